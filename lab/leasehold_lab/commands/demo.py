@@ -24,12 +24,13 @@ SETTINGS = (
 )
 
 MORE = """
-A stream of six shards and a lease table are set up by stand-ins for Kinesis and DynamoDB, a producer puts records
-all the while, and up to four worker processes (`leasehold consume`) share the shards. One is killed, one is added,
-a shard is split, two are merged. At the end the record of what each process wrote is held against what was sent.
+A stream with six shards and a lease table are created in local stand-ins for Kinesis and DynamoDB. A producer puts
+records continuously, and up to four worker processes (`leasehold consume`) share the shards. One worker is killed, one
+is added, a shard is split, and two shards are merged. At the end, the records that the workers dispatched are compared
+with those that were sent.
 
-Exit status: 0 if nothing was lost and order was kept, 1 if not, 130 after Ctrl-C (SIGTERM 143, SIGHUP 129), when
-processes and folders are gone too.
+Exit status: 0 if no record was lost and the order was kept, otherwise 1; 130 after Ctrl-C (SIGTERM 143, SIGHUP 129).
+In all cases, no processes or folders are left behind.
 """
 
 

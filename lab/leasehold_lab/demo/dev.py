@@ -140,7 +140,7 @@ def put_samples(name: str, rate: int, put: Callable[[KeyedRows], object]) -> Ite
     producing = spawn(
         f"sample-{name}",
         lambda: put_rows(rate, put, ending),
-        lambda fault: log.error("no more sample data for %s: %s", name, said(fault)),
+        lambda fault: log.error("stream %s: sample data stopped: %s", name, said(fault)),
     )
     try:
         yield
@@ -226,7 +226,7 @@ def dev_services(
     hubs = [stream for stream in streams if stream.kind == "eventhubs"]
     others = [stream for stream in streams if stream.kind != "eventhubs"]
     if folder is not None and any(stream.kind != "kinesis" for stream in streams):
-        raise ValueError("--folder: event hubs and tables are kept in memory; leave it out, or run them by themselves")
+        raise ValueError("--folder: event hubs and tables can only be kept in memory; run them without --folder")
     with ExitStack() as stack:
         tables: Tables | None = None
         running = list[DevServices]()
@@ -313,7 +313,7 @@ def _open_stream(endpoint: str, requested: RequestedStream) -> "Iterator[Kinesis
             pass
     except ClientError as error:
         if error.response.get("Error", {}).get("Code") != "ResourceInUseException":
-            raise StreamError(f"stream {requested.name} could not be made: {error}") from error
+            raise StreamError(f"stream {requested.name} could not be created: {error}") from error
     with closing(client(endpoint)) as stream_client:
         yield stream_client
 

@@ -135,14 +135,14 @@ class Screen:
 def verdict_rows(verdict: RunVerdict) -> list[tuple[str, str]]:
     """Return the rows of the verdict's table, each as a name and a value."""
     disordered = any(fault.what == "out of order" for fault in verdict.faults)
-    allowed = f"at most {sum(change.since for change in verdict.owner_changes):,} were to be expected"
+    allowed = f"at most {sum(change.since for change in verdict.owner_changes):,} expected"
     return [
         ("records produced", f"{verdict.produced:,}"),
         ("delivered", f"{verdict.delivered:,}"),
         ("lost", f"{verdict.lost:,}"),
         ("delivered again", f"{verdict.duplicates:,} ({allowed})"),
         ("longest time unread", f"{verdict.unowned_seconds_max:.1f} s (shard {short(verdict.unowned_shard)})"),
-        ("leases moved between the living", f"{verdict.moves} (least possible {verdict.moves_least})"),
+        ("leases moved from living workers", f"{verdict.moves} (least possible {verdict.moves_least})"),
         ("order within each key", "broken" if disordered else "kept"),
     ]
 
@@ -151,7 +151,7 @@ def summary(verdict: RunVerdict) -> str:
     """Return the verdict in one sentence."""
     if verdict.ok:
         return "Nothing was lost."
-    return "This must not be: " + "; ".join(map(str, verdict.faults)) + "."
+    return "Laws were broken: " + "; ".join(map(str, verdict.faults)) + "."
 
 
 def verdict_view(verdict: RunVerdict) -> RenderableType:

@@ -138,7 +138,7 @@ def put(kinesis: "KinesisClient", stream: str, rows: Iterable[tuple[str, bytes]]
     entries: list[PutRecordsRequestEntryTypeDef] = [{"PartitionKey": key, "Data": data} for key, data in rows]
     rejected_count = kinesis.put_records(StreamName=stream, Records=entries)["FailedRecordCount"]
     if rejected_count:
-        raise StreamError(f"stream {stream} refused {rejected_count} of {len(entries)} records")
+        raise StreamError(f"stream {stream}: {rejected_count} of {len(entries)} records were rejected")
 
 
 def _width(shard: Shard) -> int:

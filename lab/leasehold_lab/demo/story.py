@@ -52,15 +52,15 @@ class Story:
             self._join("worker-1")
             self._start_chapter(
                 "Two workers join",
-                "worker-2 starts. Nobody directs it: it reads the lease table and asks for what it lacks. "
-                "An owner finishes its batch, checkpoints, and hands over.",
+                "worker-2 starts. There is no coordinator: it reads the lease table and requests its share of leases. "
+                "An owner finishes its batch, writes a checkpoint, and hands the lease off.",
             )
             self._join("worker-2")
-            self._say("worker-3 starts, and takes its third from both.")
+            self._say("worker-3 starts, and gets a third of the leases from both.")
             self._join("worker-3")
             self._kill()
             self._start_chapter(
-                "A worker is added", "worker-4 starts. As few leases move as can be, each in an orderly hand-over."
+                "A worker is added", "worker-4 starts. As few leases as possible move, each by a hand-off."
             )
             self._join("worker-4")
             self.chapter = "A shard is split"
@@ -93,19 +93,19 @@ class Story:
         self.chapter = "A worker is killed"
         stage.kill("worker-2")
         self._say(
-            f"worker-2 is killed (SIGKILL) while it reads {shards}. Nobody is told. Its leases are renewed no more, "
-            "and after 3 s the others may take them and go on from its last checkpoint: what it handed over since, "
-            "they hand over again."
+            f"worker-2 is killed (SIGKILL) while it reads {shards}. No one is notified. Its leases are no longer "
+            "renewed, and after 3 s other workers may take them and continue from its last checkpoint. Records after "
+            "that checkpoint are dispatched again."
         )
         self._wait_until_balanced()
         killed = stage.history.incidents[-1].t
         waits_for_reader = [tenure.begin - killed for tenure in stage.reading.tenures if tenure.begin > killed]
-        self._say(f"All of it is being read again {max(waits_for_reader, default=0.0):.1f} s after the kill.")
+        self._say(f"All its shards are read again {max(waits_for_reader, default=0.0):.1f} s after the kill.")
 
     def _finish(self) -> None:
         stage = self._stage
         self._start_chapter(
-            "The end", "The producer stops, what is on its way arrives, and the workers give their leases up."
+            "The end", "The producer stops, the last records arrive, and the workers release their leases."
         )
         self._producer.ask_to_end()
         status = self._producer.wait()

@@ -41,12 +41,12 @@ class ForeignBaseException(BaseException):
 
 
 RAISED: Mapping[str, Callable[[], BaseException]] = {
-    "unanswered": lambda: OutcomeUnknown("nobody answered"),
-    "refused": lambda: StoreError("no right to do this"),
-    "unavailable": lambda: SourceUnavailable("the service asks to slow down"),
-    "unreadable": lambda: SourceError("no right to read this"),
-    "rejected": lambda: TransientRejection("not through this proxy"),
-    "trimmed": lambda: Trimmed("the place is not there any more"),
+    "unanswered": lambda: OutcomeUnknown("there was no response"),
+    "refused": lambda: StoreError("not authorized to do this"),
+    "unavailable": lambda: SourceUnavailable("the service throttles requests"),
+    "unreadable": lambda: SourceError("not authorized to read this"),
+    "rejected": lambda: TransientRejection("rejected by a proxy"),
+    "trimmed": lambda: Trimmed("the position was trimmed"),
     "value": lambda: ValueError("no number"),
     "key": lambda: KeyError("a field"),
     "os": lambda: OSError("a broken pipe"),

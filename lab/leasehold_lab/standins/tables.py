@@ -336,7 +336,7 @@ def serve_table(table: TableStreams) -> Iterator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), TableRequest)
     server.daemon_threads = True
     server_thread = spawn(
-        "table-streams", server.serve_forever, lambda fault: log.error("no more streams: %s", said(fault))
+        "table-streams", server.serve_forever, lambda fault: log.error("streams are no longer served: %s", said(fault))
     )
     try:
         yield f"http://127.0.0.1:{server.server_address[1]}"

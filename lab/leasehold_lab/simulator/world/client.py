@@ -190,7 +190,7 @@ class Client:
             return
         self._caller.wait(min(seconds, self._capacity.patience_seconds))
         if seconds > self._capacity.patience_seconds:
-            raise OutcomeUnknown("the table asks to slow down")
+            raise OutcomeUnknown("the table throttles requests")
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
         """Return the leases with these keys. They may be stale if `stale_ok`."""
@@ -314,13 +314,13 @@ class Client:
         if fault == "late":
             self._apply_later(apply, self._draw.uniform(0.0, self._network.late_seconds))
             self._caller.wait(GIVE_UP_SECONDS)
-            raise OutcomeUnknown("nobody answered in time")
+            raise OutcomeUnknown("there was no response in time")
         self._travel()
         self._wait_for_capacity(self._world.writes, 1.0)
         outcome = apply()
         if fault == "unanswered":
             self._caller.wait(GIVE_UP_SECONDS)
-            raise OutcomeUnknown("the answer was lost")
+            raise OutcomeUnknown("the response was lost")
         if fault == "twice":
             self._caller.wait(GIVE_UP_SECONDS)
             outcome = apply()

@@ -128,7 +128,9 @@ def event_hubs(hubs: Mapping[str, int], *, key: str = "local-key", address: str 
         ServiceError: python-qpid-proton is not installed, or the process does not start.
     """
     if not has_engine():
-        raise ServiceError("local event hubs need pip install cffi python-qpid-proton, where a C compiler is to be had")
+        raise ServiceError(
+            "local event hubs need an AMQP engine: pip install cffi python-qpid-proton, with a C compiler"
+        )
     options = [word for name, count in hubs.items() for word in ("--hub", f"{name}={count}")]
     options += ["--address", address] if address else []
 
@@ -145,9 +147,9 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="leasehold_lab.standins.hubs.event_hubs", description="Event hubs on this machine."
     )
-    parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
+    parser.add_argument("--port", type=int, default=0, help="0 for any free port")
     parser.add_argument("--hub", action="append", default=[], metavar="NAME=PARTITIONS")
-    parser.add_argument("--address", default="", help=f"serve port {AMQP_PORT} of this one too")
+    parser.add_argument("--address", default="", help=f"also serve port {AMQP_PORT} of this address")
     try:
         asyncio.run(_serve(parser.parse_args(arguments)))
     except KeyboardInterrupt:

@@ -169,12 +169,12 @@ class Partition:
             return self.first
         match = FILTER.fullmatch(selector.strip())
         if match is None:
-            raise HubRejection("com.microsoft:argument-error", f"filter not understood: {selector}")
+            raise HubRejection("com.microsoft:argument-error", f"filter cannot be parsed: {selector}")
         what, operator, value = match.groups()
         if value == LATEST:
             return self.last[0] + 1
         if not re.fullmatch(r"-?\d+", value):
-            raise HubRejection("com.microsoft:argument-error", f"filter value is no number: {selector}")
+            raise HubRejection("com.microsoft:argument-error", f"filter value is not a number: {selector}")
         position, inclusive, (number, offset, _) = int(value), operator == ">=", self.last
         last = {"sequence-number": number, "offset": int(offset)}.get(what)
         if last is not None and position > last:
