@@ -137,11 +137,7 @@ class TableWatch:
         store: The table.
         lease_seconds: The fleet's lease duration, for rows that don't contain it.
         limit: The seconds without a renewal after which an owner counts as dead.
-<<<<<<< HEAD:leasehold/adapters/ops/watching.py
-        source: If given, lags_from_stream for the lag of leases whose rows do not report it.
-=======
         source: If given, queried for the lag of leases whose rows do not contain a lag.
->>>>>>> h-te:leasehold/adapters/report/watching.py
         clock: Returns monotonic seconds.
         wall: Returns seconds since 1970.
     """

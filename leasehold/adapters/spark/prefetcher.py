@@ -162,25 +162,15 @@ class ShardPrefetcher(ConsumerPort):
 
     @property
     def idle(self) -> bool:
-<<<<<<< HEAD
-        """Whether Spark has everything that was there when reading began, and all commits are written."""
+        """Whether Spark has all records that existed when reading began, and all commits are written."""
         return (self._tip.reached or self._cursor.is_fully_read) and not self._buffer and self._writable is None
 
     @property
     def _writable(self) -> Position | None:
-        """The position that Spark has committed and that may be written now (rule 4), if the lease lacks it."""
+        """The committed position that is still to be written to the lease and may be written now (rule 4), or None."""
         return (
             self._unwritten if self.opened and (self._cursor.is_fully_read or self.key in self._shared.read) else None
         )
-=======
-        """Whether Spark has all records that existed when reading began, and all commits are written."""
-        return (self._tip.reached or self._cursor.over) and not self._buffer and self._writable is None
-
-    @property
-    def _writable(self) -> Position | None:
-        """The committed position that is still to be written to the lease and may be written now (rule 4), or None."""
-        return self._unwritten if self.opened and (self._cursor.over or self.key in self._shared.read) else None
->>>>>>> h-te
 
     def take(self, rows: int, size: int) -> Chunk | None:
         """Remove and return the next rows: at most `rows` of them, and at most `size` bytes."""
@@ -207,24 +197,13 @@ class ShardPrefetcher(ConsumerPort):
         return Ready(
             free=False,  # Spark takes rows itself (`take`)
             room=not (leaving or self._blocked(now)),
-<<<<<<< HEAD
-            # Do not wait for rows of an earlier run that it did not commit: this run may never plan a batch of them.
+            # Do not wait for rows that an earlier run planned and did not commit: this run may never plan them.
             working=self._rows_taken and cursor.has_unacknowledged and not self._shared.ending,
             look_seconds=COMMIT_SECONDS if leaving else ROOM_SECONDS,
         )
 
     def step_failed(self) -> None:
-        """Have no batch wait for this shard."""
-        self._behind = False  # so that no batch waits for a shard that cannot be read
-=======
-            # Do not wait for rows that an earlier run planned and did not commit: this run may never plan them.
-            working=self._rows_taken and cursor.out and not self._shared.ending,
-            look_seconds=COMMIT_SECONDS if leaving else ROOM_SECONDS,
-        )
-
-    def failing(self) -> None:
         self._behind = False  # no batch should wait for a shard that cannot be read
->>>>>>> h-te
 
     def store(self, position: Position, now: float) -> bool:  # noqa: ARG002  as often as Spark commits
         # Only committed positions are written. If the write is rejected, the lease is lost, and the new owner processes
@@ -304,12 +283,7 @@ class ShardPrefetcher(ConsumerPort):
             self._update_tip(now, behind=batch.behind_seconds)
 
     def batch_read(self, batch: Batch, now: float) -> Next:
-<<<<<<< HEAD
-        """Measure this batch; return when to read the next one."""
         self._state.source_responded(batch)
-=======
-        self._state.answered(batch)
->>>>>>> h-te
         self.holding.throughput.add(batch.size, now)
         self._shared.measure(self.holding, batch)
         # Keep the interval between the starts of two reads even if the response allows the next read earlier, because

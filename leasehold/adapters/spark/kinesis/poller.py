@@ -112,13 +112,8 @@ class ArrowPoller(Poller):
         )
 
     def _rows(self, rows: RowColumns) -> tuple[pa.RecordBatch, Position, Trail | None]:
-<<<<<<< HEAD
-        """Make columns of records, and return them with the position of the last record, even if it was dropped."""
-        users, others = rows_and_deaggregated(rows.payloads, rows.keys, self._hash_range, self._misplaced)
-=======
         """Return the columns of records, and the position of the last record, even if that record was dropped."""
-        users, others = rows_and_deaggregated(rows.datas, rows.keys, self._hash_range, self._misplaced)
->>>>>>> h-te
+        users, others = rows_and_deaggregated(rows.payloads, rows.keys, self._hash_range, self._misplaced)
         last = others.get(len(rows) - 1)
         # Include dropped records in the position, otherwise dropped records at the end could never be checkpointed.
         sub = users["sub_sequence_number"][-1].as_py() if last is None else max(len(last) + last.dropped - 1, 0)
