@@ -6,8 +6,10 @@ another thread.
 
 import logging
 import math
+import random
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
@@ -64,13 +66,25 @@ def boottime() -> float:
 
 
 class ThreadScheduler:
-    """A scheduler with threads and the given clock."""
+    """A scheduler with threads.
+
+    Args:
+        clock: A clock in seconds that never goes back.
+        uniform: Draws a number between two others.
+        process_id: The id of this process; None makes one.
+    """
 
     fatal: tuple[type[BaseException], ...] = ()
     """Empty, because threads cannot be ended from outside."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self.clock = clock
+    def __init__(
+        self,
+        clock: Callable[[], float] = seconds,
+        *,
+        uniform: Callable[[float, float], float] = random.uniform,
+        process_id: str | None = None,
+    ) -> None:
+        self.clock, self.uniform, self.process_id = clock, uniform, process_id or uuid.uuid4().hex
 
     def lock(self) -> Lock:
         """Return a new lock."""

@@ -12,7 +12,7 @@ from leasehold.adapters.cli.steer.explain import app
 from leasehold.adapters.consumer.status import Status
 from leasehold.adapters.ops import explaining
 from leasehold.adapters.ops.explaining import SENTENCES, plans, rules_of, story
-from leasehold.adapters.report.watching import WatchedTable, shares, watched
+from leasehold.adapters.ops.watching import WatchedTable, shares, watched
 from leasehold.adapters.worker.progress import NOTE, Progress
 from leasehold.balancer.actions import Claim, Steal
 from leasehold.balancer.config import Config
@@ -168,7 +168,7 @@ def test_the_command_tells_a_worker_and_a_lease(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "says"),
     [
-        (["memory://nowhere-to-be-seen"], 2, "is seen by the process that made it alone"),
+        (["memory://nowhere-to-be-seen"], 2, "exists only in the process that created it"),
         (["sqlite://{}/none.db"], 1, "there is no file"),
         (["sqlite://{}/none.db", "--rules", "kc"], 2, "rules"),
         (["sqlite://{}/none.db", "--worker", "a", "--lease", "b"], 2, "choose one of them"),

@@ -64,7 +64,7 @@ SECRET = "hunter2"  # noqa: S105  a made-up password
         ((*EVENTS, "--dead-letter", f"s3://key:{SECRET}@b"), "dead letter URL: credentials do not belong in it"),
         ((*EVENTS, "--lease-seconds", "10ms"), "--lease-seconds: 0.01 s is less than 1 s; a bare number is in seconds"),
         ((*EVENTS, "--set", "lease_seconds=0.5"), "--set lease_seconds: 0.5 s is less than 1 s"),
-        ((*EVENTS, "--worker", ""), "worker: '' is no worker id"),
+        ((*EVENTS, "--worker", ""), "worker: '' is not a worker id"),
         ((*EVENTS, "--handler-seconds", "0"), "--handler-seconds: 0 s is less than 0.01 s"),
         ((*EVENTS, "--dead-letter", SOURCE), "--dead-letter: it is the stream that is read"),
         ((*EVENTS, "--dead-letter", SOURCE_BY_ARN), "--dead-letter: it is the stream that is read"),

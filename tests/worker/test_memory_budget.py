@@ -14,6 +14,7 @@ from leasehold.adapters.consumer.handler_consumer import handler_reader
 from leasehold.adapters.consumer.handling import Delivery, Handling
 from leasehold.adapters.consumer.memory import MIN_BYTES, MemoryBudget, MemoryShare
 from leasehold.adapters.sources.protocol import Batch, Reader, Record
+from leasehold.adapters.threads import ThreadScheduler
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Lease, Position
@@ -199,7 +200,14 @@ class Crowd:
         pages = [Record(bytes(MIN_BYTES), str(number)) for number in range(3)]
         source = ListSource(even_shards(names), {name: ShardRecords(list(pages), size=1) for name in names})
         config, consumer = Config(lease_seconds=600.0, initial_position=TRIM_HORIZON), Kept()
-        worker = Worker(store=FaultyStore(), source=source, me="a", config=config, consumer=consumer, clock=self.clock)
+        worker = Worker(
+            store=FaultyStore(),
+            source=source,
+            me="a",
+            config=config,
+            consumer=consumer,
+            scheduler=ThreadScheduler(self.clock),
+        )
         due = self.clock.now
         while len(worker.holdings) < self.shards:
             self.clock.now = due

@@ -163,12 +163,15 @@ def test_a_reader_that_reads_nothing_falls_behind() -> None:
 def test_no_time_is_told_unasked_and_every_time_afterwards() -> None:
     """A simulated worker does not write real times, and a reader that never could read still writes that."""
     assert ProgressMeter(Lease("s-0"), "a").annotations(1.0) == ()
-    assert not ProgressMeter(Lease("s-0"), "a").untold(1_000.0)
+    assert not ProgressMeter(Lease("s-0"), "a").annotation_due(1_000.0)
     progress_meter = meter()
-    assert (progress_meter.untold(FIRST_SECONDS - 1), progress_meter.untold(FIRST_SECONDS)) == (False, True)
+    assert (progress_meter.annotation_due(FIRST_SECONDS - 1), progress_meter.annotation_due(FIRST_SECONDS)) == (
+        False,
+        True,
+    )
     noted(progress_meter, FIRST_SECONDS)
     again = FIRST_SECONDS + TELL_SECONDS
-    assert (progress_meter.untold(again - 1), progress_meter.untold(again)) == (False, True)
+    assert (progress_meter.annotation_due(again - 1), progress_meter.annotation_due(again)) == (False, True)
 
 
 def test_a_handler_that_has_ended_is_at_work_no_more() -> None:

@@ -120,7 +120,7 @@ def test_an_heir_waits_for_the_running_batch_and_for_nothing_else() -> None:
 
     def is_asked_for(_delivery: Delivery) -> None:
         store.write(RequestLease(store.row("s-0"), "b-1"))
-        harness.holding.asked(store.row("s-0"))
+        harness.holding.note_next_owner(store.row("s-0"))
         assert harness.holding.renew()
         assert harness.holding.releasing
 
@@ -202,7 +202,7 @@ def test_an_heir_that_takes_its_request_back_leaves_the_shard_where_it_is() -> N
     harness = ReaderHarness(ShardRecords(records(2)))
     reading = harness.reading()
     harness.steps(reading, 1)
-    harness.holding.asked(evolve(harness.holding.lease, next_owner="b-1"))
+    harness.holding.note_next_owner(evolve(harness.holding.lease, next_owner="b-1"))
     assert harness.holding.releasing
     harness.clock.now += 11.0  # the row has no next owner any more, as the renewal finds
     assert reading.step(harness.clock.now) == harness.clock.now

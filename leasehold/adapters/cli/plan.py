@@ -1,4 +1,4 @@
-"""`leasehold plan`: makes the planner available to any language, as JSON."""
+"""`leasehold plan`: runs the planner on JSON input, for programs in any language."""
 
 import json
 import sys
@@ -79,7 +79,7 @@ def command(
         typer.Option(help="Ask as this worker, where the input does not say who asks.", show_default=False),
     ] = None,
 ) -> None:
-    """Read a JSON question from standard input, and print the plan."""
+    """Read a JSON request from standard input, and print the plan."""
     with ending("plan", misuse=(BadJsonField, OSError)):
         planned = plan_json(sys.stdin.buffer.read(), worker)
     print(json.dumps(planned, indent=indent))

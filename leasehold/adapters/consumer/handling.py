@@ -521,11 +521,16 @@ class Handling:
         if self.final_checkpoint is not None and self.linger_seconds:
             raise ValueError("linger_seconds: a handler that checkpoints by itself gathers records by itself, too")
         if self.consumer is not None:
-            for name in ("dead_letter", "final_checkpoint", "max_records"):
-                if getattr(self, name) is not None:
+            for name in _OF_HANDLERS:
+                if getattr(self, name) != getattr(fields(Handling), name).default:
                     raise ValueError(f"{name}: it goes with a handler, and a consumer takes its place")
-            if self.linger_seconds:
-                raise ValueError("linger_seconds: it goes with a handler, and a consumer gathers records by itself")
+
+
+_OF_HANDLERS = (
+    *("max_records", "linger_seconds", "dead_letter", "max_age_seconds", "late_checkpoints", "slow_seconds"),
+    *("handler_seconds", "most_calls", "final_checkpoint"),
+)
+"""The fields of `Handling` that have no effect if a `ShardConsumer` takes the records."""
 
 
 def _unused_handler(_batch: Delivery) -> None:

@@ -25,7 +25,7 @@ from leasehold.adapters.consumer.pool import Pool, Signal
 from leasehold.adapters.signals import replace_handler, restore_handler
 from leasehold.adapters.worker.renewing import RETRY_SECONDS
 from leasehold.adapters.worker.scheduler import Queue
-from leasehold.adapters.worker.worker import Worker, nobody
+from leasehold.adapters.worker.worker import Worker, wake_nothing
 from leasehold.balancer.lookout import start_seconds
 from leasehold.errors import SourceError, StoreError, WorkerError
 from leasehold.stores.printable import escaped, few, said
@@ -119,7 +119,7 @@ class Runner:
             end=self._end,
         )
         worker.consumer = self._lease_readers
-        if worker.hurried is nobody:
+        if worker.hurried is wake_nothing:
             worker.hurried = self._turn_sooner.set
         for holding in worker.holdings:  # held before the worker had a consumer
             self._lease_readers.begin(holding)

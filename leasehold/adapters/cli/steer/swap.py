@@ -1,4 +1,4 @@
-"""`leasehold swap`: moves the lease table of a running fleet to another store or layout, and back."""
+"""`leasehold swap`: moves the leases of a running fleet to another store or layout, and back."""
 
 import json
 import sys
