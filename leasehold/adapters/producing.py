@@ -31,7 +31,7 @@ def open_producer(
         source: The stream to write to, as a URL.
         options: The options.
         named: Returns an option's name as the caller's user writes it, for error messages.
-        session: A boto3 session with the credentials; None: those of the URL or of the environment.
+        session: A boto3 session with the credentials; by default those of the URL or of the environment.
 
     Raises:
         ValueError: The URL or an option is wrong. The message says why and never repeats the URL.

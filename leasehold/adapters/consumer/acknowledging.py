@@ -151,7 +151,7 @@ class AcknowledgingConsumer(BatchConsumer):
             return
         self._state.checkpoint_moved(position)
         if self._last_taken is not None and position.order >= self._last_taken.order:
-            # Acknowledge everything that was delivered. This may end after the last record, because the source may have
+            # Acknowledge everything up to `delivered`, which may be after the last record, because the source may have
             # dropped later records, or the shard may have ended.
             self._last_taken = None
             self._cursor.consumer_acknowledged(self._cursor.delivered)

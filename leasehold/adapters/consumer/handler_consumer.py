@@ -307,7 +307,7 @@ class HandlerConsumer(BatchConsumer):
         self._memory.clear()
         self._window.renew()
         if self._attempts.failing and self._state.past_failures:
-            # Only now, because a batch that never failed must not reset the attempts of one that did.
+            # A batch that never failed must not reset the attempts of one that did.
             self._attempts.record_done(batch)
         if not self._store_if_due(now):
             return Leave("lease-lost")
@@ -392,8 +392,8 @@ class HandlerConsumer(BatchConsumer):
             return Leave("shard-ended")
         state.checkpoint_moved(holding.lease.checkpoint)
         if ended or fault is not None:
-            # Do this even if the lease is to be released. If the next owner withdraws its request, the handler has to
-            # start from the checkpoint.
+            # Read again even if the lease is to be released. If the next owner withdraws its request, the handler has
+            # to start from the checkpoint.
             self._reread_unacknowledged()
         if not ended or isinstance(fault, Ending | Withdrawn):
             state.final_requested = not ended

@@ -65,7 +65,7 @@ class Slice:
     def begin(self) -> Position:
         """The position at which to start reading each shard.
 
-        This is a little before `since`, because arrival times are not strictly in order.
+        The position is a little before `since`, because arrival times are not strictly in order.
         """
         return at_timestamp(max(0, self.since_ms - round(LATE_SECONDS * 1000))) if self.since_ms else TRIM_HORIZON
 
@@ -146,7 +146,7 @@ class SliceSource(PassingSource):
     def open(self, lease: Lease, start: Position) -> "SliceReader":
         """Open a reader just after `start`, or at the beginning of the slice if `start` is not a number.
 
-        This also holds for a child shard, whose lease starts at TRIM_HORIZON.
+        A child shard, whose lease starts at TRIM_HORIZON, is also read from the beginning of the slice.
         """
         begin = start if start.numbered else self._cut.begin
         return SliceReader(super().open(lease, begin), self._bounded, lease, self._cut, begin)
@@ -162,7 +162,8 @@ class SliceReader:
 
     def read(self) -> Batch:
         """Read once. Raises SourceUnavailable or SourceError, before anything is read."""
-        # Check this before the read, so that the read includes every record that arrived in time.
+        # Ask the source before the read which record is the last of the slice, so that the read includes all records
+        # that arrived in time.
         self._settled = self._settled or self._source.settled(self._lease, self._until)
         batch = self._reader.read()
         self._reached = batch.end or self._reached
@@ -261,7 +262,7 @@ def run_until(
     def watch() -> None:
         while not stop_watching.wait(look_seconds):
             if is_over():
-                # Set this before the run ends, because `is_finished` is checked afterwards.
+                # Set `is_finished` before the run ends, because it is checked afterwards.
                 is_finished.set()
                 runner.stop()
                 return
