@@ -37,7 +37,8 @@ def main(
     for count in shards or [10, 100]:
         called = count * calls
         mapping = MONTH * called * (request / MILLION + call_seconds * memory_mb / 1024 * gb_second)
-        workers = max(2, ceil(called * call_seconds / BUSY))
+        # A worker without a shard does nothing, and a worker alone could not fail over.
+        workers = max(2, min(count, ceil(called * call_seconds / BUSY)))
         containers = MONTH / 3600 * workers * (vcpu * vcpu_hour + gb * gb_hour)
         leases = dynamodb(counted(count, workers, checkpoint_seconds, 40.0, dated=False))
         table = leases.month(DYNAMODB.write, DYNAMODB.read)
