@@ -317,11 +317,12 @@ def test_a_store_that_cannot_be_read_is_said_in_one_line(tmp_path: Path, url: st
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_identity_that_is_not_found_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page of azure-identity's attempts does not come before the line that says what to do."""
-    monkeypatch.setattr(logging.getLogger("azure.identity"), "level", logging.NOTSET)
+@pytest.mark.parametrize("library", ["azure.identity", "botocore.credentials", "botocore.tokens"])
+def test_an_identity_that_is_not_found_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch, library: str) -> None:
+    """A page of the SDK's attempts does not come before the line that says what to do."""
+    monkeypatch.setattr(logging.getLogger(library), "level", logging.NOTSET)
     CliRunner().invoke(main, ["simulate", "--help"])
-    assert not logging.getLogger("azure.identity._credentials.chained").isEnabledFor(logging.WARNING)
+    assert not logging.getLogger(f"{library}.part").isEnabledFor(logging.WARNING)
 
 
 def told(seconds_ago: float, **more: object) -> tuple[tuple[str, str], ...]:
