@@ -148,6 +148,14 @@ def test_faults_stand_below_the_table() -> None:
     ]
 
 
+def test_a_table_without_leases_has_a_status_and_a_sentence() -> None:
+    """`--check` ends with status 3 on such a table, so the sentence for it is shown, too."""
+    assert below(WatchedTable(())) == (
+        "0 leases, 0 finished, 0 without an owner; 0 workers; UNKNOWN",
+        ("UNKNOWN: the table has no leases",),
+    )
+
+
 def test_a_lag_that_is_a_lower_bound_is_marked() -> None:
     """The mark appears in the table, in the sum below it, in the picture that pages read, and in `explain`."""
     lease = Lease("s-0", owner="w-1", checkpoint=Position("7"))
