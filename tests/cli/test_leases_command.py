@@ -148,6 +148,14 @@ def test_faults_stand_below_the_table() -> None:
     ]
 
 
+def test_a_table_without_leases_has_a_status_and_a_sentence() -> None:
+    """`--check` ends with status 3 on such a table, so the sentence for it is shown, too."""
+    assert below(WatchedTable(())) == (
+        "0 leases, 0 finished, 0 without an owner; 0 workers; UNKNOWN",
+        ("UNKNOWN: the table has no leases",),
+    )
+
+
 def test_a_lag_that_is_a_lower_bound_is_marked() -> None:
     """The mark appears in the table, in the sum below it, in the picture that pages read, and in `explain`."""
     lease = Lease("s-0", owner="w-1", checkpoint=Position("7"))
@@ -317,11 +325,12 @@ def test_a_store_that_cannot_be_read_is_said_in_one_line(tmp_path: Path, url: st
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_identity_that_is_not_found_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page of azure-identity's attempts does not come before the line that says what to do."""
-    monkeypatch.setattr(logging.getLogger("azure.identity"), "level", logging.NOTSET)
+@pytest.mark.parametrize("library", ["azure.identity", "botocore.credentials", "botocore.tokens"])
+def test_an_identity_that_is_not_found_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch, library: str) -> None:
+    """A page of the SDK's attempts does not come before the line that says what to do."""
+    monkeypatch.setattr(logging.getLogger(library), "level", logging.NOTSET)
     CliRunner().invoke(main, ["simulate", "--help"])
-    assert not logging.getLogger("azure.identity._credentials.chained").isEnabledFor(logging.WARNING)
+    assert not logging.getLogger(f"{library}.part").isEnabledFor(logging.WARNING)
 
 
 def told(seconds_ago: float, **more: object) -> tuple[tuple[str, str], ...]:

@@ -66,7 +66,7 @@ def below(table: WatchedTable) -> tuple[str, tuple[str, ...]]:
     unowned = len(owned.get(None, ()))
     total = f"{len(table.leases)} leases, {len(table.leases) - len(working)} finished, {unowned} without an owner"
     total += f"; {len(owned.keys() - {None})} workers" + _most(lag)
-    total += f"; {table.status.word}" if table.statuses or table.trouble or table.left else ""
+    total += f"; {table.status.word}" if table.statuses or not table.leases else ""
     # Group the leases that are not OK by status, with the worst status first.
     alike: dict[Status, list[str]] = {}
     for key, status in sorted(table.statuses.items()):
@@ -79,6 +79,8 @@ def below(table: WatchedTable) -> tuple[str, tuple[str, ...]]:
         wrong[SAID:] = [f"and {len(wrong) - SAID} more sentences: --json has all"]
     wrong += [f"{row.key} cannot be read: {row.field}: {row.why}" for row in table.malformed]
     wrong += reported(table.leases)
+    if not (table.leases or table.trouble or table.swapping):
+        wrong += [f"{table.status.word}: {table.status.says}"]
     if table.swap is None:
         wrong += table.swapping
     else:
