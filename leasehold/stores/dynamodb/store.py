@@ -194,7 +194,7 @@ def connect(
 
 @contextmanager
 def translate_errors(table: str, *, writing: bool = False) -> Iterator[None]:
-    """Turn errors of boto3 into OutcomeUnknown, or StoreError if retrying cannot help.
+    """Turn errors of boto3 into OutcomeUnknown, or into StoreError if a retry cannot help.
 
     If `writing`, a throttled request raises NotWritten, because the service has rejected it without doing anything.
     """
