@@ -41,7 +41,7 @@ LAGS = {
     "s-2": LeaseLag(),
 }
 STATUSES = {
-    "s-0": Status("BEHIND", "12.5 s behind, and all the time further"),
+    "s-0": Status("BEHIND", "12.5 s behind, and falling further"),
     "s-1": Status("OK", "read to the tip"),
     "s-2": Status("ORPHAN", "nobody owns it, for 99 s"),
     "s-3": Status("OK", "read to its end"),
@@ -49,7 +49,7 @@ STATUSES = {
 }
 WRONG = [
     "ORPHAN s-2: nobody owns it, for 99 s",
-    "BEHIND s-0: 12.5 s behind, and all the time further",
+    "BEHIND s-0: 12.5 s behind, and falling further",
     "UNKNOWN s-4: west tells nothing",
 ]
 LEASES = (
@@ -345,7 +345,7 @@ def told(seconds_ago: float, **more: object) -> tuple[tuple[str, str], ...]:
     [
         (1.0, {}, 0, "; OK\n"),
         (None, {}, 3, "UNKNOWN s-0: ann tells nothing of its reading: watch it (--watch)\n"),
-        (1.0, {"grows": True, "behind": 7.0, "end": False}, 4, "BEHIND s-0: 7.0 s behind, and all the time further"),
+        (1.0, {"grows": True, "behind": 7.0, "end": False}, 4, "BEHIND s-0: 7.0 s behind, and falling further"),
         (1.0, {"done": 1.0, "fault": "throttled"}, 5, " s: throttled\n"),
         (1.0, {"done": 1.0, "work": 1.0}, 6, "HUNG s-0: its handler has been at work for "),
         (1.0, {"done": 1.0}, 7, "UNREAD s-0: ann owns it, and has not read it for "),
