@@ -121,8 +121,8 @@ class HubRowWriter:
                 target.forget()
             try:
                 self._client.close()
-            except Exception as left:  # noqa: BLE001  the error that ended the write is raised below
-                log.debug("the client could not be closed: %s", said(left))
+            except Exception as close_error:  # noqa: BLE001  the error that ended the write is raised below
+                log.debug("the client could not be closed: %s", said(close_error))
             if isinstance(fault, KeyboardInterrupt | SystemExit):
                 raise
             raise SourceError(f"event hub {self._hub!r}: not all rows were written: {said(fault)}") from fault

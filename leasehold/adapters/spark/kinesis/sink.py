@@ -104,8 +104,8 @@ class KinesisRowWriter:
             _writers.pop(self._target, None)
             try:
                 self._producer.close(0)
-            except Exception as left:  # noqa: BLE001  the error that ended the write is raised below
-                log.debug("the producer could not be closed: %s", left)
+            except Exception as close_error:  # noqa: BLE001  the error that ended the write is raised below
+                log.debug("the producer could not be closed: %s", close_error)
             if isinstance(fault, ValueError | KeyboardInterrupt | SystemExit):
                 raise
             raise SourceError(f"stream {self._target.stream}: not all rows were written: {said(fault)}") from fault
@@ -128,14 +128,14 @@ def _extremes(rows: pa.Table) -> pa.Table:
     """
     characters = pc.utf8_length(rows["partitionKey"])
     sizes = pc.add(pc.binary_length(rows["data"]), pc.binary_length(rows["partitionKey"]))
-    longest = [
+    row_indices = [
         pc.index(lengths, extreme(lengths)).as_py()
         for lengths, extreme in ((sizes, pc.max), (characters, pc.max), (characters, pc.min))
     ]
     if rows["explicitHashKey"].null_count < rows.num_rows:
         numbered = pa.table({"key": rows["explicitHashKey"], "row": pa.array(range(rows.num_rows), pa.int64())})
-        longest += numbered.group_by("key").aggregate([("row", "min")])["row_min"].to_pylist()
-    return rows.take(longest)
+        row_indices += numbered.group_by("key").aggregate([("row", "min")])["row_min"].to_pylist()
+    return rows.take(row_indices)
 
 
 def kinesis_sink(opts: OptionReader) -> KinesisSinkTarget:
@@ -144,14 +144,14 @@ def kinesis_sink(opts: OptionReader) -> KinesisSinkTarget:
     opts.reject_renamed(
         {"streamName": "kinesis.streamName", "region": "kinesis.region", "endpoint": "kinesis.endpointUrl"}
     )
-    percent = opts.number("kinesis.sharePercent", 100, maximum=1000) or 100
-    linger = opts.number("kinesis.lingerMs", 100, minimum=0, maximum=60_000) or 0
+    share_percent = opts.number("kinesis.sharePercent", 100, maximum=1000) or 100
+    linger_ms = opts.number("kinesis.lingerMs", 100, minimum=0, maximum=60_000) or 0
     return KinesisSinkTarget(
         stream,
         opts.text("kinesis.region"),
         opts.text("kinesis.endpointUrl"),
         opts.choice("kinesis.wire", "cbor", "json"),
-        percent / 100,
-        linger / 1000,
+        share_percent / 100,
+        linger_ms / 1000,
         (*credentials_of(opts, "kinesis").items(),),
     )
