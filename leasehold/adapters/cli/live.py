@@ -1,7 +1,7 @@
 """Shows a live view of a lease table on a terminal, and redraws it at each key.
 
-`LiveView` is the state of the view, and `after` returns the next state after a key. Neither needs a terminal.
-`terminal_keys` reads single keys without echo, and always restores the terminal.
+`LiveView` is the state of the view, and `view_after` returns the next state after a key press. Neither needs a
+terminal. `terminal_keys` reads single keys without echo, and always restores the terminal.
 """
 
 import codecs

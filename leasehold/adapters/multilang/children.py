@@ -44,7 +44,7 @@ from leasehold.stores.printable import escaped, said
 log = escaped(logging.getLogger("leasehold.child"))
 
 EXIT_SECONDS = 5.0
-"""How long to wait for a child to end before each harsher step."""
+"""How long to wait for a child to end after its pipe was closed, after TERM, and after KILL."""
 
 LEASE_MOVING_SECONDS = 30.0
 """How long to wait for a child whose lease is moving. The next owner, like the KCL, waits this long after the lease has

@@ -1,4 +1,4 @@
-"""Explains which actions each worker would take now and by which rule, and why and until when a lease has its owner.
+"""Explains the actions that each worker would take now, with their rules, and why a lease has its owner.
 
 `plans` computes the plan of each worker, `story` explains one lease, and SENTENCES describes every rule in a sentence.
 
@@ -231,7 +231,7 @@ def describe_action(action: Action) -> str:
 
 
 def plans(table: WatchedTable, config: Config, extra_workers: Sequence[str] = ()) -> tuple[WorkerPlan, ...]:
-    """Return the plan of every worker in the table or in `more`, sorted by name.
+    """Return the plan of every worker in the table or in `extra_workers`, sorted by name.
 
     Each plan is that of a worker's first turn. Some rules choose at random, so a worker may choose another lease.
     """
@@ -328,7 +328,7 @@ class LeaseStory:
 
 
 def story(table: WatchedTable, config: Config, lease: Lease, worker_plans: Sequence[WorkerPlan]) -> LeaseStory:
-    """Explain one lease of the table, given the plans of all workers (`found`)."""
+    """Explain one lease of the table, given the plans of all workers."""
     takers = [
         (worker_plan, action)
         for worker_plan in worker_plans

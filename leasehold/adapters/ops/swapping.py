@@ -130,7 +130,7 @@ def progress(tables: tuple[Store, Store], store: SwapStore, goal_name: str) -> S
 
 
 def unaware_message(unaware: tuple[tuple[str, bool], ...]) -> str:
-    """Return the error message about workers that don't know TO, because of which the swap cannot begin."""
+    """Return the error message for a swap that cannot begin because these workers don't know TO."""
     foreign = [name for name, is_ours in unaware if not is_ours]
     if foreign:
         return (

@@ -195,7 +195,7 @@ def plan_parts(location: StreamLocation, bounds: Bounds, tasks: int) -> list[Sha
     """
     begins = bounds.begins  # check this before anything is opened
     with closing(location.probe()) as source:
-        # List the shards first, because finding the end of the batch takes a shard to read from.
+        # List the shards first, because we need a shard to look up the end of the batch.
         if not (listed := source.shards()):
             return []
         if (until_ms := _settled_end_ms(source, _lease(listed[0]), bounds)) <= begins.sub:
@@ -249,7 +249,7 @@ class _ShardPlanner:
         tip = Settled()
         if self._parts_per_shard > 1 or cut.until_ms == FOREVER_MS:
             tip = _last_record(self._source, lease)
-        # Make no task without records: it would open the shard and wait at the tip until the service reports no lag.
+        # Don't make a task for a shard without records. It would wait at the tip until the service reports no lag.
         if tip.last == TRIM_HORIZON or (tip.arrived is not None and tip.arrived * 1000 < cut.begin.sub):
             return []
         if cut.until_ms == FOREVER_MS:
@@ -257,7 +257,7 @@ class _ShardPlanner:
         newest_ms = cut.until_ms if tip.arrived is None else min(cut.until_ms, int(tip.arrived * 1000))
         cuts = list[Position]()
         if self._parts_per_shard > 1 and (first_record := self._first_record(lease, cut.begin)) is not None:
-            # Start at the first record: if a long stretch without records were cut too, most tasks would be empty.
+            # Start at the first record. If we also cut a long time without records, most tasks would be empty.
             times = split_times(max(first_record[1], cut.since_ms), newest_ms, self._parts_per_shard)
             first_records = (self._first_record(lease, at_timestamp(moment)) for moment in times)
             cuts = [record[0] for record in first_records if record is not None]
@@ -281,7 +281,7 @@ class _ShardPlanner:
                         break
                     time.sleep(batch.wait_seconds)
         except SourceUnavailable:
-            pass  # rule 2: only reading waits for a source that is unavailable
+            pass  # rule 2: if the source is unavailable, leave this cut out
         return None
 
 

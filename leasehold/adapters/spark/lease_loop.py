@@ -114,16 +114,16 @@ class LeaseLoop:
     # Called by the main thread
 
     def check(self) -> None:
-        """Raise the fault that ended the loop: the table or the stream cannot be used. A lost lease is no such fault.
+        """Raise the error that ended the loop, if any. A lost lease does not end the loop.
 
         Also raises SourceError if the leases belong to another stream, or if the stream was recreated (L14) and no
         option allows the leases to start over. A query that waited instead would look idle forever.
         """
-        # Raise the fault in the thread that Spark calls, because a fault in another thread would not end the query.
+        # Raise the error in the thread that Spark calls, because an error in another thread would not end the query.
         if self._fault is not None:
             raise self._fault
         for problem in self._worker.discovery.contradictions:
-            # An old listing is no fault, because the next listing replaces it.
+            # Ignore an old listing, because the next listing replaces it.
             if (
                 problem.of_stream
                 and problem.kind != "old listing"
@@ -136,9 +136,9 @@ class LeaseLoop:
         self.wait_until(lambda: any(self._prefetchers_with_rows()), seconds)
 
     def wait_until(self, condition: Callable[[], bool], seconds: float) -> None:
-        """Wait until `over`, which is called after each read, returns true, or until `seconds` have passed."""
+        """Wait until `condition`, which is called after each read, returns true, or until `seconds` have passed."""
         with self._changed:
-            # A fault ends the wait too, because only the main thread can report the fault to Spark (`check`).
+            # An error ends the wait too, because only the main thread can report it to Spark (`check`).
             self._changed.wait_for(lambda: self._fault or condition(), seconds)
 
     def linger(self, seconds: float, rows: int, size: int) -> bool:
@@ -264,7 +264,7 @@ class LeaseLoop:
 
     @property
     def undecided(self) -> int:
-        """How many rows were read that may be duplicates from a Spark sink, where we cannot tell."""
+        """The number of rows that may be duplicates from a Spark sink, although we could not confirm it."""
         return self._shared.undecided
 
     @property

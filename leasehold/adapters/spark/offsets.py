@@ -140,8 +140,8 @@ def advance(
     position the range is empty.
 
     A released shard is left out, and a shard that has ended is left out of the next batch. If the shard is among
-    `unwritten`, it stays in the offset: its lease does not contain its end position yet, so after a restart only this
-    offset does.
+    `uncheckpointed`, it stays in the offset, because its lease does not contain its end position yet. After a restart,
+    only this offset contains the position.
 
     Without `ends` the result is a flush: an offset with a new number and no new rows. Planning it makes Spark commit
     the previous batch.

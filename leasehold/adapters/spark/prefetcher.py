@@ -80,7 +80,7 @@ class ReadAheadState:
         held_count: How many shards are held.
         measure: Called with each response, to count it in the metrics.
         answered_reads: How many reads the source has answered, including empty responses.
-        undecided: How many rows were read that may be duplicates from a Spark sink, where we cannot tell.
+        undecided: The number of rows that may be duplicates from a Spark sink, although we could not confirm it.
         read: The keys of the shards that this run has read successfully.
         closed: Returns the shards that are known to be closed.
     """
@@ -121,7 +121,7 @@ class ShardPrefetcher(ConsumerPort):
         self.key, self._shared, self._on_finished = holding.key, shared, on_finished
         self._behind = False  # whether the last response was at least BEHIND_SECONDS behind the tip
         self._buffer = RowBuffer(shared.pace.columns)
-        self._range_start: RangeStart | None = None  # the last value of `range_start`
+        self._range_start: RangeStart | None = None  # caches the value of `range_start`
         self._uncheckpointed: Position | None = None  # committed by Spark, not yet written
         self._rows_taken = False
         self._read_at = -math.inf  # when the read under way began

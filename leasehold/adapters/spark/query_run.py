@@ -160,7 +160,7 @@ class QueryRun:
             except SourceUnavailable as fault:
                 if not retries.faults:
                     log.warning("the stream cannot be reached, trying again: %s", fault)
-                # An AvailableNow query must end. For any other query the time counts as progress, so it waits forever.
+                # An AvailableNow query must end. Any other query may wait forever, so pass a value that always changes.
                 self._watchdog.check({"(the stream)": str(fault)}, 0 if self._only_now else time.monotonic_ns())
                 time.sleep(retries.next())
             else:

@@ -1,6 +1,6 @@
 """Prints tables, either drawn on a terminal, or as plain text with one complete row per line.
 
-`told` prints the results of `copy-leases` and `reset` as such a table or as JSON.
+`print_moves` prints the results of `copy-leases` and `reset` as such a table or as JSON.
 """
 
 import json

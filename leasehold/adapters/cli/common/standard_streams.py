@@ -114,8 +114,8 @@ def output_fault() -> OSError | None:
 def run_to_output(command: Callable[[], object]) -> NoReturn:
     """Run a command and exit with its status, or with status 1 and a message if its output could not be written.
 
-    If the reader of a pipe has gone, there is no message, and the status is 141, as after SIGPIPE. If
-    the command itself fails with a status above 1, that status is kept.
+    If the reader of a pipe has gone, there is no message, and the status is 141, as after SIGPIPE. If the command fails
+    with a status above 1, that status is kept.
     """
     result = SystemExit(0)
     try:

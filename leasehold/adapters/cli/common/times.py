@@ -8,7 +8,7 @@ from leasehold.adapters.inputs import duration
 
 
 def seconds(minimum: float = 0.0) -> Callable[[str | float], float]:
-    """Return a parser for an option whose value is a duration of at least `least` seconds."""
+    """Return a parser for an option whose value is a duration of at least `minimum` seconds."""
 
     def parse(text: str | float) -> float:
         try:

@@ -4,8 +4,8 @@ Rule 1: A right that the service denies is distinguished from a service that doe
 Rule 2: If the service cannot be reached, or the table, bucket or stream does not exist, no further requests are sent.
 Rule 3: An attempt has no lasting effect. If it writes an object, it removes that object.
 
-A `Finding` is the result of one examination. `compare_with_stream` is a pure function that checks whether the rows of a
-table are leases of this stream.
+A `Finding` is the result of one check. `compare_with_stream` is a pure function that checks whether the rows of a table
+are leases of this stream.
 """
 
 import time

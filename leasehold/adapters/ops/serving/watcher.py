@@ -307,7 +307,7 @@ class TableWatcher:
 
     @property
     def status(self) -> Status:
-        """The group's status as of the last reading, or UNKNOWN if that is too old."""
+        """The group's status when the table was last read, or UNKNOWN if that is too long ago."""
         seen = self.seen
         why = seen.trouble or ("" if self.fresh else "there is no reading of it, or none lately")
         return group_status({}, why) if why or seen.table is None else seen.table.status

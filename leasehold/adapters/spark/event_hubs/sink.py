@@ -129,8 +129,8 @@ class HubRowWriter:
 
     def _check(self, rows: pa.Table, tag: Tag) -> None:
         """Raise ValueError, naming the column, if the hub would reject any of these rows."""
-        # Check all rows before sending any: rows that were sent cannot be removed, and the section without the invalid
-        # row has another edition.
+        # Check all rows before sending any. Rows that were sent cannot be removed, and without the invalid row the
+        # section would have another edition, so they would not be recognized as duplicates.
         limit = None
         for number, (body, partition, key, properties) in enumerate(row_values(rows), tag.row):
             if partition and key:

@@ -176,7 +176,7 @@ def _split_by_shard(opts: OptionReader) -> tuple[dict[str, Position], OptionRead
         return {}, OptionReader({name: text} if text else {})
     starts = dict[str, Position]()
     for shard, start in document.items():
-        # These two keys are no shards. `default` is the position of all other shards, and `metadata` has no effect.
+        # These two keys are not shard ids. `default` is the position of all other shards, and `metadata` is ignored.
         if shard in {"default", "metadata"}:
             continue
         if isinstance(start, str):

@@ -69,7 +69,7 @@ class KinesisRowWriter:
     """Writes sections with one producer."""
 
     def __init__(self, target: KinesisSinkTarget) -> None:
-        from leasehold.adapters.sources.kinesis.producer.core import Settings  # noqa: PLC0415  it wants boto3
+        from leasehold.adapters.sources.kinesis.producer.core import Settings  # noqa: PLC0415  needs boto3
         from leasehold.adapters.sources.kinesis.producer.producer import Producer, clients_of  # noqa: PLC0415  likewise
         from leasehold.adapters.sources.kinesis.stream_arn import stream_address  # noqa: PLC0415  likewise
         from leasehold.stores.aws import session_of  # noqa: PLC0415  likewise
@@ -112,8 +112,8 @@ class KinesisRowWriter:
 
     def _check(self, rows: pa.Table, context: bytes) -> None:
         """Raise ValueError, naming the column, if the stream would reject any of these rows."""
-        # Check all rows before sending any: rows that were sent cannot be removed, and the section without the invalid
-        # row has another edition.
+        # Check all rows before sending any. Rows that were sent cannot be removed, and without the invalid row the
+        # section would have another edition, so they would not be recognized as duplicates.
         try:
             for data, key, hash_key in row_values(_extremes(rows)):
                 self._producer.check(data, key, hash_key, context=context)
