@@ -1,14 +1,14 @@
 """Calls a Lambda function for several keys of a batch at once, each call in a process of its own.
 
 `ParallelFunction` splits each batch by partition key, as the parallelization factor of an event source mapping does.
-Functions are seldom safe for several threads, and on Lambda, too, each concurrent call has a process of its own.
+Few functions are thread-safe, because on Lambda each concurrent call has a process of its own, too.
 
 1. A key always goes to the same process. Its records are handled one call after another, in order.
 2. Everything before the lowest sequence number that failed in any part is checkpointed, and the batch fails from there.
    The records after it that have succeeded in another part are not repeated while this worker holds the lease.
 3. A process that ends during a call fails its part of the batch; the next call starts another process.
-4. A process ends with its worker, however that ends: its connection is then closed, and the process exits at once.
-   Until then it ignores SIGTERM, SIGINT and SIGHUP, because the worker waits for its call.
+4. However a worker ends, its processes end, too, because each process exits as soon as its connection is closed. Until
+   then it ignores SIGTERM, SIGINT and SIGHUP, because the worker waits for its call.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from typing import Any
 
 from attrs import define, field, frozen
 
-from leasehold.adapters.consumer.attempts import PlaceOrder
+from leasehold.adapters.consumer.attempts import PositionOrder
 from leasehold.adapters.consumer.handling import Delivery
 from leasehold.adapters.lambda_handlers import FunctionSettings, LambdaFunction, ReportedFailure
 from leasehold.adapters.sources.protocol import Record
@@ -42,7 +42,7 @@ serve(int(sys.argv[1]))
 """
 
 WATCH_SECONDS = 1.0
-"""How often to check for a process that has ended while its own child keeps the connection open."""
+"""How often to check whether a process has ended, which goes unnoticed if its own child keeps the connection open."""
 
 
 @frozen
@@ -69,7 +69,7 @@ class Reply:
 
     Attributes:
         failed: The index of the first record that failed; None if all succeeded.
-        why: Why it failed, without the text of an exception, which may contain a record.
+        why: Why the call failed, without the message of an exception, which may contain a record.
         trace: The traceback of the exception.
     """
 
@@ -95,16 +95,16 @@ class FunctionProcess:
         return self._running is None or self._running[0].poll() is not None
 
     def begin(self, call: FunctionCall) -> Connection:
-        """Begin this call; return the connection on which its reply will come. Raises OSError."""
+        """Begin this call and return the connection on which the reply will be received. Raises OSError."""
         if self._running is None or self.ended:
             self.end()
-            self._running = self._started()
+            self._running = self._start()
         connection = self._running[1]
         connection.send(call)
         return connection
 
     def reply(self) -> Reply:
-        """Return the reply that has come, or the failure of a process that has ended."""
+        """Return the reply that was received, or a failure if the process has ended."""
         try:
             if self._running is not None and self._running[1].poll():
                 reply: Reply = self._running[1].recv()
@@ -122,14 +122,14 @@ class FunctionProcess:
         process.kill()
         return process.wait()
 
-    def _started(self) -> "tuple[subprocess.Popen[bytes], Connection]":
-        ours, theirs = Pipe()
-        with theirs:
-            words = [sys.executable, "-P", "-c", START, str(theirs.fileno())]
-            # Without the standard input, which may be the one by which a supervisor asks this worker to drain.
-            process = subprocess.Popen(words, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)  # noqa: S603  our own program
-        ours.send(self.setup)
-        return process, ours
+    def _start(self) -> "tuple[subprocess.Popen[bytes], Connection]":
+        our_end, their_end = Pipe()
+        with their_end:
+            arguments = [sys.executable, "-P", "-c", START, str(their_end.fileno())]
+            # Do not pass on the standard input, through which a supervisor may request this worker to drain.
+            process = subprocess.Popen(arguments, pass_fds=[their_end.fileno()], stdin=subprocess.DEVNULL)  # noqa: S603  our own program
+        our_end.send(self.setup)
+        return process, our_end
 
 
 @define(eq=False)
@@ -142,8 +142,8 @@ class ParallelFunction(LambdaFunction):
 
     concurrency: int = field(kw_only=True)
     _processes: list[FunctionProcess] = field(init=False, factory=list)
-    # For each lease whose batch has failed: its fencing number, and the records that are not to be repeated.
-    _succeeded: dict[str, tuple[int | None, frozenset[PlaceOrder]]] = field(init=False, factory=dict)
+    # Contains, for each lease whose batch has failed, its fencing number and the records that are not to be repeated.
+    _succeeded: dict[str, tuple[int | None, frozenset[PositionOrder]]] = field(init=False, factory=dict)
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
@@ -152,9 +152,9 @@ class ParallelFunction(LambdaFunction):
 
     def __call__(self, delivery: Delivery) -> None:
         """Call the function for each part. Raises ReportedFailure."""
-        epoch, succeeded = self._succeeded.pop(delivery.lease, (None, frozenset[PlaceOrder]()))
+        epoch, succeeded = self._succeeded.pop(delivery.lease, (None, frozenset[PositionOrder]()))
         if epoch != delivery.epoch:
-            succeeded = frozenset()  # the lease was away, and may have been set back
+            succeeded = frozenset()  # another worker had the lease, and it may have been reset
         parts = dict[FunctionProcess, list[Record]]()
         for record in delivery.records:
             if record.position.order not in succeeded:
@@ -167,15 +167,15 @@ class ParallelFunction(LambdaFunction):
             succeeded |= {record.position.order for record in records[: reply.failed]}
             if reply.failed is not None:
                 failures.append((records[reply.failed], reply))
-        first, reply = min(failures, key=lambda each: each[0].position.order, default=(None, Reply()))
-        place = delivery.read_to.order if first is None else first.position.order
-        if later := frozenset(order for order in succeeded if order > place):
-            self._succeeded[delivery.lease] = delivery.epoch, later
+        first, reply = min(failures, key=lambda failure: failure[0].position.order, default=(None, Reply()))
+        failed_at = delivery.read_to.order if first is None else first.position.order
+        if succeeded_later := frozenset(order for order in succeeded if order > failed_at):
+            self._succeeded[delivery.lease] = delivery.epoch, succeeded_later
         if first is None:
             return
-        before = [record for record in delivery.records if record.position.order < place]
-        if before:
-            delivery.checkpoint(before[-1])
+        done = [record for record in delivery.records if record.position.order < failed_at]
+        if done:
+            delivery.checkpoint(done[-1])
         raise ReportedFailure(reply.why) from (ProcessTraceback(f"\n{reply.trace}") if reply.trace else None)
 
     def close(self) -> None:
@@ -197,9 +197,9 @@ class ParallelFunction(LambdaFunction):
                 replies[process] = Reply(0, f"no process of its function could be called: {said(error)}")
         while running:
             ready = wait(running, max(0.0, min(WATCH_SECONDS, deadline - self.clock())))
-            late = not ready and self.clock() >= deadline
+            is_late = not ready and self.clock() >= deadline
             for connection, process in tuple(running.items()):
-                if late:
+                if is_late:
                     process.end()
                     replies[process] = Reply(0, f"its function took longer than {self.handler_seconds:g} s")
                 elif connection in ready or process.ended:
@@ -211,14 +211,14 @@ class ParallelFunction(LambdaFunction):
 
 
 def _slot(key: str, slots: int) -> int:
-    # Not the MD5 by which Kinesis chooses a shard: that of all keys of a shard is within one range.
+    # Do not use MD5, by which Kinesis chooses shards. The MD5 hashes of all keys of one shard are in the same range.
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest()) % slots
 
 
 def serve(descriptor: int) -> None:
-    """Call the function for each `FunctionCall` that comes from this connection, and exit when it is closed."""
+    """Call the function for each `FunctionCall` that this connection receives, and exit when it is closed."""
     os.set_inheritable(descriptor, False)
-    # As the command's own lines. Lambda's runtime has a handler of log records, too.
+    # Format log lines as the command does. Lambda's runtime has a handler for log records, too.
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     connection, calls = Connection(descriptor), SimpleQueue[FunctionCall]()
     setup: Setup = connection.recv()
@@ -227,7 +227,7 @@ def serve(descriptor: int) -> None:
         try:
             while True:
                 calls.put(connection.recv())
-        finally:  # the worker has ended, and no one waits for the call that may be running
+        finally:  # the worker has ended and no longer waits for a running call
             os._exit(0)
 
     spawn("leasehold-receive", receive, lambda _fault: None)
@@ -236,19 +236,19 @@ def serve(descriptor: int) -> None:
         call = calls.get()
         try:
             if function is None:
-                function = _loaded(setup)
-            connection.send(_reply(function, call))
+                function = _load_function(setup)
+            connection.send(_call_function(function, call))
         except BaseException as error:  # noqa: BLE001  the worker has to know why the call failed
             connection.send(Reply(0, f"its function raised {type(error).__name__}", traceback.format_exc()))
 
 
-def _loaded(setup: Setup) -> LambdaFunction:
+def _load_function(setup: Setup) -> LambdaFunction:
     sys.path[:] = setup.path
     module, _, name = setup.settings.target.partition(":")
     return LambdaFunction(getattr(importlib.import_module(module), name), setup.settings, setup.handler_seconds)
 
 
-def _reply(function: LambdaFunction, call: FunctionCall) -> Reply:
+def _call_function(function: LambdaFunction, call: FunctionCall) -> Reply:
     try:
         failed = function.first_failed(call.shard, call.arn, call.records)
     except ReportedFailure as failure:

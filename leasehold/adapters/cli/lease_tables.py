@@ -11,7 +11,7 @@ from rich.text import Text
 
 from leasehold.adapters.cli.common.columns import Cells, Column, draw_table, hint
 from leasehold.adapters.consumer.status import NUMBERS, FleetLag, Status, fleet_lag
-from leasehold.adapters.report.watching import SeenMove, WatchedTable, leases_by_owner, shares
+from leasehold.adapters.ops.watching import SeenMove, WatchedTable, leases_by_owner, shares
 from leasehold.balancer.contradictions import reported
 from leasehold.balancer.model import Lease, Position
 from leasehold.balancer.rules.shares import path_of

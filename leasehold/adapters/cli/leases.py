@@ -24,8 +24,8 @@ from leasehold.adapters.cli.live import has_keys, run_live_view
 from leasehold.adapters.consumer.status import MEANINGS, NUMBERS
 from leasehold.adapters.json_form import lease_json
 from leasehold.adapters.ops.swapping import open_for_reading
+from leasehold.adapters.ops.watching import LOOK_SECONDS, SeenMove, TableWatch, WatchedTable, owner_changes
 from leasehold.adapters.options import Options
-from leasehold.adapters.report.watching import LOOK_SECONDS, SeenMove, TableWatch, WatchedTable, owner_changes
 from leasehold.adapters.sources.protocol import Source
 from leasehold.adapters.sources.urls import open_source, source_address
 from leasehold.adapters.worker.progress import STEP_SECONDS, STEPS, patience

@@ -32,7 +32,7 @@ from leasehold.adapters.cli.lease_tables import (
     totals_and_problems,
 )
 from leasehold.adapters.json_form import lease_json
-from leasehold.adapters.report.watching import SeenMove, WatchedTable
+from leasehold.adapters.ops.watching import SeenMove, WatchedTable
 from leasehold.stores.printable import printable
 
 UNITS = (None, "worker", "group")

@@ -38,8 +38,8 @@ COMMANDS = {
 LABORATORY = {
     "demo": "Watch a fleet on this machine lose a worker and nothing else.",
     "dev": "Run stand-ins for Kinesis or Event Hubs and their lease tables here, until Ctrl-C.",
-    "simulate": "Simulate a fleet: how soon it is balanced, and at what cost.",
-    "what-if": "Simulate what would move if workers came or went.",
+    "simulate": "Simulate how fast a fleet is balanced, and at what cost.",
+    "what-if": "Simulate which leases move if workers join or leave.",
 }
 """The commands that `leasehold[dev]` installs, with their lines in the help. The help shows them in any case."""
 

@@ -21,7 +21,7 @@ from leasehold.adapters.producing import open_producer
 from leasehold.adapters.signals import replace_handler, restore_handler
 from leasehold.adapters.sources.kinesis.producer.producer import Producer, RecordFuture
 from leasehold.errors import ProducerError, RecordFailed, SourceError
-from leasehold.stores.fields import decimal, encodable
+from leasehold.stores.fields import decimal, escape_surrogates
 from leasehold.stores.printable import printable, text_of
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -101,7 +101,7 @@ def _member(line: bytes, name: str) -> str:
     except ValueError:  # a number such as 1e400, which Python reads as infinity
         raise ValueError(f"--key json:{name}: its number is too large") from None
     key = value if isinstance(value, str) else dumped
-    if encodable(key) != key:
+    if escape_surrogates(key) != key:
         raise ValueError(f"--key json:{name}: {key!r} is not UTF-8")
     return key
 

@@ -17,7 +17,7 @@ from attrs import Factory, evolve, frozen
 
 from leasehold.adapters.consumer.status import LeaseLag, Status
 from leasehold.adapters.json_form import action_json, lease_json
-from leasehold.adapters.report.watching import WatchedTable, leases_by_owner, owner_changes, shares, without_dead_owners
+from leasehold.adapters.ops.watching import WatchedTable, leases_by_owner, owner_changes, shares, without_dead_owners
 from leasehold.adapters.worker.progress import Progress, progress_of
 from leasehold.balancer.actions import Action, Claim, Release, Renew, RequestHandoff, Steal, Taking
 from leasehold.balancer.census import FullReading, KnownLeases, our_workers

@@ -324,7 +324,7 @@ class PartReader:
                 if isinstance(response, SourceUnavailable):
                     log.warning("shard %s: trying again: %s", self._part.shard, response)
                 yield from (rows for rows in batches if rows.num_rows)
-                if not self._cursor.over:
+                if not self._cursor.is_fully_read:
                     time.sleep(self._pause(response, read_started))
                 read_started = time.monotonic()
 

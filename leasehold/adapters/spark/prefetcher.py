@@ -27,7 +27,7 @@ from threading import Condition
 
 from attrs import Factory, define, evolve, frozen
 
-from leasehold.adapters.consumer.handling import Happening, Measure
+from leasehold.adapters.consumer.handling import Happening, MeasureCallback
 from leasehold.adapters.consumer.lease_reader import LeaseReader
 from leasehold.adapters.consumer.lifecycle import ReadingWorker
 from leasehold.adapters.consumer.port import ConsumerPort, HeldShard, Next, Ready
@@ -92,7 +92,7 @@ class ReadAheadState:
     ending: bool = False
     only_now: bool = False
     held_count: int = 0
-    measure: Measure = lambda _holding, _batch: None
+    measure: MeasureCallback = lambda _holding, _batch: None
     answered_reads: int = 0
     undecided: int = 0
     read: set[str] = Factory(set)
@@ -163,12 +163,16 @@ class ShardPrefetcher(ConsumerPort):
     @property
     def idle(self) -> bool:
         """Whether Spark has all records that existed when reading began, and all commits are written."""
-        return (self._tip.reached or self._cursor.over) and not self._buffer and self._writable is None
+        return (self._tip.reached or self._cursor.is_fully_read) and not self._buffer and self._writable is None
 
     @property
     def _writable(self) -> Position | None:
         """The committed position that is still to be written to the lease and may be written now (rule 4), or None."""
-        return self._uncheckpointed if self.opened and (self._cursor.over or self.key in self._shared.read) else None
+        return (
+            self._uncheckpointed
+            if self.opened and (self._cursor.is_fully_read or self.key in self._shared.read)
+            else None
+        )
 
     def take(self, rows: int, size: int) -> Chunk | None:
         """Remove and return the next rows: at most `rows` of them, and at most `size` bytes."""
@@ -196,11 +200,11 @@ class ShardPrefetcher(ConsumerPort):
             free=False,  # Spark takes rows itself (`take`)
             room=not (is_releasing or self._is_blocked(now)),
             # Do not wait for rows that an earlier run planned and did not commit: this run may never plan them.
-            working=self._rows_taken and cursor.out and not self._shared.ending,
+            working=self._rows_taken and cursor.has_unacknowledged and not self._shared.ending,
             look_seconds=COMMIT_SECONDS if is_releasing else ROOM_SECONDS,
         )
 
-    def failing(self) -> None:
+    def step_failed(self) -> None:
         self._behind = False  # no batch should wait for a shard that cannot be read
 
     def store(self, position: Position, now: float) -> bool:  # noqa: ARG002  as often as Spark commits
@@ -240,7 +244,7 @@ class ShardPrefetcher(ConsumerPort):
     def start_at(self, start: Position, now: float) -> None:
         with self._shared.changed:
             self._cursor.begun_at(start)
-            self._state.began()
+            self._state.reading_begun()
             self._tip.last_record_at = now
             # Spark may have committed a later position while another worker held the lease. Write it if rule 4 allows.
             committed = self._shared.committed(self.key)
@@ -281,7 +285,7 @@ class ShardPrefetcher(ConsumerPort):
             self._update_tip(now, behind=batch.behind_seconds)
 
     def batch_read(self, batch: Batch, now: float) -> Next:
-        self._state.answered(batch)
+        self._state.source_responded(batch)
         self.holding.throughput.add(batch.size, now)
         self._shared.measure(self.holding, batch)
         # Keep the interval between the starts of two reads even if the response allows the next read earlier, because

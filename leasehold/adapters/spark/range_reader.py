@@ -48,7 +48,7 @@ def read_through(
             cursor.batch_read(chunk.ends)
 
     try:
-        while not (ended() or cursor.over):
+        while not (ended() or cursor.is_fully_read):
             response: Batch | SourceUnavailable
             try:
                 response = pull.read(keep)

@@ -185,7 +185,7 @@ class RangeReplay:
                 elif response.fault:
                     self.problem = response.fault
                 yield from rows
-                if not self._cursor.over:
+                if not self._cursor.is_fully_read:
                     self._cancelled.wait(self._pause(response, has_rows=bool(rows)))
 
     def _pause(self, response: Batch | SourceUnavailable, *, has_rows: bool) -> float:

@@ -7,8 +7,8 @@ from rich.console import Console
 
 from leasehold.adapters.cli.common.times import seconds
 from leasehold.adapters.inputs import configuration_for, settings
+from leasehold.adapters.ops.watching import WatchedTable, watch_for
 from leasehold.adapters.options import Options
-from leasehold.adapters.report.watching import WatchedTable, watch_for
 from leasehold.balancer.config import Config
 from leasehold.stores.protocol import Store
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from leasehold.adapters.inputs import said_moment
+from leasehold.adapters.inputs import format_time
 from leasehold.adapters.ops.checkpoints import Move
 from leasehold.balancer.model import Position
 from leasehold.stores.printable import printable
@@ -169,7 +169,7 @@ def print_moves(moves: Iterable[Move], *, dry_run: bool, as_json: bool) -> typer
 def format_position(position: Position) -> str:
     """Format a position as one word."""
     if position.sequence == "AT_TIMESTAMP":
-        return f"AT_TIMESTAMP={said_moment(position.sub)}"
+        return f"AT_TIMESTAMP={format_time(position.sub)}"
     return f"{position.sequence}.{position.sub}" if position.sub else position.sequence
 
 

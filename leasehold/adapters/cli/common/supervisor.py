@@ -231,11 +231,11 @@ class Supervisor:
                 refused = sink.write(data)
             if refused is None:
                 return
-            if getattr(refused.why, "errno", None) not in TEMPORARY_ERRORS:
-                raise refused.why
+            if getattr(refused.error, "errno", None) not in TEMPORARY_ERRORS:
+                raise refused.error
             if not pause.faults:
-                self._log("output is refused, and tried again until it is taken: %s", said(refused.why))
-            data = refused.left
+                self._log("output is refused, and tried again until it is taken: %s", said(refused.error))
+            data = refused.unwritten
             time.sleep(pause.next())
 
     def _log(self, text: str, *values: object) -> None:

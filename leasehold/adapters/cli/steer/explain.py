@@ -18,8 +18,8 @@ from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.table_options import table_options
 from leasehold.adapters.ops.explaining import plans, rules_of, story
 from leasehold.adapters.ops.swapping import open_for_reading
+from leasehold.adapters.ops.watching import leases_by_owner
 from leasehold.adapters.options import Options
-from leasehold.adapters.report.watching import leases_by_owner
 from leasehold.balancer.contradictions import reported
 from leasehold.errors import StoreError
 from leasehold.stores.printable import printable

@@ -82,7 +82,7 @@ def command(
             handler.set_runner(runner)
             _record_signals(signals)
 
-        with handler, described.joined() as joined:
+        with handler, described.opened() as joined:
             described.run(joined, begun=begun)
     if strict:
         raise typer.Exit(1 if handler.fault is not None or not signals else 128 + signals[0])

@@ -28,7 +28,7 @@ from leasehold.stores.dynamodb.store import (
     prefix_of,
     probes,
     prove,
-    translated,
+    translate_errors,
 )
 from leasehold.stores.urls import endpoint_of
 
@@ -46,7 +46,7 @@ def trial(table: str, options: Mapping[str, str]) -> RightsTrial:
         client.meta.events.register("after-call.dynamodb", clock.read_date_header)
 
     def list_rows() -> None:
-        with translated(table):
+        with translate_errors(table):
             if prefix:
                 clients.reads.query(
                     TableName=table,
@@ -59,7 +59,7 @@ def trial(table: str, options: Mapping[str, str]) -> RightsTrial:
 
     def read() -> None:
         absent: Any = key_of(f"leasehold-probe-{uuid4().hex}", prefix)
-        with translated(table):
+        with translate_errors(table):
             clients.reads.batch_get_item(RequestItems={table: {"Keys": [absent], "ConsistentRead": True}})
 
     return RightsTrial(
@@ -81,7 +81,7 @@ def trial(table: str, options: Mapping[str, str]) -> RightsTrial:
 
 def _describe_table(clients: Clients, table: str, prefix: str) -> str:
     try:
-        with translated(table):
+        with translate_errors(table):
             entry = clients.reads.describe_table(TableName=table)["Table"]
     except StoreError as error:
         cause = error.__cause__
@@ -107,7 +107,7 @@ def _recoverable(client: "DynamoDBClient", table: str) -> bool | None:
     Return None if we lack the right to call this, or if the service has no such call.
     """
     try:
-        with translated(table):
+        with translate_errors(table):
             backups = client.describe_continuous_backups(TableName=table)["ContinuousBackupsDescription"]
     except StoreError:
         return None

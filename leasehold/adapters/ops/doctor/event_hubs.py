@@ -7,7 +7,7 @@ from azure.core.exceptions import AzureError
 from azure.eventhub.exceptions import EventHubError
 
 from leasehold.adapters.ops.doctor.attempts import RightAttempt, RightsTrial
-from leasehold.adapters.sources.event_hubs.access import Access, Contended, translate_error
+from leasehold.adapters.sources.event_hubs.access import Access, LinkTakenOver, translate_error
 from leasehold.adapters.sources.event_hubs.poller import BackgroundLoop, EventHubsSource, open_url
 from leasehold.balancer.model import Lease
 from leasehold.errors import SourceError
@@ -59,7 +59,7 @@ class _ExaminedHub:
             background.run(_link(access, partition), LINK_SECONDS)
         except (EventHubError, AzureError, OSError, ValueError, ImportError) as error:
             fault = translate_error(error, access, partition)
-            if isinstance(fault, Contended):
+            if isinstance(fault, LinkTakenOver):
                 return f"group {access.group} may; a worker reads partition {partition} now, and was not disturbed"
             raise fault from error
         finally:

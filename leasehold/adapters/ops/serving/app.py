@@ -139,7 +139,7 @@ EMPTY = '<svg xmlns="http://www.w3.org/2000/svg"/>'
 
 PAGES = {
     "/": ("ops.serving", "page.html", "text/html"),
-    "/page.css": ("report", "page.css", "text/css"),
+    "/page.css": ("ops", "page.css", "text/css"),
     "/page.js": ("ops.serving", "page.js", "text/javascript"),
 }
 """The static files by URL path: folder, file name and media type."""

@@ -18,9 +18,9 @@ from typing import Any
 from attrs import evolve, frozen
 
 from leasehold.adapters.consumer.status import Status, fleet_lag, group_status
+from leasehold.adapters.ops.chart import curve
 from leasehold.adapters.ops.explaining import plans, rules_between, rules_of, story
-from leasehold.adapters.report.chart import curve
-from leasehold.adapters.report.watching import SeenMove, TableWatch, WatchedTable, owner_changes, picture
+from leasehold.adapters.ops.watching import SeenMove, TableWatch, WatchedTable, owner_changes, picture
 from leasehold.adapters.sources.protocol import Source
 from leasehold.adapters.threads import spawn
 from leasehold.balancer.config import Config

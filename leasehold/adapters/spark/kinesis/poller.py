@@ -39,7 +39,7 @@ def rows_of_views(stream: str, shard: str, views: RowViews) -> pa.RecordBatch:
     in_milliseconds = pc.greater_equal(arrived, MILLISECONDS_FROM)
     micros = pc.multiply(arrived, pc.if_else(in_milliseconds, 1000, 1_000_000))
     columns = [
-        _values(views.datas, body, pa.binary()),
+        _values(views.payloads, body, pa.binary()),
         pa.repeat(pa.scalar(stream), count),
         pa.repeat(pa.scalar(shard), count),
         _values(views.keys, body, pa.string()),
@@ -77,7 +77,7 @@ class ArrowPoller(Poller):
         if not rows.has_aggregates:
             return super()._batch(cast("GetRecordsOutputTypeDef", {**answer, "Records": rows}))  # columns become rows
         # Measure before de-aggregation, because the throughput of a lease is that of the shard.
-        size, ends = sum(map(len, rows.datas)), (rows.numbers[0], rows.numbers[-1])
+        size, ends = sum(map(len, rows.payloads)), (rows.numbers[0], rows.numbers[-1])
         batch, end, trail = self._rows(rows)
         return evolve(self._arrow_batch(answer, batch, end, ends, size), trail=trail)
 
@@ -113,7 +113,7 @@ class ArrowPoller(Poller):
 
     def _rows(self, rows: RowColumns) -> tuple[pa.RecordBatch, Position, Trail | None]:
         """Return the columns of records, and the position of the last record, even if that record was dropped."""
-        user_rows, deaggregated = rows_and_deaggregated(rows.datas, rows.keys, self._hash_range, self._misplaced)
+        user_rows, deaggregated = rows_and_deaggregated(rows.payloads, rows.keys, self._hash_range, self._misplaced)
         last = deaggregated.get(len(rows) - 1)
         # Include dropped records in the position, otherwise dropped records at the end could never be checkpointed.
         sub = user_rows["sub_sequence_number"][-1].as_py() if last is None else max(len(last) + last.dropped - 1, 0)
@@ -162,7 +162,7 @@ class ArrowPoller(Poller):
             if row_is_new:
                 new_rows.append(() if tag is None else ((tag, position),))
         self._seen = seen
-        self._dropped.repeated(len(is_new) - len(new_rows))
+        self._dropped.add_duplicates(len(is_new) - len(new_rows))
         return user_rows.filter(pa.array(is_new, pa.bool_())), Trail(before, new_rows)
 
     def _drop_before_start(self, numbers: Sequence[str], user_rows: pa.RecordBatch) -> pa.RecordBatch:

@@ -17,10 +17,10 @@ from leasehold.adapters.consumer.status import (
     GroupWatch,
     LeaseLag,
     Status,
-    asked,
     confirmed,
     fleet_lag,
     group_status,
+    lags_from_stream,
     lags_of,
     statuses_of,
 )
@@ -168,7 +168,7 @@ class TableWatch:
         unmarked = tuple(row for row in rows if not is_marked(row))
         lags = lags_of(unmarked, now, self._limit)
         if self._source is not None:
-            lags = asked(self._source, unmarked, lags)
+            lags = lags_from_stream(self._source, unmarked, lags)
         self._window = self._window.after(began, unmarked, lags)
         # The owner of a marked row renews the lease and writes its progress in the other table.
         elsewhere_statuses = dict.fromkeys((row.key for row in rows if is_marked(row) and not row.ended), ELSEWHERE)

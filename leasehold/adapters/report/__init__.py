@@ -1,1 +1,0 @@
-"""Watches a lease table, and reports the distribution of its leases as figures and charts."""
