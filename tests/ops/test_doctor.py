@@ -280,9 +280,9 @@ def test_streams_beside_ours_are_no_fault_and_another_hub_is() -> None:
 def test_the_clock_is_compared_with_the_date_of_an_answer(ours: float, ahead: float) -> None:
     """A clock that is far off is reported, because services reject requests signed at another time."""
     clock = ServiceClock(lambda: ours)
-    clock.heard(SimpleNamespace(headers={}))
+    clock.read_date_header(SimpleNamespace(headers={}))
     assert clock_finding("x", clock.ahead).state == "unknown"
-    clock.heard(SimpleNamespace(headers={"date": "Thu, 01 Jan 1970 00:16:40 GMT"}), parsed={})
+    clock.read_date_header(SimpleNamespace(headers={"date": "Thu, 01 Jan 1970 00:16:40 GMT"}), parsed={})
     assert clock.ahead == ahead
     assert clock_finding("x", clock.ahead).state == ("ok" if abs(ahead) < 60 else "wrong")
 
