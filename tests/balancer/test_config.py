@@ -41,13 +41,13 @@ from leasehold.balancer.rules.minimal import Minimal
     ],
 )
 def test_a_bad_value_is_refused_by_the_name_of_its_field(build: Callable[[], object], field: str) -> None:
-    """A limit of 0, or leases of zero seconds, would only show in production, as leases without an owner."""
+    """An invalid setting is rejected when the configuration is created, with the name of the field."""
     with pytest.raises((TypeError, ValueError), match=field):
         build()
 
 
 def test_the_seconds_follow_the_rule_set() -> None:
-    """A fleet that shares a table with KCL, kcl-rust or an Azure SDK keeps the timing of that library."""
+    """The default intervals are those of the library whose rules are used."""
     timings = [
         (config.lease_seconds, config.cycle_seconds, round(config.renew_seconds, 2))
         for config in (
@@ -62,14 +62,14 @@ def test_the_seconds_follow_the_rule_set() -> None:
 
 
 def test_positions_are_ordered_by_number_and_not_by_length() -> None:
-    """As strings, "9" comes after "10", and a checkpoint would go back."""
+    """Positions are compared as numbers, so "9" comes before "10" and checkpoints never go back."""
     numbers = [Position("9"), Position("10"), Position("10", 1), Position("123456789012345678901")]
     jumbled = [SHARD_END, numbers[3], numbers[2], LATEST, numbers[1], numbers[0]]
     assert sorted(jumbled, key=lambda position: position.order) == [LATEST, *numbers, SHARD_END]
 
 
 def test_the_forms_that_the_simulator_tries_are_what_they_are_called() -> None:
-    """The forms whose names end in `-greedy` are greedy; all others are balanced."""
+    """The variants whose names end in `-greedy` are greedy. All others are balanced."""
     forms = EventHubs.variants()
     assert forms["java-greedy"] == EventHubs("java", "greedy")
     assert {name: form.mode for name, form in forms.items() if isinstance(form, EventHubs)} == {

@@ -56,7 +56,7 @@ grown = st.builds(_grown, st.integers(1, 3), st.lists(st.integers(0, 9), max_siz
 
 @given(scenes(), st.sampled_from(("", OLD, NEW, "x", ":")), st.data())
 def test_every_table_and_listing_has_an_answer(scene: Any, incarnation: str, data: st.DataObject) -> None:  # noqa: ANN401
-    """One odd row must not end a worker's turn, and with it all creation and deletion."""
+    """Every combination of rows and shards can be planned, however unexpected its rows are."""
     values = st.sampled_from((None, "", SETTLED, OLD, NEW, "1:orders:9" + "9" * 30, "x", "²:²"))
     leases = [
         lease if (note := data.draw(values)) is None else evolve(lease, annotations=((INCARNATION, note),))
@@ -74,7 +74,7 @@ def test_every_table_and_listing_has_an_answer(scene: Any, incarnation: str, dat
 
 @given(grown, st.sampled_from(("", NEW)))
 def test_a_fleet_at_work_contradicts_nothing(shards: tuple[Shard, ...], incarnation: str) -> None:
-    """A healthy group is neither stopped nor restarted from the beginning."""
+    """The table and the listing of a healthy fleet contain no contradictions, so it is never stopped or restarted."""
     assert contradictions(shards, _kept(shards, incarnation).values(), incarnation) == ()
     assert contradictions(shards, _kept(shards, "").values(), incarnation) == (), "of a version before, or of Java"
 
@@ -97,7 +97,7 @@ def test_each_statement_that_cannot_be_true_is_named(shards: tuple[Shard, ...], 
 
 
 def test_the_sentences_say_what_to_do() -> None:
-    """An operator learns not only that something is wrong, but how to fix it."""
+    """The message about a contradiction describes what is wrong and how to fix it."""
     do = "--if-recreated TRIM_HORIZON or LATEST has the workers begin anew, or stop them and use `leasehold reset`"
     again = (shard("0", 0, 99),)
     kept = _kept(SPLIT, OLD)
@@ -131,7 +131,7 @@ def test_however_far_each_of_several_workers_comes_all_begins_anew(
     some_unnoted: bool,
     data: st.DataObject,
 ) -> None:
-    """A worker that dies half-way leaves no rows of the old stream that look like rows of the new one."""
+    """After a worker died at any step of the recreation, no row of the old stream looks like one of the new stream."""
     table = _kept(before, OLD)
     if some_unnoted and len(table) > 1:
         last = max(table)
@@ -170,7 +170,7 @@ def test_a_lease_that_an_operator_reset_is_of_the_present_stream() -> None:
 
 
 def test_a_note_of_workers_is_told_until_it_is_settled() -> None:
-    """Operators who see only the table see the annotation, and only until the contradiction is settled."""
+    """The annotation about a contradiction is reported to operators until the contradiction is resolved."""
     rows = (
         Lease("b", annotations=((CONTRADICTION, "is wrong"),)),
         Lease("a", annotations=((CONTRADICTION, SETTLED),)),

@@ -61,7 +61,7 @@ def test_every_free_lease_is_taken(rules: RuleSet) -> None:
 
 
 def test_a_worker_with_more_than_the_floor_does_a_zombies_part_too() -> None:
-    """M9 before M3: With 6, 4 and a zombie's 1 lease, the second worker would stay at 4 forever, as the floor is 3."""
+    """M9 before M3: With 6, 4 and a zombie's 1 lease, the second worker also takes the zombie's part."""
     owners = "aaaaaabbbbz"
     leases = [Lease(f"s-{place:02}", owner=owner) for place, owner in enumerate(owners)]
     taken = plan(leases, None, Me("b", history=History(owners_still=61.0)), Config(rules=Minimal()))

@@ -11,7 +11,7 @@ from leasehold.stores.writes import StealLease, TakeBackLease, Write, applied
 
 @pytest.mark.slow
 def test_no_write_of_a_planned_move_may_be_lost_or_its_last_with_any_harm(caplog: pytest.LogCaptureFixture) -> None:
-    """A lost reply, or a death at any moment, repeats no records, loses none, and strands no lease."""
+    """After any lost response or death during a hand-off, no record is repeated or lost, and no lease is stuck."""
     caplog.set_level(logging.CRITICAL)
     stories = tuple(alone(STARTS[:1]))[::3]  # `make prove` runs all of them, and pairs
     assert len(stories) >= 20

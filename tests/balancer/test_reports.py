@@ -14,7 +14,7 @@ def reported(**stamps: str) -> Reports:
 
 
 def test_a_new_reporter_lives_and_a_former_one_lives_from_its_next_report_on() -> None:
-    """A dead worker's last report does not keep leases unread, and a new worker does not wait a report interval."""
+    """A new reporter counts as alive immediately, and one with an earlier report from its next report on."""
     roll = WorkerReports().after(reported(j="1"), (), ended=1)
     assert roll.led(began=5) == ()
     roll = roll.after(reported(j="2", k="1"), (), ended=10)
@@ -22,7 +22,7 @@ def test_a_new_reporter_lives_and_a_former_one_lives_from_its_next_report_on() -
 
 
 def test_a_worker_whose_leases_went_lives_from_its_next_report_on() -> None:
-    """A report from before its leases went does not show that a worker lives, because it may have been killed since."""
+    """A worker that lost its leases counts as alive only after another report, because it may have been killed."""
     roll = WorkerReports().after(reported(), (), ended=0).after(reported(j="1", k="1"), (J, K), ended=1)
     roll = roll.after(reported(j="1", k="2"), (J,), ended=9)
     assert [worker for worker, _ in roll.led(began=10)] == ["j"]
@@ -31,7 +31,7 @@ def test_a_worker_whose_leases_went_lives_from_its_next_report_on() -> None:
 
 
 def test_no_lease_is_given_while_the_report_of_a_worker_that_left_is_young() -> None:
-    """The leader takes it for alive for a minute, and moves to it what we give to others: unread for 24 s."""
+    """No lease is released for led workers while the leader may still count a worker that has left as alive."""
     roll = WorkerReports().after(reported(), (), ended=0).after(reported(j="1", k="1"), (J, K), ended=1)
     roll = roll.after(reported(j="1", k="1"), (J,), ended=9)
     assert roll.led(began=35) == (("j", math.inf),)
@@ -52,7 +52,7 @@ def test_no_lease_is_given_to_a_worker_that_missed_a_report() -> None:
 
 
 def test_no_lease_is_given_to_a_joiner_that_may_have_ended_while_it_waited() -> None:
-    """A joiner that may have ended within its minute of waiting gets no lease, which nobody would read."""
+    """A joiner that may have ended while it waited gets no lease."""
     roll = WorkerReports().after(reported(), (), ended=0).after(reported(j="1", k="1"), (J, K), ended=1)
     roll = roll.after(reported(j="1", k="1"), (J,), ended=9)
     roll = roll.after(reported(j="2", k="1", n="1"), (J,), ended=40)
@@ -62,7 +62,7 @@ def test_no_lease_is_given_to_a_joiner_that_may_have_ended_while_it_waited() -> 
 
 
 def test_no_lease_is_given_to_a_joiner_until_all_workers_without_one_have_reported() -> None:
-    """One of them may have ended; its leader takes it for alive, and would move to it what another was given."""
+    """A joiner gets a lease only after all workers without leases have reported, because one of them may have ended."""
     roll = WorkerReports().after(reported(), (), ended=0).after(reported(j="1", k="1"), (J,), ended=1)
     roll = roll.after(reported(j="1", k="1", n="1"), (J,), ended=20)
     assert roll.led(began=21) == (("j", math.inf), ("k", math.inf), ("n", math.inf))
@@ -71,7 +71,7 @@ def test_no_lease_is_given_to_a_joiner_until_all_workers_without_one_have_report
 
 
 def test_waiting_begins_anew_with_each_lease_that_is_given() -> None:
-    """Workers are not given up while their leader is still giving."""
+    """Workers are waited for as long as their leader is still giving them leases."""
     roll = WorkerReports().after(reported(), (), ended=0).after(reported(j="1"), (), ended=1)
     roll = roll.after(reported(j="1"), (J,), ended=9)
     assert roll.led(began=10) == (("j", 1),)
@@ -80,7 +80,7 @@ def test_waiting_begins_anew_with_each_lease_that_is_given() -> None:
 
 
 def test_no_worker_is_led_once_the_leader_is_silent_or_gone() -> None:
-    """No lease is released for workers to which no leader gives it."""
+    """No lease is released for led workers if their leader is silent or gone."""
     roll = WorkerReports().after(reported(), (), ended=0).after(reported(j="1", k="1"), (), ended=1)
     assert roll.after(Reports(None, (("k", "2"),)), (), ended=9).led(began=10) == ()
     roll = roll.after(reported(j="1", k="2"), (), ended=30)

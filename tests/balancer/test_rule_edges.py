@@ -27,7 +27,7 @@ def test_the_last_lease_that_a_worker_may_hold_can_be_a_stolen_one() -> None:
 
 
 def test_each_of_the_fullest_workers_is_robbed_now_and_then() -> None:
-    """R2: Steals are spread over the fullest workers, so the first by name does not become the emptiest."""
+    """R2: Steals are spread over all workers with the most leases."""
     victims = {
         each.from_owner for turn in range(20) for each in did(KclRust(), "bbcc", turn) if isinstance(each, Steal)
     }
@@ -41,7 +41,7 @@ def test_the_note_knows_no_greedy_mode() -> None:
 
 
 def test_ownerships_are_written_again_three_times_before_they_expire() -> None:
-    """E7: A single failed write does not lose the partition."""
+    """E7: A single failed write does not lose a partition."""
     assert [EventHubs().renew_seconds(seconds) for seconds in (30.0, 60.0, 120.0)] == [10.0, 20.0, 20.0]
 
 
@@ -54,13 +54,13 @@ def test_an_ownership_of_dotnet_and_java_expires_at_its_time_itself(seconds: flo
 
 
 def test_a_python_worker_at_its_share_claims_nothing() -> None:
-    """E3: A worker at its share leaves the rest to workers that lack a partition."""
+    """E3: A worker with its share leaves free leases to workers that have fewer."""
     assert did(EventHubs("python"), "aab-") == []
     assert [type(each) for each in did(EventHubs("python"), "ab--")] == [Claim]
 
 
 def test_the_first_separator_ends_a_groups_name() -> None:
-    """A worker whose id has another separator does not form a group of its own."""
+    """A worker whose id contains more separators belongs to the group before the first one."""
     assert path_of("eu/a/b-7", ("/", "-")) == ("eu", "a/b")
 
 

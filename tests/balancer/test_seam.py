@@ -44,24 +44,24 @@ S0 = Lease("s-0")
     ids=repr,
 )
 def test_after_taking_each_rule_set_looks_again_in_its_own_time(rules: RuleSet, mode_seconds: float) -> None:
-    """The pace is part of the published rule: KCL takes one more lease every 20.05 s, greedy processors at once."""
+    """After taking a lease, each rule set reads the table again after the interval of its library."""
     assert look_again([Claim(S0, "")], [S0], Me("a"), Config(rules=rules)) == Look(mode_seconds)
 
 
 def test_a_quiet_turn_waits_a_whole_cycle() -> None:
-    """A worker with nothing to do does not read the table without a pause."""
+    """A worker with nothing to do reads the table again after a cycle."""
     for rules in (Kcl(), EventHubs("dotnet", "greedy"), Minimal()):
         config = Config(rules=rules)
         assert look_again([], [S0], Me("a"), config) == Look(config.cycle_seconds)
 
 
 def test_new_leases_are_looked_at_soon() -> None:
-    """A new lease does not wait a whole cycle for an owner."""
+    """A new lease gets an owner without waiting a whole cycle."""
     assert look_again([Create(S0, "L3")], [], Me("a"), Config(rules=Kcl())) == Look(1.0)
 
 
 def test_leases_asked_for_are_polled_alone() -> None:
-    """The shard is not read from the moment it is given until its next owner looks."""
+    """A worker polls the leases that it has requested, so it reads the shard as soon as the lease is given."""
     requested = Lease("s-1", owner="b", next_owner="a")
     actions = [RequestHandoff(Lease("s-2", owner="b"), "b", "H2")]
     assert look_again(actions, [requested, S0], Me("a"), Config()) == Look(0.125, keys=("s-1", "s-2"), stale_ok=True)
@@ -78,7 +78,7 @@ def test_a_reading_of_a_few_leases_serves_the_moves_under_way_and_nothing_else()
 
 
 def test_the_draw_is_specified_to_the_byte() -> None:
-    """Another language must draw the same leases from the description in leasehold/balancer/chance.py alone."""
+    """The description in leasehold/balancer/chance.py determines every draw, also for other languages."""
     field = blake2b(b"a-1\x004", digest_size=16).digest()
     digests = {key: blake2b(key.encode(), digest_size=8, salt=field).digest() for key in ("s-0", "s-1", "s-2")}
     leases = [Lease(key) for key in digests]
@@ -91,7 +91,7 @@ def test_the_draw_is_specified_to_the_byte() -> None:
 
 
 def test_workers_and_turns_draw_apart() -> None:
-    """Workers that all try the same lease first lose all but one of their writes, turn after turn."""
+    """Workers draw different leases, and each worker draws others in each turn."""
     leases = [Lease(f"s-{place}") for place in range(50)]
     first = {draw(leases, Me(worker, turn), 1) for worker in ("a", "b", "c", "d") for turn in range(4)}
     assert len(first) > 10
@@ -105,7 +105,7 @@ def test_owners_are_drawn_as_often_as_they_have_leases() -> None:
 
 
 def test_owners_that_renew_too_slowly_are_named() -> None:
-    """A fleet set to a longer `lease_seconds` keeps the leases that it still works on."""
+    """Owners with a longer `lease_seconds` are reported."""
     me = Me("me", history=History(gaps=(("fine", 5.0), ("me", 5.0), ("slow", 5.1))))
     assert slow_owners(me, Config(rules=Kcl(), lease_seconds=10.0)) == (("slow", 5.1),)
     assert slow_owners(me, Config(rules=Minimal(), lease_seconds=10.0)) == ()
@@ -115,7 +115,7 @@ PARENT = Lease("0", owner="a", checkpoint=LATEST)
 
 
 def test_the_worker_at_a_shards_end_creates_its_children_first() -> None:
-    """L3: After a crash, a shard that has ended always has leases for its children."""
+    """L3: The children's leases are created before the end is written, so a crash between the two is harmless."""
     children = [Shard("2", parents=("0",)), Shard("1", parents=("0",), hash_range=(0, 9))]
     assert children_to_create(PARENT, children, {"0": PARENT}, {"0", "1", "2"}, Config(rules=Kcl())) == (
         Create(Lease("1", parents=("0",), checkpoint=TRIM_HORIZON, hash_range=(0, 9)), "L3"),
@@ -124,7 +124,7 @@ def test_the_worker_at_a_shards_end_creates_its_children_first() -> None:
 
 
 def test_children_under_kcl_rust_start_at_the_fleets_timestamp() -> None:
-    """L3: The library promises that every lease, including those of later shards, starts at that time."""
+    """L3: Under kcl-rust, all leases start at the fleet's timestamp, including those of later shards."""
     config = Config(rules=KclRust(), initial_position=at_timestamp(200))
     (create,) = children_to_create(PARENT, [Shard("1", parents=("0",))], {}, {"1"}, config)
     assert create.lease.checkpoint == at_timestamp(200)
@@ -147,7 +147,7 @@ def test_a_child_is_read_only_after_its_parents() -> None:
 
 
 def test_renewals_and_victims_do_not_follow_the_order_of_the_listing() -> None:
-    """Random tests hit the case too rarely: two leases due, and two owners with equal counts, listed in reverse."""
+    """Renewals and steals are the same for every order of the listing."""
     mine = [Lease(f"s-{place}", owner="a", idle=9.0) for place in range(3)]
     others = [Lease(f"o-{place}", owner="bc"[place % 2]) for place in range(14)]
     for rules in (Kcl(), EventHubs("java")):
@@ -158,7 +158,7 @@ def test_renewals_and_victims_do_not_follow_the_order_of_the_listing() -> None:
 
 
 def test_renewals_are_asked_for_alone_in_order_of_key() -> None:
-    """A worker requests these between two plans; a missing lease would expire while its owner lives."""
+    """The renewals between two plans contain all leases that are due, in the order of their keys."""
     due = [Lease(f"s-{place}", owner="a", idle=5.0) for place in (2, 1)]
     others = [Lease("s-3", owner="a", idle=4.9), Lease("s-4", owner="b", idle=5.0), Lease("s-5", owner="a", idle=90.0)]
     config = Config(rules=Minimal(), lease_seconds=10.0, renew_seconds=5.0)
@@ -175,7 +175,7 @@ def test_renewals_are_asked_for_alone_in_order_of_key() -> None:
     ],
 )
 def test_an_heir_reads_the_whole_table_from_time_to_time(history: History, whole: bool) -> None:
-    """A worker that waits for a gift also sees other changes, and the workers that join with it."""
+    """A worker that waits for a lease also lists the table regularly, and notices other changes."""
     requested, lacked = Lease("s-1", owner="b", next_owner="a"), [Lease(f"b-{place}", owner="b") for place in range(3)]
     config = Config(rules=Minimal(), lease_seconds=10.0, cycle_seconds=20.0)
     decision = look_again([], [requested, *lacked], Me("a", history=history), config)
@@ -183,7 +183,7 @@ def test_an_heir_reads_the_whole_table_from_time_to_time(history: History, whole
 
 
 def test_once_the_requests_are_settled_the_whole_table_is_read_at_once() -> None:
-    """A newcomer that was given its first lease does not wait another cycle for its share."""
+    """A newcomer lists the table as soon as its first requests are settled."""
     later = Me("a", history=History(full_still=0.25))
     assert look_again([], [Lease("s-1", owner="a")], later, Config(rules=Minimal())) == Look(0.0)
 
@@ -194,7 +194,7 @@ def test_no_wait_is_longer_than_a_cycle() -> None:
 
 
 def test_every_stream_of_a_table_has_its_leases_made() -> None:
-    """In a table of several streams, no stream stays unread because another one is settled or not."""
+    """In a table with several streams, leases are created for each stream independently."""
     shards = [Shard(f"{name}:0", stream=name, hash_range=(0, 9)) for name in "abc"]
     settled = Lease("a:0", stream="a", owner="w", hash_range=(0, 9))
     made = [action for action in plan([settled], shards, Me("w"), Config()) if isinstance(action, Create)]
@@ -202,13 +202,13 @@ def test_every_stream_of_a_table_has_its_leases_made() -> None:
 
 
 def test_a_key_that_another_stream_has_is_not_made_again() -> None:
-    """A source may use the same shard ids in several streams; each plan would try to overwrite a live lease."""
+    """A lease of another stream with the same key is never overwritten."""
     taken = Lease("0", stream="a", owner="w")
     assert plan([taken], [Shard("0", stream="a"), Shard("0", stream="b")], Me("w"), Config()) == ()
 
 
 def test_a_lease_that_a_lookout_claims_is_not_freed_too() -> None:
-    """A turn contains one write per lease, so a claim is not followed by the release of the same lease."""
+    """A turn contains one write per lease, so a lease that is claimed is not released, too."""
     dead = [Lease(f"d-{place}", owner="dead", idle=90.0, yields=True) for place in range(2)]
     requested = Lease("s-1", owner="dead", next_owner="a", idle=90.0, yields=True)
     mine = Lease("s-2", owner="a", idle=1.0, held=90.0)

@@ -56,7 +56,7 @@ def test_partitions_of_a_stream_are_all_kin() -> None:
 
 
 def test_where_every_row_is_read_nothing_is_kin() -> None:
-    """Nothing prevents creation in a table that is in order."""
+    """Creation of leases is not restricted if all rows can be read."""
     listed = [shard("0"), shard("1", "0")]
     assert unrelated(listed, []) == tuple(listed)
 
@@ -71,7 +71,7 @@ def owners(*names: str, yields: bool = True) -> list[Lease]:
 
 
 def test_a_finished_lease_waits_for_the_first_record_of_each_child() -> None:
-    """The finished lease is the proof that its children start at their beginning."""
+    """An ended lease is kept until all its children have begun, because it proves where they start."""
     begun, waiting = Lease("1", parents=("0",), checkpoint=READ), Lease("2", parents=("0",), checkpoint=TRIM_HORIZON)
     assert deletable([DONE, begun, *owners("a")], "a") == {"0"}
     assert deletable([DONE, begun, waiting, *owners("a")], "a") == frozenset()
@@ -96,7 +96,7 @@ def test_a_lease_without_children_or_unfinished_is_left() -> None:
 
 
 def test_one_worker_of_ours_lists_for_all_another_for_another_lease() -> None:
-    """Not every worker lists all shards for the same lease; a worker of KCL never does."""
+    """For each ended lease, one of our workers lists the shards. KCL workers never do."""
     names = ["b", "a", "c", "d"]
     for key in map(str, range(20)):
         table = [
@@ -117,7 +117,7 @@ def test_one_worker_of_ours_lists_for_all_another_for_another_lease() -> None:
 
 
 def test_only_kcl_rust_starts_children_at_the_fleets_time() -> None:
-    """Any other fleet started AT_TIMESTAMP would skip the first records of a child of a finished shard."""
+    """Under other rules, a fleet with AT_TIMESTAMP reads the children of an ended shard from their first records."""
     at = at_timestamp(200)
     parent = Lease("0", owner="a")
     for config, start in (
@@ -143,7 +143,7 @@ def made(leases: list[Lease], shards: list[Shard], *holes: Hole) -> dict[str, st
 
 
 def test_a_merges_child_waits_while_its_other_parent_is_listed_or_leased() -> None:
-    """L3: A merge child is never read next to an unfinished parent, so records stay in order."""
+    """L3: A merge child is read only after both parents have ended, so records stay in order."""
     done, child = Lease("0", checkpoint=SHARD_END), shard("2", "0", "1", keys=(0, 9), open=False)
     first = shard("0", keys=(0, 4), open=False)
     other = shard("1", keys=(5, 9), open=False)
@@ -159,7 +159,7 @@ def test_a_merges_child_waits_while_its_other_parent_is_listed_or_leased() -> No
 def test_a_shard_lies_behind_a_hole_where_one_hash_key_is_common(
     keys: tuple[int, int] | None, last: int, behind: bool
 ) -> None:
-    """L7: A child next to the hole would be created while its parent is read; one inside it, never."""
+    """L7: A shard that shares a single hash key with a hole depends on the hole. Its neighbor does not."""
     parent = Lease("0", owner="a", checkpoint=READ, hash_range=(0, 9))
     hole = Hole("", 5 if last == 9 else 0, last, times=3)
     listed = [shard("0", open=False), shard("1", "0", keys=keys, open=False)]
@@ -178,7 +178,7 @@ def test_a_merges_child_behind_a_hole_waits_only_for_a_parent_that_is_listed() -
 
 
 def test_a_new_lease_names_its_stream() -> None:
-    """In a table of several streams, the stream of a lease says which source reads it."""
+    """In a table with several streams, each lease names the stream of its source."""
     qualified = Shard("orders:1", stream="orders", parents=("orders:0",), hash_range=(0, 9))
     (create,) = children_to_create(Lease("orders:0", stream="orders"), [qualified], {}, {"orders:1"}, Config())
     assert create.lease == Lease(
@@ -187,7 +187,7 @@ def test_a_new_lease_names_its_stream() -> None:
 
 
 def test_a_line_that_is_read_further_on_is_not_begun_again_above() -> None:
-    """L4: A shard that was finished and cleaned up is not read again next to its grandchild."""
+    """L4: A shard that was finished and cleaned up is not read again while its grandchild is."""
     line = [shard("0", open=False), shard("1", "0", open=False), shard("2", "1")]
     reading = Lease("2", owner="a", parents=("1",), checkpoint=READ, hash_range=(0, 9))
     actions = plan([reading], line, Me("a"), Config(initial_position=TRIM_HORIZON))
@@ -219,7 +219,7 @@ def begun(gone: list[Lease], shards: list[Shard], leases: list[Lease], start: Po
 
 
 def test_a_lease_whose_row_is_gone_begins_where_it_was_seen() -> None:
-    """The records between that position and the tip are not skipped."""
+    """A lease whose row was deleted is created again at the position that a worker remembers."""
     gone = [Lease("0", checkpoint=READ, epoch=7, owner="dead")]
     assert begun(gone, [shard("0"), shard("1")], []) == {"0": READ, "1": LATEST}
     (made,) = plan([], [shard("0")], Me("w", history=History(gone=tuple(gone))), Config())
@@ -274,7 +274,7 @@ def test_a_half_read_parent_whose_row_is_gone_comes_before_its_children() -> Non
 
 
 def test_a_lease_that_ended_and_went_since_it_was_seen_is_not_begun_again() -> None:
-    """A worker that reads the table seldom does not read again what others have long finished (L8)."""
+    """A worker that reads the table seldom does not read a shard again that others have finished (L8)."""
     line = [shard("0", open=False), shard("1", "0", open=False), shard("2", "1")]
     parent = Lease("0", checkpoint=READ)
     assert begun([parent], [line[0], shard("1", "0")], [Lease("1", checkpoint=READ, parents=("0",))]) == {}
@@ -285,7 +285,7 @@ def test_a_lease_that_ended_and_went_since_it_was_seen_is_not_begun_again() -> N
 
 
 def test_the_lease_of_a_shard_that_is_gone_goes_and_its_childless_line_with_it() -> None:
-    """A table does not keep a row for each shard that ever existed."""
+    """The leases of expired shards are deleted, so the table does not grow forever."""
     gone = Lease("0", owner="a", checkpoint=READ)
     reading = Lease("1", owner="b", checkpoint=READ, hash_range=HASH_KEYS)
     actions = plan([gone, reading], [shard("1", keys=HASH_KEYS)], Me("a"), Config())
@@ -293,7 +293,7 @@ def test_the_lease_of_a_shard_that_is_gone_goes_and_its_childless_line_with_it()
 
 
 def test_a_fault_of_a_listing_is_said_of_its_stream() -> None:
-    """In a fleet of twenty streams, the message shows which one has stopped."""
+    """In a fleet with several streams, the message about a faulty listing names the stream."""
     keys = {"stream": "orders", "hash_range": (0, 9)}
     parent, child = Shard("0", **keys), Shard("1", parents=("0",), **keys)  # type: ignore[arg-type]
     ring = [Shard("0", parents=("1",), open=False, **keys), Shard("1", parents=("0",), open=False, **keys)]  # type: ignore[arg-type]
@@ -302,7 +302,7 @@ def test_a_fault_of_a_listing_is_said_of_its_stream() -> None:
 
 
 def test_where_one_range_is_unknown_nothing_is_said_of_holes() -> None:
-    """L7: A shard whose range a source does not report may cover everything that the others leave out."""
+    """L7: No hole is reported if a shard's range is unknown, because it may cover the gap."""
     known, unknown = shard("0"), shard("1", keys=None)
     assert (len(problems([known])), len(problems([known, unknown]))) == (1, 0)
     leases = [Lease("0", hash_range=(0, 9)), Lease("1")]

@@ -60,7 +60,7 @@ def moves_to(counts: dict[str, int], shares: dict[str, int]) -> int:
 
 @pytest.mark.parametrize("grouping", GROUPINGS)
 def test_shares_are_even_at_every_level_for_the_fewest_moves(grouping: str) -> None:
-    """S8: A share off by one, or an overlooked cheaper division, is a lease moved without need."""
+    """S8: The shares are an even division at every level of groups that needs the fewest moves."""
     groups, names = GROUPINGS[grouping]
     for size in range(1, 6):
         for leases in range(9):
@@ -97,7 +97,7 @@ def distance(shares: dict[str, int], groups: Groups) -> float:
 
 @pytest.mark.parametrize("grouping", GROUPINGS)
 def test_shares_stay_while_the_moves_are_under_way(grouping: str) -> None:
-    """S4: Plans made before and after a move agree, because a move under way changes no share."""
+    """S4: A move in progress changes no share, so plans made before and after it agree."""
     groups, names = GROUPINGS[grouping]
     for leases, size in ((8, 5), (7, 4), (7, 5)):
         for held in divisions(leases, size):
@@ -116,7 +116,7 @@ def held_by(counts: tuple[int, ...], names: tuple[str, ...]) -> list[Lease]:
 
 @pytest.mark.parametrize("grouping", GROUPINGS)
 def test_plans_made_alike_never_meet(grouping: str) -> None:
-    """S2, S4: Two workers that take the same lease waste a write; stealing beyond a surplus starts a chain of moves."""
+    """S2, S4: Workers that plan from the same table never take the same lease, and steal only surplus leases."""
     groups, names = GROUPINGS[grouping]
     config = Config(rules=Minimal(groups=groups))
     for held in divisions(8, 4):
@@ -141,7 +141,7 @@ def test_plans_made_alike_never_meet(grouping: str) -> None:
     ids=repr,
 )
 def test_every_balanced_table_is_at_rest(rules: RuleSet) -> None:
-    """S5: Rule sets that disagree about balance move leases back and forth in a mixed fleet."""
+    """S5: No worker moves a lease of a balanced table, whatever rule set it has."""
     names = GROUPINGS["none"][1]
     for size in range(1, 6):
         for leases in range(size, 9):
@@ -162,7 +162,7 @@ def test_groups_are_read_from_ids() -> None:
 
 @pytest.mark.parametrize("grouping", ["none", "two and three"])
 def test_the_fewest_moves_are_those_of_the_cheapest_even_division(grouping: str) -> None:
-    """S6: Every fleet is measured by this number; one off, and a needless move would pass for a needed one."""
+    """S6: The least number of moves is that of the cheapest even division, and serves to judge every fleet."""
     groups, names = GROUPINGS[grouping]
     assert least_moves({"s-0": "a"}, (), groups) == 0
     for size in range(1, 6):
@@ -177,7 +177,7 @@ def test_the_fewest_moves_are_those_of_the_cheapest_even_division(grouping: str)
 
 @pytest.mark.parametrize("grouping", GROUPINGS)
 def test_a_division_is_uneven_unless_it_is_one_of_the_even_ones(grouping: str) -> None:
-    """S8: Checker and judge apply this to a fleet at rest; one off, and a fleet that is never balanced would pass."""
+    """S8: Exactly the even divisions count as even. The checker and the judge use this for a fleet at rest."""
     groups, names = GROUPINGS[grouping]
     assert uneven({"a": 9}, (), 9, groups) == ""
     for size in range(1, 6):

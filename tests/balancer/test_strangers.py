@@ -56,7 +56,7 @@ def test_a_lease_that_falls_to_strangers_and_had_an_owner_is_taken_by_ours() -> 
 
 
 def test_a_lease_without_a_former_owner_is_left_to_strangers() -> None:
-    """Strangers take the children of a reshard, which they would otherwise steal from us one by one."""
+    """A new lease, such as a child of a reshard, is left to the strangers if it falls to their share."""
     assert claimed((*DIED[:-6], *free(6, epoch=0))) == {}
 
 
@@ -81,12 +81,12 @@ def test_workers_of_ours_stand_before_strangers_in_the_line() -> None:
     ids=["nothing is heard", "we let go for peers that never steal"],
 )
 def test_the_share_of_strangers_is_left_to_them(history: History, config: Config) -> None:
-    """A lease that we release for them is not taken by us again at once, in an endless loop."""
+    """A lease that was released for strangers is not taken again by our workers."""
     assert claimed(DIED, history, config) == {}
 
 
 def test_no_more_is_taken_than_may_be_held() -> None:
-    """M7 applies whichever worker the lease falls to."""
+    """M7: A worker takes at most `max_leases` leases, even of those that fall to strangers."""
     assert claimed(DIED, config=Config(Minimal(max_leases=6))) == {}
     assert 0 < claimed(DIED, config=Config(Minimal(max_leases=7)))["M15"] <= 3
 

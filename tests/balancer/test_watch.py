@@ -80,7 +80,7 @@ def test_watching_runs_to_the_start_of_the_last_reading() -> None:
 
 
 def test_a_lease_first_seen_without_owner_has_stood_still_for_ever() -> None:
-    """KCL takes such leases first; afterwards our own observation counts as for any other lease."""
+    """A lease without an owner in the first listing has an infinite idle time. KCL takes such leases first."""
     free = evolve(ROW, owner=None)
     watch, (lease,) = Watch().look([free], began=0, ended=1)
     assert (lease.idle, lease.held) == (math.inf, math.inf)
@@ -89,7 +89,7 @@ def test_a_lease_first_seen_without_owner_has_stood_still_for_ever() -> None:
 
 
 def test_the_larger_of_the_rows_age_and_our_watching_counts() -> None:
-    """A store that knows a row's age reports it at first sight; a stale age must not shorten what we observed."""
+    """The idle time is the larger of the row's age and the time that we have watched it."""
     watch, (lease,) = Watch().look([evolve(ROW, idle=70.0)], began=0, ended=1)
     assert lease.idle == 70
     watch, (lease,) = watch.look([evolve(ROW, idle=75.0)], began=4, ended=5)
@@ -108,14 +108,14 @@ def test_a_new_version_starts_again() -> None:
 
 
 def test_a_version_under_another_owner_is_a_new_one() -> None:
-    """A recreated row counts from 0 again, and the owner of its new version is alive."""
+    """A recreated row with the same version but another owner counts as renewed."""
     first, _ = Watch().look([Lease("0", owner="a", version=Version("3"))], 0.0, 0.0)
     _, (lease,) = first.look([Lease("0", owner="b", version=Version("3"))], 60.0, 60.0)
     assert (lease.owner, lease.idle) == ("b", 0.0)
 
 
 def test_leases_not_asked_for_stay_and_missing_ones_go() -> None:
-    """A read of a few rows must neither drop the others nor keep a deleted row alive."""
+    """A read of a few rows keeps the other leases, and removes those that were deleted."""
     rows = [evolve(ROW, key=key) for key in ("s-1", "s-2", "s-3")]
     watch, _ = Watch().look(rows, began=0, ended=1)
     watch, _ = watch.look(rows, began=6, ended=7)
@@ -147,7 +147,7 @@ def test_held_is_unknown_for_the_owner_found_and_measured_for_later_ones() -> No
 
 
 def test_heir_idle_counts_from_when_the_heir_was_named() -> None:
-    """A stuck owner loses its lease only after its time to drain; a new next owner starts that time again (H4)."""
+    """A new next owner restarts the time after which a stuck owner loses its lease (H4)."""
     watch, _ = Watch().look([ROW], began=0, ended=1)
     requested = evolve(ROW, next_owner="b")
     watch, (lease,) = watch.look([requested], began=4, ended=5)
@@ -172,7 +172,7 @@ def test_history_tells_how_long_owners_and_fleet_have_stood_still() -> None:
 
 
 def test_gaps_are_measured_only_where_the_same_owner_moved_the_version() -> None:
-    """A takeover after a crash does not show how often the new owner renews."""
+    """A change of owner does not count as a renewal interval of the new owner."""
     watch, _ = Watch().look([ROW], began=0, ended=1)
     watch, _ = watch.look([ROW], began=9, ended=9)
     watch, _ = watch.look([evolve(ROW, version=Version("2"))], began=10, ended=10)
@@ -188,7 +188,7 @@ def test_gaps_are_measured_only_where_the_same_owner_moved_the_version() -> None
 
 
 def test_paces_are_what_counters_say_of_owners_that_renew() -> None:
-    """C16: The pace comes from the renewal counter; a changed version alone does not show how often it changed."""
+    """C16: The renewal interval of an owner is computed from its renewal counter, because a version has no count."""
 
     def counted(epoch: int, **other: Any) -> Lease:  # noqa: ANN401  any field of a Lease
         return evolve(ROW, epoch=epoch, version=Version(str(epoch)), **other)
@@ -206,14 +206,14 @@ def test_paces_are_what_counters_say_of_owners_that_renew() -> None:
 
 
 def test_a_pace_is_counted_from_one_renewal_and_below_a_second() -> None:
-    """C16: Short leases are renewed several times a second."""
+    """C16: Intervals are measured from a single renewal on, and may be shorter than a second."""
     watch, _ = Watch().look([evolve(ROW, epoch=1)], began=0, ended=1)
     watch, _ = watch.look([evolve(ROW, epoch=2, version=Version("2"))], began=1.5, ended=2)
     assert watch.history.paces == (("a", 0.25),)
 
 
 def test_of_an_owners_paces_the_longest_counts() -> None:
-    """C16: One lease that it renews often must not hide that it let another one stand."""
+    """C16: The interval of an owner is that of the lease that it renews most seldom."""
     rows = [evolve(ROW, key=key, epoch=1) for key in ("s-1", "s-2", "s-3")]
     watch, _ = Watch().look(rows, began=0, ended=1)
     now = [evolve(row, epoch=epoch, version=Version("2")) for row, epoch in zip(rows, (3, 2, 5), strict=True)]
@@ -222,7 +222,7 @@ def test_of_an_owners_paces_the_longest_counts() -> None:
 
 
 def test_holes_are_counted_on_full_readings_alone() -> None:
-    """Three reads of a few rows do not pass for three looks at the stream (L7)."""
+    """A hole counts as seen only in reads of the whole table (L7)."""
     row = evolve(ROW, hash_range=(0, 9))
     watch, _ = Watch().look([row], began=0, ended=1)
     watch, _ = watch.look([row], began=2, ended=3, requested_keys=["s-1"])
@@ -274,7 +274,7 @@ def stood_still(rows: list[Lease], then: list[Lease]) -> tuple[float, float]:
 
 
 def test_owners_change_with_a_lease_that_comes_or_goes_and_not_with_an_heir() -> None:
-    """Patience starts again at a change of owners, and does not at a request."""
+    """Patience starts again when owners or leases change, but not after a request."""
     two = [ROW, evolve(ROW, key="s-2")]
     assert stood_still(two, two) == (10, 10)
     assert stood_still(two, [ROW]) == stood_still([ROW], two) == (0, 10)
@@ -283,7 +283,7 @@ def test_owners_change_with_a_lease_that_comes_or_goes_and_not_with_an_heir() ->
 
 
 def test_readings_of_a_few_rows_say_nothing_of_how_often_all_are_read() -> None:
-    """A worker that reads all rows once a cycle is not taken for one that reads twice a second, and waits (C10)."""
+    """The interval between listings is measured only from reads of the whole table (C10)."""
     watch, _ = Watch().look([ROW], began=0, ended=1)
     watch, _ = watch.look([ROW], began=1.5, ended=2)
     assert watch.history.full_apart == 0.5
@@ -292,7 +292,7 @@ def test_readings_of_a_few_rows_say_nothing_of_how_often_all_are_read() -> None:
 
 
 def test_a_leaders_workers_are_those_of_the_last_whole_reading() -> None:
-    """M14: A read of a few rows contains no reports, and makes no worker look dead."""
+    """M14: A read of a few rows does not change the reports of led workers."""
     free, given = evolve(ROW, owner=None), evolve(ROW, owner="j", version=Version("2"))
     watch, led = Watch(), []
     for began, row, stamp in ((0, free, "1"), (10, free, "2"), (20, given, "2"), (30, given, "3")):
@@ -305,7 +305,7 @@ def test_a_leaders_workers_are_those_of_the_last_whole_reading() -> None:
 
 
 def test_a_lease_without_a_row_is_remembered_until_it_has_one_again_or_no_shard() -> None:
-    """The positions of shards in a table that was emptied are not lost."""
+    """The positions of deleted rows are remembered until the row exists again or the shard is gone."""
     first, second = Lease("0", epoch=3), Lease("1", epoch=3)
     watch, _ = Watch().look([first, second], 0.0, 1.0)
     watch, _ = watch.look([], 2.0, 3.0)
@@ -402,7 +402,7 @@ def ordered_census(leases: Sequence[Lease], me: Me, config: Config) -> Census:
 def test_counts_folded_from_a_few_rows_are_those_of_all_leases(
     told: list[tuple[list[str] | None, list[Lease], float, float]], hears: bool, rules: RuleSet
 ) -> None:
-    """If the fold missed a correction, a reader would act on a fleet that no longer exists."""
+    """The counts that are updated after partial reads equal those computed from all leases."""
     watch, config = Watch(bulletins=BulletinTracker() if hears else None), Config(rules=rules)
     for turn, (asked, listing, began, ended) in enumerate(told):
         before = watch
@@ -432,7 +432,7 @@ def test_counts_folded_from_a_few_rows_are_those_of_all_leases(
 
 
 def test_an_outage_of_the_store_counts_against_nobody() -> None:
-    """The first worker to come back does not find all leases expired, its own fleet's included (C17)."""
+    """C17: The time of an outage does not count as idle time of any lease."""
     old = evolve(ROW, idle=70.0)  # a store that knows a row's age includes the outage in it
     watch, _ = Watch(silence_seconds=2.0).look([ROW], began=0, ended=1)
     watch, (lease,) = watch.unanswered(4).unanswered(30).look([old], began=61, ended=62)

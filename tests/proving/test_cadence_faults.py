@@ -96,13 +96,13 @@ def sound(name: str) -> SimulatedHistory:
 
 @pytest.mark.parametrize("name", STORIES)
 def test_a_sound_fleet_owns_everything_again_in_time(name: str) -> None:
-    """The planted faults prove something only if a sound fleet passes, and the limit is what users are promised."""
+    """After a death, a fleet without planted faults owns all leases again within the limit that users are promised."""
     assert longest_unowned(sound(name)) <= OWNED_AGAIN_SECONDS
     assert judge(sound(name), Limits(dict.fromkeys(WORKERS, 10.0), settled=END - 5.0)) == ()
 
 
 def test_a_lookout_for_whom_nobody_stands_in_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """C8: The death is noticed only by the listing that each worker makes for itself."""
+    """C8: Without stand-ins, the death is noticed only by the listings that each worker makes by itself."""
     monkeypatch.setattr(ranks, "SILENT_SECONDS", math.inf)
     monkeypatch.setattr(ranks, "EARLY_SECONDS", math.inf)
     assert longest_unowned(lived(STORIES["the lookout dies"])) > OWNED_AGAIN_SECONDS
@@ -110,7 +110,7 @@ def test_a_lookout_for_whom_nobody_stands_in_is_late(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.more
 def test_a_lookout_that_calls_nobody_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """C6: What it freed would wait for C11."""
+    """C6: Without calls, the leases that the lookout freed wait for the last resort (C11)."""
     said = cadence._next_bulletin  # noqa: SLF001  the fault is planted there
 
     def mute(actions: object, leases: object, census: Census, me: Me, config: Config) -> Annotations:
@@ -125,7 +125,7 @@ def test_a_lookout_that_calls_nobody_is_late(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.more
 def test_reaping_the_living_makes_two_holders(monkeypatch: pytest.MonkeyPatch) -> None:
-    """C6: A lease freed too early has been claimed while its owner still reads."""
+    """C6: If a lease is freed too early, it is claimed while its owner still reads the shard."""
 
     def early(_census: Census, leases: Sequence[Lease], me: Me, *_: object) -> tuple[Release, ...]:
         return tuple(
@@ -140,7 +140,7 @@ def test_reaping_the_living_makes_two_holders(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.more
 def test_a_fleet_of_lookouts_reads_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    """C3: The test notices a fleet in which every worker takes itself for the lookout."""
+    """C3: If every worker acts as the lookout, the number of reads exceeds the limit."""
     name = "an ordinary worker dies"
     bill = sound(name).scanned  # read before the fault is planted, because this may be the first call
     monkeypatch.setattr(LookoutRanks, "on_duty", lambda *_: True)
@@ -153,14 +153,14 @@ def test_a_fleet_of_lookouts_reads_too_much(monkeypatch: pytest.MonkeyPatch) -> 
 )
 @pytest.mark.parametrize("every", [2, pytest.param(3, marks=pytest.mark.more)])
 def test_beside_an_earlier_version_everything_is_owned_again_in_time(story: str, every: int) -> None:
-    """C6: Workers that know no calls read the counts, and so do all workers if the lookout knows no calls."""
+    """C6: Workers of earlier versions read the counters, and so do all workers if the lookout writes no calls."""
     history = lived(STORIES[story], earlier=WORKERS[::every])
     assert longest_unowned(history) <= OWNED_AGAIN_SECONDS
     assert judge(history, Limits(dict.fromkeys(WORKERS, 10.0), settled=END - 5.0)) == ()
 
 
 def test_one_event_costs_few_listings() -> None:
-    """C6, C7: One event causes few listings, so work does not grow with the square of the fleet."""
+    """C6, C7: One event causes few listings, however large the fleet is."""
     history = sound("an ordinary worker dies")
     within = [ended for _, ended, _ in history.listings if CRASH <= ended < CRASH + 30.0]
     assert len(within) <= 10 + 8, "ten at rest"
@@ -173,7 +173,7 @@ def test_one_event_costs_few_listings() -> None:
 @pytest.mark.parametrize("seconds", [8.0, 15.0, 60.0])
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.more)])
 def test_an_outage_of_the_store_moves_no_lease(seconds: float, seed: int) -> None:
-    """The first workers to come back do not free or take what the others had no chance to renew yet."""
+    """After an outage of the store, no lease is freed or taken before its owner could renew it."""
     draw = random.Random(seed)  # noqa: S311  a seed is the point
     members = [Member(name, CONFIG, starts=draw.uniform(0.0, 1.0), phase=draw.uniform(0.0, 20.0)) for name in WORKERS]
     away, end = Nap(CRASH, seconds), CRASH + seconds + 60.0

@@ -30,19 +30,19 @@ def test_the_judge_has_nothing_to_say(chunk: int) -> None:
 
 
 def test_consumers_that_acknowledge_late_at_random_and_never_are_among_the_fleets() -> None:
-    """Handlers that checkpoint by themselves lose nothing that they have not acknowledged."""
+    """Handlers that write checkpoints themselves are among the fleets, and lose no unacknowledged record."""
     kinds = {trial(seed).scenario.acknowledges for seed in range(25)}
     assert kinds == {"return", "late", "random", "never"}
 
 
 def test_streams_without_hash_ranges_are_among_the_fleets() -> None:
-    """Shards that are found by their parents alone, as in a table's stream, are tested under faults too."""
+    """Streams like those of DynamoDB tables, whose shards have only parents, are among the fleets."""
     assert {trial(seed).scenario.ranged for seed in range(25)} == {True, False}
 
 
 @pytest.mark.more
 def test_a_worker_that_joins_after_rows_were_deleted_skips_no_record() -> None:
-    """A worker that starts after a table was emptied begins where others have already read."""
+    """A worker that starts after a table was emptied skips no record that others have not read."""
     assert _said(JOINED) == {}
 
 

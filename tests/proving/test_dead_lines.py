@@ -161,7 +161,7 @@ def test_a_worker_whose_stream_responds_again_takes_its_share() -> None:
 
 
 def test_a_drain_does_not_wait_for_a_call_of_the_stream_that_never_returns() -> None:
-    """The lease is released without its reader."""
+    """A drain releases a lease although a call to the stream never returns."""
     member = Member(
         SICK, CONFIGS["minimal"], ends=70.0, ending="leave", deaf=(Nap(SINCE, math.inf),), gives_up_seconds=math.inf
     )

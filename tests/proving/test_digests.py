@@ -23,7 +23,7 @@ CHUNKS = [range(8), *(pytest.param(range(at, at + CHUNK), marks=pytest.mark.more
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seeds", CHUNKS, ids=str)
 def test_each_history_is_the_stored_one(seeds: range) -> None:
-    """No write, record or incident of a simulated fleet changes unnoticed."""
+    """All writes, records and incidents of the simulated fleets are those of the stored digests."""
     expected = read_digests(STORED)
     assert dict(zip(seeds, digests_of(seeds), strict=True)) == {seed: expected[seed] for seed in seeds}
 

@@ -30,6 +30,6 @@ def test_an_owner_that_is_asked_for_much_at_once_stays_alive() -> None:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_joiners_wait_for_each_other_where_notes_are_not_free(seed: int) -> None:
-    """Early joiners do not take what later ones need; a third of the moves was in vain."""
+    """Early joiners do not take leases that later joiners need, which saves a third of the moves."""
     found = answer(evolve(DATED, seed=seed))
     assert (found.moves, found.spread) == (found.moves_minimum, 1)

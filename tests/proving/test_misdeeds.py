@@ -85,13 +85,13 @@ def test_both_laws_hold_whatever_a_dead_letter_does(what: Deviation) -> None:
 
 
 def test_a_handler_that_hangs_for_long_is_told_as_unread() -> None:
-    """The judge notices a shard that stands still while its lease is renewed."""
+    """The judge reports a shard that is not read while its lease is renewed."""
     said = judge(told("handler", "hang", 100.0), LIMITS)
     assert {each.what for each in said} == {"held unread"}
 
 
 def test_a_checkpoint_past_what_is_finished_is_told() -> None:
-    """The judge notices a skipped record although the shard may be read again later."""
+    """The judge reports a checkpoint after a record that no handler has finished."""
     before = Lease("s-0", owner="a-0", checkpoint=Position("100"))
     after = evolve(before, checkpoint=Position("102"))
     history = RunHistory()

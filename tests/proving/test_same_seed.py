@@ -36,13 +36,13 @@ def test_the_same_seed_leaves_the_same_trace_in_every_process() -> None:
 
 
 def test_another_seed_leaves_another_trace() -> None:
-    """The seed really determines the run."""
+    """The history of a run depends on its seed."""
     assert digest(run(SMALL)) != digest(run(evolve(SMALL, seed=12345)))
 
 
 @pytest.mark.parametrize("collects", [True, False])
 def test_a_run_leaves_the_collector_as_it_was(collects: bool) -> None:
-    """A simulation turns the garbage collector on again if it was on before."""
+    """A run enables the garbage collector again if it was enabled before."""
     before = gc.isenabled()
     try:
         (gc.enable if collects else gc.disable)()
@@ -53,7 +53,7 @@ def test_a_run_leaves_the_collector_as_it_was(collects: bool) -> None:
 
 
 def test_a_run_leaves_nothing_behind() -> None:
-    """Memory and time per run stay constant over ten thousand fleets."""
+    """The memory and the time of a run stay constant over many runs."""
     # Faults are logged, and pytest's captured log keeps references to the objects involved.
     calm = evolve(SMALL, calm=0.0)
 

@@ -13,16 +13,16 @@ CRASH = SimulationQuestion(40, (8,), kind="crash", cycles=4.0)
 
 
 def test_few_of_a_crowd_choose_the_same_lease() -> None:
-    """C15: Without this rule, 6 of these claims are rejected."""
+    """C15: Of many workers that start at the same time, few claim the same lease."""
     assert answer(SimulationQuestion(100, (40,), start="together", cycles=2.0)).failed_writes <= 1
 
 
 @pytest.mark.parametrize("dated", [False, True])
 @pytest.mark.parametrize("seed", range(3))
 def test_after_a_death_all_is_owned_within_an_expiry_and_a_cycle(seed: int, *, dated: bool) -> None:
-    """C16: If each look at the table came a cycle after the last, two would be needed, and up to two cycles (1.9 here).
+    """C16: A worker that finds a late owner reads the table again when the owner's leases may have expired.
 
-    With dated rows, one look is enough.
+    With dated rows, one read of the table is enough to find them.
     """
     told = answer(evolve(CRASH, seed=seed, dated=dated))
     assert told.unowned_lease_cycles_max <= 1.62
@@ -33,12 +33,12 @@ BESIDE_KCL = SimulationQuestion(60, (12,), kind="crash", pace="own", peer="kcl",
 
 
 def test_beside_kcl_a_death_costs_no_more_than_without() -> None:
-    """M15: Leases that fell to KCL's workers were unread until those looked, up to 20 s later."""
+    """M15: In a fleet with KCL workers, leases are read again after a death as soon as without them."""
     assert answer(BESIDE_KCL).unowned_lease_cycles_max * 20.05 <= 18.0
 
 
 def test_another_library_does_not_sign() -> None:
-    """If it were taken for one of ours, it might become the lookout, and no worker would call the others."""
+    """A simulated worker of another library writes none of our attributes, so it is never the lookout."""
     history = run(fleet_of(BESIDE_KCL).scenario)
     rows = {row.key: row for row in history.first} | {write.key: write.after for write in history.writes if write.after}
     members = fleet_of(BESIDE_KCL).scenario.members

@@ -6,7 +6,7 @@ from leasehold_lab.simulator.world.tasks import Tasks
 
 
 def test_a_task_that_waits_for_ever_ends_with_the_run() -> None:
-    """No task outlives its run, which it would keep in memory; ten thousand fleets once took two gigabytes."""
+    """A task that is still waiting at the end of a run is ended, so it keeps no memory."""
     ended: list[str] = []
     tasks = Tasks()
 
