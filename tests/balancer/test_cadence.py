@@ -41,14 +41,14 @@ from leasehold.balancer.watch import Watch
 from leasehold_lab.properties.strategies import WORKERS, configs, hearings, rule_sets, workers
 
 
-def test_only_our_living_workers_are_ranked() -> None:
+def test_ranks_contain_only_our_living_workers() -> None:
     """C3: Only living workers that write bulletins are ranked, so a dead worker or a peer never becomes the lookout."""
     java = Lease("j-1", owner="java", annotations=(("process", "p/w-9"),))
     dead = row("d-1", "w-8", idle=11.0)
     assert lookout_ranks((*TABLE, java, dead), CONFIG).ranks == (LOOKOUT, NEXT, *THIRDS, READER, LAST)
 
 
-def test_the_ranks_are_those_of_every_other_version() -> None:
+def test_ranks_are_equal_in_all_versions() -> None:
     """C3: Workers of different versions agree on which worker is the lookout."""
     assert lookout_ranks([row(f"s-{place}", f"w-{place}") for place in range(6)], CONFIG).ranks == (
         "w-3",
@@ -60,7 +60,7 @@ def test_the_ranks_are_those_of_every_other_version() -> None:
     )
 
 
-def test_the_bulletin_stands_where_newcomers_do_not_take() -> None:
+def test_bulletin_row_is_not_the_first_that_newcomers_request() -> None:
     """C4: A join does not move the bulletin's row, which would send every worker to the table."""
     assert BOARD is not None
     new = (*TABLE, *(row(f"t-{place}", f"w-{place % 6}") for place in range(40)), row("n-0", "new"))
@@ -71,14 +71,14 @@ def test_the_bulletin_stands_where_newcomers_do_not_take() -> None:
     assert board.key not in {action.lease.key for action in taken}
 
 
-def test_a_single_worker_reads_the_table_and_the_others_read_one_row() -> None:
+def test_only_the_lookout_lists_the_table() -> None:
     """C4, C5, C7: In a fleet of sixty, one worker lists the table, and the others read one row."""
     assert BOARD is not None
     assert look(LOOKOUT, TABLE, FULL) == Look(3.0, annotations=told(8, 2, 1))
     assert [look(worker) for worker in (NEXT, READER, LAST)] == [Look(2.5, keys=(BOARD.key,), stale_ok=True)] * 3
 
 
-def test_the_leases_of_the_dead_are_freed_but_for_those_that_are_taken() -> None:
+def test_lookout_frees_leases_of_dead_workers() -> None:
     """C6: The lookout frees expired leases. Other workers could claim them only after another `lease_seconds`."""
     dead = standing_still(11.0, READER)
     gone = [lease for lease in dead if lease.owner == READER]
@@ -95,7 +95,7 @@ def test_the_leases_of_the_dead_are_freed_but_for_those_that_are_taken() -> None
     assert look(LOOKOUT, dead, FULL, taking).annotations[:1] == bulletin_annotations(Bulletin(8, 3, 1))
 
 
-def test_a_lease_that_may_be_read_only_now_is_called_out() -> None:
+def test_lookout_calls_workers_to_leases_that_become_readable() -> None:
     """C6, M1: A merge child whose slower parent has ended gets a reader without waiting another cycle."""
     lately = evolve(FULL, hearing=evolve(HEARING, acts_still=1.0))
     child = evolve(row("s-x", None, idle=500.0), parents=("p-0", "p-1"))
@@ -111,13 +111,13 @@ def test_a_lease_that_may_be_read_only_now_is_called_out() -> None:
         )
 
 
-def test_news_send_every_reader_to_the_table() -> None:
+def test_readers_list_the_table_after_news() -> None:
     """C7: Every reader lists the table when the bulletin has news, and takes its part of the freed leases."""
     assert look(READER, TABLE, heard(latest=Bulletin(8, 3, 1))) == Look(0.0)
     assert look(READER, TABLE, heard(turned=True)) == Look(0.0)
 
 
-def test_who_is_alone_once_the_lookout_has_let_its_row_go_reads_the_table() -> None:
+def test_last_worker_lists_the_table_after_the_lookout_released_its_row() -> None:
     """C8, C13: The remaining worker notices the released leases immediately, and not up to 20 s later."""
     free, ours = row("s-0", None), row("s-1", READER)
     assert look(READER, (free, ours), heard(turned=True)).seconds == 0.0
@@ -125,7 +125,7 @@ def test_who_is_alone_once_the_lookout_has_let_its_row_go_reads_the_table() -> N
     assert look(READER, (free, ours), FULL).seconds > 10.0
 
 
-def test_the_next_in_rank_stand_in_one_after_another() -> None:
+def test_workers_stand_in_by_rank() -> None:
     """C8: Workers stand in for the lookout one after another, so no single death stops the bulletin."""
     ranks = (NEXT, *THIRDS, READER)
     assert [on_duty(worker, standing_still(2.6)) for worker in ranks] == [True, False, False, False]
@@ -142,7 +142,7 @@ def test_the_next_in_rank_stand_in_one_after_another() -> None:
     assert look(READER, standing_still(3.9), evolve(QUIET, full_still=30.0)).keys is not None
 
 
-def test_a_stand_in_stays_on_duty_for_as_long_as_the_first_in_rank_renews_and_does_not_look() -> None:
+def test_stand_in_stays_on_duty_while_the_lookout_is_stuck() -> None:
     """C8: A stand-in stays on duty while the lookout renews its leases but does not read the table."""
     own = row("own", NEXT, bulletin="8 2 1")
     said = heard(latest=Bulletin(8, 2, 1), call="8 0 own")
@@ -159,7 +159,7 @@ def test_a_stand_in_stays_on_duty_for_as_long_as_the_first_in_rank_renews_and_do
         assert not keeps(NEXT, leases)
 
 
-def test_of_a_large_fleet_twelve_list_the_table_early() -> None:
+def test_twelve_workers_list_the_table_early() -> None:
     """C8: When the bulletin's row is silent, only the twelve next in rank list the table early."""
     table = tuple(row(f"s-{place:03}", f"w-{place}", bulletin="7 2 1") for place in range(100))
     ranks = lookout_ranks(table, CONFIG).ranks
@@ -170,13 +170,13 @@ def test_of_a_large_fleet_twelve_list_the_table_early() -> None:
     assert look(ranks[-1], later, evolve(QUIET, full_still=30.0)).keys is None  # several may be dead
 
 
-def test_a_lone_worker_seldom_looks() -> None:
+def test_single_worker_lists_the_table_seldom() -> None:
     """C13: A worker without peers lists the table seldom. It notices joiners when they take a lease."""
     alone = tuple(row(f"s-{place}", "w-1") for place in range(3))
     assert look("w-1", alone, FULL).seconds == 20.0
 
 
-def test_after_taking_one_looks_soon() -> None:
+def test_worker_reads_the_table_soon_after_taking() -> None:
     """C10: A worker that has taken leases reads the table again soon, so a fleet starts quickly."""
     assert settle_seconds((), CONFIG) is None
     assert settle_seconds((Claim(TABLE[0], "M5"),), CONFIG) == 0.7
@@ -184,7 +184,7 @@ def test_after_taking_one_looks_soon() -> None:
     assert look(READER, TABLE, FULL, Claim(TABLE[1], "M5")) == Look(0.7)
 
 
-def test_after_a_claim_that_was_answered_nobody_lists() -> None:
+def test_applied_claim_causes_no_listing() -> None:
     """C10: A worker whose claims were applied does not list the table, because it already knows the result."""
     mine = (*TABLE[:-1], evolve(TABLE[-1], owner=READER, held=0.0))
     claimed = Claim(evolve(TABLE[-1], owner=None), "M6")
@@ -202,7 +202,7 @@ def test_after_a_claim_that_was_answered_nobody_lists() -> None:
     hearings(),
 )
 @settings(max_examples=300)
-def test_who_could_take_more_after_its_claims_looks_again_soon(
+def test_worker_that_may_take_more_reads_the_table_soon(
     rows: list[tuple[str | None, float]], me: Me, config: Config, hearing: BulletinState
 ) -> None:
     """C10: M9 takes one lease per turn, and two leases that a small worker could not hold were unowned for minutes.
@@ -226,7 +226,7 @@ def test_who_could_take_more_after_its_claims_looks_again_soon(
     assert not more or looked.keys is None or looked.seconds == HANDOFF_POLL_SECONDS
 
 
-def test_who_has_asked_lists_again_only_for_more() -> None:
+def test_worker_with_requests_lists_again_only_if_it_lacks_more() -> None:
     """C10: A newcomer that has requested its whole share does not list the table while it waits."""
     requested = [evolve(lease, next_owner="new", next_owner_idle=2.0, yields=True) for lease in TABLE[:3]]
     joining = evolve(FULL, owners_still=2.0, fleet_still=2.0, full_still=3.0)
@@ -236,7 +236,7 @@ def test_who_has_asked_lists_again_only_for_more() -> None:
     assert look("new", (*requested, *TABLE[3:]), evolve(joining, full_still=20.1)) == Look(0.125)
 
 
-def test_a_newcomer_that_has_its_share_waits_for_nobody() -> None:
+def test_newcomer_with_its_share_does_not_wait_for_joiners() -> None:
     """C10: A newcomer that has its share makes no listing after the wait.
 
     The lookout calls it if it should take more.
@@ -248,7 +248,7 @@ def test_a_newcomer_that_has_its_share_waits_for_nobody() -> None:
     assert look("new", new, joining) == Look(2.5, keys=(BOARD.key,), stale_ok=True)
 
 
-def test_workers_that_start_together_do_not_look_together() -> None:
+def test_starts_are_spread_over_time() -> None:
     """C15: Workers that start at the same time read the table at different times, so their claims seldom collide."""
     waits = [start_seconds(f"w-{number}", CONFIG) for number in range(40)]
     assert 0.0 <= min(waits) < 0.05
@@ -257,7 +257,7 @@ def test_workers_that_start_together_do_not_look_together() -> None:
     assert start_seconds("w-0", Config(Kcl())) == 0.0
 
 
-def test_longer_leases_make_no_start_slower() -> None:
+def test_start_does_not_depend_on_lease_seconds() -> None:
     """C10, C15: With the long leases of an event hub, a worker starts as soon as with short leases."""
     hub, short = Config(lease_seconds=120.0), Config(lease_seconds=2.0)
     assert start_seconds("w-1", hub) == start_seconds("w-1", CONFIG) == 5 * start_seconds("w-1", short)
@@ -266,7 +266,7 @@ def test_longer_leases_make_no_start_slower() -> None:
     assert settle_seconds(claims, short) == pytest.approx(0.14)
 
 
-def test_newcomers_wait_for_each_other_before_they_take_from_the_living() -> None:
+def test_newcomers_wait_for_joiners_before_they_steal() -> None:
     """C10: Newcomers wait for other joiners before they steal leases, which saves a third of the moves."""
     new = (evolve(TABLE[0], owner="new", held=2.0), *TABLE[1:])
     joining = evolve(FULL, owners_still=2.0, fleet_still=2.0)
@@ -279,7 +279,7 @@ def test_newcomers_wait_for_each_other_before_they_take_from_the_living() -> Non
     assert plan(long_here, None, Me("new", history=joining), CONFIG) != ()
 
 
-def test_newcomers_wait_for_each_other_where_nothing_is_heard() -> None:
+def test_newcomers_wait_for_joiners_without_bulletins() -> None:
     """C10, C14: Newcomers also wait for other joiners on blobs, where there are no bulletins."""
     new = (evolve(TABLE[0], owner="new", held=2.0), *TABLE[1:])
     joining = evolve(FULL, hearing=None, owners_still=2.0, fleet_still=2.0, full_apart=1.0)
@@ -292,7 +292,7 @@ def test_newcomers_wait_for_each_other_where_nothing_is_heard() -> None:
     assert plan(new, None, Me("new", history=alone), CONFIG) != ()
 
 
-def test_owners_watch_what_newcomers_will_ask_for() -> None:
+def test_owners_watch_leases_that_newcomers_will_request() -> None:
     """C7: An owner reads the leases that a newcomer will request, and does not wait for its next renewal."""
     joined = (*TABLE, row("n-0", "new"))
     assert BOARD is not None
@@ -307,7 +307,7 @@ def test_owners_watch_what_newcomers_will_ask_for() -> None:
     assert look(READER, many, lately) == Look(1.0)
 
 
-def test_a_newcomer_is_called_out() -> None:
+def test_lookout_announces_newcomers() -> None:
     """C6: The lookout calls the owners of the leases that a newcomer will request."""
     lately = evolve(FULL, hearing=evolve(HEARING, acts_still=1.0), fleet_still=0.0)
     assert look(LOOKOUT, TABLE, lately).annotations[:1] == bulletin_annotations(Bulletin(8, 3, 1))
@@ -323,7 +323,7 @@ def test_newcomers_that_start_together_wait_once() -> None:
     assert waits == [1.0, 1.0, 3.0, 3.0, 5.0]
 
 
-def test_the_bulletins_row_is_renewed_more_often_than_others() -> None:
+def test_bulletin_row_is_renewed_at_each_heartbeat() -> None:
     """C4: The bulletin's row is renewed more often than other leases, as its readers expect."""
     mine = [evolve(lease, idle=1.5) for lease in TABLE if lease.owner == LOOKOUT]
     assert BOARD is not None
@@ -331,7 +331,7 @@ def test_the_bulletins_row_is_renewed_more_often_than_others() -> None:
     assert heartbeat([evolve(lease, idle=1.4) for lease in mine], Me(LOOKOUT), CONFIG) == ()
 
 
-def test_an_uneven_fleet_is_called_to_the_table_once_a_cycle() -> None:
+def test_uneven_fleet_is_called_once_per_cycle() -> None:
     """M9: The lookout of an uneven fleet calls all workers to the table once per cycle."""
     uneven = tuple(evolve(lease, owner=LAST) if lease.owner == READER else lease for lease in TABLE)
     uneven = tuple(evolve(lease, annotations=row("", lease.owner).annotations) for lease in uneven)
@@ -343,7 +343,7 @@ def test_an_uneven_fleet_is_called_to_the_table_once_a_cycle() -> None:
     assert calls == [told(8, 2, 1), told(8, 3, 1, "*")]
 
 
-def test_uneven_groups_call_the_fleet_to_the_table_once_a_cycle() -> None:
+def test_fleet_with_uneven_groups_is_called_once_per_cycle() -> None:
     """C6: A fleet whose groups are uneven is called to the table, even if lease counts differ by only one."""
     config = Config(rules=Minimal(groups="prefix"))
     owners = ("a-1", "a-1", "a-2", "a-2", "b-1", "b-2")
@@ -360,7 +360,7 @@ def test_uneven_groups_call_the_fleet_to_the_table_once_a_cycle() -> None:
     assert [text.endswith("*") for text in calls] == [False, True]
 
 
-def test_uneven_loads_call_the_fleet_to_the_table_once_a_cycle() -> None:
+def test_fleet_with_uneven_loads_is_called_once_per_cycle() -> None:
     """M13: The worker that should relieve the fullest one looks within a cycle.
 
     A lease too hot to move calls no one.
@@ -378,7 +378,7 @@ def test_uneven_loads_call_the_fleet_to_the_table_once_a_cycle() -> None:
     ] == [told(8, 3, 1, "*"), told(8, 2, 1), told(8, 2, 1)]
 
 
-def test_an_owner_that_renewed_too_seldom_is_looked_at_when_it_may_be_judged() -> None:
+def test_late_owner_is_checked_when_its_lease_may_have_expired() -> None:
     """C16: A worker that lists once per cycle lists again when the lease of a late owner may have expired."""
 
     def listed(*paces: tuple[str, float], **other: Any) -> float:  # noqa: ANN401  any field of a History
@@ -395,7 +395,7 @@ def test_an_owner_that_renewed_too_seldom_is_looked_at_when_it_may_be_judged() -
     assert look_again((), TABLE, me, Config(rules=Kcl())).seconds == Config(rules=Kcl()).cycle_seconds
 
 
-def test_readings_are_folded_by_our_own_clock() -> None:
+def test_reads_are_timed_by_our_own_clock() -> None:
     """C1: A stall of the reader does not count as silence of the lookout."""
     watch, _ = Watch(bulletins=BulletinTracker()).look(TABLE, began=0.0, ended=1.0)
     assert watch.history.hearing == BulletinState(
@@ -420,7 +420,7 @@ def test_readings_are_folded_by_our_own_clock() -> None:
     assert bulletin_of(evolve(TABLE[0], annotations=(("bulletin", "7 x 1"),))) == Bulletin()
 
 
-def test_each_count_stands_still_since_it_last_moved_itself() -> None:
+def test_each_counter_is_timed_separately() -> None:
     """C1: The idle time of each counter in the bulletin depends only on that counter."""
     watch, still = Watch(bulletins=BulletinTracker()), []
     for began, bulletin in (
@@ -446,7 +446,7 @@ def test_each_count_stands_still_since_it_last_moved_itself() -> None:
     ]
 
 
-def test_an_owner_that_a_full_reading_showed_for_the_first_time_is_the_same_afterwards() -> None:
+def test_single_read_does_not_change_owners_seen_in_a_listing() -> None:
     """C7: A read of the owner's row alone does not send the reader to the whole table."""
     watch, _ = Watch(bulletins=BulletinTracker()).look((row("s-0", "a"),), began=0.0, ended=1.0)
     watch, _ = watch.look((row("s-0", "b"),), began=10.0, ended=11.0)
@@ -457,12 +457,12 @@ def test_an_owner_that_a_full_reading_showed_for_the_first_time_is_the_same_afte
 
 
 @pytest.mark.parametrize(("looks", "heard_as"), [("9" * 18, 10**18 - 1), ("9" * 19, 0)])
-def test_a_count_has_eighteen_digits_at_most(looks: str, heard_as: int) -> None:
+def test_counter_has_at_most_eighteen_digits(looks: str, heard_as: int) -> None:
     """C1: A bulletin with a longer counter is ignored by all versions."""
     assert bulletin_of(row("s-0", "a", bulletin=f"{looks} 0 0")) == Bulletin(heard_as)
 
 
-def test_a_worker_that_asked_for_one_of_several_polls_them_all() -> None:
+def test_worker_polls_all_candidates_of_its_request() -> None:
     """A worker whose first choice was requested by another one notices that its second choice was released to it."""
     first, second = (RequestHandoff(row(key, "w-0"), "w-0", "H2") for key in ("s-00", "s-01"))
     polled = look(READER, TABLE, FULL, evolve(first, alternates=(second,)))

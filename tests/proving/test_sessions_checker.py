@@ -288,14 +288,14 @@ PLANTS: dict[Plant, Callable[[], SessionModel]] = {
 
 @pytest.mark.more
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
-def test_nothing_is_found_where_nothing_is_planted(plant: Plant) -> None:
+def test_checker_finds_nothing_without_a_planted_fault(plant: Plant) -> None:
     """The settings of the planted faults break no law by themselves."""
     assert PLANTS[plant]().explore(FOUND_WITHIN).findings == ()
 
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
-def test_an_order_that_loses_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_fault_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checker finds an order of requests for each planted fault that breaks a law."""
     plant(monkeypatch)
     found = PLANTS[plant]().explore(FOUND_WITHIN).findings

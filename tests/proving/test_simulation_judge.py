@@ -237,13 +237,13 @@ PLANTED: dict[Callable[[], RunHistory], BreachKind] = {
 }
 
 
-def test_a_good_run_has_no_breach() -> None:
+def test_good_run_has_no_breach() -> None:
     """A good run breaks no law, so the planted breaches are the only ones."""
     assert judge(good(), LIMITS) == ()
 
 
 @pytest.mark.parametrize(("history", "what"), PLANTED.items(), ids=lambda each: getattr(each, "__name__", ""))
-def test_a_planted_breach_is_named(history: Callable[[], RunHistory], what: BreachKind) -> None:
+def test_planted_breach_is_named(history: Callable[[], RunHistory], what: BreachKind) -> None:
     """The judge names each planted breach, with its time and its lease or worker."""
     named = [breach for breach in judge(history(), LIMITS) if breach.what == what]
     assert named
@@ -253,18 +253,18 @@ def test_a_planted_breach_is_named(history: Callable[[], RunHistory], what: Brea
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
-def test_each_law_is_broken_by_a_planted_fault_and_by_no_good_run(law: Callable[[JudgedRun], Iterable[Breach]]) -> None:
+def test_each_law_is_broken_only_by_planted_faults(law: Callable[[JudgedRun], Iterable[Breach]]) -> None:
     """Every law is part of the verdict, and finds its breach."""
     assert list(law(JudgedRun(good(), LIMITS))) == []
     assert any(list(law(JudgedRun(history(), LIMITS))) for history in PLANTED)
 
 
-def test_records_nobody_reads_at_the_end_are_lost() -> None:
+def test_records_unread_at_the_end_are_lost() -> None:
     """The judge reports records of a shard that had no reader at the end."""
     assert any(breach.what == "lost" and "never handed over" in breach.why for breach in judge(never_read(), LIMITS))
 
 
-def test_a_breach_says_who_and_why() -> None:
+def test_breach_contains_workers_and_reason() -> None:
     """The description of a breach contains the workers and the reason."""
     (breach,) = [each for each in judge(two_holders(), LIMITS) if each.what == "two holders"]
     held = last("s-0", 50.0)
