@@ -86,7 +86,7 @@ def _pack(encode: ModuleType, rows: Rows) -> bytes:
     aggregate = encode.Aggregate(1 << 20)
     for key, hash_key, data in rows:
         aggregate.add(data, key, hash_key)
-    sealed: bytes = aggregate.sealed()
+    sealed: bytes = aggregate.encode()
     return sealed
 
 

@@ -175,7 +175,7 @@ def aggregate_rows(megabytes: int) -> tuple[list[tuple[int, bytes]], int]:
         shard, aggregate = number % SHARDS, Aggregate(AGGREGATE_BYTES)
         while aggregate.add(b"%010d" % users * (USER_BYTES // 10), keys[shard][users % len(keys[shard])]):
             users += 1
-        rows.append((middle_hash_key(shard), aggregate.sealed()))
+        rows.append((middle_hash_key(shard), aggregate.encode()))
     return rows, users
 
 

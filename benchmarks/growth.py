@@ -30,7 +30,7 @@ from rich.table import Table
 
 from leasehold.adapters.consumer.status import lags_of, statuses_of
 from leasehold.adapters.ops.explaining import plans
-from leasehold.adapters.report.watching import WatchedTable, picture
+from leasehold.adapters.ops.watching import WatchedTable, picture
 from leasehold.adapters.worker.annotations import Identity
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.renewing import Renewing

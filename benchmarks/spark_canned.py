@@ -52,7 +52,7 @@ class Service:
         aggregate = Aggregate(1 << 20)
         for number in range(records):
             assert aggregate.add(b"%010d" % number * (USER_BYTES // 10), keys[number % KEYS])
-        self._data = [aggregate.sealed()] * aggregates
+        self._data = [aggregate.encode()] * aggregates
 
     def get_shard_iterator(self, **request: str) -> dict[str, str]:
         """Return an iterator, which is the sequence number after which to read."""

@@ -86,7 +86,7 @@ class Load:
         made = Aggregate(1 << 20)
         for _ in range(self.in_one):
             assert made.add(b"x" * self.size, "k")
-        return made.sealed()
+        return made.encode()
 
 
 LOADS = (

@@ -50,7 +50,7 @@ def rows_of(load: Load) -> list[dict[str, Any]]:
         aggregate = Aggregate(load.size)
         for number in range(load.users):
             assert aggregate.add(b"%010d" % number * 10, f"key-{number % 100}"), "they do not fit"
-        data = aggregate.sealed()
+        data = aggregate.encode()
     return [
         {
             "ApproximateArrivalTimestamp": 1_795_363_072_573 + number,

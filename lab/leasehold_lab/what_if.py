@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from attrs import evolve, frozen
 
-from leasehold.adapters.report.watching import WatchedTable, alive
+from leasehold.adapters.ops.watching import WatchedTable, alive
 from leasehold.balancer.census import our_workers
 from leasehold.balancer.config import Config
 from leasehold.stores.fields import decimal

@@ -365,7 +365,7 @@ class CheckedWorker:
                 page.session.stored.etag,
                 page.ended,
                 page.settled,
-                sorted(page.last.items()),
+                sorted(page.last_counts.items()),
                 page.superseded,
             )
             for page in store._pages.values()  # noqa: SLF001  the state of the code under test

@@ -18,8 +18,8 @@ from leasehold.adapters.cli.common.columns import Cells, Column, show
 from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.table_options import table_options
 from leasehold.adapters.ops.swapping import open_for_reading
+from leasehold.adapters.ops.watching import alive
 from leasehold.adapters.options import Options
-from leasehold.adapters.report.watching import alive
 from leasehold.errors import StoreError
 from leasehold.stores.printable import printable
 from leasehold_lab.what_if import FleetChange, forecast, names_of

@@ -48,7 +48,7 @@ class OncePerCycleWorker(Worker):
         if keys is None:
             seen = (sighting.lease for sighting in self.table.watch.sightings.values())
             self._whole_due = now + min(
-                self.config.cycle_seconds, seconds_until_late_owners_expire(seen, self._asking(), self.config)
+                self.config.cycle_seconds, seconds_until_late_owners_expire(seen, self._current_me(), self.config)
             )
         if self._look.keys is None:
             self._look = evolve(self._look, seconds=max(self._look.seconds, self._whole_due - now))
@@ -90,7 +90,7 @@ class Process:
         self._holdings: dict[str, Holding] = {}
         self._unacknowledged: dict[str, list[Delivery]] = {}  # by shard; each delivery has one record
         offset = 0.0 if member.present else self._draw.uniform(0.0, 1000.0)
-        self._time = VirtualTime(world.tasks, self, offset, member.rate)
+        self._time = VirtualTime(world.tasks, self, offset, member.rate, self._draw, self.process_id)
         self._exchange = exchange = Exchange(world, self)
         kind = OncePerCycleWorker if self._scenario.scan_per_cycle else PresentWorker if member.present else Worker
         client = Client(world, self, exchange, self._draw)
@@ -105,9 +105,6 @@ class Process:
             source=StreamClient(world, self, exchange, self._time),
             me=member.worker,
             config=member.config,
-            clock=self._time.clock,
-            uniform=self._draw.uniform,
-            process=self.process_id,
             scheduler=self._time,
             if_recreated=self._scenario.if_recreated,
         )

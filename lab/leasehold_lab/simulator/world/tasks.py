@@ -7,6 +7,7 @@ returns later. If several tasks are due at the same time, they are woken in the 
 
 import contextlib
 import math
+import random
 from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -165,11 +166,17 @@ class TaskHost(Protocol):
 
 
 class VirtualTime:
-    """The scheduler of one process. The process's clock shows `offset` at virtual time 0, and runs at `rate`."""
+    """The scheduler of one process. The process's clock shows `offset` at virtual time 0, and runs at `rate`.
+
+    `draw` makes what is random in the process, and `process_id` distinguishes it from others of the same worker.
+    """
 
     fatal: tuple[type[BaseException], ...] = (Killed,)
 
-    def __init__(self, tasks: Tasks, host: TaskHost, offset: float, rate: float) -> None:
+    def __init__(  # noqa: PLR0917  one caller
+        self, tasks: Tasks, host: TaskHost, offset: float, rate: float, draw: random.Random, process_id: str
+    ) -> None:
+        self.uniform, self.process_id = draw.uniform, process_id
         self.tasks, self.host, self._offset, self._rate = tasks, host, offset, rate
         self.unforeseen = host.unforeseen
         self.named: dict[str, Task] = {}

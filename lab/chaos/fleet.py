@@ -72,7 +72,7 @@ TIMEOUT_SECONDS = 4
 CHILD_SECONDS = TIMEOUT_SECONDS + 2 * EXIT_SECONDS
 """How long after the order a child may misbehave before it is killed."""
 SLEEP_NAMES = frozenset(kind.what for kind in SLEEPS)
-UNOPENED = "the store does not answer yet"
+UNOPENED = "the store does not respond yet"
 ORPHAN_SECONDS = 10.0
 DELETED_SECONDS = 30.0
 """How long after its wake-up time others may take to finish a sleeper's shards and delete their leases."""
