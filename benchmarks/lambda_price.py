@@ -38,7 +38,8 @@ def main(
     for count in shards or [10, 100]:
         calls_per_second = count * calls
         mapping = MONTH * calls_per_second * (request / MILLION + call_seconds * memory_mb / 1024 * gb_second)
-        workers = max(2, ceil(calls_per_second * call_seconds / BUSY))
+        # A worker without a shard does nothing, and a worker alone could not fail over.
+        workers = max(2, min(count, ceil(calls_per_second * call_seconds / BUSY)))
         containers = MONTH / 3600 * workers * (vcpu * vcpu_hour + gb * gb_hour)
         leases = dynamodb(count_requests(count, workers, checkpoint_seconds, 40.0, dated=False))
         table = leases.month(DYNAMODB.write, DYNAMODB.read)

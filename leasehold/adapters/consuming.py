@@ -226,7 +226,10 @@ def consumption(
     dead_letter = values["dead_letter"]
     if isinstance(dead_letter, str):
         dead_letter = dead_letter_of(dead_letter, source, leases, named)
-    policy = {name: given_options[name] for name in _POLICY & given_options.keys()}
+    # A function in processes of its own ends a call that takes too long, which fails the batch. If the shard were given
+    # up instead, a record at which the function hangs would go from worker to worker, and never to the dead letter.
+    enforced = {"handler_seconds"} if isinstance(function, ParallelFunction) else set[str]()
+    policy = {name: given_options[name] for name in _POLICY & given_options.keys() - enforced}
     if dead_letter is not None:
         policy["dead_letter"] = dead_letter
     elif "max_age_seconds" in policy and handling.dead_letter is None:
@@ -253,7 +256,7 @@ def consumption(
 
 def _function(handler: str, given: Mapping[str, Any]) -> LambdaFunction:
     function = lambda_function(handler, _load, given.get("handler_seconds", math.inf))
-    if (count := given.get("concurrency", 1)) == 1:
+    if (count := given.get("concurrency")) is None:
         return function
     return ParallelFunction(function.function, function.settings, function.handler_seconds, concurrency=count)
 

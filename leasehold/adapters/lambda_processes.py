@@ -7,16 +7,21 @@ Few functions are thread-safe, because on Lambda each concurrent call has a proc
 2. Everything before the lowest sequence number that failed in any part is checkpointed, and the batch fails from there.
    The records after it that have succeeded in another part are not repeated while this worker holds the lease.
 3. A process that ends during a call fails its part of the batch; the next call starts another process.
-4. However a worker ends, its processes end, too, because each process exits as soon as its connection is closed. Until
-   then it ignores SIGTERM, SIGINT and SIGHUP, because the worker waits for its call.
+4. A process whose call takes longer than `handler_seconds` is killed, which fails its part, too. The time counts from
+   when the function is loaded, as on Lambda, so a slow import does not use it up.
+5. However a worker ends, its processes end, too: their connections are then closed, and each process ends at once, even
+   if its function never returns to the interpreter. Until then it ignores SIGTERM, SIGINT and SIGHUP, because the
+   worker waits for its call.
 """
 
 import hashlib
 import importlib
 import logging
 import os
+import signal
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection, Pipe, wait
@@ -38,11 +43,14 @@ for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
     # Before the imports, which take a while. Not SIG_IGN, which programs that the function starts would inherit.
     signal.signal(number, lambda _number, _frame: None)
 from leasehold.adapters.lambda_processes import serve
-serve(int(sys.argv[1]))
+serve(int(sys.argv[1]), int(sys.argv[2]))
 """
 
 WATCH_SECONDS = 1.0
 """How often to check whether a process has ended, which goes unnoticed if its own child keeps the connection open."""
+
+LOAD_SECONDS = 60.0
+"""How long a process may take to load its function, in addition to the time limit of the call."""
 
 
 @frozen
@@ -78,36 +86,82 @@ class Reply:
     trace: str = ""
 
 
+@frozen
+class Loaded:
+    """The process has loaded the function, and begins the call."""
+
+
+@frozen
+class StartedProcess:
+    """A process that was started.
+
+    Attributes:
+        process: The process.
+        connection: For calls and replies.
+        lifeline: Nothing is ever sent on it. The process ends when it is closed.
+    """
+
+    process: "subprocess.Popen[bytes]"
+    connection: Connection
+    lifeline: Connection
+
+
 class ProcessTraceback(Exception):
     """The traceback of an exception that was raised in another process."""
 
 
 @define(eq=False)
 class FunctionProcess:
-    """A process that calls the function, started when it is first needed and again after it has ended."""
+    """A process that calls the function, started when it is first needed and again after it has ended.
+
+    Attributes:
+        setup: What it needs to load the function.
+        loaded: Whether it has loaded the function.
+    """
 
     setup: Setup
-    _running: "tuple[subprocess.Popen[bytes], Connection] | None" = None
+    loaded: bool = False
+    _running: StartedProcess | None = None
 
     @property
     def ended(self) -> bool:
         """Whether there is no process, or it has ended."""
-        return self._running is None or self._running[0].poll() is not None
+        return self._running is None or self._running.process.poll() is not None
+
+    @property
+    def limit(self) -> float:
+        """The most seconds from now until its call has ended."""
+        return self.setup.handler_seconds + (0.0 if self.loaded else LOAD_SECONDS)
 
     def begin(self, call: FunctionCall) -> Connection:
-        """Begin this call and return the connection on which the reply will be received. Raises OSError."""
+        """Begin this call, and return the connection on which the reply will be received.
+
+        Raises OSError, and RuntimeError if no thread can be started.
+        """
         if self._running is None or self.ended:
             self.end()
             self._running = self._start()
-        connection = self._running[1]
-        connection.send(call)
-        return connection
+        running, sent = self._running, threading.Event()
+        limit = min(self.limit, threading.TIMEOUT_MAX)
 
-    def reply(self) -> Reply:
-        """Return the reply that was received, or a failure if the process has ended."""
+        def watch() -> None:
+            if not sent.wait(limit):
+                running.process.kill()
+
+        # A process that was stopped reads nothing, and sending a large call to it would take forever.
+        spawn("leasehold-send", watch, lambda _fault: None)
         try:
-            if self._running is not None and self._running[1].poll():
-                reply: Reply = self._running[1].recv()
+            running.connection.send(call)
+        finally:
+            sent.set()
+        return running.connection
+
+    def reply(self) -> Reply | Loaded:
+        """Return what has come from the process, or the failure of a process that has ended."""
+        try:
+            if self._running is not None and self._running.connection.poll():
+                reply: Reply | Loaded = self._running.connection.recv()
+                self.loaded = self.loaded or isinstance(reply, Loaded)
                 return reply
         except (EOFError, OSError):
             pass  # it has ended
@@ -117,19 +171,22 @@ class FunctionProcess:
         """Kill the process, if there is one; return its status."""
         if self._running is None:
             return None
-        (process, connection), self._running = self._running, None
-        connection.close()
-        process.kill()
-        return process.wait()
+        running, self._running, self.loaded = self._running, None, False
+        running.connection.close()
+        running.lifeline.close()
+        running.process.kill()
+        return running.process.wait()
 
-    def _start(self) -> "tuple[subprocess.Popen[bytes], Connection]":
+    def _start(self) -> StartedProcess:
         our_end, their_end = Pipe()
-        with their_end:
-            arguments = [sys.executable, "-P", "-c", START, str(their_end.fileno())]
+        watched, lifeline = Pipe(duplex=False)
+        with their_end, watched:
+            descriptors = (their_end.fileno(), watched.fileno())
+            arguments = [sys.executable, "-P", "-c", START, *map(str, descriptors)]
             # Do not pass on the standard input, through which a supervisor may request this worker to drain.
-            process = subprocess.Popen(arguments, pass_fds=[their_end.fileno()], stdin=subprocess.DEVNULL)  # noqa: S603  our own program
+            process = subprocess.Popen(arguments, pass_fds=descriptors, stdin=subprocess.DEVNULL)  # noqa: S603  our own program
         our_end.send(self.setup)
-        return process, our_end
+        return StartedProcess(process, our_end, lifeline)
 
 
 @define(eq=False)
@@ -186,26 +243,32 @@ class ParallelFunction(LambdaFunction):
     def _replies(
         self, delivery: Delivery, parts: Mapping[FunctionProcess, Sequence[Record]]
     ) -> dict[FunctionProcess, Reply]:
-        arn, deadline = self.arn(delivery), self.clock() + self.handler_seconds
-        running = dict[Any, FunctionProcess]()
+        arn = self.arn(delivery)
+        running = dict[Any, tuple[FunctionProcess, float]]()  # by connection, with the time when the call must end
         replies = dict[FunctionProcess, Reply]()
         for process, records in parts.items():
             try:
-                running[process.begin(FunctionCall(delivery.shard, arn, records))] = process
-            except OSError as error:
+                connection = process.begin(FunctionCall(delivery.shard, arn, records))
+            except (OSError, RuntimeError) as error:
                 process.end()
                 replies[process] = Reply(0, f"no process of its function could be called: {said(error)}")
+            else:
+                running[connection] = process, self.clock() + process.limit
         while running:
-            ready = wait(running, max(0.0, min(WATCH_SECONDS, deadline - self.clock())))
-            is_late = not ready and self.clock() >= deadline
-            for connection, process in tuple(running.items()):
-                if is_late:
+            due = min(deadline for _, deadline in running.values()) - self.clock()
+            ready = wait(running, max(0.0, min(WATCH_SECONDS, due)))
+            for connection, (process, deadline) in tuple(running.items()):
+                if connection in ready or process.ended:
+                    reply = process.reply()
+                    if isinstance(reply, Loaded):
+                        running[connection] = process, self.clock() + process.limit
+                        continue
+                elif self.clock() >= deadline:
                     process.end()
-                    replies[process] = Reply(0, f"its function took longer than {self.handler_seconds:g} s")
-                elif connection in ready or process.ended:
-                    replies[process] = process.reply()
+                    reply = Reply(0, f"its function took longer than {self.handler_seconds:g} s")
                 else:
                     continue
+                replies[process] = reply
                 del running[connection]
         return replies
 
@@ -215,9 +278,22 @@ def _slot(key: str, slots: int) -> int:
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest()) % slots
 
 
-def serve(descriptor: int) -> None:
-    """Call the function for each `FunctionCall` that this connection receives, and exit when it is closed."""
+def serve(descriptor: int, lifeline: int) -> None:
+    """Call the function for each `FunctionCall` that this connection receives, and exit when it is closed.
+
+    Args:
+        descriptor: The connection.
+        lifeline: A pipe from the worker, which ends this process when it is closed.
+    """
+    import fcntl  # noqa: PLC0415  Windows has none, and no such processes
+
     os.set_inheritable(descriptor, False)
+    os.set_inheritable(lifeline, False)
+    # The kernel then sends SIGIO, which ends this process. The thread below cannot while the function holds the
+    # interpreter's lock, as a regular expression does.
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
     # Format log lines as the command does. Lambda's runtime has a handler for log records, too.
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     connection, calls = Connection(descriptor), SimpleQueue[FunctionCall]()
@@ -237,6 +313,7 @@ def serve(descriptor: int) -> None:
         try:
             if function is None:
                 function = _load_function(setup)
+                connection.send(Loaded())
             connection.send(_call_function(function, call))
         except BaseException as error:  # noqa: BLE001  the worker has to know why the call failed
             connection.send(Reply(0, f"its function raised {type(error).__name__}", traceback.format_exc()))

@@ -213,7 +213,7 @@ class Options(TypedDict, total=False):
     handler_seconds: Annotated[
         Seconds | None,
         Option(
-            "Release the lease if one batch takes longer than this.",
+            "Give up a batch that takes longer than this.",
             unset="never",
             limits=DurationLimits(0.01, 3600.0, "a handler that hangs keeps its shard from being read for that long"),
         ),
