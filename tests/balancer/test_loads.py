@@ -194,6 +194,6 @@ def test_a_worker_that_takes_for_its_count_is_seen_or_led() -> None:
     fullest = tuple(Lease(f"b-{place}", owner="b", weight=100) for place in range(11))
     one = Lease("a-0", owner="a", weight=1)
     shares = shares_of(one, *fullest, led=("l",), expected=0, l=0)
-    assert {worker for worker in shares.counts if shares.short(worker)} == {"a", "l"}
+    assert {worker for worker in shares.counts if shares.lacks_too_many(worker)} == {"a", "l"}
     carries_all = evolve(one, weight=2000)
-    assert not shares_of(carries_all, *fullest).short("a")
+    assert not shares_of(carries_all, *fullest).lacks_too_many("a")

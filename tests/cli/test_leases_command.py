@@ -21,8 +21,8 @@ from leasehold.adapters.cli.lease_tables import below, cells, page, said_move
 from leasehold.adapters.cli.leases import _json, app, keyed, known, readings, settled
 from leasehold.adapters.cli.main import app as main
 from leasehold.adapters.consumer.status import LeaseLag, Status
-from leasehold.adapters.json_form import lease_json, question
-from leasehold.adapters.report.watching import TableWatch, WatchedTable, picture
+from leasehold.adapters.json_form import lease_json, parse_plan_request
+from leasehold.adapters.ops.watching import TableWatch, WatchedTable, picture
 from leasehold.adapters.worker.progress import NOTE, Progress
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, Lease, Position, Version
@@ -164,11 +164,11 @@ def test_a_table_of_a_swap_says_so() -> None:
     """Users who look at one of the two tables do not take a moved lease for one without a reader."""
     left = (Lease("s-0", owner=f"{MARK}east-1"), Lease("s-1", owner=MARK), Lease("s-2", owner="east-1"))
     assert (
-        "2 leases went on in another table, or are on their way (leasehold swap): look there, too; --to TO shows both"
+        "2 leases have moved or are moving to another table (leasehold swap): look there, too; --to TO shows both"
         in text(WatchedTable(left, swapping=swap_notices(left)))
     )
     arrived = (Lease("s-0", owner="east-1"), Lease(CONTROL, checkpoint=SHARD_END))
-    notice = "leasehold-swap is no lease: a swap into this table is not over (leasehold swap FROM TO --status)"
+    notice = "leasehold-swap is not a lease: a swap into this table is not over (leasehold swap FROM TO --status)"
     assert notice in text(WatchedTable(arrived, swapping=swap_notices(arrived)))
     assert not any("swap" in line for line in text(WatchedTable(LEASES)))
 
@@ -219,7 +219,7 @@ def test_a_table_that_a_finished_swap_left_says_where_its_leases_are_and_nothing
 def test_the_json_is_what_plan_reads(lease: Lease) -> None:
     """A listing can be piped into a plan without losing anything about a lease."""
     asked = json.dumps({"leases": [lease_json(lease)], "me": {"worker": "me"}})
-    assert question(asked.encode()).leases == (lease,)
+    assert parse_plan_request(asked.encode()).leases == (lease,)
 
 
 class Faulty(MemoryStore):

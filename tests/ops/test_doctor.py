@@ -10,7 +10,7 @@ from botocore.exceptions import ClientError
 from typer.testing import CliRunner
 
 from leasehold.adapters.cli.steer.doctor import app
-from leasehold.adapters.inputs import paced
+from leasehold.adapters.inputs import with_hub_times
 from leasehold.adapters.ops.doctor import examination
 from leasehold.adapters.ops.doctor.attempts import (
     Absent,
@@ -285,7 +285,7 @@ def test_the_gap_is_a_lease_and_a_look() -> None:
     """The report gives the seconds that fleets really need."""
     assert gap_seconds(Config(Kcl(), lease_seconds=10, cycle_seconds=5)) == 15
     assert gap_seconds(Config(lease_seconds=10, cycle_seconds=5)) == 15.5
-    assert gap_seconds(paced(Config(), ())) == 1.05 * 120 + 30
+    assert gap_seconds(with_hub_times(Config(), ())) == 1.05 * 120 + 30
 
 
 @pytest.mark.parametrize(

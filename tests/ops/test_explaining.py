@@ -12,7 +12,7 @@ from leasehold.adapters.cli.steer.explain import app
 from leasehold.adapters.consumer.status import Status
 from leasehold.adapters.ops import explaining
 from leasehold.adapters.ops.explaining import SENTENCES, plans, rules_of, story
-from leasehold.adapters.report.watching import WatchedTable, shares, watched
+from leasehold.adapters.ops.watching import WatchedTable, shares, watched
 from leasehold.adapters.worker.progress import NOTE, Progress
 from leasehold.balancer.actions import Claim, Steal
 from leasehold.balancer.config import Config
@@ -168,7 +168,7 @@ def test_the_command_tells_a_worker_and_a_lease(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "says"),
     [
-        (["memory://nowhere-to-be-seen"], 2, "is seen by the process that made it alone"),
+        (["memory://nowhere-to-be-seen"], 2, "exists only in the process that created it"),
         (["sqlite://{}/none.db"], 1, "there is no file"),
         (["sqlite://{}/none.db", "--rules", "kc"], 2, "rules"),
         (["sqlite://{}/none.db", "--worker", "a", "--lease", "b"], 2, "choose one of them"),
@@ -236,7 +236,7 @@ TOLD = Progress(
 def test_the_story_says_why_a_lease_is_not_read(reach: Progress | None, lines: tuple[str, ...]) -> None:
     """Besides the owner, the user learns that nothing is being read, since when, and why."""
     row = evolve(FLEET[0], annotations=FLEET[0].annotations + (() if reach is None else ((NOTE, reach.note),)))
-    status = Status("STALLED", "it has stood for 61 s: asked to slow down")
+    status = Status("STALLED", "it has not moved for 61 s: asked to slow down")
     now = evolve(table(row, *FLEET[1:]), at=NOW, statuses={"s-0": status})
     tale = story(now, CONFIG, row, plans(now, CONFIG))
     assert (tale.reading, tale.status) == (lines, status)

@@ -27,7 +27,7 @@ from leasehold.adapters.ops.swapping import (
     set_direction,
     wait_until_known,
 )
-from leasehold.adapters.report.watching import TableWatch, picture
+from leasehold.adapters.ops.watching import TableWatch, picture
 from leasehold.adapters.worker.scheduler import Unread
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
@@ -224,7 +224,7 @@ def test_the_control_row_is_no_lease(tables: tuple[Store, Store]) -> None:
 
 @pytest.mark.parametrize(
     ("to", "why"),
-    [("sqlite://leases.db", "it is the store that the leases are in"), ("file:///b.jsonl", "file:// is a backup")],
+    [("sqlite://leases.db", "it is the store that already has the leases"), ("file:///b.jsonl", "file:// is a backup")],
 )
 def test_a_to_that_cannot_be_is_refused(to: str, why: str) -> None:
     """The leases must not be moved onto themselves, or into a file that cannot be shared."""
@@ -295,7 +295,7 @@ def test_serve_shows_both_tables_of_a_swap(half_way: tuple[str, str]) -> None:
 def test_explain_says_of_one_table_that_a_swap_is_under_way(half_way: tuple[str, str], side: int) -> None:
     """The command does not explain what an owner named moved:ann does next."""
     told = CliRunner().invoke(explain, [half_way[side], "--for", "0"])
-    signs = ("2 leases went on in another table", "a swap into this table is not over")
+    signs = ("2 leases have moved or are moving", "a swap into this table is not over")
     assert (told.exit_code, signs[side] in told.stdout) == (0, True)
     both = CliRunner().invoke(explain, [half_way[FROM], "--to", half_way[TO], "--for", "0"])
     assert (both.exit_code, both.stdout.count("moved:")) == (0, 0)
@@ -322,7 +322,7 @@ def test_tables_between_which_no_swap_is_under_way_are_not_shown_as_one(
         open_for_reading(half_way[FROM], other)
     with pytest.raises(StoreError, match="is the goal of a swap from"):
         open_for_reading(other, half_way[TO])
-    with pytest.raises(ValueError, match="--to: it is the store that the leases are in"):
+    with pytest.raises(ValueError, match="--to: it is the store that already has the leases"):
         open_for_reading(half_way[TO], half_way[TO])
 
 

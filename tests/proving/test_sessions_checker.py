@@ -11,7 +11,7 @@ from attrs import evolve
 from leasehold.stores.protocol import Done, Lost, Outcome
 from leasehold.stores.sessions import rows, store
 from leasehold.stores.sessions.group import Page, Ticket
-from leasehold.stores.sessions.rows import JoinedLease, LeaseRow, Session, SessionEntry, joined, session_fields
+from leasehold.stores.sessions.rows import JoinedLease, LeaseRow, Session, SessionEntry, join_lease, session_fields
 from leasehold.stores.sessions.store import SessionStore
 from leasehold.stores.writes import CheckpointLate
 from leasehold_lab.checker import sessions
@@ -59,7 +59,7 @@ def going_on_after_an_unknown_release(patched: pytest.MonkeyPatch) -> None:
         return real(self, row)
 
     real = SessionStore._put
-    patched.setattr(SessionStore, "_settled", lambda self, _joint: self._unsettled.clear() or True)
+    patched.setattr(SessionStore, "_is_settled", lambda self, _joint: self._unsettled.clear() or True)
     patched.setattr(SessionStore, "_put", put)
 
 
@@ -79,7 +79,7 @@ def freezing_by_a_stale_row(patched: pytest.MonkeyPatch) -> None:
         found = {}
         for key, row in self._read_rows(keys).items():
             stored = self._cells.read(store._session_row_names({row.session} - {""}))
-            found[key] = joined(row, *store._find_session(stored, row.session))
+            found[key] = join_lease(row, *store._find_session(stored, row.session))
         return found
 
     real = SessionStore._stop

@@ -8,6 +8,7 @@ import pytest
 from virtual_fleet import FaultyStore
 
 from leasehold.adapters.cli.common.start_lines import start_lines
+from leasehold.adapters.threads import ThreadScheduler
 from leasehold.adapters.worker.scheduler import Unread
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
@@ -34,7 +35,14 @@ def test_a_worker_on_a_terminal_says_what_it_takes_and_why(monkeypatch: pytest.M
         store.write(CreateLease(Lease(f"s-{number}", shard=f"s-{number}", checkpoint=TRIM_HORIZON)))
     store.write(ClaimLease(store.get(["s-1"])[0], "former"))
     config = Config(lease_seconds=10.0)
-    worker = Worker(store=store, source=source, me="ann", config=config, clock=lambda: now[0], consumer=Unread())
+    worker = Worker(
+        store=store,
+        source=source,
+        me="ann",
+        config=config,
+        scheduler=ThreadScheduler(lambda: now[0]),
+        consumer=Unread(),
+    )
     log = logging.getLogger("leasehold.worker")
     before = log.level, tuple(log.handlers)
     with start_lines(worker, "kinesis://orders", "sqlite:///leases.db"):

@@ -71,10 +71,10 @@ def command(  # noqa: PLR0917  one for each option
         closing(open_store(to, create=create and not dry_run, write=not dry_run)) as target,
     ):
         chosen = tuple(lease for lease in read_leases(source, "FROM") if lease.key.startswith(strip))
-        # A backup may be made while a fleet reads. After it is restored, the records since then are read again.
+        # A backup may be made while a fleet reads. After it is restored, later records are processed again.
         owners_ignored = even_if_read or store_address(to)[0] == "file"
         leases, read = rename_prefix(chosen, strip, add, stream), () if owners_ignored else chosen
-        # Watch only the owners that matter: of FROM if there is anything to write, and of leases to be written in TO.
+        # Watch the owners in FROM only if there is a lease to write, and in TO only the owners of leases to write.
         stored, counts = read_leases(target, "TO"), target.capabilities.counts_owners
         to_write = [move for move in planned_copies(leases, stored, (), counts=counts) if needs_write(move)]
         targets = [] if even_if_owned else [move.stored for move in to_write if move.stored]

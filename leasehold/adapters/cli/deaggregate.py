@@ -18,7 +18,7 @@ from leasehold.adapters.sources.kinesis.aggregation.decode import (
 )
 from leasehold.adapters.sources.kinesis.aggregation.wire import COMPILED
 from leasehold.balancer.model import HASH_KEYS, HashRange
-from leasehold.stores.fields import decimal, encodable
+from leasehold.stores.fields import decimal, escape_surrogates
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -77,7 +77,7 @@ def command(
 
 
 def _print(number: int, line: str, within: HashRange | None, misplaced: Misplaced, *, strict: bool) -> UserRecords:
-    """Print the user records of one line, and return them. Raises ValueError, which names the line."""
+    """Print the user records of one line, and return them. Raises ValueError, naming the line."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
@@ -87,7 +87,7 @@ def _print(number: int, line: str, within: HashRange | None, misplaced: Misplace
     for name in ("partition_key", "explicit_hash_key", "sequence_number"):
         value = row.get(name)
         # JSON may contain lone surrogates, which cannot be encoded.
-        if value is not None and not (isinstance(value, str) and encodable(value) == value):
+        if value is not None and not (isinstance(value, str) and escape_surrogates(value) == value):
             raise ValueError(f"line {number}: {name}: wants a text")
     try:
         data = base64.b64decode(row["data"], validate=True)

@@ -1,4 +1,4 @@
-"""Builds the tables of leases that are shown to people, with one row per lease, worker, or group of workers."""
+"""Builds the tables of leases that commands show, with one row per lease, worker, or group of workers."""
 
 import math
 import time
@@ -11,7 +11,7 @@ from rich.text import Text
 
 from leasehold.adapters.cli.common.columns import Cells, Column, drawn, hint
 from leasehold.adapters.consumer.status import NUMBERS, FleetLag, Status, fleet_lag
-from leasehold.adapters.report.watching import SeenMove, WatchedTable, held, shares
+from leasehold.adapters.ops.watching import SeenMove, WatchedTable, held, shares
 from leasehold.balancer.contradictions import reported
 from leasehold.balancer.model import Lease, Position
 from leasehold.balancer.rules.shares import path_of
@@ -20,20 +20,20 @@ from leasehold.stores.printable import few, printable
 from leasehold.stores.swap import place_of
 
 SAID = 8
-"""The most sentences below a table about leases that are not OK."""
+"""The maximum number of sentences below a table about leases that are not OK."""
 
 NAMED = 3
-"""The most leases that such a sentence names."""
+"""The maximum number of leases that a sentence below a table names."""
 
 AT_LEAST = "≥"
 """The prefix of a lag that is a lower bound."""
 
 LONG = 15
-"""The digits of a sequence number that are shown. Kinesis's have 56, of which the last ones differ."""
+"""How many digits of a sequence number are shown. Kinesis's numbers have 56 digits, of which the last ones differ."""
 
 
 def cells(table: WatchedTable, by: str | None, *, full: bool = False) -> Cells:
-    """Return sorted rows, one per lease, worker or group. Checkpoints are shortened unless `full`."""
+    """Return sorted rows, one per lease, worker or group. Unless `full` is set, checkpoints are shortened."""
     match by:
         case "worker":
             return _shares("worker", lambda lease: lease.owner or "nobody", table)
@@ -48,7 +48,7 @@ def cells(table: WatchedTable, by: str | None, *, full: bool = False) -> Cells:
 
 
 def word(table: WatchedTable, lease: Lease) -> str:
-    """Return the status of a lease as a word, or "" if it was not determined, or the lease is finished and OK."""
+    """Return the status of a lease as a word. Return "" if the status is unknown or the lease is finished and OK."""
     status = table.statuses.get(lease.key)
     return "" if status is None or (lease.ended and status.ok) else status.word
 
@@ -60,14 +60,14 @@ def said_move(move: SeenMove) -> str:
 
 
 def below(table: WatchedTable) -> tuple[str, tuple[str, ...]]:
-    """Return the totals over all leases, and the problems that were found."""
+    """Return a sentence with the totals over all leases, and sentences about problems."""
     working, lag = table.unended, fleet_lag(table.lags)
     owned = held(working)
     unowned = len(owned.get(None, ()))
     total = f"{len(table.leases)} leases, {len(table.leases) - len(working)} finished, {unowned} without an owner"
     total += f"; {len(owned.keys() - {None})} workers" + _most(lag)
     total += f"; {table.status.word}" if table.statuses or table.trouble or table.left else ""
-    # Group the leases that are not OK by status, the worst first.
+    # Group the leases that are not OK by status, with the worst status first.
     alike: dict[Status, list[str]] = {}
     for key, status in sorted(table.statuses.items()):
         if not status.ok:
@@ -88,14 +88,14 @@ def below(table: WatchedTable) -> tuple[str, tuple[str, ...]]:
 
 
 def _most(lag: FleetLag) -> str:
-    """Format the lag of the lease that is furthest behind, as the end of a sentence."""
+    """Return the largest lag as the end of a sentence, or "" if no lag is known."""
     if lag.most is None:
         return ""
     return f"; lag {AT_LEAST} {lag.most:.1f} s" if lag.at_least else f"; lag {lag.most:.1f} s at most"
 
 
 def page(table: WatchedTable, by: str | None, width: int) -> Group:
-    """Return a table for a screen of this width, the totals, the problems, and the latest moves."""
+    """Return a table for a screen of this width, with the totals, the problems, and the latest moves below."""
     shown, left_out = drawn(cells(table, by), width)
     total, wrong = below(table)
     hints = [hint(left_out)] if left_out else []
@@ -163,12 +163,12 @@ def _bound(value: float | None, *, at_least: bool) -> str:
 
 
 def _idle(seconds: float) -> str:
-    """Format the seconds, or return "" for a lease that was just seen to change, or that never had an owner."""
+    """Format the time since a lease has changed, or return "" if it has just changed or never had an owner."""
     return f"{seconds:.1f}" if 0 < seconds < math.inf else ""
 
 
 def shown_checkpoint(at: Position, *, full: bool) -> str:
-    """Format a checkpoint as one word, its number shortened unless `full`."""
+    """Format a checkpoint as one word. Unless `full` is set, a long number is shortened."""
     number = at.sequence if full or len(at.sequence) <= LONG else f"…{at.sequence[-LONG:]}"
     return f"{number}/{at.sub}" if at.sub else number
 

@@ -26,11 +26,11 @@ from rich.text import Text
 from leasehold.adapters.cli.common.columns import Cells, drawn
 from leasehold.adapters.cli.lease_tables import AT_LEAST, below, cells, said_move, shown_checkpoint
 from leasehold.adapters.json_form import lease_json
-from leasehold.adapters.report.watching import SeenMove, WatchedTable
+from leasehold.adapters.ops.watching import SeenMove, WatchedTable
 from leasehold.stores.printable import printable
 
 UNITS = (None, "worker", "group")
-"""What a row can stand for, in the order in which `b` cycles through them. None stands for a lease."""
+"""The possible subjects of a row, in the order in which `b` cycles through them. None means a lease."""
 
 PAGE_ROWS = 10
 
@@ -48,21 +48,21 @@ HELP = (
     ("?", "this help"),
     ("q, Ctrl-C", "leave"),
 )
-"""The keys, each with what it does."""
+"""The keys, each with its effect."""
 
 
 @frozen
 class LiveView:
-    """The state of the view: which part of a reading is shown, and in which order.
+    """The state of the view, which determines the rows that are shown and their order.
 
     Attributes:
-        by: What a row stands for; None for a lease.
+        by: The subject of a row: "worker", "group", or None for a lease.
         sort: The column by which rows are sorted; "" for the first one.
         turned: Whether the order is reversed. By default strings ascend and numbers descend.
-        words: The text that a cell must contain for its row to be shown.
+        words: The text that a row must contain in one of its cells to be shown.
         typing: Whether keys are added to `words`.
         chosen: The first cell of the selected row; "" for the first row.
-        page: What fills the screen.
+        page: The page that fills the screen.
         left: Whether the user has left the view.
     """
 
@@ -80,7 +80,7 @@ def arranged(cells: Cells, view: LiveView) -> Cells:
     """Return the rows that the view shows, sorted. Rows with an empty cell in the sort column come last."""
 
     def rank(number: int) -> tuple[float, str]:
-        """Return the sort key of a row. Numbers are sorted by value, and before strings."""
+        """Return the sort key of a row. Numbers are sorted by value, before all strings."""
         text = cells.rows[number][at].removesuffix("%").removeprefix(AT_LEAST)
         return (float(text) if text.replace(".", "", 1).isdecimal() else math.inf), cells.rows[number][at]
 
@@ -106,10 +106,10 @@ def chosen_row(shown: Cells, view: LiveView) -> int:
 
 
 def after(view: LiveView, key: str, shown: Cells) -> LiveView:
-    """Return the view after a key. A key without a meaning changes nothing.
+    """Return the view after a key press. A key without a meaning leaves the view unchanged.
 
     Args:
-        view: The view before.
+        view: The view before the key press.
         key: A character, or the name of a key.
         shown: The rows that the view shows.
     """
@@ -142,7 +142,7 @@ def after(view: LiveView, key: str, shown: Cells) -> LiveView:
 
 
 def _changed(view: LiveView, key: str, shown: Cells) -> LiveView:
-    """Return the view of the table after a key that sorts, filters, or opens."""
+    """Return the view of the table after a key press that sorts, filters, or opens rows."""
     match key:
         case "escape":
             return evolve(view, words="")
@@ -157,14 +157,14 @@ def _changed(view: LiveView, key: str, shown: Cells) -> LiveView:
             return LiveView(UNITS[(UNITS.index(view.by) + 1) % len(UNITS)])
         case "enter" if shown.rows:
             chosen = shown.rows[chosen_row(shown, view)][0]
-            # A worker or a group opens the table of its leases, and a lease opens its details.
+            # For a worker or a group, show the table of its leases. For a lease, show its details.
             return LiveView(words=chosen) if view.by else evolve(view, page="lease", chosen=chosen)
         case _:
             return view
 
 
 ESCAPE_SECONDS = 0.05
-"""If no other character follows an escape for this long, it is the key itself and not the start of a sequence."""
+"""If no character follows an escape character for this long, the user has pressed the escape key."""
 
 NAMES = {
     "\x1b[A": "up",
@@ -185,7 +185,7 @@ NAMES = {
     "\x7f": "backspace",
     "\x08": "backspace",
 }
-"""The sequences that terminals send for keys that aren't characters."""
+"""The names of the sequences that terminals send for keys without a character."""
 
 _KEY = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1bO.|.", re.DOTALL)
 
@@ -203,17 +203,17 @@ def has_keys() -> bool:
 
 @define
 class TerminalKeys:
-    """The keys of a terminal in a mode that sends each key at once."""
+    """Reads keys from a terminal in a mode that sends each key at once."""
 
     _fd: int
     _decoder: codecs.IncrementalDecoder = field(factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
 
     def pressed(self, seconds: float) -> tuple[str, ...]:
-        """Return the next keys that are pressed, or none after `seconds`. Raises EOFError if the terminal is gone."""
+        """Return the next pressed keys, or none if no key is pressed for `seconds`. Raises EOFError if it is closed."""
         deadline = time.monotonic() + seconds
         while (remaining := deadline - time.monotonic()) > 0:
             text = self._sent(remaining)
-            # The rest of a long sequence may arrive a little later.
+            # The remaining characters of a sequence may arrive a little later.
             while text.endswith(("\x1b", "\x1b[", "\x1bO")) and (more := self._sent(ESCAPE_SECONDS)):
                 text += more
             if keys := keys_in(text):
@@ -238,7 +238,7 @@ def terminal_keys(fd: int) -> Iterator[TerminalKeys]:
     original = termios.tcgetattr(fd)
     try:
         tty.setcbreak(fd)
-        # A suspended process would leave its view on the screen, and the shell without echo.
+        # Disable suspending: a suspended process would leave its view on the screen, and the shell without echo.
         modes = termios.tcgetattr(fd)
         modes[6][termios.VSUSP] = b"\0"
         termios.tcsetattr(fd, termios.TCSANOW, modes)
@@ -248,18 +248,18 @@ def terminal_keys(fd: int) -> Iterator[TerminalKeys]:
 
 
 FRAME_LINES = 4
-"""The number of lines of a table around its rows."""
+"""The number of lines that a table takes in addition to its rows."""
 
 CHOSEN = "reverse"
 
 
 def steer(looks: Iterable[WatchedTable], by: str | None, every: float) -> None:
-    """Show each reading of a table until the user leaves. The terminal is always restored.
+    """Show each state of a table until the user leaves. The terminal is always restored.
 
     Args:
-        looks: The readings. Exceptions that they raise are passed on.
-        by: What a row stands for at first; None for a lease.
-        every: The time between two readings, in seconds.
+        looks: Yields the states of the table. An exception of the iterator is raised again.
+        by: The initial subject of a row; None for a lease.
+        every: The time between two reads, in seconds.
     """
     console = Console()
     view = LiveView(by)
@@ -269,7 +269,7 @@ def steer(looks: Iterable[WatchedTable], by: str | None, every: float) -> None:
     ):
         for table in looks:
             deadline = time.monotonic() + every
-            # Redraw the view after each key until the next reading is due, when `pressed` is empty.
+            # Redraw the view after each key press. Once the next read is due, `pressed` is empty.
             pressed: tuple[str, ...] = ("",)
             while pressed:
                 live.update(drawn_view(table, view, console.width, console.height), refresh=True)
@@ -295,7 +295,7 @@ def drawn_view(table: WatchedTable, view: LiveView, width: int, height: int) -> 
 
 
 def _table(table: WatchedTable, view: LiveView, width: int, height: int) -> Group:
-    """Return the rows that fit, including the selected one, which is marked. Below are the totals and moves."""
+    """Return the rows that fit on the screen, with the selected row marked, and the totals and moves below."""
     shown = arranged(cells(table, view.by), view)
     column = shown.columns[sorted_by(shown, view)]
     falling = "falling" if column.right != view.turned else "rising"
@@ -319,7 +319,7 @@ def _table(table: WatchedTable, view: LiveView, width: int, height: int) -> Grou
 
 
 def _lease(table: WatchedTable, view: LiveView) -> Group:
-    """Return everything that is known about a lease, as names and values: first its row, then its lag."""
+    """Return all details of a lease as names and values, first those of its row, then its lag."""
     lease = next((row for row in table.leases if row.key == view.chosen), None)
     back = _line("escape goes back, up and down to other leases, q leaves", "dim")
     if lease is None:

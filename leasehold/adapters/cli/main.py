@@ -1,4 +1,4 @@
-"""Defines the command line. Only the module of the command that is called is imported."""
+"""Defines the command line. Only the module of the called command is imported."""
 
 import logging
 import re
@@ -33,15 +33,15 @@ COMMANDS = {
     "serve": ("steer.serve", "Serve lease tables as a live, read-only page."),
     "swap": ("steer.swap", "Move the lease table of a running fleet to another store or layout."),
 }
-"""Our commands, each with the module in this folder that contains its `app`, and its line in the help."""
+"""Our commands, each with its module in this folder, which contains an `app`, and its line in the help."""
 
 LABORATORY = {
     "demo": "Watch a fleet on this machine lose a worker and nothing else.",
     "dev": "Run stand-ins for Kinesis or Event Hubs and their lease tables here, until Ctrl-C.",
-    "simulate": "Simulate a fleet: how soon it is balanced, and at what cost.",
-    "what-if": "Simulate what would move if workers came or went.",
+    "simulate": "Simulate how fast a fleet is balanced, and at what cost.",
+    "what-if": "Simulate which leases move if workers join or leave.",
 }
-"""The commands that `leasehold[dev]` installs, and their lines in the help, which always shows them."""
+"""The commands that `leasehold[dev]` installs, with their lines in the help. The help shows them in any case."""
 
 GROUPS = {
     "Begin with these": ("dev", "consume", "leases"),
@@ -50,21 +50,24 @@ GROUPS = {
     "Steer": ("reset", "copy-leases", "swap"),
     "Prove and try out": ("demo", "what-if", "simulate", "plan", "deaggregate"),
 }
-"""The headings in the help, and the commands under each, in order."""
+"""The headings in the help, with the commands under each heading, in order."""
 
 HELP = frozenset({"-h", "--help"})
 
 UsageError: type[Any] = typer.BadParameter.__mro__[1]
-"""Click's own class, from whichever copy of Click Typer uses."""
+"""Click's `UsageError`. Typer may use a copy of Click, so the class is taken from Typer."""
 
 _NOT_ONE_OF = re.compile(r"'(?P<word>[^']*)' is not one of (?P<choices>.*?)\.?")
 
 
 class LazyCommands(TyperGroup):
-    """A group that imports a command only when it is called or completed, so no command needs another's libraries."""
+    """A group that imports a command only when the command is called or completed.
+
+    So no command needs the libraries of another command.
+    """
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401  Click's own type, which Typer provides
-        """Return the command itself in place of the entry that stands for it in the help."""
+        """Return the command itself instead of its placeholder in the help."""
         name, line, rest = super().resolve_command(ctx, args)
         if name is None:
             return (None, line, rest)
@@ -76,7 +79,7 @@ class LazyCommands(TyperGroup):
         try:
             return super().invoke(ctx)
         except UsageError as error:
-            error.message = error.message.replace("Value error, ", "")  # users don't care which library validates
+            error.message = error.message.replace("Value error, ", "")  # a prefix of the library that validates
             if possibilities := getattr(error, "possibilities", None):
                 error.message += did_you_mean(error.option_name, possibilities)
                 error.possibilities = None
@@ -87,7 +90,7 @@ class LazyCommands(TyperGroup):
             raise
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401  likewise
-        """Return the names in the order of the help."""
+        """Return the names of the commands in the order of the help."""
         ordered = [name for names in GROUPS.values() for name in names]
         return sorted(
             super().list_commands(ctx), key=lambda name: ordered.index(name) if name in ordered else len(ordered)
@@ -107,7 +110,7 @@ def _line() -> None:
 
 
 def _app_of(name: str, *, help_asked: bool) -> typer.Typer:
-    """Import a command. If libraries are missing and only its help is requested, import it without them."""
+    """Import a command. If libraries are missing and only the command's help is requested, import it without them."""
     try:
         loaded_app = _loaded(name)
     except ModuleNotFoundError as error:
@@ -124,7 +127,7 @@ def _app_of(name: str, *, help_asked: bool) -> typer.Typer:
                 loaded_app = _loaded(name)
 
         def command(*_values: object, **_named: object) -> None:
-            """Fail as a call without the help option would: the arguments only looked like a request for help."""
+            """Fail like a call without the help option, because the arguments only looked like a request for help."""
             with imported_for(f"leasehold {name}"):
                 raise missing
 
@@ -151,7 +154,7 @@ def leasehold(
     ] = False,
 ) -> None:
     """Share the shards of a stream among a fleet of workers, with nothing between them but a lease table."""
-    # azure-identity logs a page for each token that it cannot get. The command prints one line instead.
+    # azure-identity logs a page of text for each token that it cannot get. The command prints one line instead.
     logging.getLogger("azure.identity").setLevel(logging.CRITICAL)
 
 

@@ -21,7 +21,7 @@ from leasehold.adapters.producing import open_producer
 from leasehold.adapters.signals import replace_handler, restore_handler
 from leasehold.adapters.sources.kinesis.producer.producer import Producer, RecordFuture
 from leasehold.errors import ProducerError, RecordFailed, SourceError
-from leasehold.stores.fields import decimal, encodable
+from leasehold.stores.fields import decimal, escape_surrogates
 from leasehold.stores.printable import printable, text_of
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -92,7 +92,7 @@ def _member(line: bytes, name: str) -> str:
         document = json.loads(line, parse_constant=_not_json)
     except (ValueError, RecursionError):
         raise ValueError(f"--key json:{name}: it is not JSON") from None
-    # Treat null like a missing member, or all lines without a key would share the key "null", and one shard.
+    # Treat null like a missing member. Otherwise all lines without a key would share the key "null", and one shard.
     if not isinstance(document, dict) or document.get(name) is None:
         raise ValueError(f"--key json:{name}: it is no object with a member {name!r} other than null")
     value = document[name]
@@ -101,7 +101,7 @@ def _member(line: bytes, name: str) -> str:
     except ValueError:  # a number such as 1e400, which Python reads as infinity
         raise ValueError(f"--key json:{name}: its number is too large") from None
     key = value if isinstance(value, str) else dumped
-    if encodable(key) != key:
+    if escape_surrogates(key) != key:
         raise ValueError(f"--key json:{name}: {key!r} is not UTF-8")
     return key
 
@@ -145,7 +145,7 @@ def _write(producer: Producer, lines: BinaryIO, key_of: Key) -> dict[str, float 
 
 
 def _tell(number: int, writing: RecordFuture) -> None:
-    """Report a line that failed by itself. All other failures are reported at the end of the command."""
+    """Print a message for a line that was rejected. Other failures are reported at the end of the command."""
     try:
         writing.result(0)
     except RecordFailed as error:
@@ -159,7 +159,7 @@ class _EndRequested(BaseException):
 
 
 class _EndRequest:
-    """Tracks whether we were asked to end. A signal may interrupt the wait for a line, but never a `put`."""
+    """Tracks whether a signal to end has arrived. A signal may interrupt the wait for a line, but never a `put`."""
 
     def __init__(self) -> None:
         self.asked = self.reading = False
@@ -173,7 +173,7 @@ class _EndRequest:
             restore_handler(number, handler)
 
     def signal(self, _number: int, _frame: FrameType | None) -> None:
-        """Handle the first signal. From here on, a signal ends the process at once."""
+        """Handle the first signal. A second signal ends the process at once."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         self.asked = True
@@ -181,7 +181,7 @@ class _EndRequest:
             raise _EndRequested
 
     def lines(self, source: BinaryIO) -> Iterator[bytes]:
-        """Yield lines until there are no more, or we are asked to end."""
+        """Yield lines until the end of the input, or until a signal arrives."""
         try:
             while not self.asked:
                 self.reading = True

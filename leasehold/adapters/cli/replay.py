@@ -58,7 +58,7 @@ Exit status: 0 if every letter is done; 1 if any stays, or they cannot be listed
 
 FOLDER = "handed over and removed", "stay"
 STREAM = "handed over", "are put back at the end"
-"""Labels for dead letters that succeeded, and for those that failed again."""
+"""Labels for dead letters that were handled, and for those that failed again."""
 
 
 @app.command(help="Hand dead letters over again, in order; those that fail again stay.", epilog=MORE)
@@ -75,7 +75,7 @@ def command(  # noqa: PLR0917  one for each option
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
 ) -> None:
-    """Dispatch or put back every dead letter, and print what became of each."""
+    """Dispatch or put back every dead letter, and print the result."""
     with ending("replay", DeadLetterError, WorkerError, StoreError, SourceError):
         if (handler is None) == (to is None):
             raise ValueError("choose one of --handler module:function and --to kinesis://…")
@@ -127,7 +127,7 @@ def _delivering(handler: str | None, to: str | None) -> Iterator[Deliver]:
         with closing(stream):
             yield stream.put_back
         return
-    # The same checks as for a handler of `consume`.
+    # Use `Handling` for the same checks as for a handler of `consume`.
     with HandlerCalls(Handling(load(handler or "")).handler) as calls:
         yield calls.deliver
 

@@ -1,6 +1,7 @@
 """`leasehold reset`: sets checkpoints back or forward.
 
-A plan is the output of `leasehold reset --dry-run --json`. It is checked against the table, and then carried out.
+The command can carry out a plan, which is the output of `leasehold reset --dry-run --json`. The plan is checked against
+the table first.
 """
 
 import sys
@@ -28,7 +29,7 @@ from leasehold.stores.urls import open_store
 
 @frozen
 class PlannedReset:
-    """A lease in a plan, with its checkpoint when the plan was made, and the one to set."""
+    """A lease in a plan, with its checkpoint when the plan was made and the checkpoint to set."""
 
     key: str
     was: Position
@@ -36,7 +37,7 @@ class PlannedReset:
 
 
 def read_plan(text: bytes) -> tuple[PlannedReset, ...]:
-    """Return the leases in a plan. Raises ValueError, which names the field that is not valid."""
+    """Return the leases in a plan. Raises ValueError, naming the field that is not valid."""
     resets = []
     try:
         for value in parse(text).fields().need("leases").items():
@@ -50,7 +51,7 @@ def read_plan(text: bytes) -> tuple[PlannedReset, ...]:
 
 
 def moves_of(plan: Iterable[PlannedReset], leases: Iterable[Lease], live: Collection[str]) -> tuple[Move, ...]:
-    """Return the moves of checkpoints in a plan, refusing those of leases whose checkpoint has moved since.
+    """Return the moves of a plan, refusing those of leases whose checkpoint has changed since the plan was made.
 
     Raises:
         ValueError: A lease does not exist.
@@ -174,7 +175,7 @@ def _position(to: str, timestamp_ms: int | None, sub: int, offset: str, *, keys:
 
 
 def _check(position: Position, field: str) -> None:
-    """Raise ValueError for a position that a lease must not be set to."""
+    """Raise ValueError if a lease must not be set to this position."""
     if position.sequence == "AT_TIMESTAMP" and position.sub > time() * 1000:
         raise ValueError(f"{field}: it lies in the future")
     if position.ended:
@@ -188,7 +189,7 @@ def _shifted(leases: tuple[Lease, ...], seconds_on: float, live: frozenset[str])
     for lease in leases:
         if lease.ended:
             continue
-        # The arrival of the last record that was done, or the checkpoint itself if it is a time.
+        # Use the arrival time of the last processed record, or the checkpoint itself if it is a time.
         progress = progress_of(lease) if lease.checkpoint.numbered else None
         seconds_at = None if progress is None else progress.arrived
         if lease.checkpoint.sequence == "AT_TIMESTAMP":

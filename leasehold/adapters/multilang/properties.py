@@ -3,12 +3,12 @@
 Each key is supported in one of four ways:
 
 - Taken: it means the same as in Java.
-- Nearest: it has a close equivalent, which the table names.
-- Ignored: it has no meaning here, and the table says why.
+- Nearest: it has a close equivalent, which `NEAREST` contains.
+- Ignored: it has no meaning here. `IGNORED` contains the reason.
 - Refused: the daemon doesn't start, because otherwise it would read or write the wrong data.
 
-Keys that KCL doesn't have are reported with a suggestion, while Java silently ignores them. Here, 0 and `false` are
-ordinary values, while in Java they leave a key at its default.
+A key that the KCL doesn't have is reported with a suggestion, while Java silently ignores it. The values 0 and `false`
+are ordinary values here, while in Java they leave a key at its default.
 """
 
 import re
@@ -194,7 +194,7 @@ class MultiLangSettings:
     support: tuple[Support, ...]
 
     def table(self) -> str:
-        """Return the table that is printed at startup: one key per line, without the values, which may be secret."""
+        """Return the table that is printed at startup. It has a line per key, without values, which may be secret."""
         widest = max(len(row.key) for row in self.support)
         return "\n".join(f"{row.key:<{widest}}  {row.level:<7}  {row.meaning}".rstrip() for row in self.support)
 
@@ -206,11 +206,11 @@ def read_properties(
 
     Args:
         path: The file.
-        settings: Settings of the form `key=value` that override those in the file.
+        settings: Settings of the form `key=value` that override the values in the file.
         environment: The variables that replace `${NAME}` in values; None to leave values unchanged.
 
     Raises:
-        ValueError: If the file, a setting or a value is invalid. The message names it.
+        ValueError: If the file, a setting or a value is invalid. The message begins with its name.
     """
     try:
         values = javaproperties.load(BytesIO(path.read_bytes()))
@@ -380,10 +380,10 @@ class _Interpreter:
         return consumer
 
     def _credentials(self) -> tuple[Credentials, Credentials]:
-        """Return the credentials for the stream and for the table, which differ only if the file says so."""
+        """Return the credentials for the stream and for the table. By default the table uses those of the stream."""
         credentials: dict[str, Credentials] = {}
         for name_in_file in self.properties:
-            # Java matches these keys without regard to case, unlike all others.
+            # Java ignores the case of these keys, unlike that of all other keys.
             key = next((name for name in CREDENTIALS if name.lower() == name_in_file.lower()), None)
             if key is None or (value := self._text(name_in_file)) is None:
                 continue

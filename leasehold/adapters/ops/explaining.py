@@ -1,12 +1,12 @@
-"""Explains what each worker would do now and by which rule, why a lease is where it is, and when it would move.
+"""Explains which actions each worker would take now and by which rule, and why and until when a lease has its owner.
 
 `plans` computes the plan of each worker, `story` explains one lease, and SENTENCES describes every rule in a sentence.
 
-`rules_between` finds the rule behind each change of owner between two readings of a table. It plans for the new owner
-on the earlier reading. If that plan doesn't explain the move, owners may have died or left in between, so the plan is
-computed again with all leases of those owners free. Newcomers take one lease, wait for others to join, and then take
-their shares. If the readings are too far apart to show these steps, the plan of a newcomer is computed as if it had
-held its first lease for a long time.
+`rules_between` finds the rule of each change of owner between two reads of a table. It computes the new owner's plan
+from the earlier read. If that plan doesn't explain the move, owners may have died or left in between, so the plan is
+computed again with all leases of those owners free. A worker that joins takes one lease, waits for others to join, and
+then takes its share. If the reads are too far apart to show these steps, its plan is computed as if it had held its
+first lease for a long time.
 """
 
 import math
@@ -17,7 +17,7 @@ from attrs import Factory, evolve, frozen
 
 from leasehold.adapters.consumer.status import LeaseLag, Status
 from leasehold.adapters.json_form import action_json, lease_json
-from leasehold.adapters.report.watching import WatchedTable, alive, held, moved, shares
+from leasehold.adapters.ops.watching import WatchedTable, alive, held, moved, shares
 from leasehold.adapters.worker.progress import Progress, progress_of
 from leasehold.balancer.actions import Action, Claim, Release, Renew, RequestHandoff, Steal, Taking
 from leasehold.balancer.census import FullReading, KnownLeases, our_workers
@@ -35,12 +35,12 @@ HANDOFF_RULE = "H2"
 
 
 def rules_between(before: WatchedTable, after: WatchedTable, config: Config) -> Mapping[str, str]:
-    """Return the rule of each move by lease key, or "" if no plan explains it (the owner released it, for example)."""
+    """Return the rule of each move, by lease key. The rule is "" if no plan explains the move, such as a release."""
     moves = moved(before, after)
     if not moves:
         return {}
-    # When a lease was taken, it may have been idle for longer than the earlier reading shows, by up to two intervals:
-    # its version may be almost one interval older than we know, and it may have been taken just before `after`.
+    # When a lease was taken, it may have been idle for longer than the earlier read shows, by up to two intervals. Its
+    # version may be almost one interval older than we know, and it may have been taken just before the later read.
     unseen_seconds = 2 * (after.seconds - before.seconds)
 
     def is_late(owner: str | None) -> bool:
@@ -51,7 +51,7 @@ def rules_between(before: WatchedTable, after: WatchedTable, config: Config) -> 
         actions = plan(leases, None, Me(worker, 0, before.history), config)
         return tuple(action for action in actions if isinstance(action, Taking))
 
-    # An owner counts as dead if it renewed nothing in between, and either lost a lease without a request for it or is
+    # An owner counts as dead if it renewed no lease in between, and either lost a lease that was not requested, or is
     # late.
     rows_after = {lease.key: (lease.owner, lease.version) for lease in after.leases}
     silent_owners = {lease.owner for lease in before.leases if lease.owner is not None}
@@ -81,7 +81,7 @@ def rules_between(before: WatchedTable, after: WatchedTable, config: Config) -> 
     rules = {}
     for old, new in moves:
         if new.owner is None:
-            # A live owner renews within `renew_seconds`. If the owner wasn't late, it may just as well have left.
+            # A live owner renews within `renew_seconds`. If the owner wasn't late, it may have released the lease.
             overdue = old.idle > config.renew_seconds and old.owner in dead and is_late(old.owner)
             rules[new.key] = FREES_RULE if overdue and config.rules.frees_expired else ""
         elif old.next_owner == new.owner:
@@ -94,7 +94,11 @@ def rules_between(before: WatchedTable, after: WatchedTable, config: Config) -> 
 
 
 def _rule(old: Lease, seen: tuple[Taking, ...], unseen: tuple[Taking, ...]) -> str:
-    """Return the rule that names the lease, else one that takes from its owner, else any rule the new owner acts by."""
+    """Return the rule by which the new owner may have taken the lease, or "".
+
+    Prefer the rule of an action for this lease. Otherwise use a rule that takes a lease from the same owner, and
+    otherwise any rule that the new owner acts by.
+    """
     for action in (*seen, *unseen):
         if old.key in {action.lease.key, *(other.lease.key for other in action.alternates)}:
             return action.rule
@@ -152,12 +156,13 @@ class WorkerPlan:
 
     Attributes:
         worker: The worker's name.
-        ours: Whether it signs its leases as our workers do. Another library follows its own rules.
+        ours: Whether it is one of our workers, by the signature in its leases. Workers of other libraries follow other
+            rules.
         held: The number of unfinished leases that it holds.
         share: The number of unfinished leases that it should hold.
         actions: Its actions, without renewals.
-        loads: The throughput of its leases and that of the mean worker, in bytes per second; None unless counts may
-            differ to balance throughput.
+        loads: The throughput of its leases and the mean throughput of all workers, in bytes per second. None unless the
+            rules balance throughput before counts.
     """
 
     worker: str
@@ -169,7 +174,7 @@ class WorkerPlan:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The actions as sentences, or one sentence that says why there are none."""
+        """The actions as sentences, or one sentence with the reason why there are none."""
         return tuple(describe_action(action) for action in self.actions) or (self.rest,)
 
     @property
@@ -200,7 +205,7 @@ class WorkerPlan:
 
 
 def describe_action(action: Action) -> str:
-    """Describe an action, as the end of a sentence about the worker: "would ..."."""
+    """Return a description of an action, which continues a sentence about the worker ("would …")."""
     key, by = action.lease.key, f"({action.rule})"
     match action:
         case Claim(lease=Lease(owner=None)):
@@ -220,9 +225,9 @@ def describe_action(action: Action) -> str:
 
 
 def plans(table: WatchedTable, config: Config, more: Sequence[str] = ()) -> tuple[WorkerPlan, ...]:
-    """Return the plan of every worker that the table or `more` names, sorted by name.
+    """Return the plan of every worker in the table or in `more`, sorted by name.
 
-    Each plan is that of the worker's first turn. Some rules choose at random, so a worker may choose another lease.
+    Each plan is that of a worker's first turn. Some rules choose at random, so a worker may choose another lease.
     """
     living = alive(table.leases, config)
     aside = {lease.key: progress for lease in living if (progress := put_aside(lease, table.at)) is not None}
@@ -239,7 +244,7 @@ def plans(table: WatchedTable, config: Config, more: Sequence[str] = ()) -> tupl
                 loads[lease.owner] += lease.weight or 0
     mean = sum(loads.values()) // len(loads) if loads else 0
     owned = held(working)
-    # Built once for all plans, or each plan would scan every lease.
+    # Build the index once for all plans, otherwise each plan would scan every lease.
     table_index = KnownLeases(FullReading(table.leases), {})
     results = []
     for worker in sorted(named):
@@ -262,7 +267,7 @@ def plans(table: WatchedTable, config: Config, more: Sequence[str] = ()) -> tupl
 
 
 def put_aside(lease: Lease, now: float) -> Progress | None:
-    """Return the progress of the worker that put this free lease aside and leaves it to others for now, if any."""
+    """Return the progress entry of the worker that put this free lease aside for other workers, or None."""
     progress = None if lease.owner is not None or lease.ended else progress_of(lease)
     return progress if progress is not None and progress.resting(now, 0.0) else None
 
@@ -273,7 +278,7 @@ def _left_to_others(action: Action, worker: str, aside: Mapping[str, Progress]) 
 
 
 def rules_of(found: Sequence[WorkerPlan]) -> Mapping[str, str]:
-    """Return the rules that these plans name, each with its sentence."""
+    """Return the rules that appear in these plans, each with its sentence."""
     named = {action.rule for entry in found for action in entry.actions}
     named |= {rule for entry in found if not entry.actions for rule in ("M3", "M13") if f"({rule})" in entry.rest}
     return {rule: SENTENCES.get(rule, "see specs/") for rule in sorted(named)}
@@ -281,16 +286,16 @@ def rules_of(found: Sequence[WorkerPlan]) -> Mapping[str, str]:
 
 @frozen
 class LeaseStory:
-    """Why a lease is where it is.
+    """The explanation of why a lease has its owner, and of when it would move.
 
     Attributes:
         lease: The lease.
-        past: What its row shows about its owner, as sentences.
+        past: Sentences about its owner, from its row.
         should: Which worker should hold it, and why.
         moves: When it would move.
-        status: Its status, as of the last reading of the table.
-        reading: The progress of its reading, as sentences.
-        lag: How far behind its reading is.
+        status: Its status at the last read of the table.
+        reading: Sentences about how its shard is read.
+        lag: How far the lease is behind.
     """
 
     lease: Lease
@@ -327,7 +332,7 @@ def story(table: WatchedTable, config: Config, lease: Lease, found: Sequence[Wor
 
 
 def _reading(lease: Lease, now: float, lag: LeaseLag) -> tuple[str, ...]:
-    """Describe the progress of a lease's reading, as its owner wrote it in the row."""
+    """Return sentences about how the lease's shard is read, from the progress that its owner wrote to the row."""
     progress = progress_of(lease)
     if lease.ended or progress is None:
         return () if lease.ended else ("its row tells nothing of its reading",)
@@ -339,7 +344,7 @@ def _reading(lease: Lease, now: float, lag: LeaseLag) -> tuple[str, ...]:
         if progress.behind is None
         else f"it was {progress.behind:.1f} s behind then"
     )
-    # An owner measures from when it took the lease, even if it had held the lease before.
+    # An owner reports only times since it took the lease, even if it had held the lease before.
     never = f"has not been read since it came to {progress.owner}"
     read = never if progress.read is None else f"was last read {now - progress.read:.1f} s ago"
     tried = (

@@ -1,8 +1,9 @@
-"""The steps of a swap that an operator runs: wait until workers know TO, set the direction, follow it, and end it.
+"""The steps of `leasehold swap`, which moves the leases of a fleet from one table (FROM) to another (TO).
 
-Workers move the leases that they own (`leasehold.stores.swap`). This module moves the leases without an owner, most of
-which are finished. Each step is a read or a conditional write, so the command may be interrupted at any point and run
-again.
+The command waits until all workers have announced that they know TO, sets the direction, waits until the leases have
+moved, and ends the swap. Workers move the leases that they own (`leasehold.stores.swap`). This module moves the leases
+without an owner, most of which are finished. Each step is a read or a conditional write, so the command may be
+interrupted at any point and run again.
 """
 
 from collections.abc import Callable, Iterator
@@ -41,11 +42,12 @@ LOOK_SECONDS = 1.0
 """The time between two reads of the tables."""
 
 SETTLE_SECONDS = 10.0
-"""Longer than a worker's request takes. By then, workers that had not read "closed" have created their leases."""
+"""A time that is longer than a worker's request takes. After it, workers that had not yet read "closed" have finished
+creating leases in FROM."""
 
 
 def open_joined(tables: tuple[Store, Store], names: tuple[str, str]) -> SwapStore:
-    """Return both tables as one, to be read. Raises StoreError if no swap from FROM to TO is in progress."""
+    """Return both tables as one, for reading. Raises StoreError if no swap from FROM to TO is in progress."""
     checked_control(read_control(tables), names)
     return SwapStore(tables, names[TO])
 
@@ -82,8 +84,8 @@ class SwapProgress(LeasePlaces):
     """The progress of a swap.
 
     Attributes:
-        unaware: The owners in FROM that have not announced that they know TO. Each has a flag: whether it is a worker
-            of ours.
+        unaware: The owners in FROM that have not announced that they know TO, each with a flag that is true for a
+            worker of ours.
     """
 
     unaware: tuple[tuple[str, bool], ...]
@@ -128,7 +130,7 @@ def progress(tables: tuple[Store, Store], store: SwapStore, goal_name: str) -> S
 
 
 def unaware_message(unaware: tuple[tuple[str, bool], ...]) -> str:
-    """Return why the swap cannot begin while these workers don't know TO."""
+    """Return the error message about workers that don't know TO, because of which the swap cannot begin."""
     foreigners = [name for name, ours in unaware if not ours]
     if foreigners:
         return (
@@ -175,7 +177,7 @@ def end_swap(
     pause(SETTLE_SECONDS)
     for _ in move_until_arrived(tables, store, goal_name, pause):
         pass
-    # Must be written before the control row is deleted, so that a worker restarted with both stores finds one of them.
+    # Write this row before deleting the control row, so that a worker restarted with both stores finds one of them.
     finished = Lease(CONTROL, checkpoint=SHARD_END, annotations=((MOVED_TO, goal_name), (MOVED_AT, f"{time():.0f}")))
     tables[FROM].write(CreateLease(finished))  # fails if an earlier run of the command has written it
     tables[TO].write(DeleteLease(read_control(tables)))
@@ -188,7 +190,7 @@ def wait_until_known(
     wait_seconds: float,
     pause: Callable[[float], object] = sleep,
 ) -> None:
-    """Wait until every owner in FROM has announced that it knows TO (W8). Raises StoreError if one does not in time."""
+    """Wait until every owner in FROM has announced that it knows TO (W8). Raises StoreError after `wait_seconds`."""
     until = monotonic() + wait_seconds
     while (swap := progress(tables, store, goal_name)).unaware:
         if any(not ours for _, ours in swap.unaware) or monotonic() >= until:

@@ -19,7 +19,7 @@ from rich.console import Console
 from leasehold.adapters.cli.lease_tables import said_move
 from leasehold.adapters.cli.live import HELP, LiveView, drawn_view
 from leasehold.adapters.consumer.status import LeaseLag
-from leasehold.adapters.report.watching import SeenMove, WatchedTable
+from leasehold.adapters.ops.watching import SeenMove, WatchedTable
 from leasehold.balancer.model import Lease, Position
 from leasehold.stores.embedded.sqlite import SqliteStore
 from leasehold.stores.writes import StealLease

@@ -58,7 +58,7 @@ def test_lines_are_produced_by_column_member_and_whole(
         (["kinesis://s?x=1"], "SOURCE URL: unknown option 'x'"),
         (["kinesis://s?wire=xml"], "SOURCE URL: option 'wire' must be cbor, json or boto3"),
         (["http://s"], "SOURCE URL: unknown scheme 'http'"),
-        (["kinesis://[hush"], "SOURCE URL: it cannot be read as a URL"),
+        (["kinesis://[hush"], "SOURCE URL: it is not a valid URL"),
         (["kinesis://s/t"], "SOURCE URL: write kinesis://STREAM"),
         (["kinesis://s", "--key", "field:0"], "--key: 'field:0' is none of"),
         (["kinesis://s", "--key", "field:" + "9" * 5000], "--key: 'field:9"),
@@ -164,7 +164,7 @@ def _line(data: bytes, **fields: str) -> bytes:
     return json.dumps({"data": base64.b64encode(data).decode()} | fields).encode() + b"\n"
 
 
-AGGREGATE = packed([("a", None, b"1"), ("b", "7", b"2")])[0].sealed()
+AGGREGATE = packed([("a", None, b"1"), ("b", "7", b"2")])[0].encode()
 
 
 def test_records_are_taken_apart_line_by_line() -> None:

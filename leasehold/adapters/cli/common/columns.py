@@ -1,6 +1,6 @@
-"""Prints tables: drawn on a terminal, or as plain text with one row per line and nothing cut.
+"""Prints tables, either drawn on a terminal, or as plain text with one complete row per line.
 
-`told` prints what `copy-leases` and `reset` did, as such a table or as JSON.
+`told` prints the results of `copy-leases` and `reset` as such a table or as JSON.
 """
 
 import json
@@ -14,13 +14,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from leasehold.adapters.inputs import said_moment
+from leasehold.adapters.inputs import format_time
 from leasehold.adapters.ops.checkpoints import Move
 from leasehold.balancer.model import Position
 from leasehold.stores.printable import printable
 
 NOTHING = "-"
-"""An empty cell in plain text, so that every row has as many fields as the header."""
+"""The text of an empty cell in plain text. With it, every row has as many fields as the header."""
 
 
 @frozen
@@ -30,8 +30,8 @@ class Column:
     Attributes:
         name: The heading.
         right: Whether its cells are numbers, which are right-aligned.
-        spare: When to leave it out if the screen is too narrow: the column with the highest value goes first, and one
-            with 0 is never left out.
+        spare: Whether the column may be left out on a narrow screen. Columns with higher values are left out first, and
+            a column with 0 is never left out.
         words: Whether its cells are sentences, whose spaces are kept in plain text. Only for the last column.
     """
 
@@ -59,9 +59,9 @@ class Cells:
 
 
 def plain(cells: Cells) -> str:
-    """Return the table as lines of fields that are two spaces apart.
+    """Return the table as lines of fields, separated by two spaces.
 
-    No field is empty, and only the last one may contain spaces, if its column has `words`.
+    No field is empty. Only the last field may contain spaces, if its column has `words`.
     """
     rows = [[column.name.upper().replace(" ", "-") for column in cells.columns]]
     for row in cells.rows:
@@ -98,7 +98,7 @@ def for_eyes(*, wide: bool) -> bool:
 
 
 def show(cells: Cells, *, wide: bool = False) -> None:
-    """Print the table: drawn on a terminal, else (or with `wide`) as plain text."""
+    """Print the table, drawn if standard output is a terminal. Otherwise, or with `wide`, print it as plain text."""
     if not for_eyes(wide=wide):
         print(plain(cells))
         return
@@ -110,7 +110,7 @@ def show(cells: Cells, *, wide: bool = False) -> None:
 
 
 def hint(left_out: Sequence[str]) -> Text:
-    """Return the hint that names columns that don't fit."""
+    """Return a message with the names of the columns that don't fit on the screen."""
     return Text(f"no room here for: {', '.join(left_out)}; --wide shows every column", style="dim")
 
 
@@ -169,7 +169,7 @@ def told(moves: Iterable[Move], *, dry_run: bool, as_json: bool) -> typer.Exit:
 def said(position: Position) -> str:
     """Format a position as one word."""
     if position.sequence == "AT_TIMESTAMP":
-        return f"AT_TIMESTAMP={said_moment(position.sub)}"
+        return f"AT_TIMESTAMP={format_time(position.sub)}"
     return f"{position.sequence}.{position.sub}" if position.sub else position.sequence
 
 

@@ -1,8 +1,8 @@
 """Prepares the standard streams of a command, and turns a failure of standard output into a message and a status.
 
-A shell closes a stream with `>&-`. Python then sets it to None, so `print` writes nothing. If standard error is closed,
-it even writes errors to standard output. The next file that is opened gets the free descriptor, so the output of a
-child process would end up in that file.
+A shell closes a stream with `>&-`. Python then sets the stream to None, so `print` writes nothing. If standard error is
+closed, `print` even writes errors to standard output. The next file that is opened gets the free descriptor, so the
+output of a child process would be written to that file.
 """
 
 import codecs
@@ -22,10 +22,10 @@ PIPE_STATUS = 141
 """The exit status that a shell shows for a program that SIGPIPE has ended."""
 
 IN_ASCII = {"≥": ">=", "…": "..."}
-"""How our own signs are written if the locale cannot encode them. A lag of `?75.0` would not be understood."""
+"""Replacements for characters that we print, if the locale cannot encode them. Python would print a lag as `?75.0`."""
 
 REPLACED, ESCAPED = "leasehold-replaced", "leasehold-escaped"
-"""The names under which Python knows our handlers of encoding errors."""
+"""The names under which our handlers of encoding errors are registered with Python."""
 
 
 def _in_ascii(other: Callable[[str], str]) -> Callable[[UnicodeError], tuple[str, int]]:
@@ -43,7 +43,7 @@ codecs.register_error(ESCAPED, _in_ascii(lambda sign: sign.encode("ascii", "back
 
 
 class _Output(io.FileIO):
-    """Standard output that remembers why a write failed. `began` is whether the process started with one."""
+    """Standard output that records why a write failed. `began` is whether it was open when the process started."""
 
     def __init__(self, *, began: bool) -> None:
         super().__init__(1, "w", closefd=False)
@@ -52,7 +52,7 @@ class _Output(io.FileIO):
     def write(self, data: "ReadableBuffer", /) -> int:
         try:
             if not self.began:
-                # End the command just like one whose reader has gone.
+                # End the command in the same way as if the reader of a pipe had gone.
                 raise BrokenPipeError(errno.EPIPE, "standard output is closed")
             written = super().write(data)
             self.fault = None
@@ -63,7 +63,7 @@ class _Output(io.FileIO):
 
 
 class _NoInput(io.RawIOBase):
-    """The standard input of a process that was started without one."""
+    """Standard input of a process that was started without standard input."""
 
     def readable(self) -> bool:
         return True
@@ -112,10 +112,10 @@ def output_fault() -> OSError | None:
 
 
 def run_to_output(command: Callable[[], object]) -> NoReturn:
-    """Run a command and exit with its status, or with 1 and a message if its output could not be written.
+    """Run a command and exit with its status, or with status 1 and a message if its output could not be written.
 
-    If the reader of a pipe has gone, there is no message, and the status is 141, as of a program that SIGPIPE ends. A
-    command that fails with a status of its own above 1 keeps that.
+    If the reader of a pipe has gone, there is no message, and the status is 141, as after SIGPIPE. If
+    the command itself fails with a status above 1, that status is kept.
     """
     result = SystemExit(0)
     try:
@@ -134,7 +134,7 @@ def run_to_output(command: Callable[[], object]) -> NoReturn:
             print("leasehold: standard output is closed", file=sys.stderr)
         elif not isinstance(raw.fault, BrokenPipeError):
             print(f"leasehold: standard output cannot be written: {raw.fault.strerror}", file=sys.stderr)
-        # Send buffered output to the null device, or Python would fail to write it once more at exit.
+        # Send buffered output to the null device, otherwise Python would try to write it again at exit and fail.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)
         os.close(nowhere)
@@ -147,7 +147,7 @@ def run_to_output(command: Callable[[], object]) -> NoReturn:
 
 
 def _raw() -> _Output | None:
-    """Return our file below standard output, or None: tests and callers in Python have another one."""
+    """Return our file below standard output, or None if a test or a caller has replaced standard output."""
     file = getattr(sys.stdout, "buffer", None)
     file = getattr(file, "raw", file)
     return file if isinstance(file, _Output) else None

@@ -1,6 +1,6 @@
-"""Prints the lines that `consume` shows on a terminal: that it joined, which leases it takes and why, that it ended.
+"""Prints the lines that `consume` shows on a terminal when it joins, takes a lease, and ends.
 
-A file or a pipe only gets warnings, as with any daemon. `--verbose` logs everything.
+If standard error is a file or a pipe, `consume` writes only warnings there. With `--verbose` it logs all events.
 """
 
 import logging
@@ -28,12 +28,12 @@ class _TakenLeases(logging.Handler):
 
 @contextmanager
 def start_lines(worker: Worker, source: str, store: str) -> Iterator[None]:
-    """Print these lines to standard error while the worker runs, if that is a terminal.
+    """Print the lines to standard error while the worker runs, if standard error is a terminal.
 
     Args:
         worker: The worker.
-        source: The stream, as the user named it.
-        store: The lease table, as the user named it.
+        source: The URL of the stream.
+        store: The URL of the lease table.
     """
     if not (sys.stderr and sys.stderr.isatty()):
         yield

@@ -1,4 +1,4 @@
-"""Makes the options of a command from a table of `leasehold.adapters.options`."""
+"""Adds options to a command from one of the tables in `leasehold.adapters.options`."""
 
 import inspect
 from collections.abc import Callable
@@ -14,13 +14,13 @@ Function = TypeVar("Function", bound=Callable[..., None])
 
 
 def table_options(*names: str) -> Callable[[Function], Function]:
-    """Replace `**options: Unpack[TABLE]` of a command by parameters for these options, which Typer understands.
+    """Replace `**options: Unpack[TABLE]` of a command by one parameter per option, which Typer understands.
 
     The new parameters come before the command's keyword-only parameters. The command receives their values in
     `options`, by name.
 
     Args:
-        names: The options to have; none: all that commands have.
+        names: The options to add. If there are none, add all options that are meant for commands.
     """
 
     def decorated(command: Function) -> Function:

@@ -8,7 +8,7 @@ from leasehold.adapters.inputs import duration
 
 
 def seconds(least: float = 0.0) -> Callable[[str | float], float]:
-    """Return a parser for an option that takes a duration of at least `least` seconds."""
+    """Return a parser for an option whose value is a duration of at least `least` seconds."""
 
     def parsed(text: str | float) -> float:
         try:

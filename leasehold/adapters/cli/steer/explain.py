@@ -1,4 +1,4 @@
-"""`leasehold explain`: shows what each worker would do now and by which rule, and why a lease is where it is."""
+"""`leasehold explain`: shows which actions each worker would take now, by which rule, and why a lease has its owner."""
 
 import json
 import time
@@ -18,8 +18,8 @@ from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.table_options import table_options
 from leasehold.adapters.ops.explaining import plans, rules_of, story
 from leasehold.adapters.ops.swapping import open_for_reading
+from leasehold.adapters.ops.watching import held
 from leasehold.adapters.options import Options
-from leasehold.adapters.report.watching import held
 from leasehold.balancer.contradictions import reported
 from leasehold.errors import StoreError
 from leasehold.stores.printable import printable
@@ -56,7 +56,7 @@ def command(
     as_json: AsJson = False,
     **options: Unpack[Options],
 ) -> None:
-    """Watch the table, and print the plans of the workers or the story of a lease."""
+    """Watch the table, and print the plans of the workers or the explanation of a lease."""
     with ending("explain", StoreError):
         if only is not None and lease is not None:
             raise ValueError("--worker and --lease: choose one of them")

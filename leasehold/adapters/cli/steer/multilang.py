@@ -71,7 +71,7 @@ def command(
             settings.source, settings.store, handler.handling, {**settings.options, "to": options["to"]}, dashed
         )
         tables = settings.table_credentials.session()
-        # The file's credentials for tables are for AWS. Those for another cloud come from the environment.
+        # The credentials in the file are for AWS. Credentials for another cloud come from the environment.
         goal_session = (
             tables if (to := options["to"]) is not None and store_address(to)[0] in {"dynamodb", "s3"} else None
         )
@@ -82,7 +82,7 @@ def command(
             handler.set_runner(runner)
             _note_signals(signals)
 
-        with handler, described.joined() as joined:
+        with handler, described.opened() as joined:
             described.run(joined, begun=begun)
     if strict:
         raise typer.Exit(1 if handler.fault is not None or not signals else 128 + signals[0])
@@ -94,7 +94,7 @@ def _note_signals(told: list[int]) -> None:
         stop = signal.getsignal(signal_number)
 
         def note(number: int, frame: FrameType | None) -> None:
-            # Must run before the worker's own handler, or the exit status could not show the signal.
+            # Record the signal before the worker's own handler runs, otherwise the exit status could not show it.
             told.append(number)
             if callable(stop):  # noqa: B023  the worker's own handler is the same for each signal
                 stop(number, frame)  # noqa: B023

@@ -94,7 +94,7 @@ def command(  # noqa: PLR0917  one for each option
 
 
 def _write(watchers: Sequence[TableWatcher], file: Path, every: float) -> None:
-    """Read the tables until the status of every lease is known, for at most two minutes, and write the page.
+    """Read the tables until the status of every lease is known, or for two minutes, and then write the page.
 
     Raises StoreError if a table cannot be read.
     """
@@ -118,7 +118,7 @@ def _serve(watchers: Sequence[TableWatcher], host: str, port: int, hosts: Sequen
     config = uvicorn.Config(page, host=host, port=port, timeout_graceful_shutdown=1, **quiet)  # type: ignore[arg-type]
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     dual_stack = family == socket.AF_INET6 and socket.has_dualstack_ipv6()  # `::` accepts IPv4 clients, too
-    try:  # must listen before the address is printed, so that readers can connect at once
+    try:  # listen before printing the address, so that a reader of the line can connect at once
         listening = socket.create_server((host, port), family=family, dualstack_ipv6=dual_stack)
     except OSError as problem:
         raise ValueError(
@@ -128,8 +128,8 @@ def _serve(watchers: Sequence[TableWatcher], host: str, port: int, hosts: Sequen
     bound_port = listening.getsockname()[1]
     tables = "1 table" if len(watchers) == 1 else f"{len(watchers)} tables"
     serving = uvicorn.Server(config)
-    # In the main thread, uvicorn fails on a signal that arrives while it starts, or ignores it. In another thread it
-    # doesn't handle signals.
+    # Run uvicorn in another thread, in which it doesn't handle signals. In the main thread, a signal that arrives while
+    # uvicorn starts makes it fail or is ignored.
     faults: list[BaseException] = []
     thread = None
     try:

@@ -1,4 +1,4 @@
-"""`leasehold swap`: moves the lease table of a running fleet to another store or layout, and back."""
+"""`leasehold swap`: moves the leases of a running fleet to another store or layout, and back."""
 
 import json
 import sys
@@ -11,7 +11,7 @@ from attrs import asdict
 from leasehold.adapters.cli.common.asking import AsJson
 from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.times import seconds
-from leasehold.adapters.inputs import said_moment
+from leasehold.adapters.inputs import format_time
 from leasehold.adapters.ops.swapping import (
     SwapProgress,
     end_swap,
@@ -87,7 +87,7 @@ def command(  # noqa: PLR0917  one for each option
                 document = {"way": "over", "from": names[0], "to": names[1], "ended_at": since}
                 print(json.dumps({name: value for name, value in document.items() if value is not None}))
             else:
-                ended_text = "" if since is None else f" (ended {said_moment(since * 1000)})"
+                ended_text = "" if since is None else f" (ended {format_time(since * 1000)})"
                 print(f"from {names[0]} to {names[1]}{ended_text}: {_LAST[False]}")
             return
         if status or back:

@@ -14,10 +14,10 @@ from leasehold.stores.urls import without_credentials
 
 
 def trials(place: str, options: Mapping[str, str]) -> Iterator[RightsTrial]:
-    """Yield the rights on the table's stream.
+    """Yield the trial of the rights on the table's stream.
 
     Raises:
-        SourceError: No region is known.
+        SourceError: No region is configured.
         StoreError: The endpoint is not valid.
     """
     region, endpoint = region_of(place, options), options.get("endpoint")
@@ -46,7 +46,7 @@ def trials(place: str, options: Mapping[str, str]) -> Iterator[RightsTrial]:
 
 
 class _ExaminedTable:
-    """Sends requests to one table. Each request uses values from the responses before it."""
+    """Sends requests about one table. Each request uses values from the previous responses."""
 
     def __init__(self, streams: Any, tables: Any, name: str) -> None:  # noqa: ANN401  boto3's clients
         self._streams, self._tables, self._name = streams, tables, name

@@ -22,10 +22,10 @@ _ABSENT = "ResourceNotFoundException"
 
 
 def trials(place: str, options: Mapping[str, str]) -> Iterator[RightsTrial]:
-    """Yield the rights on each named stream.
+    """Yield a trial of the rights on each stream in the URL.
 
     Raises:
-        SourceError: No region is known.
+        SourceError: No region is configured.
         StoreError: The endpoint is not valid.
     """
     region, endpoint, session = options.get("region"), options.get("endpoint"), session_of(options, "source URL")
@@ -52,7 +52,7 @@ def trials(place: str, options: Mapping[str, str]) -> Iterator[RightsTrial]:
 
 
 class _ExaminedStream:
-    """Sends requests to one stream. Each request uses values from the responses before it."""
+    """Sends requests about one stream. Each request uses values from the previous responses."""
 
     def __init__(self, client: "KinesisClient", name: str) -> None:
         self._client, self._name = client, name
@@ -106,5 +106,5 @@ class _ExaminedStream:
                 raise
             message = f"there is no consumer {name}; a worker registers it if it may (kinesis:RegisterStreamConsumer"
             raise Absent(f"{message}, not tried)") from error
-        # Not tried, because another subscription would end a worker's.
+        # Don't try to subscribe, because a second subscription would end a worker's subscription.
         return f"consumer {entry['ConsumerName']} is {entry['ConsumerStatus']}; kinesis:SubscribeToShard is not tried"

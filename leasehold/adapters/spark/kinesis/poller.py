@@ -1,4 +1,4 @@
-"""Reads one shard of Kinesis straight into columns, mostly without a Python object for each user record."""
+"""Reads one Kinesis shard directly into Arrow columns, mostly without creating a Python object per user record."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -32,14 +32,14 @@ NOTHING = pa.RecordBatch.from_pylist([], schema=SCHEMA)
 
 
 def rows_of_views(stream: str, shard: str, views: RowViews) -> pa.RecordBatch:
-    """Make columns of records without aggregates, with no object for each. Arrow copies them out of the response."""
+    """Return the columns of records without aggregates. Arrow copies the values out of the response."""
     count, body = len(views), pa.py_buffer(views.body)
     arrived = pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(views.arrived)])
-    # Responses have times in seconds or in milliseconds, which the size of the number reveals.
+    # A response has its times in seconds or in milliseconds. The size of the number shows which.
     in_milliseconds = pc.greater_equal(arrived, MILLISECONDS_FROM)
     micros = pc.multiply(arrived, pc.if_else(in_milliseconds, 1000, 1_000_000))
     columns = [
-        _values(views.datas, body, pa.binary()),
+        _values(views.payloads, body, pa.binary()),
         pa.repeat(pa.scalar(stream), count),
         pa.repeat(pa.scalar(shard), count),
         _values(views.keys, body, pa.string()),
@@ -52,10 +52,10 @@ def rows_of_views(stream: str, shard: str, views: RowViews) -> pa.RecordBatch:
 
 
 def _values(views: bytes, body: pa.Buffer, kind: pa.DataType) -> pa.Array:
-    """Return the values that the views point to: bytes, or strings that are known to be valid."""
+    """Return the values that the views point to, either bytes or strings that are known to be valid UTF-8."""
     count = len(views) >> 4
     values = pa.Array.from_buffers(pa.binary_view(), count, [None, pa.py_buffer(views), body]).cast(pa.binary())
-    # Do not cast to strings, which would check every byte once more: these are known to be valid.
+    # Do not cast to strings: a cast would check every byte again, and these are known to be valid.
     return pa.Array.from_buffers(kind, count, values.buffers())
 
 
@@ -66,18 +66,18 @@ class ArrowPoller(Poller):
         records = cast("RowViews | RowColumns | list[RecordTypeDef]", answer["Records"])
         plain = self._skip_through is None and not self._seen
         if plain and not isinstance(records, list | RowColumns) and len(records) and not records.has_aggregates:
-            # Nothing is dropped or de-aggregated, so make columns of the response as it is.
+            # No record has to be dropped or de-aggregated, so convert the response directly.
             batch = rows_of_views(self._stream, self._shard, records)
             first, last = (batch["sequenceNumber"][index].as_py() for index in (0, -1))
             return self._arrow_batch(answer, batch, Position(last), (first, last), batch["data"].buffers()[2].size)
-        # Most responses of a quiet stream are empty, and making columns of nothing costs as much as a request.
+        # Handle empty responses separately: a quiet stream returns many, and creating empty columns is expensive.
         if not len(records):
             return self._arrow_batch(answer, NOTHING, None, None, 0)
         rows = columns_of(records)
         if not rows.has_aggregates:
             return super()._batch(cast("GetRecordsOutputTypeDef", {**answer, "Records": rows}))  # columns become rows
         # Measure before de-aggregation, because the throughput of a lease is that of the shard.
-        size, ends = sum(map(len, rows.datas)), (rows.numbers[0], rows.numbers[-1])
+        size, ends = sum(map(len, rows.payloads)), (rows.numbers[0], rows.numbers[-1])
         batch, end, trail = self._rows(rows)
         return evolve(self._arrow_batch(answer, batch, end, ends, size), trail=trail)
 
@@ -89,7 +89,7 @@ class ArrowPoller(Poller):
         ends: tuple[str, str] | None,
         size: int,
     ) -> ArrowBatch:
-        """Return the batch of these rows, whose records have numbers from the first to the last of `ends`."""
+        """Return a batch of these rows. `ends` has the sequence numbers of the first and the last record."""
         following = child_shards_from(answer.get("ChildShards", ()))
         check_shard(self._shard, None if ends is None else ends[0], following)
         self._iterator = answer.get("NextShardIterator") or None
@@ -112,17 +112,16 @@ class ArrowPoller(Poller):
         )
 
     def _rows(self, rows: RowColumns) -> tuple[pa.RecordBatch, Position, Trail | None]:
-        """Make columns of records, and return them with the position of the last record, even if it was dropped."""
-        users, others = rows_and_deaggregated(rows.datas, rows.keys, self._hash_range, self._misplaced)
+        """Return the columns of records, and the position of the last record, even if that record was dropped."""
+        users, others = rows_and_deaggregated(rows.payloads, rows.keys, self._hash_range, self._misplaced)
         last = others.get(len(rows) - 1)
-        # Dropped records count as seen, otherwise a tail of nothing else could never be checkpointed.
+        # Include dropped records in the position, otherwise dropped records at the end could never be checkpointed.
         sub = users["sub_sequence_number"][-1].as_py() if last is None else max(len(last) + last.dropped - 1, 0)
         end = Position(rows.numbers[-1], sub)
         for index, records in others.items():
             self._dropped.add(rows.numbers[index], records)
         users, trail = self._undone(rows.numbers, users), None
-        # Only rows that a sink of ours has written carry a tag, and only those can come a second time, from a task that
-        # was tried again.
+        # Only rows from our Spark sink have tags. They may be duplicates, because Spark may run a task again.
         if self._seen or any(records.tags for records in others.values()):
             users, trail = self._unrepeated(rows.numbers, users, others)
         indices = users["record"]
@@ -145,13 +144,13 @@ class ArrowPoller(Poller):
     def _unrepeated(
         self, numbers: Sequence[str], users: pa.RecordBatch, others: Mapping[int, UserRecords]
     ) -> tuple[pa.RecordBatch, Trail]:
-        """Drop duplicate rows of a Spark sink. Return the others, with what their positions carry along."""
+        """Drop duplicate rows of a Spark sink. Return the other rows, with deduplication state for their positions."""
         tags = {
             index: dict(zip(records.subs, records.tags, strict=True))
             for index, records in others.items()
             if records.tags
         }
-        # Copy it: if a response cannot be decoded, it is requested again, and must find the state unchanged.
+        # Copy the state: if a response cannot be decoded, it is requested again, and then needs the unchanged state.
         before, seen = self._seen, self._seen.copy()
         is_new, new_rows = list[bool](), list[tuple[NewRow, ...]]()
         names = "record", "sub_sequence_number", "partition_key", "explicit_hash_key"
@@ -163,12 +162,12 @@ class ArrowPoller(Poller):
             if new:
                 new_rows.append(() if tag is None else ((tag, position),))
         self._seen = seen
-        self._dropped.repeated(len(is_new) - len(new_rows))
+        self._dropped.add_duplicates(len(is_new) - len(new_rows))
         return users.filter(pa.array(is_new, pa.bool_())), Trail(before, new_rows)
 
     def _undone(self, numbers: Sequence[str], users: pa.RecordBatch) -> pa.RecordBatch:
-        """Drop the rows before the start."""
-        # The service begins with the whole record, which may be an aggregate that is only half done.
+        """Drop rows that lie before the start position."""
+        # The service returns whole records. The first may be an aggregate whose first user records are already done.
         if self._skip_through is None or not users.num_rows:
             return users
         indices, subs = users["record"].to_pylist(), users["sub_sequence_number"].to_pylist()
@@ -186,14 +185,15 @@ class ArrowPoller(Poller):
 
 
 class ArrowFanOut(ArrowPoller, FanOut):
-    """A reader of one shard by a subscription, which makes rows of the events.
+    """A reader of one shard that subscribes to the shard and converts the pushed events to rows.
 
-    It is read only while the buffer has room. While the buffer is full, its thread holds two events, the connection
-    fills up, the service waits, and a subscription that ends is not renewed.
+    The subscription is read only while the buffer has room. While the buffer is full, the reader's thread holds at most
+    two events and stops reading from the connection, so the service waits. A subscription that ends then is not
+    renewed.
     """
 
 
 class Probe(Poller):
-    """A reader of one record at a time, for finding positions."""
+    """A poller that reads one record at a time, for looking up positions."""
 
     most = 1

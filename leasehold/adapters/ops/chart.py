@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from html import escape
 
 INK, FAINT, CURVE = "var(--ink)", "var(--faint)", "var(--c0)"
-"""Colors are variables of the page's style, so that the same chart is readable on light and on dark."""
+"""Colors are variables of the page's style sheet, so that a chart is readable on light and dark backgrounds."""
 
 WIDTH, LETTER = 480.0, 6.2
-"""In units of the drawing: the width of a chart, and of a wide letter."""
+"""The widths of a chart and of a wide letter, in units of the drawing."""
 
 TOP, TALL = 24.0, 110.0
-"""Where the grid begins, and how high it is."""
+"""The top and the height of the grid, in units of the drawing."""
 
 POINTS_MAX = 100
 """A curve with more points than this is drawn without dots."""
@@ -42,7 +42,7 @@ def curve(times: Sequence[float], values: Sequence[float], y: str, since: str) -
     def up(value: float) -> float:
         return low - TALL * value / numbers[-1]
 
-    # The axis ends with the last point and not at a round number, so that no space stays empty.
+    # End the axis at the last point, not at a round number, so that the curve fills the width.
     ticks = [tick for tick in _ticks([most / scale], 9) if tick * scale <= most]
     parts = [_rule(left, up(number), WIDTH - 8, up(number)) for number in numbers]
     parts += [_text(left - 6, up(number) + 4, f"{number:,.10g}", "end") for number in numbers]
@@ -58,7 +58,10 @@ def curve(times: Sequence[float], values: Sequence[float], y: str, since: str) -
 
 
 def _ticks(values: Sequence[float], most: int) -> list[float]:
-    """Return round numbers from 0 to above all values, in at most `most` steps; whole ones if all values are whole."""
+    """Return round numbers from 0 to the first that is not below any value, in at most `most` steps.
+
+    If all values are whole numbers, so are the returned ones.
+    """
     largest = max(values, default=0) or 1.0
     smallest = 0 if all(value == int(value) for value in values) else -3
     steps = (digit * 10.0**power for power in range(smallest, 300) for digit in (1, 2, 5))

@@ -15,9 +15,9 @@ from leasehold.adapters.cli import deaggregate, produce
 from leasehold.adapters.cli.common.columns import said
 from leasehold.adapters.cli.reset import read_plan
 from leasehold.adapters.consumer.dead_letters import sinks
-from leasehold.adapters.consumer.dead_letters.dead_letter import BadDeadLetter, dead_letter_from, place_of
-from leasehold.adapters.inputs import configuration, duration, moment, said_moment, settings, shift, start
-from leasehold.adapters.json_form import BadJsonField, answer
+from leasehold.adapters.consumer.dead_letters.dead_letter import BadDeadLetter, dead_letter_from, sort_key_of
+from leasehold.adapters.inputs import configuration, duration, format_time, moment, settings, shift, start
+from leasehold.adapters.json_form import BadJsonField, plan_json
 from leasehold.adapters.multilang.protocol import CheckpointRequested, Conversation, StatusReceived
 from leasehold.adapters.sources.protocol import Record
 from leasehold.adapters.spark.event_hubs.options import CONNECTION_STRING, event_hubs_options
@@ -34,11 +34,11 @@ SECRET = "hush0hush1"  # noqa: S105  nobody's
 
 
 def _planned(body: bytes) -> None:
-    json.dumps(answer(body))
+    json.dumps(plan_json(body))
 
 
 def _listed(body: bytes) -> None:
-    json.dumps(answer(body, "me"))
+    json.dumps(plan_json(body, "me"))
 
 
 def _reset(body: bytes) -> None:
@@ -53,7 +53,7 @@ def _duration(text: str) -> None:
 
 def _moment(text: str) -> None:
     said(start(text, NOW, "--to"))
-    assert text.strip()[:1].isalpha() or said_moment(moment(text, NOW)).endswith("Z")
+    assert text.strip()[:1].isalpha() or format_time(moment(text, NOW)).endswith("Z")
 
 
 def _options(text: str) -> None:
@@ -99,7 +99,7 @@ def _of_event_hubs(told: object) -> None:
 def _letter(line: bytes) -> None:
     letter = dead_letter_from(line)
     assert dead_letter_from(letter.line) == letter
-    assert place_of(letter.name) is not None
+    assert sort_key_of(letter.name) is not None
 
 
 def _child_line(line: bytes) -> None:
