@@ -20,7 +20,7 @@ from attrs import Factory, frozen
 from libraries import java_daemon, kclpy
 from standins.go_tool import run_go
 
-from leasehold.adapters.toolchain import ServiceError, filled
+from leasehold.adapters.toolchain import ServiceError, fill_once
 
 PROGRAMS = Path(__file__).with_name("peer_programs")
 KCL = "3.5.1"
@@ -145,7 +145,7 @@ def proxy(url: str) -> Iterator[str]:
 def _build_once(name: str, fill: Callable[[Path], None]) -> Path:
     sources = sorted(file for file in (PROGRAMS / name).rglob("*") if file.is_file())
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in sources)).hexdigest()[:12]
-    return filled(f"peers/{name}-{digest}", fill, shared=True)
+    return fill_once(f"peers/{name}-{digest}", fill, shared=True)
 
 
 def _go() -> Path:

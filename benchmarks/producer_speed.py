@@ -35,7 +35,7 @@ from types_boto3_kinesis.type_defs import PutRecordsRequestEntryTypeDef
 from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
 from leasehold.adapters.sources.kinesis.producer.core import Settings
 from leasehold.adapters.sources.kinesis.producer.producer import Producer, client_of
-from leasehold.adapters.toolchain import filled
+from leasehold.adapters.toolchain import fill_once
 from leasehold_lab.standins.services import kinesis_local
 
 BAR = 3.0
@@ -140,7 +140,7 @@ def peer_python() -> Path:
         subprocess.run(install, check=True)  # noqa: S603  likewise
 
     digest = hashlib.sha256(LOCK.read_bytes()).hexdigest()[:12]
-    return filled(f"async-kinesis-{digest}", fill) / "bin" / "python"
+    return fill_once(f"async-kinesis-{digest}", fill) / "bin" / "python"
 
 
 def results_table(medians: dict[str, tuple[float, ...]], about: str) -> Table:

@@ -23,7 +23,7 @@ from typing import BinaryIO
 
 from attrs import Factory, frozen
 
-from leasehold.adapters.toolchain import ServiceError, filled
+from leasehold.adapters.toolchain import ServiceError, fill_once
 from leasehold_lab.standins import guard
 
 LOCKS = Path(__file__).parent / "node"
@@ -201,7 +201,7 @@ def installed(tree: str) -> Path:
     """
     lock = (LOCKS / tree / "package-lock.json").read_bytes()
     name = f"node/{tree}-{hashlib.sha256(lock).hexdigest()[:12]}"
-    return filled(name, functools.partial(install, LOCKS / tree)) / "node_modules"
+    return fill_once(name, functools.partial(install, LOCKS / tree)) / "node_modules"
 
 
 def install(tree: Path, folder: Path) -> None:

@@ -15,7 +15,7 @@ from leasehold.adapters.consumer.events import CLOSED_STATUS, EventLines, JsonLi
 from leasehold.adapters.consumer.handling import Handling
 from leasehold.adapters.consumer.runner import termination_signals
 from leasehold.adapters.consuming import Consumption, consumption, worker_id
-from leasehold.adapters.inputs import dashed
+from leasehold.adapters.inputs import flag_name
 from leasehold.adapters.options import Options
 from leasehold.errors import DeadLetterError, SourceError, StoreError, WorkerError
 from leasehold.stores.urls import store_address
@@ -101,7 +101,7 @@ def command(
         if events and sys.__stdout__ is None:
             print("leasehold consume: standard output is closed, so no one can read the events", file=sys.stderr)
             raise typer.Exit(CLOSED_STATUS)
-        described = consumption(source, store, chosen_handler, options, dashed)
+        described = consumption(source, store, chosen_handler, options, flag_name)
         if processes < 1:
             raise ValueError(f"--processes: {processes} is not a whole number above 0")
         if processes > 1:
@@ -124,7 +124,7 @@ def _handler(handler: str | None, me: str, options: Options, *, events: bool) ->
         return handler
     for name in ("concurrency", "linger_seconds"):
         if options.get(name):  # 0 is the default
-            raise ValueError(f"{dashed(name)}: it goes with --handler")
+            raise ValueError(f"{flag_name(name)}: it goes with --handler")
     return EventLines(me, sys.stdout).handling
 
 

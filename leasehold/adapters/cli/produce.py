@@ -15,7 +15,7 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.table_options import table_options
-from leasehold.adapters.inputs import dashed
+from leasehold.adapters.inputs import flag_name
 from leasehold.adapters.options import ProduceOptions
 from leasehold.adapters.producing import open_producer
 from leasehold.adapters.signals import replace_handler, restore_handler
@@ -62,7 +62,7 @@ def command(
     with ending("produce", SourceError, ProducerError, misuse=(ValueError, OSError)):
         key_of = _key_function(key, delimiter)
         with file.open("rb") if file else sys.stdin.buffer as lines:
-            written = _write(open_producer(source, options, dashed), lines, key_of)
+            written = _write(open_producer(source, options, flag_name), lines, key_of)
     names = {"UserRecordsPut": "records written", "KinesisRecordsPut": "as Kinesis records", "AllErrors": "refusals"}
     names |= {"UserRecordExpired": "given up", "UserRecordsOutcomeUnknown": "perhaps written twice"}
     if written["UserRecordsFailed"]:

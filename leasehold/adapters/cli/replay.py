@@ -22,7 +22,7 @@ from leasehold.adapters.consumer.dead_letters.replaying import (
 )
 from leasehold.adapters.consumer.dead_letters.sinks import open_dead_letters, open_stream
 from leasehold.adapters.consumer.handling import Handling
-from leasehold.adapters.consumer.slices import own_table
+from leasehold.adapters.consumer.slices import exclusive_table
 from leasehold.adapters.consuming import load
 from leasehold.adapters.inputs import start
 from leasehold.adapters.sources.urls import open_source
@@ -115,7 +115,7 @@ def _in_stream(dead_letters: str, store: str, since: str | None, handler: str | 
         closing(open_source(dead_letters)) as source,
         closing(open_store(store)) as table,
     ):
-        own_store, letters = own_table(table, "replay", f"replay of {place}"), DeadLetterSource(source, me)
+        own_store, letters = exclusive_table(table, "replay", f"replay of {place}"), DeadLetterSource(source, me)
         worker = Worker(store=own_store, source=letters, me=me, config=Config(initial_position=begin))
         return replay_stream(worker, sink, deliver, _print_failure)
 

@@ -90,7 +90,7 @@ class ReadingStart:
         return lease.checkpoint
 
 
-def end(holding: Holding, children: tuple[Shard, ...], worker: ReadingWorker, token: str) -> bool:
+def end_shard(holding: Holding, children: tuple[Shard, ...], worker: ReadingWorker, token: str) -> bool:
     """Create the children's leases, then write SHARD_END.
 
     Args:

@@ -337,7 +337,7 @@ def status_of(
     # others for a while.
     if progress is not None and progress.resting(now, limit_seconds) and (lease.owner is None or not is_recent):
         released_by = (
-            f"; {progress.owner} put it aside until {_utc(progress.aside or 0.0)}" if lease.owner is None else ""
+            f"; {progress.owner} put it aside until {_format_utc(progress.aside or 0.0)}" if lease.owner is None else ""
         )
         return Status("STALLED", f"{_stalled_reason(progress, now)}{released_by}")
     # A missing owner comes before the annotation's own status, which is outdated if no worker reads the lease.
@@ -421,9 +421,9 @@ def _annotated_status(progress: Progress, now: float, limit_seconds: float) -> S
     handler_began, stalled_seconds = progress.work, 0.0 if progress.done is None else now - progress.done
     if stalled_seconds <= limit_seconds:
         if progress.grows:
-            return Status("BEHIND", f"{_behind(progress)}, and falling further behind for two minutes")
+            return Status("BEHIND", f"{_lag_text(progress)}, and falling further behind for two minutes")
         # `excused` is the owner's reason for not reading now, for example that the parents are not done.
-        return Status("OK", progress.excused or _behind(progress))
+        return Status("OK", progress.excused or _lag_text(progress))
     # A hanging handler comes before a fault. If a handler never returns, it is the cause, whatever failed before.
     if handler_began is not None and now - handler_began > limit_seconds:
         return Status(
@@ -442,11 +442,11 @@ def _stalled_reason(progress: Progress, now: float) -> str:
     return f"it has not moved for {stalled_seconds:.0f} s: {progress.cause or 'its owner could not continue'}"
 
 
-def _utc(at: float) -> str:
+def _format_utc(at: float) -> str:
     return f"{time.strftime('%H:%M:%S', time.gmtime(at))} UTC"  # not datetime, whose range rows may exceed
 
 
-def _behind(progress: Progress) -> str:
+def _lag_text(progress: Progress) -> str:
     if progress.behind is None:
         return "not read yet" if progress.read is None else "read, how far behind is not known"
     return "read to the tip" if progress.end else f"{progress.behind:.1f} s behind"

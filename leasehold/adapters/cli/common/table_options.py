@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 import typer
 
 from leasehold.adapters.cli.common.times import seconds
-from leasehold.adapters.inputs import dashed
+from leasehold.adapters.inputs import flag_name
 from leasehold.adapters.options import Option, options_of
 
 Function = TypeVar("Function", bound=Callable[..., None])
@@ -56,7 +56,7 @@ def _parameter(option: Option) -> inspect.Parameter:
     elif option.name == "set":
         kind = list[str]
     text = option.help + (f" [{option.unset}]" if option.unset else "")
-    flags = option.flags or ((dashed(option.name),) if kind is not bool else ())
+    flags = option.flags or ((flag_name(option.name),) if kind is not bool else ())
     annotation = Annotated[kind | None, typer.Option(*flags, help=text, **typer_arguments)]
     default = option.default
     return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

@@ -16,7 +16,7 @@ from leasehold.adapters.cli.common.standard_streams import drop_output
 from leasehold.adapters.cli.common.table_options import table_options
 from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.consuming import consumption, dead_letter_of
-from leasehold.adapters.inputs import dashed
+from leasehold.adapters.inputs import flag_name
 from leasehold.adapters.multilang.children import Children
 from leasehold.adapters.multilang.daemon import ChildHandler
 from leasehold.adapters.multilang.properties import read_properties, settings_of
@@ -62,13 +62,13 @@ def command(
         children = Children(settings.argv, max_records=settings.max_records, timeout_seconds=settings.timeout_seconds)
         dead_letter = options["dead_letter"]
         if isinstance(dead_letter, str):
-            dead_letter = dead_letter_of(dead_letter, settings.source, settings.store, dashed)
+            dead_letter = dead_letter_of(dead_letter, settings.source, settings.store, flag_name)
         attempts = options_of(Options)["attempts"].checked(options["attempts"], "--attempts")
         handler = ChildHandler(
             children, attempts=attempts, dead_letter=dead_letter, send_empty=settings.send_empty, strict=strict
         )
         described = consumption(
-            settings.source, settings.store, handler.handling, {**settings.options, "to": options["to"]}, dashed
+            settings.source, settings.store, handler.handling, {**settings.options, "to": options["to"]}, flag_name
         )
         table_session = settings.table_credentials.session()
         # The credentials in the file are for AWS. Credentials for another cloud come from the environment.
