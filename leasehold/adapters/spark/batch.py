@@ -319,7 +319,9 @@ class PartReader:
     def rows(self) -> Iterator[pa.RecordBatch]:
         """Read all rows. Raises SourceError, or TimeoutError if the source makes no progress for `STALL_SECONDS`."""
         read_started = time.monotonic()
-        with closing(read_through(self._pull, self._columns, self._lease, within=self._part.cut.cut_batch)) as responses:
+        with closing(
+            read_through(self._pull, self._columns, self._lease, within=self._part.cut.cut_batch)
+        ) as responses:
             for response, batches in responses:
                 if isinstance(response, SourceUnavailable):
                     log.warning("shard %s: trying again: %s", self._part.shard, response)
