@@ -170,8 +170,8 @@ class Unshared:
 class Unleased(LeasedReader):
     """The reader of `kinesis-leased` without leases."""
 
-    def _started_run(self) -> QueryRun:
-        run = super()._started_run()
+    def _get_or_start_run(self) -> QueryRun:
+        run = super()._get_or_start_run()
         if not isinstance(cast("object", run._loop), Unshared):  # noqa: SLF001  nothing has begun yet
             source_spec, options = self._source_spec, self._options
             pace = ReadAheadPace(
@@ -219,8 +219,8 @@ class Files:
 class ByFiles(LeasedReader):
     """The reader of `kinesis-leased` whose tasks read files."""
 
-    def _started_run(self) -> QueryRun:
-        run = super()._started_run()
+    def _get_or_start_run(self) -> QueryRun:
+        run = super()._get_or_start_run()
         if not isinstance(cast("object", run._transport), Files):  # noqa: SLF001  nothing has begun yet
             run._transport = cast("Transport", Files())  # noqa: SLF001  as above
         return run

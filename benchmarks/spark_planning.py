@@ -143,7 +143,7 @@ class Planner:
         for key in DRAW.sample(sorted(FIRST), shard_count):
             self.stream.put(key, "more")
         for _ in range(TICKS):
-            if sum(1 for _ in loop._with_rows()) >= shard_count:  # noqa: SLF001  as above
+            if sum(1 for _ in loop._prefetchers_with_rows()) >= shard_count:  # noqa: SLF001  as above
                 break
             loop.tick()
         with pytest.MonkeyPatch.context() as patch:

@@ -12,7 +12,7 @@ from fuzzing import FuzzTarget, in_json, unsaid
 
 from leasehold.adapters import producing
 from leasehold.adapters.cli import deaggregate, produce
-from leasehold.adapters.cli.common.columns import said
+from leasehold.adapters.cli.common.columns import format_position
 from leasehold.adapters.cli.reset import read_plan
 from leasehold.adapters.consumer.dead_letters import sinks
 from leasehold.adapters.consumer.dead_letters.dead_letter import BadDeadLetter, dead_letter_from, sort_key_of
@@ -43,8 +43,8 @@ def _listed(body: bytes) -> None:
 
 def _reset(body: bytes) -> None:
     for each in read_plan(body):
-        said(each.was)
-        said(each.wanted)
+        format_position(each.was)
+        format_position(each.wanted)
 
 
 def _duration(text: str) -> None:
@@ -52,7 +52,7 @@ def _duration(text: str) -> None:
 
 
 def _moment(text: str) -> None:
-    said(start(text, NOW, "--to"))
+    format_position(start(text, NOW, "--to"))
     assert text.strip()[:1].isalpha() or format_time(moment(text, NOW)).endswith("Z")
 
 
@@ -78,7 +78,7 @@ def _produced_to(url: str) -> None:
 
 def _lines(body: bytes) -> None:
     for how in ("line", "field:2", "json:customer", "fixed:a"):
-        produce._key(how, ",")(body).encode()
+        produce._key_function(how, ",")(body).encode()
 
 
 def _offset(stored: Any) -> None:  # noqa: ANN401  whatever Spark kept
@@ -148,7 +148,11 @@ COMMANDS = (
         "produced-lines", ("adapters/cli/produce.py",), _lines, (ValueError, UnicodeDecodeError), "--key |'utf-8' codec"
     ),
     FuzzTarget(
-        "keys-of-lines", ("adapters/cli/produce.py",), partial(produce._key, delimiter=","), (ValueError,), "--key: "
+        "keys-of-lines",
+        ("adapters/cli/produce.py",),
+        partial(produce._key_function, delimiter=","),
+        (ValueError,),
+        "--key: ",
     ),
     FuzzTarget("produce-urls", ("adapters/producing.py",), _produced_to, (ValueError,), "SOURCE URL: "),
     FuzzTarget("fleet-sizes", ("leasehold_lab/commands/simulate.py",), simulate._sizes, (ValueError,), "workers: "),

@@ -9,7 +9,7 @@ from fuzzing import FuzzTarget, in_json
 from odd_values import assert_said, token_of
 from standins.wire_service import Answer, Spoken
 
-from leasehold.adapters.cli.common.columns import said
+from leasehold.adapters.cli.common.columns import format_position
 from leasehold.adapters.consumer.status import lag_of
 from leasehold.adapters.json_form import lease_json, plan_json
 from leasehold.adapters.worker.progress import progress_of
@@ -56,7 +56,7 @@ def _read(found: Lease | Malformed | None) -> Lease | None:
     assert_said(found)
     if not isinstance(found, Lease):
         return None
-    said(found.checkpoint)
+    format_position(found.checkpoint)
     plan_json(json.dumps({"leases": [lease_json(found)], "me": {"worker": "me"}}).encode())
     return found
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from attrs import evolve, frozen
 
-from leasehold.adapters.ops.watching import WatchedTable, alive
+from leasehold.adapters.ops.watching import WatchedTable, without_dead_owners
 from leasehold.balancer.census import our_workers
 from leasehold.balancer.config import Config
 from leasehold.stores.fields import decimal
@@ -82,7 +82,7 @@ def forecast(table: WatchedTable, config: Config, change: FleetChange, *, dated:
     Raises:
         ValueError: A worker to remove holds no lease, or there is nothing to simulate.
     """
-    rows = alive(table.unended, config)
+    rows = without_dead_owners(table.unended, config)
     present = tuple(sorted({row.owner for row in rows if row.owner is not None}))
     for worker in change.remove:
         if worker not in present:

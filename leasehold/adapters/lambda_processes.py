@@ -9,7 +9,7 @@ Few functions are thread-safe, because on Lambda each concurrent call has a proc
 3. A process that ends during a call fails its part of the batch; the next call starts another process.
 4. A process whose call takes longer than `handler_seconds` is killed, which fails its part, too. The time counts from
    when the function is loaded, as on Lambda, so a slow import does not use it up.
-5. However a worker ends, its processes end, too, because each process ends as soon as its connections are closed, even
+5. However a worker ends, its processes end, too: their connections are then closed, and each process ends at once, even
    if its function never returns to the interpreter. Until then it ignores SIGTERM, SIGINT and SIGHUP, because the
    worker waits for its call.
 """
@@ -30,7 +30,7 @@ from typing import Any
 
 from attrs import define, field, frozen
 
-from leasehold.adapters.consumer.attempts import PositionOrder
+from leasehold.adapters.consumer.attempts import PositionKey
 from leasehold.adapters.consumer.handling import Delivery
 from leasehold.adapters.lambda_handlers import FunctionSettings, LambdaFunction, ReportedFailure
 from leasehold.adapters.sources.protocol import Record
@@ -134,7 +134,7 @@ class FunctionProcess:
         return self.setup.handler_seconds + (0.0 if self.loaded else LOAD_SECONDS)
 
     def begin(self, call: FunctionCall) -> Connection:
-        """Begin this call and return the connection on which the reply will be received.
+        """Begin this call, and return the connection on which the reply will be received.
 
         Raises OSError, and RuntimeError if no thread can be started.
         """
@@ -179,9 +179,9 @@ class FunctionProcess:
 
     def _start(self) -> StartedProcess:
         our_end, their_end = Pipe()
-        watched_end, lifeline = Pipe(duplex=False)
-        with their_end, watched_end:
-            descriptors = (their_end.fileno(), watched_end.fileno())
+        watched, lifeline = Pipe(duplex=False)
+        with their_end, watched:
+            descriptors = (their_end.fileno(), watched.fileno())
             arguments = [sys.executable, "-P", "-c", START, *map(str, descriptors)]
             # Do not pass on the standard input, through which a supervisor may request this worker to drain.
             process = subprocess.Popen(arguments, pass_fds=descriptors, stdin=subprocess.DEVNULL)  # noqa: S603  our own program
@@ -200,7 +200,7 @@ class ParallelFunction(LambdaFunction):
     concurrency: int = field(kw_only=True)
     _processes: list[FunctionProcess] = field(init=False, factory=list)
     # Contains, for each lease whose batch has failed, its fencing number and the records that are not to be repeated.
-    _succeeded: dict[str, tuple[int | None, frozenset[PositionOrder]]] = field(init=False, factory=dict)
+    _succeeded: dict[str, tuple[int | None, frozenset[PositionKey]]] = field(init=False, factory=dict)
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
@@ -209,7 +209,7 @@ class ParallelFunction(LambdaFunction):
 
     def __call__(self, delivery: Delivery) -> None:
         """Call the function for each part. Raises ReportedFailure."""
-        epoch, succeeded = self._succeeded.pop(delivery.lease, (None, frozenset[PositionOrder]()))
+        epoch, succeeded = self._succeeded.pop(delivery.lease, (None, frozenset[PositionKey]()))
         if epoch != delivery.epoch:
             succeeded = frozenset()  # another worker had the lease, and it may have been reset
         parts = dict[FunctionProcess, list[Record]]()
@@ -279,7 +279,7 @@ def _slot(key: str, slots: int) -> int:
 
 
 def serve(descriptor: int, lifeline: int) -> None:
-    """Call the function for each `FunctionCall` that a connection receives, and exit when it is closed.
+    """Call the function for each `FunctionCall` that this connection receives, and exit when it is closed.
 
     Args:
         descriptor: The connection.

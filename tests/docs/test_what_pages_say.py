@@ -66,7 +66,7 @@ def test_table_of_metrics_has_the_names_of_the_code() -> None:
 def test_every_column_of_leases_is_explained() -> None:
     """The page explains each column that `leasehold leases` shows."""
     sometimes = (lease_tables.PLACE, lease_tables.EVENTS)
-    shown = {column.name for column in (*lease_tables.EACH, *lease_tables.SHARES, *sometimes)}
+    shown = {column.name for column in (*lease_tables.LEASE_COLUMNS, *lease_tables.SHARE_COLUMNS, *sometimes)}
     rows = table_after("steering.md", "## Consumer lag: how far behind is the group")
     explained = {name.partition(" (")[0] for row in rows for name in row[0].split(", ")}
     assert explained == shown

@@ -10,8 +10,8 @@ import pytest
 from attrs import evolve
 from typer.testing import CliRunner
 
-from leasehold.adapters.cli.common.columns import plain
-from leasehold.adapters.cli.lease_tables import below, cells
+from leasehold.adapters.cli.common.columns import plain_text
+from leasehold.adapters.cli.lease_tables import table_cells, totals_and_problems
 from leasehold.adapters.cli.leases import app as leases_command
 from leasehold.adapters.cli.steer.explain import app as explain
 from leasehold.adapters.cli.steer.swap import app as swap
@@ -264,9 +264,9 @@ def test_a_look_at_both_tables_says_where_each_lease_is(half_way: tuple[str, str
         [f"swap: {says}"],
     )
     assert [worker["worker"] for worker in shown["workers"]] == ["ann"]
-    total, wrong = below(table)
+    total, wrong = totals_and_problems(table)
     assert (total.endswith(f"; swap of {says}"), [line for line in wrong if "swap" in line]) == (True, [])
-    header, *rows = plain(cells(table, None, full=True)).splitlines()
+    header, *rows = plain_text(table_cells(table, None, full=True)).splitlines()
     assert header.split()[-1] == "TABLE"
     assert rows[0].endswith(" TO")
 

@@ -14,11 +14,11 @@ from leasehold.adapters.cli.common.asking import (
     fleet_config,
     table_of,
 )
-from leasehold.adapters.cli.common.columns import Cells, Column, show
+from leasehold.adapters.cli.common.columns import Cells, Column, print_table
 from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.table_options import table_options
 from leasehold.adapters.ops.swapping import open_for_reading
-from leasehold.adapters.ops.watching import alive
+from leasehold.adapters.ops.watching import without_dead_owners
 from leasehold.adapters.options import Options
 from leasehold.errors import StoreError
 from leasehold.stores.printable import printable
@@ -63,7 +63,7 @@ def command(  # noqa: PLR0917  one for each option
         with closing(open_for_reading(store, options["to"])) as table_store:
             dated = not table_store.capabilities.free_annotations
             table = table_of(table_store, config, span)
-        present = [row.owner for row in alive(table.unended, config) if row.owner is not None]
+        present = [row.owner for row in without_dead_owners(table.unended, config) if row.owner is not None]
         added = names_of(add or (), present)
         change = FleetChange(added, tuple(remove or ()), "crash" if crash else "leave", cycles, seed)
         result = forecast(table, config, change, dated=dated)
@@ -85,7 +85,9 @@ def command(  # noqa: PLR0917  one for each option
         for name, held in result.held.items()
     )
     numbers = tuple(Column(name, right=True) for name in ("leases", "gained", "given", "KB/s"))
-    show(Cells((Column("worker"), *numbers), rows), wide=wide)
+    print_table(Cells((Column("worker"), *numbers), rows), wide=wide)
     print()
     move_rows = tuple((f"{move.t:.1f}", move.key, move.before or "", move.after or "") for move in result.moves)
-    show(Cells((Column("at s", right=True), Column("lease"), Column("from"), Column("to")), move_rows), wide=wide)
+    print_table(
+        Cells((Column("at s", right=True), Column("lease"), Column("from"), Column("to")), move_rows), wide=wide
+    )

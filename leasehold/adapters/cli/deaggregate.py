@@ -64,16 +64,17 @@ def command(
                 decoded = _print(number, line, within, misplaced, strict=strict)
                 records[decoded.reason] += 1
                 dropped[decoded.reason] += decoded.dropped
-    lost = +dropped
+    dropped_counts = +dropped
     if json_:
-        print(json.dumps({"records": records, "dropped": lost, "compiled": COMPILED}), file=sys.stderr)
+        print(json.dumps({"records": records, "dropped": dropped_counts, "compiled": COMPILED}), file=sys.stderr)
         return
     counts = (
-        ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items())) for reasons in (records, lost)
+        ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
+        for reasons in (records, dropped_counts)
     )
-    by = "" if COMPILED else " Read by plain Python, which is slow: this leasehold is not compiled."
+    speed_note = "" if COMPILED else " Read by plain Python, which is slow: this leasehold is not compiled."
     records_text, dropped_text = (count or "none" for count in counts)
-    print(f"Kinesis records: {records_text}. User records dropped: {dropped_text}.{by}", file=sys.stderr)
+    print(f"Kinesis records: {records_text}. User records dropped: {dropped_text}.{speed_note}", file=sys.stderr)
 
 
 def _print(number: int, line: str, within: HashRange | None, misplaced: Misplaced, *, strict: bool) -> UserRecords:

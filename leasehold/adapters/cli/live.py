@@ -1,7 +1,7 @@
 """Shows a live view of a lease table on a terminal, and redraws it at each key.
 
-`LiveView` is the state of the view, and `after` returns the next state after a key. Neither needs a terminal.
-`terminal_keys` reads single keys without echo, and always restores the terminal.
+`LiveView` is the state of the view, and `view_after` returns the next state after a key press. Neither needs a
+terminal. `terminal_keys` reads single keys without echo, and always restores the terminal.
 """
 
 import codecs
@@ -23,8 +23,14 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from leasehold.adapters.cli.common.columns import Cells, drawn
-from leasehold.adapters.cli.lease_tables import AT_LEAST, below, cells, said_move, shown_checkpoint
+from leasehold.adapters.cli.common.columns import Cells, draw_table
+from leasehold.adapters.cli.lease_tables import (
+    AT_LEAST,
+    format_checkpoint,
+    format_move,
+    table_cells,
+    totals_and_problems,
+)
 from leasehold.adapters.json_form import lease_json
 from leasehold.adapters.ops.watching import SeenMove, WatchedTable
 from leasehold.stores.printable import printable
@@ -76,20 +82,20 @@ class LiveView:
     left: bool = False
 
 
-def arranged(cells: Cells, view: LiveView) -> Cells:
+def arrange_rows(cells: Cells, view: LiveView) -> Cells:
     """Return the rows that the view shows, sorted. Rows with an empty cell in the sort column come last."""
 
     def rank(number: int) -> tuple[float, str]:
         """Return the sort key of a row. Numbers are sorted by value, before all strings."""
-        text = cells.rows[number][at].removesuffix("%").removeprefix(AT_LEAST)
-        return (float(text) if text.replace(".", "", 1).isdecimal() else math.inf), cells.rows[number][at]
+        text = cells.rows[number][sort_index].removesuffix("%").removeprefix(AT_LEAST)
+        return (float(text) if text.replace(".", "", 1).isdecimal() else math.inf), cells.rows[number][sort_index]
 
-    at = sorted_by(cells, view)
+    sort_index = sorted_by(cells, view)
     words = view.words.lower()
     matching = [number for number, row in enumerate(cells.rows) if any(words in cell.lower() for cell in row)]
-    filled = [number for number in matching if cells.rows[number][at]]
-    order = sorted(filled, key=rank, reverse=cells.columns[at].right != view.turned)
-    order += [number for number in matching if not cells.rows[number][at]]
+    filled = [number for number in matching if cells.rows[number][sort_index]]
+    order = sorted(filled, key=rank, reverse=cells.columns[sort_index].right != view.turned)
+    order += [number for number in matching if not cells.rows[number][sort_index]]
     places = {number: place for place, number in enumerate(order)}
     styles = tuple(((places[row], column), style) for (row, column), style in cells.styles if row in places)
     return evolve(cells, rows=tuple(cells.rows[number] for number in order), styles=styles)
@@ -105,7 +111,7 @@ def chosen_row(shown: Cells, view: LiveView) -> int:
     return next((number for number, row in enumerate(shown.rows) if row[0] == view.chosen), 0)
 
 
-def after(view: LiveView, key: str, shown: Cells) -> LiveView:
+def view_after(view: LiveView, key: str, shown: Cells) -> LiveView:
     """Return the view after a key press. A key without a meaning leaves the view unchanged.
 
     Args:
@@ -138,10 +144,10 @@ def after(view: LiveView, key: str, shown: Cells) -> LiveView:
         return evolve(view, chosen=shown.rows[max(0, min(last, place))][0])
     if view.page == "lease":
         return evolve(view, page="table") if key == "escape" else view
-    return _changed(view, key, shown)
+    return _after_table_key(view, key, shown)
 
 
-def _changed(view: LiveView, key: str, shown: Cells) -> LiveView:
+def _after_table_key(view: LiveView, key: str, shown: Cells) -> LiveView:
     """Return the view of the table after a key press that sorts, filters, or opens rows."""
     match key:
         case "escape":
@@ -212,15 +218,15 @@ class TerminalKeys:
         """Return the next pressed keys, or none if no key is pressed for `seconds`. Raises EOFError if it is closed."""
         deadline = time.monotonic() + seconds
         while (remaining := deadline - time.monotonic()) > 0:
-            text = self._sent(remaining)
+            text = self._read_text(remaining)
             # The remaining characters of a sequence may arrive a little later.
-            while text.endswith(("\x1b", "\x1b[", "\x1bO")) and (more := self._sent(ESCAPE_SECONDS)):
+            while text.endswith(("\x1b", "\x1b[", "\x1bO")) and (more := self._read_text(ESCAPE_SECONDS)):
                 text += more
             if keys := keys_in(text):
                 return keys
         return ()
 
-    def _sent(self, seconds: float) -> str:
+    def _read_text(self, seconds: float) -> str:
         if not select.select([self._fd], [], [], seconds)[0]:
             return ""
         data = os.read(self._fd, 1024)
@@ -253,11 +259,11 @@ FRAME_LINES = 4
 CHOSEN = "reverse"
 
 
-def steer(looks: Iterable[WatchedTable], by: str | None, every: float) -> None:
+def run_live_view(states: Iterable[WatchedTable], by: str | None, every: float) -> None:
     """Show each state of a table until the user leaves. The terminal is always restored.
 
     Args:
-        looks: Yields the states of the table. An exception of the iterator is raised again.
+        states: Yields the states of the table. An exception of the iterator is raised again.
         by: The initial subject of a row; None for a lease.
         every: The time between two reads, in seconds.
     """
@@ -267,23 +273,23 @@ def steer(looks: Iterable[WatchedTable], by: str | None, every: float) -> None:
         terminal_keys(sys.stdin.fileno()) as keys,
         Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live,
     ):
-        for table in looks:
+        for table in states:
             deadline = time.monotonic() + every
             # Redraw the view after each key press. Once the next read is due, `pressed` is empty.
             pressed: tuple[str, ...] = ("",)
             while pressed:
-                live.update(drawn_view(table, view, console.width, console.height), refresh=True)
+                live.update(draw_view(table, view, console.width, console.height), refresh=True)
                 try:
                     pressed = keys.pressed(deadline - time.monotonic())
                 except EOFError:
                     return
                 for key in pressed:
-                    view = after(view, key, arranged(cells(table, view.by), view))
+                    view = view_after(view, key, arrange_rows(table_cells(table, view.by), view))
                 if view.left:
                     return
 
 
-def drawn_view(table: WatchedTable, view: LiveView, width: int, height: int) -> Group:
+def draw_view(table: WatchedTable, view: LiveView, width: int, height: int) -> Group:
     """Return the lines that fill a screen of this size."""
     match view.page:
         case "help":
@@ -296,24 +302,24 @@ def drawn_view(table: WatchedTable, view: LiveView, width: int, height: int) -> 
 
 def _table(table: WatchedTable, view: LiveView, width: int, height: int) -> Group:
     """Return the rows that fit on the screen, with the selected row marked, and the totals and moves below."""
-    shown = arranged(cells(table, view.by), view)
+    shown = arrange_rows(table_cells(table, view.by), view)
     column = shown.columns[sorted_by(shown, view)]
-    falling = "falling" if column.right != view.turned else "rising"
+    order = "falling" if column.right != view.turned else "rising"
     words = f"; / {view.words}{'_' if view.typing else ''}" if view.words or view.typing else ""
-    state = f"{len(shown.rows)} rows by {column.name}, {falling}{words}; ? shows the keys, q leaves"
-    total, wrong = below(table)
-    lines = [_line(state, "dim"), _line(total), *(_line(text, "red") for text in wrong)]
+    state = f"{len(shown.rows)} rows by {column.name}, {order}{words}; ? shows the keys, q leaves"
+    total, problems = totals_and_problems(table)
+    lines = [_line(state, "dim"), _line(total), *(_line(text, "red") for text in problems)]
     moves = _moves(table.moves)[: max(0, (height - FRAME_LINES - len(lines)) // 2)]
     # One line is reserved for the names of columns that don't fit.
-    room = max(1, height - FRAME_LINES - len(lines) - len(moves) - 1)
+    row_count = max(1, height - FRAME_LINES - len(lines) - len(moves) - 1)
     chosen = chosen_row(shown, view)
-    first = max(0, min(chosen - room // 2, len(shown.rows) - room))
+    first = max(0, min(chosen - row_count // 2, len(shown.rows) - row_count))
     styles = {(row - first, place): style for (row, place), style in shown.styles}
     for place in range(len(shown.columns) if shown.rows else 0):
         position = (chosen - first, place)
         styles[position] = f"{styles.get(position, '')} {CHOSEN}".strip()
-    window = evolve(shown, rows=shown.rows[first : first + room], styles=tuple(styles.items()))
-    rows, left_out = drawn(window, width)
+    window = evolve(shown, rows=shown.rows[first : first + row_count], styles=tuple(styles.items()))
+    rows, left_out = draw_table(window, width)
     hints = [_line(f"no room here for: {', '.join(left_out)}; enter shows all of a lease", "dim")] if left_out else []
     return Group(rows, *hints, *lines, *moves)
 
@@ -326,7 +332,7 @@ def _lease(table: WatchedTable, view: LiveView) -> Group:
         return Group(_line(f"there is no lease {view.chosen} any more", "red"), back)
     values = lease_json(lease) | {
         "owner": lease.owner or "nobody",
-        "checkpoint": shown_checkpoint(lease.checkpoint, full=True),
+        "checkpoint": format_checkpoint(lease.checkpoint, full=True),
     }
     annotations = values.pop("notes", {})
     if (status := table.statuses.get(lease.key)) is not None:
@@ -351,7 +357,7 @@ def _pairs(title: str, pairs: Iterable[tuple[str, str]]) -> Table:
 
 
 def _moves(moves: tuple[SeenMove, ...]) -> list[Text]:
-    return [_line(said_move(move), "" if place else "bold") for place, move in enumerate(moves)]
+    return [_line(format_move(move), "" if place else "bold") for place, move in enumerate(moves)]
 
 
 def _line(text: str, style: str = "") -> Text:

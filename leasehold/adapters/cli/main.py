@@ -72,7 +72,7 @@ class LazyCommands(TyperGroup):
         if name is None:
             return (None, line, rest)
         with imported_for(f"leasehold {name}"):
-            return (name, get_command(_app_of(name, help_asked=bool(HELP.intersection(rest)))), rest)
+            return (name, get_command(_import_app(name, help_asked=bool(HELP.intersection(rest)))), rest)
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401  likewise
         """Run the command, rewriting Click's usage errors in our style."""
@@ -97,7 +97,7 @@ class LazyCommands(TyperGroup):
         )
 
 
-def _loaded(name: str) -> typer.Typer:
+def _load_app(name: str) -> typer.Typer:
     if name in COMMANDS:
         return import_module(f"leasehold.adapters.cli.{COMMANDS[name][0]}").app  # type: ignore[no-any-return]
     if name not in plugins("commands"):
@@ -105,14 +105,14 @@ def _loaded(name: str) -> typer.Typer:
     return plugins("commands")[name].load()  # type: ignore[no-any-return]  # as its group promises
 
 
-def _line() -> None:
+def _placeholder_command() -> None:
     """Stand for a command in the help."""
 
 
-def _app_of(name: str, *, help_asked: bool) -> typer.Typer:
+def _import_app(name: str, *, help_asked: bool) -> typer.Typer:
     """Import a command. If libraries are missing and only the command's help is requested, import it without them."""
     try:
-        loaded_app = _loaded(name)
+        loaded_app = _load_app(name)
     except ModuleNotFoundError as error:
         if not help_asked:
             raise
@@ -121,10 +121,10 @@ def _app_of(name: str, *, help_asked: bool) -> typer.Typer:
             loaded_app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
             loaded_app.command(
                 help=f"{LABORATORY[name]} Its options are shown once it is installed: pip install 'leasehold[dev]'"
-            )(_line)
+            )(_placeholder_command)
         else:
             with placeholders(EXTRAS):
-                loaded_app = _loaded(name)
+                loaded_app = _load_app(name)
 
         def command(*_values: object, **_named: object) -> None:
             """Fail like a call without the help option, because the arguments only looked like a request for help."""
@@ -141,7 +141,7 @@ stack_names()
 app = typer.Typer(cls=LazyCommands, no_args_is_help=True, context_settings={"help_option_names": sorted(HELP)})
 
 
-def _say_version(asked: bool) -> None:
+def _print_version(asked: bool) -> None:
     if asked:
         print(f"leasehold {version('leasehold')}")
         raise typer.Exit
@@ -150,12 +150,13 @@ def _say_version(asked: bool) -> None:
 @app.callback()
 def leasehold(
     _version: Annotated[
-        bool, typer.Option("--version", help="Print the version, and end.", is_eager=True, callback=_say_version)
+        bool, typer.Option("--version", help="Print the version, and end.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
     """Share the shards of a stream among a fleet of workers, with nothing between them but a lease table."""
-    # azure-identity logs a page of text for each token that it cannot get. The command prints one line instead.
-    logging.getLogger("azure.identity").setLevel(logging.CRITICAL)
+    # These log a page for each token that they cannot get. The command prints one line instead.
+    for library in ("azure.identity", "botocore.credentials", "botocore.tokens"):
+        logging.getLogger(library).setLevel(logging.CRITICAL)
 
 
 _HEADINGS = {name: heading for heading, names in GROUPS.items() for name in names}
@@ -165,7 +166,7 @@ _HELP = {
     **{name: line for name, (_, line) in COMMANDS.items()},
 }
 for _name, _text in _HELP.items():
-    app.command(_name, help=_text, rich_help_panel=_HEADINGS.get(_name))(_line)
+    app.command(_name, help=_text, rich_help_panel=_HEADINGS.get(_name))(_placeholder_command)
 
 
 def run() -> None:

@@ -21,7 +21,7 @@ from leasehold.adapters.spark.supervision import supervise
 from leasehold.adapters.toolchain import ServiceError
 from leasehold.stores.printable import printable
 
-OURS = re.compile(r"\b(?:leasehold\.[\w.]+|ValueError|ImportError): (.+)")
+OUR_ERROR = re.compile(r"\b(?:leasehold\.[\w.]+|ValueError|ImportError): (.+)")
 """Matches an error of ours in a message of Spark, which adds a prefix."""
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -75,7 +75,7 @@ def command(
     except (ValueError, ServiceError, PySparkException) as error:
         text = str(error)
         lines = text.splitlines()
-        if isinstance(error, PySparkException) and (match := OURS.search(text)):
+        if isinstance(error, PySparkException) and (match := OUR_ERROR.search(text)):
             lines = [match[1]]  # our own message inside Spark's
         elif not isinstance(error, StreamingQueryException):
             lines = lines[:1]  # only the failure of a query is printed in full
@@ -97,13 +97,13 @@ class BatchPrinter:
 
     def print_new(self) -> bool:
         """Print the batches that were finished since the last call. Return false."""
-        for batch in finished(self._query.recentProgress if self._query else (), self._last):
+        for batch in finished_batches(self._query.recentProgress if self._query else (), self._last):
             self._last = batch["batch"]
             print(json.dumps(batch), flush=True)
         return False
 
 
-def finished(progress: Sequence[Any], last: int) -> Iterator[dict[str, Any]]:
+def finished_batches(progress: Sequence[Any], last: int) -> Iterator[dict[str, Any]]:
     """Yield the batches after number `last` in a query's progress."""
     for batch in progress:
         # While a query is idle, Spark's progress already contains the next batch, which has not begun.

@@ -60,7 +60,7 @@ def command(
 ) -> None:
     """Send the lines until the end of the input or a signal, then wait until all are written."""
     with ending("produce", SourceError, ProducerError, misuse=(ValueError, OSError)):
-        key_of = _key(key, delimiter)
+        key_of = _key_function(key, delimiter)
         with file.open("rb") if file else sys.stdin.buffer as lines:
             written = _write(open_producer(source, options, dashed), lines, key_of)
     names = {"UserRecordsPut": "records written", "KinesisRecordsPut": "as Kinesis records", "AllErrors": "refusals"}
@@ -73,18 +73,18 @@ def command(
         raise typer.Exit(1)
 
 
-def _key(how: str, delimiter: str) -> Key:
+def _key_function(key_option: str, delimiter: str) -> Key:
     """Return the function that extracts a line's partition key."""
-    kind, _, what = how.partition(":")
-    if kind == "line" and not what:
+    kind, _, argument = key_option.partition(":")
+    if kind == "line" and not argument:
         return bytes.decode
-    if kind == "fixed" and what:
-        return lambda _line: what
-    if kind == "json" and what:
-        return lambda line: _member(line, what)
-    if kind == "field" and (place := decimal(what, _PLACES)) and delimiter:
-        return lambda line: _field(line, place, delimiter)
-    raise ValueError(f"--key: {how!r} is none of line, field:N (from 1), json:NAME and fixed:TEXT")
+    if kind == "fixed" and argument:
+        return lambda _line: argument
+    if kind == "json" and argument:
+        return lambda line: _member(line, argument)
+    if kind == "field" and (column := decimal(argument, _PLACES)) and delimiter:
+        return lambda line: _field(line, column, delimiter)
+    raise ValueError(f"--key: {key_option!r} is none of line, field:N (from 1), json:NAME and fixed:TEXT")
 
 
 def _member(line: bytes, name: str) -> str:
@@ -137,17 +137,17 @@ def _write(producer: Producer, lines: BinaryIO, key_of: Key) -> dict[str, float 
             if number % STEP == 0:
                 progress.update(task, completed=number)
                 while under_way and under_way[0][1].done:
-                    _tell(*under_way.popleft())
+                    _report_failure(*under_way.popleft())
         producer.flush()
-        for number, writing in under_way:
-            _tell(number, writing)
+        for number, future in under_way:
+            _report_failure(number, future)
     return producer.metrics
 
 
-def _tell(number: int, writing: RecordFuture) -> None:
+def _report_failure(number: int, future: RecordFuture) -> None:
     """Print a message for a line that was rejected. Other failures are reported at the end of the command."""
     try:
-        writing.result(0)
+        future.result(0)
     except RecordFailed as error:
         print(printable(f"leasehold produce: line {number}: {text_of(error)}"), file=sys.stderr)
     except ProducerError:
@@ -162,7 +162,7 @@ class _EndRequest:
     """Tracks whether a signal to end has arrived. A signal may interrupt the wait for a line, but never a `put`."""
 
     def __init__(self) -> None:
-        self.asked = self.reading = False
+        self.requested = self.reading = False
 
     def __enter__(self) -> Self:
         self.before = {number: replace_handler(number, self.signal) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -176,14 +176,14 @@ class _EndRequest:
         """Handle the first signal. A second signal ends the process at once."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
-        self.asked = True
+        self.requested = True
         if self.reading:
             raise _EndRequested
 
     def lines(self, source: BinaryIO) -> Iterator[bytes]:
         """Yield lines until the end of the input, or until a signal arrives."""
         try:
-            while not self.asked:
+            while not self.requested:
                 self.reading = True
                 line = source.readline()
                 self.reading = False

@@ -83,8 +83,8 @@ def command(  # noqa: PLR0917  one for each option
             sink = open_dead_letters(dead_letters)
             if since is not None:
                 raise ValueError("--from: it goes with letters in a stream")
-            with _delivering(handler, to) as deliver:
-                verdict = replay(sink, deliver, _tell)
+            with _open_delivery(handler, to) as deliver:
+                verdict = replay(sink, deliver, _print_failure)
         else:
             verdict = _in_stream(dead_letters, store, since, handler, to)
     if as_json:
@@ -92,9 +92,9 @@ def command(  # noqa: PLR0917  one for each option
     else:
         done_label, failed_label = FOLDER if store is None else STREAM
         count = verdict.done + verdict.failed + verdict.strange
-        several = "1 letter" if count == 1 else f"{count} letters"
+        count_text = "1 letter" if count == 1 else f"{count} letters"
         strange = f", {verdict.strange} are no letters, or cannot be read" if verdict.strange else ""
-        print(f"{several}: {verdict.done} {done_label}, {verdict.failed} failed again and {failed_label}{strange}")
+        print(f"{count_text}: {verdict.done} {done_label}, {verdict.failed} failed again and {failed_label}{strange}")
     if verdict.failed or verdict.strange:
         raise typer.Exit(1)
 
@@ -110,18 +110,18 @@ def _in_stream(dead_letters: str, store: str, since: str | None, handler: str | 
         raise ValueError("--to: it is the stream that the letters are in")
     me = f"replay-{uuid4().hex[:12]}"
     with (
-        _delivering(handler, to) as deliver,
+        _open_delivery(handler, to) as deliver,
         closing(open_stream(dead_letters)) as sink,
         closing(open_source(dead_letters)) as source,
         closing(open_store(store)) as table,
     ):
-        own, cut = own_table(table, "replay", f"replay of {place}"), DeadLetterSource(source, me)
-        worker = Worker(store=own, source=cut, me=me, config=Config(initial_position=begin))
-        return replay_stream(worker, sink, deliver, _tell)
+        own_store, letters = own_table(table, "replay", f"replay of {place}"), DeadLetterSource(source, me)
+        worker = Worker(store=own_store, source=letters, me=me, config=Config(initial_position=begin))
+        return replay_stream(worker, sink, deliver, _print_failure)
 
 
 @contextmanager
-def _delivering(handler: str | None, to: str | None) -> Iterator[Deliver]:
+def _open_delivery(handler: str | None, to: str | None) -> Iterator[Deliver]:
     if to is not None:
         stream = open_stream(to)
         with closing(stream):
@@ -132,5 +132,5 @@ def _delivering(handler: str | None, to: str | None) -> Iterator[Deliver]:
         yield calls.deliver
 
 
-def _tell(name: str, why: str) -> None:
+def _print_failure(name: str, why: str) -> None:
     print(printable_lines(f"leasehold replay: {name} stays: {why}"), file=sys.stderr)

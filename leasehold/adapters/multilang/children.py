@@ -44,7 +44,7 @@ from leasehold.stores.printable import escaped, said
 log = escaped(logging.getLogger("leasehold.child"))
 
 EXIT_SECONDS = 5.0
-"""How long to wait for a child to end before each harsher step."""
+"""How long to wait for a child to end after its pipe was closed, after TERM, and after KILL."""
 
 LEASE_MOVING_SECONDS = 30.0
 """How long to wait for a child whose lease is moving. The next owner, like the KCL, waits this long after the lease has
@@ -330,9 +330,9 @@ class Children:
             while True:
                 sent = 0
 
-                def send(rest: Sequence[Record]) -> None:
+                def send(remaining: Sequence[Record]) -> None:
                     nonlocal sent
-                    sent = child.conversation.process_records(rest, behind_seconds)
+                    sent = child.conversation.process_records(remaining, behind_seconds)
 
                 await self._request(shard, child, lambda: send(records[processed:]))  # noqa: B023  called before it returns
                 processed += sent
@@ -404,10 +404,10 @@ class Children:
             )
             os.close(read_end)
             for child in self._children.values():
-                self._tell_keeper("+", child.pid)
+                self._notify_keeper("+", child.pid)
         return self._keeper_pipe
 
-    def _tell_keeper(self, sign: str, group: int) -> None:
+    def _notify_keeper(self, sign: str, group: int) -> None:
         with suppress(BrokenPipeError):  # the next keeper gets all groups
             os.write(self._keeper_pipe, f"{sign} {group}\n".encode())
 
@@ -452,4 +452,4 @@ class Children:
         if (child := self._children.get(shard)) is not None:
             await child.end(gracefully=gracefully)
             self._children.pop(shard, None)
-            self._tell_keeper("-", child.pid)
+            self._notify_keeper("-", child.pid)

@@ -82,10 +82,10 @@ class Credentials:
 
 def credentials_of(text: str) -> Credentials:
     """Parse the value of a credentials key. Raises ValueError for providers that aren't available here."""
-    return Credentials(tuple(_provider(part.strip()) for part in text.split(",") if part.strip()))
+    return Credentials(tuple(_parse_provider(part.strip()) for part in text.split(",") if part.strip()))
 
 
-def _provider(text: str) -> _Provider:
+def _parse_provider(text: str) -> _Provider:
     class_name, *parts = text.split("|")
     name = class_name.strip().rpartition(".")[2]
     name = DEFAULT if name == _OLD_DEFAULT else name

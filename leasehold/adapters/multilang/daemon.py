@@ -23,7 +23,7 @@ from typing import Any, Self
 
 from botocore.exceptions import ClientError
 
-from leasehold.adapters.consumer.attempts import PositionOrder
+from leasehold.adapters.consumer.attempts import PositionKey
 from leasehold.adapters.consumer.handling import DeadLetter, Delivery, FinalCheckpoint, Handling, Happening
 from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.multilang.children import ChildFault, ChildNotStarted, Children
@@ -53,11 +53,11 @@ class RecordSearch:
 
     def __init__(self, attempts: int) -> None:
         self._attempts, self._faults = attempts, 0
-        self._failed_at: PositionOrder = (0, 0, 0)
-        self._suspects: tuple[PositionOrder, PositionOrder] | None = None  # the first and the last one
-        self._dead_lettered = set[PositionOrder]()
+        self._failed_at: PositionKey = (0, 0, 0)
+        self._suspects: tuple[PositionKey, PositionKey] | None = None  # the first and the last one
+        self._dead_lettered = set[PositionKey]()
 
-    def parts(self, records: Sequence[Record], checkpoint: PositionOrder) -> list[Sequence[Record]]:
+    def parts(self, records: Sequence[Record], checkpoint: PositionKey) -> list[Sequence[Record]]:
         """Split records into messages, in order, leaving out those that were dead-lettered."""
         self._dead_lettered = {order for order in self._dead_lettered if order > checkpoint}
         remaining = [record for record in records if record.position.order not in self._dead_lettered]
@@ -65,10 +65,10 @@ class RecordSearch:
             return [remaining] if remaining else []
         first, last = self._suspects
         before = [record for record in remaining if record.position.order < first]
-        among = [record for record in remaining if first <= record.position.order <= last]
+        suspects = [record for record in remaining if first <= record.position.order <= last]
         after = [record for record in remaining if record.position.order > last]
-        half = (len(among) + 1) // 2
-        return [part for part in (before, among[:half], among[half:], after) if part]
+        half = (len(suspects) + 1) // 2
+        return [part for part in (before, suspects[:half], suspects[half:], after) if part]
 
     def passed(self, part: Sequence[Record]) -> None:
         """Record that the child has processed this part."""
@@ -160,8 +160,8 @@ class ChildHandler:
             if not self._loop.is_running():
                 self._loop.close()
 
-    def _submit(self, work: Coroutine[Any, Any, Any]) -> "Future[Any]":
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+    def _submit(self, coroutine: Coroutine[Any, Any, Any]) -> "Future[Any]":
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     # Between two batches
 
@@ -199,8 +199,8 @@ class ChildHandler:
         if (message := self._unawaited.pop(key, None)) is not None:
             await asyncio.wrap_future(message)
 
-    def _check_message(self, done: "Future[None]") -> None:
-        if not done.cancelled() and (fault := done.exception()) is not None:
+    def _check_message(self, message: "Future[None]") -> None:
+        if not message.cancelled() and (fault := message.exception()) is not None:
             self._failed(fault)
 
     def _failed(self, fault: BaseException) -> None:

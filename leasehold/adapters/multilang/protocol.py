@@ -165,7 +165,7 @@ class Conversation:
         """Send as many of these records as fit into one message, and return how many were sent."""
         part = records[: self._max_records]
         behind = None if behind_seconds is None else int(behind_seconds * 1000)
-        message = {"action": "processRecords", "records": [*map(_record, part)], "millisBehindLatest": behind}
+        message = {"action": "processRecords", "records": [*map(_record_json, part)], "millisBehindLatest": behind}
         self._send_action("processRecords", message)
         if part:
             self.delivered = part[-1].position
@@ -210,7 +210,7 @@ class Conversation:
     def next_event(self) -> Event | None:
         """Return the next event, or None if more must be read, or a checkpoint is still being stored."""
         while self._lines and not self.ended and self._checkpoint_request is None:
-            event = self._event(self._lines.popleft())
+            event = self._parse_event(self._lines.popleft())
             if event is not None:
                 return event
         if self._closed and not self.ended and self._checkpoint_request is None:
@@ -250,15 +250,15 @@ class Conversation:
         request, self._checkpoint_request = self._checkpoint_request, None
         return request
 
-    def _event(self, line: bytes) -> Event | None:
+    def _parse_event(self, line: bytes) -> Event | None:
         try:
-            message = _message(line)
+            message = _parse_message(line)
         except ValueError as error:
             return InvalidLine(line.decode("utf-8", "replace"), str(error))
         if isinstance(message, _CheckpointRequest):
-            return self._checkpoint(message)
+            return self._handle_checkpoint_request(message)
         if self.pending_action is None:
-            # Don't accept the status for the next action, as Java does. Java then runs ahead of the child.
+            # Java accepts such a status as the response to its next action, and then runs ahead of the child.
             return InvalidLine(line.decode(), "a status, although no action is pending")
         if message != self.pending_action:
             self.ended = True
@@ -267,7 +267,7 @@ class Conversation:
         self.ended = action in FINAL_ACTIONS
         return StatusReceived(action)
 
-    def _checkpoint(self, request: _CheckpointRequest) -> CheckpointRequested | None:
+    def _handle_checkpoint_request(self, request: _CheckpointRequest) -> CheckpointRequested | None:
         """Respond to a request that needs no write. Return an event for a request that needs one."""
         if not self._initialized or self.pending_action in WITHOUT_CHECKPOINT:
             self._send(request.response("InvalidStateException"))
@@ -292,7 +292,7 @@ class Conversation:
         return CheckpointRequested(position)
 
 
-def _record(record: Record) -> dict[str, Any]:
+def _record_json(record: Record) -> dict[str, Any]:
     return {
         "data": b64encode(record.data).decode(),
         "partitionKey": record.partition_key,
@@ -304,7 +304,7 @@ def _record(record: Record) -> dict[str, Any]:
     }
 
 
-def _message(line: bytes) -> _CheckpointRequest | str:
+def _parse_message(line: bytes) -> _CheckpointRequest | str:
     """Parse a line. Return a request for a checkpoint, or the action that a status belongs to. Raises ValueError."""
     if len(line) > MAX_LINE_BYTES:
         raise ValueError(f"longer than {MAX_LINE_BYTES} bytes")

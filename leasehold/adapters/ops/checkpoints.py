@@ -55,7 +55,7 @@ class Move:
 
 def without_owner(lease: Lease, position: Position) -> Lease:
     """Return the lease without an owner, at this position. It keeps its epoch, so that fencing numbers never fall."""
-    noted = lease.checkpoint == position
+    keeps_annotations = lease.checkpoint == position
     return Lease(
         lease.key,
         stream=lease.stream,
@@ -67,7 +67,9 @@ def without_owner(lease: Lease, position: Position) -> Lease:
         epoch=lease.epoch,
         # Keep only the annotations that define LATEST on this row and name its stream. Workers write all the others.
         annotations=tuple(
-            note for note in lease.annotations if noted and note[0] in {LATEST_MS, LATEST_POSITION, INCARNATION}
+            annotation
+            for annotation in lease.annotations
+            if keeps_annotations and annotation[0] in {LATEST_MS, LATEST_POSITION, INCARNATION}
         ),
     )
 
@@ -84,13 +86,13 @@ def read_leases(store: Store, which: str) -> tuple[Lease, ...]:
             row would affect a lease that a worker reads through the other table (W1).
     """
     listing = store.list()
-    for bad in listing.malformed:
-        raise StoreError(f"{which}: lease {bad.key}: {bad.field}: {bad.why}; correct the row, or delete it")
+    for row in listing.malformed:
+        raise StoreError(f"{which}: lease {row.key}: {row.field}: {row.why}; correct the row, or delete it")
     if any(lease.key == CONTROL for lease in listing.leases):
         raise StoreError(f"{which}: a swap into this table is not over; wait for it (leasehold swap FROM TO --status)")
-    if moved := sum(map(is_marked, listing.leases)):
+    if moved_count := sum(map(is_marked, listing.leases)):
         raise StoreError(
-            f"{which}: leasehold swap moved {moved} of these leases to another table; name that, once it ends"
+            f"{which}: leasehold swap moved {moved_count} of these leases to another table; name that, once it ends"
         )
     return listing.leases
 
@@ -122,12 +124,12 @@ def live_keys_of_each(
         )
         for store, leases in tables
     ]
-    if any(seen for _, seen in recent):
+    if any(rows_before for _, rows_before in recent):
         (pause or sleep)(still_seconds)
-    pairs = [(seen, store.get(sorted(seen)) if seen else ()) for store, seen in recent]
+    pairs = [(rows_before, store.get(sorted(rows_before)) if rows_before else ()) for store, rows_before in recent]
     return tuple(
-        frozenset(lease.key for lease in leases if lease.owner and lease.version != seen[lease.key].version)
-        for seen, leases in pairs
+        frozenset(lease.key for lease in leases if lease.owner and lease.version != rows_before[lease.key].version)
+        for rows_before, leases in pairs
     )
 
 
@@ -149,10 +151,10 @@ def force_checkpoint(store: Store, stored: Lease, lease: Lease, me: str, *, insi
         if isinstance(outcome, Done):
             # Take the meaning of LATEST and the stream's name from `lease`. Otherwise the next owner sets them (L13).
             names = (CONTRADICTION, INCARNATION, LATEST_MS, LATEST_POSITION)
-            present = (
+            present_names = (
                 name for name in names if stored.annotation(name) is not None or lease.annotation(name) is not None
             )
-            annotations = tuple((name, lease.annotation(name) or UNPINNED) for name in present)
+            annotations = tuple((name, lease.annotation(name) or UNPINNED) for name in present_names)
             outcome = store.write(ResetLease(outcome.lease, lease.checkpoint, annotations, epoch=lease.epoch))
         if isinstance(outcome, Done) or outcome.lease is None:
             return outcome
@@ -188,16 +190,16 @@ def rename_prefix(leases: Iterable[Lease], removed: str, added: str, stream: str
             otherwise stays the same.
     """
 
-    def name(key: str) -> str:
+    def renamed_key(key: str) -> str:
         return added + key.removeprefix(removed)
 
     def rename(lease: Lease) -> Lease:
-        key = name(lease.key)
+        key = renamed_key(lease.key)
         # The shard's id has no prefix. A store without a field for the id returns the key as the shard.
         shard = lease.key.removeprefix(removed) if lease.shard == lease.key else lease.shard
-        named = key.removesuffix(shard).removesuffix(":") if removed or added else lease.stream
-        parents = tuple(map(name, lease.parents))
-        return evolve(lease, key=key, shard=shard, parents=parents, stream=named if stream is None else stream)
+        prefix = key.removesuffix(shard).removesuffix(":") if removed or added else lease.stream
+        parents = tuple(map(renamed_key, lease.parents))
+        return evolve(lease, key=key, shard=shard, parents=parents, stream=prefix if stream is None else stream)
 
     return tuple(rename(lease) for lease in leases if lease.key.startswith(removed))
 
@@ -215,18 +217,18 @@ def planned_copies(
     """
     existing = {lease.key: lease for lease in stored}
     return tuple(
-        _copying(without_owner(lease, lease.checkpoint), existing.get(lease.key), live, counts=counts)
+        _planned_copy(without_owner(lease, lease.checkpoint), existing.get(lease.key), live, counts=counts)
         for lease in sorted(leases, key=lambda lease: lease.key)
     )
 
 
-def _copying(lease: Lease, stored: Lease | None, live: Collection[str], *, counts: bool) -> Move:
+def _planned_copy(lease: Lease, stored: Lease | None, live: Collection[str], *, counts: bool) -> Move:
     if stored is None:
         return Move("create", lease, None)
     forward = Move("forward", lease, stored)
     if stored.checkpoint == lease.checkpoint:
         # A finished lease is never read again, so its fencing number doesn't matter.
-        if stored.ended or not (counts and _behind(stored, lease)):
+        if stored.ended or not (counts and _epoch_is_behind(stored, lease)):
             return evolve(forward, do="same")
         forward = evolve(forward, do="raise")
     elif stored.checkpoint.order > lease.checkpoint.order:
@@ -238,7 +240,7 @@ def _copying(lease: Lease, stored: Lease | None, live: Collection[str], *, count
     return forward
 
 
-def _behind(stored: Lease, lease: Lease) -> bool:
+def _epoch_is_behind(stored: Lease, lease: Lease) -> bool:
     """Return whether the next owner would get a fencing number that an earlier owner may have had."""
     return stored.epoch < lease.epoch
 
@@ -249,7 +251,7 @@ def copy_lease(target: Store, move: Move, *, insist: bool = False) -> Move:
     def write() -> Outcome:
         if move.stored is None:
             return target.write(CreateLease(move.lease))
-        if target.capabilities.counts_owners and _behind(move.stored, move.lease):
+        if target.capabilities.counts_owners and _epoch_is_behind(move.stored, move.lease):
             return force_checkpoint(target, move.stored, move.lease, "leasehold copy-leases", insist=insist)
         return target.write(CheckpointLate(move.stored, move.lease.checkpoint))
 
@@ -267,13 +269,13 @@ def verify(target: Store, moves: Iterable[Move]) -> tuple[Move, ...]:
     counts = target.capabilities.counts_owners
     rows = {lease.key: lease for lease in target.get([move.lease.key for move in moves if needs_write(move)])}
 
-    def there(lease: Lease) -> bool:
+    def is_stored(lease: Lease) -> bool:
         row = rows.get(lease.key)
-        reached = row is not None and row.checkpoint.order >= lease.checkpoint.order
-        return reached and row is not None and not (counts and _behind(row, lease))
+        has_checkpoint = row is not None and row.checkpoint.order >= lease.checkpoint.order
+        return has_checkpoint and row is not None and not (counts and _epoch_is_behind(row, lease))
 
-    gone = "it was written, and is not there now"
-    return tuple(move if not needs_write(move) or there(move.lease) else move.refused(gone) for move in moves)
+    missing = "it was written, and is not there now"
+    return tuple(move if not needs_write(move) or is_stored(move.lease) else move.refused(missing) for move in moves)
 
 
 # Back and forward
@@ -284,11 +286,11 @@ def planned_resets(leases: Iterable[Lease], position: Position, live: Collection
     moves = []
     for stored in sorted(leases, key=lambda lease: lease.key):
         lease = without_owner(stored, position)
-        forward = position.order > stored.checkpoint.order and position.numbered
-        move = Move("forward" if forward else "back", lease, stored)
+        is_forward = position.order > stored.checkpoint.order and position.numbered
+        move = Move("forward" if is_forward else "back", lease, stored)
         # If the row names its stream, write the row even if the position is the same: the stream may be a new one.
-        named = stored.annotation(INCARNATION) not in {None, SETTLED}
-        if stored.checkpoint == position and stored.checkpoint.token == position.token and not named:
+        names_stream = stored.annotation(INCARNATION) not in {None, SETTLED}
+        if stored.checkpoint == position and stored.checkpoint.token == position.token and not names_stream:
             move = Move("same", lease, stored)
         elif stored.key in live:
             move = move.refused(f"{stored.owner} is working on it")

@@ -66,16 +66,16 @@ def open_for_reading(store: str, to: str | None = None) -> Store:
     if to is None:
         return open_store(store, create=False, write=False)
     check_tables_differ(store, to, "--to")
-    with ExitStack() as failed:
+    with ExitStack() as stack:
         source, target = (
-            failed.enter_context(closing(open_store(url, create=False, write=False))) for url in (store, to)
+            stack.enter_context(closing(open_store(url, create=False, write=False))) for url in (store, to)
         )
         tables, names = (source, target), (name_of(store), name_of(to))
         finished = swap_is_over(tables, names)
         joined: Store = target if finished else open_joined(tables, names)
         if finished:
             source.close()
-        failed.pop_all()
+        stack.pop_all()
     return joined
 
 
@@ -116,11 +116,11 @@ def progress(tables: tuple[Store, Store], store: SwapStore, goal_name: str) -> S
     control = read_control(tables)
     leases = store.list().leases
     rows_in_from = tables[FROM].list().leases
-    owned = [row for row in rows_in_from if row.owner and not is_marked(row) and not row.ended]
+    owned_rows = [row for row in rows_in_from if row.owner and not is_marked(row) and not row.ended]
     keys_in_from = {lease.key for lease in leases if split_version(lease)[0] == FROM}
     unaware = {
         row.owner: row.yields
-        for row in owned
+        for row in owned_rows
         if row.owner
         and row.key in keys_in_from
         and row.annotation(KNOWN_TO) != knows_annotation(row.owner, goal_name)[1]
@@ -130,11 +130,11 @@ def progress(tables: tuple[Store, Store], store: SwapStore, goal_name: str) -> S
 
 
 def unaware_message(unaware: tuple[tuple[str, bool], ...]) -> str:
-    """Return the error message about workers that don't know TO, because of which the swap cannot begin."""
-    foreigners = [name for name, ours in unaware if not ours]
-    if foreigners:
+    """Return the error message for a swap that cannot begin because these workers don't know TO."""
+    foreign = [name for name, is_ours in unaware if not is_ours]
+    if foreign:
         return (
-            f"workers of the KCL or of an SDK share FROM ({', '.join(foreigners)}): they cannot follow the leases to "
+            f"workers of the KCL or of an SDK share FROM ({', '.join(foreign)}): they cannot follow the leases to "
             "another table; stop them first, or stop the fleet and use `leasehold copy-leases`"
         )
     names = ", ".join(name for name, _ in unaware)
@@ -193,6 +193,6 @@ def wait_until_known(
     """Wait until every owner in FROM has announced that it knows TO (W8). Raises StoreError after `wait_seconds`."""
     until = monotonic() + wait_seconds
     while (swap := progress(tables, store, goal_name)).unaware:
-        if any(not ours for _, ours in swap.unaware) or monotonic() >= until:
+        if any(not is_ours for _, is_ours in swap.unaware) or monotonic() >= until:
             raise StoreError(unaware_message(swap.unaware))
         pause(LOOK_SECONDS)

@@ -46,7 +46,7 @@ from leasehold.stores.swap import (
 LOOK_SECONDS = 1.0
 """The time between two reads. It is short enough to see each renewal of a lease that lasts ten seconds."""
 
-UNTOLD, NOTHING_LEARNT = LeaseLag(), History()
+UNKNOWN_LAG, EMPTY_HISTORY = LeaseLag(), History()
 ELSEWHERE = Status("UNKNOWN", "a swap moves it, or has moved it, to another table: --to TO shows both")
 
 
@@ -90,7 +90,7 @@ class WatchedTable:
     """
 
     leases: tuple[Lease, ...]
-    history: History = NOTHING_LEARNT
+    history: History = EMPTY_HISTORY
     seconds: float = 0.0
     malformed: tuple[Malformed, ...] = ()
     at: float = 0.0
@@ -117,10 +117,10 @@ class WatchedTable:
 
     def lag(self, lease: Lease) -> LeaseLag:
         """Return how far behind this lease is."""
-        return self.lags.get(lease.key, UNTOLD)
+        return self.lags.get(lease.key, UNKNOWN_LAG)
 
 
-def moved(before: WatchedTable, after: WatchedTable) -> tuple[tuple[Lease, Lease], ...]:
+def owner_changes(before: WatchedTable, after: WatchedTable) -> tuple[tuple[Lease, Lease], ...]:
     """Return the unfinished leases whose owner changed, each as a pair of the old and the new state."""
     old = {lease.key: lease for lease in before.leases}
     return tuple(
@@ -161,22 +161,22 @@ class TableWatch:
         began = self._clock()
         listing = self._store.list()
         ended, now = self._clock(), self._wall()
-        listed, left = current_and_leftover(listing.leases)
+        listed, leftover = current_and_leftover(listing.leases)
         self._watch, leases = self._watch.look(listed, began, ended)
         self._first = min(self._first, began)
         rows = tuple(sorted(leases, key=lambda lease: lease.key))
-        here = tuple(row for row in rows if not is_marked(row))
-        lags = lags_of(here, now, self._limit)
+        unmarked = tuple(row for row in rows if not is_marked(row))
+        lags = lags_of(unmarked, now, self._limit)
         if self._source is not None:
-            lags = lags_from_stream(self._source, here, lags)
-        self._window = self._window.after(began, here, lags)
+            lags = lags_from_stream(self._source, unmarked, lags)
+        self._window = self._window.after(began, unmarked, lags)
         # The owner of a marked row renews the lease and writes its progress in the other table.
-        elsewhere = dict.fromkeys((row.key for row in rows if is_marked(row) and not row.ended), ELSEWHERE)
-        statuses = statuses_of(rows, lags, now, self._lease_seconds, self._window) | elsewhere
+        elsewhere_statuses = dict.fromkeys((row.key for row in rows if is_marked(row) and not row.ended), ELSEWHERE)
+        statuses = statuses_of(rows, lags, now, self._lease_seconds, self._window) | elsewhere_statuses
         swap = places_of(self._store.way, rows) if isinstance(self._store, SwapStore) else None
         swapping = swap_notices(listing.leases) if swap is None else (f"swap: {swap.says}",)
         watched_for, window = ended - self._first, self._window.seconds
-        known = all(confirmed(row, statuses[row.key], now, self._lease_seconds, window) for row in rows)
+        all_confirmed = all(confirmed(row, statuses[row.key], now, self._lease_seconds, window) for row in rows)
         return WatchedTable(
             rows,
             self._watch.history,
@@ -187,12 +187,12 @@ class TableWatch:
             lags=lags,
             swap=swap,
             swapping=swapping,
-            left=left,
-            confirmed=known,
+            left=leftover,
+            confirmed=all_confirmed,
         )
 
 
-def watched(
+def watch_for(
     store: Store,
     seconds: float,
     lease_seconds: float,
@@ -209,7 +209,7 @@ def watched(
         wait(min(seconds_left, LOOK_SECONDS))
 
 
-def held(leases: Iterable[Lease]) -> Mapping[str | None, Sequence[Lease]]:
+def leases_by_owner(leases: Iterable[Lease]) -> Mapping[str | None, Sequence[Lease]]:
     """Return the unfinished leases by owner. The key of leases without an owner is None."""
     owned: dict[str | None, list[Lease]] = {}
     for lease in leases:
@@ -218,7 +218,7 @@ def held(leases: Iterable[Lease]) -> Mapping[str | None, Sequence[Lease]]:
     return owned
 
 
-def alive(leases: Sequence[Lease], config: Config) -> tuple[Lease, ...]:
+def without_dead_owners(leases: Sequence[Lease], config: Config) -> tuple[Lease, ...]:
     """Return the leases, without the owners that have not renewed for too long."""
     limit = expires_above(config)
     return tuple(lease if lease.idle <= limit else evolve(lease, owner=None) for lease in leases)
@@ -241,25 +241,25 @@ def shares(leases: Iterable[Lease], groups: Groups = None, more: Collection[str]
     if not counts:
         return {}
     floor, extras = divmod(len(working), len(counts))
-    lucky = favoured(counts, floor, extras, groups)
-    return {worker: floor + (worker in lucky) for worker in sorted(counts)}
+    favored = favoured(counts, floor, extras, groups)
+    return {worker: floor + (worker in favored) for worker in sorted(counts)}
 
 
 def picture(table: WatchedTable, config: Config) -> dict[str, Any]:
     """Return the state of a table as JSON values: totals, workers, leases, and problems."""
     working, fleet = table.unended, fleet_lag(table.lags)
-    living = alive(working, config)
-    owned = held(living)
+    living = without_dead_owners(working, config)
+    owned = leases_by_owner(living)
     workers: list[dict[str, Any]] = []
     for worker, target in shares(living, config.rules.groups).items():
         own_leases = owned.get(worker, [])  # a next owner may not hold a lease yet
         lag = fleet_lag({lease.key: table.lag(lease) for lease in own_leases})
         weight = kilobytes(sum(lease.weight or 0 for lease in own_leases))
-        shown = {"worker": worker, "leases": len(own_leases), "target": target, "lag": lag.most, "kbps": weight}
-        workers.append(shown | ({"lag_at_least": True} if lag.at_least else {}))
-    even = sum(worker_row["kbps"] for worker_row in workers) / max(len(workers), 1)
+        worker_fields = {"worker": worker, "leases": len(own_leases), "target": target, "lag": lag.most, "kbps": weight}
+        workers.append(worker_fields | ({"lag_at_least": True} if lag.at_least else {}))
+    mean_kbps = sum(worker_row["kbps"] for worker_row in workers) / max(len(workers), 1)
     for worker_row in workers:
-        worker_row["kbps_target"] = even
+        worker_row["kbps_target"] = mean_kbps
     leases = []
     for lease in table.leases:
         status = table.statuses[lease.key]
@@ -282,7 +282,7 @@ def picture(table: WatchedTable, config: Config) -> dict[str, Any]:
         "total": {
             "leases": len(working),
             "finished": len(table.leases) - len(working),
-            "unowned": len(held(working).get(None, ())),
+            "unowned": len(leases_by_owner(working).get(None, ())),
             "workers": len(owned.keys() - {None}),
             "lag_max": fleet.most,
             "lag_at_least": fleet.at_least,

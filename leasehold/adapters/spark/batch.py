@@ -177,10 +177,10 @@ def split_range(
 ) -> list[tuple[Position, Position | None]]:
     """Return parts that cover `begins` to `ends` without a gap, cut after each position of `cuts` (rule 1)."""
     # The default is larger than any position: if the slice ends at a time, every cut lies before its end.
-    upper = (2, 0, 0) if ends is None else ends.order
-    cuts_by_order = {cut.order: cut for cut in cuts if begins.order < cut.order < upper}
-    inner = [cuts_by_order[order] for order in sorted(cuts_by_order)]
-    return list(zip([begins, *inner], [*inner, ends], strict=True))
+    end_order = (2, 0, 0) if ends is None else ends.order
+    cuts_by_order = {cut.order: cut for cut in cuts if begins.order < cut.order < end_order}
+    inner_cuts = [cuts_by_order[order] for order in sorted(cuts_by_order)]
+    return list(zip([begins, *inner_cuts], [*inner_cuts, ends], strict=True))
 
 
 def split_times(since_ms: int, until_ms: int, parts: int) -> list[int]:
@@ -195,16 +195,16 @@ def plan_parts(location: StreamLocation, bounds: Bounds, tasks: int) -> list[Sha
     """
     begins = bounds.begins  # check this before anything is opened
     with closing(location.probe()) as source:
-        # List the shards first, because finding the end of the batch takes a shard to read from.
+        # List the shards first, because we need a shard to look up the end of the batch.
         if not (listed := source.shards()):
             return []
-        if (until := _settled_end_ms(source, _lease(listed[0]), bounds)) <= begins.sub:
+        if (until_ms := _settled_end_ms(source, _lease(listed[0]), bounds)) <= begins.sub:
             return []  # the batch begins in the future
         listed = source.shards()  # rule 3
-        plan = _ShardPlanner(location, source, Slice(begins, until), min(MAX_PARTS, -(-tasks // len(listed))))
+        planner = _ShardPlanner(location, source, Slice(begins, until_ms), min(MAX_PARTS, -(-tasks // len(listed))))
         # Use threads: each shard takes several requests, and a large stream has hundreds of shards.
         with ThreadPoolExecutor(THREADS, thread_name_prefix="leasehold-plan") as pool:
-            rows = zip_longest(*pool.map(plan.parts, listed))
+            rows = zip_longest(*pool.map(planner.parts, listed))
         # Tasks start in this order. With few cores, every shard is begun before a second task reads any of them.
         return [part for row in rows for part in row if part is not None]
 
@@ -213,26 +213,26 @@ def _settled_end_ms(source: BoundedSource, lease: Lease, bounds: Bounds) -> int:
     """Wait until the slice has ended, and return its end in milliseconds."""
     # A task that runs again must read the same rows, so the end of the batch is one fixed time or number.
     if bounds.until is not None and bounds.until != LATEST:
-        until = bounds.until.sub
-    elif _latest_settled(source, lease).last is not None:
+        until_ms = bounds.until.sub
+    elif _last_record(source, lease).last is not None:
         return FOREVER_MS
     else:
         # Add a second to include records that were put just now, because the service truncates times to the second.
-        until = source.latest(lease).sub + 1000
+        until_ms = source.latest(lease).sub + 1000
     deadline = time.monotonic() + AHEAD_SECONDS  # allow for clocks that differ
-    while source.settled(lease, until / 1000 - SETTLE_SECONDS) is None:
+    while source.settled(lease, until_ms / 1000 - SETTLE_SECONDS) is None:
         if time.monotonic() > deadline:
             name = f"option {bounds.source}.endingPosition"
             raise ValueError(f"{name}: it lies in the future, and a batch reads what is there; stream to read on")
         time.sleep(LOOK_SECONDS)
-    return until
+    return until_ms
 
 
 def _lease(shard: Shard) -> Lease:
     return Lease(shard.id, hash_range=shard.hash_range)
 
 
-def _latest_settled(source: BoundedSource, lease: Lease) -> Settled:
+def _last_record(source: BoundedSource, lease: Lease) -> Settled:
     """Return the position of the shard's last record, if the source can look it up."""
     return source.settled(lease, 0.0) or Settled()
 
@@ -246,27 +246,29 @@ class _ShardPlanner:
     def parts(self, shard: Shard) -> list[ShardPart]:
         """Return the parts of one shard, or none if the shard has no records in the slice."""
         lease, cut, ends = _lease(shard), self._cut, None
-        settled = Settled()
+        tip = Settled()
         if self._parts_per_shard > 1 or cut.until_ms == FOREVER_MS:
-            settled = _latest_settled(self._source, lease)
-        # Make no task without records: it would open the shard and wait at the tip until the service reports no lag.
-        if settled.last == TRIM_HORIZON or (settled.arrived is not None and settled.arrived * 1000 < cut.begin.sub):
+            tip = _last_record(self._source, lease)
+        # Don't make a task for a shard without records. It would wait at the tip until the service reports no lag.
+        if tip.last == TRIM_HORIZON or (tip.arrived is not None and tip.arrived * 1000 < cut.begin.sub):
             return []
         if cut.until_ms == FOREVER_MS:
-            ends = settled.last
-        newest = cut.until_ms if settled.arrived is None else min(cut.until_ms, int(settled.arrived * 1000))
+            ends = tip.last
+        newest_ms = cut.until_ms if tip.arrived is None else min(cut.until_ms, int(tip.arrived * 1000))
         cuts = list[Position]()
-        if self._parts_per_shard > 1 and (first := self._first(lease, cut.begin)) is not None:
-            # Start at the first record: if a long stretch without records were cut too, most tasks would be empty.
-            times = split_times(max(first[1], cut.since_ms), newest, self._parts_per_shard)
-            first_records = (self._first(lease, at_timestamp(moment)) for moment in times)
+        if self._parts_per_shard > 1 and (first_record := self._first_record(lease, cut.begin)) is not None:
+            # Start at the first record. If we also cut a long time without records, most tasks would be empty.
+            times = split_times(max(first_record[1], cut.since_ms), newest_ms, self._parts_per_shard)
+            first_records = (self._first_record(lease, at_timestamp(moment)) for moment in times)
             cuts = [record[0] for record in first_records if record is not None]
         spans = split_range(cut.begin, cuts, ends)
         # Tasks read the parts of a shard at the same time and share the service's limit on requests for the shard.
         pause = self._location.pause_seconds * len(spans)
-        return [ShardPart(cut, shard.id, shard.hash_range, begins, until, pause) for begins, until in spans]
+        return [
+            ShardPart(cut, shard.id, shard.hash_range, part_begin, part_end, pause) for part_begin, part_end in spans
+        ]
 
-    def _first(self, lease: Lease, start: Position) -> tuple[Position, int] | None:
+    def _first_record(self, lease: Lease, start: Position) -> tuple[Position, int] | None:
         """Return the position and arrival time (ms) of the first record after `start`, or None (rule 2)."""
         deadline = time.monotonic() + PROBE_SECONDS
         try:
@@ -279,7 +281,7 @@ class _ShardPlanner:
                         break
                     time.sleep(batch.wait_seconds)
         except SourceUnavailable:
-            pass  # rule 2: only reading waits for a source that is unavailable
+            pass  # rule 2: if the source is unavailable, leave this cut out
         return None
 
 
@@ -316,28 +318,28 @@ class PartReader:
 
     def rows(self) -> Iterator[pa.RecordBatch]:
         """Read all rows. Raises SourceError, or TimeoutError if the source makes no progress for `STALL_SECONDS`."""
-        began = time.monotonic()
-        with closing(read_through(self._pull, self._columns, self._lease, within=self._part.cut.within)) as answers:
-            for response, batches in answers:
+        read_started = time.monotonic()
+        with closing(read_through(self._pull, self._columns, self._lease, within=self._part.cut.within)) as responses:
+            for response, batches in responses:
                 if isinstance(response, SourceUnavailable):
                     log.warning("shard %s: trying again: %s", self._part.shard, response)
                 yield from (rows for rows in batches if rows.num_rows)
                 if not self._cursor.is_fully_read:
-                    time.sleep(self._pause(response, began))
-                began = time.monotonic()
+                    time.sleep(self._pause(response, read_started))
+                read_started = time.monotonic()
 
-    def _pause(self, answer: Batch | SourceUnavailable, began: float) -> float:
+    def _pause(self, response: Batch | SourceUnavailable, read_started: float) -> float:
         now = time.monotonic()
         # An empty response that is behind the tip is progress, because shards have stretches without records. Only
         # empty responses at the tip and errors count as silence.
-        if isinstance(answer, Batch) and (answer.end is not None or answer.behind_seconds):
+        if isinstance(response, Batch) and (response.end is not None or response.behind_seconds):
             self._last_progress_at = now
         elif now - self._last_progress_at > STALL_SECONDS:
             raise TimeoutError(
                 f"shard {self._part.shard}: nothing came of it for {STALL_SECONDS:g} s; the task's log may say why it "
                 "cannot be read"
             )
-        if isinstance(answer, SourceUnavailable):
+        if isinstance(response, SourceUnavailable):
             return self._faults.next()
         self._faults.reset()
-        return max(answer.wait_seconds, began + self._part.pause_seconds - now)
+        return max(response.wait_seconds, read_started + self._part.pause_seconds - now)

@@ -272,9 +272,9 @@ def spread_over_tasks(rows: Mapping[str, pa.RecordBatch], tasks: int) -> list[li
 
     The same rows are always distributed the same way, because a sink may identify a row by its position in a task.
     """
-    sized = sorted((-batch.num_rows, key) for key, batch in rows.items() if batch.num_rows)
+    by_size = sorted((-batch.num_rows, key) for key, batch in rows.items() if batch.num_rows)
     # Sort by size and then by key, because in a repeated batch each row must have the same position as before.
-    batches = [rows[key] for _, key in sized]
+    batches = [rows[key] for _, key in by_size]
     by_task: list[list[pa.RecordBatch]] = [[] for _ in range(min(tasks, len(batches)))]
     for batch in batches:
         min(by_task, key=lambda task: sum(each.num_rows for each in task)).append(batch)

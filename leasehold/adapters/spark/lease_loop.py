@@ -70,7 +70,7 @@ class LeaseLoop:
         self._changed = Condition()
         self._committed: dict[str, Position] = {}
         self._shared = ReadAheadState(
-            pace, self._changed, resume, self._committed.get, measure=self._measure, closed=self._closed
+            pace, self._changed, resume, self._committed.get, measure=self._measure_batch, closed=self._closed_shards
         )
         self._prefetchers: dict[str, ShardPrefetcher] = {}
         self._ever_held: set[str] = set()
@@ -80,23 +80,23 @@ class LeaseLoop:
         self._available_now = AvailableNow(worker.me)
         self._thread: Thread | None = None
 
-    def _measure(self, holding: Holding, batch: Batch) -> None:
+    def _measure_batch(self, holding: Holding, batch: Batch) -> None:
         holding.progress.read(batch, self._worker.clock())
         holding.progress.done(self._worker.clock())  # count a record as processed once it is read ahead
         self._runner.handling.measure(holding, batch)
 
-    def _closed(self) -> Collection[str]:
+    def _closed_shards(self) -> Collection[str]:
         """Return the shards that the last listing shows as closed."""
         listed = self._worker.discovery.listed
         if self._closed_listing is not listed:
             parents = {parent for shard in listed for parent in shard.parents}
-            self._closed_listing, self._closed_keys = listed, {s.id for s in listed if not s.open} | parents
+            self._closed_listing, self._closed_keys = listed, {shard.id for shard in listed if not shard.open} | parents
         return self._closed_keys
 
     def start(self, *, only_now: bool) -> None:
         """Join the group. With `only_now`, read only the records that exist now."""
         self._shared.only_now = only_now and not self._sliced  # shards of a slice end without it
-        self._thread = spawn("leasehold-spark", self._runner.run, self._failed)
+        self._thread = spawn("leasehold-spark", self._runner.run, self._end_with_fault)
 
     def close(self) -> None:
         """Release the held leases, within a bounded time."""
@@ -114,16 +114,16 @@ class LeaseLoop:
     # Called by the main thread
 
     def check(self) -> None:
-        """Raise the fault that ended the loop: the table or the stream cannot be used. A lost lease is no such fault.
+        """Raise the error that ended the loop, if any. A lost lease does not end the loop.
 
         Also raises SourceError if the leases belong to another stream, or if the stream was recreated (L14) and no
         option allows the leases to start over. A query that waited instead would look idle forever.
         """
-        # Raise the fault in the thread that Spark calls, because a fault in another thread would not end the query.
+        # Raise the error in the thread that Spark calls, because an error in another thread would not end the query.
         if self._fault is not None:
             raise self._fault
         for problem in self._worker.discovery.contradictions:
-            # An old listing is no fault, because the next listing replaces it.
+            # Ignore an old listing, because the next listing replaces it.
             if (
                 problem.of_stream
                 and problem.kind != "old listing"
@@ -133,13 +133,13 @@ class LeaseLoop:
 
     def wait(self, seconds: float) -> None:
         """Wait until rows can be taken, or until `seconds` have passed."""
-        self.wait_until(lambda: any(self._with_rows()), seconds)
+        self.wait_until(lambda: any(self._prefetchers_with_rows()), seconds)
 
-    def wait_until(self, over: Callable[[], bool], seconds: float) -> None:
-        """Wait until `over`, which is called after each read, returns true, or until `seconds` have passed."""
+    def wait_until(self, condition: Callable[[], bool], seconds: float) -> None:
+        """Wait until `condition`, which is called after each read, returns true, or until `seconds` have passed."""
         with self._changed:
-            # A fault ends the wait too, because only the main thread can report the fault to Spark (`check`).
-            self._changed.wait_for(lambda: self._fault or over(), seconds)
+            # An error ends the wait too, because only the main thread can report it to Spark (`check`).
+            self._changed.wait_for(lambda: self._fault or condition(), seconds)
 
     def linger(self, seconds: float, rows: int, size: int) -> bool:
         """Wait for more rows while shards that are behind are read. Return whether a batch is full.
@@ -150,24 +150,24 @@ class LeaseLoop:
             size: How many bytes are enough.
         """
 
-        def enough() -> bool:
+        def is_full() -> bool:
             prefetchers = [
                 prefetcher for prefetcher in self._prefetchers.values() if prefetcher.range_start is not None
             ]
-            waiting = [prefetcher.buffered for prefetcher in prefetchers]
+            buffered = [prefetcher.buffered for prefetcher in prefetchers]
             return (
-                sum(count for count, _ in waiting) >= rows or sum(size_waiting for _, size_waiting in waiting) >= size
+                sum(count for count, _ in buffered) >= rows or sum(size_waiting for _, size_waiting in buffered) >= size
             )
 
-        def over() -> bool:
+        def should_stop() -> bool:
             # End the wait if a lease is handed off: its next owner waits for the lease, which waits for Spark's commit.
             return (
-                self.handing_off or enough() or not any(prefetcher.behind for prefetcher in self._prefetchers.values())
+                self.handing_off or is_full() or not any(prefetcher.behind for prefetcher in self._prefetchers.values())
             )
 
-        self.wait_until(over, seconds)
+        self.wait_until(should_stop, seconds)
         with self._changed:
-            return enough()
+            return is_full()
 
     @property
     def handing_off(self) -> bool:
@@ -187,31 +187,31 @@ class LeaseLoop:
         """
         with self._changed:
             # Read `range_start` only once per shard: a lease may be lost or expire in the meantime.
-            held = {
-                key: entry
+            range_starts = {
+                key: range_start
                 for key, prefetcher in self._prefetchers.items()
-                if (entry := prefetcher.range_start) is not None
+                if (range_start := prefetcher.range_start) is not None
             }
-            prefetchers = {key: self._prefetchers[key] for key in held}
+            prefetchers = {key: self._prefetchers[key] for key in range_starts}
             # Apply the limit per shard first: a shard that is far behind must not fill the whole batch.
-            waiting = {
+            buffered_counts = {
                 key: min(shard_rows, count)
                 for key, prefetcher in prefetchers.items()
                 if (count := prefetcher.buffered[0])
             }
-            counts = {key: count for key, count in fair_shares(waiting, rows).items() if count}
+            counts = {key: count for key, count in fair_shares(buffered_counts, rows).items() if count}
             sizes = fair_shares({key: prefetchers[key].buffered[1] for key in counts}, size)
             chunks = {key: prefetchers[key].take(counts[key], limit) for key, limit in sizes.items()}
-            taken = {key: chunk for key, chunk in chunks.items() if chunk is not None}
-            if not taken:
+            taken_chunks = {key: chunk for key, chunk in chunks.items() if chunk is not None}
+            if not taken_chunks:
                 # No row fits into its shard's share. Take one row alone, otherwise the query would never advance.
                 for key in sorted(counts):
                     if (chunk := prefetchers[key].take(1, ANY_SIZE)) is not None:
-                        taken = {key: chunk}
+                        taken_chunks = {key: chunk}
                         break
-        for key in taken:
+        for key in taken_chunks:
             self._runner.hurry(key)  # the buffer has room again
-        return held, taken
+        return range_starts, taken_chunks
 
     def commit(self, ends: Mapping[str, Position]) -> None:
         """Record that Spark has committed up to these positions. They are written as checkpoints of the held leases."""
@@ -219,14 +219,16 @@ class LeaseLoop:
             # Keep the positions of leases that we do not hold, too: if we get such a lease again, reading continues
             # after the records that the sink has.
             self._committed.update(ends)
-            ours = [key for key in ends if key in self._prefetchers]
-            for key in ours:
+            held_keys = [key for key in ends if key in self._prefetchers]
+            for key in held_keys:
                 self._prefetchers[key].commit(ends[key])
-        for key in ours:
+        for key in held_keys:
             self._runner.hurry(key)
         # Leases that this run never held need no warning: they were held by an earlier run.
-        if lost := sorted((ends.keys() & self._ever_held) - set(ours)):
-            log.warning("leases were lost to other workers, which write their checkpoints from now on: %s", few(lost))
+        if lost_keys := sorted((ends.keys() & self._ever_held) - set(held_keys)):
+            log.warning(
+                "leases were lost to other workers, which write their checkpoints from now on: %s", few(lost_keys)
+            )
 
     def mark_read(self, keys: Iterable[str]) -> None:
         """Record that a repeated batch has read these shards, so that their checkpoints may be written."""
@@ -262,7 +264,7 @@ class LeaseLoop:
 
     @property
     def undecided(self) -> int:
-        """How many rows were read that may be duplicates from a Spark sink, where we cannot tell."""
+        """The number of rows that may be duplicates from a Spark sink, although we could not confirm it."""
         return self._shared.undecided
 
     @property
@@ -272,36 +274,36 @@ class LeaseLoop:
         These are shards that this worker holds, and other shards without a living owner.
         """
         with self._changed:
-            prefetchers = {
+            statuses = {
                 key: ShardStatus(prefetcher.opened, prefetcher.idle) for key, prefetcher in self._prefetchers.items()
             }
             ended = {key for key, position in self._committed.items() if position.ended}
-        if unread := self._available_now.unread(prefetchers):
-            return unread  # no need to read the table
+        if reasons := self._available_now.unread(statuses):
+            return reasons  # no need to read the table
         try:
             leases = {lease.key: lease for lease in self._worker.store.list().leases}
         except StoreError as fault:
-            unread = {"(all)": f"the leases cannot be read: {printable(text_of(fault))}"}
+            reasons = {"(all)": f"the leases cannot be read: {printable(text_of(fault))}"}
             log.warning("the leases could not be read, trying again: %s", fault)
-            return unread
-        return self._available_now.awaited(prefetchers, leases, self._worker.discovery.listed, ended)
+            return reasons
+        return self._available_now.awaited(statuses, leases, self._worker.discovery.listed, ended)
 
     @property
     def not_caught_up(self) -> Mapping[str, str]:
         """The leases in the last listing whose shards may not be read to their tips, each with the reason."""
         now = self._worker.clock()
         with self._changed:
-            prefetchers = {
+            statuses = {
                 key: ShardStatus(prefetcher.opened, idle=prefetcher.holding.progress.behind(now) == 0)
                 for key, prefetcher in self._prefetchers.items()
             }
         return self._available_now.awaited(
-            prefetchers, {key: sighting.lease for key, sighting in self._worker.table.watch.sightings.items()}
+            statuses, {key: sighting.lease for key, sighting in self._worker.table.watch.sightings.items()}
         )
 
     # Called by the loop's threads
 
-    def _failed(self, fault: BaseException) -> None:
+    def _end_with_fault(self, fault: BaseException) -> None:
         """End the query with this fault."""
         with self._changed:
             # Notify the main thread, which may be waiting for rows that will never arrive.
@@ -310,14 +312,14 @@ class LeaseLoop:
 
     def _begin_prefetching(self, worker: Worker, holding: Holding, _handling: Handling) -> Step:
         """Start reading ahead from the shard of a new lease. Return the step function of its reader."""
-        prefetcher = ShardPrefetcher(worker, holding, self._shared, self._finished)
+        prefetcher = ShardPrefetcher(worker, holding, self._shared, self._remove_prefetcher)
         with self._changed:
             self._ever_held.add(holding.key)
             self._prefetchers[holding.key] = prefetcher
             self._shared.held_count = len(self._prefetchers)
         return prefetching_reader(prefetcher).step
 
-    def _with_rows(self) -> Iterator[ShardPrefetcher]:
+    def _prefetchers_with_rows(self) -> Iterator[ShardPrefetcher]:
         # Check `buffered` first: it is cheaper than `range_start`, and most shards have no rows.
         return (
             prefetcher
@@ -325,7 +327,7 @@ class LeaseLoop:
             if prefetcher.buffered[0] and prefetcher.range_start is not None
         )
 
-    def _finished(self, prefetcher: ShardPrefetcher) -> None:
+    def _remove_prefetcher(self, prefetcher: ShardPrefetcher) -> None:
         if self._prefetchers.get(prefetcher.key) is prefetcher:
             del self._prefetchers[prefetcher.key]
             self._shared.held_count = len(self._prefetchers)

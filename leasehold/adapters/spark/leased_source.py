@@ -131,11 +131,11 @@ class LeasedSource(DataSource):
         # Read Spark's own options, otherwise `reject_unknown` would reject them.
         for name in SPARK_OPTIONS:
             options.text(name)
-        names = WriteIdentity.from_options(options)
+        identity = WriteIdentity.from_options(options)
         target = self.sink_target(options)
         options.reject_unknown()
         target.columns.check(schema)
-        return target, names
+        return target, identity
 
     @abstractmethod
     def parse(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, StreamLocation | None, Bounds]:
@@ -206,8 +206,8 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise ValueError(ONCE_UNSUPPORTED)  # noqa: TRY004  the trigger is what is wrong
         start = start or self._last_planned or self.initialOffset()
         limit = limit or self.getDefaultReadLimit()
-        offset = self._decoded(start).continued_on(self._source_spec.stream)
-        run = self._started_run()
+        offset = self._decode_offset(start).continued_on(self._source_spec.stream)
+        run = self._get_or_start_run()
         offset = run.rebase(offset)
         run.join(offset)
         if (end := run.plan(offset, limit)) is None:
@@ -223,11 +223,11 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         At a restart, Spark before 4.2 first passes the end of the last batch as both arguments. Such a call has no
         tasks.
         """
-        offset = self._decoded(end).for_stream(self._source_spec.stream)
+        offset = self._decode_offset(end).for_stream(self._source_spec.stream)
         self._last_planned = end
         if start == end:
             return []
-        run = self._started_run()
+        run = self._get_or_start_run()
         return list(run.partitions(run.rebase(offset)))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -243,8 +243,8 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @plain_errors()
     def commit(self, end: dict[str, Any]) -> None:
         """Commit the batch that ends at `end`. All of it is in the sink."""
-        offset = self._decoded(end).for_stream(self._source_spec.stream)
-        run = self._started_run()
+        offset = self._decode_offset(end).for_stream(self._source_spec.stream)
+        run = self._get_or_start_run()
         run.commit(run.rebase(offset))
 
     def stop(self) -> None:
@@ -254,11 +254,11 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._stopped = True
                 self._run.close()
 
-    def _decoded(self, stored: dict[str, Any]) -> Offset:
+    def _decode_offset(self, stored: dict[str, Any]) -> Offset:
         # Decoding the ranges of many shards is slow, and Spark passes a planned offset several times until it commits.
         return next((offset for encoded, offset in self._recent_offsets if encoded == stored), None) or decode(stored)
 
-    def _started_run(self) -> "QueryRun":
+    def _get_or_start_run(self) -> "QueryRun":
         if self._run is None:
             end_on_signal(self.stop)
             self._run = QueryRun(self._source_spec, self._options, self._open_table, only_now=self._only_now)
@@ -272,8 +272,10 @@ class SlicedQuery(LeasedReader):
         def open_sliced_table(url: str, *, create: bool) -> Store:
             return cut.store(open_store(url, create=create))
 
-        note = f"{spec.stream} {cut.note}"
-        sliced_spec = evolve(spec, open=lambda: cut.source(spec.open()), open_for_replay=None, stream=note, sliced=True)
+        sliced_name = f"{spec.stream} {cut.note}"
+        sliced_spec = evolve(
+            spec, open=lambda: cut.source(spec.open()), open_for_replay=None, stream=sliced_name, sliced=True
+        )
         super().__init__(sliced_spec, options, open_sliced_table)
 
     @plain_errors()
@@ -290,12 +292,12 @@ class SlicedQuery(LeasedReader):
 
 
 def _check_schema(schema: StructType, spec: SourceSpec) -> None:
-    def shapes(fields: StructType) -> list[tuple[str, str]]:
+    def names_and_types(fields: StructType) -> list[tuple[str, str]]:
         return [(column.name, column.dataType.simpleString()) for column in fields]
 
-    ours = from_arrow_schema(spec.columns.schema)
-    if shapes(schema) != shapes(ours):
+    expected = from_arrow_schema(spec.columns.schema)
+    if names_and_types(schema) != names_and_types(expected):
         raise ValueError(
-            f"schema: the columns are {', '.join(each.name for each in ours)}, and cannot be chosen: leave out "
+            f"schema: the columns are {', '.join(column.name for column in expected)}, and cannot be chosen: leave out "
             ".schema(...), and take a record apart by from_json or the like"
         )

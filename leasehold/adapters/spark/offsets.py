@@ -54,7 +54,7 @@ class Range:
 Ranges = tuple[tuple[str, Range], ...]
 
 
-def _by_key(pairs: Iterable[tuple[str, Range]]) -> Ranges:
+def _sorted_by_key(pairs: Iterable[tuple[str, Range]]) -> Ranges:
     return tuple(sorted(pairs, key=itemgetter(0)))
 
 
@@ -73,7 +73,7 @@ class Offset:
     """
 
     number: int = 0
-    ranges: Ranges = field(default=(), converter=_by_key)
+    ranges: Ranges = field(default=(), converter=_sorted_by_key)
     stream: str = ""
     tasks: int = 0
     incarnation: str = ""
@@ -132,7 +132,7 @@ def advance(
     start: Offset,
     held: Mapping[str, RangeStart],
     ends: Mapping[str, Position],
-    unwritten: Iterable[tuple[str, Range]] = (),
+    uncheckpointed: Iterable[tuple[str, Range]] = (),
 ) -> Offset:
     """Return the offset after `start`.
 
@@ -140,8 +140,8 @@ def advance(
     position the range is empty.
 
     A released shard is left out, and a shard that has ended is left out of the next batch. If the shard is among
-    `unwritten`, it stays in the offset: its lease does not contain its end position yet, so after a restart only this
-    offset does.
+    `uncheckpointed`, it stays in the offset, because its lease does not contain its end position yet. After a restart,
+    only this offset contains the position.
 
     Without `ends` the result is a flush: an offset with a new number and no new rows. Planning it makes Spark commit
     the previous batch.
@@ -165,7 +165,7 @@ def advance(
             ranges[key] = Range(begins, begins, holding.epoch)
     if unheld := ends.keys() - ranges.keys():
         raise ValueError(f"ends: {sorted(unheld)} are not held, or have ended before")
-    carried_over = (pair for pair in unwritten if pair[0] not in ranges)
+    carried_over = (pair for pair in uncheckpointed if pair[0] not in ranges)
     return evolve(start, number=start.number + 1, ranges=(*ranges.items(), *carried_over), tasks=0)
 
 
@@ -194,13 +194,13 @@ def uncommitted(start: Offset, committed: int) -> bool:
 
 def fair_shares(buffered: Mapping[str, int], limit: int) -> dict[str, int]:
     """Divide `limit` rows or bytes fairly among shards, given the amounts that are buffered for each."""
-    granted: dict[str, int] = {}
+    shares: dict[str, int] = {}
     remaining = limit
     for position, (key, count) in enumerate(sorted(buffered.items(), key=lambda pair: (pair[1], pair[0]))):
         # Begin with the smallest amount, so that the unused part of its share goes to the larger ones.
-        granted[key] = min(count, remaining // (len(buffered) - position))
-        remaining -= granted[key]
-    return granted
+        shares[key] = min(count, remaining // (len(buffered) - position))
+        remaining -= shares[key]
+    return shares
 
 
 # JSON
@@ -217,7 +217,7 @@ def encode(offset: Offset) -> dict[str, Any]:
             "v": READABLE_VERSION,
             "n": offset.number,
             **optional,
-            "r": {key: _fields(part) for key, part in offset.ranges},
+            "r": {key: _range_fields(part) for key, part in offset.ranges},
         }
     return {
         "v": PACKED_VERSION,
@@ -244,7 +244,7 @@ def decode(stored: object) -> Offset:
             ranges = tuple((key, Range(begins, ends, epoch)) for key, begins, ends, epoch in unpack(stored["p"]))
         else:
             ranges = tuple(
-                (key, Range(_position_of(begins), _position_of(ends), int(epoch)))
+                (key, Range(_parse_position(begins), _parse_position(ends), int(epoch)))
                 for key, (begins, ends, epoch) in stored["r"].items()
             )
         optional = str(stored.get("s", "")), int(stored.get("t", 0)), str(stored.get("i", ""))
@@ -255,21 +255,21 @@ def decode(stored: object) -> Offset:
 
 def range_text(part: Range) -> str:
     """Return a range as a string, the same for equal ranges."""
-    return json.dumps(_fields(part), separators=(",", ":"))
+    return json.dumps(_range_fields(part), separators=(",", ":"))
 
 
-def _fields(part: Range) -> list[str | int]:
-    return [_text(part.begins), _text(part.ends), part.epoch]
+def _range_fields(part: Range) -> list[str | int]:
+    return [_position_text(part.begins), _position_text(part.ends), part.epoch]
 
 
-def _text(position: Position) -> str:
+def _position_text(position: Position) -> str:
     """Return `sequence`, `sequence:sub` or `sequence:sub:token`, leaving out trailing parts that are empty."""
     if position.token:
         return f"{position.sequence}:{position.sub}:{position.token}"
     return f"{position.sequence}:{position.sub}" if position.sub else position.sequence
 
 
-def _position_of(text: str) -> Position:
+def _parse_position(text: str) -> Position:
     # The token comes last because the source defines it, and it may contain a colon.
     sequence, _, details = text.partition(":")
     sub, _, token = details.partition(":")
@@ -324,28 +324,28 @@ def unpack(stored: Sequence[str | int]) -> Iterator[PackedRange]:
         column = text[start : start + count * width]
         columns.append([column[row::count].lstrip(PAD) for row in range(count)])
         start += count * width
-    return map(_row, zip(*columns, strict=True))
+    return map(_unpacked_row, zip(*columns, strict=True))
 
 
 def packed_cells(begins: Position, ends: Position, epoch: int) -> tuple[str, ...]:
     """Return the cells of a range in its row. If the range is empty, the cells of its end are ""."""
-    same = ends is begins or (ends == begins and ends.token == begins.token)
-    return *_position_cells(begins), *(("", "", "") if same else _position_cells(ends)), str(epoch)
+    is_empty = ends is begins or (ends == begins and ends.token == begins.token)
+    return *_position_cells(begins), *(("", "", "") if is_empty else _position_cells(ends)), str(epoch)
 
 
 def _position_cells(position: Position) -> tuple[str, str, str]:
     sequence = position.sequence
     # A sentinel, or a number with leading zeros, would not survive the conversion to base 16 and back.
-    plain = sequence.isdigit() and str(int(sequence)) == sequence
-    return f"{int(sequence):x}" if plain else VERBATIM + sequence, str(position.sub or ""), position.token
+    is_decimal = sequence.isdigit() and str(int(sequence)) == sequence
+    return f"{int(sequence):x}" if is_decimal else VERBATIM + sequence, str(position.sub or ""), position.token
 
 
-def _row(cells: tuple[str, ...]) -> PackedRange:
-    key, *first, last, last_sub, last_token, epoch = cells
-    begins = _position(*first)
-    return key, begins, _position(last, last_sub, last_token) if last else begins, int(epoch)
+def _unpacked_row(cells: tuple[str, ...]) -> PackedRange:
+    key, *begin_cells, end_sequence, end_sub, end_token, epoch = cells
+    begins = _unpacked_position(*begin_cells)
+    return key, begins, _unpacked_position(end_sequence, end_sub, end_token) if end_sequence else begins, int(epoch)
 
 
-def _position(sequence: str, sub: str, token: str) -> Position:
+def _unpacked_position(sequence: str, sub: str, token: str) -> Position:
     number = sequence[1:] if sequence.startswith(VERBATIM) else str(int(sequence, 16))
     return Position(number, int(sub or 0), token)

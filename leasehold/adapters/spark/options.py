@@ -78,9 +78,9 @@ class OptionReader:
 
     def reject_renamed(self, names: Mapping[str, str]) -> None:
         """Raise ValueError for an option of another connector that has another name here."""
-        for theirs, ours in names.items():
-            if theirs.lower() in self._unread:
-                raise ValueError(f"option {theirs}: unknown; did you mean {ours}?")
+        for other_name, our_name in names.items():
+            if other_name.lower() in self._unread:
+                raise ValueError(f"option {other_name}: unknown; did you mean {our_name}?")
 
     def reject(self, names: Mapping[str, str]) -> None:
         """Raise ValueError for an option of another connector that is not supported here, with the reason."""

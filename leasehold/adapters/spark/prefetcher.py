@@ -80,7 +80,7 @@ class ReadAheadState:
         held_count: How many shards are held.
         measure: Called with each response, to count it in the metrics.
         answered_reads: How many reads the source has answered, including empty responses.
-        undecided: How many rows were read that may be duplicates from a Spark sink, where we cannot tell.
+        undecided: The number of rows that may be duplicates from a Spark sink, although we could not confirm it.
         read: The keys of the shards that this run has read successfully.
         closed: Returns the shards that are known to be closed.
     """
@@ -121,8 +121,8 @@ class ShardPrefetcher(ConsumerPort):
         self.key, self._shared, self._on_finished = holding.key, shared, on_finished
         self._behind = False  # whether the last response was at least BEHIND_SECONDS behind the tip
         self._buffer = RowBuffer(shared.pace.columns)
-        self._range_start: RangeStart | None = None  # the last value of `range_start`
-        self._unwritten: Position | None = None  # committed by Spark, not yet written
+        self._range_start: RangeStart | None = None  # caches the value of `range_start`
+        self._uncheckpointed: Position | None = None  # committed by Spark, not yet written
         self._rows_taken = False
         self._read_at = -math.inf  # when the read under way began
         self._tip = ShardTip(holding.key)
@@ -153,7 +153,7 @@ class ShardPrefetcher(ConsumerPort):
     @property
     def behind(self) -> bool:
         """Whether there is more to read, and room for it."""
-        return self._behind and not self._tip.reached and not self._full
+        return self._behind and not self._tip.reached and not self._is_full
 
     @property
     def caught_up(self) -> bool:
@@ -169,7 +169,9 @@ class ShardPrefetcher(ConsumerPort):
     def _writable(self) -> Position | None:
         """The committed position that is still to be written to the lease and may be written now (rule 4), or None."""
         return (
-            self._unwritten if self.opened and (self._cursor.is_fully_read or self.key in self._shared.read) else None
+            self._uncheckpointed
+            if self.opened and (self._cursor.is_fully_read or self.key in self._shared.read)
+            else None
         )
 
     def take(self, rows: int, size: int) -> Chunk | None:
@@ -183,7 +185,7 @@ class ShardPrefetcher(ConsumerPort):
 
     def commit(self, position: Position) -> None:
         """Record that Spark has committed all rows up to this position."""
-        self._unwritten = position
+        self._uncheckpointed = position
 
     # For its reader
 
@@ -192,14 +194,14 @@ class ShardPrefetcher(ConsumerPort):
         holding, cursor = self.holding, self._cursor
         if not holding.lost.is_set() and (committed := self._writable) is not None:
             cursor.consumer_acknowledged(committed)
-            self._written()  # the lease may already contain it
-        leaving = holding.releasing
+            self._forget_if_written()  # the lease may already contain it
+        is_releasing = holding.releasing
         return Ready(
             free=False,  # Spark takes rows itself (`take`)
-            room=not (leaving or self._blocked(now)),
+            room=not (is_releasing or self._is_blocked(now)),
             # Do not wait for rows that an earlier run planned and did not commit: this run may never plan them.
             working=self._rows_taken and cursor.has_unacknowledged and not self._shared.ending,
-            look_seconds=COMMIT_SECONDS if leaving else ROOM_SECONDS,
+            look_seconds=COMMIT_SECONDS if is_releasing else ROOM_SECONDS,
         )
 
     def step_failed(self) -> None:
@@ -208,36 +210,36 @@ class ShardPrefetcher(ConsumerPort):
     def store(self, position: Position, now: float) -> bool:  # noqa: ARG002  as often as Spark commits
         # Only committed positions are written. If the write is rejected, the lease is lost, and the new owner processes
         # the rows again.
-        stored = self.holding.checkpoint(position)
-        if stored:
+        is_stored = self.holding.checkpoint(position)
+        if is_stored:
             self._cursor.checkpoint_stored(position)
-            self._written()
-        return stored
+            self._forget_if_written()
+        return is_stored
 
-    def _written(self) -> None:
+    def _forget_if_written(self) -> None:
         """Forget the committed position if the lease contains it now."""
         with self._shared.changed:
             # Compare first: Spark may have committed more while the write was under way.
-            if self._unwritten is not None and self._unwritten.order <= self._cursor.committed.order:
-                self._unwritten = None
+            if self._uncheckpointed is not None and self._uncheckpointed.order <= self._cursor.committed.order:
+                self._uncheckpointed = None
             self._shared.changed.notify_all()
 
     def find_start(self, stored: Callable[[], Position | None]) -> Position | None:
         # Continue where the query itself stopped. Use the lease's position only if the query has no position.
         lease = self.holding.lease
-        resumed = self._shared.resume(self.holding, lease.checkpoint)
-        if resumed == lease.checkpoint:
+        query_position = self._shared.resume(self.holding, lease.checkpoint)
+        if query_position == lease.checkpoint:
             pinned = stored()
             # Prefer the token of the query's own position, which exists even if the leases of the parents are gone.
-            return None if pinned is None else evolve(pinned, token=resumed.token or pinned.token)
+            return None if pinned is None else evolve(pinned, token=query_position.token or pinned.token)
         # Do not use the checkpoint of a recreated row: LATEST would skip the records since the last batch.
         log.info(
             "shard %s: its lease has checkpoint %s, but this query continues after %s",
             self.key,
             lease.checkpoint.sequence,
-            resumed.sequence,
+            query_position.sequence,
         )
-        return resumed
+        return query_position
 
     def start_at(self, start: Position, now: float) -> None:
         with self._shared.changed:
@@ -246,7 +248,7 @@ class ShardPrefetcher(ConsumerPort):
             self._tip.last_record_at = now
             # Spark may have committed a later position while another worker held the lease. Write it if rule 4 allows.
             committed = self._shared.committed(self.key)
-            self._unwritten = None if committed is None or committed.order > start.order else committed
+            self._uncheckpointed = None if committed is None or committed.order > start.order else committed
             self._shared.changed.notify_all()
         if start.ended:  # the query has read the shard to its end, so only SHARD_END is left to write
             self.holding.progress.not_awaited()
@@ -296,15 +298,15 @@ class ShardPrefetcher(ConsumerPort):
             self._shared.read.add(self.key)  # rule 4: the position is one of this stream
 
     @property
-    def _full(self) -> bool:
+    def _is_full(self) -> bool:
         pace, held_count = self._shared.pace, max(1, self._shared.held_count)
         # The share is at least 1, so that every shard is read.
         rows, size = max(1, pace.rows // held_count), max(1, pace.bytes // held_count)
         return self._buffer.count >= rows or self._buffer.bytes >= size
 
-    def _blocked(self, now: float) -> bool:
+    def _is_blocked(self, now: float) -> bool:
         """Return whether the buffer is full, so that Spark must take rows before more are read."""
-        if not self._full:
+        if not self._is_full:
             return False
         self.holding.progress.excused("what was read ahead waits for the query", now)
         self.holding.throughput.rest(now)  # otherwise a blocked query would look idle, and get more leases

@@ -57,16 +57,18 @@ def end_on_signal(stop: Callable[[], None]) -> None:
     may already be releasing leases. An exception raised there could interrupt the releases, or leave a lock held that
     they need.
     """
-    ends = {number for number in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(number) is not signal.SIG_IGN}
+    signal_numbers = {
+        number for number in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(number) is not signal.SIG_IGN
+    }
     reading_end, writing_end = socket.socketpair()
     writing_end.setblocking(False)  # `set_wakeup_fd` requires this
-    for number in ends:
+    for number in signal_numbers:
         replace_handler(number, lambda _number, _frame: None)
     signal.set_wakeup_fd(writing_end.fileno(), warn_on_full_buffer=False)
 
-    def end() -> None:
+    def end_process() -> None:
         with reading_end, writing_end:
-            while ends.isdisjoint(reading_end.recv(SIGNALS)):
+            while signal_numbers.isdisjoint(reading_end.recv(SIGNALS)):
                 pass
             try:
                 stop()
@@ -77,7 +79,7 @@ def end_on_signal(stop: Callable[[], None]) -> None:
         log.error("signals are not handled any more, so this process ends now: %s", said(fault))
         os._exit(1)
 
-    spawn("leasehold-end", end, failed)
+    spawn("leasehold-end", end_process, failed)
 
 
 def recreator(kind: type, state: dict[str, Any]) -> Callable[[], object]:
@@ -89,7 +91,7 @@ def recreator(kind: type, state: dict[str, Any]) -> Callable[[], object]:
     packed = dumps((kind, state))  # type: ignore[no-untyped-call]  # Spark's
     home = str(Path(__file__).parents[3])
 
-    def unpacked() -> object:
+    def recreate() -> object:
         import os  # noqa: PLC0415  the function cannot use imports of this module
         import pickle  # noqa: PLC0415  likewise
         import sys  # noqa: PLC0415  likewise
@@ -109,4 +111,4 @@ def recreator(kind: type, state: dict[str, Any]) -> Callable[[], object]:
         instance.__dict__.update(state)
         return instance
 
-    return unpacked
+    return recreate

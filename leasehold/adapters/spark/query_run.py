@@ -133,7 +133,7 @@ class QueryRun:
             raise SourceError(
                 f"offset: the checkpointLocation is of {former}, and the query reads {current}; give it its own"
             )
-        if (restart := self._options.if_recreated) is None:
+        if (restart_position := self._options.if_recreated) is None:
             raise SourceError(
                 f"stream {former} was deleted and made anew, and is {current} now: nothing is read; option "
                 "lease.ifRecreated TRIM_HORIZON or LATEST has all its leases begin there, or give the query a "
@@ -145,7 +145,7 @@ class QueryRun:
                 "stream %s was made anew, and is %s now: its leases restart at %s (lease.ifRecreated)",
                 former,
                 current,
-                restart,
+                restart_position,
             )
         return evolve(offset, ranges=(), incarnation=current)
 
@@ -160,20 +160,20 @@ class QueryRun:
             except SourceUnavailable as fault:
                 if not retries.faults:
                     log.warning("the stream cannot be reached, trying again: %s", fault)
-                # An AvailableNow query must end. For any other query the time counts as progress, so it waits forever.
+                # An AvailableNow query must end. Any other query may wait forever, so pass a value that always changes.
                 self._watchdog.check({"(the stream)": str(fault)}, 0 if self._only_now else time.monotonic_ns())
                 time.sleep(retries.next())
             else:
                 self._discovery.bind(self._incarnation)
         return self._incarnation
 
-    def join(self, start: Offset, repeated: Collection[str] | None = None) -> None:
+    def join(self, start: Offset, repeated_keys: Collection[str] | None = None) -> None:
         """Join the group as a worker, unless the run has joined already.
 
         Args:
             start: The offset at which this query continues. Unless this run repeats the batch that ends there, Spark
                 has that batch in the sink.
-            repeated: If this run repeats that batch, the keys of the shards whose rows it could read again.
+            repeated_keys: If this run repeats that batch, the keys of the shards whose rows it could read again.
         """
         if self._joined:
             return
@@ -183,14 +183,14 @@ class QueryRun:
         # Spark assumes that the whole batch was delivered. That is not true of ranges that a replay could not read, or
         # of an exclusive source's ranges whose lease has changed owner.
         self._delivered_keys = delivered_keys(start, self._replay_context) & (
-            start.keys if repeated is None else set(repeated)
+            start.keys if repeated_keys is None else set(repeated_keys)
         )
         # If a row of the table was recreated, write its checkpoint before another worker starts from it.
-        done = {
-            key: self._completed_end(key, start, part) if repeated is None else part.begins
+        delivered_ends = {
+            key: self._completed_end(key, start, part) if repeated_keys is None else part.begins
             for key, part in start.ranges
         }
-        self._loop.commit(done)
+        self._loop.commit(delivered_ends)
         self._loop.start(only_now=self._only_now)
 
     def plan(self, start: Offset, limit: ReadLimit) -> Offset | None:
@@ -221,8 +221,8 @@ class QueryRun:
 
     def commit(self, end: Offset) -> None:
         """Commit the batch that ends at `end`. Its rows are in the sink."""
-        done = {key: part.ends for key, part in end.ranges if not part.empty and self._is_delivered(key, end)}
-        self._loop.commit(done)
+        delivered_ends = {key: part.ends for key, part in end.ranges if not part.empty and self._is_delivered(key, end)}
+        self._loop.commit(delivered_ends)
         self._committed = end.number
         # Spark may run a task again until it has committed the batch, but not after that.
         for number in [number for number in (*self._plans, *self._partitions) if number <= end.number]:
@@ -234,9 +234,14 @@ class QueryRun:
         """Return the lag of reading: the largest lag, and the lags of the shards furthest behind."""
         behind = {key: round(seconds * 1000) for key, seconds in self._loop.behind.items()}
         worst = sorted(((key, lag) for key, lag in behind.items() if lag), key=lambda pair: (-pair[1], pair[0]))
-        shown = dict(sorted(worst[:REPORTED_SHARDS]))
+        reported_lags = dict(sorted(worst[:REPORTED_SHARDS]))
         worst_lag, undecided = max(behind.values(), default=0), self._loop.undecided
-        return {"shards": len(behind), "behindMs": worst_lag, "behindMsByShard": shown, "undecidedRows": undecided}
+        return {
+            "shards": len(behind),
+            "behindMs": worst_lag,
+            "behindMsByShard": reported_lags,
+            "undecidedRows": undecided,
+        }
 
     def close(self) -> None:
         """Release the leases, and close connections and files."""
@@ -274,9 +279,9 @@ class QueryRun:
                 # delivers them or fails.
                 self._planned_ends.update(ends)
                 self._planned_at = time.monotonic()
-                rows_of = {key: chunk.rows for key, chunk in chunks.items() if chunk.count}
-                end = evolve(end, tasks=self._options.tasks(len(rows_of)) if rows_of else 0)
-                return Plan(start, end, rows_of)
+                rows_by_key = {key: chunk.rows for key, chunk in chunks.items() if chunk.count}
+                end = evolve(end, tasks=self._options.tasks(len(rows_by_key)) if rows_by_key else 0)
+                return Plan(start, end, rows_by_key)
             awaited = self._loop.awaited if self._only_now else {}
             if self._flush_due(start, awaited):
                 # Plan a flush, because Spark commits a batch only when it plans the next one, which may be empty.
@@ -321,9 +326,9 @@ class QueryRun:
             (key, Range(end, end, epoch)) for key, end, epoch in positions if not self._loop.is_checkpointed(key, end)
         ]
 
-    def _completed_end(self, key: str, offset: Offset, each: Range) -> Position:
+    def _completed_end(self, key: str, offset: Offset, part: Range) -> Position:
         """Return the position up to which the sink has all records of this shard."""
-        return each.ends if self._is_delivered(key, offset) else each.begins
+        return part.ends if self._is_delivered(key, offset) else part.begins
 
     def _replay(self, end: Offset) -> Mapping[str, pa.RecordBatch]:
         """Read a batch of an earlier run again."""
@@ -335,7 +340,7 @@ class QueryRun:
         # replay's reader.
         rows = replay_batch(end, self._replay_context, watchdog)
         self._loop.mark_read(rows)  # the ranges could be read, so the checkpointLocation belongs to this stream
-        self.join(end, repeated=rows)
+        self.join(end, repeated_keys=rows)
         return rows
 
     def _resume(self, holding: Holding, checkpoint: Position) -> Position:

@@ -12,7 +12,7 @@ from leasehold.balancer.model import Lease, Position
 from leasehold.errors import SourceUnavailable
 
 
-def up_to(columns: Columns, chunk: Chunk, end: Position) -> pa.RecordBatch:
+def rows_up_to(columns: Columns, chunk: Chunk, end: Position) -> pa.RecordBatch:
     """Return the rows of a chunk up to and including the position `end`."""
     if chunk.ends.order <= end.order:
         return chunk.rows
@@ -54,7 +54,7 @@ def read_through(
                 response = pull.read(keep)
             except SourceUnavailable as fault:
                 response = fault
-            yield response, [up_to(columns, chunk, cursor.until) for chunk in fetched_chunks]
+            yield response, [rows_up_to(columns, chunk, cursor.until) for chunk in fetched_chunks]
             fetched_chunks.clear()
     finally:
         pull.close()

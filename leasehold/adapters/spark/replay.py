@@ -88,25 +88,25 @@ def replay_batch(offset: Offset, context: ReplayContext, watchdog: Watchdog) -> 
     ranges = {key: each for key, each in offset.ranges if not each.empty}
     leases, cancelled = _leases(ranges, context), Event()
     # Leave out ranges that an earlier run has given up (rule 2).
-    part = {key: each for key, each in ranges.items() if not _is_given_up(leases[key], each)}
-    replays = {key: RangeReplay(leases[key], each, context, cancelled) for key, each in part.items()}
+    parts = {key: each for key, each in ranges.items() if not _is_given_up(leases[key], each)}
+    replays = {key: RangeReplay(leases[key], each, context, cancelled) for key, each in parts.items()}
     with ThreadPoolExecutor(THREADS, thread_name_prefix="leasehold-replay") as pool:
         try:
-            work = {key: pool.submit(each.rows) for key, each in replays.items()}
+            futures = {key: pool.submit(each.rows) for key, each in replays.items()}
             polls = 0
-            while awaited := {key: replays[key].problem for key, each in work.items() if not each.done()}:
+            while awaited := {key: replays[key].problem for key, each in futures.items() if not each.done()}:
                 watchdog.check(awaited, sum(each.answered_reads for each in replays.values()))
                 # Log the wait now and then, so that a query that waits for a stream does not seem to hang.
                 polls += 1
                 if not polls % LOG_EVERY:
                     log.warning("the repeated batch waits for %s", with_reasons(awaited))
-                ended, _ = wait(work.values(), POLL_SECONDS, FIRST_EXCEPTION)
+                finished_futures, _ = wait(futures.values(), POLL_SECONDS, FIRST_EXCEPTION)
                 # An error in one range ends the wait and the query at once. The next run repeats the batch.
-                for finished in ended:
-                    finished.result()
+                for future in finished_futures:
+                    future.result()
         finally:
             cancelled.set()  # if one range fails, end the others, because the query fails
-    rows_by_key = {key: each.result() for key, each in work.items()}
+    rows_by_key = {key: each.result() for key, each in futures.items()}
     return {key: rows for key, rows in rows_by_key.items() if rows is not None}
 
 
@@ -118,26 +118,26 @@ def delivered_keys(offset: Offset, context: ReplayContext) -> frozenset[str]:
     ranges = dict(offset.ranges)
     leases = {lease.key: lease for lease in context.store.get(ranges)}
     # If a row is missing, assume that its lease had no other owner. The row will be recreated from this offset.
-    seen = {key: leases.get(key, Lease(key, epoch=each.epoch)) for key, each in ranges.items()}
-    return frozenset(key for key, each in ranges.items() if context.was_delivered(seen[key], each))
+    leases_by_key = {key: leases.get(key, Lease(key, epoch=each.epoch)) for key, each in ranges.items()}
+    return frozenset(key for key, each in ranges.items() if context.was_delivered(leases_by_key[key], each))
 
 
 def _is_given_up(lease: Lease, part: Range) -> bool:
     return lease.annotation(UNREAD) == range_text(part)
 
 
-def _leases(part: Mapping[str, Range], context: ReplayContext) -> dict[str, Lease]:
+def _leases(ranges: Mapping[str, Range], context: ReplayContext) -> dict[str, Lease]:
     """Return the leases of these ranges. If rows are missing, make leases from the listing of shards."""
     try:
-        rows = {lease.key: lease for lease in context.store.get(part)}
+        rows = {lease.key: lease for lease in context.store.get(ranges)}
     except StoreError as fault:
         rows = {}
         log.warning("the leases could not be read: %s", fault)
     # The rows may be gone although the batch is not. To read a range, we need only the shard's hash range.
-    if part.keys() - rows.keys():
+    if ranges.keys() - rows.keys():
         listed = {shard.id: Lease(shard.id, hash_range=shard.hash_range) for shard in context.source.shards()}
         rows = listed | rows
-    return {key: rows.get(key, Lease(key)) for key in part}
+    return {key: rows.get(key, Lease(key)) for key in ranges}
 
 
 class RangeReplay:
@@ -163,9 +163,9 @@ class RangeReplay:
         """Read the whole range. Return None if the range is gone, or if another worker reads the shard."""
         try:
             return pa.concat_batches(list(self._batches()))
-        except Trimmed as gone:
+        except Trimmed as error:
             # Leave the range out of the batch. A query that waited for it would never continue.
-            log.warning("shard %s: its range is left out of the repeated batch: %s", self._lease.key, gone)
+            log.warning("shard %s: its range is left out of the repeated batch: %s", self._lease.key, error)
         self._record_unread()
         return None
 
@@ -214,15 +214,15 @@ class RangeReplay:
     def _check_silent_link(self, silence: float) -> None:
         """Determine from the lease and the source why a link is silent. Raises Trimmed if the range will not arrive."""
         if silence - self._checked_at > SILENT_SECONDS_OWNED:
-            self._checked_at, earlier = silence, self._lease
+            self._checked_at, previous = silence, self._lease
             try:
-                self._lease = next(iter(self._context.store.get([earlier.key])), earlier)
+                self._lease = next(iter(self._context.store.get([previous.key])), previous)
             except StoreError as fault:
-                log.warning("lease %s cannot be read: %s", earlier.key, fault)
+                log.warning("lease %s cannot be read: %s", previous.key, fault)
             # A new owner alone is not enough: it may have claimed the lease from a dead worker and not read yet. If the
             # owner has renewed the lease, its reader has displaced our link, so no more records will arrive.
-            unchanged_owner = earlier.owner is not None and earlier.owner == self._lease.owner
-            if unchanged_owner and earlier.version != self._lease.version:
+            unchanged_owner = previous.owner is not None and previous.owner == self._lease.owner
+            if unchanged_owner and previous.version != self._lease.version:
                 raise Trimmed("another worker holds its lease and reads it")
         if silence <= SILENT_SECONDS:
             return

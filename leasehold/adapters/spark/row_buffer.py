@@ -48,31 +48,31 @@ class RowBuffer:
 
         Positions without rows that follow the last row taken are removed with it.
         """
-        taken, ends = list[pa.RecordBatch](), None
+        batches, ends = list[pa.RecordBatch](), None
         while self._chunks:
-            first, size = self._chunks[0]
-            if first.count <= count and size <= max_bytes:
-                count, max_bytes = count - first.count, max_bytes - size
+            first_chunk, size = self._chunks[0]
+            if first_chunk.count <= count and size <= max_bytes:
+                count, max_bytes = count - first_chunk.count, max_bytes - size
                 # The whole chunk fits, so do not slice it.
-                taken.append(first.rows)
-                ends = first.ends
+                batches.append(first_chunk.rows)
+                ends = first_chunk.ends
                 self._pop()
                 continue
             # Measure single rows only in the chunk that exceeds a limit, because this is slow.
-            sizes = np.asarray(pc.binary_length(first.rows[self._columns.data])) + ROW_BYTES
-            fitting = min(count, int(np.searchsorted(np.cumsum(sizes), max_bytes, side="right")))
-            if fitting:
+            sizes = np.asarray(pc.binary_length(first_chunk.rows[self._columns.data])) + ROW_BYTES
+            fitting_rows = min(count, int(np.searchsorted(np.cumsum(sizes), max_bytes, side="right")))
+            if fitting_rows:
                 self._pop()
-                taken.append(first.rows.slice(0, fitting))
-                ends, trail = self._columns.position(first.rows, fitting - 1), first.trail
+                batches.append(first_chunk.rows.slice(0, fitting_rows))
+                ends, trail = self._columns.position(first_chunk.rows, fitting_rows - 1), first_chunk.trail
                 if trail is not None:
-                    ends, trail = evolve(ends, token=trail.token(fitting - 1)), trail.from_row(fitting)
-                rest = evolve(first, rows=first.rows.slice(fitting), trail=trail)
-                self._chunks.appendleft((rest, size := self._size(rest)))
-                self.count += rest.count
+                    ends, trail = evolve(ends, token=trail.token(fitting_rows - 1)), trail.from_row(fitting_rows)
+                remaining = evolve(first_chunk, rows=first_chunk.rows.slice(fitting_rows), trail=trail)
+                self._chunks.appendleft((remaining, size := self._size(remaining)))
+                self.count += remaining.count
                 self.bytes += size
             break
-        return None if ends is None else Chunk(concatenate(taken), ends)
+        return None if ends is None else Chunk(concatenate(batches), ends)
 
     def _pop(self) -> None:
         chunk, size = self._chunks.popleft()

@@ -96,9 +96,9 @@ class ArrowBatch(Batch):
         """Return this read with only the rows that arrived between these times."""
         if self.rows is None:
             return super().between(since, until)
-        within = [time is None or since <= time < until for time in self.arrivals]
-        trail = None if self.trail is None else self.trail.select(within)
-        return evolve(self, rows=self.rows.filter(pa.array(within)), read_to=self.end, trail=trail)
+        mask = [time is None or since <= time < until for time in self.arrivals]
+        trail = None if self.trail is None else self.trail.select(mask)
+        return evolve(self, rows=self.rows.filter(pa.array(mask)), read_to=self.end, trail=trail)
 
 
 def _seconds(times: pa.Array) -> list[float | None]:

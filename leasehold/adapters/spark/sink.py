@@ -182,13 +182,13 @@ class WriteIdentity:
             query, batch = f"{query_id} {self.location}", int(batch_id)
             run = int.from_bytes(sha256(run_id.encode()).digest()[:8]) % RUNS if run_id else run
         # Every record contains the tag, so hash the name to a few bytes.
-        named = urlsafe_b64encode(sha256(query.encode()).digest()[:8]).decode().rstrip("=")
-        return Tag(named, run, batch, str(context.partitionId() if context else 0), "", 0)
+        hashed_query = urlsafe_b64encode(sha256(query.encode()).digest()[:8]).decode().rstrip("=")
+        return Tag(hashed_query, run, batch, str(context.partitionId() if context else 0), "", 0)
 
 
 def sections(columns: SinkColumns, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     """Yield the rows in sections of about `SECTION_BYTES`, each ordered by key. Batch boundaries do not matter."""
-    waiting, size = list[pa.Table](), 0
+    gathered, size = list[pa.Table](), 0
     for batch in batches:
         rows = columns.select(batch)
         while rows.num_rows:
@@ -199,13 +199,13 @@ def sections(columns: SinkColumns, batches: Iterable[pa.RecordBatch]) -> Iterato
             ends = np.cumsum(sizes) + size
             # A section ends with the row that brings it to `SECTION_BYTES`.
             count = min(rows.num_rows, int(np.searchsorted(ends, SECTION_BYTES)) + 1)
-            waiting.append(rows.slice(0, count))
+            gathered.append(rows.slice(0, count))
             size, rows = int(ends[count - 1]), rows.slice(count)
             if size >= SECTION_BYTES:
-                yield _ordered(columns, waiting)
-                waiting, size = [], 0
-    if waiting:
-        yield _ordered(columns, waiting)
+                yield _ordered(columns, gathered)
+                gathered, size = [], 0
+    if gathered:
+        yield _ordered(columns, gathered)
 
 
 def _ordered(columns: SinkColumns, parts: list[pa.Table]) -> pa.Table:
@@ -240,9 +240,9 @@ class TaskWritten(WriterCommitMessage):
     bytes: int
 
 
-def write_task(target: SinkTarget, names: WriteIdentity, batches: Iterator[pa.RecordBatch]) -> TaskWritten:
+def write_task(target: SinkTarget, identity: WriteIdentity, batches: Iterator[pa.RecordBatch]) -> TaskWritten:
     """Write the rows of one task. Raises the errors of the writer."""
-    first, rows, size = names.first_tag(), 0, 0
+    first, rows, size = identity.first_tag(), 0, 0
     writer: RowWriter | None = None
     for number, section in enumerate(sections(target.columns, batches)):
         writer = writer or target.writer()  # a task without rows makes no request to the stream

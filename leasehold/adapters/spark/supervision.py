@@ -51,7 +51,7 @@ def restart_reason(fault: BaseException) -> str | None:
     # Search the message, because Spark provides nothing else after an error in Python or a lost executor. Search the
     # stack trace too: a Java exception may have no message, such as an EOFException after a Python process was killed.
     message = text_of(fault, MAX_TEXT) + str(getattr(fault, "_stackTrace", ""))[:MAX_TEXT]
-    return next((cause for sign, cause in CAUSES.items() if re.search(sign, message)), None)
+    return next((cause for pattern, cause in CAUSES.items() if re.search(pattern, message)), None)
 
 
 class StallDetector:
@@ -69,9 +69,11 @@ class StallDetector:
 
     def is_stuck(self, query: StreamingQuery) -> bool:
         """Return whether the current trigger has made no progress for `seconds`. False between two triggers."""
-        status, last = query.status, query.lastProgress
+        status, progress = query.status, query.lastProgress
         state = (
-            (status["message"], last and (last["batchId"], last["timestamp"])) if status["isTriggerActive"] else None
+            (status["message"], progress and (progress["batchId"], progress["timestamp"]))
+            if status["isTriggerActive"]
+            else None
         )
         # Between two triggers a query may be idle for hours.
         if state is None or state != self._last_state:
@@ -109,12 +111,12 @@ def supervise(
         cause: str | None = None
         try:
             query = factory()
-            stall, first = StallDetector(stall_seconds, clock), _batch(query)
+            stall, first_batch = StallDetector(stall_seconds, clock), _last_batch(query)
             while not query.awaitTermination(LOOK_SECONDS):
                 if should_stop():
                     return
                 # A finished batch shows that the cause is gone, so reset the waits.
-                if _batch(query) != first:
+                if _last_batch(query) != first_batch:
                     backoff.reset()
                 # Detect a hanging task here, because Spark would wait forever for its Python process.
                 if stall.is_stuck(query):
@@ -134,6 +136,6 @@ def supervise(
         sleep(wait)
 
 
-def _batch(query: StreamingQuery) -> int | None:
+def _last_batch(query: StreamingQuery) -> int | None:
     progress = query.lastProgress
     return progress["batchId"] if progress else None

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from types_boto3_kinesis import KinesisClient
 
 from leasehold.adapters.cli.main import COMMANDS
-from leasehold.adapters.cli.produce import _key
+from leasehold.adapters.cli.produce import _key_function
 from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
 
 E_ACUTE = b'{"c": "\xc3\xa9"}'
@@ -99,7 +99,7 @@ def test_a_line_without_a_key_is_named_and_those_before_it_are_sent(
 def test_a_line_without_its_key_says_what_was_asked_of_it(key: str, line: bytes, said: str) -> None:
     """The error says which key was requested, not the name of an exception."""
     with pytest.raises(ValueError, match=re.escape(said)):
-        _key(key, ",")(line)
+        _key_function(key, ",")(line)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_line_without_its_key_says_what_was_asked_of_it(key: str, line: bytes,
 )
 def test_a_member_that_is_no_text_is_a_key_as_json_spells_it(value: str, key: str) -> None:
     """The key does not depend on the language that wrote the line."""
-    assert _key("json:who", ",")(f'{{"who": {value}}}'.encode()) == key
+    assert _key_function("json:who", ",")(f'{{"who": {value}}}'.encode()) == key
 
 
 def test_a_record_that_the_service_refuses_is_named_and_all_others_are_written(

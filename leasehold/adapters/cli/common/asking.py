@@ -7,7 +7,7 @@ from rich.console import Console
 
 from leasehold.adapters.cli.common.times import seconds
 from leasehold.adapters.inputs import configuration_for, settings
-from leasehold.adapters.ops.watching import WatchedTable, watched
+from leasehold.adapters.ops.watching import WatchedTable, watch_for
 from leasehold.adapters.options import Options
 from leasehold.balancer.config import Config
 from leasehold.stores.protocol import Store
@@ -28,8 +28,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 def fleet_config(options: Options, source: str = "") -> Config:
     """Return the configuration that `rules`, `lease_seconds` and `set` define. Raises ValueError, naming a setting."""
-    given = {"rules": options["rules"], "lease_seconds": options["lease_seconds"]}
-    return configuration_for(source, settings(given, options["set"] or ()))
+    base_settings = {"rules": options["rules"], "lease_seconds": options["lease_seconds"]}
+    return configuration_for(source, settings(base_settings, options["set"] or ()))
 
 
 def table_of(store: Store, config: Config, span: float | None) -> WatchedTable:
@@ -37,6 +37,6 @@ def table_of(store: Store, config: Config, span: float | None) -> WatchedTable:
     span = WATCH_SHARE * config.lease_seconds if span is None else span
     console = Console(stderr=True)
     if not span or not console.is_terminal:
-        return watched(store, span, config.lease_seconds)
+        return watch_for(store, span, config.lease_seconds)
     with console.status(f"watching for {span:g} s who renews (--for 0: one look only)"):
-        return watched(store, span, config.lease_seconds)
+        return watch_for(store, span, config.lease_seconds)

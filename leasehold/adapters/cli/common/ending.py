@@ -30,8 +30,8 @@ def ending(
         if isinstance(error, OSError) and output_fault() is not None:
             raise  # standard output could not be written, which `run_to_output` reports
         print(printable_lines(f"leasehold {command}: {error}"), file=sys.stderr)
-        final = isinstance(error, misuse) or isinstance(error.__cause__, ModuleNotFoundError)
-        raise typer.Exit(2 if final else 1) from None
+        is_misuse = isinstance(error, misuse) or isinstance(error.__cause__, ModuleNotFoundError)
+        raise typer.Exit(2 if is_misuse else 1) from None
 
 
 ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
@@ -51,25 +51,29 @@ def unwinding() -> Iterator[None]:
 
     A signal that was ignored before, such as SIGHUP under nohup, stays ignored.
     """
-    before = {each: handler for each in ENDING if (handler := signal.getsignal(each)) != signal.SIG_IGN}
+    old_handlers = {
+        signal_number: handler
+        for signal_number in ENDING
+        if (handler := signal.getsignal(signal_number)) != signal.SIG_IGN
+    }
 
-    def end(number: int, _frame: object) -> None:
-        for each in before:
-            signal.signal(each, signal.SIG_IGN)
+    def raise_ended(number: int, _frame: object) -> None:
+        for signal_number in old_handlers:
+            signal.signal(signal_number, signal.SIG_IGN)
         raise Ended(number)
 
     try:
         try:
-            for each in before:
-                replace_handler(each, end)
+            for signal_number in old_handlers:
+                replace_handler(signal_number, raise_ended)
             yield
         finally:
             # Ignore signals first: one that arrives while handlers are restored would leave the others unrestored.
-            for each in before:
-                signal.signal(each, signal.SIG_IGN)
+            for signal_number in old_handlers:
+                signal.signal(signal_number, signal.SIG_IGN)
     finally:
-        for each, handler in before.items():
-            restore_handler(each, handler)
+        for signal_number, handler in old_handlers.items():
+            restore_handler(signal_number, handler)
 
 
 def wait_for_the_end() -> NoReturn:

@@ -28,18 +28,18 @@ REPLACED, ESCAPED = "leasehold-replaced", "leasehold-escaped"
 """The names under which our handlers of encoding errors are registered with Python."""
 
 
-def _in_ascii(other: Callable[[str], str]) -> Callable[[UnicodeError], tuple[str, int]]:
-    def replaced(error: UnicodeError) -> tuple[str, int]:
+def _ascii_error_handler(fallback: Callable[[str], str]) -> Callable[[UnicodeError], tuple[str, int]]:
+    def replace(error: UnicodeError) -> tuple[str, int]:
         if not isinstance(error, UnicodeEncodeError):
             raise error
-        left = error.object[error.start : error.end]
-        return "".join(IN_ASCII.get(sign) or other(sign) for sign in left), error.end
+        characters = error.object[error.start : error.end]
+        return "".join(IN_ASCII.get(character) or fallback(character) for character in characters), error.end
 
-    return replaced
+    return replace
 
 
-codecs.register_error(REPLACED, _in_ascii(lambda _sign: "?"))
-codecs.register_error(ESCAPED, _in_ascii(lambda sign: sign.encode("ascii", "backslashreplace").decode()))
+codecs.register_error(REPLACED, _ascii_error_handler(lambda _sign: "?"))
+codecs.register_error(ESCAPED, _ascii_error_handler(lambda sign: sign.encode("ascii", "backslashreplace").decode()))
 
 
 class _Output(io.FileIO):
@@ -100,22 +100,22 @@ def prepare_streams() -> None:
 
 def drop_output() -> None:
     """If standard output is closed, discard what the user's code prints, as Python does."""
-    raw = _raw()
+    raw = _our_output()
     if raw is not None:
         raw.began = True  # its descriptor is that of the null device
 
 
 def output_fault() -> OSError | None:
     """Return the error of the last write to standard output, or None if it succeeded."""
-    raw = _raw()
+    raw = _our_output()
     return None if raw is None else raw.fault
 
 
 def run_to_output(command: Callable[[], object]) -> NoReturn:
     """Run a command and exit with its status, or with status 1 and a message if its output could not be written.
 
-    If the reader of a pipe has gone, there is no message, and the status is 141, as after SIGPIPE. If
-    the command itself fails with a status above 1, that status is kept.
+    If the reader of a pipe has gone, there is no message, and the status is 141, as after SIGPIPE. If the command fails
+    with a status above 1, that status is kept.
     """
     result = SystemExit(0)
     try:
@@ -127,7 +127,7 @@ def run_to_output(command: Callable[[], object]) -> NoReturn:
             raise
     with suppress(OSError):
         sys.stdout.flush()
-    raw = _raw()
+    raw = _our_output()
     if raw is not None and raw.fault is not None:
         had_output = raw.began
         if not had_output:
@@ -135,18 +135,18 @@ def run_to_output(command: Callable[[], object]) -> NoReturn:
         elif not isinstance(raw.fault, BrokenPipeError):
             print(f"leasehold: standard output cannot be written: {raw.fault.strerror}", file=sys.stderr)
         # Send buffered output to the null device, otherwise Python would try to write it again at exit and fail.
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 1)
-        os.close(nowhere)
+        null_device = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null_device, 1)
+        os.close(null_device)
         raw.began = True
-        gone = isinstance(raw.fault, BrokenPipeError) and had_output
+        reader_gone = isinstance(raw.fault, BrokenPipeError) and had_output
         # Click itself ends with 1 on a broken pipe.
-        result = SystemExit(PIPE_STATUS) if gone and result.code in {None, 0, 1} else result
+        result = SystemExit(PIPE_STATUS) if reader_gone and result.code in {None, 0, 1} else result
         result = result if result.code else SystemExit(1)
     raise result
 
 
-def _raw() -> _Output | None:
+def _our_output() -> _Output | None:
     """Return our file below standard output, or None if a test or a caller has replaced standard output."""
     file = getattr(sys.stdout, "buffer", None)
     file = getattr(file, "raw", file)

@@ -23,7 +23,7 @@ class _TakenLeases(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if (why := getattr(record, "taken", None)) is not None:
             lease, rule = record.__dict__["lease"], record.__dict__["rule"]
-            _say(f"took {lease}: {why} ({rule}); {self._worker.discovery.open_shards} shards are open")
+            _print_line(f"took {lease}: {why} ({rule}); {self._worker.discovery.open_shards} shards are open")
 
 
 @contextmanager
@@ -39,27 +39,29 @@ def start_lines(worker: Worker, source: str, store: str) -> Iterator[None]:
         yield
         return
     rules = worker.config.rules.name
-    _say(f"{worker.me} joined: reads {source} with leases in {store}; rules {rules}, leasehold {version('leasehold')}")
-    _say(f"to see who reads what: leasehold leases '{store}'")
+    _print_line(
+        f"{worker.me} joined: reads {source} with leases in {store}; rules {rules}, leasehold {version('leasehold')}"
+    )
+    _print_line(f"to see who reads what: leasehold leases '{store}'")
     log, handler = logging.getLogger("leasehold.worker"), _TakenLeases(worker)
-    level, shown, others = log.level, log.getEffectiveLevel(), logging.getLogger().handlers
+    level, shown_level, other_handlers = log.level, log.getEffectiveLevel(), logging.getLogger().handlers
 
-    def as_before(record: logging.LogRecord) -> bool:
-        return record.levelno >= shown or record.name != log.name
+    def was_shown_before(record: logging.LogRecord) -> bool:
+        return record.levelno >= shown_level or record.name != log.name
 
     log.addHandler(handler)
-    for other in others:
-        other.addFilter(as_before)
-    log.setLevel(min(logging.INFO, shown))
+    for other in other_handlers:
+        other.addFilter(was_shown_before)
+    log.setLevel(min(logging.INFO, shown_level))
     try:
         yield
     finally:
         log.removeHandler(handler)
-        for other in others:
-            other.removeFilter(as_before)
+        for other in other_handlers:
+            other.removeFilter(was_shown_before)
         log.setLevel(level)
-        _say(f"{worker.me} ended")
+        _print_line(f"{worker.me} ended")
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     print(printable(text), file=sys.stderr, flush=True)

@@ -40,7 +40,9 @@ SLACK_SECONDS = 5.0
 """The time that a process may take to start, close and exit, in addition to its time to drain, before it is killed."""
 CHUNK_BYTES = 2**16
 
-PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EIO, errno.ENOMEM, errno.ENOBUFS, errno.EROFS})
+TEMPORARY_ERRORS = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EIO, errno.ENOMEM, errno.ENOBUFS, errno.EROFS}
+)
 """Errors after which a write may succeed later."""
 
 REFUSED_SECONDS = 0.1, 5.0
@@ -79,7 +81,7 @@ class Supervisor:
     commands: Mapping[str, Sequence[str]]
     drain_seconds: float
     final: Collection[int]
-    _news: ThreadQueue = field(factory=lambda: ThreadQueue(time.monotonic), init=False)
+    _events: ThreadQueue = field(factory=lambda: ThreadQueue(time.monotonic), init=False)
     _out: Lock = field(factory=Lock, init=False)
     _sinks: tuple[WholeLines, WholeLines] = field(
         factory=lambda: (WholeLines(sys.stdout), WholeLines(sys.stderr)), init=False
@@ -94,57 +96,57 @@ class Supervisor:
             processes, and the status is 128 plus the number of the signal.
         """
         for signal_number in ending:
-            replace_handler(signal_number, lambda number, _frame: self._news.put(number))
-        children = self.made()
+            replace_handler(signal_number, lambda number, _frame: self._events.put(number))
+        children = self.create_processes()
         try:
-            worst = self._kept(children)
+            exit_status = self._keep_running(children)
             # Ask all processes to end, and wait for them.
             running = [child for child in children if child.process is not None]
             for child in running:
-                _ask(child)
+                _request_drain(child)
             until = time.monotonic() + self.drain_seconds + SLACK_SECONDS
             while running:
-                match self._news.get(until):
+                match self._events.get(until):
                     case _SupervisedEnded(child, status):
                         running.remove(child)
-                        worst = worst or _shell_status(status)
+                        exit_status = exit_status or _shell_status(status)
                     case int(number):
-                        self._say("a second signal: %d processes are killed, and their leases expire", len(running))
+                        self._log("a second signal: %d processes are killed, and their leases expire", len(running))
                         return 128 + number
                     case None:
                         names = ", ".join(child.name for child in running)
-                        self._say("not ended within %g s, killed: %s", self.drain_seconds, names)
-                        return worst or 1
-            return worst
+                        self._log("not ended within %g s, killed: %s", self.drain_seconds, names)
+                        return exit_status or 1
+            return exit_status
         finally:
             for child in children:
                 if child.process is not None and child.process.poll() is None:
                     child.process.kill()
 
-    def made(self) -> list[_SupervisedProcess]:
+    def create_processes(self) -> list[_SupervisedProcess]:
         """Return the processes, which are not started yet."""
         return [_SupervisedProcess(name, command) for name, command in self.commands.items()]
 
-    def _kept(self, children: list[_SupervisedProcess]) -> int:
+    def _keep_running(self, children: list[_SupervisedProcess]) -> int:
         """Start and restart the processes. Return a process's status that is in `final`, or 0 after a signal."""
         while True:
             now = time.monotonic()
             for child in children:
                 if child.process is None and child.due <= now:
                     self.attempt(child)
-            match self._news.get(min((child.due for child in children if child.process is None), default=math.inf)):
+            match self._events.get(min((child.due for child in children if child.process is None), default=math.inf)):
                 case _SupervisedEnded(child, status):
                     # Close the pipe to the ended process, which uses a file descriptor of this process.
-                    _ask(child)
+                    _request_drain(child)
                     child.process = None
                     if status in self.final:
-                        self._say("%s ended with status %d: all end", child.name, status)
+                        self._log("%s ended with status %d: all end", child.name, status)
                         return status
                     now = time.monotonic()
                     if now - child.started >= STEADY_SECONDS:
                         child.pause = LEAST_PAUSE_SECONDS
                     shown = _shell_status(status)
-                    self._say("%s ended with status %d: it starts again in %g s", child.name, shown, child.pause)
+                    self._log("%s ended with status %d: it starts again in %g s", child.name, shown, child.pause)
                     child.due = now + child.pause
                     child.pause = min(MOST_PAUSE_SECONDS, 2 * child.pause)
                 case int():
@@ -157,7 +159,7 @@ class Supervisor:
         try:
             self._start(child)
         except (OSError, RuntimeError, MemoryError) as fault:
-            self._say("%s cannot be started: %s; tried again in %g s", child.name, said(fault), child.pause)
+            self._log("%s cannot be started: %s; tried again in %g s", child.name, said(fault), child.pause)
             child.process, child.due = None, time.monotonic() + child.pause
             child.pause = min(MOST_PAUSE_SECONDS, 2 * child.pause)
 
@@ -176,27 +178,29 @@ class Supervisor:
         pipes = ((process.stdout, self._sinks[0]), (process.stderr, self._sinks[1]))
         relays: list[Thread] = []
 
-        def unheard(fault: BaseException) -> None:
+        def on_relay_failure(fault: BaseException) -> None:
             """Log that output is not passed on any more. The process will end, because its output is closed."""
-            self._say("what %s writes cannot be passed on: %s", child.name, said(fault))
+            self._log("what %s writes cannot be passed on: %s", child.name, said(fault))
 
         def watch() -> None:
             status = process.wait()
             for relay in relays:
                 relay.join(SLACK_SECONDS)  # wait only so long: a process that it started may keep the pipes open
-            self._news.put(_SupervisedEnded(child, status))
+            self._events.put(_SupervisedEnded(child, status))
 
-        def unseen(fault: BaseException) -> None:
+        def on_watch_failure(fault: BaseException) -> None:
             """Kill the process, because its end would go unnoticed. It is then restarted."""
-            self._say("%s is killed: its end could not be waited for: %s", child.name, said(fault))
+            self._log("%s is killed: its end could not be waited for: %s", child.name, said(fault))
             process.kill()
-            self._news.put(_SupervisedEnded(child, process.wait()))
+            self._events.put(_SupervisedEnded(child, process.wait()))
 
         try:
             for source, sink in pipes:
                 assert source is not None  # noqa: S101  it is a pipe
-                relays.append(spawn(f"relay-{child.name}", partial(self._relay, process, source, sink), unheard))
-            spawn(f"watch-{child.name}", watch, unseen)
+                relays.append(
+                    spawn(f"relay-{child.name}", partial(self._relay, process, source, sink), on_relay_failure)
+                )
+            spawn(f"watch-{child.name}", watch, on_watch_failure)
         except RuntimeError:  # no thread could be started to pass on its output or to detect its end
             process.kill()
             process.wait()
@@ -227,19 +231,19 @@ class Supervisor:
                 refused = sink.write(data)
             if refused is None:
                 return
-            if getattr(refused.error, "errno", None) not in PASSING:
+            if getattr(refused.error, "errno", None) not in TEMPORARY_ERRORS:
                 raise refused.error
             if not pause.faults:
-                self._say("output is refused, and tried again until it is taken: %s", said(refused.error))
+                self._log("output is refused, and tried again until it is taken: %s", said(refused.error))
             data = refused.unwritten
             time.sleep(pause.next())
 
-    def _say(self, text: str, *values: object) -> None:
+    def _log(self, text: str, *values: object) -> None:
         with self._out:
             log.warning(text, *values)
 
 
-def _ask(child: _SupervisedProcess) -> None:
+def _request_drain(child: _SupervisedProcess) -> None:
     if child.process is not None and child.process.stdin is not None:
         child.process.stdin.close()
 

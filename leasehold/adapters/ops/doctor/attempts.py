@@ -4,8 +4,8 @@ Rule 1: A right that the service denies is distinguished from a service that doe
 Rule 2: If the service cannot be reached, or the table, bucket or stream does not exist, no further requests are sent.
 Rule 3: An attempt has no lasting effect. If it writes an object, it removes that object.
 
-A `Finding` is the result of one examination. `compare_with_stream` is a pure function that checks whether the rows of a
-table are leases of this stream.
+A `Finding` is the result of one check. `compare_with_stream` is a pure function that checks whether the rows of a table
+are leases of this stream.
 """
 
 import time
@@ -137,7 +137,7 @@ class ServiceClock(SkewWarning):
         """Record how far our clock is ahead of the service's time, which is in whole seconds since 1970."""
         self.ahead = self._now() - service_now - HALF_SECOND
 
-    def heard(self, http_response: Any, **_more: object) -> None:  # noqa: ANN401  botocore passes any arguments to hooks
+    def read_date_header(self, http_response: Any, **_more: object) -> None:  # noqa: ANN401  botocore passes any arguments to hooks
         """Read the time from a response's Date header. Botocore calls this hook, also after failed requests."""
         if (service_time := date_of(http_response.headers.get("date"))) is not None:
             self.observe(service_time)
@@ -168,13 +168,13 @@ def try_rights(trial: RightsTrial, *, read_only: bool) -> Iterator[Finding]:
                 return
             yield Finding(right, "unknown", f"no usable response: {error}", "ask again later")
         except (StoreError, SourceError) as error:
-            denied = _denied(error)
+            denied = _is_denied(error)
             yield Finding(right, "wrong", str(error), f"allow {right}" if denied else "")
             if not denied:
                 return
 
 
-def _denied(error: Exception) -> bool:
+def _is_denied(error: Exception) -> bool:
     """Return whether an error of any of the clients means that the service denied access (rule 1)."""
     cause: Any = error.__cause__
     if getattr(cause, "sqlstate", None) == _DENIED_SQL or getattr(cause, "code", None) == _DENIED_STATUS:
@@ -202,14 +202,14 @@ def compare_with_stream(
         shards: The shards of the stream.
         reads: Returns whether the source reads a lease's stream. May raise SourceError, which becomes a finding.
     """
-    bad, leases = listing.malformed, listing.leases
-    if bad:
-        row = min(bad, key=lambda row: row.key)
+    malformed, leases = listing.malformed, listing.leases
+    if malformed:
+        row = min(malformed, key=lambda row: row.key)
         why = f"for one {row.key!r}: {row.field}: {row.why}"
         if leases:
-            sentence = f"{len(bad)} of {len(leases) + len(bad)} rows cannot be read as leases, {why}"
+            sentence = f"{len(malformed)} of {len(leases) + len(malformed)} rows cannot be read as leases, {why}"
             return (Finding(WHAT, "wrong", sentence, "mend or remove these rows: their shards are read by nobody"),)
-        sentence = f"none of its {len(bad)} rows is a lease, {why}: it is another application's"
+        sentence = f"none of its {len(malformed)} rows is a lease, {why}: it is another application's"
         return (Finding(WHAT, "wrong", sentence, _OTHER_TABLE),)
     if not leases:
         return (Finding(WHAT, "ok", f"it has no leases yet; workers make those of {len(shards)} shards"),)
@@ -229,8 +229,10 @@ def _compare_with_shards(leases: tuple[Lease, ...], others: int, listed: Mapping
         )
         return Finding(WHAT, "wrong", sentence + remark, _OTHER_TABLE)
     ranges = [(lease, lease.hash_range, listed[lease.key].hash_range) for lease in listed_leases]
-    if strange := [lease for lease, own, actual in ranges if own and actual and own != actual]:
-        sentence = f"{len(strange)} leases ({_first_keys(strange)}) have other hash ranges than the stream's shards"
+    if mismatched := [lease for lease, own, actual in ranges if own and actual and own != actual]:
+        sentence = (
+            f"{len(mismatched)} leases ({_first_keys(mismatched)}) have other hash ranges than the stream's shards"
+        )
         return Finding(
             WHAT, "wrong", f"{sentence}: it is another stream's, or the stream was made anew{remark}", _OTHER_TABLE
         )

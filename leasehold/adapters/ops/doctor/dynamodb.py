@@ -43,7 +43,7 @@ def trial(table: str, options: Mapping[str, str]) -> RightsTrial:
     clients = connect(session, options.get("region"), endpoint_of(options.get("endpoint")), timeouts)
     clock = ServiceClock()
     for client in (clients.reads, clients.writes):
-        client.meta.events.register("after-call.dynamodb", clock.heard)
+        client.meta.events.register("after-call.dynamodb", clock.read_date_header)
 
     def list_rows() -> None:
         with translate_errors(table):

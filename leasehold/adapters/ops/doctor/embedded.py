@@ -16,10 +16,10 @@ def sqlite_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
     """Return the trial of the rights on this file. Raises ValueError, StoreError."""
     if place and not Path(place).exists():
 
-        def absent() -> str:
+        def raise_absent() -> str:
             raise Absent(f"there is no file {place}; a worker makes it, in a folder that it may write to")
 
-        return RightsTrial(f"SQLite file {place}", (RightAttempt("read", absent),))
+        return RightsTrial(f"SQLite file {place}", (RightAttempt("read", raise_absent),))
     store = sqlite.open_url(place, options, create=False, request_seconds=None)
     return _trial(f"SQLite file {place}", store, "it can be read")
 

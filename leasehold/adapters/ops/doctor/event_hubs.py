@@ -30,9 +30,9 @@ def trials(place: str, options: Mapping[str, str]) -> Iterator[RightsTrial]:
     source = open_url(place, options)
     examined = _ExaminedHub(source)
     attempts = (
-        RightAttempt("Listen (partitions)", examined.listed),
-        RightAttempt("Listen (last events)", examined.last),
-        RightAttempt("Listen (receive)", examined.received),
+        RightAttempt("Listen (partitions)", examined.list_partitions),
+        RightAttempt("Listen (last events)", examined.get_last_event),
+        RightAttempt("Listen (receive)", examined.receive_event),
     )
     yield RightsTrial(f"event hub {place}", attempts, close=source.close)
 
@@ -43,16 +43,16 @@ class _ExaminedHub:
     def __init__(self, source: EventHubsSource) -> None:
         self._source, self._partition = source, ""
 
-    def listed(self) -> str:
+    def list_partitions(self) -> str:
         if not (partitions := self._source.shards()):
             raise SourceError("the hub has no partitions")
         self._partition = partitions[0].id
         return f"it answers, and has {len(partitions)} partitions"
 
-    def last(self) -> None:
+    def get_last_event(self) -> None:
         self._source.latest(Lease(self._partition, stream=self._source.stream))
 
-    def received(self) -> str:
+    def receive_event(self) -> str:
         access, partition = self._source.access, self._partition
         background = BackgroundLoop()
         try:

@@ -13,6 +13,7 @@ from typing import Any
 from attrs import Factory, define, evolve, frozen
 
 from leasehold.adapters.consumer.runner import RENEWERS_MOST
+from leasehold.adapters.inputs import SETTING_LIMITS
 from leasehold.adapters.ops.doctor.attempts import (
     Finding,
     RightsTrial,
@@ -122,8 +123,13 @@ def gap_finding(config: Config) -> Finding:
         f"{config.rules.expires_above(config.lease_seconds):g} s until the lease expires, {config.cycle_seconds:g} s"
     )
     remark = ", mostly sooner by the lookout" if config.rules.keeps_lookout else ""
+    usual = SETTING_LIMITS["lease_seconds"].usual
+    long = config.lease_seconds > usual
     return Finding(
-        "gap", "ok", f"{sentence}: {parts} until the next look{remark}; longer while the store does not answer"
+        "gap",
+        "wrong" if long else "ok",
+        f"{sentence}: {parts} until the next look{remark}; longer while the store does not answer",
+        f"lease_seconds is in seconds, not in milliseconds as in the KCL; set it to {usual:g} or less" if long else "",
     )
 
 
@@ -132,18 +138,18 @@ def loads(fleet: Fleet, config: Config) -> tuple[Load, Load]:
     if fleet.sessions:
         return _loads_of_sessions(fleet, config)
     objects = fleet.scheme in {"s3", "azblob", "gcs"}
-    alone = config.rules.keeps_lookout and fleet.shared
-    looks = 1 / scaled(LOOK_SECONDS, config) if alone else fleet.workers / config.cycle_seconds
-    rows = (fleet.workers - 1) / scaled(ROW_SECONDS, config) if alone else 0.0
+    has_lookout = config.rules.keeps_lookout and fleet.shared
+    looks = 1 / scaled(LOOK_SECONDS, config) if has_lookout else fleet.workers / config.cycle_seconds
+    row_reads = (fleet.workers - 1) / scaled(ROW_SECONDS, config) if has_lookout else 0.0
 
     def load(writes: float) -> Load:
         if not objects:
             scan = max(0.5, fleet.leases * ROW_BYTES / UNIT_BYTES / 2)
-            return Load(writes, looks * scan + rows / 2)
+            return Load(writes, looks * scan + row_reads / 2)
         page = 5000 if fleet.scheme == "azblob" else 1000
         # In S3, a listing shows only which objects have changed. Each of them must then be read.
         fetched = min(writes, 2 * fleet.leases * looks) if fleet.scheme == "s3" else 0.0
-        return Load(writes + looks * fleet.parts * math.ceil(fleet.leases / page), rows + fetched)
+        return Load(writes + looks * fleet.parts * math.ceil(fleet.leases / page), row_reads + fetched)
 
     idle = fleet.leases / config.renew_seconds
     pause = fleet.checkpoint_seconds or 0.2
@@ -164,7 +170,7 @@ def _loads_of_sessions(fleet: Fleet, config: Config) -> tuple[Load, Load]:
     # don't contain its announcement.
     renewals = fleet.workers / config.renew_seconds + looks
     annotation_writes = fleet.workers / TELL_SECONDS + 2 * looks
-    rows = (fleet.workers - 1) / scaled(ROW_SECONDS, config)
+    row_reads = (fleet.workers - 1) / scaled(ROW_SECONDS, config)
     page = 5000 if fleet.scheme == "azblob" else 1000
     listings = 2 * math.ceil(fleet.workers / page) + math.ceil(fleet.leases / page)
 
@@ -174,9 +180,9 @@ def _loads_of_sessions(fleet: Fleet, config: Config) -> tuple[Load, Load]:
                 size_of_annotations / WRITE_BYTES
             )
             table = fleet.leases * ROW_BYTES + fleet.workers * (session_size + size_of_annotations)
-            return Load(units, looks * max(0.5, table / UNIT_BYTES / 2) + rows)
+            return Load(units, looks * max(0.5, table / UNIT_BYTES / 2) + row_reads)
         fetched = min(groups, fleet.workers * looks) + min(annotations, fleet.workers * looks)
-        return Load(groups + annotations + looks * listings, rows + (fetched if fleet.scheme == "s3" else 0.0))
+        return Load(groups + annotations + looks * listings, row_reads + (fetched if fleet.scheme == "s3" else 0.0))
 
     return load(renewals, renewals), load(
         annotation_writes + fleet.workers / (fleet.checkpoint_seconds or 0.2), annotation_writes
@@ -190,10 +196,10 @@ def layouts(fleet: Fleet) -> tuple[Fleet, ...]:
 
 def cost_finding(fleet: Fleet, config: Config, price: Price | None) -> Finding:
     """Return the finding about the number and the cost of requests to the store, in each layout."""
-    unit, tens = (" units" if fleet.scheme == "dynamodb" else ""), 10
+    unit, two_digits = (" units" if fleet.scheme == "dynamodb" else ""), 10
 
     def describe(load: Load) -> str:
-        writes, reads = (f"{rate:.2g}" if rate < tens else f"{rate:,.0f}" for rate in (load.writes, load.reads))
+        writes, reads = (f"{rate:.2g}" if rate < two_digits else f"{rate:,.0f}" for rate in (load.writes, load.reads))
         rates = f"{writes} writes and {reads} read{unit or 's'} a second"
         return rates + (f", US$ {load.month(price):,.2f} a month" if price else "")
 
@@ -302,8 +308,8 @@ def examine(source: str, store: str, fleet: ExaminedFleet) -> Examination:
     store_scheme, store_place, store_options = store_address(store)
     if store_scheme == "file":
         raise ValueError("store URL: file:// is a backup, on which no fleet works; name a store")
-    for kind, each, known in (("source", scheme, _SOURCES), ("store", store_scheme, _STORES)):
-        if each not in known:
+    for kind, each, checks in (("source", scheme, _SOURCES), ("store", store_scheme, _STORES)):
+        if each not in checks:
             raise ValueError(f"{kind} URL: another package adds {each}://, and doctor has no checks for it")
     price, results = _price(store_scheme, fleet), _Results()
     with _failures_as_findings(results, "source"):
@@ -319,7 +325,7 @@ def examine(source: str, store: str, fleet: ExaminedFleet) -> Examination:
                 with closing(table):
                     results.capabilities, results.listing = table.capabilities, table.list()
     if results.listing is not None:
-        _recognise(results, source, results.listing)
+        _compare_table(results, source, results.listing)
     parts = 1 if store_scheme == "dynamodb" else 2 if "eventhub" in store_options else 3
     # The gap is always known. The cost needs the number of shards, and a store that bills its requests.
     findings, expected = (
@@ -385,8 +391,8 @@ def _try_rights(results: _Results, trial: RightsTrial, fleet: ExaminedFleet) -> 
     return findings[0].state == "ok"
 
 
-def _try_conditional_writes(prove: Callable[[], object], trial: RightsTrial, found: Iterable[Finding]) -> Finding:
-    states = {finding.what: finding.state for finding in found}
+def _try_conditional_writes(prove: Callable[[], object], trial: RightsTrial, findings: Iterable[Finding]) -> Finding:
+    states = {finding.what: finding.state for finding in findings}
     if any(states.get(attempt.right) != "ok" for attempt in trial.attempts if attempt.writes):
         return Finding("conditional writes", "unknown", f"{trial.name}: not tried without all rights to write")
     try:
@@ -398,7 +404,7 @@ def _try_conditional_writes(prove: Callable[[], object], trial: RightsTrial, fou
     return Finding("conditional writes", "ok", f"{trial.name}: refused where their condition does not hold")
 
 
-def _recognise(results: _Results, url: str, listing: Listing) -> None:
+def _compare_table(results: _Results, url: str, listing: Listing) -> None:
     try:
         source: Source = open_source(url)
         with closing(source):

@@ -39,8 +39,8 @@ def s3_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
         raise ValueError("store URL: s3:// wants bucket/prefix")
     endpoint, clock = endpoint_of(options.get("endpoint")), ServiceClock()
     timeouts = module.TIMEOUTS.within(REQUEST_SECONDS)
-    place_of = {"region": options.get("region"), "endpoint": endpoint, "session": module.session_of(options)}
-    objects = module.S3Objects(bucket, skew=clock, timeouts=timeouts, **place_of)
+    client_options = {"region": options.get("region"), "endpoint": endpoint, "session": module.session_of(options)}
+    objects = module.S3Objects(bucket, skew=clock, timeouts=timeouts, **client_options)
     return _trial(f"bucket {bucket}", objects, ObjectLayout(prefix), S3, clock)
 
 
@@ -83,11 +83,11 @@ def _trial(
     *,
     unknown: str = _UNKNOWN_ETAG,
 ) -> RightsTrial:
-    listing, reading, writing, deleting = rights
-    above = layout.prefix("ownership").removesuffix("ownership/")
-    probe = f"{above}{FOLDER}{uuid4().hex}"
+    list_right, read_right, write_right, delete_right = rights
+    folder = layout.prefix("ownership").removesuffix("ownership/")
+    probe = f"{folder}{FOLDER}{uuid4().hex}"
 
-    def listed() -> str:
+    def list_objects() -> str:
         try:
             objects.list(probe)
         except StoreError as error:
@@ -96,15 +96,15 @@ def _trial(
             raise
         return "it answers"
 
-    def written() -> None:
+    def write_object() -> None:
         """Write with a condition that never holds. If the service ignores the condition, delete the object."""
         if (etag := objects.put_over(probe, {"probe": "0"}, unknown)) is not None:
             objects.delete(probe, etag)
 
     attempts = (
-        RightAttempt(listing, listed),
-        RightAttempt(reading, partial(objects.get, probe)),
-        RightAttempt(writing, written, writes=True),
-        RightAttempt(deleting, partial(objects.delete, probe, unknown), writes=True),
+        RightAttempt(list_right, list_objects),
+        RightAttempt(read_right, partial(objects.get, probe)),
+        RightAttempt(write_right, write_object, writes=True),
+        RightAttempt(delete_right, partial(objects.delete, probe, unknown), writes=True),
     )
-    return RightsTrial(name, attempts, clock, partial(prove, objects, above), objects.close)
+    return RightsTrial(name, attempts, clock, partial(prove, objects, folder), objects.close)

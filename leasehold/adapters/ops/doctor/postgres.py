@@ -24,10 +24,10 @@ def trial(place: str, options: Mapping[str, str]) -> RightsTrial:
             raise
         message = f"there is no {table.name}; a worker makes it if it may (CREATE on the schema, not tried)"
 
-        def absent() -> str:
+        def raise_absent() -> str:
             raise Absent(message)
 
-        return RightsTrial(table.name, (RightAttempt("SELECT", absent),))
+        return RightsTrial(table.name, (RightAttempt("SELECT", raise_absent),))
     attempts = (
         RightAttempt("SELECT", lambda: f"it has {len(store.list().leases)} leases"),
         RightAttempt("INSERT", lambda: store.probe("INSERT"), writes=True),

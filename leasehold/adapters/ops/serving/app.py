@@ -160,8 +160,8 @@ def server(watchers: Sequence[TableWatcher], hosts: Sequence[str]) -> Starlette:
         sort, most = query.get("sort", "status"), decimal(query.get("most", "25"), ROWS_MAX)
         if watcher is None or most is None or sort not in SORTS:
             return _json(NO_TABLE if watcher is None else NO_VIEW, 404)
-        wanted = ViewRequest(sort, "down" in query, query.get("text", "").lower(), most)
-        return _stream(request, watchers, lambda: _groups(watchers) | watcher.view(wanted))
+        view_request = ViewRequest(sort, "down" in query, query.get("text", "").lower(), most)
+        return _stream(request, watchers, lambda: _groups(watchers) | watcher.view(view_request))
 
     async def leases(_request: Request) -> Response:
         return _json([watcher.state() for watcher in watchers])

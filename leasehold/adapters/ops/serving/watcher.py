@@ -20,7 +20,7 @@ from attrs import evolve, frozen
 from leasehold.adapters.consumer.status import Status, fleet_lag, group_status
 from leasehold.adapters.ops.chart import curve
 from leasehold.adapters.ops.explaining import plans, rules_between, rules_of, story
-from leasehold.adapters.ops.watching import SeenMove, TableWatch, WatchedTable, moved, picture
+from leasehold.adapters.ops.watching import SeenMove, TableWatch, WatchedTable, owner_changes, picture
 from leasehold.adapters.sources.protocol import Source
 from leasehold.adapters.threads import spawn
 from leasehold.balancer.config import Config
@@ -246,7 +246,7 @@ class TableWatcher:
                 self.try_look()
                 self._ending.wait(self.every)
 
-        self._thread = spawn("leasehold-serve", run, lambda fault: self._troubled(said(fault)))
+        self._thread = spawn("leasehold-serve", run, lambda fault: self._set_trouble(said(fault)))
 
     def close(self) -> None:
         """End the thread, waiting up to 5 s for a read in progress."""
@@ -259,11 +259,11 @@ class TableWatcher:
         try:
             self.look()
         except (StoreError, SourceError) as error:
-            self._troubled(text_of(error) or said(error))
+            self._set_trouble(text_of(error) or said(error))
         except Exception as error:  # noqa: BLE001  the page shows the reason, and the next read may succeed
-            self._troubled(said(error))
+            self._set_trouble(said(error))
 
-    def _troubled(self, why: str) -> None:
+    def _set_trouble(self, why: str) -> None:
         with self._lock:
             self._seen = evolve(self._seen, trouble=why)
 
@@ -282,7 +282,7 @@ class TableWatcher:
             rules = rules_between(previous.table, table, self.config)
             moves += tuple(
                 SeenMove(table.at, new.key, old.owner, new.owner, rules[new.key])
-                for old, new in moved(previous.table, table)
+                for old, new in owner_changes(previous.table, table)
             )
             table = evolve(table, moves=previous.table.moves)
         keys = tuple(lease.key for lease in table.leases)
@@ -307,7 +307,7 @@ class TableWatcher:
 
     @property
     def status(self) -> Status:
-        """The group's status as of the last reading, or UNKNOWN if that is too old."""
+        """The group's status when the table was last read, or UNKNOWN if that is too long ago."""
         seen = self.seen
         why = seen.trouble or ("" if self.fresh else "there is no reading of it, or none lately")
         return group_status({}, why) if why or seen.table is None else seen.table.status
@@ -315,29 +315,29 @@ class TableWatcher:
     def state(self) -> dict[str, Any]:
         """Return everything that the page shows, as JSON values."""
         seen, status = self.seen, self.status
-        about = {"store": self.name, "at": seen.at, "trouble": seen.trouble or seen.refused}
-        about |= {"rules": self.config.rules.name, **status.as_json(), "number": status.number}
+        document = {"store": self.name, "at": seen.at, "trouble": seen.trouble or seen.refused}
+        document |= {"rules": self.config.rules.name, **status.as_json(), "number": status.number}
         if seen.table is None:
-            return about | {"leases": [], "workers": [], "total": {}, "moves": [], "lag": []}
+            return document | {"leases": [], "workers": [], "total": {}, "moves": [], "lag": []}
         shown = picture(seen.table, self.config)
         moves = [[move.at, move.key, move.before, move.after, move.rule] for move in seen.table.moves]
         lag = [[point.at, point.most, point.total] for point in seen.lag]
-        return about | shown | {"total": shown["total"] | {"moves": seen.count}, "moves": moves, "lag": lag}
+        return document | shown | {"total": shown["total"] | {"moves": seen.count}, "moves": moves, "lag": lag}
 
-    def view(self, wanted: ViewRequest) -> dict[str, Any]:
+    def view(self, request: ViewRequest) -> dict[str, Any]:
         """Return the data of a page: totals, the first workers and moves, and the first leases in its sort order."""
         state = self.state()
         leases = []
         for row in state.pop("leases") if state["at"] else ():
             # Search all strings of a row, including the host of the worker that reads the shard.
-            words = f"{row['key']} {row['owner'] or 'nobody'} {row['status']} {row['lag'].get('host') or ''}"
-            if wanted.text in words.lower():
+            row_text = f"{row['key']} {row['owner'] or 'nobody'} {row['status']} {row['lag'].get('host') or ''}"
+            if request.text in row_text.lower():
                 leases.append(row)
-        ordered = sorted(leases, key=SORTS[wanted.sort], reverse=wanted.down)
+        ordered = sorted(leases, key=SORTS[request.sort], reverse=request.down)
         lag = [most for _, most, _ in state.pop("lag") if most is not None]
         # Sort by the distance from the target first, and then by lag.
         workers = sorted(
-            state["workers"], key=lambda each: (-abs(each["leases"] - each["target"]), -(each["lag"] or 0))
+            state["workers"], key=lambda worker: (-abs(worker["leases"] - worker["target"]), -(worker["lag"] or 0))
         )
         return state | {
             "malformed": state.get("malformed", [])[:MOVES_SHOWN],
@@ -346,7 +346,7 @@ class TableWatcher:
             "moves": state["moves"][:MOVES_SHOWN],
             "workers": workers[:WORKERS_SHOWN],
             "more_workers": max(0, len(workers) - WORKERS_SHOWN),
-            "rows": [_filled_fields(row) for row in ordered[: wanted.most]],
+            "rows": [_filled_fields(row) for row in ordered[: request.most]],
             "found": len(ordered),
         }
 
@@ -356,8 +356,8 @@ class TableWatcher:
         if key is not None:
             with self._lock:
                 strips = tuple(self._strips)
-            places = ((at, bisect_left(keys, key), keys, lags) for at, keys, lags in strips)
-            points = [(at, lags[at_key]) for at, at_key, keys, lags in places if keys[at_key : at_key + 1] == (key,)]
+            strip_indices = ((at, bisect_left(keys, key), keys, lags) for at, keys, lags in strips)
+            points = [(at, lags[index]) for at, index, keys, lags in strip_indices if keys[index : index + 1] == (key,)]
             points = [(at, lag) for at, lag in points if lag == lag]  # noqa: PLR0124  drops NaN, an unknown lag
         if len(points) < 2:  # noqa: PLR2004  a line has two ends
             return ""
@@ -385,7 +385,9 @@ class TableWatcher:
         rules = rules_of(worker_plans)
         return {
             "lease": {key: story(table, self.config, leases[key], worker_plans).as_json() for key in keys},
-            "worker": {each.worker: {"workers": [each.as_json()], "rules": rules} for each in worker_plans},
+            "worker": {
+                worker_plan.worker: {"workers": [worker_plan.as_json()], "rules": rules} for worker_plan in worker_plans
+            },
         }
 
 

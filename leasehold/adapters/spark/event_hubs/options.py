@@ -107,8 +107,8 @@ def read_secret(path: str) -> tuple[str, str]:
         return Path(path).read_text().strip(), f"option {FILE_OPTION}"
     except (OSError, UnicodeDecodeError) as fault:
         # Name the machine, because the file may be missing on a single executor.
-        where = f"on {socket.gethostname()} ({type(fault).__name__})"
-        raise ValueError(f"option {FILE_OPTION}: {path!r} cannot be read {where}") from None
+        location = f"on {socket.gethostname()} ({type(fault).__name__})"
+        raise ValueError(f"option {FILE_OPTION}: {path!r} cannot be read {location}") from None
 
 
 def executor_secret(path: str, *, has_secret: bool) -> str:

@@ -121,16 +121,16 @@ class HubRowWriter:
                 target.forget()
             try:
                 self._client.close()
-            except Exception as left:  # noqa: BLE001  the error that ended the write is raised below
-                log.debug("the client could not be closed: %s", said(left))
+            except Exception as close_error:  # noqa: BLE001  the error that ended the write is raised below
+                log.debug("the client could not be closed: %s", said(close_error))
             if isinstance(fault, KeyboardInterrupt | SystemExit):
                 raise
             raise SourceError(f"event hub {self._hub!r}: not all rows were written: {said(fault)}") from fault
 
     def _check(self, rows: pa.Table, tag: Tag) -> None:
         """Raise ValueError, naming the column, if the hub would reject any of these rows."""
-        # Check all rows before sending any: rows that were sent cannot be removed, and the section without the invalid
-        # row has another edition.
+        # Check all rows before sending any. Rows that were sent cannot be removed, and without the invalid row the
+        # section would have another edition, so they would not be recognized as duplicates.
         limit = None
         for number, (body, partition, key, properties) in enumerate(row_values(rows), tag.row):
             if partition and key:

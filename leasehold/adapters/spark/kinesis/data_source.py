@@ -28,12 +28,12 @@ class KinesisLeased(LeasedSource):
     def parse(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, StreamLocation, Bounds]:
         parsed = kinesis_options(options)
         # A query with an ending position reads stored records, which are polled even if a consumer is configured.
-        live = parsed.consumer if parsed.bounds.until is None else ""
+        live_consumer = parsed.consumer if parsed.bounds.until is None else ""
         spec = SourceSpec(
-            open=partial(_source, parsed.stream, {**parsed.url_options, "consumer": live}),
+            open=partial(_source, parsed.stream, {**parsed.url_options, "consumer": live_consumer}),
             open_for_replay=partial(_source, parsed.stream, parsed.url_options),
             columns=kinesis_rows.columns(parsed.name),
-            interval_seconds=0.0 if live else parsed.interval_seconds,
+            interval_seconds=0.0 if live_consumer else parsed.interval_seconds,
             shard_rows=parsed.shard_rows,
             rereadable=True,
             stream=f"kinesis://{parsed.stream}",

@@ -105,17 +105,17 @@ def kinesis_options(options: Mapping[str, str]) -> KinesisOptions:
     wire = opts.choice("kinesis.wire", "cbor", "json", "boto3")
     misplaced = opts.choice("kinesis.misplaced", "keep", "drop")
     opts.ignore(WITHOUT_EFFECT)
-    interval = opts.number("kinesis.getRecords.fetchIntervalMs", 250, minimum=MIN_INTERVAL_MS) or 0
+    interval_ms = opts.number("kinesis.getRecords.fetchIntervalMs", 250, minimum=MIN_INTERVAL_MS) or 0
     rows = opts.number("kinesis.maxFetchRecordsPerShard", ROWS_PER_SHARD) or 0
-    starts, others_start = _split_by_shard(opts)
-    since = _position(others_start, "kinesis.startingPosition", ("TRIM_HORIZON", "EARLIEST"))
+    start_positions, default_start = _split_by_shard(opts)
+    since = _position(default_start, "kinesis.startingPosition", ("TRIM_HORIZON", "EARLIEST"))
     bounds = parse_bounds(opts, "kinesis", since, _position(opts, "kinesis.endingPosition", ()))
     # The KCL names its lease table after the application.
     table = opts.text("kinesis.dynamodb.tableName", opts.text("lease.applicationName"))
-    of_table = credentials_of(opts, "lease")
-    if of_table and not table:
+    table_credentials = credentials_of(opts, "lease")
+    if table_credentials and not table:
         raise ValueError("option lease.roleArn: it is for lease.applicationName; the URL of lease.store has role_arn=…")
-    url_options = {"region": region, "endpoint": opts.text("kinesis.dynamodb.endpointUrl"), **of_table}
+    url_options = {"region": region, "endpoint": opts.text("kinesis.dynamodb.endpointUrl"), **table_credentials}
     query = urlencode({name: value for name, value in url_options.items() if value})
     store = f"dynamodb://{quote(table)}{query and '?'}{query}" if table else ""
     lease = parse_lease_options(opts, store, bounds.initial(), 10.0, "maxRowsPerTrigger")
@@ -127,11 +127,11 @@ def kinesis_options(options: Mapping[str, str]) -> KinesisOptions:
         endpoint,
         wire,
         misplaced,
-        interval / 1000,
+        interval_ms / 1000,
         rows,
         lease,
         bounds,
-        starts,
+        start_positions,
         consumer,
         credentials,
     )
@@ -145,12 +145,12 @@ def credentials_of(opts: OptionReader, prefix: str) -> dict[str, str]:
         prefix: "kinesis" for the stream's credentials, "lease" for the table's.
     """
     profile, role = opts.text(f"{prefix}.profile"), opts.text(f"{prefix}.roleArn")
-    external = opts.text(f"{prefix}.externalId")
+    external_id = opts.text(f"{prefix}.externalId")
     if role and not ROLE.fullmatch(role):
         raise ValueError(f"option {prefix}.roleArn: write arn:aws:iam::ACCOUNT:role/NAME")
-    if external and not role:
+    if external_id and not role:
         raise ValueError(f"option {prefix}.externalId: it goes with a role; give {prefix}.roleArn, or leave it out")
-    url_options = {"profile": profile, "role_arn": role, "external_id": external}
+    url_options = {"profile": profile, "role_arn": role, "external_id": external_id}
     return {name: value for name, value in url_options.items() if value}
 
 
@@ -176,7 +176,7 @@ def _split_by_shard(opts: OptionReader) -> tuple[dict[str, Position], OptionRead
         return {}, OptionReader({name: text} if text else {})
     starts = dict[str, Position]()
     for shard, start in document.items():
-        # These two keys are no shards. `default` is the position of all other shards, and `metadata` has no effect.
+        # These two keys are not shard ids. `default` is the position of all other shards, and `metadata` is ignored.
         if shard in {"default", "metadata"}:
             continue
         if isinstance(start, str):
@@ -209,11 +209,11 @@ def _position(opts: OptionReader, name: str, first: tuple[str, ...]) -> dict[str
         timestamp = _milliseconds(name, time)
     elif text.startswith("{"):
         try:
-            (key, value), *others = json.loads(text).items()
+            (key, value), *other_keys = json.loads(text).items()
         except (ValueError, AttributeError, RecursionError):
             raise ValueError(f"option {name}: not the JSON of a position") from None
         # Do not ignore a second key, which may be the one that the user meant.
-        if others or key.lower() != "at_timestamp":
+        if other_keys or key.lower() != "at_timestamp":
             raise ValueError(f'option {name}: as JSON it is {{"at_timestamp": time}}')
         timestamp = _milliseconds(name, str(value))
     return parse_start(name, text, first, ("LATEST",), timestamp) if text else None

@@ -64,8 +64,8 @@ class ArrowPoller(Poller):
 
     def _batch(self, answer: "GetRecordsOutputTypeDef") -> Batch:
         records = cast("RowViews | RowColumns | list[RecordTypeDef]", answer["Records"])
-        plain = self._skip_through is None and not self._seen
-        if plain and not isinstance(records, list | RowColumns) and len(records) and not records.has_aggregates:
+        is_unfiltered = self._skip_through is None and not self._seen
+        if is_unfiltered and not isinstance(records, list | RowColumns) and len(records) and not records.has_aggregates:
             # No record has to be dropped or de-aggregated, so convert the response directly.
             batch = rows_of_views(self._stream, self._shard, records)
             first, last = (batch["sequenceNumber"][index].as_py() for index in (0, -1))
@@ -90,8 +90,8 @@ class ArrowPoller(Poller):
         size: int,
     ) -> ArrowBatch:
         """Return a batch of these rows. `ends` has the sequence numbers of the first and the last record."""
-        following = child_shards_from(answer.get("ChildShards", ()))
-        check_shard(self._shard, None if ends is None else ends[0], following)
+        children = child_shards_from(answer.get("ChildShards", ()))
+        check_shard(self._shard, None if ends is None else ends[0], children)
         self._iterator = answer.get("NextShardIterator") or None
         behind = answer.get("MillisBehindLatest") or 0
         if ends is not None:
@@ -103,7 +103,7 @@ class ArrowPoller(Poller):
             behind_seconds=behind / 1000,
             wait_seconds=self._pause(idle=ends is None and not behind, behind=behind > 0),
             ended=self._iterator is None,
-            children=following,
+            children=children,
             size=size,
             rows=rows,
             arrived=ARRIVED,
@@ -113,64 +113,64 @@ class ArrowPoller(Poller):
 
     def _rows(self, rows: RowColumns) -> tuple[pa.RecordBatch, Position, Trail | None]:
         """Return the columns of records, and the position of the last record, even if that record was dropped."""
-        users, others = rows_and_deaggregated(rows.payloads, rows.keys, self._hash_range, self._misplaced)
-        last = others.get(len(rows) - 1)
+        user_rows, deaggregated = rows_and_deaggregated(rows.payloads, rows.keys, self._hash_range, self._misplaced)
+        last = deaggregated.get(len(rows) - 1)
         # Include dropped records in the position, otherwise dropped records at the end could never be checkpointed.
-        sub = users["sub_sequence_number"][-1].as_py() if last is None else max(len(last) + last.dropped - 1, 0)
+        sub = user_rows["sub_sequence_number"][-1].as_py() if last is None else max(len(last) + last.dropped - 1, 0)
         end = Position(rows.numbers[-1], sub)
-        for index, records in others.items():
+        for index, records in deaggregated.items():
             self._dropped.add(rows.numbers[index], records)
-        users, trail = self._undone(rows.numbers, users), None
+        user_rows, trail = self._drop_before_start(rows.numbers, user_rows), None
         # Only rows from our Spark sink have tags. They may be duplicates, because Spark may run a task again.
-        if self._seen or any(records.tags for records in others.values()):
-            users, trail = self._unrepeated(rows.numbers, users, others)
-        indices = users["record"]
+        if self._seen or any(records.tags for records in deaggregated.values()):
+            user_rows, trail = self._drop_duplicates(rows.numbers, user_rows, deaggregated)
+        indices = user_rows["record"]
         numbers = pa.array(rows.numbers, pa.string())
         times = pa.array(
             [None if arrived is None else round(arrived * 1e6) for arrived in rows.arrived], pa.timestamp("us", "UTC")
         )
         columns = [
-            users["data"],
-            pa.repeat(pa.scalar(self._stream), users.num_rows),
-            pa.repeat(pa.scalar(self._shard), users.num_rows),
-            users["partition_key"],
-            users["explicit_hash_key"],
+            user_rows["data"],
+            pa.repeat(pa.scalar(self._stream), user_rows.num_rows),
+            pa.repeat(pa.scalar(self._shard), user_rows.num_rows),
+            user_rows["partition_key"],
+            user_rows["explicit_hash_key"],
             numbers.take(indices),
-            users["sub_sequence_number"].cast(pa.int64()),
+            user_rows["sub_sequence_number"].cast(pa.int64()),
             times.take(indices),
         ]
         return pa.RecordBatch.from_arrays(columns, schema=SCHEMA), end, trail
 
-    def _unrepeated(
-        self, numbers: Sequence[str], users: pa.RecordBatch, others: Mapping[int, UserRecords]
+    def _drop_duplicates(
+        self, numbers: Sequence[str], user_rows: pa.RecordBatch, deaggregated: Mapping[int, UserRecords]
     ) -> tuple[pa.RecordBatch, Trail]:
         """Drop duplicate rows of a Spark sink. Return the other rows, with deduplication state for their positions."""
         tags = {
             index: dict(zip(records.subs, records.tags, strict=True))
-            for index, records in others.items()
+            for index, records in deaggregated.items()
             if records.tags
         }
         # Copy the state: if a response cannot be decoded, it is requested again, and then needs the unchanged state.
         before, seen = self._seen, self._seen.copy()
         is_new, new_rows = list[bool](), list[tuple[NewRow, ...]]()
         names = "record", "sub_sequence_number", "partition_key", "explicit_hash_key"
-        for index, sub, key, hash_key in zip(*(users[name].to_pylist() for name in names), strict=True):
+        for index, sub, key, hash_key in zip(*(user_rows[name].to_pylist() for name in names), strict=True):
             tag = tags[index][sub] if index in tags else None
             position = Position(numbers[index], sub)
-            new = tag is None or not seen.seen_before(tag, partial(hash_key_of, key, hash_key), position)
-            is_new.append(new)
-            if new:
+            row_is_new = tag is None or not seen.seen_before(tag, partial(hash_key_of, key, hash_key), position)
+            is_new.append(row_is_new)
+            if row_is_new:
                 new_rows.append(() if tag is None else ((tag, position),))
         self._seen = seen
         self._dropped.add_duplicates(len(is_new) - len(new_rows))
-        return users.filter(pa.array(is_new, pa.bool_())), Trail(before, new_rows)
+        return user_rows.filter(pa.array(is_new, pa.bool_())), Trail(before, new_rows)
 
-    def _undone(self, numbers: Sequence[str], users: pa.RecordBatch) -> pa.RecordBatch:
+    def _drop_before_start(self, numbers: Sequence[str], user_rows: pa.RecordBatch) -> pa.RecordBatch:
         """Drop rows that lie before the start position."""
         # The service returns whole records. The first may be an aggregate whose first user records are already done.
-        if self._skip_through is None or not users.num_rows:
-            return users
-        indices, subs = users["record"].to_pylist(), users["sub_sequence_number"].to_pylist()
+        if self._skip_through is None or not user_rows.num_rows:
+            return user_rows
+        indices, subs = user_rows["record"].to_pylist(), user_rows["sub_sequence_number"].to_pylist()
         orders = [int(number) for number in numbers]
         first = next(
             (
@@ -178,10 +178,11 @@ class ArrowPoller(Poller):
                 for row, (index, sub) in enumerate(zip(indices, subs, strict=True))
                 if (1, orders[index], sub) > self._skip_through
             ),
-            users.num_rows,
+            user_rows.num_rows,
         )
-        self._skip_through = None if first < users.num_rows else self._skip_through  # no later row is before the start
-        return users.slice(first)
+        if first < user_rows.num_rows:
+            self._skip_through = None  # no later row is before the start
+        return user_rows.slice(first)
 
 
 class ArrowFanOut(ArrowPoller, FanOut):

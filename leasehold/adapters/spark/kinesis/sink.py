@@ -69,7 +69,7 @@ class KinesisRowWriter:
     """Writes sections with one producer."""
 
     def __init__(self, target: KinesisSinkTarget) -> None:
-        from leasehold.adapters.sources.kinesis.producer.core import Settings  # noqa: PLC0415  it wants boto3
+        from leasehold.adapters.sources.kinesis.producer.core import Settings  # noqa: PLC0415  needs boto3
         from leasehold.adapters.sources.kinesis.producer.producer import Producer, clients_of  # noqa: PLC0415  likewise
         from leasehold.adapters.sources.kinesis.stream_arn import stream_address  # noqa: PLC0415  likewise
         from leasehold.stores.aws import session_of  # noqa: PLC0415  likewise
@@ -104,16 +104,16 @@ class KinesisRowWriter:
             _writers.pop(self._target, None)
             try:
                 self._producer.close(0)
-            except Exception as left:  # noqa: BLE001  the error that ended the write is raised below
-                log.debug("the producer could not be closed: %s", left)
+            except Exception as close_error:  # noqa: BLE001  the error that ended the write is raised below
+                log.debug("the producer could not be closed: %s", close_error)
             if isinstance(fault, ValueError | KeyboardInterrupt | SystemExit):
                 raise
             raise SourceError(f"stream {self._target.stream}: not all rows were written: {said(fault)}") from fault
 
     def _check(self, rows: pa.Table, context: bytes) -> None:
         """Raise ValueError, naming the column, if the stream would reject any of these rows."""
-        # Check all rows before sending any: rows that were sent cannot be removed, and the section without the invalid
-        # row has another edition.
+        # Check all rows before sending any. Rows that were sent cannot be removed, and without the invalid row the
+        # section would have another edition, so they would not be recognized as duplicates.
         try:
             for data, key, hash_key in row_values(_extremes(rows)):
                 self._producer.check(data, key, hash_key, context=context)
@@ -128,14 +128,14 @@ def _extremes(rows: pa.Table) -> pa.Table:
     """
     characters = pc.utf8_length(rows["partitionKey"])
     sizes = pc.add(pc.binary_length(rows["data"]), pc.binary_length(rows["partitionKey"]))
-    longest = [
+    row_indices = [
         pc.index(lengths, extreme(lengths)).as_py()
         for lengths, extreme in ((sizes, pc.max), (characters, pc.max), (characters, pc.min))
     ]
     if rows["explicitHashKey"].null_count < rows.num_rows:
         numbered = pa.table({"key": rows["explicitHashKey"], "row": pa.array(range(rows.num_rows), pa.int64())})
-        longest += numbered.group_by("key").aggregate([("row", "min")])["row_min"].to_pylist()
-    return rows.take(longest)
+        row_indices += numbered.group_by("key").aggregate([("row", "min")])["row_min"].to_pylist()
+    return rows.take(row_indices)
 
 
 def kinesis_sink(opts: OptionReader) -> KinesisSinkTarget:
@@ -144,14 +144,14 @@ def kinesis_sink(opts: OptionReader) -> KinesisSinkTarget:
     opts.reject_renamed(
         {"streamName": "kinesis.streamName", "region": "kinesis.region", "endpoint": "kinesis.endpointUrl"}
     )
-    percent = opts.number("kinesis.sharePercent", 100, maximum=1000) or 100
-    linger = opts.number("kinesis.lingerMs", 100, minimum=0, maximum=60_000) or 0
+    share_percent = opts.number("kinesis.sharePercent", 100, maximum=1000) or 100
+    linger_ms = opts.number("kinesis.lingerMs", 100, minimum=0, maximum=60_000) or 0
     return KinesisSinkTarget(
         stream,
         opts.text("kinesis.region"),
         opts.text("kinesis.endpointUrl"),
         opts.choice("kinesis.wire", "cbor", "json"),
-        percent / 100,
-        linger / 1000,
+        share_percent / 100,
+        linger_ms / 1000,
         (*credentials_of(opts, "kinesis").items(),),
     )

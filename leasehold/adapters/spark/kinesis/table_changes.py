@@ -51,7 +51,7 @@ class DynamoLeased(LeasedSource):
         opts = OptionReader(options)
         table = opts.required("dynamodb.tableName", "name the table, or give its stream's ARN")
         url_options = {"region": opts.text("dynamodb.region"), "endpoint": opts.text("dynamodb.endpointUrl")}
-        interval = opts.number("dynamodb.getRecords.fetchIntervalMs", INTERVAL_MS, minimum=INTERVAL_MS) or 0
+        interval_ms = opts.number("dynamodb.getRecords.fetchIntervalMs", INTERVAL_MS, minimum=INTERVAL_MS) or 0
         rows = opts.number("dynamodb.maxFetchRecordsPerShard", ROWS_PER_SHARD) or 0
         opts.reject(
             {"dynamodb.endingPosition": "a table's stream is read by a query; trigger(availableNow=True) ends it"}
@@ -67,7 +67,7 @@ class DynamoLeased(LeasedSource):
         spec = SourceSpec(
             open=partial(_source, table, {name: value for name, value in url_options.items() if value}),
             columns=columns(),
-            interval_seconds=interval / 1000,
+            interval_seconds=interval_ms / 1000,
             shard_rows=rows,
             rereadable=True,
             stream=f"dynamodb-streams://{table}",
@@ -95,10 +95,10 @@ def _row(shard: str, record: Record) -> dict[str, Any]:
     from leasehold.adapters.sources.dynamodb_streams import canonical_json  # noqa: PLC0415  likewise
 
     event: Mapping[str, Any] = json.loads(record.data)
-    write = event["dynamodb"]
+    change = event["dynamodb"]
 
     def image(name: str) -> str | None:
-        return canonical_json(write[name]) if name in write else None
+        return canonical_json(change[name]) if name in change else None
 
     return {
         "data": record.data,
