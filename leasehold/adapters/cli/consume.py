@@ -101,13 +101,13 @@ def command(
         if events and sys.__stdout__ is None:
             print("leasehold consume: standard output is closed, so no one can read the events", file=sys.stderr)
             raise typer.Exit(CLOSED_STATUS)
-        described = consumption(source, store, chosen_handler, options, dashed)
+        setup = consumption(source, store, chosen_handler, options, dashed)
         if processes < 1:
             raise ValueError(f"--processes: {processes} is not a whole number above 0")
         if processes > 1:
-            raise typer.Exit(_run_supervised(me, store, processes, described))
-        with described.opened() as worker, start_lines(worker, source, store):
-            verdict = described.run(worker, begun=lambda runner: at_end_of_supervisor(runner.stop))
+            raise typer.Exit(_run_supervised(me, store, processes, setup))
+        with setup.opened() as worker, start_lines(worker, source, store):
+            verdict = setup.run(worker, begun=lambda runner: at_end_of_supervisor(runner.stop))
     if verdict is not None:
         summary = f"handled here: {verdict.records} records, and {verdict.shards} of its shards to their end"
         letters_note = f", {verdict.letters} went to the dead letter" if verdict.letters else ""
@@ -128,14 +128,14 @@ def _handler(handler: str | None, me: str, options: Options, *, events: bool) ->
     return EventLines(me, sys.stdout).handling
 
 
-def _run_supervised(me: str, store: str, processes: int, described: Consumption) -> int:
+def _run_supervised(me: str, store: str, processes: int, setup: Consumption) -> int:
     """Run this command as several processes, and return the exit status.
 
     Raises ValueError if they cannot share the leases.
     """
     if store_address(store)[0] == "memory":
         raise ValueError("--processes: they cannot share memory://, which is of one process; sqlite:// would do")
-    if described.cut is not None:
+    if setup.cut is not None:
         raise ValueError("--processes: a slice ends by itself, and they would be started again; start several commands")
     arguments = sys.argv[1:]  # if an option is repeated, the last one counts
     options = arguments.index("--") if "--" in arguments else len(arguments)
@@ -143,5 +143,5 @@ def _run_supervised(me: str, store: str, processes: int, described: Consumption)
     for name in (f"{me}-{number}" for number in range(processes)):
         words = (*arguments[:options], "--worker", name, "--processes", "1", *arguments[options:])
         commands[name] = (sys.executable, "-P", "-c", "from leasehold.adapters.cli import run; run()", *words)
-    final = {2, CLOSED_STATUS} | (set() if described.options["wait"] else {1})
-    return Supervisor(commands, described.options["drain_seconds"], final).run(termination_signals())
+    final = {2, CLOSED_STATUS} | (set() if setup.options["wait"] else {1})
+    return Supervisor(commands, setup.options["drain_seconds"], final).run(termination_signals())

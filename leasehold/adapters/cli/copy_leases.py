@@ -70,10 +70,13 @@ def command(  # noqa: PLR0917  one for each option
         closing(open_store(from_, create=False, write=False)) as source,
         closing(open_store(to, create=create and not dry_run, write=not dry_run)) as target,
     ):
-        chosen = tuple(lease for lease in read_leases(source, "FROM") if lease.key.startswith(strip))
+        selected_leases = tuple(lease for lease in read_leases(source, "FROM") if lease.key.startswith(strip))
         # A backup may be made while a fleet reads. After it is restored, later records are processed again.
         owners_ignored = even_if_read or store_address(to)[0] == "file"
-        leases, watched_leases = rename_prefix(chosen, strip, add, stream), () if owners_ignored else chosen
+        leases, watched_leases = (
+            rename_prefix(selected_leases, strip, add, stream),
+            () if owners_ignored else selected_leases,
+        )
         # Watch the owners in FROM only if there is a lease to write, and in TO only the owners of leases to write.
         stored, counts = read_leases(target, "TO"), target.capabilities.counts_owners
         to_write = [move for move in planned_copies(leases, stored, (), counts=counts) if needs_write(move)]

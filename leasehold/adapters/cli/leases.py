@@ -112,16 +112,16 @@ def table_states(
         source: If given, queried for the lag of leases whose rows do not contain a lag.
         clock: Returns monotonic seconds.
     """
-    watch, shown = TableWatch(store, LEASE_SECONDS, patience(LEASE_SECONDS), source, clock=clock), WatchedTable(())
+    watch, state = TableWatch(store, LEASE_SECONDS, patience(LEASE_SECONDS), source, clock=clock), WatchedTable(())
     while True:
         try:
             table = watch.look()
         except OutcomeUnknown as error:
-            yield evolve(shown, trouble=str(error))
+            yield evolve(state, trouble=str(error))
         else:
-            moves = tuple(SeenMove(table.at, new.key, old.owner, new.owner) for old, new in owner_changes(shown, table))
-            shown = evolve(table, moves=(*moves, *shown.moves)[:MOVES_SHOWN])
-            yield shown
+            moves = tuple(SeenMove(table.at, new.key, old.owner, new.owner) for old, new in owner_changes(state, table))
+            state = evolve(table, moves=(*moves, *state.moves)[:MOVES_SHOWN])
+            yield state
         wait(every)
 
 
@@ -163,7 +163,7 @@ def command(  # noqa: PLR0917  one for each option
 
 def confirmed_states(states: Iterator[WatchedTable]) -> Iterator[WatchedTable]:
     """Yield only the states in which every lease with the status OK has an owner that is known to be alive."""
-    return (shown for shown in states if shown.confirmed or shown.trouble)
+    return (state for state in states if state.confirmed or state.trouble)
 
 
 def known_states(
@@ -173,11 +173,11 @@ def known_states(
 
     Without `watch`, yield every state from the beginning.
     """
-    until = clock() + STEPS * STEP_SECONDS
-    for shown in states:
-        all_known = all(status.word != "UNKNOWN" for status in shown.statuses.values())
-        if not watch or (all_known and not shown.trouble) or clock() >= until:
-            yield shown
+    deadline = clock() + STEPS * STEP_SECONDS
+    for state in states:
+        all_known = all(status.word != "UNKNOWN" for status in state.statuses.values())
+        if not watch or (all_known and not state.trouble) or clock() >= deadline:
+            yield state
 
 
 def can_use_keys() -> bool:

@@ -191,8 +191,8 @@ def wait_until_known(
     pause: Callable[[float], object] = sleep,
 ) -> None:
     """Wait until every owner in FROM has announced that it knows TO (W8). Raises StoreError after `wait_seconds`."""
-    until = monotonic() + wait_seconds
+    deadline = monotonic() + wait_seconds
     while (swap := progress(tables, store, goal_name)).unaware:
-        if any(not is_ours for _, is_ours in swap.unaware) or monotonic() >= until:
+        if any(not is_ours for _, is_ours in swap.unaware) or monotonic() >= deadline:
             raise StoreError(unaware_message(swap.unaware))
         pause(LOOK_SECONDS)

@@ -100,13 +100,13 @@ def _write(watchers: Sequence[TableWatcher], file: Path, every: float) -> None:
     """
     if not file.parent.is_dir() or file.is_dir():
         raise ValueError(f"--once: {file} cannot be written; name a file in a folder that is there")
-    until = time.monotonic() + STEPS * STEP_SECONDS
+    deadline = time.monotonic() + STEPS * STEP_SECONDS
     while True:
         for watcher in watchers:
             watcher.try_look()
-            if watcher.seen.table is None:
-                raise StoreError(f"{watcher.name}: {watcher.seen.trouble}")
-        if time.monotonic() >= until or all(watcher.known for watcher in watchers):
+            if watcher.last_state.table is None:
+                raise StoreError(f"{watcher.name}: {watcher.last_state.trouble}")
+        if time.monotonic() >= deadline or all(watcher.all_known for watcher in watchers):
             break
         time.sleep(every)
     file.write_text(saved_page(watchers), encoding="utf-8")

@@ -123,7 +123,7 @@ def executor_secret(path: str, *, has_secret: bool) -> str:
     return secret
 
 
-def _position(opts: OptionReader, name: str, first: tuple[str, ...]) -> dict[str, Any] | None:
+def _position(opts: OptionReader, name: str, oldest_words: tuple[str, ...]) -> dict[str, Any] | None:
     """Parse a position: a word, or the Azure connector's JSON with an offset ("-1", "@latest") or an enqueuedTime."""
     if not (text := opts.text(name)):
         return None
@@ -136,4 +136,4 @@ def _position(opts: OptionReader, name: str, first: tuple[str, ...]) -> dict[str
         # Other JSON, such as a list or a number, raises different exceptions. Report all of them in the same way.
         except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
             raise ValueError(f"option {name}: not the JSON of a position (offset, enqueuedTime)") from None
-    return parse_start(name, offset, first, ("@LATEST", "LATEST", "END"), timestamp)
+    return parse_start(name, offset, oldest_words, ("@LATEST", "LATEST", "END"), timestamp)

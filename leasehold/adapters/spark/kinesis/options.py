@@ -201,7 +201,7 @@ def _split_by_shard(opts: OptionReader) -> tuple[dict[str, Position], OptionRead
     return starts, OptionReader({name: str(document["default"])} if "default" in document else {})
 
 
-def _position(opts: OptionReader, name: str, first: tuple[str, ...]) -> dict[str, Any] | None:
+def _position(opts: OptionReader, name: str, oldest_words: tuple[str, ...]) -> dict[str, Any] | None:
     """Parse a position: a word, or the JSON of the awslabs connector, {"at_timestamp": time}."""
     text, timestamp = opts.text(name), ""
     word, _, time = text.partition(" ")
@@ -216,7 +216,7 @@ def _position(opts: OptionReader, name: str, first: tuple[str, ...]) -> dict[str
         if other_keys or key.lower() != "at_timestamp":
             raise ValueError(f'option {name}: as JSON it is {{"at_timestamp": time}}')
         timestamp = _milliseconds(name, str(value))
-    return parse_start(name, text, first, ("LATEST",), timestamp) if text else None
+    return parse_start(name, text, oldest_words, ("LATEST",), timestamp) if text else None
 
 
 def _milliseconds(name: str, text: str) -> str:
