@@ -177,8 +177,8 @@ def named(text: str) -> str | None:
     return name if name in SENTINELS else None
 
 
-EARLIEST_MS, LATEST_MS = 10**11, 10**13
-"""The years 1973 and 2286. A number outside this range is probably in another unit."""
+EARLIEST_MS, LATEST_MS, BEYOND_MS = 10**11, 10**13, 253_402_300_800_000
+"""The years 1973, 2286 and 10000. A number outside the first two is probably in another unit."""
 
 
 def checked_time(milliseconds: int, option: str, *, in_seconds: bool = False) -> int:
@@ -196,13 +196,12 @@ def checked_time(milliseconds: int, option: str, *, in_seconds: bool = False) ->
     """
     if milliseconds == 0 or EARLIEST_MS <= milliseconds < LATEST_MS:
         return milliseconds
+    when = format_time(milliseconds) if abs(milliseconds) < BEYOND_MS else "after the year 9999"
     if in_seconds:
-        raise ValueError(
-            f"{option}: {milliseconds // 1000} s since 1970 is {format_time(milliseconds)}; give it in seconds"
-        )
+        raise ValueError(f"{option}: {milliseconds // 1000} s since 1970 is {when}; give it in seconds")
     unit = "seconds" if milliseconds < EARLIEST_MS else "microseconds"
     raise ValueError(
-        f"{option}: {milliseconds} ms since 1970 is {format_time(milliseconds)}; is it in {unit}? "
+        f"{option}: {milliseconds} ms since 1970 is {when}; is it in {unit}? "
         "give milliseconds, or a time such as 2026-11-22T06:00Z"
     )
 

@@ -30,7 +30,7 @@ from typing import Any
 
 from attrs import define, field, frozen
 
-from leasehold.adapters.consumer.attempts import PositionOrder
+from leasehold.adapters.consumer.attempts import PositionKey
 from leasehold.adapters.consumer.handling import Delivery
 from leasehold.adapters.lambda_handlers import FunctionSettings, LambdaFunction, ReportedFailure
 from leasehold.adapters.sources.protocol import Record
@@ -200,7 +200,7 @@ class ParallelFunction(LambdaFunction):
     concurrency: int = field(kw_only=True)
     _processes: list[FunctionProcess] = field(init=False, factory=list)
     # Contains, for each lease whose batch has failed, its fencing number and the records that are not to be repeated.
-    _succeeded: dict[str, tuple[int | None, frozenset[PositionOrder]]] = field(init=False, factory=dict)
+    _succeeded: dict[str, tuple[int | None, frozenset[PositionKey]]] = field(init=False, factory=dict)
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
@@ -209,7 +209,7 @@ class ParallelFunction(LambdaFunction):
 
     def __call__(self, delivery: Delivery) -> None:
         """Call the function for each part. Raises ReportedFailure."""
-        epoch, succeeded = self._succeeded.pop(delivery.lease, (None, frozenset[PositionOrder]()))
+        epoch, succeeded = self._succeeded.pop(delivery.lease, (None, frozenset[PositionKey]()))
         if epoch != delivery.epoch:
             succeeded = frozenset()  # another worker had the lease, and it may have been reset
         parts = dict[FunctionProcess, list[Record]]()

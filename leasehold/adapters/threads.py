@@ -79,7 +79,7 @@ class ThreadScheduler:
 
     def __init__(
         self,
-        clock: Callable[[], float] = seconds,
+        clock: Callable[[], float] = boottime,
         *,
         uniform: Callable[[float, float], float] = random.uniform,
         process_id: str | None = None,

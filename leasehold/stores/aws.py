@@ -19,7 +19,15 @@ from botocore.credentials import (
     CredentialResolver,
     DeferredRefreshableCredentials,
 )
-from botocore.exceptions import EndpointConnectionError, NoCredentialsError, ProfileNotFound
+from botocore.exceptions import (
+    CredentialRetrievalError,
+    EndpointConnectionError,
+    InvalidConfigError,
+    NoCredentialsError,
+    ProfileNotFound,
+    SSOError,
+    TokenRetrievalError,
+)
 from botocore.parsers import ResponseParserError
 
 from leasehold.stores.urls import ROLE
@@ -35,6 +43,19 @@ def region_hint(error: BaseException) -> str:
     """Return a hint for the message of `error` if the region may not exist, or "" otherwise."""
     unreachable = isinstance(error, EndpointConnectionError) and ".amazonaws.com" in str(error)
     return " (is the region right?)" if unreachable else ""
+
+
+RETRIEVAL_ERRORS = (CredentialRetrievalError, InvalidConfigError, SSOError, TokenRetrievalError)
+"""The exceptions for credentials that are configured but cannot be obtained. A login or a restart may help, so a worker
+keeps trying."""
+
+
+def retrieval_fault(error: BaseException) -> str:
+    """Return why credentials could not be obtained, and what to do."""
+    cause = str(error).rstrip(".: ")
+    if not isinstance(error, (SSOError, TokenRetrievalError)):
+        return f"{cause}; check the profile"
+    return cause if "sso login" in cause else f"{cause}; run aws sso login"
 
 
 PARSE_ERRORS = (

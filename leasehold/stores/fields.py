@@ -339,4 +339,4 @@ _CHECKS: Mapping[CellKind, tuple[Callable[[str, Any], Any], Any]] = {
     "flag": (lambda _field, found: bool(found), False),
     "notes": (annotations, ()),
 }
-"""The check for each kind of value, and the default if a row has no value. No store contains values in seconds."""
+"""The check for each kind of value, and the default if a row has no value. Kind "seconds" is never stored."""

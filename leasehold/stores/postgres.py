@@ -331,7 +331,7 @@ class PostgresStore:
     def _prepare(self) -> None:
         """Make sure that the table exists and has our columns."""
         if self._create:
-            # If two workers create the table at the same moment, one of them fails and can use the table.
+            # If two workers create the table at the same moment, one of them gets an error although the table exists.
             with self.connection() as connection, suppress(errors.UniqueViolation, errors.DuplicateTable):
                 if not connection.execute("SELECT to_regclass(%s) AS found", [self._sql.table]).fetchall()[0]["found"]:
                     connection.execute(self._sql.schema)
@@ -470,7 +470,7 @@ class PostgresCells:
     def __init__(self, store: PostgresStore, name_parts: tuple[str, ...], *, create: bool) -> None:
         self._store, self._sql = store, cell_statements(name_parts)
         if create:
-            # If two workers create the table at the same moment, one of them fails and can use the table.
+            # If two workers create the table at the same moment, one of them gets an error although the table exists.
             with store.connection() as connection, suppress(errors.UniqueViolation, errors.DuplicateTable):
                 connection.execute(self._sql.schema)
 

@@ -40,7 +40,7 @@ PAGE_LEASES = 1000
 """The maximum number of leases in a session row of layout `sessions`, for stores whose rows may be large."""
 
 SKEW_SECONDS = 60.0
-"""Warn if the local clock differs from the service's by more than this."""
+"""Log a warning if the local clock and the service's clock differ by more than this."""
 
 log = escaped(logging.getLogger("leasehold.objects"))
 
@@ -245,7 +245,7 @@ def prove(objects: Objects, folder: str) -> None:
 
 
 def _unhonored_condition(objects: Objects, name: str) -> str | None:
-    """Return what is wrong with the service's conditions. If nothing is wrong, delete the object and return None."""
+    """Return a description of the condition that the service does not honor. If there is none, delete the object."""
     first = objects.put_new(name, {"probe": "1"})
     if first is None:
         return "refuses a new object under If-None-Match: *"

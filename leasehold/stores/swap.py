@@ -394,7 +394,7 @@ class SwapStore:
         if was_marked:
             return self._write_after_move(write)
         # Read the direction before the write. If it were read afterwards, another worker could take the lease during
-        # that read although this write returns Done.
+        # that read, and this write would still return Done.
         move_next = isinstance(write, writes.RenewLease | writes.CheckpointLease) and self._current_goal() == 1 - side
         # If an unmarked row has the expected version or owner, it is current, so the other table need not be read.
         table_write = evolve(write, lease=seen)

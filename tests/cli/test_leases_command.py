@@ -41,7 +41,7 @@ LAGS = {
     "s-2": LeaseLag(),
 }
 STATUSES = {
-    "s-0": Status("BEHIND", "12.5 s behind, and all the time further"),
+    "s-0": Status("BEHIND", "12.5 s behind, and falling further"),
     "s-1": Status("OK", "read to the tip"),
     "s-2": Status("ORPHAN", "nobody owns it, for 99 s"),
     "s-3": Status("OK", "read to its end"),
@@ -49,7 +49,7 @@ STATUSES = {
 }
 WRONG = [
     "ORPHAN s-2: nobody owns it, for 99 s",
-    "BEHIND s-0: 12.5 s behind, and all the time further",
+    "BEHIND s-0: 12.5 s behind, and falling further",
     "UNKNOWN s-4: west tells nothing",
 ]
 LEASES = (
@@ -146,6 +146,14 @@ def test_faults_stand_below_the_table() -> None:
         "[red]s-9 cannot be read: checkpoint: is missing",
         "the line is down; trying again",
     ]
+
+
+def test_a_table_without_leases_has_a_status_and_a_sentence() -> None:
+    """`--check` ends with status 3 on such a table, so the sentence for it is shown, too."""
+    assert below(WatchedTable(())) == (
+        "0 leases, 0 finished, 0 without an owner; 0 workers; UNKNOWN",
+        ("UNKNOWN: the table has no leases",),
+    )
 
 
 def test_a_lag_that_is_a_lower_bound_is_marked() -> None:
@@ -320,11 +328,12 @@ def test_a_store_that_cannot_be_read_is_said_in_one_line(tmp_path: Path, url: st
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_identity_that_is_not_found_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page of azure-identity's attempts does not come before the line that says what to do."""
-    monkeypatch.setattr(logging.getLogger("azure.identity"), "level", logging.NOTSET)
+@pytest.mark.parametrize("library", ["azure.identity", "botocore.credentials", "botocore.tokens"])
+def test_an_identity_that_is_not_found_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch, library: str) -> None:
+    """A page of the SDK's attempts does not come before the line that says what to do."""
+    monkeypatch.setattr(logging.getLogger(library), "level", logging.NOTSET)
     CliRunner().invoke(main, ["simulate", "--help"])
-    assert not logging.getLogger("azure.identity._credentials.chained").isEnabledFor(logging.WARNING)
+    assert not logging.getLogger(f"{library}.part").isEnabledFor(logging.WARNING)
 
 
 def told(seconds_ago: float, **more: object) -> tuple[tuple[str, str], ...]:
@@ -339,7 +348,7 @@ def told(seconds_ago: float, **more: object) -> tuple[tuple[str, str], ...]:
     [
         (1.0, {}, 0, "; OK\n"),
         (None, {}, 3, "UNKNOWN s-0: ann tells nothing of its reading: watch it (--watch)\n"),
-        (1.0, {"grows": True, "behind": 7.0, "end": False}, 4, "BEHIND s-0: 7.0 s behind, and all the time further"),
+        (1.0, {"grows": True, "behind": 7.0, "end": False}, 4, "BEHIND s-0: 7.0 s behind, and falling further"),
         (1.0, {"done": 1.0, "fault": "throttled"}, 5, " s: throttled\n"),
         (1.0, {"done": 1.0, "work": 1.0}, 6, "HUNG s-0: its handler has been at work for "),
         (1.0, {"done": 1.0}, 7, "UNREAD s-0: ann owns it, and has not read it for "),

@@ -171,7 +171,7 @@ def test_properties_that_are_taken() -> None:
         ),
         (
             {"initialPositionInStreamExtended": "1700000000000"},
-            "initialPositionInStreamExtended: 1700000000000 s since 1970 is *; give it in seconds",
+            "initialPositionInStreamExtended: 1700000000000 s since 1970 is after the year 9999; give it in seconds",
         ),
         (
             {"initialPositionInStreamExtended": "28333333"},

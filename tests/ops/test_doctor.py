@@ -209,6 +209,12 @@ def test_the_whole_sentence_on_a_table_is_right(listing: Listing, finding: Findi
     assert compare_with_stream(listing, SHARDS, lambda _lease: True) == (finding,)
 
 
+@pytest.mark.parametrize(("seconds", "state"), [(300, "ok"), (301, "wrong"), (10_000, "wrong")])
+def test_leases_whose_length_is_probably_in_milliseconds_are_wrong(seconds: float, state: str) -> None:
+    found = gap_finding(Config(lease_seconds=seconds))
+    assert (found.state, "in milliseconds as in the KCL" in found.todo) == (state, state == "wrong")
+
+
 def test_the_whole_sentence_on_time_and_money_is_right() -> None:
     """The numbers come late in the sentence, where no other test looks."""
     gap = "a shard is unread for at most 15.5 s after its worker crashed: 10.5 s until the lease expires, 5 s"

@@ -15,14 +15,18 @@ WRITES = ("PutItem", "UpdateItem", "DeleteItem")
 HOP = frozenset({"connection", "content-length", "date", "server", "transfer-encoding"})
 SLOW_SECONDS, DRIP_SECONDS = 7.0, 1.0
 REFUSALS = {"throttled": "ProvisionedThroughputExceededException", "refused": "AccessDeniedException"}
-FORBIDDEN = b'<?xml version="1.0"?><Error><Code>AccessDenied</Code><Message>so the test wants it</Message></Error>'
+OBJECT_FAULTS = {
+    "refused": (403, "AccessDenied", "AuthorizationFailure"),
+    "throttled": (503, "SlowDown", "ServerBusy"),
+}
+"""The status of a service of objects, and the codes of S3 and of Azure."""
 
 
 class FaultyLine:
     """Passes requests on, unless `how` names a fault.
 
     It is one of silent, mute (requests arrive and responses do not), slow, dripping, throttled, refused, unwritable
-    (writes to DynamoDB are refused), or cut.
+    (writes are refused, and reads are not), or cut.
 
     url  where it listens
     """
@@ -64,6 +68,9 @@ class _Server(ThreadingHTTPServer):
     daemon_threads, block_on_close = True, False
     line: FaultyLine
 
+    def handle_error(self, *_: object) -> None:
+        """Nothing: clients that are killed leave their connections open."""
+
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
@@ -76,6 +83,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer()
 
     def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_PATCH(self) -> None:
         self._answer()
 
     def do_PUT(self) -> None:
@@ -98,14 +108,11 @@ class _Handler(BaseHTTPRequestHandler):
             case "cut":
                 self.close_connection = True
                 return
-            case "refused" if self.command != "POST":
-                self._send(403, FORBIDDEN, {"Content-Type": "application/xml", "x-ms-error-code": "AccessDenied"})
-                return
-            case "unwritable" if self.headers.get("X-Amz-Target", "").endswith(WRITES):
-                self._send(400, self._refusal(REFUSALS["refused"]), {"Content-Type": self.headers["Content-Type"]})
-                return
             case "throttled" | "refused":
-                self._send(400, self._refusal(REFUSALS[line.how]), {"Content-Type": self.headers["Content-Type"]})
+                self._refuse(line.how)
+                return
+            case "unwritable" if self._writes():
+                self._refuse("refused")
                 return
         to = urlsplit(line.to)
         connection = HTTPConnection(to.hostname or HOST, to.port, timeout=30)
@@ -117,6 +124,18 @@ class _Handler(BaseHTTPRequestHandler):
             if line.how == "mute":
                 line.wait()
             self._send(answer.status, content, dict(answer.getheaders()), answer.headers["Content-Length"])
+
+    def _writes(self) -> bool:
+        target = self.headers.get("X-Amz-Target")
+        return self.command not in {"GET", "HEAD"} if target is None else target.endswith(WRITES)
+
+    def _refuse(self, how: str) -> None:
+        if "X-Amz-Target" in self.headers:
+            self._send(400, self._refusal(REFUSALS[how]), {"Content-Type": self.headers["Content-Type"]})
+            return
+        status, code, azure = OBJECT_FAULTS[how]
+        text = f'<?xml version="1.0"?><Error><Code>{code}</Code><Message>so the test wants it</Message></Error>'
+        self._send(status, text.encode(), {"Content-Type": "application/xml", "x-ms-error-code": azure})
 
     def _refusal(self, code: str) -> bytes:
         told = {"__type": code, "message": "so the test wants it"}

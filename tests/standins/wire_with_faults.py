@@ -1,4 +1,4 @@
-"""A TCP connection to a local service of any protocol that can fall silent, go mute or drip, and be well again."""
+"""A TCP connection to a local service of any protocol that can have faults, and be well again."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -9,22 +9,25 @@ from threading import Condition, Thread
 
 from leasehold_lab.standins.node import HOST
 
-DRIP_SECONDS, CONNECT_SECONDS, BYTES = 1.0, 10.0, 65_536
+SLOW_SECONDS, DRIP_SECONDS, CONNECT_SECONDS, BYTES = 7.0, 1.0, 10.0, 65_536
 
 
 class FaultyWire:
-    """Passes bytes on, unless `how` names a fault: silent, or mute and dripping, which delay what the service sends.
+    """Passes bytes on, unless `how` names a fault.
+
+    It is one of silent, cut (connections are closed), or mute, slow and dripping, which delay what the service sends.
 
     Args:
         port: The port of the service.
+        slow_seconds: How long a slow wire keeps each part of a response.
 
     Attributes:
         port: Where the wire listens.
         how: The fault, or "".
     """
 
-    def __init__(self, port: int) -> None:
-        self._to, self.how = port, ""
+    def __init__(self, port: int, slow_seconds: float) -> None:
+        self._to, self._slow_seconds, self.how = port, slow_seconds, ""
         self._changed, self._open = Condition(), set[socket]()
         self._listening = create_server((HOST, 0))
         self.port: int = self._listening.getsockname()[1]
@@ -34,12 +37,17 @@ class FaultyWire:
         with self._changed:
             self.how = how
             self._changed.notify_all()
+        if how == "cut":
+            self._cut()
 
     def serve(self) -> None:
         """Accept connections until `close` is called."""
         with suppress(OSError):
             while True:
                 client, _ = self._listening.accept()
+                if self.how == "cut":
+                    client.close()
+                    continue
                 with suppress(OSError):
                     server = create_connection((HOST, self._to), CONNECT_SECONDS)
                     server.settimeout(None)
@@ -49,16 +57,21 @@ class FaultyWire:
 
     def close(self) -> None:
         """End all connections."""
-        for connection in (self._listening, *self._open):
-            with suppress(OSError):
-                connection.shutdown(SHUT_RDWR)
-            connection.close()
+        _close(self._listening)
+        self._cut()
         self.set("")
+
+    def _cut(self) -> None:
+        connections, self._open = self._open, set()
+        for connection in connections:
+            _close(connection)
 
     def _pass_on(self, sender: socket, receiver: socket, *, answers: bool) -> None:
         with suppress(OSError):
             while data := sender.recv(BYTES):
                 with self._changed:
+                    if answers and self.how == "slow":
+                        self._changed.wait_for(lambda: self.how != "slow", self._slow_seconds)
                     self._changed.wait_for(lambda: self.how != "silent" and not (answers and self.how == "mute"))
                 while answers and data and self.how == "dripping":
                     receiver.sendall(data[:1])
@@ -68,14 +81,20 @@ class FaultyWire:
             receiver.shutdown(SHUT_WR)
 
 
+def _close(connection: socket) -> None:
+    with suppress(OSError):
+        connection.shutdown(SHUT_RDWR)
+    connection.close()
+
+
 def _begin(work: Callable[[], None]) -> None:
     Thread(target=work, daemon=True).start()
 
 
 @contextmanager
-def faulty_wire(port: int) -> Iterator[FaultyWire]:
+def faulty_wire(port: int, slow_seconds: float = SLOW_SECONDS) -> Iterator[FaultyWire]:
     """Serve a wire to this local port until the block ends."""
-    wire = FaultyWire(port)
+    wire = FaultyWire(port, slow_seconds)
     _begin(wire.serve)
     try:
         yield wire

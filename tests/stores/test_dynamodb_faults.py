@@ -11,7 +11,7 @@ from attrs import define
 from boto3 import Session
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 from botocore.compat import HTTPHeaders
-from botocore.exceptions import NoCredentialsError, ReadTimeoutError
+from botocore.exceptions import NoCredentialsError, ReadTimeoutError, SSOTokenLoadError
 from botocore.httpsession import URLLib3Session
 from types_boto3_dynamodb import DynamoDBClient
 
@@ -266,6 +266,13 @@ def test_an_endpoint_that_is_not_there_is_an_unknown_outcome(line: Line, session
     line.answers = [TIMEOUT] * 3
     with pytest.raises(OutcomeUnknown):
         DynamoStore("leases", endpoint="http://127.0.0.1:9", session=session)
+
+
+def test_a_login_that_is_over_is_named_and_asked_for_again(store: DynamoStore, line: Line, table: str) -> None:
+    """A worker goes on after somebody has logged in."""
+    line.answers = [SSOTokenLoadError(error_msg="none")] * 3
+    with pytest.raises(OutcomeUnknown, match=f"^{table}: no credentials of AWS: .*; run aws sso login$"):
+        store.list()
 
 
 def test_a_region_that_is_set_nowhere_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,13 @@ from threading import Barrier
 from typing import Any
 
 import pytest
-from botocore.exceptions import ClientError, EndpointConnectionError, FlexibleChecksumError, NoCredentialsError
+from botocore.exceptions import (
+    ClientError,
+    EndpointConnectionError,
+    FlexibleChecksumError,
+    NoCredentialsError,
+    SSOTokenLoadError,
+)
 from object_stores import try_conditions
 from s3_memory import BEGAN, S3Bucket, S3Memory, refusal
 
@@ -123,6 +129,9 @@ def test_a_service_that_cannot_be_reached_is_an_unknown_outcome(
     with pytest.raises(StoreError, match=r"^bucket 'leases': no credentials of AWS: .* a role$") as no:
         asked(objects, operation)
     assert not isinstance(no.value, OutcomeUnknown)
+    bucket.faults = {operation: [SSOTokenLoadError(error_msg="none")]}
+    with pytest.raises(OutcomeUnknown, match=r"^bucket 'leases': no credentials of AWS: .*; run aws sso login$"):
+        asked(objects, operation)
 
 
 @pytest.mark.parametrize("said", [{}, {"Error": {}}])

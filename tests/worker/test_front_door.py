@@ -137,6 +137,10 @@ def test_each_option_says_what_it_does_and_what_happens_without_it(table: type) 
         ({"if_recreated": "NOW"}, "if_recreated: 'NOW' is neither TRIM_HORIZON nor LATEST"),
         ({"dead_letter": ORDERS}, "dead_letter: it is the stream that is read"),
         ({"initial_position": at_timestamp(1_700_000_000)}, "initial_position: 1700000000 ms since 1970 is 1970-01-20"),
+        (
+            {"initial_position": at_timestamp(1_700_000_000_000_000)},
+            "initial_position: 1700000000000000 ms since 1970 is after the year 9999; is it in microseconds?",
+        ),
         ({"lease_seconds": 0.5}, "lease_seconds: 0.5 s is less than 1 s"),
         ({"concurrency": 2}, "concurrency: only an `async def` handler"),
         ({"leases": "redis://x"}, "store URL: unknown scheme 'redis'"),

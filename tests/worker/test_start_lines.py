@@ -9,6 +9,7 @@ from virtual_fleet import FaultyStore
 
 from leasehold.adapters.cli.common.start_lines import start_lines
 from leasehold.adapters.threads import ThreadScheduler
+from leasehold.adapters.worker.annotations import PROCESS
 from leasehold.adapters.worker.scheduler import Unread
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
@@ -30,10 +31,12 @@ def test_a_worker_on_a_terminal_says_what_it_takes_and_why(monkeypatch: pytest.M
     out = Terminal() if terminal else io.StringIO()
     monkeypatch.setattr(sys, "stderr", out)
     now = [0.0]
-    store, source = FaultyStore(), ListSource(even_shards(("s-0", "s-1")))
-    for number in (0, 1):
+    store, source = FaultyStore(), ListSource(even_shards(("s-0", "s-1", "s-2", "s-3")))
+    for number in range(4):
         store.write(CreateLease(Lease(f"s-{number}", shard=f"s-{number}", checkpoint=TRIM_HORIZON)))
     store.write(ClaimLease(store.get(["s-1"])[0], "former"))
+    store.write(ClaimLease(store.get(["s-2"])[0], "ann", ((PROCESS, "p-1/bob"),)))
+    store.write(ClaimLease(store.get(["s-3"])[0], "ann", ((PROCESS, "p-0/ann"),)))
     config = Config(lease_seconds=10.0)
     worker = Worker(
         store=store,
@@ -59,5 +62,7 @@ def test_a_worker_on_a_terminal_says_what_it_takes_and_why(monkeypatch: pytest.M
     taken = {line.split()[1].rstrip(":"): line for line in lines[2:-1]}
     assert "no worker had it (M" in taken["s-0"]
     assert "former stopped renewing it (M" in taken["s-1"]
-    assert taken["s-1"].endswith("2 shards are open")
+    assert "bob handed it off (H4)" in taken["s-2"]
+    assert "process p-0 of this worker held it (H4)" in taken["s-3"]
+    assert taken["s-1"].endswith("4 shards are open")
     assert lines[-1] == "ann ended"

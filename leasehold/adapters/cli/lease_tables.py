@@ -66,7 +66,7 @@ def totals_and_problems(table: WatchedTable) -> tuple[str, tuple[str, ...]]:
     unowned = len(owned.get(None, ()))
     total = f"{len(table.leases)} leases, {len(table.leases) - len(working)} finished, {unowned} without an owner"
     total += f"; {len(owned.keys() - {None})} workers" + _lag_text(lag)
-    total += f"; {table.status.word}" if table.statuses or table.trouble or table.left else ""
+    total += f"; {table.status.word}" if table.statuses or not table.leases else ""
     # Group the leases that are not OK by status, with the worst status first.
     keys_by_status: dict[Status, list[str]] = {}
     for key, status in sorted(table.statuses.items()):
@@ -79,6 +79,8 @@ def totals_and_problems(table: WatchedTable) -> tuple[str, tuple[str, ...]]:
         problems[SENTENCES_MAX:] = [f"and {len(problems) - SENTENCES_MAX} more sentences: --json has all"]
     problems += [f"{row.key} cannot be read: {row.field}: {row.why}" for row in table.malformed]
     problems += reported(table.leases)
+    if not (table.leases or table.trouble or table.swapping):
+        problems += [f"{table.status.word}: {table.status.says}"]
     if table.swap is None:
         problems += table.swapping
     else:

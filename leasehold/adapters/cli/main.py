@@ -154,8 +154,9 @@ def leasehold(
     ] = False,
 ) -> None:
     """Share the shards of a stream among a fleet of workers, with nothing between them but a lease table."""
-    # azure-identity logs a page of text for each token that it cannot get. The command prints one line instead.
-    logging.getLogger("azure.identity").setLevel(logging.CRITICAL)
+    # These log a page for each token that they cannot get. The command prints one line instead.
+    for library in ("azure.identity", "botocore.credentials", "botocore.tokens"):
+        logging.getLogger(library).setLevel(logging.CRITICAL)
 
 
 _HEADINGS = {name: heading for heading, names in GROUPS.items() for name in names}

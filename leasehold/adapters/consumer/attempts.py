@@ -26,7 +26,7 @@ from leasehold.stores.printable import escaped
 
 log = escaped(logging.getLogger("leasehold.reading"))
 
-PositionOrder = tuple[int, int, int]
+PositionKey = tuple[int, int, int]
 
 
 @frozen
@@ -62,7 +62,7 @@ class FailedPart:
         attempts: How often the records have been dispatched.
     """
 
-    end: PositionOrder
+    end: PositionKey
     attempts: int
 
 
@@ -81,7 +81,7 @@ class Attempts:
         self._handling, self._holding = handling, holding
         self._backoff = Backoff(handling.least_wait_seconds, handling.most_wait_seconds, uniform)
         self._failed_parts: list[FailedPart] = []  # each a part of the previous one; the last is dispatched next
-        self._done_to: PositionOrder | None = None
+        self._done_to: PositionKey | None = None
         self.failing = False
 
     def next_piece(self, batch: Batch) -> Delivery:
@@ -158,6 +158,6 @@ class Attempts:
             self.failing = bool(self._failed_parts)
 
 
-def _count_up_to(records: Sequence[Record], end: PositionOrder) -> int:
+def _count_up_to(records: Sequence[Record], end: PositionKey) -> int:
     """Return the number of records up to and including `end`; the records must be in order."""
     return bisect_right(records, end, key=lambda record: record.position.order)

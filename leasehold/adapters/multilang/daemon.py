@@ -23,7 +23,7 @@ from typing import Any, Self
 
 from botocore.exceptions import ClientError
 
-from leasehold.adapters.consumer.attempts import PositionOrder
+from leasehold.adapters.consumer.attempts import PositionKey
 from leasehold.adapters.consumer.handling import DeadLetter, Delivery, FinalCheckpoint, Handling, Happening
 from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.multilang.children import ChildFault, ChildNotStarted, Children
@@ -53,11 +53,11 @@ class RecordSearch:
 
     def __init__(self, attempts: int) -> None:
         self._attempts, self._faults = attempts, 0
-        self._failed_at: PositionOrder = (0, 0, 0)
-        self._suspects: tuple[PositionOrder, PositionOrder] | None = None  # the first and the last one
-        self._dead_lettered = set[PositionOrder]()
+        self._failed_at: PositionKey = (0, 0, 0)
+        self._suspects: tuple[PositionKey, PositionKey] | None = None  # the first and the last one
+        self._dead_lettered = set[PositionKey]()
 
-    def parts(self, records: Sequence[Record], checkpoint: PositionOrder) -> list[Sequence[Record]]:
+    def parts(self, records: Sequence[Record], checkpoint: PositionKey) -> list[Sequence[Record]]:
         """Split records into messages, in order, leaving out those that were dead-lettered."""
         self._dead_lettered = {order for order in self._dead_lettered if order > checkpoint}
         remaining = [record for record in records if record.position.order not in self._dead_lettered]

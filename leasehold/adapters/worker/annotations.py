@@ -96,3 +96,10 @@ class Identity:
         """
         process, _, worker = (lease.annotation(PROCESS) or "").partition("/")
         return process if worker == self.worker and process != self.process else None
+
+    def why_ours(self, lease: Lease) -> str:
+        """Return why the row of this lease names our worker, to be logged once the lease is taken up."""
+        process, _, worker = (lease.annotation(PROCESS) or "").partition("/")
+        if worker not in {"", self.worker}:
+            return f"{worker} handed it off"
+        return f"process {process} of this worker held it" if process not in {"", self.process} else "it was ours"

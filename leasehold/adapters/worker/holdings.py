@@ -30,6 +30,8 @@ from leasehold.stores.protocol import Done, Store
 from leasehold.stores.writes import ClaimLease
 
 log = escaped(logging.getLogger("leasehold.holdings"))
+taken_log = escaped(logging.getLogger("leasehold.worker"))
+"""The logger of every lease that is taken, by whatever way."""
 
 
 class Holdings:
@@ -261,6 +263,8 @@ class Holdings:
         self.note_response()
         if isinstance(outcome, Done):
             self.hold(outcome.lease, begun, self._identity.predecessor(lease))
+            why = {"taken": self._identity.why_ours(lease), "lease": lease.key, "rule": "H4", "outcome": "done"}
+            taken_log.info("lease %s taken up: %s", lease.key, why["taken"], extra=why)
             return None
         return outcome.lease
 

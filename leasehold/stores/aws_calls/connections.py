@@ -3,8 +3,8 @@
 1. A connection is kept if its last response was complete and had no header `Connection: close`. The most recently used
    connection is used first, so there are no more connections than concurrent requests.
 2. A kept connection is checked before it is used, and dropped if the service has closed it.
-3. If a kept connection nevertheless ends before the first byte of the response, the request is repeated if it is safe
-   to repeat. This module repeats nothing else.
+3. If a kept connection ends before the first byte of the response, the request is repeated, provided that it is safe to
+   repeat. This module repeats no other requests.
 4. A response with a Content-Length is read into one buffer of that length. The standard library reads all others.
 5. A response must be complete before its deadline (`leasehold.stores.deadlines`).
 """
@@ -136,7 +136,7 @@ class KeptConnections:
                 connection = self._idle.pop()
             except IndexError:
                 return None
-            # An idle connection that is readable was closed or has unexpected data. TLS may have read such data
+            # If an idle connection is readable, it was closed or has unexpected data. TLS may have read such data
             # already.
             has_unexpected_data = isinstance(connection, ssl.SSLSocket) and connection.pending()
             if not has_unexpected_data and not wait_for_read(connection, 0.0):

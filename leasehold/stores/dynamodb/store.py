@@ -51,7 +51,14 @@ from tenacity import (
 
 from leasehold.balancer.model import Lease
 from leasehold.errors import NotWritten, OutcomeUnknown, StoreError
-from leasehold.stores.aws import CREDENTIALS_FROM, PARSE_ERRORS, region_hint, session_of
+from leasehold.stores.aws import (
+    CREDENTIALS_FROM,
+    PARSE_ERRORS,
+    RETRIEVAL_ERRORS,
+    region_hint,
+    retrieval_fault,
+    session_of,
+)
 from leasehold.stores.aws_calls.pages import UnparsedRows, page_of
 from leasehold.stores.deadlines import bound_client
 from leasehold.stores.dynamodb.cells import CELL, DynamoCells, items_of
@@ -187,7 +194,7 @@ def connect(
 
 @contextmanager
 def translate_errors(table: str, *, writing: bool = False) -> Iterator[None]:
-    """Turn errors of boto3 into OutcomeUnknown, or StoreError if retrying cannot help.
+    """Turn errors of boto3 into OutcomeUnknown, or into StoreError if a retry cannot help.
 
     If `writing`, a throttled request raises NotWritten, because the service has rejected it without doing anything.
     """
@@ -205,6 +212,8 @@ def translate_errors(table: str, *, writing: bool = False) -> Iterator[None]:
         raise StoreError(f"{table}: no region is set; add ?region=… to the URL, or set AWS_REGION") from error
     except (NoCredentialsError, PartialCredentialsError) as error:
         raise StoreError(f"{table}: no credentials of AWS: {CREDENTIALS_FROM}") from error
+    except RETRIEVAL_ERRORS as error:
+        raise OutcomeUnknown(f"{table}: no credentials of AWS: {retrieval_fault(error)}") from error
     except ParamValidationError as error:
         raise StoreError(f"{table}: {error}") from error
     except BotoCoreError as error:

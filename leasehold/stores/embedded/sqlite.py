@@ -353,7 +353,7 @@ _CELLS = "SELECT name, version, fields FROM cells"
 
 
 def cell_of(row: Row | Mapping[str, Any]) -> Stored:
-    """Parse a stored row. If its fields are invalid, the result has no fields, so a missing one is reported later."""
+    """Parse a stored row. If its fields are invalid, return it without fields, so that a missing one is reported."""
     try:
         fields = json.loads(row["fields"])
     except ValueError:

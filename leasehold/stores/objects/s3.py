@@ -27,7 +27,7 @@ from botocore.parsers import ResponseParserError
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
 from leasehold.errors import OutcomeUnknown, StoreError
-from leasehold.stores.aws import CREDENTIALS_FROM, region_hint, session_of
+from leasehold.stores.aws import CREDENTIALS_FROM, RETRIEVAL_ERRORS, region_hint, retrieval_fault, session_of
 from leasehold.stores.deadlines import bound_client
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore
@@ -256,6 +256,8 @@ class S3Objects:
             raise StoreError(f"{where}: the service refused: {_code(error)} (HTTP {status}){hint}") from error
         except (NoCredentialsError, PartialCredentialsError) as fault:
             raise StoreError(f"{where}: no credentials of AWS: {CREDENTIALS_FROM}") from fault
+        except RETRIEVAL_ERRORS as fault:
+            raise OutcomeUnknown(f"{where}: no credentials of AWS: {retrieval_fault(fault)}") from fault
         except NoRegionError as fault:
             raise StoreError(f"{where}: no region is set; add ?region=… to the URL, or set AWS_REGION") from fault
         except (ProfileNotFound, ParamValidationError) as fault:

@@ -5,8 +5,8 @@ for the leases that were written together in the previous round. A ticket that i
 together with all tickets that wait (G2).
 
 1. A group write replaces the row that was last written or read here, and never creates a row (G3).
-2. If a write is rejected or its response is lost, the page is read before it is written again. That read shows what is
-   stored, and the next write makes any write still under way fail (G8).
+2. If a write is rejected or its response is lost, the page is read before it is written again. That read returns the
+   stored page, and the next write makes every pending write fail (G8).
 3. A ticket is evaluated when it is written, based on the page and the row of the lease at that moment.
 4. An entry is removed from the page only after the row of its lease was read with a later epoch (G5).
 """
@@ -97,7 +97,7 @@ class Tickets(Protocol):
 
 
 class SyncPrimitives(Protocol):
-    """The clock, locks and queues of a scheduler, such as threads. A store uses them to wait."""
+    """The clock, locks and queues with which a store waits. They belong to a scheduler, such as Python's threads."""
 
     def clock(self) -> float:
         """Return monotonic seconds."""

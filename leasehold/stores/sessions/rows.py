@@ -2,8 +2,8 @@
 
 The row of a lease contains its owner, and its checkpoint at the time when that owner took the lease. The session row of
 the owner shows that the owner is alive, and contains the current checkpoint of each of its leases. A third row, the
-session's remarks, contains annotations and throughput. No decision depends on the remarks. As part of the session row,
-they would make every group write longer.
+session's remarks, contains annotations and throughput. No decision depends on the remarks. If they were part of the
+session row, every group write would be longer.
 
 1. An entry of a session counts for a lease only if it has the epoch of the lease's row (G6).
 2. If the owner of a lease was stopped, the lease has no owner (G4). Its version no longer changes, and its checkpoint
@@ -47,7 +47,7 @@ from leasehold.stores.requests import (
 )
 
 LEASES, SESSIONS, REMARKS = "lease/", "session/", "told/"
-"""The prefixes of the three kinds of rows. They follow the prefix of the table in the key."""
+"""The prefixes of the three kinds of rows. In a row's key, they follow the prefix of the table."""
 
 _NAMES = {row_field.name: row_field.object for row_field in FIELDS}
 _FIELDS = tuple(row_field for row_field in FIELDS if row_field.object and row_field.name != "annotations")

@@ -58,7 +58,7 @@ IDLE_SECONDS = 3600.0
 """After this many seconds, a worker that lists the table ends an unchanged session that no lease names (G11)."""
 
 _TOUCHES = 4
-"""The maximum number of attempts to touch a session. If all fail, the owner finds the request in the lease's row."""
+"""The maximum number of attempts to touch a session. If all fail, the owner notices the request in the lease's row."""
 
 
 class SessionStore:
@@ -394,7 +394,7 @@ class SessionStore:
         return Done(join_lease(row, page.session, page.remarks).lease)
 
     def _accept(self, joined_lease: JoinedLease, after: Lease, page: Page, seen: Lease) -> Outcome | None:
-        """Accept a lease whose row names our session. Until this group write, the giver may take it back (G7)."""
+        """Accept a lease whose row names our session. Before this group write, the giver may take it back (G7)."""
         self._cache_row(joined_lease.row)
         count = epoch_and_count(seen.version)[1]
 
@@ -585,7 +585,7 @@ class SessionStore:
     # Ended sessions
 
     def _sweep(self, sessions: Mapping[str, Session], rows: Collection[LeaseRow | Malformed]) -> None:
-        """Delete the sessions that had ended before these rows were read and that none of the rows names (G11)."""
+        """Delete the sessions that ended before these rows were read and that no row names (G11)."""
         now = self._sync.clock()
         referenced = {
             session_id for row in rows if isinstance(row, LeaseRow) for session_id in (row.session, row.next_owners)

@@ -9,7 +9,16 @@ import boto3
 import pytest
 from aggregates import keys, record, sealed
 from attrs import evolve
-from botocore.exceptions import ClientError, ConnectionClosedError, NoCredentialsError, ReadTimeoutError
+from botocore.exceptions import (
+    ClientError,
+    ConnectionClosedError,
+    CredentialRetrievalError,
+    NoCredentialsError,
+    ReadTimeoutError,
+    SSOTokenLoadError,
+    TokenRetrievalError,
+    UnauthorizedSSOTokenError,
+)
 from botocore.stub import Stubber
 
 from leasehold.adapters.sources.call_timeouts import Backoff
@@ -416,6 +425,29 @@ def test_the_right_to_a_streams_key_is_named(asked: str, says: str) -> None:
 def test_missing_credentials_are_said_in_a_sentence() -> None:
     with pytest.raises(SourceError, match="no credentials for stream 'orders'"), translate_errors("orders"):
         raise NoCredentialsError
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        (SSOTokenLoadError(error_msg="no token"), "Error loading SSO Token: no token; run aws sso login"),
+        (
+            TokenRetrievalError(provider="sso", error_msg="expired"),
+            "Error when retrieving token from sso: expired; run aws sso login",
+        ),
+        (UnauthorizedSSOTokenError(), "run aws sso login with the corresponding profile"),
+        (
+            CredentialRetrievalError(provider="custom-process", error_msg=""),
+            "Error when retrieving credentials from custom-process; check the profile",
+        ),
+    ],
+)
+def test_credentials_that_cannot_be_obtained_are_named_and_asked_for_again(fault: Exception, says: str) -> None:
+    """A worker goes on after somebody has logged in, and until then does not blame the network."""
+    with pytest.raises(SourceUnavailable) as caught, translate_errors("orders"):
+        raise fault
+    assert str(caught.value).startswith("no credentials for stream 'orders': ")
+    assert str(caught.value).endswith(says)
 
 
 def listed(name: str, *parents: str, closed: bool = False) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 from attrs import Factory, define, evolve, frozen
 
 from leasehold.adapters.consumer.runner import RENEWERS_MOST
+from leasehold.adapters.inputs import SETTING_LIMITS
 from leasehold.adapters.ops.doctor.attempts import (
     Finding,
     RightsTrial,
@@ -122,8 +123,13 @@ def gap_finding(config: Config) -> Finding:
         f"{config.rules.expires_above(config.lease_seconds):g} s until the lease expires, {config.cycle_seconds:g} s"
     )
     remark = ", mostly sooner by the lookout" if config.rules.keeps_lookout else ""
+    usual = SETTING_LIMITS["lease_seconds"].usual
+    long = config.lease_seconds > usual
     return Finding(
-        "gap", "ok", f"{sentence}: {parts} until the next look{remark}; longer while the store does not answer"
+        "gap",
+        "wrong" if long else "ok",
+        f"{sentence}: {parts} until the next look{remark}; longer while the store does not answer",
+        f"lease_seconds is in seconds, not in milliseconds as in the KCL; set it to {usual:g} or less" if long else "",
     )
 
 

@@ -20,7 +20,7 @@ from botocore.exceptions import (
 
 from leasehold.adapters.sources.protocol import TransientRejection
 from leasehold.errors import SourceError, SourceUnavailable
-from leasehold.stores.aws import CREDENTIALS_FROM, PARSE_ERRORS, region_hint
+from leasehold.stores.aws import CREDENTIALS_FROM, PARSE_ERRORS, RETRIEVAL_ERRORS, region_hint, retrieval_fault
 from leasehold.stores.printable import said
 
 
@@ -90,6 +90,8 @@ def translate_errors(stream: str, service: AwsService = KINESIS) -> Iterator[Non
         raise _translate(error, stream, service) from error
     except (NoCredentialsError, PartialCredentialsError) as error:
         raise SourceError(f"no credentials for stream {stream!r}: {CREDENTIALS_FROM}") from error
+    except RETRIEVAL_ERRORS as error:
+        raise SourceUnavailable(f"no credentials for stream {stream!r}: {retrieval_fault(error)}") from error
     except NoRegionError as error:
         raise SourceError(
             f"no region for stream {stream!r}: add ?region=… to the URL or set AWS_DEFAULT_REGION"
