@@ -150,7 +150,7 @@ def test_faults_stand_below_the_table() -> None:
 
 def test_a_table_without_leases_has_a_status_and_a_sentence() -> None:
     """`--check` ends with status 3 on such a table, so the sentence for it is shown, too."""
-    assert below(WatchedTable(())) == (
+    assert totals_and_problems(WatchedTable(())) == (
         "0 leases, 0 finished, 0 without an owner; 0 workers; UNKNOWN",
         ("UNKNOWN: the table has no leases",),
     )
