@@ -177,11 +177,12 @@ def parse_lease_options(
     url = opts.text("lease.store", store)
     if url.startswith("memory:"):
         raise ValueError(
-            "option lease.store: memory:// exists within one process, and each query has its own; use sqlite:// here"
+            "option lease.store: memory:// exists within one process, but each query has a process of its own; use "
+            "sqlite:// here"
         )
     if opts.text("lease.to"):
         raise ValueError(
-            "option lease.to: queries of Spark take no part in `leasehold swap`; stop them, move their leases by "
+            "option lease.to: queries of Spark take no part in `leasehold swap`; stop them, copy their leases with "
             "`leasehold copy-leases FROM TO`, and start them again with the new lease.store"
         )
     buffer_bytes = opts.number("lease.bufferBytes", 256 * MIB, minimum=MIB) or 0
