@@ -147,7 +147,7 @@ def set_direction(tables: tuple[Store, Store], direction: Direction) -> None:
     if direction == "from" and direction_of(control) == "closed":
         raise StoreError("every lease has moved and the swap is ending; to go back, swap in the other direction")
     if not isinstance(tables[TO].write(AnnotateLease(control, DIRECTION, direction)), Done):
-        raise StoreError("another changed the swap's control row in the same moment; run it again")
+        raise StoreError("another process changed the swap's control row at the same time; run the command again")
 
 
 def move_until_arrived(

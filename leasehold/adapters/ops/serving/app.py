@@ -24,7 +24,7 @@ from leasehold.adapters.ops.serving.watcher import SORTS, TableWatcher, ViewRequ
 from leasehold.stores.fields import decimal
 
 HELP = {
-    "leasehold_up": "Whether the table was read lately.",
+    "leasehold_up": "Whether the table was read recently.",
     "leasehold_status": "The group's status: 0 OK, 3 not known, 4 behind, 5 stalled, 6 hung, 7 unread, 8 orphan.",
     "leasehold_lease_status": "A lease's status, by the same numbers.",
     "leasehold_leases": "Unfinished leases.",
@@ -132,8 +132,8 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 
-UNKNOWN = {"error": "there is no such lease or worker, or no reading yet"}
-NO_TABLE = {"error": "table: there is none of this number"}
+UNKNOWN = {"error": "there is no such lease or worker, or the table has not been read yet"}
+NO_TABLE = {"error": "table: there is none with this number"}
 NO_VIEW = {"error": f"most: rows, up to {ROWS_MAX}; sort: one of {', '.join(SORTS)}"}
 EMPTY = '<svg xmlns="http://www.w3.org/2000/svg"/>'
 

@@ -309,7 +309,7 @@ class TableWatcher:
     def status(self) -> Status:
         """The group's status when the table was last read, or UNKNOWN if that is too long ago."""
         last_state = self.last_state
-        why = last_state.trouble or ("" if self.is_fresh else "there is no reading of it, or none lately")
+        why = last_state.trouble or ("" if self.is_fresh else "it has not been read, or not recently")
         return group_status({}, why) if why or last_state.table is None else last_state.table.status
 
     def state(self) -> dict[str, Any]:
