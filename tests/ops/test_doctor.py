@@ -226,7 +226,7 @@ def test_the_whole_sentence_on_time_and_money_is_right() -> None:
     gap = gap.replace("15.5", "15.0").replace("10.5", "10")
     assert gap_finding(theirs) == Finding("gap", "ok", f"{gap} until the next turn; {late}")
     table, bucket = Fleet("dynamodb", 10, 2, 1.0), Fleet("s3", 10, 1, 1.0)
-    unit = "10 open shards, 2 workers, layout usual: idle 1.9 writes and 0.5 read units a second"
+    unit = "10 open shards, 2 workers, layout usual: when idle 1.9 writes and 0.5 read units a second"
     busy = "with records all the time 10 writes and 0.5 read units a second"
     price = "(DynamoDB on demand, us-east-1, since November 2024)"
     other = "in layout sessions 3.5 writes and 0.9 read units a second"
@@ -237,11 +237,11 @@ def test_the_whole_sentence_on_time_and_money_is_right() -> None:
         "layout sessions" not in cost_finding(evolve(table, shared=False), Config(), None).says
     )  # the blobs of the SDKs
     told = cost_finding(evolve(table, sessions=True), Config(), None).says
-    assert "2 workers, layout sessions: idle 1.4 writes" in told
+    assert "2 workers, layout sessions: when idle 1.4 writes" in told
     assert told.endswith("in layout usual 10 writes and 0.5 read units a second")
     assert "with records all the time 1,000 writes" in cost_finding(Fleet("s3", 500, 1, 1.0), Config(), None).says
     alone = cost_finding(bucket, Config(), None).says
-    assert alone.startswith("10 open shards, 1 worker, layout usual: idle ")
+    assert alone.startswith("10 open shards, 1 worker, layout usual: when idle ")
     assert " reads a second; with records all the time " in alone
     # Without a lookout, each worker lists once a cycle. A checkpoint after each batch means five per second.
     assert loads(evolve(table, shared=False), Config(cycle_seconds=20.0))[0].reads == pytest.approx(0.1 * 0.5, rel=0.2)

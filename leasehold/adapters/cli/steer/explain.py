@@ -27,18 +27,18 @@ from leasehold.stores.printable import printable
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 MORE = """
-The table is watched for a while, since most stores do not tell how long ago a lease was renewed; then each worker's
-plan is asked for what it would do at this moment, and every rule that it names is said in a sentence. Of a lease it
-also says its status, how far its reading has come, and what keeps it. The settings
-are the fleet's: give `--rules`, `--lease-seconds` and `--set` as its workers have them.
+The table is watched for a while, because most stores do not show when a lease was last renewed. Then the plan of each
+worker is computed, and every rule in these plans is explained in a sentence. For a lease, its status, its reading
+progress and the reason why it stays are shown, too. Pass the settings of the fleet: `--rules`, `--lease-seconds` and
+`--set` as its workers have them.
 
     leasehold explain sqlite:///srv/orders.db
-    leasehold explain sqlite:///srv/orders.db --worker w-4        # also one that is not there yet
+    leasehold explain sqlite:///srv/orders.db --worker w-4        # also for a worker that has not joined yet
     leasehold explain sqlite:///srv/orders.db --lease shardId-000000000003
-    leasehold explain sqlite:///srv/orders.db --to postgres://db/orders       # while a swap is under way
+    leasehold explain sqlite:///srv/orders.db --to postgres://db/orders       # during a swap
 
-A worker of another library (no signature on its leases) follows rules of its own; it is told as one that follows
-`--rules`. Where rules leave a choice to chance, the worker may choose another lease of the same kind.
+A worker of another library (without a signature on its leases) follows rules of its own; it is shown as if it followed
+`--rules`. If a rule chooses at random, the worker may choose another lease of the same kind.
 
 Nothing is written. Exit status: 0, 1 if the store failed, 2 on bad usage.
 """

@@ -206,7 +206,7 @@ def cost_finding(fleet: Fleet, config: Config, price: Price | None) -> Finding:
     where = f"{fleet.leases} open shards, {fleet.workers} {'worker' if fleet.workers == 1 else 'workers'}"
     idle, busy = loads(fleet, config)
     sentences = [
-        f"{where}, layout {fleet.layout}: idle {describe(idle)}",
+        f"{where}, layout {fleet.layout}: when idle {describe(idle)}",
         f"with records all the time {describe(busy)}",
     ]
     sentences += [f"in layout {other.layout} {describe(loads(other, config)[1])}" for other in layouts(fleet)[1:]]
