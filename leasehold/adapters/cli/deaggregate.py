@@ -23,13 +23,13 @@ from leasehold.stores.fields import decimal, escape_surrogates
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 MORE = """
-One JSON object a line, in and out. In: `data` (base64) and, if you have them, `partition_key` and
-`sequence_number`. Out: `data`, `partition_key`, `explicit_hash_key`, `sequence_number`,
-`sub_sequence_number`, `aggregated`. What was dropped, and why, is said on stderr at the end:
+Input and output have one JSON object per line. Input: `data` (base64) and, if you have them, `partition_key` and
+`sequence_number`. Output: `data`, `partition_key`, `explicit_hash_key`, `sequence_number`, `sub_sequence_number`,
+`aggregated`. At the end, standard error shows which records were dropped, and why:
 
-`plain` and `bad-md5`, `bad-proto`: passed on as they came · `bad-index`, `bad-hash-key`: kept up to the
-broken user record · `out-of-range`: the user records outside the hash range are dropped, with `--misplaced drop`
-all of them, as KCL does · `empty`: there was nothing in it.
+`plain` and `bad-md5`, `bad-proto`: passed on unchanged · `bad-index`, `bad-hash-key`: kept up to the broken user
+record · `out-of-range`: the user records outside the hash range are dropped, or with `--misplaced drop` all of them, as
+in the KCL · `empty`: the aggregate contains no user records.
 
 Exit status: 0, or 2 on bad usage, on a line that cannot be read, and with `--strict` on a malformed aggregate.
 """

@@ -98,13 +98,13 @@ def _lag_text(lag: FleetLag) -> str:
 
 def draw_page(table: WatchedTable, by: str | None, width: int) -> Group:
     """Return a table for a screen of this width, with the totals, the problems, and the latest moves below."""
-    shown, left_out = draw_table(table_cells(table, by), width)
+    drawn_table, left_out = draw_table(table_cells(table, by), width)
     total, problems = totals_and_problems(table)
     hints = [hint(left_out)] if left_out else []
     moves = (
-        Text(printable(format_move(move)), style="" if place else "bold") for place, move in enumerate(table.moves)
+        Text(printable(format_move(move)), style="" if index else "bold") for index, move in enumerate(table.moves)
     )
-    return Group(shown, *hints, Text(total), *(Text(printable(line), style="red") for line in problems), *moves)
+    return Group(drawn_table, *hints, Text(total), *(Text(printable(line), style="red") for line in problems), *moves)
 
 
 LEASE_COLUMNS = (
@@ -146,7 +146,7 @@ def _lease_rows(table: WatchedTable, *, full: bool) -> Cells:
         rows.append((*row, "" if lag.events is None else str(lag.events)) if counted else row)
         highlighted += [(number, 1)] if lease.owner is None else []
         highlighted += [(number, 2)] if status not in {"", "OK"} else []
-    styles = tuple((place, "bold red") for place in highlighted)
+    styles = tuple((position, "bold red") for position in highlighted)
     columns = LEASE_COLUMNS + ((PLACE,) if table.swap else ()) + ((EVENTS,) if counted else ())
     return Cells(columns, tuple(rows), styles=styles)
 
@@ -193,22 +193,22 @@ SHARE_COLUMNS = (
 )
 
 
-def _share_rows(name: str, place: Callable[[Lease], str], table: WatchedTable) -> Cells:
+def _share_rows(name: str, group_of: Callable[[Lease], str], table: WatchedTable) -> Cells:
     """Return one row for each group of unfinished leases, grouped by `place`."""
-    working = sorted(table.unended, key=lambda lease: (place(lease), lease.key))
+    working = sorted(table.unended, key=lambda lease: (group_of(lease), lease.key))
     targets: Counter[str] = Counter()
     for worker, target in shares(working).items():
-        targets[place(Lease("", owner=worker))] += target
+        targets[group_of(Lease("", owner=worker))] += target
     rows = []
-    for where, group in groupby(working, key=place):
+    for group_name, group in groupby(working, key=group_of):
         members = tuple(group)
         weights = [lease.weight for lease in members if lease.weight is not None]
         lag = fleet_lag({lease.key: table.lag(lease) for lease in members})
         rows.append(
             (
-                where,
+                group_name,
                 str(len(members)),
-                str(targets[where]) if where in targets else "",
+                str(targets[group_name]) if group_name in targets else "",
                 f"{len(members) / len(working):.1%}",
                 str(len(leases_by_owner(members).keys() - {None})),
                 _format_bound(lag.most, at_least=lag.at_least),

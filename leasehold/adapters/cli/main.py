@@ -72,7 +72,7 @@ class LazyCommands(TyperGroup):
         if name is None:
             return (None, line, rest)
         with imported_for(f"leasehold {name}"):
-            return (name, get_command(_import_app(name, help_asked=bool(HELP.intersection(rest)))), rest)
+            return (name, get_command(_import_app(name, help_requested=bool(HELP.intersection(rest)))), rest)
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401  likewise
         """Run the command, rewriting Click's usage errors in our style."""
@@ -109,12 +109,12 @@ def _placeholder_command() -> None:
     """Stand for a command in the help."""
 
 
-def _import_app(name: str, *, help_asked: bool) -> typer.Typer:
+def _import_app(name: str, *, help_requested: bool) -> typer.Typer:
     """Import a command. If libraries are missing and only the command's help is requested, import it without them."""
     try:
         loaded_app = _load_app(name)
     except ModuleNotFoundError as error:
-        if not help_asked:
+        if not help_requested:
             raise
         missing = error
         if error.name == "leasehold_lab":
@@ -141,8 +141,8 @@ stack_names()
 app = typer.Typer(cls=LazyCommands, no_args_is_help=True, context_settings={"help_option_names": sorted(HELP)})
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         print(f"leasehold {version('leasehold')}")
         raise typer.Exit
 

@@ -36,24 +36,26 @@ from leasehold.stores.urls import open_store
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 MORE = """
-LETTERS is where `leasehold consume --dead-letter` has put them: `file://folder`, `s3://bucket/prefix?region=…`,
-`kinesis://stream?region=…`.
+LETTERS is where `leasehold consume --dead-letter` has put the dead letters: `file://folder`,
+`s3://bucket/prefix?region=…`, `kinesis://stream?region=…`.
 
-The letters are handed over one at a time, in the order of their sequence numbers: to a handler, as batches of one
-record, or back into a stream, with the keys that they had. A letter is removed only once its handler is done, or the
-stream has acknowledged it; one whose handler fails again, or that cannot be read, stays, is said by its name, and the
-next one follows. A stream that takes a record no more ends the replay, for the sake of order. Where this is killed,
-running it again does the rest: the letter at work then comes once more. Run one at a time.
+Dead letters are processed one at a time, in the order of their sequence numbers: a handler gets batches of one record,
+or the records are put back into a stream with their original keys. A dead letter is removed only once its handler is
+done, or the stream has acknowledged it. If its handler fails again, or it cannot be read, it stays, its name is
+printed, and the next one follows. If the stream accepts no more records, the replay ends, to preserve the order. If the
+command is killed, run it again for the remaining ones; the dead letter in progress is then processed once more. Run one
+replay at a time.
 
-Letters in a stream cannot be removed. `--store` names a lease table of the replay's own, whose checkpoints say what is
-done: the next replay with that table begins behind it, the first one at `--from`. One whose handler fails again is put
-back at the end of the stream, with the attempt counted, for the next replay; what is no letter is said and passed. Each
-shard's letters come in the order in which they were put. It ends by itself when all is done that was there.
+Dead letters in a stream cannot be removed. `--store` names a lease table for the replay alone, whose checkpoints show
+what is done: the next replay with that table begins after them, the first one at `--from`. A dead letter whose handler
+fails again is put back at the end of the stream for the next replay, with the attempt counted. A record that is no dead
+letter is reported and skipped. The dead letters of each shard come in the order in which they were put. The replay ends
+when all dead letters that existed at its start are done.
 
-A handler finds in its batch the lease, shard and stream of the record, `attempts` counted on, `epoch` None, and
-`lost` False; `checkpoint()` does nothing.
+In its batch, a handler finds the lease, shard and stream of the record. `attempts` continues to count, `epoch` is None,
+`lost` is False, and `checkpoint()` does nothing.
 
-Exit status: 0 if every letter is done; 1 if any stays, or they cannot be listed; 2 on bad usage.
+Exit status: 0 if every dead letter is done; 1 if any stays, or they cannot be listed; 2 on bad usage.
 """
 
 FOLDER = "handed over and removed", "stay"

@@ -85,29 +85,28 @@ def _parse_position(value: JsonValue) -> Position:
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 MORE = """
-`--to` is TRIM_HORIZON, LATEST, a time (`2026-11-22T06:00Z`, UTC where it names no zone; `now-2h`; AT_TIMESTAMP with
+`--to` is TRIM_HORIZON, LATEST, a time (`2026-11-22T06:00Z`, in UTC if it has no zone; `now-2h`; AT_TIMESTAMP with
 `--timestamp-ms`) or a sequence number (with one `--key`; for an event hub with `--offset` too). Without `--key` every
-lease is set, those of finished shards included.
+lease is set, including those of finished shards.
 
-`--shift-by -15m` sets each lease to a time so far from where it stands: from the arrival of the last record that was
-done, as the row tells of leases that our workers read, or from the time that a checkpoint is. Finished ones stay.
+`--shift-by -15m` moves each lease by that much from its current time, which is the arrival time of the last processed
+record (in the rows of our workers), or the time in the checkpoint. Finished leases are not changed.
 
-`--plan FILE` carries out what `--dry-run --json` printed into it, `-` being standard input: each lease is set where the
-plan says, and refused if it has moved since the plan was made.
+`--plan FILE` carries out the output of `--dry-run --json`; `-` is standard input. Each lease is set to the position in
+the plan, and refused if it has moved since the plan was made.
 
     leasehold reset STORE --to now-2h --dry-run --json > plan.json
     leasehold reset STORE --plan plan.json
 
-A lease whose owner is alive is refused: stop the workers first. Where a store does not tell how long ago an
-owner renewed, this takes `--still-seconds` to find out; `--even-if-owned` does not ask, and an owner then
-learns at its next renewal that its lease is gone.
+A reset is refused if the lease's owner is alive: stop the workers first. If a store does not show when an owner last
+renewed, this takes `--still-seconds`. With `--even-if-owned` owners are not checked; an owner then loses its lease, and
+notices this at its next renewal.
 
-A lease that goes forward to a number keeps everything else it says. One that goes back, or to a start, loses its
-owner, and its fencing number grows. There is no moment without a lease: where this is ended half-way, each lease
-stands where it stood or where it was to be set, and running it again does the rest.
+If a lease moves forward to a number, only its checkpoint changes. If it moves back, or to a start position, it loses
+its owner, and its fencing number grows. The lease exists at all times: if this command is interrupted, each lease has
+its old or its new checkpoint, and running the command again does the rest.
 
-Exit status: 0 if every lease stands where it was to be set, 1 if any was refused or the store failed, 2 on
-bad usage.
+Exit status: 0 if every lease was set; 1 if any was refused or the store failed; 2 on bad usage.
 """
 
 

@@ -185,8 +185,8 @@ class ChildProcess:
 
     async def _wait_for_exit(self) -> None:
         """Wait until the process ends. Don't wait for its pipes, which other processes may have inherited."""
-        until = self._loop.time() + EXIT_SECONDS
-        while self._process.returncode is None and self._loop.time() < until:  # noqa: ASYNC110  see above
+        deadline = self._loop.time() + EXIT_SECONDS
+        while self._process.returncode is None and self._loop.time() < deadline:  # noqa: ASYNC110  see above
             await asyncio.sleep(EXIT_SECONDS / 100)
 
     def _write(self) -> None:

@@ -272,15 +272,15 @@ class Conversation:
         if not self._initialized or self.pending_action in WITHOUT_CHECKPOINT:
             self._send(request.response("InvalidStateException"))
             return None
-        last, number, sub = self.delivered, request.sequence, request.sub or 0
+        last_delivered, number, sub = self.delivered, request.sequence, request.sub or 0
         position: Position | None = None  # stays None if the request is out of range
         if number is None:
-            position = SHARD_END if self._shard_ended_sent else last
+            position = SHARD_END if self._shard_ended_sent else last_delivered
         elif number.isascii() and number.isdigit() and len(number) <= MAX_DIGITS and sub >= 0:
             requested = Position(str(int(number)), sub)
-            if self._shard_ended_sent and requested.order == last.order:
+            if self._shard_ended_sent and requested.order == last_delivered.order:
                 position = SHARD_END
-            elif self.acknowledged.order <= requested.order <= last.order:
+            elif self.acknowledged.order <= requested.order <= last_delivered.order:
                 position = requested
         if position is None:
             self._send(request.response("IllegalArgumentException"))

@@ -91,16 +91,16 @@ class Bounds:
         """Return the slice after which the query ends, or None if the query does not end. Raises ValueError."""
         if self.until == LATEST:
             raise ValueError(
-                f"option {self.source}.endingPosition: a query wants a time, since LATEST is another one for each "
-                "worker; without it, trigger(availableNow=True) ends with what is there"
+                f"option {self.source}.endingPosition: a query needs a time here, because LATEST differs between its "
+                "workers; to read what exists now, leave it out and use trigger(availableNow=True)"
             )
         return None if self.until is None else Slice(self.begins, self.until.sub)
 
     @property
     def _no_beginning(self) -> str:
         return (
-            f"option {self.source}.startingPosition: what ends by itself begins with the oldest record or at a time, "
-            "not at LATEST"
+            f"option {self.source}.startingPosition: a batch, or a query with an ending position, must begin at the "
+            "oldest record or at a time, not at LATEST"
         )
 
 
@@ -223,7 +223,7 @@ def _settled_end_ms(source: BoundedSource, lease: Lease, bounds: Bounds) -> int:
     while source.settled(lease, until_ms / 1000 - SETTLE_SECONDS) is None:
         if time.monotonic() > deadline:
             name = f"option {bounds.source}.endingPosition"
-            raise ValueError(f"{name}: it lies in the future, and a batch reads what is there; stream to read on")
+            raise ValueError(f"{name}: it lies in the future; use readStream to read records that do not exist yet")
         time.sleep(LOOK_SECONDS)
     return until_ms
 
@@ -338,8 +338,8 @@ class PartReader:
             self._last_progress_at = now
         elif now - self._last_progress_at > STALL_SECONDS:
             raise TimeoutError(
-                f"shard {self._part.shard}: nothing came of it for {STALL_SECONDS:g} s; the task's log may say why it "
-                "cannot be read"
+                f"shard {self._part.shard}: reading it made no progress for {STALL_SECONDS:g} s; the task's log may "
+                "contain the reason"
             )
         if isinstance(response, SourceUnavailable):
             return self._faults.next()

@@ -309,13 +309,13 @@ def fetch_rows(rows: FetchedRows) -> Iterator[pa.RecordBatch]:
                     raise ConnectionError("the driver closed the connection before it had sent all rows")
     except (OSError, pa.ArrowInvalid) as fault:
         remedy = (
-            "let executors connect there, as they do to Spark's own ports, with lease.fetchPort where only some are "
-            "open; or set lease.transport to embedded"
+            "let executors connect there, as they do to Spark's own ports, and set lease.fetchPort if only some ports "
+            "are open; or set lease.transport to embedded"
         )
         if isinstance(fault, ConnectionError | pa.ArrowInvalid):  # not a firewall, which would cause a timeout
             remedy = (
-                "the process that had them is gone, killed perhaps for its memory: the system's log names what the OOM "
-                f"killer has ended. If it lives, its port is refused to executors: {remedy}"
+                "the process that had them is gone, perhaps killed for lack of memory: the system's log names the "
+                f"processes that the OOM killer has ended. If it is alive, executors cannot reach its port: {remedy}"
             )
         reason = printable(text_of(fault))
         raise RuntimeError(

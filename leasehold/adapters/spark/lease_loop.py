@@ -369,15 +369,15 @@ class Watchdog:
                 no longer runs.
         """
         if os.getppid() != self._parent:
-            raise ProcessLookupError("Spark's own process is gone: nobody waits for these shards any more")
+            raise ProcessLookupError("Spark's own process is gone, so no query waits for these shards any more")
         state, now = (frozenset(awaited), answered_reads), self._clock()
         # A changed set of shards, or one more response, counts as progress.
         if state != self._last_state:
             self._last_state, self._since = state, now
         elif now - self._since > self._seconds:
             raise TimeoutError(
-                f"{self._activity}: nothing was read for {self._seconds:g} s of {with_reasons(awaited)}; what was read "
-                "before is in the sink: see why they cannot be read, and start the query again"
+                f"{self._activity}: nothing was read for {self._seconds:g} s of {with_reasons(awaited)}; earlier rows "
+                "are in the sink. Find out why these shards cannot be read, and start the query again"
             )
 
 

@@ -92,7 +92,7 @@ class Offset:
         """Return the offset with the name of its stream. Raises ValueError if it was written for another stream."""
         if self.stream and stream and self.stream != stream:
             raise ValueError(
-                f"offset: the checkpointLocation is of {self.stream}, and the query reads {stream}; give it its own"
+                f"offset: the checkpointLocation is of {self.stream}, but the query reads {stream}; give it another one"
             )
         return evolve(self, stream=stream or self.stream)
 
@@ -237,7 +237,7 @@ def decode(stored: object) -> Offset:
     ):  # not a set: the value may be unhashable
         raise ValueError(
             f"offset: version {version!r} was not written by this source; "
-            "give the query a checkpointLocation of its own, and the lease table says where to go on"
+            "give the query a checkpointLocation of its own, and it continues at the checkpoints of the lease table"
         )
     try:
         if version == PACKED_VERSION:
@@ -318,7 +318,7 @@ def unpack(stored: Sequence[str | int]) -> Iterator[PackedRange]:
         raise ValueError(str(fault)) from fault
     # Wrong column widths would give positions that were never written, but look valid.
     if len(widths) != COLUMNS or not 0 < count <= len(text) == count * sum(widths):
-        raise ValueError("its packed ranges are not as long as they say")
+        raise ValueError("the length of its packed ranges does not match their widths")
     columns, start = [], 0
     for width in widths:
         column = text[start : start + count * width]

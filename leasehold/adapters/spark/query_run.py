@@ -131,7 +131,7 @@ class QueryRun:
             return offset if offset.incarnation == former else evolve(offset, incarnation=former)
         if not created_later(current, former):
             raise SourceError(
-                f"offset: the checkpointLocation is of {former}, and the query reads {current}; give it its own"
+                f"offset: the checkpointLocation is of {former}, but the query reads {current}; give it another one"
             )
         if (restart_position := self._options.if_recreated) is None:
             raise SourceError(
@@ -293,7 +293,9 @@ class QueryRun:
                 if not self._is_catching_up():
                     return None
                 continue
-            self._watchdog.check({"(others)": "they read on"}, time.monotonic_ns())  # never counts as stuck
+            self._watchdog.check(
+                {"(others)": "other workers still read the slice"}, time.monotonic_ns()
+            )  # never counts as stuck
 
     def _is_catching_up(self) -> bool:
         """Return whether this may be an AvailableNow run that has not yet read all records that existed at its start.

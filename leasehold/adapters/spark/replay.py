@@ -149,7 +149,7 @@ class RangeReplay:
     """
 
     def __init__(self, lease: Lease, part: Range, context: ReplayContext, cancelled: Event) -> None:
-        self.problem, self.answered_reads = "it does not answer", 0
+        self.problem, self.answered_reads = "the source has not responded", 0
         self._lease, self._part, self._context, self._cancelled = lease, part, context, cancelled
         self._cursor = Cursor(part.begins, until=part.ends)
         # Open the reader with the epoch of the range, so that it does not disconnect a reader with a later epoch.
@@ -208,7 +208,7 @@ class RangeReplay:
             self._tip_silence = 0.0 if response.behind_seconds else self._tip_silence + pause
             # Count only empty responses at the tip: a response behind the tip shows that more records will follow.
             if self._tip_silence > SILENT_SECONDS:
-                raise Trimmed(f"nothing comes up to {self._part.ends.sequence}, and the source says that this is all")
+                raise Trimmed(f"no record comes up to {self._part.ends.sequence}, and the shard is read to its tip")
         return pause
 
     def _check_silent_link(self, silence: float) -> None:
@@ -233,7 +233,7 @@ class RangeReplay:
             self.problem = str(fault)
             self._link_silence = self._checked_at = 0.0  # while the source is unavailable, silence does not count
         else:
-            raise Trimmed(f"nothing comes up to {self._part.ends.sequence}, although the source answers")
+            raise Trimmed(f"no record comes up to {self._part.ends.sequence}, although the source responds")
 
     def _record_unread(self) -> None:
         """Write to the lease that the sink lacks this range, so that the next run does not count it as delivered."""
@@ -249,5 +249,5 @@ class RangeReplay:
             else:
                 return
         raise OutcomeUnknown(
-            f"lease {self._lease.key}: that a range could not be repeated was refused {ATTEMPTS} times"
+            f"lease {self._lease.key}: the note that a range could not be repeated was rejected {ATTEMPTS} times"
         )

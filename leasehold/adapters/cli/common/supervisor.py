@@ -104,9 +104,9 @@ class Supervisor:
             running = [child for child in children if child.process is not None]
             for child in running:
                 _request_drain(child)
-            until = time.monotonic() + self.drain_seconds + SLACK_SECONDS
+            deadline = time.monotonic() + self.drain_seconds + SLACK_SECONDS
             while running:
-                match self._events.get(until):
+                match self._events.get(deadline):
                     case _SupervisedEnded(child, status):
                         running.remove(child)
                         exit_status = exit_status or _shell_status(status)
@@ -145,8 +145,8 @@ class Supervisor:
                     now = time.monotonic()
                     if now - child.started >= STEADY_SECONDS:
                         child.pause = LEAST_PAUSE_SECONDS
-                    shown = _shell_status(status)
-                    self._log("%s ended with status %d: it starts again in %g s", child.name, shown, child.pause)
+                    shell_status = _shell_status(status)
+                    self._log("%s ended with status %d: it starts again in %g s", child.name, shell_status, child.pause)
                     child.due = now + child.pause
                     child.pause = min(MOST_PAUSE_SECONDS, 2 * child.pause)
                 case int():

@@ -33,11 +33,11 @@ def table_options(*names: str) -> Callable[[Function], Function]:
             if (name in names if names else option.in_command)
         ]
         other_parameters = [parameter for parameter in parameters if parameter is not var_keyword]
-        before = [parameter for parameter in other_parameters if parameter.kind is not parameter.KEYWORD_ONLY]
-        after = [parameter for parameter in other_parameters if parameter.kind is parameter.KEYWORD_ONLY]
+        positional = [parameter for parameter in other_parameters if parameter.kind is not parameter.KEYWORD_ONLY]
+        keyword_only = [parameter for parameter in other_parameters if parameter.kind is parameter.KEYWORD_ONLY]
         ordered = [
             parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-            for parameter in (*before, *option_parameters, *after)
+            for parameter in (*positional, *option_parameters, *keyword_only)
         ]
         command.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]  # Typer reads both
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in ordered} | {"return": None}

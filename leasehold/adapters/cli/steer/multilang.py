@@ -67,7 +67,7 @@ def command(
         handler = ChildHandler(
             children, attempts=attempts, dead_letter=dead_letter, send_empty=settings.send_empty, strict=strict
         )
-        described = consumption(
+        setup = consumption(
             settings.source, settings.store, handler.handling, {**settings.options, "to": options["to"]}, flag_name
         )
         table_session = settings.table_credentials.session()
@@ -75,15 +75,15 @@ def command(
         goal_session = (
             table_session if (to := options["to"]) is not None and store_address(to)[0] in {"dynamodb", "s3"} else None
         )
-        described = evolve(described, sessions=(settings.credentials.session(), table_session, goal_session))
+        setup = evolve(setup, sessions=(settings.credentials.session(), table_session, goal_session))
         signals = list[int]()
 
         def begun(runner: Runner) -> None:
             handler.set_runner(runner)
             _record_signals(signals)
 
-        with handler, described.opened() as joined:
-            described.run(joined, begun=begun)
+        with handler, setup.opened() as worker:
+            setup.run(worker, begun=begun)
     if strict:
         raise typer.Exit(1 if handler.fault is not None or not signals else 128 + signals[0])
 

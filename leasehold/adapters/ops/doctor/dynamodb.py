@@ -86,19 +86,21 @@ def _describe_table(clients: Clients, table: str, prefix: str) -> str:
     except StoreError as error:
         cause = error.__cause__
         if isinstance(cause, ClientError) and code_of(cause) == "ResourceNotFoundException":
-            message = f"there is no table {table} here; a worker makes it if it may (dynamodb:CreateTable, not tried)"
+            message = (
+                f"there is no table {table}; a worker creates it if it has the right (dynamodb:CreateTable, not tried)"
+            )
             raise Absent(message) from error
         raise
     try:
         check_key(table, entry, prefix)
     except StoreError as error:
         raise NotALeaseTable(str(error)) from error
-    words = {True: "on", False: "off", None: "not told"}
+    words = {True: "on", False: "off", None: "unknown"}
     protection, recovery = (
         words[value] for value in (entry.get("DeletionProtectionEnabled"), _recoverable(clients.reads, table))
     )
     settings = f"deletion protection: {protection}, point-in-time recovery: {recovery}"
-    return f"it answers, and is {entry['TableStatus']}; {settings}"
+    return f"it responds, and is {entry['TableStatus']}; {settings}"
 
 
 def _recoverable(client: "DynamoDBClient", table: str) -> bool | None:

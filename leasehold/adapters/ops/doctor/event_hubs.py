@@ -47,7 +47,7 @@ class _ExaminedHub:
         if not (partitions := self._source.shards()):
             raise SourceError("the hub has no partitions")
         self._partition = partitions[0].id
-        return f"it answers, and has {len(partitions)} partitions"
+        return f"it responds, and has {len(partitions)} partitions"
 
     def get_last_event(self) -> None:
         self._source.latest(Lease(self._partition, stream=self._source.stream))
@@ -60,11 +60,11 @@ class _ExaminedHub:
         except (EventHubError, AzureError, OSError, ValueError, ImportError) as error:
             fault = translate_error(error, access, partition)
             if isinstance(fault, LinkTakenOver):
-                return f"group {access.group} may; a worker reads partition {partition} now, and was not disturbed"
+                return f"group {access.group} has the right; a worker reads partition {partition} undisturbed"
             raise fault from error
         finally:
             background.close()
-        return f"group {access.group} may"
+        return f"group {access.group} has the right"
 
 
 async def _link(access: Access, partition: str) -> None:

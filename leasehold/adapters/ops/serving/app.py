@@ -24,7 +24,7 @@ from leasehold.adapters.ops.serving.watcher import SORTS, TableWatcher, ViewRequ
 from leasehold.stores.fields import decimal
 
 HELP = {
-    "leasehold_up": "Whether the table was read lately.",
+    "leasehold_up": "Whether the table was read recently.",
     "leasehold_status": "The group's status: 0 OK, 3 not known, 4 behind, 5 stalled, 6 hung, 7 unread, 8 orphan.",
     "leasehold_lease_status": "A lease's status, by the same numbers.",
     "leasehold_leases": "Unfinished leases.",
@@ -67,10 +67,10 @@ def exposition(states: Sequence[tuple[dict[str, Any], bool]]) -> str:
                 marks = ",".join(f'{label}="{text}"' for label, text in quoted.items())
                 samples_of[f"leasehold_{name}"].append(f"leasehold_{name}{{{marks}}} {float(value):g}")
 
-    for state, fresh in states:
+    for state, is_fresh in states:
         store = state["store"]
-        add_samples({"up": fresh, "status": state["number"]}, store=store)
-        if not fresh:
+        add_samples({"up": is_fresh, "status": state["number"]}, store=store)
+        if not is_fresh:
             continue
         total = state["total"]
         totals = {
@@ -132,8 +132,8 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 
-UNKNOWN = {"error": "there is no such lease or worker, or no reading yet"}
-NO_TABLE = {"error": "table: there is none of this number"}
+UNKNOWN = {"error": "there is no such lease or worker, or the table has not been read yet"}
+NO_TABLE = {"error": "table: there is none with this number"}
 NO_VIEW = {"error": f"most: rows, up to {ROWS_MAX}; sort: one of {', '.join(SORTS)}"}
 EMPTY = '<svg xmlns="http://www.w3.org/2000/svg"/>'
 
@@ -181,7 +181,7 @@ def server(watchers: Sequence[TableWatcher], hosts: Sequence[str]) -> Starlette:
         return _json(UNKNOWN, 404) if explanation is None else _json(explanation)
 
     async def metrics(_request: Request) -> Response:
-        body = exposition([(watcher.state(), watcher.fresh) for watcher in watchers])
+        body = exposition([(watcher.state(), watcher.is_fresh) for watcher in watchers])
         return Response(body, headers=HEADERS, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def healthz(_request: Request) -> Response:
@@ -189,7 +189,7 @@ def server(watchers: Sequence[TableWatcher], hosts: Sequence[str]) -> Starlette:
         return _json({"ok": healthy} | _groups(watchers), 200 if healthy else 503)
 
     async def readyz(_request: Request) -> Response:
-        stale = [watcher.name for watcher in watchers if not watcher.fresh]
+        stale = [watcher.name for watcher in watchers if not watcher.is_fresh]
         return _json({"ok": not stale, "stale": stale}, 503 if stale else 200)
 
     routes = [Route(path, _page(*page)) for path, page in PAGES.items()]
@@ -302,7 +302,10 @@ def _stream(request: Request, watchers: Sequence[TableWatcher], compute: Callabl
     async def events() -> AsyncIterator[str]:
         sent: list[tuple[float, str]] = []
         while not await request.is_disconnected():
-            readings = [(watcher.seen.at, watcher.seen.trouble or watcher.seen.refused) for watcher in watchers]
+            readings = [
+                (watcher.last_state.at, watcher.last_state.trouble or watcher.last_state.refused)
+                for watcher in watchers
+            ]
             if readings != sent:
                 sent = readings
                 yield f"data: {json.dumps(await asyncio.to_thread(compute), separators=(',', ':'))}\n\n"
