@@ -1,4 +1,4 @@
-"""Fleets whose workers plan from their own listings, which may be a cycle old by the time they write (M13, S9)."""
+"""Fleets whose workers plan from listings that may be a cycle old when they write (M13, S9)."""
 
 import heapq
 from collections import Counter
@@ -23,7 +23,7 @@ CYCLES = 20
 
 @frozen
 class Move:
-    """A move of one lease from one owner to another, by this rule."""
+    """A move of a lease between two owners, with the rule that caused it."""
 
     key: str
     rule: str
@@ -41,7 +41,7 @@ class Settling:
 
     @property
     def repeated(self) -> list[tuple[str, ...]]:
-        """The rules by which each lease moved that moved more than once."""
+        """For each lease that moved more than once, the rules of its moves."""
         rules: dict[str, tuple[str, ...]] = {}
         for move in self.moves:
             rules[move.key] = (*rules.get(move.key, ()), move.rule)
