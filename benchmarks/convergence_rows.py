@@ -12,7 +12,7 @@ STILL_CYCLES = 40.0
 """The number of cycles after balance in which only renewals may be written."""
 
 LARGE, HUGE = 30_000, 1_000_000
-"""Sizes of fleets, as leases times workers. The cost of simulating a cycle is proportional to this size."""
+"""Limits for the size of a fleet (leases times workers), to which the cost of simulating a cycle is proportional."""
 
 FEW = ("kcl", "dotnet")
 """The rule sets that are compared in large fleets."""
@@ -32,8 +32,9 @@ class Bar:
 class Row:
     """A scenario with its limits, and the rule sets of other libraries that are compared.
 
-    against  the name and the rules of another line, whose moves and cycles this row must not exceed
-    why      the reason if the row misses a limit
+    Attributes:
+        against: The name and the rules of another line, whose moves and cycles this row must not exceed.
+        why: The reason if the row misses a limit.
     """
 
     name: str

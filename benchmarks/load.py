@@ -93,7 +93,7 @@ class Endless:
         return False
 
     def latest(self, _lease: Lease) -> Position:
-        """Nobody asks: reading begins at the oldest record."""
+        """Return LATEST. This is not called, because reading starts at the oldest record."""
         return LATEST
 
     def open(self, _lease: Lease, _start: Position) -> EndlessReader:

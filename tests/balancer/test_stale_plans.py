@@ -49,10 +49,10 @@ class Settling:
 
 
 def settling(seed: int, *, even: bool, asked: bool, unit: int = 65_536) -> Settling:
-    """Run two to eight workers with two to twelve leases each (if uneven, one to twice that) of log-normal throughput.
+    """Simulate two to eight workers with two to twelve leases each, whose throughputs are log-normal.
 
-    even   whether all begin with the same number of leases
-    asked  whether owners receive requests for leases, and give them 0.5 to 15 s later (H2)
+    If `even`, all workers start with the same number of leases. Otherwise each starts with one to twice the number. If
+    `asked`, owners receive requests for leases, and give them 0.5 to 15 s later (H2).
     """
     random = Random(seed)  # noqa: S311  a seed, not a secret
     workers = [f"w-{number}" for number in range(random.randint(2, 8))]

@@ -13,7 +13,8 @@ from leasehold.balancer.rule_set import FleetSeconds, RuleSet, number
 class Toy(RuleSet):
     """Take a few free leases, or otherwise one lease of the first worker that has two more leases than this one.
 
-    most  how many free leases one worker claims in a turn
+    Attributes:
+        most: How many free leases one worker claims in a turn.
     """
 
     name = "toy"

@@ -286,8 +286,8 @@ def forsaken(history: RunHistory) -> Iterator[str]:
 def unread(history: RunHistory, until: float, *, due: bool = False) -> Mapping[str, float]:
     """Return, for each shard, the longest time in seconds in which it was neither read nor handled, until its end.
 
-    due  whether the time counts from when the shard was to be read (the beginning of the scenario or the end of its
-             parents) and not from its first read
+    The time counts from the first read of the shard. If `due`, it counts from the time when the shard could be read,
+    which is the start of the scenario or the end of its parents.
     """
     times: dict[str, list[float]] = {shard: [] for shard in history.parents}
     for event in history.events:

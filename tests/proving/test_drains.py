@@ -44,7 +44,8 @@ def drained(
 ) -> SimulatedHistory:
     """Stop a worker with many shards at a random moment of its batches, in a fleet with another worker.
 
-    newcomer  seconds before the stop at which a newcomer joins, so that next owners wait for the leaver's leases
+    If `newcomer` is given, another worker joins that many seconds before the stop, so that there are next owners
+    waiting for leases of the stopped worker.
     """
     stop = STOPS + Random(seed).uniform(0.0, min(handling, 14.0))  # noqa: S311  a seed, not a secret
     joins = () if newcomer is None else (Member(NEWCOMER, config, starts=stop - newcomer),)

@@ -23,9 +23,9 @@ FAULTS = Network(lost=0.001, unanswered=0.002, late=0.001)
 
 
 def swapped(seed: int, turns: int, *, sessions: bool, turn_seconds: float = TURN_SECONDS) -> Scenario:
-    """Run four workers, each of which dies or leaves in every turn and returns; leases go there, back, and there again.
+    """Return a scenario of four workers that die or leave in every turn and return, while leases move there and back.
 
-    sessions  whether the second table is in that layout
+    If `sessions`, the second table has the layout `sessions`.
     """
     draw, seconds, peace = random.Random(seed), turns * turn_seconds, turn_seconds / 3  # noqa: S311  a seed is the point
     members = []
