@@ -53,13 +53,14 @@ The worker with the first rank is the lookout.
 class EventFigures:
     """The figures of one run.
 
-    listings  the listings after the event
-    rows      the rows that these listings returned
-    unowned   the longest time in seconds that a lease had no owner
-    even      the seconds until the last change of owner
-    moves     the number of changes of owner
-    together  the maximum number of simultaneous listings
-    speed     virtual seconds simulated in one second of processor time
+    Attributes:
+        listings: The listings after the event.
+        rows: The rows that these listings returned.
+        unowned: The longest time in seconds that a lease had no owner.
+        even: The seconds until the last change of owner.
+        moves: The number of changes of owner.
+        together: The maximum number of simultaneous listings.
+        speed: Virtual seconds simulated in one second of processor time.
     """
 
     listings: int

@@ -53,9 +53,10 @@ class Step:
 class Story:
     """The events of the run.
 
-    killed  the id of the killed worker
-    owners  the initial owner of each lease
-    passed  the changes of owners, each as the time, the lease and the new owner
+    Attributes:
+        killed: The id of the killed worker.
+        owners: The initial owner of each lease.
+        passed: The changes of owners, each as the time, the lease and the new owner.
     """
 
     killed: str

@@ -34,12 +34,13 @@ KCL_PAUSE = 1500
 class Peer:
     """A reader to measure.
 
-    words        the command line. {url} is replaced by the server's URL, {proxy} by that of a proxy for HTTP/2 without
-                 TLS, {dynamodb} by that of a DynamoDB, {table} by an unused table name, and {folder} by a folder with
-                 `files`
-    files        the contents of files by name, with the same placeholders
-    environment  additional environment variables
-    settling     the number of polls before the measurement, which starts at least 3 seconds after the first poll
+    Attributes:
+        words: The command line. {url} is replaced by the server's URL, {proxy} by that of a proxy for HTTP/2 without
+            TLS, {dynamodb} by that of a DynamoDB, {table} by an unused table name, and {folder} by a folder with
+            `files`.
+        files: The contents of files by name, with the same placeholders.
+        environment: Additional environment variables.
+        settling: The number of polls before the measurement, which starts at least 3 seconds after the first poll.
     """
 
     words: Sequence[str]

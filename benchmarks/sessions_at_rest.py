@@ -29,9 +29,10 @@ CONFIG = Config()
 class RequestRates:
     """The requests of one worker per second.
 
-    writes  writes of sessions, and of the rows in which sessions report their progress
-    reads   reads and listings of the table
-    rows    leases per read; each lease is three rows: the lease's, its session's, and the session's progress
+    Attributes:
+        writes: Writes of sessions, and of the rows in which sessions report their progress.
+        reads: Reads and listings of the table.
+        rows: Leases per read. Each lease has three rows: its own, that of its session, and the session's progress.
     """
 
     writes: float

@@ -73,7 +73,8 @@ class Load:
 
         It contains a placeholder for the part of sequence numbers that changes.
 
-        next_one  the field with the next position: an iterator in a response, or a sequence number in an event
+        Args:
+            next_one: The field with the next position: an iterator in a response, or a sequence number in an event.
         """
         record = {"Data": self._record(), "PartitionKey": "k", "ApproximateArrivalTimestamp": 1_795_363_072_573}
         place = PLACE.decode()

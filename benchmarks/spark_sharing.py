@@ -46,9 +46,10 @@ FAIR = {"spark.scheduler.mode": "FAIR"}
 class Case:
     """The settings of the first application.
 
-    executor  the number of cores of each executor
-    rows      whether there are rows all the time
-    pool      whether the second application is a job of the first one
+    Attributes:
+        executor: The number of cores of each executor.
+        rows: Whether there are rows all the time.
+        pool: Whether the second application is a job of the first one.
     """
 
     name: str

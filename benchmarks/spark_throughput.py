@@ -62,10 +62,11 @@ STARTS = 12
 class Figures:
     """The figures of one query after its warm-up.
 
-    rate      rows per second
-    rows      the number of rows
-    spent     processor seconds of Spark's and Python's processes, by part
-    triggers  the duration of each trigger, in ms
+    Attributes:
+        rate: Rows per second.
+        rows: The number of rows.
+        spent: Processor seconds of Spark's and Python's processes, by part.
+        triggers: The duration of each trigger, in ms.
     """
 
     rate: float
@@ -88,8 +89,9 @@ class Figures:
 class Costs:
     """The costs of a row and of a batch, computed from batches of two sizes.
 
-    row    microseconds of processor time per row, by part
-    batch  milliseconds per batch, without the cost of its rows
+    Attributes:
+        row: Microseconds of processor time per row, by part.
+        batch: Milliseconds per batch, without the cost of its rows.
     """
 
     row: Mapping[str, float]

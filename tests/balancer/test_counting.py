@@ -1,4 +1,4 @@
-"""Which workers count as alive, which leases are in play, and who signed them: one listing at a time."""
+"""Which workers count as alive, which leases count for the shares, and which owners are ours, for single listings."""
 
 import pytest
 from attrs import evolve

@@ -158,7 +158,7 @@ def test_counts_decide_beside_workers_of_other_libraries() -> None:
 
 
 def shares_of(*leases: Lease, led: tuple[str, ...] = (), **expected: int) -> Shares:
-    """Return the shares of these leases if counts may differ by one for the sake of loads."""
+    """Return the shares of these leases if counts may differ by one in order to balance loads."""
     census = evolve(take_census(leases, Me("a"), CONFIG), led=led)
     counts = {**dict(census.counts), **expected}
     return Shares(census, CONFIG, counts, len(leases) // len(counts), 0, None, len(leases), 1, non_bulletin_last=False)

@@ -1,4 +1,4 @@
-"""Single turns of our own rules at their limits: which workers lose leases, which keep them, and for how long."""
+"""Single turns of the rule set `minimal` at its limits: which workers lose leases, which keep them, and how long."""
 
 import math
 
@@ -13,7 +13,7 @@ from leasehold.balancer.plan import plan
 from leasehold.balancer.rules.minimal import Minimal
 
 STILL = History(owners_still=90.0, fleet_still=90.0)
-"""Longer than three cycles of twenty seconds: whoever should have done something has not."""
+"""A time longer than three cycles of twenty seconds, after which workers act in place of others."""
 
 LATELY = History(owners_still=30.0, fleet_still=30.0)
 
@@ -23,7 +23,7 @@ def config(**rules: object) -> Config:
 
 
 def held(owner: str, *weights: int | None) -> list[Lease]:
-    """Return leases of these weights, in units of 10 kB/s; with less traffic, counts alone would decide."""
+    """Return leases with these weights in units of 10 kB/s. With less traffic, only counts would decide."""
     sizes = (None if weight is None else 10_000 * weight for weight in weights)
     return [Lease(f"{owner}-{place}", owner=owner, weight=size) for place, size in enumerate(sizes)]
 

@@ -1,4 +1,4 @@
-"""Which workers are alive by their reports, listing by listing (M14)."""
+"""Which led workers count as alive according to their reports (M14)."""
 
 import math
 
@@ -9,7 +9,7 @@ J, K = Lease("s-1", owner="j"), Lease("s-2", owner="k")
 
 
 def reported(**stamps: str) -> Reports:
-    """Return reports of j, who leads, and of others."""
+    """Return the reports of the leader j and of other workers."""
     return Reports("j", tuple(sorted(stamps.items())))
 
 

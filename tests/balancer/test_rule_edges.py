@@ -1,4 +1,4 @@
-"""The limits at which the rules of other libraries and of groups begin or stop to apply."""
+"""The limits of the rules of other libraries and of groups."""
 
 import pytest
 
@@ -13,7 +13,7 @@ from leasehold.balancer.rules.shares import least_moves, path_of
 
 
 def did(rules: RuleSet, owners: str, turn: int = 0) -> list[Action]:
-    """Return what worker a does if the leases s-0, s-1 … have these owners; "-" is none."""
+    """Return the actions of worker a if the leases s-0, s-1 … have these owners. "-" means no owner."""
     leases = [
         Lease(f"s-{place}", owner=None if owner == "-" else owner, idle=0.0) for place, owner in enumerate(owners)
     ]

@@ -1,4 +1,4 @@
-"""What the planner returns besides actions: when to look again, which owners renew too slowly, and how it draws."""
+"""What the planner returns besides actions: when to read the table again, slow owners, and random draws."""
 
 from hashlib import blake2b
 

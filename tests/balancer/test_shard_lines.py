@@ -1,4 +1,4 @@
-"""Which shards belong to one line, which leases are obsolete, and what a hole is: one listing at a time."""
+"""Which shards are related, which leases are obsolete, and what a hole is, for single listings."""
 
 import pytest
 from attrs import evolve
@@ -210,7 +210,7 @@ def test_the_child_of_an_expired_shard_waits_for_the_row_of_its_other_parent() -
 
 
 def begun(gone: list[Lease], shards: list[Shard], leases: list[Lease], start: Position = LATEST) -> dict[str, Position]:
-    """Return the start position of what a worker that has seen these leases creates."""
+    """Return the start positions of the leases that a worker creates if it has read these leases before."""
     me = Me("w", history=History(gone=tuple(gone)))
     actions = plan(leases, shards, me, Config(initial_position=start))
     return {action.lease.key: action.lease.checkpoint for action in actions if isinstance(action, Create)}

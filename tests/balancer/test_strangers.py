@@ -1,4 +1,4 @@
-"""Which leases fall to workers that read no bulletins, and which worker takes them (M15)."""
+"""Which leases fall to the share of other libraries' workers ("strangers"), and which worker takes them (M15)."""
 
 from collections import Counter
 
@@ -24,14 +24,14 @@ def held(owner: str, number: int) -> tuple[Lease, ...]:
 
 
 def free(number: int, epoch: int = 9) -> tuple[Lease, ...]:
-    """Return leases without an owner; they had one unless their epoch is 0."""
+    """Return leases without an owner. If their epoch is not 0, they have had one."""
     return tuple(
         Lease(f"f-{place:02}", idle=2.0, epoch=epoch, checkpoint=TRIM_HORIZON, parents=()) for place in range(number)
     )
 
 
 def claimed(table: tuple[Lease, ...], history: History = HEARD, config: Config = CONFIG) -> Counter[str]:
-    """Return the rules by which our workers claim now, all from the same listing; no lease appears twice."""
+    """Return the rules of the claims that our workers plan from the same listing, and check that no lease is twice."""
     claims = [
         action
         for worker in OURS

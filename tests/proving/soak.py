@@ -55,7 +55,7 @@ def main(
 
 
 def tried(seeds: Iterable[int], jobs: int) -> Iterator[tuple[int, tuple[Breach, ...]]]:
-    """Yield each seed with its breaches, in order. Logs of the workers are discarded, since faults are expected."""
+    """Yield each seed with its breaches, in order. The workers' logs are discarded, because faults are expected."""
     logging.getLogger("leasehold").setLevel(logging.CRITICAL)
     if jobs == 1:
         yield from map(breaches_of_seed, seeds)

@@ -1,4 +1,4 @@
-"""The exhaustive checker: what it must find, what it must not, and the table it left in specs/."""
+"""The faults that the exhaustive checker must find, those that it must not, and the table of results in specs/."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Every call of a worker meets every fault, one at a time: no lease, owner or record is lost, no shard stays unread."""
+"""No single fault of any call of a worker loses a record or leaves a shard unread."""
 
 from collections.abc import Iterator
 

@@ -1,5 +1,5 @@
-"""The checker of layout `sessions` finds nothing in the protocol, and finds each of the orders that lose."""
-# ruff: noqa: SLF001  each plant changes one step of the code under test
+"""The checker of layout `sessions` finds no fault in the protocol, and finds each planted fault."""
+# ruff: noqa: SLF001  each planted fault changes one step of the code under test
 
 import json
 from collections.abc import Callable

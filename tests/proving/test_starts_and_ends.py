@@ -1,4 +1,4 @@
-"""Simulations of fleets that start at one moment, of deaths where all workers list, next to KCL, and of traffic."""
+"""Simulated starts of whole fleets, deaths in fleets whose workers all list the table or run KCL, and write traffic."""
 
 import pytest
 from attrs import evolve

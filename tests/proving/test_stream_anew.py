@@ -1,4 +1,4 @@
-"""A stream that is deleted and recreated under its name, in mid-run, under a seed's other faults."""
+"""A stream is deleted and recreated with the same name during a run with other random faults."""
 
 import random
 
@@ -14,7 +14,7 @@ from leasehold_lab.simulator.scenario import Member, Reshape, Scenario
 from leasehold_lab.simulator.world.world import SimulatedHistory
 
 FURTHER = 2_000_000
-"""The numbers of the second stream are above this."""
+"""The sequence numbers of the recreated stream are larger than this."""
 
 SLOW, MORE = pytest.mark.slow, pytest.mark.more
 UNTOLD = (1180, 1556, 1848)
@@ -31,7 +31,7 @@ SEEDS = [
 
 
 def _scenario(seed: int) -> Scenario:
-    """Return the seed's fleet and faults; the stream is recreated after a reshard, and perhaps split again."""
+    """Return the scenario of this seed, in which the stream is recreated after a reshard, and perhaps split again."""
     scenario, draw = trial(seed, Minimal()).scenario, random.Random(f"anew {seed}")  # noqa: S311  a seed is the point
     at = draw.uniform(30.0, FAULTS_END - 30.0)
     before = tuple(each for each in scenario.reshapes if each.at < at)
@@ -44,7 +44,7 @@ def _scenario(seed: int) -> Scenario:
 
 
 def _handed(history: SimulatedHistory) -> list[ReadingEvent]:
-    """Return the handled records of the second stream, in order of time."""
+    """Return the handled records of the recreated stream, in order of time."""
     return [event for event in history.events if event.event == "record" and event.place[0] >= FURTHER]
 
 

@@ -1,5 +1,5 @@
-"""The checker of a swap finds nothing in the protocol, and finds each of the orders that lose."""
-# ruff: noqa: SLF001  each plant changes one step of the code under test
+"""The checker of a swap finds no fault in the protocol, and finds each planted fault."""
+# ruff: noqa: SLF001  each planted fault changes one step of the code under test
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -78,7 +78,7 @@ def command(
                 sources = {name: stream.source for name, stream in running.streams.items()}
                 tables = {name: stream.table for name, stream in running.streams.items()}
                 described = {"streams": sources, "tables": tables, "environment": dict(running.environment)}
-                print(json.dumps(described), flush=True)  # a reader at the other end of a pipe waits for it
+                print(json.dumps(described), flush=True)  # flushed, because a program may be waiting for it on a pipe
                 wait_for_the_end()
             with _page(running) as page:
                 _print_streams(running, page)

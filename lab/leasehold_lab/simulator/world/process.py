@@ -192,7 +192,7 @@ class Process:
             raise RuntimeError("can't start new thread: there is no memory for it") from fault
 
     def idle(self) -> None:
-        """Block between two turns, when no lock is held, if the process is paused.
+        """Block if the process is paused. This is called between two turns, when no lock is held.
 
         After the time at which the process stops planning, its turns block until the end of the run.
         """
