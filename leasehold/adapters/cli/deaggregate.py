@@ -35,7 +35,7 @@ Exit status: 0, or 2 on bad usage, on a line that cannot be read, and with `--st
 """
 
 
-@app.command(help="Take Kinesis records apart into their user records, as a worker does.", epilog=MORE)
+@app.command(help="Extract the user records of Kinesis records, as a worker does.", epilog=MORE)
 def command(
     file: Annotated[Path | None, typer.Argument(help="Read JSON lines from this file, or from standard input.")] = None,
     hash_range: Annotated[
@@ -43,7 +43,7 @@ def command(
     ] = None,
     misplaced: Annotated[
         Misplaced,
-        typer.Option(help="Choose what to do with an aggregate's records inside the range if others are not."),
+        typer.Option(help="Keep or drop records in the range if others of their aggregate are not."),
     ] = "keep",
     strict: Annotated[bool, typer.Option("--strict", help="Treat a malformed aggregate as an error.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print the summary as JSON, too.")] = False,

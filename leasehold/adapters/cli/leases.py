@@ -126,17 +126,17 @@ def table_states(
         wait(every)
 
 
-@app.command(help="Show who holds what, and how far they are.", epilog=MORE)
+@app.command(help="Show the leases with their owners, status and lag.", epilog=MORE)
 @table_options("to")
 def command(  # noqa: PLR0917  one for each option
     store: StoreUrl,
-    watch: Annotated[bool, typer.Option("--watch", help="Look again and again, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Read the table repeatedly, until Ctrl-C.")] = False,
     by: Annotated[By | None, typer.Option(help="Show one row for each worker or group.")] = None,
-    every: Annotated[float, typer.Option(help="Wait this long between two looks.", parser=seconds(0.1))] = 2.0,
-    wide: Annotated[bool, typer.Option("--wide", help="Print every column as plain text, on a screen, too.")] = False,
-    source: Annotated[str | None, typer.Option(help="Ask this stream for lag that no row tells.")] = None,
+    every: Annotated[float, typer.Option(help="Wait this long between two reads.", parser=seconds(0.1))] = 2.0,
+    wide: Annotated[bool, typer.Option("--wide", help="Print every column as plain text, even on a terminal.")] = False,
+    source: Annotated[str | None, typer.Option(help="Query this stream for lag that rows do not contain.")] = None,
     as_json: AsJson = False,
-    check: Annotated[bool, typer.Option("--check", help="End with the group's status as a number; 0: OK.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Exit with the group's status as a number; 0 is OK.")] = False,
     **options: Unpack[Options],
 ) -> None:
     """Show the table once, or repeatedly with `--watch`."""

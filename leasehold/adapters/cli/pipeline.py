@@ -40,13 +40,13 @@ releases its leases. The same file can be given to spark-submit.
 SourceFormat = Literal["kinesis-leased", "dynamodb-leased", "eventhubs-leased"]
 
 
-@app.command(help="Land a stream as Parquet.", epilog=MORE)
+@app.command(help="Write a stream to Parquet files.", epilog=MORE)
 def command(
-    source: Annotated[SourceFormat, typer.Argument(help="Where records come from.", show_default=False)],
-    folder: Annotated[str, typer.Option(help="Where everything is written.", show_default=False)],
-    options: Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE: an option of the source.")] = None,
-    name: Annotated[str, typer.Option(help="This query's.")] = "main",
-    once: Annotated[bool, typer.Option("--once", help="Read what is there, and end.")] = False,
+    source: Annotated[SourceFormat, typer.Argument(help="Read from a source of this format.", show_default=False)],
+    folder: Annotated[str, typer.Option(help="Write rows and progress to this folder.", show_default=False)],
+    options: Annotated[list[str] | None, typer.Option("--set", help="Set an option of the source: NAME=VALUE.")] = None,
+    name: Annotated[str, typer.Option(help="Name the query.")] = "main",
+    once: Annotated[bool, typer.Option("--once", help="Read what exists now, and exit.")] = False,
 ) -> None:
     """Run the query until it ends or is stopped, and report an error in one line."""
     try:

@@ -69,14 +69,12 @@ A bad value or an unknown field: exit status 2, and one line on standard error t
 """
 
 
-@app.command(help="Answer one listing, as JSON, with the actions of one worker.", epilog=EXAMPLE)
+@app.command(help="Plan the actions of one worker from a listing, as JSON.", epilog=EXAMPLE)
 def command(
-    indent: Annotated[
-        int | None, typer.Option(help="Spread the answer over lines, indented by this much.", min=0)
-    ] = None,
+    indent: Annotated[int | None, typer.Option(help="Indent the JSON by this many spaces.", min=0)] = None,
     worker: Annotated[
         str | None,
-        typer.Option(help="Ask as this worker, where the input does not say who asks.", show_default=False),
+        typer.Option(help="Plan for this worker if the input names none.", show_default=False),
     ] = None,
 ) -> None:
     """Read a JSON request from standard input, and print the plan."""

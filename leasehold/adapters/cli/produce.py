@@ -43,7 +43,7 @@ Exit status: 0 when every line read is in the stream, 1 when not, 2 on bad usage
 Key = Callable[[bytes], str]
 
 
-@app.command(help="Write lines to a stream: aggregated as the KPL does, each key in order, none lost.", epilog=MORE)
+@app.command(help="Write lines to a stream, aggregated like the KPL, each key in order.", epilog=MORE)
 @table_options()
 def command(
     source: Annotated[str, typer.Argument(help="Write to this stream, a URL.", show_default=False)],

@@ -63,19 +63,19 @@ STREAM = "handed over", "are put back at the end"
 """Labels for dead letters that were handled, and for those that failed again."""
 
 
-@app.command(help="Hand dead letters over again, in order; those that fail again stay.", epilog=MORE)
+@app.command(help="Process dead letters again, in order; those that fail again stay.", epilog=MORE)
 def command(  # noqa: PLR0917  one for each option
     dead_letters: Annotated[str, typer.Argument(help="Read the dead letters here, a URL.", show_default=False)],
     handler: Annotated[str | None, typer.Option(help="Call module:function with each record.")] = None,
     to: Annotated[str | None, typer.Option(help="Put the records back into this stream: kinesis://….")] = None,
     store: Annotated[
-        str | None, typer.Option(help="Keep the replay's own leases here; for letters in a stream.")
+        str | None, typer.Option(help="Keep the replay's leases here, for dead letters in a stream.")
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option("--from", help="Start shards of letters without a lease at TRIM_HORIZON or a time."),
+        typer.Option("--from", help="Start shards without a lease at TRIM_HORIZON or a time."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Dispatch or put back every dead letter, and print the result."""
     with ending("replay", DeadLetterError, WorkerError, StoreError, SourceError):

@@ -114,7 +114,7 @@ Exit status: 0 if every lease was set; 1 if any was refused or the store failed;
 def command(  # noqa: PLR0917  one for each option
     store: StoreUrl,
     to: Annotated[str | None, typer.Option(help="Set this position or time.", show_default=False)] = None,
-    shift_by: Annotated[str | None, typer.Option(help="Move each from where it stands: -15m, +1h.")] = None,
+    shift_by: Annotated[str | None, typer.Option(help="Move each by this time: -15m, +1h.")] = None,
     plan: Annotated[
         str | None, typer.Option(help="Carry out this file, which --dry-run --json wrote.", show_default=False)
     ] = None,
@@ -122,8 +122,8 @@ def command(  # noqa: PLR0917  one for each option
     timestamp_ms: Annotated[
         int | None, typer.Option(help="Set this time with AT_TIMESTAMP: ms since 1970.", min=0)
     ] = None,
-    sub: Annotated[int, typer.Option(help="Set this sub-sequence number with a number.", min=0)] = 0,
-    offset: Annotated[str, typer.Option(help="Set this offset with an event hub's number.")] = "",
+    sub: Annotated[int, typer.Option(help="Set this sub-sequence number, with a sequence number.", min=0)] = 0,
+    offset: Annotated[str, typer.Option(help="Set this offset, with an event hub's number.")] = "",
     dry_run: DryRun = False,
     still_seconds: StillSeconds = STILL_SECONDS,
     even_if_owned: EvenIfOwned = False,

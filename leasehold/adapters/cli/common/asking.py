@@ -18,11 +18,13 @@ WATCH_SHARE = 1.2
 StoreUrl = Annotated[str, typer.Argument(help="Read the leases here, a URL.", show_default=False)]
 For = Annotated[
     float | None,
-    typer.Option("--for", help="Watch for this long first; 0: look once. [1.2 x lease_seconds]", parser=seconds()),
+    typer.Option("--for", help="Watch this long first; 0 to read once. [1.2 x lease_seconds]", parser=seconds()),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Write nothing; show what would change.")]
-StillSeconds = Annotated[float, typer.Option(help="Treat an owner as gone after this silence.", parser=seconds())]
-EvenIfOwned = Annotated[bool, typer.Option("--even-if-owned", help="Write under a living owner, too.")]
+StillSeconds = Annotated[
+    float, typer.Option(help="Count an owner as dead after this time without a renewal.", parser=seconds())
+]
+EvenIfOwned = Annotated[bool, typer.Option("--even-if-owned", help="Write even if the owner is alive.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

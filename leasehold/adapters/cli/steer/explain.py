@@ -44,14 +44,14 @@ Nothing is written. Exit status: 0, 1 if the store failed, 2 on bad usage.
 """
 
 
-@app.command(help="Say what each worker would do now, and why a lease is where it is.", epilog=MORE)
+@app.command(help="Explain what each worker would do now, and why a lease has its owner.", epilog=MORE)
 @table_options("to", "rules", "lease_seconds", "set")
 def command(
     store: StoreUrl,
     only: Annotated[
-        str | None, typer.Option("--worker", help="Show only this worker, which need not be there yet.")
+        str | None, typer.Option("--worker", help="Show only this worker, which may not have joined yet.")
     ] = None,
-    lease: Annotated[str | None, typer.Option(help="Tell the story of this lease, by its key.")] = None,
+    lease: Annotated[str | None, typer.Option(help="Explain the lease with this key.")] = None,
     span: For = None,
     as_json: AsJson = False,
     **options: Unpack[Options],
