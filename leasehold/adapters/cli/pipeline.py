@@ -27,13 +27,14 @@ OUR_ERROR = re.compile(r"\b(?:leasehold\.[\w.]+|ValueError|ImportError): (.+)")
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 MORE = """
-`--set` gives the source's own options: `--set kinesis.streamName=flights --set lease.store=dynamodb://flights`.
+`--set` sets options of the source: `--set kinesis.streamName=flights --set lease.store=dynamodb://flights`.
 
-`FOLDER/rows/NAME` gets the source's columns, one row for each record. A batch that is replayed is written once.
-`FOLDER/progress/NAME` is the query's checkpointLocation. Give each of several queries on one lease table a `--name`.
+`FOLDER/rows/NAME` contains the source's columns, with one row for each record. A batch that is repeated is written
+once. `FOLDER/progress/NAME` is the query's checkpointLocation. If several queries use one lease table, give each a
+`--name`.
 
 Each batch is printed as one line of JSON. The command runs until Ctrl-C (or SIGTERM), which stops the query and
-releases its leases. The same file can be given to spark-submit.
+releases its leases. This module can also be passed to spark-submit.
 """
 
 

@@ -86,9 +86,9 @@ def test_a_line_without_a_key_is_named_and_those_before_it_are_sent(
     ("key", "line", "said"),
     [
         ("field:99", b"a,b,c", "--key field:99: it has 3 fields between ','; see --delimiter"),
-        ("json:who", b'{"x": 1}', "--key json:who: it is no object with a member 'who' other than null"),
-        ("json:who", b"[1]", "--key json:who: it is no object with a member 'who' other than null"),
-        ("json:who", b'{"who": null}', "--key json:who: it is no object with a member 'who' other than null"),
+        ("json:who", b'{"x": 1}', "--key json:who: it is not an object with a member 'who' that is not null"),
+        ("json:who", b"[1]", "--key json:who: it is not an object with a member 'who' that is not null"),
+        ("json:who", b'{"who": null}', "--key json:who: it is not an object with a member 'who' that is not null"),
         ("json:who", b'{"who": NaN}', "--key json:who: it is not JSON"),
         ("json:who", b'{"who": [1e400]}', "--key json:who: its number is too large"),
         ("json:who", b"who", "--key json:who: it is not JSON"),
