@@ -157,7 +157,7 @@ class FunctionProcess:
         return running.connection
 
     def reply(self) -> Reply | Loaded:
-        """Return what has come from the process, or the failure of a process that has ended."""
+        """Return what was received from the process, or a failure if it has ended."""
         try:
             if self._running is not None and self._running.connection.poll():
                 reply: Reply | Loaded = self._running.connection.recv()
