@@ -9,7 +9,7 @@ import typer
 from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.standard_streams import drop_output
 from leasehold.adapters.cli.common.start_lines import start_lines
-from leasehold.adapters.cli.common.supervisor import Supervisor, at_end_of_supervisor
+from leasehold.adapters.cli.common.supervisor import Supervisor, call_at_end_of_supervisor
 from leasehold.adapters.cli.common.table_options import table_options
 from leasehold.adapters.consumer.events import CLOSED_STATUS, EventLines, JsonLines
 from leasehold.adapters.consumer.handling import Handling
@@ -110,12 +110,14 @@ def command(
         if processes > 1:
             raise typer.Exit(_run_supervised(me, store, processes, setup))
         with setup.opened() as worker, start_lines(worker, source, store):
-            verdict = setup.run(worker, begun=lambda runner: at_end_of_supervisor(runner.stop))
+            verdict = setup.run(worker, begun=lambda runner: call_at_end_of_supervisor(runner.stop))
     if verdict is not None:
         summary = f"handled here: {verdict.records} records, and {verdict.shards} of its shards to their end"
         letters_note = f", {verdict.letters} went to the dead letter" if verdict.letters else ""
-        state = "the slice is read" if verdict.finished else "the slice is not read to its end: start again to go on"
-        print(f"{state}; {summary}{letters_note}", file=sys.stderr if events else sys.stdout)
+        slice_state = (
+            "the slice is read" if verdict.finished else "the slice is not read to its end: start again to go on"
+        )
+        print(f"{slice_state}; {summary}{letters_note}", file=sys.stderr if events else sys.stdout)
         raise typer.Exit(0 if verdict.finished else 1)
 
 

@@ -99,13 +99,13 @@ def _print(number: int, line: str, within: HashRange | None, misplaced: Misplace
         decoded = deaggregate(data, *keys, within, misplaced=misplaced, strict=strict)
     except MalformedAggregate as error:
         raise ValueError(f"line {number}: {error}") from None
-    for user in decoded:
+    for user_record in decoded:
         document = {
-            "data": base64.b64encode(user.data).decode(),
-            "partition_key": user.partition_key,
-            "explicit_hash_key": user.explicit_hash_key,
+            "data": base64.b64encode(user_record.data).decode(),
+            "partition_key": user_record.partition_key,
+            "explicit_hash_key": user_record.explicit_hash_key,
             "sequence_number": row.get("sequence_number"),
-            "sub_sequence_number": user.sub_sequence_number,
+            "sub_sequence_number": user_record.sub_sequence_number,
             "aggregated": decoded.aggregated,
         }
         print(json.dumps(document, ensure_ascii=False))

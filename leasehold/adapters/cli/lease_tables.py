@@ -9,7 +9,7 @@ from itertools import groupby
 from rich.console import Group
 from rich.text import Text
 
-from leasehold.adapters.cli.common.columns import Cells, Column, draw_table, hint
+from leasehold.adapters.cli.common.columns import Cells, Column, draw_table, hidden_columns_hint
 from leasehold.adapters.consumer.status import NUMBERS, FleetLag, Status, fleet_lag
 from leasehold.adapters.ops.watching import SeenMove, WatchedTable, leases_by_owner, shares
 from leasehold.balancer.contradictions import reported
@@ -100,7 +100,7 @@ def draw_page(table: WatchedTable, by: str | None, width: int) -> Group:
     """Return a table for a screen of this width, with the totals, the problems, and the latest moves below."""
     drawn_table, left_out = draw_table(table_cells(table, by), width)
     total, problems = totals_and_problems(table)
-    hints = [hint(left_out)] if left_out else []
+    hints = [hidden_columns_hint(left_out)] if left_out else []
     moves = (
         Text(printable(format_move(move)), style="" if index else "bold") for index, move in enumerate(table.moves)
     )
@@ -194,7 +194,7 @@ SHARE_COLUMNS = (
 
 
 def _share_rows(name: str, group_of: Callable[[Lease], str], table: WatchedTable) -> Cells:
-    """Return one row for each group of unfinished leases, grouped by `place`."""
+    """Return one row for each group of unfinished leases, grouped by `group_of`."""
     working = sorted(table.unended, key=lambda lease: (group_of(lease), lease.key))
     targets: Counter[str] = Counter()
     for worker, target in shares(working).items():

@@ -106,7 +106,7 @@ def sorted_by(cells: Cells, view: LiveView) -> int:
     return next((index for index, column in enumerate(cells.columns) if column.name == view.sort), 0)
 
 
-def chosen_row(visible: Cells, view: LiveView) -> int:
+def selected_row(visible: Cells, view: LiveView) -> int:
     """Return the index of the selected row among those shown."""
     return next((number for number, row in enumerate(visible.rows) if row[0] == view.selected), 0)
 
@@ -140,7 +140,7 @@ def view_after(view: LiveView, key: str, visible: Cells) -> LiveView:
         if not visible.rows:
             return view
         last = len(visible.rows) - 1
-        row_index = _ENDS[key] % (last + 1) if key in _ENDS else chosen_row(visible, view) + _STEPS[key]
+        row_index = _ENDS[key] % (last + 1) if key in _ENDS else selected_row(visible, view) + _STEPS[key]
         return evolve(view, selected=visible.rows[max(0, min(last, row_index))][0])
     if view.page == "lease":
         return evolve(view, page="table") if key == "escape" else view
@@ -162,7 +162,7 @@ def _after_table_key(view: LiveView, key: str, visible: Cells) -> LiveView:
         case "b":
             return LiveView(UNITS[(UNITS.index(view.by) + 1) % len(UNITS)])
         case "enter" if visible.rows:
-            selected = visible.rows[chosen_row(visible, view)][0]
+            selected = visible.rows[selected_row(visible, view)][0]
             # For a worker or a group, show the table of its leases. For a lease, show its details.
             return LiveView(filter_text=selected) if view.by else evolve(view, page="lease", selected=selected)
         case _:
@@ -312,7 +312,7 @@ def _table(table: WatchedTable, view: LiveView, width: int, height: int) -> Grou
     moves = _moves(table.moves)[: max(0, (height - FRAME_LINES - len(lines)) // 2)]
     # One line is reserved for the names of columns that don't fit.
     row_count = max(1, height - FRAME_LINES - len(lines) - len(moves) - 1)
-    selected = chosen_row(visible, view)
+    selected = selected_row(visible, view)
     first = max(0, min(selected - row_count // 2, len(visible.rows) - row_count))
     styles = {(row - first, place): style for (row, place), style in visible.styles}
     for place in range(len(visible.columns) if visible.rows else 0):

@@ -95,8 +95,8 @@ def command(  # noqa: PLR0917  one for each option
         done_label, failed_label = FOLDER if store is None else STREAM
         count = verdict.done + verdict.failed + verdict.strange
         count_text = "1 letter" if count == 1 else f"{count} letters"
-        strange = f", {verdict.strange} are no letters, or cannot be read" if verdict.strange else ""
-        print(f"{count_text}: {verdict.done} {done_label}, {verdict.failed} failed again and {failed_label}{strange}")
+        others = f", {verdict.strange} are no letters, or cannot be read" if verdict.strange else ""
+        print(f"{count_text}: {verdict.done} {done_label}, {verdict.failed} failed again and {failed_label}{others}")
     if verdict.failed or verdict.strange:
         raise typer.Exit(1)
 

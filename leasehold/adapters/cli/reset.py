@@ -198,13 +198,13 @@ def _shifted_moves(leases: tuple[Lease, ...], seconds_on: float, live: frozenset
             continue
         # Use the arrival time of the last processed record, or the checkpoint itself if it is a time.
         progress = progress_of(lease) if lease.checkpoint.numbered else None
-        seconds_at = None if progress is None else progress.arrived
+        checkpoint_seconds = None if progress is None else progress.arrived
         if lease.checkpoint.sequence == "AT_TIMESTAMP":
-            seconds_at = lease.checkpoint.sub / 1000
-        if seconds_at is None:
+            checkpoint_seconds = lease.checkpoint.sub / 1000
+        if checkpoint_seconds is None:
             raise ValueError(
                 f"--shift-by: the row of lease {lease.key!r} does not tell of which time its checkpoint is; "
                 "set a time by --to, or name other leases by --key"
             )
-        moves += planned_resets((lease,), at_timestamp(round(min(now, seconds_at + seconds_on) * 1000)), live)
+        moves += planned_resets((lease,), at_timestamp(round(min(now, checkpoint_seconds + seconds_on) * 1000)), live)
     return tuple(moves)

@@ -67,7 +67,7 @@ class Bounds:
         if self.until is None:
             return
         if self.since == LATEST:
-            raise ValueError(self._no_beginning)
+            raise ValueError(self._start_error)
         begins_ms = self.begins.sub if self.begins.sequence == "AT_TIMESTAMP" else -1  # TRIM_HORIZON is before any time
         if self.until != LATEST and self.until.sub <= begins_ms:
             raise ValueError(
@@ -78,7 +78,7 @@ class Bounds:
     def begins(self) -> Position:
         """Where a batch begins. Raises ValueError if that is the present end."""
         if self.since == LATEST:
-            raise ValueError(self._no_beginning)
+            raise ValueError(self._start_error)
         return self.since or TRIM_HORIZON
 
     def initial(self) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class Bounds:
         return None if self.until is None else Slice(self.begins, self.until.sub)
 
     @property
-    def _no_beginning(self) -> str:
+    def _start_error(self) -> str:
         return (
             f"option {self.source}.startingPosition: a batch, or a query with an ending position, must begin at the "
             "oldest record or at a time, not at LATEST"

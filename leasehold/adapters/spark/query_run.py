@@ -123,7 +123,8 @@ class QueryRun:
             if self._default_incarnation is None and offset.keys:
                 annotations = [lease.annotation(INCARNATION) for lease in self._store.get(offset.keys)]
                 self._default_incarnation = next(
-                    (note for note in annotations if note and created_later(current, note)), ""
+                    (incarnation for incarnation in annotations if incarnation and created_later(current, incarnation)),
+                    "",
                 )
             former = self._default_incarnation or current
         if current in {"", former}:
@@ -233,8 +234,8 @@ class QueryRun:
     def report(self) -> dict[str, Any]:
         """Return the lag of reading: the largest lag, and the lags of the shards furthest behind."""
         behind = {key: round(seconds * 1000) for key, seconds in self._loop.behind.items()}
-        worst = sorted(((key, lag) for key, lag in behind.items() if lag), key=lambda pair: (-pair[1], pair[0]))
-        reported_lags = dict(sorted(worst[:REPORTED_SHARDS]))
+        largest_lags = sorted(((key, lag) for key, lag in behind.items() if lag), key=lambda pair: (-pair[1], pair[0]))
+        reported_lags = dict(sorted(largest_lags[:REPORTED_SHARDS]))
         worst_lag, undecided = max(behind.values(), default=0), self._loop.undecided
         return {
             "shards": len(behind),
@@ -319,10 +320,10 @@ class QueryRun:
 
     def _uncheckpointed(self, start: Offset, held: Mapping[str, RangeStart]) -> list[tuple[str, Range]]:
         """Return empty ranges at the uncheckpointed ends of the previous batch, for shards absent from this one."""
-        absent = [(key, part) for key, part in start.ranges if key not in held or held[key].begins.ended]
+        absent_parts = [(key, part) for key, part in start.ranges if key not in held or held[key].begins.ended]
         positions = [
             (key, self._planned_ends.get(key) or self._completed_end(key, start, part), part.epoch)
-            for key, part in absent
+            for key, part in absent_parts
         ]
         return [
             (key, Range(end, end, epoch)) for key, end, epoch in positions if not self._loop.is_checkpointed(key, end)

@@ -34,7 +34,7 @@ def fleet_config(options: Options, source: str = "") -> Config:
     return configuration_for(source, settings(base_settings, options["set"] or ()))
 
 
-def table_of(store: Store, config: Config, span: float | None) -> WatchedTable:
+def watch_table(store: Store, config: Config, span: float | None) -> WatchedTable:
     """Watch a table for `span` seconds and return its state. On a terminal, print why this takes so long."""
     span = WATCH_SHARE * config.lease_seconds if span is None else span
     console = Console(stderr=True)

@@ -76,7 +76,7 @@ def unwinding() -> Iterator[None]:
             restore_handler(signal_number, handler)
 
 
-def wait_for_the_end() -> NoReturn:
+def wait_for_signal() -> NoReturn:
     """Wait until a signal handler raises an exception, even if another thread received the signal."""
     while True:
         time.sleep(SIGNAL_SECONDS)

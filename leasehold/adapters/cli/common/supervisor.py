@@ -252,7 +252,7 @@ def _shell_status(status: int) -> int:
     return status if status >= 0 else 128 - status
 
 
-def at_end_of_supervisor(stop: Callable[[], None]) -> None:
+def call_at_end_of_supervisor(stop: Callable[[], None]) -> None:
     """Call `stop` once the supervisor drains this process or has died. Without a supervisor, do nothing."""
 
     def wait() -> None:

@@ -12,7 +12,7 @@ from leasehold.adapters.cli.common.asking import (
     For,
     StoreUrl,
     fleet_config,
-    table_of,
+    watch_table,
 )
 from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.table_options import table_options
@@ -62,7 +62,7 @@ def command(
             raise ValueError("--worker and --lease: choose one of them")
         config = fleet_config(options)
         with closing(open_for_reading(store, options["to"])) as table_store:
-            table = table_of(table_store, config, span)
+            table = watch_table(table_store, config, span)
         worker_plans = plans(table, config, () if only is None else (only,))
         selected_plans = tuple(worker_plan for worker_plan in worker_plans if only in {None, worker_plan.worker})
         row = next((row for row in table.leases if row.key == lease), None)

@@ -56,7 +56,7 @@ class _ExaminedHub:
         access, partition = self._source.access, self._partition
         background = BackgroundLoop()
         try:
-            background.run(_link(access, partition), LINK_SECONDS)
+            background.run(_open_link(access, partition), LINK_SECONDS)
         except (EventHubError, AzureError, OSError, ValueError, ImportError) as error:
             fault = translate_error(error, access, partition)
             if isinstance(fault, LinkTakenOver):
@@ -67,7 +67,7 @@ class _ExaminedHub:
         return f"group {access.group} has the right"
 
 
-async def _link(access: Access, partition: str) -> None:
+async def _open_link(access: Access, partition: str) -> None:
     """Open a link and wait for the first event or error.
 
     The link has no owner level, so it doesn't disconnect a worker.

@@ -161,7 +161,7 @@ def server(watchers: Sequence[TableWatcher], hosts: Sequence[str]) -> Starlette:
         if watcher is None or most is None or sort not in SORTS:
             return _json(NO_TABLE if watcher is None else NO_VIEW, 404)
         view_request = ViewRequest(sort, "down" in query, query.get("text", "").lower(), most)
-        return _stream(request, watchers, lambda: _groups(watchers) | watcher.view(view_request))
+        return _stream(request, watchers, lambda: _group_statuses(watchers) | watcher.view(view_request))
 
     async def leases(_request: Request) -> Response:
         return _json([watcher.state() for watcher in watchers])
@@ -186,13 +186,13 @@ def server(watchers: Sequence[TableWatcher], hosts: Sequence[str]) -> Starlette:
 
     async def healthz(_request: Request) -> Response:
         healthy = all(watcher.status.ok for watcher in watchers)
-        return _json({"ok": healthy} | _groups(watchers), 200 if healthy else 503)
+        return _json({"ok": healthy} | _group_statuses(watchers), 200 if healthy else 503)
 
     async def readyz(_request: Request) -> Response:
         stale = [watcher.name for watcher in watchers if not watcher.is_fresh]
         return _json({"ok": not stale, "stale": stale}, 503 if stale else 200)
 
-    routes = [Route(path, _page(*page)) for path, page in PAGES.items()]
+    routes = [Route(path, _static_page(*page)) for path, page in PAGES.items()]
     routes += [
         Route("/events", events),
         Route("/view", view),
@@ -213,9 +213,9 @@ EXPLAINED_MAX = 500
 
 def saved_page(watchers: Sequence[TableWatcher]) -> str:
     """Return the page as one file that needs no server, with the state of the tables when they were last read."""
-    tables = [_saved(watcher) for watcher in watchers]
+    tables = [_saved_table(watcher) for watcher in watchers]
     # Escape "<", because a name in the data must not end the script element that contains the data.
-    data = json.dumps(_groups(watchers) | {"tables": tables}).replace("<", "\\u003c")
+    data = json.dumps(_group_statuses(watchers) | {"tables": tables}).replace("<", "\\u003c")
     page, style, script = (_file(folder, name).decode() for folder, name, _ in PAGES.values())
     return page.replace('<link rel="stylesheet" href="page.css">', f"<style>\n{style}</style>").replace(
         '<script src="page.js"></script>',
@@ -223,7 +223,7 @@ def saved_page(watchers: Sequence[TableWatcher]) -> str:
     )
 
 
-def _saved(watcher: TableWatcher) -> dict[str, Any]:
+def _saved_table(watcher: TableWatcher) -> dict[str, Any]:
     view = watcher.view(ViewRequest(most=sys.maxsize))
     explained = watcher.explain_all([row["key"] for row in view["rows"][:EXPLAINED_MAX]])
     return {"view": view, "lag": watcher.lag_chart() or EMPTY, **explained}
@@ -234,7 +234,7 @@ def _requested_watcher(request: Request, watchers: Sequence[TableWatcher]) -> Ta
     return None if index is None else watchers[index]
 
 
-def _groups(watchers: Sequence[TableWatcher]) -> dict[str, Any]:
+def _group_statuses(watchers: Sequence[TableWatcher]) -> dict[str, Any]:
     return {"groups": [{"store": watcher.name} | watcher.status.as_json() for watcher in watchers]}
 
 
@@ -283,7 +283,7 @@ def _file(folder: str, name: str) -> bytes:
     return files(f"leasehold.adapters.{folder}").joinpath(name).read_bytes()
 
 
-def _page(folder: str, name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
+def _static_page(folder: str, name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
     body = _file(folder, name)
 
     async def page(_request: Request) -> Response:
