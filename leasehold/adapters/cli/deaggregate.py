@@ -55,7 +55,7 @@ def command(
         if hash_range is not None:
             first, last = (decimal(key, HASH_KEYS[1]) for key in hash_range)
             if first is None or last is None:
-                raise ValueError("--hash-range: wants two decimal numbers from 0 to 2**128 - 1")
+                raise ValueError("--hash-range: needs two decimal numbers from 0 to 2**128 - 1")
             if first > last:
                 raise ValueError("--hash-range: the first hash key is above the last")
             within = first, last
@@ -82,14 +82,14 @@ def _print(number: int, line: str, within: HashRange | None, misplaced: Misplace
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
-        raise ValueError(f"line {number}: not JSON; write one object a line") from None
+        raise ValueError(f"line {number}: not JSON; write one object per line") from None
     if not isinstance(row, dict) or not isinstance(row.get("data"), str):
-        raise ValueError(f"line {number}: data: wants an object with the record's data in base64")  # noqa: TRY004  the user's mistake
+        raise ValueError(f"line {number}: data: needs an object with the record's data in base64")  # noqa: TRY004  the user's mistake
     for name in ("partition_key", "explicit_hash_key", "sequence_number"):
         value = row.get(name)
         # JSON may contain lone surrogates, which cannot be encoded.
         if value is not None and not (isinstance(value, str) and escape_surrogates(value) == value):
-            raise ValueError(f"line {number}: {name}: wants a text")
+            raise ValueError(f"line {number}: {name}: needs a string")
     try:
         data = base64.b64decode(row["data"], validate=True)
     except ValueError:

@@ -76,7 +76,7 @@ def totals_and_problems(table: WatchedTable) -> tuple[str, tuple[str, ...]]:
     for status, keys in sorted(keys_by_status.items(), key=lambda each: (-each[0].number, each[1])):
         problems.append(f"{status.word} {few(keys, NAMED_MAX)}: {status.says}")
     if len(problems) > SENTENCES_MAX:
-        problems[SENTENCES_MAX:] = [f"and {len(problems) - SENTENCES_MAX} more sentences: --json has all"]
+        problems[SENTENCES_MAX:] = [f"and {len(problems) - SENTENCES_MAX} more; --json shows all"]
     problems += [f"{row.key} cannot be read: {row.field}: {row.why}" for row in table.malformed]
     problems += reported(table.leases)
     if not (table.leases or table.trouble or table.swapping):

@@ -186,7 +186,9 @@ def can_use_keys() -> bool:
     if not sys.stdin.isatty():
         return False
     if not has_keys():
-        print("leasehold leases: no keys here, for this Python has no termios; Ctrl-C leaves", file=sys.stderr)
+        print(
+            "leasehold leases: keys cannot be used, because this Python has no termios; Ctrl-C leaves", file=sys.stderr
+        )
         return False
     return True
 
@@ -195,7 +197,7 @@ def stream_of(url: str) -> Source:
     """Open the source to read lag from. Raises ValueError if this would replace the subscription of a consumer."""
     if "consumer" in source_address(url)[2]:
         raise ValueError(
-            "--source: leave consumer out of it; asking would end the subscription of the worker that reads"
+            "--source: leave out consumer; with it, this would end the subscription of the worker that reads"
         )
     return open_source(url)
 

@@ -134,7 +134,7 @@ def _write(producer: Producer, lines: BinaryIO, key_of: Key) -> dict[str, float 
                 except UnicodeDecodeError:
                     raise ValueError(f"line {number}: its partition key is not UTF-8") from None
                 except ValueError as error:
-                    raise ValueError(f"line {number}: no record can be made of it: {error}") from None
+                    raise ValueError(f"line {number}: it cannot become a record: {error}") from None
             if number % STEP == 0:
                 progress.update(task, completed=number)
                 while under_way and under_way[0][1].done:

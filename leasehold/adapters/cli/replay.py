@@ -58,8 +58,8 @@ In its batch, a handler finds the lease, shard and stream of the record. `attemp
 Exit status: 0 if every dead letter is done; 1 if any stays, or they cannot be listed; 2 on bad usage.
 """
 
-FOLDER = "handed over and removed", "stay"
-STREAM = "handed over", "are put back at the end"
+FOLDER = "processed and removed", "stay"
+STREAM = "processed", "were put back at the end"
 """Labels for dead letters that were handled, and for those that failed again."""
 
 
@@ -84,7 +84,7 @@ def command(  # noqa: PLR0917  one for each option
         if store is None:
             sink = open_dead_letters(dead_letters)
             if since is not None:
-                raise ValueError("--from: it goes with letters in a stream")
+                raise ValueError("--from: it is only for dead letters in a stream")
             with _open_delivery(handler, to) as deliver:
                 verdict = replay(sink, deliver, _print_failure)
         else:
@@ -94,8 +94,8 @@ def command(  # noqa: PLR0917  one for each option
     else:
         done_label, failed_label = FOLDER if store is None else STREAM
         count = verdict.done + verdict.failed + verdict.strange
-        count_text = "1 letter" if count == 1 else f"{count} letters"
-        others = f", {verdict.strange} are no letters, or cannot be read" if verdict.strange else ""
+        count_text = "1 dead letter" if count == 1 else f"{count} dead letters"
+        others = f", {verdict.strange} are no dead letters, or cannot be read" if verdict.strange else ""
         print(f"{count_text}: {verdict.done} {done_label}, {verdict.failed} failed again and {failed_label}{others}")
     if verdict.failed or verdict.strange:
         raise typer.Exit(1)
@@ -105,11 +105,11 @@ def _in_stream(dead_letters: str, store: str, since: str | None, handler: str | 
     begin = TRIM_HORIZON if since is None else start(since, time.time(), "--from")
     place = dead_letters.partition("?")[0]
     if not place.startswith("kinesis://"):
-        raise ValueError("--store: it goes with letters in a stream, kinesis://…")
+        raise ValueError("--store: it is only for dead letters in a stream, kinesis://…")
     if begin == LATEST:
         raise ValueError("--from: a replay begins at TRIM_HORIZON or at a time")
     if to is not None and to.partition("?")[0] == place:
-        raise ValueError("--to: it is the stream that the letters are in")
+        raise ValueError("--to: the dead letters are in this stream; name another")
     me = f"replay-{uuid4().hex[:12]}"
     with (
         _open_delivery(handler, to) as deliver,

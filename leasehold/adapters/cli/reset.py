@@ -70,7 +70,7 @@ def moves_of(plan: Iterable[PlannedReset], leases: Iterable[Lease], live: Collec
         (move,) = planned_resets((by_key[planned.key],), planned.wanted, live)
         current = by_key[planned.key].checkpoint
         reason = (
-            f"it stands at {format_position(current)}, no longer at {format_position(planned.was)}; make the plan anew"
+            f"its checkpoint is {format_position(current)}, no longer {format_position(planned.was)}; make a new plan"
         )
         moves.append(move if current in {planned.was, planned.wanted} else move.refused(reason))
     return tuple(moves)
@@ -134,7 +134,7 @@ def command(  # noqa: PLR0917  one for each option
         if [to, shift_by, plan].count(None) != 2:  # noqa: PLR2004  all but one
             raise ValueError("--to, --shift-by and --plan: give one of them")
         if plan is not None and key:
-            raise ValueError("--key: a plan names its leases itself")
+            raise ValueError("--key: a plan already names its leases")
         # Check all options before opening the store.
         position = None if to is None else _position(to, timestamp_ms, sub, offset, keys=len(key or ()))
         seconds_on = 0.0 if shift_by is None else shift(shift_by)
@@ -166,7 +166,7 @@ def command(  # noqa: PLR0917  one for each option
 
 def _position(to: str, timestamp_ms: int | None, sub: int, offset: str, *, keys: int) -> Position:
     if (named(to) == "AT_TIMESTAMP") != (timestamp_ms is not None):
-        raise ValueError("--timestamp-ms: it goes with --to AT_TIMESTAMP, and only with it")
+        raise ValueError("--timestamp-ms: give it with --to AT_TIMESTAMP, and only then")
     if to.isascii() and to.isdigit():
         position = Position(to, sub, offset)
     elif timestamp_ms is not None:
@@ -186,7 +186,7 @@ def _check(position: Position, field: str) -> None:
     if position.sequence == "AT_TIMESTAMP" and position.sub > time() * 1000:
         raise ValueError(f"{field}: it lies in the future")
     if position.ended:
-        raise ValueError(f"{field}: a lease ends when its shard has been read to the end, and not by hand")
+        raise ValueError(f"{field}: a lease ends only when its shard has been read to the end")
 
 
 def _shifted_moves(leases: tuple[Lease, ...], seconds_on: float, live: frozenset[str]) -> tuple[Move, ...]:
@@ -203,8 +203,8 @@ def _shifted_moves(leases: tuple[Lease, ...], seconds_on: float, live: frozenset
             checkpoint_seconds = lease.checkpoint.sub / 1000
         if checkpoint_seconds is None:
             raise ValueError(
-                f"--shift-by: the row of lease {lease.key!r} does not tell of which time its checkpoint is; "
-                "set a time by --to, or name other leases by --key"
+                f"--shift-by: the row of lease {lease.key!r} does not contain the time of its checkpoint; "
+                "set a time with --to, or name other leases with --key"
             )
         moves += planned_resets((lease,), at_timestamp(round(min(now, checkpoint_seconds + seconds_on) * 1000)), live)
     return tuple(moves)

@@ -140,7 +140,7 @@ class Supervisor:
                     _request_drain(child)
                     child.process = None
                     if status in self.final:
-                        self._log("%s ended with status %d: all end", child.name, status)
+                        self._log("%s ended with status %d, so all processes end", child.name, status)
                         return status
                     now = time.monotonic()
                     if now - child.started >= STEADY_SECONDS:
@@ -180,7 +180,7 @@ class Supervisor:
 
         def on_relay_failure(fault: BaseException) -> None:
             """Log that output is not passed on any more. The process will end, because its output is closed."""
-            self._log("what %s writes cannot be passed on: %s", child.name, said(fault))
+            self._log("the output of %s cannot be passed on: %s", child.name, said(fault))
 
         def watch() -> None:
             status = process.wait()
@@ -234,7 +234,7 @@ class Supervisor:
             if getattr(refused.error, "errno", None) not in TEMPORARY_ERRORS:
                 raise refused.error
             if not pause.faults:
-                self._log("output is refused, and tried again until it is taken: %s", said(refused.error))
+                self._log("output cannot be written now, and is tried again: %s", said(refused.error))
             data = refused.unwritten
             time.sleep(pause.next())
 

@@ -60,7 +60,7 @@ def command(
         settings = settings_of(properties)
         print(settings.table(), file=sys.stderr)
         if log_configuration is not None:
-            print(f"--log-configuration: {log_configuration} is of Java, and ignored", file=sys.stderr)
+            print(f"--log-configuration: {log_configuration} is for Java, and is ignored", file=sys.stderr)
         children = Children(settings.argv, max_records=settings.max_records, timeout_seconds=settings.timeout_seconds)
         dead_letter = options["dead_letter"]
         if isinstance(dead_letter, str):

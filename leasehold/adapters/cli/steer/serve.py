@@ -101,7 +101,7 @@ def _write(watchers: Sequence[TableWatcher], file: Path, every: float) -> None:
     Raises StoreError if a table cannot be read.
     """
     if not file.parent.is_dir() or file.is_dir():
-        raise ValueError(f"--once: {file} cannot be written; name a file in a folder that is there")
+        raise ValueError(f"--once: {file} cannot be written; name a file in an existing folder")
     deadline = time.monotonic() + STEPS * STEP_SECONDS
     while True:
         for watcher in watchers:
