@@ -153,8 +153,8 @@ def leasehold(
         bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
-    """Share the shards of a stream among a fleet of workers, with nothing between them but a lease table."""
-    # These log a page for each token that they cannot get. The command prints one line instead.
+    """Share the shards of a stream among a fleet of workers that coordinate only through a lease table."""
+    # These libraries log a page of text for each token that they cannot get. The command prints one line instead.
     for library in ("azure.identity", "botocore.credentials", "botocore.tokens"):
         logging.getLogger(library).setLevel(logging.CRITICAL)
 

@@ -321,7 +321,7 @@ class Children:
             store: Stores checkpoints, in case a child must be started first.
 
         Raises:
-            ChildFault: If the child failed. It has ended.
+            ChildFault: If the child failed. The child has then been ended.
             ChildNotStarted: If no child could be started.
         """
         async with self._lock_of(shard):

@@ -38,8 +38,8 @@ from leasehold.stores.printable import escaped
 log = escaped(logging.getLogger("leasehold.spark"))
 
 MAX_PARTS = 4
-"""The most parts of one shard. A Kinesis shard allows five requests and 2 MB per second. Event Hubs allows five readers
-per partition."""
+"""The maximum number of parts of one shard. A Kinesis shard allows five requests and 2 MB per second. Event Hubs allows
+five readers per partition."""
 FOREVER_MS = 2**53
 THREADS = 16
 PROBE_SECONDS, LOOK_SECONDS, AHEAD_SECONDS = 20.0, 0.2, 10.0
@@ -249,7 +249,7 @@ class _ShardPlanner:
         tip = Settled()
         if self._parts_per_shard > 1 or cut.until_ms == FOREVER_MS:
             tip = _last_record(self._source, lease)
-        # Don't make a task for a shard without records. It would wait at the tip until the service reports no lag.
+        # Don't make a task for a shard without records: the task would wait at the tip until the lag is reported as 0.
         if tip.last == TRIM_HORIZON or (tip.arrived is not None and tip.arrived * 1000 < cut.begin.sub):
             return []
         if cut.until_ms == FOREVER_MS:

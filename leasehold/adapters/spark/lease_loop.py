@@ -178,9 +178,9 @@ class LeaseLoop:
         """Take the rows of the next batch.
 
         Args:
-            rows: The most rows, over all shards.
-            shard_rows: The most rows of one shard.
-            size: The most bytes, over all shards.
+            rows: The maximum number of rows, over all shards.
+            shard_rows: The maximum number of rows of one shard.
+            size: The maximum number of bytes, over all shards.
 
         Returns:
             Where the next range of each held shard begins, and the rows of the shards that have any.
@@ -214,7 +214,7 @@ class LeaseLoop:
         return range_starts, taken_chunks
 
     def commit(self, ends: Mapping[str, Position]) -> None:
-        """Record that Spark has committed up to these positions. They are written as checkpoints of the held leases."""
+        """Record that Spark has committed up to these positions, and have the checkpoints of held leases written."""
         with self._changed:
             # Keep the positions of leases that we do not hold, too: if we get such a lease again, reading continues
             # after the records that the sink has.
@@ -271,7 +271,7 @@ class LeaseLoop:
     def awaited(self) -> Mapping[str, str]:
         """The shards that may have more to read for an AvailableNow query, each with the reason.
 
-        These are shards that this worker holds, and other shards without a living owner.
+        The result contains shards that this worker holds, and other shards without a living owner.
         """
         with self._changed:
             statuses = {

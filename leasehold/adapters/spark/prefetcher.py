@@ -49,9 +49,9 @@ class ReadAheadPace:
 
     Attributes:
         columns: The columns that records become.
-        rows: The most rows to buffer, over all shards.
-        bytes: The most bytes to buffer, over all shards.
-        interval_seconds: The least time between the starts of two reads of a shard.
+        rows: The maximum number of rows to buffer, over all shards.
+        bytes: The maximum number of bytes to buffer, over all shards.
+        interval_seconds: The minimum time between the starts of two reads of a shard.
     """
 
     columns: Columns

@@ -189,7 +189,7 @@ class Supervisor:
             self._events.put(_SupervisedEnded(child, status))
 
         def on_watch_failure(fault: BaseException) -> None:
-            """Kill the process, because its end would go unnoticed. It is then restarted."""
+            """Kill the process and have it restarted, because its end would go unnoticed."""
             self._log("%s is killed: its end could not be waited for: %s", child.name, said(fault))
             process.kill()
             self._events.put(_SupervisedEnded(child, process.wait()))

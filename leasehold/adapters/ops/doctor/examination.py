@@ -111,7 +111,7 @@ class Fleet:
 def gap_seconds(config: Config) -> float:
     """Return the longest time that a shard is unread after its worker has crashed.
 
-    This is the time until the lease expires, plus the time until another worker's next turn.
+    The result is the time until the lease expires, plus the time until another worker's next turn.
     """
     return config.rules.expires_above(config.lease_seconds) + config.cycle_seconds
 

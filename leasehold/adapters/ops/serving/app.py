@@ -119,7 +119,7 @@ REQUEST_SECONDS = 10.0
 """Seconds after which a connection without a complete request is closed."""
 
 ROWS_MAX = 20_000
-"""The most leases that a page may request."""
+"""The maximum number of leases that a page may request."""
 
 CONNECTIONS_MAX = 200
 """The maximum number of open connections. Each takes a file descriptor, and a process usually has 1,024."""

@@ -125,7 +125,7 @@ class ArrowPoller(Poller):
         for index, records in deaggregated.items():
             self._dropped.add(rows.numbers[index], records)
         user_rows, trail = self._drop_before_start(rows.numbers, user_rows), None
-        # Only rows from our Spark sink have tags. They may be duplicates, because Spark may run a task again.
+        # Rows from our Spark sink have tags, and may be duplicates, because Spark may run a task again.
         if self._seen or any(records.tags for records in deaggregated.values()):
             user_rows, trail = self._drop_duplicates(rows.numbers, user_rows, deaggregated)
         indices = user_rows["record"]
