@@ -244,7 +244,8 @@ def terminal_keys(fd: int) -> Iterator[TerminalKeys]:
     original = termios.tcgetattr(fd)
     try:
         tty.setcbreak(fd)
-        # Disable suspending: a suspended process would leave its view on the screen, and the shell without echo.
+        # Disable suspending, because a suspended process would leave its view on the screen, and the shell without
+        # echo.
         modes = termios.tcgetattr(fd)
         modes[6][termios.VSUSP] = b"\0"
         termios.tcsetattr(fd, termios.TCSANOW, modes)

@@ -52,7 +52,7 @@ def command(
     """Run the query until it ends or is stopped, and report an error in one line."""
     try:
         source_options = _options(options or ())
-        # Check for secrets here: the page of a Spark Connect server shows every option, even a rejected one.
+        # Check for secrets here, because the page of a Spark Connect server shows every option, even a rejected one.
         reject_secrets(OptionReader(source_options))
         # py4j logs the traceback of each call that is interrupted, although it also raises the exception.
         logging.getLogger("py4j").setLevel(logging.CRITICAL)

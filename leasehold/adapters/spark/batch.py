@@ -176,7 +176,7 @@ def split_range(
     begins: Position, cuts: Iterable[Position], ends: Position | None
 ) -> list[tuple[Position, Position | None]]:
     """Return parts that cover `begins` to `ends` without a gap, cut after each position of `cuts` (rule 1)."""
-    # The default is larger than any position: if the slice ends at a time, every cut lies before its end.
+    # The default is larger than any position. If the slice ends at a time, every cut lies before its end.
     end_order = (2, 0, 0) if ends is None else ends.order
     cuts_by_order = {cut.order: cut for cut in cuts if begins.order < cut.order < end_order}
     inner_cuts = [cuts_by_order[order] for order in sorted(cuts_by_order)]
@@ -202,7 +202,7 @@ def plan_parts(location: StreamLocation, bounds: Bounds, tasks: int) -> list[Sha
             return []  # the batch begins in the future
         listed = source.shards()  # rule 3
         planner = _ShardPlanner(location, source, Slice(begins, until_ms), min(MAX_PARTS, -(-tasks // len(listed))))
-        # Use threads: each shard takes several requests, and a large stream has hundreds of shards.
+        # Use threads, because each shard takes several requests, and a large stream has hundreds of shards.
         with ThreadPoolExecutor(THREADS, thread_name_prefix="leasehold-plan") as pool:
             rows = zip_longest(*pool.map(planner.parts, listed))
         # Tasks start in this order. With few cores, every shard is begun before a second task reads any of them.
@@ -249,7 +249,8 @@ class _ShardPlanner:
         tip = Settled()
         if self._parts_per_shard > 1 or cut.until_ms == FOREVER_MS:
             tip = _last_record(self._source, lease)
-        # Don't make a task for a shard without records: the task would wait at the tip until the lag is reported as 0.
+        # Don't make a task for a shard without records, because the task would wait at the tip until the lag is
+        # reported as 0.
         if tip.last == TRIM_HORIZON or (tip.arrived is not None and tip.arrived * 1000 < cut.begin.sub):
             return []
         if cut.until_ms == FOREVER_MS:

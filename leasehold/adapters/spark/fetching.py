@@ -251,7 +251,7 @@ class Transport:
                 embedded.append(EmbeddedRows(sink.getvalue().to_pybytes()))
             return embedded
         if self._server is None and tasks:
-            # Open the port only for the first rows: a query without rows needs none.
+            # Open the port only for the first rows, because a query without rows needs none.
             self._server = RowServer(self._address, self._memory, self._folder)
         server = self._server
         return [] if server is None else [server.keep(number, task, batches) for task, batches in enumerate(tasks)]

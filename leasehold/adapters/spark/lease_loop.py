@@ -160,7 +160,8 @@ class LeaseLoop:
             )
 
         def should_stop() -> bool:
-            # End the wait if a lease is handed off: its next owner waits for the lease, which waits for Spark's commit.
+            # End the wait if a lease is handed off, because its next owner waits for the lease, which waits for Spark's
+            # commit.
             return (
                 self.handing_off or is_full() or not any(prefetcher.behind for prefetcher in self._prefetchers.values())
             )
@@ -186,14 +187,14 @@ class LeaseLoop:
             Where the next range of each held shard begins, and the rows of the shards that have any.
         """
         with self._changed:
-            # Read `range_start` only once per shard: a lease may be lost or expire in the meantime.
+            # Read `range_start` only once per shard, because a lease may be lost or expire in the meantime.
             range_starts = {
                 key: range_start
                 for key, prefetcher in self._prefetchers.items()
                 if (range_start := prefetcher.range_start) is not None
             }
             prefetchers = {key: self._prefetchers[key] for key in range_starts}
-            # Apply the limit per shard first: a shard that is far behind must not fill the whole batch.
+            # Apply the limit per shard first, because a shard that is far behind must not fill the whole batch.
             buffered_counts = {
                 key: min(shard_rows, count)
                 for key, prefetcher in prefetchers.items()
@@ -224,7 +225,7 @@ class LeaseLoop:
                 self._prefetchers[key].commit(ends[key])
         for key in held_keys:
             self._runner.hurry(key)
-        # Leases that this run never held need no warning: they were held by an earlier run.
+        # Leases that this run never held need no warning, because they were held by an earlier run.
         if lost_keys := sorted((ends.keys() & self._ever_held) - set(held_keys)):
             log.warning(
                 "leases were lost to other workers, which write their checkpoints from now on: %s", few(lost_keys)
@@ -245,7 +246,7 @@ class LeaseLoop:
         now = self._worker.clock()
         with self._changed:
             prefetchers = tuple(self._prefetchers.values())
-        # An AvailableNow query that has caught up has no lag: records that arrive later are for the next run.
+        # An AvailableNow query that has caught up has no lag, because records that arrive later are for the next run.
         lags = {
             prefetcher.key: 0.0 if prefetcher.caught_up else prefetcher.holding.progress.behind(now)
             for prefetcher in prefetchers
@@ -320,7 +321,7 @@ class LeaseLoop:
         return prefetching_reader(prefetcher).step
 
     def _prefetchers_with_rows(self) -> Iterator[ShardPrefetcher]:
-        # Check `buffered` first: it is cheaper than `range_start`, and most shards have no rows.
+        # Check `buffered` first, because it is cheaper than `range_start`, and most shards have no rows.
         return (
             prefetcher
             for prefetcher in self._prefetchers.values()

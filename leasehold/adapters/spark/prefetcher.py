@@ -199,7 +199,7 @@ class ShardPrefetcher(ConsumerPort):
         return Ready(
             free=False,  # Spark takes rows itself (`take`)
             room=not (is_releasing or self._is_blocked(now)),
-            # Do not wait for rows that an earlier run planned and did not commit: this run may never plan them.
+            # Do not wait for rows that an earlier run planned and did not commit, because this run may never plan them.
             working=self._rows_taken and cursor.has_unacknowledged and not self._shared.ending,
             look_seconds=COMMIT_SECONDS if is_releasing else ROOM_SECONDS,
         )
@@ -258,7 +258,7 @@ class ShardPrefetcher(ConsumerPort):
     def admit(self, now: float) -> float | None:
         """Return None to read now, or the time of the next check if an AvailableNow query has caught up."""
         if self._shared.only_now and self._tip.target is None:
-            # Request the tip once the shard is opened: records that arrive from now on are for the next run.
+            # Request the tip once the shard is opened. Records that arrive from now on are for the next run.
             self._tip.set_target(self._worker.source.latest(self.holding.lease), now)
             self._update_tip(now, behind=None)
         if self._tip.reached:

@@ -73,7 +73,8 @@ class QueryRun:
         trigger_bytes = options.trigger_bytes
         self._trigger_bytes = min(trigger_bytes, EMBEDDED_BYTES) if options.fetch is None else trigger_bytes
         self._source = source_spec.open()
-        # Open the table by its own URL, not for a swap of tables: a swap raises the epochs that replays compare.
+        # Open the table by its own URL, not for a swap of tables, because a swap raises the epochs that replays
+        # compare.
         self._store = open_lease_table(open_store, options.store, self._source, create=options.create)
         self._replay_source = self._source if source_spec.open_for_replay is None else source_spec.open_for_replay()
         self._replay_context = ReplayContext(
@@ -128,7 +129,7 @@ class QueryRun:
                 )
             former = self._default_incarnation or current
         if current in {"", former}:
-            # Return the same object if possible: a new one sorts its ranges, and there may be thousands.
+            # Return the same object if possible, because a new one sorts its ranges, and there may be thousands.
             return offset if offset.incarnation == former else evolve(offset, incarnation=former)
         if not created_later(current, former):
             raise SourceError(
@@ -210,7 +211,8 @@ class QueryRun:
         """Return the tasks of the batch that ends at `end`."""
         if end.number not in self._partitions:
             plan = self._plans.get(end.number)
-            # Compare the offsets, not their numbers: another run may have planned a different batch under this number.
+            # Compare the offsets, not their numbers, because another run may have planned a different batch under this
+            # number.
             plan = plan if plan is not None and plan.end == end else None
             rows = self._replay(end) if plan is None else plan.rows
             # A repeated batch keeps its number of tasks, because a sink may identify a row by its index in a task.

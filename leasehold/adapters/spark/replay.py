@@ -206,7 +206,7 @@ class RangeReplay:
         elif response.behind_seconds is not None:
             self.answered_reads += 1
             self._tip_silence = 0.0 if response.behind_seconds else self._tip_silence + pause
-            # Count only empty responses at the tip: a response behind the tip shows that more records will follow.
+            # Count only empty responses at the tip. A response behind the tip shows that more records will follow.
             if self._tip_silence > SILENT_SECONDS:
                 raise Trimmed(f"no record comes up to {self._part.ends.sequence}, and the shard is read to its tip")
         return pause
