@@ -89,6 +89,8 @@ def command(  # noqa: PLR0917  one for each option
             why = f"FROM is still read by {', '.join(owners)}; stop its workers first"
             moves = tuple(move.refused(why) if needs_write(move) else move for move in moves)
         if not dry_run:
-            written = [copy_lease(target, move, insist=even_if_owned) if needs_write(move) else move for move in moves]
-            moves = verify(target, written)
+            written_moves = [
+                copy_lease(target, move, insist=even_if_owned) if needs_write(move) else move for move in moves
+            ]
+            moves = verify(target, written_moves)
         raise print_moves(moves, dry_run=dry_run, as_json=as_json)

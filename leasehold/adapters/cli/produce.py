@@ -126,7 +126,7 @@ def _write(producer: Producer, lines: BinaryIO, key_of: Key) -> dict[str, float 
     progress = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
     under_way = deque[tuple[int, RecordFuture]]()
     with _EndRequest() as end_request, producer, progress:
-        task = progress.add_task("", total=None)
+        progress_task = progress.add_task("", total=None)
         for number, line in enumerate(end_request.lines(lines), 1):
             if data := line.rstrip(b"\r\n"):
                 try:
@@ -136,7 +136,7 @@ def _write(producer: Producer, lines: BinaryIO, key_of: Key) -> dict[str, float 
                 except ValueError as error:
                     raise ValueError(f"line {number}: it cannot become a record: {error}") from None
             if number % STEP == 0:
-                progress.update(task, completed=number)
+                progress.update(progress_task, completed=number)
                 while under_way and under_way[0][1].done:
                     _report_failure(*under_way.popleft())
         producer.flush()

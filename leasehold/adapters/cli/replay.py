@@ -102,13 +102,13 @@ def command(  # noqa: PLR0917  one for each option
 
 
 def _in_stream(dead_letters: str, store: str, since: str | None, handler: str | None, to: str | None) -> ReplayVerdict:
-    begin = TRIM_HORIZON if since is None else start(since, time.time(), "--from")
-    place = dead_letters.partition("?")[0]
-    if not place.startswith("kinesis://"):
+    start_position = TRIM_HORIZON if since is None else start(since, time.time(), "--from")
+    stream_url = dead_letters.partition("?")[0]
+    if not stream_url.startswith("kinesis://"):
         raise ValueError("--store: it is only for dead letters in a stream, kinesis://…")
-    if begin == LATEST:
+    if start_position == LATEST:
         raise ValueError("--from: a replay begins at TRIM_HORIZON or at a time")
-    if to is not None and to.partition("?")[0] == place:
+    if to is not None and to.partition("?")[0] == stream_url:
         raise ValueError("--to: the dead letters are in this stream; name another")
     me = f"replay-{uuid4().hex[:12]}"
     with (
@@ -117,8 +117,8 @@ def _in_stream(dead_letters: str, store: str, since: str | None, handler: str | 
         closing(open_source(dead_letters)) as source,
         closing(open_store(store)) as table,
     ):
-        own_store, letters = own_table(table, "replay", f"replay of {place}"), DeadLetterSource(source, me)
-        worker = Worker(store=own_store, source=letters, me=me, config=Config(initial_position=begin))
+        own_store, letters = own_table(table, "replay", f"replay of {stream_url}"), DeadLetterSource(source, me)
+        worker = Worker(store=own_store, source=letters, me=me, config=Config(initial_position=start_position))
         return replay_stream(worker, sink, deliver, _print_failure)
 
 

@@ -146,21 +146,21 @@ def command(  # noqa: PLR0917  one for each option
                 raise ValueError(f"--plan: {error}") from None
             for planned in resets:
                 _check(planned.wanted, f"--plan: lease {planned.key!r}")
-        with closing(open_store(store, create=False, write=not dry_run)) as opened:
-            leases = read_leases(opened, "store")
+        with closing(open_store(store, create=False, write=not dry_run)) as open_table:
+            leases = read_leases(open_table, "store")
             by_key = {lease.key: lease for lease in leases}
             for name in key or ():
                 if name not in by_key:
                     raise ValueError(f"--key: there is no lease {name!r}")
             leases = tuple(by_key[name] for name in key) if key else leases
-            live = frozenset[str]() if even_if_owned else live_keys(opened, leases, still_seconds)
+            live = frozenset[str]() if even_if_owned else live_keys(open_table, leases, still_seconds)
             if position is not None:
                 moves = planned_resets(leases, position, live)
             elif plan is not None:
                 moves = moves_of(resets, leases, live)
             else:
                 moves = _shifted_moves(leases, seconds_on, live)
-            results = moves if dry_run else tuple(reset(opened, move, insist=even_if_owned) for move in moves)
+            results = moves if dry_run else tuple(reset(open_table, move, insist=even_if_owned) for move in moves)
             raise print_moves(results, dry_run=dry_run, as_json=as_json)
 
 

@@ -235,15 +235,17 @@ def plans(table: WatchedTable, config: Config, extra_workers: Sequence[str] = ()
 
     Each plan is that of a worker's first turn. Some rules choose at random, so a worker may choose another lease.
     """
-    living = without_dead_owners(table.leases, config)
+    live_leases = without_dead_owners(table.leases, config)
     aside_by_key = {
-        lease.key: progress for lease in living if (progress := aside_progress(lease, table.at)) is not None
+        lease.key: progress for lease in live_leases if (progress := aside_progress(lease, table.at)) is not None
     }
     # Workers that put a lease aside may hold no leases.
     extra_workers = (*extra_workers, *{progress.owner for progress in aside_by_key.values()})
-    names = {worker for lease in living for worker in (lease.owner, lease.next_owner) if worker} | set(extra_workers)
-    our_names, targets = our_workers(table.leases), shares(living, config.rules.groups, extra_workers)
-    working = [lease for lease in living if not lease.ended]
+    names = {worker for lease in live_leases for worker in (lease.owner, lease.next_owner) if worker} | set(
+        extra_workers
+    )
+    our_names, targets = our_workers(table.leases), shares(live_leases, config.rules.groups, extra_workers)
+    working = [lease for lease in live_leases if not lease.ended]
     # The load of each worker, if M13 lets counts differ to balance loads; otherwise empty.
     loads: dict[str | None, int] = {}
     if config.rules.weighs_loads and targets and slack(working, len(working) // len(targets)):
@@ -252,7 +254,7 @@ def plans(table: WatchedTable, config: Config, extra_workers: Sequence[str] = ()
             if lease.owner is not None:
                 loads[lease.owner] += lease.weight or 0
     mean = sum(loads.values()) // len(loads) if loads else 0
-    owned = leases_by_owner(working)
+    owned_leases = leases_by_owner(working)
     # Build the index once for all plans, otherwise each plan would scan every lease.
     table_index = KnownLeases(FullReading(table.leases), {})
     results = []
@@ -262,7 +264,7 @@ def plans(table: WatchedTable, config: Config, extra_workers: Sequence[str] = ()
             WorkerPlan(
                 worker,
                 worker in our_names or worker in extra_workers,
-                len(owned.get(worker, ())),
+                len(owned_leases.get(worker, ())),
                 targets.get(worker, 0),
                 tuple(
                     action

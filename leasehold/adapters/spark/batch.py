@@ -196,15 +196,15 @@ def plan_parts(location: StreamLocation, bounds: Bounds, tasks: int) -> list[Sha
     begins = bounds.begins  # check this before anything is opened
     with closing(location.probe()) as source:
         # List the shards first, because we need a shard to look up the end of the batch.
-        if not (listed := source.shards()):
+        if not (shards := source.shards()):
             return []
-        if (until_ms := _settled_end_ms(source, _lease(listed[0]), bounds)) <= begins.sub:
+        if (until_ms := _settled_end_ms(source, _lease(shards[0]), bounds)) <= begins.sub:
             return []  # the batch begins in the future
-        listed = source.shards()  # rule 3
-        planner = _ShardPlanner(location, source, Slice(begins, until_ms), min(MAX_PARTS, -(-tasks // len(listed))))
+        shards = source.shards()  # rule 3
+        planner = _ShardPlanner(location, source, Slice(begins, until_ms), min(MAX_PARTS, -(-tasks // len(shards))))
         # Use threads, because each shard takes several requests, and a large stream has hundreds of shards.
         with ThreadPoolExecutor(THREADS, thread_name_prefix="leasehold-plan") as pool:
-            rows = zip_longest(*pool.map(planner.parts, listed))
+            rows = zip_longest(*pool.map(planner.parts, shards))
         # Tasks start in this order. With few cores, every shard is begun before a second task reads any of them.
         return [part for row in rows for part in row if part is not None]
 
@@ -260,13 +260,13 @@ class _ShardPlanner:
         if self._parts_per_shard > 1 and (first_record := self._first_record(lease, cut.begin)) is not None:
             # Start at the first record. If we also cut a long time without records, most tasks would be empty.
             times = split_times(max(first_record[1], cut.since_ms), newest_ms, self._parts_per_shard)
-            first_records = (self._first_record(lease, at_timestamp(moment)) for moment in times)
+            first_records = (self._first_record(lease, at_timestamp(time_ms)) for time_ms in times)
             cuts = [record[0] for record in first_records if record is not None]
-        spans = split_range(cut.begin, cuts, ends)
+        ranges = split_range(cut.begin, cuts, ends)
         # Tasks read the parts of a shard at the same time and share the service's limit on requests for the shard.
-        pause = self._location.pause_seconds * len(spans)
+        pause = self._location.pause_seconds * len(ranges)
         return [
-            ShardPart(cut, shard.id, shard.hash_range, part_begin, part_end, pause) for part_begin, part_end in spans
+            ShardPart(cut, shard.id, shard.hash_range, part_begin, part_end, pause) for part_begin, part_end in ranges
         ]
 
     def _first_record(self, lease: Lease, start: Position) -> tuple[Position, int] | None:

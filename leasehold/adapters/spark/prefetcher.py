@@ -229,9 +229,9 @@ class ShardPrefetcher(ConsumerPort):
         lease = self.holding.lease
         query_position = self._shared.resume(self.holding, lease.checkpoint)
         if query_position == lease.checkpoint:
-            pinned = stored()
+            lease_start = stored()
             # Prefer the token of the query's own position, which exists even if the leases of the parents are gone.
-            return None if pinned is None else evolve(pinned, token=query_position.token or pinned.token)
+            return None if lease_start is None else evolve(lease_start, token=query_position.token or lease_start.token)
         # Do not use the checkpoint of a recreated row: LATEST would skip the records since the last batch.
         log.info(
             "shard %s: its lease has checkpoint %s, but this query continues after %s",

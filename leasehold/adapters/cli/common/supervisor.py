@@ -225,18 +225,18 @@ class Supervisor:
                 self._write(sink, partial_line + b"\n")
 
     def _write(self, sink: WholeLines, data: bytes) -> None:
-        pause = Backoff(*REFUSED_SECONDS)
+        backoff = Backoff(*REFUSED_SECONDS)
         while True:
             with self._out:
-                refused = sink.write(data)
-            if refused is None:
+                partial_write = sink.write(data)
+            if partial_write is None:
                 return
-            if getattr(refused.error, "errno", None) not in TEMPORARY_ERRORS:
-                raise refused.error
-            if not pause.faults:
-                self._log("output cannot be written now, and is tried again: %s", said(refused.error))
-            data = refused.unwritten
-            time.sleep(pause.next())
+            if getattr(partial_write.error, "errno", None) not in TEMPORARY_ERRORS:
+                raise partial_write.error
+            if not backoff.faults:
+                self._log("output cannot be written now, and is tried again: %s", said(partial_write.error))
+            data = partial_write.unwritten
+            time.sleep(backoff.next())
 
     def _log(self, text: str, *values: object) -> None:
         with self._out:

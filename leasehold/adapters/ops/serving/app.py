@@ -63,9 +63,9 @@ def exposition(states: Sequence[tuple[dict[str, Any], bool]]) -> str:
         for name, value in values.items():
             if value is not None:
                 # Escape names and URLs, because they may contain quotes or newlines that would end a label or sample.
-                quoted = {label: text.translate(ESCAPES) for label, text in labels.items()}
-                marks = ",".join(f'{label}="{text}"' for label, text in quoted.items())
-                samples_of[f"leasehold_{name}"].append(f"leasehold_{name}{{{marks}}} {float(value):g}")
+                escaped_labels = {label: text.translate(ESCAPES) for label, text in labels.items()}
+                label_text = ",".join(f'{label}="{text}"' for label, text in escaped_labels.items())
+                samples_of[f"leasehold_{name}"].append(f"leasehold_{name}{{{label_text}}} {float(value):g}")
 
     for state, is_fresh in states:
         store = state["store"]
@@ -73,7 +73,7 @@ def exposition(states: Sequence[tuple[dict[str, Any], bool]]) -> str:
         if not is_fresh:
             continue
         total = state["total"]
-        totals = {
+        total_values = {
             "leases": total["leases"],
             "unowned_leases": total["unowned"],
             "workers": total["workers"],
@@ -85,7 +85,7 @@ def exposition(states: Sequence[tuple[dict[str, Any], bool]]) -> str:
             "lag_is_lower_bound": None if total["lag_max"] is None else total["lag_at_least"],
             "owner_changes_total": total["moves"],
         }
-        add_samples(totals, store=store)
+        add_samples(total_values, store=store)
         if (swap := state.get("swap")) is not None:
             for place, name in (("FROM", "there"), ("on their way", "moving"), ("TO", "gone")):
                 add_samples({"swap_leases": swap[name]}, store=store, place=place)
@@ -95,7 +95,7 @@ def exposition(states: Sequence[tuple[dict[str, Any], bool]]) -> str:
         for lease in state["leases"]:
             if not lease["ended"]:
                 seconds = lease["lag"].get("seconds")
-                figures = {
+                lease_values = {
                     "lease_lag_seconds": seconds,
                     "lease_lag_is_lower_bound": None if seconds is None else lease["lag"].get("at_least", False),
                     "lease_status": lease["number"],
@@ -103,7 +103,7 @@ def exposition(states: Sequence[tuple[dict[str, Any], bool]]) -> str:
                     "lease_kilobytes_per_second": lease["kbps"],
                     "lease_switches_total": lease["lag"].get("moves"),
                 }
-                add_samples(figures, store=store, lease=lease["key"])
+                add_samples(lease_values, store=store, lease=lease["key"])
     lines = []
     for name, samples in samples_of.items():
         if samples:
@@ -300,14 +300,14 @@ def _stream(request: Request, watchers: Sequence[TableWatcher], compute: Callabl
     """Send the value of `compute` as a server-sent event now and after each read, until the page is closed."""
 
     async def events() -> AsyncIterator[str]:
-        sent: list[tuple[float, str]] = []
+        sent_reads: list[tuple[float, str]] = []
         while not await request.is_disconnected():
-            readings = [
+            current_reads = [
                 (watcher.last_state.at, watcher.last_state.trouble or watcher.last_state.refused)
                 for watcher in watchers
             ]
-            if readings != sent:
-                sent = readings
+            if current_reads != sent_reads:
+                sent_reads = current_reads
                 yield f"data: {json.dumps(await asyncio.to_thread(compute), separators=(',', ':'))}\n\n"
             await asyncio.sleep(LOOK_SECONDS)
 
