@@ -9,7 +9,7 @@ import typer
 from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.standard_streams import drop_output
 from leasehold.adapters.cli.common.start_lines import start_lines
-from leasehold.adapters.cli.common.supervisor import Supervisor, at_end_of_supervisor
+from leasehold.adapters.cli.common.supervisor import Supervisor, call_at_end_of_supervisor
 from leasehold.adapters.cli.common.table_options import table_options
 from leasehold.adapters.consumer.events import CLOSED_STATUS, EventLines, JsonLines
 from leasehold.adapters.consumer.handling import Handling
@@ -110,12 +110,14 @@ def command(
         if processes > 1:
             raise typer.Exit(_run_supervised(me, store, processes, setup))
         with setup.opened() as worker, start_lines(worker, source, store):
-            verdict = setup.run(worker, begun=lambda runner: at_end_of_supervisor(runner.stop))
+            verdict = setup.run(worker, begun=lambda runner: call_at_end_of_supervisor(runner.stop))
     if verdict is not None:
         summary = f"handled here: {verdict.records} records, and {verdict.shards} of its shards to their end"
-        letters_note = f", {verdict.letters} went to the dead letter" if verdict.letters else ""
-        state = "the slice is read" if verdict.finished else "the slice is not read to its end: start again to go on"
-        print(f"{state}; {summary}{letters_note}", file=sys.stderr if events else sys.stdout)
+        letters_note = f", {verdict.letters} were dead-lettered" if verdict.letters else ""
+        slice_state = (
+            "the slice is read" if verdict.finished else "the slice is not read completely: start again to continue"
+        )
+        print(f"{slice_state}; {summary}{letters_note}", file=sys.stderr if events else sys.stdout)
         raise typer.Exit(0 if verdict.finished else 1)
 
 
@@ -137,9 +139,13 @@ def _run_supervised(me: str, store: str, processes: int, setup: Consumption) -> 
     Raises ValueError if they cannot share the leases.
     """
     if store_address(store)[0] == "memory":
-        raise ValueError("--processes: they cannot share memory://, which is of one process; sqlite:// would do")
+        raise ValueError(
+            "--processes: they cannot share memory://, which exists in one process; use sqlite:// or another store"
+        )
     if setup.cut is not None:
-        raise ValueError("--processes: a slice ends by itself, and they would be started again; start several commands")
+        raise ValueError(
+            "--processes: workers of a slice end by themselves, and would be started again; start several commands"
+        )
     arguments = sys.argv[1:]  # if an option is repeated, the last one counts
     options = arguments.index("--") if "--" in arguments else len(arguments)
     commands = {}

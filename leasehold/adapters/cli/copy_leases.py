@@ -53,14 +53,14 @@ are not repeated); 2 on bad usage.
 def command(  # noqa: PLR0917  one for each option
     from_: Annotated[str, typer.Argument(metavar="FROM", help="Read this store, a URL.", show_default=False)],
     to: Annotated[str, typer.Argument(metavar="TO", help="Write this store, a URL.", show_default=False)],
-    strip: Annotated[str, typer.Option(help="Copy only keys that begin with this, without it.")] = "",
-    add: Annotated[str, typer.Option(help="Put this before every key.")] = "",
-    stream: Annotated[str | None, typer.Option(help="Say that they are of this stream. [what FROM says]")] = None,
+    strip: Annotated[str, typer.Option(help="Copy only keys with this prefix, and remove it.")] = "",
+    add: Annotated[str, typer.Option(help="Add this prefix to every key.")] = "",
+    stream: Annotated[str | None, typer.Option(help="Set the stream of the leases. [as in FROM]")] = None,
     dry_run: DryRun = False,
     still_seconds: StillSeconds = STILL_SECONDS,
     even_if_owned: EvenIfOwned = False,
     even_if_read: Annotated[bool, typer.Option("--even-if-read", help="Copy while a fleet reads FROM, too.")] = False,
-    create: Annotated[bool, typer.Option(help="Make TO's table or container if there is none.")] = True,
+    create: Annotated[bool, typer.Option(help="Create TO's table or container if there is none.")] = True,
     as_json: AsJson = False,
 ) -> None:
     """Copy the leases, verify the copies, and print each move."""
@@ -89,6 +89,8 @@ def command(  # noqa: PLR0917  one for each option
             why = f"FROM is still read by {', '.join(owners)}; stop its workers first"
             moves = tuple(move.refused(why) if needs_write(move) else move for move in moves)
         if not dry_run:
-            written = [copy_lease(target, move, insist=even_if_owned) if needs_write(move) else move for move in moves]
-            moves = verify(target, written)
+            written_moves = [
+                copy_lease(target, move, insist=even_if_owned) if needs_write(move) else move for move in moves
+            ]
+            moves = verify(target, written_moves)
         raise print_moves(moves, dry_run=dry_run, as_json=as_json)

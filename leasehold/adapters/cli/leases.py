@@ -126,17 +126,17 @@ def table_states(
         wait(every)
 
 
-@app.command(help="Show who holds what, and how far they are.", epilog=MORE)
+@app.command(help="Show the leases with their owners, status and lag.", epilog=MORE)
 @table_options("to")
 def command(  # noqa: PLR0917  one for each option
     store: StoreUrl,
-    watch: Annotated[bool, typer.Option("--watch", help="Look again and again, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Read the table repeatedly, until Ctrl-C.")] = False,
     by: Annotated[By | None, typer.Option(help="Show one row for each worker or group.")] = None,
-    every: Annotated[float, typer.Option(help="Wait this long between two looks.", parser=seconds(0.1))] = 2.0,
-    wide: Annotated[bool, typer.Option("--wide", help="Print every column as plain text, on a screen, too.")] = False,
-    source: Annotated[str | None, typer.Option(help="Ask this stream for lag that no row tells.")] = None,
+    every: Annotated[float, typer.Option(help="Wait this long between two reads.", parser=seconds(0.1))] = 2.0,
+    wide: Annotated[bool, typer.Option("--wide", help="Print every column as plain text, even on a terminal.")] = False,
+    source: Annotated[str | None, typer.Option(help="Query this stream for lag that rows do not contain.")] = None,
     as_json: AsJson = False,
-    check: Annotated[bool, typer.Option("--check", help="End with the group's status as a number; 0: OK.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Exit with the group's status as a number; 0 is OK.")] = False,
     **options: Unpack[Options],
 ) -> None:
     """Show the table once, or repeatedly with `--watch`."""
@@ -186,7 +186,9 @@ def can_use_keys() -> bool:
     if not sys.stdin.isatty():
         return False
     if not has_keys():
-        print("leasehold leases: no keys here, for this Python has no termios; Ctrl-C leaves", file=sys.stderr)
+        print(
+            "leasehold leases: keys cannot be used, because this Python has no termios; Ctrl-C leaves", file=sys.stderr
+        )
         return False
     return True
 
@@ -195,7 +197,7 @@ def stream_of(url: str) -> Source:
     """Open the source to read lag from. Raises ValueError if this would replace the subscription of a consumer."""
     if "consumer" in source_address(url)[2]:
         raise ValueError(
-            "--source: leave consumer out of it; asking would end the subscription of the worker that reads"
+            "--source: leave out consumer; with it, this would end the subscription of the worker that reads"
         )
     return open_source(url)
 

@@ -92,12 +92,14 @@ def arrange_rows(cells: Cells, view: LiveView) -> Cells:
 
     sort_index = sorted_by(cells, view)
     filter_text = view.filter_text.lower()
-    matching = [number for number, row in enumerate(cells.rows) if any(filter_text in cell.lower() for cell in row)]
-    filled = [number for number in matching if cells.rows[number][sort_index]]
-    order = sorted(filled, key=rank, reverse=cells.columns[sort_index].right != view.is_reversed)
-    order += [number for number in matching if not cells.rows[number][sort_index]]
-    places = {number: place for place, number in enumerate(order)}
-    styles = tuple(((places[row], column), style) for (row, column), style in cells.styles if row in places)
+    matching_rows = [
+        number for number, row in enumerate(cells.rows) if any(filter_text in cell.lower() for cell in row)
+    ]
+    filled_rows = [number for number in matching_rows if cells.rows[number][sort_index]]
+    order = sorted(filled_rows, key=rank, reverse=cells.columns[sort_index].right != view.is_reversed)
+    order += [number for number in matching_rows if not cells.rows[number][sort_index]]
+    new_indices = {number: new_index for new_index, number in enumerate(order)}
+    styles = tuple(((new_indices[row], column), style) for (row, column), style in cells.styles if row in new_indices)
     return evolve(cells, rows=tuple(cells.rows[number] for number in order), styles=styles)
 
 
@@ -106,7 +108,7 @@ def sorted_by(cells: Cells, view: LiveView) -> int:
     return next((index for index, column in enumerate(cells.columns) if column.name == view.sort), 0)
 
 
-def chosen_row(visible: Cells, view: LiveView) -> int:
+def selected_row(visible: Cells, view: LiveView) -> int:
     """Return the index of the selected row among those shown."""
     return next((number for number, row in enumerate(visible.rows) if row[0] == view.selected), 0)
 
@@ -140,7 +142,7 @@ def view_after(view: LiveView, key: str, visible: Cells) -> LiveView:
         if not visible.rows:
             return view
         last = len(visible.rows) - 1
-        row_index = _ENDS[key] % (last + 1) if key in _ENDS else chosen_row(visible, view) + _STEPS[key]
+        row_index = _ENDS[key] % (last + 1) if key in _ENDS else selected_row(visible, view) + _STEPS[key]
         return evolve(view, selected=visible.rows[max(0, min(last, row_index))][0])
     if view.page == "lease":
         return evolve(view, page="table") if key == "escape" else view
@@ -162,7 +164,7 @@ def _after_table_key(view: LiveView, key: str, visible: Cells) -> LiveView:
         case "b":
             return LiveView(UNITS[(UNITS.index(view.by) + 1) % len(UNITS)])
         case "enter" if visible.rows:
-            selected = visible.rows[chosen_row(visible, view)][0]
+            selected = visible.rows[selected_row(visible, view)][0]
             # For a worker or a group, show the table of its leases. For a lease, show its details.
             return LiveView(filter_text=selected) if view.by else evolve(view, page="lease", selected=selected)
         case _:
@@ -244,7 +246,8 @@ def terminal_keys(fd: int) -> Iterator[TerminalKeys]:
     original = termios.tcgetattr(fd)
     try:
         tty.setcbreak(fd)
-        # Disable suspending: a suspended process would leave its view on the screen, and the shell without echo.
+        # Disable suspending, because a suspended process would leave its view on the screen, and the shell without
+        # echo.
         modes = termios.tcgetattr(fd)
         modes[6][termios.VSUSP] = b"\0"
         termios.tcsetattr(fd, termios.TCSANOW, modes)
@@ -312,12 +315,12 @@ def _table(table: WatchedTable, view: LiveView, width: int, height: int) -> Grou
     moves = _moves(table.moves)[: max(0, (height - FRAME_LINES - len(lines)) // 2)]
     # One line is reserved for the names of columns that don't fit.
     row_count = max(1, height - FRAME_LINES - len(lines) - len(moves) - 1)
-    selected = chosen_row(visible, view)
+    selected = selected_row(visible, view)
     first = max(0, min(selected - row_count // 2, len(visible.rows) - row_count))
-    styles = {(row - first, place): style for (row, place), style in visible.styles}
-    for place in range(len(visible.columns) if visible.rows else 0):
-        position = (selected - first, place)
-        styles[position] = f"{styles.get(position, '')} {CHOSEN}".strip()
+    styles = {(row - first, column_index): style for (row, column_index), style in visible.styles}
+    for column_index in range(len(visible.columns) if visible.rows else 0):
+        cell_position = (selected - first, column_index)
+        styles[cell_position] = f"{styles.get(cell_position, '')} {CHOSEN}".strip()
     window = evolve(visible, rows=visible.rows[first : first + row_count], styles=tuple(styles.items()))
     rows, left_out = draw_table(window, width)
     hints = [_line(f"no room here for: {', '.join(left_out)}; enter shows all of a lease", "dim")] if left_out else []
@@ -357,7 +360,7 @@ def _pairs(title: str, pairs: Iterable[tuple[str, str]]) -> Table:
 
 
 def _moves(moves: tuple[SeenMove, ...]) -> list[Text]:
-    return [_line(format_move(move), "" if place else "bold") for place, move in enumerate(moves)]
+    return [_line(format_move(move), "" if index else "bold") for index, move in enumerate(moves)]
 
 
 def _line(text: str, style: str = "") -> Text:

@@ -58,24 +58,24 @@ In its batch, a handler finds the lease, shard and stream of the record. `attemp
 Exit status: 0 if every dead letter is done; 1 if any stays, or they cannot be listed; 2 on bad usage.
 """
 
-FOLDER = "handed over and removed", "stay"
-STREAM = "handed over", "are put back at the end"
+FOLDER = "processed and removed", "stay"
+STREAM = "processed", "were put back at the end"
 """Labels for dead letters that were handled, and for those that failed again."""
 
 
-@app.command(help="Hand dead letters over again, in order; those that fail again stay.", epilog=MORE)
+@app.command(help="Process dead letters again, in order; those that fail again stay.", epilog=MORE)
 def command(  # noqa: PLR0917  one for each option
     dead_letters: Annotated[str, typer.Argument(help="Read the dead letters here, a URL.", show_default=False)],
     handler: Annotated[str | None, typer.Option(help="Call module:function with each record.")] = None,
     to: Annotated[str | None, typer.Option(help="Put the records back into this stream: kinesis://….")] = None,
     store: Annotated[
-        str | None, typer.Option(help="Keep the replay's own leases here; for letters in a stream.")
+        str | None, typer.Option(help="Keep the replay's leases here, for dead letters in a stream.")
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option("--from", help="Start shards of letters without a lease at TRIM_HORIZON or a time."),
+        typer.Option("--from", help="Start shards without a lease at TRIM_HORIZON or a time."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Dispatch or put back every dead letter, and print the result."""
     with ending("replay", DeadLetterError, WorkerError, StoreError, SourceError):
@@ -84,7 +84,7 @@ def command(  # noqa: PLR0917  one for each option
         if store is None:
             sink = open_dead_letters(dead_letters)
             if since is not None:
-                raise ValueError("--from: it goes with letters in a stream")
+                raise ValueError("--from: it is only for dead letters in a stream")
             with _open_delivery(handler, to) as deliver:
                 verdict = replay(sink, deliver, _print_failure)
         else:
@@ -94,22 +94,22 @@ def command(  # noqa: PLR0917  one for each option
     else:
         done_label, failed_label = FOLDER if store is None else STREAM
         count = verdict.done + verdict.failed + verdict.strange
-        count_text = "1 letter" if count == 1 else f"{count} letters"
-        strange = f", {verdict.strange} are no letters, or cannot be read" if verdict.strange else ""
-        print(f"{count_text}: {verdict.done} {done_label}, {verdict.failed} failed again and {failed_label}{strange}")
+        count_text = "1 dead letter" if count == 1 else f"{count} dead letters"
+        others = f", {verdict.strange} are no dead letters, or cannot be read" if verdict.strange else ""
+        print(f"{count_text}: {verdict.done} {done_label}, {verdict.failed} failed again and {failed_label}{others}")
     if verdict.failed or verdict.strange:
         raise typer.Exit(1)
 
 
 def _in_stream(dead_letters: str, store: str, since: str | None, handler: str | None, to: str | None) -> ReplayVerdict:
-    begin = TRIM_HORIZON if since is None else start(since, time.time(), "--from")
-    place = dead_letters.partition("?")[0]
-    if not place.startswith("kinesis://"):
-        raise ValueError("--store: it goes with letters in a stream, kinesis://…")
-    if begin == LATEST:
+    start_position = TRIM_HORIZON if since is None else start(since, time.time(), "--from")
+    stream_url = dead_letters.partition("?")[0]
+    if not stream_url.startswith("kinesis://"):
+        raise ValueError("--store: it is only for dead letters in a stream, kinesis://…")
+    if start_position == LATEST:
         raise ValueError("--from: a replay begins at TRIM_HORIZON or at a time")
-    if to is not None and to.partition("?")[0] == place:
-        raise ValueError("--to: it is the stream that the letters are in")
+    if to is not None and to.partition("?")[0] == stream_url:
+        raise ValueError("--to: the dead letters are in this stream; name another")
     me = f"replay-{uuid4().hex[:12]}"
     with (
         _open_delivery(handler, to) as deliver,
@@ -117,8 +117,8 @@ def _in_stream(dead_letters: str, store: str, since: str | None, handler: str | 
         closing(open_source(dead_letters)) as source,
         closing(open_store(store)) as table,
     ):
-        own_store, letters = exclusive_table(table, "replay", f"replay of {place}"), DeadLetterSource(source, me)
-        worker = Worker(store=own_store, source=letters, me=me, config=Config(initial_position=begin))
+        own_store, letters = exclusive_table(table, "replay", f"replay of {stream_url}"), DeadLetterSource(source, me)
+        worker = Worker(store=own_store, source=letters, me=me, config=Config(initial_position=start_position))
         return replay_stream(worker, sink, deliver, _print_failure)
 
 

@@ -241,7 +241,7 @@ class Conversation:
 
     def _send(self, message: dict[str, Any]) -> None:
         text = json.dumps(message, ensure_ascii=False, separators=(",", ":"))
-        # Node treats these two as line ends. They only occur in strings, where JSON allows the escapes.
+        # Escape these two characters, because Node treats them as line ends. They occur only in JSON strings.
         self._outgoing.append(text.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029") + "\n")
 
     def _take_request(self) -> tuple[_CheckpointRequest, Position]:
@@ -297,7 +297,7 @@ def _record_json(record: Record) -> dict[str, Any]:
         "data": b64encode(record.data).decode(),
         "partitionKey": record.partition_key,
         "sequenceNumber": record.sequence_number,
-        # This must not be null, because kclpy calls int() on the value. Kinesis always sends a time.
+        # The arrival time must not be null, because kclpy calls int() on it. Kinesis always sends a time.
         "approximateArrivalTimestamp": round((record.arrived or 0) * 1000),
         "subSequenceNumber": record.sub_sequence_number,
         "action": "record",  # kclpy decodes every object by its action, even nested objects

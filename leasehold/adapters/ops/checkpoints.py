@@ -286,7 +286,8 @@ def planned_resets(leases: Iterable[Lease], position: Position, live: Collection
         lease = without_owner(stored, position)
         is_forward = position.order > stored.checkpoint.order and position.numbered
         move = Move("forward" if is_forward else "back", lease, stored)
-        # If the row names its stream, write the row even if the position is the same: the stream may be a new one.
+        # If the row names its stream, write the row even if the position is the same, because the stream may be a new
+        # one.
         names_stream = stored.annotation(INCARNATION) not in {None, SETTLED}
         if stored.checkpoint == position and stored.checkpoint.token == position.token and not names_stream:
             move = Move("same", lease, stored)

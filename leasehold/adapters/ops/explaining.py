@@ -36,8 +36,8 @@ HANDOFF_RULE = "H2"
 
 def rules_between(before: WatchedTable, after: WatchedTable, config: Config) -> Mapping[str, str]:
     """Return the rule of each move, by lease key. The rule is "" if no plan explains the move, such as a release."""
-    moves = owner_changes(before, after)
-    if not moves:
+    changes = owner_changes(before, after)
+    if not changes:
         return {}
     # When a lease was taken, it may have been idle for longer than the earlier read shows, by up to two intervals. Its
     # version may be almost one interval older than we know, and it may have been taken just before the later read.
@@ -62,24 +62,24 @@ def rules_between(before: WatchedTable, after: WatchedTable, config: Config) -> 
         and row_after[0] == lease.owner
         and row_after[1] != lease.version
     }
-    losers = {old.owner for old, new in moves if old.next_owner is None or old.next_owner != new.owner}
-    dead = frozenset(owner for owner in silent_owners if owner in losers or is_late(owner))
+    owners_with_losses = {old.owner for old, new in changes if old.next_owner is None or old.next_owner != new.owner}
+    dead = frozenset(owner for owner in silent_owners if owner in owners_with_losses or is_late(owner))
 
-    freed = tuple(evolve(lease, owner=None) if lease.owner in dead else lease for lease in before.leases)
-    movers = {new.owner for _, new in moves if new.owner is not None}
-    takings_before = {worker: takings(before.leases, worker) for worker in movers}
-    takings_freed = {worker: takings(freed, worker) for worker in movers} if dead else takings_before
+    table_freed = tuple(evolve(lease, owner=None) if lease.owner in dead else lease for lease in before.leases)
+    new_owners = {new.owner for _, new in changes if new.owner is not None}
+    takings_before = {worker: takings(before.leases, worker) for worker in new_owners}
+    takings_freed = {worker: takings(table_freed, worker) for worker in new_owners} if dead else takings_before
     # The table after every newcomer has taken its first lease, and has held its leases for a long time.
-    first_leases = {new.owner: new.key for _, new in reversed(moves)}
-    initial_owners = {first_leases[owner]: owner for owner in movers - {lease.owner for lease in freed}}
-    joined = tuple(
-        evolve(lease, owner=owner, idle=0.0, held=math.inf, next_owner=None) if owner in movers else lease
-        for lease in freed
+    first_leases = {new.owner: new.key for _, new in reversed(changes)}
+    initial_owners = {first_leases[owner]: owner for owner in new_owners - {lease.owner for lease in table_freed}}
+    table_joined = tuple(
+        evolve(lease, owner=owner, idle=0.0, held=math.inf, next_owner=None) if owner in new_owners else lease
+        for lease in table_freed
         for owner in [initial_owners.get(lease.key, lease.owner)]
     )
-    takings_joined = {worker: takings(joined, worker) for worker in movers if not takings_freed[worker]}
+    takings_joined = {worker: takings(table_joined, worker) for worker in new_owners if not takings_freed[worker]}
     rules = {}
-    for old, new in moves:
+    for old, new in changes:
         if new.owner is None:
             # A live owner renews within `renew_seconds`. If the owner wasn't late, it may have released the lease.
             overdue = old.idle > config.renew_seconds and old.owner in dead and is_late(old.owner)
@@ -235,15 +235,17 @@ def plans(table: WatchedTable, config: Config, extra_workers: Sequence[str] = ()
 
     Each plan is that of a worker's first turn. Some rules choose at random, so a worker may choose another lease.
     """
-    living = without_dead_owners(table.leases, config)
+    live_leases = without_dead_owners(table.leases, config)
     aside_by_key = {
-        lease.key: progress for lease in living if (progress := aside_progress(lease, table.at)) is not None
+        lease.key: progress for lease in live_leases if (progress := aside_progress(lease, table.at)) is not None
     }
     # Workers that put a lease aside may hold no leases.
     extra_workers = (*extra_workers, *{progress.owner for progress in aside_by_key.values()})
-    names = {worker for lease in living for worker in (lease.owner, lease.next_owner) if worker} | set(extra_workers)
-    our_names, targets = our_workers(table.leases), shares(living, config.rules.groups, extra_workers)
-    working = [lease for lease in living if not lease.ended]
+    names = {worker for lease in live_leases for worker in (lease.owner, lease.next_owner) if worker} | set(
+        extra_workers
+    )
+    our_names, targets = our_workers(table.leases), shares(live_leases, config.rules.groups, extra_workers)
+    working = [lease for lease in live_leases if not lease.ended]
     # The load of each worker, if M13 lets counts differ to balance loads; otherwise empty.
     loads: dict[str | None, int] = {}
     if config.rules.weighs_loads and targets and slack(working, len(working) // len(targets)):
@@ -252,7 +254,7 @@ def plans(table: WatchedTable, config: Config, extra_workers: Sequence[str] = ()
             if lease.owner is not None:
                 loads[lease.owner] += lease.weight or 0
     mean = sum(loads.values()) // len(loads) if loads else 0
-    owned = leases_by_owner(working)
+    owned_leases = leases_by_owner(working)
     # Build the index once for all plans, otherwise each plan would scan every lease.
     table_index = KnownLeases(FullReading(table.leases), {})
     results = []
@@ -262,7 +264,7 @@ def plans(table: WatchedTable, config: Config, extra_workers: Sequence[str] = ()
             WorkerPlan(
                 worker,
                 worker in our_names or worker in extra_workers,
-                len(owned.get(worker, ())),
+                len(owned_leases.get(worker, ())),
                 targets.get(worker, 0),
                 tuple(
                     action

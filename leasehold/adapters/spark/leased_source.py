@@ -177,7 +177,8 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last_planned: dict[str, Any] | None = None  # the end of the last batch that Spark planned
 
     def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
-        # Executors call only `read`, which needs only its partition. Send them no options: these may contain a secret.
+        # Executors call only `read`, which needs only its partition. Send them no options, because these may contain a
+        # secret.
         return recreator(type(self), {}), ()
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's name

@@ -42,7 +42,7 @@ class Range:
     @property
     def empty(self) -> bool:
         """Whether the range contains no records."""
-        # Compare identity first: an offset may have thousands of quiet shards, and comparing positions is slow.
+        # Compare identity first, because an offset may have thousands of quiet shards, and comparing positions is slow.
         return self.begins is self.ends or self.begins == self.ends
 
     @cached_property
@@ -159,7 +159,7 @@ def advance(
                 raise ValueError(f"ends: {key} would go back from {begins.sequence} to {end.sequence}")
             ranges[key] = Range(begins, end, holding.epoch)
         elif previous is not None and previous.begins is begins is previous.ends and previous.epoch == holding.epoch:
-            # Nothing has changed, so reuse the object and its cached strings: there may be thousands of quiet shards.
+            # Nothing has changed, so reuse the object and its cached strings. There may be thousands of quiet shards.
             ranges[key] = previous
         else:
             ranges[key] = Range(begins, begins, holding.epoch)
@@ -229,7 +229,7 @@ def encode(offset: Offset) -> dict[str, Any]:
 
 def decode(stored: object) -> Offset:
     """Return the offset from its JSON value. Raises ValueError if another source or a later version wrote it."""
-    # Check the version first: in a later version these fields may have another meaning.
+    # Check the version first, because in a later version these fields may have another meaning.
     version = stored.get("v") if isinstance(stored, Mapping) else None
     if not isinstance(stored, Mapping) or version not in (
         READABLE_VERSION,

@@ -122,10 +122,10 @@ class LeaseOptions:
         flush: Whether to plan an empty batch when no rows arrive, so that Spark commits the batch before it.
         fetch: Where tasks fetch rows, or None to embed rows in tasks.
         spool_folder: Where to keep rows on disk until tasks fetch them; "" for the system's default.
-        buffer_rows: The most rows to read ahead.
-        buffer_bytes: The most bytes to read ahead.
-        trigger_rows: The most rows in one batch.
-        trigger_bytes: The most bytes in one batch.
+        buffer_rows: The maximum number of rows to read ahead.
+        buffer_bytes: The maximum number of bytes to read ahead.
+        trigger_rows: The maximum number of rows in one batch.
+        trigger_bytes: The maximum number of bytes in one batch.
         cores: The cores of the whole session.
         shards_per_task: The number of shards per task; 0 for the number of shards divided by the cores, rounded up.
         if_recreated: Where to restart the leases if the stream was recreated under its name; None to end the query.
@@ -170,7 +170,7 @@ def parse_lease_options(
         store: The URL to use if `lease.store` is left out; "" if there is no such default.
         position: `initial_position` and `timestamp_ms`, as in a configuration.
         seconds: The default duration of a lease.
-        rows: This source's name of the option for the most rows in a batch.
+        rows: This source's name of the option for the maximum number of rows in a batch.
     """
     # `register` sets this option for the session, except for a client of Spark Connect, where the default is used.
     cores = opts.number("lease.cores", os.cpu_count()) or 1

@@ -202,13 +202,13 @@ def sections(columns: SinkColumns, batches: Iterable[pa.RecordBatch]) -> Iterato
             gathered.append(rows.slice(0, count))
             size, rows = int(ends[count - 1]), rows.slice(count)
             if size >= SECTION_BYTES:
-                yield _ordered(columns, gathered)
+                yield _ordered_section(columns, gathered)
                 gathered, size = [], 0
     if gathered:
-        yield _ordered(columns, gathered)
+        yield _ordered_section(columns, gathered)
 
 
-def _ordered(columns: SinkColumns, parts: list[pa.Table]) -> pa.Table:
+def _ordered_section(columns: SinkColumns, parts: list[pa.Table]) -> pa.Table:
     rows = pa.concat_tables(parts)
     # Order by the row's index last, so that rows with equal keys keep their order.
     numbered = rows.append_column("", pa.array(np.arange(rows.num_rows)))

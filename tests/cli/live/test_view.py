@@ -6,7 +6,7 @@ import pytest
 from attrs import evolve
 
 from leasehold.adapters.cli.common.columns import Cells, Column
-from leasehold.adapters.cli.live import HELP, LiveView, arrange_rows, chosen_row, view_after
+from leasehold.adapters.cli.live import HELP, LiveView, arrange_rows, selected_row, view_after
 
 CELLS = Cells(
     (Column("lease"), Column("owner"), Column("lag s", right=True)),
@@ -64,7 +64,7 @@ def test_the_chosen_row_moves_within_what_is_shown() -> None:
     assert pressed("up").selected == "s-0"
     assert pressed("s", "s", "down").selected == "s-0"
     hidden = evolve(pressed("end"), filter_text="bob")
-    assert chosen_row(arrange_rows(CELLS, hidden), hidden) == 0
+    assert selected_row(arrange_rows(CELLS, hidden), hidden) == 0
     assert pressed("down", view=LiveView(filter_text="none")).selected == ""
 
 

@@ -110,10 +110,10 @@ def print_table(cells: Cells, *, wide: bool = False) -> None:
     table, left_out = draw_table(cells, console.width)
     console.print(table)
     if left_out:
-        console.print(hint(left_out))
+        console.print(hidden_columns_hint(left_out))
 
 
-def hint(left_out: Sequence[str]) -> Text:
+def hidden_columns_hint(left_out: Sequence[str]) -> Text:
     """Return a message with the names of the columns that don't fit on the screen."""
     return Text(f"no room here for: {', '.join(left_out)}; --wide shows every column", style="dim")
 

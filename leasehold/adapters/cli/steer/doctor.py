@@ -33,7 +33,7 @@ Exit status: 0 if nothing is wrong, 1 if something is, 2 on bad usage.
 """
 
 
-@app.command(help="Try rights, conditional writes and clocks; say what to expect and what it costs.", epilog=MORE)
+@app.command(help="Check rights, conditional writes and clocks, and estimate costs.", epilog=MORE)
 @table_options("rules", "lease_seconds", "set", "checkpoint_seconds")
 def command(  # noqa: PLR0917  one for each option
     source: Annotated[str, typer.Argument(help="Read this stream, a URL.", show_default=False)],
@@ -42,12 +42,12 @@ def command(  # noqa: PLR0917  one for each option
         int | None, typer.Option(help="Compute costs for this many workers. [as many as own leases]", min=1)
     ] = None,
     write_price: Annotated[
-        float | None, typer.Option(help="Compute costs by this price of a million writes, in US$.", min=0)
+        float | None, typer.Option(help="Compute costs with this price of a million writes, in US$.", min=0)
     ] = None,
     read_price: Annotated[
-        float | None, typer.Option(help="Compute costs by this price of a million reads, in US$.", min=0)
+        float | None, typer.Option(help="Compute costs with this price of a million reads, in US$.", min=0)
     ] = None,
-    read_only: Annotated[bool, typer.Option("--read-only", help="Try no right to write.")] = False,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Do not try rights to write.")] = False,
     as_json: AsJson = False,
     **options: Unpack[Options],
 ) -> None:

@@ -12,7 +12,7 @@ from leasehold.adapters.cli.common.asking import (
     For,
     StoreUrl,
     fleet_config,
-    table_of,
+    watch_table,
 )
 from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.table_options import table_options
@@ -44,14 +44,14 @@ Nothing is written. Exit status: 0, 1 if the store failed, 2 on bad usage.
 """
 
 
-@app.command(help="Say what each worker would do now, and why a lease is where it is.", epilog=MORE)
+@app.command(help="Explain what each worker would do now, and why a lease has its owner.", epilog=MORE)
 @table_options("to", "rules", "lease_seconds", "set")
 def command(
     store: StoreUrl,
     only: Annotated[
-        str | None, typer.Option("--worker", help="Show only this worker, which need not be there yet.")
+        str | None, typer.Option("--worker", help="Show only this worker, which may not have joined yet.")
     ] = None,
-    lease: Annotated[str | None, typer.Option(help="Tell the story of this lease, by its key.")] = None,
+    lease: Annotated[str | None, typer.Option(help="Explain the lease with this key.")] = None,
     span: For = None,
     as_json: AsJson = False,
     **options: Unpack[Options],
@@ -62,7 +62,7 @@ def command(
             raise ValueError("--worker and --lease: choose one of them")
         config = fleet_config(options)
         with closing(open_for_reading(store, options["to"])) as table_store:
-            table = table_of(table_store, config, span)
+            table = watch_table(table_store, config, span)
         worker_plans = plans(table, config, () if only is None else (only,))
         selected_plans = tuple(worker_plan for worker_plan in worker_plans if only in {None, worker_plan.worker})
         row = next((row for row in table.leases if row.key == lease), None)

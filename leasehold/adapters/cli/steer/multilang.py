@@ -28,7 +28,7 @@ from leasehold.stores.urls import store_address
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 
-@app.command(help="Run the processors of amazon_kclpy, aws-kcl and the others, without Java.")
+@app.command(help="Run KCL record processors in any language, without Java.")
 @table_options("attempts", "dead_letter", "to")
 def command(
     file: Annotated[Path | None, typer.Argument(help="Read this .properties file.", show_default=False)] = None,
@@ -41,7 +41,9 @@ def command(
     set_: Annotated[list[str] | None, typer.Option("--set", help="Set a key in place of the file: key=value.")] = None,
     *,
     environment: Annotated[bool, typer.Option(help="Take ${NAME} in values from the environment.")] = False,
-    strict: Annotated[bool, typer.Option(help="End as Java does: 1 after a child's fault, 143 after SIGTERM.")] = False,
+    strict: Annotated[
+        bool, typer.Option(help="Exit as Java does: 1 after a child's fault, 143 after SIGTERM.")
+    ] = False,
     verbose: Annotated[bool, typer.Option(help="Log every lease that is taken or released.")] = False,
     **options: Unpack[Options],
 ) -> None:
@@ -58,7 +60,7 @@ def command(
         settings = settings_of(properties)
         print(settings.table(), file=sys.stderr)
         if log_configuration is not None:
-            print(f"--log-configuration: {log_configuration} is of Java, and ignored", file=sys.stderr)
+            print(f"--log-configuration: {log_configuration} is for Java, and is ignored", file=sys.stderr)
         children = Children(settings.argv, max_records=settings.max_records, timeout_seconds=settings.timeout_seconds)
         dead_letter = options["dead_letter"]
         if isinstance(dead_letter, str):

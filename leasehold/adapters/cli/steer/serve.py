@@ -51,20 +51,22 @@ Needs `leasehold[serve]`. Ends on Ctrl-C. Exit status: 0, 1 if a store cannot be
 """
 
 
-@app.command(help="Serve lease tables as a live, read-only page.", epilog=MORE)
+@app.command(help="Serve a live, read-only web page of lease tables.", epilog=MORE)
 @table_options("rules", "lease_seconds", "set")
 def command(  # noqa: PLR0917  one for each option
     stores: Annotated[list[str], typer.Argument(metavar="STORE...", help="Read the leases here, URLs.")],
-    source: Annotated[list[str] | None, typer.Option(help="Ask this stream for lag that no row tells.")] = None,
+    source: Annotated[
+        list[str] | None, typer.Option(help="Query this stream for lag that rows do not contain.")
+    ] = None,
     goals: Annotated[
         list[str] | None,
         typer.Option("--to", help="Name the store to which `leasehold swap` moves the leases; `-` for none."),
     ] = None,
     host: Annotated[str, typer.Option(help="Listen on this address.")] = LOOPBACK[0],
-    port: Annotated[int, typer.Option(help="Listen on this port; 0 takes a free one.", min=0, max=65535)] = 8095,
-    allow_host: Annotated[list[str] | None, typer.Option(help="Answer requests by this name, too.")] = None,
-    once: Annotated[Path | None, typer.Option(help="Write the page to this file, and end. It needs no server.")] = None,
-    every: Annotated[float, typer.Option(help="Wait this long between two readings.", parser=seconds(0.1))] = 2.0,
+    port: Annotated[int, typer.Option(help="Listen on this port; 0 for a free one.", min=0, max=65535)] = 8095,
+    allow_host: Annotated[list[str] | None, typer.Option(help="Accept requests for this host name, too.")] = None,
+    once: Annotated[Path | None, typer.Option(help="Write the page to this file and exit; it needs no server.")] = None,
+    every: Annotated[float, typer.Option(help="Wait this long between two reads.", parser=seconds(0.1))] = 2.0,
     history: Annotated[str | None, typer.Option(help="Keep moves and lag in this SQLite file. [memory]")] = None,
     **options: Unpack[Options],
 ) -> None:
@@ -99,7 +101,7 @@ def _write(watchers: Sequence[TableWatcher], file: Path, every: float) -> None:
     Raises StoreError if a table cannot be read.
     """
     if not file.parent.is_dir() or file.is_dir():
-        raise ValueError(f"--once: {file} cannot be written; name a file in a folder that is there")
+        raise ValueError(f"--once: {file} cannot be written; name a file in an existing folder")
     deadline = time.monotonic() + STEPS * STEP_SECONDS
     while True:
         for watcher in watchers:

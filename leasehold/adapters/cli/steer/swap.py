@@ -60,12 +60,12 @@ def command(  # noqa: PLR0917  one for each option
         typer.Argument(metavar="FROM", help="Move the leases from this store of the fleet, a URL.", show_default=False),
     ],
     to: Annotated[str, typer.Argument(metavar="TO", help="Move the leases to this store, a URL.", show_default=False)],
-    status: Annotated[bool, typer.Option("--status", help="Show how far it is, and change nothing.")] = False,
-    back: Annotated[bool, typer.Option("--back", help="Send the leases back to FROM.")] = False,
+    status: Annotated[bool, typer.Option("--status", help="Show the progress, and change nothing.")] = False,
+    back: Annotated[bool, typer.Option("--back", help="Move the leases back to FROM.")] = False,
     wait: Annotated[
-        float, typer.Option(help="Wait this long for workers to say that they know TO.", parser=seconds())
+        float, typer.Option(help="Wait this long for workers to announce that they know TO.", parser=seconds())
     ] = 60.0,
-    create: Annotated[bool, typer.Option(help="Make TO's table or container if there is none.")] = True,
+    create: Annotated[bool, typer.Option(help="Create TO's table or container if there is none.")] = True,
     as_json: AsJson = False,
 ) -> None:
     """Start or reverse a swap, and follow it until every lease has arrived."""

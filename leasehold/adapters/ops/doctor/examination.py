@@ -111,7 +111,7 @@ class Fleet:
 def gap_seconds(config: Config) -> float:
     """Return the longest time that a shard is unread after its worker has crashed.
 
-    This is the time until the lease expires, plus the time until another worker's next turn.
+    The result is the time until the lease expires, plus the time until another worker's next turn.
     """
     return config.rules.expires_above(config.lease_seconds) + config.cycle_seconds
 
@@ -311,13 +311,13 @@ def examine(source: str, store: str, fleet: ExaminedFleet) -> Examination:
     store_scheme, store_place, store_options = store_address(store)
     if store_scheme == "file":
         raise ValueError("store URL: file:// is a backup, on which no fleet works; name a store")
-    for kind, each, checks in (("source", scheme, _SOURCES), ("store", store_scheme, _STORES)):
-        if each not in checks:
-            raise ValueError(f"{kind} URL: another package adds {each}://, and doctor has no checks for it")
-    price, results = _price(store_scheme, fleet), _Results()
+    for kind, url_scheme, checks in (("source", scheme, _SOURCES), ("store", store_scheme, _STORES)):
+        if url_scheme not in checks:
+            raise ValueError(f"{kind} URL: another package adds {url_scheme}://, and doctor has no checks for it")
+    price, results = _price_list(store_scheme, fleet), _Results()
     with _failures_as_findings(results, "source"):
-        for each in _SOURCES[scheme].load("source", SourceError).trials(place, options):
-            _try_rights(results, each, fleet)
+        for source_trial in _SOURCES[scheme].load("source", SourceError).trials(place, options):
+            _try_rights(results, source_trial, fleet)
     with _failures_as_findings(results, "store"):
         module, name = _STORES[store_scheme]
         trial: RightsTrial = getattr(module.load("store", StoreError), name)(store_place, store_options)
@@ -429,7 +429,7 @@ def _compare_table(results: _Results, url: str, listing: Listing) -> None:
         results.findings.append(Finding("table", "unknown", sentence))
 
 
-def _price(scheme: str, fleet: ExaminedFleet) -> Price | None:
+def _price_list(scheme: str, fleet: ExaminedFleet) -> Price | None:
     """Return the list price, in which prices that the user passed replace the listed ones."""
     listed = LIST_PRICES.get(scheme)
     if fleet.write_price is None and fleet.read_price is None:

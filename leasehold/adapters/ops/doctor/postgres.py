@@ -33,12 +33,12 @@ def trial(place: str, options: Mapping[str, str]) -> RightsTrial:
         RightAttempt("INSERT", lambda: store.probe("INSERT"), writes=True),
         RightAttempt("UPDATE", lambda: store.probe("UPDATE"), writes=True),
         RightAttempt("DELETE", lambda: store.probe("DELETE"), writes=True),
-        RightAttempt("standbys", lambda: _standbys(store)),
+        RightAttempt("standbys", lambda: _describe_standbys(store)),
     )
     return RightsTrial(table.name, attempts, None, store.prove, store.close)
 
 
-def _standbys(store: PostgresStore) -> str:
+def _describe_standbys(store: PostgresStore) -> str:
     """Return a sentence about whether commits wait for standbys.
 
     Raises NotTried if they don't wait, because a standby that takes over may then lack the last commits.

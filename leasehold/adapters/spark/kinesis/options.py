@@ -17,8 +17,8 @@ from leasehold.stores.printable import printable
 from leasehold.stores.urls import ROLE
 
 MIN_INTERVAL_MS = 223
-"""The least time between two requests for one shard, which allows 4.5 requests per second. All readers of a shard share
-a limit of five per second."""
+"""The minimum time between two requests for one shard, which allows 4.5 requests per second. All readers of a shard
+share a limit of five per second."""
 
 ROWS_PER_SHARD = 100_000
 
@@ -55,8 +55,8 @@ class KinesisOptions:
         endpoint: The endpoint URL; "" for the environment's.
         wire: The form in which records are requested.
         misplaced: Whether to "keep" or "drop" records of an aggregate whose hash keys belong to another shard.
-        interval_seconds: The least time between two requests for one shard.
-        shard_rows: The most rows of one shard in one batch.
+        interval_seconds: The minimum time between two requests for one shard.
+        shard_rows: The maximum number of rows of one shard in one batch.
         lease: The group's options. The store is "" if none is named, as for a batch.
         bounds: The bounds of the records to read.
         start_positions: By shard, where to begin if no lease has a position.
@@ -176,7 +176,7 @@ def _split_by_shard(opts: OptionReader) -> tuple[dict[str, Position], OptionRead
         return {}, OptionReader({name: text} if text else {})
     starts = dict[str, Position]()
     for shard, start in document.items():
-        # These two keys are not shard ids. `default` is the position of all other shards, and `metadata` is ignored.
+        # `default` and `metadata` are not shard ids. The first is the position of all other shards. Ignore the second.
         if shard in {"default", "metadata"}:
             continue
         if isinstance(start, str):

@@ -55,7 +55,7 @@ def _values(views: bytes, body: pa.Buffer, kind: pa.DataType) -> pa.Array:
     """Return the values that the views point to, either bytes or strings that are known to be valid UTF-8."""
     count = len(views) >> 4
     values = pa.Array.from_buffers(pa.binary_view(), count, [None, pa.py_buffer(views), body]).cast(pa.binary())
-    # Do not cast to strings: a cast would check every byte again, and these are known to be valid.
+    # Do not cast to strings, because a cast would check every byte again, and these are known to be valid.
     return pa.Array.from_buffers(kind, count, values.buffers())
 
 
@@ -70,7 +70,8 @@ class ArrowPoller(Poller):
             batch = rows_of_views(self._stream, self._shard, records)
             first, last = (batch["sequenceNumber"][index].as_py() for index in (0, -1))
             return self._arrow_batch(answer, batch, Position(last), (first, last), batch["data"].buffers()[2].size)
-        # Handle empty responses separately: a quiet stream returns many, and creating empty columns is expensive.
+        # Handle empty responses separately, because a quiet stream returns many, and creating empty columns is
+        # expensive.
         if not len(records):
             return self._arrow_batch(answer, NOTHING, None, None, 0)
         rows = columns_of(records)
@@ -125,7 +126,7 @@ class ArrowPoller(Poller):
         for index, records in deaggregated.items():
             self._dropped.add(rows.numbers[index], records)
         user_rows, trail = self._drop_before_start(rows.numbers, user_rows), None
-        # Only rows from our Spark sink have tags. They may be duplicates, because Spark may run a task again.
+        # Rows from our Spark sink have tags, and may be duplicates, because Spark may run a task again.
         if self._seen or any(records.tags for records in deaggregated.values()):
             user_rows, trail = self._drop_duplicates(rows.numbers, user_rows, deaggregated)
         indices = user_rows["record"]
@@ -154,7 +155,7 @@ class ArrowPoller(Poller):
             for index, records in deaggregated.items()
             if records.tags
         }
-        # Copy the state: if a response cannot be decoded, it is requested again, and then needs the unchanged state.
+        # Copy the state. If a response cannot be decoded, it is requested again, and then needs the unchanged state.
         previous, deduplication = self._seen, self._seen.copy()
         is_new, new_rows = list[bool](), list[tuple[NewRow, ...]]()
         names = "record", "sub_sequence_number", "partition_key", "explicit_hash_key"
