@@ -51,8 +51,8 @@ STORES = {"memory": 10_000, "sqlite": 10_000, "dynalite": 10_000, "azurite": 2_0
 ABOUT = (
     "# Load and size",
     "",
-    "Lines of `python benchmarks/load.py --write`, each as its part was last run; do not edit. What each part does:",
-    "`python benchmarks/load.py --help`. Two cores, shared with whatever the load average before each line tells of.",
+    "Written by `python benchmarks/load.py --write`; do not edit. Each line is the last run of its part, which",
+    "`python benchmarks/load.py --help` describes. The machine has two cores and other load; see the averages.",
     "",
 )
 HEAD = ("| part | what | figures | load average before |", "|---|---|---|---|")
