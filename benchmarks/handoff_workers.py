@@ -98,7 +98,7 @@ def member(name: str, table: Table, faults: Faults, pipe: "Connection") -> None:
         pipe.recv()
         runner.stop()
 
-    def send(*words: Any) -> None:  # noqa: ANN401  an event, or the lease that was asked for
+    def send(*words: Any) -> None:  # noqa: ANN401  an event, or the requested lease
         with send_lock:
             pipe.send(words)
 

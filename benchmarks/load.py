@@ -251,7 +251,7 @@ def memory_growth(samples: list[Sample]) -> float:
 
 
 def day(hours: float) -> Figures:
-    """Simulate a small fleet at rest for this number of hours."""
+    """Simulate a small balanced fleet for this number of hours."""
     question = SimulationQuestion(6, (3,), "minimal", kind="steady", pace="own", pauses=2.0, checkpoints=60.0)
     cycles = hours * 3600 / config_of(question).cycle_seconds
     question = SimulationQuestion(

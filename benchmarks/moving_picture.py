@@ -71,7 +71,7 @@ class Story:
 
 
 def simulate_story() -> Story:
-    """Simulate a fleet at rest, the kill, and a worker that joins later, and return the events."""
+    """Simulate a balanced fleet, the kill, and a worker that joins later, and return the events."""
     fleet = fleet_of(ASKED)
     joining_worker = Member(NEW, config_of(ASKED), starts=fleet.since + COMES - KILLED)
     history = run(evolve(fleet.scenario, members=(*fleet.scenario.members, joining_worker)))

@@ -153,7 +153,7 @@ class _Peer:
             for lease in self._leases
         ]
         began = time.process_time()
-        self._manager._balance_ownership(records, self._ids)  # noqa: SLF001  what the SDK calls once a cycle
+        self._manager._balance_ownership(records, self._ids)  # noqa: SLF001  the method that the SDK calls once per cycle
         return time.process_time() - began
 
 

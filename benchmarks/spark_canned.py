@@ -99,7 +99,7 @@ class Stream:
 
 
 class Unshared:
-    """Reads ahead like a query's lease loop, but for a query that reads all shards and has no lease table."""
+    """Reads ahead like a query's lease loop, for a query that reads all shards and has no lease table."""
 
     handing_off, may_end, answered_reads, undecided = False, True, 0, 0
     awaited: Mapping[str, str] = {}

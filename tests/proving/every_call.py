@@ -113,7 +113,7 @@ PLAIN = Scenario(
     handling_seconds=0.2,
     bench_seconds=10.0,
 )
-"""The members of a fleet at rest: two workers with one shard each."""
+"""The members of a balanced fleet: two workers with one shard each."""
 
 JOINS = 7.3
 

@@ -52,7 +52,7 @@ def row_before_the_owner_is_stopped(patched: pytest.MonkeyPatch) -> None:
 
 
 def going_on_after_an_unknown_release(patched: pytest.MonkeyPatch) -> None:
-    """Go on as if no released entry were still on its way."""
+    """Continue as if no write that releases an entry were in progress."""
 
     def put(self: SessionStore, row: LeaseRow) -> LeaseRow | None:
         self._unsettled = {}

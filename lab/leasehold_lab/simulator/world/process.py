@@ -366,7 +366,7 @@ class Process:
             number, shard = record.sequence_number, delivery.shard
             self._record(event, shard, (int(number), 0), shard, number, delivery.epoch)
 
-    def _record(self, event: str, shard: str, *record: Any) -> None:  # noqa: ANN401  what the event has of a record
+    def _record(self, event: str, shard: str, *record: Any) -> None:  # noqa: ANN401  parts of a record
         if self._scenario.full:
             self._world.history.events.append(ReadingEvent(self._tasks.now, self.process_id, event, shard, *record))
 
