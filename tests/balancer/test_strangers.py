@@ -24,7 +24,7 @@ def held(owner: str, number: int) -> tuple[Lease, ...]:
 
 
 def free(number: int, epoch: int = 9) -> tuple[Lease, ...]:
-    """Return leases without an owner. If their epoch is not 0, they have had one."""
+    """Return leases without an owner. If their epoch is not 0, they were owned before."""
     return tuple(
         Lease(f"f-{place:02}", idle=2.0, epoch=epoch, checkpoint=TRIM_HORIZON, parents=()) for place in range(number)
     )
