@@ -79,7 +79,7 @@ class Line:
         # Compare only the seeds that both lines have.
         seeds = min(len(self.figures), len(against.figures))
         median_here, median_there = (
-            median(each[figure] for each in figures_by_seed[:seeds])
+            median(figures[figure] for figures in figures_by_seed[:seeds])
             for figures_by_seed in (self.figures, against.figures)
         )
         return median_here > median_there

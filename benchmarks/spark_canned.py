@@ -197,7 +197,7 @@ class Files:
 
     def partitions(self, number: int, tasks: Sequence[Sequence[pa.RecordBatch]]) -> list[FileRows]:
         """Write a file with the rows of each task."""
-        return [self._written(f"{number}-{place}.arrow", batches) for place, batches in enumerate(tasks)]
+        return [self._written(f"{number}-{index}.arrow", batches) for index, batches in enumerate(tasks)]
 
     def discard(self, number: int) -> None:
         """Remove the files of a batch."""

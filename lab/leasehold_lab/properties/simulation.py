@@ -240,6 +240,6 @@ def least_moves(counts: Iterable[int]) -> int:
     Args:
         counts: The number of leases of each worker.
     """
-    workers = {str(place): count for place, count in enumerate(counts)}
+    workers = {str(index): count for index, count in enumerate(counts)}
     owners = {(worker, number): worker for worker, count in workers.items() for number in range(count)}
     return groups.least_moves(owners, workers)

@@ -46,9 +46,9 @@ class OncePerCycleWorker(Worker):
             self.table.watch = Watch()
         super()._look_and_act(now, keys, each)
         if keys is None:
-            seen = (sighting.lease for sighting in self.table.watch.sightings.values())
+            leases = (sighting.lease for sighting in self.table.watch.sightings.values())
             self._whole_due = now + min(
-                self.config.cycle_seconds, seconds_until_late_owners_expire(seen, self._current_me(), self.config)
+                self.config.cycle_seconds, seconds_until_late_owners_expire(leases, self._current_me(), self.config)
             )
         if self._look.keys is None:
             self._look = evolve(self._look, seconds=max(self._look.seconds, self._whole_due - now))
