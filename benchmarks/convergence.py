@@ -79,7 +79,7 @@ class Line:
         # Compare only the seeds that both lines have.
         seeds = min(len(self.figures), len(against.figures))
         median_here, median_there = (
-            median(each[figure] for each in figures_by_seed[:seeds])
+            median(figures[figure] for figures in figures_by_seed[:seeds])
             for figures_by_seed in (self.figures, against.figures)
         )
         return median_here > median_there
@@ -207,7 +207,7 @@ of the installed SDK in place of our planner.
 
 The figures are medians over the seeds, with the worst value in brackets. A verdict is about the medians.
 
-- *seeds*: the number of seeds, at most 20, and at most 5 for ten thousand leases
+- *seeds*: the number of seeds, counted from 0; at most 20, and at most 5 for ten thousand leases
 - *least*: the least possible number of moves
 - *refused*: writes that were rejected because another worker wrote first
 - *taken back*: leases that the next owner did not accept within 2 s because its request stalled, and which were given
@@ -224,15 +224,16 @@ because they leave the clusters uneven.
 
 ![fewest and most leases of a worker](convergence_workers.svg)
 
-Each band reaches from the worker with the fewest leases to the one with the most, and narrows as the fleet is balanced.
+What to see: each band reaches from the worker with the fewest leases to the one with the most, and narrows as the fleet
+is balanced.
 
 ![leases of the first cluster](convergence_clusters.svg)
 
-`minimal` reaches the dotted line, which is half of the leases. The others stop above it.
+What to see: `minimal` reaches the dotted line, which is half of the leases. The others stop above it.
 
 ![moves](convergence_moves.svg)
 
-`minimal` makes the least number of moves that balances the clusters (dotted). The others stop before that.
+What to see: `minimal` makes the least number of moves that balances the clusters (dotted). The others stop before that.
 """
 
 OPEN = "Other missed limits have not been explained. A line with one to three seeds is not significant."

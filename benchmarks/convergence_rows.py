@@ -170,12 +170,12 @@ def _lives() -> tuple[Row, ...]:
     reshard = evolve(asking(100, 10), kind="reshard", cycles=12)
     once = Bar("owner changes per lease = 1", lambda figures: figures["changes_per_lease"] <= 1.0)
     weights = evolve(asking(1000, 50), kind="weights")
-    settled = Bar("max/mean <= 1.15", lambda figures: figures["load"] <= 1.15)
+    balanced_load = Bar("max/mean <= 1.15", lambda figures: figures["load"] <= 1.15)
     few = most("moves", 80)
     return (
         Row("500 leases, 50 restarted in turn, grace", rolling, (once,), ("kcl", "dotnet")),
         Row("100 leases, 10, every shard splits", reshard, (most("moves", 0),), ("kcl", "dotnet"), why=BOTH_COUNT),
-        Row("1000 leases, 50, throughputs log-normal", weights, (settled, few, QUIET), ()),
+        Row("1000 leases, 50, throughputs log-normal", weights, (balanced_load, few, QUIET), ()),
     )
 
 

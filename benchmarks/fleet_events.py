@@ -2,8 +2,9 @@
 
     python benchmarks/fleet_events.py [--workers 10,20,40,80] [--each 20] [--only PATTERN] [--json]
 
-The fleet has twenty leases per worker, or as many as --each says. It runs in the simulator under virtual time, so the
-figures are the same on all machines, except the number of virtual seconds simulated in one second of processor time.
+The fleet has twenty leases per worker, or the number given by --each. It runs in the simulator under virtual time, so
+the figures are the same on all machines, except the number of virtual seconds simulated in one second of processor
+time.
 All workers except those that join were running before the run began, and know the table (`Member.present`).
 
 "above rest" is the number of listings in the minute after the event, minus those in the same minute of the same fleet

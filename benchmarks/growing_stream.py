@@ -17,7 +17,7 @@ READ_SECONDS = 0.2
 class Flow:
     """A source with shards of equal size that never end.
 
-    Attributes:
+    Args:
         shards: The number of shards.
         rate: The number of new records per second in each shard.
         clock: Returns the time in seconds.

@@ -1,4 +1,4 @@
-"""Counts the requests per second of a worker at rest to a table in layout `sessions`, for different sizes of fleets.
+"""Counts the requests per second of a balanced fleet's worker to a table in layout `sessions`, for several fleet sizes.
 
 `python benchmarks/sessions_at_rest.py` prints a table. Small fleets run in the simulator, with records on every shard
 and one checkpoint per second. Their figures are the mean of all workers, including the lookout. For large fleets, the

@@ -103,7 +103,7 @@ def run_first(spark: SparkSession, folder: Path, options: Mapping[str, str]) -> 
 
     query, batches, job = start_query(start), 0, Thread(target=run_second, args=(spark, folder), daemon=True)
     while query.isActive:
-        batches += any(each["numInputRows"] for each in query.recentProgress)
+        batches += any(progress["numInputRows"] for progress in query.recentProgress)
         if batches:
             java = spark.sparkContext._jsc  # noqa: SLF001  there is no public name in Python
             sys.stdout.write(f"{java.sc().getExecutorMemoryStatus().size() - 1}\n")  # without the driver
@@ -149,7 +149,7 @@ def measure(case: Case, master: str, kinesis: str) -> tuple[int, int]:
 
 
 def wait_until_constant(read_count: Callable[[], int], query_process: Child, *, maximum: int | None = None) -> int:
-    """Return the result of `look` when it has been constant for long enough, or has reached its maximum."""
+    """Return the result of `read_count` when it has been constant for long enough, or has reached its maximum."""
     start_time, count, count_since = time.monotonic(), read_count(), time.monotonic()
     long_enough = {UNKNOWN: WAIT_SECONDS, 0: NOTHING_SECONDS if maximum else STANDS_SECONDS}
     while count != maximum and time.monotonic() - count_since < long_enough.get(count, STANDS_SECONDS):

@@ -77,7 +77,7 @@ class Figures:
     @property
     def seconds(self) -> float:
         """The processor time of all processes, without Java's JIT compilation."""
-        return sum(each for part, each in self.spent.items() if part != COMPILING)
+        return sum(seconds for part, seconds in self.spent.items() if part != COMPILING)
 
     @property
     def work(self) -> float:
@@ -202,11 +202,11 @@ def median_trigger(figures: Figures) -> float:
     return statistics.median(figures.triggers)
 
 
-def verdict(what: str, value: float, bar: float, *, is_minimum: bool = True) -> bool:
+def verdict(label: str, value: float, bar: float, *, is_minimum: bool = True) -> bool:
     """Print a line of the table, and return whether the limit is met."""
     meets_limit = value >= bar if is_minimum else value <= bar
     print(
-        f"{what:44} {value:5.2f}   {'>=' if is_minimum else '<='} {bar}   {'PASS' if meets_limit else 'FAIL'}",
+        f"{label:44} {value:5.2f}   {'>=' if is_minimum else '<='} {bar}   {'PASS' if meets_limit else 'FAIL'}",
         flush=True,
     )
     return meets_limit

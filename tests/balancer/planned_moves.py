@@ -36,7 +36,7 @@ STARTS = (3.0, 4.1, 5.2, 6.3, 7.4)
 app = typer.Typer(add_completion=False)
 
 FAULTS = ("pause + raise unanswered", "do + pause + raise unanswered", *DEATHS)
-"""Fates of a write: lost, its answer lost, or its process's last, which perhaps comes again."""
+"""Faults of a write: the request is lost, the response is lost, or the process dies, and may be started again."""
 
 
 @frozen

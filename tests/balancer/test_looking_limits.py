@@ -102,7 +102,7 @@ def test_owner_watches_for_requests_for_fifteen_seconds(fleet_still: float, keys
 
 
 def test_worker_with_its_share_does_not_watch_for_requests() -> None:
-    """C7: A worker that has no more than its share does not watch for requests, because none will come."""
+    """C7: A worker that has no more than its share does not watch for requests, because there will be none."""
     assert look(READER, TABLE, evolve(QUIET, fleet_still=14.0)) == Look(2.5, keys=KEYS, stale_ok=True)
 
 
@@ -195,7 +195,7 @@ def test_newcomer_without_a_share_causes_no_call(leases: int, acts: int) -> None
 
 
 def uneven(*others: Lease) -> tuple[Lease, ...]:
-    """Return all leases of the fleet except those of LAST, and these."""
+    """Return the leases of all workers except LAST, and these additional leases."""
     return (*(lease for lease in TABLE if lease.owner != LAST), *others)
 
 

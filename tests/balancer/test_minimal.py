@@ -110,7 +110,7 @@ def test_worker_takes_free_leases_and_the_rest_from_living_workers() -> None:
 
 
 def test_leases_of_missing_expected_workers_are_taken() -> None:
-    """M9: The leases of expected workers that do not come are taken after a while, so all shards are read."""
+    """M9: The leases of expected workers that do not join are taken after a while, so all shards are read."""
     table = [*count("a", 2), *count("b", 2)]
     assert turn([*table, *free(4, 30.0)], expected_workers=4) == []
     assert turn([*table, *free(4, 71.0)], expected_workers=4) == [("M6", ""), ("M6", "")]

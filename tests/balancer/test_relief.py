@@ -98,7 +98,7 @@ def moves(
     most: int | None = None,
     settling: float = 0.0,
 ) -> dict[str, str]:
-    """Return the leases that should move in this fleet, if these leases are being handed off to a next owner."""
+    """Return the leases that should move in this fleet, while the leases in `moving` are being handed off."""
     census = take_census([lease for each in held.values() for lease in each], Me("a"), Config(rules=Minimal()))
     return takers(census, census.counts, floor, moving or {}, most, settling=settling)
 

@@ -71,7 +71,7 @@ def test_no_lease_is_given_before_all_workers_without_leases_have_reported() -> 
 
 
 def test_waiting_starts_again_with_each_lease_given() -> None:
-    """Workers are waited for as long as their leader is still giving them leases."""
+    """The wait for workers continues as long as their leader gives them leases."""
     roll = WorkerReports().after(reported(), (), ended=0).after(reported(j="1"), (), ended=1)
     roll = roll.after(reported(j="1"), (J,), ended=9)
     assert roll.led(began=10) == (("j", 1),)
@@ -79,7 +79,7 @@ def test_waiting_starts_again_with_each_lease_given() -> None:
     assert roll.led(began=13) == (("j", 4),)
 
 
-def test_no_worker_is_led_after_the_leader_is_gone() -> None:
+def test_no_worker_is_led_without_a_leader() -> None:
     """No lease is released for led workers if their leader is silent or gone."""
     roll = WorkerReports().after(reported(), (), ended=0).after(reported(j="1", k="1"), (), ended=1)
     assert roll.after(Reports(None, (("k", "2"),)), (), ended=9).led(began=10) == ()

@@ -47,7 +47,7 @@ def test_ownership_is_renewed_three_times_before_it_expires() -> None:
 
 @pytest.mark.parametrize("seconds", [0.5, 120.0])
 def test_ownership_of_dotnet_and_java_expires_exactly_at_its_limit(seconds: float) -> None:
-    """The worker agrees with its peers on whether it still owns the partition."""
+    """A worker and its peers decide in the same way whether the worker still owns a partition."""
     expires = {dialect: EventHubs(dialect).expires_above(seconds) for dialect in ("dotnet", "java", "python", "gist")}
     assert all(0.999 * seconds < expires[dialect] < seconds for dialect in ("dotnet", "java"))
     assert expires["python"] == expires["gist"] == seconds

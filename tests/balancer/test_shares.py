@@ -177,7 +177,7 @@ def test_least_moves_are_those_of_the_cheapest_even_division(grouping: str) -> N
 
 @pytest.mark.parametrize("grouping", GROUPINGS)
 def test_division_is_uneven_unless_it_is_an_even_one(grouping: str) -> None:
-    """S8: Exactly the even divisions count as even. The checker and the judge use this for a fleet at rest."""
+    """S8: Exactly the even divisions count as even. The checker and the judge use this for a balanced fleet."""
     groups, names = GROUPINGS[grouping]
     assert uneven({"a": 9}, (), 9, groups) == ""
     for size in range(1, 6):

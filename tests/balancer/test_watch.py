@@ -259,7 +259,7 @@ def test_next_owner_idle_is_zero_without_a_next_owner() -> None:
 
 
 def test_later_lease_is_held_since_its_creation() -> None:
-    """The owner does not look like one that has held the lease forever, and keeps it."""
+    """The owner of a lease that was created later is not treated as if it had always held the lease."""
     watch, _ = Watch().look([ROW], began=0, ended=1)
     watch, _ = watch.look([ROW, evolve(ROW, key="s-2")], began=9, ended=10)
     _, leases = watch.look([ROW, evolve(ROW, key="s-2")], began=19, ended=20)

@@ -113,7 +113,7 @@ PLAIN = Scenario(
     handling_seconds=0.2,
     bench_seconds=10.0,
 )
-"""The members of a fleet at rest: two workers with one shard each."""
+"""The members of a balanced fleet: two workers with one shard each."""
 
 JOINS = 7.3
 
@@ -198,8 +198,8 @@ def call_faults(story: CallStory, *, whole: bool = False) -> Iterator[CallFault]
 def faults_of(what: str, *, whole: bool = False) -> tuple[str, ...]:
     """Return the faults that a call of this name can meet.
 
-    Of the exceptions that any library may raise, one is raised before the effect and one after; if `whole`, each
-    is.
+    Of the exceptions that any library may raise, one is raised before the effect of the call, and one after it. If
+    `whole`, each of them is raised.
     """
     kind, _, verb = what.partition(".")
     if kind == "task":
@@ -273,7 +273,7 @@ def undisturbed(story: CallStory) -> SimulatedHistory:
 def forsaken(history: RunHistory) -> Iterator[str]:
     """Return the leases that a process stopped reading although it still held them.
 
-    It held a lease if its own write was the last one.
+    A process held a lease if the last write of the lease was its own, and had not expired.
     """
     for event in history.of_kinds("lease-lost"):
         earlier = [write for write in history.writes if write.key == event.shard and write.done and write.t <= event.t]
@@ -302,7 +302,7 @@ def unread(history: RunHistory, until: float, *, due: bool = False) -> Mapping[s
 
 
 def _first_due(history: RunHistory, shard: str) -> int:
-    """Return the first record to read: if reading starts at LATEST, the one at the time that was fixed first."""
+    """Return the number of the first record to read, which depends on the fixed start if reading starts at LATEST."""
     rows = (write.after for write in history.writes if write.done and write.key == shard)
     notes = (row.annotation("latest_ms") for row in rows if row is not None)
     return FIRST_NUMBER + next((int(noted) - FIRST_MS for noted in notes if noted), 0)

@@ -36,7 +36,7 @@ def main(
     ] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
 ) -> None:
-    """Simulate fleets with all faults on; exit 1 if the judge finds a breach."""
+    """Simulate fleets with all kinds of faults. Exit with status 1 if the judge finds a breach."""
     console = Console(stderr=True)
     every = itertools.count(first)
     chosen = (seed for seed in every if trial(seed).scenario.acknowledges != "return") if acknowledging else every

@@ -96,7 +96,7 @@ def sound(name: str) -> SimulatedHistory:
 
 @pytest.mark.parametrize("name", STORIES)
 def test_fleet_without_faults_owns_all_leases_in_time(name: str) -> None:
-    """After a death, a fleet without planted faults owns all leases again within the limit that users are promised."""
+    """After a death, a fleet without planted faults owns all leases again within the documented limit."""
     assert longest_unowned(sound(name)) <= OWNED_AGAIN_SECONDS
     assert judge(sound(name), Limits(dict.fromkeys(WORKERS, 10.0), settled=END - 5.0)) == ()
 

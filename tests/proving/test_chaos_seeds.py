@@ -25,7 +25,7 @@ def _quiet() -> Iterator[None]:
 
 @pytest.mark.parametrize("chunk", CHUNKS)
 def test_the_judge_has_nothing_to_say(chunk: int) -> None:
-    """Under random interleavings of faults, no record and no lease is lost, and a balanced fleet stays at rest."""
+    """Under random interleavings of faults, no record and no lease is lost, and a balanced fleet makes no moves."""
     assert _said(range(chunk * CHUNK, (chunk + 1) * CHUNK)) == {}
 
 

@@ -146,7 +146,7 @@ def test_workers_keep_their_leases_in_an_outage_of_the_stream(layout: str, rules
 
 
 def test_single_worker_releases_one_lease_at_a_time() -> None:
-    """It cannot know whether it is alone: another worker may be idle. The waits between two trials grow."""
+    """The worker cannot know whether it is alone, because another worker may be idle. Its waits between trials grow."""
     history = history_of(CONFIGS["minimal"], shards=3, since=0.0, well=0)
     times = [at - SINCE for _, _, at in released(history)]
     assert len(times) in {2, 3}

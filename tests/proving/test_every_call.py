@@ -10,7 +10,7 @@ from leasehold_lab.simulator.question import unlogged
 pytestmark = pytest.mark.slow
 
 EACH = 20
-"""Here one mishap of so many is tried, and another by `make test-more`; `make soak` tries all of them."""
+"""One fault out of this many is tested here, and another one by `make test-more`. `make soak` tests all faults."""
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -20,7 +20,7 @@ SLOW, MORE = pytest.mark.slow, pytest.mark.more
 UNTOLD = (1180, 1556, 1848)
 """Owners whose rows are in blobs read the second stream until their next listing of shards, five minutes later."""
 BEGUN_UNHELD = (1564, 2655)
-"""All rows are deleted while nobody holds the new stream's leases: a worker that joined began them at LATEST."""
+"""All rows are deleted while the new stream's leases are free, so a worker that joins starts them at LATEST."""
 SEEDS = [
     0,
     2,
@@ -65,7 +65,7 @@ def test_every_record_of_the_second_stream_is_handed_over_in_order(seed: int) ->
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", [*SEEDS, *(pytest.param(seed, marks=SLOW) for seed in UNTOLD)])
 def test_no_record_of_the_second_stream_is_handed_over_unasked(seed: int, caplog: pytest.LogCaptureFixture) -> None:
-    """A worker never goes on from positions of the old stream, which would skip records of the new one.
+    """A worker never continues at positions of the old stream, which would skip records of the new one.
 
     A worker that has not listed the shards since may take a lease that another one released, until it learns of the
     new stream. If rows are deleted while no worker holds them, this counts as a request to start again: the next
