@@ -147,7 +147,10 @@ class AcknowledgingConsumer(BatchConsumer):
     def _acknowledge(self, position: Position | None, now: float) -> None:
         if position is None:
             return
+        before = self._cursor.acknowledged
         self._state.checkpointed(position)
+        if self._cursor.acknowledged.order > before.order:
+            self.holding.progress.progressed(now)
         if self._last_taken is not None and position.order >= self._last_taken.order:
             # The source may have dropped records after the last one, and the shard may have ended.
             self._last_taken = None

@@ -225,8 +225,10 @@ class Holding:
         def moved(lease: Lease) -> writes.Write | None:
             if position.order <= lease.checkpoint.order or (unless_releasing and self.releasing):
                 return None
-            # Noted even if the write fails: the handler has finished with these records.
-            self.progress.progressed(self._clock())
+            # Noted even if the write fails: the handler has finished with these records. A lease reader has noted that
+            # itself, and may store the position much later, once a read that got no response has returned.
+            if not unless_releasing:
+                self.progress.progressed(self._clock())
             weighed = self._weighed(lease)
             patient = unless_releasing  # only the lease reader's own checkpoints, for which no handler waits
             return writes.CheckpointLease(weighed, position, children=children, keep_owner=keep_owner, patient=patient)
