@@ -76,18 +76,18 @@ ENGINE = hypothesis
 fuzz: $(READY) #: give every parser what nobody would write, for SECONDS=600; what breaks one is kept; ENGINE=atheris
 	@if [ $(ENGINE) = atheris ]; then $(BIN)/uv pip install -q --python $(BIN)/python --only-binary :all: --require-hashes \
 		-r requirements-atheris.lock || true; fi
-	$(BIN)/python tests/fuzz/long_fuzz.py $(SECONDS) --engine $(ENGINE)
+	$(BIN)/python lab/fuzz/long_fuzz.py $(SECONDS) --engine $(ENGINE)
 
 # Python's own allocator hides what is read behind a value: plain malloc leaves the sanitizer's guards around each.
 SANITIZED = -g -fsanitize=address,undefined -fno-sanitize-recover=all
 fuzz-c: $(READY) #: the same for the scan in C alone, under the sanitizers of addresses and of undefined behaviour (gcc)
 	CFLAGS='$(SANITIZED)' LD_PRELOAD=$$(cc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc \
-		$(BIN)/python tests/fuzz/long_fuzz.py $(SECONDS) cbor-answers
+		$(BIN)/python lab/fuzz/long_fuzz.py $(SECONDS) cbor-answers
 
 ONLY =
 mutants: $(READY) #: plant small faults into named modules, and say which of them no test sees; ONLY=codecs for a part
 	$(BIN)/uv pip install -q --python $(BIN)/python --no-build-isolation --require-hashes -r requirements-mutants.lock
-	$(BIN)/python tests/mutation/mutants.py $(if $(ONLY),--only $(ONLY),--write specs/mutants.md)
+	$(BIN)/python lab/mutation/mutants.py $(if $(ONLY),--only $(ONLY),--write specs/mutants.md)
 
 bench: $(READY) #: measure every claim of speed beside a named peer
 	@met=true; for script in $$(grep -l __main__ benchmarks/*.py); do echo "== $$script"; $(BIN)/python "$$script" || met=false; done; $$met
@@ -96,23 +96,23 @@ CHAOS = 'kinesis dynamodb' 'event-hubs azblob' 'kinesis sqlite' 'event-hubs dyna
 	'kinesis s3' 'kinesis dynamodb --layout sessions' 'kinesis postgres --layout sessions' 'kinesis dynamodb --to postgres'
 chaos: $(READY) #: one fault after another on worker processes and their services (25 minutes); SEED=7 repeats a run
 	@good=true; for run in $(CHAOS); do set -- $$run; source=$$1; store=$$2; shift 2; \
-		$(BIN)/python tests/chaos/plain_workers.py --seed $(SEED) --seconds 110 --source $$source --store $$store $$* || good=false; \
+		$(BIN)/python lab/chaos/plain_workers.py --seed $(SEED) --seconds 110 --source $$source --store $$store $$* || good=false; \
 	done; $$good
 
 chaos-spark: $(READY) #: kill, steal, split and block under applications of Spark (two hours)
-	$(BIN)/python tests/integration/spark_flights.py
-	$(BIN)/python tests/integration/spark_flights.py --source event-hubs
-	$(BIN)/python tests/integration/spark_kills.py
-	$(BIN)/python tests/integration/spark_kills.py --source event-hubs
-	$(BIN)/python tests/integration/spark_kills.py --drawn --kills 40
-	$(BIN)/python tests/integration/spark_kills.py --cluster --kills 40
-	$(BIN)/python tests/integration/spark_pipeline_kills.py --java
-	$(BIN)/python tests/integration/spark_pipeline_kills.py --cluster
-	$(BIN)/python tests/integration/spark_pipeline_kills.py --pyspark 4.0
-	$(BIN)/python tests/integration/spark_pipeline_kills.py --pyspark 4.1
-	$(BIN)/python tests/integration/spark_pipeline_kills.py --pyspark 4.0 --pyspark '' --pyspark 4.1 --executors
-	$(BIN)/python tests/integration/spark_copies.py
-	$(BIN)/python tests/integration/spark_blocked.py
+	$(BIN)/python lab/spark/spark_flights.py
+	$(BIN)/python lab/spark/spark_flights.py --source event-hubs
+	$(BIN)/python lab/spark/spark_kills.py
+	$(BIN)/python lab/spark/spark_kills.py --source event-hubs
+	$(BIN)/python lab/spark/spark_kills.py --drawn --kills 40
+	$(BIN)/python lab/spark/spark_kills.py --cluster --kills 40
+	$(BIN)/python lab/spark/spark_pipeline_kills.py --java
+	$(BIN)/python lab/spark/spark_pipeline_kills.py --cluster
+	$(BIN)/python lab/spark/spark_pipeline_kills.py --pyspark 4.0
+	$(BIN)/python lab/spark/spark_pipeline_kills.py --pyspark 4.1
+	$(BIN)/python lab/spark/spark_pipeline_kills.py --pyspark 4.0 --pyspark '' --pyspark 4.1 --executors
+	$(BIN)/python lab/spark/spark_copies.py
+	$(BIN)/python lab/spark/spark_blocked.py
 	$(BIN)/pytest -q -n 0 -m '' tests/docs/spark_page.py
 
 dist: $(READY) #: build into dist/ what an index takes: sources, a plain wheel, a compiled one for each Python here

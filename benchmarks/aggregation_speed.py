@@ -1,8 +1,9 @@
-"""Reading and writing aggregated records, beside aws_kinesis_agg and beside the MD5 that nobody can avoid.
+"""Compares reading and writing of aggregated records with aws_kinesis_agg, and with the MD5 digest that is unavoidable.
 
-Every figure is a median of CPU time over interleaved rounds of one run, so that a busy machine hits all alike; both
-sides' answers are compared first. A machine that does much else slows what moves memory, above all Arrow, more than
-MD5: the load is printed. One thread each. `make harness` runs it; it ends with 1 where a bar is not met.
+Each figure is a median of processor time in one thread over several rounds, in which the contenders take turns, so
+other load on the machine affects all of them. Such load slows memory accesses, and therefore Arrow, more than MD5, so
+the load is printed, too. The results of all contenders are compared first. `make harness` runs this benchmark. The exit
+status is 1 if a limit is not met.
 """
 
 import argparse
@@ -26,14 +27,14 @@ from rich.console import Console
 from rich.table import Table
 
 MAGIC, DIGEST = 4, 16
-ARROW_RECORDS = 16  # Kinesis records a batch
-SHARD = (0, 2**128 - 2)  # all but one of the hash keys: every key must be hashed, none is dropped
+ARROW_RECORDS = 16  # the number of Kinesis records per batch
+SHARD = (0, 2**128 - 2)  # all hash keys except one, so each key must be hashed, but no record is dropped
 Rows = list[tuple[str, str | None, bytes]]
 
 
 @frozen
 class Shape:
-    """One aggregate: `count` records of `size` bytes, over so many keys, and perhaps a hash key each."""
+    """An aggregate: `count` records of `size` bytes with `keys` different keys and, if `hashed`, explicit hash keys."""
 
     name: str
     count: int
@@ -42,10 +43,10 @@ class Shape:
     hashed: bool = False
 
     def rows(self) -> Rows:
-        """The user records."""
+        """Return the user records."""
         data = hashlib.sha256(self.name.encode()).digest() * (self.size // 32 + 1)
-        places = [f"{place * 7919 + 1:039d}".lstrip("0") if self.hashed else None for place in range(self.count)]
-        return [(f"key-{i % self.keys:06d}", places[i], data[: self.size]) for i in range(self.count)]
+        hash_keys = [f"{place * 7919 + 1:039d}".lstrip("0") if self.hashed else None for place in range(self.count)]
+        return [(f"key-{i % self.keys:06d}", hash_keys[i], data[: self.size]) for i in range(self.count)]
 
 
 SHAPES = (
@@ -58,7 +59,7 @@ SHAPES = (
 
 @frozen
 class Bar:
-    """A figure that was promised: for one shape and one contender, at least `least`."""
+    """A limit: the minimum speed of a contender for one shape, relative to the contender `of`."""
 
     shape: str
     contender: str
@@ -81,15 +82,15 @@ READ_BARS = (
 WRITE_BARS = (Bar("500 x 100 B", "compiled", 2.5), Bar("50 x 1 KB", "compiled", 1.8))
 
 
-def _packed(encode: ModuleType, rows: Rows) -> bytes:
+def _pack(encode: ModuleType, rows: Rows) -> bytes:
     aggregate = encode.Aggregate(1 << 20)
     for key, hash_key, data in rows:
         aggregate.add(data, key, hash_key)
-    sealed: bytes = aggregate.sealed()
+    sealed: bytes = aggregate.encode()
     return sealed
 
 
-def _peer_packed(rows: Rows) -> bytes:
+def _pack_with_peer(rows: Rows) -> bytes:
     aggregate = AggRecord()
     for key, hash_key, data in rows:
         aggregate.add_user_record(key, data, hash_key)
@@ -97,7 +98,7 @@ def _peer_packed(rows: Rows) -> bytes:
     return packed
 
 
-def _peer_read(data: bytes) -> int:
+def _read_with_peer(data: bytes) -> int:
     record = {
         "Data": data,
         "PartitionKey": "a",
@@ -110,36 +111,36 @@ def _peer_read(data: bytes) -> int:
     return count
 
 
-def _viewed(read: Callable[[bytes], Iterable[object]], data: bytes) -> list[object]:
+def _read_typed(read: Callable[[bytes], Iterable[object]], data: bytes) -> list[object]:
     return list(read(data))
 
 
 def readers(data: bytes, forms: dict[str, dict[str, ModuleType]]) -> dict[str, Callable[[], Any]]:
-    """Every contender at reading one aggregate."""
+    """Return the functions that read an aggregate, by contender."""
     body = data[MAGIC:-DIGEST]
     contenders: dict[str, Callable[[], Any]] = {
-        "peer": lambda: _peer_read(data),
+        "peer": lambda: _read_with_peer(data),
         "ceiling": lambda: hashlib.md5(body, usedforsecurity=False).digest() == data[-DIGEST:],
     }
     for name, form in forms.items():
         read, arrow = form["decode"].deaggregate, form["arrow"].user_record_batch
         contenders[name] = partial(read, data)
-        contenders[f"{name}, typed view"] = partial(_viewed, read, data)
+        contenders[f"{name}, typed view"] = partial(_read_typed, read, data)
         contenders[f"{name}, KCL's filter"] = partial(read, data, hash_range=SHARD)
         contenders[f"{name}, Arrow"] = partial(arrow, [data] * ARROW_RECORDS)
     return contenders
 
 
 def writers(rows: Rows, forms: dict[str, dict[str, ModuleType]]) -> dict[str, Callable[[], Any]]:
-    """Every contender at writing one aggregate."""
-    contenders: dict[str, Callable[[], Any]] = {"peer": lambda: _peer_packed(rows)}
+    """Return the functions that write an aggregate, by contender."""
+    contenders: dict[str, Callable[[], Any]] = {"peer": lambda: _pack_with_peer(rows)}
     for name, form in forms.items():
-        contenders[name] = partial(_packed, form["encode"], rows)
+        contenders[name] = partial(_pack, form["encode"], rows)
     return contenders
 
 
 def medians(contenders: dict[str, Callable[[], Any]], rounds: int, repeat: int) -> dict[str, float]:
-    """Microseconds of each, of CPU time, taken in turn."""
+    """Run all contenders in turn, and return the median processor time of each in microseconds."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds):
         for name, contender in contenders.items():
@@ -148,23 +149,23 @@ def medians(contenders: dict[str, Callable[[], Any]], rounds: int, repeat: int) 
             for _ in range(repeat):
                 contender()
             seconds[name].append((time.process_time() - began) / repeat / at_once)
-    return {name: statistics.median(taken) * 1e6 for name, taken in seconds.items()}
+    return {name: statistics.median(samples) * 1e6 for name, samples in seconds.items()}
 
 
 def lines(shape: Shape, figures: dict[str, float], bars: Iterable[Bar]) -> Iterator[tuple[str, ...]]:
-    """A line of the table for each contender; the verdict is the last word."""
+    """Yield a line of the table for each contender. The last cell is the verdict."""
     for name, micros in figures.items():
-        asked = [bar for bar in bars if (bar.shape, bar.contender) == (shape.name, name)]
-        met = all(figures[bar.of] / micros >= bar.least for bar in asked)
+        shape_bars = [bar for bar in bars if (bar.shape, bar.contender) == (shape.name, name)]
+        meets_limits = all(figures[bar.of] / micros >= bar.least for bar in shape_bars)
         ceiling = f"{figures['ceiling'] / micros:.0%}" if "ceiling" in figures else ""
-        wanted = ", ".join(f"{bar.least:.0%}" if bar.of == "ceiling" else f"{bar.least} x" for bar in asked)
-        verdict = ("pass" if met else "FAIL") if asked else ""
+        limits = ", ".join(f"{bar.least:.0%}" if bar.of == "ceiling" else f"{bar.least} x" for bar in shape_bars)
+        verdict = ("pass" if meets_limits else "FAIL") if shape_bars else ""
         rate, ratio = f"{shape.count / micros:.2f}", f"{figures['peer'] / micros:.2f} x"
-        yield name, f"{micros:.1f}", rate, ratio, ceiling, wanted, verdict
+        yield name, f"{micros:.1f}", rate, ratio, ceiling, limits, verdict
 
 
 def empty_table(rounds: int) -> Table:
-    """The table's head."""
+    """Return a table with only its header."""
     machine = f"Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores"
     table = Table(title=f"{machine}, load {os.getloadavg()[0]:.1f}; medians of {rounds} rounds")
     table.add_column("aggregate, contender")
@@ -174,11 +175,11 @@ def empty_table(rounds: int) -> Table:
 
 
 def main() -> None:
-    """Compare the answers, then the times."""
-    asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("--rounds", type=int, default=25)
-    asked.add_argument("--repeat", type=int, default=20)
-    options = asked.parse_args()
+    """Compare the results of all contenders, and then their times. The exit status is 1 if a limit is not met."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--repeat", type=int, default=20)
+    options = parser.parse_args()
     table, verdicts = empty_table(options.rounds), list[str]()
     with plain_and_compiled() as forms:
         for shape in SHAPES:

@@ -1,8 +1,9 @@
-"""What is called for one batch of one record, from one handler's end to the next: functions and files, in their order.
+"""Prints the functions that are called for one batch with one record, in order, with their files.
 
-`python benchmarks/batch_trace.py` runs a whole worker over a stream and a table in memory, and prints the shortest of
-many such stretches, in which no renewal and no look at the table falls. The stream is the simulator's, whose calls are
-left out, with all that they call: what a service's reader does for its answer is apart from a worker's work.
+`python benchmarks/batch_trace.py` runs a complete worker with a stream and a table in memory. It records the calls
+between consecutive handler calls, and prints the shortest such trace, which contains no renewal and no read of the
+table. The stream is that of the simulator. Its calls are left out, because a worker's code does not depend on how a
+source reads from its service.
 """
 
 import sys
@@ -21,56 +22,56 @@ ROOT = Path(leasehold.__file__).parent
 BATCHES = 60
 PAUSE_SECONDS = 0.02
 Call = tuple[str, str, str]
-"""A file below `leasehold/`, a function of it, and the thread that calls it, without its number."""
+"""A file in `leasehold/`, the called function, and the name of the calling thread without its number."""
 
 
-def steady() -> list[Call]:
-    """The calls of the stretch with the fewest; those of code that this file or the simulator has are left out."""
+def shortest_trace() -> list[Call]:
+    """Return the shortest trace between two handler calls, without calls of the simulator and of this file."""
     calls: list[Call] = []
-    ends: list[int] = []
-    own = str(ROOT.parent / "lab")
+    handler_ends: list[int] = []
+    lab_folder = str(ROOT.parent / "lab")
     names: dict[str, str | None] = {}
 
-    def called(frame: FrameType, event: str, _: object) -> None:
+    def record_call(frame: FrameType, event: str, _: object) -> None:
         if event == "call":
             file = frame.f_code.co_filename
             if file not in names:
-                inside = file.startswith(str(ROOT)) and not file.startswith(own)
+                inside = file.startswith(str(ROOT)) and not file.startswith(lab_folder)
                 names[file] = str(Path(file).relative_to(ROOT)) if inside else None
-            if (name := names[file]) is not None and not _within(frame, own):
+            if (name := names[file]) is not None and not _called_from(frame, lab_folder):
                 thread = threading.current_thread().name.rstrip("-0123456789")
                 calls.append((name, frame.f_code.co_qualname, thread))
 
     def handle(_batch: leasehold.Delivery) -> None:
-        ends.append(len(calls))
+        handler_ends.append(len(calls))
 
     shards = even_shards(("s-0",))
     shard_log = ShardRecords(wait_seconds=PAUSE_SECONDS, size=1)
     shard_log.records += records(BATCHES)
     source = ListSource(shards, {shards[0].id: shard_log})
-    threading.setprofile(called)
+    threading.setprofile(record_call)
     with leasehold.worker(source, handle, leases=MemoryStore(), initial_position="TRIM_HORIZON") as worker:
-        _until(lambda: len(ends) == BATCHES)
+        _wait_until(lambda: len(handler_ends) == BATCHES)
         threading.setprofile(None)
         worker.stop()
-    stretches = [calls[begin:end] for begin, end in pairwise(ends)]
-    return min(stretches, key=len)
+    traces = [calls[begin:end] for begin, end in pairwise(handler_ends)]
+    return min(traces, key=len)
 
 
-def _within(frame: FrameType | None, folder: str) -> bool:
+def _called_from(frame: FrameType | None, folder: str) -> bool:
     while frame is not None and not frame.f_code.co_filename.startswith(folder):
         frame = frame.f_back
     return frame is not None
 
 
-def _until(so: Callable[[], bool]) -> None:
-    while not so():
+def _wait_until(holds: Callable[[], bool]) -> None:
+    while not holds():
         time.sleep(PAUSE_SECONDS)
 
 
 def main() -> int:
-    """Print the calls in order, those that repeat once, and the figures."""
-    calls = steady()
+    """Print the calls in order, without repetitions, and their numbers."""
+    calls = shortest_trace()
     for file, name, thread in dict.fromkeys(calls):
         print(f"{thread:20} {file:44} {name}")
     files, functions = {file for file, *_ in calls}, {call[:2] for call in calls}

@@ -1,7 +1,7 @@
-"""What each rule of the cadence earns: the same small fleets without it, one rule at a time and some together.
+"""Measures the effect of each rule of the cadence, by simulating the same small fleets without the rule.
 
-`python benchmarks/cadence_ablation.py` prints the table of specs/cadence.md. A rule is taken out by a change of one of
-its constants, or of the function that carries it out, in the process that measures; the product knows no such switch.
+`python benchmarks/cadence_ablation.py` prints the table in specs/cadence.md. To disable a rule, the benchmark replaces
+a constant of the rule, or the function that implements it, in its own process. The library has no such switches.
 """
 
 import logging
@@ -18,8 +18,8 @@ from typing import Annotated
 import typer
 from attrs import evolve
 from convergence_rows import asking
-from lookout_deaths import OURS, Death, Fleet, unread
-from store_traffic import measured
+from lookout_deaths import OURS, Death, Fleet, seconds_unread
+from store_traffic import measure as measure_traffic
 
 from leasehold.adapters.worker import table_view
 from leasehold.balancer import lookout as ranks
@@ -35,21 +35,21 @@ from leasehold_lab.simulator.run import run
 from leasehold_lab.simulator.scenario import Member, Network, Scenario, balanced
 
 Change = tuple[ModuleType, str, object]
-"""A name of a module, and what it stands for instead."""
+"""A module, a name in it, and the value to assign to the name."""
 
 
-def _to(**values: object) -> tuple[Change, ...]:
-    """Other constants of the schedule, or of the ranks."""
+def _constants(**values: object) -> tuple[Change, ...]:
+    """Return changes that assign these values to constants of the schedule or of the ranks."""
     return tuple((schedule if hasattr(schedule, name) else ranks, name, value) for name, value in values.items())
 
 
-NO_WARNINGS = _to(WARNED_SECONDS=0.0)
+NO_WARNINGS = _constants(WARNED_SECONDS=0.0)
 NO_EXACT_LOOK: tuple[Change, ...] = (
     (schedule, "_seconds_to_next_listing", lambda _census, _me, config: scaled(schedule.LOOK_SECONDS, config)),
 )
-NO_STAND_IN = _to(SILENT_SECONDS=math.inf, LOOKS_SILENT_SECONDS=math.inf)
-NO_EARLY_LISTING = _to(EARLY_SECONDS=math.inf)
-NO_LAST_RESORT = _to(LAST_RESORT_SECONDS=math.inf)
+NO_STAND_IN = _constants(SILENT_SECONDS=math.inf, LOOKS_SILENT_SECONDS=math.inf)
+NO_EARLY_LISTING = _constants(EARLY_SECONDS=math.inf)
+NO_LAST_RESORT = _constants(LAST_RESORT_SECONDS=math.inf)
 NO_ABDICATION: tuple[Change, ...] = ((schedule, "_last_bulletin", lambda *_: ()),)
 LISTINGS: tuple[Change, ...] = ((table_view, "first_watch", lambda *_: Watch()),)
 
@@ -58,17 +58,17 @@ ABLATIONS: dict[str, tuple[Change, ...]] = {
     "C3: nobody says that it is replaced": NO_ABDICATION,
     "C4: no warnings": NO_WARNINGS,
     "C5: no look at the limit of a suspect": NO_EXACT_LOOK,
-    "C5: a look every 5 s": _to(LOOK_SECONDS=5.0, LOOKS_SILENT_SECONDS=12.5),
-    "C7: owners do not read what is asked for": _to(REQUESTS_SECONDS=-1.0),
-    "C7: a reading every second": _to(READ_SECONDS=1.0),
+    "C5: a look every 5 s": _constants(LOOK_SECONDS=5.0, LOOKS_SILENT_SECONDS=12.5),
+    "C7: owners do not read what is asked for": _constants(REQUESTS_SECONDS=-1.0),
+    "C7: a reading every second": _constants(READ_SECONDS=1.0),
     "C8: nobody stands in": NO_STAND_IN,
-    "C8: the next in rank alone stands in": _to(STAND_IN_SECONDS=1e9),
-    "C8: all stand in at once": _to(STAND_IN_SECONDS=0.0),
-    "C8: *looks* are not watched": _to(LOOKS_SILENT_SECONDS=math.inf),
+    "C8: the next in rank alone stands in": _constants(STAND_IN_SECONDS=1e9),
+    "C8: all stand in at once": _constants(STAND_IN_SECONDS=0.0),
+    "C8: *looks* are not watched": _constants(LOOKS_SILENT_SECONDS=math.inf),
     "C8: no early listing": NO_EARLY_LISTING,
     "C10: newcomers do not wait for others": ((joining, "JOIN_WAIT", 1e-9),),
     "C11: no last resort": NO_LAST_RESORT,
-    "C15: all look at once": _to(START_SECONDS=0.0),
+    "C15: all look at once": _constants(START_SECONDS=0.0),
     "without warnings, C5's look and C8": NO_WARNINGS + NO_EXACT_LOOK + NO_STAND_IN + NO_EARLY_LISTING,
     "listings alone (C14)": LISTINGS,
 }
@@ -77,73 +77,80 @@ FEW, SOME = Fleet("5", 100, 5), Fleet("12", 60, 12)
 ONE, FIRST, FOUR = Death("one", 0), Death("the lookout", 1), Death("the first four", 4)
 
 
-def stuck(seed: int, *, joins: bool) -> float:
-    """Seconds until all is owned again, where one of twelve dies after a lookout went wrong.
+def seconds_after_failed_lookout(seed: int, *, joins: bool) -> float:
+    """Return the seconds until all leases are owned again, if one of twelve workers dies while the lookout has failed.
 
-    joins  four seconds before, a newcomer came first in rank; else the lookout renewed and planned no more
+    joins  If true, a new worker with the first rank has joined four seconds before the death. Otherwise the lookout has
+           become a zombie, which renews its leases but does not plan.
     """
     draw = random.Random(seed)  # noqa: S311  a seed is the point
-    at = 40.0 + draw.uniform(0.0, 20.0)
+    death_at = 40.0 + draw.uniform(0.0, 20.0)
     row = [Lease(name, owner=name, annotations=(("process", f"p/{name}"),)) for name in SOME.names]
     first, *_, last = lookout_ranks(row, OURS).ranks
-    members = [Member(name, OURS, draw.uniform(0.0, 1.0), at if name == last else math.inf) for name in SOME.names]
-    wrong = evolve(members[SOME.names.index(first)], starts=at - 4.0) if joins else None
-    wrong = wrong or evolve(members[SOME.names.index(first)], plans=at - 10.0)
-    members = [wrong if member.worker == first else member for member in members]
+    members = [
+        Member(name, OURS, draw.uniform(0.0, 1.0), death_at if name == last else math.inf) for name in SOME.names
+    ]
+    failed_lookout = evolve(members[SOME.names.index(first)], starts=death_at - 4.0) if joins else None
+    failed_lookout = failed_lookout or evolve(members[SOME.names.index(first)], plans=death_at - 10.0)
+    members = [failed_lookout if member.worker == first else member for member in members]
     owners = balanced(SOME.leases, tuple(name for name in SOME.names if not (joins and name == first)), draw)
     scenario = Scenario(
         seed,
         owners,
         tuple(sorted(members, key=lambda member: member.starts)),
-        at + 50.0,
-        calm=at + 50.0,
+        death_at + 50.0,
+        calm=death_at + 50.0,
         network=Network(),
     )
     history = run(scenario)
-    seconds = [each for each in unowned(history, history.end, at).values() if each > OURS.lease_seconds / 2]
-    # Of a worker that is stuck, what falls to its own share waits for the patience of others (M9).
+    seconds = [
+        seconds_unowned
+        for seconds_unowned in unowned(history, history.end, death_at).values()
+        if seconds_unowned > OURS.lease_seconds / 2
+    ]
+    # Leases that fall to the share of a zombie stay free until other workers give up waiting for it (M9).
     return max(seconds) if joins else median(seconds)
 
 
-def _join(seed: int) -> float:
+def _seconds_of_join(seed: int) -> float:
     question = evolve(asking(100, 10, 10), pace="own", start="together", cycles=5.0, kind="scale-out", seed=seed)
     return answer(question).seconds
 
 
-def _units(leases: int, workers: int) -> float:
-    return measured((leases, workers, None), "minimal", 10.0)["read_units"]
+def _read_units(leases: int, workers: int) -> float:
+    return measure_traffic((leases, workers, None), "minimal", 10.0)["read_units"]
 
 
 FIGURES: dict[str, Callable[[int], float]] = {
-    "5: the lookout": lambda seed: unread(FEW, FIRST, seed),
-    "12: one dies": lambda seed: unread(SOME, ONE, seed),
-    "12: the lookout": lambda seed: unread(SOME, FIRST, seed),
-    "12: the first four": lambda seed: unread(SOME, FOUR, seed),
-    "12: after a new lookout": lambda seed: stuck(seed, joins=True),
-    "12: the lookout is stuck": lambda seed: stuck(seed, joins=False),
-    "10+10 join": _join,
-    "5: read units": lambda _seed: _units(100, 5),
+    "5: the lookout": lambda seed: seconds_unread(FEW, FIRST, seed),
+    "12: one dies": lambda seed: seconds_unread(SOME, ONE, seed),
+    "12: the lookout": lambda seed: seconds_unread(SOME, FIRST, seed),
+    "12: the first four": lambda seed: seconds_unread(SOME, FOUR, seed),
+    "12: after a new lookout": lambda seed: seconds_after_failed_lookout(seed, joins=True),
+    "12: the lookout is stuck": lambda seed: seconds_after_failed_lookout(seed, joins=False),
+    "10+10 join": _seconds_of_join,
+    "5: read units": lambda _seed: _read_units(100, 5),
 }
-"""Seconds, but for the last: read units for each lease and hour."""
+"""The measured figures by name, in seconds. The last one is in read units per lease and hour."""
 
 
 @contextmanager
-def _without(ablation: str) -> Iterator[None]:
+def _disabled(ablation: str) -> Iterator[None]:
     changes = ABLATIONS[ablation]
-    before = [(module, name, getattr(module, name)) for module, name, _ in changes]
+    originals = [(module, name, getattr(module, name)) for module, name, _ in changes]
     for module, name, value in changes:
         setattr(module, name, value)
     try:
         yield
     finally:
-        for module, name, value in before:
+        for module, name, value in originals:
             setattr(module, name, value)
 
 
-def figure(ablation: str, name: str, seed: int) -> float:
-    """One figure of one seed without this rule."""
+def measure(ablation: str, name: str, seed: int) -> float:
+    """Return one figure of one seed, with the rule disabled."""
     logging.disable(logging.CRITICAL)
-    with _without(ablation):
+    with _disabled(ablation):
         return FIGURES[name](seed)
 
 
@@ -153,22 +160,22 @@ def main(
     only: Annotated[str, typer.Option(help="Ablations whose name matches this expression.")] = "",
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
 ) -> None:
-    """Measure and print a table: the median, and the worst of several seeds."""
+    """Measure, and print a table with the median and the maximum over several seeds."""
     print(f"| | {' | '.join(FIGURES)} |", "|---|" + "---|" * len(FIGURES), sep="\n", flush=True)
     with processes(jobs) as pool:
-        asked = {
+        futures = {
             (ablation, name): [
-                pool.submit(figure, ablation, name, seed) for seed in range(1 if "units" in name else seeds)
+                pool.submit(measure, ablation, name, seed) for seed in range(1 if "units" in name else seeds)
             ]
             for ablation in ABLATIONS
             if re.search(only, ablation)
             for name in FIGURES
         }
-        for ablation in dict.fromkeys(ablation for ablation, _ in asked):
+        for ablation in dict.fromkeys(ablation for ablation, _ in futures):
             cells = []
             for name in FIGURES:
-                told = [each.result() for each in asked[ablation, name]]
-                cells.append(f"{told[0]:.0f}" if "units" in name else f"{median(told):.1f}, {max(told):.1f}")
+                results = [future.result() for future in futures[ablation, name]]
+                cells.append(f"{results[0]:.0f}" if "units" in name else f"{median(results):.1f}, {max(results):.1f}")
             print(f"| {ablation} | {' | '.join(cells)} |", flush=True)
 
 

@@ -1,6 +1,6 @@
-"""What checkpoints cost: writes a second for each lease, and the month's bill, of a fleet whose shards never rest.
+"""Measures the cost of checkpoints: writes per second and lease, and the monthly bill, with constantly busy shards.
 
-`python benchmarks/checkpoint_writes.py` prints the table of docs/from-java-kcl.md.
+`python benchmarks/checkpoint_writes.py` prints the table in docs/from-java-kcl.md.
 """
 
 import os
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 from attrs import evolve, frozen
-from session_requests import bills, requested
+from session_requests import bills, simulate_requests
 
 from leasehold.adapters.consumer.handling import CHECKPOINT_SECONDS
 from leasehold.balancer.config import Config
@@ -19,11 +19,11 @@ from leasehold_lab.simulator.run import run, traffic
 from leasehold_lab.simulator.scenario import Network
 
 SIZES = ((10, 2), (100, 10), (1000, 50))
-"""Shards and workers."""
+"""The numbers of shards and workers."""
 READ_SECONDS = 0.2
-"""Between two batches of a shard: as often as ours ask while records flow."""
+"""The time between two batches of a shard, which is that of our workers while there are records."""
 KCL_READ_SECONDS = 1.5
-"""What KCL waits by default between two batches, each of which its usual processor checkpoints."""
+"""The KCL's default time between two batches. Typical record processors checkpoint each batch."""
 WARM_SECONDS = 20.0
 MONTH = 730 * 3600
 MILLION = 1_000_000
@@ -31,35 +31,41 @@ MILLION = 1_000_000
 
 @frozen
 class TableCost:
-    """Read and write units of a whole table in a second."""
+    """The read and write units of a whole table per second."""
 
     writes: float
     reads: float
 
     def bill(self, write_price: float, read_price: float) -> float:
-        """Of a month, at these prices of a million units."""
+        """Return the monthly price, from prices per million units."""
         return MONTH * (self.writes * write_price + self.reads * read_price) / MILLION
 
 
-def measured(shards: int, workers: int, checkpoints: float, seconds: float) -> TableCost:
-    """Of `seconds` of a fleet that only reads, less those of its beginning, when everybody lists to find the others."""
+def measure(shards: int, workers: int, checkpoints: float, seconds: float) -> TableCost:
+    """Simulate a fleet at rest for `seconds`, and return its cost without that of the start.
+
+    When a fleet starts, its workers make additional listings to find each other.
+    """
     question = SimulationQuestion(shards, (workers,), kind="steady", pace="own", cycles=0, checkpoints=checkpoints)
     scenario = evolve(fleet_of(question).scenario, network=Network(stall=0.0, unanswered=0.0))
-    warm, whole = (
+    warm_up, total = (
         traffic(run(evolve(scenario, seconds=length, calm=length, read_seconds=READ_SECONDS)))
         for length in (WARM_SECONDS, WARM_SECONDS + seconds)
     )
-    writes, reads = whole.write_units - warm.write_units, whole.read_units - warm.read_units
+    writes, reads = total.write_units - warm_up.write_units, total.read_units - warm_up.read_units
     return TableCost(writes / seconds, reads / seconds)
 
 
 def of_sessions(shards: int, workers: int, seconds: float) -> TableCost:
-    """The same in layout `sessions`, once a second."""
-    return TableCost(*bills(shards, workers, requested(shards, workers, CHECKPOINT_SECONDS, seconds))[0])
+    """Return the cost in layout `sessions`, with one checkpoint per second."""
+    return TableCost(*bills(shards, workers, simulate_requests(shards, workers, CHECKPOINT_SECONDS, seconds))[0])
 
 
 def of_kcl(shards: int, workers: int) -> TableCost:
-    """Of KCL 2.x by its defaults, computed: it renews, checkpoints every batch, and every worker scans the table."""
+    """Compute the cost of KCL 2.x with default settings.
+
+    Each worker renews its leases, checkpoints every batch, and scans the table.
+    """
     config = Config(Kcl())
     writes = shards * (1 / config.renew_seconds + 1 / KCL_READ_SECONDS)
     return TableCost(writes, workers * max(0.5, shards * 360 / 4096 / 2) / config.cycle_seconds)
@@ -81,16 +87,16 @@ def main(
         "every 10 s": 10.0,
     }
     with processes(jobs) as pool:
-        asked = {
-            (size, name): pool.submit(measured, *size, pace, seconds) for size in SIZES for name, pace in paces.items()
+        futures = {
+            (size, name): pool.submit(measure, *size, pace, seconds) for size in SIZES for name, pace in paces.items()
         }
-        grouped = {size: pool.submit(of_sessions, *size, seconds) for size in SIZES}
+        session_futures = {size: pool.submit(of_sessions, *size, seconds) for size in SIZES}
         for size in SIZES:
-            found = {name: asked[size, name].result() for name in paces} | {
-                "once a second, layout `sessions`": grouped[size].result(),
+            costs = {name: futures[size, name].result() for name in paces} | {
+                "once a second, layout `sessions`": session_futures[size].result(),
                 "KCL 2.x, computed": of_kcl(*size),
             }
-            for name, cost in found.items():
+            for name, cost in costs.items():
                 figures = f"{cost.writes:.1f} | {cost.writes / size[0]:.2f} | {cost.reads:.1f}"
                 print(f"| {size[0]}, {size[1]} | {name} | {figures} | {cost.bill(write_price, read_price):,.0f} |")
 

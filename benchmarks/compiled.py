@@ -1,4 +1,4 @@
-"""The hot files as a wheel carries them, compiled to a passing directory, beside the plain ones."""
+"""Compiles the performance-critical modules as a wheel does, into a temporary folder, to measure them."""
 
 import importlib
 import shutil
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
-# Last: before it, the path of a process may begin with a folder of compiled packages.
+# Appended at the end, because the path of a process may start with a folder of compiled packages.
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from hatch_build import HOT, IN_C, CannotCompile, compile_to
@@ -29,27 +29,30 @@ def _forget() -> None:
         sys.modules.pop(name, None)
 
 
-def _imported() -> dict[str, ModuleType]:
+def _import_modules() -> dict[str, ModuleType]:
     _forget()
     return {name.rsplit(".", 1)[1]: importlib.import_module(name) for name in (*_HOT_MODULES, *_USERS)}
 
 
 @contextmanager
-def _given_back() -> Iterator[None]:
-    """Whoever comes next in this process finds the modules that were there."""
-    before = {name: importlib.import_module(name) for name in (*_HOT_MODULES, *_USERS)}
+def _modules_restored() -> Iterator[None]:
+    """Restore the imported modules at the end of the block."""
+    modules = {name: importlib.import_module(name) for name in (*_HOT_MODULES, *_USERS)}
     try:
         yield
     finally:
-        for name, module in before.items():
-            package, _, last = name.rpartition(".")
+        for name, module in modules.items():
+            package, _, module_name = name.rpartition(".")
             sys.modules[name] = module
-            setattr(sys.modules[package], last, module)
+            setattr(sys.modules[package], module_name, module)
 
 
 @contextmanager
 def as_installed() -> Iterator[Path]:
-    """All packages with the hot files compiled, for the path of new processes; said, where there is no compiler."""
+    """Yield a folder with all packages, compiled as in a wheel, for the import path of new processes.
+
+    Without a compiler, a message is printed, and the packages are not compiled.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         shutil.copytree(_ROOT / "leasehold", Path(scratch) / "leasehold")
         try:
@@ -61,9 +64,12 @@ def as_installed() -> Iterator[Path]:
 
 @contextmanager
 def plain_and_compiled() -> Iterator[dict[str, dict[str, ModuleType]]]:
-    """Both forms of every module of the codec; the plain one alone, and it is said, where there is no compiler."""
-    with tempfile.TemporaryDirectory() as scratch, _given_back():
-        forms = {"plain": _imported()}
+    """Yield the codec's modules in both forms, plain and compiled.
+
+    Without a compiler, a message is printed, and only the plain form is yielded.
+    """
+    with tempfile.TemporaryDirectory() as scratch, _modules_restored():
+        forms = {"plain": _import_modules()}
         try:
             compile_to(Path(scratch))
         except CannotCompile as error:
@@ -75,7 +81,7 @@ def plain_and_compiled() -> Iterator[dict[str, dict[str, ModuleType]]]:
         sys.path.insert(0, scratch)
         for package in packages:
             package.__path__.insert(0, str(Path(scratch).joinpath(*package.__name__.split("."))))
-        forms["compiled"] = {**_imported(), "scan": importlib.import_module(_IN_C)}
+        forms["compiled"] = {**_import_modules(), "scan": importlib.import_module(_IN_C)}
         for package, path in zip(packages, paths, strict=True):
             package.__path__[:] = path
         sys.path.remove(scratch)

@@ -1,10 +1,10 @@
-"""How fast one worker process drains a stream, beside a bare GetRecords loop on the same local stream in the same run.
+"""Compares how fast a worker process and a plain GetRecords loop read the same local stream.
 
-Eight shards; once with records of 1 KB, once with aggregates of 100-byte user records, which only ours takes
-apart. Each side is a process of its own, from before its first iterator to its last record, in bytes of Kinesis
-records; the bare loop goes round the shards without waiting or looking at what it reads. Ours is a worker that
-comes back to its eight leases, on a table on disk, and checkpoints each batch.
-With `--minutes`, one worker reads for so long what is written meanwhile, and its memory is watched.
+The stream has eight shards. It contains records of 1 KB in one run, and aggregates of 100-byte user records in another.
+Only the worker deaggregates. Each side runs in a separate process, and is measured from its first GetShardIterator
+request to its last record, in bytes of Kinesis records. The loop reads the shards in turn, without waiting and without
+decoding records. The worker already owns the eight leases, in a table on disk, and checkpoints each batch.
+With `--minutes`, one worker reads a growing stream for that time, and its memory is recorded.
 """
 
 import argparse
@@ -47,7 +47,7 @@ SAMPLE_SECONDS = 5
 
 @frozen
 class Run:
-    """What one side took, from before its first request to its last record."""
+    """The time that one side took, from its first request to its last record."""
 
     seconds: float
     processor_seconds: float
@@ -55,7 +55,7 @@ class Run:
 
 @frozen
 class Stream:
-    """A filled stream: its address, and what is in it."""
+    """A stream with records: its endpoint and name, and the amount of data in it."""
 
     endpoint: str
     name: str
@@ -65,79 +65,79 @@ class Stream:
 
 @define
 class Tally:
-    """Counts user records until all have come; the clock runs from the first reader opened."""
+    """Counts user records until all have arrived. The clock starts when the first shard is initialized."""
 
     wanted: int
-    got: int = 0
+    count: int = 0
     began: float = 0.0
-    worked: float = 0.0
-    all_came: Event = field(factory=Event)
+    processor_start: float = 0.0
+    all_arrived: Event = field(factory=Event)
     lock: Lock = field(factory=Lock)
 
-    def happened(self, happening: str, _holding: object) -> None:
-        """Start the clock."""
+    def on_event(self, happening: str, _holding: object) -> None:
+        """Start the clock when the first shard is initialized."""
         with self.lock:
             if happening == "initialize" and not self.began:
-                self.began, self.worked = time.perf_counter(), time.process_time()
+                self.began, self.processor_start = time.perf_counter(), time.process_time()
 
     def handle(self, delivery: Delivery) -> None:
-        """Count a batch."""
+        """Count the records of a batch."""
         with self.lock:
-            self.got += len(delivery.records)
-        if self.got >= self.wanted:
-            self.all_came.set()
+            self.count += len(delivery.records)
+        if self.count >= self.wanted:
+            self.all_arrived.set()
 
 
 def client_of(endpoint: str) -> Any:  # noqa: ANN401  the service's own type has no name at run time
-    """A client as boto3 makes it."""
+    """Return a boto3 client with default settings."""
     return boto3.client("kinesis", region_name=REGION, endpoint_url=endpoint)
 
 
-def bare(stream: Stream, _users: int) -> Run:
-    """GetRecords, one shard after the other."""
+def read_with_loop(stream: Stream, _users: int) -> Run:
+    """Read all shards in turn with GetRecords."""
     client = client_of(stream.endpoint)
-    began, worked = time.perf_counter(), time.process_time()
-    iterators = [
+    began, processor_start = time.perf_counter(), time.process_time()
+    responses = [
         client.get_shard_iterator(StreamName=stream.name, ShardId=row["ShardId"], ShardIteratorType="TRIM_HORIZON")
         for row in client.list_shards(StreamName=stream.name)["Shards"]
     ]
-    places = [answer["ShardIterator"] for answer in iterators]
-    got = 0
-    while got < stream.records:
-        for number, place in enumerate(places):
-            answer = client.get_records(ShardIterator=place)
-            places[number] = answer["NextShardIterator"]
-            got += len(answer["Records"])
-    return Run(time.perf_counter() - began, time.process_time() - worked)
+    iterators = [response["ShardIterator"] for response in responses]
+    count = 0
+    while count < stream.records:
+        for number, iterator in enumerate(iterators):
+            response = client.get_records(ShardIterator=iterator)
+            iterators[number] = response["NextShardIterator"]
+            count += len(response["Records"])
+    return Run(time.perf_counter() - began, time.process_time() - processor_start)
 
 
-def joined(stream: Stream, folder: str, tally: Tally) -> Runner:
-    """A worker that comes back to its leases."""
+def make_runner(stream: Stream, folder: str, tally: Tally) -> Runner:
+    """Return the runner of a worker that already owns all leases."""
     store = open_store(f"sqlite:///{folder}/leases.db", create=True)
     source = open_url(stream.name, {"region": REGION, "endpoint": stream.endpoint})
     for shard in source.shards():
         placed(store, Lease(shard.id, owner="a-1", hash_range=shard.hash_range))
     worker = Worker(store=store, source=source, me="a-1", config=Config(initial_position=TRIM_HORIZON))
-    return Runner(worker, Handling(tally.handle, observer=tally.happened))
+    return Runner(worker, Handling(tally.handle, observer=tally.on_event))
 
 
-def ours(stream: Stream, users: int) -> Run:
-    """A whole worker: it takes its leases up, renews them, hands over, and checkpoints."""
+def read_with_worker(stream: Stream, users: int) -> Run:
+    """Read the stream with a worker, which renews its leases, dispatches batches and writes checkpoints."""
     tally = Tally(users)
     with tempfile.TemporaryDirectory() as folder:
-        runner = joined(stream, folder, tally)
+        runner = make_runner(stream, folder, tally)
         thread = Thread(target=runner.run)
         thread.start()
-        tally.all_came.wait()
-        run = Run(time.perf_counter() - tally.began, time.process_time() - tally.worked)
+        tally.all_arrived.wait()
+        run = Run(time.perf_counter() - tally.began, time.process_time() - tally.processor_start)
         runner.stop()
         thread.join()
-    assert tally.got == users, (tally.got, users)
+    assert tally.count == users, (tally.count, users)
     return run
 
 
-def filled(endpoint: str, name: str, rows: list[tuple[int, bytes]]) -> Stream:
-    """A stream whose shards hold these rows, each at its place in the hash key space."""
+def fill_stream(endpoint: str, name: str, rows: list[tuple[int, bytes]]) -> Stream:
+    """Create a stream with these rows, each of which has an explicit hash key."""
     client = client_of(endpoint)
     client.create_stream(StreamName=name, ShardCount=SHARDS)
     client.get_waiter("stream_exists").wait(StreamName=name, WaiterConfig={"Delay": 1})
@@ -151,19 +151,22 @@ def filled(endpoint: str, name: str, rows: list[tuple[int, bytes]]) -> Stream:
     return Stream(endpoint, name, len(rows), sum(len(data) for _, data in rows))
 
 
-def middle(shard: int) -> int:
-    """A hash key of this shard."""
+def middle_hash_key(shard: int) -> int:
+    """Return the middle of the shard's hash key range."""
     return (2 * shard + 1) * (HASH_KEYS[1] + 1) // (2 * SHARDS)
 
 
 def plain_rows(megabytes: int) -> list[tuple[int, bytes]]:
-    """Records of 1 KB, as many in every shard."""
+    """Return records of 1 KB, the same number for each shard, with their hash keys."""
     count = megabytes * 1_000_000 // PLAIN_BYTES
-    return [(middle(number % SHARDS), b"%010d" % number * (PLAIN_BYTES // 10)) for number in range(count)]
+    return [(middle_hash_key(number % SHARDS), b"%010d" % number * (PLAIN_BYTES // 10)) for number in range(count)]
 
 
 def aggregate_rows(megabytes: int) -> tuple[list[tuple[int, bytes]], int]:
-    """Aggregates, as many in every shard, under keys that belong there; and how many user records they hold."""
+    """Return aggregates with their hash keys, the same number for each shard, and the number of user records.
+
+    The keys of the user records in an aggregate belong to its shard.
+    """
     keys: list[list[str]] = [[] for _ in range(SHARDS)]
     for number in range(100 * SHARDS):
         keys[hash_of(f"key-{number}") * SHARDS // (HASH_KEYS[1] + 1)].append(f"key-{number}")
@@ -172,29 +175,29 @@ def aggregate_rows(megabytes: int) -> tuple[list[tuple[int, bytes]], int]:
         shard, aggregate = number % SHARDS, Aggregate(AGGREGATE_BYTES)
         while aggregate.add(b"%010d" % users * (USER_BYTES // 10), keys[shard][users % len(keys[shard])]):
             users += 1
-        rows.append((middle(shard), aggregate.sealed()))
+        rows.append((middle_hash_key(shard), aggregate.encode()))
     return rows, users
 
 
-def measured(side: Callable[[Stream, int], Run], stream: Stream, users: int) -> Run:
-    """One run in a process of its own."""
+def run_in_process(read: Callable[[Stream, int], Run], stream: Stream, users: int) -> Run:
+    """Run one side in a separate process."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(side, stream, users).result()
+        return pool.submit(read, stream, users).result()
 
 
 def compare(what: str, stream: Stream, users: int, rounds: int, table: Table) -> bool:
-    """Add both sides' medians to the table; whether ours is good enough."""
+    """Add both sides' medians to the table, and return whether the worker is fast enough."""
     runs: dict[str, list[Run]] = {"bare": [], "ours": []}
     for _ in range(rounds):
-        for name, side in (("bare", bare), ("ours", ours)):
-            runs[name].append(measured(side, stream, users))
+        for name, side in (("bare", read_with_loop), ("ours", read_with_worker)):
+            runs[name].append(run_in_process(side, stream, users))
     ratio = statistics.median(
-        theirs.seconds / mine.seconds for theirs, mine in zip(runs["bare"], runs["ours"], strict=True)
+        loop_run.seconds / worker_run.seconds for loop_run, worker_run in zip(runs["bare"], runs["ours"], strict=True)
     )
     good = ratio >= BARS[what]
-    for name, done in runs.items():
-        speeds = [stream.kinesis_bytes / 1e6 / run.seconds for run in done]
-        work = statistics.median(run.processor_seconds for run in done) / stream.kinesis_bytes * 1e9
+    for name, side_runs in runs.items():
+        speeds = [stream.kinesis_bytes / 1e6 / run.seconds for run in side_runs]
+        work = statistics.median(run.processor_seconds for run in side_runs) / stream.kinesis_bytes * 1e9
         spread = f"{min(speeds):.1f}-{max(speeds):.1f}"
         verdict = (f"{ratio:.2f}", f"{BARS[what]}", "pass" if good else "FAIL") if name == "ours" else ()
         table.add_row(f"{what}, {name}", f"{statistics.median(speeds):.1f}", spread, f"{work:.1f}", *verdict)
@@ -202,26 +205,26 @@ def compare(what: str, stream: Stream, users: int, rounds: int, table: Table) ->
 
 
 def speed(megabytes: int, rounds: int) -> bool:
-    """Both kinds of streams."""
+    """Compare both sides on both kinds of streams, and print a table."""
     table = Table(title=f"{megabytes} MB in {SHARDS} shards, {rounds} rounds, load {os.getloadavg()[0]:.1f}")
     table.add_column("records, reader")
     for name in ("MB/s", "from-to", "CPU ms/MB", "of bare", "at least", "verdict"):
         table.add_column(name, justify="right", no_wrap=True)
     with kinesis_local() as service:
-        plain = filled(service.url, "plain", plain_rows(megabytes))
+        plain = fill_stream(service.url, "plain", plain_rows(megabytes))
         rows, users = aggregate_rows(megabytes)
-        aggregated = filled(service.url, "aggregated", rows)
+        aggregated = fill_stream(service.url, "aggregated", rows)
         first = compare("plain", plain, plain.records, rounds, table)
         second = compare("aggregated", aggregated, users, rounds, table)
     Console(width=100).print(table)
     return first and second
 
 
-def watched(stream: Stream, seconds: float) -> tuple[int, list[float]]:
-    """A worker that reads for so long: how many records, and its memory every five seconds."""
+def watch_memory(stream: Stream, seconds: float) -> tuple[int, list[float]]:
+    """Run a worker for this time, and return the number of records and a sample of its memory every five seconds."""
     tally = Tally(sys.maxsize)
     with tempfile.TemporaryDirectory() as folder:
-        runner = joined(stream, folder, tally)
+        runner = make_runner(stream, folder, tally)
         thread = Thread(target=runner.run)
         thread.start()
         samples = []
@@ -230,37 +233,37 @@ def watched(stream: Stream, seconds: float) -> tuple[int, list[float]]:
             samples.append(resident_mb())
         runner.stop()
         thread.join()
-    return tally.got, samples
+    return tally.count, samples
 
 
 def memory(minutes: float) -> bool:
-    """Whether a worker's memory stands still while half a megabyte is written each second."""
+    """Return whether a worker's memory stays constant while half a megabyte is written to the stream per second."""
     rows = plain_rows(1)[:500]
     with kinesis_local() as service, ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        stream = filled(service.url, "memory", rows)
+        stream = fill_stream(service.url, "memory", rows)
         client = client_of(service.url)
-        sent = [{"Data": data, "PartitionKey": "a", "ExplicitHashKey": str(place)} for place, data in rows]
-        watching = pool.submit(watched, stream, 60 * minutes)
+        records = [{"Data": data, "PartitionKey": "a", "ExplicitHashKey": str(place)} for place, data in rows]
+        watching = pool.submit(watch_memory, stream, 60 * minutes)
         while not watching.done():
-            client.put_records(StreamName=stream.name, Records=sent)
+            client.put_records(StreamName=stream.name, Records=records)
             time.sleep(1)
-        got, samples = watching.result()
-    return told(got, samples)
+        count, samples = watching.result()
+    return print_memory(count, samples)
 
 
-def told(got: int, samples: list[float]) -> bool:
-    """Print the memory of each minute; whether it stood still from the second quarter on."""
-    quarter, most = len(samples) // 4, max(samples)
+def print_memory(count: int, samples: list[float]) -> bool:
+    """Print the memory of each minute, and return whether it stayed constant from the second quarter on."""
+    quarter, peak = len(samples) // 4, max(samples)
     early, late = max(samples[quarter : 2 * quarter]), max(samples[-quarter:])
     good = late - early <= GROWTH_MB
-    table = Table(title=f"{got:,} records read in {len(samples) * SAMPLE_SECONDS / 60:g} minutes")
+    table = Table(title=f"{count:,} records read in {len(samples) * SAMPLE_SECONDS / 60:g} minutes")
     for name in ("minute", "MB, least-most"):
         table.add_column(name, justify="right")
     table.add_column("")
     minute = 60 // SAMPLE_SECONDS
     for start in range(0, len(samples), minute):
         part = samples[start : start + minute]
-        bar = "#" * round(40 * max(part) / most)
+        bar = "#" * round(40 * max(part) / peak)
         table.add_row(str(start // minute + 1), f"{min(part):.1f}-{max(part):.1f}", bar)
     Console(width=100).print(table)
     print(f"{early:.1f} MB at most in the second quarter, {late:.1f} MB in the last, ", end="")
@@ -269,13 +272,13 @@ def told(got: int, samples: list[float]) -> bool:
 
 
 def resident_mb() -> float:
-    """Memory of this process now."""
+    """Return the resident memory of this process."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def main() -> None:
-    """Measure, and end with 1 where a bar is not met."""
+    """Measure. The exit status is 1 if a limit is not met."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megabytes", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5)

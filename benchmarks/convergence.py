@@ -1,7 +1,7 @@
-"""How soon and at what cost each rule set balances a fleet: minimal beside its peers, same scenarios, same seeds.
+"""Measures how fast, and with how many moves, each rule set balances a fleet in the same scenarios.
 
-`python benchmarks/convergence.py --write` runs every row, most under 20 seeds, and writes benchmarks/results;
-this takes hours, and `--keep FILE` lets it go on where it was cut short.
+`python benchmarks/convergence.py --write` runs all rows, most of them with 20 seeds, and writes benchmarks/results.
+This takes hours. With `--keep FILE`, an interrupted run can be continued.
 """
 
 import json
@@ -19,7 +19,7 @@ from attrs import evolve, field, frozen
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from convergence_rows import Figures, Row, rows
-from official_event_hubs import STRATEGIES, in_charge
+from official_event_hubs import STRATEGIES, sdk_planner
 
 from leasehold_lab.simulator.question import SimulationQuestion, config_of, on_this_machine
 
@@ -43,28 +43,31 @@ SHOWN = ("cycles", "moves", "moves_minimum", "failed_writes", "taken_back", "cla
 
 @frozen
 class Line:
-    """One row under one rule set: the figures of each seed."""
+    """The figures of one row with one rule set, for each seed."""
 
     row: Row
     rules: str
-    told: tuple[Figures, ...]
+    figures: tuple[Figures, ...]
 
     def cells(self, against: "Line | None") -> tuple[str, ...]:
-        """As the table shows it: median, and the worst where it differs. `against` is what it must be no worse than."""
-        return (self.row.name, self.rules, str(len(self.told)), *map(self._cell, SHOWN), self._verdict(against))
+        """Return the cells of the table: medians, and worst values if they differ.
+
+        If `against` is given, the verdict requires that this line is no worse than that one.
+        """
+        return (self.row.name, self.rules, str(len(self.figures)), *map(self._cell, SHOWN), self._verdict(against))
 
     def median(self, figure: str) -> float:
-        """Of all seeds."""
-        return median(each[figure] for each in self.told)
+        """Return the median of a figure over all seeds."""
+        return median(figures[figure] for figures in self.figures)
 
     def _cell(self, figure: str) -> str:
-        middle, worst = f"{self.median(figure):.5g}", f"{max(each[figure] for each in self.told):.5g}"
-        return middle if middle == worst else f"{middle} ({worst})"
+        median_value, worst = f"{self.median(figure):.5g}", f"{max(figures[figure] for figures in self.figures):.5g}"
+        return median_value if median_value == worst else f"{median_value} ({worst})"
 
     def _verdict(self, against: "Line | None") -> str:
         if self.rules != self.row.question.rules:
             return ""
-        medians = {name: self.median(name) for name in self.told[0]}
+        medians = {name: self.median(name) for name in self.figures[0]}
         missed = [bar.text for bar in self.row.bars if not bar.reached(medians)]
         if against is not None:
             missed += [
@@ -73,24 +76,27 @@ class Line:
         return f"misses {'; '.join(missed)}" if missed else "pass"
 
     def _worse(self, against: "Line", figure: str) -> bool:
-        # Of the same seeds, however many the other line has.
-        seeds = min(len(self.told), len(against.told))
-        mine, its = (median(each[figure] for each in told[:seeds]) for told in (self.told, against.told))
-        return mine > its
+        # Compare only the seeds that both lines have.
+        seeds = min(len(self.figures), len(against.figures))
+        median_here, median_there = (
+            median(each[figure] for each in figures_by_seed[:seeds])
+            for figures_by_seed in (self.figures, against.figures)
+        )
+        return median_here > median_there
 
 
-def figures_of(question: SimulationQuestion, told: dict[str, object]) -> Figures:
-    """An outcome in numbers, some of them by the lease."""
-    figures = {name: float(value) for name, value in told.items() if isinstance(value, int | float)}
-    groups = told["groups"]
+def figures_of(question: SimulationQuestion, outcome: dict[str, object]) -> Figures:
+    """Return the numeric figures of an outcome, with some derived ones that are relative to the number of leases."""
+    figures = {name: float(value) for name, value in outcome.items() if isinstance(value, int | float)}
+    groups = outcome["groups"]
     assert isinstance(groups, dict)
     total = sum(groups.values())
     shares = [question.leases * size / sum(question.workers) for size in question.workers]
-    # Where leases were split or workers ended, the groups' shares are others, and no row asks for them.
-    off = max(abs(held - share) for held, share in zip(groups.values(), shares, strict=False))
+    # These shares are wrong if leases were split or workers ended, but no row with such an event uses them.
+    largest_deviation = max(abs(held - share) for held, share in zip(groups.values(), shares, strict=False))
     return {
         **figures,
-        "off_share": off,
+        "off_share": largest_deviation,
         "moved_again_percent": 100 * figures["moved_again"] / question.leases,
         "refused_percent": 100 * figures["failed_writes"] / question.leases,
         "changes_per_lease": (figures["moves"] + figures["claims"]) / max(total, 1),
@@ -100,61 +106,63 @@ def figures_of(question: SimulationQuestion, told: dict[str, object]) -> Figures
 
 @frozen
 class Kept:
-    """What was measured before, one JSON line each; None: nothing is kept."""
+    """The results of earlier runs, in a file with one line of JSON for each. If `path` is None, none are kept."""
 
     path: Path | None
-    told: dict[tuple[str, str, int], Figures] = field(init=False)
+    figures: dict[tuple[str, str, int], Figures] = field(init=False)
 
-    @told.default
+    @figures.default
     def _read(self) -> dict[tuple[str, str, int], Figures]:
         lines = self.path.read_text(encoding="utf-8").splitlines() if self.path and self.path.exists() else []
         return {(name, rules, seed): figures for name, rules, seed, figures in map(json.loads, lines)}
 
     def add(self, name: str, rules: str, seed: int, figures: Figures) -> None:
-        """Also on disk, so that a run of hours can be cut short and go on."""
-        self.told[name, rules, seed] = figures
+        """Add a result, and append it to the file, so that an interrupted run can be continued."""
+        self.figures[name, rules, seed] = figures
         if self.path is not None:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps((name, rules, seed, figures)) + "\n")
 
 
-def measured(row: Row, rules: str, seeds: int, jobs: int, kept: Kept) -> Line:
-    """One line of the table."""
+def measure(row: Row, rules: str, seeds: int, jobs: int, results: Kept) -> Line:
+    """Run the missing seeds of a row with one rule set, and return the line of the table."""
     official = rules in STRATEGIES
     question = evolve(row.question, rules="python" if official else rules)
     if rules != row.question.rules:
         question = evolve(question, cycles=row.peer_cycles)
-    missing = [seed for seed in range(seeds) if (row.name, rules, seed) not in kept.told]
-    with in_charge(rules) if official else nullcontext():
+    missing = [seed for seed in range(seeds) if (row.name, rules, seed) not in results.figures]
+    with sdk_planner(rules) if official else nullcontext():
         for seed, outcome in on_this_machine(question, missing, jobs) if missing else ():
-            kept.add(row.name, rules, seed, figures_of(question, outcome))
-    return Line(row, rules, tuple(kept.told[row.name, rules, seed] for seed in range(seeds)))
+            results.add(row.name, rules, seed, figures_of(question, outcome))
+    return Line(row, rules, tuple(results.figures[row.name, rules, seed] for seed in range(seeds)))
 
 
-def recalled(wanted: Iterable[Row], kept: Kept) -> Iterator[Line]:
-    """As much as is kept, and nothing asked."""
-    for row in wanted:
+def recall(rows_chosen: Iterable[Row], results: Kept) -> Iterator[Line]:
+    """Yield the lines whose results are in the file, without running anything."""
+    for row in rows_chosen:
         for rules in (row.question.rules, *row.others):
-            seeds = sorted(seed for name, whose, seed in kept.told if (name, whose) == (row.name, rules))
+            seeds = sorted(
+                seed for name, rules_of_seed, seed in results.figures if (name, rules_of_seed) == (row.name, rules)
+            )
             if seeds:
-                yield Line(row, rules, tuple(kept.told[row.name, rules, seed] for seed in seeds))
+                yield Line(row, rules, tuple(results.figures[row.name, rules, seed] for seed in seeds))
 
 
-def lines(wanted: Iterable[Row], seeds: int, peer_seeds: int, jobs: int, kept: Kept) -> Iterator[Line]:
-    """Ours first, then the peers."""
-    for row in wanted:
-        mine, peers = row.seeds(seeds, peer_seeds)
-        yield measured(row, row.question.rules, mine, jobs, kept)
-        for peer in row.others if peers else ():
-            yield measured(row, peer, peers, jobs, kept)
+def lines(chosen_rows: Iterable[Row], seeds: int, peer_seeds: int, jobs: int, results: Kept) -> Iterator[Line]:
+    """Yield the lines of each row, first the one with our rules, then those of the peers."""
+    for row in chosen_rows:
+        our_seeds, seeds_of_peers = row.seeds(seeds, peer_seeds)
+        yield measure(row, row.question.rules, our_seeds, jobs, results)
+        for peer in row.others if seeds_of_peers else ():
+            yield measure(row, peer, seeds_of_peers, jobs, results)
 
 
-def celled(done: Iterable[Line]) -> Iterator[tuple[Line, tuple[str, ...]]]:
-    """Each line, and in words; a row of a mixed fleet is held against its peer's own."""
-    seen: dict[tuple[str, str], Line] = {}
-    for line in done:
-        seen[line.row.name, line.rules] = line
-        yield line, line.cells(seen.get(line.row.against))
+def with_cells(all_lines: Iterable[Line]) -> Iterator[tuple[Line, tuple[str, ...]]]:
+    """Yield each line with its cells. A row of a mixed fleet is compared with the line of its peer."""
+    lines_so_far: dict[tuple[str, str], Line] = {}
+    for line in all_lines:
+        lines_so_far[line.row.name, line.rules] = line
+        yield line, line.cells(lines_so_far.get(line.row.against))
 
 
 def main(
@@ -168,16 +176,16 @@ def main(
     keep: Annotated[Path | None, typer.Option(help="Append each outcome here, and ask for none that is here.")] = None,
     write: Annotated[bool, typer.Option("--write", help="Write benchmarks/results/convergence.md.")] = False,
 ) -> None:
-    """Measure, print, and say which bars are not reached."""
-    wanted, kept = [row for row in rows() if re.search(only, row.name)], Kept(keep)
-    found = lines(wanted, seeds, peer_seeds, jobs, kept) if seeds else recalled(wanted, kept)
+    """Measure, and print the table with the limits that are not met."""
+    chosen_rows, results = [row for row in rows() if re.search(only, row.name)], Kept(keep)
+    all_lines = lines(chosen_rows, seeds, peer_seeds, jobs, results) if seeds else recall(chosen_rows, results)
     cells = [HEADS, ("---",) * len(HEADS)]
     reasons: list[str] = []
-    for line, told in celled(found):
-        cells.append(told)
-        print(" | ".join(told), flush=True)
+    for line, line_cells in with_cells(all_lines):
+        cells.append(line_cells)
+        print(" | ".join(line_cells), flush=True)
         why = line.row.why or OPEN
-        if told[-1].startswith("misses") and why not in reasons:
+        if line_cells[-1].startswith("misses") and why not in reasons:
             reasons.append(why)
     if write:
         table = "\n".join(f"| {' | '.join(line)} |" for line in cells)

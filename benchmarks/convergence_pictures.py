@@ -1,4 +1,4 @@
-"""Pictures of two clusters that come to share 500 leases: by worker, by cluster, and the moves it took.
+"""Draws how 500 leases are divided when a second cluster joins: by worker, by cluster, and the number of moves.
 
 `python benchmarks/convergence_pictures.py` writes benchmarks/results/*.svg.
 """
@@ -30,7 +30,7 @@ STEP_SECONDS = 1.0
 
 @frozen
 class Story:
-    """One run, sampled each second since the second cluster began to start."""
+    """One run, sampled every second from the start of the second cluster."""
 
     rules: str
     seconds: tuple[float, ...]
@@ -42,82 +42,97 @@ class Story:
 
 
 def story(rules: str) -> Story:
-    """What became of the fleet under these rules."""
+    """Simulate the fleet with these rules, and return the samples."""
     question = evolve(ASKED, rules=rules)
     fleet = fleet_of(question)
     history = run(fleet.scenario)
     all_lives = lives(history.incidents)
     owners = owners_at(history, fleet.since)
-    least = least_moves(owners, all_workers(question), question.groups)
-    passed = iter([change for change in without_taken_back(changes(history.writes)) if change.t > fleet.since])
-    coming = next(passed, None)
-    moved, samples = 0, []
+    least_number_of_moves = least_moves(owners, all_workers(question), question.groups)
+    owner_changes = iter([change for change in without_taken_back(changes(history.writes)) if change.t > fleet.since])
+    next_change = next(owner_changes, None)
+    moves_so_far, samples = 0, []
     for step in range(int((history.end - fleet.since) / STEP_SECONDS)):
         t = fleet.since + step * STEP_SECONDS
-        while coming is not None and coming.t <= t:
-            moved += coming.before is not None
-            owners[coming.key] = coming.after
-            coming = next(passed, None)
-        held = Counter(owner for owner in owners.values() if owner is not None)
-        counts = [held[worker] for worker in alive_at(all_lives, t)]
-        first = sum(count for owner, count in held.items() if owner.startswith("a-"))
-        samples.append((t - fleet.since, min(counts), max(counts), first, moved))
+        while next_change is not None and next_change.t <= t:
+            moves_so_far += next_change.before is not None
+            owners[next_change.key] = next_change.after
+            next_change = next(owner_changes, None)
+        lease_counts = Counter(owner for owner in owners.values() if owner is not None)
+        counts = [lease_counts[worker] for worker in alive_at(all_lives, t)]
+        first_cluster_leases = sum(count for owner, count in lease_counts.items() if owner.startswith("a-"))
+        samples.append((t - fleet.since, min(counts), max(counts), first_cluster_leases, moves_so_far))
     seconds, fewest, most, first_cluster, moves = zip(*samples, strict=True)
-    return Story(rules, seconds, fewest, most, first_cluster, moves, least)
+    return Story(rules, seconds, fewest, most, first_cluster, moves, least_number_of_moves)
 
 
-def by_worker(figure: Figure, told: Sequence[Story]) -> Axes:
-    """The leases of the emptiest and of the fullest worker, each rule set by itself."""
-    rows = figure.subplots(len(told), sharex=True, sharey=True)
-    for axes, each in zip(rows, told, strict=True):
-        colour = RULES[each.rules]
-        axes.fill_between(each.seconds, each.fewest, each.most, step="post", alpha=0.35, color=colour, label=each.rules)
+def by_worker(figure: Figure, stories: Sequence[Story]) -> Axes:
+    """Draw the smallest and the largest number of leases of a worker, separately for each rule set."""
+    rows = figure.subplots(len(stories), sharex=True, sharey=True)
+    for axes, story_of_rules in zip(rows, stories, strict=True):
+        colour = RULES[story_of_rules.rules]
+        axes.fill_between(
+            story_of_rules.seconds,
+            story_of_rules.fewest,
+            story_of_rules.most,
+            step="post",
+            alpha=0.35,
+            color=colour,
+            label=story_of_rules.rules,
+        )
         axes.legend(frameon=False, loc="upper right")
     figure.supylabel("fewest and most leases of a worker", fontsize="medium")
     return cast("Axes", rows[-1])
 
 
-def by_cluster(figure: Figure, told: Sequence[Story]) -> Axes:
-    """The leases of the cluster that was there."""
+def by_cluster(figure: Figure, stories: Sequence[Story]) -> Axes:
+    """Draw the number of leases of the first cluster."""
     axes = figure.subplots()
-    for each in told:
-        axes.step(each.seconds, each.first_cluster, where="post", color=RULES[each.rules], label=each.rules)
+    for story_of_rules in stories:
+        axes.step(
+            story_of_rules.seconds,
+            story_of_rules.first_cluster,
+            where="post",
+            color=RULES[story_of_rules.rules],
+            label=story_of_rules.rules,
+        )
     axes.axhline(ASKED.leases / 2, color="grey", linewidth=0.8, linestyle=":")
     axes.set(ylabel="leases of the first cluster", ylim=(0, ASKED.leases))
     axes.legend(frameon=False)
     return axes
 
 
-def by_moves(figure: Figure, told: Sequence[Story]) -> Axes:
-    """The moves made, against the least that even clusters need; a gift that was taken back is none.
+def by_moves(figure: Figure, stories: Sequence[Story]) -> Axes:
+    """Draw the number of moves, and the least number that is necessary to balance the clusters.
 
-    Fewer moves are no merit where the clusters stay uneven, so each line says how it ends.
+    Hand-offs that were taken back do not count. Each label contains the final division, because fewer moves are no
+    advantage if the clusters remain uneven.
     """
     axes = figure.subplots()
-    for each in told:
-        stays = each.first_cluster[-1]
-        label = f"{each.rules}: {each.moves[-1]} moves, and the clusters hold {stays} and {ASKED.leases - stays}"
-        axes.step(each.seconds, each.moves, where="post", color=RULES[each.rules], label=label)
-        if each.rules == "minimal":
-            axes.axhline(each.least, color="grey", linewidth=0.8, linestyle=":")
+    for line in stories:
+        leases = line.first_cluster[-1]
+        label = f"{line.rules}: {line.moves[-1]} moves, and the clusters hold {leases} and {ASKED.leases - leases}"
+        axes.step(line.seconds, line.moves, where="post", color=RULES[line.rules], label=label)
+        if line.rules == "minimal":
+            axes.axhline(line.least, color="grey", linewidth=0.8, linestyle=":")
     axes.set(ylabel="leases moved (dotted: the least)", ylim=(0, 420))
     axes.legend(frameon=False, loc="upper left")
     return axes
 
 
 def main() -> None:
-    """Draw."""
-    logging.getLogger("leasehold").setLevel(logging.CRITICAL)  # lost answers are part of the story
-    mpl.rcParams["svg.hashsalt"] = "leasehold"  # the same picture has the same bytes
+    """Simulate the fleets, and draw the pictures."""
+    logging.getLogger("leasehold").setLevel(logging.CRITICAL)  # lost responses are expected
+    mpl.rcParams["svg.hashsalt"] = "leasehold"  # so that equal pictures have equal bytes
     mpl.rcParams["svg.fonttype"] = "none"
-    told = [story(rules) for rules in RULES]
+    stories = [story(rules) for rules in RULES]
     RESULTS.mkdir(exist_ok=True)
     for name, draw in {"workers": by_worker, "clusters": by_cluster, "moves": by_moves}.items():
         figure = plt.figure(figsize=(6, 3.2), layout="constrained")
-        draw(figure, told).set(xlabel="seconds since 100 workers began to join 100 others", xlim=(0, 120))
-        drawn = StringIO()
-        figure.savefig(drawn, format="svg", metadata={"Date": None}, transparent=True)
-        text = drawn.getvalue().replace("#000000", "currentColor")  # a dark page has light ink
+        draw(figure, stories).set(xlabel="seconds since 100 workers began to join 100 others", xlim=(0, 120))
+        buffer = StringIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)
+        text = buffer.getvalue().replace("#000000", "currentColor")  # a page in dark mode has light text
         text = text.replace("<text ", '<text fill="currentColor" ').replace("*{stroke", ".drawn *{stroke")
         (RESULTS / f"convergence_{name}.svg").write_text(text, encoding="utf-8")
         print(RESULTS.name, f"convergence_{name}.svg")

@@ -1,4 +1,4 @@
-"""What the convergence benchmark asks, and the bar each answer must reach."""
+"""The scenarios of the convergence benchmark, with the limits that the results must meet."""
 
 from collections.abc import Callable
 
@@ -9,20 +9,20 @@ from leasehold_lab.simulator.question import SimulationQuestion
 Figures = dict[str, float]
 
 STILL_CYCLES = 40.0
-"""After balance nothing but renewals may be written for so long."""
+"""The number of cycles after balance in which only renewals may be written."""
 
 LARGE, HUGE = 30_000, 1_000_000
-"""Leases times workers: what a cycle costs to simulate."""
+"""Sizes of fleets, as leases times workers. The cost of simulating a cycle is proportional to this size."""
 
 FEW = ("kcl", "dotnet")
-"""The peers that large fleets are compared with."""
+"""The rule sets that are compared in large fleets."""
 
 ALL = ("kcl", "kcl-rust", "gist", "dotnet", "java", "python", "azure-eventhub")
 
 
 @frozen
 class Bar:
-    """One requirement: in words, and whether the median figures of a row, or the worst, reach it."""
+    """A limit. `reached` returns whether the figures of a row meet it."""
 
     text: str
     reached: Callable[[Figures], bool]
@@ -30,10 +30,10 @@ class Bar:
 
 @frozen
 class Row:
-    """One scenario under the rules it is about, and the peers it is compared with.
+    """A scenario with its limits, and the rule sets of other libraries that are compared.
 
-    against  the line, by name and rules, whose moves and cycles it may not exceed
-    why      it misses a bar, where it does
+    against  the name and the rules of another line, whose moves and cycles this row must not exceed
+    why      the reason if the row misses a limit
     """
 
     name: str
@@ -45,35 +45,35 @@ class Row:
 
     @property
     def size(self) -> int:
-        """What a cycle costs."""
+        """The relative cost of simulating a cycle."""
         return self.question.leases * sum(self.question.workers)
 
     def seeds(self, wanted: int, peer: int) -> tuple[int, int]:
-        """How many of our own line and of each peer's: a huge fleet takes minutes."""
+        """Return the numbers of seeds for our rules and for each peer, fewer for huge fleets, which take minutes."""
         if self.size >= HUGE:
             return min(wanted, 5), min(peer, 1)
         return wanted, peer if self.size <= LARGE else min(peer, 1)
 
     @property
     def peer_cycles(self) -> float:
-        """Peers need up to twenty cycles where minimal needs two."""
+        """The number of cycles for peers, which need up to twenty cycles if `minimal` needs two."""
         return max(self.question.cycles, 25.0) if self.size < HUGE else self.question.cycles
 
     @property
     def others(self) -> tuple[str, ...]:
-        """The rule sets it is compared with."""
+        """The rule sets that this row is compared with."""
         if self.peers is not None:
             return self.peers
         return ALL if self.size <= LARGE else FEW
 
 
 def most(figure: str, limit: float) -> Bar:
-    """A figure may not be larger."""
+    """Return the limit that a figure must not exceed `limit`."""
     return Bar(f"{figure} <= {limit:g}", lambda figures: figures[figure] <= limit)
 
 
 def moves(*, factor: float = 1.0, more: float = 1.0) -> Bar:
-    """Against the least that any division would need."""
+    """Return a limit for the moves, relative to the least possible number."""
     text = f"moves <= {f'{factor:g} x ' if factor != 1.0 else ''}minimum + {more:g}"
     return Bar(text, lambda figures: figures["moves"] <= factor * figures["moves_minimum"] + more)
 
@@ -103,7 +103,10 @@ EVEN = most("spread", 1)
 
 
 def asking(leases: int, *workers: int) -> SimulationQuestion:
-    """As long as `minimal` needs, and a while to see that it is quiet; `_still` waits longer."""
+    """Return a question that lasts as long as `minimal` needs to balance the fleet, and a while longer.
+
+    `_still` uses longer runs.
+    """
     return SimulationQuestion(leases, workers, cycles=10.0 if leases * sum(workers) <= LARGE else 6.0)
 
 
@@ -149,7 +152,7 @@ def _cold(leases: int, workers: int, crowd: str = "") -> tuple[Row, ...]:
 
 def _ends(leases: int, workers: int, going: int) -> tuple[Row, ...]:
     question = evolve(asking(leases, workers), kind="crash", going=going)
-    # An expiry, a cycle, and the lag of reading and writing, in cycles.
+    # The limit, in cycles, is the expiry of a lease, a cycle, and the delay of reads and writes.
     owned = most("unowned_lease_cycles_max", round((10.5 + 20.05 + 2.0) / 20.05, 2))
     bars = (most("moves", 0), most("failed_writes", 0), owned, QUIET)
     name = f"{leases} leases, {workers} less {going}"
@@ -175,7 +178,7 @@ def _lives() -> tuple[Row, ...]:
 
 
 def _mixed() -> tuple[Row, ...]:
-    """No worse than all KCL, whose own row stands above."""
+    """Return rows for fleets that are partly KCL, which must be no worse than the row of a fleet with only KCL."""
     question = evolve(asking(100, 10, 10), kind="scale-out", peer="kcl", cycles=25.0)
     return tuple(
         Row(
@@ -190,7 +193,7 @@ def _mixed() -> tuple[Row, ...]:
 
 
 def _still() -> tuple[Row, ...]:
-    """A long silence: nothing but renewals."""
+    """Return rows for long runs, in which only renewals may be written after balance."""
     long = STILL_CYCLES + 5
     join = evolve(asking(100, 10, 10), kind="scale-out", cycles=long)
     return (
@@ -247,7 +250,7 @@ def _seconds() -> tuple[Row, ...]:
 
 
 def rows() -> tuple[Row, ...]:
-    """Everything, in the order of the table."""
+    """Return all rows, in the order of the table."""
     return (
         *(row for size in ((100, 10, 1), (100, 10, 10), (399, 1, 199), (1000, 50, 10)) for row in _scale_out(*size)),
         *_scale_out(1000, 100, 50),

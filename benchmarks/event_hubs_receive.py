@@ -1,13 +1,13 @@
-"""How fast our partition reader receives, beside the official client on the same local hub in the same run.
+"""Compares the speed of our partition reader with that of the official client, on the same local hub.
 
-Every side takes of each event what a consumer that checkpoints needs: body, number, offset and key; the
-client makes them only when asked, and ours has asked by the time a handler sees a record.
-Exits with 1 where ours is below 0.9 of the client's asynchronous face, on which it stands. The blocking
-face spends less on each event under a backlog; `docs/event-hubs.md` says why it is not used.
+All sides read the fields of each event that a checkpointing consumer needs: body, sequence number, offset and key. The
+client decodes these only when they are accessed, and our reader accesses them before it calls the handler. The exit
+status is 1 if our reader is slower than 0.9 of the speed of the client's asynchronous version, which it is based on.
+The blocking version needs less time per event under a backlog. `docs/event-hubs.md` explains why it is not used.
 
-`--parts` measures ours two times more in the same run, each time without one part: without the task that
-`asyncio.wait_for` makes for each frame that the client reads, and without the records that we make of the events.
-What is missing there is what the part costs. Neither could be used: the client's time-outs are gone in the one.
+`--parts` also measures our reader without one of its parts, to find the cost of that part: without the task that
+`asyncio.wait_for` creates for each frame, and without the conversion of events to records. These variants are only for
+the measurement. Without `wait_for`, for example, the client has no timeouts.
 """
 
 import argparse
@@ -41,9 +41,10 @@ LEAST = 0.9
 
 
 class Clock:
-    """Time for all but the first quarter: opening links, and what they bring before anybody looks, is not receiving.
+    """Measures the time of all events except the first quarter.
 
-    Processor time is told too: on a busy machine it is the steadier of the two.
+    The first quarter is left out because it includes opening the links, and events that have been prefetched. Processor
+    time is measured, too, because it is less affected by other load on the machine.
     """
 
     def __init__(self, wanted: int) -> None:
@@ -51,7 +52,7 @@ class Clock:
         self.worked = 0.0
 
     def count(self, events: int) -> bool:
-        """Whether all have come."""
+        """Count events, and return whether all have arrived."""
         self.got += events
         if not self.began and 4 * self.got >= self.wanted:
             self.before, self.began, self.worked = self.got, time.perf_counter(), -time.process_time()
@@ -62,17 +63,17 @@ class Clock:
 
     @property
     def rate(self) -> float:
-        """Events a second."""
+        """The number of events per second."""
         return (self.got - self.before) / (self.ended - self.began)
 
     @property
     def microseconds(self) -> float:
-        """Processor time an event."""
+        """The processor time per event."""
         return 1e6 * self.worked / (self.got - self.before)
 
 
-def taken(events: list[EventData]) -> int:
-    """How many there are, each looked at."""
+def read_fields(events: list[EventData]) -> int:
+    """Return the number of events, after reading the fields of each one."""
     for event in events:
         assert b"".join(cast("Iterable[bytes]", event.body))
         assert event.sequence_number is not None
@@ -81,19 +82,19 @@ def taken(events: list[EventData]) -> int:
     return len(events)
 
 
-def fill(hubs: LocalHubs, partitions: int, each: int, size: int) -> None:
-    """As many events into every partition."""
+def fill(hubs: LocalHubs, partitions: int, count: int, size: int) -> None:
+    """Put the same number of events into each partition."""
     with EventHubProducerClient.from_connection_string(hubs.connection_string(HUB)) as producer:
         for partition in range(partitions):
-            for _ in range(each // BATCH):
+            for _ in range(count // BATCH):
                 batch = producer.create_batch(partition_id=str(partition))
                 for _ in range(BATCH):
                     batch.add(EventData(b"x" * size))
                 producer.send_batch(batch)
 
 
-def ours(hubs: LocalHubs, partitions: int, clock: Clock, prefetch: int) -> None:
-    """Our readers, one after another in one thread, each called again when it asked to be."""
+def read_with_ours(hubs: LocalHubs, partitions: int, clock: Clock, prefetch: int) -> None:
+    """Read all partitions in turn with our readers, in one thread."""
     source = open_url(f"{hubs.namespace}/{HUB}", {"prefetch": str(prefetch)})
     readers = [source.open(Lease(str(number)), TRIM_HORIZON) for number in range(partitions)]
     due = [0.0] * partitions
@@ -109,34 +110,34 @@ def ours(hubs: LocalHubs, partitions: int, clock: Clock, prefetch: int) -> None:
 
 
 def without_tasks(hubs: LocalHubs, partitions: int, clock: Clock, prefetch: int) -> None:
-    """Ours, where the client awaits each frame as it is: without its time-out, and the task which that takes."""
+    """Read with our readers, but let the client await each frame without a timeout, which would need a task."""
 
     class Bare(ModuleType):
-        """`asyncio` as the client's transport sees it."""
+        """A replacement of the module `asyncio` in the client's transport."""
 
         def __getattr__(self, name: str) -> object:
             return getattr(asyncio, name)
 
         @staticmethod
         async def wait_for(awaited: Awaitable[object], timeout: float | None) -> object:  # noqa: ARG004, ASYNC109
-            """Its answer, whenever it comes."""
+            """Await the result without a timeout."""
             return await awaited
 
-    kept, frames.asyncio = frames.asyncio, Bare("asyncio")  # type: ignore[attr-defined]
+    original, frames.asyncio = frames.asyncio, Bare("asyncio")  # type: ignore[attr-defined]
     try:
-        ours(hubs, partitions, clock, prefetch)
+        read_with_ours(hubs, partitions, clock, prefetch)
     finally:
-        frames.asyncio = kept  # type: ignore[attr-defined]
+        frames.asyncio = original  # type: ignore[attr-defined]
 
 
 def without_records(hubs: LocalHubs, partitions: int, clock: Clock, prefetch: int) -> None:
-    """Our receivers alone, which hand over the client's events as they come."""
-    kept, poller.record_of_event = poller.record_of_event, lambda event: event  # type: ignore[attr-defined, assignment, return-value]
+    """Read with our receivers alone, which return the client's events without conversion."""
+    original, poller.record_of_event = poller.record_of_event, lambda event: event  # type: ignore[attr-defined, assignment, return-value]
     source = open_url(f"{hubs.namespace}/{HUB}", {"prefetch": str(prefetch)})
     try:
         receivers = [
             PartitionReceiver(
-                source._background,  # noqa: SLF001  what the source has for all of its readers
+                source._background,  # noqa: SLF001  shared by all readers of the source
                 source.access,
                 str(number),
                 EventPosition(BEGINNING),
@@ -148,22 +149,22 @@ def without_records(hubs: LocalHubs, partitions: int, clock: Clock, prefetch: in
         done = False
         while not done:
             for receiver in receivers:
-                came = receiver.take()
-                done = (bool(came) and clock.count(len(came))) or done
+                new_events = receiver.take()
+                done = (bool(new_events) and clock.count(len(new_events))) or done
             time.sleep(IDLE_SECONDS)
         source.close()
     finally:
-        poller.record_of_event = kept  # type: ignore[attr-defined]
+        poller.record_of_event = original  # type: ignore[attr-defined]
 
 
-def official_async(hubs: LocalHubs, partitions: int, clock: Clock, prefetch: int) -> None:
-    """The client's asynchronous face, one `receive_batch` a partition."""
+def read_with_async_client(hubs: LocalHubs, partitions: int, clock: Clock, prefetch: int) -> None:
+    """Read with the client's asynchronous version, with one `receive_batch` per partition."""
 
     async def receive() -> None:
         done = asyncio.Event()
 
         async def arrived(_context: object, events: list[EventData]) -> None:
-            if clock.count(taken(events)):
+            if clock.count(read_fields(events)):
                 done.set()
 
         client = AsyncConsumerClient.from_connection_string(hubs.connection_string(HUB), "$Default")
@@ -188,19 +189,19 @@ def official_async(hubs: LocalHubs, partitions: int, clock: Clock, prefetch: int
     asyncio.run(receive())
 
 
-def official(hubs: LocalHubs, _partitions: int, clock: Clock, prefetch: int) -> None:
-    """The client's blocking face, all partitions in its one thread."""
+def read_with_blocking_client(hubs: LocalHubs, _partitions: int, clock: Clock, prefetch: int) -> None:
+    """Read with the client's blocking version, which reads all partitions in one thread."""
     client = EventHubConsumerClient.from_connection_string(hubs.connection_string(HUB), "$Default")
 
     def arrived(_context: object, events: list[EventData]) -> None:
-        if clock.count(taken(events)):
+        if clock.count(read_fields(events)):
             threading.Thread(target=client.close).start()
 
     client.receive_batch(arrived, starting_position=BEGINNING, prefetch=prefetch, max_batch_size=prefetch)
 
 
 def main() -> int:
-    """Each side in turn, several times over; the median of each, and ours as a ratio to theirs."""
+    """Measure all sides in turn, and print medians and ratios. Return 1 if our reader is too slow."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--partitions", type=int, default=4)
     parser.add_argument("--idle", type=int, default=0, help="partitions besides, with nothing in them")
@@ -211,32 +212,31 @@ def main() -> int:
     parser.add_argument("--parts", action="store_true", help="also ours without one part, to know what that costs")
     options = parser.parse_args()
     sides: dict[str, Callable[[LocalHubs, int, Clock, int], None]] = {
-        "ours": ours,
-        "official, asynchronous": official_async,
-        "official, blocking": official,
+        "ours": read_with_ours,
+        "official, asynchronous": read_with_async_client,
+        "official, blocking": read_with_blocking_client,
     }
     if options.parts:
         sides |= {"ours, no task a frame": without_tasks, "ours, no records made": without_records}
     rates: dict[str, list[float]] = {name: [] for name in sides}
     costs: dict[str, list[float]] = {name: [] for name in sides}
-    each = options.events // options.partitions // BATCH * BATCH
+    events_per_partition = options.events // options.partitions // BATCH * BATCH
     partitions = options.partitions + options.idle
     with event_hubs({HUB: partitions}) as hubs:
         os.environ[CONNECTION_STRING] = hubs.connection_string()
-        fill(hubs, options.partitions, each, options.size)
+        fill(hubs, options.partitions, events_per_partition, options.size)
         for _ in range(options.rounds):
             for name, receive in sides.items():
-                clock = Clock(each * options.partitions)
+                clock = Clock(events_per_partition * options.partitions)
                 receive(hubs, partitions, clock, options.prefetch)
                 rates[name].append(clock.rate)
                 costs[name].append(clock.microseconds)
     print(f"load of the machine {os.getloadavg()[0]:.1f}, over {os.cpu_count()} processors")
     for name, measured in rates.items():
-        middle, mine = statistics.median(measured), statistics.median(rates["ours"])
+        median_rate, our_rate = statistics.median(measured), statistics.median(rates["ours"])
         spread, cost = f"{min(measured):,.0f}-{max(measured):,.0f}", statistics.median(costs[name])
-        print(
-            f"{name:24} {middle:>8,.0f} events/s ({spread}), {cost:.0f} us an event; ours / this: {mine / middle:.2f}"
-        )
+        ratio = f"ours / this: {our_rate / median_rate:.2f}"
+        print(f"{name:24} {median_rate:>8,.0f} events/s ({spread}), {cost:.0f} us an event; {ratio}")
 
     return 0 if statistics.median(rates["ours"]) >= LEAST * statistics.median(rates["official, asynchronous"]) else 1
 

@@ -1,4 +1,4 @@
-"""How large each extra is once it is installed, beside the library alone, at locked versions."""
+"""Measures the installed size of the library, alone and with each of its extras, at locked versions."""
 
 import sys
 import tempfile
@@ -14,22 +14,22 @@ WORKERS = ("aws,cli", "azure,cli")
 
 
 def size(folder: Path) -> float:
-    """MiB of its files, with the bytecode that pip writes."""
+    """Return the size of a folder's files in MiB, including the bytecode that pip compiles."""
     files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
     return sum(path.stat().st_size for path in files) / 2**20
 
 
 def main() -> None:
-    """Print a row for each."""
+    """Print a row for each extra."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     options = ("--compile-bytecode", "-c", str(ROOT / "requirements.lock"))
-    with tempfile.TemporaryDirectory() as place:
-        _, wheel = plain(Path(place))
+    with tempfile.TemporaryDirectory() as folder_path:
+        _, wheel = plain(Path(folder_path))
         print(
             f"| installed, Python {sys.version_info.major}.{sys.version_info.minor} | MiB | packages |\n|---|---|---|"
         )
         for extras in (ALONE, *WORKERS, *project["optional-dependencies"]):
-            folder = Path(place) / (extras or "alone")
+            folder = Path(folder_path) / (extras or "alone")
             installed(wheel, extras, Path(sys.executable), folder, *options)
             (packages,) = folder.glob("lib/python*/site-packages")
             count = len(list(packages.glob("*.dist-info")))

@@ -1,9 +1,9 @@
-"""How long a record waits between being put and being handled: sent by enhanced fan-out, and polled, in the same run.
+"""Compares the time from the put of a record to its dispatch with enhanced fan-out and with polling.
 
     python benchmarks/fan_out.py [--seconds N]
 
-Two workers read the same stream of ferrokinesis, one each way. It looks for new records five times a second and then
-sends them, so that a tenth of a second of what is sent is its own. Kinesis itself is not measured.
+Two workers read the same stream in ferrokinesis, one in each way. ferrokinesis checks for new records five times per
+second before it sends them to subscribers, which adds a tenth of a second on average. Kinesis itself is not measured.
 """
 
 import argparse
@@ -42,28 +42,28 @@ MARK = b"begin"
 
 
 class Waits:
-    """How long each record waited, once every shard is being read."""
+    """Records how long each record waited for its dispatch."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
-        self.begun: set[str] = set()
+        self.shards_begun: set[str] = set()
         self.ready = Event()
 
     def handle(self, delivery: Delivery) -> None:
-        """A batch, which says of each record when it was put."""
+        """Compute the waits of a batch. The data of each record is the time when it was put."""
         now = time.time()
         for record in delivery.records:
             if record.data == MARK:
-                self.begun.add(delivery.shard)
+                self.shards_begun.add(delivery.shard)
             else:
                 self.seconds.append(now - float(record.data))
-        if len(self.begun) == SHARDS:
+        if len(self.shards_begun) == SHARDS:
             self.ready.set()
 
 
 @contextmanager
 def worker(client: "KinesisClient", consumer: str | None) -> Iterator[Waits]:
-    """One worker that reads all of the stream, one way."""
+    """Run a worker that reads all shards, by enhanced fan-out if `consumer` is given, and otherwise by polling."""
     waits = Waits()
     source = KinesisSource(client, STREAM, consumer=consumer)
     config = Config(initial_position=TRIM_HORIZON)
@@ -78,38 +78,39 @@ def worker(client: "KinesisClient", consumer: str | None) -> Iterator[Waits]:
 
 
 def put(client: "KinesisClient", data: bytes) -> None:
-    """One record into each shard."""
+    """Put a record into each shard."""
     for shard in range(SHARDS):
         key = str(shard * (HASH_KEYS[1] + 1) // SHARDS)
         client.put_record(StreamName=STREAM, Data=data, PartitionKey="k", ExplicitHashKey=key)
 
 
-def told(name: str, every: float, waits: list[float]) -> None:
-    """One line of the table."""
-    cuts = statistics.quantiles(waits, n=10)
-    print(f"| {name} | one in {every:g} s | {len(waits)} | {statistics.median(waits):.2f} s | {cuts[-1]:.2f} s |")
+def print_line(name: str, interval_seconds: float, waits: list[float]) -> None:
+    """Print a line of the table."""
+    deciles = statistics.quantiles(waits, n=10)
+    figures = f"{statistics.median(waits):.2f} s | {deciles[-1]:.2f} s"
+    print(f"| {name} | one in {interval_seconds:g} s | {len(waits)} | {figures} |")
 
 
 def measure(client: "KinesisClient", seconds: float) -> None:
-    """Both ways side by side, on shards that are written to often and seldom."""
+    """Measure both ways at the same time, with frequent and with rare records."""
     put(client, MARK)
     with worker(client, "app") as pushed, worker(client, None) as polled:
         for waits in (pushed, polled):
             assert waits.ready.wait(60)
-        for every in (0.25, 3.0):
+        for interval_seconds in (0.25, 3.0):
             pushed.seconds, polled.seconds = [], []
-            rounds = max(3, round(seconds / every))
+            rounds = max(3, round(seconds / interval_seconds))
             for _ in range(rounds):
                 put(client, str(time.time()).encode())
-                time.sleep(every)
+                time.sleep(interval_seconds)
             while min(len(pushed.seconds), len(polled.seconds)) < rounds * SHARDS:
                 time.sleep(0.1)
-            told("fan-out", every, pushed.seconds)
-            told("polling", every, polled.seconds)
+            print_line("fan-out", interval_seconds, pushed.seconds)
+            print_line("polling", interval_seconds, polled.seconds)
 
 
 def main() -> None:
-    """Measure, and print."""
+    """Measure, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seconds", type=float, default=30.0, help="for each rate of writing")
     seconds = parser.parse_args().seconds

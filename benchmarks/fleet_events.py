@@ -1,14 +1,14 @@
-"""What one event costs a fleet: listings of the whole table above rest, and seconds until all is owned and even.
+"""Measures the effects of one event on a fleet: additional listings, and the time until all leases are owned and even.
 
     python benchmarks/fleet_events.py [--workers 10,20,40,80] [--each 20] [--only PATTERN] [--json]
 
-Twenty leases a worker, unless --each says more or fewer, in the simulator, our workers; virtual time, so that the
-figures are the same on each machine.
-All but who joins were there before the run began, and know the table (`Member.present`).
-*above rest*: the listings of the minute after the event, less those of the same minute of the same fleet without it;
---at and --after have a large fleet simulated for less than 30 s before the event and 60 s after it.
-The rolling replacement stands beside KCL 2.x, whose workers list once per 20 s each.
-*virtual seconds* are simulated in one second of processor time: this figure alone depends on the machine.
+The fleet has twenty leases per worker, or as many as --each says. It runs in the simulator under virtual time, so the
+figures are the same on all machines, except the number of virtual seconds simulated in one second of processor time.
+All workers except those that join were running before the run began, and know the table (`Member.present`).
+
+"above rest" is the number of listings in the minute after the event, minus those in the same minute of the same fleet
+without the event. With --at and --after, a large fleet can be simulated for less than 30 s before the event and 60 s
+after it. The rolling replacement is compared with KCL 2.x, whose workers list the table every 20 s.
 """
 
 import argparse
@@ -43,14 +43,22 @@ EACH, AT, AFTER = 20, 30.0, 60.0
 OURS, KCL = Config(Minimal()), Config(Kcl())
 
 Change = Callable[[list[Member], tuple[str, ...], float], list[Member]]
-"""What an event makes of the members at this time; the workers come in order of rank, the lookout first."""
+"""Applies an event to the members. The arguments are the members, the workers in order of rank, and the time.
+
+The worker with the first rank is the lookout.
+"""
 
 
 @frozen
-class Told:
-    """What one run told: listings and rows read in the minute, seconds until all is owned, the last change, moves.
+class EventFigures:
+    """The figures of one run.
 
-    together  the most listings at a time
+    listings  the listings after the event
+    rows      the rows that these listings returned
+    unowned   the longest time in seconds that a lease had no owner
+    even      the seconds until the last change of owner
+    moves     the number of changes of owner
+    together  the maximum number of simultaneous listings
     speed     virtual seconds simulated in one second of processor time
     """
 
@@ -63,83 +71,86 @@ class Told:
     speed: float
 
 
-def _ends(places: slice, members: list[Member], ranks: tuple[str, ...], at: float) -> list[Member]:
-    gone = frozenset(ranks[places])
-    return [evolve(each, ends=at) if each.worker in gone else each for each in members]
+def _crash(ranks_chosen: slice, members: list[Member], ranks: tuple[str, ...], event_at: float) -> list[Member]:
+    dying_workers = frozenset(ranks[ranks_chosen])
+    return [evolve(member, ends=event_at) if member.worker in dying_workers else member for member in members]
 
 
-def _leaves(places: slice, members: list[Member], ranks: tuple[str, ...], at: float) -> list[Member]:
-    gone = frozenset(ranks[places])
-    return [evolve(each, ends=at, ending="leave") if each.worker in gone else each for each in members]
+def _leave(ranks_chosen: slice, members: list[Member], ranks: tuple[str, ...], event_at: float) -> list[Member]:
+    leaving_workers = frozenset(ranks[ranks_chosen])
+    return [
+        evolve(member, ends=event_at, ending="leave") if member.worker in leaving_workers else member
+        for member in members
+    ]
 
 
-def _joins(name: str, members: list[Member], _ranks: tuple[str, ...], at: float) -> list[Member]:
-    return [*members, Member(name, OURS, at)]
+def _join(name: str, members: list[Member], _ranks: tuple[str, ...], event_at: float) -> list[Member]:
+    return [*members, Member(name, OURS, event_at)]
 
 
 EVENTS: dict[str, Change] = {
     "at rest": lambda members, _ranks, _at: members,
-    "one dies": partial(_ends, slice(-1, None)),
-    "the lookout dies": partial(_ends, slice(0, 1)),
-    "one leaves": partial(_leaves, slice(-1, None)),
-    "the lookout leaves": partial(_leaves, slice(0, 1)),
-    "one joins": partial(_joins, "zz-9"),
+    "one dies": partial(_crash, slice(-1, None)),
+    "the lookout dies": partial(_crash, slice(0, 1)),
+    "one leaves": partial(_leave, slice(-1, None)),
+    "the lookout leaves": partial(_leave, slice(0, 1)),
+    "one joins": partial(_join, "zz-9"),
 }
 
 
-def told(
+def simulate(
     event: Change,
     workers: int,
     seed: int,
     *,
     capacity: Capacity | None = None,
     leases: int = 0,
-    at: float = AT,
-    after: float = AFTER,
-) -> Told:
-    """The figures of one run."""
+    event_at: float = AT,
+    seconds_after: float = AFTER,
+) -> EventFigures:
+    """Simulate a fleet with this event, and return its figures."""
     logging.disable(logging.CRITICAL)
     names, draw = group_of(0, workers), random.Random(seed)  # noqa: S311  a seed is the point
     ranks = lookout_ranks(
         [Lease(name, owner=name, annotations=(("process", f"p/{name}"),)) for name in names], OURS
     ).ranks
-    members = event([Member(name, OURS, draw.uniform(0.0, 1.0), present=True) for name in names], ranks, at)
+    members = event([Member(name, OURS, draw.uniform(0.0, 1.0), present=True) for name in names], ranks, event_at)
     owners = balanced(leases or EACH * workers, names, draw)
-    ends = at + after
-    scenario = Scenario(
-        seed, owners, tuple(members), ends, calm=ends, network=Network(), capacity=capacity or Capacity()
-    )
-    return _figures(scenario, at)
+    end = event_at + seconds_after
+    scenario = Scenario(seed, owners, tuple(members), end, calm=end, network=Network(), capacity=capacity or Capacity())
+    return _figures(scenario, event_at)
 
 
-def slow(seconds: float, share: float, seed: int) -> Told:
-    """The figures of 20 workers whose listing takes so long, and of which this share dies."""
+def simulate_slow_listings(seconds: float, share: float, seed: int) -> EventFigures:
+    """Return the figures of 20 workers whose listings take `seconds`, and of which the fraction `share` dies."""
     leases, workers = 200, 20
     capacity = Capacity(bytes_per_second=leases * Capacity().row_bytes / seconds, page_bytes=8 * Capacity().row_bytes)
-    gone = slice(-round(share * workers), None) if share else slice(0, 0)
-    return told(partial(_ends, gone), workers, seed, capacity=capacity, leases=leases)
+    dying = slice(-round(share * workers), None) if share else slice(0, 0)
+    return simulate(partial(_crash, dying), workers, seed, capacity=capacity, leases=leases)
 
 
-def _figures(scenario: Scenario, since: float) -> Told:
+def _figures(scenario: Scenario, since: float) -> EventFigures:
     began_at = time.process_time()
     history = run(scenario)
     speed = scenario.seconds / (time.process_time() - began_at)
-    within = [(began, ended) for began, ended, _ in history.listings if ended >= since]
-    edges = sorted([(began, 1) for began, _ in within] + [(ended, -1) for _, ended in within])
-    most = now = 0
+    listings = [(began, ended) for began, ended, _ in history.listings if ended >= since]
+    edges = sorted([(began, 1) for began, _ in listings] + [(ended, -1) for _, ended in listings])
+    most_at_once = current = 0
     for _, step in edges:
-        now += step
-        most = max(most, now)
-    changed = [each for each in changes(history.writes) if each.t >= since and each.after is not None]
-    passed = without_taken_back(changed)
-    last = max((each.t for each in passed), default=since) - since
+        current += step
+        most_at_once = max(most_at_once, current)
+    changes_after = [change for change in changes(history.writes) if change.t >= since and change.after is not None]
+    owner_changes = without_taken_back(changes_after)
+    last_change = max((change.t for change in owner_changes), default=since) - since
     longest = max(unowned(history, history.end, since).values(), default=0.0)
-    rows = len(within) * len(history.first)
-    return Told(len(within), rows, round(longest, 1), round(last, 1), len(passed), most, round(speed, 2))
+    rows = len(listings) * len(history.first)
+    return EventFigures(
+        len(listings), rows, round(longest, 1), round(last_change, 1), len(owner_changes), most_at_once, round(speed, 2)
+    )
 
 
-def replaced(workers: int, rules: Config, seed: int) -> Told:
-    """The figures of a rolling replacement: each worker in turn, one per 10 s."""
+def simulate_replacement(workers: int, rules: Config, seed: int) -> EventFigures:
+    """Return the figures of a rolling replacement of all workers, one every 10 s."""
     logging.disable(logging.CRITICAL)
     fleet = rolling(EACH * workers, group_of(0, workers), rules, gap=10.0, seed=seed, cycles=3.0)
     return _figures(evolve(fleet.scenario, scan_per_cycle=rules is KCL), fleet.since)
@@ -155,41 +166,52 @@ def main() -> None:
     options.add_argument("--after", type=float, default=AFTER, help="seconds that are simulated after it")
     options.add_argument("--seed", type=int, default=1)
     options.add_argument("--json", action="store_true", help="print one JSON object a line")
-    given = options.parse_args()
+    arguments = options.parse_args()
     for seconds, share in ((12.0, 0.0), (8.0, 0.3)):
-        if re.search(given.only, "slow"):
-            for seed in range(given.seed, given.seed + 3):
-                found = slow(seconds, share, seed)
+        if re.search(arguments.only, "slow"):
+            for seed in range(arguments.seed, arguments.seed + 3):
+                figures = simulate_slow_listings(seconds, share, seed)
                 print(
                     f"a listing takes {seconds:g} s, {share:.0%} of 20 workers die (seed {seed}): "
-                    f"{found.listings} listings, {found.together} at once at most, owned after {found.unowned} s",
+                    f"{figures.listings} listings, {figures.together} at once at most, owned after {figures.unowned} s",
                     flush=True,
                 )
-    for size in map(int, given.workers.split(",")):
-        tell = partial(told, workers=size, seed=given.seed, leases=given.each * size, at=given.at, after=given.after)
-        rest = tell(EVENTS["at rest"])
+    for size in map(int, arguments.workers.split(",")):
+        simulate_event = partial(
+            simulate,
+            workers=size,
+            seed=arguments.seed,
+            leases=arguments.each * size,
+            event_at=arguments.at,
+            seconds_after=arguments.after,
+        )
+        figures_at_rest = simulate_event(EVENTS["at rest"])
         for name, event in EVENTS.items():
-            if re.search(given.only, name):
-                found = rest if name == "at rest" else tell(event)
-                _say(name, size, found, as_json=given.json, above=found.listings - rest.listings)
-        if re.search(given.only, "rolling"):
-            ours, kcl = (replaced(size, rules, given.seed) for rules in (OURS, KCL))
-            _say("rolling", size, ours, as_json=given.json, kcl=kcl.rows)
+            if re.search(arguments.only, name):
+                figures = figures_at_rest if name == "at rest" else simulate_event(event)
+                _print(name, size, figures, as_json=arguments.json, above=figures.listings - figures_at_rest.listings)
+        if re.search(arguments.only, "rolling"):
+            ours, kcl = (simulate_replacement(size, rules, arguments.seed) for rules in (OURS, KCL))
+            _print("rolling", size, ours, as_json=arguments.json, kcl=kcl.rows)
 
 
-def _say(name: str, size: int, found: Told, *, as_json: bool, above: int | None = None, kcl: int | None = None) -> None:
+def _print(
+    name: str, size: int, figures: EventFigures, *, as_json: bool, above: int | None = None, kcl: int | None = None
+) -> None:
     if as_json:
-        row = {"event": name, "workers": size, "listings": found.listings, "above_rest": above, "rows": found.rows}
+        row = {"event": name, "workers": size, "listings": figures.listings, "above_rest": above, "rows": figures.rows}
         print(
-            json.dumps({**row, "kcl_rows": kcl, "unowned": found.unowned, "even": found.even, "speed": found.speed}),
+            json.dumps(
+                {**row, "kcl_rows": kcl, "unowned": figures.unowned, "even": figures.even, "speed": figures.speed}
+            ),
             flush=True,
         )
         return
-    beside = f"{above:5} above rest" if kcl is None else f"{found.rows / kcl:5.2f} x KCL 2.x's rows"
+    comparison = f"{above:5} above rest" if kcl is None else f"{figures.rows / kcl:5.2f} x KCL 2.x's rows"
     print(
-        f"{name:20} {size:5} workers {found.listings:6} listings {beside}  "
-        f"owned after {found.unowned:5.1f} s, even after {found.even:5.1f} s, {found.moves} changes of owner, "
-        f"{found.speed:g} virtual seconds a second",
+        f"{name:20} {size:5} workers {figures.listings:6} listings {comparison}  "
+        f"owned after {figures.unowned:5.1f} s, even after {figures.even:5.1f} s, {figures.moves} changes of owner, "
+        f"{figures.speed:g} virtual seconds a second",
         flush=True,
     )
 

@@ -1,8 +1,9 @@
-"""How often a lease is given to a KCL 3.5 worker that has ended, where workers end while ours wait to give (rule M14).
+"""Measures how often leasehold gives a lease to a KCL 3.5 worker that has already ended (rule M14).
 
-`python benchmarks/gifts_in_vain.py` prints it; specs/minimal.md quotes it. One worker of Java's leads and holds leases,
-one that held some ended, and a third came and ended again, 5 to 100 s later, without ever having held one. All report
-every 30 s. Ours read the table every 3 s. Everything else is drawn: who reports when, and who comes and ends when.
+`python benchmarks/gifts_in_vain.py` prints the result, which specs/minimal.md quotes. There are three KCL workers. The
+first is the leader and owns leases. The second owned leases, and has ended. The third starts, and ends 5 to 100 s later
+without ever having owned a lease. All of them report every 30 s, and leasehold reads the table every 3 s. The times of
+reports, starts and ends are random.
 """
 
 import random
@@ -13,40 +14,40 @@ from leasehold.balancer.watch import Reports, WorkerReports
 
 DRAWS, LOOK_SECONDS, INTERVAL_SECONDS, END = 2000, 3.0, 30.0, 400.0
 GONE_SECONDS = 4.0
-"""After the end of a worker its leases are no longer its own."""
+"""The time after the end of a worker when its leases no longer have it as their owner."""
 
 LEADERS, OTHERS = (Lease("s-1", owner="leader"),), (Lease("s-2", owner="ended"),)
 
 
 def main() -> None:
-    """Print what became of the first gift to the third worker."""
-    told = Counter(_drawn(random.Random(seed)) for seed in range(DRAWS))  # noqa: S311  a seed is the point
-    for what, count in sorted(told.items()):
-        print(f"{what}: {count} of {DRAWS}")
+    """Print how often the first gift went to the third worker while it was running, or after its end."""
+    outcomes = Counter(_first_gift(random.Random(seed)) for seed in range(DRAWS))  # noqa: S311  a seed is the point
+    for outcome, count in sorted(outcomes.items()):
+        print(f"{outcome}: {count} of {DRAWS}")
 
 
-def _drawn(draw: random.Random) -> str:
-    came = draw.uniform(20.0, 30.0)
-    ended = came + draw.uniform(5.0, 100.0)
+def _first_gift(draw: random.Random) -> str:
+    started = draw.uniform(20.0, 30.0)
+    ended = started + draw.uniform(5.0, 100.0)
     lives = {
         "leader": (-draw.uniform(1000.0, 1030.0), END),
         "ended": (-draw.uniform(1000.0, 1030.0), 0.0),
-        "third": (came, ended),
+        "third": (started, ended),
     }
-    roll, now = WorkerReports(), -draw.uniform(40.0, 43.0)
+    reports, now = WorkerReports(), -draw.uniform(40.0, 43.0)
     while now < END:
-        stamps = tuple((name, _stamp(life, now)) for name, life in lives.items() if now >= life[0])
+        stamps = tuple((name, _report_counter(life, now)) for name, life in lives.items() if now >= life[0])
         leases = LEADERS + (OTHERS if now < GONE_SECONDS else ())
-        roll = roll.after(Reports("leader", stamps), leases, now)
-        if any(worker == "third" and waited < END for worker, waited in roll.led(now)):
+        reports = reports.after(Reports("leader", stamps), leases, now)
+        if any(worker == "third" and waited < END for worker, waited in reports.led(now)):
             return "given to a living worker" if now <= ended else "given in vain"
         now += LOOK_SECONDS
     return "ended before anything was given"
 
 
-def _stamp(life: tuple[float, float], now: float) -> str:
-    came, ended = life
-    return str(int((min(now, ended) - came) // INTERVAL_SECONDS))
+def _report_counter(life: tuple[float, float], now: float) -> str:
+    started, ended = life
+    return str(int((min(now, ended) - started) // INTERVAL_SECONDS))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A stream whose shards grow as time passes, with records that are made up when they are read."""
+"""A stream whose shards grow at a constant rate. Its records are generated when they are read."""
 
 from collections.abc import Callable
 
@@ -9,18 +9,18 @@ from leasehold.balancer.model import Lease, Position, Shard, at_timestamp
 from leasehold_lab.simulator.world.world import even_shards
 
 FIRST = 1000
-"""The sequence number of every shard's first record; the others follow one by one."""
+"""The sequence number of each shard's first record. The numbers of later records increase by one."""
 
 READ_SECONDS = 0.2
 
 
 class Flow:
-    """A source of equal shards that never end.
+    """A source with shards of equal size that never end.
 
-    shards  how many
-    rate    records a second that each of them grows by
-    clock   seconds
-    began   when they began to grow; now, if left out
+    shards  the number of shards
+    rate    the number of new records per second in each shard
+    clock   returns the time in seconds
+    began   the time when the shards started to grow, by default now
     """
 
     stream = ""
@@ -31,42 +31,42 @@ class Flow:
 
     @property
     def end(self) -> int:
-        """The sequence number that the next record will have."""
+        """The sequence number of the next record."""
         return FIRST + int((self._clock() - self._began) * self._rate)
 
     def shards(self) -> tuple[Shard, ...]:
-        """The shards, complete."""
+        """Return all shards."""
         return self._shards
 
     def gone(self, shard: str) -> bool:  # noqa: ARG002  none ever is
-        """Never."""
+        """Return False, because no shard ever expires."""
         return False
 
     def latest(self, lease: Lease) -> Position:  # noqa: ARG002  the same everywhere
-        """Now."""
+        """Return the current time as a position."""
         return at_timestamp(int(self._clock() * 1000))
 
     def open(self, lease: Lease, start: Position) -> "FlowReader":  # noqa: ARG002  all shards are alike
-        """From behind a number, or from the first record."""
+        """Return a reader that starts after a sequence number, or at the first record."""
         return FlowReader(self, int(start.sequence) + 1 if start.numbered else FIRST)
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing, because nothing is open."""
 
 
 @define
 class FlowReader:
-    """Reads what has come since, five times a second at most, as from Kinesis."""
+    """A reader of one shard, which may be read up to five times per second, as in Kinesis."""
 
     flow: Flow
     at: int
 
     def read(self) -> Batch:
-        """All there is."""
+        """Return all records since the last read."""
         end = self.flow.end
         records = tuple(Record(b"", str(number)) for number in range(self.at, end))
         self.at = max(self.at, end)
         return Batch(records, records[-1].position if records else None, 0.0, READ_SECONDS)
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing, because nothing is open."""

@@ -1,13 +1,15 @@
-"""How the cost of a worker's decisions grows with the fleet: exponents of calls counted and of processor time.
+"""Measures how the cost of a worker's decisions grows with its fleet, as exponents of function calls and of time.
 
     python benchmarks/growth.py [--json] [--check]
 
-Leases and workers double together from step to step, ten leases a worker; where a row says so, workers stay as they
-are. An exponent of 1 means that twice the fleet costs twice as much, one of 2 that it costs four times as much. Calls
-are counted by the interpreter, so they are the same in each run and on each machine; what a built-in function does
-inside is seen by the processor time only, which is the least of three. The last rows stand beside azure-eventhub's
-`_balance_ownership`, the function itself, called with the same table. --check is the small form that `make check`
-runs: it counts calls alone, of smaller fleets, and ends with 1 where an exponent is above 1.1.
+There are ten leases per worker in fleets of increasing size, except in rows with a fixed number of workers. An exponent
+of 1 means that a fleet of twice the size has twice the cost, and an exponent of 2 means four times the cost. The
+interpreter counts function calls, so their number is the same in each run and on each machine. The work inside built-in
+functions shows only in the processor time, which is the minimum of three runs. The last rows compare our planner with
+azure-eventhub's `_balance_ownership`, which gets the same table.
+
+`make check` runs this with --check: only calls are counted, in smaller fleets, and the exit status is 1 if an exponent
+is above 1.1.
 """
 
 import argparse
@@ -28,7 +30,7 @@ from rich.table import Table
 
 from leasehold.adapters.consumer.status import lags_of, statuses_of
 from leasehold.adapters.ops.explaining import plans
-from leasehold.adapters.report.watching import WatchedTable, picture
+from leasehold.adapters.ops.watching import WatchedTable, picture
 from leasehold.adapters.worker.annotations import Identity
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.renewing import Renewing
@@ -47,10 +49,10 @@ from leasehold_lab.simulator.run import without_gc
 
 LEASES_EACH = 10
 SIZES, CHECK_SIZES = (10, 100, 1_000), (10, 20, 40)
-"""Workers; the small form has fewer."""
+"""The numbers of workers, and those with --check."""
 
 MOST = 1.1
-"""The exponent that the small form allows."""
+"""The largest exponent that --check allows."""
 
 PAGE_ROWS = 2_000
 
@@ -62,7 +64,7 @@ Work = Callable[[], object]
 
 @frozen
 class Growth:
-    """The cost of one thing that a worker does, by the number of workers."""
+    """The cost of an operation, by the number of workers in the fleet."""
 
     what: str
     calls: dict[int, int] = field(factory=dict)
@@ -70,33 +72,43 @@ class Growth:
 
     @property
     def exponent(self) -> float:
-        """By calls; 0 where the cost stays as it is."""
+        """The exponent of the number of calls, which is 0 if the cost is constant."""
         return _exponent(self.calls)
 
 
 def main() -> None:
-    """Measure, print, and judge."""
+    """Measure, and print the results. With --check, the exit status is 1 if an exponent is too large."""
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     options.add_argument("--json", action="store_true", help="print one JSON object")
     options.add_argument("--check", action="store_true", help="count calls in small fleets only, and judge")
-    given = options.parse_args()
-    found: dict[str, Growth] = {}
-    for size in CHECK_SIZES if given.check else SIZES:
-        for what, work in (works(size) if given.check else works(size) | beside(size)).items():
-            growth = found.setdefault(what, Growth(what))
+    arguments = options.parse_args()
+    growths: dict[str, Growth] = {}
+    for size in CHECK_SIZES if arguments.check else SIZES:
+        for what, work in (operations(size) if arguments.check else operations(size) | peer_operations(size)).items():
+            growth = growths.setdefault(what, Growth(what))
             growth.calls[size] = _calls(work)
-            if not given.check:
+            if not arguments.check:
                 growth.milliseconds[size] = 1e3 * min(_seconds(work) for _ in range(3))
-    if given.json:
-        told = {each.what: {"calls": each.calls, "milliseconds": each.milliseconds} for each in found.values()}
-        print(json.dumps({what: row | {"exponent": found[what].exponent} for what, row in told.items()}))
+    if arguments.json:
+        json_rows = {
+            growth_of_operation.what: {
+                "calls": growth_of_operation.calls,
+                "milliseconds": growth_of_operation.milliseconds,
+            }
+            for growth_of_operation in growths.values()
+        }
+        print(json.dumps({what: row | {"exponent": growths[what].exponent} for what, row in json_rows.items()}))
     else:
-        _print(list(found.values()))
-    sys.exit(1 if given.check and any(each.exponent > MOST for each in found.values()) else 0)
+        _print(list(growths.values()))
+    sys.exit(
+        1
+        if arguments.check and any(growth_of_operation.exponent > MOST for growth_of_operation in growths.values())
+        else 0
+    )
 
 
-def works(workers: int) -> dict[str, Work]:
-    """What a worker of so large a fleet does, each ready to be done."""
+def operations(workers: int) -> dict[str, Work]:
+    """Return the operations of a worker in a fleet of this size, by name."""
     leases = tuple(_lease(place, workers) for place in range(LEASES_EACH * workers))
     joined = tuple(evolve(each, owner="w-1") if each.owner == ME.worker else each for each in leases)
     dead = tuple(evolve(each, idle=60.0) if each.owner == "w-1" else each for each in leases)
@@ -119,36 +131,39 @@ def works(workers: int) -> dict[str, Work]:
     measured = tuple(evolve(each, weight=20_000 + 7 * place % 1_000) for place, each in enumerate(leases))
     lags = lags_of(leases, 0.0, 10.0)
     shown = WatchedTable(leases, lags=lags, statuses=statuses_of(leases, lags, 0.0, 10.0))
-    few = tuple(evolve(each, owner=f"w-{place % 10}") for place, each in enumerate(leases))
+    ten_workers = tuple(evolve(each, owner=f"w-{place % 10}") for place, each in enumerate(leases))
 
     signed = tuple(evolve(each, annotations=(("process", f"p/{each.owner}"), ("bulletin", "1 1 1"))) for each in leases)
     hearing, _ = Watch(bulletins=BulletinTracker()).look(signed, 0.0, 0.5)
-    hearing, known = hearing.look(signed[:1], 1.0, 1.1, [signed[0].key])
-    row = lookout_ranks(known, CONFIG).row or signed[0]
-    lookout_ranks(known, CONFIG), plan(known, None, ME, CONFIG)  # indexed now, once for each reading of the whole table
+    hearing, leases_known = hearing.look(signed[:1], 1.0, 1.1, [signed[0].key])
+    row = lookout_ranks(leases_known, CONFIG).row or signed[0]
+    (
+        lookout_ranks(leases_known, CONFIG),
+        plan(leases_known, None, ME, CONFIG),
+    )  # builds the index, once per read of the whole table
 
     def reader() -> object:
         now = float(next(clock))
         renewed = evolve(row, version=Version(f"{now}"))
-        after, known = hearing.look([renewed], now, now + 0.01, [row.key])
+        after, leases_known = hearing.look([renewed], now, now + 0.01, [row.key])
         me = Me(next(name for name in ("w-0", "w-1") if name != row.owner), turn=1, history=after.history)
-        return look_again(plan(known, None, me, CONFIG), known, me, CONFIG)
+        return look_again(plan(leases_known, None, me, CONFIG), leases_known, me, CONFIG)
 
-    def look(of: tuple[Lease, ...], asked: tuple[str, ...] | None) -> object:
+    def look(rows: tuple[Lease, ...], requested_keys: tuple[str, ...] | None) -> object:
         now = float(next(clock))
-        renewed = tuple(evolve(each, version=Version(f"{each.epoch}.{now}")) for each in of)
-        return watch.look(renewed, now, now + 0.5, asked)
+        renewed = tuple(evolve(each, version=Version(f"{each.epoch}.{now}")) for each in rows)
+        return watch.look(renewed, now, now + 0.5, requested_keys)
 
     identity = Identity(ME.worker, "p", lambda: "")
-    held = tuple(
+    holdings = tuple(
         Holding(MemoryStore(), each, identity=identity, clock=lambda: 0.0, begun=0.0, lease_seconds=10.0)
         for each in leases
     )
     renewing = Renewing(CONFIG, lambda _holding: None)
-    renewing.begin(held, 0.1, ME, Look(0.0), map)
+    renewing.begin(holdings, 0.1, ME, Look(0.0), map)
 
     def renew() -> object:
-        return renewing.begin(held, 0.2, ME, Look(0.0), map), renewing.due(0.2)
+        return renewing.begin(holdings, 0.2, ME, Look(0.0), map), renewing.due(0.2)
 
     return {
         "renew, nothing is due, one worker holds all": renew,
@@ -162,29 +177,29 @@ def works(workers: int) -> dict[str, Work]:
         "rows of DynamoDB read": lambda: RowDecoder().read([items]),
         "a look at DynamoDB, new counters alone": look_again_at_all,
         "who deletes, all shards have split": lambda: deletable(_split(workers), ME.worker),
-        "explain, always 10 workers": lambda: plans(WatchedTable(few), CONFIG),
+        "explain, always 10 workers": lambda: plans(WatchedTable(ten_workers), CONFIG),
         "explain, all of them": lambda: plans(WatchedTable(leases), CONFIG),
         "explain, all of them, loads measured": lambda: plans(WatchedTable(measured), CONFIG),
         "serve, all that a page can show": lambda: picture(shown, CONFIG),
     }
 
 
-def beside(workers: int) -> dict[str, Work]:
-    """The same decision as azure-eventhub makes it, its own function called, and ours beside it."""
+def peer_operations(workers: int) -> dict[str, Work]:
+    """Return the same decisions as made by azure-eventhub's function and by our planner."""
     leases = tuple(_lease(place, workers) for place in range(LEASES_EACH * workers))
-    gone = {f"w-{number}" for number in range(1, workers, 10)}
-    dead = tuple(evolve(each, idle=60.0) if each.owner in gone else each for each in leases)
+    dead_workers = {f"w-{number}" for number in range(1, workers, 10)}
+    dead = tuple(evolve(each, idle=60.0) if each.owner in dead_workers else each for each in leases)
     manager = OwnershipManager(Mock(), "$Default", "w-new", None, 1e6, LoadBalancingStrategy.BALANCED, None)
     now, ids = time.time(), [each.key for each in leases]
 
-    def theirs(rows: tuple[Lease, ...]) -> Work:
-        # It writes its choice into what it is given: one row in each call, of ten thousand.
+    def azure_operation(rows: tuple[Lease, ...]) -> Work:
+        # The function changes its argument, but only one row of ten thousand in each call.
         owned = [
             {
                 "partition_id": each.key,
                 "owner_id": each.owner,
                 "etag": each.key,
-                "last_modified_time": 0.0 if each.owner in gone and rows is dead else now,
+                "last_modified_time": 0.0 if each.owner in dead_workers and rows is dead else now,
             }
             for each in rows
         ]
@@ -193,9 +208,9 @@ def beside(workers: int) -> dict[str, Work]:
     new = Me("w-new", turn=1)
     return {
         "one more, ours": lambda: plan(leases, None, new, CONFIG),
-        "one more, azure-eventhub": theirs(leases),
+        "one more, azure-eventhub": azure_operation(leases),
         "a tenth is dead, one more, ours": lambda: plan(dead, None, new, CONFIG),
-        "a tenth is dead, one more, azure-eventhub": theirs(dead),
+        "a tenth is dead, one more, azure-eventhub": azure_operation(dead),
     }
 
 
@@ -206,7 +221,7 @@ def _lease(place: int, workers: int) -> Lease:
 
 
 def _pages(items: list[Item], counter: str) -> list[bytes]:
-    """Answers of DynamoDB with these rows, all of them renewed; it gives some 2,000 rows in one."""
+    """Return DynamoDB's responses with these rows, all of them renewed. Each response has about 2,000 rows."""
     rows = [{**item, "leaseCounter": {"N": counter}} for item in items]
     parts = [rows[place : place + PAGE_ROWS] for place in range(0, len(rows), PAGE_ROWS)]
     return [orjson.dumps({"Count": len(part), "Items": part, "ScannedCount": len(part)}) for part in parts]
@@ -223,11 +238,11 @@ def _split(workers: int) -> tuple[Lease, ...]:
 def _calls(work: Work) -> int:
     counted = 0
 
-    def each(_frame: object, event: str, _argument: object) -> None:
+    def count_event(_frame: object, event: str, _argument: object) -> None:
         nonlocal counted
         counted += event in {"call", "c_call"}
 
-    sys.setprofile(each)
+    sys.setprofile(count_event)
     try:
         work()
     finally:
@@ -242,25 +257,25 @@ def _seconds(work: Work) -> float:
 
 
 def _exponent(costs: dict[int, int] | dict[int, float]) -> float:
-    least, most = min(costs), max(costs)
-    return math.log(max(costs[most], 1e-9) / max(costs[least], 1e-9)) / math.log(most / least)
+    smallest, largest = min(costs), max(costs)
+    return math.log(max(costs[largest], 1e-9) / max(costs[smallest], 1e-9)) / math.log(largest / smallest)
 
 
-def _print(found: list[Growth]) -> None:
-    sizes = sorted(found[0].calls)
+def _print(growths: list[Growth]) -> None:
+    sizes = sorted(growths[0].calls)
     table = Table(title=f"calls by workers, {LEASES_EACH} leases each")
     table.add_column("what")
     for size in sizes:
         table.add_column(f"{size:,}", justify="right")
     table.add_column("exponent", justify="right")
-    timed = bool(found[0].milliseconds)
+    timed = bool(growths[0].milliseconds)
     if timed:
         table.add_column(f"ms at {sizes[-1]:,}", justify="right")
         table.add_column("its exponent", justify="right")
-    for each in found:
-        row = [each.what, *(f"{each.calls[size]:,}" for size in sizes), f"{each.exponent:.2f}"]
+    for growth in growths:
+        row = [growth.what, *(f"{growth.calls[size]:,}" for size in sizes), f"{growth.exponent:.2f}"]
         if timed:
-            row += [f"{each.milliseconds[sizes[-1]]:,.1f}", f"{_exponent(each.milliseconds):.2f}"]
+            row += [f"{growth.milliseconds[sizes[-1]]:,.1f}", f"{_exponent(growth.milliseconds):.2f}"]
         table.add_row(*row)
     Console(width=120).print(table)
 

@@ -1,4 +1,4 @@
-"""The workers of `handoff`, each in a process of its own, and what they tell of each lease."""
+"""Runs the workers of the benchmark `handoff` in separate processes, and collects their events."""
 
 import logging
 import multiprocessing
@@ -41,8 +41,8 @@ PROCESSES = multiprocessing.get_context("forkserver")
 
 
 @frozen
-class Place:
-    """A store to measure on: its URL with room for a name, the least time between two checkpoints, and the leases'."""
+class Target:
+    """A store to measure on: a template of its URL, the time between checkpoints, and the lease duration."""
 
     url: str
     checkpoint_seconds: float
@@ -51,151 +51,158 @@ class Place:
 
 @frozen
 class Table:
-    """One fleet's own: its URL, what kind of place it is, and when its shards began to grow."""
+    """The lease table of one fleet. `began` is the time when its shards started to grow."""
 
     url: str
-    place: Place
+    place: Target
     began: float
 
 
 @frozen
 class Faults:
-    """What goes wrong in one process."""
+    """The faults of one process: the write after which it dies, and the writes whose responses it may lose."""
 
     dies_after: type[Write] | None = None
     forgets: frozenset[type[Write]] = frozenset()
 
 
 class Faulty:
-    """A store as one process sees it: it dies after some write; forgetful, every second of some replies is lost."""
+    """A store with faults. The process dies after a given write, or loses every second response to some writes."""
 
-    def __init__(self, store: Store, told: Callable[[str], None], faults: Faults) -> None:
-        self._store, self._told, self._faults = store, told, faults
+    def __init__(self, store: Store, report: Callable[[str], None], faults: Faults) -> None:
+        self._store, self._report, self._faults = store, report, faults
         self._writes: Counter[type[Write]] = Counter()
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  whatever else the store has
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  any attribute of the store
         return getattr(self._store, name)
 
     def write(self, write: Write) -> Outcome:
-        """Write it, and go wrong as asked."""
-        answer, kind = self._store.write(write), type(write)
+        """Write to the store, and apply the faults."""
+        outcome, kind = self._store.write(write), type(write)
         self._writes[kind] += 1
         if kind is RequestLease:
-            self._told(write.lease.key)
+            self._report(write.lease.key)
         if kind is self._faults.dies_after:
             os.kill(os.getpid(), signal.SIGKILL)
         if kind in self._faults.forgets and self._writes[kind] % 2:
             raise OutcomeUnknown("the reply was lost")
-        return answer
+        return outcome
 
 
 def member(name: str, table: Table, faults: Faults, pipe: "Connection") -> None:
-    """One worker in a process of its own: tells what happens, and leaves when it is told anything."""
+    """Run a worker, send its events through the pipe, and drain when anything is received."""
     logging.disable(logging.CRITICAL)
-    place, telling = table.place, threading.Lock()
+    place, send_lock = table.place, threading.Lock()
 
-    def leave() -> None:
+    def wait_and_stop() -> None:
         pipe.recv()
         runner.stop()
 
-    def tell(*words: Any) -> None:  # noqa: ANN401  an event, or the lease that was asked for
-        with telling:
+    def send(*words: Any) -> None:  # noqa: ANN401  an event, or the lease that was asked for
+        with send_lock:
             pipe.send(words)
 
     def handle(delivery: Delivery) -> None:
         now = NOW()
         for record in delivery.records:
-            tell(ReadingEvent(now, name, "record", delivery.lease, (int(record.sequence_number), 0)))
+            send(ReadingEvent(now, name, "record", delivery.lease, (int(record.sequence_number), 0)))
 
-    def happened(happening: Happening, holding: Holding) -> None:
-        tell(ReadingEvent(NOW(), name, happening, holding.key))
+    def on_event(happening: Happening, holding: Holding) -> None:
+        send(ReadingEvent(NOW(), name, happening, holding.key))
 
     config = Config(lease_seconds=place.lease_seconds, initial_position=TRIM_HORIZON)
-    store = cast("Store", Faulty(open_store(table.url), tell, faults))
+    store = cast("Store", Faulty(open_store(table.url), send, faults))
     source = Flow(LEASES, RATE, NOW, table.began)
     worker = Worker(store=store, source=source, me=name, config=config)
-    runner = Runner(worker, Handling(handle, observer=happened, checkpoint_seconds=place.checkpoint_seconds))
-    threading.Thread(target=leave, daemon=True).start()
+    runner = Runner(worker, Handling(handle, observer=on_event, checkpoint_seconds=place.checkpoint_seconds))
+    threading.Thread(target=wait_and_stop, daemon=True).start()
     runner.run()
 
 
 @define
 class Member:
-    """A worker's process, and what it told."""
+    """A worker's process, with the leases that it reads and those that it has requested."""
 
     process: "Process"
     pipe: "Connection"
-    ear: threading.Thread
+    listener: threading.Thread
     held: set[str]
-    asked: set[str]
+    requested: set[str]
 
 
 @define
 class Fleet:
-    """Workers, each in a process of its own, and what they told of each lease."""
+    """Workers in separate processes, and the events that they reported."""
 
     table: Table
-    told: list[ReadingEvent] = field(factory=list)
+    events: list[ReadingEvent] = field(factory=list)
     members: dict[str, Member] = field(factory=dict)
 
     def join(self, name: str, faults: Faults | None = None) -> Member:
         """Start a worker."""
-        ours, theirs = PROCESSES.Pipe()
-        arguments = (name, self.table, faults or Faults(), theirs)
+        pipe, remote_pipe = PROCESSES.Pipe()
+        arguments = (name, self.table, faults or Faults(), remote_pipe)
         process = PROCESSES.Process(target=member, args=arguments, daemon=True)
         process.start()
-        theirs.close()
-        found = Member(process, ours, threading.Thread(target=self._hear, args=(name,), daemon=True), set(), set())
-        self.members[name] = found
-        found.ear.start()
-        return found
+        remote_pipe.close()
+        new_member = Member(
+            process, pipe, threading.Thread(target=self._listen, args=(name,), daemon=True), set(), set()
+        )
+        self.members[name] = new_member
+        new_member.listener.start()
+        return new_member
 
-    def _hear(self, name: str) -> None:
-        found = self.members[name]
+    def _listen(self, name: str) -> None:
+        listening_member = self.members[name]
         with suppress(EOFError, OSError):
             while True:
-                (word,) = found.pipe.recv()
-                if isinstance(word, str):
-                    found.asked.add(word)
+                (message,) = listening_member.pipe.recv()
+                if isinstance(message, str):
+                    listening_member.requested.add(message)
                     continue
-                self.told.append(word)
-                if word.event != "record":
-                    (found.held.add if word.event == "initialize" else found.held.discard)(word.shard)
+                self.events.append(message)
+                if message.event != "record":
+                    (listening_member.held.add if message.event == "initialize" else listening_member.held.discard)(
+                        message.shard
+                    )
 
     def leave(self, name: str) -> None:
-        """Drain it; nothing where it is dead."""
-        found = self.members[name]
+        """Make a worker drain, unless its process is dead."""
+        leaving_member = self.members[name]
         with suppress(OSError):
-            found.pipe.send("leave")
-        found.process.join(30)
-        found.ear.join(30)
+            leaving_member.pipe.send("leave")
+        leaving_member.process.join(30)
+        leaving_member.listener.join(30)
 
     def freeze(self, name: str) -> None:
-        """As good as dead; killed, it would break a connection half-way, and that ends dynalite."""
+        """Stop a worker's process by SIGSTOP, which has the same effect on the fleet as a kill.
+
+        A kill might interrupt a request, which would end dynalite.
+        """
         os.kill(cast("int", self.members[name].process.pid), signal.SIGSTOP)
 
     def until(self, holds: Callable[[], bool], seconds: float, what: str) -> None:
-        """Wait for something; a benchmark that does not get there has failed."""
+        """Wait until `holds` returns True, or exit with an error message after `seconds`."""
         deadline = NOW() + seconds
         while not holds():
             if NOW() > deadline:
-                counts = {name: len(found.held) for name, found in self.members.items()}
+                counts = {name: len(fleet_member.held) for name, fleet_member in self.members.items()}
                 raise SystemExit(f"FAIL: not within {seconds:g} s: {what}; {counts}")
             time.sleep(0.02)
 
     def holds(self, name: str, count: int) -> Callable[[], bool]:
-        """Whether a worker reads so many."""
+        """Return a function that returns whether a worker reads `count` leases."""
         return lambda: len(self.members[name].held) == count
 
 
 @contextmanager
-def fleet(place: Place, faults: Faults | None = None) -> Iterator[Fleet]:
-    """A table of its own, and one worker that holds everything."""
-    found = Fleet(Table(place.url.format(name=f"handoff-{uuid4().hex[:8]}"), place, NOW()))
+def fleet(place: Target, faults: Faults | None = None) -> Iterator[Fleet]:
+    """Yield a fleet with a new table, in which one worker owns all leases."""
+    new_fleet = Fleet(Table(place.url.format(name=f"handoff-{uuid4().hex[:8]}"), place, NOW()))
     try:
-        found.join("giver", faults)
-        found.until(found.holds("giver", LEASES), 30, "one worker holds everything")
-        yield found
+        new_fleet.join("giver", faults)
+        new_fleet.until(new_fleet.holds("giver", LEASES), 30, "one worker holds everything")
+        yield new_fleet
     finally:
-        for name in found.members:
-            found.leave(name)
+        for name in new_fleet.members:
+            new_fleet.leave(name)

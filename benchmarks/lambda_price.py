@@ -1,19 +1,20 @@
-"""What a month of a Lambda function costs behind an event source mapping, and under leasehold in containers.
+"""Compares the monthly price of a Lambda function with an event source mapping, and of leasehold in containers.
 
-`python benchmarks/lambda_price.py` prints what docs/from-lambda.md shows; every price and size is an option. The lease
-table's requests are those of `store_price.py`. The stream costs the same for both and is left out.
+`python benchmarks/lambda_price.py` prints the table in docs/from-lambda.md. All prices and sizes are options. The
+requests to the lease table are computed as in `store_price.py`. The price of the stream is the same for both, and is
+not included.
 """
 
 from math import ceil
 from typing import Annotated
 
 import typer
-from store_price import DYNAMODB, counted, dynamodb
+from store_price import DYNAMODB, count_requests, dynamodb
 
 from leasehold.adapters.ops.doctor.examination import MILLION, MONTH
 
 BUSY = 0.5
-"""The part of its time for which a worker calls the function; the rest is left for bursts and a worker that dies."""
+"""The fraction of time in which a worker calls the function. The rest is a reserve for bursts and dead workers."""
 
 
 def main(
@@ -30,19 +31,20 @@ def main(
     vcpu_hour: Annotated[float, typer.Option(help="Fargate: US$ for an hour of a vCPU.")] = 0.04048,
     gb_hour: Annotated[float, typer.Option(help="Fargate: US$ for an hour of a GB.")] = 0.004445,
 ) -> None:
-    """Count and print."""
+    """Compute the prices, and print a table."""
     print(
         f"{'shards':<8}{'calls/s':>8}{'Lambda':>12}{'workers':>9}{'containers':>12}{'lease table':>13}{'leasehold':>12}"
     )
     for count in shards or [10, 100]:
-        called = count * calls
-        mapping = MONTH * called * (request / MILLION + call_seconds * memory_mb / 1024 * gb_second)
-        workers = max(2, ceil(called * call_seconds / BUSY))
+        calls_per_second = count * calls
+        mapping = MONTH * calls_per_second * (request / MILLION + call_seconds * memory_mb / 1024 * gb_second)
+        # A worker without a shard does nothing, and a worker alone could not fail over.
+        workers = max(2, min(count, ceil(calls_per_second * call_seconds / BUSY)))
         containers = MONTH / 3600 * workers * (vcpu * vcpu_hour + gb * gb_hour)
-        leases = dynamodb(counted(count, workers, checkpoint_seconds, 40.0, dated=False))
+        leases = dynamodb(count_requests(count, workers, checkpoint_seconds, 40.0, dated=False))
         table = leases.month(DYNAMODB.write, DYNAMODB.read)
         figures = f"{containers:>12,.2f}{table:>13,.2f}{containers + table:>12,.2f}"
-        print(f"{count:<8}{called:>8g}{mapping:>12,.2f}{workers:>9}{figures}")
+        print(f"{count:<8}{calls_per_second:>8g}{mapping:>12,.2f}{workers:>9}{figures}")
 
 
 if __name__ == "__main__":

@@ -1,18 +1,20 @@
-"""Load and size: many shards, many leases, large answers, a busy processor and a whole day, each told in figures.
+"""Measures a worker under load: with many shards, many leases, large responses, a busy processor, and for a whole day.
 
     python benchmarks/load.py [PART ...] [--minutes 20] [--write]
 
-Parts, each in a process of its own:
+Each part runs in a separate process:
 
-shards    one worker of 1,000 shards on a real store: seconds until all are held, threads, memory, oldest confirmation
-listings  10,000 leases (2,000 on azurite), listed by each store: seconds, and seconds of the processor
-answers   30 shards whose readings bring 10 MiB each, at once: the most memory
-busy      100 shards on dynalite, every core kept busy for nine tenths of the time: memory by the hour, open files and
-          sockets, renewals that were missed
-day       24 hours in virtual time: 3 workers, 6 leases, requests that stall, workers that stand still
+shards    one worker with 1,000 shards on a real store: the time until all leases are held, threads, memory, and the
+          oldest confirmation
+listings  10,000 leases (2,000 on azurite), listed from each store: elapsed time and processor time
+answers   30 shards, each read of which returns 10 MiB: the peak memory
+busy      100 shards on dynalite, with other processes using every core for nine tenths of the time: memory growth per
+          hour, open files and sockets, and missed renewals
+day       24 hours of virtual time with 3 workers and 6 leases, stalled requests and paused workers
 
-An oldest confirmation is the age of the renewal that a held lease last had, the worst that any look found; a lease
-lasts 10 s. Memory is the resident set beyond what the process had before. `--write` writes benchmarks/results/load.md.
+The oldest confirmation is the longest time that a held lease was without a successful renewal, in any of the samples. A
+lease lasts 10 s. Memory is the increase of resident memory over the start of the process. `--write` writes
+benchmarks/results/load.md.
 """
 
 import argparse
@@ -44,7 +46,7 @@ RESULTS = Path(__file__).parent / "results" / "load.md"
 LEASE_SECONDS = 10.0
 MIB = 1 << 20
 STORES = {"memory": 10_000, "sqlite": 10_000, "dynalite": 10_000, "azurite": 2_000}
-"""Leases to list; azurite takes a minute to make more."""
+"""The number of leases to list, by store. azurite would take minutes to create more."""
 
 ABOUT = (
     "# Load and size",
@@ -60,12 +62,12 @@ Figures = dict[str, str]
 
 @frozen
 class EndlessReader:
-    """Brings a batch of so many records of 1 KiB at each reading."""
+    """A reader that returns this number of records of 1 KiB at each read."""
 
     records: int
 
     def read(self) -> Batch:
-        """Each with bytes of its own, as from a connection."""
+        """Return records that don't share memory, as if they came from a connection."""
         at = time.time_ns()
         batch = tuple(Record(os.urandom(1024), str(at + number)) for number in range(self.records))
         return Batch(batch, batch[-1].position, 0.0, wait_seconds=1.0)
@@ -76,7 +78,7 @@ class EndlessReader:
 
 @frozen
 class Endless:
-    """A stream of so many shards."""
+    """A stream with this number of shards, which always have records."""
 
     count: int
     records: int = 1
@@ -104,7 +106,7 @@ class Endless:
 
 @contextmanager
 def store_url(kind: str) -> Iterator[str]:
-    """A new and empty store of this kind."""
+    """Yield the URL of a new, empty store of this kind."""
     with ExitStack() as opened:
         match kind:
             case "sqlite":
@@ -120,14 +122,14 @@ def store_url(kind: str) -> Iterator[str]:
 
 
 def memory(name: str = "VmRSS") -> float:
-    """MiB of this process: now, or the most so far (`VmHWM`)."""
+    """Return the resident memory of this process in MiB: the current size, or the peak (`VmHWM`)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(name))
 
 
 @frozen
 class Sample:
-    """What one look found."""
+    """The state of a worker at one moment."""
 
     t: float
     held: int
@@ -137,8 +139,8 @@ class Sample:
     mib: float
 
 
-def watched(url: str, source: Endless, seconds: float) -> list[Sample]:
-    """A worker of its own, run for so long, and looked at each second."""
+def run_and_sample(url: str, source: Endless, seconds: float) -> list[Sample]:
+    """Run a worker for this number of seconds, and return a sample of its state for each second."""
     store = open_store(url)
     config = Config(lease_seconds=LEASE_SECONDS, initial_position=TRIM_HORIZON)
     worker = Worker(store=store, source=source, me="loaded-1", config=config)
@@ -148,11 +150,11 @@ def watched(url: str, source: Endless, seconds: float) -> list[Sample]:
     samples = []
     thread.start()
     try:
-        while (now := time.monotonic() - began) < seconds:
+        while (elapsed := time.monotonic() - began) < seconds:
             clock, held = worker.clock(), worker.holdings
-            oldest = max((clock - each.confirmed for each in held), default=0.0)
+            oldest = max((clock - holding.confirmed for holding in held), default=0.0)
             files = sum(1 for _ in Path("/proc/self/fd").iterdir())
-            samples.append(Sample(now, len(held), oldest, threading.active_count(), files, memory()))
+            samples.append(Sample(elapsed, len(held), oldest, threading.active_count(), files, memory()))
             time.sleep(1.0)
     finally:
         runner.stop()
@@ -162,49 +164,51 @@ def watched(url: str, source: Endless, seconds: float) -> list[Sample]:
 
 
 def shards(kind: str, count: int = 1000, seconds: float = 240.0) -> Figures:
-    """One worker of many shards."""
-    before = memory()
+    """Run one worker with many shards, and return its figures."""
+    memory_before = memory()
     with store_url(kind) as url:
-        samples = watched(url, Endless(count), seconds)
-    whole = next((sample.t for sample in samples if sample.held == count), None)
-    settled = [sample for sample in samples if whole is not None and sample.t > whole]
+        samples = run_and_sample(url, Endless(count), seconds)
+    all_held_at = next((sample.t for sample in samples if sample.held == count), None)
+    samples_after = [sample for sample in samples if all_held_at is not None and sample.t > all_held_at]
     return {
-        "all held after": f"{whole:.0f} s" if whole is not None else f"NEVER: {samples[-1].held} after {seconds:g} s",
-        "looks that missed one afterwards": str(sum(sample.held < count for sample in settled)),
+        "all held after": f"{all_held_at:.0f} s"
+        if all_held_at is not None
+        else f"NEVER: {samples[-1].held} after {seconds:g} s",
+        "looks that missed one afterwards": str(sum(sample.held < count for sample in samples_after)),
         "threads": str(max(sample.threads for sample in samples)),
-        "memory": f"{memory('VmHWM') - before:.0f} MiB",
-        "oldest confirmation": f"{max(sample.oldest for sample in settled or samples):.1f} s",
+        "memory": f"{memory('VmHWM') - memory_before:.0f} MiB",
+        "oldest confirmation": f"{max(sample.oldest for sample in samples_after or samples):.1f} s",
     }
 
 
 def listings(kind: str, count: int) -> Figures:
-    """List so many leases five times; the median."""
+    """List this number of leases five times, and return the median times."""
     with store_url(kind) as url:
         store = open_store(url)
         with ThreadPoolExecutor(1 if kind == "sqlite" else 16) as pool:
             list(pool.map(lambda number: store.write(CreateLease(Lease(f"shardId-{number:012d}"))), range(count)))
-        spent = []
+        durations = []
         for _ in range(5):
-            began, worked = time.perf_counter(), time.process_time()
+            wall_start, processor_start = time.perf_counter(), time.process_time()
             assert len(store.list().leases) == count
-            spent.append((time.perf_counter() - began, time.process_time() - worked))
+            durations.append((time.perf_counter() - wall_start, time.process_time() - processor_start))
         store.close()
-    wall, processor = sorted(spent)[2]
+    wall, processor = sorted(durations)[2]
     return {"leases": str(count), "seconds": f"{wall:.2f}", "of the processor": f"{processor:.2f}"}
 
 
 def answers(count: int = 30, seconds: float = 30.0) -> Figures:
-    """All readings bring 10 MiB at once, again and again."""
-    before = memory()
-    samples = watched("memory://leases", Endless(count, 10 * 1024), seconds)
+    """Run a worker whose reads all return 10 MiB at the same time, repeatedly."""
+    memory_before = memory()
+    samples = run_and_sample("memory://leases", Endless(count, 10 * 1024), seconds)
     return {
         "shards": str(count),
-        "memory, most": f"{memory('VmHWM') - before:.0f} MiB",
+        "memory, most": f"{memory('VmHWM') - memory_before:.0f} MiB",
         "oldest confirmation": f"{max(sample.oldest for sample in samples):.1f} s",
     }
 
 
-def spin(share: float) -> None:
+def keep_core_busy(share: float) -> None:
     """Keep a core busy for this share of the time."""
     while True:
         until = time.perf_counter() + share / 10
@@ -214,13 +218,15 @@ def spin(share: float) -> None:
 
 
 def busy(minutes: float, count: int = 100) -> Figures:
-    """A worker beside processes that keep every core busy."""
-    burners = [multiprocessing.Process(target=spin, args=(0.9,), daemon=True) for _ in range(os.cpu_count() or 1)]
+    """Run a worker while other processes keep every core busy."""
+    burners = [
+        multiprocessing.Process(target=keep_core_busy, args=(0.9,), daemon=True) for _ in range(os.cpu_count() or 1)
+    ]
     for burner in burners:
         burner.start()
     try:
         with store_url("dynalite") as url:
-            samples = watched(url, Endless(count), 60 * minutes)
+            samples = run_and_sample(url, Endless(count), 60 * minutes)
     finally:
         for burner in burners:
             burner.kill()
@@ -228,7 +234,7 @@ def busy(minutes: float, count: int = 100) -> Figures:
     return {
         "minutes": f"{minutes:g}",
         "memory": f"{settled[-1].mib:.0f} MiB",
-        "memory slope": f"{slope(settled):+.1f} MiB an hour",
+        "memory slope": f"{memory_growth(settled):+.1f} MiB an hour",
         "open files and sockets": f"{settled[0].files} to {settled[-1].files}",
         "oldest confirmation": f"{max(sample.oldest for sample in settled):.1f} s",
         "looks that found a missed renewal": str(sum(sample.oldest > LEASE_SECONDS for sample in settled)),
@@ -236,33 +242,33 @@ def busy(minutes: float, count: int = 100) -> Figures:
     }
 
 
-def slope(samples: list[Sample]) -> float:
-    """MiB an hour, by least squares."""
+def memory_growth(samples: list[Sample]) -> float:
+    """Return the growth of memory in MiB per hour, by least squares."""
     t, mib = [sample.t for sample in samples], [sample.mib for sample in samples]
     mean_t, mean = sum(t) / len(t), sum(mib) / len(mib)
-    spread = sum((each - mean_t) ** 2 for each in t)
+    spread = sum((sample_time - mean_t) ** 2 for sample_time in t)
     return 3600 * sum((x - mean_t) * (y - mean) for x, y in zip(t, mib, strict=True)) / spread
 
 
 def day(hours: float) -> Figures:
-    """A small fleet at rest, for so long."""
+    """Simulate a small fleet at rest for this number of hours."""
     question = SimulationQuestion(6, (3,), "minimal", kind="steady", pace="own", pauses=2.0, checkpoints=60.0)
     cycles = hours * 3600 / config_of(question).cycle_seconds
     question = SimulationQuestion(
         6, (3,), "minimal", kind="steady", pace="own", pauses=2.0, checkpoints=60.0, cycles=cycles
     )
     began = time.process_time()
-    ((_, told),) = on_this_machine(question, [1], 1)
+    ((_, outcome),) = on_this_machine(question, [1], 1)
     return {
         "virtual hours": f"{hours:g}",
         "seconds of the processor": f"{time.process_time() - began:.0f}",
-        **{name: f"{told[name]}" for name in ("moves", "claims", "failed_writes", "unowned_lease_cycles_max")},
+        **{name: f"{outcome[name]}" for name in ("moves", "claims", "failed_writes", "unowned_lease_cycles_max")},
         "memory": f"{memory('VmHWM'):.0f} MiB",
     }
 
 
 def parts(minutes: float, hours: float) -> dict[str, dict[str, tuple[Callable[..., Figures], tuple[object, ...]]]]:
-    """What there is to measure: by part and by line."""
+    """Return the measurements, by part and by name of the line."""
     return {
         "shards": {f"1,000 shards on {kind}": (shards, (kind,)) for kind in ("sqlite", "dynalite")},
         "listings": {kind: (listings, (kind, count)) for kind, count in STORES.items()},
@@ -272,27 +278,27 @@ def parts(minutes: float, hours: float) -> dict[str, dict[str, tuple[Callable[..
     }
 
 
-def alone(work: Callable[..., Figures], arguments: tuple[object, ...]) -> Figures:
-    """Its figures, from a process of its own."""
+def run_in_process(work: Callable[..., Figures], arguments: tuple[object, ...]) -> Figures:
+    """Run a measurement in a separate process, and return its figures."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=logging.disable) as pool:
         return pool.submit(work, *arguments).result()
 
 
 def main() -> None:
-    """Measure, print, and perhaps write the page."""
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("parts", nargs="*", help="parts, or names of single lines [all]")
-    asked.add_argument("--minutes", type=float, default=20.0, help="of a busy processor")
-    asked.add_argument("--hours", type=float, default=24.0, help="of virtual time")
-    asked.add_argument("--write", action="store_true")
-    options = asked.parse_args()
+    """Measure, print the figures, and write the page if requested."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", help="parts, or names of single lines [all]")
+    parser.add_argument("--minutes", type=float, default=20.0, help="of a busy processor")
+    parser.add_argument("--hours", type=float, default=24.0, help="of virtual time")
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
     os.environ.update(ENVIRONMENT)
     lines = []
-    for part, works in parts(options.minutes, options.hours).items():
-        for name, (work, arguments) in works.items():
+    for part, measurements in parts(options.minutes, options.hours).items():
+        for name, (work, arguments) in measurements.items():
             if {part, name} & set(options.parts) or not options.parts:
                 load = os.getloadavg()[0]
-                figures = ", ".join(f"{what} {figure}" for what, figure in alone(work, arguments).items())
+                figures = ", ".join(f"{what} {figure}" for what, figure in run_in_process(work, arguments).items())
                 lines.append(f"| {part} | {name} | {figures} | {load:.1f} |")
                 print(lines[-1], flush=True)
     if options.write:
@@ -300,9 +306,9 @@ def main() -> None:
 
 
 def write(lines: list[str]) -> None:
-    """Put these lines into the page, in place of those of the same parts and names."""
-    before = RESULTS.read_text(encoding="utf-8").splitlines() if RESULTS.exists() else []
-    rows = {row.split("|")[2]: row for row in [*before, *lines] if row.startswith("| ")}
+    """Write these lines to the page. They replace the lines of the same parts and names."""
+    old_lines = RESULTS.read_text(encoding="utf-8").splitlines() if RESULTS.exists() else []
+    rows = {row.split("|")[2]: row for row in [*old_lines, *lines] if row.startswith("| ")}
     rows.pop(HEAD[0].split("|")[2], None)
     RESULTS.write_text("\n".join([*ABOUT, *HEAD, *rows.values(), ""]), encoding="utf-8")
 

@@ -1,8 +1,8 @@
-"""How long leases stay unread after the deaths that matter to the cadence: of the lookout, and of those next in rank.
+"""Measures how long leases remain unread after the death of the lookout, or of the workers with the next ranks.
 
-`python benchmarks/lookout_deaths.py` prints a table; specs/cadence.md quotes it. Fleets from two workers to a
-thousand; one in which every second worker is a model of KCL 2.x; one whose table loses requests and answers, lets
-writes come late and twice, shows old rows, and answers nobody for three seconds after the death.
+`python benchmarks/lookout_deaths.py` prints the table that specs/cadence.md quotes. The fleets have two to a thousand
+workers. In one fleet, every second worker simulates KCL 2.x. In another, the table loses requests and responses,
+applies writes late and twice, returns stale rows, and cannot be reached for three seconds after the death.
 """
 
 import logging
@@ -30,22 +30,22 @@ from leasehold_lab.simulator.scenario import Member, Nap, Network, Scenario, bal
 CRASH, AFTER = 30.0, 60.0
 OURS, KCL = Config(Minimal()), Config(Kcl())
 OUTAGE = (4.0, 3.0)
-"""Seconds after the death, and its length."""
+"""The start of the outage, in seconds after the death, and its length."""
 
 LONGEST = OURS.lease_seconds + 15.0
-"""How long no death may leave anything unread, in seconds, the outage apart."""
+"""The limit for the time that a lease may be unread after a death, in seconds and without the outage."""
 
 ROUGH = Network(stall=0.005, lost=0.01, unanswered=0.01, late=0.005, late_seconds=10.0, twice=0.01, stale=0.1)
 
 
 @frozen
 class Fleet:
-    """A fleet in which somebody dies.
+    """A fleet in which workers die.
 
-    kcl    which workers are KCL 2.x: none, every second, or all
-    rough  whether the table fails often
-    most   the limit for any death, in seconds
-    seeds  how many at most: a large fleet takes minutes
+    kcl    which workers simulate KCL 2.x: "none", "half" (every second one) or "all"
+    rough  whether requests to the table fail often
+    most   the limit after any death, in seconds
+    seeds  the maximum number of seeds, because a large fleet takes minutes
     """
 
     name: str
@@ -58,11 +58,11 @@ class Fleet:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all workers."""
+        """The ids of all workers."""
         return group_of(0, self.workers)
 
     def config(self, number: int) -> Config:
-        """Of one worker."""
+        """Return the configuration of a worker."""
         return KCL if self.kcl == "all" or (self.kcl == "half" and number % 2) else OURS
 
 
@@ -79,7 +79,10 @@ FLEETS = (
 
 @frozen
 class Death:
-    """Who dies: so many of the first in rank, or the last; and the limit where that is tighter than the fleet's."""
+    """The workers that die: the `first` ones in rank, or if that is 0, the last one.
+
+    `most` is the limit in seconds, if it is lower than that of the fleet.
+    """
 
     name: str
     first: int
@@ -94,34 +97,34 @@ DEATHS = (
 )
 
 
-def unread(fleet: Fleet, death: Death, seed: int) -> float:
-    """Seconds until everything is owned again."""
+def seconds_unread(fleet: Fleet, death: Death, seed: int) -> float:
+    """Simulate the deaths, and return the seconds until all leases are owned again."""
     logging.disable(logging.CRITICAL)
-    ours = [name for number, name in enumerate(fleet.names) if fleet.config(number) is OURS] or fleet.names
+    our_workers = [name for number, name in enumerate(fleet.names) if fleet.config(number) is OURS] or fleet.names
     ranks = lookout_ranks(
-        [Lease(name, owner=name, annotations=(("process", f"p/{name}"),)) for name in ours], OURS
+        [Lease(name, owner=name, annotations=(("process", f"p/{name}"),)) for name in our_workers], OURS
     ).ranks
-    gone = frozenset(ranks[: death.first] if death.first else ranks[-1:])
+    dying = frozenset(ranks[: death.first] if death.first else ranks[-1:])
     draw = random.Random(seed)  # noqa: S311  a seed is the point
-    at = CRASH + draw.uniform(0.0, KCL.cycle_seconds)
+    death_at = CRASH + draw.uniform(0.0, KCL.cycle_seconds)
     members = []
     for number, name in enumerate(fleet.names):
-        config, end = fleet.config(number), at if name in gone else math.inf
+        config, end = fleet.config(number), death_at if name in dying else math.inf
         members.append(Member(name, config, draw.uniform(0.0, 1.0), end, foreign=config is KCL))
-    network = evolve(ROUGH, outages=(Nap(at + OUTAGE[0], OUTAGE[1]),)) if fleet.rough else Network()
+    network = evolve(ROUGH, outages=(Nap(death_at + OUTAGE[0], OUTAGE[1]),)) if fleet.rough else Network()
     owners = balanced(fleet.leases, fleet.names, draw)
-    history = run(Scenario(seed, owners, tuple(members), at + AFTER, calm=at + AFTER, network=network))
-    return max(unowned(history, history.end, at).values())
+    history = run(Scenario(seed, owners, tuple(members), death_at + AFTER, calm=death_at + AFTER, network=network))
+    return max(unowned(history, history.end, death_at).values())
 
 
-def line(fleet: Fleet, death: Death, told: list[float]) -> bool:
-    """Print one; whether its limit holds."""
-    most = fleet.most if fleet.rough or fleet.kcl == "all" else min(fleet.most, death.most)
-    good = max(told) <= most
-    verdict = "" if most == math.inf else f"<= {most:g}  {'pass' if good else 'FAIL'}"
-    seconds = f"{median(told):8.1f} {max(told):8.1f}"
-    print(f"{fleet.name:30} {death.name:30} {len(told):5} {seconds}   {verdict}", flush=True)
-    return good
+def print_line(fleet: Fleet, death: Death, results: list[float]) -> bool:
+    """Print a line of the table, and return whether the limit is met."""
+    limit = fleet.most if fleet.rough or fleet.kcl == "all" else min(fleet.most, death.most)
+    meets_limit = max(results) <= limit
+    verdict = "" if limit == math.inf else f"<= {limit:g}  {'pass' if meets_limit else 'FAIL'}"
+    seconds = f"{median(results):8.1f} {max(results):8.1f}"
+    print(f"{fleet.name:30} {death.name:30} {len(results):5} {seconds}   {verdict}", flush=True)
+    return meets_limit
 
 
 def main(
@@ -130,20 +133,20 @@ def main(
     only: Annotated[str, typer.Option(help="Fleets whose name matches this expression.")] = "",
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
 ) -> None:
-    """Measure and print: seconds until all is owned again. Exits with 1 where a limit does not hold."""
+    """Measure, and print the seconds until all leases are owned again. The exit status is 1 if a limit is not met."""
     fleets = [fleet for fleet in FLEETS if re.search(only, fleet.name)]
     print(f"{'fleet':30} {'who dies':30} seeds   median    worst   limit")
-    good = True
+    all_good = True
     with processes(jobs) as pool:
-        asked = [
-            (fleet, death, [pool.submit(unread, fleet, death, seed) for seed in range(min(seeds, fleet.seeds))])
+        futures = [
+            (fleet, death, [pool.submit(seconds_unread, fleet, death, seed) for seed in range(min(seeds, fleet.seeds))])
             for fleet in fleets
             for death in DEATHS
             if death.first < fleet.workers
         ]
-        for fleet, death, told in asked:
-            good &= line(fleet, death, [each.result() for each in told])
-    sys.exit(0 if good else 1)
+        for fleet, death, results in futures:
+            all_good &= print_line(fleet, death, [future.result() for future in results])
+    sys.exit(0 if all_good else 1)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A moving picture of one run of the simulator: a worker is killed, its leases move, and another worker comes.
+"""Draws an animation of a simulated run in which a worker is killed, its leases move, and another worker joins.
 
 `python benchmarks/moving_picture.py` writes benchmarks/results/kill.svg, which the home page of docs/ shows.
 """
@@ -17,9 +17,9 @@ from leasehold_lab.simulator.scenario import Member
 RESULTS = Path(__file__).resolve().parent / "results"
 ASKED = SimulationQuestion(12, (4,), kind="crash", pace="own", checkpoints=1.0, cycles=3.0, seed=1)
 KILLED, COMES, ENDS = 3.0, 24.0, 40.0
-"""Seconds of the picture at which the worker is killed, another one comes, and all begins anew."""
+"""The times in the run when the worker is killed, when another one joins, and when the animation ends."""
 SPEED = 2.5
-"""Seconds of the run in one of the picture."""
+"""The number of seconds of the run that one second of the animation shows."""
 NEW = "a-004"
 COLUMN, TOP, SIZE, GAP = 124, 56, 26, 8
 WIDTH, HEIGHT = 5 * COLUMN + 20, 245
@@ -43,7 +43,7 @@ COLOURS = ("#0f766e", "#1d5fa8", "#8a4b08", "#7c3aa0", "#4d6b1e")
 
 @frozen
 class Step:
-    """From this second of the picture on, these declarations of CSS hold."""
+    """CSS declarations that apply from this time on."""
 
     at: float
     style: str
@@ -51,7 +51,12 @@ class Step:
 
 @frozen
 class Story:
-    """What happened, in seconds of the picture: who was killed, who held what at first, and who came to hold it."""
+    """The events of the run.
+
+    killed  the id of the killed worker
+    owners  the initial owner of each lease
+    passed  the changes of owners, each as the time, the lease and the new owner
+    """
 
     killed: str
     owners: Mapping[str, str]
@@ -59,121 +64,121 @@ class Story:
 
     @property
     def freed(self) -> tuple[float, float]:
-        """When the first lease of the killed worker was taken, and the last."""
-        taken = [at for at, _, owner in self.passed if owner and at < COMES]
-        return min(taken), max(taken)
+        """The times when the first and the last lease of the killed worker were taken."""
+        times = [at for at, _, owner in self.passed if owner and at < COMES]
+        return min(times), max(times)
 
 
-def story() -> Story:
-    """One run: the fleet at rest, the kill, and a worker that comes later."""
+def simulate_story() -> Story:
+    """Simulate a fleet at rest, the kill, and a worker that joins later, and return the events."""
     fleet = fleet_of(ASKED)
-    comes = Member(NEW, config_of(ASKED), starts=fleet.since + COMES - KILLED)
-    history = run(evolve(fleet.scenario, members=(*fleet.scenario.members, comes)))
-    begins = fleet.since - KILLED
+    joining_worker = Member(NEW, config_of(ASKED), starts=fleet.since + COMES - KILLED)
+    history = run(evolve(fleet.scenario, members=(*fleet.scenario.members, joining_worker)))
+    start_time = fleet.since - KILLED
     (killed,) = (incident.subject.partition("#")[0] for incident in history.incidents if incident.what == "crash")
     owners = {key: owner for key, owner in owners_at(history, fleet.since).items() if owner}
-    passed = [
-        (change.t - begins, change.key, change.after)
+    owner_changes = [
+        (change.t - start_time, change.key, change.after)
         for change in without_taken_back(changes(history.writes))
-        if begins < change.t < begins + ENDS
+        if start_time < change.t < start_time + ENDS
     ]
-    return Story(killed, owners, tuple(passed))
+    return Story(killed, owners, tuple(owner_changes))
 
 
-def moving(name: str, steps: Iterable[Step]) -> str:
-    """The keyframes of what jumps from step to step."""
+def make_keyframes(name: str, steps: Iterable[Step]) -> str:
+    """Return the CSS keyframes of an element that moves from step to step."""
     frames: list[str] = []
     style = ""
     for step in steps:
         if frames:
             frames.append(f"{100 * step.at / ENDS:.2f}% {{ {style} }}")
-        arrives = 0.0 if not frames else min(step.at + GLIDE, ENDS)
-        frames.append(f"{100 * arrives / ENDS:.2f}% {{ {step.style} }}")
+        arrival = 0.0 if not frames else min(step.at + GLIDE, ENDS)
+        frames.append(f"{100 * arrival / ENDS:.2f}% {{ {step.style} }}")
         style = step.style
     return f"@keyframes kill-{name} {{ {' '.join(frames)} 100% {{ {style} }} }}"
 
 
-def places(told: Story, workers: list[str]) -> dict[str, list[Step]]:
-    """Where each lease lies: in the lowest slot of its owner's that is free, or between owners, where nobody has it."""
+def positions_of_leases(events: Story, workers: list[str]) -> dict[str, list[Step]]:
+    """Return the positions of each lease over time. A lease is in the first free slot of its owner's box."""
     slots: dict[str, dict[int, str]] = {worker: {} for worker in workers}
     steps: dict[str, list[Step]] = {}
-    at: dict[str, tuple[str, int]] = {}
-    begun = [(0.0, key, owner) for key, owner in sorted(told.owners.items())]
-    for second, key, owner in [*begun, *told.passed]:
+    slot_of_lease: dict[str, tuple[str, int]] = {}
+    initial_owners = [(0.0, key, owner) for key, owner in sorted(events.owners.items())]
+    for second, key, owner in [*initial_owners, *events.passed]:
         if owner is None:
-            continue  # it stays where it was until somebody takes it
-        if key in at:
-            del slots[at[key][0]][at[key][1]]
+            continue  # a free lease stays where it was until a worker takes it
+        if key in slot_of_lease:
+            del slots[slot_of_lease[key][0]][slot_of_lease[key][1]]
         slot = next(free for free in range(12) if free not in slots[owner])
-        slots[owner][slot], at[key] = key, (owner, slot)
+        slots[owner][slot], slot_of_lease[key] = key, (owner, slot)
         x = 20 + workers.index(owner) * COLUMN + 13 + slot % 3 * (SIZE + GAP)
         y = TOP + 40 + slot // 3 * (SIZE + GAP)
         steps.setdefault(key, []).append(Step(second, f"transform: translate({x}px, {y}px)"))
     return steps
 
 
-def shown(name: str, steps: list[Step], still: str, words: str) -> tuple[str, str]:
-    """The keyframes of an element, and the element; `still` is how it looks to whoever wants no motion."""
-    return moving(name, steps), f'<g class="moving" style="{still}; animation-name: kill-{name}">{words}</g>'
+def animated_element(name: str, steps: list[Step], still: str, words: str) -> tuple[str, str]:
+    """Return the keyframes of an element, and the element. `still` is its style for readers who disabled animations."""
+    return make_keyframes(name, steps), f'<g class="moving" style="{still}; animation-name: kill-{name}">{words}</g>'
 
 
-def drawn(told: Story) -> str:
-    """The picture."""
-    workers = [*sorted(set(told.owners.values())), NEW]
+def draw(events: Story) -> str:
+    """Return the animation as SVG."""
+    workers = [*sorted(set(events.owners.values())), NEW]
     names = {worker: f"worker-{place}" for place, worker in enumerate(workers, 1)}
-    first, last = told.freed
-    given = sum(owner == NEW for _, _, owner in told.passed)
+    first, last = events.freed
+    leases_of_new_worker = sum(owner == NEW for _, _, owner in events.passed)
     frames: list[str] = []
-    parts: list[str] = []
+    elements: list[str] = []
 
-    def add(name: str, steps: list[Step], still: str, words: str) -> None:
-        keyframes, element = shown(name, steps, still, words)
+    def add(name: str, steps: list[Step], final_step: str, words: str) -> None:
+        keyframes, element = animated_element(name, steps, final_step, words)
         frames.append(keyframes)
-        parts.append(element)
+        elements.append(element)
 
     visible, hidden, pale = "opacity: 1", "opacity: 0", "opacity: 0.3"
     for place, worker in enumerate(workers):
         x = 20 + place * COLUMN
         box = f'<rect class="box" x="{x}" y="{TOP}" width="{COLUMN - 10}" height="150" rx="10"/>'
         box += f'<text x="{x + 57}" y="{TOP + 24}">{names[worker]}</text>'
-        gone = f'<text class="gone" x="{x + 57}" y="{TOP + 170}">killed</text>'
-        if worker == told.killed:
+        killed_label = f'<text class="gone" x="{x + 57}" y="{TOP + 170}">killed</text>'
+        if worker == events.killed:
             add(f"box-{place}", [Step(0, visible), Step(KILLED, "opacity: 0.45")], "opacity: 0.45", box)
-            add(f"gone-{place}", [Step(0, hidden), Step(KILLED, visible)], visible, gone)
+            add(f"gone-{place}", [Step(0, hidden), Step(KILLED, visible)], visible, killed_label)
         elif worker == NEW:
             add(f"box-{place}", [Step(0, pale), Step(COMES, visible)], pale, box)
         else:
-            parts.append(box)
-    said = [
+            elements.append(box)
+    captions = [
         (0.0, "12 leases, 4 workers, no coordinator"),
-        (KILLED, f"kill -9 {names[told.killed]}: no one is notified"),
+        (KILLED, f"kill -9 {names[events.killed]}: no one is notified"),
         (first, f"{first - KILLED:.0f} s later: its leases have expired, and are taken"),
         (last + 3, "all is read again, from the checkpoints"),
-        (COMES, f"{names[NEW]} starts: {given} leases are handed over"),
+        (COMES, f"{names[NEW]} starts: {leases_of_new_worker} leases are handed over"),
     ]
-    ends = [at for at, _ in said[1:]] + [ENDS]
-    for place, ((at, words), end) in enumerate(zip(said, ends, strict=True)):
+    ends = [at for at, _ in captions[1:]] + [ENDS]
+    for place, ((at, words), end) in enumerate(zip(captions, ends, strict=True)):
         steps = [Step(0, visible if at == 0 else hidden), *([Step(at, visible)] if at else [])]
         steps += [Step(end, hidden)] if end < ENDS else []
         text = f'<text class="said" x="{WIDTH / 2:.0f}" y="34">{words}</text>'
-        add(f"said-{place}", steps, visible if place == len(said) - 2 else hidden, text)
-    for key, steps in places(told, workers).items():
-        colour = COLOURS[workers.index(told.owners[key])]
+        add(f"said-{place}", steps, visible if place == len(captions) - 2 else hidden, text)
+    for key, steps in positions_of_leases(events, workers).items():
+        colour = COLOURS[workers.index(events.owners[key])]
         square = f'<rect width="{SIZE}" height="{SIZE}" rx="6" fill="{colour}"/>'
         square += f'<text x="{SIZE / 2:.0f}" y="18">{int(key.rpartition("-")[2]) + 1}</text>'
-        still = [step for step in steps if step.at < COMES][-1]
-        add(key, steps, still.style, f'<g class="lease">{square}</g>')
+        final_step = [step for step in steps if step.at < COMES][-1]
+        add(key, steps, final_step.style, f'<g class="lease">{square}</g>')
     style = "\n".join([STYLE.replace("DURATION", f"{ENDS / SPEED:g}"), *frames])
-    body = "\n".join(parts)
+    body = "\n".join(elements)
     head = f'<svg class="kill" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}">'
     return f"{head}\n<style>\n{style}\n</style>\n{body}\n</svg>\n"
 
 
 def main() -> None:
-    """Draw."""
-    logging.getLogger("leasehold").setLevel(logging.CRITICAL)  # lost answers are part of the story
+    """Simulate the run, and write the animation."""
+    logging.getLogger("leasehold").setLevel(logging.CRITICAL)  # lost responses are expected
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "kill.svg").write_text(drawn(story()), encoding="utf-8")
+    (RESULTS / "kill.svg").write_text(draw(simulate_story()), encoding="utf-8")
     print(RESULTS.name, "kill.svg")
 
 

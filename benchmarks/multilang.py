@@ -1,15 +1,16 @@
-"""What a MultiLangDaemon takes in memory and processor time, beside KCL's own on a JVM, and with 500 shards.
+"""Measures the memory and processor time of our MultiLangDaemon, beside the KCL's daemon on a JVM, or with 500 shards.
 
     LEASEHOLD_DYNAMODB_LOCAL=1 python benchmarks/multilang.py [--records N] [--shards 500]
 
-The stream is kinesis-local's; leases are in DynamoDB Local, each daemon's in a table of its own, and both read the same
-`.properties` file but for that. The children are the same Python program, which decodes each record and
-checkpoints each message. What is printed is of the daemon's process alone, as Linux counts it: its processor time from
-its start to its first record, its processor time for each record after that, and its memory at the first and the last
-one. Seconds are not printed: they depend on what else runs here.
+The stream is in kinesis-local. The leases are in DynamoDB Local, in a separate table for each daemon. Apart from the
+table, both daemons have the same `.properties` file. The children run the same Python program, which decodes each
+record and checkpoints each message. The figures are those of the daemon's process alone, as counted by Linux: its
+processor time from its start to its first record, its processor time per record after that, and its memory at the first
+and the last record. Elapsed time is not printed, because it depends on other load on the machine.
 
-Bars: at most half of the JVM's memory, at most its processor time for a record, and at most a third of it until the
-first record. With `--shards`, ours alone holds so many, each with a child. It ends with 1 where a bar is not met.
+The limits are half of the JVM's memory, the JVM's processor time per record, and a third of its processor time until
+the first record. With `--shards`, only our daemon runs, with that many shards and a child for each. The exit status is
+1 if a limit is not met.
 """
 
 import argparse
@@ -78,28 +79,28 @@ while read -r line; do
   echo "{\\"action\\":\\"status\\",\\"responseFor\\":\\"$action\\"}"
 done
 """
-"""A shell of a MiB: hundreds of Pythons would measure the machine."""
+"""A child that needs only one MiB of memory. Hundreds of Python children would measure the machine instead."""
 
 
 @frozen
-class Filled:
-    """A stream, into each shard of which the same number of records is put."""
+class FilledStream:
+    """A stream whose shards all get the same number of records."""
 
     client: "KinesisClient"
     name: str
     shards: int
 
     @classmethod
-    def made(cls, client: "KinesisClient", shards: int) -> "Filled":
-        """With one record in each shard."""
-        made = cls(client, f"multilang-{uuid4().hex[:8]}", shards)
-        client.create_stream(StreamName=made.name, ShardCount=shards)
-        client.get_waiter("stream_exists").wait(StreamName=made.name, WaiterConfig={"Delay": 1})
-        made.put(1)
-        return made
+    def create(cls, client: "KinesisClient", shards: int) -> "FilledStream":
+        """Create a stream with one record in each shard."""
+        stream = cls(client, f"multilang-{uuid4().hex[:8]}", shards)
+        client.create_stream(StreamName=stream.name, ShardCount=shards)
+        client.get_waiter("stream_exists").wait(StreamName=stream.name, WaiterConfig={"Delay": 1})
+        stream.put(1)
+        return stream
 
     def put(self, records: int) -> None:
-        """So many more in each shard."""
+        """Put this many records into each shard."""
         width = HASH_KEYS[1] // self.shards
         keys = [str(shard * width + width // 2) for shard in range(self.shards)]
         rows: list[Any] = [
@@ -108,33 +109,33 @@ class Filled:
             for key in keys
         ]
         for start in range(0, len(rows), PUT):
-            answer = self.client.put_records(StreamName=self.name, Records=rows[start : start + PUT])
-            assert answer["FailedRecordCount"] == 0
+            response = self.client.put_records(StreamName=self.name, Records=rows[start : start + PUT])
+            assert response["FailedRecordCount"] == 0
 
 
 @frozen
-class Taken:
-    """What a daemon took until some moment."""
+class Resources:
+    """The processor time that a daemon has used so far, and its current memory."""
 
     processor_seconds: float
     memory_bytes: int
 
 
-def taken(pid: int) -> Taken:
-    """By this process so far, without its children."""
+def resources_of(pid: int) -> Resources:
+    """Return the resources of a process, without those of its children."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     memory = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS"))
-    return Taken((int(fields[11]) + int(fields[12])) / TICK, memory)
+    return Resources((int(fields[11]) + int(fields[12])) / TICK, memory)
 
 
-def counts(folder: Path) -> list[int]:
-    """The records that each child was given."""
+def record_counts(folder: Path) -> list[int]:
+    """Return the number of records that each child has received."""
     return [int(file.read_text()) for file in folder.iterdir() if not file.suffix]
 
 
-def awaited(process: "subprocess.Popen[bytes]", log: Path, holds: Callable[[], bool]) -> None:
-    """Wait for it; end with the daemon's last words where it does not come."""
+def wait_until(process: "subprocess.Popen[bytes]", log: Path, holds: Callable[[], bool]) -> None:
+    """Wait until `holds` returns True. If it doesn't in time, exit with the daemon's last output."""
     deadline = time.monotonic() + WAIT_SECONDS
     while not holds():
         if process.poll() is not None or time.monotonic() > deadline:
@@ -144,48 +145,48 @@ def awaited(process: "subprocess.Popen[bytes]", log: Path, holds: Callable[[], b
 
 @contextmanager
 def daemon(command: Sequence[str], folder: Path, properties: dict[str, str]) -> Iterator["subprocess.Popen[bytes]"]:
-    """A daemon with this file, ended in good order."""
-    file, told = folder / "app.properties", folder / "counts"
-    told.mkdir(parents=True)
-    file.write_text("".join(f"{key} = {value}\n" for key, value in properties.items()))
-    there = {**os.environ, "COUNTS": str(told)}
+    """Run a daemon with these properties, and stop it by SIGTERM at the end of the block."""
+    properties_file, counts_folder = folder / "app.properties", folder / "counts"
+    counts_folder.mkdir(parents=True)
+    properties_file.write_text("".join(f"{key} = {value}\n" for key, value in properties.items()))
+    environment = {**os.environ, "COUNTS": str(counts_folder)}
     with (
         (folder / "log").open("wb") as log,
-        subprocess.Popen((*command, str(file)), stdout=log, stderr=log, env=there) as run,  # noqa: S603  as above
+        subprocess.Popen((*command, str(properties_file)), stdout=log, stderr=log, env=environment) as process,  # noqa: S603  as above
     ):
         try:
-            yield run
-            run.send_signal(signal.SIGTERM)
-            run.wait(WAIT_SECONDS)
+            yield process
+            process.send_signal(signal.SIGTERM)
+            process.wait(WAIT_SECONDS)
         finally:
-            run.kill()
+            process.kill()
 
 
-def measured(
-    command: Sequence[str], folder: Path, properties: dict[str, str], stream: Filled, records: int
-) -> list[Taken]:
-    """What was taken at the first record of each shard, and at the last."""
-    told = folder / "counts"
+def measure(
+    command: Sequence[str], folder: Path, properties: dict[str, str], stream: FilledStream, records: int
+) -> list[Resources]:
+    """Return the daemon's resources when each shard has a record, and when all records have been processed."""
+    counts_folder = folder / "counts"
     with daemon(command, folder, properties | {"streamName": stream.name, "applicationName": stream.name}) as process:
-        awaited(process, folder / "log", lambda: len(counts(told)) == stream.shards)
-        first = taken(process.pid)
+        wait_until(process, folder / "log", lambda: len(record_counts(counts_folder)) == stream.shards)
+        at_first_record = resources_of(process.pid)
         stream.put(records)
-        awaited(process, folder / "log", lambda: sum(counts(told)) == stream.shards * (records + 1))
-        return [first, taken(process.pid)]
+        wait_until(process, folder / "log", lambda: sum(record_counts(counts_folder)) == stream.shards * (records + 1))
+        return [at_first_record, resources_of(process.pid)]
 
 
 def main() -> None:
-    """Print a table; end with 1 where a bar is not met."""
+    """Print a table. The exit status is 1 if a limit is not met."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--records", type=int, default=1_500, help="of each of four shards")
     parser.add_argument("--shards", type=int, help="hold so many by one of ours, and nothing else")
-    chosen = parser.parse_args()
+    options = parser.parse_args()
     ours = (sys.executable, "-m", "leasehold.adapters.cli.main", "multilang")
-    work = Path(tempfile.mkdtemp(prefix="leasehold-multilang-"))
-    (work / "child.py").write_text(CHILD)
-    (work / "child.sh").write_text(SMALL_CHILD)
-    child = f"/bin/sh {work / 'child.sh'}" if chosen.shards else f"{sys.executable} {work / 'child.py'}"
-    shards, records = chosen.shards or SHARDS, 0 if chosen.shards else chosen.records
+    work_folder = Path(tempfile.mkdtemp(prefix="leasehold-multilang-"))
+    (work_folder / "child.py").write_text(CHILD)
+    (work_folder / "child.sh").write_text(SMALL_CHILD)
+    child = f"/bin/sh {work_folder / 'child.sh'}" if options.shards else f"{sys.executable} {work_folder / 'child.py'}"
+    shards, records = options.shards or SHARDS, 0 if options.shards else options.records
     try:
         with kinesis_local() as stream, dynamodb_local() as table:
             os.environ |= ENVIRONMENT
@@ -201,39 +202,41 @@ def main() -> None:
                 "idleTimeBetweenReadsInMillis": "250",
                 "metricsLevel": "NONE",
             }
-            commands = {"ours": ours} if chosen.shards else {"ours": ours, "Java": java_daemon()}
-            found = {
-                name: measured(command, work / name, properties, Filled.made(client, shards), records)
+            commands = {"ours": ours} if options.shards else {"ours": ours, "Java": java_daemon()}
+            results = {
+                name: measure(command, work_folder / name, properties, FilledStream.create(client, shards), records)
                 for name, command in commands.items()
             }
     finally:
-        shutil.rmtree(work)
-    good = report(found, shards, records)
-    sys.exit(0 if good else 1)
+        shutil.rmtree(work_folder)
+    meets_limits = report(results, shards, records)
+    sys.exit(0 if meets_limits else 1)
 
 
-def report(found: dict[str, list[Taken]], shards: int, records: int) -> bool:
-    """Print what was found; whether the bars are met."""
+def report(results: dict[str, list[Resources]], shards: int, records: int) -> bool:
+    """Print the table, and return whether the limits are met."""
     print(f"{shards} shards, {records} records of {SIZE} bytes in each\n")
-    print("| | " + " | ".join(found) + " | bar |\n|---|" + "---|" * (len(found) + 1))
-    rows: list[tuple[str, Callable[[list[Taken]], float], float]] = [
-        ("processor seconds until each shard's first record", lambda told: told[0].processor_seconds, 1 / 3),
-        ("MiB then", lambda told: told[0].memory_bytes / MIB, 1 / 2),
-        ("MiB at the last record", lambda told: told[1].memory_bytes / MIB, 1 / 2),
+    print("| | " + " | ".join(results) + " | bar |\n|---|" + "---|" * (len(results) + 1))
+    rows: list[tuple[str, Callable[[list[Resources]], float], float]] = [
+        ("processor seconds until each shard's first record", lambda resources: resources[0].processor_seconds, 1 / 3),
+        ("MiB then", lambda resources: resources[0].memory_bytes / MIB, 1 / 2),
+        ("MiB at the last record", lambda resources: resources[1].memory_bytes / MIB, 1 / 2),
         (
             "processor microseconds a record",
-            lambda told: 1e6 * (told[1].processor_seconds - told[0].processor_seconds) / (shards * max(records, 1)),
+            lambda resources: (
+                1e6 * (resources[1].processor_seconds - resources[0].processor_seconds) / (shards * max(records, 1))
+            ),
             1.0,
         ),
     ]
-    good = True
+    all_good = True
     for name, figure, bar in rows:
-        figures = [figure(told) for told in found.values()]
-        met = len(figures) == 1 or figures[0] <= bar * figures[1]
-        good = good and met
-        verdict = "" if len(figures) == 1 else f"{bar:.2f} x {'pass' if met else 'FAIL'}"
-        print(f"| {name} | " + " | ".join(f"{each:.1f}" for each in figures) + f" | {verdict} |")
-    return good
+        figures = [figure(resources) for resources in results.values()]
+        meets_limit = len(figures) == 1 or figures[0] <= bar * figures[1]
+        all_good = all_good and meets_limit
+        verdict = "" if len(figures) == 1 else f"{bar:.2f} x {'pass' if meets_limit else 'FAIL'}"
+        print(f"| {name} | " + " | ".join(f"{value:.1f}" for value in figures) + f" | {verdict} |")
+    return all_good
 
 
 if __name__ == "__main__":

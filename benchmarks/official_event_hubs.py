@@ -1,4 +1,4 @@
-"""The load balancer of the installed azure-eventhub in the place of our planner, for comparison in the simulator."""
+"""Replaces our planner by the load balancer of the installed azure-eventhub, to compare both in the simulator."""
 
 import random
 import time
@@ -20,36 +20,34 @@ STRATEGIES = {
     "azure-eventhub": LoadBalancingStrategy.BALANCED,
     "azure-eventhub-greedy": LoadBalancingStrategy.GREEDY,
 }
-"""By the name that the table of results gives it; it is run in fleets whose rules are the python dialect's."""
+"""The SDK's strategies, by their names in the table of results. The fleets are configured with the `python` dialect."""
 
 
 @contextmanager
-def in_charge(name: str) -> Iterator[None]:
-    """Every worker started within asks the SDK's own class what to take."""
+def sdk_planner(name: str) -> Iterator[None]:
+    """Let all workers that start in this block plan with the SDK's own class."""
 
     def plan(leases: Iterable[Lease], _shards: Iterable[Shard] | None, me: Me, config: Config) -> tuple[Action, ...]:
-        return _taken(tuple(leases), me, config, STRATEGIES[name])
+        return _plan_with_sdk(tuple(leases), me, config, STRATEGIES[name])
 
     with patch("leasehold.adapters.worker.worker.plan", plan):
         yield
 
 
-def _taken(
+def _plan_with_sdk(
     leases: tuple[Lease, ...], me: Me, config: Config, strategy: LoadBalancingStrategy
 ) -> tuple[Claim | Steal, ...]:
     client: Any = SimpleNamespace(_address=SimpleNamespace(hostname="hub"), eventhub_name="hub")
     manager = OwnershipManager(client, "$Default", me.worker, None, config.lease_seconds, strategy, None)
-    random.seed(
-        f"{me.worker} {me.turn}"
-    )  # it draws from the module's own generator: the same run again must be the same
+    random.seed(f"{me.worker} {me.turn}")  # the SDK uses the global generator, and runs must be reproducible
     now, by_key = time.time(), {lease.key: lease for lease in leases}
     records: list[dict[str, Any]] = [
         {"partition_id": lease.key, "owner_id": lease.owner or "", "last_modified_time": now - min(lease.idle, now)}
         for lease in leases
     ]
-    chosen = manager._balance_ownership(records, list(by_key))  # noqa: SLF001  the rule itself
-    taken = [by_key[record["partition_id"]] for record in chosen]
-    return tuple(_action(lease, config) for lease in taken if lease.owner != me.worker)
+    records_chosen = manager._balance_ownership(records, list(by_key))  # noqa: SLF001  the rule itself
+    chosen_leases = [by_key[record["partition_id"]] for record in records_chosen]
+    return tuple(_action(lease, config) for lease in chosen_leases if lease.owner != me.worker)
 
 
 def _action(lease: Lease, config: Config) -> Claim | Steal:

@@ -1,4 +1,4 @@
-"""Readers of Kinesis in Java, Rust and Go, and Python's by Java's daemon: built once, of versions that are pinned."""
+"""Builds Kinesis readers in Java, Rust and Go, and one in Python under the KCL's daemon, in pinned versions."""
 
 import hashlib
 import os
@@ -25,19 +25,21 @@ from leasehold.adapters.toolchain import ServiceError, filled
 PROGRAMS = Path(__file__).with_name("peer_programs")
 KCL = "3.5.1"
 JVM = ("-Xmx300m", "-XX:+UseSerialGC")
-"""By default it takes a quarter of the machine's memory."""
+"""Options of the JVM, which would otherwise use up to a quarter of the machine's memory."""
 KCL_PAUSE = 1500
-"""Milliseconds between two readings of a shard, where nothing is set."""
+"""The KCL's default time between two reads of a shard, in milliseconds."""
 
 
 @frozen
 class Peer:
-    """What is measured.
+    """A reader to measure.
 
-    words       its command; {url} is the server's address, {proxy} the same for who speaks HTTP/2 in clear, {dynamodb}
-                that of a DynamoDB, {table} a name that is new, and {folder} one with `files`
-    files       by name, with the same words in them
-    settling    polls before the first mark, which is 3 seconds behind the first poll at least
+    words        the command line. {url} is replaced by the server's URL, {proxy} by that of a proxy for HTTP/2 without
+                 TLS, {dynamodb} by that of a DynamoDB, {table} by an unused table name, and {folder} by a folder with
+                 `files`
+    files        the contents of files by name, with the same placeholders
+    environment  additional environment variables
+    settling     the number of polls before the measurement, which starts at least 3 seconds after the first poll
     """
 
     words: Sequence[str]
@@ -47,7 +49,7 @@ class Peer:
 
 
 JIT_POLLS = 300
-"""After which a JVM has compiled most of what a poll runs; it still becomes quicker by a few percent a minute."""
+"""The number of polls after which a JVM has compiled most of its code. It still gets slightly faster after that."""
 
 KCLPY = """
 import time
@@ -80,9 +82,10 @@ kcl.KCLProcess(Counting()).run()
 
 
 def peers(pause: float | None) -> dict[str, Callable[[], Peer]]:
-    """Each by its name, made when called, which raises ServiceError with what is missing here.
+    """Return functions that build the readers, by name. They raise ServiceError if a tool is missing.
 
-    Where it can be set, a shard is asked once in so many seconds; None: as by default.
+    Args:
+        pause: The seconds between two reads of a shard, for readers with such a setting. None means their default.
     """
     milliseconds = KCL_PAUSE if pause is None else round(1000 * pause)
     return {
@@ -96,10 +99,10 @@ def peers(pause: float | None) -> dict[str, Callable[[], Peer]]:
 def _java(pause: int) -> Peer:
     if missing := java_kcl.missing():
         raise ServiceError(f"no {missing} on the PATH")
-    built = java_kcl.built(KCL)
-    asked = ("-Dcount=true", f"-Didle.millis={pause}", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn")
-    place = ("{url}", "{dynamodb}", "canned", "{table}", "java", "10000", "own")
-    words = (str(shutil.which("java")), *JVM, *asked, "-cp", f"{built}:{built}/jars/*", "KclWorker", *place)
+    classes = java_kcl.built(KCL)
+    options = ("-Dcount=true", f"-Didle.millis={pause}", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn")
+    positional = ("{url}", "{dynamodb}", "canned", "{table}", "java", "10000", "own")
+    words = (str(shutil.which("java")), *JVM, *options, "-cp", f"{classes}:{classes}/jars/*", "KclWorker", *positional)
     return Peer(words, settling=JIT_POLLS)
 
 
@@ -129,32 +132,32 @@ def _kclpy(pause: int) -> Peer:
 
 @contextmanager
 def proxy(url: str) -> Iterator[str]:
-    """An address that takes HTTP/2 in clear for the server at this one. Raises ServiceError."""
+    """Run a proxy that accepts HTTP/2 without TLS for the server at `url`, and yield its URL. Raises ServiceError."""
     command = (str(_go() / "proxy"), url)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as started:  # noqa: S603  ours
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603  ours
         try:
-            assert started.stdout is not None
-            yield f"http://127.0.0.1:{int(started.stdout.readline())}"
+            assert process.stdout is not None
+            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
         finally:
-            started.kill()
+            process.kill()
 
 
-def _filled(name: str, fill: Callable[[Path], None]) -> Path:
-    sources = sorted(each for each in (PROGRAMS / name).rglob("*") if each.is_file())
-    digest = hashlib.sha256(b"".join(each.read_bytes() for each in sources)).hexdigest()[:12]
+def _build_once(name: str, fill: Callable[[Path], None]) -> Path:
+    sources = sorted(file for file in (PROGRAMS / name).rglob("*") if file.is_file())
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in sources)).hexdigest()[:12]
     return filled(f"peers/{name}-{digest}", fill, shared=True)
 
 
 def _go() -> Path:
-    """The folder with the loop and the proxy."""
+    """Build the loop and the proxy in Go, and return their folder."""
     build = ("build", "-mod=readonly", "-trimpath", "-buildvcs=false", "-o")
-    return _filled(
+    return _build_once(
         "go", lambda folder: print(run_go("the loop", PROGRAMS / "go", *build, f"{folder}/", "./..."), end="")
     )
 
 
 def _rust() -> Path:
-    """The loop."""
+    """Build the loop in Rust, and return its path."""
     home = Path(os.environ.get("CARGO_HOME") or Path.home() / ".cargo")
     cargo = shutil.which("cargo") or shutil.which("cargo", path=str(home / "bin"))
     if cargo is None:
@@ -162,23 +165,25 @@ def _rust() -> Path:
 
     def fill(folder: Path) -> None:
         print("building a loop on the Rust SDK, once (a few minutes) ...", file=sys.stderr)
-        with tempfile.TemporaryDirectory(prefix="leasehold-cargo-") as place:
-            project = Path(place) / "rust"
+        with tempfile.TemporaryDirectory(prefix="leasehold-cargo-") as temporary_folder:
+            project = Path(temporary_folder) / "rust"
             shutil.copytree(PROGRAMS / "rust", project)
             lock = project / "Cargo.lock"
-            _run(cargo, project, "generate-lockfile")
+            _run_cargo(cargo, project, "generate-lockfile")
             source = re.search(r"^source = .*\n", lock.read_text(), re.MULTILINE)
             assert source, "it names no registry"
-            kept = (project / "crates.lock").read_text()
-            lock.write_text(kept.replace("\nchecksum", f"\n{source[0]}checksum"))
-            _run(cargo, project, "build", "--release", "--locked")
+            locked_versions = (project / "crates.lock").read_text()
+            lock.write_text(locked_versions.replace("\nchecksum", f"\n{source[0]}checksum"))
+            _run_cargo(cargo, project, "build", "--release", "--locked")
             shutil.copy(project / "target" / "release" / "loop", folder)
 
-    return _filled("rust", fill) / "loop"
+    return _build_once("rust", fill) / "loop"
 
 
-def _run(cargo: str, project: Path, *arguments: str) -> None:
-    there = {**os.environ, "CARGO_TARGET_DIR": str(project / "target")}
-    done = subprocess.run([cargo, *arguments], cwd=project, env=there, capture_output=True, text=True, check=False)  # noqa: S603  ours
-    if done.returncode:
-        raise ServiceError(f"cargo could not build the loop:\n{done.stderr.strip()[-2000:]}")
+def _run_cargo(cargo: str, project: Path, *arguments: str) -> None:
+    environment = {**os.environ, "CARGO_TARGET_DIR": str(project / "target")}
+    finished = subprocess.run(  # noqa: S603  our own command
+        [cargo, *arguments], cwd=project, env=environment, capture_output=True, text=True, check=False
+    )
+    if finished.returncode:
+        raise ServiceError(f"cargo could not build the loop:\n{finished.stderr.strip()[-2000:]}")

@@ -1,22 +1,27 @@
-"""What a row, a small poll and a start cost a whole process tree, ours beside what else reads Kinesis.
+"""Measures the processor time per row, per poll and for the start of leasehold and of other Kinesis readers.
 
     LEASEHOLD_DYNAMODB_LOCAL=1 python benchmarks/peers.py [--rounds N] [--seconds N] [--only NAME] [--without NAME]
         [--also NAME=COMMAND] [--parts]
 
-One canned server, a process of its own, answers every question for a shard at once and counts what it has told. Each
-contestant is a process of its own with all that it starts; what counts is the processor time of that tree between two
-marks behind its first poll, divided by the server's count of polls; what was spent up to the first poll is the start,
-where the bytecode of what it imports is there already, as pip leaves it. Medians over rounds in turn, in one run.
+A local server in a separate process responds to all requests immediately, and counts the polls. Each reader runs as a
+process tree. The cost of a poll is the processor time of the tree between two moments after its first poll, divided by
+the number of polls that the server counted. The cost of the start is the processor time until the first poll, with the
+bytecode already compiled, as after an installation by pip. The results are medians of several rounds, in which the
+readers take turns.
 
-Ours is `leasehold consume` with a table in SQLite, compiled as in a wheel, whose handler takes the data of each record;
-boto3, Rust and Go are bare loops without leases; async-kinesis, in an environment of its own, hands out one record
-after the other. Java's KCL takes the data of each record, too, checkpoints once a second like ours, and keeps its
-leases in DynamoDB Local, which is not counted; so does KCL's daemon under amazon_kclpy, whose HTTP/2 a proxy, not
-counted either, takes to the server. What is not here (Java and Maven, cargo,
-go) is said and left out. `--also` adds any other as a command, in which `{url}` is the server's address: the stream is
-`canned`, and any credentials do. Below each table: what ours is measured by, met or not, and how many times as much
-each of the others takes; at the end, what they took in one table. `--parts` measures ours alone, and says how much of a
-poll its threads take, by their names and by the kernel's count.
+- "ours" is `leasehold consume` with a table in SQLite, compiled as in a wheel. Its handler reads the data of each
+  record.
+- boto3, Rust and Go are plain loops without leases.
+- async-kinesis returns one record after another. It is installed in a separate environment.
+- The Java KCL reads the data of each record, checkpoints once per second like ours, and has its leases in DynamoDB
+  Local, which is not counted.
+- The KCL's daemon with amazon_kclpy does the same. A proxy, which is not counted, translates its HTTP/2.
+
+Readers whose tools are missing (Java and Maven, cargo, go) are left out, with a message. `--also` adds another reader
+as a command, in which `{url}` is replaced by the URL of the server. The stream is `canned`, and any credentials work.
+
+Below each table, the output shows whether ours meets its limits, and the relative cost of the other readers. A summary
+table follows at the end. `--parts` measures only ours, and prints the processor time of a poll by thread name.
 """
 
 import argparse
@@ -42,7 +47,7 @@ from compiled import as_installed
 from other_languages import Peer, peers, proxy
 from producer_speed import peer_python
 from standins.dynamodb_local import dynamodb_local
-from wire_server import ARN, FIRST, NEXT, Handler, Load, _answer, _served, forms_of, rows_of
+from wire_server import ARN, FIRST, NEXT, Handler, Load, _run_http_server, _run_server, encodings_of, rows_of
 
 from leasehold.adapters.toolchain import ServiceError
 from leasehold.balancer.model import HASH_KEYS
@@ -51,15 +56,15 @@ from leasehold_lab.demo.child import ENVIRONMENT
 SETTLING_SECONDS = 3.0
 TICKS = os.sysconf("SC_CLK_TCK")
 CHILDREN = 20
-"""So many shards at most, where each has a process."""
+"""The maximum number of shards for a reader that has a process for each shard."""
 
 
 @frozen
 class Case:
-    """What is served: to so many shards answers of so many records; to those of a quiet stream nothing comes.
+    """A stream to serve: the number of shards, and the number and size of the records in a response.
 
-    bars  what ours is to take at most, by the name of a column
-    pace  seconds between two questions of ours for a shard; None: as set by default
+    bars  the limits for ours, by the name of a column
+    pace  the seconds between two requests of ours for a shard; None means the default
     """
 
     name: str
@@ -81,41 +86,43 @@ CASES = (
 
 
 class Counting(Handler):
-    """One connection; counts what has been told."""
+    """A connection. Counts the polls of all connections."""
 
     case: ClassVar[Case]
     polls: ClassVar[int] = 0
 
     def handle(self) -> None:
-        """Serve one connection, which may end at any time."""
+        """Serve the connection, which the client may close at any time."""
         with suppress(ConnectionError):
             super().handle()
 
-    def do_GET(self) -> None:  # noqa: N802  as the server looks it up
-        """What has been told so far."""
-        self._say("application/json", json.dumps({"polls": Counting.polls}).encode())
+    def do_GET(self) -> None:  # noqa: N802  http.server requires this name
+        """Return the number of polls so far."""
+        self._write("application/json", json.dumps({"polls": Counting.polls}).encode())
 
     def do_POST(self) -> None:  # noqa: N802  likewise
-        """One question."""
+        """Respond to a request, and count it if it is a poll."""
         if self.headers["X-Amz-Target"].endswith("GetRecords"):
-            Counting.polls += 1  # lost additions of threads side by side are few, and the same for all
+            Counting.polls += 1  # not atomic, but threads seldom collide, and equally for all readers
         super().do_POST()
 
     def _records(self, form: str) -> bytes:
-        # Sequence numbers rise: KCL would drop what is not beyond its checkpoint.
+        # Sequence numbers increase, because the KCL drops records that are not after its checkpoint.
         return self.answers[form].replace(b"%d" % FIRST, b"%d" % (FIRST + Counting.polls))
 
-    def _told(self, wanted: str, asked: dict[str, Any]) -> dict[str, Any]:
-        whole = {"StreamName": "canned", "StreamARN": ARN, "StreamStatus": "ACTIVE"}
-        if wanted == "DescribeStream":  # as async-kinesis asks
-            shards = self._told("ListShards", asked)
-            return {"StreamDescription": {**whole, "HasMoreShards": False, **shards}}
-        if wanted == "DescribeStreamSummary":
-            return {"StreamDescriptionSummary": {**whole, "OpenShardCount": self.case.shards}}
-        if wanted != "ListShards":
-            return super()._told(wanted, asked)
-        begins = [(HASH_KEYS[1] + 1) * each // self.case.shards for each in range(self.case.shards + 1)]
-        ranges = [(first, beyond - 1) for first, beyond in pairwise(begins)]
+    def _respond(self, operation: str, request: dict[str, Any]) -> dict[str, Any]:
+        stream_description = {"StreamName": "canned", "StreamARN": ARN, "StreamStatus": "ACTIVE"}
+        if operation == "DescribeStream":  # used by async-kinesis
+            shards = self._respond("ListShards", request)
+            return {"StreamDescription": {**stream_description, "HasMoreShards": False, **shards}}
+        if operation == "DescribeStreamSummary":
+            return {"StreamDescriptionSummary": {**stream_description, "OpenShardCount": self.case.shards}}
+        if operation != "ListShards":
+            return super()._respond(operation, request)
+        range_starts = [
+            (HASH_KEYS[1] + 1) * shard_number // self.case.shards for shard_number in range(self.case.shards + 1)
+        ]
+        ranges = [(first, next_start - 1) for first, next_start in pairwise(range_starts)]
         return {
             "Shards": [
                 {
@@ -129,12 +136,12 @@ class Counting(Handler):
 
 
 def serve(case: Case, ports: Any) -> None:  # noqa: ANN401  a queue
-    """Answer until ended; in a process of its own."""
+    """Serve requests until the process is terminated."""
     Counting.case = case
     rows = rows_of(Load(case.name, case.records, case.size))
-    told = {"Records": rows, "MillisBehindLatest": 60_000 if rows else 0, "NextShardIterator": NEXT}
-    Counting.answers = forms_of({**told, "ChildShards": None})
-    _answer(Counting, ports)
+    response = {"Records": rows, "MillisBehindLatest": 60_000 if rows else 0, "NextShardIterator": NEXT}
+    Counting.answers = encodings_of({**response, "ChildShards": None})
+    _run_http_server(Counting, ports)
 
 
 HANDLER = "def handle(delivery):\n    sum(len(record.data) for record in delivery.records)\n"
@@ -158,7 +165,7 @@ def tell():
 
 threading.Thread(target=tell, name="measuring", daemon=True).start()
 """
-"""A handler's module that writes down, twice a second, the nanoseconds that the threads of each name have had."""
+"""Code for the handler's module that writes the processor time of threads, by name, to a file twice a second."""
 BOTO3 = """
 import sys, boto3
 client = boto3.client("kinesis", region_name="eu-west-1", endpoint_url=sys.argv[1])
@@ -188,34 +195,41 @@ asyncio.run(main())
 """
 
 
-def contestants(case: Case, also: Mapping[str, str]) -> dict[str, Peer]:
-    """Each by its name; what cannot be had is said."""
+def readers(case: Case, also: Mapping[str, str]) -> dict[str, Peer]:
+    """Return the readers by name, and print those that are left out."""
     consume = [sys.executable, "-c", "from leasehold.adapters.cli import run; run()", "consume"]
     pace = "" if case.pace is None else f"&poll_seconds={case.pace}"
     stream = f"kinesis://canned?region=eu-west-1{pace}&endpoint={{url}}"
     leases = ("--store", "sqlite:///{folder}/leases.db", "--initial-position", "TRIM_HORIZON")
-    rest, files = (*leases, "--handler", "handler:handle"), {"handler.py": HANDLER}
-    found = {
-        "ours": Peer([*consume, stream, *rest], files),
-        "ours, wire=boto3": Peer([*consume, f"{stream}&wire=boto3", *rest], files),
+    arguments, files = (*leases, "--handler", "handler:handle"), {"handler.py": HANDLER}
+    readers_by_name = {
+        "ours": Peer([*consume, stream, *arguments], files),
+        "ours, wire=boto3": Peer([*consume, f"{stream}&wire=boto3", *arguments], files),
         "boto3": Peer([sys.executable, "-c", BOTO3, "{url}"]),
     }
-    if case.records:  # it ends its loop where nothing comes
-        found["async-kinesis"] = Peer([str(peer_python()), "-c", ASYNC_KINESIS, "{url}"])
-    for name, made in peers(case.pace).items():
+    if case.records:  # its loop ends if there are no records
+        readers_by_name["async-kinesis"] = Peer([str(peer_python()), "-c", ASYNC_KINESIS, "{url}"])
+    for name, build in peers(case.pace).items():
         if case.shards > CHILDREN and "kclpy" in name:
             print(f"{name} is left out: it would be {case.shards} processes")
             continue
         try:
-            found[name] = made()
-        except ServiceError as missing:
-            print(f"{name} is left out: {missing}")
-    return found | {name: Peer(shlex.split(command)) for name, command in also.items()}
+            readers_by_name[name] = build()
+        except ServiceError as error:
+            print(f"{name} is left out: {error}")
+    return readers_by_name | {name: Peer(shlex.split(command)) for name, command in also.items()}
 
 
 @frozen
 class Cost:
-    """Processor seconds up to the first poll; of a poll; and a share of a core; threads, and MiB of memory."""
+    """The costs of a reader.
+
+    start    processor seconds until the first poll
+    poll     processor seconds per poll
+    core     the fraction of a core
+    threads  the number of threads
+    memory   memory in MiB
+    """
 
     start: float
     poll: float
@@ -224,55 +238,58 @@ class Cost:
     memory: float
 
 
-def _tree(root: int) -> list[int]:
+def _process_tree(root: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         with suppress(OSError, IndexError, ValueError):
             children.setdefault(int((entry / "stat").read_text().rpartition(")")[2].split()[1]), []).append(
                 int(entry.name)
             )
-    found = [root]
-    for each in found:
-        found += children.get(each, [])
-    return found
+    processes = [root]
+    for process in processes:
+        processes += children.get(process, [])
+    return processes
 
 
-def _used(root: int) -> tuple[float, int, float]:
-    """Processor seconds, threads and MiB of a process and all that it started."""
+def _resources(root: int) -> tuple[float, int, float]:
+    """Return the processor seconds, the number of threads and the memory (MiB) of a process tree."""
     ticks, threads, kilobytes = 0, 0, 0
-    for each in _tree(root):
+    for process in _process_tree(root):
         with suppress(OSError, IndexError):
-            fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
+            fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
             ticks += int(fields[11]) + int(fields[12])
             threads += int(fields[17])
-            rollup = Path(f"/proc/{each}/smaps_rollup").read_text()
+            rollup = Path(f"/proc/{process}/smaps_rollup").read_text()
             kilobytes += int(rollup.partition("\nPss:")[2].split()[0])
     return ticks / TICKS, threads, kilobytes / 1024
 
 
 def _polls(url: str) -> int:
-    with urlopen(url) as told:  # noqa: S310  our own server
-        return int(json.load(told)["polls"])
+    with urlopen(url) as polls_response:  # noqa: S310  our own server
+        return int(json.load(polls_response)["polls"])
 
 
 @contextmanager
-def started(peer: Peer, case: Case, installed: Path, dynamodb: str) -> Iterator[tuple[str, int]]:
-    """One contestant at its first poll, until the block ends: the server's address, and its process."""
-    with ExitStack() as stack:
-        url = stack.enter_context(_served(serve, case))
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
-        known = {"url": url, "folder": folder, "dynamodb": dynamodb, "table": f"peers-{uuid4().hex[:8]}"}
-        if any("{proxy}" in text for text in peer.files.values()):
-            known["proxy"] = stack.enter_context(proxy(url))
+def start_reader(peer: Peer, case: Case, installed: Path, dynamodb: str) -> Iterator[tuple[str, int]]:
+    """Start a reader, and yield the URL of its server and its process id after the first poll.
 
-        def filled(text: str) -> str:
-            for name, value in known.items():
+    The reader is killed at the end of the block.
+    """
+    with ExitStack() as stack:
+        url = stack.enter_context(_run_server(serve, case))
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        placeholders = {"url": url, "folder": folder, "dynamodb": dynamodb, "table": f"peers-{uuid4().hex[:8]}"}
+        if any("{proxy}" in text for text in peer.files.values()):
+            placeholders["proxy"] = stack.enter_context(proxy(url))
+
+        def fill_placeholders(text: str) -> str:
+            for name, value in placeholders.items():
                 text = text.replace(f"{{{name}}}", value)
             return text
 
         for name, text in peer.files.items():
-            Path(folder, name).write_text(filled(text))
-        there = {
+            Path(folder, name).write_text(fill_placeholders(text))
+        environment = {
             **os.environ,
             "PYTHONPATH": f"{installed}{os.pathsep}{folder}",
             "PYTHONPYCACHEPREFIX": str(installed / "bytecode"),
@@ -280,8 +297,8 @@ def started(peer: Peer, case: Case, installed: Path, dynamodb: str) -> Iterator[
             **peer.environment,
         }
         log = stack.enter_context(Path(folder, "log").open("w+"))
-        process = subprocess.Popen(  # noqa: S603  commands of our own, or our user's
-            [filled(word) for word in peer.words], cwd=folder, env=there, stdout=log, stderr=log
+        process = subprocess.Popen(  # noqa: S603  a command of this file, or of its user
+            [fill_placeholders(word) for word in peer.words], cwd=folder, env=environment, stdout=log, stderr=log
         )
         try:
             while not _polls(url):
@@ -289,55 +306,59 @@ def started(peer: Peer, case: Case, installed: Path, dynamodb: str) -> Iterator[
                 time.sleep(0.01)
             yield url, process.pid
         finally:
-            for each in _tree(process.pid):
+            for child in _process_tree(process.pid):
                 with suppress(ProcessLookupError):
-                    os.kill(each, signal.SIGKILL)
+                    os.kill(child, signal.SIGKILL)
             process.wait()
 
 
-def run(peer: Peer, case: Case, seconds: float, installed: Path, dynamodb: str) -> Cost:
-    """One contestant, from its start to the second mark."""
-    with started(peer, case, installed, dynamodb) as (url, process):
-        start = _used(process)[0]
+def measure(peer: Peer, case: Case, seconds: float, installed: Path, dynamodb: str) -> Cost:
+    """Run a reader, and return its costs."""
+    with start_reader(peer, case, installed, dynamodb) as (url, process):
+        start = _resources(process)[0]
         time.sleep(SETTLING_SECONDS)
         while _polls(url) < peer.settling:
             time.sleep(0.1)
-        (spent, _, _), polls, began = _used(process), _polls(url), time.monotonic()
+        (spent, _, _), polls, began = _resources(process), _polls(url), time.monotonic()
         time.sleep(seconds)
-        (more, threads, memory), count = _used(process), _polls(url) - polls
-        passed = time.monotonic() - began
+        (processor_seconds, threads, memory), count = _resources(process), _polls(url) - polls
+        elapsed = time.monotonic() - began
     assert count, "it asked for nothing between the marks"
-    return Cost(start, (more - spent) / count, (more - spent) / passed, threads, memory)
+    return Cost(start, (processor_seconds - spent) / count, (processor_seconds - spent) / elapsed, threads, memory)
 
 
-def medians(case: Case, found: Sequence[Cost]) -> dict[str, float]:
-    """What a contestant took, by the name of a column."""
+def medians(case: Case, costs: Sequence[Cost]) -> dict[str, float]:
+    """Return the median costs of a reader, by the name of a column."""
     start, poll, core, threads, memory = (
-        statistics.median(each)
-        for each in zip(*((c.start, c.poll, c.core, c.threads, c.memory) for c in found), strict=True)
+        statistics.median(values)
+        for values in zip(*((c.start, c.poll, c.core, c.threads, c.memory) for c in costs), strict=True)
     )
-    row = {ROW: poll / case.records * 1e6} if case.records else {}
-    return {**row, POLL: poll * 1e3, CORE: 100 * core, THREADS: threads, MEMORY: memory, START: start}
+    row_cost = {ROW: poll / case.records * 1e6} if case.records else {}
+    return {**row_cost, POLL: poll * 1e3, CORE: 100 * core, THREADS: threads, MEMORY: memory, START: start}
 
 
-def parts(case: Case, seconds: float, installed: Path) -> None:
-    """Print how much of a poll each kind of ours' threads takes."""
-    ours = contestants(case, {})["ours"]
-    watched = Peer(ours.words, {"handler.py": HANDLER + TELLING})
-    with started(watched, case, installed, "") as (url, process):
+def print_parts(case: Case, seconds: float, installed: Path) -> None:
+    """Print the processor time of a poll for each kind of thread of our worker."""
+    ours = readers(case, {})["ours"]
+    measured_reader = Peer(ours.words, {"handler.py": HANDLER + TELLING})
+    with start_reader(measured_reader, case, installed, "") as (url, process):
         time.sleep(SETTLING_SECONDS)
-        file = Path(f"/proc/{process}/cwd/threads")
-        before, polls = json.loads(file.read_bytes()), _polls(url)
+        thread_file = Path(f"/proc/{process}/cwd/threads")
+        first_sample, polls = json.loads(thread_file.read_bytes()), _polls(url)
         time.sleep(seconds)
-        after, count = json.loads(file.read_bytes()), _polls(url) - polls
-    spent = {name: (after[name] - before.get(name, 0)) / count / 1e6 for name in after if name != "measuring"}
+        second_sample, count = json.loads(thread_file.read_bytes()), _polls(url) - polls
+    spent = {
+        name: (second_sample[name] - first_sample.get(name, 0)) / count / 1e6
+        for name in second_sample
+        if name != "measuring"
+    }
     print(f"\n{case.name}, {sum(spent.values()):.2f} ms a poll of ours\n| threads | ms a poll |\n|---|---|")
     for name, cost in sorted(spent.items(), key=lambda item: -item[1]):
         print(f"| {name} | {cost:.2f} |")
 
 
-def told(case: Case, rows: Mapping[str, Mapping[str, float]]) -> None:
-    """Print a table, the bars, and ours beside each of the others."""
+def print_table(case: Case, rows: Mapping[str, Mapping[str, float]]) -> None:
+    """Print a table, the limits, and the costs of the other readers relative to ours."""
     ours, columns = rows["ours"], list(rows["ours"])
     print(f"\n{case.name}\n| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|", sep="\n")
     for name, row in rows.items():
@@ -349,15 +370,16 @@ def told(case: Case, rows: Mapping[str, Mapping[str, float]]) -> None:
             print(f"{name} takes {row[columns[0]] / ours[columns[0]]:.1f} times as much: {columns[0]}")
 
 
-def summed_up(found: Mapping[str, Mapping[str, Mapping[str, float]]]) -> None:
-    """Print, of each contestant, the first column of each case, and of the first case the rest."""
-    first, *others = found
-    columns = [(case.name, next(iter(found[case.name]["ours"]))) for case in CASES if case.name in found]
-    rest = [(first, column) for column in (THREADS, MEMORY, START)]
-    print(f"\n| | {' | '.join(f'{column}, {name}' for name, column in columns)} | {' | '.join(c for _, c in rest)} |")
-    print("|---" * (len(columns) + len(rest) + 1) + "|")
-    for name in dict.fromkeys(name for case in (first, *others) for name in found[case]):
-        row = [found[case][name][column] if name in found[case] else None for case, column in (*columns, *rest)]
+def print_summary(costs: Mapping[str, Mapping[str, Mapping[str, float]]]) -> None:
+    """Print a summary: for each reader the first column of each case, and the other columns of the first case."""
+    first_case, *other_cases = costs
+    columns = [(case.name, next(iter(costs[case.name]["ours"]))) for case in CASES if case.name in costs]
+    more_columns = [(first_case, column) for column in (THREADS, MEMORY, START)]
+    headings = [f"{column}, {name}" for name, column in columns] + [column for _, column in more_columns]
+    print(f"\n| | {' | '.join(headings)} |")
+    print("|---" * (len(columns) + len(more_columns) + 1) + "|")
+    for name in dict.fromkeys(name for case in (first_case, *other_cases) for name in costs[case]):
+        row = [costs[case][name][column] if name in costs[case] else None for case, column in (*columns, *more_columns)]
         print(f"| {name} | {' | '.join('' if value is None else f'{value:.2f}' for value in row)} |")
 
 
@@ -374,36 +396,36 @@ def main() -> None:
     parser.add_argument("--parts", action="store_true", help="ours alone, by its threads")
     options = parser.parse_args()
     os.environ.update(ENVIRONMENT)
-    also = dict(each.split("=", 1) for each in options.also)
+    also = dict(option.split("=", 1) for option in options.also)
     print(f"Python {sys.version.split()[0]}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
-    found: dict[str, dict[str, dict[str, float]]] = {}
+    results: dict[str, dict[str, dict[str, float]]] = {}
     cases = [case for case in CASES if case.name.startswith(options.only)]
     with as_installed() as installed, ExitStack() as stack:
         if options.parts:
             for case in cases:
-                parts(case, options.seconds, installed)
+                print_parts(case, options.seconds, installed)
             return
         try:
             dynamodb = stack.enter_context(dynamodb_local()).url
-        except ServiceError as missing:
+        except ServiceError as error:
             dynamodb = ""
-            print(f"what keeps its leases in DynamoDB is left out: {missing}")
+            print(f"what keeps its leases in DynamoDB is left out: {error}")
         for case in cases:
             chosen = {
                 name: peer
-                for name, peer in contestants(case, also).items()
-                if (dynamodb or not _in_dynamodb(peer)) and not any(each in name for each in options.without)
+                for name, peer in readers(case, also).items()
+                if (dynamodb or not _in_dynamodb(peer)) and not any(option in name for option in options.without)
             }
             costs: dict[str, list[Cost]] = {name: [] for name in chosen}
-            for peer in () if found else chosen.values():
-                with started(peer, case, installed, dynamodb):
-                    pass  # it leaves the bytecode of what it imports
+            for peer in () if results else chosen.values():
+                with start_reader(peer, case, installed, dynamodb):
+                    pass  # this compiles the bytecode of all imported modules
             for _ in range(options.rounds):
                 for name, peer in chosen.items():
-                    costs[name].append(run(peer, case, options.seconds, installed, dynamodb))
-            found[case.name] = {name: medians(case, taken) for name, taken in costs.items()}
-            told(case, found[case.name])
-    summed_up(found)
+                    costs[name].append(measure(peer, case, options.seconds, installed, dynamodb))
+            results[case.name] = {name: medians(case, reader_costs) for name, reader_costs in costs.items()}
+            print_table(case, results[case.name])
+    print_summary(results)
     print(f"load at the end {os.getloadavg()[0]:.1f}")
 
 

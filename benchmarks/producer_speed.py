@@ -1,12 +1,15 @@
-"""Rows a second and CPU per million rows: our producer beside its peers, on the same local stream.
+"""Compares rows per second and processor time of our producer with those of others, on the same local stream.
 
-Rows of 100 bytes over 1,000 keys. Plain put_records sends 500 rows a request, one request after the other,
-and repeats what was refused; it keeps no order and checks no shard. async-kinesis, whose libraries do not
-live with ours, runs in an environment of its own, made once from its lock, and its start counts as its CPU. It
-aggregates as the KPL does, but under keys by which KCL drops most of what it wrote, so its rows are counted
-without that filter. Each figure is a median over interleaved rounds. Before it stands what a record costs against
-a server that answers at once, in CBOR and in JSON (`producer_cost.py`). `make harness` runs it; it ends with 1
-where a bar is not met.
+The rows have 100 bytes and 1,000 keys. Each figure is a median of several rounds, in which the producers take turns.
+
+- Plain put_records sends 500 rows per request, one request after another, and retries rejected rows. It keeps no order,
+  and does not check shards.
+- async-kinesis is installed in a separate environment, because its dependencies conflict with ours. The processor time
+  of its start is counted. It aggregates like the KPL, but with keys for which the KCL drops most of the rows, so rows
+  are counted without the KCL's filter.
+
+First, the cost of a record is measured with a server that responds immediately, in CBOR and in JSON
+(`producer_cost.py`). `make harness` runs this benchmark. The exit status is 1 if a limit is not met.
 """
 
 import argparse
@@ -23,7 +26,7 @@ from pathlib import Path
 
 import boto3
 from botocore.config import Config as ClientConfig
-from producer_cost import costs_told
+from producer_cost import measure_and_print
 from rich.console import Console
 from rich.table import Table
 from types_boto3_kinesis import KinesisClient
@@ -55,62 +58,69 @@ KEYS = 1000
 
 
 def rows(count: int) -> list[tuple[str, bytes]]:
-    """Key and data of each row."""
+    """Return `count` rows, each as a key and data."""
     return [(f"key-{place % KEYS:04d}", f"{place:010d}".encode() * 10) for place in range(count)]
 
 
-def ours(client: KinesisClient, stream: str, sent: list[tuple[str, bytes]], share: float) -> None:
-    """Aggregated, ordered."""
+def send_with_ours(client: KinesisClient, stream: str, rows_to_send: list[tuple[str, bytes]], share: float) -> None:
+    """Send all rows with our producer, which aggregates them and keeps their order."""
     with Producer(client, stream, Settings(share=share)) as producer:
-        for key, data in sent:
+        for key, data in rows_to_send:
             producer.put(data, key)
 
 
-def plain(client: KinesisClient, stream: str, sent: list[tuple[str, bytes]]) -> None:
-    """500 rows a request."""
-    for begin in range(0, len(sent), 500):
+def send_with_put_records(client: KinesisClient, stream: str, rows_to_send: list[tuple[str, bytes]]) -> None:
+    """Send all rows with put_records, 500 per request."""
+    for begin in range(0, len(rows_to_send), 500):
         batch: list[PutRecordsRequestEntryTypeDef] = [
-            {"Data": data, "PartitionKey": key} for key, data in sent[begin : begin + 500]
+            {"Data": data, "PartitionKey": key} for key, data in rows_to_send[begin : begin + 500]
         ]
         while batch:
-            answer = client.put_records(StreamName=stream, Records=batch)
-            batch = [row for row, said in zip(batch, answer["Records"], strict=True) if said.get("ErrorCode")]
+            response = client.put_records(StreamName=stream, Records=batch)
+            batch = [row for row, result in zip(batch, response["Records"], strict=True) if result.get("ErrorCode")]
 
 
-def read(client: KinesisClient, stream: str) -> int:
-    """How many user records the stream holds."""
+def count_user_records(client: KinesisClient, stream: str) -> int:
+    """Return the number of user records in the stream."""
     count = 0
     for shard in client.list_shards(StreamName=stream)["Shards"]:
-        place = client.get_shard_iterator(StreamName=stream, ShardId=shard["ShardId"], ShardIteratorType="TRIM_HORIZON")
-        iterator: str | None = place["ShardIterator"]
+        first_iterator = client.get_shard_iterator(
+            StreamName=stream, ShardId=shard["ShardId"], ShardIteratorType="TRIM_HORIZON"
+        )
+        iterator: str | None = first_iterator["ShardIterator"]
         while iterator:
-            answer = client.get_records(ShardIterator=iterator)
-            count += sum(len(deaggregate(row["Data"], row["PartitionKey"])) for row in answer["Records"])
-            iterator = answer.get("NextShardIterator") if answer["Records"] or answer["MillisBehindLatest"] else None
+            response = client.get_records(ShardIterator=iterator)
+            count += sum(len(deaggregate(row["Data"], row["PartitionKey"])) for row in response["Records"])
+            iterator = (
+                response.get("NextShardIterator") if response["Records"] or response["MillisBehindLatest"] else None
+            )
     return count
 
 
-def measured(client: KinesisClient, shards: int, count: int, write: Callable[[str], object]) -> tuple[float, float]:
-    """Rows a second, and seconds of our own CPU per million rows; the rows are counted afterwards."""
+def measure(client: KinesisClient, shards: int, count: int, write: Callable[[str], object]) -> tuple[float, float]:
+    """Return the rows per second, and the processor seconds per million rows.
+
+    Afterwards the rows in the stream are counted, to check that none was lost.
+    """
     stream = f"speed-{uuid.uuid4().hex[:8]}"
     client.create_stream(StreamName=stream, ShardCount=shards)
     client.get_waiter("stream_exists").wait(StreamName=stream, WaiterConfig={"Delay": 1})
     began, cpu = time.perf_counter(), _cpu()
     write(stream)
-    took, used = time.perf_counter() - began, _cpu() - cpu
-    assert read(client, stream) == count, "rows were lost"
+    elapsed, processor_seconds = time.perf_counter() - began, _cpu() - cpu
+    assert count_user_records(client, stream) == count, "rows were lost"
     client.delete_stream(StreamName=stream)
-    return count / took, used * 1e6 / count
+    return count / elapsed, processor_seconds * 1e6 / count
 
 
 def _cpu() -> float:
-    """Seconds of this process and of those it has waited for."""
+    """Return the processor seconds of this process and of its finished child processes."""
     own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
 
 
 def peer_python() -> Path:
-    """A Python that has async-kinesis; the first call makes its environment."""
+    """Return a Python interpreter with async-kinesis. The first call creates its environment."""
 
     def fill(folder: Path) -> None:
         uv = str(Path(sys.executable).with_name("uv"))
@@ -133,8 +143,8 @@ def peer_python() -> Path:
     return filled(f"async-kinesis-{digest}", fill) / "bin" / "python"
 
 
-def told(medians: dict[str, tuple[float, ...]], about: str) -> Table:
-    """The table, with the verdict beside ours."""
+def results_table(medians: dict[str, tuple[float, ...]], about: str) -> Table:
+    """Return the table of results, with the verdict for our producer."""
     table = Table(title=about)
     table.add_column("producer")
     for name in ("rows/s", "CPU s per M rows", "of plain", "at least", "verdict"):
@@ -147,37 +157,42 @@ def told(medians: dict[str, tuple[float, ...]], about: str) -> Table:
 
 
 def main() -> None:
-    """All in turn, several times; medians."""
-    asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("--rows", type=int, default=50_000)
-    asked.add_argument("--shards", type=int, default=8)
-    asked.add_argument("--rounds", type=int, default=3)
-    asked.add_argument("--cost-only", action="store_true", help="leave out the local stream and the peers")
-    asked.add_argument("--share", type=float, default=4.0, help="of a shard's rate: a local stream has no limit")
-    options = asked.parse_args()
-    sent = rows(options.rows)
+    """Measure all producers in turn, and print medians. The exit status is 1 if a limit is not met."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=50_000)
+    parser.add_argument("--shards", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cost-only", action="store_true", help="leave out the local stream and the peers")
+    parser.add_argument("--share", type=float, default=4.0, help="of a shard's rate: a local stream has no limit")
+    options = parser.parse_args()
+    rows_to_send = rows(options.rows)
     os.environ.update(dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "testing"))
-    cheap = costs_told(options.rounds)
+    costs_met = measure_and_print(options.rounds)
     if options.cost_only:
-        sys.exit(not cheap)
+        sys.exit(not costs_met)
     with kinesis_local() as service:
-        # A busy machine lets 500 single records wait long; that is to be measured, not to fail.
-        patient = ClientConfig(read_timeout=300)
-        client = boto3.client("kinesis", region_name="eu-west-1", endpoint_url=service.url, config=patient)
-        peer, tail = [str(peer_python()), "-c", ASYNC_KINESIS], [service.url, str(options.rows), str(options.share)]
+        # On a busy machine, a request with 500 records may take long. It must not time out.
+        slow_config = ClientConfig(read_timeout=300)
+        client = boto3.client("kinesis", region_name="eu-west-1", endpoint_url=service.url, config=slow_config)
+        peer, arguments = (
+            [str(peer_python()), "-c", ASYNC_KINESIS],
+            [service.url, str(options.rows), str(options.share)],
+        )
         writers: dict[str, Callable[[str], object]] = {
-            "plain put_records": lambda stream: plain(client, stream, sent),
-            "ours": lambda stream: ours(client_of("eu-west-1", service.url, 8), stream, sent, options.share),
-            "async-kinesis": lambda stream: subprocess.run([*peer, stream, *tail], check=True),  # noqa: S603  ours
+            "plain put_records": lambda stream: send_with_put_records(client, stream, rows_to_send),
+            "ours": lambda stream: send_with_ours(
+                client_of("eu-west-1", service.url, 8), stream, rows_to_send, options.share
+            ),
+            "async-kinesis": lambda stream: subprocess.run([*peer, stream, *arguments], check=True),  # noqa: S603  ours
         }
         figures: dict[str, list[tuple[float, float]]] = {name: [] for name in writers}
         for _ in range(options.rounds):
             for name, write in writers.items():
-                figures[name].append(measured(client, options.shards, options.rows, write))
-    medians = {name: tuple(map(statistics.median, zip(*taken, strict=True))) for name, taken in figures.items()}
-    many = f"{options.rows:,} rows of 100 bytes to {options.shards} shards, medians of {options.rounds} rounds"
-    Console(width=100).print(told(medians, f"{many}, load {os.getloadavg()[0]:.1f}"))
-    sys.exit(not cheap or medians["ours"][0] < BAR * medians["plain put_records"][0])
+                figures[name].append(measure(client, options.shards, options.rows, write))
+    medians = {name: tuple(map(statistics.median, zip(*samples, strict=True))) for name, samples in figures.items()}
+    description = f"{options.rows:,} rows of 100 bytes to {options.shards} shards, medians of {options.rounds} rounds"
+    Console(width=100).print(results_table(medians, f"{description}, load {os.getloadavg()[0]:.1f}"))
+    sys.exit(not costs_met or medians["ours"][0] < BAR * medians["plain put_records"][0])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a fleet in layout `sessions` asks of its table, counted in the simulator, and how services bill that."""
+"""Counts the requests of a simulated fleet to a table in layout `sessions`, and computes how services bill them."""
 
 import random
 from math import ceil
@@ -17,19 +17,23 @@ from leasehold_lab.simulator.world.world import SimulatedHistory
 
 WARM_SECONDS = 20.0
 DIGITS = 56
-"""Of a sequence number of Kinesis."""
+"""The number of digits of a Kinesis sequence number."""
 
 
 @frozen
 class Rows:
-    """Bytes of the rows of a session with so many leases, as DynamoDB counts them."""
+    """The sizes of the two rows of a session, in bytes as DynamoDB counts them."""
 
     session: int
     told: int
 
 
 def row_bytes(leases: int) -> Rows:
-    """With names, sequence numbers and notes as long as real ones; digits are drawn, for they do not get smaller."""
+    """Return the sizes of the rows of a session with this many leases.
+
+    Names, sequence numbers and annotations are as long as real ones. Digits are random, so that they compress as badly
+    as real ones.
+    """
     draw = random.Random(leases)  # noqa: S311  a seed is the point
     worker = "ip-10-0-1-23.eu-west-1.compute.internal-12345"
     keys = [f"shardId-{draw.randrange(10**6):012}" for _ in range(leases)]
@@ -39,10 +43,10 @@ def row_bytes(leases: int) -> Rows:
     }
     now = 1_764_064_762.0
 
-    def ago() -> float:
+    def recent_time() -> float:
         return round(now - 60 * draw.random(), 3)
 
-    told = {
+    remarks = {
         key: Remark(
             draw.randrange(1000),
             {
@@ -53,10 +57,10 @@ def row_bytes(leases: int) -> Rows:
                         worker,
                         3,
                         draw.random(),
-                        arrived=ago(),
-                        read=ago(),
-                        done=ago(),
-                        tried=ago(),
+                        arrived=recent_time(),
+                        read=recent_time(),
+                        done=recent_time(),
+                        tried=recent_time(),
                         lease=10.0,
                     ).note,
                     draw.randrange(10**5),
@@ -68,13 +72,13 @@ def row_bytes(leases: int) -> Rows:
     }
     return Rows(
         written_bytes("session/" + "0" * 32, session_fields(Session(worker, 10**6, entries=entries))),
-        written_bytes("told/" + "0" * 32, remarks_fields(told)),
+        written_bytes("told/" + "0" * 32, remarks_fields(remarks)),
     )
 
 
 @frozen
-class Requested:
-    """Of a fleet at rest that reads, in a second; `changed` are rows that a listing shows changed."""
+class RequestRates:
+    """The requests per second of a fleet at rest that reads. `changed` counts rows that changed between listings."""
 
     sessions: float
     told: float
@@ -84,31 +88,44 @@ class Requested:
     changed: float
 
 
-def requested(shards: int, workers: int, checkpoints: float, seconds: float) -> Requested:
-    """Of `seconds`, less those of the beginning, when everybody looks for the others."""
+def simulate_requests(shards: int, workers: int, checkpoints: float, seconds: float) -> RequestRates:
+    """Simulate a fleet for `seconds`, and return its requests without those of the start.
+
+    When a fleet starts, its workers make additional listings to find each other.
+    """
     question = SimulationQuestion(
         shards, (workers,), kind="steady", pace="own", cycles=0, checkpoints=checkpoints, sessions=True
     )
     scenario = evolve(fleet_of(question).scenario, network=Network(stall=0.0, unanswered=0.0), read_seconds=0.2)
-    warm, whole = (
+    warm_up, total = (
         _figures(run(evolve(scenario, seconds=length, calm=length)))
         for length in (WARM_SECONDS, WARM_SECONDS + seconds)
     )
-    return Requested(*((whole[place] - warm[place]) / seconds for place in range(len(whole))))
+    return RequestRates(*((total[index] - warm_up[index]) / seconds for index in range(len(total))))
 
 
 def _figures(history: SimulatedHistory) -> tuple[float, ...]:
-    asked = history.requests
+    requests = history.requests
     read = history.fetched - history.fetched_stale / 2
-    return asked["session"], asked["told"], asked["lease"], asked["list"], read, history.changed_since_listed
+    return (
+        requests["session"],
+        requests["told"],
+        requests["lease"],
+        requests["list"],
+        read,
+        history.changed_since_listed,
+    )
 
 
-def bills(shards: int, workers: int, found: Requested) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Writes and reads in a second, as DynamoDB and S3 bill them; listings of objects are priced as writes."""
+def bills(shards: int, workers: int, rates: RequestRates) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Return the writes and reads per second that DynamoDB bills, and those that S3 bills.
+
+    S3 bills listings as writes.
+    """
     rows = row_bytes(ceil(shards / workers))
-    units = ceil(rows.session / WRITE_BYTES) * found.sessions + ceil(rows.told / WRITE_BYTES) * found.told
+    units = ceil(rows.session / WRITE_BYTES) * rates.sessions + ceil(rows.told / WRITE_BYTES) * rates.told
     table = shards * ROW_BYTES + workers * (rows.session + rows.told)
-    listed = found.lists * table / UNIT_BYTES / 2
+    listed = rates.lists * table / UNIT_BYTES / 2
     pages = 2 * ceil(workers / 1000) + ceil(shards / 1000)
-    objects = found.sessions + found.told + found.leases + found.lists * pages
-    return (units + found.leases, listed + found.read), (objects, found.changed + found.read)
+    objects = rates.sessions + rates.told + rates.leases + rates.lists * pages
+    return (units + rates.leases, listed + rates.read), (objects, rates.changed + rates.read)

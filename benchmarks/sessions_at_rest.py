@@ -1,15 +1,16 @@
-"""What a worker at rest asks of a table in layout `sessions` in a second, by the size of its fleet.
+"""Counts the requests per second of a worker at rest to a table in layout `sessions`, for different sizes of fleets.
 
-`python benchmarks/sessions_at_rest.py` prints a table. Small fleets are run in the simulator, records on every shard
-and a checkpoint a second; figures are the mean of all workers, the lookout's requests included. Of large ones the
-planner of a reader is asked, by the whole table, for its actions and its next reading: none, and one row.
+`python benchmarks/sessions_at_rest.py` prints a table. Small fleets run in the simulator, with records on every shard
+and one checkpoint per second. Their figures are the mean of all workers, including the lookout. For large fleets, the
+real planner computes the actions and the next read of a worker that is not the lookout. It plans no actions, and reads
+one row.
 """
 
 from typing import Annotated
 
 import typer
 from attrs import frozen
-from session_requests import requested
+from session_requests import simulate_requests
 
 from leasehold.adapters.worker.progress import TELL_SECONDS
 from leasehold.balancer.bulletin import bulletin_annotations
@@ -19,18 +20,18 @@ from leasehold.balancer.model import Bulletin, BulletinState, History, Lease, Me
 from leasehold.balancer.plan import look_again, plan
 
 RUN = ((10, 2), (20, 4))
-"""Leases and workers."""
+"""The numbers of leases and workers of the simulated fleets."""
 ASKED = ((1_000, 50), (10_000, 500), (100_000, 5_000))
 CONFIG = Config()
 
 
 @frozen
-class Asked:
-    """Of one worker in a second.
+class RequestRates:
+    """The requests of one worker per second.
 
-    writes  group writes, and those of what is told beside them
-    reads   readings, and listings of the table
-    rows    leases that a reading asks for; each is three rows: the lease's, its session's, and what that told
+    writes  writes of sessions, and of the rows in which sessions report their progress
+    reads   reads and listings of the table
+    rows    leases per read; each lease is three rows: the lease's, its session's, and the session's progress
     """
 
     writes: float
@@ -38,22 +39,22 @@ class Asked:
     rows: float
 
 
-def run_by(leases: int, workers: int, checkpoints: float, seconds: float) -> tuple[float, float]:
-    """Writes of rows of sessions and of what they told, and read units without listings, a worker and second."""
-    found = requested(leases, workers, checkpoints, seconds)
-    return (found.sessions + found.told) / workers, found.read / workers
+def simulated_requests(leases: int, workers: int, checkpoints: float, seconds: float) -> tuple[float, float]:
+    """Return the writes of session and progress rows, and the read units without listings, per worker and second."""
+    rates = simulate_requests(leases, workers, checkpoints, seconds)
+    return (rates.sessions + rates.told) / workers, rates.read / workers
 
 
-def asked_of(leases: int, workers: int, checkpoints: float) -> Asked:
-    """By the planner of a reader that has read the bulletin a moment ago, where nothing is new."""
+def planned_requests(leases: int, workers: int, checkpoints: float) -> RequestRates:
+    """Return the requests of a worker that has just read the bulletin, which contained nothing new."""
     names = [f"w-{number:04}" for number in range(workers)]
-    said = bulletin_annotations(Bulletin(7, 2))
+    annotations = bulletin_annotations(Bulletin(7, 2))
     table = tuple(
         Lease(
             f"s-{number:06}",
             owner=(name := names[number % workers]),
             idle=1.0,
-            annotations=(("process", f"p/{name}"), *said),
+            annotations=(("process", f"p/{name}"), *annotations),
         )
         for number in range(leases)
     )
@@ -61,13 +62,13 @@ def asked_of(leases: int, workers: int, checkpoints: float) -> Asked:
     row = bulletin_row(table, ranks[0])
     assert row is not None
     call = f"7 0 {row.key}"
-    heard = BulletinState(latest=Bulletin(7, 2), acts_read=2, call=call)
-    me = Me(ranks[-1], history=History(owners_still=90.0, fleet_still=90.0, full_still=5.0, hearing=heard))
+    bulletin_state = BulletinState(latest=Bulletin(7, 2), acts_read=2, call=call)
+    me = Me(ranks[-1], history=History(owners_still=90.0, fleet_still=90.0, full_still=5.0, hearing=bulletin_state))
     assert plan(table, None, me, CONFIG) == ()  # at rest
     look = look_again((), table, me, CONFIG)
     assert look.keys is not None, "a reader at rest lists nothing"
-    # Beside its checkpoints a worker says now and then how far behind it is: one row, and one group write.
-    return Asked(1 / checkpoints + 2 / TELL_SECONDS, 1 / look.seconds, len(look.keys))
+    # In addition to checkpoints, a worker regularly writes its lag, by writing one row and one session.
+    return RequestRates(1 / checkpoints + 2 / TELL_SECONDS, 1 / look.seconds, len(look.keys))
 
 
 def main(
@@ -77,18 +78,18 @@ def main(
         float, typer.Option(min=10, help="How long the small fleets are watched, in virtual time.")
     ] = 30.0,
 ) -> None:
-    """Count, ask and print."""
+    """Count the requests, and print a table."""
     print("| leases, workers | how | writes | read units | readings | leases a reading |")
     print("|---|---|---|---|---|---|")
     for leases, workers in RUN:
-        writes, units = run_by(leases, workers, checkpoint_seconds, seconds)
+        writes, units = simulated_requests(leases, workers, checkpoint_seconds, seconds)
         print(
             f"| {leases:,}, {workers:,} | run, the lookout with the others | {writes:.2f} | {units:.2f} | | |",
             flush=True,
         )
     for leases, workers in ASKED:
-        found = asked_of(leases, workers, checkpoint_seconds)
-        figures = f"{found.writes:.2f} | {1.5 * found.rows * found.reads:.2f} | {found.reads:.2f} | {found.rows:g}"
+        rates = planned_requests(leases, workers, checkpoint_seconds)
+        figures = f"{rates.writes:.2f} | {1.5 * rates.rows * rates.reads:.2f} | {rates.reads:.2f} | {rates.rows:g}"
         print(f"| {leases:,}, {workers:,} | asked of a reader's planner | {figures} |", flush=True)
 
 

@@ -1,6 +1,6 @@
-"""Layout `sessions` beside the usual layouts and KCL 2.x: what a month costs, and what a death and a move cost.
+"""Compares layout `sessions` with the other layouts and with KCL 2.x: monthly prices, and the effects of events.
 
-`python benchmarks/sessions_price.py` prints the tables of docs/sessions.md.
+`python benchmarks/sessions_price.py` prints the tables in docs/sessions.md.
 """
 
 import os
@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 from attrs import evolve
 from checkpoint_writes import of_kcl
-from session_requests import bills, requested
-from store_price import counted, dynamodb, s3
+from session_requests import bills, simulate_requests
+from store_price import count_requests, dynamodb, s3
 
 from leasehold.adapters.ops.doctor.examination import LIST_PRICES, MILLION, MONTH
 from leasehold_lab.processes import processes
@@ -19,23 +19,23 @@ from leasehold_lab.simulator.question import Kind, SimulationQuestion, answer, f
 from leasehold_lab.simulator.run import run
 
 SIZES = ((10, 2), (100, 10), (1000, 50))
-"""Shards and workers."""
+"""The numbers of shards and workers."""
 
 
 def month(service: str, writes: float, reads: float) -> float:
-    """US$ of 730 hours by the list prices that doctor has."""
+    """Return the price of 730 hours in US$, by the list prices that `leasehold doctor` uses."""
     prices = LIST_PRICES[service]
     return MONTH * (writes * prices.write + reads * prices.read) / MILLION
 
 
-def priced(shards: int, workers: int, checkpoints: float, seconds: float) -> list[str]:
-    """The lines of one fleet."""
+def price_lines(shards: int, workers: int, checkpoints: float, seconds: float) -> list[str]:
+    """Return the lines of the table for one fleet."""
     kcl = of_kcl(shards, workers)
-    usual = counted(shards, workers, checkpoints, seconds, dated=False)
-    objects = counted(shards, workers, checkpoints, seconds, dated=True)
+    usual = count_requests(shards, workers, checkpoints, seconds, dated=False)
+    objects = count_requests(shards, workers, checkpoints, seconds, dated=True)
     table, bucket = dynamodb(usual), s3(objects)
-    ours = bills(shards, workers, requested(shards, workers, checkpoints, seconds))
-    told = {
+    ours = bills(shards, workers, simulate_requests(shards, workers, checkpoints, seconds))
+    requests = {
         ("KCL 2.x, computed", "dynamodb"): (kcl.writes, kcl.reads),
         ("usual", "dynamodb"): (table.writes, table.reads),
         ("sessions", "dynamodb"): ours[0],
@@ -43,9 +43,9 @@ def priced(shards: int, workers: int, checkpoints: float, seconds: float) -> lis
         ("sessions", "s3"): ours[1],
     }
     lines = []
-    for (layout, service), (writes, reads) in told.items():
-        price, before = month(service, writes, reads), month(service, *told["usual", service])
-        figures = f"{writes:,.1f} | {reads:,.1f} | {price:,.0f} | {price / before:.1%}"
+    for (layout, service), (writes, reads) in requests.items():
+        price, usual_price = month(service, writes, reads), month(service, *requests["usual", service])
+        figures = f"{writes:,.1f} | {reads:,.1f} | {price:,.0f} | {price / usual_price:.1%}"
         lines.append(f"| {shards}, {workers} | {service} | {layout} | {figures} |")
     return lines
 
@@ -54,25 +54,27 @@ EVENTS: tuple[Kind, ...] = ("crash", "leave", "scale-out")
 
 
 def event(kind: Kind, seed: int, *, sessions: bool) -> dict[str, float]:
-    """What becomes of a fleet of 60 leases and 6 workers; one dies or leaves, or two join."""
+    """Simulate a fleet of 60 leases and 6 workers in which one worker ends or two join, and return its figures."""
     workers = (4, 2) if kind == "scale-out" else (6,)
     question = SimulationQuestion(60, workers, kind=kind, pace="own", seed=seed, cycles=6, sessions=sessions)
-    found = answer(question)
+    outcome = answer(question)
     return {
-        "seconds": found.seconds,
-        "moves": found.moves,
-        "unread": found.unowned_lease_cycles_max * 20.05,
-        "refused": found.failed_writes,
-        "again": _again(evolve(question, checkpoints=1.0)),
+        "seconds": outcome.seconds,
+        "moves": outcome.moves,
+        "unread": outcome.unowned_lease_cycles_max * 20.05,
+        "refused": outcome.failed_writes,
+        "again": _repeated_dispatches(evolve(question, checkpoints=1.0)),
     }
 
 
-def _again(question: SimulationQuestion) -> float:
-    """Records that were handed over more than once, where one comes every 0.2 s."""
+def _repeated_dispatches(question: SimulationQuestion) -> float:
+    """Return the number of repeated dispatches, if each shard gets a record every 0.2 s."""
     scenario = fleet_of(question).scenario
     history = run(evolve(scenario, full=True, read_seconds=0.2))
-    seen = Counter((one.shard, one.place) for one in history.events if one.event == "record")
-    return sum(count - 1 for count in seen.values())
+    dispatch_counts = Counter(
+        (record_event.shard, record_event.place) for record_event in history.events if record_event.event == "record"
+    )
+    return sum(count - 1 for count in dispatch_counts.values())
 
 
 def main(
@@ -83,10 +85,10 @@ def main(
     only: Annotated[str, typer.Option(help="One fleet, as in 1000x50.")] = "",
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
 ) -> None:
-    """Count and print."""
+    """Run all simulations, and print the tables."""
     with processes(jobs) as pool:
         sizes = [size for size in SIZES if only in {"", f"{size[0]}x{size[1]}"}]
-        fleets = [pool.submit(priced, *size, checkpoint_seconds, seconds) for size in sizes]
+        fleets = [pool.submit(price_lines, *size, checkpoint_seconds, seconds) for size in sizes]
         runs = {
             (kind, sessions, seed): pool.submit(event, kind, seed, sessions=sessions)
             for kind in EVENTS
@@ -103,8 +105,8 @@ def main(
         print("|---|---|---|---|---|---|---|")
         for kind in EVENTS:
             for sessions in (False, True):
-                found = [runs[kind, sessions, seed].result() for seed in range(seeds)]
-                means = [sum(one[name] for one in found) / seeds for name in found[0]]
+                results = [runs[kind, sessions, seed].result() for seed in range(seeds)]
+                means = [sum(result[name] for result in results) / seeds for name in results[0]]
                 figures = " | ".join(f"{mean:.1f}" for mean in means)
                 print(f"| {kind} | {'sessions' if sessions else 'usual'} | {figures} |")
 

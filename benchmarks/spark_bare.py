@@ -1,4 +1,4 @@
-"""Readers without leases, whose tasks read for themselves or bring rows that are made already: what Spark can carry."""
+"""Spark readers without leases, whose tasks read by themselves or return prepared rows, to find the limits of Spark."""
 
 import time
 from collections.abc import Iterator
@@ -15,56 +15,56 @@ from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard
 
 Row = tuple[Any, ...]
 SHORT_ANSWERS, LONG_ANSWERS = 6, 18
-"""Of each shard in a batch."""
+"""The number of responses of each shard in a short and in a long batch."""
 SHORT_BATCHES = 8
-"""How many there are before the long ones."""
+"""The number of short batches, which come before the long ones."""
 
 MADE: dict[tuple[str, str], Any] = {}
-"""What was made at first in this process, for each form and shard; Spark's workers live on from batch to batch."""
+"""The prepared rows of this process, by form and shard. They are reused, because Spark keeps its workers."""
 
 
 class CannedStream(Protocol):
-    """Where the rows come from."""
+    """The stream that the tasks read."""
 
     def shards(self) -> tuple[Shard, ...]:
-        """All of them."""
+        """Return all shards."""
         ...
 
     def open(self, lease: Lease, start: Position, kind: type[Poller] = ...) -> Poller:
-        """A reader of one."""
+        """Return a reader of the lease's shard."""
         ...
 
 
 @frozen
 class Half(InputPartition):
-    """Every other shard from the first or the second on, and how many answers are read of each."""
+    """Every second shard, starting with the first or the second, and the number of responses to read from each."""
 
     first: int
     answers: int
 
 
 class Bare(DataSourceStreamReader):
-    """Tasks that each read half of the shards, and take what they read apart into Arrow."""
+    """A reader whose two tasks each read half of the shards, and deaggregate into Arrow."""
 
     def __init__(self, stream: CannedStream) -> None:
         self._stream, self._batches = stream, 0
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802  Spark's name
-        """The first."""
+        """Return the first offset."""
         return {"n": 0}
 
     def latestOffset(self) -> dict[str, int]:  # type: ignore[override]  # noqa: N802  Spark's name
-        """Always one more; the rows are the same, whoever asks."""
+        """Return a new offset. The rows do not depend on it."""
         return {"n": time.monotonic_ns()}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:  # noqa: ARG002  no ranges
-        """Two halves, of a short batch or, behind those, of a long one."""
+        """Return two tasks. The first batches are short, and later ones are long."""
         self._batches += 1
         answers = SHORT_ANSWERS if self._batches <= SHORT_BATCHES else LONG_ANSWERS
         return [Half(first, answers) for first in (0, 1)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """The rows of one task."""
+        """Yield the rows of one task."""
         half = cast("Half", partition)
         for shard in self._stream.shards()[half.first :: 2]:
             yield from self._answered(Lease(shard.id, hash_range=shard.hash_range), half.answers)
@@ -76,7 +76,7 @@ class Bare(DataSourceStreamReader):
 
 
 class BareTuples(Bare):
-    """The same, as tuples, by the reader that plain workers have."""
+    """A reader whose tasks return tuples, with the reader of records that workers use."""
 
     def _answered(self, lease: Lease, answers: int) -> Iterator[Row]:
         reader = self._stream.open(lease, TRIM_HORIZON, Poller)
@@ -87,7 +87,7 @@ class BareTuples(Bare):
 
 
 class ConstantArrow(Bare):
-    """The first answer again and again, as Arrow made it once: what is left is Spark's own."""
+    """A reader whose tasks return the same Arrow batch every time, so the remaining cost is that of Spark."""
 
     def _answered(self, lease: Lease, answers: int) -> Iterator[pa.RecordBatch]:
         if (rows := MADE.get(("arrow", lease.key))) is None:
@@ -97,7 +97,7 @@ class ConstantArrow(Bare):
 
 
 class ConstantTuples(Bare):
-    """The same tuples again and again."""
+    """A reader whose tasks return the same tuples every time."""
 
     def _answered(self, lease: Lease, answers: int) -> Iterator[Row]:
         if (rows := MADE.get(("tuples", lease.key))) is None:

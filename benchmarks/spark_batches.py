@@ -1,13 +1,15 @@
-"""Prints the table of Spark figures: what a row costs by the size of a batch, and what 1,000 quiet shards cost.
+"""Measures the cost of a row in Spark, depending on the size of a batch, and the cost of 1,000 quiet shards.
 
     python benchmarks/spark_batches.py
 
-The service and the packages are those of `spark_throughput.py`: rows of 1 KB in aggregates, in eight shards, into a
-sink that drops them, on two cores. First, batches are limited to a number of rows that are always there. Then the
-service delivers 32 MB a second, and a batch takes what has come since the one before, with `lease.lingerMs` and
-without. The cost is the processor time of Spark's and Python's processes, except Java's own compiling: the median of
-the rounds, with the smallest and the largest. Last comes the process that reads for a query of 1,000 shards that have
-no records (`spark_runner.py`).
+The stream and the packages are those of `spark_throughput.py`. Rows of 1 KB, in aggregates, are read from eight shards
+on two cores, and the sink drops them. First, each batch has the same number of rows, which are always available. Then,
+the stream delivers 32 MB per second, and a batch contains the rows that have arrived since the previous one, with and
+without `lease.lingerMs`.
+
+The cost is the processor time of the Spark and Python processes, without Java's JIT compilation. The table contains the
+median, the minimum and the maximum of the rounds. Finally, the process that reads for a query with 1,000 empty shards
+is measured (`spark_runner.py`).
 """
 
 import argparse
@@ -23,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from pyspark.sql import SparkSession
 from spark_canned import Canned
-from spark_runner import QUIET_SHARDS, Load, at_rest, served
-from spark_throughput import Figures, canned, form, in_own_process, ran
+from spark_runner import QUIET_SHARDS, Load, measure_quiet_shards, served
+from spark_throughput import Figures, canned, describe_packages, in_own_process, run_query
 from standins.spark import spark_session
 
 from leasehold_lab.demo.child import ENVIRONMENT
@@ -32,42 +34,43 @@ from leasehold_lab.demo.child import ENVIRONMENT
 ROW_LIMITS = 10_000, 40_000, 200_000
 LINGER_MS = 0, 1000
 ROWS, MIN_BATCHES = 200_000, 2
-"""How many rows a measurement has at least, and how many batches."""
+"""The minimum number of rows and of batches in a measurement."""
 STEADY_ROWS = 20_000
-"""About how many rows a batch has if the service delivers 32 MB a second."""
+"""The approximate number of rows in a batch if the stream delivers 32 MB per second."""
 
 
-def measured(spark: SparkSession, rounds: int, scale: float) -> None:
-    """Print a row of the table for each way to make batches."""
+def measure(spark: SparkSession, rounds: int, scale: float) -> None:
+    """Measure each kind of batches, and print a row of the table for it."""
     spark.dataSource.register(Canned)
     date, load = datetime.now(tz=UTC), os.getloadavg()[0]
-    print(f"{date:%Y-%m-%d}, local[2], {os.cpu_count()} processors, load {load:.1f}, packages {form(spark)}\n")
+    packages = describe_packages(spark)
+    print(f"{date:%Y-%m-%d}, local[2], {os.cpu_count()} processors, load {load:.1f}, packages {packages}\n")
     print("| a batch has | rows | µs a row | MB/s per processor |\n|---|---|---|---|", flush=True)
     sides = {f"at most {limit:,} rows": ("heavy", limit, 0) for limit in ROW_LIMITS}
     sides |= {f"what came, 32 MB/s, `lease.lingerMs` {linger}": ("steady", 0, linger) for linger in LINGER_MS}
-    ran(canned(spark, "leased", "heavy"), MIN_BATCHES)  # Java compiles itself meanwhile
+    run_query(canned(spark, "leased", "heavy"), MIN_BATCHES)  # a warm-up, in which Java compiles its code
     runs: dict[str, list[Figures]] = {name: [] for name in sides}
     for turn in range(rounds):
-        for name, (answer, limit, linger) in list(sides.items())[:: -1 if turn % 2 else 1]:
+        for name, (response_size, limit, linger) in list(sides.items())[:: -1 if turn % 2 else 1]:
             options = {"linger": str(linger)} | ({"rows": str(limit)} if limit else {})
             batches = max(MIN_BATCHES, int(scale * ROWS) // (limit or STEADY_ROWS))
-            runs[name] += ran(canned(spark, "leased", answer, **options), batches)
+            runs[name] += run_query(canned(spark, "leased", response_size, **options), batches)
     for name, figures in runs.items():
         micros = sorted(1e6 / work for work in map(attrgetter("work"), figures))
         median = statistics.median(micros)
-        rows = statistics.median(each.rows / len(each.triggers) for each in figures)
+        rows = statistics.median(figure.rows / len(figure.triggers) for figure in figures)
         print(f"| {name} | {rows:,.0f} | {median:.1f} ({micros[0]:.1f} to {micros[-1]:.1f}) | {1000 / median:,.0f} |")
 
 
 def quiet_shards() -> None:
-    """Print what a query costs whose shards have no records."""
+    """Print the cost of a query whose shards have no records."""
     os.environ.update(ENVIRONMENT)
     with served(Load("nothing", 0, 0), QUIET_SHARDS) as endpoint, tempfile.TemporaryDirectory() as folder:
-        print(f"\n{QUIET_SHARDS:,} shards without records: {at_rest(endpoint, Path(folder))}")
+        print(f"\n{QUIET_SHARDS:,} shards without records: {measure_quiet_shards(endpoint, Path(folder))}")
 
 
 def main() -> int:
-    """Measure what a wheel installs, in processes of its own."""
+    """Measure the compiled packages in separate processes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3, help="how often each is measured (%(default)s)")
     parser.add_argument("--scale", type=float, default=1.0, help="less for a trial; see ROWS (%(default)s)")
@@ -78,7 +81,7 @@ def main() -> int:
         return 0
     if options.here == "batches":
         with spark_session(2) as spark:
-            measured(spark, options.rounds, options.scale)
+            measure(spark, options.rounds, options.scale)
         return 0
     words = ("--rounds", str(options.rounds), "--scale", str(options.scale))
     return max(in_own_process(__file__, part, *words) for part in ("batches", "quiet"))

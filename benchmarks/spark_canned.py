@@ -1,4 +1,4 @@
-"""What `spark_throughput` reads: shards of a service within the query's own processes, and sources over them."""
+"""The streams that `spark_throughput` reads, served within the query's own processes, and Spark sources for them."""
 
 import shutil
 import tempfile
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 SHARDS, KEYS = 8, 100
 USER_BYTES = 1000
 HEAVY, STEADY, LIGHT = (20, 500), (2, 500), (1, 10)
-"""Aggregates of an answer, and user records of an aggregate."""
+"""The number of aggregates in a response, and the number of user records in an aggregate."""
 
 INTERVAL_SECONDS = 0.25
 BATCH_BYTES = 64 << 20
 
 
 class Service:
-    """Answers every request for one shard with the same aggregates, under later numbers each time."""
+    """Serves one shard. Each response contains the same aggregates with higher sequence numbers."""
 
     def __init__(self, shard: Shard, aggregates: int, records: int) -> None:
         low, high = shard.hash_range or HASH_KEYS
@@ -52,15 +52,15 @@ class Service:
         aggregate = Aggregate(1 << 20)
         for number in range(records):
             assert aggregate.add(b"%010d" % number * (USER_BYTES // 10), keys[number % KEYS])
-        self._data = [aggregate.sealed()] * aggregates
+        self._data = [aggregate.encode()] * aggregates
 
-    def get_shard_iterator(self, **asked: str) -> dict[str, str]:
-        """The number behind which to read."""
-        return {"ShardIterator": asked.get("StartingSequenceNumber", "0")}
+    def get_shard_iterator(self, **request: str) -> dict[str, str]:
+        """Return an iterator, which is the sequence number after which to read."""
+        return {"ShardIterator": request.get("StartingSequenceNumber", "0")}
 
-    def get_records(self, **asked: str) -> dict[str, Any]:
-        """As many as there may be, and more behind them."""
-        first = int(asked["ShardIterator"]) + 1
+    def get_records(self, **request: str) -> dict[str, Any]:
+        """Return the next records. The shard has no end."""
+        first = int(request["ShardIterator"]) + 1
         records = [
             {"Data": data, "PartitionKey": "a", "SequenceNumber": str(number)}
             for number, data in enumerate(self._data, first)
@@ -69,7 +69,7 @@ class Service:
 
 
 class Stream:
-    """Eight shards of such a service."""
+    """A stream with eight shards."""
 
     stream = ""
 
@@ -77,29 +77,29 @@ class Stream:
         self._answer = answer
 
     def shards(self) -> tuple[Shard, ...]:
-        """All, open."""
+        """Return all shards, which are open."""
         step = (HASH_KEYS[1] + 1) // SHARDS
         return tuple(Shard(f"shard-{n}", hash_range=(n * step, (n + 1) * step - 1)) for n in range(SHARDS))
 
     def gone(self, _shard: str) -> bool:
-        """Never."""
+        """Return False, because no shard ever expires."""
         return False
 
     def latest(self, _lease: Lease) -> Position:
-        """Some time."""
+        """Return an arbitrary time."""
         return at_timestamp(1)
 
     def open(self, lease: Lease, start: Position, kind: type[Poller] = ArrowPoller) -> Poller:
-        """A reader, the one that `kinesis-leased` has if nothing is said."""
+        """Return a reader, by default of the class that `kinesis-leased` uses."""
         service = Service(Shard(lease.shard, hash_range=lease.hash_range), *self._answer)
         return kind(cast("KinesisClient", service), "canned", lease.shard, start, lease.hash_range)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing, because nothing is open."""
 
 
 class Unshared:
-    """Reads every shard ahead, as a query's lease loop does, for a query that has them all and tells nobody."""
+    """Reads ahead like a query's lease loop, but for a query that reads all shards and has no lease table."""
 
     handing_off, may_end, answered_reads, undecided = False, True, 0, 0
     awaited: Mapping[str, str] = {}
@@ -107,71 +107,71 @@ class Unshared:
 
     def __init__(self, source: Stream, pace: ReadAheadPace) -> None:
         self._source, self._pace = source, pace
-        self._larders = {shard.id: RowBuffer(pace.columns) for shard in source.shards()}
-        self._begins = dict.fromkeys(self._larders, TRIM_HORIZON)
+        self._buffers = {shard.id: RowBuffer(pace.columns) for shard in source.shards()}
+        self._begins = dict.fromkeys(self._buffers, TRIM_HORIZON)
         self._changed, self._over = Condition(), Event()
 
     def start(self, *, only_now: bool) -> None:
-        """Begin to read."""
+        """Start to read all shards."""
         assert not only_now
         for shard in self._source.shards():
             lease = Lease(shard.id, hash_range=shard.hash_range)
             Thread(target=self._read, args=(lease,), daemon=True).start()
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         self._over.set()
 
     def check(self) -> None:
-        """Nothing can go wrong."""
+        """Do nothing, because there are no errors to report."""
 
     def commit(self, _ends: Mapping[str, Position]) -> None:
-        """Nobody is told."""
+        """Do nothing, because there are no checkpoints."""
 
     def is_checkpointed(self, _key: str, _end: Position) -> bool:
-        """Nobody has to be told."""
+        """Return True, because there are no checkpoints to wait for."""
         return True
 
     def wait(self, seconds: float) -> None:
-        """Until there is something, or so long."""
+        """Wait until there are rows, or for this many seconds."""
         with self._changed:
-            self._changed.wait_for(lambda: any(self._larders.values()), seconds)
+            self._changed.wait_for(lambda: any(self._buffers.values()), seconds)
 
     def linger(self, _seconds: float, _rows: int, _size: int) -> bool:
-        """Not at all."""
+        """Return True without waiting."""
         return True
 
     def take(self, _rows: int, shard_rows: int, size: int) -> tuple[dict[str, RangeStart], dict[str, Chunk]]:
-        """All that waits."""
+        """Return the start of each shard's rows, and the rows that were read ahead, up to the limits."""
         with self._changed:
-            held = {key: RangeStart(0, begins) for key, begins in self._begins.items()}
-            sizes = fair_shares({key: larder.bytes for key, larder in self._larders.items()}, size)
-            found = {key: self._larders[key].take(shard_rows, most) for key, most in sizes.items()}
-            taken = {key: chunk for key, chunk in found.items() if chunk is not None}
-            self._begins.update({key: chunk.ends for key, chunk in taken.items()})
+            starts = {key: RangeStart(0, begins) for key, begins in self._begins.items()}
+            sizes = fair_shares({key: larder.bytes for key, larder in self._buffers.items()}, size)
+            chunks = {key: self._buffers[key].take(shard_rows, limit) for key, limit in sizes.items()}
+            non_empty_chunks = {key: chunk for key, chunk in chunks.items() if chunk is not None}
+            self._begins.update({key: chunk.ends for key, chunk in non_empty_chunks.items()})
             self._changed.notify_all()
-        return held, taken
+        return starts, non_empty_chunks
 
     def _read(self, lease: Lease) -> None:
-        reader, larder, pace = self._source.open(lease, TRIM_HORIZON), self._larders[lease.key], self._pace
+        reader, buffer, pace = self._source.open(lease, TRIM_HORIZON), self._buffers[lease.key], self._pace
         while not self._over.is_set():
             with self._changed:
                 self._changed.wait_for(
-                    lambda: larder.count < pace.rows // SHARDS and larder.bytes < pace.bytes // SHARDS
+                    lambda: buffer.count < pace.rows // SHARDS and buffer.bytes < pace.bytes // SHARDS
                 )
             due = time.monotonic() + pace.interval_seconds
             chunk = chunk_of(pace.columns, lease, reader.read())
             with self._changed:
-                larder.put(cast("Chunk", chunk))
+                buffer.put(cast("Chunk", chunk))
                 self._changed.notify_all()
             self._over.wait(max(0.0, due - time.monotonic()))
 
 
 class Unleased(LeasedReader):
-    """The same reader without leases."""
+    """The reader of `kinesis-leased` without leases."""
 
-    def _started_run(self) -> QueryRun:
-        run = super()._started_run()
+    def _get_or_start_run(self) -> QueryRun:
+        run = super()._get_or_start_run()
         if not isinstance(cast("object", run._loop), Unshared):  # noqa: SLF001  nothing has begun yet
             source_spec, options = self._source_spec, self._options
             pace = ReadAheadPace(
@@ -184,19 +184,19 @@ class Unleased(LeasedReader):
 
 @frozen
 class FileRows(InputPartition):
-    """Rows in a file that driver and executors share."""
+    """The rows of a task, in a file that the driver and the executors share."""
 
     path: str
 
 
 class Files:
-    """The peer of fetching: rows reach tasks by a shared folder, as on one machine they can."""
+    """A transport for comparison: rows reach tasks through a shared folder, which is possible on a single machine."""
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="leasehold-benchmark-"))
 
     def partitions(self, number: int, tasks: Sequence[Sequence[pa.RecordBatch]]) -> list[FileRows]:
-        """Write a file for each task."""
+        """Write a file with the rows of each task."""
         return [self._written(f"{number}-{place}.arrow", batches) for place, batches in enumerate(tasks)]
 
     def discard(self, number: int) -> None:
@@ -205,7 +205,7 @@ class Files:
             path.unlink()
 
     def close(self) -> None:
-        """Remove all."""
+        """Remove the folder."""
         shutil.rmtree(self._folder)
 
     def _written(self, name: str, batches: Sequence[pa.RecordBatch]) -> FileRows:
@@ -217,16 +217,16 @@ class Files:
 
 
 class ByFiles(LeasedReader):
-    """The same reader, its tasks reading files."""
+    """The reader of `kinesis-leased` whose tasks read files."""
 
-    def _started_run(self) -> QueryRun:
-        run = super()._started_run()
+    def _get_or_start_run(self) -> QueryRun:
+        run = super()._get_or_start_run()
         if not isinstance(cast("object", run._transport), Files):  # noqa: SLF001  nothing has begun yet
             run._transport = cast("Transport", Files())  # noqa: SLF001  as above
         return run
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task, as they lie on the disk."""
+        """Yield the rows of one task from its file."""
         with pa.memory_map(cast("FileRows", partition).path) as source:
             yield from pa.ipc.open_stream(source)
 
@@ -236,31 +236,34 @@ TRANSPORTS: dict[str, type[LeasedReader]] = {"fetched": LeasedReader, "by files"
 
 
 class Canned(DataSource):
-    """`canned`: options `reader`, `answer`, `leases`, `linger` in milliseconds, and the most `rows` of a batch."""
+    """The Spark source `canned`.
+
+    Its options are `reader`, `answer`, `leases`, `linger` (in milliseconds), and `rows`, the maximum for a batch.
+    """
 
     @classmethod
     def name(cls) -> str:
-        """The name of the format."""
+        """Return the name of the format."""
         return "canned"
 
     def schema(self) -> str:
-        """As `kinesis-leased` has it."""
+        """Return the schema of `kinesis-leased`."""
         return kinesis_rows.DDL
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: ARG002, N802  Spark's name
-        """The one that is asked for."""
-        answer = {"light": LIGHT, "steady": STEADY, "heavy": HEAVY}[self.options["answer"]]
+        """Return the reader that the option `reader` names."""
+        response_size = {"light": LIGHT, "steady": STEADY, "heavy": HEAVY}[self.options["answer"]]
         if self.options["reader"] in BARE:
-            return BARE[self.options["reader"]](Stream(answer))
+            return BARE[self.options["reader"]](Stream(response_size))
         columns = kinesis_rows.columns("canned")
-        source_spec = SourceSpec(lambda: Stream(answer), columns, INTERVAL_SECONDS, 100_000, rereadable=True)
+        source_spec = SourceSpec(lambda: Stream(response_size), columns, INTERVAL_SECONDS, 100_000, rereadable=True)
         position, name = {"initial_position": "TRIM_HORIZON"}, self.options["reader"]
         transport = "embedded" if name == "within tasks" else "fetch"
-        more = {"lease.transport": transport, "lease.fetchHost": "127.0.0.1", "lease.cores": "2"}
-        more |= {"lease.lingerMs": self.options.get("linger", "0")}
+        extra_options = {"lease.transport": transport, "lease.fetchHost": "127.0.0.1", "lease.cores": "2"}
+        extra_options |= {"lease.lingerMs": self.options.get("linger", "0")}
         size = {"maxBytesPerTrigger": str(BATCH_BYTES)}
         if rows := self.options.get("rows"):
             size = {"maxRowsPerTrigger": rows, "lease.bufferBytes": str(2 * USER_BYTES * int(rows) + (64 << 20))}
-        given = OptionReader({**size, **more})
-        options = parse_lease_options(given, self.options["leases"], position, 10.0, "maxRowsPerTrigger")
+        option_reader = OptionReader({**size, **extra_options})
+        options = parse_lease_options(option_reader, self.options["leases"], position, 10.0, "maxRowsPerTrigger")
         return (LEASED | TRANSPORTS)[name](source_spec, options)

@@ -1,16 +1,19 @@
-"""How rows reach the tasks of a cluster: fetched from the reading process, beside two other ways.
+"""Compares three ways in which rows reach the tasks of a Spark cluster.
 
     python benchmarks/spark_cluster.py
 
-A master and two workers of one core each on this machine. The same canned stream as in `spark_throughput` goes into a
-sink that drops everything, its rows
+A master and two workers with one core each run on this machine. A query reads the same stream as in `spark_throughput`,
+and its sink drops all rows. The rows reach the tasks in one of these ways:
 
-fetched       by tasks, over TCP, from the process that reads: what `kinesis-leased` does
-by files      in a folder that driver and executors share, which a real cluster seldom has: the most there is
-within tasks  4 MB in a batch, through the driver: what is left where executors cannot connect to it
+fetched       tasks fetch them over TCP from the reading process, as `kinesis-leased` does by default
+by files      they are in a folder that the driver and the executors share, which is the fastest way, but which a real
+              cluster seldom has
+within tasks  the driver sends them with the tasks, up to 4 MB per batch, which also works if executors cannot connect
+to
+              the driver
 
-Rounds take turns; ratios are medians over the rounds. The packages are as found, not compiled: the ways differ in none
-of the compiled files. It ends with 1 where fetching carries less than 0.9 of what files do.
+The three ways take turns, and ratios are medians over the rounds. The packages are not compiled, because the compiled
+modules are the same in all three. The exit status is 1 if fetching is slower than 0.9 of the speed of files.
 """
 
 import argparse
@@ -40,33 +43,33 @@ CLUSTER: dict[str, bool | float | int | str | None] = {
 }
 
 
-def measured(spark: SparkSession, rounds: int, batches: int) -> bool:
-    """Run and print everything; whether the bar is met."""
+def measure(spark: SparkSession, rounds: int, batches: int) -> bool:
+    """Measure all ways, print the results, and return whether the limit is met."""
     spark.dataSource.register(Canned)
-    ways = {name: partial(canned, spark, name, "heavy") for name in TRANSPORTS}
-    found = rounds_of(ways, rounds, batches)
+    frames = {name: partial(canned, spark, name, "heavy") for name in TRANSPORTS}
+    figures = rounds_of(frames, rounds, batches)
     print(f"two workers of one core, rounds: {rounds}, load {os.getloadavg()[0]:.1f}; medians (and extremes)")
-    for name, runs in found.items():
+    for name, runs in figures.items():
         rates, works = (sorted(map(attrgetter(of), runs)) for of in ("rate", "work"))
-        triggers = statistics.median(each for run in runs for each in run.triggers)
+        triggers = statistics.median(trigger for run in runs for trigger in run.triggers)
         print(
             f"{name:14} {statistics.median(rates):9,.0f} rows/s of 1 KB ({rates[0]:,.0f} to {rates[-1]:,.0f}) "
             f"{statistics.median(works):9,.0f} a second of processor, {triggers:7,.0f} ms a trigger"
         )
-    good = verdict("fetched / by files, rows/s", ratio(found, "fetched", "by files", attrgetter("rate")), BAR)
-    for way in found.keys() - {"fetched"}:
+    meets_limit = verdict("fetched / by files, rows/s", ratio(figures, "fetched", "by files", attrgetter("rate")), BAR)
+    for transport in figures.keys() - {"fetched"}:
         for name, figure in (("rows/s", "rate"), ("rows a second of processor", "work")):
-            print(f"fetched / {way}, {name}: {ratio(found, 'fetched', way, attrgetter(figure)):.2f}")
-    return good
+            print(f"fetched / {transport}, {name}: {ratio(figures, 'fetched', transport, attrgetter(figure)):.2f}")
+    return meets_limit
 
 
 def main() -> int:
-    """Measure on a cluster of its own; 1 where the bar is not met."""
+    """Start a cluster, measure, and return 1 if the limit is not met."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batches", type=int, default=HEAVY_BATCHES, help="of a query in a round")
     options = parser.parse_args()
-    # Spark's Python processes look for what is beside this file too.
+    # Spark's Python processes also import modules from the folder of this file.
     paths = [str(Path(__file__).resolve().parent), os.environ.get("PYTHONPATH", "")]
     os.environ |= {
         "JAVA_HOME": str(java_home()),
@@ -77,7 +80,7 @@ def main() -> int:
     with spark_cluster(os.environ, memory="1g") as url:
         spark = SparkSession.builder.master(url).config(map=SETTINGS | CLUSTER).getOrCreate()
         try:
-            return 0 if measured(spark, options.rounds, options.batches) else 1
+            return 0 if measure(spark, options.rounds, options.batches) else 1
         finally:
             spark.stop()
 

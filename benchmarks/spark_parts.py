@@ -1,4 +1,4 @@
-"""Where a query's processor time goes: by process and, within Java, by the names of its threads."""
+"""Divides the processor time of a Spark query among its processes and, within Java, among its threads by name."""
 
 import os
 from collections import Counter
@@ -22,23 +22,23 @@ RUNNER, WORKER, JAVA = b"python_streaming_source_runner", b"pyspark.daemon", b"j
 
 
 def spent() -> Mapping[str, float]:
-    """Processor seconds of all processes below this one so far, those included that have ended."""
-    found: Counter[str] = Counter()
-    for process in _below(os.getpid()):
-        with suppress(OSError):  # it has ended
+    """Return the processor seconds used so far by all child processes, including those that have ended, by part."""
+    ticks_by_part: Counter[str] = Counter()
+    for process in _descendants(os.getpid()):
+        with suppress(OSError):  # the process has ended
             command = (process / "cmdline").read_bytes()
-            itself, ended = _ticks(process / "stat")
-            found[PROGRAMS] += ended
+            own_ticks, ended_children = _ticks(process / "stat")
+            ticks_by_part[PROGRAMS] += ended_children
             if command.partition(b"\0")[0].endswith(JAVA):
                 threads = Counter[str]()
                 for thread in (process / "task").iterdir():
                     with suppress(OSError):
                         threads[_part((thread / "comm").read_text())] += _ticks(thread / "stat")[0]
-                found += threads
-                found[ELSE] += itself - threads.total()
+                ticks_by_part += threads
+                ticks_by_part[ELSE] += own_ticks - threads.total()
             else:
-                found[READS if RUNNER in command else TASKS if WORKER in command else PROGRAMS] += itself
-    return {part: ticks / os.sysconf("SC_CLK_TCK") for part, ticks in found.items()}
+                ticks_by_part[READS if RUNNER in command else TASKS if WORKER in command else PROGRAMS] += own_ticks
+    return {part: part_ticks / os.sysconf("SC_CLK_TCK") for part, part_ticks in ticks_by_part.items()}
 
 
 def _part(thread: str) -> str:
@@ -46,12 +46,12 @@ def _part(thread: str) -> str:
 
 
 def _ticks(stat: Path) -> tuple[int, int]:
-    """Of a process or thread, and of those it started that have ended."""
+    """Return the clock ticks of a process or thread, and those of its children that have ended."""
     fields = stat.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
     return int(fields[11]) + int(fields[12]), int(fields[13]) + int(fields[14])
 
 
-def _below(root: int) -> Iterator[Path]:
+def _descendants(root: int) -> Iterator[Path]:
     parents: dict[int, int] = {}
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):

@@ -1,13 +1,16 @@
-"""What a batch of a query costs that holds a thousand shards, most of them quiet: text in its offset, and time to plan.
+"""Measures the size of the offset and the time to plan a batch, for a Spark query with 1,000 mostly quiet shards.
 
     python benchmarks/spark_planning.py
 
-A shard is quiet whose place has not moved. The text is what Spark stores for each batch, in the form that every shard
-has a line of its own (as small offsets still have it), and packed; for numbers as Kinesis composes them, and for
-digits drawn at random, which nothing can make small. Planning is what the reading process does when Spark asks for the
-end of a batch, commits the one before and asks for the tasks; rows have been read ahead by then. Its time is processor
-time, the least of several batches. The loop of leases is the real one on a clock of its own, its table in memory. It
-ends with 1 where a packed offset takes 20 KB or more, or planning more than 5 ms where ten shards bring rows.
+A shard is quiet if its position has not changed. The size is the length of the offset that Spark stores for each batch,
+both in the plain format with an entry for each shard, which small offsets have, and in the packed format. It is
+measured with sequence numbers like those of Kinesis, and with random digits, which cannot be compressed.
+
+The time to plan is the processor time that the reading process needs to return the end of a batch, to commit the
+previous batch, and to return the tasks. The rows have been read ahead at that time. The result is the minimum of
+several batches. The lease loop is the real one, with a simulated clock and a table in memory.
+
+The exit status is 1 if a packed offset has 20 KB or more, or if planning takes more than 5 ms with rows in ten shards.
 """
 
 import json
@@ -40,52 +43,56 @@ DRAW = Random(1)  # noqa: S311  figures of any kind
 
 
 def kinesis_number(shard: int) -> int:
-    """Version, birth of the shard, shard, count, time of the record, shard, version."""
+    """Return a sequence number like those of Kinesis.
+
+    It consists of a version, the creation time of the shard, the shard, a count, the time of the record, the shard and
+    the version.
+    """
     count, at = DRAW.randrange(1 << 34), NOW - DRAW.randrange(DAY)
     return int(f"2{BORN:09x}{shard % 16:x}{count:016x}00{at:09x}{shard:08x}2", 16)
 
 
 def key_of(shard: int) -> str:
-    """As Kinesis names it."""
+    """Return a shard id like those of Kinesis."""
     return f"shardId-{shard:012d}"
 
 
-def quiet(number: Callable[[int], int]) -> Offset:
-    """All shards, none of which has moved."""
+def quiet_offset(number: Callable[[int], int]) -> Offset:
+    """Return an offset in which no shard has moved."""
     places = {key_of(shard): Position(str(number(shard))) for shard in range(SHARDS)}
     return Offset(7, tuple((key, Range(at, at, 12)) for key, at in places.items()), "kinesis://orders")
 
 
-def size_of(offset: Offset, *, packed: bool) -> int:
-    """Bytes of its text, as Spark has it written."""
+def encoded_size(offset: Offset, *, packed: bool) -> int:
+    """Return the number of bytes of the offset in JSON, as Spark stores it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(offsets, "PACKED_FROM", 1 if packed else SHARDS + 1)
         return len(json.dumps(encode(offset), separators=(",", ":")))
 
 
 class Orders(Stream):
-    """Records whose numbers are as long as those of Kinesis."""
+    """A stream whose sequence numbers are as long as those of Kinesis."""
 
     def open(self, lease: Lease, start: Position) -> FakeReader:
-        """From just after there."""
-        first = FIRST[lease.shard]
-        at = int(start.sequence) - first if start.numbered else 0
-        return Shifted(self, lease.shard, at, first=first)
+        """Return a reader that starts after this position."""
+        first_number = FIRST[lease.shard]
+        index = int(start.sequence) - first_number if start.numbered else 0
+        return Shifted(self, lease.shard, index, first=first_number)
 
 
 @define
 class Shifted(FakeReader):
-    """The same reader, its numbers beginning elsewhere."""
+    """A reader whose sequence numbers start at `first`."""
 
     first: int = 0
 
     def read(self) -> Batch:
-        """A page at most."""
+        """Return the next page of records."""
         batch = super().read()
         if not batch.records:
             return batch
-        found = tuple(Record(each.data, str(int(each.sequence_number) + self.first)) for each in batch.records)
-        return evolve(batch, records=found, read_to=found[-1].position)
+        records = tuple(Record(record.data, str(int(record.sequence_number) + self.first)) for record in batch.records)
+        return evolve(batch, records=records, read_to=records[-1].position)
 
 
 FIRST = {key_of(shard): kinesis_number(shard) for shard in range(SHARDS)}
@@ -93,7 +100,7 @@ FIRST = {key_of(shard): kinesis_number(shard) for shard in range(SHARDS)}
 
 @frozen
 class Planned:
-    """What one batch took, in ms of processor time."""
+    """The processor time for one batch, in ms."""
 
     end: float
     commit: float
@@ -101,12 +108,12 @@ class Planned:
 
     @property
     def all(self) -> float:
-        """Together."""
+        """The total processor time, in ms."""
         return self.end + self.commit + self.tasks
 
 
 class Planner:
-    """A query that has read a record of each shard, whose loop goes on only between its batches."""
+    """A query that has read a record of each shard. Its lease loop runs only between batches."""
 
     def __init__(self) -> None:
         self.stream = Orders({key: ["first"] for key in FIRST})
@@ -122,52 +129,54 @@ class Planner:
         raise AssertionError("not all shards were read in time")
 
     def batch(self, end: dict[str, object]) -> None:
-        """Have it done."""
+        """Commit the previous batch, and plan the batch up to this end."""
         if end != self.offset:
             self.reader.commit(self.offset)
             self.reader.partitions(self.offset, end)
             self.offset = end
 
-    def planned(self, moved: int) -> Planned:
-        """Bring a record to so many shards, have them read, and plan."""
-        assert self.reader._run is not None  # noqa: SLF001  which Spark does not see
+    def plan_with_rows(self, shard_count: int) -> Planned:
+        """Put a record into `moved` shards, let the loop read the records, and plan a batch."""
+        assert self.reader._run is not None  # noqa: SLF001  internal state
         loop = self.reader._run._loop  # noqa: SLF001  as above
         assert isinstance(loop, Stepped)
-        for key in DRAW.sample(sorted(FIRST), moved):
+        for key in DRAW.sample(sorted(FIRST), shard_count):
             self.stream.put(key, "more")
         for _ in range(TICKS):
-            if sum(1 for _ in loop._with_rows()) >= moved:  # noqa: SLF001  as above
+            if sum(1 for _ in loop._prefetchers_with_rows()) >= shard_count:  # noqa: SLF001  as above
                 break
             loop.tick()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(loop, "wait", lambda _seconds: None)
             ends: list[dict[str, object]] = []
-            end = spent(lambda: ends.append(self.reader.latestOffset(self.offset, self.reader.getDefaultReadLimit())))
+            end = processor_ms(
+                lambda: ends.append(self.reader.latestOffset(self.offset, self.reader.getDefaultReadLimit()))
+            )
             if ends[0] == self.offset:
                 return Planned(end, 0.0, 0.0)
-            commit = spent(lambda: self.reader.commit(self.offset))
-            tasks = spent(lambda: self.reader.partitions(self.offset, ends[0]))
+            commit = processor_ms(lambda: self.reader.commit(self.offset))
+            tasks = processor_ms(lambda: self.reader.partitions(self.offset, ends[0]))
             self.offset = ends[0]
         return Planned(end, commit, tasks)
 
 
-def spent(work: Callable[[], object]) -> float:
-    """Processor time in ms."""
+def processor_ms(work: Callable[[], object]) -> float:
+    """Return the processor time of `work`, in ms."""
     began = time.process_time()
     work()
     return (time.process_time() - began) * 1000
 
 
 def main() -> int:
-    """Print both; 1 where a bar is not met."""
-    good = True
+    """Print both tables, and return 1 if a limit is not met."""
+    meets_limits = True
     print(f"{SHARDS} quiet shards: bytes of an offset  {'a line each':>12}{'packed':>9}")
     for name, number in (
         ("numbers of Kinesis", kinesis_number),
         ("56 digits at random", lambda _: DRAW.randrange(10**55, 10**56)),
     ):
-        plain, packed = (size_of(quiet(number), packed=each) for each in (False, True))
-        good = good and (number is not kinesis_number or packed < BYTES_BAR)
+        plain, packed = (encoded_size(quiet_offset(number), packed=plan_cost) for plan_cost in (False, True))
+        meets_limits = meets_limits and (number is not kinesis_number or packed < BYTES_BAR)
         print(f"{name:36}{plain:12,}{packed:9,}")
     print(
         f"{'ms of processor to plan':36}{'end':>8}{'commit':>8}{'tasks':>8}{'all':>8}   load {os.getloadavg()[0]:.1f}"
@@ -176,12 +185,16 @@ def main() -> int:
         stepped(patch)
         planner = Planner()
         for moved in MOVED:
-            least = min((planner.planned(moved) for _ in range(ROUNDS)), key=lambda each: each.all)
-            good = good and (moved != MOVED_BAR or least.all <= MS_BAR)
-            figures = "".join(f"{each:8.2f}" for each in (least.end, least.commit, least.tasks, least.all))
+            fastest = min((planner.plan_with_rows(moved) for _ in range(ROUNDS)), key=lambda plan_cost: plan_cost.all)
+            meets_limits = meets_limits and (moved != MOVED_BAR or fastest.all <= MS_BAR)
+            figures = "".join(
+                f"{plan_cost:8.2f}" for plan_cost in (fastest.end, fastest.commit, fastest.tasks, fastest.all)
+            )
             print(f"{f'{moved} shards bring rows':36}{figures}", flush=True)
-    print(f"bars: {BYTES_BAR:,} bytes packed, {MS_BAR:g} ms with {MOVED_BAR} shards: {'pass' if good else 'FAIL'}")
-    return 0 if good else 1
+    print(
+        f"bars: {BYTES_BAR:,} bytes packed, {MS_BAR:g} ms with {MOVED_BAR} shards: {'pass' if meets_limits else 'FAIL'}"
+    )
+    return 0 if meets_limits else 1
 
 
 if __name__ == "__main__":

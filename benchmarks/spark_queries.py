@@ -1,14 +1,15 @@
-"""Two queries on one lease table: what each spends on a row, and that every row is in exactly one of them.
+"""Measures two Spark queries that share a lease table: their cost per row, and that each row is read exactly once.
 
     python benchmarks/spark_queries.py [costs|rows]
 
-First come the processes that read. Each is called as Spark calls it, as in `spark_runner.py`, over a server that
-answers at once. It is measured alone, and then two share the same eight shards. Processor time per row does not depend
-on what else runs here, so if it stays as it is alone, two queries read twice as much.
+First, it measures the processes that read for a query. They are called as Spark would call them, as in
+`spark_runner.py`, and read from a local server that responds immediately. One such process reads alone, and then two
+share the same eight shards. The processor time per row does not depend on other load on the machine. If it is the same
+in both cases, two queries can read twice as many rows.
 
-Then two applications write Parquet files from a stream of eight shards, to which rows are put all the time. The second
-starts in the middle, and takes half of the shards. The rows of all finished batches are compared with those that were
-sent. It ends with 1 if a row is lost or is there twice, or if a query read nothing.
+Then, two applications write Parquet files from a stream of eight shards to which rows are put continuously. The second
+application starts later, and takes half of the shards. The rows in all finished batches are compared with the rows that
+were sent. The exit status is 1 if a row is lost or duplicated, or if a query has read nothing.
 """
 
 import json
@@ -26,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import pyarrow.parquet as pq  # type: ignore[import-untyped]  # it ships no types
 from compiled import as_installed
-from spark_runner import LOADS, Spent, carried, measured, served
+from spark_runner import LOADS, Spent, measure, measure_reader, served
 from standins.spark import SOON, spark_session
 
 from leasehold.adapters.sources.kinesis.producer.core import Settings
@@ -36,37 +37,37 @@ from leasehold_lab.demo.child import ENVIRONMENT, Child
 from leasehold_lab.demo.stage import Stream, client, services
 
 SETTLE_SECONDS = 20.0
-"""How long two queries have to share the shards before they are measured."""
+"""The time that two queries have to divide the shards before the measurement starts."""
 SHARDS, PUTS, PUT_ROWS, ROW_BYTES = 8, 300, 100, 100
 PAUSE_SECONDS, WAIT_SECONDS = 0.2, 900.0
 
 
-def settled(work: Callable[[], int]) -> Spent:
-    """Work until the shards are shared, and then measure."""
+def measure_when_settled(work: Callable[[], int]) -> Spent:
+    """Run `work` until the shards are divided, and then measure it."""
     began = time.monotonic()
     while time.monotonic() - began < SETTLE_SECONDS:
         work()
-    return measured(work)
+    return measure(work)
 
 
-def read(endpoint: str, folder: str) -> None:
-    """Be the process that reads for one query, and print what was spent."""
+def run_reader(endpoint: str, folder: str) -> None:
+    """Run the process that reads for one query, and print its cost."""
     os.environ.update(ENVIRONMENT)
-    spent = carried(endpoint, Path(folder), "fetch", settled)
-    print(json.dumps([spent.rows, spent.processor_seconds, spent.seconds]))
+    cost = measure_reader(endpoint, Path(folder), "fetch", measure_when_settled)
+    print(json.dumps([cost.rows, cost.processor_seconds, cost.seconds]))
 
 
-def shared(count: int) -> list[Spent]:
-    """Return what each of so many queries spends that share the shards."""
+def costs_of_queries(count: int) -> list[Spent]:
+    """Return the cost of each of `count` queries that share the shards."""
     with as_installed() as path, served(LOADS[0]) as endpoint, tempfile.TemporaryDirectory() as folder:
         command = (sys.executable, __file__, "--read", endpoint, folder)
         env = os.environ | {"PYTHONPATH": str(path)}
-        reading = [subprocess.Popen(command, env=env, stdout=subprocess.PIPE) for _ in range(count)]  # noqa: S603  itself
-        return [Spent(*json.loads(process.communicate()[0].splitlines()[-1])) for process in reading]
+        readers = [subprocess.Popen(command, env=env, stdout=subprocess.PIPE) for _ in range(count)]  # noqa: S603  itself
+        return [Spent(*json.loads(process.communicate()[0].splitlines()[-1])) for process in readers]
 
 
-def application(stream: str, endpoint: str, folder: str, name: str) -> None:
-    """Be an application that writes the rows of its shards into files."""
+def run_application(stream: str, endpoint: str, folder: str, name: str) -> None:
+    """Run an application that writes the rows of its shards to files."""
     options = {
         "kinesis.streamName": stream,
         "kinesis.endpointUrl": endpoint,
@@ -80,19 +81,19 @@ def application(stream: str, endpoint: str, folder: str, name: str) -> None:
         start_query(writer.option("checkpointLocation", f"{folder}/{name}-progress").start).awaitTermination()
 
 
-def written(folder: Path, name: str) -> list[str]:
+def written_rows(folder: Path, name: str) -> list[str]:
     """Return the rows in the finished batches of an application, without their padding."""
     lines = set[str]()
     for log in folder.glob(f"{name}/_spark_metadata/[0-9]*"):
-        with suppress(FileNotFoundError):  # a later log has its lines, too
+        with suppress(FileNotFoundError):  # a later log contains the lines of this one, too
             lines.update(log.read_text().splitlines()[1:])
     paths = {json.loads(line)["path"].removeprefix("file://") for line in lines}
     tables = [pq.read_table(path, columns=["data"]) for path in paths]
     return [data.decode().strip() for table in tables for data in table["data"].to_pylist()]
 
 
-def judged() -> tuple[int, list[int], int, int]:
-    """Return how many rows were sent, how many each query has, and how many are lost and are there twice."""
+def compare_rows() -> tuple[int, list[int], int, int]:
+    """Return the number of rows sent, those read by each query, the number lost, and the number of duplicates."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         kinesis, _ = stack.enter_context(services())
@@ -103,51 +104,56 @@ def judged() -> tuple[int, list[int], int, int]:
             stack.callback(child.kill)
             return child
 
-        # Aggregate rows: the stand-in's work for a record grows with what its shard holds.
-        to = stack.enter_context(closing(client(kinesis)))
-        producer = stack.enter_context(Producer(to, stream.name, Settings(share=16.0, linger_seconds=0.2)))
-        children, sent, writings = [begin("one")], list[str](), list[RecordFuture]()
-        for each in range(PUTS):
-            if each == PUTS // 4:
+        # Rows are aggregated, because the stand-in's cost of a record grows with the number of records in the shard.
+        kinesis_client = stack.enter_context(closing(client(kinesis)))
+        producer = stack.enter_context(Producer(kinesis_client, stream.name, Settings(share=16.0, linger_seconds=0.2)))
+        children, sent, futures = [begin("one")], list[str](), list[RecordFuture]()
+        for round_number in range(PUTS):
+            if round_number == PUTS // 4:
                 children.append(begin("two"))
             rows = [f"row {len(sent) + number}" for number in range(PUT_ROWS)]
-            writings += [producer.put(row.ljust(ROW_BYTES).encode(), row) for row in rows]
+            futures += [producer.put(row.ljust(ROW_BYTES).encode(), row) for row in rows]
             sent += rows
             time.sleep(PAUSE_SECONDS)
-        for writing in writings:
-            writing.result(WAIT_SECONDS)
+        for future in futures:
+            future.result(WAIT_SECONDS)
         deadline = time.monotonic() + WAIT_SECONDS
         while time.monotonic() < deadline:
-            found = [written(folder, child.name) for child in children]
-            if len(set().union(*found)) == len(sent):
+            rows_by_query = [written_rows(folder, child.name) for child in children]
+            if len(set().union(*rows_by_query)) == len(sent):
                 break
             for child in children:
                 assert child.running, child.said
             time.sleep(1.0)
-        counts = Counter(row for rows in found for row in rows)
-        return len(sent), [len(rows) for rows in found], len(set(sent) - set(counts)), counts.total() - len(counts)
+        counts = Counter(row for rows in rows_by_query for row in rows)
+        return (
+            len(sent),
+            [len(rows) for rows in rows_by_query],
+            len(set(sent) - set(counts)),
+            counts.total() - len(counts),
+        )
 
 
 def main() -> int:
-    """Print both tables; 1 if a row is lost or twice."""
+    """Print both tables, and return 1 if a row is lost or duplicated."""
     os.environ.update(ENVIRONMENT)
-    wanted = sys.argv[1:] or ["costs", "rows"]
-    for count in (1, 2) if "costs" in wanted else ():
-        spent = shared(count)
-        each = ", ".join(f"{query.micros:.1f}" for query in spent)
-        rate = sum(1e6 / query.micros for query in spent)
-        print(f"queries: {count}; µs a row: {each}; with a processor each: {rate:,.0f} rows/s", flush=True)
-    if "rows" not in wanted:
+    parts = sys.argv[1:] or ["costs", "rows"]
+    for count in (1, 2) if "costs" in parts else ():
+        costs = costs_of_queries(count)
+        costs_text = ", ".join(f"{query.micros:.1f}" for query in costs)
+        rate = sum(1e6 / query.micros for query in costs)
+        print(f"queries: {count}; µs a row: {costs_text}; with a processor each: {rate:,.0f} rows/s", flush=True)
+    if "rows" not in parts:
         return 0
-    sent, read_by, lost, twice = judged()
-    print(f"{sent:,} rows were sent; read by each: {read_by}; lost: {lost}; twice: {twice}")
-    return 0 if not (lost or twice) and len(read_by) == 2 and all(read_by) else 1
+    sent, read_by, lost, duplicates = compare_rows()
+    print(f"{sent:,} rows were sent; read by each: {read_by}; lost: {lost}; twice: {duplicates}")
+    return 0 if not (lost or duplicates) and len(read_by) == 2 and all(read_by) else 1
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--read"]:
-        read(*sys.argv[2:])
+        run_reader(*sys.argv[2:])
     elif sys.argv[1:2] == ["--application"]:
-        application(*sys.argv[2:])
+        run_application(*sys.argv[2:])
     else:
         sys.exit(main())

@@ -1,15 +1,17 @@
-"""How many rows the one process that reads for a Spark query can carry, by what it spends on each.
+"""Measures the processor time per row in the process that reads for a Spark query, which limits its rate of rows.
 
     python benchmarks/spark_runner.py
 
-A server in another process answers GetRecords at once with as much as one request may bring; the reader is
-called as Spark calls it, for eight shards, without the pause between requests that the service asks for; where it
-subscribes (enhanced fan-out), the server sends events as large as those answers, one after the other. What
-counts is processor time per row: of how many rows a second it is enough for depends on the processor alone, and
-not on what else runs here. The peer is a bare loop of the same client's GetRecords in the same run. The codec is
-compiled, as in a wheel. It ends with 1 where a row of 1 KB costs more than 5 us, less than 200 MB/s for a processor.
-Last comes a stream of 1,000 shards on which nothing is put, at the usual pace: how long it takes to open them, and the
-share of a processor that they take from then on, that of the threads which ask beside it.
+A local server in another process responds to GetRecords immediately, with the maximum amount of data. The reader is
+called as Spark would call it, for eight shards, and without the pauses between requests that the service requires. With
+enhanced fan-out, the server sends events of the same size without pauses.
+
+The result is the processor time per row. The possible number of rows per second depends only on this time and not on
+other load on the machine. A loop over GetRecords with the same client is measured for comparison. The codec is compiled
+as in a wheel. The exit status is 1 if a row of 1 KB costs more than 5 µs, which means less than 200 MB/s per core.
+
+Finally, a stream with 1,000 empty shards is read at the usual pace. The results are the time to open all shards, the
+fraction of a core that is used after that, and the part of this fraction that the polling threads use.
 """
 
 import json
@@ -34,7 +36,7 @@ from attrs import evolve, frozen
 from compiled import as_installed
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadMaxRows
-from wire_server import CBOR, forms_of, frame
+from wire_server import CBOR, encodings_of, frame
 
 from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
 from leasehold.adapters.sources.kinesis.arrow_rows import SCHEMA
@@ -59,10 +61,7 @@ FAN_OUT = {
 
 @frozen
 class Load:
-    """What one answer holds.
-
-    rows   user records, of `size` bytes each; `in_one` of them in one Kinesis record
-    """
+    """The contents of a response: `rows` user records of `size` bytes, with `in_one` of them in each Kinesis record."""
 
     name: str
     rows: int
@@ -70,14 +69,16 @@ class Load:
     in_one: int = 1
 
     def bodies(self, **next_one: str) -> dict[str, bytes]:
-        """The body of an answer or an event in both forms, with the place of the number's variable part marked.
+        """Return the body of a response or an event, in CBOR and in JSON.
 
-        next_one  how reading goes on: an answer names an iterator, an event a number
+        It contains a placeholder for the part of sequence numbers that changes.
+
+        next_one  the field with the next position: an iterator in a response, or a sequence number in an event
         """
         record = {"Data": self._record(), "PartitionKey": "k", "ApproximateArrivalTimestamp": 1_795_363_072_573}
         place = PLACE.decode()
         records = [record | {"SequenceNumber": f"1{place}{number:04}"} for number in range(self.rows // self.in_one)]
-        return forms_of({"Records": records, "MillisBehindLatest": 60_000 if records else 0, **next_one})
+        return encodings_of({"Records": records, "MillisBehindLatest": 60_000 if records else 0, **next_one})
 
     def _record(self) -> bytes:
         if self.in_one == 1:
@@ -85,7 +86,7 @@ class Load:
         made = Aggregate(1 << 20)
         for _ in range(self.in_one):
             assert made.add(b"x" * self.size, "k")
-        return made.sealed()
+        return made.encode()
 
 
 LOADS = (
@@ -96,7 +97,7 @@ LOADS = (
 
 
 def serve(load: Load, ports: Any, shard_count: int = SHARDS) -> None:  # noqa: ANN401  a queue
-    """Answer until ended; in a process of its own."""
+    """Serve requests until the process is terminated."""
     bodies = load.bodies(NextShardIterator=f"shard {PLACE.decode()}")
     events = load.bodies(ContinuationSequenceNumber=f"1{PLACE.decode()}9999")
     begins = [2**128 * number // shard_count for number in range(shard_count + 1)]
@@ -123,7 +124,7 @@ def serve(load: Load, ports: Any, shard_count: int = SHARDS) -> None:  # noqa: A
                 self._say(form, self._answer(wanted, asked, form))
 
         def _send(self, form: str, body: bytes) -> None:
-            """Events until the reader goes; of a reader that takes none, as many as its connection holds."""
+            """Send events until the client closes the connection. If it does not read, this blocks."""
             self.send_response(200)
             self.send_header("Content-Type", "application/vnd.amazon.eventstream")
             self.send_header("Transfer-Encoding", "chunked")
@@ -140,7 +141,8 @@ def serve(load: Load, ports: Any, shard_count: int = SHARDS) -> None:  # noqa: A
                 number = int(asked["ShardIterator"].rpartition(" ")[2])
                 return bodies[form].replace(PLACE, b"%010d" % (number + 1))
             if wanted == "GetShardIterator":
-                # A number is 1, an answer in ten digits, and a record of it. An iterator begins with that answer.
+                # A sequence number consists of a 1, ten digits for the response, and the record's number in it. The
+                # iterator starts with that response.
                 number = asked.get("StartingSequenceNumber", "")
                 begins = int(number[1:11]) - 1 if number else 0
                 return json.dumps({"ShardIterator": f"shard {begins}"}).encode()
@@ -154,7 +156,7 @@ def serve(load: Load, ports: Any, shard_count: int = SHARDS) -> None:  # noqa: A
             self.wfile.write(answer)
 
         def log_message(self, *_: object) -> None:
-            """Nothing."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
@@ -164,7 +166,7 @@ def serve(load: Load, ports: Any, shard_count: int = SHARDS) -> None:  # noqa: A
 
 @frozen
 class Spent:
-    """What a number of rows took: processor time of this process, and time by the clock."""
+    """The processor time of this process, and the elapsed time, for a number of rows."""
 
     rows: int
     processor_seconds: float
@@ -172,34 +174,34 @@ class Spent:
 
     @property
     def micros(self) -> float:
-        """Microseconds of processor time for a row."""
+        """The processor time per row, in microseconds."""
         return self.processor_seconds / self.rows * 1e6
 
 
-def measured(work: Callable[[], int]) -> Spent:
-    """Do it until the time is over."""
-    rows, began, spent = 0, time.monotonic(), time.process_time()
-    while time.monotonic() - began < SECONDS:
+def measure(work: Callable[[], int]) -> Spent:
+    """Call `work` repeatedly for some seconds, and return its cost."""
+    rows, wall_start, processor_start = 0, time.monotonic(), time.process_time()
+    while time.monotonic() - wall_start < SECONDS:
         rows += work()
-    return Spent(rows, time.process_time() - spent, time.monotonic() - began)
+    return Spent(rows, time.process_time() - processor_start, time.monotonic() - wall_start)
 
 
-def bare(endpoint: str, load: Load) -> Spent:
-    """The AWS client alone: records are received, and nothing is made of them."""
+def measure_client(endpoint: str, load: Load) -> Spent:
+    """Measure the AWS client alone, which receives records without further processing."""
     client = reading_client("eu-west-1", endpoint)
-    at = ["shard 0"]
+    iterator = ["shard 0"]
 
     def work() -> int:
-        answer = client.get_records(ShardIterator=at[0])
-        at[0] = answer["NextShardIterator"]
-        return len(answer["Records"]) * load.in_one
+        response = client.get_records(ShardIterator=iterator[0])
+        iterator[0] = response["NextShardIterator"]
+        return len(response["Records"]) * load.in_one
 
     work()
-    return measured(work)
+    return measure(work)
 
 
 def reader_of(endpoint: str, store: str, **options: str) -> LeasedReader:
-    """What Spark makes of these options."""
+    """Return the reader that Spark would create with these options."""
     reader = KinesisLeased(
         {
             "kinesis.streamName": "s",
@@ -215,51 +217,54 @@ def reader_of(endpoint: str, store: str, **options: str) -> LeasedReader:
     return reader
 
 
-def at_rest(endpoint: str, folder: Path) -> str:
-    """What a query takes of whose shards none has anything: to open all, and then of a processor."""
-    # Longer leases than by default: on a busy machine one file could not have 1,000 of them confirmed in time.
+def measure_quiet_shards(endpoint: str, folder: Path) -> str:
+    """Measure a query whose shards have no records, and describe the time to open them and the later processor time."""
+    # Leases are longer than by default, because a busy machine may not renew 1,000 of them in one file in time.
     reader = reader_of(endpoint, f"sqlite:///{folder}/rest.db", **{"lease.durationMs": "60000"})
-    start, begun = reader.initialOffset(), time.monotonic()
+    start, started = reader.initialOffset(), time.monotonic()
 
-    def look(until: float = math.inf) -> None:
+    def poll_until(until: float = math.inf) -> None:
         while time.monotonic() < until:
             assert reader.latestOffset(start, ReadMaxRows(BATCH_ROWS)) == start
-            told = reader.reportLatestOffset()
-            if until == math.inf and told is not None and told["shards"] == QUIET_SHARDS:
+            report = reader.reportLatestOffset()
+            if until == math.inf and report is not None and report["shards"] == QUIET_SHARDS:
                 return
 
-    def asking() -> float:
-        threads = [each.native_id for each in threading.enumerate() if each.name.startswith("leasehold-read")]
-        return sum(int(Path(f"/proc/self/task/{each}/schedstat").read_text().split()[0]) for each in threads) / 1e9
+    def polling_seconds() -> float:
+        threads = [thread.native_id for thread in threading.enumerate() if thread.name.startswith("leasehold-read")]
+        return sum(int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[0]) for thread in threads) / 1e9
 
     try:
-        look()
+        poll_until()
         opened = time.monotonic()
-        look(opened + QUIET_SECONDS)  # the pauses between two requests grow to their longest
-        began, spent, asked = time.monotonic(), time.process_time(), asking()
-        look(began + QUIET_SECONDS)
-        passed = time.monotonic() - began
-        shares = [(time.process_time() - spent) / passed, (asking() - asked) / passed]
+        poll_until(opened + QUIET_SECONDS)  # until the pauses between requests have reached their maximum
+        measured_from, processor_before, polling_before = time.monotonic(), time.process_time(), polling_seconds()
+        poll_until(measured_from + QUIET_SECONDS)
+        elapsed = time.monotonic() - measured_from
+        shares = [(time.process_time() - processor_before) / elapsed, (polling_seconds() - polling_before) / elapsed]
     finally:
         reader.stop()
-    return f"all open in {opened - begun:.0f} s, then {shares[0]:.2f} of a processor, {shares[1]:.2f} of it to ask"
+    return f"all open in {opened - started:.0f} s, then {shares[0]:.2f} of a processor, {shares[1]:.2f} of it to ask"
 
 
-def carried(
+def measure_reader(
     endpoint: str,
     folder: Path,
     transport: str,
-    measure: Callable[[Callable[[], int]], T],
+    measure_work: Callable[[Callable[[], int]], T],
     *,
     more: Mapping[str, str] = POLLING,
 ) -> T:
-    """A reader as Spark calls it: plan, make tasks, have another process fetch their rows, commit."""
+    """Measure a reader by the calls that Spark makes: it plans a batch, creates tasks, and commits the batch.
+
+    Another process fetches the rows of the tasks.
+    """
     store = f"sqlite:///{folder}/{transport}-{len(more)}.db"
     reader = reader_of(endpoint, store, **{"lease.transport": transport, **more})
     reader._source_spec = evolve(reader._source_spec, interval_seconds=0.0)  # noqa: SLF001  as if shards had no limit
     start = reader.initialOffset()
-    asked, done = multiprocessing.SimpleQueue(), multiprocessing.SimpleQueue()  # type: ignore[var-annotated]
-    executor = multiprocessing.Process(target=execute, args=(asked, done), daemon=True)
+    task_queue, done_queue = multiprocessing.SimpleQueue(), multiprocessing.SimpleQueue()  # type: ignore[var-annotated]
+    executor = multiprocessing.Process(target=execute, args=(task_queue, done_queue), daemon=True)
     executor.start()
 
     def work() -> int:
@@ -269,67 +274,69 @@ def carried(
             return 0
         if start["n"]:
             reader.commit(start)
-        assert reader._run is not None  # noqa: SLF001  only there does it stand before the executors read it
+        assert reader._run is not None  # noqa: SLF001  only internal state has rows that no executor has read
         rows = reader._run._plans[end["n"]].rows.values()  # noqa: SLF001
-        parts = reader.partitions(start, end)
+        tasks = reader.partitions(start, end)
         if transport == "fetch":
-            asked.put(parts)
-            done.get()
+            task_queue.put(tasks)
+            done_queue.get()
         start = end
         return sum(batch.num_rows for batch in rows)
 
     try:
         while not work():
             pass
-        return measure(work)
+        return measure_work(work)
     finally:
         executor.terminate()
         reader.stop()
 
 
-def execute(asked: Any, done: Any) -> None:  # noqa: ANN401  queues
-    """Read the rows of tasks and drop them."""
+def execute(task_queue: Any, done_queue: Any) -> None:  # noqa: ANN401  queues
+    """Fetch the rows of tasks, and drop them."""
     while True:
-        for part in asked.get():
-            for _ in read(part):
+        for task in task_queue.get():
+            for _ in read(task):
                 pass
-        done.put(None)
+        done_queue.put(None)
 
 
 def main() -> int:
-    """Measure in a process of its own, which finds the packages as a wheel carries them."""
+    """Measure in a separate process, with the packages compiled as in a wheel."""
     if sys.argv[1:] == ["--here"]:
-        return measured_here()
+        return measure_here()
     with as_installed() as path:
         env = os.environ | {"PYTHONPATH": str(path)}
         return subprocess.run([sys.executable, __file__, "--here"], env=env, check=False).returncode  # noqa: S603  itself
 
 
-def measured_here() -> int:
-    """Print a table; 1 where the bar is not met."""
-    # A reader ends this process when it hears of a SIGTERM, and by a fork it would hear of those of others.
+def measure_here() -> int:
+    """Print a table, and return 1 if the limit is not met."""
+    # A reader ends its process on SIGTERM. With fork, it would also notice the SIGTERM of a child process.
     multiprocessing.set_start_method("spawn")
     os.environ.update(ENVIRONMENT)
-    good = True
+    meets_limit = True
     logging.getLogger("leasehold.spark").setLevel(logging.WARNING)
     print(f"{'':44}{'µs a row':>8}{'rows/s':>10}{'MB/s':>8}   a whole processor's; load {os.getloadavg()[0]:.1f}")
     for load in LOADS:
         with served(load) as endpoint, tempfile.TemporaryDirectory() as folder:
-            say(load, "GetRecords alone", bare(endpoint, load))
-            fetched = carried(endpoint, Path(folder), "fetch", measured)
-            say(load, "fetched", fetched)
-            good = good and (load.size < 1000 or fetched.micros <= BAR_MICROS)
-            say(load, "fetched, by fan-out", carried(endpoint, Path(folder), "fetch", measured, more=FAN_OUT))
-            say(load, "within tasks", carried(endpoint, Path(folder), "embedded", measured))
-    print(f"bar: {BAR_MICROS:g} µs a row of 1 KB, to be fetched, so 200 MB/s: {'pass' if good else 'FAIL'}")
+            print_line(load, "GetRecords alone", measure_client(endpoint, load))
+            fetched = measure_reader(endpoint, Path(folder), "fetch", measure)
+            print_line(load, "fetched", fetched)
+            meets_limit = meets_limit and (load.size < 1000 or fetched.micros <= BAR_MICROS)
+            print_line(
+                load, "fetched, by fan-out", measure_reader(endpoint, Path(folder), "fetch", measure, more=FAN_OUT)
+            )
+            print_line(load, "within tasks", measure_reader(endpoint, Path(folder), "embedded", measure))
+    print(f"bar: {BAR_MICROS:g} µs a row of 1 KB, to be fetched, so 200 MB/s: {'pass' if meets_limit else 'FAIL'}")
     with served(Load("nothing", 0, 0), QUIET_SHARDS) as endpoint, tempfile.TemporaryDirectory() as folder:
-        print(f"{QUIET_SHARDS:,} shards at rest: {at_rest(endpoint, Path(folder))}")
-    return 0 if good else 1
+        print(f"{QUIET_SHARDS:,} shards at rest: {measure_quiet_shards(endpoint, Path(folder))}")
+    return 0 if meets_limit else 1
 
 
 @contextmanager
 def served(load: Load, shard_count: int = SHARDS) -> Iterator[str]:
-    """The address of a server of its own, while this lasts."""
+    """Serve a stream in a separate process until the block ends, and yield its URL."""
     ports: multiprocessing.Queue[int] = multiprocessing.Queue()
     server = multiprocessing.Process(target=serve, args=(load, ports, shard_count), daemon=True)
     server.start()
@@ -340,10 +347,11 @@ def served(load: Load, shard_count: int = SHARDS) -> Iterator[str]:
         server.join()
 
 
-def say(load: Load, how: str, spent: Spent) -> None:
-    """One line; wall time is left out, since whoever else runs here has a part in it."""
-    each = spent.processor_seconds / spent.rows
-    print(f"{load.name + ', ' + how:44}{each * 1e6:6.1f}{1 / each:12,.0f}{load.size / each / 1e6:8.1f}")
+def print_line(load: Load, reader: str, spent: Spent) -> None:
+    """Print a line of the table. Elapsed time is left out, because it depends on other load on the machine."""
+    seconds_per_row = spent.processor_seconds / spent.rows
+    rates = f"{1 / seconds_per_row:12,.0f}{load.size / seconds_per_row / 1e6:8.1f}"
+    print(f"{load.name + ', ' + reader:44}{seconds_per_row * 1e6:6.1f}{rates}")
 
 
 if __name__ == "__main__":

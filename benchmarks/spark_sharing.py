@@ -1,13 +1,13 @@
-"""What a query leaves of a cluster to others: the cores that a second application gets, or a job in another pool.
+"""Measures how many cores of a Spark cluster a streaming query leaves to a second application, or to a job in a pool.
 
     python benchmarks/spark_sharing.py [WORDS OF A CASE]
 
-A master and two workers of three cores each on this machine, and a stream of four shards in kinesis-local. A query
-reads it with the settings of a row; once it has done a batch and its executors have stood as they are for a while, six
-tasks are started by another application, or by the same one in a pool of its own (`FAIR`). A task that has begun waits,
-so that those which have begun are the cores that the second gets: they are counted, and nothing is timed. Rows come
-twenty a second ("rows all the time"), or have ended ("quiet"). Executors that are idle are given back after five
-seconds, where Spark's default is sixty.
+A master and two workers with three cores each run on this machine, and kinesis-local has a stream with four shards. A
+query reads the stream with the settings of a row of the table. When it has finished a batch, and the number of its
+executors has been constant for a while, six tasks are started, either by another application, or by the same one in a
+separate pool (`FAIR`). Each task waits after it has started, so the number of started tasks is the number of cores that
+the second application gets. No times are measured. There are either twenty rows per second ("rows all the time"), or no
+more rows ("quiet"). Idle executors are released after five seconds instead of Spark's default of sixty.
 """
 
 import json
@@ -37,18 +37,18 @@ WORKERS, CORES, SHARDS = 2, 3, 4
 ALL = WORKERS * CORES
 UNKNOWN = -1
 STANDS_SECONDS, NOTHING_SECONDS, WAIT_SECONDS = 30.0, 120.0, 400.0
-"""How long a count must stand; how long nothing must have begun until nothing is said to begin; for a first count."""
+"""How long a count must be constant, how long to wait for a first task to start, and how long for a first batch."""
 DYNAMIC = {"spark.dynamicAllocation.enabled": "true", "spark.dynamicAllocation.executorIdleTimeout": "5s"}
 FAIR = {"spark.scheduler.mode": "FAIR"}
 
 
 @frozen
 class Case:
-    """How the first application is set.
+    """The settings of the first application.
 
-    executor  cores of each of its executors
-    rows      whether they come all the time
-    pool      whether the second is a job of the same application
+    executor  the number of cores of each executor
+    rows      whether there are rows all the time
+    pool      whether the second application is a job of the first one
     """
 
     name: str
@@ -72,8 +72,8 @@ CASES = (
 )
 
 
-def holding(place: str) -> Callable[[int], None]:
-    """Make the task that says it has begun, and waits until it may end."""
+def task_function(place: str) -> Callable[[int], None]:
+    """Return the function of a task, which records its start and waits until it may end."""
 
     def hold(number: int) -> None:
         folder = Path(place)
@@ -84,28 +84,28 @@ def holding(place: str) -> Callable[[int], None]:
     return hold
 
 
-def second(spark: SparkSession, folder: Path) -> None:
-    """Six tasks, in a pool of their own."""
+def run_second(spark: SparkSession, folder: Path) -> None:
+    """Run six tasks in a separate pool."""
     spark.sparkContext.setLocalProperty("spark.scheduler.pool", "second")
-    spark.sparkContext.parallelize(range(ALL), ALL).foreach(holding(str(folder)))
+    spark.sparkContext.parallelize(range(ALL), ALL).foreach(task_function(str(folder)))
 
 
-def first(spark: SparkSession, folder: Path, options: Mapping[str, str]) -> None:
-    """Read until killed; once a batch had rows, says each second how many executors there are.
+def run_first(spark: SparkSession, folder: Path, options: Mapping[str, str]) -> None:
+    """Run the query until it is killed. After the first batch with rows, print the number of executors each second.
 
-    It starts the six tasks, too, once there is a file "go".
+    If a file "go" appears, also start the six tasks.
     """
 
     def start() -> StreamingQuery:
         writer = spark.readStream.format("kinesis-leased").options(**options).load().writeStream.format("noop")
         return writer.option("checkpointLocation", str(folder / "progress")).queryName("first").start()
 
-    query, batches, job = start_query(start), 0, Thread(target=second, args=(spark, folder), daemon=True)
+    query, batches, job = start_query(start), 0, Thread(target=run_second, args=(spark, folder), daemon=True)
     while query.isActive:
         batches += any(each["numInputRows"] for each in query.recentProgress)
         if batches:
-            java = spark.sparkContext._jsc  # noqa: SLF001  Python's side has no name for it
-            sys.stdout.write(f"{java.sc().getExecutorMemoryStatus().size() - 1}\n")  # one is the driver
+            java = spark.sparkContext._jsc  # noqa: SLF001  there is no public name in Python
+            sys.stdout.write(f"{java.sc().getExecutorMemoryStatus().size() - 1}\n")  # without the driver
             sys.stdout.flush()
         if job.ident is None and (folder / "go").exists():
             job.start()
@@ -114,8 +114,8 @@ def first(spark: SparkSession, folder: Path, options: Mapping[str, str]) -> None
         raise fault
 
 
-def measured(case: Case, master: str, kinesis: str) -> tuple[int, int]:
-    """The cores that the first holds, and those that the second gets."""
+def measure(case: Case, master: str, kinesis: str) -> tuple[int, int]:
+    """Return the number of cores of the first application, and the number that the second gets."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         stream = stack.enter_context(closing(Stream(kinesis, folder.name, SHARDS)))
@@ -125,100 +125,102 @@ def measured(case: Case, master: str, kinesis: str) -> tuple[int, int]:
             "kinesis.region": ENVIRONMENT["AWS_DEFAULT_REGION"],
             "kinesis.startingPosition": "TRIM_HORIZON",
             "lease.store": f"sqlite:///{folder}/leases.db",
-            "lease.cores": str(ALL),  # of dynamic allocation there is nothing to count when a query starts
+            "lease.cores": str(ALL),  # with dynamic allocation, there are no cores to count when a query starts
         }
-        stack.enter_context(fed(kinesis, stream.name, on=case.rows))
-        given = {"settings": {"spark.executor.cores": str(case.executor), **case.settings}, "options": options}
-        reads = stack.enter_context(child("first", master, folder, given))
+        stack.enter_context(put_rows(kinesis, stream.name, on=case.rows))
+        arguments = {"settings": {"spark.executor.cores": str(case.executor), **case.settings}, "options": options}
+        query_process = stack.enter_context(start_application("first", master, folder, arguments))
 
         def executors() -> int:
-            lines = reads.out.read_bytes().rpartition(b"\n")[0].splitlines()
+            lines = query_process.out.read_bytes().rpartition(b"\n")[0].splitlines()
             return int(lines[-1]) if lines else UNKNOWN
 
-        held = stood(executors, reads) * case.executor
+        first_cores = wait_until_constant(executors, query_process) * case.executor
         if case.pool:
             (folder / "go").touch()
         else:
-            stack.enter_context(child("second", master, folder, {"settings": {"spark.executor.cores": "1"}}))
-        got = stood(lambda: len([*folder.glob("task-*")]), reads, most=ALL)
+            stack.enter_context(
+                start_application("second", master, folder, {"settings": {"spark.executor.cores": "1"}})
+            )
+        second_cores = wait_until_constant(lambda: len([*folder.glob("task-*")]), query_process, maximum=ALL)
         (folder / "end").touch()
-        return held, got
+        return first_cores, second_cores
 
 
-def stood(look: Callable[[], int], reads: Child, *, most: int | None = None) -> int:
-    """What is seen once it is known and has stood for long enough, or is the most there can be."""
-    began, seen, since = time.monotonic(), look(), time.monotonic()
-    long_enough = {UNKNOWN: WAIT_SECONDS, 0: NOTHING_SECONDS if most else STANDS_SECONDS}
-    while seen != most and time.monotonic() - since < long_enough.get(seen, STANDS_SECONDS):
+def wait_until_constant(read_count: Callable[[], int], query_process: Child, *, maximum: int | None = None) -> int:
+    """Return the result of `look` when it has been constant for long enough, or has reached its maximum."""
+    start_time, count, count_since = time.monotonic(), read_count(), time.monotonic()
+    long_enough = {UNKNOWN: WAIT_SECONDS, 0: NOTHING_SECONDS if maximum else STANDS_SECONDS}
+    while count != maximum and time.monotonic() - count_since < long_enough.get(count, STANDS_SECONDS):
         time.sleep(0.5)
-        if not reads.running:
-            raise RuntimeError(f"the query has ended: {reads.said}")
-        if (now := look()) != seen:
-            seen, since = now, time.monotonic()
-    if seen == UNKNOWN:
-        raise RuntimeError(f"no batch in {time.monotonic() - began:.0f} s: {reads.said}")
-    return seen
+        if not query_process.running:
+            raise RuntimeError(f"the query has ended: {query_process.said}")
+        if (now := read_count()) != count:
+            count, count_since = now, time.monotonic()
+    if count == UNKNOWN:
+        raise RuntimeError(f"no batch in {time.monotonic() - start_time:.0f} s: {query_process.said}")
+    return count
 
 
 @contextmanager
-def child(role: str, master: str, folder: Path, given: Mapping[str, Any]) -> Iterator[Child]:
-    """This file as an application, killed in the end."""
-    found = Child(role, (__file__, role, master, str(folder), json.dumps(given)), folder)
+def start_application(role: str, master: str, folder: Path, arguments: Mapping[str, Any]) -> Iterator[Child]:
+    """Run this file as an application, and kill it at the end of the block."""
+    process = Child(role, (__file__, role, master, str(folder), json.dumps(arguments)), folder)
     try:
-        yield found
+        yield process
     finally:
-        found.kill()
+        process.kill()
 
 
 @contextmanager
-def fed(kinesis: str, stream: str, *, on: bool) -> Iterator[None]:
-    """Twenty rows, and where it goes `on` as many each second."""
+def put_rows(kinesis: str, stream: str, *, on: bool) -> Iterator[None]:
+    """Put twenty rows, and if `on`, as many each second until the end of the block."""
     ended = Event()
     rows = [(str(number), b"row") for number in range(20)]
 
     def feed() -> None:
-        with closing(client(kinesis)) as to:
-            put(to, stream, rows)
+        with closing(client(kinesis)) as kinesis_client:
+            put(kinesis_client, stream, rows)
             while on and not ended.wait(1.0):
-                put(to, stream, rows)
+                put(kinesis_client, stream, rows)
 
-    feeding = Thread(target=feed)
-    feeding.start()
+    thread = Thread(target=feed)
+    thread.start()
     try:
         yield
     finally:
         ended.set()
-        feeding.join()
+        thread.join()
 
 
-def application(role: str, master: str, place: str, given: str) -> None:
-    """Be one of the two."""
-    told = json.loads(given)
-    settings = {"spark.executor.memory": "512m", **told["settings"]}
+def run_application(role: str, master: str, folder: str, arguments: str) -> None:
+    """Run one of the two applications."""
+    settings_and_options = json.loads(arguments)
+    settings = {"spark.executor.memory": "512m", **settings_and_options["settings"]}
     with spark_session(java=SOON, master=master, settings=settings) as spark:
         if role == "first":
-            first(spark, Path(place), told["options"])
+            run_first(spark, Path(folder), settings_and_options["options"])
         else:
-            second(spark, Path(place))
+            run_second(spark, Path(folder))
 
 
 def main() -> int:
-    """Print a row for each case."""
+    """Measure each case, and print a row for it."""
     if sys.argv[1:2] in (["first"], ["second"]):
-        application(*sys.argv[1:])
+        run_application(*sys.argv[1:])
         return 0
     with ExitStack() as stack:
         kinesis, _ = stack.enter_context(services())
         java = {"JAVA_HOME": str(java_home()), "JAVA_TOOL_OPTIONS": SOON}
-        own = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-        master = stack.enter_context(spark_cluster(os.environ | java | own, memory="1600m", cores=CORES))
+        python_environment = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+        master = stack.enter_context(spark_cluster(os.environ | java | python_environment, memory="1600m", cores=CORES))
         print(
             f"{ALL} cores: {WORKERS} workers of {CORES}, on {os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}"
         )
         print(f"{'':68}{'the first holds':>16}{'the second gets':>17}")
-        for case in (each for each in CASES if " ".join(sys.argv[1:]) in each.name):
-            held, got = measured(case, master, kinesis)
-            print(f"{case.name:68}{held:16}{got:17}", flush=True)
+        for case in (case_row for case_row in CASES if " ".join(sys.argv[1:]) in case_row.name):
+            first_cores, second_cores = measure(case, master, kinesis)
+            print(f"{case.name:68}{first_cores:16}{second_cores:17}", flush=True)
     return 0
 
 

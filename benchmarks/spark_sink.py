@@ -1,11 +1,11 @@
-"""What writing a frame into Kinesis costs: our sink beside `foreachPartition` with boto3's put_records.
+"""Compares the cost of writing a DataFrame to Kinesis with our sink and with boto3's put_records in each partition.
 
     python benchmarks/spark_sink.py [--rounds 3]
 
-One session of Spark on two cores of this machine, the packages as in a wheel; a server in a process of its own answers
-at once on loopback, and takes as much as comes. Both write the same frame, in turn, of records of 100 B and of 1 KB.
-Judged is processor time of all of Spark's and Python's processes, without the server's and without Java's time for
-compiling itself. The sink of awslabs is not here: no option of it names an endpoint, so it writes to Amazon's alone.
+Spark runs on two cores of this machine, with the packages compiled as in a wheel. A local server in a separate process
+responds immediately and accepts all records. Both sides take turns to write the same DataFrame, with records of 100 B
+and of 1 KB. The result is the processor time of all Spark and Python processes, without that of the server and without
+Java's JIT compilation. The sink of awslabs is not measured, because it has no option for an endpoint.
 """
 
 import argparse
@@ -35,22 +35,22 @@ if TYPE_CHECKING:
 MEGABYTES = 40
 SIZES = {"100 B": 100, "1 KB": 1000}
 REQUEST_ROWS = 500
-"""As many as one request of PutRecords takes."""
+"""The maximum number of records in a PutRecords request."""
 
 ACCOUNT = {"AWS_ACCESS_KEY_ID": "none", "AWS_SECRET_ACCESS_KEY": "none", "AWS_DEFAULT_REGION": REGION}
 
 
 def by_boto3(frame: "DataFrame", url: str) -> None:
-    """What is written where there is no sink."""
+    """Write the DataFrame with boto3, as one would without a sink."""
 
     def put(rows: Iterable["Row"]) -> None:
         import boto3  # noqa: PLC0415  in the task's process
 
         client = boto3.client("kinesis", endpoint_url=url)
-        left = iter(rows)
-        while some := list(islice(left, REQUEST_ROWS)):
+        remaining = iter(rows)
+        while batch := list(islice(remaining, REQUEST_ROWS)):
             records: list[PutRecordsRequestEntryTypeDef] = [
-                {"Data": bytes(row.data), "PartitionKey": row.partitionKey} for row in some
+                {"Data": bytes(row.data), "PartitionKey": row.partitionKey} for row in batch
             ]
             assert not client.put_records(StreamName=STREAM, Records=records)["FailedRecordCount"]
 
@@ -58,26 +58,26 @@ def by_boto3(frame: "DataFrame", url: str) -> None:
 
 
 def by_ours(frame: "DataFrame", url: str) -> None:
-    """Our sink, at ten times the rate of a shard, as much as it may be told."""
+    """Write the DataFrame with our sink, at ten times the rate limit of a shard, which is the maximum setting."""
     options = {"streamName": STREAM, "region": REGION, "endpointUrl": url, "sharePercent": "1000"}
-    told = {f"kinesis.{name}": value for name, value in options.items()}
-    frame.write.format("kinesis-leased").options(**told).mode("append").save()
+    spark_options = {f"kinesis.{name}": value for name, value in options.items()}
+    frame.write.format("kinesis-leased").options(**spark_options).mode("append").save()
 
 
 CONTENDERS: dict[str, Callable[["DataFrame", str], None]] = {"boto3": by_boto3, "kinesis-leased": by_ours}
 
 
 def processor_seconds(work: Callable[[], None]) -> float:
-    """Of Spark's and Python's processes, while this is done."""
-    before = _seconds()
+    """Return the processor time of the Spark and Python processes during `work`."""
+    seconds_before = _seconds()
     work()
-    return _seconds() - before
+    return _seconds() - seconds_before
 
 
 def _seconds() -> float:
     served_seconds = 0.0
     for server in multiprocessing.active_children():
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the process has ended
             fields = Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()
             served_seconds += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     return sum(seconds for part, seconds in spent().items() if part != COMPILING) - served_seconds
@@ -85,12 +85,12 @@ def _seconds() -> float:
 
 def main() -> None:
     """Measure, and print a table."""
-    asked = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    asked.add_argument("--rounds", type=int, default=3)
-    rounds: int = asked.parse_args().rounds
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    rounds: int = parser.parse_args().rounds
     os.environ |= ACCOUNT
     with as_installed() as installed, served(Load("one row", 1, 100)) as url:
-        os.environ["PYTHONPATH"] = str(installed)  # of Spark's workers
+        os.environ["PYTHONPATH"] = str(installed)  # for Spark's workers
         with spark_session() as spark:
             print(f"MB a second of processor time; load {os.getloadavg()[0]:.1f}, medians of {rounds} rounds in turn")
             print(f"| records of | {' | '.join(CONTENDERS)} | of boto3 |\n|{'---|' * (2 + len(CONTENDERS))}")
@@ -105,9 +105,9 @@ def main() -> None:
                     for contender, write in CONTENDERS.items():
                         seconds = processor_seconds(partial(write, frame, url))
                         rates[contender] += [MEGABYTES / seconds] if number else []
-                medians = {contender: statistics.median(each) for contender, each in rates.items()}
-                told = " | ".join(f"{each:.1f}" for each in medians.values())
-                print(f"| {name} | {told} | {medians['kinesis-leased'] / medians['boto3']:.1f} x |", flush=True)
+                medians = {contender: statistics.median(values) for contender, values in rates.items()}
+                cells = " | ".join(f"{values:.1f}" for values in medians.values())
+                print(f"| {name} | {cells} | {medians['kinesis-leased'] / medians['boto3']:.1f} x |", flush=True)
 
 
 if __name__ == "__main__":

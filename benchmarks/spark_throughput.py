@@ -1,25 +1,27 @@
-"""What leases cost a streaming query, and what Arrow saves it, on two cores of this machine in one session.
+"""Measures the cost of leases for a Spark streaming query, and the savings by Arrow, on two cores of this machine.
 
     python benchmarks/spark_throughput.py
 
-The packages are those of a wheel, their hot files compiled; what Spark's workers have loaded is asked and said.
+The packages are compiled as in a wheel, and the output says whether Spark's workers have loaded the compiled modules.
 
-Eight shards of a service within the query's own processes, which answers at once and as much as Kinesis may: 10 MB of
-aggregates, each of 500 user records of 1 KB. Six sources bring it into a sink that drops everything:
+The stream has eight shards. It is served within the query's own processes, which respond immediately with as much data
+as Kinesis may: 10 MB of aggregates, each with 500 user records of 1 KB. Six sources read it for a sink that drops all
+rows:
 
-leased    what `kinesis-leased` does: a lease loop, reading ahead, rows handed to tasks as Arrow
-unleased  the same without a lease table: nobody to share with, nothing renewed, no checkpoints
-arrow     tasks read and take aggregates apart for themselves, into Arrow: without leases, and without reading ahead
-          or an end that could be repeated, so this is the most that Spark can carry
-tuples    the same, into Python tuples
+leased    the source `kinesis-leased`, with a lease loop, read-ahead, and rows passed to tasks as Arrow
+unleased  the same without a lease table, so nothing is shared, renewed or checkpointed
+arrow     tasks read and deaggregate into Arrow themselves, without leases, read-ahead or a reproducible end of the
+          batch, so this is the maximum that Spark can process
+tuples    the same, but into Python tuples
 constant arrow, constant tuples
-          the same rows again and again, made once: nothing is read or taken apart, so this is what Spark itself costs
+          the same rows every time, without reading and deaggregating, so this is the cost of Spark itself
 
-Rounds take turns, so that a busy machine slows all of them; ratios are medians over the rounds. Judged is processor
-time, for which Linux is asked. Java's time for compiling itself is left out on every side: a query that goes on has it
-once. A batch costs Spark the same however large it is, and would hide some of what a row costs; so those of the last
-four run in batches of two lengths, and what the longer ones take more, for the rows that they have more, is the cost of
-a row. The rest is said as the cost of a batch.
+The sources take turns, so that other load on the machine affects all of them. Ratios are medians over the rounds. They
+compare processor time, as counted by Linux, without Java's JIT compilation, which a long-running query needs only once.
+
+Each batch has a fixed cost, which would distort the cost of a row. Therefore the last four sources run with batches of
+two sizes. The cost of a row is the difference of the times divided by the difference of the numbers of rows, and the
+rest is the cost of a batch.
 """
 
 import argparse
@@ -50,7 +52,7 @@ from spark_parts import COMPILING, PARTS, spent
 from standins.spark import spark_session
 
 WARM_BATCHES, LIGHT_BATCHES = 2, 15
-HEAVY_BATCHES = 25  # what is read ahead meanwhile, and not counted as rows, is more than five of them bring
+HEAVY_BATCHES = 25  # enough, although rows of more than five batches are read ahead and not counted
 LONG_BATCHES = 2
 LOOK_SECONDS = 0.05
 STARTS = 12
@@ -58,12 +60,12 @@ STARTS = 12
 
 @frozen
 class Figures:
-    """What one query did once it was warm.
+    """The figures of one query after its warm-up.
 
-    rate      rows a second
-    rows      how many of them there were
-    spent     processor seconds of Spark's and Python's processes, by what they did
-    triggers  how long each took, in ms
+    rate      rows per second
+    rows      the number of rows
+    spent     processor seconds of Spark's and Python's processes, by part
+    triggers  the duration of each trigger, in ms
     """
 
     rate: float
@@ -73,21 +75,21 @@ class Figures:
 
     @property
     def seconds(self) -> float:
-        """Processor time of them all, but for what Java takes once."""
+        """The processor time of all processes, without Java's JIT compilation."""
         return sum(each for part, each in self.spent.items() if part != COMPILING)
 
     @property
     def work(self) -> float:
-        """Rows a second of processor time."""
+        """The number of rows per second of processor time."""
         return self.rows / self.seconds
 
 
 @frozen
 class Costs:
-    """What batches of two lengths took.
+    """The costs of a row and of a batch, computed from batches of two sizes.
 
-    row    microseconds of processor time for a row, by what was done
-    batch  milliseconds for a batch, besides its rows
+    row    microseconds of processor time per row, by part
+    batch  milliseconds per batch, without the cost of its rows
     """
 
     row: Mapping[str, float]
@@ -95,46 +97,54 @@ class Costs:
 
     @classmethod
     def of(cls, short: Figures, long: Figures) -> "Costs":
-        """From the difference."""
-        few, many = (figures.rows / len(figures.triggers) for figures in (short, long))
+        """Compute the costs from the difference of short and long batches."""
+        short_rows, long_rows = (figures.rows / len(figures.triggers) for figures in (short, long))
         row = {
             part: (long.spent.get(part, 0) / len(long.triggers) - short.spent.get(part, 0) / len(short.triggers))
-            / (many - few)
+            / (long_rows - short_rows)
             for part in PARTS
             if part != COMPILING
         }
-        batch = short.seconds / len(short.triggers) - sum(row.values()) * few
-        return cls({part: each * 1e6 for part, each in row.items()}, batch * 1e3)
+        batch = short.seconds / len(short.triggers) - sum(row.values()) * short_rows
+        return cls({part: seconds * 1e6 for part, seconds in row.items()}, batch * 1e3)
 
     @property
     def micros(self) -> float:
-        """Of a row in all."""
+        """The total cost of a row, in microseconds."""
         return sum(self.row.values())
 
 
-def ran(frame: DataFrame, *batches: int) -> list[Figures]:
-    """Let a query run for so many batches after the first ones, and for so many after those."""
+def run_query(frame: DataFrame, *batches: int) -> list[Figures]:
+    """Run a query, and return its figures for consecutive runs of batches with these lengths, after a warm-up."""
     with tempfile.TemporaryDirectory() as folder:
-        query = _running(frame, folder)
-        _reached(query, WARM_BATCHES)
-        found = [_gone_on(query, each) for each in batches]
+        query = _start_query(frame, folder)
+        _wait_for_batch(query, WARM_BATCHES)
+        figures = [_figures_of_next(query, batch_count) for batch_count in batches]
         query.stop()
-    return found
+    return figures
 
 
-def _gone_on(query: StreamingQuery, batches: int) -> Figures:
-    first, before = _reached(query, 0), spent()
-    last = _reached(query, first + batches)
-    worked = {part: each - before.get(part, 0) for part, each in spent().items()}
-    told = {each.batchId: each for each in query.recentProgress if each.numInputRows}
-    inside = [each for number, each in told.items() if first < number <= last]
-    rows = sum(each.numInputRows for each in inside)
-    triggers = tuple(float(each.durationMs["triggerExecution"]) for each in inside)
-    return Figures(rows / (_ended(told[last]) - _ended(told[first])), rows, worked, triggers)
+def _figures_of_next(query: StreamingQuery, batches: int) -> Figures:
+    first_batch, before = _wait_for_batch(query, 0), spent()
+    last_batch = _wait_for_batch(query, first_batch + batches)
+    processor_seconds = {part: seconds - before.get(part, 0) for part, seconds in spent().items()}
+    progress_by_batch = {progress.batchId: progress for progress in query.recentProgress if progress.numInputRows}
+    progresses = [progress for number, progress in progress_by_batch.items() if first_batch < number <= last_batch]
+    rows = sum(progress.numInputRows for progress in progresses)
+    triggers = tuple(float(progress.durationMs["triggerExecution"]) for progress in progresses)
+    return Figures(
+        rows / (_end_time(progress_by_batch[last_batch]) - _end_time(progress_by_batch[first_batch])),
+        rows,
+        processor_seconds,
+        triggers,
+    )
 
 
-def _running(frame: DataFrame, folder: str) -> StreamingQuery:
-    """A query that has done its first batch; on a busy machine Spark gives its own workers up after ten seconds."""
+def _start_query(frame: DataFrame, folder: str) -> StreamingQuery:
+    """Start a query, and return it after its first batch.
+
+    The start is retried, because on a busy machine Spark gives up its own workers after ten seconds.
+    """
     for _ in range(STARTS):
         query = frame.writeStream.format("noop").option("checkpointLocation", folder).start()
         with suppress(StreamingQueryException):
@@ -144,90 +154,102 @@ def _running(frame: DataFrame, folder: str) -> StreamingQuery:
     raise query.exception() or AssertionError("it ended by itself")
 
 
-def _reached(query: StreamingQuery, batch: int) -> int:
-    """The number of the last batch done, once it is at least this."""
+def _wait_for_batch(query: StreamingQuery, batch: int) -> int:
+    """Wait until a batch with at least this number is finished, and return the number of the last finished batch."""
     while not (query.lastProgress and query.lastProgress.batchId >= batch):
         assert query.isActive, query.exception()
         time.sleep(LOOK_SECONDS)
     return int(query.lastProgress.batchId)
 
 
-def _ended(progress: Any) -> float:  # noqa: ANN401  Spark's own
+def _end_time(progress: Any) -> float:  # noqa: ANN401  Spark's own
     began = datetime.fromisoformat(progress.timestamp).timestamp()
     return float(began + progress.durationMs["triggerExecution"] / 1000)
 
 
 def canned(spark: SparkSession, reader: str, answer: str, **more: str) -> DataFrame:
-    """What one of the readers reads, with more options."""
+    """Return the DataFrame of one of the readers, with additional options."""
     leases = f"sqlite:///{tempfile.mkdtemp(prefix='leasehold-benchmark-')}/leases.db"
     return spark.readStream.format("canned").options(reader=reader, answer=answer, leases=leases, **more).load()
 
 
 def rounds_of(sides: Mapping[str, Callable[[], DataFrame]], rounds: int, batches: int) -> dict[str, list[Figures]]:
-    """Every side in turn, so many times, there and back; the first of all once before, for a cold Java is slow."""
-    found: dict[str, list[Figures]] = {name: [] for name in sides}
-    ran(next(iter(sides.values()))(), batches)
-    for turn in range(rounds):
-        for name, frame in list(sides.items())[:: -1 if turn % 2 else 1]:
-            found[name] += ran(frame(), batches)
-    return found
+    """Run all sides in turn, in alternating order, and return their figures.
+
+    The first side runs once before that, because Java is slow at the start.
+    """
+    figures: dict[str, list[Figures]] = {name: [] for name in sides}
+    run_query(next(iter(sides.values()))(), batches)
+    for round_number in range(rounds):
+        for name, frame in list(sides.items())[:: -1 if round_number % 2 else 1]:
+            figures[name] += run_query(frame(), batches)
+    return figures
 
 
-def ratio(found: Mapping[str, list[Figures]], one: str, other: str, figure: Callable[[Figures], float]) -> float:
-    """The median over the rounds of one side's figure in terms of the other's in the same round."""
-    return statistics.median(figure(a) / figure(b) for a, b in zip(found[one], found[other], strict=True))
+def ratio(
+    figures: Mapping[str, list[Figures]], numerator: str, denominator: str, figure: Callable[[Figures], float]
+) -> float:
+    """Return the median over all rounds of the ratio between the figures of two sides."""
+    return statistics.median(
+        figure(a) / figure(b) for a, b in zip(figures[numerator], figures[denominator], strict=True)
+    )
 
 
 def median_trigger(figures: Figures) -> float:
-    """In ms."""
+    """Return the median duration of a trigger, in ms."""
     return statistics.median(figures.triggers)
 
 
-def verdict(what: str, value: float, bar: float, *, least: bool = True) -> bool:
-    """Print a line of the table; whether the bar is met."""
-    good = value >= bar if least else value <= bar
-    print(f"{what:44} {value:5.2f}   {'>=' if least else '<='} {bar}   {'PASS' if good else 'FAIL'}", flush=True)
-    return good
+def verdict(what: str, value: float, bar: float, *, is_minimum: bool = True) -> bool:
+    """Print a line of the table, and return whether the limit is met."""
+    meets_limit = value >= bar if is_minimum else value <= bar
+    print(
+        f"{what:44} {value:5.2f}   {'>=' if is_minimum else '<='} {bar}   {'PASS' if meets_limit else 'FAIL'}",
+        flush=True,
+    )
+    return meets_limit
 
 
 def costs_of(spark: SparkSession, rounds: int) -> dict[str, list[Costs]]:
-    """What rows cost that no lease is held for, of every reader in turn, there and back; a line for each round."""
-    found: dict[str, list[Costs]] = {name: [] for name in BARE}
-    for turn in range(-1, rounds):
-        for name in list(BARE)[:: -1 if turn % 2 else 1]:
-            short, long = ran(canned(spark, name, "heavy"), SHORT_BATCHES - 1 - WARM_BATCHES, LONG_BATCHES)
-            found[name].append(Costs.of(short, long))
-        told = ", ".join(f"{name} {runs[-1].micros:.2f}" for name, runs in found.items())
-        print(f"round {turn + 1}: {told} µs", flush=True)
-    return {name: runs[1:] for name, runs in found.items()}  # the first, for a cold Java is slow
+    """Measure the costs of all readers without leases in turn, in alternating order, and print a line per round."""
+    costs: dict[str, list[Costs]] = {name: [] for name in BARE}
+    for round_number in range(-1, rounds):
+        for name in list(BARE)[:: -1 if round_number % 2 else 1]:
+            short, long = run_query(canned(spark, name, "heavy"), SHORT_BATCHES - 1 - WARM_BATCHES, LONG_BATCHES)
+            costs[name].append(Costs.of(short, long))
+        line = ", ".join(f"{name} {runs[-1].micros:.2f}" for name, runs in costs.items())
+        print(f"round {round_number + 1}: {line} µs", flush=True)
+    return {name: runs[1:] for name, runs in costs.items()}  # without the first round, in which Java is slow
 
 
-def say_costs(found: Mapping[str, list[Costs]]) -> None:
-    """Print a table of them."""
-    print(f"{'µs of processor time for a row':40}" + "".join(f"{name:>16}" for name in found))
+def print_costs(costs_by_reader: Mapping[str, list[Costs]]) -> None:
+    """Print a table of the costs."""
+    print(f"{'µs of processor time for a row':40}" + "".join(f"{name:>16}" for name in costs_by_reader))
     for part in (*PARTS[:-1], None):
-        each = [[costs.micros if part is None else costs.row[part] for costs in runs] for runs in found.values()]
-        print(f"{part or 'all':40}" + "".join(f"{statistics.median(micros):16.2f}" for micros in each))
-    medians = [statistics.median(costs.batch for costs in runs) for runs in found.values()]
-    print(f"{'besides, ms for a batch':40}" + "".join(f"{each:16.0f}" for each in medians), flush=True)
+        part_costs = [
+            [costs.micros if part is None else costs.row[part] for costs in runs] for runs in costs_by_reader.values()
+        ]
+        print(f"{part or 'all':40}" + "".join(f"{statistics.median(micros):16.2f}" for micros in part_costs))
+    medians = [statistics.median(costs.batch for costs in runs) for runs in costs_by_reader.values()]
+    print(f"{'besides, ms for a batch':40}" + "".join(f"{median:16.0f}" for median in medians), flush=True)
 
 
-def saved(found: Mapping[str, list[Costs]], kind: str = "") -> float:
-    """How many times what a row costs as Arrow it costs as a tuple, by the median of the rounds."""
-    pairs = zip(found[f"{kind}arrow"], found[f"{kind}tuples"], strict=True)
+def tuple_cost_ratio(costs: Mapping[str, list[Costs]], kind: str = "") -> float:
+    """Return the cost of a row as a tuple, divided by its cost as Arrow: the median over the rounds."""
+    pairs = zip(costs[f"{kind}arrow"], costs[f"{kind}tuples"], strict=True)
     return statistics.median(tuples.micros / arrow.micros for arrow, tuples in pairs)
 
 
-def measured(spark: SparkSession, rounds: int) -> bool:
-    """Run everything, print everything; whether all bars are met."""
+def measure(spark: SparkSession, rounds: int) -> bool:
+    """Run all sources, print the results, and return whether all limits are met."""
     spark.dataSource.register(Canned)
+    packages = describe_packages(spark)
     print(
-        f"local[2], {SHARDS} shards, rounds: {rounds}, load {os.getloadavg()[0]:.1f}; packages {form(spark)}",
-        flush=True,
+        f"local[2], {SHARDS} shards, rounds: {rounds}, load {os.getloadavg()[0]:.1f}; packages {packages}", flush=True
     )
     costs = costs_of(spark, rounds)
-    say_costs(costs)
-    print(f"{'Spark alone: constant tuples / Arrow':44} {saved(costs, 'constant '):5.2f}")
+    print_costs(costs)
+    print(f"{'Spark alone: constant tuples / Arrow':44} {tuple_cost_ratio(costs, 'constant '):5.2f}")
     heavy = rounds_of({name: partial(canned, spark, name, "heavy") for name in LEASED}, rounds, HEAVY_BATCHES)
     light: dict[str, Callable[[], DataFrame]] = {
         name: partial(canned, spark, name, "light") for name in ("leased", "unleased")
@@ -242,11 +264,14 @@ def measured(spark: SparkSession, rounds: int) -> bool:
     for name, runs in slow.items():
         times = sorted(map(median_trigger, runs))
         print(f"{name:14} {statistics.median(times):9.0f} ms a trigger ({times[0]:.0f} to {times[-1]:.0f})")
-    return judged(costs, heavy, slow)
+    return print_limits(costs, heavy, slow)
 
 
-def form(spark: SparkSession) -> str:
-    """Whether Spark's workers have the compiled packages: they look beside where Java runs, before any other place."""
+def describe_packages(spark: SparkSession) -> str:
+    """Return whether Spark's workers have loaded the compiled packages.
+
+    Workers look for packages first in the folder in which Java was started.
+    """
 
     def loaded(_: int) -> bool:
         from leasehold.adapters.sources.kinesis.aggregation.wire import COMPILED  # noqa: PLC0415  in the worker
@@ -256,22 +281,28 @@ def form(spark: SparkSession) -> str:
     return "compiled" if spark.sparkContext.parallelize([0], 1).map(loaded).first() else "NOT compiled"
 
 
-def judged(
+def print_limits(
     costs: Mapping[str, list[Costs]], heavy: Mapping[str, list[Figures]], slow: Mapping[str, list[Figures]]
 ) -> bool:
-    """Print the bars: by processor time, which agrees between runs, whatever else runs here."""
-    good = [
-        verdict("a row taken apart into tuples / into Arrow", saved(costs), 1.8),
+    """Print the limits, and return whether all are met.
+
+    Most of them compare processor time, which does not depend on other load on the machine.
+    """
+    verdicts = [
+        verdict("a row taken apart into tuples / into Arrow", tuple_cost_ratio(costs), 1.8),
         verdict("with leases / without", ratio(heavy, "leased", "unleased", attrgetter("work")), 0.9),
         verdict(
-            "median trigger, with leases / without", ratio(slow, "leased", "unleased", median_trigger), 1.2, least=False
+            "median trigger, with leases / without",
+            ratio(slow, "leased", "unleased", median_trigger),
+            1.2,
+            is_minimum=False,
         ),
     ]
-    return all(good)
+    return all(verdicts)
 
 
 def main() -> int:
-    """Measure what a wheel installs, in a process of its own; 1 where a bar is not met."""
+    """Measure the compiled packages in a separate process, and return 1 if a limit is not met."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--as-it-is", action="store_true", help="with the packages as found, not compiled")
@@ -279,18 +310,21 @@ def main() -> int:
     options = parser.parse_args()
     if options.here:
         with spark_session(2) as spark:
-            return 0 if measured(spark, options.rounds) else 1
+            return 0 if measure(spark, options.rounds) else 1
     return in_own_process(__file__, "--rounds", str(options.rounds), as_it_is=options.as_it_is)
 
 
 def in_own_process(script: str, *words: str, as_it_is: bool = False) -> int:
-    """Run a script with `--here` and these words where it finds the packages as a wheel has them; its exit status."""
+    """Run a script with `--here` and these arguments, with the packages compiled as in a wheel.
+
+    Returns the exit status.
+    """
     with nullcontext() if as_it_is else as_installed() as path:
-        # Spark's Python processes look for what is beside this file too.
+        # Spark's Python processes also import modules from the folder of this file.
         paths = [*([] if path is None else [str(path)]), str(Path(__file__).resolve().parent)]
         ours = [sys.executable, str(Path(script).resolve()), "--here", *words]
         env = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-        # They first look where Java was started, which must not be beside the packages that are not compiled.
+        # They look first in the folder in which Java was started, which must not contain the plain packages.
         return subprocess.run(ours, env=env, cwd=path, check=False).returncode  # noqa: S603  itself
 
 

@@ -1,10 +1,11 @@
-"""How long a fleet that starts at one moment waits for Kinesis's quotas, before it reads its shards.
+"""Measures how long a fleet whose workers all start at the same time is delayed by the quotas of Kinesis.
 
     python benchmarks/start_quotas.py [--workers 10,100,1000] [--each 10] [--seed 1]
 
-Virtual time, so that the figures are the same on each machine. The source is the real one, with the waits of a worker
-(C15), of a reading that fails, and of botocore's one repetition. The service refuses what exceeds
-its quotas: 20 requests a second of DescribeStreamSummary for an account, 1,000 of ListShards for a stream.
+The benchmark runs under virtual time, so its results are the same on all machines. The source is the real one. Workers
+wait as rule C15 requires, and after failed reads, and botocore retries each request once. The simulated service rejects
+requests above its quotas, which are 20 requests per second for DescribeStreamSummary per account, and 1,000 requests
+per second for ListShards per stream.
 """
 
 import argparse
@@ -40,28 +41,28 @@ SUMMARY = {
 
 @define
 class Quota:
-    """So many requests a second, and at one moment no more than that."""
+    """A quota of requests per second, which is also the largest possible burst."""
 
     per_second: float
-    left: float = field(init=False)
+    available: float = field(init=False)
     at: float = 0.0
 
-    @left.default
+    @available.default
     def _full(self) -> float:
         return self.per_second
 
-    def takes(self, now: float) -> bool:
-        """Whether one more is served."""
-        self.left = min(self.per_second, self.left + (now - self.at) * self.per_second)
+    def accept(self, now: float) -> bool:
+        """Count a request, and return whether it is within the quota."""
+        self.available = min(self.per_second, self.available + (now - self.at) * self.per_second)
         self.at = now
-        served = self.left >= 1
-        self.left -= served
-        return served
+        accepted = self.available >= 1
+        self.available -= accepted
+        return accepted
 
 
 @define
 class Service:
-    """The account's Kinesis: what it was asked, and what it refused."""
+    """The simulated Kinesis of an account, with its numbers of requests and rejections."""
 
     tasks: Tasks
     draw: random.Random
@@ -69,47 +70,50 @@ class Service:
     quotas: dict[str, Quota] = field(
         factory=lambda: {"DescribeStreamSummary": Quota(SUMMARIES), "ListShards": Quota(LISTINGS)}
     )
-    asked: Counter[str] = field(factory=Counter)
-    refused: Counter[str] = field(factory=Counter)
+    requests: Counter[str] = field(factory=Counter)
+    rejections: Counter[str] = field(factory=Counter)
 
     def describe_stream_summary(self, **_question: object) -> Any:  # noqa: ANN401  as boto3's
-        """The summary."""
-        self._served("DescribeStreamSummary")
+        """Return the summary of the stream."""
+        self._serve("DescribeStreamSummary")
         return SUMMARY
 
-    def list_shards(self, **question: object) -> Any:  # noqa: ANN401  likewise
-        """A page of a listing of no shards: only its requests count."""
-        self._served("ListShards")
-        page = int(str(question.get("NextToken", 0))) + 1
-        more = {"NextToken": str(page)} if page * PAGE_SIZE < self.shards else {}
-        return {"Shards": [], "ResponseMetadata": {"HTTPHeaders": {}}, **more}
+    def list_shards(self, **request: object) -> Any:  # noqa: ANN401  likewise
+        """Return a page of a listing. It contains no shards, because only the number of requests matters."""
+        self._serve("ListShards")
+        page = int(str(request.get("NextToken", 0))) + 1
+        next_page = {"NextToken": str(page)} if page * PAGE_SIZE < self.shards else {}
+        return {"Shards": [], "ResponseMetadata": {"HTTPHeaders": {}}, **next_page}
 
-    def _served(self, operation: str) -> None:
-        for again in (True, False):
+    def _serve(self, operation: str) -> None:
+        for may_retry in (True, False):
             self.tasks.sleep(ANSWER_SECONDS)
-            self.asked[operation] += 1
-            if self.quotas[operation].takes(self.tasks.now):
+            self.requests[operation] += 1
+            if self.quotas[operation].accept(self.tasks.now):
                 return
-            self.refused[operation] += 1
-            if again:
+            self.rejections[operation] += 1
+            if may_retry:
                 self.tasks.sleep(self.draw.random())  # botocore's standard mode: up to a second before the second try
         raise ClientError({"Error": {"Code": "LimitExceededException", "Message": "slow down"}}, operation)
 
 
-def worker(tasks: Tasks, service: Service, name: str, each: int, opened: list[float]) -> None:
-    """One worker: it lists, says which stream it is, and opens its shards; `opened` gets the time of each."""
+def worker(tasks: Tasks, service: Service, name: str, shard_count: int, opened: list[float]) -> None:
+    """Simulate a worker that lists the shards, identifies the stream, and opens its shards.
+
+    The time when each shard was opened is added to `opened`.
+    """
     tasks.sleep(start_seconds(name, Config()))
     source = KinesisSource(service, "orders", clock=lambda: tasks.now)  # type: ignore[arg-type]  # it stands in for one
     try:
         source.shards()
         source.incarnation()
     except SourceUnavailable:
-        pass  # asked again at its next listing; its leases are taken, and opened, meanwhile
-    for number in range(each):
-        tasks.start(partial(_opens, tasks, service, source, Lease(f"{name}-{number}"), opened))
+        pass  # retried at its next listing; meanwhile it takes its leases and opens their shards
+    for number in range(shard_count):
+        tasks.start(partial(_open_shard, tasks, service, source, Lease(f"{name}-{number}"), opened))
 
 
-def _opens(tasks: Tasks, service: Service, source: KinesisSource, lease: Lease, opened: list[float]) -> None:
+def _open_shard(tasks: Tasks, service: Service, source: KinesisSource, lease: Lease, opened: list[float]) -> None:
     waits = Backoff(*FAULT_WAITS, service.draw.uniform)
     while True:
         try:
@@ -122,28 +126,29 @@ def _opens(tasks: Tasks, service: Service, source: KinesisSource, lease: Lease, 
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, and print a line for each size of the fleet."""
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     options.add_argument("--workers", default="10,100,1000", help="sizes of the fleet, with commas between them")
     options.add_argument("--each", type=int, default=10, help="shards of a worker")
     options.add_argument("--seed", type=int, default=1)
-    given = options.parse_args()
+    arguments = options.parse_args()
     logging.disable(logging.CRITICAL)
-    for size in map(int, given.workers.split(",")):
-        random.seed(given.seed)  # the source draws its waits from there
+    for size in map(int, arguments.workers.split(",")):
+        random.seed(arguments.seed)  # the source draws its waits from there
         tasks, opened = Tasks(), list[float]()
-        service = Service(tasks, random.Random(given.seed), size * given.each)  # noqa: S311  a seed is the point
+        service = Service(tasks, random.Random(arguments.seed), size * arguments.each)  # noqa: S311  a seed is the point
         for name in group_of(0, size):
-            tasks.start(partial(worker, tasks, service, name, given.each, opened))
+            tasks.start(partial(worker, tasks, service, name, arguments.each, opened))
         tasks.run(600.0)
         tasks.close()
-        assert len(opened) == size * given.each, "some shard was not opened"
+        assert len(opened) == size * arguments.each, "some shard was not opened"
         requests = ", ".join(
-            f"{service.asked[each]} {each} ({service.refused[each]} refused)" for each in service.quotas
+            f"{service.requests[operation]} {operation} ({service.rejections[operation]} refused)"
+            for operation in service.quotas
         )
         opened.sort()
         print(
-            f"{size} workers, {given.each} shards each: half of the shards are open after "
+            f"{size} workers, {arguments.each} shards each: half of the shards are open after "
             f"{opened[len(opened) // 2]:.1f} s, all after {opened[-1]:.1f} s; {requests}"
         )
 

@@ -1,6 +1,6 @@
-"""What a store of leases costs in a month: the simulator's requests of a fleet whose shards never rest, times prices.
+"""Computes the monthly price of a lease store, from the requests of a simulated fleet whose shards are always busy.
 
-`python benchmarks/store_price.py` prints what docs/choosing-a-store.md shows; every price and size is an option.
+`python benchmarks/store_price.py` prints the table in docs/choosing-a-store.md. All prices and sizes are options.
 """
 
 from math import ceil
@@ -22,49 +22,57 @@ DYNAMODB, S3, GCS = (LIST_PRICES[scheme] for scheme in ("dynamodb", "s3", "gcs")
 
 @frozen
 class Bill:
-    """Requests a second, by what they are billed as."""
+    """The number of requests per second, by the category in which they are billed."""
 
     writes: float
     lists: float
     reads: float
 
     def month(self, write_price: float, read_price: float) -> float:
-        """US$ of 730 hours, at prices of a million; listings of objects are priced as writes."""
+        """Return the price of 730 hours in US$, from prices per million. Listings of objects are billed as writes."""
         return MONTH * ((self.writes + self.lists) * write_price + self.reads * read_price) / MILLION
 
 
 def dynamodb(requests: "Requests") -> Bill:
-    """Units: a write is one for a row, a listing half a unit for 4 KB, a row by its key one."""
+    """Return the capacity units: one per write, half a unit per 4 KB of a listing, and one per row read by key."""
     units = requests.scanned * ROW_BYTES / UNIT_BYTES / 2 + requests.fetched
     return Bill(requests.writes + requests.checkpoints, 0, units)
 
 
 def s3(requests: "Requests") -> Bill:
-    """A checkpoint is two objects; a look is three listings of 1,000 objects, and a read of each that changed."""
+    """Return the requests to S3.
+
+    A checkpoint writes two objects. A read of the table is three listings, with 1,000 objects per page, and a read of
+    each object that has changed.
+    """
     looks = requests.lists * 3 * ceil(requests.leases / 1000)
     return Bill(requests.writes + 2 * requests.checkpoints, looks, requests.scanned + requests.fetched)
 
 
 def azure(requests: "Requests") -> Bill:
-    """A checkpoint is two blobs; a look is three listings of 5,000 blobs, which bring all that was noted."""
+    """Return the requests to Azure Blob Storage.
+
+    A checkpoint writes two blobs. A read of the table is three listings, with 5,000 blobs per page. They contain the
+    metadata, so changed blobs need not be read.
+    """
     looks = requests.lists * 3 * ceil(requests.leases / 5000)
     return Bill(requests.writes + 2 * requests.checkpoints, looks, requests.fetched)
 
 
 def google(requests: "Requests") -> Bill:
-    """Likewise, with listings of 1,000 objects."""
+    """Return the requests to Google Cloud Storage. They are like those to Azure, but with 1,000 objects per page."""
     looks = requests.lists * 3 * ceil(requests.leases / 1000)
     return Bill(requests.writes + 2 * requests.checkpoints, looks, requests.fetched)
 
 
 def postgres(requests: "Requests") -> Bill:
-    """A statement each; none is billed, but the server that answers them."""
+    """Return the statements to PostgreSQL. They are not billed, but the server is."""
     return Bill(requests.writes + requests.checkpoints, requests.lists, requests.fetched)
 
 
 @frozen
 class Requests:
-    """Of a whole fleet in a second: rows scanned by listings and rows fetched by key are counted by themselves."""
+    """The requests of a whole fleet per second. `scanned` counts rows in listings, and `fetched` rows read by key."""
 
     leases: int
     writes: float
@@ -74,34 +82,37 @@ class Requests:
     fetched: float
 
 
-def counted(leases: int, workers: int, checkpoints: float, seconds: float, *, dated: bool) -> Requests:
-    """Of `seconds` of a fleet at rest that reads, less those of its beginning, when everybody looks for the others."""
+def count_requests(leases: int, workers: int, checkpoints: float, seconds: float, *, dated: bool) -> Requests:
+    """Return the requests of a fleet at rest that reads its shards, without those of its start.
+
+    When a fleet starts, its workers make additional listings to find each other.
+    """
     question = SimulationQuestion(
         leases, (workers,), kind="steady", pace="own", cycles=0, checkpoints=checkpoints, dated=dated
     )
     scenario = evolve(fleet_of(question).scenario, network=Network(stall=0.0, unanswered=0.0), read_seconds=0.2)
-    warm, whole = (
+    warm_up, total = (
         run(evolve(scenario, seconds=length, calm=length)) for length in (WARM_SECONDS, WARM_SECONDS + seconds)
     )
 
-    def more(figure: str) -> float:
-        return (_figures(whole)[figure] - _figures(warm)[figure]) / seconds
+    def rate_of(figure: str) -> float:
+        return (_figures(total)[figure] - _figures(warm_up)[figure]) / seconds
 
-    return Requests(leases, *(more(name) for name in ("writes", "checkpoints", "lists", "scanned", "fetched")))
+    return Requests(leases, *(rate_of(name) for name in ("writes", "checkpoints", "lists", "scanned", "fetched")))
 
 
 def _figures(history: SimulatedHistory) -> dict[str, float]:
-    asked = history.requests
+    requests = history.requests
     return {
-        "writes": sum(count for verb, count in asked.items() if verb not in {"list", "get", "checkpoint"}),
-        "checkpoints": asked["checkpoint"],
-        "lists": asked["list"],
+        "writes": sum(count for verb, count in requests.items() if verb not in {"list", "get", "checkpoint"}),
+        "checkpoints": requests["checkpoint"],
+        "lists": requests["list"],
         "scanned": history.scanned,
         "fetched": history.fetched - history.fetched_stale / 2,
     }
 
 
-def _sized(size: str) -> tuple[int, int]:
+def _parse_size(size: str) -> tuple[int, int]:
     leases, _, workers = size.partition("x")
     if not (leases.isdecimal() and workers.isdecimal() and int(leases) and int(workers)):
         raise typer.BadParameter(f"--fleet: {size!r} is not shards x workers, as in 10x2")
@@ -122,11 +133,13 @@ def main(
     azure_read: Annotated[float | None, typer.Option(help="US$ for a million reads.")] = None,
     seconds: Annotated[float, typer.Option(min=10, help="How long each fleet is watched, in virtual time.")] = 40.0,
 ) -> None:
-    """Count and print."""
-    sizes = {size: _sized(size) for size in fleet or ["4x2", "100x10"]}
+    """Count the requests, and print the table of prices."""
+    sizes = {size: _parse_size(size) for size in fleet or ["4x2", "100x10"]}
     print(f"{'shards x workers':<18}{'store':<10}{'writes/s':>10}{'listings/s':>12}{'reads/s':>10}{'US$ a month':>13}")
     for size, (leases, workers) in sizes.items():
-        table, objects = (counted(leases, workers, checkpoint_seconds, seconds, dated=dated) for dated in (False, True))
+        table, objects = (
+            count_requests(leases, workers, checkpoint_seconds, seconds, dated=dated) for dated in (False, True)
+        )
         lines = (
             ("dynamodb", dynamodb(table), dynamodb_write, dynamodb_read),
             ("s3", s3(objects), s3_write, s3_read),

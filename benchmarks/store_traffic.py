@@ -1,4 +1,4 @@
-"""What a fleet at rest asks of its table, for each lease and hour: our worker beside KCL 2.x's cadence, same stalls.
+"""Counts the requests of a fleet at rest to its table, per lease and hour, with our cadence and with that of KCL 2.x.
 
 `python benchmarks/store_traffic.py --write` writes benchmarks/results/store_traffic.md.
 """
@@ -15,12 +15,12 @@ from leasehold_lab.processes import processes
 from leasehold_lab.simulator.question import SimulationQuestion, config_of, on_this_machine
 
 Size = tuple[int, int, float | None]
-"""Leases, workers, and the seconds between two checkpoints of each lease; None: nothing is read."""
+"""The numbers of leases and workers, and the seconds between checkpoints of a lease (None if nothing is read)."""
 
 RESULTS = Path(__file__).resolve().parent / "results"
 SIZES: tuple[Size, ...] = ((100, 1, None), (100, 5, None), (1000, 60, None), (1000, 60, 5.0), (500, 200, None))
 FLEETS = {"kcl": ("kcl", False), "minimal": ("minimal", False), "minimal, layout sessions": ("minimal", True)}
-"""Rules, and whether the table is in layout `sessions`."""
+"""The rules, and whether the table has the layout `sessions`, by name of the fleet."""
 FIGURES = ("requests", "rows", "read_units", "write_units")
 HEADS = (
     "leases x workers",
@@ -50,38 +50,41 @@ it is up to twenty leases a worker.
 """
 
 
-def measured(size: Size, fleet: str, cycles: float) -> dict[str, float]:
-    """Figures by lease and hour: of a run, less those of its beginning, when everybody lists to find the others."""
+def measure(size: Size, fleet: str, cycles: float) -> dict[str, float]:
+    """Simulate a fleet, and return its figures per lease and hour, without those of the start.
+
+    When a fleet starts, its workers make additional listings to find each other.
+    """
     (leases, workers, checkpoints), (rules, sessions) = size, FLEETS[fleet]
     question = SimulationQuestion(
         leases, (workers,), rules, kind="steady", pace="own", pauses=PAUSES, checkpoints=checkpoints, sessions=sessions
     )
-    warm, rest = (_figures(evolve(question, cycles=length)) for length in (WARM_CYCLES, WARM_CYCLES + cycles))
+    warm_up, total = (_figures(evolve(question, cycles=length)) for length in (WARM_CYCLES, WARM_CYCLES + cycles))
     hours = cycles * config_of(question).cycle_seconds / 3600
     return {
-        **{figure: (rest[figure] - warm[figure]) / leases / hours for figure in FIGURES},
+        **{figure: (total[figure] - warm_up[figure]) / leases / hours for figure in FIGURES},
         "hours": leases * hours,
-        "changes": rest["changes"],
+        "changes": total["changes"],
     }
 
 
 def _figures(question: SimulationQuestion) -> dict[str, float]:
-    ((_, told),) = on_this_machine(question, [1], 1)
-    traffic = told["traffic"]
+    ((_, outcome),) = on_this_machine(question, [1], 1)
+    traffic = outcome["traffic"]
     assert isinstance(traffic, dict)
-    changed = told["moves"], told["claims"]
-    return {**traffic, "changes": float(sum(value for value in changed if isinstance(value, int)))}
+    changes = outcome["moves"], outcome["claims"]
+    return {**traffic, "changes": float(sum(value for value in changes if isinstance(value, int)))}
 
 
-def cells(size: Size, found: dict[str, dict[str, float]]) -> list[tuple[str, ...]]:
-    """The lines of one size."""
+def cells(size: Size, figures_by_fleet: dict[str, dict[str, float]]) -> list[tuple[str, ...]]:
+    """Return the lines of the table for one size."""
     lines = []
-    for fleet, told in found.items():
-        shares = [told[figure] / found["kcl"][figure] for figure in ("rows", "read_units", "write_units")]
+    for fleet, figures in figures_by_fleet.items():
+        shares = [figures[figure] / figures_by_fleet["kcl"][figure] for figure in ("rows", "read_units", "write_units")]
         name = f"{size[0]} x {size[1]}" + (f", a checkpoint every {size[2]:g} s" if size[2] else "")
-        figures = [f"{told[figure]:.0f}" for figure in FIGURES]
-        ends = f"{told['hours']:.0f}", f"{told['changes']:g}"
-        lines.append((name, fleet, *figures, *(f"{share:.0%}" for share in shares), *ends))
+        texts = [f"{figures[figure]:.0f}" for figure in FIGURES]
+        ends = f"{figures['hours']:.0f}", f"{figures['changes']:g}"
+        lines.append((name, fleet, *texts, *(f"{share:.0%}" for share in shares), *ends))
     return lines
 
 
@@ -92,13 +95,13 @@ def main(
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
     write: Annotated[bool, typer.Option("--write", help="Write the page.")] = False,
 ) -> None:
-    """Measure and print."""
+    """Measure, and print a table."""
     sizes = [size for size in SIZES if only in {"", f"{size[0]}x{size[1]}"}]
     lines = [HEADS, ("---",) * len(HEADS)]
     with processes(jobs) as pool:
-        asked = {(size, fleet): pool.submit(measured, size, fleet, cycles) for size in sizes for fleet in FLEETS}
+        futures = {(size, fleet): pool.submit(measure, size, fleet, cycles) for size in sizes for fleet in FLEETS}
         for size in sizes:
-            lines += cells(size, {fleet: asked[size, fleet].result() for fleet in FLEETS})
+            lines += cells(size, {fleet: futures[size, fleet].result() for fleet in FLEETS})
             print(*(" | ".join(line) for line in lines[-len(FLEETS) :]), sep="\n", flush=True)
     if write:
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,8 +1,11 @@
-"""How long a shard waits while its lease moves to another table: `python benchmarks/swap.py`.
+"""Measures how long the reading of a shard is interrupted while its lease moves to another table.
 
-Two workers read four shards of a local stream, which get records every tenth of a second. The lease table goes from
-DynamoDB's stand-in to SQLite and back, several times. Printed are the longest and the usual longest time between two
-records of one shard, at rest and while the leases moved, and the judge's verdict.
+    python benchmarks/swap.py
+
+Two workers read four shards of a local stream, which get records every tenth of a second. The leases move from a
+DynamoDB stand-in to SQLite and back several times. The benchmark takes the longest time between two records of each
+shard, and prints the maximum and the median of these times, both for periods of rest and for swaps. It also prints the
+judge's verdict.
 """
 
 import argparse
@@ -33,14 +36,14 @@ Window = tuple[float, float]
 
 @define
 class Producer:
-    """A record for each of some keys, which fall on all shards, every tenth of a second."""
+    """Puts a record for each of 16 keys, which are in all shards, every tenth of a second."""
 
     stream: Stream
     sent: list[Sent] = field(factory=list)
     ended: Event = field(factory=Event)
 
     def run(self) -> None:
-        """Send until told to end."""
+        """Put records until `ended` is set."""
         number = 0
         due = time.monotonic()
         while not self.ended.wait(max(0.0, due - time.monotonic())):
@@ -51,18 +54,22 @@ class Producer:
             number += len(rows)
 
 
-def longest(stage: Stage, window: Window) -> list[float]:
-    """Of each shard, the longest time between two records handed over within these seconds since 1970."""
+def longest_gaps(stage: Stage, window: Window) -> list[float]:
+    """Return, for each shard, the longest time between two dispatched records within a window (seconds since 1970)."""
     events = [event for event in stage.history.events if event.event == "record"]
     times: dict[str, list[float]] = {}
     for event in events:
         if window[0] <= event.t <= window[1]:
             times.setdefault(event.shard, []).append(event.t)
-    return [max(later - one for one, later in pairwise(sorted(each))) for each in times.values() if len(each) > 1]
+    return [
+        max(later - earlier for earlier, later in pairwise(sorted(shard_times)))
+        for shard_times in times.values()
+        if len(shard_times) > 1
+    ]
 
 
-def swapped(urls: Sequence[str], stage: Stage, *more: str) -> Window:
-    """Run the command beside the fleet until every lease has arrived, and tell when it did."""
+def run_swap(urls: Sequence[str], stage: Stage, *more: str) -> Window:
+    """Run `leasehold swap` until all leases have moved, and return its start and end."""
     began = time.time()
     words = (sys.executable, "-m", "leasehold.adapters.cli.main", "swap", *urls, *more)
     with closing(_Command(words)) as command:
@@ -72,19 +79,19 @@ def swapped(urls: Sequence[str], stage: Stage, *more: str) -> Window:
 
 
 class _Command:
-    """A command of ours whose lines nobody reads."""
+    """A running command whose output is discarded."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self.process = subprocess.Popen(words, stdout=subprocess.DEVNULL)  # noqa: S603  our own command
 
     def close(self) -> None:
-        """End it."""
+        """Kill the command."""
         self.process.kill()
         self.process.wait()
 
 
 def main() -> None:
-    """Run it and print the table."""
+    """Run the benchmark, and print the results."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--turns", type=int, default=3, help="there and back, so often")
     turns = arguments.parse_args().turns
@@ -100,29 +107,29 @@ def main() -> None:
                 producer = Producer(stream)
                 thread = Thread(target=producer.run)
                 try:
-                    verdict = _measured(stage, urls, thread, producer, turns)
+                    verdict = _measure(stage, urls, thread, producer, turns)
                 finally:
                     producer.ended.set()
                     stage.abandon()
     print(verdict)
 
 
-def _measured(stage: Stage, urls: Sequence[str], thread: Thread, producer: Producer, turns: int) -> str:
+def _measure(stage: Stage, urls: Sequence[str], thread: Thread, producer: Producer, turns: int) -> str:
     stage.join("ours-1")
     stage.join("ours-2")
     thread.start()
     if not stage.until(stage.balanced, SETTLE_SECONDS):
         raise SystemExit("the fleet did not come to rest")
-    rest, moves = list[float](), list[float]()
+    gaps_at_rest, gaps_of_moves = list[float](), list[float]()
     for turn in range(2 * turns):
         began = time.time()
         stage.pause(10.0)
-        still = (began, time.time())
-        # The last turn there is left out: from then on TO is alone.
-        moved = swapped(urls, stage, "--back") if turn % 2 else _there(urls, stage)
+        rest_window = (began, time.time())
+        # A swap to TO is not completed, because afterwards the leases could not move back.
+        move_window = run_swap(urls, stage, "--back") if turn % 2 else _move_to_target(urls, stage)
         stage.pause(2.0)
-        rest += longest(stage, still)
-        moves += longest(stage, moved)
+        gaps_at_rest += longest_gaps(stage, rest_window)
+        gaps_of_moves += longest_gaps(stage, move_window)
     producer.ended.set()
     thread.join()
     stage.until(lambda: len(stage.distinct) == len(producer.sent), SETTLE_SECONDS)
@@ -132,15 +139,15 @@ def _measured(stage: Stage, urls: Sequence[str], thread: Thread, producer: Produ
         (
             f"records      {verdict.produced:,} sent, {verdict.lost} lost, {verdict.duplicates} handed over twice",
             f"breaches     {len(verdict.faults)}",
-            f"moves        {len(moves)} of a lease, {turns} times there and back",
-            f"at rest      longest gap of a shard {max(rest):.2f} s, usually {median(rest):.2f} s",
-            f"on the move  longest gap of a shard {max(moves):.2f} s, usually {median(moves):.2f} s",
+            f"moves        {len(gaps_of_moves)} of a lease, {turns} times there and back",
+            f"at rest      longest gap of a shard {max(gaps_at_rest):.2f} s, usually {median(gaps_at_rest):.2f} s",
+            f"on the move  longest gap of a shard {max(gaps_of_moves):.2f} s, usually {median(gaps_of_moves):.2f} s",
         )
     )
 
 
-def _there(urls: Sequence[str], stage: Stage) -> Window:
-    """Send every lease to TO, and leave the swap before it is over, so that it can go back."""
+def _move_to_target(urls: Sequence[str], stage: Stage) -> Window:
+    """Move all leases to TO, but kill the command before it completes the swap, so that they can move back."""
     began = time.time()
     words = (sys.executable, "-m", "leasehold.adapters.cli.main", "swap", *urls)
     with closing(_Command(words)):

@@ -1,10 +1,10 @@
-"""What another conversation costs boto3, and what it would cost with hooks as those for records: for decisions.
+"""Measures requests to DynamoDB with boto3's own parser and with orjson in its place, to decide whether it is worth it.
 
     python benchmarks/wire_more.py [--rounds N] [--seconds N]
 
-DynamoDB: a listing of 10,000 leases in pages of 1 MB, a renewal and a checkpoint, as boto3 takes the answers apart,
-beside orjson in its place. A server in a process of its own answers at once on loopback; what counts is processor
-time of the asking process, medians over rounds in turn.
+The requests are a listing of 10,000 leases in pages of 1 MB, a renewal and a checkpoint. A local server in a separate
+process responds immediately. The result is the processor time of the client: the median of several rounds, in which
+both sides take turns.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import boto3
 import orjson
 from botocore.config import Config as ClientConfig
 from wire_server import served_by
-from wire_speed import REGION, alone, clocked
+from wire_speed import REGION, cost_per_row, run_in_process
 
 from leasehold.stores.dynamodb.store import read_listings_quickly
 from leasehold_lab.demo.child import ENVIRONMENT
@@ -31,7 +31,7 @@ CHECKPOINT = "SET leaseCounter = :next, checkpoint = :checkpoint, checkpointSubS
 
 
 def lease(number: int) -> dict[str, Any]:
-    """A row, as large as those of a fleet are."""
+    """Return a row with the size of a real one."""
     return {
         "leaseKey": {"S": f"shardId-{number:012}"},
         "leaseOwner": {"S": f"worker-{number % 60}.example.internal:{number % 7}"},
@@ -45,8 +45,8 @@ def lease(number: int) -> dict[str, Any]:
     }
 
 
-def table_answers() -> dict[str, bytes]:
-    """What a table answers to each kind of question."""
+def table_responses() -> dict[str, bytes]:
+    """Return the response to each kind of request."""
     page = {"Items": [lease(number) for number in range(PAGE)], "Count": PAGE, "ScannedCount": PAGE}
     return {
         "Scan": json.dumps({**page, "LastEvaluatedKey": {"leaseKey": {"S": "more"}}}).encode(),
@@ -55,7 +55,7 @@ def table_answers() -> dict[str, bytes]:
 
 
 def table_client(url: str, *, quick: bool) -> Any:  # noqa: ANN401  the service's own type has no name at run time
-    """A client as boto3 makes it; quick: scans are read as the store reads them, and replies likewise."""
+    """Return a boto3 client. If `quick`, responses are parsed by orjson, as the store does for scans."""
     config = ClientConfig(retries={"mode": "standard", "total_max_attempts": 2})
     client = boto3.client("dynamodb", region_name=REGION, endpoint_url=url, config=config)
 
@@ -69,18 +69,18 @@ def table_client(url: str, *, quick: bool) -> Any:  # noqa: ANN401  the service'
     return client
 
 
-def listing(url: str, seconds: float, *, quick: bool) -> float:
-    """Microseconds for a row."""
+def measure_listing(url: str, seconds: float, *, quick: bool) -> float:
+    """Measure a listing, and return the microseconds per row."""
     client = table_client(url, quick=quick)
 
     def step() -> int:
         return sum(len(client.scan(TableName="t")["Items"]) for _ in range(LEASES // PAGE))
 
-    return clocked(step, seconds)
+    return cost_per_row(step, seconds)
 
 
-def writing(url: str, seconds: float, *, expression: str, quick: bool) -> float:
-    """Microseconds for a write."""
+def measure_writes(url: str, seconds: float, *, expression: str, quick: bool) -> float:
+    """Measure writes, and return the microseconds per write."""
     client = table_client(url, quick=quick)
     values: dict[str, Any] = {":next": {"N": "8"}, ":seen": {"N": "7"}, ":me": {"S": "worker-1"}}
     if ":checkpoint" in expression:
@@ -99,13 +99,13 @@ def writing(url: str, seconds: float, *, expression: str, quick: bool) -> float:
             )
         return 20
 
-    return clocked(step, seconds)
+    return cost_per_row(step, seconds)
 
 
-def compared(name: str, unit: str, work: Callable[..., float], url: str, times: tuple[int, float]) -> None:
-    """One line."""
+def compare(name: str, unit: str, work: Callable[..., float], url: str, times: tuple[int, float]) -> None:
+    """Measure both clients, and print a line of the table."""
     plain, quick = (
-        statistics.median(alone(partial(work, quick=quick), url, times[1]) for _ in range(times[0]))
+        statistics.median(run_in_process(partial(work, quick=quick), url, times[1]) for _ in range(times[0]))
         for quick in (False, True)
     )
     print(f"| {name} | {plain:.1f} us a {unit} | {quick:.1f} us | {plain / quick:.1f} x |")
@@ -121,11 +121,11 @@ def main() -> None:
     os.environ.update(ENVIRONMENT)
     print(f"Python {sys.version.split()[0]}, boto3 {boto3.__version__}, load {os.getloadavg()[0]:.1f}")
     print("| | boto3 | by hooks | |\n|---|---|---|---|")
-    with served_by(table_answers()) as url:
-        compared(f"listing {LEASES:,} leases", "row", listing, url, times)
+    with served_by(table_responses()) as url:
+        compare(f"listing {LEASES:,} leases", "row", measure_listing, url, times)
         for name, expression in (("renewal", RENEWAL), ("checkpoint", CHECKPOINT)):
-            work = partial(writing, expression=expression)
-            compared(name, "write", work, url, times)
+            work = partial(measure_writes, expression=expression)
+            compare(name, "write", work, url, times)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A Kinesis that says the same to every question, at once and in the form asked for; a table of DynamoDB likewise."""
+"""Local servers in place of Kinesis and DynamoDB, which return prepared responses immediately."""
 
 import base64
 import json
@@ -20,16 +20,16 @@ from leasehold.balancer.model import HASH_KEYS
 CBOR, JSON = "application/x-amz-cbor-1.1", "application/x-amz-json-1.1"
 ARN = "arn:aws:kinesis:eu-west-1:000000000000:stream/canned"
 FIRST = 49680464258228814498658494596102438859221974134693
-"""The first digits of each sequence number of an answer."""
+"""The first digits of the sequence numbers in a response."""
 NEXT = "n" * 200  # about as long as a real iterator
 
 
 @frozen
 class Load:
-    """What one answer holds.
+    """The contents of a response.
 
-    records  Kinesis records, of `size` bytes each
-    users    user records of 100 bytes in each of them; 0: they are no aggregates
+    records  the number of Kinesis records, of `size` bytes each
+    users    the number of user records of 100 bytes in each, or 0 if they are not aggregates
     """
 
     name: str
@@ -39,18 +39,18 @@ class Load:
 
     @property
     def rows(self) -> int:
-        """User records of an answer."""
+        """The number of user records in a response."""
         return self.records * (self.users or 1)
 
 
 def rows_of(load: Load) -> list[dict[str, Any]]:
-    """The records of an answer, in the form of CBOR."""
+    """Return the records of a response, with values as in CBOR."""
     data = b""
     if load.users:
         aggregate = Aggregate(load.size)
         for number in range(load.users):
             assert aggregate.add(b"%010d" % number * 10, f"key-{number % 100}"), "they do not fit"
-        data = aggregate.sealed()
+        data = aggregate.encode()
     return [
         {
             "ApproximateArrivalTimestamp": 1_795_363_072_573 + number,
@@ -63,25 +63,25 @@ def rows_of(load: Load) -> list[dict[str, Any]]:
     ]
 
 
-def forms_of(told: dict[str, Any]) -> dict[str, bytes]:
-    """The same in both forms."""
+def encodings_of(response: dict[str, Any]) -> dict[str, bytes]:
+    """Return the response encoded as CBOR and as JSON."""
     rows = [
         {
             **row,
             "Data": base64.b64encode(row["Data"]).decode(),
             "ApproximateArrivalTimestamp": row["ApproximateArrivalTimestamp"] / 1000,
         }
-        for row in told["Records"]
+        for row in response["Records"]
     ]
-    return {CBOR: cbor2.dumps(told), JSON: json.dumps({**told, "Records": rows}).encode()}
+    return {CBOR: cbor2.dumps(response), JSON: json.dumps({**response, "Records": rows}).encode()}
 
 
 def frame(event: str, content_type: str, payload: bytes) -> bytes:
-    """One message of an event stream."""
+    """Return an encoded message of an event stream."""
     fields = {":message-type": "event", ":event-type": event, ":content-type": content_type}
     headers = b"".join(
-        pack(">B", len(each)) + each.encode() + pack(">BH", 7, len(text)) + text.encode()
-        for each, text in fields.items()
+        pack(">B", len(name)) + name.encode() + pack(">BH", 7, len(value)) + value.encode()
+        for name, value in fields.items()
     )
     prelude = pack(">II", 16 + len(headers) + len(payload), len(headers))
     message = prelude + pack(">I", crc32(prelude)) + headers + payload
@@ -89,7 +89,7 @@ def frame(event: str, content_type: str, payload: bytes) -> bytes:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One connection."""
+    """A connection to the Kinesis server."""
 
     protocol_version = "HTTP/1.1"
     answers: dict[str, bytes]
@@ -102,46 +102,46 @@ class Handler(BaseHTTPRequestHandler):
         """One question."""
         form = CBOR if "cbor" in self.headers["Content-Type"] else JSON
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        wanted = self.headers["X-Amz-Target"].rpartition(".")[2]
-        if wanted == "GetRecords":
-            self._say(form, self._records(form))
-        elif wanted == "SubscribeToShard":
-            self._send(form)
+        operation = self.headers["X-Amz-Target"].rpartition(".")[2]
+        if operation == "GetRecords":
+            self._write(form, self._records(form))
+        elif operation == "SubscribeToShard":
+            self._stream_events(form)
         else:
-            told = self._told(wanted, (cbor2.loads if form == CBOR else json.loads)(body))
-            self._say(form, cbor2.dumps(told) if form == CBOR else json.dumps(told).encode())
+            response = self._respond(operation, (cbor2.loads if form == CBOR else json.loads)(body))
+            self._write(form, cbor2.dumps(response) if form == CBOR else json.dumps(response).encode())
 
     def _records(self, form: str) -> bytes:
         return self.answers[form]
 
-    def _told(self, wanted: str, asked: dict[str, Any]) -> dict[str, Any]:
-        first, last = map(str, HASH_KEYS)
-        if wanted == "PutRecords":
-            rows = [{"ShardId": "shardId-0", "SequenceNumber": "4968"}] * len(asked["Records"])
+    def _respond(self, operation: str, request: dict[str, Any]) -> dict[str, Any]:
+        first_key, last_key = map(str, HASH_KEYS)
+        if operation == "PutRecords":
+            rows = [{"ShardId": "shardId-0", "SequenceNumber": "4968"}] * len(request["Records"])
             return {"FailedRecordCount": 0, "Records": rows}
         consumer = {"ConsumerName": "c", "ConsumerARN": ARN + "/consumer/c:1", "ConsumerStatus": "ACTIVE"}
         shard = {
             "ShardId": "shardId-0",
-            "HashKeyRange": {"StartingHashKey": first, "EndingHashKey": last},
+            "HashKeyRange": {"StartingHashKey": first_key, "EndingHashKey": last_key},
             "SequenceNumberRange": {"StartingSequenceNumber": "1"},
         }
-        answers: dict[str, dict[str, Any]] = {
+        responses: dict[str, dict[str, Any]] = {
             "GetShardIterator": {"ShardIterator": NEXT},
             "ListShards": {"Shards": [shard]},
             "DescribeStreamSummary": {"StreamDescriptionSummary": {"StreamARN": ARN}},
             "DescribeStreamConsumer": {"ConsumerDescription": {**consumer, "StreamARN": ARN}},
         }
-        return answers[wanted]
+        return responses[operation]
 
-    def _say(self, form: str, answer: bytes) -> None:
+    def _write(self, form: str, body: bytes) -> None:
         self.send_response(200)
         self.send_header("Content-Type", form)
-        self.send_header("Content-Length", str(len(answer)))
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(answer)
+        self.wfile.write(body)
 
-    def _send(self, form: str) -> None:
-        """Events without end."""
+    def _stream_events(self, form: str) -> None:
+        """Send events until the client closes the connection."""
         self.send_response(200)
         self.send_header("Content-Type", "application/vnd.amazon.eventstream")
         self.send_header("Transfer-Encoding", "chunked")
@@ -160,14 +160,14 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def serve(load: Load, ports: Any) -> None:  # noqa: ANN401  a queue
-    """Answer until ended; in a process of its own."""
-    told: dict[str, Any] = {"Records": rows_of(load), "MillisBehindLatest": 60_000}
-    Handler.answers = forms_of({**told, "NextShardIterator": NEXT, "ChildShards": None})
-    Handler.events = forms_of({**told, "ContinuationSequenceNumber": told["Records"][-1]["SequenceNumber"]})
-    _answer(Handler, ports)
+    """Serve a Kinesis stream until the process is terminated."""
+    response: dict[str, Any] = {"Records": rows_of(load), "MillisBehindLatest": 60_000}
+    Handler.answers = encodings_of({**response, "NextShardIterator": NEXT, "ChildShards": None})
+    Handler.events = encodings_of({**response, "ContinuationSequenceNumber": response["Records"][-1]["SequenceNumber"]})
+    _run_http_server(Handler, ports)
 
 
-def _answer(handler: type[BaseHTTPRequestHandler], ports: Any) -> None:  # noqa: ANN401  a queue
+def _run_http_server(handler: type[BaseHTTPRequestHandler], ports: Any) -> None:  # noqa: ANN401  a queue
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
     ports.put(server.server_port)
@@ -175,15 +175,15 @@ def _answer(handler: type[BaseHTTPRequestHandler], ports: Any) -> None:  # noqa:
 
 
 def served(load: Load) -> AbstractContextManager[str]:
-    """The address of a stream, until the block ends."""
-    return _served(serve, load)
+    """Serve a stream in a separate process until the block ends, and yield its URL."""
+    return _run_server(serve, load)
 
 
 @contextmanager
-def _served(work: Callable[..., None], told: object) -> Iterator[str]:
+def _run_server(target: Callable[..., None], argument: object) -> Iterator[str]:
     spawn = get_context("spawn")
     ports = spawn.Queue()
-    process = spawn.Process(target=work, args=(told, ports), daemon=True)
+    process = spawn.Process(target=target, args=(argument, ports), daemon=True)
     process.start()
     try:
         yield f"http://127.0.0.1:{ports.get(timeout=60)}"
@@ -193,7 +193,7 @@ def _served(work: Callable[..., None], told: object) -> Iterator[str]:
 
 
 class TableHandler(BaseHTTPRequestHandler):
-    """One connection to a table that answers each kind of question with the same bytes."""
+    """A connection to the DynamoDB server."""
 
     protocol_version = "HTTP/1.1"
     answers: dict[str, bytes]
@@ -204,21 +204,21 @@ class TableHandler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """One question."""
         self.rfile.read(int(self.headers["Content-Length"]))
-        answer = self.answers[self.headers["X-Amz-Target"].rpartition(".")[2]]
+        body = self.answers[self.headers["X-Amz-Target"].rpartition(".")[2]]
         self.send_response(200)
         self.send_header("Content-Type", "application/x-amz-json-1.0")
-        self.send_header("Content-Length", str(len(answer)))
-        self.send_header("x-amz-crc32", str(crc32(answer)))
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("x-amz-crc32", str(crc32(body)))
         self.end_headers()
-        self.wfile.write(answer)
+        self.wfile.write(body)
 
 
 def serve_table(answers: dict[str, bytes], ports: Any) -> None:  # noqa: ANN401  a queue
-    """Answer until ended; in a process of its own."""
+    """Serve a DynamoDB table until the process is terminated."""
     TableHandler.answers = answers
-    _answer(TableHandler, ports)
+    _run_http_server(TableHandler, ports)
 
 
 def served_by(answers: dict[str, bytes]) -> AbstractContextManager[str]:
-    """The address of a table, until the block ends."""
-    return _served(serve_table, answers)
+    """Serve a table in a separate process until the block ends, and yield its URL."""
+    return _run_server(serve_table, answers)

@@ -1,14 +1,16 @@
-"""What a row costs a worker from the wire to its handler, beside boto3's own client and beside what cannot be less.
+"""Measures the cost of a row from the socket to the handler, beside boto3's client and beside a lower bound.
 
     python benchmarks/wire_speed.py [--rounds N] [--seconds N] [--only NAME]
 
-A server in another process answers at once on loopback. What counts is processor time of the reading process, medians
-over rounds in turn, so that it does not depend on what else runs here. boto3 is a bare loop of its client as it is
-made by default (for aggregates with `deaggregate` behind it, one record at a time); the limit is a socket and cbor2 and
-nothing else. Ours is a whole worker with one shard, its leases in memory, which hands over and checkpoints every batch;
-the pause between two questions for a shard, which the service asks for, is left out. The codec is compiled, as in a
-wheel, for boto3 as for ours.
-It ends with 1 where a bar is not met.
+A local server in another process responds immediately. The result is the processor time of the reading process, which
+does not depend on other load on the machine: the median of several rounds, in which the contenders take turns.
+
+- "boto3" is a loop over GetRecords of a default client. It deaggregates aggregates one record at a time.
+- "limit" is a socket and cbor2, without anything else.
+- "worker" is a complete worker with one shard and its leases in memory, which dispatches and checkpoints each batch.
+  The pause between two requests for a shard, which the service requires, is left out.
+
+The codec is compiled as in a wheel, for boto3 and for the worker. The exit status is 1 if a limit is not met.
 """
 
 import argparse
@@ -60,29 +62,29 @@ Work = Callable[[str, Load, float], float]
 
 @frozen
 class Contender:
-    """One way of reading: its name, what it does, and the one that it is compared with."""
+    """A way to read a stream. `peer` is the name of the contender that it is compared with."""
 
     name: str
     work: Work
     peer: str = "boto3"
 
 
-def clocked(step: Callable[[], int], seconds: float) -> float:
-    """Microseconds of processor time for a row; the first answer is not counted."""
+def cost_per_row(step: Callable[[], int], seconds: float) -> float:
+    """Return the processor time per row, in microseconds. The first step is not counted."""
     step()
-    rows, until, began = 0, time.monotonic() + seconds, time.process_time()
-    while time.monotonic() < until:
+    rows, deadline, processor_start = 0, time.monotonic() + seconds, time.process_time()
+    while time.monotonic() < deadline:
         rows += step()
-    return (time.process_time() - began) / rows * 1e6
+    return (time.process_time() - processor_start) / rows * 1e6
 
 
 def client_of(url: str) -> Any:  # noqa: ANN401  the service's own type has no name at run time
-    """A client as boto3 makes it."""
+    """Return a boto3 client with default settings."""
     return boto3.client("kinesis", region_name=REGION, endpoint_url=url, config=ClientConfig(read_timeout=30))
 
 
-def opened(row: dict[str, Any]) -> list[Record]:
-    """The user records of a row, made one by one."""
+def deaggregated(row: dict[str, Any]) -> list[Record]:
+    """Return the user records of an aggregate as `Record` objects."""
     users = deaggregate(row["Data"], row["PartitionKey"])
     number, arrived = row["SequenceNumber"], row["ApproximateArrivalTimestamp"].timestamp()
     return [
@@ -91,142 +93,144 @@ def opened(row: dict[str, Any]) -> list[Record]:
     ]
 
 
-def handled(records: Sequence[Record]) -> int:
-    """How many there are; every one is taken, as a handler takes it."""
+def read_data(records: Sequence[Record]) -> int:
+    """Return the number of records, after reading the data of each one as a handler does."""
     return sum(bool(record.data) for record in records)
 
 
-def bare(url: str, load: Load, seconds: float) -> float:
-    """A loop of GetRecords."""
+def measure_boto3(url: str, load: Load, seconds: float) -> float:
+    """Measure a loop over GetRecords."""
     client = client_of(url)
 
     def step() -> int:
         rows = client.get_records(ShardIterator=NEXT)["Records"]
-        return sum(handled(opened(row)) for row in rows) if load.users else sum(bool(row["Data"]) for row in rows)
+        return (
+            sum(read_data(deaggregated(row)) for row in rows) if load.users else sum(bool(row["Data"]) for row in rows)
+        )
 
-    return clocked(step, seconds)
+    return cost_per_row(step, seconds)
 
 
-def bare_events(url: str, _load: Load, seconds: float) -> float:
-    """A loop over the events of a subscription."""
+def measure_boto3_events(url: str, _load: Load, seconds: float) -> float:
+    """Measure a loop over the events of a subscription (enhanced fan-out)."""
     stream = client_of(url).subscribe_to_shard(
         ConsumerARN="arn:aws:kinesis:eu-west-1:000000000000:stream/canned/consumer/c:1",
         ShardId="shardId-0",
         StartingPosition={"Type": "TRIM_HORIZON"},
     )["EventStream"]
     events = iter(stream)
-    spent = clocked(lambda: len(next(events)["SubscribeToShardEvent"]["Records"]), seconds)
+    cost = cost_per_row(lambda: len(next(events)["SubscribeToShardEvent"]["Records"]), seconds)
     stream.close()
-    return spent
+    return cost
 
 
-def limit(url: str, load: Load, seconds: float) -> float:
-    """A socket and cbor2; the rows stay as they come."""
+def measure_limit(url: str, load: Load, seconds: float) -> float:
+    """Measure a socket and cbor2, without any processing of the rows."""
     connection = http.client.HTTPConnection(url.removeprefix("http://"))
     headers = {"Content-Type": CBOR, "X-Amz-Target": "Kinesis_20131202.GetRecords"}
-    question = cbor2.dumps({"ShardIterator": NEXT})
+    request = cbor2.dumps({"ShardIterator": NEXT})
 
     def step() -> int:
-        connection.request("POST", "/", question, headers)
+        connection.request("POST", "/", request, headers)
         return len(cbor2.loads(connection.getresponse().read())["Records"]) * (load.users or 1)
 
-    return clocked(step, seconds)
+    return cost_per_row(step, seconds)
 
 
-def working(url: str, _load: Load, seconds: float, options: dict[str, str]) -> float:
-    """A whole worker."""
+def measure_worker(url: str, _load: Load, seconds: float, options: dict[str, str]) -> float:
+    """Measure a complete worker, with these options in the URL of its source."""
     pace.TIP_SECONDS = pace.BEHIND_SECONDS = 0.0
-    begun: list[float] = []
-    rows, worked, spent, over = 0, 0.0, 0.0, Event()
+    call_times: list[float] = []
+    rows, processor_start, processor_seconds, finished = 0, 0.0, 0.0, Event()
 
     def handle(delivery: Delivery) -> None:
-        nonlocal rows, worked, spent
-        now = time.monotonic() - (begun or [time.monotonic()])[0]
-        begun.append(time.monotonic())
-        if now < STARTING_SECONDS:  # the worker makes itself at home
-            worked = time.process_time()
-        elif not over.is_set():
-            rows += handled(delivery.records)
-            spent = time.process_time() - worked
+        nonlocal rows, processor_start, processor_seconds
+        now = time.monotonic() - (call_times or [time.monotonic()])[0]
+        call_times.append(time.monotonic())
+        if now < STARTING_SECONDS:  # the start of the worker is not measured
+            processor_start = time.process_time()
+        elif not finished.is_set():
+            rows += read_data(delivery.records)
+            processor_seconds = time.process_time() - processor_start
             if now >= STARTING_SECONDS + seconds:
-                over.set()
+                finished.set()
 
     source = open_url(STREAM, {"region": REGION, "endpoint": url, **options})
     worker = Worker(store=MemoryStore(), source=source, me="a-1", config=Config(initial_position=TRIM_HORIZON))
     runner = Runner(worker, handle)
     thread = Thread(target=runner.run)
     thread.start()
-    over.wait()
+    finished.wait()
     runner.stop()
     thread.join()
-    return spent / rows * 1e6
+    return processor_seconds / rows * 1e6
 
 
-def worker(url: str, load: Load, seconds: float) -> float:
-    """As it is by default."""
-    return working(url, load, seconds, {})
+def default_worker(url: str, load: Load, seconds: float) -> float:
+    """Measure a worker with default options."""
+    return measure_worker(url, load, seconds, {})
 
 
-def worker_json(url: str, load: Load, seconds: float) -> float:
-    """Asked for JSON."""
-    return working(url, load, seconds, {"wire": "json"})
+def json_worker(url: str, load: Load, seconds: float) -> float:
+    """Measure a worker that reads JSON."""
+    return measure_worker(url, load, seconds, {"wire": "json"})
 
 
-def fan_out(url: str, load: Load, seconds: float) -> float:
-    """By subscription."""
-    return working(url, load, seconds, {"consumer": "c"})
+def fan_out_worker(url: str, load: Load, seconds: float) -> float:
+    """Measure a worker that reads by enhanced fan-out."""
+    return measure_worker(url, load, seconds, {"consumer": "c"})
 
 
 CONTENDERS = (
-    Contender("boto3", bare),
-    Contender("limit", limit),
-    Contender("worker", worker),
-    Contender("worker, wire=json", worker_json),
+    Contender("boto3", measure_boto3),
+    Contender("limit", measure_limit),
+    Contender("worker", default_worker),
+    Contender("worker, wire=json", json_worker),
 )
-EVENTS = (Contender("boto3, events", bare_events), Contender("fan-out", fan_out, "boto3, events"))
+EVENTS = (Contender("boto3, events", measure_boto3_events), Contender("fan-out", fan_out_worker, "boto3, events"))
 
 
-def alone(work: Callable[..., T], *args: object) -> T:
-    """What it returns in a process of its own."""
+def run_in_process(work: Callable[..., T], *args: object) -> T:
+    """Call the function in a separate process, and return its result."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         return pool.submit(work, *args).result()
 
 
 def codec_compiled() -> bool:
-    """Whether it is, in this process."""
+    """Return whether this process has the compiled codec."""
     return wire.COMPILED
 
 
-def measured(load: Load, rounds: int, seconds: float) -> dict[str, float]:
-    """The median of each contender, each run in a process of its own."""
+def measure(load: Load, rounds: int, seconds: float) -> dict[str, float]:
+    """Return the median cost of each contender, with each run in a separate process."""
     contenders = CONTENDERS + (EVENTS if load.size == 1000 else ())
-    spent: dict[str, list[float]] = {each.name: [] for each in contenders}
+    costs: dict[str, list[float]] = {contender.name: [] for contender in contenders}
     with served(load) as url:
         for _ in range(rounds):
-            for each in contenders:
-                spent[each.name].append(alone(each.work, url, load, seconds))
-    return {name: statistics.median(times) for name, times in spent.items()}
+            for contender in contenders:
+                costs[contender.name].append(run_in_process(contender.work, url, load, seconds))
+    return {name: statistics.median(times) for name, times in costs.items()}
 
 
-def told(load: Load, micros: dict[str, float]) -> bool:
-    """Print a table; whether the bars are met."""
+def print_table(load: Load, micros: dict[str, float]) -> bool:
+    """Print a table, and return whether the limits are met."""
     size = load.size / (load.users or 1)
     print(
         f"\n{load.name}, {load.records} in an answer\n| | us a row | MB/s | of its peer | bar |\n|---|---|---|---|---|"
     )
-    good = True
-    for each in CONTENDERS + EVENTS:
-        if each.name in micros:
-            ratio, bar = micros[each.peer] / micros[each.name], BARS.get((load.name, each.name))
-            good = good and (bar is None or ratio >= bar)
+    all_good = True
+    for contender in CONTENDERS + EVENTS:
+        if contender.name in micros:
+            ratio, bar = micros[contender.peer] / micros[contender.name], BARS.get((load.name, contender.name))
+            all_good = all_good and (bar is None or ratio >= bar)
             verdict = "" if bar is None else f"{bar} {'pass' if ratio >= bar else 'FAIL'}"
-            figures = f"{micros[each.name]:.2f} | {size / micros[each.name]:.0f} | {ratio:.1f} x"
-            print(f"| {each.name} | {figures} | {verdict} |")
-    return good
+            figures = f"{micros[contender.name]:.2f} | {size / micros[contender.name]:.0f} | {ratio:.1f} x"
+            print(f"| {contender.name} | {figures} | {verdict} |")
+    return all_good
 
 
 def main() -> None:
-    """Measure, and end with 1 where a bar is not met."""
+    """Measure. The exit status is 1 if a limit is not met."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0)
@@ -234,12 +238,12 @@ def main() -> None:
     options = parser.parse_args()
     os.environ.update(ENVIRONMENT)
     with as_installed() as installed:
-        sys.path.insert(0, str(installed))  # new processes take over this path, whatever PYTHONPATH says
-        codec = "compiled" if alone(codec_compiled) else "NOT compiled"
+        sys.path.insert(0, str(installed))  # new processes inherit this path, regardless of PYTHONPATH
+        codec = "compiled" if run_in_process(codec_compiled) else "NOT compiled"
         print(f"Python {sys.version.split()[0]}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, codec {codec}")
         chosen = [load for load in LOADS if load.name.startswith(options.only)]
-        good = [told(load, measured(load, options.rounds, options.seconds)) for load in chosen]
-    sys.exit(not all(good))
+        verdicts = [print_table(load, measure(load, options.rounds, options.seconds)) for load in chosen]
+    sys.exit(not all(verdicts))
 
 
 if __name__ == "__main__":

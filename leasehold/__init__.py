@@ -1,7 +1,7 @@
-"""Shares the shards of a stream among a fleet of workers with nothing between them but a lease table.
+"""Shares the shards of a stream among a group of workers that coordinate only through a lease table.
 
-The planner's names are imported with the package. Those of a consumer (`run`, `read` …) are loaded when they are first
-asked for: whoever plans alone pays for no worker.
+The planner's names are imported with the package. Those of a consumer (`run`, `read` …) are imported on first use, so
+that a program that only plans does not load them.
 """
 
 from importlib import import_module as _import_module
@@ -129,8 +129,8 @@ def __getattr__(name: str) -> object:
         return _import_module("importlib.metadata").version(__name__)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(_import_module(f"{__name__}.{_HOMES[name]}"), name)
-    return found
+    value = globals()[name] = getattr(_import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return value
 
 
 def __dir__() -> list[str]:

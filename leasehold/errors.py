@@ -1,6 +1,6 @@
 """The exceptions that leasehold raises, with a common base class.
 
-All of them can be imported from `leasehold` itself. A bad argument raises ValueError or TypeError instead.
+All these exceptions can be imported from `leasehold` itself. Invalid arguments raise ValueError or TypeError instead.
 """
 
 
@@ -15,7 +15,7 @@ class LeaseholdError(Exception):
 
 
 class StoreError(LeaseholdError):
-    """Raised when a store cannot be used: the table is missing, credentials are wrong, or the request was rejected.
+    """Raised when a store cannot be used, as its table is missing, credentials are wrong or a request was rejected.
 
     Examples:
         >>> from leasehold.stores import StoreError, open_store
@@ -52,7 +52,7 @@ class NotWritten(OutcomeUnknown):
 
 
 class SourceError(LeaseholdError):
-    """Raised when a source cannot be used: the stream does not exist, or credentials are wrong.
+    """Raised when a source cannot be used, because the stream does not exist or credentials are wrong.
 
     Examples:
         >>> import leasehold
@@ -72,7 +72,7 @@ class SourceUnavailable(SourceError):
 
 
 class Trimmed(SourceError):
-    """Raised when the requested position no longer exists in the source, or never did.
+    """Raised when the requested position no longer exists in the source, or never existed.
 
     Examples:
         >>> import leasehold
@@ -82,7 +82,7 @@ class Trimmed(SourceError):
 
 
 class WorkerError(LeaseholdError):
-    """Raised when the worker must stop. The message says what is wrong and what to do about it.
+    """Raised when the worker must stop. The message describes the problem and the remedy.
 
     Examples:
         >>> import leasehold
@@ -104,7 +104,7 @@ class ProducerError(LeaseholdError):
 class RecordLate(ProducerError):
     """Raised when a record's time to live has expired.
 
-    If the message says so, the record may be in the stream nevertheless.
+    If the message mentions it, the record may be in the stream nevertheless.
 
     Examples:
         >>> import leasehold
@@ -116,7 +116,7 @@ class RecordLate(ProducerError):
 class RecordFailed(ProducerError):
     """Raised when this record cannot be sent, although others can.
 
-    If the message says so, the record may be in the stream nevertheless.
+    If the message mentions it, the record may be in the stream nevertheless.
 
     Examples:
         >>> import leasehold
@@ -126,7 +126,7 @@ class RecordFailed(ProducerError):
 
 
 class DeadLetterError(LeaseholdError):
-    """Raised when dead letters cannot be written or read at a location. The message says why.
+    """Raised when dead letters cannot be written to or read from a location. The message contains the reason.
 
     Examples:
         >>> import leasehold

@@ -1,6 +1,6 @@
-"""The rest of the planner, for those who embed it: what `leasehold` itself does not name.
+"""Exports the names that programs which embed the planner need in addition to those in `leasehold` itself.
 
-`plan`, `renewals`, `look_again`, the rule sets, the nouns and the actions are names of `leasehold`.
+`plan`, `renewals`, `look_again`, the rule sets, the data classes and the actions are exported by `leasehold`.
 """
 
 from leasehold.balancer import (

@@ -29,7 +29,7 @@ from typing import Any
 
 from attrs import define, evolve, field
 
-from leasehold.adapters.json_form import question
+from leasehold.adapters.json_form import parse_plan_request
 from leasehold.balancer.actions import Action, Claim, Create, Delete, Release, RequestHandoff, Steal, Taking
 from leasehold.balancer.config import Config
 from leasehold.balancer.family import problems
@@ -75,7 +75,7 @@ class Scene:
         return commands[name](plain, options) or ""
 
     def _config(self, _plain: list[str], options: dict[str, Any]) -> None:
-        self.config = question(_document([], options)).config
+        self.config = parse_plan_request(_document([], options)).config
 
     def _layout(self, plain: list[str], options: dict[str, Any]) -> None:
         states: dict[str, dict[str, Any]] = {
@@ -99,7 +99,9 @@ class Scene:
 
     def _add(self, key: str, fields: dict[str, Any]) -> None:
         checkpoint = {"checkpoint": str(fields["checkpoint"])} if "checkpoint" in fields else {}
-        (self.leases[key],) = question(_document([{"key": key, "version": "1"} | fields | checkpoint], {})).leases
+        (self.leases[key],) = parse_plan_request(
+            _document([{"key": key, "version": "1"} | fields | checkpoint], {})
+        ).leases
 
     def _shards(self, plain: list[str], _options: dict[str, Any]) -> None:
         self.shards += [_shard(word) for word in plain]

@@ -19,6 +19,7 @@ from leasehold import balancer
 ROOT = Path(__file__).parents[1]
 LINKS = ("balancer", "stores", "adapters")
 PACKAGES = ("leasehold", "lab/leasehold_lab")
+PROGRAMS = ("benchmarks", "lab/chaos", "lab/fuzz", "lab/mutation", "lab/spark")
 FOLDERS = ("leasehold", "lab", "tests", "benchmarks", "specs", "docs", ".ci")
 GENERATED = "_pb2.py"
 
@@ -101,7 +102,7 @@ def test_no_import_goes_through_the_links() -> None:
     assert [(ROOT / link).readlink() for link in LINKS] == [Path("leasehold") / link for link in LINKS]
     found = [
         f"{_name(path)}:{node.lineno} imports {module}"
-        for path in _sources(*PACKAGES, "tests", "benchmarks")
+        for path in _sources(*PACKAGES, "tests", *PROGRAMS)
         for node in ast.walk(_tree(path))
         if isinstance(node, ast.Import | ast.ImportFrom)
         for module in _imported(node)
@@ -282,7 +283,7 @@ def test_no_test_has_a_stand_in_of_services_in_its_own_process() -> None:
     alone = "tests/standins/iam_server.py"  # a process of its own
     found = {
         _name(path)
-        for path in _sources("tests", "benchmarks")
+        for path in _sources("tests", *PROGRAMS)
         for node in ast.walk(_tree(path))
         if "moto" in _imported(node)
     }
@@ -291,7 +292,7 @@ def test_no_test_has_a_stand_in_of_services_in_its_own_process() -> None:
 
 def test_modules_of_tests_have_names_of_their_own() -> None:
     """Tests import their neighbors by bare names. If two modules had one name, one would be taken for the other."""
-    names = Counter(path.name for path in _sources("tests", "benchmarks") if path.name != "conftest.py")
+    names = Counter(path.name for path in _sources("tests", *PROGRAMS) if path.name != "conftest.py")
     assert [name for name, count in names.items() if count > 1] == []
 
 
@@ -303,7 +304,7 @@ def test_no_module_of_tests_is_imported_by_another() -> None:
     """What several test modules use is in a module of its own, which contains no tests."""
     found = {
         _name(path)
-        for path in _sources("tests", "benchmarks")
+        for path in _sources("tests", *PROGRAMS)
         for node in ast.walk(_tree(path))
         if any(module.startswith("test_") for module in _imported(node))
     }

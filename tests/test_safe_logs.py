@@ -55,7 +55,7 @@ def test_a_log_call_returns_whatever_a_handler_or_a_filter_raises(
     else:
         log.logger.addFilter(Raising(error).handle)
     getattr(log, level)("lease %s is %s", "s-0", "lost")
-    assert "leasehold.test_safe_logs: lease s-0 is lost (a handler of the log raised " in capsys.readouterr().err
+    assert "leasehold.test_safe_logs: lease s-0 is lost (a log handler raised " in capsys.readouterr().err
 
 
 def test_a_log_call_returns_without_a_standard_error(log: SafeLog, monkeypatch: pytest.MonkeyPatch) -> None:

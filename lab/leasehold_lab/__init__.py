@@ -1,1 +1,1 @@
-"""The laboratory of leasehold: tools that test it, and tools to develop with. `leasehold` imports none of it."""
+"""Tools to test leasehold and to develop with it. The package `leasehold` does not depend on this one."""

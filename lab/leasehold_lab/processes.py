@@ -1,9 +1,9 @@
-"""Worker processes for computations, which end at once and print nothing at Ctrl-C."""
+"""Pools of processes for computations that Ctrl-C ends immediately and without error messages."""
 
 import signal
 from concurrent.futures import ProcessPoolExecutor
 
 
 def processes(jobs: int) -> ProcessPoolExecutor:
-    """Return a pool of `jobs` processes, which end at once, so that an interrupted command does not wait for them."""
+    """Return a pool of `jobs` processes that end immediately at Ctrl-C, so an interrupted command doesn't wait."""
     return ProcessPoolExecutor(jobs, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_DFL))

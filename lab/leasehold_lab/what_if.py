@@ -1,11 +1,11 @@
-"""Shows what would move if workers came or left, by simulating real workers on the given table under virtual time."""
+"""Predicts which leases move when workers join or leave, by simulating real workers on a copy of the lease table."""
 
 import random
 from collections.abc import Sequence
 
 from attrs import evolve, frozen
 
-from leasehold.adapters.report.watching import WatchedTable, alive
+from leasehold.adapters.ops.watching import WatchedTable, without_dead_owners
 from leasehold.balancer.census import our_workers
 from leasehold.balancer.config import Config
 from leasehold.stores.fields import decimal
@@ -13,19 +13,22 @@ from leasehold_lab.simulator.question import Forecast, forecast_of
 from leasehold_lab.simulator.scenario import Member, MemberEnding, Network, Scenario
 
 SETTLE_CYCLES = 2.0
-"""Cycles before the change, in which the simulated workers find each other and moves that are due anyway happen."""
+"""The number of cycles before the change.
+
+In this time the simulated workers discover each other, and complete the moves that would happen without the change.
+"""
 
 
 @frozen
 class FleetChange:
-    """The change to try.
+    """The change of a fleet whose effects are predicted.
 
     Attributes:
-        add: The names of the workers that come.
+        add: The names of the workers that join.
         remove: The names of the workers that leave.
-        ending: How they leave.
-        cycles: How many cycles to simulate after the change.
-        seed: The seed of everything that is random.
+        ending: Whether the leaving workers drain or crash.
+        cycles: The number of cycles to simulate after the change.
+        seed: The seed of all random numbers.
     """
 
     add: tuple[str, ...] = ()
@@ -36,20 +39,28 @@ class FleetChange:
 
 
 ADDED_MAX = 10_000
-"""The most workers that a number may stand for. Simulating more would take too long to wait for."""
+"""The maximum number of workers that `--add` accepts as a number. Simulating more would take too long."""
 
 
 def names_of(add: Sequence[str], present: Sequence[str]) -> tuple[str, ...]:
-    """Return the workers that come: numbers stand for that many workers, others are names. Raises ValueError."""
+    """Return the names of the workers that join.
+
+    Args:
+        add: The names of workers. A number means that many workers with generated names.
+        present: The names of the workers that are already in the fleet.
+
+    Raises:
+        ValueError: A number is too large, or a name is empty or already taken.
+    """
     names: list[str] = []
     for name_or_count in add:
         count = decimal(name_or_count, ADDED_MAX)
         if count is None and name_or_count.isascii() and name_or_count.isdigit():
             raise ValueError(f"--add: at most {ADDED_MAX} workers can be simulated")
         if count is not None:
-            free = (f"added-{number}" for number in range(1, 1_000_000))
-            fresh = (name for name in free if name not in names and name not in present)
-            names += [next(fresh) for _ in range(count)]
+            free_names = (f"added-{number}" for number in range(1, 1_000_000))
+            new_names = (name for name in free_names if name not in names and name not in present)
+            names += [next(new_names) for _ in range(count)]
         elif not name_or_count or name_or_count in names or name_or_count in present:
             raise ValueError(
                 f"--add: there is a worker {name_or_count!r} already; give another name, or a number of workers"
@@ -60,18 +71,18 @@ def names_of(add: Sequence[str], present: Sequence[str]) -> tuple[str, ...]:
 
 
 def forecast(table: WatchedTable, config: Config, change: FleetChange, *, dated: bool = False) -> Forecast:
-    """Simulate the change.
+    """Simulate a change of the fleet, and return its effects.
 
     Args:
-        table: The table as it is now.
+        table: The current contents of the lease table.
         config: The configuration of all workers.
         change: The change to simulate.
-        dated: Whether the rows of the table show their age.
+        dated: Whether listings of the table contain the age of each row.
 
     Raises:
         ValueError: A worker to remove holds no lease, or there is nothing to simulate.
     """
-    rows = alive(table.unended, config)
+    rows = without_dead_owners(table.unended, config)
     present = tuple(sorted({row.owner for row in rows if row.owner is not None}))
     for worker in change.remove:
         if worker not in present:

@@ -1,4 +1,4 @@
-"""Provides workers, sources and commands around the pure rules; a whole consumer is `leasehold.run`.
+"""Provides workers, sources and commands on top of the pure rules. To run a complete consumer, use `leasehold.run`.
 
 Names are imported when they are first used, so that a command without a worker starts quickly.
 """

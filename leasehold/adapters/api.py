@@ -4,10 +4,11 @@ A source is a URL or an object that implements the `Source` protocol; leases are
 those of `leasehold consume`, with the same names (`Options`), and the same code checks them. A wrong option raises
 ValueError with the message that the command prints. `consuming` opens and runs the worker for all of these functions.
 
-`read` gives batches to the iterating consumer. Its worker has no threads for handlers. A batch waits in `BatchQueue`
-until the consumer asks for the next one; only then do we check that the lease is still held and call the handler. The
-handler's call ends when the consumer asks again, which acknowledges the batch. If the consumer goes away, the call ends
-with `Withdrawn`, which acknowledges nothing. In this way every guarantee of `LeaseReader` holds for iterations, too.
+`read` returns an iterator over batches. Its worker has no threads for handlers. A batch waits in `BatchQueue` until the
+iterating program takes the next one. Only then do we check that the lease is still held, and call the handler, which
+passes the batch to the program. The call ends when the program takes another batch, which acknowledges this one. If the
+program stops iterating, the call ends with `Withdrawn`, and the batch is not acknowledged. All guarantees of
+`LeaseReader` therefore hold for iterations, too.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ from attrs import evolve, frozen
 
 from leasehold.adapters.consumer.executors import HandlerExecutor, Work
 from leasehold.adapters.consumer.handling import Delivery, Handler, Handling, Withdrawn
-from leasehold.adapters.consumer.runner import Runner, endings
+from leasehold.adapters.consumer.runner import Runner, termination_signals
 from leasehold.adapters.consumer.slices import SliceVerdict
 from leasehold.adapters.consuming import Consumption, consumption
 from leasehold.adapters.options import Options, ProduceOptions
@@ -51,7 +52,7 @@ log = escaped(logging.getLogger("leasehold.runner"))
 def run(
     source: str | Source, handler: Handler | Handling | str, *, leases: str | Store, **options: Unpack[Options]
 ) -> SliceVerdict | None:
-    """Run a worker until a signal ends it: SIGTERM and Ctrl-C finish the running batches and release the leases.
+    """Run a worker until SIGTERM or Ctrl-C, which have it finish the running batches and release its leases.
 
     Outside the main thread no signals are handled. `worker` and `arun` can be stopped from outside.
 
@@ -66,7 +67,7 @@ def run(
 
     Raises:
         ValueError: An option is wrong; the message names it.
-        WorkerError: The worker cannot go on.
+        WorkerError: The worker cannot continue.
         StoreError: The lease table cannot be used.
         SourceError: The stream cannot be used.
 
@@ -83,8 +84,8 @@ def run(
         True
     """
     settings = consumption(source, leases, handler, options)
-    with settings.joined() as joined:
-        return settings.run(joined)
+    with settings.opened() as opened_worker:
+        return settings.run(opened_worker)
 
 
 async def arun(
@@ -122,7 +123,7 @@ async def arun(
     """
     loop = asyncio.get_running_loop()
     settings = consumption(source, leases, handler, options)
-    dead_letter, calls = settings.handling.dead_letter, _LoopCalls(loop)
+    dead_letter, calls = settings.handling.dead_letter, _CallsInLoop(loop)
     handling = evolve(
         settings.handling,
         handler=calls.wrap(settings.handling.handler),
@@ -132,19 +133,19 @@ async def arun(
     background = WorkerThread(evolve(settings, handling=handling), on_end=lambda: _call_soon(loop, ended.set))
     try:
         _stop_with_loop(loop, background)
-        with _draining_on_signals(loop, background.stop):
+        with _drain_on_signals(loop, background.stop):
             try:
                 await ended.wait()
             except asyncio.CancelledError:
-                if background.origin.left:
+                if background.origin.in_other_process:
                     raise
                 background.stop()
                 while not ended.is_set():
-                    with suppress(asyncio.CancelledError):  # release the leases first, which has its own time limit
+                    with suppress(asyncio.CancelledError):  # first release the leases, which has a time limit
                         await ended.wait()
                 raise
     finally:
-        # Also reached after GeneratorExit (the coroutine was closed or dropped), when nothing can be awaited.
+        # This is also reached after GeneratorExit (the coroutine was closed or dropped), when nothing can be awaited.
         background.drain_by_exit()
     return background.result()
 
@@ -197,12 +198,13 @@ def worker(
 def read(source: str | Source, *, leases: str | Store, **options: Unpack[Options]) -> "Batches":
     """Iterate over the batches of a worker's shards with `for` or `async for`.
 
-    Each step acknowledges the previous batch. `break` and exceptions do not acknowledge it: the leases are released,
-    and the next reader gets that batch again. The batches of all shards come one at a time.
+    Each step acknowledges the previous batch. If the loop is left by `break` or an exception, the current batch is not
+    acknowledged. The leases are then released, and the next reader gets that batch again. The batches of all shards are
+    returned one at a time.
 
-    Only one thread or task may iterate. A step from another one raises RuntimeError while the first still has a batch
-    or waits for one, because the step would acknowledge a batch that is being handled. A step in a forked child raises
-    WorkerError.
+    Only one thread or task may iterate. While that thread or task has a batch or waits for one, a step by another one
+    raises RuntimeError, because it would acknowledge a batch that is still being handled. A step in a forked child
+    raises WorkerError.
 
     Args:
         source: The stream to read, as a URL such as `kinesis://orders`, or a `Source`.
@@ -295,7 +297,7 @@ class WorkerThread:
         return self._settings.me
 
     def stop(self) -> None:
-        """Have the worker finish the running batches, checkpoint and release, without waiting for that."""
+        """Have the worker finish the running batches, checkpoint and release its leases, and return immediately."""
         self.origin.check()
         self._stopping.set()
         if self._runner is not None:
@@ -319,18 +321,21 @@ class WorkerThread:
         return self._verdict
 
     def drain_by_exit(self) -> None:
-        """Stop the worker, and have the program wait at its exit until it has drained. In a forked child do nothing."""
-        if not self.origin.left and not self._ended.is_set():
+        """Stop the worker, and have the program wait at exit until the worker has drained.
+
+        In a forked child this does nothing.
+        """
+        if not self.origin.in_other_process and not self._ended.is_set():
             self.stop()
             atexit.register(self._exit)
 
     def _exit(self) -> None:
-        if not self.origin.left:
+        if not self.origin.in_other_process:
             self.wait()
 
     def _work(self) -> None:
-        with self._settings.joined(self._stopping) as joined:
-            self._verdict = self._settings.run(joined, executor=self._executor, begun=self._begun)
+        with self._settings.opened(self._stopping) as opened_worker:
+            self._verdict = self._settings.run(opened_worker, executor=self._executor, begun=self._begun)
         self._end()
 
     def _begun(self, runner: Runner) -> None:
@@ -339,8 +344,8 @@ class WorkerThread:
             runner.stop()
 
     def _failed(self, fault: BaseException) -> None:
-        unopened = self._runner is None and self._stopping.is_set() and isinstance(fault, StoreError | SourceError)
-        self._fault = None if unopened else fault
+        is_unopened = self._runner is None and self._stopping.is_set() and isinstance(fault, StoreError | SourceError)
+        self._fault = None if is_unopened else fault
         if isinstance(self._fault, Exception):
             log.error("worker %s has ended: %s", self.id, said(fault))
         self._end()
@@ -369,8 +374,8 @@ def _stop_with_loop(loop: asyncio.AbstractEventLoop, background: WorkerThread) -
     spawn("leasehold-loop-watch", watch, lambda _fault: background.stop())
 
 
-class _LoopCalls:
-    """Calls functions of the user, and awaits their awaitables in this loop.
+class _CallsInLoop:
+    """Calls the user's functions, and awaits their awaitables in this loop.
 
     Once the loop is closed, a call ends with `Withdrawn`, because the records are not to blame.
     """
@@ -382,16 +387,16 @@ class _LoopCalls:
         """Return the function to call in place of `function`."""
 
         def call(*arguments: Any) -> Any:  # noqa: ANN401  likewise
-            with self._withdrawing():
+            with self._withdraw_if_closed():
                 if self._loop.is_closed():
                     raise RuntimeError
                 result = function(*arguments)
-            return self._awaited(result) if inspect.isawaitable(result) else result
+            return self._await_in_loop(result) if inspect.isawaitable(result) else result
 
         return call
 
     @contextmanager
-    def _withdrawing(self) -> Generator[None]:
+    def _withdraw_if_closed(self) -> Generator[None]:
         try:
             yield
         except Exception as fault:
@@ -399,9 +404,9 @@ class _LoopCalls:
                 raise Withdrawn("the event loop of its worker is closed") from fault
             raise
 
-    async def _awaited(self, result: Awaitable[object]) -> object:
-        work = self._in_loop(result)
-        with self._withdrawing():
+    async def _await_in_loop(self, result: Awaitable[object]) -> object:
+        work = self._await_and_end_copy(result)
+        with self._withdraw_if_closed():
             try:
                 future = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
             except RuntimeError:
@@ -418,7 +423,7 @@ class _LoopCalls:
                 raise
             return future.result()
 
-    async def _in_loop(self, result: Awaitable[object]) -> object:
+    async def _await_and_end_copy(self, result: Awaitable[object]) -> object:
         raised: BaseException | None = None
         try:
             return await result
@@ -430,19 +435,19 @@ class _LoopCalls:
 
 
 @contextmanager
-def _draining_on_signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> Generator[None]:
+def _drain_on_signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> Generator[None]:
     """Stop on the termination signals that would otherwise end the process, if this loop can handle signals."""
-    handled = []
-    for number in endings():
+    handled_signals = []
+    for number in termination_signals():
         if signal.getsignal(number) == signal.SIG_DFL:
             with suppress(NotImplementedError, RuntimeError, ValueError):  # Windows, or not the main thread
                 loop.add_signal_handler(number, stop)
                 note_loop_handler(number)
-                handled.append(number)
+                handled_signals.append(number)
     try:
         yield
     finally:
-        for number in handled:
+        for number in handled_signals:
             loop.remove_signal_handler(number)
             forget_loop_handler(number)
 
@@ -451,7 +456,7 @@ def _draining_on_signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], Non
 
 
 class BatchQueue:
-    """The executor of an iteration, in which a handler is called only when the consumer takes the next batch."""
+    """The executor of an iteration, which calls a handler only when the consumer takes the next batch."""
 
     stuck = False
 
@@ -509,13 +514,13 @@ class BatchQueue:
         loop, changed = asyncio.get_running_loop(), asyncio.Event()
         with self.changed:
             self._on_change = lambda: _call_soon(loop, changed.set)
-            ready = bool(self._queue) or self.ended
-        if not ready:
+            is_ready = bool(self._queue) or self.ended
+        if not is_ready:
             await changed.wait()
 
 
 class _Iteration:
-    """The state of an iteration, to which its threads refer so that the iterator itself can be dropped."""
+    """The state of an iteration. Its threads refer to this object, so the iterator itself can be garbage-collected."""
 
     def __init__(self, settings: Consumption) -> None:
         self.waiting = BatchQueue()
@@ -570,8 +575,8 @@ class _Iteration:
         self.finish(Withdrawn("its consumer takes no more batches"))
 
     def drop(self) -> None:
-        """Leave, and wait until the leases are released, unless in an event loop, which must not be blocked."""
-        if self.origin.left:
+        """Leave, and wait until the leases are released. Do not wait in an event loop, which must not be blocked."""
+        if self.origin.in_other_process:
             return
         self.leave()
         if self.background is None:
@@ -614,15 +619,15 @@ class _Consumer:
 class Batches:
     """An iterator over the batches of a worker's shards, one at a time, as `read` returns it.
 
-    The first step starts the worker. Each further step acknowledges the previous batch. `close`, the end of a `with`
-    block, `break` and exceptions do not acknowledge it: the leases are released, and the batch is read again. `stop`
-    ends the iteration cleanly: the last step, which ends the loop, acknowledges the last batch. A new `for` over the
-    same object starts with the batch that is not acknowledged yet.
+    The first step starts the worker. Each further step acknowledges the previous batch. After `close`, the end of a
+    `with` block, `break` or an exception, the current batch is not acknowledged. The leases are then released, and the
+    batch is read again. `stop` ends the iteration cleanly, so that the last step, which ends the loop, acknowledges the
+    last batch. A new `for` over the same object starts with the batch that is not acknowledged yet.
     """
 
     def __init__(self, source: str | Source, leases: str | Store, options: Options) -> None:
         """Raises ValueError if an option is wrong; the message names it."""
-        # A placeholder that passes the checks of handlers; `_Iteration` replaces it.
+        # The lambda is a placeholder that passes the checks of handlers. `_Iteration` replaces it.
         self._iteration = _Iteration(consumption(source, leases, lambda _batch: None, options))
         self._resumed = self._closed = False
         self._lock, self._consumer = Lock(), _Consumer()
@@ -654,7 +659,7 @@ class Batches:
 
     @contextmanager
     def _exclusive(self) -> Generator[None]:
-        """Let only one thread or task step; raise RuntimeError in another while the first may be handling a batch."""
+        """Raise RuntimeError if another thread or task may be handling a batch of this iteration."""
         self._iteration.origin.check()
         me = _Consumer.current()
         with self._lock:

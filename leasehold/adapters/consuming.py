@@ -68,10 +68,10 @@ class Consumption:
         me: The worker's id.
         config: The configuration of the rules.
         handling: The handler and its policy.
-        cut: The slice to read; None: read without end.
-        function: The Lambda function that handles the records; None: the handler is no Lambda function.
+        cut: The slice to read; None to read without end.
+        function: The Lambda function that handles the records, or None if the handler is not one.
         options: All options by name, with defaults for those that were not given, and durations as seconds.
-        sessions: The boto3 sessions with the credentials of source, leases and `to`; None: those of the URLs.
+        sessions: The boto3 sessions with the credentials of source, leases and `to`; by default those of the URLs.
     """
 
     source: str | Source
@@ -85,8 +85,8 @@ class Consumption:
     sessions: "tuple[Session | None, Session | None, Session | None]" = (None, None, None)
 
     @contextmanager
-    def joined(self, stopping: Event | None = None) -> Iterator[Worker]:
-        """Open whatever is given by URL, yield the worker, and close it again.
+    def opened(self, stopping: Event | None = None) -> Iterator[Worker]:
+        """Open the store and the source that are given as URLs, yield the worker, and close them again.
 
         Args:
             stopping: Set this to end the wait for a store that does not respond.
@@ -96,7 +96,7 @@ class Consumption:
             StoreError: The lease table cannot be used.
             SourceError: The stream cannot be used.
         """
-        with ExitStack() as opened:
+        with ExitStack() as stack:
             store, source = self.leases, self.source
             if isinstance(store, str):
                 backoff, stop = Backoff(*FAULT_WAITS), stopping or Event()
@@ -112,20 +112,20 @@ class Consumption:
                             tables = open_tables(store, to, sessions=self.sessions[1:], **limits)
                             store = SwapStore(tables, name_of(to))
                     except OutcomeUnknown as fault:
-                        # A running worker keeps trying; with `wait`, so does one that is starting.
+                        # A running worker would keep trying. With `wait`, a worker that is starting does, too.
                         if not self.options["wait"]:
                             raise
                         seconds = backoff.next()
-                        log.warning("the store does not answer yet; trying again in %.1f s: %s", seconds, fault)
+                        log.warning("the store does not respond yet; trying again in %.1f s: %s", seconds, fault)
                         if stop.wait(seconds):
                             raise
-                opened.callback(store.close)
+                stack.callback(store.close)
             if isinstance(source, str):
                 source = open_source(source, session=self.sessions[0])
-                opened.callback(source.close)
+                stack.callback(source.close)
             if self.function is not None:
                 self.function.reads(source)
-                opened.callback(self.function.close)
+                stack.callback(self.function.close)
             if self.cut is not None:
                 store, source = self.cut.store(store), self.cut.source(source)
             if_recreated = self.options["if_recreated"]
@@ -141,7 +141,7 @@ class Consumption:
         """Run the worker until it is stopped or its slice is read. In the main thread a signal also stops it.
 
         Args:
-            worker: The worker, as `joined` yields it.
+            worker: The worker, as `opened` yields it.
             executor: Where handlers are called, as for `Runner`.
             begun: Called with the runner before it runs.
 
@@ -149,12 +149,12 @@ class Consumption:
             How much of the slice was read; None without a slice.
 
         Raises:
-            WorkerError: The worker cannot go on.
+            WorkerError: The worker cannot continue.
             StoreError: The lease table cannot be used.
             SourceError: The stream cannot be used.
         """
         if not self.options["wait"]:
-            # A running worker keeps trying. Here the first error must end the start.
+            # A running worker would keep trying. Without `wait`, the first error must end the start.
             worker.source.shards()
             worker.store.list()
         metrics = self.options["metrics"]
@@ -195,8 +195,8 @@ def consumption(
         TypeError: There is no such option.
         DeadLetterError: The dead letter cannot be opened.
     """
-    given, values = checked(Options, options, named)
-    _check_ends(source, leases, named)
+    given_options, values = checked(Options, options, named)
+    _check_source_and_leases(source, leases, named)
     for address, url in ((source_address, source), (store_address, leases)):
         if isinstance(url, str) and address(url)[0] == "file":
             raise ValueError(f"{named('leases')}: file:// is a backup, on which no fleet works; copy it to a store")
@@ -208,15 +208,15 @@ def consumption(
         check_tables_differ(leases, to, named("to"))
     function = None
     if isinstance(handler, str) and handler.startswith(PREFIX):
-        function = _function(handler, given)
+        function = _function(handler, given_options)
         handler = Handling(function, max_records=BATCH_SIZE, most_calls=1)
-        source = _as_mapped(source, named("handler"))
+        source = _with_whole_aggregates(source, named("handler"))
     elif isinstance(handler, str):
         handler = load(handler)
     handling = handler if isinstance(handler, Handling) else Handling(handler)
     if function is None and (limit := values["concurrency"]) is not None:
         handling = evolve(handling, handler=by_key(handling.handler, limit))  # type: ignore[arg-type]  # by_key rejects others
-    planning = {"rules": values["rules"], "lease_seconds": values["lease_seconds"], **_beginning(values, named)}
+    planning = {"rules": values["rules"], "lease_seconds": values["lease_seconds"], **_initial_position(values, named)}
     planner_options = settings(planning, values["set"] or (), named("set"))
     config = configuration_for(source if isinstance(source, str) else "", planner_options)
     for name in settings({}, values["set"] or (), named("set")).keys() & SETTING_LIMITS:
@@ -226,26 +226,29 @@ def consumption(
     dead_letter = values["dead_letter"]
     if isinstance(dead_letter, str):
         dead_letter = dead_letter_of(dead_letter, source, leases, named)
-    policy = {name: given[name] for name in _POLICY & given.keys()}
+    # A function in processes of its own ends a call that takes too long, which fails the batch. If the shard were given
+    # up instead, a record at which the function hangs would go from worker to worker, and never to the dead letter.
+    enforced = {"handler_seconds"} if isinstance(function, ParallelFunction) else set[str]()
+    policy = {name: given_options[name] for name in _POLICY & given_options.keys() - enforced}
     if dead_letter is not None:
         policy["dead_letter"] = dead_letter
     elif "max_age_seconds" in policy and handling.dead_letter is None:
         raise ValueError(f"{named('max_age_seconds')}: it goes with {named('dead_letter')}, to which old records go")
     handling = evolve(handling, **policy)
-    cut = None
+    time_slice = None
     if (until := values["until"]) is not None:
         try:
-            until_ms = moment(_text(until), time.time())
+            until_ms = moment(_as_text(until), time.time())
         except (ValueError, AttributeError):
             raise ValueError(f"{named('until')}: {until!r} is not {MOMENT}") from None
-        cut = Slice(config.initial_position, until_ms)
+        time_slice = Slice(config.initial_position, until_ms)
     return Consumption(
         source=source,
         leases=leases,
         me=worker_id() if values["worker"] is None else values["worker"],  # an empty id is refused at the start
         config=config,
         handling=handling,
-        cut=cut,
+        cut=time_slice,
         options=values,
         function=function,
     )
@@ -253,13 +256,13 @@ def consumption(
 
 def _function(handler: str, given: Mapping[str, Any]) -> LambdaFunction:
     function = lambda_function(handler, _load, given.get("handler_seconds", math.inf))
-    if (count := given.get("concurrency", 1)) == 1:
+    if (count := given.get("concurrency")) is None:
         return function
     return ParallelFunction(function.function, function.settings, function.handler_seconds, concurrency=count)
 
 
-def _as_mapped(source: str | Source, option: str) -> str | Source:
-    """Return the source as an event source mapping of AWS Lambda reads it, which does not split aggregates.
+def _with_whole_aggregates(source: str | Source, option: str) -> str | Source:
+    """Return the source with aggregates left whole, as an event source mapping of AWS Lambda reads it.
 
     Raises ValueError for a source that no mapping can read.
     """
@@ -273,18 +276,18 @@ def _as_mapped(source: str | Source, option: str) -> str | Source:
     return f"{source}{'&' if '?' in source else '?'}aggregates=whole"
 
 
-def _check_ends(source: object, leases: object, named: Callable[[str], str]) -> None:
+def _check_source_and_leases(source: object, leases: object, named: Callable[[str], str]) -> None:
     for name, value, methods in (("source", source, ("shards", "open")), ("leases", leases, ("list", "write"))):
         if not isinstance(value, str) and not all(callable(getattr(value, method, None)) for method in methods):
-            what = f"{type(value).__name__} is neither a URL nor an object with {' and '.join(methods)}"
-            raise ValueError(f"{named(name)}: {what}")
+            message = f"{type(value).__name__} is neither a URL nor an object with {' and '.join(methods)}"
+            raise ValueError(f"{named(name)}: {message}")
 
 
 _WORKERS = itertools.count(1)
 
 
 def worker_id() -> str:
-    """Return an id for a worker without one; each worker of a process gets its own."""
+    """Return an id for a worker that was not given one. It differs between the workers of a process."""
     number = next(_WORKERS)
     return f"{socket.gethostname()}-{os.getpid()}" + (f"-{number}" if number > 1 else "")
 
@@ -296,18 +299,18 @@ _POLICY = options_of(Options).keys() & fields_dict(Handling).keys() - {"dead_let
 """The options that replace fields of `Handling` as they are."""
 
 
-def _beginning(values: Mapping[str, Any], named: Callable[[str], str]) -> dict[str, Any]:
+def _initial_position(values: Mapping[str, Any], named: Callable[[str], str]) -> dict[str, Any]:
     position, option = values["initial_position"], named("initial_position")
     if not isinstance(position, Position):
         if not isinstance(position, str | datetime):
             raise ValueError(f"{option}: {position!r} is no position, and not {MOMENT}")  # noqa: TRY004  bad usage
-        position = start(_text(position), time.time(), option)
+        position = start(_as_text(position), time.time(), option)
     elif position.sequence == "AT_TIMESTAMP":
         checked_time(position.sub, option)
     return {"initial_position": position.sequence, "timestamp_ms": position.sub or None}
 
 
-def _text(time_: object) -> Any:  # noqa: ANN401  `moment` and `start` reject whatever is no string
+def _as_text(time_: object) -> Any:  # noqa: ANN401  `moment` and `start` reject whatever is no string
     return time_.isoformat() if isinstance(time_, datetime) else time_
 
 
@@ -326,35 +329,35 @@ def dead_letter_of(
             f"{option}: a URL goes with a source and leases that are URLs; give "
             "leasehold.adapters.dead_letters(URL, stream=…, table=…), which says whose letters they are"
         )
-    scheme, place, options = source_address(source)
-    stream = place.rpartition(":stream/")[2]  # the name, if `place` is an ARN
-    written_to = text.partition("?")[0].removeprefix(f"{scheme}://")
+    scheme, location, options = source_address(source)
+    stream = location.rpartition(":stream/")[2]  # the name, if `location` is an ARN
+    target = text.partition("?")[0].removeprefix(f"{scheme}://")
     # A name without an account counts as the stream of that name in any account.
-    same_name = written_to.rpartition(":stream/")[2] == stream and stream in {place, written_to}
-    if text.startswith(f"{scheme}://") and (written_to == place or same_name):
+    is_same_name = target.rpartition(":stream/")[2] == stream and stream in {location, target}
+    if text.startswith(f"{scheme}://") and (target == location or is_same_name):
         raise ValueError(
-            f"{named('dead_letter')}: it is the stream that is read: its letters would be read again, for ever"
+            f"{named('dead_letter')}: it is the stream that is read, so its dead letters would be read again, forever"
         )
     table = _identity(*store_address(leases))
-    return dead_letters(text, stream=stream, table=table, source=_identity(scheme, place, options))
+    return dead_letters(text, stream=stream, table=table, source=_identity(scheme, location, options))
 
 
-def _identity(scheme: str, place: str, options: Mapping[str, str]) -> str:
-    """Return the URL with only the options that identify the place, in a fixed order; none of them is a secret.
+def _identity(scheme: str, location: str, options: Mapping[str, str]) -> str:
+    """Return the URL with only its identifying options, in a fixed order. None of these options is a secret.
 
     A file is identified by its full path, because two groups may each have a file called `leases.db`.
     """
     if scheme == "sqlite" and (folder := _folder()) is not None:
-        place = str(folder / place)
+        location = str(folder / location)
     identifying = urlencode({name: options[name] for name in _IDENTIFYING if name in options}, safe="/:$")
-    return f"{scheme}://{place}" + (f"?{identifying}" if identifying else "")
+    return f"{scheme}://{location}" + (f"?{identifying}" if identifying else "")
 
 
 IMPORTING = (__file__, importlib.__file__, "<frozen importlib")
-"""Files whose frames in a traceback come before the user's file."""
+"""Files of Python's import system, whose frames come before the user's file in a traceback."""
 
 LIBRARIES = ("<frozen", *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
-"""Files whose frames in a traceback come after the user's file."""
+"""Files of libraries, whose frames come after the user's file in a traceback."""
 
 
 def load(text: str) -> Callable[..., Any]:
@@ -377,22 +380,22 @@ def _load(text: str) -> Callable[..., Any]:
     if not module or not name:
         raise ValueError(f"{text!r} is not of the form module:function")
     folder = _folder()
-    here = str(folder)
-    if folder is not None and here not in sys.path:
-        # Unlike `python -m`, a command does not import from the working folder. Must be added last, otherwise a file
-        # in it could shadow a library of the same name.
-        sys.path.append(here)
+    folder_name = str(folder)
+    if folder is not None and folder_name not in sys.path:
+        # Unlike `python -m`, a command does not import from the working folder. Add it last, so that a file in it
+        # cannot shadow a library of the same name.
+        sys.path.append(folder_name)
     try:
         loaded = getattr(importlib.import_module(module), name, None)
-    except SyntaxError as wrong:
-        raise ValueError(f"{text!r}: {wrong.filename}, line {wrong.lineno}: {wrong.msg}") from wrong
-    except Exception as wrong:
-        if isinstance(wrong, ModuleNotFoundError) and not _place(wrong):
-            hint = did_you_mean(str(wrong.name), [file.stem for file in folder.glob("*.py")] if folder else [])
-            raise ValueError(f"{text!r}: there is no module {wrong.name!r} here{hint}") from wrong
-        raise ValueError(f"{text!r}: {_place(wrong)}: {said(wrong)}") from wrong
+    except SyntaxError as error:
+        raise ValueError(f"{text!r}: {error.filename}, line {error.lineno}: {error.msg}") from error
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and not _error_location(error):
+            hint = did_you_mean(str(error.name), [file.stem for file in folder.glob("*.py")] if folder else [])
+            raise ValueError(f"{text!r}: there is no module {error.name!r} here{hint}") from error
+        raise ValueError(f"{text!r}: {_error_location(error)}: {said(error)}") from error
     if not callable(loaded):
-        functions = [entry for entry, value in vars(sys.modules[module]).items() if callable(value)]
+        functions = [callable_name for callable_name, value in vars(sys.modules[module]).items() if callable(value)]
         hint = did_you_mean(name, functions)
         raise ValueError(f"{text!r}: module {module!r} has no function {name!r}{hint}")  # noqa: TRY004  bad usage
     function: Callable[..., Any] = loaded
@@ -407,8 +410,8 @@ def _folder() -> Path | None:
         return None
 
 
-def _place(wrong: Exception) -> str:
+def _error_location(error: Exception) -> str:
     """Return the file and line that raised the exception, or "" if no file had begun to run."""
-    frames = [frame for frame in traceback.extract_tb(wrong.__traceback__) if not frame.filename.startswith(IMPORTING)]
-    own = [frame for frame in frames if not frame.filename.startswith(LIBRARIES)] or frames
-    return f"{own[-1].filename}, line {own[-1].lineno}" if own else ""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(IMPORTING)]
+    user_frames = [frame for frame in frames if not frame.filename.startswith(LIBRARIES)] or frames
+    return f"{user_frames[-1].filename}, line {user_frames[-1].lineno}" if user_frames else ""

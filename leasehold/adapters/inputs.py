@@ -131,7 +131,7 @@ def moment(text: str, now: float) -> int:
         if _MILLISECONDS.fullmatch(stripped):
             milliseconds = int(stripped)
         elif stripped.lower().startswith("now"):
-            milliseconds = round((now + (_signed(stripped[3:]) if stripped[3:] else 0.0)) * 1000)
+            milliseconds = round((now + (_signed_duration(stripped[3:]) if stripped[3:] else 0.0)) * 1000)
         else:
             time = datetime.fromisoformat(stripped)
             milliseconds = round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
@@ -141,20 +141,20 @@ def moment(text: str, now: float) -> int:
     return milliseconds
 
 
-def _signed(said: str) -> float:
-    if not said.startswith(("+", "-")):
-        raise ValueError(f"{said!r} has no sign")
-    return (1.0 if said[0] == "+" else -1.0) * duration(said[1:])
+def _signed_duration(text: str) -> float:
+    if not text.startswith(("+", "-")):
+        raise ValueError(f"{text!r} has no sign")
+    return (1.0 if text[0] == "+" else -1.0) * duration(text[1:])
 
 
 def shift(text: str) -> float:
     """Return the seconds of a signed duration, such as -15m. Raises ValueError for any other string."""
     if not text.strip().startswith(("+", "-")):
         raise ValueError(f"--shift-by: {text!r} wants a sign, as in -15m or +1h")
-    return _signed(text.strip())
+    return _signed_duration(text.strip())
 
 
-def said_moment(milliseconds: float) -> str:
+def format_time(milliseconds: float) -> str:
     """Format as ISO 8601, falling back to raw milliseconds outside datetime's range (rows may hold any number)."""
     try:
         time = datetime.fromtimestamp(milliseconds / 1000, UTC)
@@ -171,7 +171,7 @@ _OTHER_NAMES = {"EARLIEST": "TRIM_HORIZON", "BEGINNING": "TRIM_HORIZON", "END": 
 
 
 def named(text: str) -> str | None:
-    """Return the sentinel of this name, in any case and with - for _, or None if there is none."""
+    """Return the sentinel of this name, or None if there is none. Case does not matter, and `-` may stand for `_`."""
     name = text.strip().upper().replace("-", "_")
     name = _OTHER_NAMES.get(name, name)
     return name if name in SENTINELS else None
@@ -182,7 +182,7 @@ EARLIEST_MS, LATEST_MS, BEYOND_MS = 10**11, 10**13, 253_402_300_800_000
 
 
 def checked_time(milliseconds: int, option: str, *, in_seconds: bool = False) -> int:
-    """Return this time, unless it is probably not in milliseconds since 1970.
+    """Return this time if it is plausible as milliseconds since 1970.
 
     0 stands for the beginning.
 
@@ -196,7 +196,7 @@ def checked_time(milliseconds: int, option: str, *, in_seconds: bool = False) ->
     """
     if milliseconds == 0 or EARLIEST_MS <= milliseconds < LATEST_MS:
         return milliseconds
-    when = said_moment(milliseconds) if abs(milliseconds) < BEYOND_MS else "after the year 9999"
+    when = format_time(milliseconds) if abs(milliseconds) < BEYOND_MS else "after the year 9999"
     if in_seconds:
         raise ValueError(f"{option}: {milliseconds // 1000} s since 1970 is {when}; give it in seconds")
     unit = "seconds" if milliseconds < EARLIEST_MS else "microseconds"
@@ -235,7 +235,7 @@ def start(text: str, now: float, field: str) -> Position:
 def settings(
     given: dict[str, Any], more: Sequence[str] | Mapping[str, object], option: str = "--set"
 ) -> dict[str, Any]:
-    """Combine settings into one mapping, without those in `given` that are None.
+    """Combine settings into one mapping, leaving out those in `given` that are None.
 
     Args:
         given: Settings by name.
@@ -261,37 +261,37 @@ def settings(
     return fields
 
 
-def configuration(found: dict[str, Any]) -> Config:
+def configuration(fields: dict[str, Any]) -> Config:
     """Return the configuration with these settings. Raises ValueError, naming a setting that is wrong."""
-    return config_of(JsonValue("input", found))
+    return config_of(JsonValue("input", fields))
 
 
 HUB_LEASE_SECONDS = 120.0
-"""The seconds after which most official workers take over an ownership; Python's use the 180 of their own rules."""
+"""The seconds after which most official workers take over an ownership. Those in Python take 180, from their rules."""
 
 HUB_CYCLE_SECONDS = 30.0
 """How often most official workers read the ownerships, in seconds."""
 
 HUB_RENEW_SECONDS = 20.0
-"""How often to renew, because JavaScript's and Go's workers take ownerships after 60 s, whatever our settings are."""
+"""How often to renew. JavaScript's and Go's workers take over ownerships after 60 s, whatever our settings are."""
 
 
-def paced(config: Config, given: Container[str]) -> Config:
-    """Return the configuration for Event Hubs, in which the times that are not in `given` suit official workers.
+def with_hub_times(config: Config, given: Container[str]) -> Config:
+    """Return the configuration for Event Hubs, in which times that are not in `given` suit the official workers.
 
-    These may be in the same group, and are slow by design.
+    Official workers may be in the same group, and are slow by design.
     """
     seconds = config.lease_seconds if "lease_seconds" in given else max(HUB_LEASE_SECONDS, config.rules.lease_seconds)
-    usual = Config(rules=config.rules, lease_seconds=seconds)
-    suited: dict[str, Any] = {
+    defaults = Config(rules=config.rules, lease_seconds=seconds)
+    hub_times: dict[str, Any] = {
         "lease_seconds": seconds,
-        "cycle_seconds": min(HUB_CYCLE_SECONDS, usual.cycle_seconds),
-        "renew_seconds": min(HUB_RENEW_SECONDS, usual.renew_seconds),
+        "cycle_seconds": min(HUB_CYCLE_SECONDS, defaults.cycle_seconds),
+        "renew_seconds": min(HUB_RENEW_SECONDS, defaults.renew_seconds),
     }
-    return evolve(config, **{name: value for name, value in suited.items() if name not in given})
+    return evolve(config, **{name: value for name, value in hub_times.items() if name not in given})
 
 
-def configuration_for(source: str, found: dict[str, Any]) -> Config:
+def configuration_for(source: str, fields: dict[str, Any]) -> Config:
     """Return the configuration for this source; for an event hub, times that are not set suit official workers."""
-    config = configuration(found)
-    return paced(config, found) if source.startswith("eventhubs:") else config
+    config = configuration(fields)
+    return with_hub_times(config, fields) if source.startswith("eventhubs:") else config

@@ -1,9 +1,9 @@
-"""Reads the JSON document that asks for a plan, and writes the plan as JSON, without I/O.
+"""Parses JSON documents that describe a group, and formats the plan for it as JSON, without I/O.
 
-`JsonValue` parses a document field by field; every error message names the field by its path. `lease_json` and
-`shard_json` write leases and shards as `leasehold plan` reads them, without a lease's default values. `question` reads
-leases, shards, worker and configuration. `FORMS` contains, for each class, how its fields are written. Required values
-and defaults are defined by the classes themselves.
+`JsonValue` parses a document field by field, and every error message names the field by its path. `lease_json` and
+`shard_json` format leases and shards in the form that `leasehold plan` reads, without a lease's default values.
+`parse_plan_request` parses leases, shards, worker and configuration. `FORMS` defines how the fields of each class are
+written. Required values and defaults are defined by the classes themselves.
 """
 
 import json
@@ -54,18 +54,18 @@ class BadJsonField(ValueError):
 def parse(text: bytes) -> "JsonValue":
     """Parse a JSON document. Raises BadJsonField if it is not valid, or if an object contains a field twice."""
 
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = dict(pairs)
         if len(names) < len(pairs):
-            twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-            raise BadJsonField(f"{twice}: given twice in one object")
+            duplicate = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+            raise BadJsonField(f"{duplicate}: given twice in one object")
         return names
 
-    def no_number(text: str) -> Never:
+    def reject_constant(text: str) -> Never:
         raise BadJsonField(f"input: {text} is not a JSON number; write null for what is unknown or infinite")
 
     try:
-        parsed = json.loads(text, object_pairs_hook=once, parse_constant=no_number)
+        parsed = json.loads(text, object_pairs_hook=unique_fields, parse_constant=reject_constant)
     except BadJsonField:
         raise
     except (ValueError, RecursionError) as error:
@@ -81,7 +81,7 @@ class JsonValue:
     found: Any
 
     def bad(self, wanted: str) -> BadJsonField:
-        """Return the error that the value is not what was expected."""
+        """Return the error for a value that is not of the wanted kind."""
         try:
             shown = json.dumps(self.found, default=str)
         except RecursionError:  # it was parsed a few stack frames further out
@@ -130,7 +130,7 @@ class JsonValue:
         return self.found
 
     def decimal(self, most: int) -> int:
-        """Return an integer from a decimal string, which is used because JSON numbers may lose digits."""
+        """Return an integer from a decimal string, in which large integers keep all digits, unlike in JSON numbers."""
         text = self.text()
         if not (text.isascii() and text.isdigit() and len(text) <= len(str(most)) and int(text) <= most):
             raise self.bad(f"a decimal string of at most {most}")
@@ -160,7 +160,7 @@ class UnreadFields:
     Attributes:
         prefix: The path of the object, with a dot at its end.
         unread: The values of the fields.
-        asked: The names of fields that may be present.
+        asked: The names of the fields that are allowed.
     """
 
     prefix: str
@@ -185,7 +185,7 @@ class UnreadFields:
 
 
 _ALWAYS = ("key", "owner", "version", "idle", "checkpoint")
-_UNLESS_DEFAULT = (
+_OPTIONAL = (
     *("sub", "token", "stream", "shard", "parents", "hash_range", "next_owner", "next_owner_idle", "yields"),
     *("leaving", "epoch", "annotations", "weight", "held"),
 )
@@ -200,7 +200,7 @@ def lease_json(lease: Lease) -> dict[str, Any]:
     values = cells(lease)
     default = _DEFAULTS | {"shard": lease.key}
     return {name: values[name] for name in _ALWAYS} | {
-        JSON_NAMES.get(name, name): values[name] for name in _UNLESS_DEFAULT if values[name] != default[name]
+        JSON_NAMES.get(name, name): values[name] for name in _OPTIONAL if values[name] != default[name]
     }
 
 
@@ -217,12 +217,12 @@ _FIRST = ("TRIM_HORIZON", "LATEST", "AT_TIMESTAMP")
 
 RULES: dict[str, type[RuleSet]] = {each.name: each for each in known_rule_sets()}
 
-OF_LEASES = ("at", "lags", "malformed", "says", "status", "statuses", "trouble")
+LISTING_FIELDS = ("at", "lags", "malformed", "says", "status", "statuses", "trouble")
 """Fields that `leasehold leases --json` prints in addition to the leases."""
 
 
 @frozen
-class PlanQuestion:
+class PlanRequest:
     """Everything from which a plan is made."""
 
     leases: tuple[Lease, ...]
@@ -231,8 +231,8 @@ class PlanQuestion:
     config: Config
 
 
-def question(text: bytes, worker: str | None = None) -> PlanQuestion:
-    """Parse the JSON document that asks for a plan. Raises BadJsonField, naming the field.
+def parse_plan_request(text: bytes, worker: str | None = None) -> PlanRequest:
+    """Parse the JSON document for which a plan is wanted. Raises BadJsonField, naming the field.
 
     Args:
         text: The document.
@@ -241,27 +241,27 @@ def question(text: bytes, worker: str | None = None) -> PlanQuestion:
     """
     fields = parse(text).fields()
     if worker is not None and "me" in fields.unread:
-        raise BadJsonField("me: the document says who asks, and so does --worker")
-    for name in OF_LEASES if worker is not None else ():
+        raise BadJsonField("me: the document names the worker, and so does --worker")
+    for name in LISTING_FIELDS if worker is not None else ():
         fields.unread.pop(name, None)
-    plan_question = PlanQuestion(
-        leases=_each(lease_of)(fields.need("leases")),
-        shards=fields.read("shards", _or(None, _each(shard_of)), None),
+    request = PlanRequest(
+        leases=_tuple_of(lease_of)(fields.need("leases")),
+        shards=fields.read("shards", _or_null(None, _tuple_of(shard_of)), None),
         me=_object(Me)(fields.need("me")) if worker is None else Me(JsonValue("--worker", worker).name()),
         config=fields.read("config", config_of, Config()),
     )
     fields.done()
-    _no_twins("leases", "key", (lease.key for lease in plan_question.leases))
-    _no_twins("shards", "id", (shard.id for shard in plan_question.shards or ()))
-    return plan_question
+    _check_unique("leases", "key", (lease.key for lease in request.leases))
+    _check_unique("shards", "id", (shard.id for shard in request.shards or ()))
+    return request
 
 
-def _no_twins(path: str, field: str, names: Iterable[str]) -> None:
-    previous: set[str] = set()
+def _check_unique(path: str, field: str, names: Iterable[str]) -> None:
+    seen_names: set[str] = set()
     for index, name in enumerate(names):
-        if name in previous:
+        if name in seen_names:
             raise BadJsonField(f"{path}[{index}].{field}: {name!r} was given before")
-        previous.add(name)
+        seen_names.add(name)
 
 
 def lease_of(value: JsonValue) -> Lease:
@@ -270,7 +270,7 @@ def lease_of(value: JsonValue) -> Lease:
     checkpoint = fields.need("checkpoint") if "checkpoint" in fields.unread else JsonValue("checkpoint", "TRIM_HORIZON")
     sub, token, sequence = fields.read("sub", _count, 0), fields.read("token", JsonValue.text, ""), checkpoint.text()
     try:
-        return _built(Lease, fields, checkpoint=Position(sequence, sub, token))
+        return _build(Lease, fields, checkpoint=Position(sequence, sub, token))
     except BadJsonField:
         raise
     except ValueError:
@@ -279,57 +279,57 @@ def lease_of(value: JsonValue) -> Lease:
 
 def shard_of(value: JsonValue) -> Shard:
     """Parse a shard. Raises BadJsonField, naming the field."""
-    return _built(Shard, value.fields())
+    return _build(Shard, value.fields())
 
 
 def config_of(value: JsonValue) -> Config:
     """Parse a configuration, in which the options of the rule set are not nested. Raises BadJsonField."""
     fields = value.fields()
-    rules = _built(RULES[fields.read("rules", lambda name: name.one_of(*RULES), "minimal")], fields, last=False)
+    rules = _build(RULES[fields.read("rules", lambda name: name.one_of(*RULES), "minimal")], fields, is_complete=False)
     start = Position(fields.read("initial_position", lambda name: name.one_of(*_FIRST), "LATEST"))
     if start.sequence == "AT_TIMESTAMP":
         start = at_timestamp(fields.need("timestamp_ms").whole(most=2**53))
-    return _built(Config, fields, rules=rules, initial_position=start)
+    return _build(Config, fields, rules=rules, initial_position=start)
 
 
 def _object(kind: type[T]) -> Callable[[JsonValue], T]:
-    return lambda value: _built(kind, value.fields())
+    return lambda value: _build(kind, value.fields())
 
 
-def _built(kind: Callable[..., T], fields: UnreadFields, *, last: bool = True, **made: Any) -> T:  # noqa: ANN401  of any kind
+def _build(kind: Callable[..., T], fields: UnreadFields, *, is_complete: bool = True, **attributes: Any) -> T:  # noqa: ANN401  of any kind
     """Build a value of this class from the written fields.
 
     Args:
         kind: The class.
         fields: The written fields.
-        last: Whether all fields must have been read afterwards.
-        made: Attributes that were made from several fields.
+        is_complete: Whether all fields must have been read afterwards.
+        attributes: Attributes that are made from several fields.
     """
     forms = FORMS[kind]
     fields.asked.update(forms)
     for name, attribute in fields_dict(kind).items():  # type: ignore[arg-type]  # mypy treats the class as a function
-        spelled = JSON_NAMES.get(name, name)
-        if spelled in forms and (spelled in fields.unread or attribute.default is NOTHING):
-            made[name] = forms[spelled](fields.need(spelled))
-    if last:
+        json_name = JSON_NAMES.get(name, name)
+        if json_name in forms and (json_name in fields.unread or attribute.default is NOTHING):
+            attributes[name] = forms[json_name](fields.need(json_name))
+    if is_complete:
         fields.done()
     try:
-        return kind(**made)
+        return kind(**attributes)
     except (TypeError, ValueError) as error:
         raise BadJsonField(f"{fields.prefix}{str(error.args[0]).splitlines()[0]}") from None
 
 
-def _or(null: object, form: Form) -> Form:
+def _or_null(null: object, form: Form) -> Form:
     return lambda value: value.unless_null(form, null=null)
 
 
-def _each(form: Callable[[JsonValue], T]) -> Callable[[JsonValue], tuple[T, ...]]:
+def _tuple_of(form: Callable[[JsonValue], T]) -> Callable[[JsonValue], tuple[T, ...]]:
     return lambda value: tuple(form(each) for each in value.items())
 
 
 def _hole(value: JsonValue) -> Hole:
     fields = value.fields()
-    return _built(Hole, fields, stream=fields.read("stream", JsonValue.text, ""))
+    return _build(Hole, fields, stream=fields.read("stream", JsonValue.text, ""))
 
 
 def _by_name(form: Callable[[JsonValue], T]) -> Callable[[JsonValue], tuple[tuple[str, T], ...]]:
@@ -370,10 +370,10 @@ def _of_type(kind: Any) -> Form:  # noqa: ANN401  the type that a rule set decla
     return lambda value: _names(value) if isinstance(value.found, list) else plain(value)
 
 
-_names, _seconds = _each(JsonValue.name), JsonValue.number
+_names, _seconds = _tuple_of(JsonValue.name), JsonValue.number
 _notes: Callable[[JsonValue], Annotations] = _by_name(JsonValue.text)
-_name_or_none, _whole_or_none = _or(None, JsonValue.name), _or(None, JsonValue.whole)
-_seconds_or_infinite = _or(math.inf, _seconds)
+_name_or_none, _whole_or_none = _or_null(None, JsonValue.name), _or_null(None, JsonValue.whole)
+_seconds_or_infinite = _or_null(math.inf, _seconds)
 
 _FORMS_OF_KINDS: Mapping[CellKind, Form] = {
     "name": JsonValue.name,
@@ -381,13 +381,13 @@ _FORMS_OF_KINDS: Mapping[CellKind, Form] = {
     "names": _names,
     "worker": _name_or_none,
     "count": _count,
-    "KB/s": _or(None, lambda value: round(value.number() * KB)),
+    "KB/s": _or_null(None, lambda value: round(value.number() * KB)),
     "seconds": _seconds_or_infinite,
     "flag": JsonValue.flag,
     "notes": _notes,
 }
 _OF_A_LEASE = fields_dict(Lease).keys() - {"checkpoint"}
-_HASH_RANGE: Mapping[str, Form] = {"hash_range": _or(None, _hash_range)}
+_HASH_RANGE: Mapping[str, Form] = {"hash_range": _or_null(None, _hash_range)}
 
 FORMS: Mapping[Any, Mapping[str, Form]] = {
     Lease: {
@@ -416,65 +416,65 @@ FORMS: Mapping[Any, Mapping[str, Form]] = {
         **dict.fromkeys(("owners_still", "fleet_still", "full_still", "full_took"), _seconds),
         **dict.fromkeys(("gaps", "paces"), _by_name(_seconds)),
         "led": _by_name(_seconds_or_infinite),
-        "holes": _each(_hole),
-        "gone": _each(lease_of),
+        "holes": _tuple_of(_hole),
+        "gone": _tuple_of(lease_of),
         "full_apart": _seconds_or_infinite,
-        "hearing": _or(None, _object(BulletinState)),
+        "hearing": _or_null(None, _object(BulletinState)),
     },
     Me: {"worker": JsonValue.name, "turn": JsonValue.whole, "history": _object(History)},
     Config: dict.fromkeys(("lease_seconds", "cycle_seconds", "renew_seconds"), _seconds),
     **{each: {option.name: _of_type(option.type) for option in fields(each)} for each in RULES.values()},
 }
-"""How the fields of each class are written. Not included are a lease's checkpoint and a configuration's rules and
-initial position, which are made from several fields, and the stream of a hole, which is optional."""
+"""How the fields of each class are written. A lease's checkpoint and a configuration's rules and initial position are
+not included, because they are made from several fields. Nor is the stream of a hole, which is optional."""
 
 
-def answer(text: bytes, worker: str | None = None) -> dict[str, Any]:
+def plan_json(text: bytes, worker: str | None = None) -> dict[str, Any]:
     """Return the plan for one JSON document. Raises BadJsonField, naming the field, if the document is not valid.
 
     Args:
         text: The document.
         worker: The worker for which to plan, if the document is the output of `leasehold leases --json`.
     """
-    plan_question = question(text, worker)
-    actions = plan(plan_question.leases, plan_question.shards, plan_question.me, plan_question.config)
-    look = look_again(actions, plan_question.leases, plan_question.me, plan_question.config)
+    request = parse_plan_request(text, worker)
+    actions = plan(request.leases, request.shards, request.me, request.config)
+    look = look_again(actions, request.leases, request.me, request.config)
     # The problems explain why no leases of a stream are created (L2).
-    problems = [
-        asdict(problem) for family in families(plan_question.shards or ()) for problem in blocking_problems(family)
-    ]
+    problems = [asdict(problem) for family in families(request.shards or ()) for problem in blocking_problems(family)]
     return {
         "actions": [action_json(action) for action in actions],
         "look_again_seconds": look.seconds,
         **({} if look.keys is None else {"look_again_keys": list(look.keys)}),
-        **_if("look_again_notes", dict(look.annotations)),
-        **_if("look_again_stale_ok", look.stale_ok),
-        **_if("problems", problems),
+        **_unless_empty("look_again_notes", dict(look.annotations)),
+        **_unless_empty("look_again_stale_ok", look.stale_ok),
+        **_unless_empty("problems", problems),
     }
 
 
 def action_json(action: Action) -> dict[str, Any]:
-    """Return the action as JSON; `from` is the owner that loses the lease, `to` the one that is to get it."""
+    """Return the action as JSON. `from` is the owner that loses the lease, and `to` is the one that is to get it."""
     document: dict[str, Any] = {"do": _VERBS[type(action)], "key": action.lease.key, "rule": action.rule}
     match action:
         case Create(lease):
             start = lease.checkpoint
             document |= {"checkpoint": start.sequence, "parents": list(lease.parents)}
             document |= {"timestamp_ms": start.sub} if start.sequence == "AT_TIMESTAMP" else {}
-            document |= _if("stream", lease.stream)
+            document |= _unless_empty("stream", lease.stream)
         case Steal() | RequestHandoff():
             document["from"] = action.from_owner
-            document |= _if("stale_heir", action.stale_next_owner if isinstance(action, RequestHandoff) else None)
+            document |= _unless_empty(
+                "stale_heir", action.stale_next_owner if isinstance(action, RequestHandoff) else None
+            )
         case Release(next_owner=next_owner):
-            document |= _if("to", next_owner)
+            document |= _unless_empty("to", next_owner)
         case Renew(annotations=annotations):
-            document |= _if("notes", dict(annotations))
+            document |= _unless_empty("notes", dict(annotations))
         case Claim() | Delete():
             pass
         case _:
             assert_never(action)
     alternates = action.alternates if isinstance(action, Claim | Steal | RequestHandoff) else ()
-    return document | _if("alternates", [action_json(other) for other in alternates])
+    return document | _unless_empty("alternates", [action_json(other) for other in alternates])
 
 
 _VERBS = {
@@ -488,5 +488,5 @@ _VERBS = {
 }
 
 
-def _if(name: str, value: object) -> dict[str, Any]:
+def _unless_empty(name: str, value: object) -> dict[str, Any]:
     return {name: value} if value else {}

@@ -9,7 +9,7 @@ as done or failed, depending on what the function returns or raises.
    batch, fails the whole batch.
 3. An exception fails the whole batch. So does `SystemExit`, which on Lambda ends only the invocation.
 4. A process makes one call at a time (`Handling.most_calls`), as an execution environment does, because functions may
-   keep state between calls. `leasehold.adapters.lambda_processes` makes several, each in a process of its own.
+   keep state between calls. `leasehold.adapters.lambda_processes` makes concurrent calls, each in a process of its own.
 """
 
 import asyncio
@@ -28,9 +28,9 @@ from uuid import uuid4
 
 from attrs import define, field, frozen
 
-from leasehold.adapters.consumer.handling import Delivery, Unhandled, takes
+from leasehold.adapters.consumer.handling import Delivery, Unhandled, accepts
 from leasehold.adapters.sources.protocol import Addressed, Record, Source
-from leasehold.adapters.threads import seconds
+from leasehold.adapters.threads import boottime
 from leasehold.stores.printable import did_you_mean
 
 PREFIX = "lambda:"
@@ -155,10 +155,10 @@ class LambdaFunction:
         clock: A monotonic clock, in seconds.
     """
 
-    function: Callable[[Any, Any], object] = field(validator=takes("event", "context"))
+    function: Callable[[Any, Any], object] = field(validator=accepts("event", "context"))
     settings: FunctionSettings
     handler_seconds: float
-    clock: Callable[[], float] = seconds
+    clock: Callable[[], float] = boottime
     _source: Addressed | None = None
     _loop: asyncio.AbstractEventLoop | None = None
 
@@ -198,8 +198,8 @@ class LambdaFunction:
         self._enter_loop()
         try:
             response = self.function(event, self._context(arn))
-        except SystemExit as ended:
-            raise ReportedFailure("its function exited") from ended
+        except SystemExit as error:
+            raise ReportedFailure("its function exited") from error
         if inspect.iscoroutine(response):
             response.close()
             raise ReportedFailure("its function returned a coroutine, which Lambda does not await")
@@ -221,7 +221,7 @@ class LambdaFunction:
         )
 
     def _enter_loop(self) -> None:
-        """Give the calling thread an event loop, as the main thread on Lambda has; the same one in each call."""
+        """Give the calling thread an event loop, as the main thread has on Lambda. All calls get the same loop."""
         if self._loop is None or self._loop.is_closed():
             self._loop = asyncio.new_event_loop()
             weakref.finalize(self, self._loop.close).atexit = False
@@ -307,7 +307,7 @@ def first_failed(response: object, numbers: Sequence[str]) -> int | None:
     if failures is None:
         return None
     if not isinstance(failures, list | tuple):
-        raise ReportedFailure("its response has batchItemFailures that is no list")
+        raise ReportedFailure("its response has batchItemFailures that is not a list")
     indexes: dict[object, int] = {}
     for index, number in enumerate(numbers):
         indexes.setdefault(number, index)  # the user records of an aggregate share a sequence number

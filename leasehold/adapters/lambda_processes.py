@@ -1,22 +1,27 @@
 """Calls a Lambda function for several keys of a batch at once, each call in a process of its own.
 
 `ParallelFunction` splits each batch by partition key, as the parallelization factor of an event source mapping does.
-Functions are seldom safe for several threads, and on Lambda, too, each concurrent call has a process of its own.
+Few functions are thread-safe, because on Lambda each concurrent call has a process of its own, too.
 
 1. A key always goes to the same process. Its records are handled one call after another, in order.
 2. Everything before the lowest sequence number that failed in any part is checkpointed, and the batch fails from there.
    The records after it that have succeeded in another part are not repeated while this worker holds the lease.
 3. A process that ends during a call fails its part of the batch; the next call starts another process.
-4. A process ends with its worker, however that ends: its connection is then closed, and the process exits at once.
-   Until then it ignores SIGTERM, SIGINT and SIGHUP, because the worker waits for its call.
+4. A process whose call takes longer than `handler_seconds` is killed, which fails its part, too. The time counts from
+   when the function is loaded, as on Lambda, so a slow import does not use it up.
+5. However a worker ends, its processes end, too: their connections are then closed, and each process ends at once, even
+   if its function never returns to the interpreter. Until then it ignores SIGTERM, SIGINT and SIGHUP, because the
+   worker waits for its call.
 """
 
 import hashlib
 import importlib
 import logging
 import os
+import signal
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection, Pipe, wait
@@ -25,7 +30,7 @@ from typing import Any
 
 from attrs import define, field, frozen
 
-from leasehold.adapters.consumer.attempts import PlaceOrder
+from leasehold.adapters.consumer.attempts import PositionKey
 from leasehold.adapters.consumer.handling import Delivery
 from leasehold.adapters.lambda_handlers import FunctionSettings, LambdaFunction, ReportedFailure
 from leasehold.adapters.sources.protocol import Record
@@ -38,11 +43,14 @@ for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
     # Before the imports, which take a while. Not SIG_IGN, which programs that the function starts would inherit.
     signal.signal(number, lambda _number, _frame: None)
 from leasehold.adapters.lambda_processes import serve
-serve(int(sys.argv[1]))
+serve(int(sys.argv[1]), int(sys.argv[2]))
 """
 
 WATCH_SECONDS = 1.0
-"""How often to check for a process that has ended while its own child keeps the connection open."""
+"""How often to check whether a process has ended, which goes unnoticed if its own child keeps the connection open."""
+
+LOAD_SECONDS = 60.0
+"""How long a process may take to load its function, in addition to the time limit of the call."""
 
 
 @frozen
@@ -69,7 +77,7 @@ class Reply:
 
     Attributes:
         failed: The index of the first record that failed; None if all succeeded.
-        why: Why it failed, without the text of an exception, which may contain a record.
+        why: Why the call failed, without the message of an exception, which may contain a record.
         trace: The traceback of the exception.
     """
 
@@ -78,36 +86,82 @@ class Reply:
     trace: str = ""
 
 
+@frozen
+class Loaded:
+    """The process has loaded the function, and begins the call."""
+
+
+@frozen
+class StartedProcess:
+    """A process that was started.
+
+    Attributes:
+        process: The process.
+        connection: For calls and replies.
+        lifeline: Nothing is ever sent on it. The process ends when it is closed.
+    """
+
+    process: "subprocess.Popen[bytes]"
+    connection: Connection
+    lifeline: Connection
+
+
 class ProcessTraceback(Exception):
     """The traceback of an exception that was raised in another process."""
 
 
 @define(eq=False)
 class FunctionProcess:
-    """A process that calls the function, started when it is first needed and again after it has ended."""
+    """A process that calls the function, started when it is first needed and again after it has ended.
+
+    Attributes:
+        setup: What it needs to load the function.
+        loaded: Whether it has loaded the function.
+    """
 
     setup: Setup
-    _running: "tuple[subprocess.Popen[bytes], Connection] | None" = None
+    loaded: bool = False
+    _running: StartedProcess | None = None
 
     @property
     def ended(self) -> bool:
         """Whether there is no process, or it has ended."""
-        return self._running is None or self._running[0].poll() is not None
+        return self._running is None or self._running.process.poll() is not None
+
+    @property
+    def limit(self) -> float:
+        """The most seconds from now until its call has ended."""
+        return self.setup.handler_seconds + (0.0 if self.loaded else LOAD_SECONDS)
 
     def begin(self, call: FunctionCall) -> Connection:
-        """Begin this call; return the connection on which its reply will come. Raises OSError."""
+        """Begin this call, and return the connection on which the reply will be received.
+
+        Raises OSError, and RuntimeError if no thread can be started.
+        """
         if self._running is None or self.ended:
             self.end()
-            self._running = self._started()
-        connection = self._running[1]
-        connection.send(call)
-        return connection
+            self._running = self._start()
+        running, sent = self._running, threading.Event()
+        limit = min(self.limit, threading.TIMEOUT_MAX)
 
-    def reply(self) -> Reply:
-        """Return the reply that has come, or the failure of a process that has ended."""
+        def watch() -> None:
+            if not sent.wait(limit):
+                running.process.kill()
+
+        # A process that was stopped reads nothing, and sending a large call to it would take forever.
+        spawn("leasehold-send", watch, lambda _fault: None)
         try:
-            if self._running is not None and self._running[1].poll():
-                reply: Reply = self._running[1].recv()
+            running.connection.send(call)
+        finally:
+            sent.set()
+        return running.connection
+
+    def reply(self) -> Reply | Loaded:
+        """Return what was received from the process, or a failure if it has ended."""
+        try:
+            if self._running is not None and self._running.connection.poll():
+                reply: Reply | Loaded = self._running.connection.recv()
+                self.loaded = self.loaded or isinstance(reply, Loaded)
                 return reply
         except (EOFError, OSError):
             pass  # it has ended
@@ -117,19 +171,22 @@ class FunctionProcess:
         """Kill the process, if there is one; return its status."""
         if self._running is None:
             return None
-        (process, connection), self._running = self._running, None
-        connection.close()
-        process.kill()
-        return process.wait()
+        running, self._running, self.loaded = self._running, None, False
+        running.connection.close()
+        running.lifeline.close()
+        running.process.kill()
+        return running.process.wait()
 
-    def _started(self) -> "tuple[subprocess.Popen[bytes], Connection]":
-        ours, theirs = Pipe()
-        with theirs:
-            words = [sys.executable, "-P", "-c", START, str(theirs.fileno())]
-            # Without the standard input, which may be the one by which a supervisor asks this worker to drain.
-            process = subprocess.Popen(words, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)  # noqa: S603  our own program
-        ours.send(self.setup)
-        return process, ours
+    def _start(self) -> StartedProcess:
+        our_end, their_end = Pipe()
+        watched, lifeline = Pipe(duplex=False)
+        with their_end, watched:
+            descriptors = (their_end.fileno(), watched.fileno())
+            arguments = [sys.executable, "-P", "-c", START, *map(str, descriptors)]
+            # Do not pass on the standard input, through which a supervisor may request this worker to drain.
+            process = subprocess.Popen(arguments, pass_fds=descriptors, stdin=subprocess.DEVNULL)  # noqa: S603  our own program
+        our_end.send(self.setup)
+        return StartedProcess(process, our_end, lifeline)
 
 
 @define(eq=False)
@@ -142,8 +199,8 @@ class ParallelFunction(LambdaFunction):
 
     concurrency: int = field(kw_only=True)
     _processes: list[FunctionProcess] = field(init=False, factory=list)
-    # For each lease whose batch has failed: its fencing number, and the records that are not to be repeated.
-    _succeeded: dict[str, tuple[int | None, frozenset[PlaceOrder]]] = field(init=False, factory=dict)
+    # Contains, for each lease whose batch has failed, its fencing number and the records that are not to be repeated.
+    _succeeded: dict[str, tuple[int | None, frozenset[PositionKey]]] = field(init=False, factory=dict)
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
@@ -152,9 +209,9 @@ class ParallelFunction(LambdaFunction):
 
     def __call__(self, delivery: Delivery) -> None:
         """Call the function for each part. Raises ReportedFailure."""
-        epoch, succeeded = self._succeeded.pop(delivery.lease, (None, frozenset[PlaceOrder]()))
+        epoch, succeeded = self._succeeded.pop(delivery.lease, (None, frozenset[PositionKey]()))
         if epoch != delivery.epoch:
-            succeeded = frozenset()  # the lease was away, and may have been set back
+            succeeded = frozenset()  # another worker had the lease, and it may have been reset
         parts = dict[FunctionProcess, list[Record]]()
         for record in delivery.records:
             if record.position.order not in succeeded:
@@ -167,15 +224,15 @@ class ParallelFunction(LambdaFunction):
             succeeded |= {record.position.order for record in records[: reply.failed]}
             if reply.failed is not None:
                 failures.append((records[reply.failed], reply))
-        first, reply = min(failures, key=lambda each: each[0].position.order, default=(None, Reply()))
-        place = delivery.read_to.order if first is None else first.position.order
-        if later := frozenset(order for order in succeeded if order > place):
-            self._succeeded[delivery.lease] = delivery.epoch, later
+        first, reply = min(failures, key=lambda failure: failure[0].position.order, default=(None, Reply()))
+        failed_at = delivery.read_to.order if first is None else first.position.order
+        if succeeded_later := frozenset(order for order in succeeded if order > failed_at):
+            self._succeeded[delivery.lease] = delivery.epoch, succeeded_later
         if first is None:
             return
-        before = [record for record in delivery.records if record.position.order < place]
-        if before:
-            delivery.checkpoint(before[-1])
+        done = [record for record in delivery.records if record.position.order < failed_at]
+        if done:
+            delivery.checkpoint(done[-1])
         raise ReportedFailure(reply.why) from (ProcessTraceback(f"\n{reply.trace}") if reply.trace else None)
 
     def close(self) -> None:
@@ -186,39 +243,58 @@ class ParallelFunction(LambdaFunction):
     def _replies(
         self, delivery: Delivery, parts: Mapping[FunctionProcess, Sequence[Record]]
     ) -> dict[FunctionProcess, Reply]:
-        arn, deadline = self.arn(delivery), self.clock() + self.handler_seconds
-        running = dict[Any, FunctionProcess]()
+        arn = self.arn(delivery)
+        running = dict[Any, tuple[FunctionProcess, float]]()  # by connection, with the time when the call must end
         replies = dict[FunctionProcess, Reply]()
         for process, records in parts.items():
             try:
-                running[process.begin(FunctionCall(delivery.shard, arn, records))] = process
-            except OSError as error:
+                connection = process.begin(FunctionCall(delivery.shard, arn, records))
+            except (OSError, RuntimeError) as error:
                 process.end()
                 replies[process] = Reply(0, f"no process of its function could be called: {said(error)}")
+            else:
+                running[connection] = process, self.clock() + process.limit
         while running:
-            ready = wait(running, max(0.0, min(WATCH_SECONDS, deadline - self.clock())))
-            late = not ready and self.clock() >= deadline
-            for connection, process in tuple(running.items()):
-                if late:
+            due = min(deadline for _, deadline in running.values()) - self.clock()
+            ready = wait(running, max(0.0, min(WATCH_SECONDS, due)))
+            for connection, (process, deadline) in tuple(running.items()):
+                if connection in ready or process.ended:
+                    reply = process.reply()
+                    if isinstance(reply, Loaded):
+                        running[connection] = process, self.clock() + process.limit
+                        continue
+                elif self.clock() >= deadline:
                     process.end()
-                    replies[process] = Reply(0, f"its function took longer than {self.handler_seconds:g} s")
-                elif connection in ready or process.ended:
-                    replies[process] = process.reply()
+                    reply = Reply(0, f"its function took longer than {self.handler_seconds:g} s")
                 else:
                     continue
+                replies[process] = reply
                 del running[connection]
         return replies
 
 
 def _slot(key: str, slots: int) -> int:
-    # Not the MD5 by which Kinesis chooses a shard: that of all keys of a shard is within one range.
+    # Do not use MD5, by which Kinesis chooses shards. The MD5 hashes of all keys of one shard are in the same range.
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest()) % slots
 
 
-def serve(descriptor: int) -> None:
-    """Call the function for each `FunctionCall` that comes from this connection, and exit when it is closed."""
+def serve(descriptor: int, lifeline: int) -> None:
+    """Call the function for each `FunctionCall` that this connection receives, and exit when it is closed.
+
+    Args:
+        descriptor: The connection.
+        lifeline: A pipe from the worker, which ends this process when it is closed.
+    """
+    import fcntl  # noqa: PLC0415  Windows has none, and no such processes
+
     os.set_inheritable(descriptor, False)
-    # As the command's own lines. Lambda's runtime has a handler of log records, too.
+    os.set_inheritable(lifeline, False)
+    # The kernel then sends SIGIO, which ends this process. The thread below cannot while the function holds the
+    # interpreter's lock, as a regular expression does.
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
+    # Format log lines as the command does. Lambda's runtime has a handler for log records, too.
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     connection, calls = Connection(descriptor), SimpleQueue[FunctionCall]()
     setup: Setup = connection.recv()
@@ -227,7 +303,7 @@ def serve(descriptor: int) -> None:
         try:
             while True:
                 calls.put(connection.recv())
-        finally:  # the worker has ended, and no one waits for the call that may be running
+        finally:  # the worker has ended and no longer waits for a running call
             os._exit(0)
 
     spawn("leasehold-receive", receive, lambda _fault: None)
@@ -236,19 +312,20 @@ def serve(descriptor: int) -> None:
         call = calls.get()
         try:
             if function is None:
-                function = _loaded(setup)
-            connection.send(_reply(function, call))
+                function = _load_function(setup)
+                connection.send(Loaded())
+            connection.send(_call_function(function, call))
         except BaseException as error:  # noqa: BLE001  the worker has to know why the call failed
             connection.send(Reply(0, f"its function raised {type(error).__name__}", traceback.format_exc()))
 
 
-def _loaded(setup: Setup) -> LambdaFunction:
+def _load_function(setup: Setup) -> LambdaFunction:
     sys.path[:] = setup.path
     module, _, name = setup.settings.target.partition(":")
     return LambdaFunction(getattr(importlib.import_module(module), name), setup.settings, setup.handler_seconds)
 
 
-def _reply(function: LambdaFunction, call: FunctionCall) -> Reply:
+def _call_function(function: LambdaFunction, call: FunctionCall) -> Reply:
     try:
         failed = function.first_failed(call.shard, call.arn, call.records)
     except ReportedFailure as failure:

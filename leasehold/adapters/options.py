@@ -1,8 +1,8 @@
 """Declares the options of a worker and of a producer, each in one place: name, type, default, check, help and flag.
 
-`Options` and `ProduceOptions` are the tables. A field's annotation is the type in Python, and its `Option` says the
-rest. The functions of `leasehold` take a table as keyword arguments, commands make flags of it
-(`cli.common.table_options`), `checked` checks by it, and the reference page prints it.
+`Options` and `ProduceOptions` are the tables. A field's annotation contains its type in Python and an `Option` with the
+rest. A table defines the keyword arguments of the functions of `leasehold` and the flags of the commands
+(`cli.common.table_options`). `checked` checks values against it, and the reference page lists it.
 """
 
 import logging
@@ -31,12 +31,12 @@ Seconds = float | str
 
 @frozen
 class Option:
-    """What there is to say of an option beside its type.
+    """The properties of an option besides its type.
 
     Attributes:
         help: What it does, as a sentence that begins with a verb.
         default: The value if it is left out; None if that is no value.
-        unset: What happens if it is left out, in words, where `default` does not say it.
+        unset: What happens if it is left out, in words, unless `default` shows it.
         limits: The limits of a duration, which every duration has.
         least: The least whole number.
         most: The largest whole number.
@@ -71,22 +71,22 @@ class Option:
             if warning := checked_duration(self.limits, seconds, named):
                 log.warning("%s", warning)
             return seconds
-        if why := self._wrong(value):
+        if why := self._why_invalid(value):
             raise ValueError(f"{named}: {why}")
         return value
 
-    def _wrong(self, value: Any) -> str:  # noqa: ANN401  anything
+    def _why_invalid(self, value: Any) -> str:  # noqa: ANN401  anything
         if self.choices:
             return "" if value in self.choices else f"{value!r} is neither {' nor '.join(self.choices)}"
         match self.types:
             case (kind,) if kind is bool and not isinstance(value, bool):
                 return f"{value!r} is neither True nor False"
             case (kind,) if kind is str and not isinstance(value, str):
-                return f"{value!r} is no text"
+                return f"{value!r} is not a string"
             case (kind,) if kind is int:
-                whole = isinstance(value, int) and not isinstance(value, bool)
-                if not whole or value < self.least:
-                    return f"{value!r} is no whole number {'above 0' if self.least == 1 else f'from {self.least}'}"
+                is_whole = isinstance(value, int) and not isinstance(value, bool)
+                if not is_whole or value < self.least:
+                    return f"{value!r} is not a whole number {'above 0' if self.least == 1 else f'from {self.least}'}"
                 if self.most is not None and value > self.most:
                     return f"{value} is more than {self.most}"
         return self.check(value)
@@ -128,17 +128,17 @@ def checked(
     return values, {name: option.default for name, option in options.items()} | values
 
 
-def _no_meter(value: object) -> str:
-    usable = isinstance(value, str) or callable(getattr(value, "create_counter", None))
-    return "" if usable else f"{value!r} is neither the name of an exporter nor a meter"
+def _check_meter(value: object) -> str:
+    is_usable = isinstance(value, str) or callable(getattr(value, "create_counter", None))
+    return "" if is_usable else f"{value!r} is neither the name of an exporter nor a meter"
 
 
-def _no_share(value: object) -> str:
-    usable = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
-    return "" if usable else f"{value!r} is no number above 0"
+def _check_share(value: object) -> str:
+    is_usable = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    return "" if is_usable else f"{value!r} is not a number above 0"
 
 
-_OF_HANDLING = {name: attribute.default for name, attribute in fields_dict(Handling).items()}
+_HANDLING_DEFAULTS = {name: attribute.default for name, attribute in fields_dict(Handling).items()}
 """The defaults of the options that are fields of `Handling`."""
 
 
@@ -176,7 +176,7 @@ class Options(TypedDict, total=False):
     concurrency: Annotated[
         int | None, Option("Handle this many keys of a batch at once, each in order; for async def or lambda:.")
     ]
-    attempts: Annotated[int | None, Option("Try a batch this many times.", _OF_HANDLING["attempts"])]
+    attempts: Annotated[int | None, Option("Try a batch this many times.", _HANDLING_DEFAULTS["attempts"])]
     max_records: Annotated[
         int | None, Option("Put at most this many records into a batch.", unset="as many as one read brings")
     ]
@@ -184,7 +184,7 @@ class Options(TypedDict, total=False):
         Seconds | None,
         Option(
             "Let the first record of a batch wait this long for more, up to max_records or 6 MiB.",
-            _OF_HANDLING["linger_seconds"],
+            _HANDLING_DEFAULTS["linger_seconds"],
             limits=DurationLimits(0.0, 300.0, "each record may wait that long before it is handled"),
         ),
     ]
@@ -205,7 +205,7 @@ class Options(TypedDict, total=False):
         Seconds | None,
         Option(
             "Log and count handlers that run longer than this.",
-            _OF_HANDLING["slow_seconds"],
+            _HANDLING_DEFAULTS["slow_seconds"],
             limits=DurationLimits(0.0, 86400.0, "a handler that hangs is not logged before that"),
             in_command=False,
         ),
@@ -213,7 +213,7 @@ class Options(TypedDict, total=False):
     handler_seconds: Annotated[
         Seconds | None,
         Option(
-            "Release the lease if one batch takes longer than this.",
+            "Give up a batch that takes longer than this.",
             unset="never",
             limits=DurationLimits(0.01, 3600.0, "a handler that hangs keeps its shard from being read for that long"),
         ),
@@ -222,13 +222,16 @@ class Options(TypedDict, total=False):
         Seconds | None,
         Option(
             "Wait at least this long between two checkpoints; 0: checkpoint after every batch.",
-            _OF_HANDLING["checkpoint_seconds"],
+            _HANDLING_DEFAULTS["checkpoint_seconds"],
             limits=DurationLimits(0.0, 3600.0, "a worker that dies repeats what it handled in that time"),
         ),
     ]
     late_checkpoints: Annotated[
         bool | None,
-        Option("Try to save a batch's checkpoint even if the shard moved meanwhile.", _OF_HANDLING["late_checkpoints"]),
+        Option(
+            "Try to save a batch's checkpoint even if the shard moved meanwhile.",
+            _HANDLING_DEFAULTS["late_checkpoints"],
+        ),
     ]
     drain_seconds: Annotated[
         Seconds | None,
@@ -248,7 +251,7 @@ class Options(TypedDict, total=False):
         Option(
             "Record metrics with this OpenTelemetry meter, or by an exporter: none, console, otlp.",
             unset="OTEL_METRICS_EXPORTER, or none",
-            check=_no_meter,
+            check=_check_meter,
             in_command=False,
         ),
     ]
@@ -264,7 +267,8 @@ class ProduceOptions(TypedDict, total=False):
         int | None, Option("Let a record wait this long for others of its shard.", 100, least=0, most=DAY_MS)
     ]
     share: Annotated[
-        float | None, Option("Use at most this share of each shard's write rate; 1 is all of it.", 1.0, check=_no_share)
+        float | None,
+        Option("Use at most this share of each shard's write rate; 1 is all of it.", 1.0, check=_check_share),
     ]
     time_to_live: Annotated[
         Seconds | None,

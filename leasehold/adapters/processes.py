@@ -1,7 +1,7 @@
 """Detects forks, ends forked copies, and calls functions at the exit of a process.
 
-A fork copies every object, but only the thread that forked. A copy of a worker or producer must not wait for threads
-that it does not have, and must not write as the worker whose leases it seems to hold.
+A fork copies all objects, but only the thread that called it. A copy of a worker or producer must not wait for threads
+that it does not have. Nor must it write to the lease table as the worker that it is a copy of.
 """
 
 import atexit
@@ -17,34 +17,34 @@ _process = object()
 
 
 def current_process() -> object:
-    """Return an object that identifies this process. After a fork, the child has another one."""
+    """Return an object that identifies this process. After a fork, the child has a different object."""
     return _process
 
 
 def call_at_exit(call: Callable[[], object]) -> None:
-    """Call this at the normal exit of the calling process, but not in its forked children.
+    """Register a function to call at the normal exit of this process, but not of its forked children.
 
-    It also works in a child process of `multiprocessing`, which runs its own finalizers but no `atexit` functions.
+    This also works in a child process of `multiprocessing`, which runs its own finalizers but no `atexit` functions.
     """
-    here = _process
+    registering_process = _process
 
-    def called() -> None:
-        if here is _process:
+    def call_here() -> None:
+        if registering_process is _process:
             call()
 
-    atexit.register(called)
-    process, util = (sys.modules.get(f"multiprocessing.{name}") for name in ("process", "util"))
-    if process is not None and util is not None and process.parent_process() is not None:
-        util.Finalize(None, called, exitpriority=0)
+    atexit.register(call_here)
+    process, multiprocessing_util = (sys.modules.get(f"multiprocessing.{name}") for name in ("process", "util"))
+    if process is not None and multiprocessing_util is not None and process.parent_process() is not None:
+        multiprocessing_util.Finalize(None, call_here, exitpriority=0)
 
 
-def _forked() -> None:
+def _mark_fork() -> None:
     global _process  # noqa: PLW0603  distinguishes this process from its parent
     _process = object()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
-    os.register_at_fork(after_in_child=_forked)
+    os.register_at_fork(after_in_child=_mark_fork)
 
 
 class Origin:
@@ -54,25 +54,25 @@ class Origin:
         self._process, self._id = _process, os.getpid()
 
     @property
-    def left(self) -> bool:
+    def in_other_process(self) -> bool:
         """Whether this is another process."""
         return self._process is not _process
 
     def check(self) -> None:
         """Raise WorkerError in another process."""
-        if self.left:
+        if self.in_other_process:
             raise WorkerError(
                 f"this worker belongs to process {self._id}, and a fork copies none of its threads; "
                 "start another one in this process"
             )
 
     def end_copy(self, fault: BaseException | None) -> None:
-        """In another process, end it as Python ends a program with this exception; otherwise do nothing.
+        """If this is another process, end it in the way in which Python ends a program with this exception.
 
-        A child that a handler has forked reaches this call when it leaves the handler. Nothing else runs in it, so it
-        would otherwise wait forever.
+        If a handler forks, the child reaches this call when it leaves the handler. Without this call it would wait
+        forever, because no other thread runs in it.
         """
-        if self.left:
+        if self.in_other_process:
             _end_process(fault)
 
 

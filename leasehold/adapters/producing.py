@@ -40,14 +40,14 @@ def open_producer(
         SourceUnavailable: The stream does not respond.
     """
     # Messages never repeat the URL, which may contain a secret.
-    _, stream, place = read_url(source, "SOURCE", _SCHEMES)
-    address = stream_address(stream, place.get("region"), "SOURCE URL")
+    _, stream, url_options = read_url(source, "SOURCE", _SCHEMES)
+    address = stream_address(stream, url_options.get("region"), "SOURCE URL")
     if not address.name or "/" in address.name:
         raise ValueError("SOURCE URL: write kinesis://STREAM?region=…")
-    if (wire := place.get("wire", "cbor")) not in get_args(WireFormat):
+    if (wire := url_options.get("wire", "cbor")) not in get_args(WireFormat):
         raise ValueError("SOURCE URL: option 'wire' must be cbor, json or boto3; without it, records are sent in CBOR")
-    endpoint = endpoint_of(place.get("endpoint"), "SOURCE URL")
-    credentials = session_of(place, "SOURCE URL", session)
+    endpoint = endpoint_of(url_options.get("endpoint"), "SOURCE URL")
+    credentials = session_of(url_options, "SOURCE URL", session)
     _, values = checked(ProduceOptions, options, named)
     settings = Settings(
         linger_seconds=values["linger_ms"] / 1000,

@@ -1,9 +1,9 @@
 """Sets signal handlers that a forked child does not inherit.
 
-Our handlers act on this process: they drain its worker or end a wait. A child created by `multiprocessing` or `os.fork`
-lacks the threads for that. With our handlers it would ignore `Process.terminate()`, and `with Pool()` would wait
-forever. With the wakeup descriptor of an event loop it would also pass its signals on to its parent. A child therefore
-gets the handlers that the program had before.
+Our handlers drain the worker of this process or end a wait. A child created by `multiprocessing` or `os.fork` lacks the
+threads for that. With our handlers it would ignore `Process.terminate()`, and `with Pool()` would wait forever. With
+the wakeup descriptor of an event loop it would also pass its signals on to its parent. A child therefore gets the
+handlers that the program had before.
 """
 
 import os
@@ -15,38 +15,39 @@ from typing import Any
 
 SignalHandler = Callable[[int, FrameType | None], Any] | int | None
 
-_before: dict[int, SignalHandler] = {}
+_previous_handlers: dict[int, SignalHandler] = {}
 _masks = threading.local()
 
 
 def replace_handler(number: int, handler: SignalHandler) -> SignalHandler:
     """Set this handler and return the one it replaces. Call this in the main thread."""
-    replaced = signal.signal(number, handler)
-    _before.setdefault(number, replaced)
-    return replaced
+    previous = signal.signal(number, handler)
+    _previous_handlers.setdefault(number, previous)
+    return previous
 
 
 def restore_handler(number: int, handler: SignalHandler) -> None:
     """Set a handler that `replace_handler` returned."""
     signal.signal(number, handler)
-    if number in _before and _before[number] == handler:
-        del _before[number]
+    if number in _previous_handlers and _previous_handlers[number] == handler:
+        del _previous_handlers[number]
 
 
 def note_loop_handler(number: int) -> None:
     """Note that an event loop handles this signal, which had its default action before."""
-    _before.setdefault(number, signal.SIG_DFL)
+    _previous_handlers.setdefault(number, signal.SIG_DFL)
 
 
 def forget_loop_handler(number: int) -> None:
     """Note that the loop no longer handles this signal."""
-    if _before.get(number) == signal.SIG_DFL:
-        del _before[number]
+    if _previous_handlers.get(number) == signal.SIG_DFL:
+        del _previous_handlers[number]
 
 
 def _block() -> None:
-    # Otherwise a signal that arrives in the child before its handlers are restored would be lost.
-    _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, _before) if _before else None
+    # Block these signals during the fork. Otherwise, a signal that arrives in the child before its handlers are
+    # restored would be lost.
+    _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, _previous_handlers) if _previous_handlers else None
 
 
 def _unblock() -> None:
@@ -55,11 +56,11 @@ def _unblock() -> None:
 
 
 def _restore_in_child() -> None:
-    if _before:
+    if _previous_handlers:
         signal.set_wakeup_fd(-1)  # it belongs to an event loop and is shared with the parent
-    for number, handler in _before.items():
+    for number, handler in _previous_handlers.items():
         signal.signal(number, signal.SIG_DFL if handler is None else handler)
-    _before.clear()
+    _previous_handlers.clear()
     _unblock()
 
 

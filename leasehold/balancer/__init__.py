@@ -1,4 +1,4 @@
-"""The lease balancer: pure functions that decide, from a listing of the lease table, what a worker does next."""
+"""Decides, from the rows of the lease table, what a worker does next. All functions here are pure."""
 
 from leasehold.balancer.actions import Action, Claim, Create, Delete, Look, Release, Renew, RequestHandoff, Steal
 from leasehold.balancer.config import Config

@@ -1,9 +1,10 @@
-"""The actions that a plan can contain: a closed union.
+"""Defines the actions that a plan can contain.
 
-A lease can be obtained in two ways: `Claim` takes a free or expired lease, `Steal` one whose owner is alive. Each
-action
-contains the lease as it was read and the rule that asked for it. A store rejects an action if the lease has changed
-since. A rejection is an expected result, not an error.
+There are three ways to obtain a lease. `Claim` takes a free or expired lease, `Steal` takes a lease from a living
+owner, and `RequestHandoff` asks a living owner to hand it off.
+
+Each action contains the lease as it was read and the number of the rule that requires the action. The store rejects an
+action if the lease has changed since it was read. A rejection is an expected result, not an error.
 """
 
 from attrs import frozen
@@ -13,7 +14,7 @@ from leasehold.balancer.model import Annotations, Lease
 
 @frozen
 class Create:
-    """Create this lease, without an owner, unless its key exists.
+    """Create a lease without an owner, unless the table already has a row with its key.
 
     Examples:
         >>> from leasehold import Config, Me, Shard, TRIM_HORIZON, plan
@@ -64,7 +65,7 @@ class Claim:
 
 @frozen
 class Steal:
-    """Take a lease from a living worker, provided that it still owns the lease.
+    """Take a lease from a living worker, provided that this worker still owns the lease.
 
     Examples:
         >>> from leasehold import Config, Kcl, Lease, Me, plan
@@ -83,7 +84,7 @@ class Steal:
 class RequestHandoff:
     """Ask the living owner to drain the shard and hand off the lease (H2), replacing a stale next owner if any.
 
-    If another worker was faster, the alternates are requested in turn.
+    If another worker has already requested the lease, the alternates are requested in turn.
 
     Examples:
         >>> from leasehold import Lease, RequestHandoff
@@ -101,10 +102,10 @@ class RequestHandoff:
 
 @frozen
 class Release:
-    """Give up one of this worker's leases after draining it, or free an expired lease for everyone.
+    """Give up one of this worker's leases after its shard is drained, or free an expired lease for any worker to claim.
 
-    If the lease has a next owner, that worker gets it. A `next_owner` that the lease itself does not name has not asked
-    for it and finds the lease in its own next reading (M14).
+    If the lease has a next owner, that worker gets it. `next_owner` may also be a worker that has not requested the
+    lease (M14). Such a worker finds the lease when it next reads the table.
 
     Examples:
         >>> from leasehold import Lease, Release
@@ -120,7 +121,7 @@ class Release:
 
 @frozen
 class Delete:
-    """Remove a lease that nothing depends on any more: its shard is done, or gone from the source (L8, L10).
+    """Remove a lease that nothing depends on any more, because its shard is done or gone from the source (L8, L10).
 
     Examples:
         >>> from leasehold import SHARD_END, Delete, Lease
@@ -133,7 +134,7 @@ class Delete:
 
 
 Taking = Claim | Steal | RequestHandoff
-"""The ways to obtain a lease. If one is rejected, another may follow."""
+"""The actions that obtain a lease. If the store rejects one, the worker may try another."""
 
 Action = Create | Renew | Claim | Steal | RequestHandoff | Release | Delete
 

@@ -1,14 +1,14 @@
 """Reads and writes the lookout's bulletin and its calls, and tracks the bulletins that a worker has read (C4, C6, C7).
 
-A row contains the bulletin's counts as the string "looks acts warns". The latest bulletin is the greatest ever read, so
-an old row that a former lookout left behind has no effect. For each count we keep how long it has not changed, measured
-by this worker's own clock as for leases: from the end of the reading that first showed it to the start of the latest
-reading.
+The lookout writes the bulletin's counts on its rows as the string "looks acts warns". Counts only grow, so the latest
+bulletin is the greatest one ever read, and an old bulletin on a former lookout's row has no effect. We also track how
+long each count has not changed. This time is measured as for leases, by this worker's own clock, from the end of the
+read that first showed the count to the start of the latest read.
 
-A call names the workers that should act after a look of the lookout, the rows that each should read, and the row that
-carries the bulletin. The lookout has read the whole table, and workers that read the same rows decide the same. So it
-knows which worker will claim which free lease, and whose leases will be requested. It writes the call next to the
-bulletin's counts, on all its rows:
+A call contains the workers that should act, the rows that each of them should read, and the row that carries the
+bulletin. The lookout computes the call from a read of the whole table. Workers that read the same rows make the same
+decisions, so the lookout knows which worker will claim which free lease, and whose leases will be requested. It writes
+the call on all its rows, next to the bulletin's counts:
 
     8 0 s-17,s-5 4f2a91c0=s-3,s-4 9be01d22
     | | |    |   |                a worker that should read the whole table
@@ -18,14 +18,16 @@ bulletin's counts, on all its rows:
     | how many seconds the listing took or, if it is still in progress, has taken so far
     the looks of the bulletin that the call belongs to
 
-A worker that is not named reads nothing. A worker that is named reads those rows, claims the free ones, and hands off
-the leases that are requested from it. `*` calls all workers to the whole table.
+A worker that is not in the call reads nothing. A worker that is in it reads its rows, claims the free leases among
+them, and hands off those of its own leases that are requested. `*` makes all workers read the whole table.
 
-Rule 1: a call is not an order. A lease is claimed only if its version is still the one that was read, and the store
-decides.
-Rule 2: a call is valid only next to the bulletin it belongs to. Workers of earlier versions write no calls, but renew
-rows that may still contain an old one. Its *looks* then differ, and only the counts are used.
-Rule 3: a missed call does no lasting harm, because each look decides again, from the table, which workers have to act.
+Rule 1: a call does not assign leases. Claims are conditional writes, and the store rejects a claim if the lease's
+version has changed since it was read.
+Rule 2: a call is valid only next to the bulletin it belongs to. Workers of earlier versions write no calls, but they
+may write a new bulletin on a row that still contains an old call. If the *looks* of call and bulletin differ, the call
+is ignored.
+Rule 3: if a worker misses a call, a later one makes up for it, because the lookout decides at each look, from the
+table, which workers must act.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -37,22 +39,23 @@ from leasehold.balancer.chance import digest_under
 from leasehold.balancer.model import Annotations, Bulletin, BulletinState, Lease
 
 BULLETIN = "bulletin"
-"""Our attribute with the counts, which the lookout writes with each of its renewals (C4)."""
+"""The name of the row attribute with the bulletin's counts, which the lookout writes with each renewal (C4)."""
 
 DIGITS_MAX = 18
-"""The most digits of a count.
+"""The maximum number of digits in one of a bulletin's counts.
 
-No lookout looks that often, and Python refuses to convert a string of thousands of digits to a number.
+Real counts are far shorter. The limit exists because Python refuses to convert strings of thousands of digits to
+numbers.
 """
 
 
 def bulletin_annotations(bulletin: Bulletin, call: Annotations = ()) -> Annotations:
-    """Return the attributes that a row has for a bulletin and its call."""
+    """Return the row attributes that store a bulletin and its call."""
     return ((BULLETIN, f"{bulletin.looks} {bulletin.acts} {bulletin.warns}"), *call)
 
 
 def bulletin_of(lease: Lease) -> Bulletin:
-    """Return the bulletin of a row, or one with all counts 0 if there is none or it cannot be parsed."""
+    """Return the bulletin on a row, or a bulletin of zeros if the row has none or it cannot be parsed."""
     return _parse_counts(lease.annotation(BULLETIN) or "")
 
 
@@ -66,18 +69,19 @@ def _parse_counts(text: str) -> Bulletin:
 
 
 CALL = "call"
-"""Our attribute with the call."""
+"""The name of the row attribute with the call."""
 
 CALL_LENGTH_MAX = 2000
-"""Maximum length of a call, in characters, since the lookout stores it on each of its rows.
+"""Maximum length of a call, in characters. It is limited because the lookout stores the call on each of its rows.
 
 A longer call becomes `*`, which calls all workers.
 """
 
 DIGITS = 8
-"""How many digits of a worker's digest a call contains.
+"""The number of hex digits of a worker's digest that a call contains.
 
-If two workers have the same digits, both read the rows and the store rejects one claim.
+If the digests of two workers begin with the same digits, both workers read the rows, and the store rejects one of their
+claims.
 """
 
 CALL_SECONDS_MAX = 10**6
@@ -91,11 +95,13 @@ class LookoutCall:
 
     Attributes:
         looks: The looks of the bulletin that the call belongs to.
-        seconds: How many seconds the listing takes.
+        seconds: How long the lookout's read of the table took or, if it is still in progress, has taken so far.
         row: The key of the row that carries the bulletin.
-        next: A key of each worker that may stand in, in this order.
+        next: For each worker that may stand in for the lookout, the key of the row where its bulletin would be, in
+            order of rank.
         to_all: Whether all workers should read the whole table.
-        names: The keys that each called worker should read, by the digits of its digest. No keys mean the whole table.
+        names: The keys that each called worker should read, by the digits of its digest. An empty tuple stands for the
+            whole table.
     """
 
     looks: int
@@ -116,48 +122,53 @@ class LookoutCall:
 
 @lru_cache(maxsize=10_000)
 def worker_digits(worker: str) -> str:
-    """Return the name of a worker in calls."""
+    """Return the hex digits that identify a worker in calls."""
     return rank_digest(worker).hex()[:DIGITS]
 
 
 def call_annotation(
     looks: int, seconds: float, rows: Sequence[str], names: Mapping[str, Sequence[str]], *, to_all: bool = False
 ) -> Annotations:
-    """Return the attribute for a call.
+    """Return the row attribute that stores a call.
 
-    All workers are called if the call would be too long or a called key cannot be written. If one of `rows` cannot be
-    written, the call is empty.
+    If the call would be too long, or one of its lease keys contains a separator, it becomes `*`, which calls all
+    workers. If a key in `rows` contains a separator, the call is empty.
 
     Args:
         looks: The looks of the bulletin that the call belongs to.
-        seconds: How many seconds the listing took.
+        seconds: How long the read of the whole table took.
         rows: The key of the bulletin's row, followed by those of the workers that may stand in.
-        names: The keys that each called worker should read. No keys mean the whole table.
+        names: The keys that each called worker should read. An empty sequence stands for the whole table.
         to_all: Whether to call all workers.
     """
-    words = {worker_digits(worker): tuple(dict.fromkeys(keys)) for worker, keys in sorted(names.items())}
-    entries = [name + ("=" + ",".join(keys) if keys else "") for name, keys in words.items()]
+    keys_by_worker = {worker_digits(worker): tuple(dict.fromkeys(keys)) for worker, keys in sorted(names.items())}
+    entries = [name + ("=" + ",".join(keys) if keys else "") for name, keys in keys_by_worker.items()]
     prefix = f"{looks} {min(int(seconds), CALL_SECONDS_MAX)} {','.join(rows)}"
     text = " ".join([prefix, *entries])
-    if to_all or len(text) > CALL_LENGTH_MAX or not all(_is_writable(key) for keys in words.values() for key in keys):
+    if (
+        to_all
+        or len(text) > CALL_LENGTH_MAX
+        or not all(_is_writable(key) for keys in keys_by_worker.values() for key in keys)
+    ):
         text = f"{prefix} *"
     return ((CALL, text),) if rows and all(map(_is_writable, rows)) else ((CALL, ""),)
 
 
 def _is_writable(key: str) -> bool:
-    """Return whether a key can be written in a call.
+    """Return whether a lease key contains none of the separators that a call uses.
 
-    Keys of Kinesis and Event Hubs contain neither spaces nor commas. For other keys, all workers are called.
+    Keys of Kinesis and Event Hubs shards never contain a separator. If a key of another source does, all workers are
+    called.
     """
     return bool(key) and not set(key) & set(" ,=")
 
 
 @lru_cache(maxsize=100)
 def call_of(text: str) -> LookoutCall | None:
-    """Parse a call. Return None if there is none or it cannot be parsed."""
+    """Parse a call. Return None if the string is empty or malformed."""
     looks, seconds, row, *words = [*text.split(" "), "", "", ""][: max(3, text.count(" ") + 1)]
-    valid = all(part.isascii() and part.isdigit() and len(part) <= 18 for part in (looks, seconds))  # noqa: PLR2004  as a bulletin's
-    if not valid or not row:
+    numbers_valid = all(part.isascii() and part.isdigit() and len(part) <= 18 for part in (looks, seconds))  # noqa: PLR2004  as a bulletin's
+    if not numbers_valid or not row:
         return None
     names = {
         name: tuple(keys.split(",")) if equals else () for name, equals, keys in (word.partition("=") for word in words)
@@ -174,9 +185,9 @@ def call_in_row(lease: Lease, bulletin: Bulletin) -> str:
 
 
 def prolonged_annotations(annotations: Annotations, seconds: float) -> Annotations:
-    """Return the attributes of a lookout whose listing has been going on for `seconds`.
+    """Return a lookout's annotations with the time that its current listing has taken so far.
 
-    Other workers see this time and do not stand in for the lookout (C8).
+    Other workers read this time, and do not stand in for a lookout whose listing takes long (C8).
     """
     updated = []
     for name, text in annotations:
@@ -193,7 +204,7 @@ class BulletinTracker:
 
     Attributes:
         hearing: The state that the rules use.
-        looks_at: The end of the first reading that showed the latest *looks*; None before the first reading.
+        looks_at: The end of the first read that showed the latest *looks*; None before the first read.
         acts_at: The same for *acts*; None until they first change.
         warns_at: The same for *warns*; None until they first change.
     """
@@ -211,34 +222,34 @@ class BulletinTracker:
         requested_keys: Collection[str] | None,
         full_at: float,
     ) -> "BulletinTracker":
-        """Return the tracker after another reading.
+        """Return the tracker after another read of the table.
 
         Args:
             leases: The leases as read, with `held` filled in.
-            began: When the reading began.
-            ended: When the reading ended.
-            requested_keys: The keys that were requested, or None for a reading of the whole table.
-            full_at: When the last full reading ended.
+            began: When the read began.
+            ended: When the read ended.
+            requested_keys: The keys that were requested, or None for a read of the whole table.
+            full_at: When the last full read ended.
         """
-        rows, before = tuple(leases), self.hearing
+        rows, previous = tuple(leases), self.hearing
         bulletins = [(_parse_counts(text), lease) for lease in rows if (text := lease.annotation(BULLETIN))]
-        latest = max([before.latest, *{bulletin for bulletin, _ in bulletins}])
-        # During a listing, its lookout rewrites the same call with a longer time.
+        latest = max([previous.latest, *{bulletin for bulletin, _ in bulletins}])
+        # During a listing, the lookout rewrites the same call with the time that the listing has taken so far.
         calls = [call_in_row(lease, latest) for bulletin, lease in bulletins if bulletin == latest]
-        calls.append(before.call if latest == before.latest else "")
-        looks_at = ended if self.looks_at is None or latest.looks != before.latest.looks else self.looks_at
-        acts_at = ended if latest.acts != before.latest.acts else self.acts_at
-        warns_at = ended if latest.warns != before.latest.warns else self.warns_at
-        # A row counts as unchanged if its owner has held it since before the end of the last full reading.
+        calls.append(previous.call if latest == previous.latest else "")
+        looks_at = ended if self.looks_at is None or latest.looks != previous.latest.looks else self.looks_at
+        acts_at = ended if latest.acts != previous.latest.acts else self.acts_at
+        warns_at = ended if latest.warns != previous.latest.warns else self.warns_at
+        # A row counts as unchanged if its owner has held it since before the end of the last full read.
         unchanged_keys = (
             {lease.key for lease in rows if lease.held >= began - full_at} if requested_keys is not None else ()
         )
         hearing = BulletinState(
             latest=latest,
-            acts_read=latest.acts if requested_keys is None else before.acts_read,
-            acts_still=before.acts_still if acts_at is None else max(0.0, began - acts_at),
+            acts_read=latest.acts if requested_keys is None else previous.acts_read,
+            acts_still=previous.acts_still if acts_at is None else max(0.0, began - acts_at),
             looks_still=max(0.0, began - looks_at),
-            warned=before.warned if warns_at is None else max(0.0, began - warns_at),
+            warned=previous.warned if warns_at is None else max(0.0, began - warns_at),
             turned=requested_keys is not None and not set(requested_keys) <= set(unchanged_keys),
             call=max(calls, key=_seconds_of),
         )

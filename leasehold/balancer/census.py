@@ -1,12 +1,12 @@
-"""The census of one reading of the table: which leases are free, expired or ours, and how many each worker holds.
+"""Defines the census of the table: which leases are free, expired or ours, and how many each worker holds.
 
 `counting.py` takes the census, and every rule set uses it.
 
-A worker that reads one row of a large table should not pay for all rows. So after a reading of a few rows, `Watch.look`
-returns a `KnownLeases`: the last reading of the whole table, indexed once, and the few rows read since. The index,
-corrected by those rows, answers all questions of such a look: who is alive, how many leases each worker holds, which
-are mine, which are moving. `tuple(known)` contains the same leases and gives the same answers, at the cost of the whole
-table.
+The cost of planning after a read of a few rows should not depend on the size of the table. After such a read,
+`Watch.look` returns a `KnownLeases`. It consists of the last read of the whole table, which is indexed once, and of the
+few rows read since. Queries use the index and correct its result by those rows: which workers are alive, how many
+leases each of them holds, which leases are held by this worker, and which are being handed off. A tuple of the same
+leases gives the same results, but then each query visits every lease.
 """
 
 import math
@@ -20,29 +20,31 @@ from attrs import frozen
 from leasehold.balancer.model import Lease
 
 OURS = "process"
-"""Our attribute with the value "process/worker".
+"""The name of the row attribute with the value "process/worker", which our workers write.
 
-Ignore it unless it names the current owner, because Java leaves the attribute in place when it takes the lease.
+Ignore the attribute unless it names the lease's current owner, because a worker of the Java KCL leaves it in place when
+it takes the lease.
 """
 
 
 @frozen
 class Census:
-    """The leases in play, divided by who holds them.
+    """The leases that count, grouped by their state and owner.
 
-    Ended leases are not in play, except under `kcl`, which counts them as KCL 2.x does. All tuples keep the order of
-    the reading, so sort them, or order them by digest, before you choose.
+    Finished leases are left out, except under the rule set `kcl`, which counts them as KCL 2.x does. All tuples are in
+    the order in which the table was read. Sort them by key or by digest before you choose leases from them.
 
     Attributes:
         worker: The worker that plans.
-        leases: All leases in play: free, expired and held.
+        leases: All leases that count: free, expired and held.
         free: Leases without an owner.
         expired: Leases with an owner whose version has not changed for too long, including this worker's own.
         mine: Unexpired leases of this worker.
         moving: Leases with a next owner, held or not (H1 to H4).
         counts: The number of unexpired leases by owner. The planning worker and led workers are always included,
             perhaps with 0. Other workers without a lease cannot be seen. A worker whose leases have all expired is left
-            out. Otherwise the target would be too low, and that worker's leases would wait.
+            out. Otherwise the shares of the others would be too small, and that worker's leases would stay unclaimed
+            for longer.
         led: Workers that may still be given leases by their KCL 3.x leader and do not take any themselves (M14).
     """
 
@@ -57,25 +59,25 @@ class Census:
 
     @property
     def available(self) -> tuple[Lease, ...]:
-        """The leases that may be claimed without stealing: the free and the expired ones."""
+        """The free and the expired leases, which may be claimed without stealing."""
         return self.free + self.expired
 
     def held_by(self, owners: Collection[str]) -> tuple[Lease, ...]:
         """Return the unexpired leases of these owners."""
-        leases = list(self.each_held_by(owners))  # building the tuple from a list takes a third of the time
+        leases = list(self.each_held_by(owners))  # building a tuple from a list is three times as fast
         return tuple(leases)
 
     def each_held_by(self, owners: Collection[str]) -> Iterator[Lease]:
-        """Iterate over the leases of `held_by`.
+        """Iterate over the unexpired leases of these owners.
 
-        Building a tuple of the leases of all owners would cost more than counting them.
+        Use this instead of `held_by` for many owners, because building a tuple of their leases is slow.
         """
-        dead = {lease.key for lease in self.expired}
-        return (lease for lease in self.leases if lease.owner in owners and lease.key not in dead)
+        expired_keys = {lease.key for lease in self.expired}
+        return (lease for lease in self.leases if lease.owner in owners and lease.key not in expired_keys)
 
 
 class FullReading:
-    """A reading of the whole table, which serves all later readings of a few rows.
+    """The rows of a read of the whole table, indexed for the reads of a few rows that follow.
 
     Each index is built on first use.
     """
@@ -93,7 +95,7 @@ class FullReading:
 
     @cached_property
     def by_owner(self) -> Mapping[str | None, list[Lease]]:
-        """The leases of each owner, in the order of the reading."""
+        """The leases of each owner, in the order in which they were read."""
         leases_by_owner: dict[str | None, list[Lease]] = {}
         for lease in self.leases:
             leases_by_owner.setdefault(lease.owner, []).append(lease)
@@ -126,7 +128,7 @@ class FullReading:
         return loads
 
     def unsettled(self, limit: float) -> Mapping[str, Lease]:
-        """Return the few leases, by key, that are not simply held and alive (see `unsettled`)."""
+        """Return the leases, by key, that are not simply held by a living owner (see `unsettled`)."""
         if limit not in self._unsettled:
             self._unsettled[limit] = {lease.key: lease for lease in unsettled(self.leases, limit)}
         return self._unsettled[limit]
@@ -139,21 +141,18 @@ class FullReading:
         return self._last[worker]
 
     def our_workers(self, limit: float) -> frozenset[str]:
-        """Return our living workers.
-
-        Idle leases do not prove that a worker is alive.
-        """
+        """Return our workers that hold a lease which has been idle for at most `limit` seconds."""
         if limit not in self._our_workers:
             self._our_workers[limit] = our_workers(self.leases, limit)
         return self._our_workers[limit]
 
 
 class KnownLeases(Sequence[Lease]):
-    """All known leases after readings of a few rows.
+    """All known leases: those of the last read of the whole table, updated by later reads of a few rows.
 
     Attributes:
-        whole: The last reading of the whole table.
-        since: The rows read since, by key; None if a row is gone.
+        whole: The last read of the whole table.
+        since: The rows read since then, by key. The value is None if the row was deleted.
         moved: The keys of the leases that appeared, disappeared, ended or changed hands since.
     """
 
@@ -201,8 +200,8 @@ class KnownLeases(Sequence[Lease]):
     def owned_by(self, worker: str | None) -> Iterator[Lease]:
         """Yield the leases of this owner."""
         before, since = self.whole.by_key, self.since
-        for old in self.whole.by_owner.get(worker, ()):
-            lease = since.get(old.key, old)
+        for old_lease in self.whole.by_owner.get(worker, ()):
+            lease = since.get(old_lease.key, old_lease)
             if lease is not None and lease.owner == worker:
                 yield lease
         for key in self.moved:
@@ -212,8 +211,8 @@ class KnownLeases(Sequence[Lease]):
 
     def last_of(self, worker: str, order: Callable[[Lease], Any]) -> Lease | None:
         """Return the last unfinished lease of this owner in the given order, which may depend only on keys."""
-        touched = (row for key in self.moved for row in (self.whole.by_key.get(key), self.since[key]))
-        if any(row is not None and row.owner == worker for row in touched):
+        changed_rows = (row for key in self.moved for row in (self.whole.by_key.get(key), self.since[key]))
+        if any(row is not None and row.owner == worker for row in changed_rows):
             return max((lease for lease in self.owned_by(worker) if not lease.ended), key=order, default=None)
         last = self.whole.last_of(worker, order)
         return None if last is None else self.get(last.key)
@@ -258,7 +257,7 @@ class KnownLeases(Sequence[Lease]):
         return loads
 
     def unsettled(self, limit: float) -> list[Lease]:
-        """Return the few leases that are not simply held and alive (see `unsettled`)."""
+        """Return the leases that are not simply held by a living owner (see `unsettled`)."""
         leases = [lease for key, lease in self.whole.unsettled(limit).items() if key not in self.since]
         return leases + unsettled((lease for lease in self.since.values() if lease is not None), limit)
 
@@ -268,7 +267,7 @@ class KnownLeases(Sequence[Lease]):
         rows = [row for key, lease in self.since.items() for row in (self.whole.by_key.get(key), lease)]
         for worker in {row.owner for row in rows if row is not None and row.owner is not None}:
             alive = any(owner_is_ours(lease) for lease in self.owned_by(worker) if lease.idle <= limit)
-            if alive != (worker in workers):  # if unchanged, keep the same object: callers may have ranked it
+            if alive != (worker in workers):  # if unchanged, keep the same object, because its ranks may be cached
                 workers ^= {worker}
         return workers
 
@@ -283,9 +282,10 @@ def _holder(lease: Lease | None) -> tuple[str | None, bool] | None:
 
 
 def unsettled(leases: Iterable[Lease], limit: float) -> list[Lease]:
-    """Return the leases that are not simply held and alive.
+    """Return the leases that are not simply held by a living owner.
 
-    These have no owner, have ended, have a next owner, or were idle for more than `limit` seconds.
+    A lease is unsettled if it has no owner, is finished, has a next owner, or has been idle for more than `limit`
+    seconds.
     """
     return [
         lease

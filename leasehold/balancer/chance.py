@@ -1,15 +1,18 @@
-"""A deterministic shuffle, the same in every run, machine and language: sort by a salted digest.
+"""Shuffles leases deterministically, by sorting them by a salted digest.
+
+The order is the same in every run, on every machine and in every language.
 
 The digest of a string under a salt is BLAKE2b, with the salt in its salt field and no key:
 
     field  = BLAKE2b(salt as UTF-8, digest size 16)
     digest = BLAKE2b(text as UTF-8, digest size 8, salt field)
 
-Digests compare as bytes, first byte first; equal digests compare by the strings themselves. Lone surrogates, which JSON
-can carry, are encoded as the three bytes of their code point.
+Digests are compared as bytes, starting with the first byte. If two digests are equal, the strings themselves are
+compared. Lone surrogates, which JSON may contain, are encoded as the three bytes of their code point.
 
-The salt of a turn is the worker's id, a zero byte, and the turn as a decimal number. The worker's id makes contenders
-choose differently, and the turn keeps them from colliding repeatedly.
+The salt for a worker's turn consists of the worker's id, a zero byte, and the number of the turn in decimal. Because of
+the id, competing workers choose different leases. Because of the turn, two workers that have collided once choose again
+differently.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -21,39 +24,40 @@ from leasehold.balancer.model import Lease, Me
 
 def digest_under(salt: str) -> Callable[[str], bytes]:
     """Return a function that computes the 8-byte digest of a string under this salt."""
-    blank = _salted(salt)
+    salted_hash = _salted(salt)
 
     def digest(text: str) -> bytes:
-        hashing = blank.copy()
-        hashing.update(text.encode("utf-8", "surrogatepass"))
-        return hashing.digest()
+        hasher = salted_hash.copy()
+        hasher.update(text.encode("utf-8", "surrogatepass"))
+        return hasher.digest()
 
     return digest
 
 
 def order_under(salt: str) -> Callable[[Lease], tuple[bytes, str]]:
-    """Return a sort key for leases that is the same for everyone who uses this salt."""
-    blank = _salted(salt)
+    """Return a sort key for leases that gives the same order to all workers that use this salt."""
+    salted_hash = _salted(salt)
 
     def sort_key(lease: Lease) -> tuple[bytes, str]:
-        key = lease.key  # runs for perhaps ten thousand leases, so make as few calls as possible
-        hashing = blank.copy()
-        hashing.update(key.encode("utf-8", "surrogatepass"))
-        return hashing.digest(), key
+        key = lease.key  # may run for ten thousand leases, so make as few calls as possible
+        hasher = salted_hash.copy()
+        hasher.update(key.encode("utf-8", "surrogatepass"))
+        return hasher.digest(), key
 
     return sort_key
 
 
 def draw(leases: Iterable[Lease], me: Me, count: int) -> tuple[Lease, ...]:
-    """Return `count` of these leases (or all, if fewer), as this worker draws them in this turn."""
+    """Return up to `count` of these leases, drawn by the digest of this worker and turn."""
     return tuple(nsmallest(max(count, 0), leases, key=order_under(f"{me.worker}\0{me.turn}")))
 
 
 def draw_owner(counts: Mapping[str, int], me: Me) -> str:
-    """Return a random owner, weighted by its number of leases.
+    """Return an owner, drawn with a probability proportional to its number of leases.
 
-    Drawing one of its leases afterwards is then the same as drawing among all leases. The owner is found by taking the
-    digest of the empty string as a number, modulo the number of leases, and counting along the sorted names.
+    To draw an owner and then one of its leases is therefore the same as to draw one of all leases. The digest of the
+    empty string, modulo the number of leases, is a position in the list of leases sorted by owner, and the owner at
+    that position is returned.
     """
     position = int.from_bytes(digest_under(f"{me.worker}\0{me.turn}")("")) % sum(counts.values())
     for owner in sorted(counts):
@@ -64,6 +68,6 @@ def draw_owner(counts: Mapping[str, int], me: Me) -> str:
 
 
 def _salted(salt: str) -> blake2b:
-    """Return a hash that has consumed its salt. Copying it takes a third of the time of creating a new one."""
+    """Return a hash object that has consumed the salt. Copying one takes a third of the time of creating one."""
     field = blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=16).digest()
     return blake2b(digest_size=8, salt=field)

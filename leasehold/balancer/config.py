@@ -24,9 +24,9 @@ _IS_RULE_SET: Validator = instance_of(RuleSet)
 _IS_POSITIVE = number(0, above=True)
 
 
-# attrs computes all defaults before it runs validators, so each default validates the fields that it depends on. They
-# are factories rather than `@lease_seconds.default` methods because type checkers without an attrs plugin do not
-# understand the latter.
+# attrs computes all defaults before it runs validators, so each default validates the fields that it depends on. The
+# defaults are factories rather than `@lease_seconds.default` methods because type checkers without an attrs plugin do
+# not understand the latter.
 
 
 def _validated_rules(config: "Config") -> RuleSet:
@@ -41,10 +41,10 @@ def _validated_lease_seconds(config: "Config") -> float:
 
 @frozen
 class Config:
-    """The settings by which a group of workers plans, the same for every worker in it.
+    """The planner's settings, which must be the same for all workers of a group.
 
     rules             the rule set, with its own options
-    lease_seconds     a lease whose version does not change for longer has no living owner
+    lease_seconds     if a lease's version does not change for longer than this, its owner counts as dead
     cycle_seconds     seconds between two plans unless something requires an earlier one
     renew_seconds     a worker renews its leases once they are idle for this long
     initial_position  where a shard starts if no lease determines its position

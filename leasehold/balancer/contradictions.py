@@ -1,11 +1,10 @@
 """Finds contradictions between a listing of shards and the lease table, and plans how leases restart (L14).
 
-If a stream is deleted and created again under its name, it has the same shard ids. Its old leases are then wrong about
-the new records: the shard of a lease at SHARD_END is never read, and a checkpoint may be after records that no one has
-read. So each lease is annotated with the incarnation of its stream, `<stream>:<creation time>`. A lease without that
-annotation, written by another library or by an earlier version, counts as a lease of the present stream unless its
-shard
-contradicts it.
+A stream that is deleted and created again under the same name has the same shard ids, but its old leases no longer fit.
+If a lease is at SHARD_END, its shard is never read. A checkpoint may be after records that no worker has read.
+Therefore each lease is annotated with the incarnation of its stream, `<stream>:<creation time>`. A lease without this
+annotation was written by another library or by an earlier version. It counts as a lease of the current stream unless it
+contradicts its shard.
 """
 
 from collections.abc import Collection, Iterable
@@ -19,15 +18,15 @@ from leasehold.balancer.lineage import lease_of
 from leasehold.balancer.model import LATEST, SHARD_END, Lease, Position, Shard
 
 INCARNATION = "incarnation"
-"""Our attribute for the incarnation of the stream that the checkpoint belongs to."""
+"""The name of the row attribute with the incarnation of the stream to which the checkpoint belongs."""
 
 CONTRADICTION = "contradiction"
-"""Our attribute in which a worker reports a contradiction, for tools that see only the table."""
+"""The name of the row attribute in which workers report a contradiction, for tools that read only the table."""
 
 SETTLED = "-"
-"""The value of both attributes once an operator, or a worker that restarts the lease, has set its position."""
+"""The value of both attributes after an operator, or a worker that restarts the lease, has set the lease's position."""
 
-DO = "--if-recreated TRIM_HORIZON or LATEST has the workers begin anew, or stop them and use `leasehold reset`"
+REMEDY = "--if-recreated TRIM_HORIZON or LATEST has the workers begin anew, or stop them and use `leasehold reset`"
 
 ContradictionKind = Literal["made anew", "another stream", "old listing", "ended and open", "another shard"]
 
@@ -37,11 +36,11 @@ class Contradiction:
     """A contradiction between a listing and a lease.
 
     Attributes:
-        kind: The first three kinds concern the whole stream, and its workers hold no leases while they last. The others
-            concern one shard, and only that shard is not read.
+        kind: The first three kinds concern a whole stream, whose workers hold no leases until the contradiction is
+            resolved. The other kinds concern a single shard, and only that shard is not read.
         stream: The name of the stream.
         key: The key of the lease that shows it.
-        what: A sentence that says what to do.
+        what: A description for the operator, with the remedy.
     """
 
     kind: ContradictionKind
@@ -51,12 +50,12 @@ class Contradiction:
 
     @property
     def of_stream(self) -> bool:
-        """Whether no lease of the stream can be trusted while this lasts."""
+        """Whether the contradiction makes the position of every lease of the stream doubtful."""
         return self.kind in {"made anew", "another stream", "old listing"}
 
     @property
     def restartable(self) -> bool:
-        """Whether the leases may be restarted automatically. Those of another stream may not."""
+        """Whether the leases may be restarted automatically. Leases of another stream may not."""
         return self.kind in {"made anew", "ended and open", "another shard"}
 
 
@@ -65,107 +64,121 @@ def contradictions(
 ) -> tuple[Contradiction, ...]:
     """Return all contradictions between a complete listing and the leases, sorted by stream and key.
 
-    If there is one about the whole stream, it is the only one returned for that stream.
+    If a contradiction concerns a whole stream, only that one is returned for the stream.
 
     Args:
         shards: The listed shards.
-        leases: The leases. Read them before you list the shards, or a shard that ends in between would show up here.
+        leases: The leases. They must be read before the shards are listed. Otherwise a shard that ends in between would
+            appear to contradict its lease.
         incarnation: The incarnation of the one stream that was listed, or "" if the source has none.
     """
     result: list[Contradiction] = []
     for family in families(shards, leases):
-        of_stream = [
+        stream_contradictions = [
             contradiction
             for lease in family.leases.values()
-            if (contradiction := _of_other_incarnation(lease, incarnation))
+            if (contradiction := _stream_contradiction(lease, incarnation))
         ]
-        if of_stream:
-            result.append(min(of_stream, key=lambda each: (each.kind, each.key)))
+        if stream_contradictions:
+            result.append(min(stream_contradictions, key=lambda candidate: (candidate.kind, candidate.key)))
             continue
         result += [
             contradiction
             for _, lease in sorted(family.leases.items())
-            if (contradiction := _unlike_shard(lease, family))
+            if (contradiction := _shard_contradiction(lease, family))
         ]
     return tuple(result)
 
 
-def _of_other_incarnation(lease: Lease, incarnation: str) -> Contradiction | None:
+def _stream_contradiction(lease: Lease, incarnation: str) -> Contradiction | None:
     """Return a contradiction if the lease belongs to another incarnation than the one that was listed."""
-    noted = lease.annotation(INCARNATION)
-    if not incarnation or noted in {None, SETTLED, incarnation}:
+    annotated_incarnation = lease.annotation(INCARNATION)
+    if not incarnation or annotated_incarnation in {None, SETTLED, incarnation}:
         return None
-    (noted_stream, noted_at), (listed_stream, listed_at) = (
-        _split_incarnation(noted or ""),
+    (annotated_stream, annotated_time), (listed_stream, listed_time) = (
+        _split_incarnation(annotated_incarnation or ""),
         _split_incarnation(incarnation),
     )
     stream = lease.stream or listed_stream
-    if noted_stream != listed_stream:
-        what = (
-            f"the leases are those of {noted_stream}, and {listed_stream} is read: give each stream a table of its own"
+    if annotated_stream != listed_stream:
+        description = (
+            f"the leases are those of {annotated_stream}, and {listed_stream} is read: "
+            "give each stream a table of its own"
         )
-        return Contradiction("another stream", lease.stream, lease.key, what)
-    if noted_at > listed_at:
-        what = f"stream {stream} was listed as made at {listed_at}, and lease {lease.key} is of one made at {noted_at}"
-        return Contradiction("old listing", lease.stream, lease.key, f"{what}: the shards are listed again")
-    what = (
-        f"stream {stream} was made anew at {listed_at} s since 1970, and its leases are of the one made at {noted_at}"
+        return Contradiction("another stream", lease.stream, lease.key, description)
+    if annotated_time > listed_time:
+        description = (
+            f"stream {stream} was listed as made at {listed_time}, "
+            f"and lease {lease.key} is of one made at {annotated_time}"
+        )
+        return Contradiction("old listing", lease.stream, lease.key, f"{description}: the shards are listed again")
+    description = (
+        f"stream {stream} was made anew at {listed_time} s since 1970, "
+        f"and its leases are of the one made at {annotated_time}"
     )
-    return Contradiction("made anew", lease.stream, lease.key, f"{what}: nothing is read; {DO}")
+    return Contradiction("made anew", lease.stream, lease.key, f"{description}: nothing is read; {REMEDY}")
 
 
 def created_later(incarnation: str, earlier: str) -> bool:
-    """Return whether `incarnation` is the same stream as the known one, created later."""
+    """Return whether both incarnations have the same stream name and `incarnation` was created later."""
     (stream, time), (earlier_stream, earlier_time) = _split_incarnation(incarnation), _split_incarnation(earlier)
     return stream == earlier_stream and time > earlier_time
 
 
 def _split_incarnation(incarnation: str) -> tuple[str, int]:
-    """Return the stream and its creation time, or the whole string and 0 if it has another form."""
+    """Split an incarnation into stream and creation time. Return the whole string and 0 if it is malformed."""
     stream, _, time = incarnation.rpartition(":")
     return (stream, int(time)) if time.isascii() and time.isdigit() and len(time) <= 20 else (incarnation, 0)  # noqa: PLR2004
 
 
-def _unlike_shard(lease: Lease, family: Family) -> Contradiction | None:
-    """Return a contradiction if the lease does not match the shard of its name.
+def _shard_contradiction(lease: Lease, family: Family) -> Contradiction | None:
+    """Return a contradiction if the lease does not match its shard.
 
-    Neither the parents nor the hash keys of a shard ever change.
+    The parents and hash keys of a shard never change, so the lease must have the same ones.
     """
     shard = family.shards.get(lease.key)
     if shard is None:
         return None
     if lease.ended and shard.open and not family.children.get(lease.key):
-        what = f"lease {lease.key} is at SHARD_END, but its shard is open and has no children, so nothing reads it"
-        return Contradiction("ended and open", lease.stream, lease.key, f"{what}; if the stream was made anew, {DO}")
-    ranges = lease.hash_range is not None and shard.hash_range not in {None, lease.hash_range}
-    parents = bool(lease.parents) and bool(shard.parents) and set(lease.parents) != set(shard.parents)
-    # A listing may leave out a parent that is past its retention, but a child always names a parent that is listed.
+        description = (
+            f"lease {lease.key} is at SHARD_END, but its shard is open and has no children, so nothing reads it"
+        )
+        return Contradiction(
+            "ended and open", lease.stream, lease.key, f"{description}; if the stream was made anew, {REMEDY}"
+        )
+    range_differs = lease.hash_range is not None and shard.hash_range not in {None, lease.hash_range}
+    parents_differ = bool(lease.parents) and bool(shard.parents) and set(lease.parents) != set(shard.parents)
+    # A listing may omit a parent that is past its retention. But if a parent is listed, its child's entry names it.
     some_parent_listed = any(parent in family.shards for parent in lease.parents)
     gained_parents = some_parent_listed and not shard.parents and shard.hash_range is not None
-    if ranges or parents or gained_parents:
-        what = f"lease {lease.key} has {'hash keys' if ranges else 'parents'} that its shard does not have"
-        return Contradiction("another shard", lease.stream, lease.key, f"{what}; if the stream was made anew, {DO}")
+    if range_differs or parents_differ or gained_parents:
+        description = (
+            f"lease {lease.key} has {'hash keys' if range_differs else 'parents'} that its shard does not have"
+        )
+        return Contradiction(
+            "another shard", lease.stream, lease.key, f"{description}; if the stream was made anew, {REMEDY}"
+        )
     return None
 
 
 def reported(leases: Iterable[Lease]) -> tuple[str, ...]:
-    """Return the contradictions that workers have reported on rows, for tools that see only the table.
+    """Return the contradictions that workers have written on rows, for tools that read only the table.
 
-    Each sentence occurs once, in order of key.
+    The result is sorted by lease key and contains no duplicates.
     """
     ordered = sorted(leases, key=lambda lease: lease.key)
     return tuple(dict.fromkeys(filter(None, map(reported_on, ordered))))
 
 
 def reported_on(lease: Lease) -> str:
-    """Return the contradiction that a worker has reported on this row, or "" if there is none."""
+    """Return the contradiction that a worker has written on this row, or "" if there is none."""
     sentence = lease.annotation(CONTRADICTION)
     return sentence if sentence not in {None, SETTLED} and sentence else ""
 
 
 @frozen
 class Restart:
-    """A step in restarting leases: replace `stored` by `lease`.
+    """One step of a restart of leases, which replaces the row `stored` by `lease`.
 
     Attributes:
         stored: The lease to replace, or None to create one.
@@ -181,7 +194,7 @@ class Restart:
 def restarts(
     shards: Iterable[Shard],
     leases: Iterable[Lease],
-    present: Collection[Contradiction],
+    contradictions_found: Collection[Contradiction],
     incarnation: str,
     start: Position,
 ) -> tuple[Restart, ...]:
@@ -192,58 +205,61 @@ def restarts(
 
     - Leases without an incarnation are marked first, in steps of their own. Otherwise, once the last lease that shows
       the contradiction is replaced, they would count as leases of the present stream.
-    - Then leases are created for shards that have none. If a worker ended halfway, these leases would be created at the
-      initial position, and LATEST would skip records.
+    - Then leases are created for shards that have none. If this came last and the worker stopped before, these leases
+      would be created at the initial position, and LATEST would skip records.
     - Existing leases follow, parents before children. Otherwise a child could be read while the old lease of its parent
       is still at SHARD_END.
     - Leases of shards that no longer exist come last.
 
-    If `start` is LATEST, a closed shard has nothing to read.
+    If `start` is LATEST, closed shards contain nothing to read. Their leases are set to SHARD_END, and missing ones are
+    not created.
 
     Args:
         shards: The listed shards.
         leases: All leases.
-        present: The contradictions between them.
+        contradictions_found: The contradictions between the shards and the leases.
         incarnation: The present incarnation of the stream.
         start: Where the leases restart.
     """
-    restartable_keys = {contradiction.key for contradiction in present if contradiction.restartable}
-    recreated_streams = {contradiction.stream for contradiction in present if contradiction.kind == "made anew"}
+    restartable_keys = {contradiction.key for contradiction in contradictions_found if contradiction.restartable}
+    recreated_streams = {
+        contradiction.stream for contradiction in contradictions_found if contradiction.kind == "made anew"
+    }
     steps: list[Restart] = []
     for family in families(shards, leases):
-        created_again, family_leases = family.stream in recreated_streams, family.leases
+        is_recreated, family_leases = family.stream in recreated_streams, family.leases
         to_replace = {
             key: lease
             for key, lease in sorted(family_leases.items())
             if (
-                lease.annotation(INCARNATION) not in {incarnation, SETTLED}
-                if created_again
-                else key in restartable_keys
+                lease.annotation(INCARNATION) not in {incarnation, SETTLED} if is_recreated else key in restartable_keys
             )
         }
         former_incarnation = next(
-            (note for lease in to_replace.values() if (note := lease.annotation(INCARNATION)) is not None), ""
+            (previous for lease in to_replace.values() if (previous := lease.annotation(INCARNATION)) is not None), ""
         )
-        unmarked = [lease for lease in to_replace.values() if created_again and lease.annotation(INCARNATION) is None]
+        unmarked = [lease for lease in to_replace.values() if is_recreated and lease.annotation(INCARNATION) is None]
         if unmarked:
-            marked = (
+            annotated = (
                 (lease, tuple(sorted((*lease.annotations, (INCARNATION, former_incarnation))))) for lease in unmarked
             )
             steps += [
-                Restart(lease, evolve(lease, annotations=annotations), marks=True) for lease, annotations in marked
+                Restart(lease, evolve(lease, annotations=annotations), marks=True) for lease, annotations in annotated
             ]
             continue
-        names = {name: sorted(shard.parents) for name, shard in sorted(family.shards.items())}
+        parents_by_shard = {name: sorted(shard.parents) for name, shard in sorted(family.shards.items())}
         try:  # parents first
             ordered_shards = [
-                family.shards[name] for name in TopologicalSorter(names).static_order() if name in family.shards
+                family.shards[name]
+                for name in TopologicalSorter(parents_by_shard).static_order()
+                if name in family.shards
             ]
         except CycleError:  # L2 reports the cycle, and such a stream is left alone
             ordered_shards = []
         steps += [
             Restart(None, lease_of(shard, start, ((INCARNATION, incarnation),)))
             for shard in ordered_shards
-            if created_again and shard.id not in family_leases and (shard.open or start != LATEST)
+            if is_recreated and shard.id not in family_leases and (shard.open or start != LATEST)
         ]
         for shard in ordered_shards:
             if shard.id in to_replace:

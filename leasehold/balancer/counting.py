@@ -1,7 +1,8 @@
-"""Takes the census of one reading for every rule set: the living workers and the leases that each of them holds.
+"""Takes the census for every rule set: which workers are alive, and which leases each of them holds.
 
-Rule 1: counting for all rule sets happens here and nowhere else, so that all of them agree on who is alive.
-Rule 2: the passes over all leases run at C speed. In most turns the leases are balanced, and such a turn ends here.
+Rule 1: counting for all rule sets happens here and nowhere else, so that all of them agree on which workers are alive.
+Rule 2: passes over all leases use fast built-ins such as `Counter`. In most turns the leases are balanced, and then
+counting them is nearly all the work.
 
 A lease is free if it has no owner, expired if its version has not changed for longer than the rule set allows, and held
 otherwise. Two kinds of owners get more time because they are alive and merely slow:
@@ -10,8 +11,8 @@ otherwise. Two kinds of owners get more time because they are alive and merely s
 An owner that was slow only once gets no more time, because the store may have paused. Two slow renewals in a row show
 that the owner is slow.
 
-Workers are known by what they hold. A worker without a lease is invisible except to itself and, if it has a KCL 3.x
-leader, through its reports.
+A worker is known to the others only by the leases that it holds. The others cannot see a worker without a lease, unless
+it has a KCL 3.x leader, whose workers also write reports.
 """
 
 from collections import Counter
@@ -25,85 +26,103 @@ from leasehold.balancer.config import Config
 from leasehold.balancer.model import Lease, Me
 
 GAP_EXPIRY_MAX = 6
-"""How many `lease_seconds` an owner is spared at most, however slowly it seems to renew.
+"""The longest time after which a slow owner's leases expire, as a multiple of our `lease_seconds`.
 
-Workers configured with six times our `lease_seconds` renew every two of ours, so they are spared for three of their
-renewal intervals.
+A worker configured with six times our `lease_seconds` renews its leases once in two of ours. This limit therefore gives
+it three of its renewal intervals.
 """
 
 
 def take_census(leases: Iterable[Lease], me: Me, config: Config) -> Census:
-    """Return the census of one reading of the table, whose leases must have distinct keys."""
-    reading = leases if isinstance(leases, KnownLeases) else tuple(leases)
+    """Return the census of these leases, which must have distinct keys."""
+    known_leases = leases if isinstance(leases, KnownLeases) else tuple(leases)
     limit = expires_above(config)
-    # Only a few leases are not simply held and alive. One pass finds them, and the rest of the work is on those alone.
-    unsettled_leases = reading.unsettled(limit) if isinstance(reading, KnownLeases) else unsettled_of(reading, limit)
-    omitted_keys = set(_waiting(reading, unsettled_leases)) if config.rules.children_later else set[str]()
+    # Nearly all leases are simply held by a living owner. One pass finds the few others, and the rest of the work is on
+    # those alone.
+    unsettled_leases = (
+        known_leases.unsettled(limit) if isinstance(known_leases, KnownLeases) else unsettled_of(known_leases, limit)
+    )
+    omitted_keys = (
+        set(_unreadable_children(known_leases, unsettled_leases)) if config.rules.children_later else set[str]()
+    )
     if not config.rules.counts_ended:
         omitted_keys |= {lease.key for lease in unsettled_leases if lease.ended}
     if omitted_keys:
-        remaining = reading.without(omitted_keys) if isinstance(reading, KnownLeases) else None
-        reading = tuple(lease for lease in reading if lease.key not in omitted_keys) if remaining is None else remaining
+        remaining = known_leases.without(omitted_keys) if isinstance(known_leases, KnownLeases) else None
+        known_leases = (
+            tuple(lease for lease in known_leases if lease.key not in omitted_keys) if remaining is None else remaining
+        )
         unsettled_leases = [lease for lease in unsettled_leases if lease.key not in omitted_keys]
     limit_by_gap = {owner: expires_above_gap(gap, config) for owner, gap in slow_owners(me, config)}
-    led_by = {worker for worker, _ in me.history.led}
+    reporting_workers = {worker for worker, _ in me.history.led}
     expired = [
         lease
         for lease in unsettled_leases
         if lease.owner is not None
         and lease.idle > limit
         and lease.idle > limit_by_gap.get(lease.owner, limit)
-        # M14: the new owner, which has a KCL 3.x leader, renews at its next poll. KCL polls every lease_seconds.
-        and not (lease.owner in led_by and lease.held <= lease.idle <= 2 * limit)
+        # M14: an owner that its KCL 3.x leader has chosen renews only at its next poll, and KCL polls every
+        # lease_seconds.
+        and not (lease.owner in reporting_workers and lease.held <= lease.idle <= 2 * limit)
     ]
-    by_owner = reading.counts() if isinstance(reading, KnownLeases) else Counter(map(attrgetter("owner"), reading))
-    by_owner.pop(None, None)
+    counts_by_owner = (
+        known_leases.counts()
+        if isinstance(known_leases, KnownLeases)
+        else Counter(map(attrgetter("owner"), known_leases))
+    )
+    counts_by_owner.pop(None, None)
     # Counting all leases and subtracting the expired ones is faster than testing each lease.
     for lease in expired:
-        by_owner[lease.owner] -= 1
-    counts = cast("dict[str, int]", by_owner)
-    led = _led(expired, me, config)
-    for worker in (me.worker, *led):
+        counts_by_owner[lease.owner] -= 1
+    counts = cast("dict[str, int]", counts_by_owner)
+    led_workers = _led_workers(expired, me, config)
+    for worker in (me.worker, *led_workers):
         counts.setdefault(worker, 0)
     if not all(counts.values()):
-        counts = {owner: count for owner, count in counts.items() if count or owner == me.worker or owner in led}
-    dead = {lease.key for lease in expired}
-    mine = reading.owned_by(me.worker) if isinstance(reading, KnownLeases) else reading
+        counts = {
+            owner: count for owner, count in counts.items() if count or owner == me.worker or owner in led_workers
+        }
+    expired_keys = {lease.key for lease in expired}
+    mine = known_leases.owned_by(me.worker) if isinstance(known_leases, KnownLeases) else known_leases
     return Census(
         worker=me.worker,
-        leases=reading,
+        leases=known_leases,
         free=tuple(lease for lease in unsettled_leases if lease.owner is None),
         expired=tuple(expired),
-        mine=tuple([lease for lease in mine if lease.owner == me.worker and lease.key not in dead]),
+        mine=tuple([lease for lease in mine if lease.owner == me.worker and lease.key not in expired_keys]),
         moving=tuple(lease for lease in unsettled_leases if lease.next_owner is not None),
         counts=counts,
-        led=led,
+        led=led_workers,
     )
 
 
-def _waiting(reading: Collection[Lease], unsettled_leases: Collection[Lease]) -> frozenset[str]:
+def _unreadable_children(leases: Collection[Lease], unsettled_leases: Collection[Lease]) -> frozenset[str]:
     """Return the free leases that must not be read yet (L12) because a parent is still being read (M1).
 
-    If such a lease were claimed early, it would count toward a share, and the counts would be uneven when the parent
-    ends.
+    If such a lease were claimed now, it would count toward its owner's share, and the counts would become uneven when
+    the parent ends.
     """
     free_children = [lease for lease in unsettled_leases if lease.owner is None and lease.parents]
     parent_keys = {parent_key for lease in free_children for parent_key in lease.parents}
-    candidates = map(reading.get, parent_keys) if isinstance(reading, KnownLeases) else reading if parent_keys else ()
-    unread = {lease.key for lease in candidates if lease is not None and lease.key in parent_keys and not lease.ended}
-    return frozenset(lease.key for lease in free_children if not unread.isdisjoint(lease.parents))
+    candidates = map(leases.get, parent_keys) if isinstance(leases, KnownLeases) else leases if parent_keys else ()
+    unread_parents = {
+        lease.key for lease in candidates if lease is not None and lease.key in parent_keys and not lease.ended
+    }
+    return frozenset(lease.key for lease in free_children if not unread_parents.isdisjoint(lease.parents))
 
 
-def _led(expired: list[Lease], me: Me, config: Config) -> tuple[str, ...]:
-    """Return the led workers that report and may still be given leases (M14).
+def _led_workers(expired: list[Lease], me: Me, config: Config) -> tuple[str, ...]:
+    """Return the workers with a KCL 3.x leader that report and may still be given leases (M14).
 
-    A worker that lets a lease expire is left out, as is one that has been given no lease for too long.
+    A worker is left out if it has let a lease expire, or if its leader has not given it a lease for too long.
     """
     limit = config.rules.overdue_seconds(config.lease_seconds, config.cycle_seconds)
     if limit is None or not me.history.led:
         return ()
     losing_workers = {lease.owner for lease in expired}
-    return tuple(worker for worker, waited in me.history.led if waited <= limit and worker not in losing_workers)
+    return tuple(
+        worker for worker, seconds_waited in me.history.led if seconds_waited <= limit and worker not in losing_workers
+    )
 
 
 def expires_above(config: Config) -> float:
@@ -114,9 +133,9 @@ def expires_above(config: Config) -> float:
 def slow_owners(me: Me, config: Config) -> tuple[tuple[str, float], ...]:
     """Return the living owners that renew too slowly for our `lease_seconds`, with the longest gap measured.
 
-    They are configured with longer `lease_seconds` (failoverTimeMillis, expiry) than ours. A gap is too long if it
-    exceeds half of `lease_seconds` and is clearly longer than our own renewal interval. If our own leases had such gaps
-    too, the store had paused for everyone, so a gap must exceed ours by `lease_seconds`.
+    Such owners are configured with longer `lease_seconds` (failoverTimeMillis, expiry) than ours. A renewal gap is too
+    long if it exceeds half of `lease_seconds` and is clearly longer than our own renewal interval. If our own leases
+    had such gaps too, the store had paused for all workers, so a gap must exceed ours by `lease_seconds`.
 
     Examples:
         >>> from leasehold import Config, Me
@@ -124,28 +143,28 @@ def slow_owners(me: Me, config: Config) -> tuple[tuple[str, float], ...]:
         >>> slow_owners(Me("worker-a", history=History(gaps=(("worker-b", 12.0),))), Config(lease_seconds=10))
         (('worker-b', 12.0),)
     """
-    return _slower(me.history.gaps, me, config)
+    return _slower_owners(me.history.gaps, me, config)
 
 
 def late_owners(me: Me, config: Config) -> frozenset[str]:
-    """Return the owners that renewed too rarely between two readings, yet are not known to be slow (C16).
+    """Return the owners that renewed too rarely between two reads of the table, yet are not known to be slow (C16).
 
     They may have died.
     """
-    late, slow = (dict(_slower(measured, me, config)) for measured in (me.history.paces, me.history.gaps))
+    late, slow = (dict(_slower_owners(measured, me, config)) for measured in (me.history.paces, me.history.gaps))
     return frozenset(late) - frozenset(slow)
 
 
-def _slower(measured: tuple[tuple[str, float], ...], me: Me, config: Config) -> tuple[tuple[str, float], ...]:
+def _slower_owners(gaps: tuple[tuple[str, float], ...], me: Me, config: Config) -> tuple[tuple[str, float], ...]:
     # 1.25: an owner is clearly slower than we are if its gaps are a quarter longer.
     threshold = max(config.lease_seconds / 2, 1.25 * config.renew_seconds)
-    our_gap = dict(measured).get(me.worker, 0.0)
+    our_gap = dict(gaps).get(me.worker, 0.0)
     limit = our_gap + config.lease_seconds if our_gap > threshold else threshold
-    return tuple((owner, seconds) for owner, seconds in measured if seconds > limit and owner != me.worker)
+    return tuple((owner, seconds) for owner, seconds in gaps if seconds > limit and owner != me.worker)
 
 
 def expires_above_gap(gap: float, config: Config) -> float:
-    """Return after how many idle seconds an owner with this gap counts as dead.
+    """Return the idle time in seconds after which an owner with this renewal gap counts as dead.
 
     The limit is capped because a gap may also result from a pause of the store.
     """

@@ -1,7 +1,7 @@
-"""The shard tree of a stream next to its leases: which shards descend from which, and what is wrong in a listing.
+"""Relates a stream's shards to its leases, and finds what is wrong with a listing of shards.
 
 Rule 1: lease keys, shard ids and the names of parents share one namespace per stream.
-Rule 2: a listing of shards is complete; a shard that is not listed is past its retention.
+Rule 2: a listing of shards is assumed to be complete, so a shard that is not listed is past its retention.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -13,24 +13,24 @@ from leasehold.balancer.model import HASH_KEYS, HashRange, Hole, Lease, Problem,
 
 
 def first_hole(ranges: Iterable[HashRange]) -> HashRange | None:
-    """Return the first stretch of hash keys that no range covers, or None. Ranges may overlap.
+    """Return the first range of hash keys that none of these ranges covers, or None. Ranges may overlap.
 
-    Source: KCL's PeriodicShardSyncManager. KCL also reports a hole where a wide range is followed by a narrow one that
-    ends before the last key. That is not a hole, so we don't report it.
+    Source: KCL's PeriodicShardSyncManager. KCL also reports a hole if the range that begins last ends before the last
+    hash key, even if another range reaches further. That is not a hole, so we don't report it.
     """
-    reach = HASH_KEYS[0] - 1
+    last_covered = HASH_KEYS[0] - 1
     for first, last in sorted(ranges):
-        if first > reach + 1:
-            return (reach + 1, first - 1)
-        reach = max(reach, last)
-    return None if reach >= HASH_KEYS[1] else (reach + 1, HASH_KEYS[1])
+        if first > last_covered + 1:
+            return (last_covered + 1, first - 1)
+        last_covered = max(last_covered, last)
+    return None if last_covered >= HASH_KEYS[1] else (last_covered + 1, HASH_KEYS[1])
 
 
 def holes_after(leases: Iterable[Lease], earlier: tuple[Hole, ...]) -> tuple[Hole, ...]:
-    """Return the first hole of each stream in a full reading, with how many consecutive readings showed it (L7).
+    """Return the first hole of each stream, with the number of consecutive full reads that have shown it (L7).
 
-    A different hole starts from 1 again. No hole is reported for a stream that has an unfinished lease of unknown
-    range.
+    If a stream's hole has changed, its number starts at 1 again. No hole is reported for a stream with an unfinished
+    lease whose range is unknown.
     """
     times = {(hole.stream, hole.first, hole.last): hole.times for hole in earlier}
     streams: dict[str, list[HashRange | None]] = {}
@@ -49,7 +49,7 @@ def holes_after(leases: Iterable[Lease], earlier: tuple[Hole, ...]) -> tuple[Hol
 
 @frozen
 class Family:
-    """One stream: its listed shards, their children, and its leases, each by name."""
+    """The listed shards of one stream, their children, and the stream's leases, each by name."""
 
     stream: str
     shards: Mapping[str, Shard]
@@ -66,8 +66,8 @@ class Family:
     def tips(self) -> frozenset[str]:
         """The shards at which lines of descent end.
 
-        These are the open shards. If there are none, as in a stream that was disabled, they are the shards without
-        children.
+        Usually the open shards are the tips. If no shard is open, as in a stream that was disabled, the tips are the
+        shards without children.
         """
         open_shards = frozenset(shard.id for shard in self.shards.values() if shard.open)
         return open_shards or frozenset(shard for shard in self.shards if not self.children.get(shard))
@@ -80,16 +80,16 @@ class Family:
     def unread(self, gone: Mapping[str, Lease]) -> frozenset[str]:
         """Return the listed shards that have no lease and no descendant with a lease.
 
-        A lease in `gone`, whose row was deleted, counts as a lease.
+        A lease in `gone`, whose row was deleted, counts as existing.
         """
         leases = {**gone, **self.leases}
         parents = {key: lease.parents for key, lease in leases.items()}
         parents |= {key: shard.parents for key, shard in self.shards.items()}
-        leased, todo = set(leases), list(leases)
-        while todo:
-            new = set(parents.get(todo.pop(), ())) - leased
-            leased |= new
-            todo += new
+        leased, to_visit = set(leases), list(leases)
+        while to_visit:
+            new_parents = set(parents.get(to_visit.pop(), ())) - leased
+            leased |= new_parents
+            to_visit += new_parents
         return frozenset(self.shards.keys() - leased)
 
     def parents(self, shard: Shard) -> list[str]:
@@ -109,25 +109,25 @@ def families(shards: Iterable[Shard], leases: Iterable[Lease] = ()) -> tuple[Fam
     by_stream: dict[str, dict[str, Shard]] = {}
     for shard in sorted(shards, key=lambda shard: shard.id):
         by_stream.setdefault(shard.stream, {})[shard.id] = shard
-    leased: dict[str, dict[str, Lease]] = {stream: {} for stream in by_stream}
+    leases_by_stream: dict[str, dict[str, Lease]] = {stream: {} for stream in by_stream}
     for lease in leases:
-        if lease.stream in leased:
-            leased[lease.stream][lease.key] = lease
-    result = []
-    for stream, listed in sorted(by_stream.items()):
+        if lease.stream in leases_by_stream:
+            leases_by_stream[lease.stream][lease.key] = lease
+    found_families = []
+    for stream, shards_by_id in sorted(by_stream.items()):
         children: dict[str, tuple[str, ...]] = {}  # unlisted parents have an entry, too
-        for shard in listed.values():
+        for shard in shards_by_id.values():
             for parent in dict.fromkeys(shard.parents):
                 children[parent] = (*children.get(parent, ()), shard.id)
-        result.append(Family(stream, listed, children, leased[stream]))
-    return tuple(result)
+        found_families.append(Family(stream, shards_by_id, children, leases_by_stream[stream]))
+    return tuple(found_families)
 
 
 def problems(shards: Iterable[Shard]) -> tuple[Problem, ...]:
-    """Return everything wrong with a complete listing: open parents of listed children, cycles, holes.
+    """Return the problems of a complete listing: open parents of listed children, cycles, and holes.
 
     Open parents and cycles stop the creation and deletion of leases for their stream (L2). A hole among the open shards
-    is only reported, because the leases may be right even if one listing was not.
+    is only reported, because the leases may be correct even if one listing is not.
 
     Examples:
         >>> from leasehold import Shard, problems
@@ -147,7 +147,7 @@ def problems(shards: Iterable[Shard]) -> tuple[Problem, ...]:
 
 
 def blocking_problems(family: Family) -> tuple[Problem, ...]:
-    """Return the problems that leave no safe way to create or delete a lease of this stream (L2)."""
+    """Return the problems of a listing that make it unsafe to create or delete leases of this stream (L2)."""
     # An open shard cannot have children, so the entry of the shard or of its child is out of date.
     issues = [
         Problem(family.stream, parent, f"is open but has a child, {children[0]}: one of the two is out of date")
@@ -155,8 +155,8 @@ def blocking_problems(family: Family) -> tuple[Problem, ...]:
         if parent in family.shards and family.shards[parent].open
     ]
     try:
-        # A shard without parents cannot be part of a cycle. Leaving it out means that nothing is sorted in a stream of
-        # ten thousand shards that were never split.
+        # A shard without parents cannot be part of a cycle. Leaving such shards out saves sorting ten thousand shards
+        # that were never split.
         TopologicalSorter({shard.id: shard.parents for shard in family.shards.values() if shard.parents}).prepare()
     except CycleError as error:  # a shard that is its own ancestor would wait for itself forever
         cycle = sorted(set(error.args[1]))
@@ -165,20 +165,20 @@ def blocking_problems(family: Family) -> tuple[Problem, ...]:
 
 
 def unrelated(shards: Collection[Shard], unread: Collection[str]) -> tuple[Shard, ...]:
-    """Return the shards that are not related to any in `unread`, not even through other shards.
+    """Return the shards that are not related, directly or through other shards, to any shard in `unread`.
 
-    The position at which a shard's lease starts depends on the leases of its relatives (L3 to L9). Partitions have no
-    relatives, but each depends on all the others of its stream (L6).
+    Parents and children are related, because the leases of a shard's relatives determine where its own lease starts (L3
+    to L9). All partitions of a stream count as related (L6).
     """
-    kin: dict[str, set[str]] = {}
+    neighbors: dict[str, set[str]] = {}
     for shard in shards if unread else ():
         partition = not shard.parents and shard.hash_range is None
         for other in (*shard.parents, *((f"partitions of {shard.stream}",) if partition else ())):
-            kin.setdefault(shard.id, set()).add(other)
-            kin.setdefault(other, set()).add(shard.id)
-    related, todo = set(unread), list(unread)
-    while todo:
-        new = kin.get(todo.pop(), set()) - related
-        related |= new
-        todo += new
+            neighbors.setdefault(shard.id, set()).add(other)
+            neighbors.setdefault(other, set()).add(shard.id)
+    related, to_visit = set(unread), list(unread)
+    while to_visit:
+        new_neighbors = neighbors.get(to_visit.pop(), set()) - related
+        related |= new_neighbors
+        to_visit += new_neighbors
     return tuple(shard for shard in shards if shard.id not in related)

@@ -1,12 +1,12 @@
-"""Carries out hand-offs in progress: the owner releases the lease, the next owner takes it (H3 and H4).
+"""Plans the remaining steps of hand-offs: the owner releases the lease, and the next owner takes it (H3 and H4).
 
-This applies to every rule set because a group of workers may change rules during a hand-off. Requesting one (H2, H5) is
-part of `minimal`, as is everything that depends on the division of leases after the hand-off (H1).
+Every rule set uses these functions, because a group of workers may change its rule set during a hand-off. Only
+`minimal` requests hand-offs (H2, H5), and only `minimal` plans with the division of leases that they will lead to (H1).
 
 A hand-off has three steps. The next owner writes its name on the lease. The owner sees the name, finishes its batch,
 and releases the lease to the next owner. The next owner accepts it. If the owner dies in the meantime, the next owner
 claims the expired lease. If the owner lives but does not release the lease, the next owner steals it after
-`lease_seconds` + 30 s. One cycle later, the request stops counting if the next owner still holds no lease.
+`lease_seconds` + 30 s. If it does not, and still holds no lease one cycle later, its request is ignored.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ def renewed_request(request: Lease, lease: Lease) -> RequestHandoff | None:
 
 
 def handed_counts(census: Census, config: FleetSeconds) -> Mapping[str, int]:
-    """Return the number of leases by worker, with hand-offs in progress counted as done (H1)."""
+    """Return the number of leases of each worker, with hand-offs in progress counted as done (H1)."""
     moves = live_moves(census, config)
     if not moves:
         return census.counts
@@ -53,20 +53,20 @@ def handed_counts(census: Census, config: FleetSeconds) -> Mapping[str, int]:
 def live_moves(census: Census, config: FleetSeconds) -> dict[str, tuple[str, str]]:
     """Return the owner and next owner, by key, of the held leases that will be handed off (H1).
 
-    A request counts if its next owner holds a lease, was named recently (which is how a newcomer announces itself), or
-    was named by a KCL 3.x leader.
+    A request counts if its next owner holds a lease, if it was made recently, as by a newcomer without a lease, or if a
+    KCL 3.x leader made it.
     """
-    dead = {lease.key for lease in census.expired} if census.moving else set()
-    # One cycle after the next owner would steal (H4). If requests were given up earlier, two next owners would replace
-    # each other forever.
-    given_up = config.lease_seconds + STUCK_SECONDS + config.cycle_seconds
+    expired_keys = {lease.key for lease in census.expired} if census.moving else set()
+    # The limit is one cycle after the next owner would steal the lease (H4). If requests were given up earlier, two
+    # next owners could replace each other forever.
+    request_limit = config.lease_seconds + STUCK_SECONDS + config.cycle_seconds
     return {
         lease.key: (lease.owner, lease.next_owner)
         for lease in census.moving
         if lease.owner is not None
         and lease.next_owner is not None
-        and lease.key not in dead
-        and (lease.leaving or lease.next_owner in census.counts or lease.next_owner_idle < given_up)
+        and lease.key not in expired_keys
+        and (lease.leaving or lease.next_owner in census.counts or lease.next_owner_idle < request_limit)
     }
 
 
@@ -75,11 +75,11 @@ def _move(lease: Lease, worker: str, config: FleetSeconds, *, dead: bool) -> Cla
     if lease.owner is None or lease.owner == lease.next_owner or lease.ended:
         return None
     if lease.owner == worker:
-        # H3: the owner drains, then releases. If our lease has expired, we claim it again first.
+        # H3: the owner drains the shard, then releases the lease. If our lease has expired, we claim it again first.
         return None if dead else Release(lease, rule="H3", next_owner=lease.next_owner)
     if lease.next_owner != worker:
         return None
     if dead:
         return Claim(lease, rule="H4")
-    stuck = lease.next_owner_idle >= config.lease_seconds + STUCK_SECONDS
-    return Steal(lease, from_owner=lease.owner, rule="H4") if stuck else None
+    is_stuck = lease.next_owner_idle >= config.lease_seconds + STUCK_SECONDS
+    return Steal(lease, from_owner=lease.owner, rule="H4") if is_stuck else None

@@ -1,25 +1,26 @@
-"""The cadence: one worker, the lookout, reads the whole table, and the others read its bulletin (C3 to C18).
+"""Decides when workers read the table. The lookout reads all of it, the other workers read its bulletin (C3 to C18).
 
 If every worker listed the table, reading would cost workers x leases. Instead, each worker ranks the workers in its own
 last listing by a digest of their ids. Workers that read the same rows compute the same ranks. So the first in rank, the
-lookout, needs no election and no lock, and when it dies there is nothing to wait for.
+lookout, needs no election and no lock, and when it dies the others need not wait for one.
 
 The lookout lists the table every 3 s, or sooner if the leases of a late owner reach their limit (C5). It frees the
-leases of dead workers, so that workers that never watched them may claim them (C6). On its own rows it writes a
-bulletin with three counts (C4):
+leases of dead workers, so that other workers may claim these leases even if they have not watched them (C6). On its own
+rows it writes a bulletin with three counts (C4):
     looks   grows with each look and proves that the lookout still lists the table
     acts    grows when there is work for others and makes every reader read the whole table
     warns   grows when an owner may be dead and makes readers read the bulletin every 0.5 s
-One of these rows is renewed every 1.5 s, and the others read only that row, every 2.5 s (C7). *acts* grows when a
-worker joins, when a lease was just freed, and when leases stay uneven for a cycle.
+The lookout renews one of these rows every 1.5 s, and the other workers read only that row, every 2.5 s (C7). *acts*
+grows when a worker joins, when a lease was just freed, and when leases stay uneven for a cycle.
 
-When the lookout dies, its row stops changing, and its readers read it every 0.5 s. Once the row has not changed for 2.5
-s, the second in rank is on duty. A second later the third is, and so on through the ranks, until the row changes or has
-another owner. After 4 s, the next twelve list the table once, so that their clocks for all leases start early; the
-others do so after 8 s (C8). If only *looks* stops growing, renewals continue but planning does not. In that case the
-second in rank is on duty after 7.5 s.
+When the lookout dies, its row stops changing, and the other workers read it every 0.5 s. Once the row has not changed
+for 2.5 s, the second in rank stands in for the lookout. A second later the third does, and so on through the ranks,
+until the row changes or has another owner. After 4 s, the next twelve workers list the table once, so that they start
+early to measure how long each lease stays unchanged. The others do so after 8 s (C8). If only *looks* stops growing,
+the lookout still renews its leases but no longer plans. In that case the second in rank stands in after 7.5 s.
 
-A wrong belief costs reads or delay, never ownership, because every write has a condition that the store checks:
+A mistake about the lookout costs reads or time, but no lease ever gets two owners, because the store checks a condition
+of every write:
     two lookouts            both list the table and both try to free a lease; the store rejects one of them
     no lookout              readers notice the silence (C8), and list the table every 20 s x workers in any case (C11)
     an old lookout          raises *acts* when it finds itself replaced (C3), so that its readers list the table
@@ -31,8 +32,9 @@ due after 5.3 s) and warns at its next look. After 10.5 s the leases have expire
 frees them and raises *acts*. The new count is written to the row at once, and within 0.5 s readers see it and claim the
 leases. specs/cadence.md has the purpose and the benefit of each rule (`python benchmarks/cadence_ablation.py`).
 
-Rule 1: nothing here decides who owns a lease.
-Rule 2: times are given for a `lease_seconds` of 10 and scale with it. Waits for requests get shorter, but not longer.
+Rule 1: nothing here decides which worker owns a lease.
+Rule 2: the times here are for `lease_seconds` of 10 and are scaled to the configured value. Waits for requests are only
+scaled down, never up.
 
 There is no election. Workers that list the table at different moments may briefly disagree: two of them may be the
 lookout, or none. For example, let the workers a, b and c rank in the order c, a, b, and let c die. Its row last changed
@@ -72,42 +74,44 @@ HEARTBEAT_SECONDS = 1.5
 SILENT_SECONDS, LOOKS_SILENT_SECONDS = 2.5, 7.5
 """How long the bulletin's row, or *looks*, may stay unchanged before the lookout counts as stopped (C8).
 
-After these times a heartbeat is one second overdue, or two looks were missed.
+After these times, a heartbeat of the lookout is one second overdue, or two of its looks are missing.
 """
 
 STAND_IN_SECONDS = 1.0
-"""How much later each rank stands in than the one before it (C8). One is enough while it is alive."""
+"""The time between the moments at which one worker and the next in rank stand in for a silent lookout (C8)."""
 
 LOOK_SECONDS, ALONE_SECONDS = 3.0, 20.0
-"""How often the lookout lists the table (C5). A worker that sees no leases of others lists it as often (C13)."""
+"""The time between two listings by the lookout (C5), and by a worker that sees no leases of other workers (C13)."""
 
 LATE_SECONDS = 1.5
-"""How long after a renewal was due its owner is suspected (C5), since a request may stall or a process pause."""
+"""How long a renewal may be overdue before its owner is suspected to be dead (C5). Requests stall and processes pause.
+"""
 
 READ_SECONDS, HURRIED_SECONDS = 2.5, 0.5
-"""How often readers read the bulletin: at rest, and while a request, a death or a late heartbeat is expected (C7)."""
+"""The time between two reads of the bulletin: usually, and while a request, a death or a late heartbeat is likely (C7).
+"""
 
 WARNED_SECONDS = 10.0
-"""How long readers hurry after a warning (C5).
+"""How long workers read the bulletin more often after a warning (C5).
 
-By then the suspect has renewed, or is dead and its leases are freed.
+Within this time, the suspected owner renews its leases, or they expire and the lookout frees them.
 """
 
 REQUESTS_SECONDS = 15.0
-"""How long after the last worker joined or left its leases may still be requested (C7)."""
+"""How long after the last worker joined or left a worker expects requests for its own leases (C7)."""
 
 EARLY_SECONDS, EARLY_PLACES = 4.0, 12
-"""If the row is silent for this long, this many of the next in rank list the table, the others at twice that (C8).
+"""How long the bulletin's row may be silent before workers list the table, and how many of them list it first (C8).
 
-The second in rank reads the row as rarely as the others do, so some of them may notice the silence first. They would
-list the table for nothing, and there would be more of them in a larger group.
+The other workers list the table after twice this time. All workers read the row equally often, so some may notice the
+silence before the second in rank does. Without the limit, they would all list the table in vain.
 """
 
 LAST_RESORT_SECONDS = 20.0
 """Each worker lists the table after this time multiplied by the number of workers, whatever it has read (C11)."""
 
 FREE_SECONDS = 30.0
-"""How long after its release the lookout calls workers to a lease at every look (C6).
+"""How long after a lease became free the lookout calls workers to it at every look (C6).
 
 Later it does so once per cycle.
 """
@@ -116,10 +120,10 @@ START_SECONDS, CLAIMED_SECONDS = 0.5, 0.7
 """The longest wait before a worker's first look (C15), and the wait for the next look after claims (C10)."""
 
 OUTAGE_SECONDS = 2.0
-"""A store that answers no reading for longer has an outage, in which owners could not renew either (C17)."""
+"""If all reads fail for longer than this, the store has an outage, in which owners could not renew either (C17)."""
 
 AT_ONCE_SECONDS = 0.05
-"""How soon a worker that finds itself called reads the rows (C7)."""
+"""How soon a worker reads the rows that a call names for it (C7)."""
 
 LISTING_SECONDS_MAX = 60.0
 """How long a listing may take before its lookout is assumed to hang (C8).
@@ -128,10 +132,10 @@ Other workers stand in after twice this time and two missing looks.
 """
 
 STAND_INS = 4
-"""How many of the first in rank have their rows read when the bulletin's row is silent (C8)."""
+"""How many of the first workers in rank have their rows read when the bulletin's row is silent (C8)."""
 
 LISTED = 12
-"""How many rows a listing reads for the price of reading one row by its key."""
+"""The number of rows that a listing returns at the price of reading one row by its key."""
 
 
 @frozen
@@ -141,9 +145,9 @@ class LookoutRanks:
     Attributes:
         ranks: The workers, the lookout first.
         row: The row that carries the bulletin.
-        left: Whether the row's owner has released it. If so, no worker is the lookout, and the next in rank need not
-            wait.
-        place: How many others stand in before this worker, according to the latest call; None if there is no call.
+        left: Whether the row's owner has released it. If so, there is no lookout, and the next in rank need not wait.
+        place: How many other workers stand in for the lookout before this one, according to the latest call; None
+            without a call.
     """
 
     ranks: tuple[str, ...]
@@ -153,7 +157,7 @@ class LookoutRanks:
 
     @property
     def silent(self) -> float:
-        """Seconds since the row last changed or, if its owner has released it, since then; infinite without a row."""
+        """Seconds since the row last changed or, if its owner released it, since then; infinity if there is no row."""
         if self.row is None:
             return math.inf
         return self.row.held if self.left else self.row.idle
@@ -161,50 +165,50 @@ class LookoutRanks:
     def on_duty(self, me: Me, hearing: BulletinState, config: Config) -> bool:
         """Return whether this worker acts as the lookout.
 
-        It does if it is first in rank, or if the bulletin of the lookout has stopped and it is this worker's time to
-        stand in (C8).
+        A worker acts as the lookout if it is first in rank, or if the lookout's bulletin has stopped changing and it is
+        this worker's turn to stand in (C8).
         """
         if self.row is None or self.ranks[0] == me.worker:
             return True
         silent = max(
-            self.silent - (0.0 if self.left else _row_silent(me, hearing, config)),
-            hearing.looks_still - _looks_silent(me, hearing, config),
+            self.silent - (0.0 if self.left else _row_silence_limit(me, hearing, config)),
+            hearing.looks_still - _looks_silence_limit(me, hearing, config),
         )
         if silent <= 0:
             return False
         return silent > self.stand_ins_before(me) * scaled(STAND_IN_SECONDS, config)
 
     def stand_ins_before(self, me: Me) -> int:
-        """Return how many others stand in before this worker."""
+        """Return how many other workers stand in for the lookout before this one."""
         rank = self.ranks.index(me.worker) if me.worker in self.ranks else len(self.ranks)
         return rank - 1 if self.place is None else self.place
 
 
-def _listing(me: Me, hearing: BulletinState, config: Config) -> float:
-    """Return how many seconds a listing of this table takes, as far as its lookout and this worker know (C8)."""
+def _listing_seconds(me: Me, hearing: BulletinState, config: Config) -> float:
+    """Return how many seconds a listing of the table takes, as measured by the lookout and by this worker (C8)."""
     call = call_of(hearing.call)
     return max(me.history.full_took, 0.0 if call is None else min(call.seconds, scaled(LISTING_SECONDS_MAX, config)))
 
 
-def _looks_silent(me: Me, hearing: BulletinState, config: Config) -> float:
+def _looks_silence_limit(me: Me, hearing: BulletinState, config: Config) -> float:
     """Return how long *looks* may stay unchanged (C8).
 
-    By then two looks are missing, each as long as a listing of this table takes. During a listing, its lookout writes
-    how long it has taken so far (`prolonged_annotations`), and no worker stands in for it.
+    After this time two looks are missing, even if each takes as long as a listing of the table. During a listing, the
+    lookout writes how long it has taken so far (`prolonged_annotations`), so that no worker stands in for it.
     """
-    return scaled(LOOKS_SILENT_SECONDS, config) + 2 * _listing(me, hearing, config)
+    return scaled(LOOKS_SILENT_SECONDS, config) + 2 * _listing_seconds(me, hearing, config)
 
 
-def _row_silent(me: Me, hearing: BulletinState, config: Config) -> float:
+def _row_silence_limit(me: Me, hearing: BulletinState, config: Config) -> float:
     """Return how long the bulletin's row may stay unchanged (C8).
 
-    If a listing takes long, a heartbeat that stalls may come later, too.
+    If a listing takes long, heartbeats may be delayed, too.
     """
-    return scaled(SILENT_SECONDS, config) + math.floor(_listing(me, hearing, config)) / 2
+    return scaled(SILENT_SECONDS, config) + math.floor(_listing_seconds(me, hearing, config)) / 2
 
 
 def lookout_ranks(leases: Sequence[Lease], config: Config, me: Me | None = None) -> LookoutRanks:
-    """Return the workers by rank: the first is the lookout, and the others stand in for it in this order (C3, C8).
+    """Return the workers by rank. The first is the lookout, and the others stand in for it in this order (C3, C8).
 
     Args:
         leases: The known leases.
@@ -224,17 +228,18 @@ def lookout_ranks(leases: Sequence[Lease], config: Config, me: Me | None = None)
         rows = {key: by_key.get(key) for key in named_keys}
         owners = [None if (lease := rows[key]) is None else lease.owner for key in call.next]
         rank = ranks.index(me.worker) if me.worker in ranks else len(ranks)
-        place = owners.index(me.worker) if me.worker in owners else max(len(owners), rank - 1)
-        # If the call names this worker's own row, this worker stood in, and the call does not show who is the lookout.
-        # So go by rank, but stay on duty as long as the first in rank renews its row without looking.
+        stand_in_place = owners.index(me.worker) if me.worker in owners else max(len(owners), rank - 1)
+        # If the call names this worker's own row, this worker stood in for the lookout, and the call does not show
+        # which worker is the lookout now. So use the ranks, but stay on duty as long as the first in rank renews its
+        # row without listing the table.
         named_row = rows[call.row]
         if named_row is not None and named_row.owner != me.worker and not named_row.ended:
-            return LookoutRanks(ranks, named_row, left=not owner_is_ours(named_row), place=place)
+            return LookoutRanks(ranks, named_row, left=not owner_is_ours(named_row), place=stand_in_place)
         if named_row is not None and named_row.owner == me.worker:
             row = bulletin_row(leases, ranks[0])
-            renews = row is not None and row.idle <= _row_silent(me, hearing, config)
+            first_renews = row is not None and row.idle <= _row_silence_limit(me, hearing, config)
             # The first in rank has not looked since another worker wrote the bulletin.
-            if row is not None and renews and 0 < bulletin_of(row).looks < hearing.latest.looks:
+            if row is not None and first_renews and 0 < bulletin_of(row).looks < hearing.latest.looks:
                 return LookoutRanks((me.worker, *(worker for worker in ranks if worker != me.worker)), named_row)
     return LookoutRanks(ranks, bulletin_row(leases, ranks[0]) if ranks else None)
 
@@ -245,18 +250,18 @@ def _ranked(our_workers: frozenset[str]) -> tuple[str, ...]:
 
 
 def bulletin_row(leases: Iterable[Lease], lookout: str) -> Lease | None:
-    """Return the lookout's row that carries the bulletin: its last in donation order (C4).
+    """Return the lookout's row that carries the bulletin, which is the last of its rows in donation order (C4).
 
-    The last one is used because every newcomer takes from the front.
+    Newcomers take leases from the front of that order, so the last row changes its owner least often.
     """
     if isinstance(leases, KnownLeases):
         return leases.last_of(lookout, donation_order)
-    held = [lease for lease in leases if lease.owner == lookout and not lease.ended]
-    return max(held, key=donation_order, default=None)
+    held_leases = [lease for lease in leases if lease.owner == lookout and not lease.ended]
+    return max(held_leases, key=donation_order, default=None)
 
 
 def heartbeat(mine: Iterable[Lease], me: Me, config: Config) -> tuple[Renew, ...]:
-    """Return the renewal of the bulletin's row, which the lookout renews more often than others (C4)."""
+    """Return the renewal of the bulletin's row if it is due, which it is more often than for other rows (C4)."""
     row = bulletin_row(mine, me.worker)
     return (Renew(row, "C4"),) if row is not None and row.idle >= heartbeat_seconds(config) else ()
 
@@ -271,7 +276,7 @@ def scaled(seconds: float, config: Config) -> float:
     return seconds * config.lease_seconds / 10
 
 
-def called_for(census: Census, me: Me, config: Config) -> tuple[Claim, ...]:
+def called_claims(census: Census, me: Me, config: Config) -> tuple[Claim, ...]:
     """Return claims of the free leases that the latest call names for this worker (C6)."""
     hearing = me.history.hearing
     call = None if hearing is None else call_of(hearing.call)
@@ -286,12 +291,12 @@ def called_for(census: Census, me: Me, config: Config) -> tuple[Claim, ...]:
 def free_expired(census: Census, leases: Sequence[Lease], me: Me, config: Config) -> tuple[Release, ...]:
     """Return a `Release` for each expired lease if this worker is the lookout (C6).
 
-    Others can then claim these leases without having watched them. Under M12 nothing is freed, because a released lease
-    waits for its owner's successor, and dead workers have none.
+    Other workers can then claim these leases even if they have not watched them. With M12 no lease is freed, because a
+    released lease is reserved for its owner's successor, and a dead worker has none.
     """
     hearing = me.history.hearing
-    others = (lease for lease in census.expired if lease.owner != me.worker)
-    expired = tuple(sorted(others, key=lambda lease: lease.key))
+    others_expired = (lease for lease in census.expired if lease.owner != me.worker)
+    expired = tuple(sorted(others_expired, key=lambda lease: lease.key))
     if (
         hearing is None
         or not expired
@@ -303,7 +308,7 @@ def free_expired(census: Census, leases: Sequence[Lease], me: Me, config: Config
 
 
 def start_seconds(worker: str, config: Config) -> float:
-    """Return how long a worker waits before its first look: up to half a second, by the digest of its id (C15).
+    """Return how long a worker waits before its first look, which is up to half a second, by a digest of its id (C15).
 
     Workers that hold nothing cannot see each other. If many of them looked at the same moment, they would choose the
     same first lease.
@@ -325,7 +330,7 @@ def next_look(
     actions: Sequence[Action], leases: Sequence[Lease], me: Me, config: Config, hearing: BulletinState
 ) -> Look:
     """Return when to look next, at which rows, and what to write on this worker's own rows."""
-    ranks, partial = lookout_ranks(leases, config, me), me.history.full_still > 0
+    ranks, is_partial_read = lookout_ranks(leases, config, me), me.history.full_still > 0
     on_duty = ranks.on_duty(me, hearing, config)
     census = take_census(leases, me, config)
     mine = tuple(leases.owned_by(me.worker)) if isinstance(leases, KnownLeases) else leases
@@ -334,11 +339,11 @@ def next_look(
         if on_duty
         else _last_bulletin(mine, leases, me, hearing, ranks)
     )
-    settle = _settle(actions, census, me, config) if not partial or ranks.row is None else None
-    if settle is None and awaits_joiners(census.mine, me, config) and takes_more(census, me, config):
-        settle = seconds_until_joined(me.history, config)
-    if settle is not None:
-        return Look(settle, annotations=annotations)
+    settle_wait = _settle_wait(actions, census, me, config) if not is_partial_read or ranks.row is None else None
+    if settle_wait is None and awaits_joiners(census.mine, me, config) and takes_more(census, me, config):
+        settle_wait = seconds_until_joined(me.history, config)
+    if settle_wait is not None:
+        return Look(settle_wait, annotations=annotations)
     wanted_keys = _requested_soon(census, me, config)
     if on_duty or ranks.row is None:
         # The rows that others will request are read on their own between two listings (C7).
@@ -355,21 +360,21 @@ def next_look(
             annotations=annotations,
             stale_ok=True,
         )
-    if partial and _should_list(leases, me, config, ranks, census):
+    if is_partial_read and _should_list(leases, me, config, ranks, census):
         return Look(0.0, annotations=annotations)
     call = call_of(hearing.call)
     called_keys = _called_keys(leases, me, call)
     # C8: read more often, to learn whether the row has stopped changing or only a heartbeat is late.
     row_silent = ranks.left or ranks.silent > heartbeat_seconds(config)
-    hurried = wanted_keys or called_keys or row_silent or hearing.warned < scaled(WARNED_SECONDS, config)
-    seconds = scaled(HURRIED_SECONDS if hurried else READ_SECONDS, config)
+    must_hurry = wanted_keys or called_keys or row_silent or hearing.warned < scaled(WARNED_SECONDS, config)
+    seconds = scaled(HURRIED_SECONDS if must_hurry else READ_SECONDS, config)
     if called_keys and not hearing.looks_still:
         seconds = scaled(AT_ONCE_SECONDS, config)
     keys = (ranks.row.key, *(() if call is None else (call.row,)), *called_keys, *wanted_keys)
-    stopped = hearing.looks_still > _looks_silent(me, hearing, config)
-    stopped |= ranks.left or ranks.silent > _row_silent(me, hearing, config)
-    if stopped and len(leases) >= LISTED * STAND_INS:
-        # C8: a worker that stands in writes this on its rows, so we need not search the whole table for it.
+    lookout_stopped = hearing.looks_still > _looks_silence_limit(me, hearing, config)
+    lookout_stopped |= ranks.left or ranks.silent > _row_silence_limit(me, hearing, config)
+    if lookout_stopped and len(leases) >= LISTED * STAND_INS:
+        # C8: a worker that stands in writes the bulletin on one of these rows, so we find it without listing the table.
         keys += _next_rows(leases, ranks.ranks[:STAND_INS]) if call is None else call.next
     if LISTED * len(wanted_keys) > len(leases):
         return Look(2 * seconds, annotations=annotations)
@@ -392,24 +397,26 @@ def _should_list(leases: Sequence[Lease], me: Me, config: Config, ranks: Lookout
     """Return whether this reader should list the whole table now (C7, C8, C11)."""
     hearing, full_still = me.history.hearing or BulletinState(), me.history.full_still
     call = call_of(hearing.call)
-    # C8: one listing starts this worker's clocks. Otherwise a second lease_seconds would be lost.
+    # C8: with one listing, this worker starts to measure how long each lease stays unchanged. Otherwise it would need
+    # another lease_seconds to find expired leases.
     early_seconds = scaled(EARLY_SECONDS, config) * (1 if ranks.stand_ins_before(me) < EARLY_PLACES else 2)
     bulletin_stopped = full_still > ranks.silent > early_seconds + (0.0 if call is None else 2 * call.seconds)
-    # A worker that is not called reads nothing. One without a lease cannot be seen, so it cannot be called.
-    cheaper = call is not None and len(call.keys(me.worker)) > len(_called_keys(leases, me, call))
-    concerns_us = call is None or call.lists(me.worker) or cheaper or not census.mine
-    acts = hearing.latest.acts != hearing.acts_read and concerns_us
-    turned = hearing.turned and (call is None or (ranks.left and len(leases) < LISTED * STAND_INS))
-    # Ranks do not include workers that were never seen to sign a row, but counts do.
-    last_resort = full_still > scaled(LAST_RESORT_SECONDS, config) * max(len(ranks.ranks), len(census.counts))
-    return acts or turned or bulletin_stopped or last_resort
+    # A worker that is not called reads nothing. But the lookout cannot see a worker without a lease, and cannot call
+    # it.
+    listing_is_cheaper = call is not None and len(call.keys(me.worker)) > len(_called_keys(leases, me, call))
+    concerns_us = call is None or call.lists(me.worker) or listing_is_cheaper or not census.mine
+    work_for_us = hearing.latest.acts != hearing.acts_read and concerns_us
+    row_turned = hearing.turned and (call is None or (ranks.left and len(leases) < LISTED * STAND_INS))
+    # Ranks contain only workers that have annotated a row, but counts contain all owners.
+    is_last_resort = full_still > scaled(LAST_RESORT_SECONDS, config) * max(len(ranks.ranks), len(census.counts))
+    return work_for_us or row_turned or bulletin_stopped or is_last_resort
 
 
 def _requested_soon(census: Census, me: Me, config: Config) -> tuple[str, ...]:
     """Return the leases that others will request from this worker while workers join and leave (C7).
 
-    These are the leases beyond its share, in donation order. The worker reads these rows because it would otherwise see
-    a request only when it renews the lease.
+    The result contains the leases beyond this worker's share, in donation order. The worker reads their rows because it
+    would otherwise see a request only when it renews the lease.
     """
     if me.history.fleet_still > scaled(REQUESTS_SECONDS, config):
         return ()
@@ -422,11 +429,11 @@ def _present_workers(census: Census) -> frozenset[str]:
     return frozenset(census.counts) | {lease.next_owner for lease in census.moving if lease.next_owner is not None}
 
 
-def _settle(actions: Sequence[Action], census: Census, me: Me, config: Config) -> float | None:
+def _settle_wait(actions: Sequence[Action], census: Census, me: Me, config: Config) -> float | None:
     """Return `settle_seconds` for these actions, ignoring claims that the leases already show as successful (C10).
 
-    Another look would show nothing new about such claims. They count only if there is more to take, because M5 takes
-    only one lease at first, and M9 one per turn.
+    Another look would show nothing new about such claims. Successful claims count only if there is more to take,
+    because M5 takes only one lease at first, and M9 one per turn.
     """
     mine = {lease.key for lease in census.mine}
     confirmed = {action for action in actions if isinstance(action, Claim) and action.lease.key in mine}
@@ -443,11 +450,11 @@ def takes_more(census: Census, me: Me, config: Config) -> bool:
 
 
 def settle_seconds(actions: Iterable[Action], config: Config) -> float | None:
-    """Return how soon a worker looks again after these actions (C10), or None if no one must see their result first.
+    """Return how soon a worker looks again after these actions (C10), or None if it need not look at their result.
 
-    Free leases are claimed fast, once all workers that started together have chosen (C15). After taking from living
-    workers, a worker waits for others that are joining, because shares computed without them would be taken, only to be
-    taken away again.
+    After claims the wait is short, because workers that started together have chosen their leases by then (C15). After
+    leases are taken from living workers, the wait is longer, because other workers may be joining. Shares computed
+    without those workers are too large, and the surplus would be taken away again.
     """
     kinds = {type(action) for action in actions}
     if kinds & {Steal, RequestHandoff}:
@@ -456,34 +463,34 @@ def settle_seconds(actions: Iterable[Action], config: Config) -> float | None:
 
 
 def seconds_until_late_owners_expire(leases: Iterable[Lease], me: Me, config: Config) -> float:
-    """Return the time until a second reading shows whether a late owner has died (C16).
+    """Return the time until a second read can show whether a late owner has died (C16).
 
     It is infinite if no owner is late.
     """
     late = late_owners(me, config) if config.rules.keeps_lookout else frozenset()
     seconds_left = [expires_above(config) - lease.idle for lease in leases if lease.owner in late and not lease.ended]
-    # 0.02: 0.2 s for the reading itself, because idle times start at the end of a reading.
+    # 0.02 allows 0.2 s for the read itself, because idle times start at the end of a read.
     return min([seconds + 0.02 * config.lease_seconds for seconds in seconds_left if seconds >= 0], default=math.inf)
 
 
 def _seconds_to_next_listing(census: Census, me: Me, config: Config) -> float:
     """Return the seconds from one listing of the lookout to the next.
 
-    They are three, or less if the first suspect reaches its limit sooner (C5), or more if there is no one to watch
-    (C13).
+    The usual result is `LOOK_SECONDS`. It is less if the lease of a suspected owner expires sooner (C5), and more if
+    there is no other worker to watch (C13).
     """
     limit = expires_above(config)
-    others = [lease.idle for lease in census.leases if lease.owner not in {None, me.worker}]
-    if not others:
+    other_idle_times = [lease.idle for lease in census.leases if lease.owner not in {None, me.worker}]
+    if not other_idle_times:
         # If the lookout has just released its row, no other worker is seen only because no other row was read.
         turned = (me.history.hearing or BulletinState()).turned
         return 0.0 if turned else min(scaled(ALONE_SECONDS, config), config.cycle_seconds)
-    # Times count from the start of the reading, as `idle` does. If listings take long, every worker renews between two
-    # of them, so a lease that did not change at all is suspected, too.
+    # Times count from the start of the read, as `idle` does. If listings take long, every worker renews between two of
+    # them, so a lease that did not change at all is suspected, too.
     listing_seconds = me.history.full_took
     seconds_left = [
         limit - idle
-        for idle in others
+        for idle in other_idle_times
         if (overdue(idle, config) or (idle > 0 and overdue(idle + listing_seconds, config))) and idle <= limit
     ]
     usual_pause = scaled(LOOK_SECONDS, config)
@@ -510,9 +517,9 @@ def _next_bulletin(
     """
     taken_keys = {action.lease.key for action in actions if isinstance(action, Claim)}
     open_leases = [lease for lease in census.available if lease.key not in taken_keys and lease.owner != me.worker]
-    dead = {lease.key for lease in census.expired}
-    warned = any(
-        lease.owner not in {None, me.worker} and overdue(lease.idle, config) and lease.key not in dead
+    expired_keys = {lease.key for lease in census.expired}
+    owner_may_be_dead = any(
+        lease.owner not in {None, me.worker} and overdue(lease.idle, config) and lease.key not in expired_keys
         for lease in census.leases
     )
     hearing = me.history.hearing or BulletinState()
@@ -524,38 +531,47 @@ def _next_bulletin(
             if carries_bulletin
             else ()
         )
-    joined = not me.history.fleet_still and len(census.leases) // len(_present_workers(census)) > 0
-    # Others have not had time yet to take leases that were just released, or that only became available when their
-    # parents ended (M1).
+    worker_joined = not me.history.fleet_still and len(census.leases) // len(_present_workers(census)) > 0
+    # Other workers have not had time yet to take leases that were just released, or that only became available when
+    # their parents ended (M1).
     max_idle = scaled(FREE_SECONDS, config)
-    newly_free = any(lease.idle < max_idle for lease in open_leases)
-    if open_leases and not newly_free:
+    lease_newly_free = any(lease.idle < max_idle for lease in open_leases)
+    if open_leases and not lease_newly_free:
         ended = {lease.key for lease in leases if lease.ended and lease.idle < max_idle}
-        newly_free = any(not ended.isdisjoint(lease.parents) for lease in open_leases)
-    # Leases that no worker takes and moves that no worker makes raise acts only once per cycle, because each time costs
-    # every worker a listing. While the leases of a dead worker expire one after another, its count is low, and no one
-    # could do anything about that.
-    persists = not newly_free if open_leases else _uneven(census, me, config)
-    stuck = hearing.acts_still >= config.cycle_seconds and persists
+        lease_newly_free = any(not ended.isdisjoint(lease.parents) for lease in open_leases)
+    # If leases are not taken or moves are not made, *acts* grows only once per cycle, because each time costs every
+    # worker a listing. While a dead worker's leases expire one after another, its count is low, and no worker can do
+    # anything about that.
+    imbalance_persists = not lease_newly_free if open_leases else _uneven(census, me, config)
+    stuck = hearing.acts_still >= config.cycle_seconds and imbalance_persists
     latest, row = hearing.latest, bulletin_row(mine, me.worker)
     if row is None:
         return bulletin_annotations(
-            Bulletin(latest.looks + 1, latest.acts + (stuck or joined or newly_free), latest.warns + warned)
+            Bulletin(
+                latest.looks + 1,
+                latest.acts + (stuck or worker_joined or lease_newly_free),
+                latest.warns + owner_may_be_dead,
+            )
         )
     # A call that has no effect becomes a call to all workers, once per cycle.
-    moves_expected = newly_free or census.moving or me.history.fleet_still <= scaled(REQUESTS_SECONDS, config)
+    moves_expected = lease_newly_free or census.moving or me.history.fleet_still <= scaled(REQUESTS_SECONDS, config)
     names = config.rules.calls(census, me, config) if moves_expected and not stuck else {}
     rows = (row.key, *_next_rows(leases, lookout_ranks(leases, config).ranks[1:STAND_INS]))
     call = call_annotation(latest.looks + 1, me.history.full_took, rows, names, to_all=stuck)
     return bulletin_annotations(
-        Bulletin(latest.looks + 1, latest.acts + (stuck or joined or newly_free), latest.warns + warned), call
+        Bulletin(
+            latest.looks + 1,
+            latest.acts + (stuck or worker_joined or lease_newly_free),
+            latest.warns + owner_may_be_dead,
+        ),
+        call,
     )
 
 
 def _uneven(census: Census, me: Me, config: Config) -> bool:
-    """Return whether counts (M9), groups (M6) or loads (M13) have been uneven for a cycle.
+    """Return whether the counts (M9), groups (M6) or loads (M13) of the workers have been uneven for a cycle.
 
-    If so, the workers that should act must look at the table.
+    If so, the workers that should act must read the table.
     """
     if me.history.owners_still <= config.cycle_seconds:
         return False
@@ -563,8 +579,8 @@ def _uneven(census: Census, me: Me, config: Config) -> bool:
     floor = len(census.leases) // len(counts)
     if max(counts.values()) - min(counts.values()) >= 2 + 2 * slack(census.leases, floor):
         return True
-    # Groups may be uneven even if counts differ by only one. A worker that should take from living workers is called to
-    # the whole table.
+    # Groups may be uneven even if counts differ by only one. Then the rules call a worker that should take leases from
+    # living workers to the whole table, by an empty list of keys.
     if not all(config.rules.calls(census, me, config).values()):
         return True
     moving = live_moves(census, config)
@@ -576,7 +592,7 @@ def _last_bulletin(
 ) -> Annotations:
     """Return the last bulletin of a worker that is no longer the lookout, and the call next to it (C3).
 
-    The call names the row that carries the bulletin now. *acts* grows so that readers of earlier versions list the
+    The call names the row that carries the bulletin now. *acts* grows so that workers of earlier versions list the
     table.
     """
     latest = hearing.latest

@@ -1,6 +1,6 @@
 """Defines the values that every rule works on: leases, shards, positions, and the worker that plans.
 
-Nothing here depends on a particular store or cloud; each store and source converts its own formats.
+Nothing here depends on a particular store or cloud. Each store and source converts its own formats.
 """
 
 import math
@@ -24,7 +24,7 @@ SENTINELS = frozenset({"TRIM_HORIZON", "LATEST", "AT_TIMESTAMP", "SHARD_END"})
 
 
 DIGITS_MAX = 129
-"""The most digits a sequence number may have. This is kcl-rust's limit, far above what any service uses."""
+"""The maximum number of digits of a sequence number. This is kcl-rust's limit, far above what any service uses."""
 
 
 def _check_position(position: Any, _attribute: object, sequence: Any) -> None:  # noqa: ANN401  as given
@@ -40,7 +40,7 @@ def _check_position(position: Any, _attribute: object, sequence: Any) -> None:  
 
 @frozen
 class Position:
-    """A point in a shard: everything up to and including (sequence, sub) has been read.
+    """A point in a shard. All records up to and including (sequence, sub) have been read.
 
     Attributes:
         sequence: A sentinel or a decimal string.
@@ -76,7 +76,7 @@ class Position:
     def order(self) -> tuple[int, int, int]:
         """A sort key: sentinels first, then numbers by value and `sub`, and SHARD_END last.
 
-        Sentinels are recognized by name, never by length: "17" is shorter than "LATEST".
+        Sentinels are recognized by name, not by length, because a number such as "17" may be shorter than "LATEST".
         """
         if self.sequence in SENTINELS:
             return (2, 0, 0) if self.sequence == "SHARD_END" else (0, 0, 0)
@@ -102,7 +102,7 @@ def at_timestamp(milliseconds: int) -> Position:
 WEIGHT_MAX = 10**15
 """The largest weight in bytes per second.
 
-It is a thousand terabytes, small enough that sums stay exact in stores that keep floats.
+The limit is a thousand terabytes per second, small enough that sums stay exact in stores that keep numbers as floats.
 """
 
 
@@ -129,7 +129,7 @@ def _check_names_and_owner(lease: Any, _attribute: object, owner: Any) -> None: 
 # No slots: `watched` copies every lease at each look, and copying `__dict__` takes a quarter of the time.
 @frozen(slots=False)
 class Lease:
-    """A row of the lease table, as a reading of the table returned it.
+    """A row of the lease table, as it was read.
 
     Attributes:
         key: The key of the row, unique in the table.
@@ -139,14 +139,14 @@ class Lease:
         owner: The worker that processes the shard, or None.
         version: The store's compare-and-swap token.
         idle: Seconds for which the version has not changed (see `Watch`). It is infinite only for a lease that had no
-            owner when first seen. In a store's own listing it is the row's age, if the store has one.
+            owner when first seen. In a store's own listing it is the row's age, if the store records it.
         checkpoint: How far the shard has been processed.
         hash_range: The first and last hash key, or None if unknown.
-        weight: Throughput in whole bytes per second, or None if unmeasured. It is whole because a sum of fractions
-            depends on their order, so two workers that read the same rows could decide differently.
-        held: Seconds for which the present owner has held the lease, as far as we have watched.
+        weight: Throughput in whole bytes per second, or None if unmeasured. Fractions are not allowed, because their
+            sum depends on their order, and two workers that read the same rows could decide differently.
+        held: Seconds for which the present owner has held the lease, as far as this worker has observed.
         next_owner: The worker to which a requested hand-off will move the lease.
-        next_owner_idle: Seconds for which we have seen that worker as the next owner.
+        next_owner_idle: Seconds for which this worker has seen that worker as the next owner.
         yields: Whether the owner responds to hand-off requests.
         leaving: Whether a KCL 3.x hand-off is in progress. If so, `next_owner` is its leaseOwner.
         epoch: A fencing number that grows with each owner, if the store has one. If the store counts every write, each
@@ -180,7 +180,7 @@ class Lease:
     leaving: bool = False
     epoch: int = 0
     annotations: Annotations = ()
-    # Stored rather than computed because every rule reads it for every lease in each turn.
+    # `ended` is stored rather than computed because every rule reads it for every lease in each turn.
     ended: bool = field(init=False, eq=False, repr=False)
 
     @ended.default
@@ -198,9 +198,9 @@ class Lease:
         return _copy(fields)
 
     def written(self, epoch: int, annotations: Annotations) -> "Lease":
-        """Return the row as a write leaves it that changes only the counter and the annotations.
+        """Return the row after a write that changes only the counter and the annotations.
 
-        The counter is also the version.
+        The counter also serves as the version.
         """
         fields = self.__dict__.copy()
         fields["epoch"], fields["version"], fields["annotations"] = epoch, Version(str(epoch)), annotations
@@ -251,7 +251,7 @@ class Shard:
 class Hole:
     """A hash range of a stream that no unfinished lease covers.
 
-    `times` is the number of consecutive full readings that have shown it.
+    `times` is the number of consecutive full reads of the table that have shown the hole.
 
     Examples:
         >>> from leasehold.planner import Hole
@@ -267,7 +267,7 @@ class Hole:
 
 @frozen(order=True)
 class Bulletin:
-    """Counts of how often lookouts looked, found work for other workers, or had to warn (C4).
+    """Counts how often lookouts have read the table, found work for other workers, and warned of a dead owner (C4).
 
     A new lookout continues the counts of the previous one. Bulletins compare by their counts in this order, so the
     greatest is the latest.
@@ -280,17 +280,16 @@ class Bulletin:
 
 @frozen
 class BulletinState:
-    """What readings so far have shown about bulletins (C7, C8).
+    """The state of the bulletins according to all reads of the table so far (C7, C8).
 
     Attributes:
         latest: The greatest bulletin read so far.
-        acts_read: The `acts` of that bulletin at the last full reading.
+        acts_read: The `acts` of that bulletin at the last full read.
         acts_still: Seconds since `acts` last grew; infinite if it never has.
         looks_still: Seconds since `looks` last grew.
         warned: Seconds since `warns` last grew; infinite if it never has.
-        turned: Whether, in a reading of a few rows, a row was missing or had another owner than at the last full
-            reading.
-        call: The call written beside that bulletin (`bulletin.py`), or "" if there is none.
+        turned: Whether, in a read of a few rows, a row was missing or had another owner than at the last full read.
+        call: The call written next to that bulletin (`bulletin.py`), or "" if there is none.
     """
 
     latest: Bulletin = Bulletin()
@@ -304,25 +303,25 @@ class BulletinState:
 
 @frozen
 class History:
-    """What earlier readings have shown, folded by `Watch` so that rules that wait can stay pure functions.
+    """The results of earlier reads of the table, computed by `Watch` so that rules can stay pure functions.
 
     Attributes:
         owners_still: Seconds since any lease last changed hands.
         fleet_still: Seconds since the set of owners and next owners last changed.
-        holes: Uncovered hash ranges, each with the number of consecutive full readings that showed it.
-        gaps: For each owner, sorted, the longest gap among its leases at the last full reading. A lease's gap is the
-            shorter of the last two times for which we saw it stand still before the owner renewed it, in seconds. This
+        holes: Uncovered hash ranges, each with the number of consecutive full reads that showed it.
+        gaps: For each owner, sorted, the longest gap among its leases at the last full read. A lease's gap is the
+            shorter of the last two times, in seconds, for which it stayed unchanged before the owner renewed it. This
             is a lower bound of the owner's renewal interval.
         paces: For each owner, a lower bound of its renewal interval in seconds, computed from how far counters moved
-            between two readings, if the store counts renewals. A high value shows that the owner is slow, or that it
-            died before the second reading (C16).
+            between two reads, if the store counts renewals. A high value shows that the owner is slow, or that it died
+            before the second read (C16).
         full_still: Seconds since the whole table was last read; 0 right after that.
-        full_apart: Seconds between the last two readings of the whole table; infinite before the second.
-        full_took: How many seconds the last reading of the whole table took.
+        full_apart: Seconds between the last two reads of the whole table; infinite before the second.
+        full_took: How many seconds the last read of the whole table took.
         hearing: The state of the bulletins, or None if every worker lists the table itself (C14).
         led: The living workers of a KCL 3.x leader, sorted, each with the seconds since it was last given a lease
             (M14).
-        gone: Leases that earlier readings contained and the latest do not, as last read, sorted by key.
+        gone: Leases that earlier reads returned and the latest do not, as last read, sorted by key.
 
     Examples:
         >>> from leasehold.planner import History
@@ -362,7 +361,7 @@ class Me:
 
 @frozen
 class Problem:
-    """Something wrong in a listing of shards. It is reported, never raised.
+    """A fault in a listing of shards. It is returned, never raised.
 
     Examples:
         >>> from leasehold import Shard, problems

@@ -1,9 +1,9 @@
-"""The entry points of the planner: leases in, actions out.
+"""Plans a worker's actions from the leases that it has read.
 
 `plan` decides what a worker does now, and `look_again` when it decides next. Neither reads a clock, calls a store or
 keeps state between calls. Time is part of the leases, randomness comes from `Me.turn`, and memory is in `Me.history`.
 Each action contains the lease as it was read, and a store applies the action only if the lease has not changed since.
-So a plan made from an old reading can be rejected, but it cannot do harm (S1).
+So a plan made from outdated leases can be rejected, but it cannot do harm (S1).
 """
 
 from collections.abc import Collection, Iterable
@@ -16,7 +16,7 @@ from leasehold.balancer.family import blocking_problems, families
 from leasehold.balancer.handoff import handoffs
 from leasehold.balancer.lineage import creations, deletions, garbage
 from leasehold.balancer.lookout import (
-    called_for,
+    called_claims,
     free_expired,
     next_look,
     overdue,
@@ -28,10 +28,10 @@ from leasehold.balancer.model import Lease, Me, Shard
 from leasehold.balancer.rules.shares import awaits_joiners, seconds_until_joined
 
 HANDOFF_POLL_SECONDS = 0.125
-"""How often a next owner reads the leases that it has requested.
+"""The time between two reads of the leases that a next owner has requested.
 
-Each lease costs one read, and a hand-off is noticed no later than this. A stale read is good enough, at half the price,
-because the write that takes such a lease has its own condition.
+Each poll reads every requested lease once, and a hand-off is noticed at most this much later. An eventually consistent
+read, at half the price, is good enough, because the write that takes the lease is conditional.
 """
 
 
@@ -39,8 +39,8 @@ def plan(leases: Iterable[Lease], shards: Iterable[Shard] | None, me: Me, config
     """Return everything that this worker should do now.
 
     The same input gives the same plan on every machine, whatever the order of leases and shards. No two actions name
-    the same key, alternates included. If two actions would, the first of these is kept: a deletion, a taking, a planned
-    move, a release of an expired lease, a renewal.
+    the same key, alternates included. If several actions would, only one is kept, in this order of precedence:
+    deletion, taking, planned move, release of an expired lease, renewal.
 
     Args:
         leases: Every known lease, as `Watch.look` returns them. Their keys must be distinct.
@@ -55,30 +55,30 @@ def plan(leases: Iterable[Lease], shards: Iterable[Shard] | None, me: Me, config
         >>> [(action.rule, action.lease.key) for action in plan(leases, None, Me("worker-a"), Config())]
         [('M6', 'shard-1')]
     """
-    reading = leases if isinstance(leases, KnownLeases) else tuple(leases)
-    census = take_census(reading, me, config)
-    lifecycle_actions = lifecycle(reading, shards, census, me, config) if shards else ()
+    known_leases = leases if isinstance(leases, KnownLeases) else tuple(leases)
+    census = take_census(known_leases, me, config)
+    lifecycle_actions = lifecycle(known_leases, shards, census, me, config) if shards else ()
     deleted_keys = {action.lease.key for action in lifecycle_actions if isinstance(action, Delete)}
     if deleted_keys:
         # A lease that is about to be deleted must not count toward a share, or it would be taken only to be deleted.
-        reading = tuple(lease for lease in reading if lease.key not in deleted_keys)
-        census = take_census(reading, me, config)
-    # Other workers' leases may have changed since the whole table was read. A reading of a few rows is used only for
-    # hand-offs in progress (H2) and for what the lookout calls this worker to do (C6).
-    taken = config.rules.take(census, me, config) if me.history.full_still <= 0 else called_for(census, me, config)
-    claimed_keys = deleted_keys | _keys(taken)
+        known_leases = tuple(lease for lease in known_leases if lease.key not in deleted_keys)
+        census = take_census(known_leases, me, config)
+    # After a read of a few rows, the other leases may have changed unnoticed. Such a read is used only for hand-offs in
+    # progress (H2) and for the leases that the lookout calls this worker to claim (C6).
+    takings = config.rules.take(census, me, config) if me.history.full_still <= 0 else called_claims(census, me, config)
+    claimed_keys = deleted_keys | _action_keys(takings)
     moves = tuple(move for move in handoffs(census, config) if move.lease.key not in claimed_keys)
     claimed_keys |= {move.lease.key for move in moves}
     # C6: release expired leases unless another action names them.
-    freed = tuple(
-        release for release in free_expired(census, reading, me, config) if release.lease.key not in claimed_keys
+    releases = tuple(
+        release for release in free_expired(census, known_leases, me, config) if release.lease.key not in claimed_keys
     )
-    renewed = tuple(renew for renew in _renewals(census, config) if renew.lease.key not in claimed_keys)
-    return (*renewed, *lifecycle_actions, *moves, *taken, *freed)
+    renewal_actions = tuple(renew for renew in _renewals(census, config) if renew.lease.key not in claimed_keys)
+    return (*renewal_actions, *lifecycle_actions, *moves, *takings, *releases)
 
 
 def renewals(leases: Iterable[Lease], me: Me, config: Config) -> tuple[Renew, ...]:
-    """Return the leases to renew now, sorted by key: this worker's, unexpired and idle for at least `renew_seconds`.
+    """Return renewals of this worker's unexpired leases that were idle for at least `renew_seconds`, sorted by key.
 
     `plan` includes these actions, but a worker may call this function more often. A lease that is being drained for its
     next owner is renewed here too, until it is handed off.
@@ -95,8 +95,8 @@ def renewals(leases: Iterable[Lease], me: Me, config: Config) -> tuple[Renew, ..
 def look_again(actions: Iterable[Action], leases: Iterable[Lease], me: Me, config: Config) -> Look:
     """Return when to read the table next after these actions of `plan`, and which leases to read.
 
-    Requested leases are read on their own until they are handed off, but the whole table is still read every
-    `cycle_seconds`. `me.history` tells whether `leases` come from a reading of the whole table or of a few rows.
+    Until requested leases are handed off, only their rows are read, but the whole table is still read every
+    `cycle_seconds`. `me.history` shows whether `leases` come from a read of the whole table or of a few rows.
 
     Examples:
         >>> from leasehold import Config, Kcl, Lease, Me, look_again
@@ -105,32 +105,38 @@ def look_again(actions: Iterable[Action], leases: Iterable[Lease], me: Me, confi
         20.05
     """
     without_renewals, history, rules = tuple(actions), me.history, config.rules
-    reading = leases if isinstance(leases, KnownLeases) else tuple(leases)
-    moving = reading.unsettled(expires_above(config)) if isinstance(reading, KnownLeases) else reading
+    known_leases = leases if isinstance(leases, KnownLeases) else tuple(leases)
+    unsettled_leases = (
+        known_leases.unsettled(expires_above(config)) if isinstance(known_leases, KnownLeases) else known_leases
+    )
     requested_keys = {
-        lease.key for lease in moving if lease.next_owner == me.worker and lease.owner not in {None, me.worker}
+        lease.key
+        for lease in unsettled_leases
+        if lease.next_owner == me.worker and lease.owner not in {None, me.worker}
     }
-    requested_keys |= _keys([action for action in without_renewals if isinstance(action, RequestHandoff)])
+    requested_keys |= _action_keys([action for action in without_renewals if isinstance(action, RequestHandoff)])
     if requested_keys:
-        # C10: a newcomer waits for its first lease and for other joiners at the same time. If the owner that it asked
-        # is silent, that owner may be dead and may have been the lookout. A listing starts the clocks of all its leases
-        # (C1).
+        # C10: a newcomer waits at the same time for its first lease and for other workers that join. If the owner of
+        # the requested lease does not renew it, that owner may be dead, and may have been the lookout. A listing starts
+        # to measure how long all its leases stay unchanged (C1).
         join_wait_over = history.hearing is not None and history.full_still >= seconds_until_joined(history, config)
-        silent = any(overdue(lease.idle, config) for lease in moving if lease.key in requested_keys)
+        owner_silent = any(overdue(lease.idle, config) for lease in unsettled_leases if lease.key in requested_keys)
         read_all = history.full_still >= config.cycle_seconds or (
-            join_wait_over and (silent or takes_more(take_census(reading, me, config), me, config))
+            join_wait_over and (owner_silent or takes_more(take_census(known_leases, me, config), me, config))
         )
         return Look(
             HANDOFF_POLL_SECONDS, keys=None if read_all else tuple(sorted(requested_keys)), stale_ok=not read_all
         )
     if history.hearing is not None and rules.keeps_lookout:
-        return next_look(without_renewals, reading, me, config, history.hearing)
+        return next_look(without_renewals, known_leases, me, config, history.hearing)
     if history.full_still > 0:
         return Look(0.0)  # no request is pending, so read the whole table now
     seconds = min(
-        _pause(without_renewals, config), seconds_until_late_owners_expire(reading, me, config), config.cycle_seconds
+        _seconds_to_next_look(without_renewals, config),
+        seconds_until_late_owners_expire(known_leases, me, config),
+        config.cycle_seconds,
     )
-    if rules.keeps_lookout and awaits_joiners(reading, me, config):
+    if rules.keeps_lookout and awaits_joiners(known_leases, me, config):
         seconds = min(seconds, seconds_until_joined(history, config))
     return Look(seconds)
 
@@ -140,29 +146,29 @@ def lifecycle(
 ) -> tuple[Create | Delete, ...]:
     """Return the leases to create (L3 to L7, L9) and to delete (L8, L10) for these shards.
 
-    A stream whose listing has a fault is left alone (L2). So is a stream where every shard has a lease, every lease has
-    a shard and no lease has ended, which is nearly every stream nearly all the time.
+    A stream is skipped if its listing has a fault (L2). A stream is also skipped if every shard has a lease, every
+    lease has a shard and no lease has ended. Nearly all streams are in this state nearly all the time.
     """
     expired = {lease.key for lease in census.expired}
     actions: list[Create | Delete] = []
     for family in families(shards, leases):
         if family.settled or blocking_problems(family):  # L2
             continue
-        unlisted = garbage(family, me.worker, expired)
-        creates = creations(family, unlisted, me.history, config)
+        unlisted_leases = garbage(family, me.worker, expired)
+        creates = creations(family, unlisted_leases, me.history, config)
         # The last lease that proves that a stream was read is deleted only after the leases of its successors exist
         # (L5).
-        actions += creates or deletions(family, unlisted)
+        actions += creates or deletions(family, unlisted_leases)
     if not actions:
         return ()
     # Keys must stay unique in the table even if a source gives shards of different streams the same id.
     existing_keys = {lease.key for lease in leases}
     created_by_key = {action.lease.key: action for action in reversed(actions) if action.lease.key not in existing_keys}
-    deleted = [action for action in actions if action.lease.key in existing_keys and isinstance(action, Delete)]
-    return (*(created_by_key[key] for key in sorted(created_by_key)), *deleted)
+    deletes = [action for action in actions if action.lease.key in existing_keys and isinstance(action, Delete)]
+    return (*(created_by_key[key] for key in sorted(created_by_key)), *deletes)
 
 
-def _keys(actions: Collection[Action]) -> set[str]:
+def _action_keys(actions: Collection[Action]) -> set[str]:
     """Return every key in these actions, including those of alternates."""
     with_alternates = (action for action in actions if isinstance(action, Taking) and action.alternates)
     alternate_keys = {other.lease.key for action in with_alternates for other in action.alternates}
@@ -174,13 +180,13 @@ def _renewals(census: Census, config: Config) -> tuple[Renew, ...]:
     return tuple(Renew(lease, rule=config.rules.renewal_rule) for lease in sorted(due, key=lambda lease: lease.key))
 
 
-def _pause(actions: tuple[Action, ...], config: Config) -> float:
+def _seconds_to_next_look(actions: tuple[Action, ...], config: Config) -> float:
     """Return the seconds until the next look, at most `cycle_seconds`."""
-    rules, takes = config.rules, any(isinstance(action, Claim | Steal) for action in actions)
-    if takes and rules.again_at_once:
+    rules, takes_leases = config.rules, any(isinstance(action, Claim | Steal) for action in actions)
+    if takes_leases and rules.again_at_once:
         return 0.0
-    if rules.keeps_lookout and (settle := settle_seconds(actions, config)) is not None:
-        return settle  # read the result, then take what is still missing
+    if rules.keeps_lookout and (settle_wait := settle_seconds(actions, config)) is not None:
+        return settle_wait  # read the result, then take what is still missing
     if any(isinstance(action, Create) for action in actions):
-        return 1.0  # the new lease waits only for the next look of this worker
+        return 1.0  # this worker's next look can claim the new lease
     return config.cycle_seconds

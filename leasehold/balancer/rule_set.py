@@ -1,12 +1,13 @@
-"""The base class of rule sets: options, the choice of leases, and the properties that other modules read.
+"""Defines the base class of rule sets: options, the choice of leases, and the properties that other modules use.
 
-A rule set is one class in one file in `rules/`. It has its options as attrs fields, each with a validator, a `take`
-method, and overrides of the properties below that differ from the defaults. Add the class to `RULE_SETS` in
-`config.py`, and the planner, the JSON form, the commands, the simulator, the checker and the law tests use it.
+Each rule set is a class in a file of its own in `rules/`. It has attrs fields for its options, each with a validator, a
+`take` method, and overrides of the properties below that differ from the defaults. Once the class is in `RULE_SETS` of
+`config.py`, the planner, the JSON form, the commands, the simulator, the checker and the law tests use it.
 
-Rule 1: no code asks which rule set it has; everything it needs to know is a property or a method here.
-Rule 2: a rule set sees the settings of its group of workers as `FleetSeconds` because it cannot import `Config`, which
-contains a rule set.
+Rule 1: other code never checks which rule set it uses. Every difference between rule sets is a property or a method of
+this class.
+Rule 2: rule sets get the settings of their group of workers as `FleetSeconds`, because they cannot import `Config`,
+which contains a rule set.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +31,7 @@ def number(least: float, *, above: bool = False, none: bool = False, whole: bool
     True and False are not accepted as numbers.
     """
 
-    def check(_config: object, attribute: "Attribute[Any]", value: Any) -> None:  # noqa: ANN401  it is given anything
+    def check(_config: object, attribute: "Attribute[Any]", value: Any) -> None:  # noqa: ANN401  any value is possible
         if none and value is None:
             return
         kinds = int if whole else (int, float)
@@ -46,11 +47,11 @@ def number(least: float, *, above: bool = False, none: bool = False, whole: bool
 
 
 class FleetSeconds(Protocol):
-    """The times that rules need to know, in seconds; `Config` implements this protocol."""
+    """The times that rules need to know, in seconds. `Config` implements this protocol."""
 
     @property
     def lease_seconds(self) -> float:
-        """The time after which a lease whose version has not changed has no living owner."""
+        """If a lease's version has not changed for this time, its owner counts as dead."""
 
     @property
     def cycle_seconds(self) -> float:
@@ -59,12 +60,12 @@ class FleetSeconds(Protocol):
 
 @frozen
 class RuleSet:
-    """Base class of rule sets. Each overrides the properties in which it differs.
+    """Base class of rule sets. Each overrides the properties in which it differs from the defaults.
 
     Attributes:
         name: The name in commands, options and the JSON form.
         renewal_rule: The rule that renewals cite.
-        keeps_lookout: Whether its workers share one reading of the table and the cadence of C3 to C16.
+        keeps_lookout: Whether one worker, the lookout, reads the table for all, as in C3 to C16.
         counts_ended: Whether ended leases are counted, claimed, renewed, and kept by their owners.
         children_later: Whether a free child lease counts only once the leases of its parents have ended (M1).
         starts_at_time: Whether children start AT_TIMESTAMP if the stream does.
@@ -88,9 +89,9 @@ class RuleSet:
         raise NotImplementedError
 
     def calls(self, _census: Census, _me: Me, _config: FleetSeconds) -> Mapping[str, Sequence[str]]:
-        """Return the keys of the leases that each worker will claim or be asked for (C6).
+        """Return, for each worker, the keys of the leases that it will claim or that will be requested from it (C6).
 
-        If a worker's keys are empty, it should read the whole table.
+        A worker without keys should read the whole table.
         """
         return {}
 
@@ -109,17 +110,17 @@ class RuleSet:
 
     @property
     def groups(self) -> Literal["prefix"] | tuple[str, ...] | None:
-        """How its workers form groups (`Groups` in `rules/shares.py`), or None if they form none."""
+        """How workers form groups under these rules (`Groups` in `rules/shares.py`), or None without groups."""
         return None
 
     @property
     def evens_out(self) -> bool:
-        """Whether its workers act until no two of them differ by more than one lease."""
+        """Whether workers act until no two of them differ by more than one lease."""
         return True
 
     @property
     def again_at_once(self) -> bool:
-        """Whether a worker looks again at once after it took something."""
+        """Whether a worker looks again at once after it has taken a lease."""
         return False
 
     @property
@@ -156,8 +157,8 @@ class RuleSet:
     def expires_above(self, lease_seconds: float) -> float:
         """Return the idle time above which a lease has no living owner.
 
-        Rule sets differ in whether a lease idle for exactly the limit is still alive. Those where it is not return the
-        next smaller number, so that one comparison serves all.
+        Rule sets differ in whether a lease that has been idle for exactly the limit is still alive. If it is not, the
+        rule set returns the next smaller number, so that the same comparison works for all of them.
         """
         return lease_seconds
 

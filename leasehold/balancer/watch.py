@@ -1,21 +1,21 @@
-"""Measures by our own clock how long each lease has not changed, as a pure fold over readings of the table.
+"""Measures by our own clock how long each lease has not changed, as a pure function of all reads of the table.
 
-Rule 1: nothing here reads a clock; each reading comes with the times at which it began and ended, in seconds of one
+Rule 1: this module reads no clock. The caller passes the times at which each read began and ended, in seconds of one
 monotonic clock.
-Rule 2: a lease has not changed from the *end* of the first reading that showed it as it is to the *start* of the last
-such reading, so that a delay on our side makes no worker look dead.
+Rule 2: a lease counts as unchanged from the *end* of the first read that showed its present version to the *start* of
+the last such read. Otherwise, a delay on our side could make a living worker look dead.
 
-Example: a reading from 0 s to 1 s shows version 7 for the first time, and a reading from 9 s to 12 s shows it again.
-The lease may have been renewed to 7 at 0.9 s, and to 8 at 9.1 s, after its row was read. It certainly did not change
-for 8 s, from 1 s to 9 s. The three seconds for which the second reading stalled are not counted against its owner.
+Example: a read from 0 s to 1 s shows version 7 for the first time, and a read from 9 s to 12 s shows it again. The
+lease may have been renewed to 7 at 0.9 s, and to 8 at 9.1 s, after its row was read. It certainly did not change for 8
+s, from 1 s to 9 s. The three seconds for which the second read stalled are not counted against its owner.
 
 Rule 3 (C17): an outage of the store counts against no worker. While the store does not respond, no owner can renew, and
-the first reader to get through must not take leases that others have had no chance to renew. So if a lease did not
-change during an outage, its time counts from the end of the first reading that succeeded again. An outage lasts longer
-than `silence_seconds`; a single late response counts as usual.
+the first worker whose read succeeds again must not take leases that the others have had no chance to renew. So if a
+lease did not change during an outage, its time starts again at the end of the first read that succeeded. Only a silence
+longer than `silence_seconds` is an outage. A single late response is not.
 
-Workers of a KCL 3.x leader prove that they are alive by their reports, which are stored next to the leases (M14). They
-take nothing themselves. Their leader gives them free leases, and until there are any, no lease shows these workers.
+Workers of a KCL 3.x leader show that they are alive by reports, which are stored next to the leases (M14). They take no
+leases themselves. Their leader gives them free leases, and until then no lease shows that these workers exist.
 """
 
 import math
@@ -36,12 +36,12 @@ REPORT_SECONDS = 35.0
 Workers usually report every 30 s, so a worker without a report for this long has missed one, or has ended.
 """
 SILENT_SECONDS = 60.0
-"""How long after its last report a leader still gives leases to a worker: twice the usual report interval."""
+"""How long after its last report a leader still gives leases to a worker, which is twice the usual report interval."""
 
 
 @frozen
 class Reports:
-    """The reports of workers, as one reading of the table returned them.
+    """The reports of workers, as one read of the table returned them.
 
     Attributes:
         leader: The worker that holds the leader's lock, or None.
@@ -57,16 +57,16 @@ NO_REPORTS = Reports()
 
 @frozen
 class ReportTrack:
-    """What is known of one worker from its reports.
+    """The state of one worker according to its reports.
 
-    Times are the ends of the first readings that showed something.
+    Times are the ends of the reads that first showed a value.
 
     Attributes:
         stamp: The stamp of its latest report.
         stamp_at: When that stamp was first seen.
-        moved_at: The same, or minus infinity if the report may be the last one of a dead worker.
+        moved_at: When that stamp was first seen, or minus infinity if the report may be the last one of a dead worker.
         count: The number of its leases.
-        since: Since when it has been known to be alive with so few leases.
+        since: When it was last given a lease, lost its last one, or was first known to be alive, whichever is latest.
     """
 
     stamp: str
@@ -78,12 +78,12 @@ class ReportTrack:
 
 @frozen
 class WorkerReports:
-    """A fold over readings of the whole table.
+    """The state of all workers that write reports, according to all reads of the whole table.
 
     Attributes:
-        leader: The leader in the last reading.
+        leader: The leader in the last read.
         tracks: The track of each worker.
-        empty: Whether there was no reading yet.
+        empty: Whether there was no read yet.
     """
 
     leader: str | None = None
@@ -91,7 +91,7 @@ class WorkerReports:
     empty: bool = True
 
     def after(self, reports: Reports, leases: Iterable[Lease], ended: float) -> "WorkerReports":
-        """Return the state after another reading of the whole table."""
+        """Return the state after another read of the whole table."""
         counts = Counter(lease.owner for lease in leases if not lease.ended) if reports.stamps else Counter()
         tracks = {worker: self._track(worker, stamp, counts[worker], ended) for worker, stamp in reports.stamps}
         return WorkerReports(reports.leader, tracks, empty=False)
@@ -99,10 +99,10 @@ class WorkerReports:
     def led(self, began: float) -> tuple[tuple[str, float], ...]:
         """Return the living workers of a living leader, with the seconds since each was last given a lease.
 
-        The time is infinite while we or the leader may still believe that a worker is alive although it has ended,
-        because the leader would then give that worker the surplus of the others. We may believe so as long as its last
-        report is recent, and until every worker without leases has reported once more, because nothing else shows that
-        they are alive. This starts again when another worker without leases appears.
+        The time is infinite while we or the leader may still assume that a worker is alive although it has ended,
+        because the leader would then give that worker the surplus of the others. This is possible as long as the ended
+        worker's last report is recent, and until every worker without leases has reported once more, because only its
+        reports show that such a worker is alive. The wait starts again when another worker without leases appears.
         """
         alive = {worker: track for worker, track in self.tracks.items() if began - track.moved_at <= REPORT_SECONDS}
         if self.leader not in alive:
@@ -111,44 +111,46 @@ class WorkerReports:
         forgotten_at = max(forget_times, default=-math.inf)
         idle = [track for track in alive.values() if not track.count]
         last_change = max([forgotten_at, *(track.since for track in idle)])
-        certain = began >= forgotten_at and all(track.moved_at >= last_change for track in idle)
+        leases_may_be_given = began >= forgotten_at and all(track.moved_at >= last_change for track in idle)
         return tuple(
-            (worker, max(0.0, began - max(forgotten_at, track.since)) if certain else math.inf)
+            (worker, max(0.0, began - max(forgotten_at, track.since)) if leases_may_be_given else math.inf)
             for worker, track in sorted(alive.items())
         )
 
     def _track(self, worker: str, stamp: str, count: int, ended: float) -> ReportTrack:
-        """Return the track of a worker after another reading."""
+        """Return the track of a worker after another read of the table."""
         before = self.tracks.get(worker)
         if before is None:
-            # A report in the first reading may be years old. One that appears later was written in the meantime.
+            # A report in the first read may be years old. A report that first appears in a later read was written in
+            # the meantime.
             return ReportTrack(stamp, ended, -math.inf if self.empty else ended, count, ended)
         stamp_at = before.stamp_at if stamp == before.stamp else ended
         if before.count and not count:
-            # The worker may have lost its leases because it died just after a report. Only its next report proves it
-            # alive.
+            # The worker may have lost its leases because it died just after a report. Only its next report proves that
+            # it is alive.
             return ReportTrack(stamp, stamp_at, -math.inf, count, ended)
         moved_at = before.moved_at if stamp == before.stamp else ended
-        grown = count > before.count or before.moved_at == -math.inf
-        return ReportTrack(stamp, stamp_at, moved_at, count, ended if grown else before.since)
+        gained_leases = count > before.count or before.moved_at == -math.inf
+        return ReportTrack(stamp, stamp_at, moved_at, count, ended if gained_leases else before.since)
 
 
 class Sighting(NamedTuple):
-    """What is known of one lease.
+    """The state of one lease according to all reads of the table.
 
-    This is a named tuple because each look creates one for every lease, and creating an attrs instance takes three
+    The class is a named tuple because each look creates one for every lease, and creating an attrs instance takes three
     times as long.
 
     Attributes:
         lease: The lease as last read, with `idle`, `held` and `next_owner_idle` filled in.
-        version_at: The end of the first reading that showed its version.
-        owner_at: The same for its owner; minus infinity if the owner was there before our first reading.
-        next_owner_at: The same for its next owner.
+        version_at: The end of the first read that showed its version.
+        owner_at: The end of the first read that showed its owner, or minus infinity if that was our first read.
+        next_owner_at: The end of the first read that showed its next owner.
         watched: Seconds for which its version has not changed by our own clock alone, because a store's clock may be
             reset.
         stood: How long its version last stayed the same before its present owner changed it.
-        gap: The shorter of the last two such times. One long time may be a pause of the store; two show a slow owner.
-        pace: A lower bound of the seconds between its owner's last renewals; 0 if renewals are not counted.
+        gap: The shorter of the last two times for which its version stayed the same. One long time may be a pause of
+            the store, but two show a slow owner.
+        pace: A lower bound of the seconds between its owner's last renewals, or 0 if renewals are not counted.
     """
 
     lease: Lease
@@ -163,9 +165,9 @@ class Sighting(NamedTuple):
 
 @frozen
 class Sightings(Mapping[str, Sighting]):
-    """The sightings of the last reading of the whole table and those of the rows read since.
+    """The sightings of the last read of the whole table and of the rows read since.
 
-    A row that is gone is None in `since`.
+    A row that was deleted is None in `since`.
     """
 
     whole: Mapping[str, Sighting]
@@ -184,26 +186,26 @@ class Sightings(Mapping[str, Sighting]):
         return len(self.flat())
 
     def flat(self) -> dict[str, Sighting]:
-        """Return all sightings, in the order of the reading."""
+        """Return all sightings, in the order in which the leases were read."""
         return {key: sighting for key, sighting in {**self.whole, **self.since}.items() if sighting is not None}
 
 
 @frozen
 class Watch:
-    """All that earlier readings have shown. Pass its `history` to `Me`.
+    """Everything that reads of the table have shown so far. Pass its `history` to `Me`.
 
     Attributes:
-        history: What the rules need to know of earlier readings.
+        history: What the rules need to know about earlier reads.
         sightings: The known leases by key.
-        owners_at: The end of the first reading that showed the present owners of all leases.
-        fleet_at: The end of the first reading that showed the present set of owners and next owners.
-        full_at: The end of the last reading of the whole table.
+        owners_at: The end of the first read that showed the present owners of all leases.
+        fleet_at: The end of the first read that showed the present set of owners and next owners.
+        full_at: The end of the last read of the whole table.
         bulletins: Tracks bulletins; None if no worker writes any (C14).
         worker_reports: Tracks the workers that report next to the leases.
-        whole: The last reading of the whole table, as `look` returned it.
-        silence_seconds: If the store answers no reading for longer than this, it has an outage (C17).
-        silent_at: When the first of the recent unanswered readings began, or None.
-        recovered_at: The end of the first reading that succeeded after an outage.
+        whole: The last read of the whole table, as `look` returned it.
+        silence_seconds: If every read fails for longer than this, the store has an outage (C17).
+        silent_at: When the first of the latest failed reads began, or None if the latest read succeeded.
+        recovered_at: The end of the first read that succeeded after an outage.
 
     Examples:
         >>> from leasehold import Lease, Watch
@@ -211,7 +213,7 @@ class Watch:
         >>> row = Lease("shard-0", owner="worker-b", version=Version("7"))
         >>> watch, _ = Watch().look([row], began=0.0, ended=1.0)
         >>> watch, (lease,) = watch.look([row], began=9.0, ended=12.0)
-        >>> lease.idle  # from the end of the first reading to the start of the last
+        >>> lease.idle  # from the end of the first read to the start of the last
         8.0
     """
 
@@ -228,7 +230,7 @@ class Watch:
     recovered_at: float = -math.inf
 
     def unanswered(self, began: float) -> "Watch":
-        """Return the watch after a reading that began at this time and failed."""
+        """Return the watch after a read that began at this time and failed."""
         return self if self.silent_at is not None else evolve(self, silent_at=began)
 
     def look(
@@ -239,23 +241,23 @@ class Watch:
         requested_keys: Collection[str] | None = None,
         reports: Reports = NO_REPORTS,
     ) -> tuple["Watch", Sequence[Lease]]:
-        """Fold in a reading, and return all known leases with their `idle`, `held` and `next_owner_idle`.
+        """Add a read of the table. Return the new watch and all known leases with `idle`, `held` and `next_owner_idle`.
 
-        A reading of a few rows costs only as much as those rows, however many leases are known (`KnownLeases`).
+        The cost of adding a few rows does not depend on how many leases are known (`KnownLeases`).
 
-        `idle` is infinite only for a lease that has no owner when first seen. If it has an owner then, `idle` is the
-        store's age of the row. `held` is infinite until the owner first changes: we don't know how long the first owner
-        we saw has held the lease, so it gets no grace. If the lease has no owner, `held` is the time without one, in
-        the same way.
+        `idle` is infinite only for a lease that has no owner when first seen. If the lease has an owner then, `idle` is
+        the age of the row according to the store. `held` is infinite until the owner first changes, because we don't
+        know how long the first owner that we saw has held the lease. If the lease has no owner, `held` is the time for
+        which it has had none, measured in the same way.
 
         Args:
             listing: The leases as read. Their `idle` is the store's own age of the row, or 0 if it has none. Do not
                 pass a listing of which any page failed.
-            began: When the reading began, in seconds.
+            began: When the read began, in seconds.
             ended: When its last page arrived, in seconds.
-            requested_keys: The requested keys, or None for a reading of the whole table. A requested lease that was not
-                returned is gone; leases that were not requested stay as they were.
-            reports: The reports of workers, only with a reading of the whole table.
+            requested_keys: The requested keys, or None for a read of the whole table. A requested lease that was not
+                returned was deleted. Leases that were not requested stay as they were.
+            reports: The reports of workers, which only a read of the whole table returns.
         """
         if self.silent_at is not None:
             recovered_at = ended if began - self.silent_at > self.silence_seconds else self.recovered_at
@@ -267,21 +269,24 @@ class Watch:
             fresh = {lease.key: self._sight(earlier.get(lease.key), lease, began, ended) for lease in listing}
             sightings: Mapping[str, Sighting] = fresh
             leases: Sequence[Lease] = tuple([sighting.lease for sighting in fresh.values()])
-            whole, lost = FullReading(tuple(leases)), earlier.keys() - fresh.keys()
-            unchanged = not lost and _unchanged(earlier, fresh)
+            whole, deleted_keys = FullReading(tuple(leases)), earlier.keys() - fresh.keys()
+            unchanged = not deleted_keys and _unchanged(earlier, fresh)
             owners_at, fleet_at = self._changes(earlier, fresh, ended, unchanged=unchanged)
             history = self._history(sightings, leases, unchanged=unchanged)
         else:
             fresh = {lease.key: self._sight(self.sightings.get(lease.key), lease, began, ended) for lease in listing}
-            sightings = self._with(fresh, set(requested_keys) - fresh.keys())
-            lost, whole = {key for key in requested_keys if key not in fresh and key in self.sightings}, self.whole
-            leases = _known(whole, sightings)
-            owners_at, fleet_at = self._changes_in(fresh, lost, leases, ended)
+            sightings = self._updated_sightings(fresh, set(requested_keys) - fresh.keys())
+            deleted_keys, whole = (
+                {key for key in requested_keys if key not in fresh and key in self.sightings},
+                self.whole,
+            )
+            leases = _known_leases(whole, sightings)
+            owners_at, fleet_at = self._changes_in(fresh, deleted_keys, leases, ended)
             history = self.history
         full_at = self.full_at if requested_keys is not None else ended
-        read = (sighting.lease for sighting in fresh.values())
+        leases_read = (sighting.lease for sighting in fresh.values())
         bulletins = (
-            None if self.bulletins is None else self.bulletins.after(read, began, ended, requested_keys, full_at)
+            None if self.bulletins is None else self.bulletins.after(leases_read, began, ended, requested_keys, full_at)
         )
         worker_reports = (
             self.worker_reports if requested_keys is not None else self.worker_reports.after(reports, leases, ended)
@@ -295,16 +300,16 @@ class Watch:
             full_took=history.full_took if requested_keys is not None else max(0.0, ended - began),
             hearing=None if bulletins is None else bulletins.hearing,
             led=worker_reports.led(began),
-            gone=self._gone(sightings, lost),
+            gone=self._deleted_leases(sightings, deleted_keys),
         )
         watch = Watch(history, sightings, owners_at, fleet_at, full_at, bulletins, worker_reports, whole)
         return evolve(watch, silence_seconds=self.silence_seconds, recovered_at=self.recovered_at), leases
 
     def _history(self, sightings: Mapping[str, Sighting], leases: Iterable[Lease], *, unchanged: bool) -> History:
-        """Return the history with everything that only a reading of the whole table shows."""
+        """Return the history with everything that only a read of the whole table shows."""
         holes = self.history.holes
-        persisting = (evolve(hole, times=hole.times + 1) for hole in holes)
-        holes = tuple(persisting) if unchanged else holes_after(leases, holes)
+        persisting_holes = (evolve(hole, times=hole.times + 1) for hole in holes)
+        holes = tuple(persisting_holes) if unchanged else holes_after(leases, holes)
         gaps, paces = dict[str, float](), dict[str, float]()  # the longest of each owner
         for sighting in sightings.values():
             gap, pace, owner = sighting.gap, sighting.pace, sighting.lease.owner
@@ -317,35 +322,39 @@ class Watch:
         return evolve(self.history, holes=holes, gaps=tuple(sorted(gaps.items())), paces=tuple(sorted(paces.items())))
 
     def last_seen(self, key: str) -> Lease | None:
-        """Return the lease as in the last reading that contained it, even if its row is gone now."""
+        """Return the lease as it was last read, even if its row is gone now."""
         if (sighting := self.sightings.get(key)) is not None:
             return sighting.lease
         return next((lease for lease in self.history.gone if lease.key == key), None)
 
     def recalling(self, own: Mapping[str, Lease], shards: Collection[Shard] | None) -> "Watch":
-        """Return the watch with what this process last wrote to leases that are gone.
+        """Return the watch with deleted leases as this process last wrote them.
 
-        Leases of unlisted shards are dropped.
+        Deleted leases of shards that are no longer listed are dropped.
         """
         if not self.history.gone:
             return self
-        latest = (max(lease, own.get(lease.key, lease), key=lambda each: each.epoch) for lease in self.history.gone)
+        latest = (
+            max(lease, own.get(lease.key, lease), key=lambda candidate: candidate.epoch) for lease in self.history.gone
+        )
         listed, streams = {shard.id for shard in shards or ()}, {shard.stream for shard in shards or ()}
         gone = tuple(lease for lease in latest if lease.key in listed or lease.stream not in streams)
         return evolve(self, history=evolve(self.history, gone=gone))
 
-    def _gone(self, now: Mapping[str, Sighting], lost: Collection[str]) -> tuple[Lease, ...]:
+    def _deleted_leases(self, now: Mapping[str, Sighting], deleted_keys: Collection[str]) -> tuple[Lease, ...]:
         """Return the known leases that no longer have a row.
 
-        Only this worker may know how far they had been read.
+        Deleted leases are kept because this worker may be the only one that knows how far their shards were read.
         """
-        if not (self.history.gone or lost):
+        if not (self.history.gone or deleted_keys):
             return ()
-        leases = {lease.key: lease for lease in self.history.gone} | {key: self.sightings[key].lease for key in lost}
+        leases = {lease.key: lease for lease in self.history.gone} | {
+            key: self.sightings[key].lease for key in deleted_keys
+        }
         return tuple(leases[key] for key in sorted(leases) if key not in now)
 
-    def _with(self, fresh: Mapping[str, Sighting], gone: Iterable[str]) -> Sightings:
-        """Return the sightings of all leases, updated by `fresh` ones and without those that are gone."""
+    def _updated_sightings(self, fresh: Mapping[str, Sighting], gone: Iterable[str]) -> Sightings:
+        """Return the sightings of all leases, updated by `fresh` ones and without those in `gone`."""
         before = self.sightings if isinstance(self.sightings, Sightings) else Sightings(self.sightings, {})
         return Sightings(before.whole, {**before.since, **dict.fromkeys(gone), **fresh})
 
@@ -355,8 +364,7 @@ class Watch:
         The time of each property continues if the property has not changed, and starts again if it has.
         """
         if before is None:
-            # We have not seen this lease before. If this is not our first reading, its owner came after the previous
-            # one.
+            # We have not seen this lease before. If this is not our first read, its owner came after the previous read.
             owner_at = -math.inf if self.owners_at is None else ended
             watched_lease = lease.watched(
                 idle=math.inf if lease.owner is None else lease.idle,
@@ -374,7 +382,7 @@ class Watch:
             interval = watched if version_at > owner_at else 0.0
             gap = min(interval, stood) if same_owner else 0.0
             renewals = lease.epoch - old.epoch if same_owner else 0
-            # If the owner had renewed any faster between the readings, its counter would have grown once more.
+            # If the owner had renewed any faster between the reads, its counter would have grown once more.
             pace = max(0.0, began - version_at) / (renewals + 1) if renewals > 0 else 0.0
             stood, version_at = interval, ended
         if not same_owner:
@@ -382,7 +390,7 @@ class Watch:
         if old.next_owner != lease.next_owner:
             next_owner_at = ended
         watched = began - version_at if began > version_at else 0.0
-        # The store's own age of a row includes an outage, so cap it (C17).
+        # The row's age according to the store includes the time of an outage, so cap it (C17).
         age = min(lease.idle, max(0.0, began - self.recovered_at)) if lease.idle else 0.0
         idle, held = max(age, watched), began - owner_at if began > owner_at else 0.0
         watched_lease = lease.watched(
@@ -395,32 +403,32 @@ class Watch:
     def _changes(
         self, before: Mapping[str, Sighting], now: Mapping[str, Sighting], ended: float, *, unchanged: bool
     ) -> tuple[float, float]:
-        """Return the ends of the first readings that showed the present owners and the present set of workers."""
+        """Return the ends of the first reads that showed the present owners and the present set of workers."""
         owners_at = self.owners_at if unchanged or _owners(before) == _owners(now) else None
         fleet_at = self.fleet_at if unchanged or _fleet(before) == _fleet(now) else None
         return (ended if owners_at is None else owners_at), (ended if fleet_at is None else fleet_at)
 
     def _changes_in(
-        self, fresh: Mapping[str, Sighting], lost: Collection[str], now: KnownLeases, ended: float
+        self, fresh: Mapping[str, Sighting], deleted_keys: Collection[str], now: KnownLeases, ended: float
     ) -> tuple[float, float]:
-        """Return the same times after a reading of a few rows.
+        """Return the times of `_changes` after a read of a few rows.
 
-        Only those rows, and the workers that they name, can have changed.
+        Only the rows that were read, and the workers that they name, can have changed.
         """
-        pairs = [(self.sightings.get(key), fresh.get(key)) for key in {*fresh, *lost}]
-        changed = [(old, new) for old, new in pairs if _parties(old) != _parties(new)]
+        pairs = [(self.sightings.get(key), fresh.get(key)) for key in {*fresh, *deleted_keys}]
+        changed = [(earlier, later) for earlier, later in pairs if _parties(earlier) != _parties(later)]
         if not changed and self.owners_at is not None and self.fleet_at is not None:
             return self.owners_at, self.fleet_at
-        before = _known(self.whole, self.sightings)
-        named = {name for pair in changed for parties in map(_parties, pair) for name in parties} - {None}
-        fleet_same = all(before.names(name) == now.names(name) for name in named)
+        before = _known_leases(self.whole, self.sightings)
+        workers_named = {name for pair in changed for parties in map(_parties, pair) for name in parties} - {None}
+        fleet_same = all(before.names(name) == now.names(name) for name in workers_named)
         owners_same = all(None not in pair and _parties(pair[0])[:1] == _parties(pair[1])[:1] for pair in changed)
         owners_at = self.owners_at if owners_same else None
         fleet_at = self.fleet_at if fleet_same else None
         return (ended if owners_at is None else owners_at), (ended if fleet_at is None else fleet_at)
 
 
-def _known(whole: FullReading, sightings: Mapping[str, Sighting]) -> KnownLeases:
+def _known_leases(whole: FullReading, sightings: Mapping[str, Sighting]) -> KnownLeases:
     """Return all leases of these sightings."""
     since = sightings.since if isinstance(sightings, Sightings) else {}
     return KnownLeases(whole, {key: None if sighting is None else sighting.lease for key, sighting in since.items()})

@@ -1,4 +1,4 @@
-"""Lease tables with compare-and-swap, all with the same protocol."""
+"""Stores for leases. Each implements the `Store` protocol, whose writes are conditional (compare-and-swap)."""
 
 from leasehold.errors import OutcomeUnknown, StoreError
 from leasehold.stores.execute import execute

@@ -1,10 +1,11 @@
-"""Creates boto3 sessions with the credentials named in a URL of AWS, instead of those in the environment.
+"""Creates boto3 sessions with the credentials named in an AWS URL, instead of those in the environment.
 
-`profile=` names a profile in the AWS configuration. `role_arn=` is a role, perhaps in another account, to assume with
-the credentials of the profile or the environment. `external_id=` accompanies it if the role requires one. URLs contain
-no secrets. Callers in Python may pass their own session instead.
+`profile=` names a profile in the AWS configuration. `role_arn=` names a role to assume with the credentials of the
+profile or the environment. The role may belong to another account. `external_id=` is the external ID, for roles that
+require one. URLs contain no secrets. Python callers may pass their own session instead.
 
-No request is made here. The first request assumes the role, which is assumed again before it expires.
+This module sends no requests. botocore assumes the role when a client sends its first request, and again before the
+role's credentials expire.
 """
 
 import os
@@ -31,15 +32,15 @@ from botocore.parsers import ResponseParserError
 
 from leasehold.stores.urls import ROLE
 
-if TYPE_CHECKING:  # imported only where needed, because importing it takes some 0.1 s of CPU time
+if TYPE_CHECKING:  # imported only where it is needed, because the import takes about 0.1 s of CPU time
     import boto3
 
 CREDENTIALS_FROM = "set them in the environment or a profile (profile=), by SSO (aws sso login), or run under a role"
-"""The advice that ends an error about missing credentials."""
+"""The advice at the end of an error about missing credentials."""
 
 
 def region_hint(error: BaseException) -> str:
-    """Return a question to append to `error` if its cause may be a region that does not exist."""
+    """Return a hint for the message of `error` if the region may not exist, or "" otherwise."""
     unreachable = isinstance(error, EndpointConnectionError) and ".amazonaws.com" in str(error)
     return " (is the region right?)" if unreachable else ""
 
@@ -66,38 +67,38 @@ PARSE_ERRORS = (
     TypeError,
     UnicodeDecodeError,
 )
-"""The exceptions raised while parsing a response of unexpected form, such as a proxy's page."""
+"""The exceptions that may occur while an unexpected response, such as a proxy's error page, is parsed."""
 
 PROFILE_VARIABLES = frozenset({"AWS_PROFILE", "AWS_DEFAULT_PROFILE"})
-"""The environment variables that name a profile. botocore looks it up only once a client is made."""
+"""The environment variables that name a profile. botocore does not look the profile up until it creates a client."""
 
 SESSION_NAME = "leasehold"
-"""The name of the session of an assumed role, which CloudTrail shows."""
+"""The session name for an assumed role. CloudTrail shows this name."""
 
 
 def session_of(
     options: Mapping[str, str], where: str = "store URL", session: "boto3.Session | None" = None
 ) -> "boto3.Session | None":
-    """Return a session with the credentials in the options of a URL.
+    """Return a session with the credentials that the options of a URL name.
 
     Args:
         options: The options.
-        where: What the URL is, for errors.
-        session: The caller's own session, which is returned if there are no such options.
+        where: The kind of URL, for error messages.
+        session: The caller's own session, which is returned if the options name no credentials.
 
     Returns:
         A session, or None to use the credentials of the environment.
 
     Raises:
-        ValueError: If the profile that the URL or the environment names does not exist, the role is invalid, or there
-            are both a session and such options.
+        ValueError: If the profile named by the URL or the environment does not exist, if the role is invalid, or if the
+            caller passes a session although the options name credentials.
     """
-    profile, role, secret = options.get("profile"), options.get("role_arn"), options.get("external_id")
+    profile, role, external_id = options.get("profile"), options.get("role_arn"), options.get("external_id")
     if session is not None:
-        if profile or role or secret:
-            raise ValueError(f"{where}: choose one: the session given, or profile, role_arn and external_id")
+        if profile or role or external_id:
+            raise ValueError(f"{where}: pass either a session, or profile, role_arn and external_id")
         return session
-    if secret is not None and role is None:
+    if external_id is not None and role is None:
         raise ValueError(f"{where}: option 'external_id' needs option 'role_arn'")
     if role is not None and not ROLE.fullmatch(role):
         raise ValueError(f"{where}: option 'role_arn' must be arn:aws:iam::ACCOUNT:role/NAME")
@@ -115,18 +116,19 @@ def session_of(
     import boto3  # noqa: PLC0415  slow, see above
 
     if role is not None:
-        botocore_session = with_providers([assumed_role(botocore_session, role, external_id=secret)], profile)
+        botocore_session = with_providers([assumed_role(botocore_session, role, external_id=external_id)], profile)
     return boto3.Session(botocore_session=botocore_session)
 
 
 def core_of(session: "boto3.Session | None") -> botocore.session.Session:
     """Return a new botocore session with the credentials and configuration of `session`.
 
-    The caller may change its parsers. `session` does not change, because other clients may be created from it.
+    The caller may change the parsers of the new session. `session` itself stays as it is, because other clients may be
+    created from it.
     """
     if session is None:
         return botocore.session.get_session()
-    # Without a profile, boto3 returns `default`, which botocore rejects if it is not configured.
+    # If no profile is set, boto3 returns `default`, which botocore rejects unless that profile is configured.
     profile = session.profile_name if session.profile_name in session.available_profiles else None
     botocore_session = with_providers([_FixedCredentials(session.get_credentials())], profile)
     botocore_session.set_config_variable("region", session.region_name)
@@ -149,35 +151,35 @@ def assumed_role(
     region: str | None = None,
     endpoint: str | None = None,
 ) -> CredentialProvider:
-    """Return a provider of the credentials of a role.
+    """Return a provider of the credentials of an assumed role.
 
     Args:
         botocore_session: The session whose credentials are used to assume the role.
         role: The ARN of the role.
         external_id: The external id that the role requires, if any.
         session_name: The name of the session, which CloudTrail shows.
-        region: The region of STS, or None for the session's.
-        endpoint: The endpoint of STS, or None for the region's.
+        region: The region of STS, or None for the session's region.
+        endpoint: The endpoint of STS, or None for the region's default endpoint.
     """
 
     def sts(service: str, **arguments: Any) -> Any:  # noqa: ANN401  boto's client
         client_options = {name: value for name, value in (("region_name", region), ("endpoint_url", endpoint)) if value}
         return botocore_session.create_client(service, **arguments | client_options)
 
-    def refreshed() -> Mapping[str, Any]:
+    def fetch_credentials() -> Mapping[str, Any]:
         if (source := botocore_session.get_credentials()) is None:
             raise NoCredentialsError
         extra = {"RoleSessionName": session_name} | ({} if external_id is None else {"ExternalId": external_id})
-        fetched: Mapping[str, Any] = AssumeRoleCredentialFetcher(
+        credentials: Mapping[str, Any] = AssumeRoleCredentialFetcher(
             sts, source, role, extra_args=extra
         ).fetch_credentials()
-        return fetched
+        return credentials
 
-    return _FixedCredentials(DeferredRefreshableCredentials(refresh_using=refreshed, method="assume-role"))
+    return _FixedCredentials(DeferredRefreshableCredentials(refresh_using=fetch_credentials, method="assume-role"))
 
 
 class _FixedCredentials(CredentialProvider):
-    """A provider of existing credentials, or None. If they expire, they refresh themselves."""
+    """A provider that returns existing credentials, or None. Credentials that expire refresh themselves."""
 
     METHOD = "given"
 

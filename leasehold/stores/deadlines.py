@@ -1,11 +1,11 @@
-"""Limits the time that a whole response may take, whichever HTTP library reads it.
+"""Limits the time that a whole HTTP response may take, with any library based on urllib3.
 
-A socket's timeout starts over with every byte, so a service that sends a byte now and then could block its caller for
-hours. The deadline here covers the whole response. It is `RESPONSE_READ_TIMEOUTS` times the read timeout, counted from
-the start of reading. After the deadline, reading raises TimeoutError, as a read timeout does.
+A socket's timeout restarts with every byte, so a service that sends a byte from time to time could block its caller for
+hours. The deadlines in this module cover the whole response. Each is `RESPONSE_READ_TIMEOUTS` times the read timeout,
+measured from the start of reading. A read after the deadline raises TimeoutError, like a read timeout.
 
-boto3, requests and azure-core all use urllib3, whose pools create the connections. So we give each of these libraries
-pools whose connections read their responses under a deadline.
+boto3, requests and azure-core all use urllib3, whose connection pools create the connections. We give each of these
+libraries pools whose connections read every response under a deadline.
 """
 
 import io
@@ -26,12 +26,12 @@ T = TypeVar("T")
 log = escaped(logging.getLogger("leasehold.calls"))
 
 _WARNED: list[AttributeError] = []
-"""Why boto3 clients of this process could not be bounded; logged once."""
+"""The error that kept us from setting deadlines for boto3 clients, if any. Each process logs it once."""
 
 RESPONSE_READ_TIMEOUTS = 3
-"""How long a whole response may take, in read timeouts."""
+"""The maximum duration of a whole response, as a multiple of the read timeout."""
 _EVENT_STREAM = "application/vnd.amazon.eventstream"
-"""The content type of a response that ends only with its subscription."""
+"""The content type of an event stream. Such a response lasts as long as its subscription, so it has no deadline."""
 
 
 class Deadline:
@@ -56,8 +56,8 @@ class Deadline:
         """Remove the deadline until the next restart."""
         self._end = math.inf
 
-    def keep(self, connection: socket.socket, receive: Callable[[], T]) -> T:
-        """Read from this connection. Raises TimeoutError after the read timeout, or if the deadline has passed."""
+    def run(self, connection: socket.socket, receive: Callable[[], T]) -> T:
+        """Call `receive`, which uses this connection. Raises TimeoutError after the read timeout or the deadline."""
         connection.settimeout(self._seconds_left())
         try:
             return receive()
@@ -65,16 +65,16 @@ class Deadline:
             self._seconds_left()
             raise
 
-    def end(self, connection: socket.socket) -> None:
+    def restore_timeout(self, connection: socket.socket) -> None:
         """Restore the connection's own timeout for the next request."""
         if connection.fileno() >= 0:
             connection.settimeout(self._seconds)
 
     def _seconds_left(self) -> float:
-        if (left := self._end - self._clock()) > 0:
-            return min(left, self._seconds)
-        message = f"the response was not whole after {RESPONSE_READ_TIMEOUTS * self._seconds:g} s"
-        log.warning("%s: %s; the request is given up", self._host, message)
+        if (remaining := self._end - self._clock()) > 0:
+            return min(remaining, self._seconds)
+        message = f"the response was not complete after {RESPONSE_READ_TIMEOUTS * self._seconds:g} s"
+        log.warning("%s: %s; the request was abandoned", self._host, message)
         raise TimeoutError(message)
 
 
@@ -89,17 +89,17 @@ class _Response(io.RawIOBase):
         return True
 
     def readinto(self, buffer: memoryview) -> int | None:  # type: ignore[override]  # the stubs allow any buffer
-        return self._deadline.keep(self._connection, lambda: self._raw.readinto(buffer))
+        return self._deadline.run(self._connection, lambda: self._raw.readinto(buffer))
 
     def close(self) -> None:
         if not self.closed:
-            self._deadline.end(self._connection)
+            self._deadline.restore_timeout(self._connection)
             self._raw.close()
         super().close()
 
 
 class _Socket:
-    """Wraps the socket of a connection. Each file made from it reads one response under a deadline."""
+    """A wrapper of a connection's socket. Each file that `makefile` returns reads one response under a deadline."""
 
     def __init__(self, host: str, connection: socket.socket) -> None:
         self._host, self._connection = host, connection
@@ -147,7 +147,7 @@ def bounded_pools(pools: Mapping[str, type[HTTPConnectionPool]]) -> dict[str, ty
 def bound_client(client: Any) -> None:  # noqa: ANN401  each service of boto3 has its own type
     """Make this boto3 client read its responses under a deadline."""
     try:
-        session = client._endpoint.http_session  # noqa: SLF001  boto3 offers no other way to its pools
+        session = client._endpoint.http_session  # noqa: SLF001  boto3 has no public access to its pools
         pools = bounded_pools(session._pool_classes_by_scheme)  # noqa: SLF001  likewise
         session._pool_classes_by_scheme = session._manager.pool_classes_by_scheme = pools  # noqa: SLF001  likewise
     except AttributeError as error:
@@ -160,6 +160,6 @@ def bound_client(client: Any) -> None:  # noqa: ANN401  each service of boto3 ha
 
 
 def bounded_response(raw: Any) -> Deadline | None:  # noqa: ANN401  any body of a response
-    """Return the deadline for reading this body, or None if there is none."""
+    """Return the deadline for reading this body, or None if it has no deadline."""
     deadline = getattr(raw, "deadline", None)
     return deadline if isinstance(deadline, Deadline) else None

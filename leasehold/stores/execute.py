@@ -1,6 +1,7 @@
-"""Carries out the actions of a plan at a store. This is the only place where an action becomes a write.
+"""Carries out the actions of a plan in a store. No other module turns actions into writes.
 
-The caller decides what a rejected write means. `Done` contains the lease to work with, `Lost` the lease as stored now.
+The caller decides how to handle a rejected write. `Done` contains the lease as written, and `Lost` contains the lease
+as it is stored now.
 """
 
 from typing import assert_never
@@ -23,8 +24,9 @@ def execute(
         store: The store.
         action: The action.
         me: The name of this worker.
-        annotations: The annotations to write with a Claim or Steal. A Renew has its own.
-        drained: The position at which the next owner of a lease is to start. None means the checkpoint as seen.
+        annotations: The annotations to write with a Claim or Steal. A Renew contains its own annotations.
+        drained: The position at which the next owner of a released lease starts. None means the checkpoint of the lease
+            in the action.
 
     Returns:
         The outcome of the last write.

@@ -1,8 +1,9 @@
-"""Describes the row of a lease: its fields, with the kind, the check and the name of each in every layout.
+"""Describes the fields of a lease's row. Each field has a kind, a check, and a name in every layout.
 
-`FIELDS` is the only such table. A layout writes the values of `cells` under its own names. To read a row, it passes
-each value through `checked` and makes a lease of them with `lease_of`. The module of a layout contains only what is
-special about that layout. If a row cannot be parsed, the error names the field.
+All layouts use the same table of fields, `FIELDS`. To write a row, a layout stores the values of `cells` under its own
+names. To read a row, it passes each value through `check_cell` and combines the results into a lease with `lease_of`.
+The module of a layout contains only the code that is specific to that layout. If a row cannot be parsed, the error
+names the invalid field.
 """
 
 import json
@@ -22,9 +23,9 @@ T = TypeVar("T")
 CellKind = Literal[
     "name", "text", "names", "worker", "count", "sequence", "hash key", "KB/s", "seconds", "flag", "notes"
 ]
-"""Names have at least one character, as have the names of workers if a field contains one.
+"""The kind of a field's values.
 
-Hash keys are decimal strings.
+A "name" is never empty. An empty "worker" means that there is none. A "hash key" is a decimal string.
 """
 
 
@@ -33,11 +34,11 @@ class RowField:
     """A field of a lease's row, and its name in each layout ("" if the layout has no such field).
 
     Attributes:
-        name: Its name in the JSON form and in Spark's columns, which combine the two hash keys as `hash_range`.
-        kind: The kind of its values.
+        name: The name in the JSON form and in Spark's columns, which combine the two hash keys as `hash_range`.
+        kind: The kind of the field's values.
         item: The attribute in DynamoDB.
         column: The column in SQLite and PostgreSQL.
-        object: The field in our own objects.
+        object: The field in objects of our own layout.
         blob: The metadata name in the blobs of the Azure SDKs.
         meaning: A description.
     """
@@ -81,15 +82,15 @@ FIELDS = (
 )
 """The fields of a row, in the order of SQLite's columns.
 
-In DynamoDB and in blobs, two kinds of fields are stored differently, as the modules of these layouts explain: the names
-of workers, which also encode whether the owner yields, and the annotations.
+DynamoDB and blobs store two kinds of fields differently, as the modules of these layouts explain. These are the names
+of workers, which also encode whether the owner answers requests, and the annotations.
 """
 
 
 def cells(lease: Lease) -> dict[str, Any]:
     """Return the values of a lease by field name, as in the JSON form. The layout encodes them."""
-    ends = None if lease.hash_range is None else [str(end) for end in lease.hash_range]
-    first, last = ends or (None, None)
+    hash_keys = None if lease.hash_range is None else [str(end) for end in lease.hash_range]
+    first, last = hash_keys or (None, None)
     return {
         "key": lease.key,
         "stream": lease.stream,
@@ -103,7 +104,7 @@ def cells(lease: Lease) -> dict[str, Any]:
         "checkpoint": lease.checkpoint.sequence,
         "sub": lease.checkpoint.sub,
         "token": lease.checkpoint.token,
-        "hash_range": ends,
+        "hash_range": hash_keys,
         "first_hash": first,
         "last_hash": last,
         "weight": None if lease.weight is None else kilobytes(lease.weight),
@@ -115,12 +116,12 @@ def cells(lease: Lease) -> dict[str, Any]:
     }
 
 
-def checked(field: RowField, layout_name: str, value: Any) -> Any:  # noqa: ANN401  by the field's kind
-    """Check and convert one value of a row.
+def check_cell(field: RowField, layout_name: str, value: Any) -> Any:  # noqa: ANN401  by the field's kind
+    """Check one value of a row, and return it in the form that `Lease` uses.
 
     Args:
         field: The field.
-        layout_name: Its name in the layout, for errors.
+        layout_name: The field's name in the layout, for error messages.
         value: The value in the row, or None if the row has none. Only the key and the checkpoint are required.
 
     Raises:
@@ -139,7 +140,7 @@ def lease_of(checked_cells: Mapping[str, Any], names: Mapping[str, str], **extra
 
     Args:
         checked_cells: The checked values by field name.
-        names: The layout's names of the fields, for errors.
+        names: The layout's names of the fields, for error messages.
         **extra: Values of fields that the layout has parsed itself.
 
     Raises:
@@ -158,15 +159,16 @@ def lease_of(checked_cells: Mapping[str, Any], names: Mapping[str, str], **extra
 COUNT_DIGITS = 18
 """The maximum number of digits of a counter.
 
-No real counter gets there, and one of this length can still be incremented in 64 bits, as SQLite and Java store it.
+No real counter reaches this length. A counter of this length can still be incremented as a 64-bit integer, the type in
+which SQLite and Java store it.
 """
 
-SHOWN = 60
-"""How many characters of an invalid value an error repeats, so that it stays on one line."""
+SHOWN_LENGTH_MAX = 60
+"""The maximum number of characters of an invalid value in an error message, so that the message fits on one line."""
 
 
 class BadRowField(Exception):
-    """A field of a row that cannot be parsed. The message contains its name and the reason."""
+    """A field of a row could not be parsed. The message contains the field's name and the reason."""
 
     def __init__(self, field: str, why: str) -> None:
         super().__init__(f"{field}: {why}")
@@ -174,27 +176,27 @@ class BadRowField(Exception):
         self.why = why
 
 
-def readable(key: str, parse: Callable[[], T]) -> T | Malformed:
-    """Return the result of `parse`, or `Malformed` if it raises BadRowField, or ValueError as `Lease` does."""
+def parse_row(key: str, parse: Callable[[], T]) -> T | Malformed:
+    """Return the result of `parse`, or `Malformed` if it raises BadRowField or the ValueError of an invalid `Lease`."""
     try:
         return parse()
     except BadRowField as error:
-        return Malformed(encodable(key), encodable(error.field), error.why)
+        return Malformed(escape_surrogates(key), escape_surrogates(error.field), error.why)
     except ValueError as error:
         field, _, why = str(error).partition(": ")
-        return Malformed(encodable(key), encodable(field), why)
+        return Malformed(escape_surrogates(key), escape_surrogates(field), why)
 
 
-def encodable(text: str) -> str:
+def escape_surrogates(text: str) -> str:
     """Escape lone surrogates, which cannot be encoded."""
     return text.encode(errors="backslashreplace").decode()
 
 
 def decimal(string: str, limit: int) -> int | None:
-    """Parse a number from 0 to `limit` written in ASCII digits; return None for anything else.
+    """Parse a number from 0 to `limit` that is written in ASCII digits. Return None for any other string.
 
-    The digits are counted first. Python refuses to convert strings of thousands of digits, with an error that does not
-    name the field.
+    The digits are counted before the conversion, because Python rejects strings of thousands of digits with an error
+    that does not name the field.
     """
     if not (string.isascii() and string.isdigit()):
         return None
@@ -203,13 +205,13 @@ def decimal(string: str, limit: int) -> int | None:
 
 
 def shortened_repr(value: object) -> str:
-    """Return an invalid value as errors show it: its repr, cut after `SHOWN` characters."""
-    quoted = repr(value)
-    return quoted if len(quoted) <= SHOWN else f"{quoted[:SHOWN]}…"
+    """Return the repr of an invalid value for an error message, cut after `SHOWN_LENGTH_MAX` characters."""
+    value_repr = repr(value)
+    return value_repr if len(value_repr) <= SHOWN_LENGTH_MAX else f"{value_repr[:SHOWN_LENGTH_MAX]}…"
 
 
 def text(field: str, value: object) -> str:
-    """Check that the value is a string without lone surrogates. JSON may contain them, but no store accepts them."""
+    """Return the value if it is a string without lone surrogates, which JSON may contain but no store accepts."""
     if not isinstance(value, str):
         raise BadRowField(field, f"{shortened_repr(value)} is not a string")
     try:
@@ -220,14 +222,14 @@ def text(field: str, value: object) -> str:
 
 
 def name(field: str, value: object) -> str:
-    """Check that the value is a string of at least one character, as the keys of leases are."""
+    """Return the value if it is a nonempty string, as the keys of leases must be."""
     if not text(field, value):
         raise BadRowField(field, "is empty")
     return text(field, value)
 
 
-def whole(field: str, value: str | int) -> int:
-    """Parse a count of 0 or more. The digits are counted first, because Python refuses to convert thousands of them."""
+def whole_number(field: str, value: str | int) -> int:
+    """Parse a count of 0 or more. The digits are counted first, because Python does not convert thousands of digits."""
     digits = str(value)
     if not (digits.isascii() and digits.isdigit()):
         raise BadRowField(field, f"{shortened_repr(value)} is not a whole number")
@@ -261,14 +263,14 @@ def annotations(field: str, encoded: str) -> Annotations:
 
 
 def valid_lease(row: Lease | Malformed) -> Lease:
-    """Return the lease. Raises StoreError if its row could not be parsed, because no decision may be based on it."""
+    """Return the lease, or raise StoreError if its row cannot be parsed. No decision may be based on such a row."""
     if isinstance(row, Malformed):
         raise StoreError(f"lease {row.key}: {row.field}: {row.why}; correct the row, or delete it")
     return row
 
 
 def listing_of(rows: Iterable[Lease | Malformed | None]) -> Listing:
-    """Return a listing of these rows, sorted by key. Rows that are not leases are passed as None, and left out."""
+    """Return a listing of these rows, sorted by key. None stands for a row that is not a lease and is left out."""
     ordered = sorted((row for row in rows if row is not None), key=attrgetter("key"))
     leases = tuple(row for row in ordered if isinstance(row, Lease))
     return Listing(leases, tuple(row for row in ordered if isinstance(row, Malformed)))
@@ -285,14 +287,14 @@ def position(field: str, sequence: str, sub: int, token: str = "") -> Position:
 
 
 KB = 1024
-"""The bytes of a kilobyte. Rows store throughput in KB/s, as KCL 3.x does."""
+"""The number of bytes in a kilobyte. Rows store throughput in KB/s, as KCL 3.x does."""
 
 
 def weight(field: str, value: str | float | None) -> int | None:
-    """Convert a row's KB/s to bytes per second, rounded to a whole number; None if the row has none.
+    """Convert a row's throughput from KB/s to whole bytes per second. Return None if the row has no throughput.
 
-    A byte is about a thousandth of a KB and rows keep at least six decimals, so values that we wrote are read back
-    unchanged.
+    A byte is about a thousandth of a kilobyte and rows store at least six decimals, so values that we wrote are read
+    back unchanged.
     """
     if value is None:
         return None
@@ -306,12 +308,12 @@ def weight(field: str, value: str | float | None) -> int | None:
 
 
 def kilobytes(weight: int) -> float:
-    """Convert bytes per second to KB/s, as rows store them. Exact, because 1,024 is a power of two."""
+    """Convert bytes per second to KB/s, the unit of rows. The result is exact, because 1,024 is a power of two."""
     return weight / KB
 
 
 def hash_range(fields: tuple[str, str], first: str | None, last: str | None) -> HashRange | None:
-    """Parse the first and last hash key; return None if the row has neither."""
+    """Parse the first and last hash key. Return None if the row has neither."""
     if first is None and last is None:
         return None
     low, high = (decimal(digits or "", HASH_KEYS[1]) for digits in (first, last))
@@ -319,7 +321,7 @@ def hash_range(fields: tuple[str, str], first: str | None, last: str | None) -> 
         field, digits = (fields[0], first) if low is None else (fields[1], last)
         raise BadRowField(field, f"{shortened_repr(digits)} is not a decimal hash key")
     if low > high:
-        raise BadRowField(fields[0], f"{low} lies after the last hash key, {high}")
+        raise BadRowField(fields[0], f"{low} is after the last hash key, {high}")
     return low, high
 
 
@@ -330,11 +332,11 @@ _CHECKS: Mapping[CellKind, tuple[Callable[[str, Any], Any], Any]] = {
     "text": (text, ""),
     "names": (keys, ()),
     "worker": (lambda field, found: text(field, found) or None, None),
-    "count": (whole, 0),
+    "count": (whole_number, 0),
     "sequence": (text, _NEEDED),
     "hash key": (text, None),
     "KB/s": (weight, None),
     "flag": (lambda _field, found: bool(found), False),
     "notes": (annotations, ()),
 }
-"""The check of each kind of value, and the value to use if a row has none. No store keeps seconds."""
+"""The check for each kind of value, and the default if a row has no value. Kind "seconds" is never stored."""

@@ -1,12 +1,14 @@
-"""Stores leases in a PostgreSQL table, one row each, with the columns of SQLite (`leasehold.stores.embedded.sqlite`).
+"""Stores leases in a PostgreSQL table. Each lease is one row.
 
-1. Every write is one conditional statement, never a transaction that waits for this process. So a process that stalls
-   holds no locks, and a pooler may be used (PgBouncer in transaction mode).
-2. `applied` decides, based on the row as this process last saw it. The statement compares every column with that row.
-   If any column has changed, the row is read again and the decision is made again.
+The columns are those of the SQLite store (`leasehold.stores.embedded.sqlite`).
+
+1. Every write is one conditional statement, never a transaction that waits for this process. A process that stalls
+   therefore holds no locks, and a connection pooler may be used (PgBouncer in transaction mode).
+2. `applied` decides about a write, based on the row as this process last read it. The statement compares every column
+   with that row. If any column has changed, the row is read again and the decision is repeated.
 3. Only our own columns are written, so columns added by others survive.
 4. A write is sent once. If PostgreSQL does not respond, OutcomeUnknown is raised. The next read shows what happened.
-5. Rows contain no times that leases depend on. `written` is for people.
+5. No decision depends on a time in a row. The column `written` is for information only.
 """
 
 import json
@@ -58,31 +60,31 @@ CREATE TABLE IF NOT EXISTS {table} (
 """
 """The schema of a lease table.
 
-The fillfactor leaves half of each page free, so that the new version of a renewed row fits into the same page and no
+The fillfactor leaves half of each page free. The new version of a renewed row then fits into the same page, and no
 index has to be updated.
 """
 
 TIMEOUTS = Timeouts(connect_seconds=3, read_seconds=5, attempts=3)
 CONNECTIONS = 8
-"""The maximum number of connections of a process. All but one are closed when they are idle."""
+"""The maximum number of connections per process. Idle connections are closed, except for one."""
 IDLE_SECONDS = 60.0
 _RETRYABLE = (errors.SerializationFailure, errors.DeadlockDetected)
-"""Errors of writes that were certainly not applied. They occur with stricter default isolation levels."""
+"""The errors of writes that were certainly not applied. They occur under strict default isolation levels."""
 _UNAVAILABLE = (OperationalError, InterfaceError, InternalError)
 _PERMANENT_ERRORS = re.compile(
     r"authentication failed|no pg_hba\.conf entry|no password supplied|does not exist|permission denied"
     r"|invalid sslmode|does not support SSL|root certificate|not permitted to log in|invalid (port|integer)"
 )
-"""Matches errors of failed connections for which retrying does not help. PostgreSQL has no codes for them."""
+"""Matches connection errors that a retry cannot resolve. PostgreSQL reports them without error codes."""
 _ADVICE: Mapping[type[Error], str] = {
-    errors.UndefinedTable: "there is no such table here; check the name, or let a worker make it",
-    errors.UndefinedColumn: "the table is of another shape than a lease table; name another table",
+    errors.UndefinedTable: "the table does not exist; check the name, or let a worker create it",
+    errors.UndefinedColumn: "the table does not have the columns of a lease table; name another table",
     errors.InvalidColumnReference: "the table has no primary key on its column key; name another table",
     errors.InsufficientPrivilege: (
         "this user may not do that; a worker needs SELECT, INSERT, UPDATE and DELETE on the table, and CREATE on its "
-        "schema to make it; tools that only read need the first"
+        "schema to create it; tools that only read need the first"
     ),
-    errors.InvalidSchemaName: "there is no such schema; create it first",
+    errors.InvalidSchemaName: "the schema does not exist; create it first",
 }
 
 SqlRow = Mapping[str, Any]
@@ -90,9 +92,10 @@ SqlRow = Mapping[str, Any]
 
 @frozen
 class TableLocation:
-    """The location of a lease table: settings of libpq, and the name of the table, which may include its schema.
+    """The location of a lease table. It consists of connection settings and the table's name, perhaps with its schema.
 
-    Settings that are empty or None come from libpq's environment: PGHOST, PGUSER, PGPASSWORD, PGPASSFILE, PGSSLMODE.
+    libpq takes settings that are empty or None from the environment (PGHOST, PGUSER, PGPASSWORD, PGPASSFILE,
+    PGSSLMODE).
     """
 
     host: str
@@ -117,20 +120,20 @@ class TableLocation:
             sslmode=self.sslmode,
             connect_timeout=max(1, round(timeouts.connect_seconds)),
             application_name="leasehold",
-            # Of several hosts, use the one that accepts writes: reads from a standby could be stale.
+            # If there are several hosts, use the one that accepts writes, because reads from a standby could be stale.
             target_session_attrs="read-write",
         )
 
 
 @frozen
 class Statements:
-    """The statements for a table. The row count of a write shows whether its condition held."""
+    """The SQL statements for a table. The row count of a write shows whether its condition held."""
 
     table: str
     schema: bytes
-    every: bytes
-    some: bytes
-    any: bytes
+    select_all: bytes
+    select_some: bytes
+    select_one: bytes
     insert: bytes
     update: bytes
     delete: bytes
@@ -146,7 +149,7 @@ class Statements:
             SQL("{} IS NOT DISTINCT FROM {}").format(Identifier(name), Placeholder(f"was_{name}")) for name in COLUMNS
         )
 
-        # PostgreSQL uses the index for `key =`. For IS NOT DISTINCT FROM alone it would read the whole table.
+        # With `key =`, PostgreSQL uses the index. With IS NOT DISTINCT FROM alone, it would scan the whole table.
         unchanged = SQL("key = {} AND {}").format(Placeholder("was_key"), unchanged)
 
         def compiled(template: LiteralString) -> bytes:
@@ -170,12 +173,12 @@ class Statements:
 
 
 class _DeadlineConnection(Connection[DictRow]):
-    """A connection with a read timeout, because a server that hangs keeps its connections open."""
+    """A connection with a read timeout. If a server hangs, its connections stay open and reads would never end."""
 
     seconds: float = TIMEOUTS.read_seconds
 
     def wait(self, gen: Any, interval: float = 0.1, timeout: float | None = None) -> Any:  # noqa: ANN401  psycopg's
-        """Wait for the server, for at most `seconds` unless the call has its own timeout."""
+        """Wait for the server, at most for `seconds` unless the call has its own timeout."""
         return super().wait(gen, interval, self.seconds if timeout is None else timeout)
 
 
@@ -193,8 +196,8 @@ class PostgresStore:
         self._location, self._create, self._timeouts = location, create, timeouts
         self._sql = Statements.of(location.table)
         self._seen: dict[str, SqlRow] = {}
-        # The pool does not report why it cannot connect, so connect once without it.
-        with self._translated():
+        # The pool does not report why it cannot connect, so first connect without the pool.
+        with self._translate_errors():
             connect(location.conninfo(timeouts)).close()
 
         def set_timeout(connection: _DeadlineConnection) -> None:
@@ -203,14 +206,14 @@ class PostgresStore:
         self._pool = ConnectionPool(
             location.conninfo(timeouts),
             connection_class=_DeadlineConnection,
-            # No prepared statements, because a pooler may send them to another connection.
+            # Do not prepare statements, because a pooler may execute them on another connection.
             kwargs={"autocommit": True, "row_factory": dict_row, "prepare_threshold": None},
             configure=set_timeout,
             min_size=1,
             max_size=CONNECTIONS,
             max_idle=IDLE_SECONDS,
             timeout=timeouts.connect_seconds,
-            # By default, the pool pauses longer and longer while the service is down, and thus also after it is back.
+            # By default, the pool's pauses grow during an outage, so it would also reconnect late after the outage.
             reconnect_timeout=timeouts.connect_seconds,
             num_workers=1,
             open=True,
@@ -223,18 +226,17 @@ class PostgresStore:
 
     @property
     def capabilities(self) -> Capabilities:
-        """All of them."""
         return Capabilities()
 
     def list(self) -> Listing:
-        """Return every lease, sorted by key, as a snapshot. A dropped table is created again if possible."""
+        """Return a snapshot of all leases, sorted by key. A dropped table is created again if that is allowed."""
         try:
-            rows = self.rows(self._sql.every)
+            rows = self.rows(self._sql.select_all)
         except StoreError as fault:
             if not (self._create and isinstance(fault.__cause__, errors.UndefinedTable)):
                 raise
             self._prepare()
-            rows = self.rows(self._sql.every)
+            rows = self.rows(self._sql.select_all)
             log.error("%s was dropped while in use; created it again", self._location.name)  # noqa: TRY400  no traceback is needed
         self._seen = {row["key"]: row for row in rows}
         return listing_of(map(to_lease, rows))
@@ -242,12 +244,16 @@ class PostgresStore:
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:  # noqa: ARG002  never stale
         """Return these leases in the given order, without those that do not exist."""
         requested = tuple(keys)
-        rows = {row["key"]: row for row in self.rows(self._sql.some, {"keys": list(requested)})} if requested else {}
+        rows = (
+            {row["key"]: row for row in self.rows(self._sql.select_some, {"keys": list(requested)})}
+            if requested
+            else {}
+        )
         self._seen.update(rows)
         return tuple(valid_lease(to_lease(rows[key])) for key in requested if key in rows)
 
     def write(self, write: Write) -> Outcome:
-        """Apply the write to the row as last seen (rule 2). If the row has changed, read it and try again."""
+        """Apply the write to the row as last read (rule 2). If the row has changed, read it and try again."""
         key = write.lease.key
         row = self._seen.get(key)
         just_read = row is None and not isinstance(write, CreateLease)
@@ -266,31 +272,31 @@ class PostgresStore:
     def prove(self) -> None:
         """Check that the service honors conditions, and that its commits are durable. Raises StoreError if not.
 
-        The check is a transaction that is rolled back, so its rows are never visible.
+        The check runs in a transaction that is rolled back, so other connections never see its rows.
         """
         row = _values(Lease(f"leasehold-probe-{uuid4().hex}"))
-        other = {**row, "owner": "another"}
+        changed_row = {**row, "owner": "another"}
         sql = self._sql
         with self.connection() as connection, connection.transaction(force_rollback=True):
-            (durable,) = connection.execute("SELECT current_setting('synchronous_commit') AS value").fetchall()
+            (setting,) = connection.execute("SELECT current_setting('synchronous_commit') AS value").fetchall()
             probes = (
                 (sql.insert, row, 1),
                 (sql.insert, row, 0),
-                (sql.update, _replacing(row, other), 1),
-                (sql.update, _replacing(row, other), 0),
-                (sql.delete, _replacing(row, {}), 0),
-                (sql.delete, _replacing(other, {}), 1),
+                (sql.update, _update_arguments(row, changed_row), 1),
+                (sql.update, _update_arguments(row, changed_row), 0),
+                (sql.delete, _update_arguments(row, {}), 0),
+                (sql.delete, _update_arguments(changed_row, {}), 1),
             )
-            honored = all(connection.execute(probe, values).rowcount == count for probe, values, count in probes)
-        if not honored:
+            are_honored = all(connection.execute(probe, values).rowcount == count for probe, values, count in probes)
+        if not are_honored:
             raise StoreError(
-                f"{self._location.name} ignores the conditions of writes, or refuses what fits them (has it rules or "
-                "triggers?), so two workers could own one lease; name a table of its own"
+                f"{self._location.name} ignores the conditions of writes, or rejects writes whose conditions hold "
+                "(does it have rules or triggers?), so two workers could own one lease; name another table"
             )
-        if durable["value"] in {"off", "local"}:
+        if setting["value"] in {"off", "local"}:
             raise StoreError(
-                f"{self._location.name}: synchronous_commit is {durable['value']} for this user, so that a checkpoint "
-                "that was answered could be lost; ALTER ROLE … SET synchronous_commit = on"
+                f"{self._location.name}: synchronous_commit is {setting['value']} for this user, so a confirmed "
+                "checkpoint could be lost; ALTER ROLE … SET synchronous_commit = on"
             )
 
     def probe(self, right: Literal["INSERT", "UPDATE", "DELETE"]) -> None:
@@ -298,7 +304,7 @@ class PostgresStore:
         row = _values(Lease(f"leasehold-probe-{uuid4().hex}"))
         statement = {"INSERT": self._sql.insert, "UPDATE": self._sql.update, "DELETE": self._sql.delete}[right]
         with self.connection() as connection, connection.transaction(force_rollback=True):
-            connection.execute(statement, _replacing(row, row))
+            connection.execute(statement, _update_arguments(row, row))
 
     def standbys(self) -> tuple[int, str]:
         """Return the number of standby servers, and the names of those that commits wait for."""
@@ -313,10 +319,10 @@ class PostgresStore:
         return PostgresCells(self, self._location.table, create=self._create)
 
     def layouts(self, *, requested: bool) -> tuple[bool, bool]:  # noqa: ARG002  it costs almost nothing
-        """Return whether there are rows of layout `sessions`, and of this layout."""
+        """Return whether there are rows of layout `sessions`, and whether there are rows of this layout."""
         sql = cell_statements(self._location.table)
         (row,) = self.rows(b"SELECT to_regclass(%(table)s) IS NOT NULL AS value", {"table": sql.table})
-        return bool(row["value"] and self.rows(sql.any)), bool(self.rows(self._sql.any))
+        return bool(row["value"] and self.rows(sql.select_one)), bool(self.rows(self._sql.select_one))
 
     def close(self) -> None:
         """Close all connections."""
@@ -325,11 +331,11 @@ class PostgresStore:
     def _prepare(self) -> None:
         """Make sure that the table exists and has our columns."""
         if self._create:
-            # If two workers create it at the same moment, one of them fails; the table then exists.
+            # If two workers create the table at the same moment, one of them gets an error although the table exists.
             with self.connection() as connection, suppress(errors.UniqueViolation, errors.DuplicateTable):
                 if not connection.execute("SELECT to_regclass(%s) AS found", [self._sql.table]).fetchall()[0]["found"]:
                     connection.execute(self._sql.schema)
-        self.rows(self._sql.some, {"keys": []})
+        self.rows(self._sql.select_some, {"keys": []})
 
     def rows(self, statement: bytes, values: SqlRow | None = None) -> Sequence[DictRow]:
         """Run a query, and repeat it if its outcome is unknown. Raises StoreError or OutcomeUnknown."""
@@ -347,7 +353,7 @@ class PostgresStore:
         return retrying(read)
 
     def _read(self, key: str) -> SqlRow | None:
-        row = next(iter(self.rows(self._sql.some, {"keys": [key]})), None)
+        row = next(iter(self.rows(self._sql.select_some, {"keys": [key]})), None)
         if row:
             self._seen[key] = row
         else:
@@ -359,11 +365,11 @@ class PostgresStore:
 
         Args:
             key: The key of the lease.
-            row: The row as last seen, or None if there was none.
+            row: The row as last read, or None if there was none.
             after: The lease to store, or None to delete the row.
 
         Returns:
-            False if the row has changed since it was seen.
+            False if the row has changed since it was read.
         """
         values: SqlRow = _values(after) if after else {}
         statement, arguments = self._sql.insert, values
@@ -371,7 +377,7 @@ class PostgresStore:
             if after is None:
                 return True
         else:
-            statement, arguments = self._sql.update if after else self._sql.delete, _replacing(row, values)
+            statement, arguments = self._sql.update if after else self._sql.delete, _update_arguments(row, values)
         self._seen.pop(key, None)  # if the outcome is unknown, the next write reads the row first
         with self.connection() as connection:
             try:
@@ -385,28 +391,28 @@ class PostgresStore:
 
     @contextmanager
     def connection(self) -> Iterator[_DeadlineConnection]:
-        """Yield a connection from the pool, and turn its errors into ours."""
-        with self._translated():
+        """Yield a connection from the pool, and turn its errors into StoreError or OutcomeUnknown."""
+        with self._translate_errors():
             connection = self._pool.getconn()
             try:
                 yield connection
             except BaseException as error:
                 if not (isinstance(error, Error) and error.sqlstate):
-                    connection.close()  # a late response would be taken for that of the next statement
+                    connection.close()  # otherwise, a late response would be taken for the next statement's
                 if isinstance(error, _UNAVAILABLE):
-                    # The server has stopped or no longer accepts writes, which affects all other connections too.
+                    # The server has stopped or no longer accepts writes, so the other connections are of no use either.
                     self._pool.drain()
                 raise
             finally:
                 self._pool.putconn(connection)
 
-    def _translated(self) -> AbstractContextManager[None]:
-        return translated(self._location, self._timeouts)
+    def _translate_errors(self) -> AbstractContextManager[None]:
+        return translate_errors(self._location, self._timeouts)
 
 
 @contextmanager
-def translated(location: TableLocation, timeouts: Timeouts) -> Iterator[None]:
-    """Turn errors of psycopg into ours. None of them contains a password."""
+def translate_errors(location: TableLocation, timeouts: Timeouts) -> Iterator[None]:
+    """Turn psycopg's errors into StoreError or OutcomeUnknown. The messages never contain a password."""
     table = location.name
     try:
         yield
@@ -421,7 +427,7 @@ def translated(location: TableLocation, timeouts: Timeouts) -> Iterator[None]:
 
 
 def _message(error: Error) -> str:
-    # In one line: messages of failed connections have several.
+    # The messages of failed connections have several lines. Join them.
     return printable(" ".join(str(error).split()))
 
 
@@ -435,7 +441,7 @@ CREATE TABLE IF NOT EXISTS {table} (
 
 
 def cell_statements(name_parts: tuple[str, ...]) -> Statements:
-    """Return the statements for the table of layout `sessions`, whose name is that of the lease table plus `_cells`."""
+    """Return the statements for the table of layout `sessions`. Its name is the lease table's name plus `_cells`."""
     table = Identifier(*name_parts[:-1], f"{name_parts[-1]}_cells")
 
     def compiled(template: LiteralString) -> bytes:
@@ -457,38 +463,38 @@ def cell_statements(name_parts: tuple[str, ...]) -> Statements:
 
 
 class PostgresCells:
-    """Rows of layout `sessions`. Each write is one statement, conditional on the version; rules 1 and 4 apply."""
+    """Rows of layout `sessions`. Each write is one statement that is conditional on the version (rules 1 and 4)."""
 
     page_leases = PAGE_LEASES
 
     def __init__(self, store: PostgresStore, name_parts: tuple[str, ...], *, create: bool) -> None:
         self._store, self._sql = store, cell_statements(name_parts)
         if create:
-            # If two workers create it at the same moment, one of them fails; the table then exists.
+            # If two workers create the table at the same moment, one of them gets an error although the table exists.
             with store.connection() as connection, suppress(errors.UniqueViolation, errors.DuplicateTable):
                 connection.execute(self._sql.schema)
 
     def list(self, *prefixes: str, consistent: bool = False) -> tuple[Stored, ...]:  # noqa: ARG002  each is consistent
         """Return the rows whose names begin with one of these prefixes. The listing is a snapshot."""
-        rows = self._store.rows(self._sql.every)
+        rows = self._store.rows(self._sql.select_all)
         return tuple(cell_of(row) for row in rows if row["name"].startswith(prefixes))
 
     def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:  # noqa: ARG002  never stale
         """Return the rows with these names that exist, as a snapshot."""
-        rows = self._store.rows(self._sql.some, {"names": [*names]}) if names else ()
+        rows = self._store.rows(self._sql.select_some, {"names": [*names]}) if names else ()
         return {row["name"]: cell_of(row) for row in rows}
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
         """Insert a row, unless it exists."""
-        return self._written(self._sql.insert, name, fields)
+        return self._write(self._sql.insert, name, fields)
 
     def put_over(self, name: str, fields: ObjectFields, version: str) -> str | None:
         """Update a row, if it still has this version."""
-        return self._written(self._sql.update, name, fields, version)
+        return self._write(self._sql.update, name, fields, version)
 
     def delete(self, name: str, version: str) -> bool:
         """Delete a row, if it still has this version."""
-        return self._written(self._sql.delete, name, {}, version) is not None or name not in self.read([name])
+        return self._write(self._sql.delete, name, {}, version) is not None or name not in self.read([name])
 
     def prove(self) -> None:
         """Check that the service honors conditions, and that its commits are durable. Raises StoreError if not."""
@@ -498,7 +504,7 @@ class PostgresCells:
         """Close all connections."""
         self._store.close()
 
-    def _written(self, statement: bytes, name: str, fields: ObjectFields, version: str = "") -> str | None:
+    def _write(self, statement: bytes, name: str, fields: ObjectFields, version: str = "") -> str | None:
         new_version = uuid4().hex
         values = {"name": name, "fresh": new_version, "fields": json.dumps(dict(fields)), "version": version}
         with self._store.connection() as connection:
@@ -513,8 +519,8 @@ def _values(lease: Lease) -> dict[str, Any]:
     return {**to_row(lease), "yields": lease.yields}
 
 
-def _replacing(row: SqlRow, values: SqlRow) -> SqlRow:
-    """Return the arguments of a statement that replaces `row` by these values."""
+def _update_arguments(row: SqlRow, values: SqlRow) -> SqlRow:
+    """Return the arguments of a statement that replaces `row` with these values."""
     return {**values, **{f"was_{name}": row[name] for name in COLUMNS}}
 
 

@@ -1,7 +1,7 @@
-"""Makes text from outside safe to show: control and invisible characters and line breaks become Python escapes.
+"""Makes untrusted text safe to show. Control characters, invisible characters and line breaks become Python escapes.
 
-Keys, owners and the responses of services may contain anything. They pass through here before they reach a screen, a
-log or a page.
+Lease keys, names of owners and responses of services may contain any characters, so they are escaped before they are
+written to a terminal, a log or a page.
 """
 
 import logging
@@ -12,19 +12,19 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 TEXT_LENGTH_MAX = 2000
-"""The maximum length of an error message, in characters. A message might contain a whole batch."""
+"""The maximum length of an error message, in characters. An exception's own message might contain a whole batch."""
 
 _FORMATTER = logging.Formatter()
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """Return a suggestion to append to an error about an unknown word; "" if no choice is similar."""
+    """Return a suggestion to append to an error about an unknown word, or "" if no choice is similar."""
     close = get_close_matches(word, list(choices), 1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def few(strings: Sequence[str], limit: int = 5, separator: str = ", ") -> str:
-    """Join the first `limit` strings and append how many more there are, to keep lines about many shards short."""
+    """Join the first `limit` strings and append the number of the others, to keep messages about many shards short."""
     omitted = f" and {len(strings) - limit} more" if len(strings) > limit else ""
     return separator.join(strings[:limit]) + omitted
 
@@ -49,7 +49,7 @@ def text_of(error: BaseException, limit: int = TEXT_LENGTH_MAX) -> str:
     try:
         return str.__getitem__(str(error), slice(limit))
     except BaseException as fault:  # noqa: BLE001  reporting an error must not raise another
-        return f"(its text cannot be had: {type(fault).__name__})"
+        return f"(its message cannot be read: {type(fault).__name__})"
 
 
 def said(error: BaseException) -> str:
@@ -67,7 +67,7 @@ else:
 class SafeLog(_Adapter):
     """A logger that never raises, even if the program's handlers or filters do, so that logging cannot end a thread.
 
-    A message that could not be logged goes to standard error, with the reason.
+    If a message cannot be logged, it is written to standard error together with the reason.
     """
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:  # noqa: ANN401  as in logging
@@ -79,7 +79,7 @@ class SafeLog(_Adapter):
         except Exception as fault:  # noqa: BLE001  whatever a user's handler raises
             with suppress(Exception):  # standard error may be missing, closed, or full
                 line = f"{self.logger.name}: {printable(str(msg) % args if args else str(msg))}"
-                sys.stderr.write(f"{line} (a handler of the log raised {said(fault)})\n")
+                sys.stderr.write(f"{line} (a log handler raised {said(fault)})\n")
 
 
 def escaped(log: logging.Logger) -> SafeLog:
@@ -95,7 +95,7 @@ def _escape(record: logging.LogRecord) -> bool:
             record.args = tuple(text_of(arg) if isinstance(arg, BaseException) else arg for arg in record.args)
         record.msg, record.args = printable(record.getMessage()), ()
     except BaseException as fault:  # noqa: BLE001  likewise
-        record.msg, record.args = f"{printable(str(record.msg))} (a value of it cannot be shown: {said(fault)})", ()
+        record.msg, record.args = f"{printable(str(record.msg))} (one of its values cannot be shown: {said(fault)})", ()
     if record.exc_info and not record.exc_text:
         try:
             # The standard formatters use exc_text if it is set.

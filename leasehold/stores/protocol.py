@@ -1,17 +1,18 @@
-"""The protocol of a lease store: conditional writes that return `Done` or `Lost`.
+"""Defines the protocol of a lease store. Its writes are conditional and return `Done` or `Lost`.
 
 Every store follows four rules:
 
-1. A write (`leasehold.stores.writes`) is applied only if its condition holds. The condition refers to the lease as
-   the planner saw it.
+1. A write (`leasehold.stores.writes`) is applied only if its condition holds. The condition refers to the lease as the
+   planner last saw it.
 2. A rejected write is not an exception. It returns `Lost` with the lease as it is stored now.
 3. A store never returns `Done` if it does not know the outcome. It raises `OutcomeUnknown`, and the caller's next
-   consistent read shows what happened. Any other `StoreError`, and `NotWritten`, mean that the service has responded,
-   so the write can no longer be applied later.
+   consistent read shows what happened. `NotWritten` and any other `StoreError` mean that the service has responded, so
+   it cannot apply the write later.
 4. Attributes that the store does not understand survive every write.
 
 Wrappers of a store derive from `PassingStore`, which passes every call on to another store. `Timeouts` limits the time
-of one request. Several requests must fit into the duration of a lease, or one that stalls costs the lease.
+of one request. Several requests must fit into the duration of a lease. Otherwise, a single request that stalls could
+cost a worker its lease.
 """
 
 from collections.abc import Iterable
@@ -24,9 +25,9 @@ from leasehold.balancer.watch import NO_REPORTS, Reports
 from leasehold.stores.writes import Write
 
 ATTEMPTS = 64
-"""How often to try a conditional write.
+"""The maximum number of attempts at a conditional write.
 
-Each retry means that another write came in between. So many in a row indicate a fault in the service.
+An attempt fails if another write comes first. This many failures in a row indicate a fault in the service.
 """
 
 
@@ -53,7 +54,7 @@ class Lost:
 
     Attributes:
         key: The key of the lease.
-        lease: The lease as stored now, from a consistent read; None if it no longer exists.
+        lease: The lease as stored now, from a consistent read, or None if it no longer exists.
 
     Examples:
         >>> from leasehold import Lease
@@ -80,15 +81,15 @@ class Malformed:
 
 @frozen
 class Listing:
-    """A complete read of the table. If any page fails, there is no listing.
+    """The result of a complete read of the table. If any page cannot be read, the listing fails.
 
-    In each lease, `idle` is the age of the row if the store records one (less 1 s if it rounds to seconds), otherwise
-    0. `Watch` sets `held` and `next_owner_idle`.
+    The field `idle` of a lease is the age of its row if the store records ages, and 0 otherwise. If the store rounds
+    ages to seconds, one second is subtracted. `Watch` later sets `held` and `next_owner_idle`.
 
     Attributes:
         leases: The leases.
-        malformed: The rows that cannot be parsed. While there are any, no lease may be deleted. No lease may be created
-            for such a row's shard, its ancestors or its descendants, because that shard has a lease already.
+        malformed: The rows that cannot be parsed. While there are such rows, no lease may be deleted. The shard of such
+            a row already has a lease, so no lease may be created for the shard, its ancestors or its descendants.
         reports: The worker reports of KCL 3.5, if the table contains them.
 
     Examples:
@@ -146,7 +147,7 @@ class Store(Protocol):
         """The capabilities of this layout."""
 
     def list(self) -> Listing:
-        """Return every lease. The listing may be as stale as the service's own listings are.
+        """Return every lease. The listing may be as stale as the service's own listings.
 
         Raises:
             OutcomeUnknown: If the service cannot be reached.
@@ -157,22 +158,21 @@ class Store(Protocol):
 
         Args:
             keys: The keys of the leases.
-            stale_ok: Allow leases that are as stale as a listing, if such reads cost less. By default reads are
-                consistent.
+            stale_ok: Allow reads that are as stale as a listing, if they cost less. By default, reads are consistent.
 
         Raises:
             OutcomeUnknown: If the service cannot be reached.
         """
 
     def write(self, write: Write) -> Outcome:
-        """Apply the write if the condition stated by its class holds, as one atomic step.
+        """Apply the write in one atomic step, if the condition stated by its class holds.
 
         Returns:
-            `Done` if the write was applied, `Lost` if it was rejected.
+            `Done` if the write was applied, or `Lost` if it was rejected.
 
         Raises:
-            OutcomeUnknown: If the store does not know which of the two happened.
-            NotWritten: If the service cannot write now, and has written nothing.
+            OutcomeUnknown: If the store does not know whether the write was applied.
+            NotWritten: If the service cannot write at the moment, and has written nothing.
             StoreError: If the service rejects the request itself, for example because a right is missing.
         """
 
@@ -181,7 +181,7 @@ class Store(Protocol):
 
 
 class PassingStore:
-    """A wrapper that passes every call on to another store. Subclasses override what they do differently."""
+    """A wrapper that passes every call on to another store. Subclasses override the methods that differ."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -209,10 +209,10 @@ class PassingStore:
 
 
 TRY_SECONDS = 2.5
-"""If retries would leave each try less time than this, make fewer and longer tries."""
+"""The minimum time for each attempt. If retries would leave less, there are fewer and longer attempts."""
 
 PAUSE_SECONDS = 4.0
-"""The longest time that an SDK waits before it repeats a read."""
+"""The longest pause of an SDK before it repeats a read."""
 
 
 @frozen
@@ -220,9 +220,9 @@ class Timeouts:
     """The timeouts and retries of an SDK.
 
     Attributes:
-        connect_seconds: The connect timeout of one try.
-        read_seconds: The read timeout of one try.
-        attempts: How often to try a read. A write is always sent once.
+        connect_seconds: The connect timeout of one attempt.
+        read_seconds: The read timeout of one attempt.
+        attempts: The maximum number of attempts at a read. A write is always sent once.
     """
 
     connect_seconds: float

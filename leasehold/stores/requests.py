@@ -1,18 +1,19 @@
-"""The operations that an object store must offer to hold leases (`Objects`), and a probe of its conditional writes.
+"""Defines the operations that an object store must offer to store leases (`Objects`), and a probe of its conditions.
 
 Every implementation of `Objects` follows three rules:
 
-1. ETags have no quotes here. Services return them without quotes in listings, and with quotes elsewhere.
+1. ETags are passed without quotes. Services return them without quotes in listings, and with quotes elsewhere.
 2. A rejected write returns None and never raises.
-3. A write is sent once. If its response is lost it raises `OutcomeUnknown`, because its own first try could make a
-   silent second one fail.
+3. A write is sent once. If its response is lost, it raises `OutcomeUnknown`. A silent retry could fail just because the
+   first attempt had succeeded.
 
-A store that is opened for writing first checks that its service honors these conditions. Each check writes and removes
-an object with a unique name, so any number of workers can check at the same time. The object is in a folder next to
-those of the leases, which no layout and no official worker reads.
+When a store is opened for writing, it first checks that its service honors the conditions of writes. Each check writes
+and removes an object with a unique name, so any number of workers can run the check at the same time. The object is in
+a separate folder, which no layout and no official worker reads.
 
-This module also contains what both layouts of objects share: the objects that make up a lease, and the common fields
-of the ownership object. Objects, and the rows of layout `sessions`, contain only printable ASCII.
+This module also contains the code that both object layouts share. It covers the objects that make up a lease and the
+common fields of the ownership object. Objects and the rows of layout `sessions` contain only printable ASCII
+characters.
 """
 
 import json
@@ -29,17 +30,17 @@ from attrs import evolve, frozen
 
 from leasehold.balancer.model import Lease, Version
 from leasehold.errors import StoreError
-from leasehold.stores.fields import BadRowField, CellKind, from_json, text, whole
+from leasehold.stores.fields import BadRowField, CellKind, from_json, text, whole_number
 from leasehold.stores.printable import escaped
 
 ObjectFields = Mapping[str, str]
-"""The content of an object. Names are in lower case, values in ASCII."""
+"""The fields of an object. Their names are in lower case, and their values contain only ASCII characters."""
 
 PAGE_LEASES = 1000
-"""The leases per page of layout `sessions` in stores whose rows may be large."""
+"""The maximum number of leases in a session row of layout `sessions`, for stores whose rows may be large."""
 
 SKEW_SECONDS = 60.0
-"""Warn if the local clock differs from the service's by more than this."""
+"""Log a warning if the local clock and the service's clock differ by more than this."""
 
 log = escaped(logging.getLogger("leasehold.objects"))
 
@@ -50,10 +51,10 @@ class Stored:
 
     Attributes:
         name: Its name.
-        etag: Its ETag without quotes. It may only be compared for equality.
+        etag: Its ETag without quotes. ETags may only be compared for equality.
         fields: Its content.
-        age: Seconds since it was last written, by the service's clock, less the second to which the service rounds.
-            Never below 0.
+        age: The time since the last write of the object, in seconds of the service's clock. One second is subtracted,
+            because services round to seconds. The age is never negative.
     """
 
     name: str
@@ -102,14 +103,14 @@ def unquoted_etag(etag: str) -> str:
 
 
 def age(service_now: float, last_modified: float) -> float:
-    """Return the seconds since an object was written, less the second to which services round.
+    """Return the age of an object in seconds. One second is subtracted, because services round to seconds.
 
-    Both arguments are times of the service's clock, in seconds since 1970.
+    Both arguments are times by the service's clock, in seconds since 1970.
     """
     return max(0.0, service_now - last_modified - 1.0)
 
 
-def unanswered(status: int) -> bool:
+def is_outcome_unknown(status: int) -> bool:
     """Return whether this HTTP status means that the service is busy or has failed, so the outcome is unknown."""
     return status < 400 or status >= 500 or status in {408, 429}  # noqa: PLR2004  HTTP's status classes
 
@@ -117,8 +118,8 @@ def unanswered(status: int) -> bool:
 class SkewWarning:
     """Warns once if the local clock differs from the service's by more than `SKEW_SECONDS`.
 
-    Leases do not depend on the local clock, because their ages come from the service's. But other software on this
-    machine may depend on it, as do workers that judge expiry by their own clocks.
+    Leases do not depend on the local clock, because their ages are measured by the service's clock. But other software
+    on this machine may depend on it, and so do workers that judge expiry by their own clocks.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
@@ -130,9 +131,9 @@ class SkewWarning:
         """Compare the local clock with the service's, as read from a Date header (seconds since 1970)."""
         skew = self._clock() - service_now
         with self._lock:
-            skewed = abs(skew) > SKEW_SECONDS and not self._warned
-            self._warned = self._warned or skewed
-        if skewed:
+            must_warn = abs(skew) > SKEW_SECONDS and not self._warned
+            self._warned = self._warned or must_warn
+        if must_warn:
             log.warning(
                 "the local clock is %.0f s %s the storage service's; leases are judged by the service's clock",
                 abs(skew),
@@ -141,7 +142,7 @@ class SkewWarning:
 
 
 Part = Literal["ownership", "checkpoint", "notes"]
-"""The objects of a lease. If the lease never had an owner, the ownership may be missing."""
+"""The kinds of objects of a lease. A lease that never had an owner may have no ownership object."""
 
 
 @frozen
@@ -154,7 +155,7 @@ class Parts:
 
     @property
     def etag(self) -> str:
-        """The ETag of the ownership; "" if there is none."""
+        """The ETag of the ownership, or "" if there is none."""
         return self.ownership.etag if self.ownership else ""
 
     @property
@@ -168,26 +169,26 @@ class Parts:
         return stored
 
     def fields(self, part: Part) -> ObjectFields:
-        """Return the fields of the object of this kind; empty if it does not exist."""
+        """Return the fields of the object of this kind. If the object does not exist, there are none."""
         stored = self.part(part)
         return stored.fields if stored else {}
 
-    def having(self, part: Part, stored: Stored | None) -> "Parts":
-        """Return these objects with this one replaced."""
+    def replace(self, part: Part, stored: Stored | None) -> "Parts":
+        """Return a copy of these parts with one object replaced."""
         return evolve(self, **{part: stored})
 
 
 def owner_fields(before: Lease, after: Lease, encode: Callable[[str, str], str]) -> ObjectFields:
-    """Return the fields of an ownership that both layouts have. The caller must not store those that are empty.
+    """Return the fields of an ownership object that both layouts have. The caller must not store empty fields.
 
-    A request for the lease is not written by its owner, so it must not look like a renewal: other workers would take a
-    dead owner for a live one, and the owner's next write would be rejected. Therefore a request, and its withdrawal,
-    store the version before it as `handoffversion`.
+    A request for a lease changes the ownership object although the lease's owner has not renewed. If the request looked
+    like a renewal, other workers would take a dead owner for a live one, and the owner's next write would be rejected.
+    Requests and their withdrawals therefore store the previous version as `handoffversion`.
 
     Args:
         before: The lease before the write.
         after: The lease after the write.
-        encode: Encodes the name of a worker. Its first argument is the name of the field, for errors.
+        encode: Encodes the name of a worker. Its first argument is the name of the field, for error messages.
     """
     owner = encode("owner", after.owner or "")
     old_version = before.version if before.next_owner != after.next_owner and before.epoch == after.epoch else ""
@@ -199,11 +200,11 @@ def owner_fields(before: Lease, after: Lease, encode: Callable[[str, str], str])
     }
 
 
-def owned(lease: Lease, parts: Parts, decode: Callable[[ObjectFields, str], str]) -> Lease:
-    """Return the lease with the values of the ownership's common fields, which `decode` decodes."""
+def with_owner_fields(lease: Lease, parts: Parts, decode: Callable[[ObjectFields, str], str]) -> Lease:
+    """Return the lease with the common fields of its ownership object, which `decode` decodes."""
     fields = parts.fields("ownership")
     owner = decode(fields, "ownerid") or None
-    # A worker that does not answer requests may copy our fields when it renews. They are void if the owner differs.
+    # A worker that does not answer requests may copy our fields when it renews. Ignore them if they name another owner.
     yields = owner is not None and decode(fields, "handoffowner") == owner
     return evolve(
         lease,
@@ -244,7 +245,7 @@ def prove(objects: Objects, folder: str) -> None:
 
 
 def _unhonored_condition(objects: Objects, name: str) -> str | None:
-    """Return the condition that the service does not honor. If there is none, delete the object and return None."""
+    """Return a description of the condition that the service does not honor. If there is none, delete the object."""
     first = objects.put_new(name, {"probe": "1"})
     if first is None:
         return "refuses a new object under If-None-Match: *"
@@ -270,41 +271,41 @@ def _delete_probe(objects: Objects, name: str) -> None:
 _PRINTABLE = "!#$&'()*+,/:;<=>?@[]^`{|}"
 
 StampedAnnotations = dict[str, tuple[str, int]]
-"""Annotations by name, each as (value, counter of the ownership when it was written). The highest counter wins."""
+"""Annotations by name, each with its value and the ownership's counter at its last write. The highest counter wins."""
 
 
 def percent_encoded(text: str) -> str:
-    """Percent-encode everything except printable ASCII, so that the word is safe in a header but stays readable."""
+    """Percent-encode a string for use in a header. Most printable ASCII characters stay readable."""
     return quote(text, safe=_PRINTABLE)
 
 
 def percent_decoded(fields: ObjectFields, name: str) -> str:
-    """Decode this field; "" if it is missing. Raises BadRowField if it is not UTF-8."""
+    """Decode this field, which is "" if it is missing. Raises BadRowField if it is not UTF-8."""
     try:
         return text(name, unquote(fields.get(name, ""), errors="strict"))
     except UnicodeDecodeError:
         raise BadRowField(name, "it is not UTF-8") from None
 
 
-def spelled(kind: CellKind, cell: Any) -> str:  # noqa: ANN401  by kind
-    """Encode a value as a string; "" for a value that need not be stored."""
+def encode_cell(kind: CellKind, cell: Any) -> str:  # noqa: ANN401  by kind
+    """Encode a value of this kind as a string, or as "" if it need not be stored."""
     if cell in (None, "", []):
         return ""
     return percent_encoded(cell) if kind == "text" else json.dumps(cell) if kind == "names" else str(cell)
 
 
-def stamped(fields: ObjectFields) -> StampedAnnotations:
+def decode_annotations(fields: ObjectFields) -> StampedAnnotations:
     """Parse the annotations of one object."""
     pairs, annotations = from_json("notes", fields.get("notes", "{}")), {}
     for name, pair in pairs.items() if isinstance(pairs, dict) else [("", None)]:
         match pair:
             case [str(value), int(stamp)]:
-                annotations[text("notes", name)] = text("notes", value), whole("notes", stamp)
+                annotations[text("notes", name)] = text("notes", value), whole_number("notes", stamp)
             case _:
                 raise BadRowField("notes", "not an object of [text, counter] pairs")
     return annotations
 
 
-def stamps(annotations: StampedAnnotations) -> str:
-    """Encode annotations as JSON; "" if there are none."""
+def encode_annotations(annotations: StampedAnnotations) -> str:
+    """Encode annotations as JSON, or as "" if there are none."""
     return json.dumps(annotations) if annotations else ""

@@ -1,21 +1,21 @@
-"""Joins two lease tables into one store while running workers move from one to the other, lease by lease, and back.
+"""Joins two lease tables into one store, while running workers move the leases from one table to the other or back.
 
-The tables are called FROM and TO. `specs/swap.md` has the rules (W1, W2, …) and the reason for each. In short, a lease
-is moved in three steps:
+The tables are called FROM and TO. `specs/swap.md` contains the rules (W1, W2, …) and their reasons. A lease is moved in
+three steps:
 
-1. Mark: its owner replaces the owner in the row by `moved:<owner>`, under the version that it holds. Every write that
-   was decided before then fails, because each depends on a version or an owner. For all workers that read both rows,
-   the lease still belongs to this worker, and its lease reader continues.
-2. Copy: the row in the other table gets the checkpoint and the epoch of the marked row. It is created, or reset if it
-   is left from an earlier move. An annotation holds the epoch up to which this row is only a copy.
-3. Claim: the owner claims the copy under the version as read, which increments its epoch. From then on, this row is the
-   current one, which represents the lease.
+1. Mark. The owner replaces its name in the row with `moved:<owner>`, on the condition that the version has not changed.
+   Every write that was decided earlier then fails, because each depends on the version or the owner. For workers that
+   read both rows, the lease still belongs to the same owner, whose lease reader continues.
+2. Copy. A row in the other table gets the checkpoint and the epoch of the marked row. This row is created, or reset if
+   it is left from an earlier move. An annotation contains the epoch up to which the row is only a copy.
+3. Claim. The owner claims the copy, on the condition that its version has not changed. The claim increments the copy's
+   epoch, so the copy is now the current row, which represents the lease.
 
 Each step is an ordinary write of `leasehold.stores.writes` with its own condition, so any two stores that count owners
-can be joined. If a lease is left between two steps, its owner, or a worker that claims it, continues from there.
+can be joined. If a move stops between two steps, the owner or a worker that claims the lease completes it.
 
-The version of a joined lease includes the table of its current row and whether that row is marked. So a write knows
-which table to use, and that table checks the rest.
+The version of a joined lease also contains the table of its current row and whether that row is marked. A write
+therefore knows which table to use, and that table checks the rest of the version.
 """
 
 import logging
@@ -33,7 +33,7 @@ from leasehold.stores.printable import escaped
 from leasehold.stores.protocol import ATTEMPTS, Capabilities, Done, Listing, Lost, Outcome, Store
 from leasehold.stores.urls import name_of, open_store, store_address
 
-if TYPE_CHECKING:  # an extra brings it
+if TYPE_CHECKING:  # installed with the extra `aws`
     from boto3 import Session
 
 log = escaped(logging.getLogger("leasehold.swap"))
@@ -42,7 +42,7 @@ FROM, TO = 0, 1
 """The two tables, as indexes."""
 
 MARK = "moved:"
-"""The prefix of an owner that marks a row: the lease moves to the other table. The name of the actual owner follows."""
+"""The prefix of the owner in the row of a lease that is moving to the other table. The actual owner's name follows."""
 
 CONTROL = "leasehold-swap"
 """The key of the control row in TO, which identifies the swap and its direction. It is hidden from workers."""
@@ -50,36 +50,37 @@ CONTROL = "leasehold-swap"
 ORIGIN, DIRECTION, KNOWN_TO, COPY = "swap_from", "swap_wish", "swap_to", "swap_copy"
 """The names of our annotations.
 
-On the control row, `ORIGIN` is the name of FROM, and `DIRECTION` is where leases move. On a lease in FROM, `KNOWN_TO`
-is the owner and the TO that it knows. On a copy, `COPY` is the epoch up to which the row is only a copy.
+- On the control row, `ORIGIN` is the name of FROM, and `DIRECTION` is the table to which leases move.
+- On a lease in FROM, `KNOWN_TO` contains its owner and the name of the table TO that this owner knows.
+- On a copy, `COPY` is the epoch up to which the row is only a copy.
 """
 
 CLOSED = "closed"
-"""The final direction in the control row: every lease is in TO, and new leases are created there."""
+"""The final direction in the control row. Every lease is then in TO, and new leases are created there."""
 
 MOVED_TO, MOVED_AT = "swap_over", "swap_over_at"
 """The annotations on a row with key `CONTROL` in FROM, after the swap has ended.
 
-`MOVED_TO` is the name of the store that now has all the leases, and `MOVED_AT` the time in seconds since 1970. They are
-for workers that are restarted with both stores before they are redeployed, and for the command if it is run again.
+`MOVED_TO` is the name of the store that now has all the leases, and `MOVED_AT` is the time in seconds since 1970.
+Workers that are restarted with both stores read these annotations, and so does the command if it is run again.
 """
 
 LOOK_SECONDS = 2.0
-"""How often a worker that writes leases reads the control row."""
+"""The interval at which a worker that writes leases reads the control row, in seconds."""
 
 MOVES_AT_ONCE = 8
-"""How many leases a worker moves at the same time.
+"""The maximum number of leases that a worker moves at the same time.
 
-Beyond that, a renewal does not move its lease, because other writes wait for it.
+While this many moves are in progress, a renewal does not move its lease, because other writes wait for the renewal.
 """
 
 Direction = Literal["to", "from", "closed", ""]
-"""The table to which leases move. "closed" means that all are in TO, and "" that none moves."""
+"""The table to which leases move. "closed" means that all leases are in TO, and "" means that no lease moves."""
 
 _NAMES = ("from", "to")
 
 _BY_OWNER = (writes.StealLease, writes.ReleaseLease, writes.RequestLease, writes.WithdrawRequest, writes.AnnotateLease)
-"""The writes whose condition is the owner as seen and not the version."""
+"""The writes that are conditional on the owner and not on the version."""
 
 
 def is_marked(row: Lease) -> bool:
@@ -88,7 +89,7 @@ def is_marked(row: Lease) -> bool:
 
 
 def is_unclaimed_copy(row: Lease) -> bool:
-    """Return whether this row is a copy that has not been claimed, so that the row in the other table counts (W3)."""
+    """Return whether this row is an unclaimed copy, so that the row in the other table is the current one (W3)."""
     epoch = row.annotation(COPY) or ""
     return epoch.isascii() and epoch.isdigit() and row.epoch <= int(epoch)
 
@@ -103,20 +104,20 @@ def joined(side: int, row: Lease) -> Lease:
     )
     if not is_marked(row):
         return lease
-    # Show that the owner answers requests, or the lease would be stolen while it is moving.
+    # Show that the owner answers requests. Otherwise, the lease would be stolen while it is moving.
     return evolve(
         lease, owner=(row.owner or "").removeprefix(MARK) or None, next_owner=None, yields=True, leaving=False
     )
 
 
 def split_version(lease: Lease) -> tuple[int, bool, Lease]:
-    """Reverse `joined`: return the table, whether the row was marked, and the row as far as it is known."""
+    """Undo `joined`. Return the table, whether the row was marked, and the lease with the row's own version."""
     tag, _, version = lease.version.rpartition(":") if ":" in lease.version else ("", "", lease.version)
     return int(tag.startswith("to")), tag.endswith(">"), evolve(lease, version=Version(version))
 
 
 PLACES = {(FROM, False): "FROM", (FROM, True): "FROM>TO", (TO, True): "TO>FROM", (TO, False): "TO"}
-"""The name of a lease's place, by the table of its current row and whether that row is marked."""
+"""The names of a lease's possible places, by the table of its current row and whether that row is marked."""
 
 
 def place_of(lease: Lease) -> str:
@@ -142,11 +143,16 @@ class LeasePlaces:
 
     @property
     def says(self) -> str:
-        """A sentence with all the numbers."""
-        bound = {"to": "bound for TO", "from": "bound for FROM", "closed": "all bound for TO, ending", "": "staying"}
+        """A sentence that contains all the numbers."""
+        direction_text = {
+            "to": "bound for TO",
+            "from": "bound for FROM",
+            "closed": "all bound for TO, ending",
+            "": "staying",
+        }
         total = self.there + self.moving + self.gone
         places = f"{self.there} in FROM, {self.moving} on their way, {self.gone} in TO"
-        return f"{total} leases: {places}; {bound[self.way]}"
+        return f"{total} leases: {places}; {direction_text[self.way]}"
 
 
 def places_of(direction: Direction, leases: Collection[Lease]) -> LeasePlaces:
@@ -157,9 +163,9 @@ def places_of(direction: Direction, leases: Collection[Lease]) -> LeasePlaces:
 
 
 def current_and_leftover(rows: Iterable[Lease]) -> tuple[tuple[Lease, ...], tuple[Lease, ...]]:
-    """Return the leases of this table alone, and the rows that a finished swap has left in it.
+    """Return the leases of this table, and the rows left in it by a finished swap.
 
-    The control row of a swap is neither.
+    The control row of a swap is in neither of the two results.
     """
     leases = tuple(rows)
     is_over = any(row.key == CONTROL and row.annotation(MOVED_TO) is not None for row in leases)
@@ -179,11 +185,13 @@ def swap_notices(leases: Iterable[Lease]) -> tuple[str, ...]:
     sentences = []
     if moved:
         sentences.append(
-            f"{moved} leases went on in another table, or are on their way (leasehold swap): look there, too; "
+            f"{moved} leases have moved or are moving to another table (leasehold swap): look there, too; "
             "--to TO shows both"
         )
     if control is not None:
-        sentences.append(f"{CONTROL} is no lease: a swap into this table is not over (leasehold swap FROM TO --status)")
+        sentences.append(
+            f"{CONTROL} is not a lease: a swap into this table is not over (leasehold swap FROM TO --status)"
+        )
     return tuple(sentences)
 
 
@@ -195,7 +203,7 @@ class RowPair:
 
     @property
     def side(self) -> int:
-        """The table of the current row: of those that are not copies, the row with the higher epoch (W1)."""
+        """The table of the current row, which is the row with the higher epoch that is not an unclaimed copy (W1)."""
         ranks = [
             (row is not None, row is not None and not is_unclaimed_copy(row), row.epoch if row else 0)
             for row in self.rows
@@ -227,9 +235,9 @@ class SwapStore:
 
     Args:
         tables: FROM and TO. `close` closes both.
-        goal_name: The name of TO, which is annotated on leases to show that their owners know it.
+        goal_name: The name of TO. An annotation with this name on a lease shows that the lease's owner knows TO.
         clock: Returns monotonic seconds.
-        look_seconds: How often to read the control row.
+        look_seconds: The interval at which to read the control row.
 
     Attributes:
         way: The table to which leases move, from the control row as last read.
@@ -249,23 +257,23 @@ class SwapStore:
         for name, table in zip(("FROM", "TO"), tables, strict=True):
             if not (table.capabilities.counts_owners and table.capabilities.free_annotations):
                 raise StoreError(
-                    f"{name}: this layout does not count the owners of a lease, so that nothing would tell which of "
-                    "its two rows is the later one; stop the fleet and use `leasehold copy-leases`"
+                    f"{name}: this layout does not count the owners of a lease, so it would be unclear which of its "
+                    "two rows is current; stop the fleet and use `leasehold copy-leases`"
                 )
         self._tables, self._goal_name = tables, goal_name
         self._clock, self._look_seconds = clock, look_seconds
-        self._looked, self._goal, self._closed = -look_seconds, -1, False
+        self._last_look, self._goal, self._closed = -look_seconds, -1, False
         self.way: Direction = ""
         self._moving: set[str] = set()
 
     @property
     def capabilities(self) -> Capabilities:
         """The capabilities that both tables have. Writes are grouped if one of the tables groups them."""
-        first, other = (table.capabilities for table in self._tables)
+        first, second = (table.capabilities for table in self._tables)
         return Capabilities(
-            owner_checked_checkpoint=first.owner_checked_checkpoint and other.owner_checked_checkpoint,
-            late_checkpoints=first.late_checkpoints and other.late_checkpoints,
-            groups_writes=first.groups_writes or other.groups_writes,
+            owner_checked_checkpoint=first.owner_checked_checkpoint and second.owner_checked_checkpoint,
+            late_checkpoints=first.late_checkpoints and second.late_checkpoints,
+            groups_writes=first.groups_writes or second.groups_writes,
         )
 
     # Reading
@@ -276,19 +284,19 @@ class SwapStore:
         rows = [{row.key: row for row in listing.leases} for listing in listings]
         control = rows[TO].pop(CONTROL, None)
         self._read_control(control, consistent=False)
-        ended = rows[FROM].pop(CONTROL, None)
+        from_control = rows[FROM].pop(CONTROL, None)
         if (
-            ended is not None
-            and ended.annotation(MOVED_TO) == self._goal_name
+            from_control is not None
+            and from_control.annotation(MOVED_TO) == self._goal_name
             and (control is None or control.annotation(MOVED_TO))
         ):
-            reject_moved(listings[TO])  # this swap is over, so marks in TO belong to a later one
-        bad = {row.key: row for listing in listings for row in listing.malformed}
-        keys = sorted((rows[FROM].keys() | rows[TO].keys()) - bad.keys())
+            reject_moved(listings[TO])  # this swap is over, so marks in TO belong to a later swap
+        malformed = {row.key: row for listing in listings for row in listing.malformed}
+        keys = sorted((rows[FROM].keys() | rows[TO].keys()) - malformed.keys())
         pairs = self._reread_torn({key: RowPair((rows[FROM].get(key), rows[TO].get(key))) for key in keys})
         leases = (pair.lease for pair in pairs.values())
         return Listing(
-            tuple(lease for lease in leases if lease is not None), tuple(bad.values()), listings[FROM].reports
+            tuple(lease for lease in leases if lease is not None), tuple(malformed.values()), listings[FROM].reports
         )
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
@@ -314,7 +322,8 @@ class SwapStore:
     def _reread_torn(self, pairs: Mapping[str, RowPair]) -> dict[str, RowPair]:
         """Read torn pairs again (W5).
 
-        If a pair does not change, its row is a copy whose other row was deleted. It then becomes the current row.
+        If a torn pair has not changed, its row is a copy of a row that was deleted. The copy then becomes the current
+        row.
         """
         current = dict(pairs)
         for _ in range(ATTEMPTS):
@@ -336,12 +345,12 @@ class SwapStore:
     # The direction
 
     def _current_goal(self) -> int:
-        """Return the table to which leases move; -1 if none moves, or the control row cannot be read."""
+        """Return the table to which leases move, or -1 if no lease moves or the control row cannot be read."""
         time = self._clock()
-        if time - self._looked >= self._look_seconds:
+        if time - self._last_look >= self._look_seconds:
             try:
                 self._read_control(*self._tables[TO].get([CONTROL]), consistent=True)
-                self._looked = time
+                self._last_look = time
             except StoreError as fault:
                 log.warning("the swap's control row could not be read; leases stay where they are: %s", fault)
                 return -1
@@ -357,11 +366,11 @@ class SwapStore:
     # Writing
 
     def write(self, write: writes.Write) -> Outcome:
-        """Apply the write in the table where the lease was seen. A renewal may also move the lease."""
+        """Apply the write in the table from which the lease was read. A renewal may also move the lease."""
         match write:
             case writes.CreateLease(lease):
-                # Until the swap is closed, new leases go to FROM. Otherwise a worker could look for a lease in one
-                # table only while it is in the other (W6).
+                # Until the swap is closed, create new leases in FROM. Otherwise, a worker could look for a lease only
+                # in one table while the lease is in the other (W6).
                 if (existing := self._pair(lease.key).lease) is not None:
                     return Lost(lease.key, existing)
                 self._read_control(*self._tables[TO].get([CONTROL]), consistent=True)
@@ -371,26 +380,31 @@ class SwapStore:
             case writes.DeleteLease():
                 return self._delete(write)
             case writes.CheckpointLate():
-                # Only write to the current row: a checkpoint in the other row would be lost.
+                # Write only to the current row, because a checkpoint in the other row would be lost.
                 side, was_marked, seen = split_version(write.lease)
                 pair = self._pair(seen.key)
-                taken = not self.capabilities.late_checkpoints and pair.row is not None and pair.row.owner != seen.owner
-                if pair.row is None or was_marked or is_marked(pair.row) or pair.side != side or taken:
+                is_taken = (
+                    not self.capabilities.late_checkpoints and pair.row is not None and pair.row.owner != seen.owner
+                )
+                if pair.row is None or was_marked or is_marked(pair.row) or pair.side != side or is_taken:
                     return Lost(seen.key, pair.lease)
                 outcome = self._tables[side].write(evolve(write, lease=seen))
                 return Done(joined(side, outcome.lease)) if isinstance(outcome, Done) else self._lost(seen.key)
         side, was_marked, seen = split_version(write.lease)
         if was_marked:
             return self._write_after_move(write)
-        # Check the direction before the write. Afterwards, the check could hide that another worker takes the lease.
+        # Read the direction before the write. If it were read afterwards, another worker could take the lease during
+        # that read, and this write would still return Done.
         move_next = isinstance(write, writes.RenewLease | writes.CheckpointLease) and self._current_goal() == 1 - side
-        # An unmarked row with the version or the owner as seen is current, so the other table need not be read.
-        sent = evolve(write, lease=seen)
-        if side == FROM and isinstance(sent, writes.RenewLease | writes.ClaimLease | writes.StealLease):
+        # If an unmarked row has the expected version or owner, it is current, so the other table need not be read.
+        table_write = evolve(write, lease=seen)
+        if side == FROM and isinstance(table_write, writes.RenewLease | writes.ClaimLease | writes.StealLease):
             # Annotate that this worker knows TO (W8).
-            me = (write.lease.owner or "") if isinstance(sent, writes.RenewLease) else sent.me
-            sent = evolve(sent, annotations=(*sent.annotations, knows_annotation(me, self._goal_name)))
-        outcome = self._tables[side].write(sent)
+            me = (write.lease.owner or "") if isinstance(table_write, writes.RenewLease) else table_write.me
+            table_write = evolve(
+                table_write, annotations=(*table_write.annotations, knows_annotation(me, self._goal_name))
+            )
+        outcome = self._tables[side].write(table_write)
         if not isinstance(outcome, Done):
             current = self._pair(seen.key).lease
             by_owner = isinstance(write, _BY_OWNER) and not (
@@ -402,7 +416,7 @@ class SwapStore:
                 and current.owner == seen.owner
                 and split_version(current)[:2] != (side, False)
             ):
-                # The condition is the owner, which still owns the lease but has moved it in the meantime.
+                # The write is conditional on the owner, which still owns the lease but has moved it in the meantime.
                 return self.write(evolve(write, lease=evolve(write.lease, version=current.version)))
             return Lost(seen.key, current)
         lease = outcome.lease
@@ -410,47 +424,49 @@ class SwapStore:
             return self._move_renewed(side, lease, lease.owner)
         return Done(joined(side, lease))
 
-    def _move_renewed(self, side: int, held: Lease, me: str) -> Outcome:
+    def _move_renewed(self, side: int, lease: Lease, me: str) -> Outcome:
         """Move a lease that was just renewed. Return `Lost` if another worker has taken it in the meantime.
 
         Raises OutcomeUnknown like any write. The owner's next write finds out where the lease is.
         """
         if len(self._moving) >= MOVES_AT_ONCE:  # concurrent threads may exceed this slightly
-            return Done(joined(side, held))
-        self._moving.add(held.key)
+            return Done(joined(side, lease))
+        self._moving.add(lease.key)
         try:
-            # `me` is not the owner, so the condition is the version.
-            mark = self._tables[side].write(writes.ReleaseLease(held, "", MARK + me))
-            arrived = self._complete_move(side, mark.lease, me) if isinstance(mark, Done) else None
+            # The release does not name the owner as `me`, so it is conditional on the version.
+            mark = self._tables[side].write(writes.ReleaseLease(lease, "", MARK + me))
+            moved_lease = self._complete_move(side, mark.lease, me) if isinstance(mark, Done) else None
         finally:
-            self._moving.discard(held.key)
-        return self._lost(held.key) if arrived is None else Done(arrived)
+            self._moving.discard(lease.key)
+        return self._lost(lease.key) if moved_lease is None else Done(moved_lease)
 
     def move_unowned(self, seen: Lease, goal: int) -> Outcome:
-        """Move a lease without owner, as it was seen, to table `goal`. It has no owner there either.
+        """Move a lease without an owner to table `goal`, unless it has changed. It has no owner there either.
 
-        If the lease was already moving to the other table, that move is completed first.
+        If the lease is already moving, in either direction, that move is completed instead.
         """
         side, was_marked, row = split_version(seen)
         if seen.owner is not None or (side == goal and not was_marked):
             return self._lost(seen.key)
         mark = Done(row) if was_marked else self._tables[side].write(writes.ReleaseLease(row, "", MARK))
-        arrived = self._complete_move(side, evolve(mark.lease, owner=MARK), None) if isinstance(mark, Done) else None
-        return self._lost(seen.key) if arrived is None else Done(arrived)
+        if not isinstance(mark, Done):
+            return self._lost(seen.key)
+        moved_lease = self._complete_move(side, evolve(mark.lease, owner=MARK), None)
+        return self._lost(seen.key) if moved_lease is None else Done(moved_lease)
 
-    def _complete_move(self, side: int, row: Lease, taker: str | None) -> Lease | None:
-        """Complete the move of a lease that was just marked; return None if another worker did."""
+    def _complete_move(self, side: int, row: Lease, new_owner: str | None) -> Lease | None:
+        """Complete the move of a lease that was just marked. Return None if another worker has completed it."""
         pair = RowPair((None, None)).put(side, row)
         for _ in range(ATTEMPTS):
-            if (arrived := self._copy_and_claim(pair, taker)) is not None:
-                return arrived
+            if (moved_lease := self._copy_and_claim(pair, new_owner)) is not None:
+                return moved_lease
             pair = self._pair(row.key)
             if pair.row is None or pair.row.owner != row.owner or pair.side != side:
                 return None
         raise StoreError(f"lease {row.key!r}: {ATTEMPTS} conditional writes in a row were rejected")
 
     def _write_after_move(self, write: writes.LeaseChange) -> Outcome:
-        """Apply the write to a lease that was seen marked: complete its move, and write in the other table."""
+        """Apply the write to a lease whose row was marked. First the move is completed, then the write is applied."""
         key, seen = write.lease.key, write.lease
         for _ in range(ATTEMPTS):
             pair = self._pair(key)
@@ -463,9 +479,9 @@ class SwapStore:
                     writes.ClaimLease(me=me, annotations=annotations)
                     | writes.StealLease(me=me, annotations=annotations)
                 ):
-                    taker: str | None = me
+                    new_owner: str | None = me
                 case writes.TakeBackLease(me=me):
-                    taker = me
+                    new_owner = me
                 case (
                     writes.RenewLease()
                     | writes.CheckpointLease()
@@ -473,25 +489,25 @@ class SwapStore:
                     | writes.ReleaseLease()
                     | writes.AnnotateLease()
                 ) if lease.owner:
-                    taker = lease.owner
+                    new_owner = lease.owner
                 case writes.ResetLease() if lease.owner is None:
-                    taker = None
+                    new_owner = None
                 case _:
                     return Lost(key, lease)
-            arrived = self._copy_and_claim(pair, taker, annotations)
-            if arrived is None:
+            moved_lease = self._copy_and_claim(pair, new_owner, annotations)
+            if moved_lease is None:
                 continue
             if isinstance(write, writes.ClaimLease | writes.StealLease | writes.TakeBackLease):
-                return Done(arrived)
-            return self.write(evolve(write, lease=evolve(arrived, weight=seen.weight)))
+                return Done(moved_lease)
+            return self.write(evolve(write, lease=evolve(moved_lease, weight=seen.weight)))
         raise StoreError(f"lease {key!r}: {ATTEMPTS} conditional writes in a row were rejected")
 
-    def _copy_and_claim(self, pair: RowPair, taker: str | None, annotations: Annotations = ()) -> Lease | None:
+    def _copy_and_claim(self, pair: RowPair, new_owner: str | None, annotations: Annotations = ()) -> Lease | None:
         """Copy a marked row to the other table and claim it there (W3, W4).
 
         Args:
             pair: The rows of the lease.
-            taker: The new owner, or None to leave the lease without owner.
+            new_owner: The new owner, or None to leave the lease without an owner.
             annotations: The annotations to write with the claim.
 
         Returns:
@@ -509,7 +525,7 @@ class SwapStore:
             return None  # another worker was first
         # Annotate a row left from an earlier move as a copy before releasing it. Otherwise, a worker that has read the
         # two tables at different moments could take it for the current row.
-        new_epoch = row.epoch + (taker is None)
+        new_epoch = row.epoch + (new_owner is None)
         steps: tuple[tuple[bool, Callable[[Lease], writes.Write]], ...] = (
             (target.annotation(COPY) != str(row.epoch), lambda old: writes.AnnotateLease(old, COPY, str(row.epoch))),
             (target.owner is not None, lambda old: writes.ReleaseLease(old, "")),
@@ -529,13 +545,13 @@ class SwapStore:
                 if not isinstance(outcome, Done):
                     return None
                 target = outcome.lease
-        if taker is None:
+        if new_owner is None:
             return joined(goal, target)
-        claim = table.write(writes.ClaimLease(target, taker, annotations))
+        claim = table.write(writes.ClaimLease(target, new_owner, annotations))
         return joined(goal, claim.lease) if isinstance(claim, Done) else None
 
     def _delete(self, write: writes.DeleteLease) -> Outcome:
-        """Delete both rows, the current one last, or the other one would become current (W7)."""
+        """Delete both rows, and the current row last. Otherwise, the other row would become current in between (W7)."""
         key = write.lease.key
         for _ in range(ATTEMPTS):
             pair = self._pair(key)
@@ -556,7 +572,7 @@ class SwapStore:
 
 
 def _copy(row: Lease) -> Lease:
-    """Return the copy of a row for the other table: without owner, at the same position and epoch."""
+    """Return a copy of a row for the other table, with the same checkpoint and epoch but without an owner."""
     annotations = tuple(annotation for annotation in row.annotations if annotation[0] not in {KNOWN_TO, COPY})
     return evolve(
         row,
@@ -569,12 +585,12 @@ def _copy(row: Lease) -> Lease:
 
 
 def knows_annotation(worker: str, goal_name: str) -> tuple[str, str]:
-    """Return the annotation which shows that this worker knows TO."""
+    """Return the annotation that shows that this worker knows TO."""
     return (KNOWN_TO, f"{worker} {goal_name}")
 
 
 def goal_of(control: Lease) -> int:
-    """Return the table to which leases move according to the control row; -1 if none moves."""
+    """Return the table to which leases move according to the control row, or -1 if no lease moves."""
     direction = control.annotation(DIRECTION) or ""
     return TO if direction == CLOSED else _NAMES.index(direction) if direction in _NAMES else -1
 
@@ -606,7 +622,7 @@ def swap_is_over(tables: tuple[Store, Store], names: tuple[str, str]) -> bool:
 
 
 def control_row(tables: tuple[Store, Store], names: tuple[str, str]) -> Lease | None:
-    """Return the control row of the swap between these tables, which is created if necessary.
+    """Return the control row of the swap between these tables. The row is created if necessary.
 
     Args:
         tables: FROM and TO.
@@ -629,7 +645,7 @@ def control_row(tables: tuple[Store, Store], names: tuple[str, str]) -> Lease | 
     if not rows:
         if listing.leases or listing.malformed:
             raise StoreError(
-                f"TO ({names[TO]}) has leases and is no part of a swap: name an empty table; if the swap from "
+                f"TO ({names[TO]}) has leases but is not part of a swap; name an empty table or, if the swap from "
                 f"{names[FROM]} is over, start the workers with TO as their only store"
             )
         control = Lease(CONTROL, checkpoint=SHARD_END, annotations=((ORIGIN, names[FROM]), (DIRECTION, "")))
@@ -645,7 +661,7 @@ def check_tables_differ(store: str, to: str, option: str) -> None:
     if store_address(to)[0] == "file":
         raise ValueError(f"{option}: file:// is a backup, on which no fleet works")
     if store_address(store) == store_address(to):
-        raise ValueError(f"{option}: it is the store that the leases are in")
+        raise ValueError(f"{option}: it is the store that already has the leases")
 
 
 def open_both(
@@ -658,8 +674,8 @@ def open_both(
 ) -> SwapStore:
     """Open the store of a worker while `leasehold swap` moves its leases from one store to another.
 
-    `consume --store FROM --to TO` opens this store. If one of the stores needs other credentials than those in the
-    environment, open it yourself and pass it as `leases`, to `leasehold.run` for example.
+    `consume --store FROM --to TO` opens this store. If one of the two stores needs credentials other than those in the
+    environment, call this function yourself and pass its result as `leases`, for example to `leasehold.run`.
 
     Args:
         store: The URL of FROM.
@@ -708,10 +724,10 @@ def open_tables(
 
 
 def reject_moved(listing: Listing) -> None:
-    """Raise StoreError if leases of this table are in another one. The message explains what to do.
+    """Raise StoreError if leases of this table have moved to another table. The message explains how to proceed.
 
-    A worker asks this of each listing: without one, it neither claims nor creates leases. If it was started before the
-    swap, it keeps the leases that it holds.
+    A worker calls this function with each listing. If it raises, the worker has no listing, so it neither claims nor
+    creates leases. A worker that was started before the swap keeps the leases that it holds.
     """
     control = next((row for row in listing.leases if row.key == CONTROL), None)
     if control is not None and (goal := control.annotation(MOVED_TO)) is not None:

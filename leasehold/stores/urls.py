@@ -19,10 +19,10 @@ postgres://host:port/database?table=…          PostgreSQL; libpq finds the pas
 …?layout=sessions                              all but files, if every worker is ours: one write of a worker renews and
                                                checkpoints all its leases (`specs/sessions.md`)
 
-URLs of AWS also take `profile=NAME`, `role_arn=…` and `external_id=…`, instead of the environment's credentials.
+AWS URLs also accept `profile=NAME`, `role_arn=…` and `external_id=…`, which replace the environment's credentials.
 
-The functions that parse URLs also serve sources, which have schemes of their own. No URL or endpoint may contain
-credentials, because errors would repeat them.
+The functions that parse URLs are also used for sources, which have their own schemes. URLs and endpoints must not
+contain credentials, because error messages would repeat them.
 """
 
 import re
@@ -39,7 +39,7 @@ from leasehold.plugins import plugins
 from leasehold.stores.printable import did_you_mean
 from leasehold.stores.protocol import Store
 
-if TYPE_CHECKING:  # an extra brings it
+if TYPE_CHECKING:  # installed with the extra `aws`
     from boto3 import Session
 
 
@@ -48,10 +48,10 @@ class Scheme:
     """A URL scheme.
 
     Attributes:
-        module: The module that opens its URLs with `open_url(location, options, …)`. The function raises ValueError for
-            an option that it cannot use. Modules of AWS also take a boto3 `session`.
+        module: The module whose function `open_url(location, options, …)` opens such URLs. The function raises
+            ValueError for an option that it cannot use. In modules for AWS, it also takes a boto3 `session`.
         options: The names of the options that the module understands.
-        extra: The extra of leasehold that installs the libraries of the module; "" if it needs none.
+        extra: The extra of leasehold that installs the libraries of the module, or "" if the module needs none.
     """
 
     module: str
@@ -62,7 +62,7 @@ class Scheme:
         """Import the module.
 
         Args:
-            kind: What the URL is of, such as "store", for the error.
+            kind: The kind of URL, such as "store", for the error message.
             fault: The class of the error to raise if a library is missing. The message names the extra to install.
         """
         try:
@@ -75,29 +75,29 @@ class Scheme:
 
 @frozen(eq=False)
 class Schemes(Mapping[str, Scheme]):
-    """The schemes of stores or sources: our own, and those that other distributions add through entry points.
+    """The URL schemes of stores or sources, both our own and those that other packages add through entry points.
 
-    Such an entry point names a module with `open_url`. If its URLs have options, the module lists their names in
+    An entry point names a module with a function `open_url`. If its URLs have options, the module lists their names in
     `OPTIONS`.
     """
 
     kind: str
-    own: Mapping[str, Scheme]
+    builtin: Mapping[str, Scheme]
 
     def __getitem__(self, scheme: str) -> Scheme:
-        """Return the scheme with this name, preferring our own. Raises KeyError if there is none."""
-        if scheme in self.own:
-            return self.own[scheme]
+        """Return the scheme with this name. Our own schemes take precedence. Raises KeyError if there is none."""
+        if scheme in self.builtin:
+            return self.builtin[scheme]
         module = plugins(self.kind)[scheme].load()
         return Scheme(module.__name__, frozenset(getattr(module, "OPTIONS", ())))
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names of all schemes."""
-        return iter({**self.own, **plugins(self.kind)})
+        return iter({**self.builtin, **plugins(self.kind)})
 
     def __len__(self) -> int:
         """Return the number of schemes."""
-        return len({**self.own, **plugins(self.kind)})
+        return len({**self.builtin, **plugins(self.kind)})
 
 
 def read_url(url: str, kind: str, schemes: Mapping[str, Scheme]) -> tuple[str, str, Mapping[str, str]]:
@@ -105,7 +105,7 @@ def read_url(url: str, kind: str, schemes: Mapping[str, Scheme]) -> tuple[str, s
 
     Args:
         url: The URL.
-        kind: What the URL is of, such as "store", for errors.
+        kind: The kind of URL, such as "store", for error messages.
         schemes: The known schemes.
 
     Raises:
@@ -117,31 +117,31 @@ def read_url(url: str, kind: str, schemes: Mapping[str, Scheme]) -> tuple[str, s
     except AttributeError:
         raise ValueError(f"{kind} URL: {type(url).__name__} is not a str; write scheme://place") from None
     except ValueError:
-        raise ValueError(f"{kind} URL: it cannot be read as a URL; write scheme://place") from None
+        raise ValueError(f"{kind} URL: it is not a valid URL; write scheme://place") from None
     if parts.scheme not in schemes:
         hint = did_you_mean(parts.scheme, schemes)
         raise ValueError(
             f"{kind} URL: unknown scheme {parts.scheme!r}; choose one of {', '.join(sorted(schemes))}{hint}"
         )
-    # A secret key of AWS may contain a slash. urlsplit then takes the part before the slash for a host and port.
+    # An AWS secret key may contain a slash. urlsplit then takes the part before the slash for a host and port.
     has_slash_in_secret = ":" in parts.netloc and "@" in parts.path
     if parts.username or parts.password or has_slash_in_secret:
         raise ValueError(f"{kind} URL: credentials do not belong in it; use the environment")
-    valid = schemes[parts.scheme].options
+    valid_options = schemes[parts.scheme].options
     options: dict[str, str] = {}
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
-        if name not in valid:
-            choice = f"choose among {', '.join(sorted(valid))}" if valid else f"this {kind} has none"
-            raise ValueError(f"{kind} URL: unknown option {name!r}; {choice}{did_you_mean(name, valid)}")
+        if name not in valid_options:
+            choice = f"choose among {', '.join(sorted(valid_options))}" if valid_options else f"this {kind} has none"
+            raise ValueError(f"{kind} URL: unknown option {name!r}; {choice}{did_you_mean(name, valid_options)}")
         if not value or name in options:
-            hint = "in a shell, $Default and the like want single quotes around the URL"
+            hint = "in a shell, put single quotes around a URL with $Default"
             raise ValueError(f"{kind} URL: option {name!r} must have one value; {hint}")
         options[name] = value
     return parts.scheme, unquote(parts.netloc + parts.path), options
 
 
 AWS = frozenset({"region", "endpoint", "profile", "role_arn", "external_id"})
-"""The options that every URL of AWS takes."""
+"""The options that every AWS URL accepts."""
 
 ROLE = re.compile(r"arn:[\w-]+:iam::\d{12}:role/[\w+=,.@/-]+")
 """The format of the option `role_arn`."""
@@ -179,14 +179,15 @@ def open_store(
     """Open the store with this URL.
 
     Args:
-        url: The URL, as `dynamodb://orders-app`.
+        url: The URL, such as `dynamodb://orders-app`.
         create: Create the table if it does not exist.
-        write: Check first that the service honors the conditions of writes. If False, the service need not even allow
-            writes.
+        write: Check that the service honors the conditions of writes. If False, there is no check, so read-only rights
+            are enough.
         request_seconds: The time limit of a request with all its retries. Workers pass a third of their
             `lease_seconds`, so that a stalled request does not cost them a lease. None means limits that suit a
             command-line tool.
-        session: A boto3 session with the credentials for a URL of AWS. None means those of the URL or the environment.
+        session: A boto3 session with the credentials for an AWS URL. None means the credentials named by the URL or the
+            environment.
 
     Raises:
         ValueError: If the URL is invalid. The message never repeats the URL, which may contain a secret.
@@ -215,18 +216,18 @@ def open_store(
 
 
 def session_for(scheme: Scheme, session: "Session | None", where: str) -> "dict[str, Session]":
-    """Return the keyword argument that passes a session to a module of AWS; empty without a session.
+    """Return the keyword argument that passes `session` to a module for AWS, or no argument without a session.
 
     Args:
         scheme: The scheme of the URL.
         session: A boto3 session, or None.
-        where: What the URL is, for the error.
+        where: The kind of URL, for the error message.
 
     Raises:
         ValueError: If a session is passed and the URL is not for AWS.
     """
     if session is not None and scheme.extra != "aws":
-        raise ValueError(f"{where}: a session of boto3's has the credentials of AWS, and this URL is none of AWS")
+        raise ValueError(f"{where}: a boto3 session can only be used with an AWS URL")
     return {} if session is None else {"session": session}
 
 
@@ -240,7 +241,7 @@ _TABLE_OPTIONS = ("prefix", "eventhub", "group", "table")
 
 
 def name_of(url: str) -> str:
-    """Return the URL of a store as people should see it, with only the options that distinguish its table.
+    """Return the URL of a store for display, with only the options that distinguish its table.
 
     Raises ValueError, without repeating the URL.
     """
@@ -254,10 +255,10 @@ def endpoint_of(url: str | None, where: str = "store URL") -> str | None:
 
     Args:
         url: A plain http:// or https:// address, or None.
-        where: The kind of URL that has the option, for errors.
+        where: The kind of URL that has the option, for error messages.
 
     Raises:
-        ValueError: If it is something else, or contains credentials. The message repeats nothing of it.
+        ValueError: If the value is something else or contains credentials. The message does not repeat the value.
     """
     if url is None:
         return None
@@ -274,7 +275,7 @@ def endpoint_of(url: str | None, where: str = "store URL") -> str | None:
 
 
 def date_of(header: str | None) -> float | None:
-    """Parse a Date header into seconds since 1970; None if it is missing or invalid."""
+    """Parse a Date header into seconds since 1970. Return None if the header is missing or invalid."""
     try:
         return None if header is None else parsedate_to_datetime(header).timestamp()
     except (ValueError, OverflowError, IndexError, TypeError):
@@ -284,7 +285,7 @@ def date_of(header: str | None) -> float | None:
 def without_credentials(endpoint: str) -> None:
     """Raise StoreError if a client's endpoint contains credentials.
 
-    Our URLs cannot contain any, but boto3 may also take the endpoint from the environment.
+    Our URLs cannot contain credentials, but boto3 may take the endpoint from the environment.
     """
     if "@" in endpoint:
-        raise StoreError("the endpoint holds credentials, which do not belong in it; name it without them")
+        raise StoreError("the endpoint contains credentials; remove them")

@@ -1,8 +1,8 @@
-"""The writes of a lease table. Each is a value that carries the lease as its caller saw it, and states a condition.
+"""Defines the writes of a lease table. Each write contains the lease as its caller last read it, and has a condition.
 
-`applied` computes the effect of a write on the stored lease, as a pure function. It is all that a store needs if it can
-read and replace a lease in one step. `dynamodb.writes` and `objects.store` express the same conditions in the terms of
-their services.
+`applied` is a pure function that computes the effect of a write on the stored lease. A store that can read and replace
+a lease in one step needs nothing else. `dynamodb.writes` and `objects.store` express the same conditions in the terms
+of their services.
 
 A change of owner increments the counter and never sets it, so no owner can mistake another owner's counter for its own.
 """
@@ -16,7 +16,7 @@ from attrs.validators import instance_of, optional
 from leasehold.balancer.model import Annotations, Lease, Position, Version
 
 
-def _storable(_write: object, attribute: Any, value: Any) -> None:  # noqa: ANN401  as given
+def _check_storable(_write: object, attribute: Any, value: Any) -> None:  # noqa: ANN401  as given
     if not isinstance(value, str):
         raise TypeError(f"{attribute.name}: {value!r} is not a str")
     try:
@@ -43,15 +43,16 @@ class CreateLease:
     lease: Lease = field(validator=instance_of(Lease))
 
     def __attrs_post_init__(self) -> None:
-        _storable(self, fields(CreateLease).lease, self.lease.key)
+        _check_storable(self, fields(CreateLease).lease, self.lease.key)
 
 
 @frozen
 class ClaimLease:
-    """Takes a free, expired or given lease, and removes any next owner and hand-off. Condition: the version as seen.
+    """Takes a free, expired or given lease, and removes any next owner and hand-off.
 
-    The condition lets an owner that was only slow keep its lease. A next owner must also claim a lease that it was
-    given: if reading the lease were enough, giver and next owner could both believe that they own it.
+    Condition: the version has not changed since `lease` was read. An owner that was only slow therefore keeps its
+    lease. A next owner must claim even a lease that was given to it. If reading the lease were enough, the giver and
+    the next owner could both believe that they own it.
 
     Examples:
         >>> from leasehold import Lease
@@ -63,7 +64,7 @@ class ClaimLease:
     """
 
     lease: Lease = field(validator=instance_of(Lease))
-    me: str = field(validator=_storable)
+    me: str = field(validator=_check_storable)
     annotations: Annotations = ()
 
 
@@ -71,8 +72,8 @@ class ClaimLease:
 class StealLease:
     """Takes a lease from its live owner, and removes any next owner and hand-off.
 
-    Condition: the owner as seen. If the lease as seen names `me` as the next owner, it must still do so. The version
-    does not matter, or each renewal by the owner would defeat the steal.
+    Condition: the owner has not changed since `lease` was read. If `lease` names `me` as the next owner, the stored
+    lease must do so, too. The version is not compared, because each renewal by the owner would then defeat the steal.
 
     Examples:
         >>> from leasehold import Lease
@@ -85,19 +86,19 @@ class StealLease:
     """
 
     lease: Lease = field(validator=instance_of(Lease))
-    me: str = field(validator=_storable)
+    me: str = field(validator=_check_storable)
     annotations: Annotations = ()
 
 
 @frozen
 class RenewLease:
-    """Renews a lease: increments the counter, and stores `annotations` in the same write.
+    """Renews a lease. The write increments the counter and stores `annotations`.
 
-    Condition: the version and the owner as seen, and the lease has not ended since it was seen. If it has ended, its
-    lease reader must stop.
+    Condition: since `lease` was read, neither the version nor the owner has changed, and the lease has not ended. If
+    the lease has ended, its lease reader must stop.
 
     Attributes:
-        lease: The lease as seen. Its weight, which the owner measures, is stored unless it is None.
+        lease: The lease as last read. Its weight, which the owner measures, is stored unless it is None.
         annotations: The annotations to store.
         patient: Whether the write may wait for others, if the layout groups writes.
 
@@ -120,12 +121,14 @@ class RenewLease:
 class CheckpointLease:
     """Moves the checkpoint forward and renews the lease.
 
-    Condition: the version and the owner as seen; the stored checkpoint is not past `position`, and is not SHARD_END.
+    Condition: neither the version nor the owner has changed since `lease` was read, and the stored checkpoint is
+    neither past `position` nor at SHARD_END.
 
-    A checkpoint at SHARD_END leaves nothing to own, so it removes the owner, the next owner and any hand-off.
+    After a checkpoint at SHARD_END nothing is left to read, so this write also removes the owner, the next owner and
+    any hand-off.
 
     Attributes:
-        lease: The lease as seen. Its weight is stored unless it is None.
+        lease: The lease as last read. Its weight is stored unless it is None.
         position: The new checkpoint.
         children: The child shards, stored with SHARD_END if the layout has a field for them.
         keep_owner: Keep the owner at SHARD_END (rule set kcl).
@@ -152,9 +155,9 @@ class CheckpointLease:
 class CheckpointLate:
     """Moves the checkpoint forward after the lease was stolen.
 
-    Owner and version do not change, so the new owner is not disturbed.
+    The owner and the version do not change, so the new owner's writes still succeed.
 
-    Condition: the stored checkpoint is before `position` and not SHARD_END.
+    Condition: the stored checkpoint is before `position`, and is not SHARD_END.
 
     Examples:
         >>> from leasehold import Lease, Position
@@ -175,13 +178,13 @@ class CheckpointLate:
 class ReleaseLease:
     """Removes the owner, the next owner and any hand-off.
 
-    Condition: `me` owns the lease. If another worker owned it when it was seen (expired), the condition is the version
-    as seen, in case that worker was only slow.
+    Condition: `me` owns the lease. If `lease` has another owner, which must have expired, the condition is that the
+    version has not changed since `lease` was read. That owner may only have been slow.
 
     Attributes:
-        lease: The lease as seen.
+        lease: The lease as last read.
         me: The worker that releases the lease.
-        to: A worker that becomes the owner without having asked for the lease (M14, D7).
+        to: A worker that becomes the owner without having requested the lease (M14, D7).
 
     Examples:
         >>> from leasehold import Lease
@@ -194,16 +197,20 @@ class ReleaseLease:
     """
 
     lease: Lease = field(validator=instance_of(Lease))
-    me: str = field(validator=_storable)
-    to: str | None = field(default=None, validator=optional(_storable))
+    me: str = field(validator=_check_storable)
+    to: str | None = field(default=None, validator=optional(_check_storable))
 
 
 @frozen
 class RequestLease:
-    """Makes `me` the next owner (H2). The version does not change, or the owner's next renewal would fail.
+    """Makes `me` the next owner (H2).
 
-    Condition: the owner as seen still owns the lease and answers requests, the lease has not ended, no KCL 3.x hand-off
-    is under way, and there is no next owner other than the (stale) one as seen.
+    The version does not change, because the owner's next renewal would otherwise fail. The condition has four parts:
+
+    - The owner has not changed since `lease` was read, and it answers requests.
+    - The lease has not ended.
+    - No KCL 3.x hand-off is under way.
+    - There is no next owner, except `me` or the (stale) next owner in `lease`.
 
     Examples:
         >>> from leasehold import Lease
@@ -216,15 +223,16 @@ class RequestLease:
     """
 
     lease: Lease = field(validator=instance_of(Lease))
-    me: str = field(validator=_storable)
+    me: str = field(validator=_check_storable)
 
 
 @frozen
 class WithdrawRequest:
     """Removes `me` as the next owner. The version does not change.
 
-    Condition: the owner as seen, `me` is the next owner, and no KCL 3.x hand-off is under way. A worker that shuts down
-    withdraws its requests, or an owner would give a lease to a worker that no longer runs.
+    Condition: the owner has not changed since `lease` was read, `me` is the next owner, and no KCL 3.x hand-off is
+    under way. A worker withdraws its requests when it shuts down. Otherwise, an owner would give a lease to a worker
+    that no longer runs.
 
     Examples:
         >>> from leasehold import Lease
@@ -238,16 +246,18 @@ class WithdrawRequest:
     """
 
     lease: Lease = field(validator=instance_of(Lease))
-    me: str = field(validator=_storable)
+    me: str = field(validator=_check_storable)
 
 
 @frozen
 class GiveLease:
     """Checkpoints the lease and makes the next owner its owner in one step (H3).
 
-    The next owner therefore starts where the giver stopped. Condition: version, owner, next owner and hand-off as seen;
-    the stored checkpoint is not past `position`, and is not SHARD_END. After a KCL 3.x hand-off the next owner may be a
-    worker that does not answer requests.
+    The next owner therefore starts where the giver stopped. After a KCL 3.x hand-off, the next owner may be a worker
+    that does not answer requests.
+
+    Condition: the version, the owner, the next owner and the hand-off have not changed since `lease` was read, and the
+    stored checkpoint is neither past `position` nor at SHARD_END.
 
     Examples:
         >>> from leasehold import Lease, Position
@@ -268,7 +278,8 @@ class GiveLease:
 class TakeBackLease:
     """Takes back a lease that `me` gave and the next owner has not accepted.
 
-    Condition: the owner and the version as given. Acceptance changes the version, so this write fails afterwards.
+    Condition: neither the owner nor the version has changed since the lease was given. When the next owner accepts the
+    lease, the version changes, so this write then fails.
 
     Examples:
         >>> from leasehold import Lease, Position
@@ -283,14 +294,14 @@ class TakeBackLease:
     """
 
     lease: Lease = field(validator=instance_of(Lease))
-    me: str = field(validator=_storable)
+    me: str = field(validator=_check_storable)
 
 
 @frozen
 class AnnotateLease:
-    """Sets one annotation. Condition: the owner as seen.
+    """Sets one annotation. Condition: the owner has not changed since `lease` was read.
 
-    If `capabilities.free_annotations` is true, the version does not change.
+    If the store's `capabilities.free_annotations` is true, the version does not change.
 
     Examples:
         >>> from leasehold import Lease
@@ -303,24 +314,24 @@ class AnnotateLease:
     """
 
     lease: Lease = field(validator=instance_of(Lease))
-    name: str = field(validator=_storable)
-    value: str = field(validator=_storable)
+    name: str = field(validator=_check_storable)
+    value: str = field(validator=_check_storable)
 
 
 @frozen
 class ResetLease:
-    """Moves the checkpoint to any position, back or forward, and removes next owner and hand-off.
+    """Moves the checkpoint to any position, back or forward, and removes any next owner and hand-off.
 
-    Only operators' tools write it. Condition: the version as seen, and the lease has no owner. An owner would read on
-    from its own position and overwrite the checkpoint.
+    Only operators' tools use this write. Condition: the version has not changed since `lease` was read, and the lease
+    has no owner. An owner would continue to read from its own position and overwrite the checkpoint.
 
     Attributes:
-        lease: The lease as seen. Its parents and hash range are stored, because in a recreated stream a shard with the
-            same id may have other ones.
+        lease: The lease as last read. Its parents and hash range are stored, because they may differ if the stream was
+            recreated with a shard of the same id.
         position: The new checkpoint.
         annotations: The annotations to store.
-        epoch: The least value of the new counter, which otherwise grows by one. If the lease is copied from another
-            store, its counter must stay above the numbers that its handlers have seen.
+        epoch: The minimum of the new counter, which otherwise grows by one. If the lease is copied from another store,
+            its counter must stay above the fencing numbers that handlers have received.
     """
 
     lease: Lease = field(validator=instance_of(Lease))
@@ -331,10 +342,10 @@ class ResetLease:
 
 @frozen
 class DeleteLease:
-    """Deletes a lease.
+    """Deletes a lease. The result is `Done` with `lease`, even if the lease no longer exists.
 
-    Condition: if the lease had ended when it was seen, it still has, whoever owns it; otherwise the version as seen.
-    The result is `Done` with the lease as it was seen, even if the lease no longer exists.
+    Condition: if `lease` has ended, the stored lease has ended too, whether or not it has an owner. Otherwise, the
+    version has not changed since `lease` was read.
 
     Examples:
         >>> from leasehold import Lease
@@ -362,7 +373,7 @@ LeaseChange = (
     | AnnotateLease
     | ResetLease
 )
-"""The writes that change an existing lease and neither create nor delete it."""
+"""The writes that change an existing lease without creating or deleting it."""
 
 Write = CreateLease | LeaseChange | DeleteLease
 
@@ -372,7 +383,7 @@ def counted(lease: Lease, epoch: int) -> Lease:
     return evolve(lease, epoch=epoch, version=Version(str(epoch)))
 
 
-def merged(annotations: Annotations, changes: Annotations) -> Annotations:
+def merge_annotations(annotations: Annotations, changes: Annotations) -> Annotations:
     """Return `annotations` updated with `changes`, sorted by name."""
     return tuple(sorted({**dict(annotations), **dict(changes)}.items()))
 
@@ -380,51 +391,57 @@ def merged(annotations: Annotations, changes: Annotations) -> Annotations:
 def applied(write: Write, stored: Lease | None) -> Lease | None:
     """Return the lease after this write, or None if its condition does not hold.
 
-    For `DeleteLease`, return the lease as the caller saw it, and leave its removal to the store.
+    For `DeleteLease`, return the lease of the write. The store must remove the row itself.
     """
     match write:
         case CreateLease(lease):
-            return created(lease) if stored is None else None
+            return new_row(lease) if stored is None else None
         case DeleteLease(lease):
-            fits = stored is None or (stored.ended if lease.ended else stored.version == lease.version)
-            return lease if fits else None
+            condition_holds = stored is None or (stored.ended if lease.ended else stored.version == lease.version)
+            return lease if condition_holds else None
         case _:
             return _changed(write, stored) if stored else None
 
 
-def created(lease: Lease) -> Lease:
-    """Return the row of a new lease, without owner, next owner, and the fields that `Watch` sets."""
+def new_row(lease: Lease) -> Lease:
+    """Return the row of a new lease. It has no owner, no next owner, and defaults for the fields that `Watch` sets."""
     row = evolve(
-        _unowned(lease), idle=0.0, held=math.inf, next_owner_idle=0.0, annotations=merged(lease.annotations, ())
+        _without_owner(lease),
+        idle=0.0,
+        held=math.inf,
+        next_owner_idle=0.0,
+        annotations=merge_annotations(lease.annotations, ()),
     )
     return counted(row, lease.epoch)
 
 
 def _changed(write: LeaseChange, stored: Lease) -> Lease | None:  # noqa: C901  a case for each write
     expected = write.lease
-    as_seen = stored.version == expected.version and stored.owner == expected.owner
+    is_unchanged = stored.version == expected.version and stored.owner == expected.owner
     match write:
         case ClaimLease(me=me, annotations=annotations):
-            return _owned_by(stored, me, annotations) if stored.version == expected.version else None
+            return _with_owner(stored, me, annotations) if stored.version == expected.version else None
         case StealLease(me=me, annotations=annotations):
-            still_next = expected.next_owner != me or stored.next_owner == me
-            return _owned_by(stored, me, annotations) if still_next and stored.owner == expected.owner else None
+            is_next_owner = expected.next_owner != me or stored.next_owner == me
+            return _with_owner(stored, me, annotations) if is_next_owner and stored.owner == expected.owner else None
         case RenewLease(annotations=annotations):
-            if not as_seen or (stored.ended and not expected.ended):
+            if not is_unchanged or (stored.ended and not expected.ended):
                 return None
-            return _weighed(stored, expected).written(stored.epoch + 1, merged(stored.annotations, annotations))
+            return _with_weight(stored, expected).written(
+                stored.epoch + 1, merge_annotations(stored.annotations, annotations)
+            )
         case CheckpointLease(position=position):
-            if not (as_seen and _movable(stored, position)):
+            if not (is_unchanged and _movable(stored, position)):
                 return None
-            row = _next(evolve(_weighed(stored, expected), checkpoint=position))
-            return _unowned(row) if row.ended and not write.keep_owner else row
+            row = _with_next_epoch(evolve(_with_weight(stored, expected), checkpoint=position))
+            return _without_owner(row) if row.ended and not write.keep_owner else row
         case CheckpointLate(position=position):
-            # If the owner has moved the checkpoint as far or ended the shard, the former owner has nothing newer.
+            # If the stored checkpoint is already as far or at SHARD_END, the former owner has nothing to add.
             is_later = _movable(stored, position) and stored.checkpoint.order != position.order
             return evolve(stored, checkpoint=position) if is_later else None
         case ReleaseLease(me=me, to=to):
-            fits = stored.owner == me if expected.owner == me else stored.version == expected.version
-            return _next(evolve(_unowned(stored), owner=to)) if fits else None
+            condition_holds = stored.owner == me if expected.owner == me else stored.version == expected.version
+            return _with_next_epoch(evolve(_without_owner(stored), owner=to)) if condition_holds else None
         case RequestLease(me=me):
             owner_answers = stored.owner == expected.owner and stored.yields and not stored.ended and not stored.leaving
             return (
@@ -433,58 +450,62 @@ def _changed(write: LeaseChange, stored: Lease) -> Lease | None:  # noqa: C901  
                 else None
             )
         case WithdrawRequest(me=me):
-            requested_by_me = stored.owner == expected.owner and stored.next_owner == me and not stored.leaving
-            return evolve(stored, next_owner=None) if requested_by_me else None
+            is_requested_by_me = stored.owner == expected.owner and stored.next_owner == me and not stored.leaving
+            return evolve(stored, next_owner=None) if is_requested_by_me else None
         case GiveLease(position=position):
             next_owner_stays = (
                 stored.next_owner is not None
                 and stored.next_owner == expected.next_owner
                 and stored.leaving == expected.leaving
             )
-            if not (next_owner_stays and as_seen and _movable(stored, position)):
+            if not (next_owner_stays and is_unchanged and _movable(stored, position)):
                 return None
             # The next owner of a KCL 3.x hand-off may be a worker that does not answer requests.
-            row = evolve(_unowned(stored), owner=stored.next_owner, yields=not stored.leaving)
-            return _next(evolve(row, checkpoint=position))
+            row = evolve(_without_owner(stored), owner=stored.next_owner, yields=not stored.leaving)
+            return _with_next_epoch(evolve(row, checkpoint=position))
         case TakeBackLease(me=me):
-            return _owned_by(stored, me) if as_seen else None
+            return _with_owner(stored, me) if is_unchanged else None
         case AnnotateLease(name=name, value=value):
-            annotated = evolve(stored, annotations=merged(stored.annotations, ((name, value),)))
+            annotated = evolve(stored, annotations=merge_annotations(stored.annotations, ((name, value),)))
             return annotated if stored.owner == expected.owner else None
         case ResetLease(position=position, annotations=annotations):
             if stored.owner is not None or stored.version != expected.version:
                 return None
-            row = evolve(_unowned(stored), checkpoint=position, annotations=merged(stored.annotations, annotations))
+            row = evolve(
+                _without_owner(stored),
+                checkpoint=position,
+                annotations=merge_annotations(stored.annotations, annotations),
+            )
             row = evolve(row, parents=expected.parents, hash_range=expected.hash_range)
             return counted(row, max(stored.epoch + 1, write.epoch))
         case _:
             assert_never(write)
 
 
-def _next(stored: Lease) -> Lease:
+def _with_next_epoch(stored: Lease) -> Lease:
     return stored.written(stored.epoch + 1, stored.annotations)
 
 
-def _owned_by(stored: Lease, me: str, annotations: Annotations = ()) -> Lease:
+def _with_owner(stored: Lease, me: str, annotations: Annotations = ()) -> Lease:
     row = evolve(
         stored,
         owner=me,
         next_owner=None,
         yields=True,
         leaving=False,
-        annotations=merged(stored.annotations, annotations),
+        annotations=merge_annotations(stored.annotations, annotations),
     )
-    return _next(row)
+    return _with_next_epoch(row)
 
 
-def _unowned(lease: Lease) -> Lease:
+def _without_owner(lease: Lease) -> Lease:
     return evolve(lease, owner=None, next_owner=None, yields=False, leaving=False)
 
 
-def _weighed(stored: Lease, expected: Lease) -> Lease:
+def _with_weight(stored: Lease, expected: Lease) -> Lease:
     return stored if expected.weight in {None, stored.weight} else evolve(stored, weight=expected.weight)
 
 
 def _movable(stored: Lease, position: Position) -> bool:
-    """Return whether the checkpoint may move to this position: never back, and never after SHARD_END."""
+    """Return whether the checkpoint may move to this position. It never moves back, and never after SHARD_END."""
     return not stored.ended and stored.checkpoint.order <= position.order

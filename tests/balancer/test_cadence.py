@@ -41,15 +41,15 @@ from leasehold.balancer.watch import Watch
 from leasehold_lab.properties.strategies import WORKERS, configs, hearings, rule_sets, workers
 
 
-def test_only_our_living_workers_are_ranked() -> None:
-    """C3: A dead worker, or a peer that writes no bulletin, cannot be the lookout."""
+def test_ranks_contain_only_our_living_workers() -> None:
+    """C3: Only living workers that write bulletins are ranked, so a dead worker or a peer never becomes the lookout."""
     java = Lease("j-1", owner="java", annotations=(("process", "p/w-9"),))
     dead = row("d-1", "w-8", idle=11.0)
     assert lookout_ranks((*TABLE, java, dead), CONFIG).ranks == (LOOKOUT, NEXT, *THIRDS, READER, LAST)
 
 
-def test_the_ranks_are_those_of_every_other_version() -> None:
-    """C3: Versions that run side by side agree on which worker is the lookout."""
+def test_ranks_are_equal_in_all_versions() -> None:
+    """C3: Workers of different versions agree on which worker is the lookout."""
     assert lookout_ranks([row(f"s-{place}", f"w-{place}") for place in range(6)], CONFIG).ranks == (
         "w-3",
         "w-4",
@@ -60,8 +60,8 @@ def test_the_ranks_are_those_of_every_other_version() -> None:
     )
 
 
-def test_the_bulletin_stands_where_newcomers_do_not_take() -> None:
-    """C4: Newcomers do not request the row of the bulletin first, so a join does not send every worker to the table."""
+def test_bulletin_row_is_not_the_first_that_newcomers_request() -> None:
+    """C4: A join does not move the bulletin's row, which would send every worker to the table."""
     assert BOARD is not None
     new = (*TABLE, *(row(f"t-{place}", f"w-{place % 6}") for place in range(40)), row("n-0", "new"))
     taken = [action for action in plan(new, None, Me("new", history=FULL), CONFIG) if isinstance(action, Steal)]
@@ -71,15 +71,15 @@ def test_the_bulletin_stands_where_newcomers_do_not_take() -> None:
     assert board.key not in {action.lease.key for action in taken}
 
 
-def test_a_single_worker_reads_the_table_and_the_others_read_one_row() -> None:
-    """C4, C5, C7: A fleet of sixty does not pay for sixty table reads."""
+def test_only_the_lookout_lists_the_table() -> None:
+    """C4, C5, C7: In a fleet of sixty, one worker lists the table, and the others read one row."""
     assert BOARD is not None
     assert look(LOOKOUT, TABLE, FULL) == Look(3.0, annotations=told(8, 2, 1))
     assert [look(worker) for worker in (NEXT, READER, LAST)] == [Look(2.5, keys=(BOARD.key,), stale_ok=True)] * 3
 
 
-def test_the_leases_of_the_dead_are_freed_but_for_those_that_are_taken() -> None:
-    """C6: A worker that did not watch a lease may claim it only if it is free, or after another `lease_seconds`."""
+def test_lookout_frees_leases_of_dead_workers() -> None:
+    """C6: The lookout frees expired leases. Other workers could claim them only after another `lease_seconds`."""
     dead = standing_still(11.0, READER)
     gone = [lease for lease in dead if lease.owner == READER]
     freed = [action for action in plan(dead, None, Me(LOOKOUT, history=FULL), CONFIG) if isinstance(action, Release)]
@@ -95,8 +95,8 @@ def test_the_leases_of_the_dead_are_freed_but_for_those_that_are_taken() -> None
     assert look(LOOKOUT, dead, FULL, taking).annotations[:1] == bulletin_annotations(Bulletin(8, 3, 1))
 
 
-def test_a_lease_that_may_be_read_only_now_is_called_out() -> None:
-    """C6, M1: A merge child that waited for its slower parent does not wait another cycle for a reader."""
+def test_lookout_calls_workers_to_leases_that_become_readable() -> None:
+    """C6, M1: A merge child whose slower parent has ended gets a reader without waiting another cycle."""
     lately = evolve(FULL, hearing=evolve(HEARING, acts_still=1.0))
     child = evolve(row("s-x", None, idle=500.0), parents=("p-0", "p-1"))
     parents = (
@@ -111,22 +111,22 @@ def test_a_lease_that_may_be_read_only_now_is_called_out() -> None:
         )
 
 
-def test_news_send_every_reader_to_the_table() -> None:
-    """C7: Every reader takes part in sharing out the leases that were freed."""
+def test_readers_list_the_table_after_news() -> None:
+    """C7: Every reader lists the table when the bulletin has news, and takes its part of the freed leases."""
     assert look(READER, TABLE, heard(latest=Bulletin(8, 3, 1))) == Look(0.0)
     assert look(READER, TABLE, heard(turned=True)) == Look(0.0)
 
 
-def test_who_is_alone_once_the_lookout_has_let_its_row_go_reads_the_table() -> None:
-    """C8, C13: The remaining worker learns of the released leases, which were unread for up to 20 s before."""
+def test_last_worker_lists_the_table_after_the_lookout_released_its_row() -> None:
+    """C8, C13: The remaining worker notices the released leases immediately, and not up to 20 s later."""
     free, ours = row("s-0", None), row("s-1", READER)
     assert look(READER, (free, ours), heard(turned=True)).seconds == 0.0
     assert look(READER, (free, ours), heard()).seconds > 10.0
     assert look(READER, (free, ours), FULL).seconds > 10.0
 
 
-def test_the_next_in_rank_stand_in_one_after_another() -> None:
-    """C8: No single death stops the others, and the clocks of all stand-ins run before they are needed."""
+def test_workers_stand_in_by_rank() -> None:
+    """C8: Workers stand in for the lookout one after another, so no single death stops the bulletin."""
     ranks = (NEXT, *THIRDS, READER)
     assert [on_duty(worker, standing_still(2.6)) for worker in ranks] == [True, False, False, False]
     assert [on_duty(worker, standing_still(4.6)) for worker in ranks] == [True, True, True, False]
@@ -142,8 +142,8 @@ def test_the_next_in_rank_stand_in_one_after_another() -> None:
     assert look(READER, standing_still(3.9), evolve(QUIET, full_still=30.0)).keys is not None
 
 
-def test_a_stand_in_stays_on_duty_for_as_long_as_the_first_in_rank_renews_and_does_not_look() -> None:
-    """C8: The stand-in does not return to a stuck lookout, whose silence its own bulletin hides."""
+def test_stand_in_stays_on_duty_while_the_lookout_is_stuck() -> None:
+    """C8: A stand-in stays on duty while the lookout renews its leases but does not read the table."""
     own = row("own", NEXT, bulletin="8 2 1")
     said = heard(latest=Bulletin(8, 2, 1), call="8 0 own")
 
@@ -159,8 +159,8 @@ def test_a_stand_in_stays_on_duty_for_as_long_as_the_first_in_rank_renews_and_do
         assert not keeps(NEXT, leases)
 
 
-def test_of_a_large_fleet_twelve_list_the_table_early() -> None:
-    """C8: Of eighty workers whose lookout had died, fourteen listed the table before they heard of the second."""
+def test_twelve_workers_list_the_table_early() -> None:
+    """C8: When the bulletin's row is silent, only the twelve next in rank list the table early."""
     table = tuple(row(f"s-{place:03}", f"w-{place}", bulletin="7 2 1") for place in range(100))
     ranks = lookout_ranks(table, CONFIG).ranks
     silent = tuple(evolve(lease, idle=4.1) if lease.owner == ranks[0] else lease for lease in table)
@@ -170,22 +170,22 @@ def test_of_a_large_fleet_twelve_list_the_table_early() -> None:
     assert look(ranks[-1], later, evolve(QUIET, full_still=30.0)).keys is None  # several may be dead
 
 
-def test_a_lone_worker_seldom_looks() -> None:
-    """C13: Without peers to watch, each look only searches for joiners, and those are seen when they take a lease."""
+def test_single_worker_lists_the_table_seldom() -> None:
+    """C13: A worker without peers lists the table seldom. It notices joiners when they take a lease."""
     alone = tuple(row(f"s-{place}", "w-1") for place in range(3))
     assert look("w-1", alone, FULL).seconds == 20.0
 
 
-def test_after_taking_one_looks_soon() -> None:
-    """C10: A fleet starts soon, because no worker waits a cycle after each announcement."""
+def test_worker_reads_the_table_soon_after_taking() -> None:
+    """C10: A worker that has taken leases reads the table again soon, so a fleet starts quickly."""
     assert settle_seconds((), CONFIG) is None
     assert settle_seconds((Claim(TABLE[0], "M5"),), CONFIG) == 0.7
     assert settle_seconds((Steal(TABLE[0], "w-0", "M5"),), CONFIG) == 5.0
     assert look(READER, TABLE, FULL, Claim(TABLE[1], "M5")) == Look(0.7)
 
 
-def test_after_a_claim_that_was_answered_nobody_lists() -> None:
-    """C10: In a fleet of ten that is replaced in turn, every third listing showed only what its reader already knew."""
+def test_applied_claim_causes_no_listing() -> None:
+    """C10: A worker whose claims were applied does not list the table, because it already knows the result."""
     mine = (*TABLE[:-1], evolve(TABLE[-1], owner=READER, held=0.0))
     claimed = Claim(evolve(TABLE[-1], owner=None), "M6")
     assert look(READER, TABLE, FULL, claimed) == Look(0.7)  # refused, or not answered
@@ -202,7 +202,7 @@ def test_after_a_claim_that_was_answered_nobody_lists() -> None:
     hearings(),
 )
 @settings(max_examples=300)
-def test_who_could_take_more_after_its_claims_looks_again_soon(
+def test_worker_that_may_take_more_reads_the_table_soon(
     rows: list[tuple[str | None, float]], me: Me, config: Config, hearing: BulletinState
 ) -> None:
     """C10: M9 takes one lease per turn, and two leases that a small worker could not hold were unowned for minutes.
@@ -226,8 +226,8 @@ def test_who_could_take_more_after_its_claims_looks_again_soon(
     assert not more or looked.keys is None or looked.seconds == HANDOFF_POLL_SECONDS
 
 
-def test_who_has_asked_lists_again_only_for_more() -> None:
-    """C10: A newcomer that had requested its share listed the table every second until it received it."""
+def test_worker_with_requests_lists_again_only_if_it_lacks_more() -> None:
+    """C10: A newcomer that has requested its whole share does not list the table while it waits."""
     requested = [evolve(lease, next_owner="new", next_owner_idle=2.0, yields=True) for lease in TABLE[:3]]
     joining = evolve(FULL, owners_still=2.0, fleet_still=2.0, full_still=3.0)
     keys = tuple(lease.key for lease in requested)
@@ -236,8 +236,11 @@ def test_who_has_asked_lists_again_only_for_more() -> None:
     assert look("new", (*requested, *TABLE[3:]), evolve(joining, full_still=20.1)) == Look(0.125)
 
 
-def test_a_newcomer_that_has_its_share_waits_for_nobody() -> None:
-    """C10: No listing follows the wait, because the lookout calls the newcomer if it should take more."""
+def test_newcomer_with_its_share_does_not_wait_for_joiners() -> None:
+    """C10: A newcomer that has its share makes no listing after the wait.
+
+    The lookout calls it if it should take more.
+    """
     joining = evolve(FULL, owners_still=2.0, fleet_still=2.0)
     assert BOARD is not None
     theirs = [lease.key for lease in TABLE if lease.owner not in {READER, LOOKOUT}]
@@ -245,8 +248,8 @@ def test_a_newcomer_that_has_its_share_waits_for_nobody() -> None:
     assert look("new", new, joining) == Look(2.5, keys=(BOARD.key,), stale_ok=True)
 
 
-def test_workers_that_start_together_do_not_look_together() -> None:
-    """C15: Forty workers that draw their first of a hundred leases at the same moment have six claims rejected."""
+def test_starts_are_spread_over_time() -> None:
+    """C15: Workers that start at the same time read the table at different times, so their claims seldom collide."""
     waits = [start_seconds(f"w-{number}", CONFIG) for number in range(40)]
     assert 0.0 <= min(waits) < 0.05
     assert 0.45 < max(waits) < 0.5
@@ -254,8 +257,8 @@ def test_workers_that_start_together_do_not_look_together() -> None:
     assert start_seconds("w-0", Config(Kcl())) == 0.0
 
 
-def test_longer_leases_make_no_start_slower() -> None:
-    """C10, C15: On an event hub, whose leases last two minutes, a worker begins as soon as with short leases."""
+def test_start_does_not_depend_on_lease_seconds() -> None:
+    """C10, C15: With the long leases of an event hub, a worker starts as soon as with short leases."""
     hub, short = Config(lease_seconds=120.0), Config(lease_seconds=2.0)
     assert start_seconds("w-1", hub) == start_seconds("w-1", CONFIG) == 5 * start_seconds("w-1", short)
     claims = (Claim(TABLE[0], "M5"),)
@@ -263,8 +266,8 @@ def test_longer_leases_make_no_start_slower() -> None:
     assert settle_seconds(claims, short) == pytest.approx(0.14)
 
 
-def test_newcomers_wait_for_each_other_before_they_take_from_the_living() -> None:
-    """C10: Of 199 workers that joined within 20 s, the first took leases that later ones needed: 616 moves, not 397."""
+def test_newcomers_wait_for_joiners_before_they_steal() -> None:
+    """C10: Newcomers wait for other joiners before they steal leases, which saves a third of the moves."""
     new = (evolve(TABLE[0], owner="new", held=2.0), *TABLE[1:])
     joining = evolve(FULL, owners_still=2.0, fleet_still=2.0)
     assert plan(new, None, Me("new", history=joining), CONFIG) == ()
@@ -276,8 +279,8 @@ def test_newcomers_wait_for_each_other_before_they_take_from_the_living() -> Non
     assert plan(long_here, None, Me("new", history=joining), CONFIG) != ()
 
 
-def test_newcomers_wait_for_each_other_where_nothing_is_heard() -> None:
-    """C10, C14: On blobs, 50 workers that joined 20 within 20 s made 402 moves instead of 280."""
+def test_newcomers_wait_for_joiners_without_bulletins() -> None:
+    """C10, C14: Newcomers also wait for other joiners on blobs, where there are no bulletins."""
     new = (evolve(TABLE[0], owner="new", held=2.0), *TABLE[1:])
     joining = evolve(FULL, hearing=None, owners_still=2.0, fleet_still=2.0, full_apart=1.0)
     assert plan(new, None, Me("new", history=joining), CONFIG) == ()
@@ -289,8 +292,8 @@ def test_newcomers_wait_for_each_other_where_nothing_is_heard() -> None:
     assert plan(new, None, Me("new", history=alone), CONFIG) != ()
 
 
-def test_owners_watch_what_newcomers_will_ask_for() -> None:
-    """C7: A newcomer does not wait until the owner's next renewal, which may be 5.3 s away."""
+def test_owners_watch_leases_that_newcomers_will_request() -> None:
+    """C7: An owner reads the leases that a newcomer will request, and does not wait for its next renewal."""
     joined = (*TABLE, row("n-0", "new"))
     assert BOARD is not None
     lately = evolve(QUIET, fleet_still=14.0)
@@ -304,8 +307,8 @@ def test_owners_watch_what_newcomers_will_ask_for() -> None:
     assert look(READER, many, lately) == Look(1.0)
 
 
-def test_a_newcomer_is_called_out() -> None:
-    """C6: Owners that have not seen a newcomer do not watch the leases that it will request."""
+def test_lookout_announces_newcomers() -> None:
+    """C6: The lookout calls the owners of the leases that a newcomer will request."""
     lately = evolve(FULL, hearing=evolve(HEARING, acts_still=1.0), fleet_still=0.0)
     assert look(LOOKOUT, TABLE, lately).annotations[:1] == bulletin_annotations(Bulletin(8, 3, 1))
     assert look(LOOKOUT, TABLE, evolve(lately, fleet_still=0.1)).annotations[:1] == bulletin_annotations(
@@ -314,22 +317,22 @@ def test_a_newcomer_is_called_out() -> None:
 
 
 def test_newcomers_that_start_together_wait_once() -> None:
-    """C10: Newcomers see each other before their wait ends, so they do not wait as long again."""
+    """C10: Newcomers that start together see each other before their wait ends, so they wait only once."""
     stood = ((0.0, 0.0), (1.0, 1.0), (2.0, 0.0), (3.0, 1.0), (9.0, 0.0))
     waits = [seconds_until_joined(History(fleet_still=fleet, full_still=full), CONFIG) for fleet, full in stood]
     assert waits == [1.0, 1.0, 3.0, 3.0, 5.0]
 
 
-def test_the_bulletins_row_is_renewed_more_often_than_others() -> None:
-    """C4: Readers expect the bulletin's heartbeat more often than the usual renewals."""
+def test_bulletin_row_is_renewed_at_each_heartbeat() -> None:
+    """C4: The bulletin's row is renewed more often than other leases, as its readers expect."""
     mine = [evolve(lease, idle=1.5) for lease in TABLE if lease.owner == LOOKOUT]
     assert BOARD is not None
     assert heartbeat(mine, Me(LOOKOUT), CONFIG) == (Renew(evolve(BOARD, idle=1.5), "C4"),)
     assert heartbeat([evolve(lease, idle=1.4) for lease in mine], Me(LOOKOUT), CONFIG) == ()
 
 
-def test_an_uneven_fleet_is_called_to_the_table_once_a_cycle() -> None:
-    """M9: A worker that must act for another by patience does not have to wait N cycles to read the table (C11)."""
+def test_uneven_fleet_is_called_once_per_cycle() -> None:
+    """M9: The lookout of an uneven fleet calls all workers to the table once per cycle."""
     uneven = tuple(evolve(lease, owner=LAST) if lease.owner == READER else lease for lease in TABLE)
     uneven = tuple(evolve(lease, annotations=row("", lease.owner).annotations) for lease in uneven)
     uneven += (row("s-x", READER),)
@@ -340,8 +343,8 @@ def test_an_uneven_fleet_is_called_to_the_table_once_a_cycle() -> None:
     assert calls == [told(8, 2, 1), told(8, 3, 1, "*")]
 
 
-def test_uneven_groups_call_the_fleet_to_the_table_once_a_cycle() -> None:
-    """C6: Counts that differ by one looked even, and the worker that lacked a lease read the table after N cycles."""
+def test_fleet_with_uneven_groups_is_called_once_per_cycle() -> None:
+    """C6: A fleet whose groups are uneven is called to the table, even if lease counts differ by only one."""
     config = Config(rules=Minimal(groups="prefix"))
     owners = ("a-1", "a-1", "a-2", "a-2", "b-1", "b-2")
     table = tuple(row(f"s-{place}", owner) for place, owner in enumerate(owners))
@@ -357,7 +360,7 @@ def test_uneven_groups_call_the_fleet_to_the_table_once_a_cycle() -> None:
     assert [text.endswith("*") for text in calls] == [False, True]
 
 
-def test_uneven_loads_call_the_fleet_to_the_table_once_a_cycle() -> None:
+def test_fleet_with_uneven_loads_is_called_once_per_cycle() -> None:
     """M13: The worker that should relieve the fullest one looks within a cycle.
 
     A lease too hot to move calls no one.
@@ -375,8 +378,8 @@ def test_uneven_loads_call_the_fleet_to_the_table_once_a_cycle() -> None:
     ] == [told(8, 3, 1, "*"), told(8, 2, 1), told(8, 2, 1)]
 
 
-def test_an_owner_that_renewed_too_seldom_is_looked_at_when_it_may_be_judged() -> None:
-    """C16: A worker that lists once a cycle notices a death at the second listing, up to two cycles after it."""
+def test_late_owner_is_checked_when_its_lease_may_have_expired() -> None:
+    """C16: A worker that lists once per cycle lists again when the lease of a late owner may have expired."""
 
     def listed(*paces: tuple[str, float], **other: Any) -> float:  # noqa: ANN401  any field of a History
         me = Me("w-1", history=History(paces=paces, **other))
@@ -392,8 +395,8 @@ def test_an_owner_that_renewed_too_seldom_is_looked_at_when_it_may_be_judged() -
     assert look_again((), TABLE, me, Config(rules=Kcl())).seconds == Config(rules=Kcl()).cycle_seconds
 
 
-def test_readings_are_folded_by_our_own_clock() -> None:
-    """C1: A stall of the reader does not look like a silent lookout."""
+def test_reads_are_timed_by_our_own_clock() -> None:
+    """C1: A stall of the reader does not count as silence of the lookout."""
     watch, _ = Watch(bulletins=BulletinTracker()).look(TABLE, began=0.0, ended=1.0)
     assert watch.history.hearing == BulletinState(
         Bulletin(7, 2, 1), acts_read=2, acts_still=0.0, looks_still=0.0, warned=0.0
@@ -417,8 +420,8 @@ def test_readings_are_folded_by_our_own_clock() -> None:
     assert bulletin_of(evolve(TABLE[0], annotations=(("bulletin", "7 x 1"),))) == Bulletin()
 
 
-def test_each_count_stands_still_since_it_last_moved_itself() -> None:
-    """C1: A count that never moved, or that stood still while another moved, is not news."""
+def test_each_counter_is_timed_separately() -> None:
+    """C1: The idle time of each counter in the bulletin depends only on that counter."""
     watch, still = Watch(bulletins=BulletinTracker()), []
     for began, bulletin in (
         (0.0, "0 0 0"),
@@ -443,7 +446,7 @@ def test_each_count_stands_still_since_it_last_moved_itself() -> None:
     ]
 
 
-def test_an_owner_that_a_full_reading_showed_for_the_first_time_is_the_same_afterwards() -> None:
+def test_single_read_does_not_change_owners_seen_in_a_listing() -> None:
     """C7: A read of the owner's row alone does not send the reader to the whole table."""
     watch, _ = Watch(bulletins=BulletinTracker()).look((row("s-0", "a"),), began=0.0, ended=1.0)
     watch, _ = watch.look((row("s-0", "b"),), began=10.0, ended=11.0)
@@ -454,13 +457,13 @@ def test_an_owner_that_a_full_reading_showed_for_the_first_time_is_the_same_afte
 
 
 @pytest.mark.parametrize(("looks", "heard_as"), [("9" * 18, 10**18 - 1), ("9" * 19, 0)])
-def test_a_count_has_eighteen_digits_at_most(looks: str, heard_as: int) -> None:
-    """C1: A longer count, which Python may refuse to parse, is not a bulletin in any of our versions."""
+def test_counter_has_at_most_eighteen_digits(looks: str, heard_as: int) -> None:
+    """C1: A bulletin with a longer counter is ignored by all versions."""
     assert bulletin_of(row("s-0", "a", bulletin=f"{looks} 0 0")) == Bulletin(heard_as)
 
 
-def test_a_worker_that_asked_for_one_of_several_polls_them_all() -> None:
-    """If another worker requested its first choice, the next owner still sees that its second was released to it."""
+def test_worker_polls_all_candidates_of_its_request() -> None:
+    """A worker whose first choice was requested by another one notices that its second choice was released to it."""
     first, second = (RequestHandoff(row(key, "w-0"), "w-0", "H2") for key in ("s-00", "s-01"))
     polled = look(READER, TABLE, FULL, evolve(first, alternates=(second,)))
     assert (polled.seconds, polled.keys) == (0.125, ("s-00", "s-01"))

@@ -55,8 +55,8 @@ def called(*words: str, row: str = BOARD_KEY, acts_read: int = 2) -> History:
 
 
 @given(st.lists(st.integers(0, 6), min_size=3, max_size=24), st.sampled_from((None, 4)))
-def test_workers_that_would_claim_free_leases_are_called_to_them(owners: list[int], most: int | None) -> None:
-    """C6: Free leases are claimed soon, because their future owners need not wait for their next listing."""
+def test_future_owners_are_called_to_free_leases(owners: list[int], most: int | None) -> None:
+    """C6: The lookout calls the workers that would claim free leases, so they need not wait for their next listing."""
     table = tuple(row(f"s-{place:02}", f"w-{owner}" if owner else None) for place, owner in enumerate(owners))
     config = evolve(CONFIG, rules=Minimal(max_leases=most))
     seen = sorted({lease.owner for lease in table if lease.owner is not None})
@@ -70,8 +70,8 @@ def test_workers_that_would_claim_free_leases_are_called_to_them(owners: list[in
             assert worker == asking or names.get(worker) == [] or free == claims
 
 
-def test_the_owners_of_what_a_newcomer_will_ask_for_are_called_and_nobody_else() -> None:
-    """C7: These owners see the request at once, and not only at their next renewal, up to 5.3 s later."""
+def test_only_owners_of_leases_to_be_requested_are_called() -> None:
+    """C7: The owners of the leases that a newcomer will request are called, and no other worker is."""
     joined = tuple(evolve(each, held=90.0) for each in (*TABLE, row("t-0", READER), row("t-1", LAST)))
     joined += (evolve(row("n-0", "new"), held=1.0),)
     me = Me(LOOKOUT, history=evolve(FULL, fleet_still=1.0))
@@ -85,8 +85,8 @@ def test_the_owners_of_what_a_newcomer_will_ask_for_are_called_and_nobody_else()
     assert CONFIG.rules.calls(take_census(long_here, me, CONFIG), me, CONFIG)["new"] == []
 
 
-def test_a_worker_that_is_not_called_reads_nothing_though_the_counts_moved() -> None:
-    """C7: A join or death sends only some workers to the table, so work does not grow with the square of the fleet."""
+def test_worker_that_is_not_called_reads_nothing() -> None:
+    """C7: After a join or a death, workers that are not called do not read the table, even if the counters changed."""
     quiet = Look(2.5, keys=(BOARD_KEY,), stale_ok=True)
     assert look(READER, TABLE, called(f"{worker_digits(LAST)}=s-x")) == quiet
     assert look(READER, TABLE, called()) == quiet
@@ -104,8 +104,8 @@ def test_a_worker_that_is_not_called_reads_nothing_though_the_counts_moved() -> 
     assert look("new", TABLE, called()) == Look(0.0), "a worker without a lease cannot be called"
 
 
-def test_a_bulletin_of_an_earlier_version_is_heard_by_its_counts() -> None:
-    """C6: A lookout of an earlier version leaves the old call on its rows, and calls every worker."""
+def test_bulletin_of_earlier_version_calls_all_workers() -> None:
+    """C6: Workers follow the counters of a lookout of an earlier version, and ignore the old call in its rows."""
     before = row("s-0", "a", bulletin="7 2 1")
     watch, _ = Watch(bulletins=BulletinTracker()).look((before,), 0.0, 0.5)
     with_call = evolve(before, annotations=(("bulletin", "8 3 1"), ("call", "8 0 s-0"), ("process", "p/a")))
@@ -124,8 +124,8 @@ def test_a_bulletin_of_an_earlier_version_is_heard_by_its_counts() -> None:
     assert going.history.hearing.call == "8 4 s-0"
 
 
-def test_the_called_worker_claims_the_free_leases_that_it_was_called_to() -> None:
-    """C6: The called worker read only those rows, and must not claim what they do not show."""
+def test_called_worker_claims_only_the_leases_of_the_call() -> None:
+    """C6: A called worker reads only the rows in the call, and claims no other leases."""
     history = called(f"{worker_digits(READER)}=s-x,s-y,s-00")
     claims = {action for action in plan(FREE, None, Me(READER, history=history), CONFIG) if isinstance(action, Claim)}
     assert claims == {Claim(lease, "C6") for lease in FREE if lease.owner is None}
@@ -134,8 +134,8 @@ def test_the_called_worker_claims_the_free_leases_that_it_was_called_to() -> Non
     assert len(plan(FREE, None, Me(READER, history=history), full)) == 1
 
 
-def test_a_reader_goes_where_the_call_says_that_the_bulletin_stands() -> None:
-    """C4: A lookout that took a lease since this reader's last listing renews another row most often."""
+def test_reader_follows_the_bulletin_row_in_the_call() -> None:
+    """C4: A reader reads the row that the call names as the bulletin's, which may change between its listings."""
     new = (*TABLE, row("z-9", LOOKOUT))
     keys = look(READER, new, called(row="z-9")).keys
     assert keys == ("z-9",)
@@ -148,15 +148,15 @@ def test_a_reader_goes_where_the_call_says_that_the_bulletin_stands() -> None:
     assert look("w-0", left, stranger) == Look(0.0), "the call knows better than an old listing who is next"
 
 
-def test_a_replaced_lookout_says_where_the_bulletin_stands_now() -> None:
-    """C3: A change of the lookout does not send every worker to the table."""
+def test_replaced_lookout_names_the_new_bulletin_row() -> None:
+    """C3: A replaced lookout names the new bulletin row, so the workers need not list the table."""
     mine = row("", NEXT, bulletin="9 2 1").annotations
     old = tuple(evolve(lease, annotations=mine) if lease.owner == NEXT else lease for lease in TABLE)
     assert look(NEXT, old, heard(latest=Bulletin(9, 2, 1))).annotations == told(10, 3, 1)
 
 
-def test_no_worker_stands_in_for_a_listing_that_goes_on() -> None:
-    """C8: When a listing took 12 s, eight of twenty workers listed the table at once, and each slowed the others."""
+def test_no_worker_stands_in_during_a_long_listing() -> None:
+    """C8: Other workers do not stand in while a long listing of the lookout is in progress."""
     ranks = lookout_ranks(TABLE, CONFIG, Me(NEXT, history=called()))
     for seconds, still, duty in ((0, 7.6, True), (12, 31.4, False), (12, 31.6, True), (1000, 127.6, True)):
         hearing = evolve(HEARING, call=f"7 {seconds} {BOARD_KEY}", looks_still=still)
@@ -173,8 +173,8 @@ def test_no_worker_stands_in_for_a_listing_that_goes_on() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "8", "8 0", "x 0 s-0", "8 x s-0", "8 0 ", "9" * 19 + " 0 s-0"])
-def test_a_note_that_cannot_be_read_is_no_call(text: str) -> None:
-    """The counts are read whatever the call contains."""
+def test_unreadable_call_is_ignored(text: str) -> None:
+    """The counters of a bulletin are read even if its call cannot be parsed."""
     assert call_of(text) is None
 
 
@@ -183,7 +183,7 @@ def test_a_note_that_cannot_be_read_is_no_call(text: str) -> None:
     st.integers(0, 10**18 - 1),
     st.floats(0, 10**7),
 )
-def test_a_call_is_read_as_it_was_written(names: dict[str, list[str]], looks: int, seconds: float) -> None:
+def test_call_round_trips(names: dict[str, list[str]], looks: int, seconds: float) -> None:
     ((_, text),) = call_annotation(looks, seconds, ["s-0", "s-1"], names)
     parsed = call_of(text)
     assert parsed == LookoutCall(
@@ -195,8 +195,8 @@ def test_a_call_is_read_as_it_was_written(names: dict[str, list[str]], looks: in
     )
 
 
-def test_a_call_that_cannot_be_written_calls_everybody() -> None:
-    """C6: A call has limited room and is split at spaces, so a key with a space, or too many keys, call all workers."""
+def test_call_that_does_not_fit_calls_all_workers() -> None:
+    """C6: If keys contain spaces, or there are too many for the row, all workers are called."""
     many = {f"w-{place}": ["shardId-000000000001"] for place in range(CALL_LENGTH_MAX // 20)}
     for names in (many, {"a": ["s 1"]}, {"a": ["s,1"]}):
         ((_, text),) = call_annotation(8, 0.0, ["s-0"], names)
@@ -204,8 +204,8 @@ def test_a_call_that_cannot_be_written_calls_everybody() -> None:
     assert call_annotation(8, 0.0, ["s 0"], {}) == (("call", ""),)
 
 
-def test_a_lease_that_nobody_took_for_long_calls_everybody() -> None:
-    """C6, M9: A called worker may be stuck; by patience, any other worker takes over."""
+def test_lease_that_stays_free_calls_all_workers() -> None:
+    """C6, M9: If the called worker does not take a lease for long, all workers are called to it."""
     history = evolve(FULL, hearing=evolve(HEARING, acts_still=21.0), fleet_still=90.0)
     old: tuple[Lease, ...] = (*TABLE, row("s-x", None, idle=31.0))
     new: tuple[Lease, ...] = (*TABLE, row("s-x", None, idle=29.0))

@@ -40,14 +40,14 @@ from leasehold.balancer.rules.minimal import Minimal
         (lambda: Position("9" * 130), "checkpoint"),
     ],
 )
-def test_a_bad_value_is_refused_by_the_name_of_its_field(build: Callable[[], object], field: str) -> None:
-    """A limit of 0, or leases of zero seconds, would only show in production, as leases without an owner."""
+def test_invalid_value_is_rejected_with_its_field_name(build: Callable[[], object], field: str) -> None:
+    """An invalid setting is rejected when the configuration is created, with the name of the field."""
     with pytest.raises((TypeError, ValueError), match=field):
         build()
 
 
-def test_the_seconds_follow_the_rule_set() -> None:
-    """A fleet that shares a table with KCL, kcl-rust or an Azure SDK keeps the timing of that library."""
+def test_default_intervals_depend_on_the_rule_set() -> None:
+    """The default intervals are those of the library whose rules are used."""
     timings = [
         (config.lease_seconds, config.cycle_seconds, round(config.renew_seconds, 2))
         for config in (
@@ -61,15 +61,15 @@ def test_the_seconds_follow_the_rule_set() -> None:
     assert timings == [(10, 20.05, 3.33), (20, 20, 6.67), (120, 30, 20), (180, 30, 20), (10, 20.05, 5.3)]
 
 
-def test_positions_are_ordered_by_number_and_not_by_length() -> None:
-    """As strings, "9" comes after "10", and a checkpoint would go back."""
+def test_positions_are_ordered_by_number() -> None:
+    """Positions are compared as numbers, so "9" comes before "10" and checkpoints never go back."""
     numbers = [Position("9"), Position("10"), Position("10", 1), Position("123456789012345678901")]
     jumbled = [SHARD_END, numbers[3], numbers[2], LATEST, numbers[1], numbers[0]]
     assert sorted(jumbled, key=lambda position: position.order) == [LATEST, *numbers, SHARD_END]
 
 
-def test_the_forms_that_the_simulator_tries_are_what_they_are_called() -> None:
-    """The forms whose names end in `-greedy` are greedy; all others are balanced."""
+def test_variants_match_their_names() -> None:
+    """The variants whose names end in `-greedy` are greedy. All others are balanced."""
     forms = EventHubs.variants()
     assert forms["java-greedy"] == EventHubs("java", "greedy")
     assert {name: form.mode for name, form in forms.items() if isinstance(form, EventHubs)} == {

@@ -55,8 +55,8 @@ grown = st.builds(_grown, st.integers(1, 3), st.lists(st.integers(0, 9), max_siz
 
 
 @given(scenes(), st.sampled_from(("", OLD, NEW, "x", ":")), st.data())
-def test_every_table_and_listing_has_an_answer(scene: Any, incarnation: str, data: st.DataObject) -> None:  # noqa: ANN401
-    """One odd row must not end a worker's turn, and with it all creation and deletion."""
+def test_every_table_and_listing_is_planned(scene: Any, incarnation: str, data: st.DataObject) -> None:  # noqa: ANN401
+    """Every combination of rows and shards can be planned, however unexpected its rows are."""
     values = st.sampled_from((None, "", SETTLED, OLD, NEW, "1:orders:9" + "9" * 30, "x", "²:²"))
     leases = [
         lease if (note := data.draw(values)) is None else evolve(lease, annotations=((INCARNATION, note),))
@@ -73,14 +73,14 @@ def test_every_table_and_listing_has_an_answer(scene: Any, incarnation: str, dat
 
 
 @given(grown, st.sampled_from(("", NEW)))
-def test_a_fleet_at_work_contradicts_nothing(shards: tuple[Shard, ...], incarnation: str) -> None:
-    """A healthy group is neither stopped nor restarted from the beginning."""
+def test_healthy_fleet_has_no_contradictions(shards: tuple[Shard, ...], incarnation: str) -> None:
+    """The table and the listing of a healthy fleet contain no contradictions, so it is never stopped or restarted."""
     assert contradictions(shards, _kept(shards, incarnation).values(), incarnation) == ()
     assert contradictions(shards, _kept(shards, "").values(), incarnation) == (), "of a version before, or of Java"
 
 
 @given(grown, st.data())
-def test_each_statement_that_cannot_be_true_is_named(shards: tuple[Shard, ...], data: st.DataObject) -> None:
+def test_each_contradiction_is_named(shards: tuple[Shard, ...], data: st.DataObject) -> None:
     """A shard that is left unread, or read from another shard's position, is always reported."""
     leases = _kept(shards, "")
     victim = data.draw(st.sampled_from([each for each in shards if each.open]))
@@ -96,8 +96,8 @@ def test_each_statement_that_cannot_be_true_is_named(shards: tuple[Shard, ...], 
         assert [(each.kind, each.key) for each in found] == [(kind, victim.id)]
 
 
-def test_the_sentences_say_what_to_do() -> None:
-    """An operator learns not only that something is wrong, but how to fix it."""
+def test_messages_contain_a_remedy() -> None:
+    """The message about a contradiction describes what is wrong and how to fix it."""
     do = "--if-recreated TRIM_HORIZON or LATEST has the workers begin anew, or stop them and use `leasehold reset`"
     again = (shard("0", 0, 99),)
     kept = _kept(SPLIT, OLD)
@@ -124,14 +124,14 @@ def test_the_sentences_say_what_to_do() -> None:
 
 
 @given(grown, grown, st.sampled_from((TRIM_HORIZON, LATEST)), st.booleans(), st.data())
-def test_however_far_each_of_several_workers_comes_all_begins_anew(
+def test_recreation_completes_after_interruptions(
     before: tuple[Shard, ...],
     after: tuple[Shard, ...],
     start: Position,
     some_unnoted: bool,
     data: st.DataObject,
 ) -> None:
-    """A worker that dies half-way leaves no rows of the old stream that look like rows of the new one."""
+    """After a worker died at any step of the recreation, no row of the old stream looks like one of the new stream."""
     table = _kept(before, OLD)
     if some_unnoted and len(table) > 1:
         last = max(table)
@@ -163,14 +163,14 @@ def test_however_far_each_of_several_workers_comes_all_begins_anew(
             )
 
 
-def test_a_lease_that_an_operator_reset_is_of_the_present_stream() -> None:
+def test_reset_lease_belongs_to_the_current_stream() -> None:
     """A stream that was reset by hand can be read again."""
     settled = tuple(evolve(lease, annotations=((INCARNATION, SETTLED),)) for lease in _kept(SPLIT, OLD).values())
     assert contradictions(SPLIT, settled, NEW) == ()
 
 
-def test_a_note_of_workers_is_told_until_it_is_settled() -> None:
-    """Operators who see only the table see the annotation, and only until the contradiction is settled."""
+def test_annotation_is_reported_until_resolved() -> None:
+    """The annotation about a contradiction is reported to operators until the contradiction is resolved."""
     rows = (
         Lease("b", annotations=((CONTRADICTION, "is wrong"),)),
         Lease("a", annotations=((CONTRADICTION, SETTLED),)),

@@ -33,7 +33,7 @@ STARTS = [
 
 
 @pytest.mark.parametrize("rules", RULES, ids=repr)
-def test_every_start_comes_to_rest_in_balance(rules: RuleSet) -> None:
+def test_every_fleet_settles_in_balance(rules: RuleSet) -> None:
     """Every fleet comes to rest in balance, except under Python's rules (E3)."""
     stuck = []
     for start in STARTS:
@@ -60,8 +60,8 @@ def test_every_free_lease_is_taken(rules: RuleSet) -> None:
             assert None not in settled(plan, fleet).owners.values()
 
 
-def test_a_worker_with_more_than_the_floor_does_a_zombies_part_too() -> None:
-    """M9 before M3: With 6, 4 and a zombie's 1 lease, the second worker would stay at 4 forever, as the floor is 3."""
+def test_worker_above_the_floor_relieves_the_fullest_for_a_zombie() -> None:
+    """M9 before M3: With 6, 4 and a zombie's 1 lease, the second worker also takes the zombie's part."""
     owners = "aaaaaabbbbz"
     leases = [Lease(f"s-{place:02}", owner=owner) for place, owner in enumerate(owners)]
     taken = plan(leases, None, Me("b", history=History(owners_still=61.0)), Config(rules=Minimal()))

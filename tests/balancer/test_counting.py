@@ -15,8 +15,8 @@ CONFIG = Config(rules=Minimal(), lease_seconds=10.0, cycle_seconds=20.0, renew_s
 ME = Me("me")
 
 
-def test_a_child_is_not_in_play_while_its_parent_is_read() -> None:
-    """M1: Claimed early, the child would count toward a share, and counts would be uneven once the parent ends."""
+def test_child_does_not_count_while_its_parent_is_read() -> None:
+    """M1: A child counts for the shares only after its parent has ended, so counts are even then."""
     parent, held = Lease("0", owner="a"), Lease("3", owner="b", parents=("0",))
     waiting, orphan = Lease("1", parents=("0",)), Lease("2", parents=("gone",))
     census = take_census([parent, waiting, orphan, held], ME, CONFIG)
@@ -27,22 +27,22 @@ def test_a_child_is_not_in_play_while_its_parent_is_read() -> None:
     assert take_census([ended, waiting], ME, CONFIG).leases == (waiting,)
 
 
-def test_under_kcl_a_child_is_in_play_at_once() -> None:
-    """Like KCL 2.x, a worker of ours takes the child at once, or it would hold one lease too few forever."""
+def test_child_counts_immediately_under_kcl() -> None:
+    """With the KCL's rules a child counts immediately, as in KCL 2.x."""
     table = [Lease("0", owner="me"), Lease("1", parents=("0",))]
     assert take_census(table, ME, Config(rules=Kcl())).free == (table[1],)
 
 
-def test_a_lease_at_its_limit_has_a_living_owner() -> None:
-    """All checks use the same limit, so that two workers with the same listing plan alike."""
+def test_lease_at_its_expiry_limit_is_owned() -> None:
+    """A lease that is idle for exactly the limit has not expired, by all checks alike."""
     moving = Lease("0", owner="a", next_owner="b", idle=10.5)
     assert take_census([moving], ME, CONFIG).expired == ()
     dead = evolve(moving, idle=10.6)
     assert take_census([dead], ME, CONFIG).expired == (dead,)
 
 
-def test_a_slow_owner_has_three_of_its_own_gaps() -> None:
-    """A fleet with longer settings does not lose leases that it still works on."""
+def test_slow_owner_expires_after_three_of_its_gaps() -> None:
+    """An owner with longer renewal intervals keeps its leases for three of its own intervals."""
     me = Me("me", history=History(gaps=(("a", 6.0), ("me", 5.3))))
     assert slow_owners(me, CONFIG) == ()
     me = Me("me", history=History(gaps=(("a", 7.0), ("me", 5.3))))
@@ -51,21 +51,21 @@ def test_a_slow_owner_has_three_of_its_own_gaps() -> None:
     assert take_census([evolve(lease, idle=21.5)], me, CONFIG).expired == (evolve(lease, idle=21.5),)
 
 
-def test_where_our_own_leases_stood_still_as_long_the_store_had_paused() -> None:
-    """After a pause of the store, owners do not look slow, and dead ones are not waited for three times as long."""
+def test_pause_of_the_store_does_not_count_as_owners_gap() -> None:
+    """A time in which our own leases were not renewed either does not make other owners look slow."""
     paused = (("a", 25.0), ("b", 31.0), ("me", 20.0))
     assert slow_owners(Me("me", history=History(gaps=paused)), CONFIG) == (("b", 31.0),)
     assert late_owners(Me("me", history=History(paces=paused)), CONFIG) == {"b"}
 
 
-def test_a_worker_without_leases_measures_others_by_its_own_settings() -> None:
-    """A newcomer with short leases recognizes slow owners, and does not take them for dead."""
+def test_worker_without_leases_uses_its_own_limits() -> None:
+    """A newcomer with short leases recognizes slow owners, and does not treat them as dead."""
     short = Config(rules=Minimal(), lease_seconds=1.0)
     assert slow_owners(Me("me", history=History(gaps=(("a", 0.9),))), short) == (("a", 0.9),)
 
 
-def test_a_lease_just_given_by_a_leader_waits_two_of_our_limits() -> None:
-    """M14: The lease is not taken again and again from a worker that has not polled yet."""
+def test_lease_given_by_a_leader_expires_after_two_limits() -> None:
+    """M14: A worker that got a lease from its leader has two limits of time until its first renewal."""
     me = Me("me", history=History(led=(("k", 0.0),)))
     lease = Lease("0", owner="k", idle=21.0, held=20.0)
     assert take_census([lease], me, CONFIG).expired == ()
@@ -73,15 +73,15 @@ def test_a_lease_just_given_by_a_leader_waits_two_of_our_limits() -> None:
     assert take_census([late], me, CONFIG).expired == (late,)
 
 
-def test_a_led_worker_is_counted_for_as_long_as_others_wait_for_an_owner() -> None:
-    """M14: If it is left out too early, its leases go to us, and its leader takes them back."""
+def test_led_worker_counts_while_others_wait() -> None:
+    """M14: A led worker counts for the shares as long as it may still be given leases."""
     limit = CONFIG.rules.overdue_seconds(10.0, 20.0)
     assert limit == 70.0
     assert take_census([], Me("me", history=History(led=(("k", 70.0),))), CONFIG).led == ("k",)
     assert take_census([], Me("me", history=History(led=(("k", 70.1),))), CONFIG).led == ()
 
 
-def test_rule_sets_that_wait_for_nobody_count_no_led_workers() -> None:
+def test_rule_sets_without_waiting_ignore_led_workers() -> None:
     """A worker that plans as KCL 2.x does also works next to a KCL 3.x leader."""
     me = Me("me", history=History(led=(("k", 1.0),)))
     assert dict(take_census([], me, Config(rules=Kcl())).counts) == {"me": 0}
@@ -92,7 +92,7 @@ def test_rule_sets_that_wait_for_nobody_count_no_led_workers() -> None:
     ("note", "owner", "ours"),
     [("p/a", "a", True), ("p/eu/a", "eu/a", True), ("p/eu/a", "a", False), ("p/b", "a", False), (None, "a", False)],
 )
-def test_workers_of_ours_are_known_by_the_name_behind_the_process(note: str | None, owner: str, ours: bool) -> None:
-    """A worker whose id contains a slash does not count as a stranger that comes last in every line (M15)."""
+def test_worker_id_may_contain_slashes(note: str | None, owner: str, ours: bool) -> None:
+    """A worker whose id contains a slash is recognized as ours (M15)."""
     lease = Lease("0", owner=owner, annotations=(("process", note),) if note else ())
     assert (owner in our_workers([lease])) is ours

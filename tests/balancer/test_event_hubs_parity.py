@@ -20,8 +20,8 @@ EXPIRY = 180.0
 
 @settings(max_examples=400, deadline=None)
 @given(st.text("abcd.x-", max_size=12), st.sampled_from("abcde"), st.booleans())
-def test_the_python_dialect_takes_what_the_sdk_takes(layout: str, me: str, greedy: bool) -> None:
-    """A mixed group comes to rest where the SDKs do."""
+def test_python_dialect_takes_the_same_leases_as_the_sdk(layout: str, me: str, greedy: bool) -> None:
+    """The Python dialect plans exactly what the installed SDK plans."""
     ids = [f"{place:02d}" for place in range(len(layout))]
     claimed = {
         record["partition_id"]

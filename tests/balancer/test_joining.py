@@ -28,20 +28,20 @@ OFTEN = Me("a", history=History(full_apart=1.0))
         (History(fleet_still=4.0, full_apart=1.0), LONG, False),
     ],
 )
-def test_a_newcomer_waits_until_the_fleet_stood_still(history: History, config: Config, waits: bool) -> None:
-    """After too short a wait its leases are taken again; after too long a wait its shards have no reader."""
+def test_newcomer_waits_until_the_fleet_is_still(history: History, config: Config, waits: bool) -> None:
+    """A newcomer takes leases from others only when no more workers have joined for a while."""
     assert awaits_joiners([], Me("a", history=history), config) is waits
 
 
-def test_the_wait_ends_a_cycle_after_the_first_lease() -> None:
-    """A fleet that a worker joins every few seconds is still balanced."""
+def test_wait_ends_a_cycle_after_the_first_lease() -> None:
+    """A newcomer waits at most a cycle, so a fleet that workers keep joining is still balanced."""
     others = Lease("1", owner="b", held=90.0)
     assert awaits_joiners([Lease("0", owner="a", held=19.9), others], OFTEN, CONFIG)
     assert not awaits_joiners([Lease("0", owner="a", held=20.0), others], OFTEN, CONFIG)
 
 
-def test_a_worker_without_leases_is_new_however_short_the_cycle() -> None:
-    """Neither it nor any worker that starts with it steals at its first look."""
+def test_worker_without_leases_is_new() -> None:
+    """A worker without leases counts as new, however short the cycle is, and does not steal at its first read."""
     config = Config(rules=Minimal(), lease_seconds=10.0, cycle_seconds=0.5)
     assert awaits_joiners([], evolve(OFTEN, history=History(full_apart=0.3)), config)
 
@@ -59,6 +59,6 @@ def test_a_worker_without_leases_is_new_however_short_the_cycle() -> None:
         (History(fleet_still=8.0, hearing=HEARD), LONG, 22.0),
     ],
 )
-def test_a_newcomer_looks_again_when_the_wait_is_over(history: History, config: Config, seconds: float) -> None:
+def test_newcomer_reads_the_table_when_its_wait_ends(history: History, config: Config, seconds: float) -> None:
     """Workers that start together wait only once."""
     assert seconds_until_joined(history, config) == seconds

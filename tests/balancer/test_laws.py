@@ -28,13 +28,13 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize("law", laws.LAWS[:-1], ids=str)
 def test_every_rule_set_keeps_the_law(law: Law) -> None:
-    """Each law states what breaks without it, since users can test their own rule sets against the laws."""
+    """Every known rule set keeps every law that users can test their own rule sets against."""
     law.check(plan, rule_sets())
 
 
 @pytest.mark.parametrize("kind", RULE_SETS)
-def test_a_fleet_under_every_rule_set_comes_to_rest(kind: type[RuleSet]) -> None:
-    """A fleet rests under any options, except while it waits for expected workers that never come."""
+def test_fleet_comes_to_rest_under_every_rule_set(kind: type[RuleSet]) -> None:
+    """A fleet comes to rest with any options, except while it waits for expected workers that do not join."""
     laws.comes_to_rest.check(plan, rule_sets(kind).map(lambda rules: evolve_known(rules, expected_workers=None)))
 
 
@@ -44,14 +44,14 @@ def evolve_known(rules: RuleSet, **options: object) -> RuleSet:
     return evolve(rules, **known)
 
 
-def test_equal_readings_make_disjoint_plans() -> None:
-    """S4: If two workers with the same listing want one lease, one write is rejected and a round is lost."""
+def test_equal_reads_give_disjoint_plans() -> None:
+    """S4: Two workers that have read the same table never plan to take the same lease."""
     rules = st.builds(Minimal, max_leases=st.none() | st.integers(6, 12))
     laws.equal_readings_make_disjoint_plans.check(plan, rules, examples=200)
 
 
-def test_loads_are_told_apart_whatever_the_order() -> None:
-    """Sums of fractions depend on their order: one worker stole another lease after a listing in another order."""
+def test_loads_do_not_depend_on_the_order_of_leases() -> None:
+    """Sums of fractional loads are the same for every order of the listing, so the same lease is chosen."""
     weights = {"k0": 100, "k1": 700, "k2": 200}
     table = [
         *(Lease(key, owner="w0", weight=weight) for key, weight in weights.items()),
@@ -72,17 +72,17 @@ def test_loads_are_told_apart_whatever_the_order() -> None:
         ("owner", ""),
     ],
 )
-def test_a_lease_that_cannot_be_is_refused(field: str, value: object) -> None:
-    """A lease with a fraction or an owner without a name fails where it is made, and not where it is counted."""
+def test_invalid_lease_is_rejected(field: str, value: object) -> None:
+    """A lease with an invalid number or an empty owner is rejected when it is created."""
     with pytest.raises(ValueError, match=f"^{field}: "):
         Lease(**{"key": "s-0", field: value})  # type: ignore[arg-type]
 
 
 @given(leases(), configs(), hearings())
-def test_expired_leases_are_freed_in_order_of_key(
+def test_expired_leases_are_freed_in_key_order(
     table: tuple[Lease, ...], config: Config, hearing: BulletinState
 ) -> None:
-    """C6: Two stores with the same contents are written in the same order, whatever the order of their listings."""
+    """C6: Expired leases are freed in the order of their keys, whatever the order of the listing."""
     me = Me("a-1", history=History(hearing=hearing))
     freed = [action.lease.key for action in plan(table, None, me, config) if action.rule == "C6"]
     assert freed == sorted(freed)
@@ -100,6 +100,6 @@ def test_plans_are_equal_under_every_hash_seed(seed: str) -> None:
     assert result.stdout == here.stdout != ""
 
 
-def test_never_owned_is_not_forever() -> None:
-    """A fresh table can be planned, because infinite idleness compares like any other number."""
+def test_infinite_idle_time_can_be_planned() -> None:
+    """A new table can be planned, because an infinite idle time compares like any other number."""
     assert plan([Lease("s-0", idle=math.inf)], None, Me("a"), Config()) == (Claim(Lease("s-0", idle=math.inf), "M5"),)

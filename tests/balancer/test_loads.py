@@ -39,8 +39,8 @@ def plans(leases: dict[str, Lease], turn: int) -> list[tuple[str, Action]]:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_loads_come_into_the_band_and_stay(seed: int) -> None:
-    """S9: Each round lowers the sum of squares, so it ends. Few leases move, and a single lease may be too heavy."""
+def test_loads_reach_the_band_and_stay(seed: int) -> None:
+    """S9: Loads reach the band with few moves, unless a single lease is too heavy, and then no more leases move."""
     leases = fleet(seed)
     moved = 0
     for turn in range(20):
@@ -66,16 +66,16 @@ def unmeasured(leases: list[Lease], first: int, last: int) -> list[Lease]:
     return [evolve(lease, weight=None) if first <= place < last else lease for place, lease in enumerate(leases)]
 
 
-def test_many_unknown_weights_leave_it_to_the_counts() -> None:
-    """Next to peers that measure nothing, no weight is assumed for their leases."""
+def test_counts_decide_if_many_weights_are_unknown() -> None:
+    """In a fleet with peers that measure nothing, leases are balanced by count."""
     leases = [*fleet(1).values()]
     assert slack(leases, 20) == slack(unmeasured(leases, 0, 30), 20) == 10
     assert slack(unmeasured(leases, 0, 31), 20) == slack(unmeasured(leases, 200, 231), 20) == 0
     assert slack([], 0) == 0
 
 
-def test_a_split_in_a_fleet_of_even_loads_moves_nothing() -> None:
-    """Unmeasured children do not switch the fleet from loads to counts, which would move many leases."""
+def test_split_in_a_balanced_fleet_moves_no_leases() -> None:
+    """The unmeasured children of a split do not switch a balanced fleet from loads to counts."""
     leases = fleet(1)
     for turn in range(20):
         for worker, action in plans(leases, turn):
@@ -88,7 +88,7 @@ def test_a_split_in_a_fleet_of_even_loads_moves_nothing() -> None:
     assert relief({"a": [Lease("n-1"), Lease("n-2")], "b": []}, {"a": 9, "b": 9}, {"a": 9, "b": 9}, 1) == {"n-2": "b"}
 
 
-def test_where_nothing_flows_the_counts_decide() -> None:
+def test_counts_decide_without_traffic() -> None:
     """A newcomer to an idle stream gets its share of leases."""
     assert slack([evolve(lease, weight=0) for lease in fleet(1).values()], 20) == 0
 
@@ -97,8 +97,8 @@ def test_where_nothing_flows_the_counts_decide() -> None:
     ("each", "uneven", "tolerance"),
     [(10_000, False, 10), (9_999, False, 0), (9_999, True, 10), (5_000, True, 10), (4_999, True, 0), (0, True, 0)],
 )
-def test_below_a_hundredth_of_what_a_shard_takes_counts_decide(each: int, uneven: bool, tolerance: int) -> None:
-    """M13: Leases do not follow a few bytes, and traffic near the limit does not move them back and forth."""
+def test_counts_decide_below_a_hundredth_of_a_shards_capacity(each: int, uneven: bool, tolerance: int) -> None:
+    """M13: Leases are balanced by count if traffic is low. Traffic near the limit does not move them back and forth."""
     leases = [evolve(lease, weight=each) for lease in fleet(1).values()]
     assert Counter(lease.owner for lease in leases) == dict.fromkeys(WORKERS, 20)
     if uneven:
@@ -107,16 +107,16 @@ def test_below_a_hundredth_of_what_a_shard_takes_counts_decide(each: int, uneven
     assert slack([evolve(leases[0], weight=None), *leases[1:]], 20) == tolerance
 
 
-def test_a_gain_below_the_noise_moves_nothing() -> None:
-    """Noise in the measurements does not keep a fleet moving."""
+def test_gain_below_the_noise_moves_no_lease() -> None:
+    """Small differences between measured loads move no leases."""
     held = {"a": [Lease("big", weight=100_000), Lease("small", weight=500)], "b": [Lease("b-1", weight=70_000)]}
     assert relief(held, {"a": 9, "b": 9}, {"a": 9, "b": 9}) == {}
     held["a"] += [Lease("more", weight=20_000)]
     assert relief(held, {"a": 9, "b": 9}, {"a": 9, "b": 9}) == {"more": "b"}
 
 
-def test_a_gain_that_is_just_worth_it_moves_its_lease() -> None:
-    """M13: Workers of two versions agree on the limit, so neither waits for the other."""
+def test_gain_at_the_limit_moves_a_lease() -> None:
+    """M13: A lease moves if the gain is exactly at the limit, in all versions alike."""
     held = {"a": [Lease("heavy", weight=218), Lease("light", weight=4)], "b": [Lease("b-1", weight=193)]}
     held |= {worker: [Lease(f"{worker}-1", weight=195)] for worker in "cde"}
     anybody = dict.fromkeys(held, 9)
@@ -126,8 +126,8 @@ def test_a_gain_that_is_just_worth_it_moves_its_lease() -> None:
     assert relief(held, anybody, anybody) == {}
 
 
-def test_a_taker_asks_where_the_owner_answers() -> None:
-    """H2: A move for load is no more urgent than one for counts, so no record needs to be read twice."""
+def test_moves_for_load_are_requested() -> None:
+    """H2: A lease that moves for its load is requested if its owner answers requests, so no record is read twice."""
     leases = [
         Lease("s-1", owner="a", weight=90_000),
         Lease("s-2", owner="a", weight=90_000),
@@ -139,15 +139,15 @@ def test_a_taker_asks_where_the_owner_answers() -> None:
     assert (request.rule, request.lease.key) == ("H2", stolen[0].lease.key)
 
 
-def test_few_leases_stay_where_a_move_would_only_turn_the_tables() -> None:
-    """Eight leases on three workers moved back and forth as long as their loads varied."""
+def test_move_that_only_swaps_roles_is_not_made() -> None:
+    """A lease stays if its move would only make the other worker the fullest one."""
     weights = {"a": (100, 100, 100), "b": (110, 105, 85), "c": (100, 100)}
     held = {worker: [Lease(f"{worker}-{each}", weight=each) for each in mine] for worker, mine in weights.items()}
     assert relief(held, dict.fromkeys(held, 9), dict.fromkeys(held, 9)) == {}
 
 
-def test_beside_workers_that_do_not_sign_only_counts_tell() -> None:
-    """M13: A KCL 3.x worker measures too, but shares by counts, and would undo what we balance by load."""
+def test_counts_decide_beside_workers_of_other_libraries() -> None:
+    """M13: Beside a KCL 3.x worker, leases are balanced by count, because that worker would undo other moves."""
     notes = {worker: (("process", f"p/{worker}"),) for worker in "ab"}
     leases = [evolve(lease, annotations=notes["a"]) for lease in fleet(1).values()]
     ours = [evolve(lease, owner="a") for lease in leases]
@@ -165,7 +165,7 @@ def shares_of(*leases: Lease, led: tuple[str, ...] = (), **expected: int) -> Sha
 
 
 @pytest.mark.parametrize(("weight", "loaded"), [(45, True), (44, False), (None, True)])
-def test_a_worker_with_its_load_less_a_tenth_takes_no_more_for_its_count(weight: int | None, loaded: bool) -> None:
+def test_worker_near_the_mean_load_takes_no_lease_for_its_count(weight: int | None, loaded: bool) -> None:
     """M13: A worker near the mean load takes no lease that it would lose again when measurements vary.
 
     Unmeasured leases weigh the average.
@@ -174,8 +174,8 @@ def test_a_worker_with_its_load_less_a_tenth_takes_no_more_for_its_count(weight:
     assert shares_of(Lease("a-0", owner="a", weight=weight), other).loaded("a") is loaded
 
 
-def test_a_lease_on_its_way_counts_for_its_heir_alone() -> None:
-    """H1: The next owner counts with the lease, so it is given no more leases because of its count."""
+def test_moving_lease_counts_for_its_next_owner() -> None:
+    """H1: A lease that is being handed off counts for its next owner only, in counts and in loads."""
     going = Lease("b-1", owner="b", weight=45, next_owner="a", yields=True)
     shares = shares_of(Lease("a-0", owner="a", weight=10), Lease("b-0", owner="b", weight=45), going)
     assert (shares.loaded("a"), shares.loaded("b")) == (True, True)
@@ -183,17 +183,17 @@ def test_a_lease_on_its_way_counts_for_its_heir_alone() -> None:
     assert (shares.loaded("a"), shares.loaded("b")) == (True, False)
 
 
-def test_the_unmeasured_weigh_the_average_in_everybodys_load() -> None:
-    """M13: A split does not make every worker look idle."""
+def test_unmeasured_leases_have_the_average_weight() -> None:
+    """M13: After a split, the unmeasured children have the average weight, so no worker looks idle."""
     measured = (Lease("a-0", owner="a", weight=50), Lease("b-0", owner="b", weight=50))
     assert not shares_of(*measured, Lease("b-1", owner="b"), Lease("b-2", owner="b")).loaded("a")
 
 
-def test_a_worker_that_takes_for_its_count_is_seen_or_led() -> None:
-    """M13: Loads do not wait forever for workers that were announced and did not come."""
+def test_only_present_or_led_workers_take_for_their_count() -> None:
+    """M13: Loads are balanced without waiting for announced workers that have not come."""
     fullest = tuple(Lease(f"b-{place}", owner="b", weight=100) for place in range(11))
     one = Lease("a-0", owner="a", weight=1)
     shares = shares_of(one, *fullest, led=("l",), expected=0, l=0)
-    assert {worker for worker in shares.counts if shares.short(worker)} == {"a", "l"}
+    assert {worker for worker in shares.counts if shares.lacks_too_many(worker)} == {"a", "l"}
     carries_all = evolve(one, weight=2000)
-    assert not shares_of(carries_all, *fullest).short("a")
+    assert not shares_of(carries_all, *fullest).lacks_too_many("a")

@@ -51,8 +51,8 @@ def abdicating(acts_read: int) -> tuple[tuple[Lease, ...], History]:
     return old, heard(latest=Bulletin(9, 2, 1), acts_read=acts_read)
 
 
-def test_a_lookout_that_abdicates_says_so_once_and_before_any_next_look() -> None:
-    """C3: The readers of its row do not have to wait until it falls silent."""
+def test_abdicating_lookout_writes_a_last_bulletin() -> None:
+    """C3: A replaced lookout writes one last bulletin immediately, so its readers need not wait for its silence."""
     notes = told(10, 3, 1)
     old, history = abdicating(acts_read=2)
     assert look(READER, old, history) == Look(2.5, keys=KEYS, annotations=notes, stale_ok=True)
@@ -62,27 +62,27 @@ def test_a_lookout_that_abdicates_says_so_once_and_before_any_next_look() -> Non
     assert look(READER, old, heard(latest=Bulletin(11, 3, 1), acts_read=3)).annotations == (), "once"
 
 
-def test_any_time_since_the_last_listing_makes_a_reading_partial() -> None:
-    """C7: A change half a second after a listing is not left for the listing after the next."""
+def test_read_after_a_listing_is_partial() -> None:
+    """C7: A change half a second after a listing is noticed at the next listing."""
     called = heard(turned=True)
     assert look(READER, TABLE, evolve(called, full_still=0.5)) == Look(0.0)
     assert look(READER, TABLE, evolve(called, full_still=0.0)).keys == KEYS
 
 
 @pytest.mark.parametrize(("idle", "seconds"), [(1.5, 2.5), (1.75, 0.5)])
-def test_a_row_is_late_once_its_heartbeat_was_due(idle: float, seconds: float) -> None:
-    """C8: Readers do not hurry before each heartbeat, only when one is late."""
+def test_bulletin_row_is_late_after_its_heartbeat_was_due(idle: float, seconds: float) -> None:
+    """C8: Readers hurry only when a heartbeat is late, and not before each heartbeat."""
     assert look(READER, standing_still(idle)) == Look(seconds, keys=KEYS, stale_ok=True)
 
 
 @pytest.mark.parametrize(("warned", "seconds"), [(9.75, 0.5), (10.0, 2.5)])
-def test_a_warning_holds_for_ten_seconds(warned: float, seconds: float) -> None:
-    """C5: By then the suspect has renewed, or its leases are freed."""
+def test_warning_lasts_ten_seconds(warned: float, seconds: float) -> None:
+    """C5: A warning lasts until the suspect has renewed its leases, or they were freed."""
     assert look(READER, TABLE, heard(warned=warned)).seconds == seconds
 
 
-def test_of_twelve_rows_one_is_asked_for_and_of_eleven_all_are_listed() -> None:
-    """C7: A listing returns twelve rows for the price of one read by key."""
+def test_single_row_is_read_by_key_in_a_table_of_twelve() -> None:
+    """C7: A table of eleven rows is listed, because a listing of twelve rows costs as much as a read by key."""
     lately = evolve(QUIET, fleet_still=14.0)
     six = [row(f"s-{place}", f"w-{place % 6}") for place in range(10)]
     eleven = (*(lease for lease in six if lease.owner != READER), *(row(f"t-{n}", READER) for n in range(3)))
@@ -94,41 +94,41 @@ def test_of_twelve_rows_one_is_asked_for_and_of_eleven_all_are_listed() -> None:
 
 
 @pytest.mark.parametrize(("fleet_still", "keys"), [(15.0, 2), (15.25, 1)])
-def test_requests_come_for_fifteen_seconds(fleet_still: float, keys: int) -> None:
-    """C7: An owner watches its rows for as long as a newcomer may send requests."""
+def test_owner_watches_for_requests_for_fifteen_seconds(fleet_still: float, keys: int) -> None:
+    """C7: An owner reads its rows for as long as a newcomer may send requests."""
     found = look(READER, (*TABLE, row("n-0", "new")), evolve(QUIET, fleet_still=fleet_still)).keys
     assert found is not None
     assert len(found) == keys
 
 
-def test_a_worker_with_no_more_than_a_share_watches_for_no_request() -> None:
-    """C7: No other worker will request any of its leases."""
+def test_worker_with_its_share_does_not_watch_for_requests() -> None:
+    """C7: A worker that has no more than its share does not watch for requests, because none will come."""
     assert look(READER, TABLE, evolve(QUIET, fleet_still=14.0)) == Look(2.5, keys=KEYS, stale_ok=True)
 
 
-def test_a_worker_that_has_only_asked_for_a_lease_counts_for_the_shares_too() -> None:
-    """C6: Owners watch what a newcomer that holds no lease yet requests next."""
+def test_worker_with_only_a_request_counts_for_shares() -> None:
+    """C6: A newcomer that has only requested leases counts, so owners watch for its next requests."""
     asked = tuple(evolve(x, next_owner="new") if x.key == KEYS[0] else x for x in TABLE)
     decision = look(READER, asked, evolve(QUIET, fleet_still=14.0))
     assert decision.seconds == 0.5
     assert len(decision.keys or ()) == 2
 
 
-def test_a_row_silent_since_the_last_listing_calls_nobody_to_another() -> None:
-    """C8: That listing started this worker's clocks."""
+def test_silence_since_the_last_listing_causes_no_listing() -> None:
+    """C8: The silence of the bulletin's row is counted from the last listing of the worker."""
     still = standing_still(5.0)
     assert [look(READER, still, evolve(QUIET, full_still=full)).keys is None for full in (5.0, 5.25)] == [False, True]
     late = evolve(QUIET, full_still=30.0)
     assert [look(READER, standing_still(idle), late).keys is None for idle in (4.0, 4.25)] == [False, True]
 
 
-def test_everybody_lists_after_more_than_so_many_cycles() -> None:
-    """C11: Six workers wait for 120 seconds."""
+def test_every_worker_lists_as_a_last_resort() -> None:
+    """C11: In a fleet of six, each worker lists the table after 120 seconds."""
     assert [look(READER, TABLE, evolve(QUIET, full_still=full)).keys for full in (120.0, 120.25)] == [KEYS, None]
 
 
-def test_an_owner_at_its_limit_is_read_once_more() -> None:
-    """C5, C16: At the limit the lease has not expired yet; just above the limit it may be freed."""
+def test_owner_at_its_limit_is_read_again() -> None:
+    """C5, C16: A lease that is idle for exactly the limit is read again. Just above the limit it may be freed."""
     for idle, seconds in ((10.0, 0.5), (10.25, 0.25), (10.5, 0.05), (10.75, 3.0)):
         assert look(LOOKOUT, standing_still(idle, READER), FULL).seconds == seconds
     me = Me("w-1", history=History(paces=(("w-2", 9.0),)))
@@ -136,8 +136,8 @@ def test_an_owner_at_its_limit_is_read_once_more() -> None:
         assert look_again((), standing_still(idle, "w-2"), me, CONFIG).seconds == pytest.approx(seconds)
 
 
-def test_an_owner_that_is_just_due_is_no_suspect_and_not_dead() -> None:
-    """C3, C5: A false warning makes every worker hurry, and a rank given up too soon sends them all to the table."""
+def test_owner_that_is_just_due_is_not_suspected() -> None:
+    """C3, C5: An owner whose renewal has just become due causes no warning, and keeps its rank."""
     config = Config(rules=Minimal(), renew_seconds=5.0)
     warns = [
         look_again((), standing_still(idle, READER), Me(LOOKOUT, history=FULL), config).annotations
@@ -147,11 +147,8 @@ def test_an_owner_that_is_just_due_is_no_suspect_and_not_dead() -> None:
     assert [lookout_ranks(standing_still(idle), CONFIG).ranks[0] for idle in (10.5, 10.75)] == [LOOKOUT, NEXT]
 
 
-def test_each_rank_stands_in_once_its_time_is_over() -> None:
-    """C8: Two stand-ins that begin together read the table twice.
-
-    With longer leases, each waits proportionally longer.
-    """
+def test_each_rank_stands_in_at_its_own_time() -> None:
+    """C8: Stand-ins start one after another, so the table is not read twice."""
     assert not on_duty(NEXT, standing_still(2.5))
     twice = evolve(CONFIG, lease_seconds=20.0)
     ranks = lookout_ranks(standing_still(8.0), twice)
@@ -159,14 +156,14 @@ def test_each_rank_stands_in_once_its_time_is_over() -> None:
     assert [ranks.on_duty(Me(worker), hearing, twice) for worker in (NEXT, *THIRDS)] == [True, True, False]
 
 
-def test_a_worker_without_leases_has_no_row_to_renew() -> None:
-    """C4: A worker that has just lost its last lease goes on reading instead of failing."""
+def test_worker_without_leases_renews_no_bulletin_row() -> None:
+    """C4: A worker that has just lost its last lease continues to read the bulletin."""
     assert heartbeat((), Me(LOOKOUT), CONFIG) == ()
     assert heartbeat((evolve(TABLE[0], checkpoint=SHARD_END),), Me(str(TABLE[0].owner)), CONFIG) == ()
 
 
-def test_a_lease_that_this_worker_takes_in_the_same_turn_is_not_called_out() -> None:
-    """C6: No worker lists the table for a lease that is already taken."""
+def test_lease_taken_in_the_same_turn_is_not_announced() -> None:
+    """C6: The lookout does not call other workers to a lease that it takes itself."""
     free = row("s-x", None)
     assert look(LOOKOUT, (*TABLE, free), LATELY).annotations[:1] == LOUD
     assert look(LOOKOUT, (*TABLE, free), LATELY, Claim(free, "M5")).annotations[:1] == SILENT
@@ -175,23 +172,23 @@ def test_a_lease_that_this_worker_takes_in_the_same_turn_is_not_called_out() -> 
 
 
 @pytest.mark.parametrize(("idle", "notes"), [(29.75, LOUD), (30.0, SILENT)])
-def test_a_lease_was_let_go_lately_for_half_a_minute(idle: float, notes: object) -> None:
-    """C6: This applies to the lease itself, and to the parent that its reader waited for."""
+def test_released_lease_is_announced_for_half_a_minute(idle: float, notes: object) -> None:
+    """C6: A lease is announced for 30 s after it was released, or after its reader's parent shard has ended."""
     assert look(LOOKOUT, (*TABLE, row("s-x", None, idle=idle)), LATELY).annotations[:1] == notes
     parent = evolve(row("p-0", None, idle=idle), checkpoint=SHARD_END)
     child = evolve(row("s-x", None, idle=500.0), parents=("p-0",), checkpoint=TRIM_HORIZON)
     assert look(LOOKOUT, (*TABLE, parent, child), LATELY).annotations[:1] == notes
 
 
-def test_a_lasting_state_is_called_out_after_a_whole_cycle() -> None:
-    """C6: Each call costs every worker a listing."""
+def test_lasting_state_is_announced_once_per_cycle() -> None:
+    """C6: A lasting state is announced once per cycle, because each call costs every worker a listing."""
     free = (*TABLE, row("s-x", None, idle=31.0))
     assert look(LOOKOUT, free, LONG_AGO).annotations[:1] == LOUD
 
 
 @pytest.mark.parametrize(("leases", "acts"), [(1, 0), (2, 1), (3, 1)])
-def test_a_newcomer_to_a_fleet_without_a_lease_for_it_calls_nobody(leases: int, acts: int) -> None:
-    """C6: Owners that hold one lease each receive no requests."""
+def test_newcomer_without_a_share_causes_no_call(leases: int, acts: int) -> None:
+    """C6: Owners with one lease each are not called for a newcomer, because it will request nothing."""
     rows = (evolve(row("s-0", "a"), next_owner="new"), *(row(f"s-{place}", "a") for place in range(1, leases)))
     history = evolve(LATELY, fleet_still=0.0, hearing=evolve(HEARING, latest=Bulletin(), acts_still=1.0))
     assert look("a", rows, history).annotations[:1] == bulletin_annotations(Bulletin(1, acts, 0))
@@ -202,8 +199,8 @@ def uneven(*others: Lease) -> tuple[Lease, ...]:
     return (*(lease for lease in TABLE if lease.owner != LAST), *others)
 
 
-def test_counts_that_differ_by_two_for_more_than_a_cycle_call_the_fleet() -> None:
-    """M9: Counts differ by one in every fleet whose number of leases is not a multiple of its workers."""
+def test_counts_that_differ_by_two_call_the_fleet() -> None:
+    """M9: A fleet is called if counts differ by two for more than a cycle. A difference of one is normal."""
     by_two = (*TABLE, row("s-x", READER), row("s-y", READER))
     by_one = (*TABLE, row("s-x", READER))
     assert [look(LOOKOUT, leases, LONG_AGO).annotations[:1] for leases in (by_two, by_one)] == [LOUD, SILENT]
@@ -227,14 +224,14 @@ def called(leases: tuple[Lease, ...], config: Config = CONFIG) -> bool:
     return look_again((), leases, me, config).annotations[:1] == bulletin_annotations(Bulletin(1, 1, 0))
 
 
-def test_for_the_sake_of_loads_counts_may_differ_by_half_a_share_more_on_either_side() -> None:
+def test_counts_may_differ_by_half_a_share_for_loads() -> None:
     """M13: With eight leases on two workers of even load, 7 and 1 are too far apart; 6 and 2 are not."""
     assert called(weighed(a=(1,) * 7, b=(7,)))
     assert not called(weighed(a=(1,) * 6, b=(3, 3)))
 
 
-def test_loads_that_nobody_has_room_to_even_out_call_nobody() -> None:
-    """M13: The emptiest worker holds as many leases as its share or the limit allows; the others could only look."""
+def test_uneven_loads_without_room_cause_no_call() -> None:
+    """M13: The fleet is not called if no worker has room for the lease that would even out the loads."""
     full = weighed(a=(1,) * 6, b=(50, 50), c=(30, 30))
     assert not called(full)
     assert called(full[1:])

@@ -52,12 +52,12 @@ def first(actions: tuple[Action, ...]) -> Steal | RequestHandoff:
 # The first lease (M5, M12)
 
 
-def test_a_newcomer_is_seen_at_once_in_a_fleet_of_few_leases() -> None:
+def test_newcomer_counts_immediately_with_few_leases() -> None:
     """With three leases, the newcomer gets one before the wait for other joiners is over."""
     assert turn([*count("a", 2), *count("b", 1)], History(), "c") == [("M5", "a")]
 
 
-def test_a_worker_with_its_share_gives_a_newcomer_nothing() -> None:
+def test_worker_with_its_share_gives_no_lease_to_a_newcomer() -> None:
     """A worker that holds its share keeps it, because it would take the lease back."""
     table = [*count("a", 2), *count("b", 5)]
     for number in range(30):
@@ -66,7 +66,7 @@ def test_a_worker_with_its_share_gives_a_newcomer_nothing() -> None:
         assert {way.lease.owner for way in (action, *action.alternates)} == {"b"}
 
 
-def test_a_newcomer_asks_four_donors_of_its_own() -> None:
+def test_newcomer_requests_from_four_donors() -> None:
     """Newcomers request from different owners, so that fifty of them do not compete for the leases of four."""
     donors = [f"d-{number}" for number in range(12)]
     table = [lease for donor in donors for lease in count(donor, 9)]
@@ -85,18 +85,18 @@ def test_a_newcomer_asks_four_donors_of_its_own() -> None:
     ("others", "waiting", "most", "taken"),
     [((3,), 3, None, 3), ((1, 9, 9), 8, None, 6), ((2, 4), 9, None, 2), ((3,), 3, 2, 2), ((), 3, None, 0)],
 )
-def test_a_successor_takes_what_the_median_of_the_others_holds(
+def test_successor_takes_the_median_of_the_other_counts(
     others: tuple[int, ...], waiting: int, most: int | None, taken: int
 ) -> None:
-    """M12: A successor takes neither more than its share, which it would lose again, nor more than its limit."""
+    """M12: A successor takes as many leases as the median of the others, and at most its limit."""
     table = [lease for place, number in enumerate(others) for lease in count(f"o-{place}", number)]
     inherited = turn([*table, *free(waiting, idle=1.0)], LATELY, "c", grace_seconds=5.0, max_leases=most)
     assert inherited == ([("M12", "")] * taken if taken else [])
 
 
 @pytest.mark.parametrize(("idle", "rules"), [(4.9, []), (5.0, ["M6", "M6"])])
-def test_a_lease_let_go_waits_for_its_owners_successor_and_no_longer(idle: float, rules: list[str]) -> None:
-    """M12: A rolling restart does not move every lease twice."""
+def test_released_lease_waits_for_the_successor(idle: float, rules: list[str]) -> None:
+    """M12: A released lease waits for its owner's successor during the time of grace, so it moves only once."""
     taken = turn([*count("a", 3), *count("b", 1), *free(2, idle)], grace_seconds=5.0)
     assert [rule for rule, _ in taken] == rules
 
@@ -104,20 +104,20 @@ def test_a_lease_let_go_waits_for_its_owners_successor_and_no_longer(idle: float
 # The share (M1, M6)
 
 
-def test_a_worker_takes_what_is_free_and_the_rest_of_its_share_from_the_living() -> None:
-    """A worker does not wait a turn for each lease that happens to be free."""
+def test_worker_takes_free_leases_and_the_rest_from_living_workers() -> None:
+    """A worker takes its whole share in one turn, first from the free leases, and then from living workers."""
     assert turn([*count("a", 6), *count("b", 1), *free(1, 1.0)]) == [("M6", ""), ("M6", "a"), ("M6", "a")]
 
 
-def test_the_leases_of_expected_workers_that_did_not_come_are_taken() -> None:
-    """M9: The stream does not stay half unread as long as an announced worker stays away."""
+def test_leases_of_missing_expected_workers_are_taken() -> None:
+    """M9: The leases of expected workers that do not come are taken after a while, so all shards are read."""
     table = [*count("a", 2), *count("b", 2)]
     assert turn([*table, *free(4, 30.0)], expected_workers=4) == []
     assert turn([*table, *free(4, 71.0)], expected_workers=4) == [("M6", ""), ("M6", "")]
     assert turn([*table, *free(4, 71.0)], expected_workers=("a", "b", "c", "d")) == [("M6", ""), ("M6", "")]
 
 
-def test_a_request_says_whose_place_it_takes() -> None:
+def test_request_names_the_next_owner_that_it_replaces() -> None:
     """A request names the next owner that it replaces, because the store replaces no other one."""
     table = [evolve(lease, yields=True, next_owner="gone", next_owner_idle=90.0) for lease in count("a", 2)]
     request = first(plan(table, None, Me("b", history=LATELY), config()))
@@ -129,23 +129,20 @@ def test_a_request_says_whose_place_it_takes() -> None:
 
 
 @pytest.mark.parametrize(("idle", "rules"), [(70.0, []), (70.1, ["M9"]), (math.inf, [])])
-def test_a_lease_that_nobody_takes_is_taken_after_patience_one_a_turn(idle: float, rules: list[str]) -> None:
-    """Until the patience of a worker ends, the lease is another worker's part.
-
-    With two at a time, this worker would lose leases next.
-    """
+def test_lease_that_stays_free_is_taken_after_patience(idle: float, rules: list[str]) -> None:
+    """A lease that falls to another worker's share is taken only after patience has ended, and one lease per turn."""
     table = [*count("a", 3), *count("b", 3), *count("c", 1), *free(2, idle)]
     assert [rule for rule, _ in turn(table, worker="b")] == rules
 
 
-def test_the_time_of_grace_is_a_part_of_patience() -> None:
+def test_grace_is_part_of_patience() -> None:
     table = [*count("a", 3), *count("b", 3), *count("c", 1), *free(2, 74.9)]
     assert turn(table, worker="b", grace_seconds=5.0) == []
     assert turn([*table[:-2], *free(2, 75.1)], worker="b", grace_seconds=5.0) == [("M9", "")]
 
 
-def test_a_full_worker_takes_nothing_however_long_it_waits() -> None:
-    """`max_leases` is what the process can carry. With one more lease it might be killed and lose them all."""
+def test_full_worker_never_takes_a_lease() -> None:
+    """A worker with `max_leases` leases takes no more, however long a lease stays free."""
     table = [*count("a", 2), *count("b", 2), *free(2, 200.0)]
     assert turn(table, STILL, max_leases=2) == []
     assert turn(table, STILL, max_leases=3) == [("M6", "")]
@@ -154,11 +151,8 @@ def test_a_full_worker_takes_nothing_however_long_it_waits() -> None:
 @pytest.mark.parametrize(
     ("most", "still", "stolen"), [(6, 90.0, True), (6, 60.0, False), (5, 90.0, False)], ids=["apart", "early", "near"]
 )
-def test_beside_a_zombie_the_fullest_is_relieved_after_patience(most: int, still: float, stolen: bool) -> None:
-    """With 6, 4 and a zombie's 1 lease, the fleet would stay uneven forever.
-
-    Between neighbors, the lease would alternate.
-    """
+def test_fullest_worker_is_relieved_beside_a_zombie(most: int, still: float, stolen: bool) -> None:
+    """With 6, 4 and a zombie's 1 lease, the second worker relieves the fullest one after patience has ended."""
     table = [*count("a", most), *count("b", 4), *count("z", 1)]
     taken = turn(table, History(owners_still=still, fleet_still=90.0))
     assert taken == ([("M9", "a")] if stolen else [])
@@ -167,8 +161,8 @@ def test_beside_a_zombie_the_fullest_is_relieved_after_patience(most: int, still
 @pytest.mark.parametrize(
     ("release", "still", "goes"), [(True, 121.0, True), (True, 120.0, False), (False, 900.0, False)]
 )
-def test_an_overloaded_worker_lets_a_lease_go_only_where_it_is_told_to(release: bool, still: float, goes: bool) -> None:
-    """M11: A released lease stays unread until a worker takes it, so this is opt-in."""
+def test_overloaded_worker_releases_only_if_configured(release: bool, still: float, goes: bool) -> None:
+    """M11: An overloaded worker releases a lease only with the option `release`. The shard is unread meanwhile."""
     table = [*count("a", 4), *count("b", 3), *count("c", 4), *count("z", 1)]
     history = History(owners_still=still, fleet_still=still)
     assert turn(table, history, release=release) == ([("M11", "b")] if goes else [])
@@ -192,40 +186,38 @@ def loads(**shares: tuple[int, int]) -> list[Lease]:
     [(14, 6, 850, True), (13, 7, 850, False), (14, 6, 1000, False)],
     ids=["too many", "not too many", "it has its load"],
 )
-def test_beside_loads_the_fullest_is_relieved_for_its_count_alone_where_that_is_far_off(
-    fullest: int, rest: int, load: int, stolen: bool
-) -> None:
-    """Counts may differ for the sake of loads, so no lease is moved for its count and back for its load."""
+def test_fullest_worker_is_relieved_for_its_count_if_far_off(fullest: int, rest: int, load: int, stolen: bool) -> None:
+    """If loads are known, a lease moves for its count only if the counts differ by more than loads allow."""
     table = loads(a=(fullest, 1070), b=(4, load), z=(rest, 3000 - 1070 - load))
     assert turn(table, STILL) == ([("M9", "a")] if stolen else [])
 
 
 @pytest.mark.parametrize(("fullest", "rest", "goes"), [(14, 6, True), (13, 7, False)])
-def test_beside_loads_a_lease_is_let_go_only_where_counts_are_far_off(fullest: int, rest: int, goes: bool) -> None:
-    """M11: No lease is released for its count and taken back for its load."""
+def test_release_for_count_requires_counts_far_off(fullest: int, rest: int, goes: bool) -> None:
+    """M11: If loads are known, a lease is released for its count only if the counts differ by more than loads allow."""
     table = loads(a=(fullest, 1000), b=(4, 1000), z=(rest, 1000))
     history = History(owners_still=900.0, fleet_still=900.0)
     assert turn(table, history, "a", release=True) == ([("M11", "a")] if goes else [])
 
 
-def test_a_worker_with_its_load_in_one_lease_takes_no_others_for_its_count() -> None:
-    """The reader of a hot shard does not fall behind because it also has a full number of other leases."""
+def test_reader_of_a_hot_shard_takes_no_lease_for_its_count() -> None:
+    """A worker whose load is in one lease takes no others for its count."""
     assert turn([*held("a", *[10] * 7), *held("b", 100)]) == []
 
 
-def test_a_count_that_loads_allow_is_no_reason_to_take() -> None:
-    """Within the tolerance loads decide; taking a lease for the count would cost one move more than needed."""
+def test_count_within_the_tolerance_causes_no_take() -> None:
+    """A worker takes no lease for its count if the count is within the tolerance that loads allow."""
     assert turn([*held("a", *[100] * 6), *held("b", *[50] * 2)]) == [("M13", "a")] * 2
 
 
-def test_loads_wait_until_counts_are_in_order() -> None:
+def test_loads_are_balanced_after_counts() -> None:
     """Two workers never want the same lease, one for its count and the other for its load."""
     table = loads(a=(12, 2000), b=(10, 100), c=(2, 300))
     assert turn(table) == []
 
 
-def test_loads_give_nobody_more_than_it_may_hold() -> None:
-    """`max_leases` is what the process can carry, whatever the loads."""
+def test_loads_respect_max_leases() -> None:
+    """A worker with `max_leases` leases takes no more, whatever the loads are."""
     table = [*held("a", 50, 50), *held("b", 1, 1)]
     assert turn(table, max_leases=2) == []
     assert turn(table, max_leases=3) == [("M13", "a")]
@@ -234,7 +226,7 @@ def test_loads_give_nobody_more_than_it_may_hold() -> None:
 # Workers of a KCL 3.x leader (M14)
 
 
-def test_a_lease_for_a_led_worker_is_let_go_in_the_order_of_the_line() -> None:
+def test_leases_for_led_workers_are_released_in_order() -> None:
     """Free leases belong to the workers earlier in line.
 
     Otherwise an owner would release one lease too many, or too few.
@@ -245,8 +237,8 @@ def test_a_lease_for_a_led_worker_is_let_go_in_the_order_of_the_line() -> None:
     assert gone == [("M14", "a"), ("M14", "b")]
 
 
-def test_a_led_worker_with_too_many_leases_is_its_leaders_affair() -> None:
-    """We release no lease of a worker that the leader evens out, because the lease would come back to us."""
+def test_led_workers_leases_are_not_evened_out() -> None:
+    """No lease is released to even out led workers among themselves, because their leader does that."""
     history = evolve(LATELY, led=(("j", 0.0), ("k", 0.0)))
     assert turn([*count("a", 4), *count("k", 4), *count("j", 1)], history, "a") == []
     (release,) = plan([*count("a", 4), *count("k", 3), *count("j", 2)], None, Me("a", history=history), config())

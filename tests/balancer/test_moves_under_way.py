@@ -26,14 +26,14 @@ def moves(*leases: Lease, worker: str = "ann") -> dict[str, tuple[str, str]]:
     return live_moves(take_census(leases, Me(worker), CONFIG), CONFIG)
 
 
-def test_the_owner_releases_and_everybody_else_waits() -> None:
-    """A bystander does not take a lease that is promised to another worker."""
+def test_owner_releases_and_others_wait() -> None:
+    """During a hand-off only the owner acts. No other worker takes the lease."""
     assert steps("ann", ASKED) == (Release(ASKED, rule="H3", next_owner="bob"),)
     assert steps("bob", ASKED) == steps("cyd", ASKED) == ()
 
 
-def test_the_heir_of_a_dead_owner_claims_and_the_dead_owner_itself_does_not_release() -> None:
-    """A lease that its owner let expire does not wait for a release that no worker is left to write."""
+def test_next_owner_of_dead_owner_claims() -> None:
+    """The next owner claims the lease of a dead owner, which writes no release."""
     dead = evolve(ASKED, idle=DEAD)
     assert steps("bob", dead) == (Claim(dead, rule="H4"),)
     assert steps("ann", dead) == steps("cyd", dead) == ()
@@ -47,34 +47,34 @@ def test_the_heir_of_a_dead_owner_claims_and_the_dead_owner_itself_does_not_rele
     ],
 )
 @pytest.mark.parametrize("worker", ["ann", "bob"])
-def test_a_lease_without_an_owner_or_with_its_heir_as_owner_is_no_move(still: Lease, worker: str) -> None:
+def test_lease_without_owner_or_owned_by_next_owner_is_no_move(still: Lease, worker: str) -> None:
     """A next owner neither releases a lease to itself nor claims a free lease under the wrong rule."""
     assert steps(worker, still) == ()
     assert moves(evolve(still, owner=None)) == {}
 
 
-def test_a_finished_lease_is_not_moved() -> None:
-    """Under rules that count finished leases too, no shard is handed off that has nothing left to read."""
+def test_ended_lease_is_not_moved() -> None:
+    """Ended leases are not handed off, even under rules that count them."""
     ended = evolve(ASKED, checkpoint=SHARD_END)
     everything = evolve(take_census((ASKED,), Me("ann"), CONFIG), moving=(ended,))
     assert handoffs(everything, CONFIG) == ()
 
 
-def test_the_heir_of_an_owner_that_lives_and_does_not_give_steals_after_its_time_to_drain() -> None:
-    """A stuck handler does not keep a lease forever, and a slow one is not interrupted in the middle of its batch."""
+def test_next_owner_steals_after_the_time_to_drain() -> None:
+    """The next owner steals from an owner that does not release the lease within its time to drain."""
     due = evolve(ASKED, next_owner_idle=40.0)
     assert steps("bob", due) == (Steal(due, from_owner="ann", rule="H4"),)
     assert steps("bob", evolve(ASKED, next_owner_idle=39.9)) == ()
 
 
-def test_steps_come_in_order_of_key_whatever_the_order_of_the_reading() -> None:
-    """Two workers that read the same table write in the same order."""
+def test_steps_are_in_key_order() -> None:
+    """Two workers that have read the same table write in the same order."""
     leases = [evolve(ASKED, key=key, shard=key) for key in ("s-2", "s-0", "s-1")]
     assert [step.lease.key for step in steps("ann", *leases)] == ["s-0", "s-1", "s-2"]
 
 
-def test_a_lease_given_and_taken_back_is_asked_for_once_more() -> None:
-    """A next owner that was late by a second still gets its lease, and balance is reached."""
+def test_lease_taken_back_is_requested_again() -> None:
+    """A next owner that accepted a lease too late requests it again."""
     found = evolve(ASKED, next_owner=None)
     assert renewed_request(ASKED, found) == RequestHandoff(found, "ann", "H4")
 
@@ -89,13 +89,13 @@ def test_a_lease_given_and_taken_back_is_asked_for_once_more() -> None:
         pytest.param(evolve(ASKED, next_owner=None, checkpoint=SHARD_END), id="finished"),
     ],
 )
-def test_a_lease_not_given_and_taken_back_is_not_asked_for_again(found: Lease) -> None:
+def test_lease_no_longer_needed_is_not_requested_again(found: Lease) -> None:
     """A worker does not request a lease that it no longer lacks, or that it can take without asking."""
     assert renewed_request(ASKED, found) is None
 
 
-def test_counts_after_the_moves_give_the_heir_what_the_owner_loses() -> None:
-    """Exactly one worker plans with the lease, so the shares of the others are right."""
+def test_counts_include_moves_in_progress() -> None:
+    """A lease that is being handed off counts for its next owner, and not for its owner."""
     four = tuple(Lease(f"s-{n}", owner="ann", yields=True) for n in range(4))
     requested = tuple(evolve(lease, next_owner="bob") for lease in four[:2])
     reading = (
@@ -110,13 +110,13 @@ def test_counts_after_the_moves_give_the_heir_what_the_owner_loses() -> None:
     assert census.counts == {"ann": 5, "bob": 1}
 
 
-def test_without_a_move_the_counts_are_those_of_the_reading() -> None:
-    """A worker that holds nothing is counted too."""
+def test_counts_without_moves_are_those_of_the_table() -> None:
+    """Without hand-offs, counts are those of the table, including workers without leases."""
     census = take_census((Lease("s-0", owner="ann"),), Me("bob"), CONFIG)
     assert handed_counts(census, CONFIG) == {"ann": 1, "bob": 0}
 
 
-def test_a_request_counts_while_its_heir_holds_something_or_was_named_lately() -> None:
+def test_request_counts_while_its_next_owner_is_alive() -> None:
     """A newcomer's first request counts. If it died before its first lease, the request stops counting.
 
     The request is given up a cycle after the next owner may steal: 10 s of lease, 30 s to drain, a cycle of 20 s.
@@ -128,7 +128,7 @@ def test_a_request_counts_while_its_heir_holds_something_or_was_named_lately() -
     assert moves(evolve(ASKED, next_owner_idle=1000.0, leaving=True)) == under_way
 
 
-def test_a_dead_owners_lease_is_no_move_that_will_be_made() -> None:
+def test_lease_of_dead_owner_is_no_move() -> None:
     """The next owner is not counted with a lease that any worker may claim."""
     assert moves(evolve(ASKED, idle=DEAD), Lease("s-1", owner="ann")) == {}
     # The death of another worker does not affect this move.

@@ -162,7 +162,7 @@ def test_no_listed_record_is_skipped_once_the_stream_was_read(outage: Outage, da
 
 
 @given(outages(orderly=False))
-def test_a_shard_that_outlived_its_children_is_read_from_its_beginning(outage: Outage) -> None:
+def test_shard_that_outlived_its_children_is_read_from_the_start(outage: Outage) -> None:
     """Whatever subset of the shards has expired, each listed one that precedes no lease is read."""
     outcome = settled(outage.listed, outage.leases)
     assert {key: outcome.begun.get(key) for key in outage.unbegun} == dict.fromkeys(outage.unbegun, TRIM_HORIZON)

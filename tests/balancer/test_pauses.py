@@ -56,8 +56,8 @@ def lived(signs: dict[str, list[float]], pauses: Sequence[tuple[float, float]], 
 
 @pytest.mark.parametrize("seconds", [30.0, 600.0, 3600.0])
 @pytest.mark.parametrize("ours", [True, False])
-def test_one_pause_of_the_store_makes_no_dead_worker_immortal(seconds: float, ours: bool) -> None:
-    """A dead worker's first renewal after an outage was taken for its pace: claimable only after three outages."""
+def test_pause_of_the_store_does_not_extend_leases_of_dead_workers(seconds: float, ours: bool) -> None:
+    """After a pause of the store, the lease of a dead worker expires as soon as usual."""
     pauses = [(60.0, 60.0 + seconds)]
     signs = {owner: renewed(pauses, 1.0 + place, 5.3, 2 * seconds + 200.0) for place, owner in enumerate(OWNERS)}
     last = next(t for t in signs["a"] if t >= pauses[0][1])
@@ -73,10 +73,10 @@ def test_one_pause_of_the_store_makes_no_dead_worker_immortal(seconds: float, ou
     st.lists(st.tuples(st.floats(12.0, 60.0), st.floats(1.0, 400.0)), max_size=3),
     st.lists(st.floats(0.0, 5.3), min_size=3, max_size=3),
 )
-def test_however_often_the_store_pauses_patience_has_a_cap(
+def test_repeated_pauses_of_the_store_have_a_limited_effect(
     gaps: list[tuple[float, float]], phases: list[float]
 ) -> None:
-    """Two pauses with one renewal between them look like a habit, yet a dead worker's lease must not wait for both."""
+    """After several pauses of the store, the lease of a dead worker still expires within a fixed limit."""
     pauses: list[tuple[float, float]] = []
     for calm, seconds in gaps:
         begin = (pauses[-1][1] if pauses else 0.0) + calm
@@ -91,8 +91,8 @@ def test_however_often_the_store_pauses_patience_has_a_cap(
         assert died <= last + 1.05 * CONFIG.lease_seconds + 2 * EVERY
 
 
-def test_two_gaps_make_a_habit() -> None:
-    """An owner that renews every eight seconds gets three such gaps; one that stalled once does not."""
+def test_two_gaps_determine_an_owners_interval() -> None:
+    """An owner gets longer limits if it renewed late twice. A single stall does not count."""
     row = Lease("s-0", owner="slow", version=Version("0"))
     watch, _ = Watch().look([row], 0.0, 0.0)
     known = []
@@ -106,8 +106,8 @@ def test_two_gaps_make_a_habit() -> None:
     assert take_census([evolve(lease, idle=21.1)], Me("me", history=watch.history), CONFIG).expired
 
 
-def test_a_step_of_the_storages_clock_is_nobodys_pace() -> None:
-    """Rows that all become a thousand hours old at once do not raise an alarm about each peer's `--lease-seconds`."""
+def test_clock_step_of_the_store_is_not_an_owners_interval() -> None:
+    """If the ages of all rows jump at the same time, no owner is reported as slow."""
     watch, slow = Watch(), set[str]()
     for t in range(120):
         stepped = 3603.0 if t in {44, 84} else 0.0
@@ -117,16 +117,16 @@ def test_a_step_of_the_storages_clock_is_nobodys_pace() -> None:
     assert slow == set()
 
 
-def test_a_gap_that_stopped_this_worker_too_says_nothing_of_others() -> None:
-    """Workers that share a storage share its pauses, however many there are."""
+def test_gap_shared_with_this_worker_does_not_count() -> None:
+    """A gap in which this worker could not renew either is not counted against other owners."""
     pauses = [(40.0, 70.0), (76.0, 106.0), (112.0, 142.0)]
     signs = {owner: renewed(pauses, 1.0 + place, 7.0, 300.0) for place, owner in enumerate(OWNERS)}
     assert lived(signs, pauses, 260.0)[1] == set()
 
 
 @given(st.text(max_size=30) | st.sampled_from(["9" * 4301 + " 1 1", "1 1 " + "9" * 10_000, "7 " * 3, "٣ 1 1"]))
-def test_no_text_of_a_note_stops_a_reading(text: str) -> None:
-    """Someone who can write one row cannot stop every worker that reads it."""
+def test_any_annotation_can_be_read(text: str) -> None:
+    """A read of the table succeeds whatever an annotation contains."""
     row = Lease("s-0", owner="a", annotations=((BULLETIN, text),))
     watch, (lease,) = Watch(bulletins=BulletinTracker()).look([row], 0.0, 1.0)
     assert lease.annotations == row.annotations

@@ -10,8 +10,8 @@ from leasehold.stores.writes import StealLease, TakeBackLease, Write, applied
 
 
 @pytest.mark.slow
-def test_no_write_of_a_planned_move_may_be_lost_or_its_last_with_any_harm(caplog: pytest.LogCaptureFixture) -> None:
-    """A lost reply, or a death at any moment, repeats no records, loses none, and strands no lease."""
+def test_hand_off_survives_every_single_fault(caplog: pytest.LogCaptureFixture) -> None:
+    """After any lost response or death during a hand-off, no record is repeated or lost, and no lease is stuck."""
     caplog.set_level(logging.CRITICAL)
     stories = tuple(alone(STARTS[:1]))[::3]  # `make prove` runs all of them, and pairs
     assert len(stories) >= 20
@@ -23,7 +23,7 @@ def careless(write: Write, stored: Lease | None) -> Lease | None:
     return applied(StealLease(write.lease, write.me) if isinstance(write, TakeBackLease) else write, stored)
 
 
-def test_a_gift_taken_back_from_the_worker_that_accepted_it_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gift_taken_back_after_acceptance_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted fault takes the gift back if the owner matches, without comparing the version as given."""
     monkeypatch.setattr("leasehold.stores.embedded.memory.applied", careless)
     assert "handed over again" in " ".join(breaches(MoveScenario(STARTS[0])))

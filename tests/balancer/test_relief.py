@@ -15,15 +15,15 @@ WORKERS = tuple(f"w-{number}" for number in range(8))
 ROOM = dict.fromkeys((*WORKERS, "a", "b"), 3)
 
 
-def test_a_hot_lease_that_would_only_change_places_stays() -> None:
-    """A move that only makes another worker the fullest is not worth the records that it repeats."""
+def test_hot_lease_that_would_only_swap_loads_stays() -> None:
+    """A lease does not move if its new owner would become the fullest worker."""
     held = {"a": [Lease("z-hot", weight=100), Lease("small", weight=2)], "b": []}
     assert relief(held, ROOM, ROOM) == {"small": "b"}
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_worker_that_gains_gives_nothing_in_the_same_series(seed: int) -> None:
-    """Each worker carries out its own part. The second step of a lease's path, if done first, is a move too many."""
+def test_worker_that_gains_gives_no_lease_in_the_same_series(seed: int) -> None:
+    """In one series of moves, a worker either gains or gives leases, because each worker carries out its own part."""
     random = Random(seed)  # noqa: S311  a seed, not a secret
     held = {
         worker: [Lease(f"{worker}/{place}", weight=round(1024 * random.lognormvariate(0, 1))) for place in range(5)]
@@ -37,13 +37,13 @@ def test_a_worker_that_gains_gives_nothing_in_the_same_series(seed: int) -> None
     assert taken
 
 
-def test_each_move_of_a_series_is_counted_once_for_both() -> None:
-    """Each move of a series changes the loads of both workers once, so the series does not end too early."""
+def test_each_move_of_a_series_counts_once_for_both_workers() -> None:
+    """Each move of a series changes the loads of both workers once."""
     held = {"a": [Lease(f"s-{place}", weight=10) for place in range(6)], "b": []}
     assert list(relief(held, ROOM, dict.fromkeys(ROOM, 9)).values()) == ["b"] * 3
 
 
-def test_a_load_is_that_of_all_leases_of_its_owner() -> None:
+def test_load_is_the_sum_of_all_leases() -> None:
     """The loads of all leases of an owner are added up."""
     leases = [
         Lease(f"{owner}-{place}", owner=owner, weight=10_000)
@@ -87,7 +87,7 @@ def weighed(**weights: tuple[int | None, ...]) -> dict[str, list[Lease]]:
 def test_each_limit_of_a_move_holds(
     held: dict[str, list[Lease]], room: dict[str, int], spare: dict[str, int], taken: dict[str, str]
 ) -> None:
-    """Leases do not follow noise in the measurements, and no worker is left with hardly any leases."""
+    """A move keeps all limits, so leases do not follow noise, and no worker is left with hardly any leases."""
     assert relief(held, room, spare) == taken
 
 
@@ -103,8 +103,8 @@ def moves(
     return takers(census, census.counts, floor, moving or {}, most, settling=settling)
 
 
-def test_counts_limit_what_loads_ask_for() -> None:
-    """A worker of light leases is not filled with heavy ones until it holds nearly all."""
+def test_counts_limit_moves_for_loads() -> None:
+    """Counts limit the moves for loads, so a worker with light leases does not get nearly all heavy ones."""
     heavy = weighed(a=(10, 11, 12, 13), b=(1, 2))
     assert moves(heavy, 1) == {"a-13": "b"}
     assert moves(heavy, 2) == {"a-13": "b", "a-10": "b"}
@@ -113,16 +113,16 @@ def test_counts_limit_what_loads_ask_for() -> None:
     assert moves(at_the_least, 6) == {"a-10": "b"}
 
 
-def test_a_lease_without_an_owner_comes_first_and_one_on_its_way_stays() -> None:
-    """No lease is requested twice, and workers are not evened out while a lease is unread."""
+def test_free_leases_come_first_and_moving_leases_stay() -> None:
+    """No lease is requested twice, and loads are balanced only when all leases have owners."""
     held = weighed(a=(20, 19, 18), b=(1,))
     assert moves(held, 2) == {"a-20": "b"}
     assert moves(held, 2, moving={"a-20": ("a", "c")}) == {"a-18": "b"}
     assert moves({**held, "": [Lease("free", weight=10_000)]}, 2) == {}
 
 
-def test_an_unmeasured_lease_weighs_as_much_as_the_average() -> None:
-    """The children of a split do not count as idle and do not attract load to their owner."""
+def test_unmeasured_lease_has_the_average_weight() -> None:
+    """The unmeasured children of a split have the average weight."""
     held = {
         "a": [*(Lease(f"a-{place}", owner="a", weight=100_000) for place in range(6)), Lease("z", owner="a")],
         "b": [Lease(f"b-{place}", owner="b", weight=100_000) for place in range(4)],
@@ -131,7 +131,7 @@ def test_an_unmeasured_lease_weighs_as_much_as_the_average() -> None:
     assert (average([Lease("x", weight=1), Lease("y", weight=2), Lease("z")]), average([])) == (1, 0)
 
 
-def test_a_small_excess_of_few_leases_is_evened_out() -> None:
+def test_small_excess_of_few_leases_is_evened_out() -> None:
     """A fleet of few leases enters the band too."""
     held = {
         "a": [Lease("a-6", owner="a", weight=60_000), Lease("a-1", owner="a", weight=10_000)],
@@ -150,13 +150,13 @@ def test_a_small_excess_of_few_leases_is_evened_out() -> None:
         (weighed(a=(10, 5), b=(10, 1), c=(1,)), {"a-5": ("a", "c"), "b-1": ("b", "c")}),
     ],
 )
-def test_a_move_under_way_counts_as_made(held: dict[str, list[Lease]], moving: dict[str, tuple[str, str]]) -> None:
-    """H1: The weight counts for the next owner, which therefore requests no more than its part."""
+def test_move_in_progress_counts_as_made(held: dict[str, list[Lease]], moving: dict[str, tuple[str, str]]) -> None:
+    """H1: The weight of a lease that is being handed off counts for its next owner."""
     assert moves(held, 1, moving) == {}
 
 
-def test_a_lease_that_changed_hands_within_the_last_cycle_stays() -> None:
-    """A plan made from an older listing does not move the lease again, as it once did with one in sixteen."""
+def test_lease_that_moved_in_the_last_cycle_stays() -> None:
+    """A lease that moved within the last cycle does not move again for its load."""
     held = weighed(a=(20, 19), b=())
     held["a"][0] = evolve(held["a"][0], held=19.5)
     held["a"] = [*held["a"], evolve(Lease("a-18", owner="a", weight=180_000), held=20.0)]

@@ -13,16 +13,16 @@ def reported(**stamps: str) -> Reports:
     return Reports("j", tuple(sorted(stamps.items())))
 
 
-def test_a_new_reporter_lives_and_a_former_one_lives_from_its_next_report_on() -> None:
-    """A dead worker's last report does not keep leases unread, and a new worker does not wait a report interval."""
+def test_reporters_count_as_alive_from_their_next_report() -> None:
+    """A new reporter counts as alive immediately, and one with an earlier report from its next report on."""
     roll = WorkerReports().after(reported(j="1"), (), ended=1)
     assert roll.led(began=5) == ()
     roll = roll.after(reported(j="2", k="1"), (), ended=10)
     assert roll.led(began=14) == (("j", 4), ("k", 4))
 
 
-def test_a_worker_whose_leases_went_lives_from_its_next_report_on() -> None:
-    """A report from before its leases went does not show that a worker lives, because it may have been killed since."""
+def test_worker_without_leases_counts_as_alive_from_its_next_report() -> None:
+    """A worker that lost its leases counts as alive only after another report, because it may have been killed."""
     roll = WorkerReports().after(reported(), (), ended=0).after(reported(j="1", k="1"), (J, K), ended=1)
     roll = roll.after(reported(j="1", k="2"), (J,), ended=9)
     assert [worker for worker, _ in roll.led(began=10)] == ["j"]
@@ -30,8 +30,8 @@ def test_a_worker_whose_leases_went_lives_from_its_next_report_on() -> None:
     assert roll.led(began=21) == (("j", 20), ("k", 1))
 
 
-def test_no_lease_is_given_while_the_report_of_a_worker_that_left_is_young() -> None:
-    """The leader takes it for alive for a minute, and moves to it what we give to others: unread for 24 s."""
+def test_no_lease_is_given_while_a_left_workers_report_is_recent() -> None:
+    """No lease is released for led workers while the leader may still count a worker that has left as alive."""
     roll = WorkerReports().after(reported(), (), ended=0).after(reported(j="1", k="1"), (J, K), ended=1)
     roll = roll.after(reported(j="1", k="1"), (J,), ended=9)
     assert roll.led(began=35) == (("j", math.inf),)
@@ -41,7 +41,7 @@ def test_no_lease_is_given_while_the_report_of_a_worker_that_left_is_young() -> 
     assert roll.led(began=64) == (("j", 3),)
 
 
-def test_no_lease_is_given_to_a_worker_that_missed_a_report() -> None:
+def test_no_lease_is_given_after_a_missed_report() -> None:
     """A worker that had no lease when it stopped looks alive until its next report is due."""
     roll = WorkerReports().after(reported(), (), ended=0).after(reported(j="1", k="1"), (), ended=1)
     roll = roll.after(reported(j="2", k="1"), (), ended=31)
@@ -51,8 +51,8 @@ def test_no_lease_is_given_to_a_worker_that_missed_a_report() -> None:
     assert roll.after(reported(j="3", k="1"), (), ended=62).led(began=63) == (("j", 2),)
 
 
-def test_no_lease_is_given_to_a_joiner_that_may_have_ended_while_it_waited() -> None:
-    """A joiner that may have ended within its minute of waiting gets no lease, which nobody would read."""
+def test_no_lease_is_given_to_a_joiner_that_may_have_ended() -> None:
+    """A joiner that may have ended while it waited gets no lease."""
     roll = WorkerReports().after(reported(), (), ended=0).after(reported(j="1", k="1"), (J, K), ended=1)
     roll = roll.after(reported(j="1", k="1"), (J,), ended=9)
     roll = roll.after(reported(j="2", k="1", n="1"), (J,), ended=40)
@@ -61,8 +61,8 @@ def test_no_lease_is_given_to_a_joiner_that_may_have_ended_while_it_waited() -> 
     assert roll.led(began=71) == (("j", 10), ("n", 10))
 
 
-def test_no_lease_is_given_to_a_joiner_until_all_workers_without_one_have_reported() -> None:
-    """One of them may have ended; its leader takes it for alive, and would move to it what another was given."""
+def test_no_lease_is_given_before_all_workers_without_leases_have_reported() -> None:
+    """A joiner gets a lease only after all workers without leases have reported, because one of them may have ended."""
     roll = WorkerReports().after(reported(), (), ended=0).after(reported(j="1", k="1"), (J,), ended=1)
     roll = roll.after(reported(j="1", k="1", n="1"), (J,), ended=20)
     assert roll.led(began=21) == (("j", math.inf), ("k", math.inf), ("n", math.inf))
@@ -70,8 +70,8 @@ def test_no_lease_is_given_to_a_joiner_until_all_workers_without_one_have_report
     assert roll.led(began=32) == (("j", 31), ("k", 31), ("n", 12))
 
 
-def test_waiting_begins_anew_with_each_lease_that_is_given() -> None:
-    """Workers are not given up while their leader is still giving."""
+def test_waiting_starts_again_with_each_lease_given() -> None:
+    """Workers are waited for as long as their leader is still giving them leases."""
     roll = WorkerReports().after(reported(), (), ended=0).after(reported(j="1"), (), ended=1)
     roll = roll.after(reported(j="1"), (J,), ended=9)
     assert roll.led(began=10) == (("j", 1),)
@@ -79,8 +79,8 @@ def test_waiting_begins_anew_with_each_lease_that_is_given() -> None:
     assert roll.led(began=13) == (("j", 4),)
 
 
-def test_no_worker_is_led_once_the_leader_is_silent_or_gone() -> None:
-    """No lease is released for workers to which no leader gives it."""
+def test_no_worker_is_led_after_the_leader_is_gone() -> None:
+    """No lease is released for led workers if their leader is silent or gone."""
     roll = WorkerReports().after(reported(), (), ended=0).after(reported(j="1", k="1"), (), ended=1)
     assert roll.after(Reports(None, (("k", "2"),)), (), ended=9).led(began=10) == ()
     roll = roll.after(reported(j="1", k="2"), (), ended=30)
@@ -88,13 +88,13 @@ def test_no_worker_is_led_once_the_leader_is_silent_or_gone() -> None:
     assert roll.led(began=37) == ()
 
 
-def test_finished_leases_do_not_count() -> None:
+def test_ended_leases_do_not_count() -> None:
     over = Lease("s-1", owner="j", checkpoint=SHARD_END)
     roll = WorkerReports().after(reported(), (), ended=0).after(reported(j="1"), (J,), ended=1)
     assert roll.after(reported(j="1"), (over,), ended=9).led(began=10) == ()
 
 
-def test_a_silence_begins_with_the_last_report() -> None:
+def test_silence_counts_from_the_last_report() -> None:
     """Counted from the first report, the minute would end before the leader gives up a worker that reported since."""
     roll = WorkerReports().after(reported(), (), ended=0).after(reported(j="1", k="1"), (J, K), ended=1)
     roll = roll.after(reported(j="1", k="2"), (J, K), ended=31)

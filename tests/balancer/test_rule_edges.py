@@ -20,47 +20,47 @@ def did(rules: RuleSet, owners: str, turn: int = 0) -> list[Action]:
     return [each for each in plan(leases, None, Me("a", turn), Config(rules=rules)) if isinstance(each, Claim | Steal)]
 
 
-def test_the_last_lease_that_a_worker_may_hold_can_be_a_stolen_one() -> None:
+def test_last_allowed_lease_may_be_stolen() -> None:
     """R2: A kcl-rust worker that may hold one lease gets it from a worker that holds two."""
     assert [type(each) for each in did(KclRust(max_leases=1), "bb")] == [Steal]
     assert did(KclRust(max_leases=1), "abbb") == []
 
 
-def test_each_of_the_fullest_workers_is_robbed_now_and_then() -> None:
-    """R2: Steals are spread over the fullest workers, so the first by name does not become the emptiest."""
+def test_steals_are_spread_over_the_fullest_workers() -> None:
+    """R2: Steals are spread over all workers with the most leases."""
     victims = {
         each.from_owner for turn in range(20) for each in did(KclRust(), "bbcc", turn) if isinstance(each, Steal)
     }
     assert victims == {"b", "c"}
 
 
-def test_the_note_knows_no_greedy_mode() -> None:
+def test_gist_has_no_greedy_mode() -> None:
     """The note describes no greedy mode, so no such dialect is offered."""
     dialects = {"gist", "dotnet", "java", "python"}
     assert set(EventHubs.variants()) == {"event-hubs", *dialects, "dotnet-greedy", "java-greedy", "python-greedy"}
 
 
-def test_ownerships_are_written_again_three_times_before_they_expire() -> None:
-    """E7: A single failed write does not lose the partition."""
+def test_ownership_is_renewed_three_times_before_it_expires() -> None:
+    """E7: A single failed write does not lose a partition."""
     assert [EventHubs().renew_seconds(seconds) for seconds in (30.0, 60.0, 120.0)] == [10.0, 20.0, 20.0]
 
 
 @pytest.mark.parametrize("seconds", [0.5, 120.0])
-def test_an_ownership_of_dotnet_and_java_expires_at_its_time_itself(seconds: float) -> None:
+def test_ownership_of_dotnet_and_java_expires_exactly_at_its_limit(seconds: float) -> None:
     """The worker agrees with its peers on whether it still owns the partition."""
     expires = {dialect: EventHubs(dialect).expires_above(seconds) for dialect in ("dotnet", "java", "python", "gist")}
     assert all(0.999 * seconds < expires[dialect] < seconds for dialect in ("dotnet", "java"))
     assert expires["python"] == expires["gist"] == seconds
 
 
-def test_a_python_worker_at_its_share_claims_nothing() -> None:
-    """E3: A worker at its share leaves the rest to workers that lack a partition."""
+def test_python_worker_with_its_share_claims_nothing() -> None:
+    """E3: A worker with its share leaves free leases to workers that have fewer."""
     assert did(EventHubs("python"), "aab-") == []
     assert [type(each) for each in did(EventHubs("python"), "ab--")] == [Claim]
 
 
-def test_the_first_separator_ends_a_groups_name() -> None:
-    """A worker whose id has another separator does not form a group of its own."""
+def test_group_name_ends_at_the_first_separator() -> None:
+    """A worker whose id contains more separators belongs to the group before the first one."""
     assert path_of("eu/a/b-7", ("/", "-")) == ("eu", "a/b")
 
 
@@ -68,7 +68,7 @@ def test_the_first_separator_ends_a_groups_name() -> None:
     ("owners", "workers"),
     [(("z-3", "x-1"), ("y-0", "x-1", "y-2", "z-3")), (("z-2", "z-1"), ("x-0", "z-1", "z-2", "y-3"))],
 )
-def test_a_group_of_half_the_workers_gets_half_the_leases(owners: tuple[str, ...], workers: tuple[str, ...]) -> None:
+def test_group_with_half_the_workers_gets_half_the_leases(owners: tuple[str, ...], workers: tuple[str, ...]) -> None:
     """S8: If a group holds too much or too little, no division counts as free of moves."""
     held = {f"s-{place}": owner for place, owner in enumerate(owners)}
     assert least_moves(held, workers, "prefix") == 1

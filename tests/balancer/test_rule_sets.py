@@ -23,19 +23,19 @@ from leasehold_lab.properties.laws import Law
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("law", laws.LAWS, ids=str)
-def test_a_new_rule_set_is_held_to_the_laws(law: Law) -> None:
-    """The laws are not tied to the rule sets that existed when they were written."""
+def test_new_rule_set_is_checked_against_the_laws(law: Law) -> None:
+    """The laws apply to rule sets that are added later, too."""
     law.check(plan, st.builds(Toy, most=st.integers(1, 4)), examples=30)
 
 
-def test_a_new_rule_set_plans_without_being_listed() -> None:
-    """An application that embeds the planner may bring its own rules."""
+def test_unlisted_rule_set_can_plan() -> None:
+    """An application that embeds the planner may use its own rule set without adding it to a list."""
     leases = [Lease("s-0", idle=1.0), Lease("s-1", owner="b")]
     assert plan(leases, None, Me("a"), Config(Toy())) == (Claim(leases[0], "T1"),)
 
 
-def test_a_line_in_the_list_is_enough() -> None:
-    """Adding a rule set requires no search for other places that list the known ones by name."""
+def test_rule_set_is_added_by_one_line() -> None:
+    """A rule set is added by one line in the list of rule sets."""
     probe = Path(__file__).with_name("joined_probe.py")
     output = json.loads(subprocess.run([sys.executable, probe], capture_output=True, text=True, check=True).stdout)
     assert output == {
@@ -49,13 +49,13 @@ def test_a_line_in_the_list_is_enough() -> None:
 
 
 @pytest.mark.parametrize("rules", RULE_SETS)
-def test_a_set_has_a_name_and_a_variant_by_that_name(rules: type[RuleSet]) -> None:
+def test_rule_set_has_a_variant_with_its_name(rules: type[RuleSet]) -> None:
     """The simulator and the checker find a rule set by its name."""
     assert rules.variants()[rules.name] == rules()
 
 
-def test_no_module_asks_which_rule_set_it_has() -> None:
-    """Modules ask a property of the rule set, which a rule set that is added later has, too."""
+def test_no_module_checks_the_class_of_a_rule_set() -> None:
+    """Modules use the properties of a rule set and never check its class."""
     asking = re.compile(r"isinstance\((?:\w+\.)*rules\b")
     package = Path(leasehold.__file__).parent
     assert [path.name for path in package.rglob("*.py") if asking.search(path.read_text(encoding="utf-8"))] == []

@@ -43,31 +43,31 @@ S0 = Lease("s-0")
     ],
     ids=repr,
 )
-def test_after_taking_each_rule_set_looks_again_in_its_own_time(rules: RuleSet, mode_seconds: float) -> None:
-    """The pace is part of the published rule: KCL takes one more lease every 20.05 s, greedy processors at once."""
+def test_each_rule_set_reads_again_after_its_own_interval(rules: RuleSet, mode_seconds: float) -> None:
+    """After taking a lease, each rule set reads the table again after the interval of its library."""
     assert look_again([Claim(S0, "")], [S0], Me("a"), Config(rules=rules)) == Look(mode_seconds)
 
 
-def test_a_quiet_turn_waits_a_whole_cycle() -> None:
-    """A worker with nothing to do does not read the table without a pause."""
+def test_quiet_turn_waits_a_whole_cycle() -> None:
+    """A worker with nothing to do reads the table again after a cycle."""
     for rules in (Kcl(), EventHubs("dotnet", "greedy"), Minimal()):
         config = Config(rules=rules)
         assert look_again([], [S0], Me("a"), config) == Look(config.cycle_seconds)
 
 
-def test_new_leases_are_looked_at_soon() -> None:
-    """A new lease does not wait a whole cycle for an owner."""
+def test_new_leases_are_read_soon() -> None:
+    """A new lease gets an owner without waiting a whole cycle."""
     assert look_again([Create(S0, "L3")], [], Me("a"), Config(rules=Kcl())) == Look(1.0)
 
 
-def test_leases_asked_for_are_polled_alone() -> None:
-    """The shard is not read from the moment it is given until its next owner looks."""
+def test_requested_leases_are_polled_by_key() -> None:
+    """A worker polls the leases that it has requested, so it reads the shard as soon as the lease is given."""
     requested = Lease("s-1", owner="b", next_owner="a")
     actions = [RequestHandoff(Lease("s-2", owner="b"), "b", "H2")]
     assert look_again(actions, [requested, S0], Me("a"), Config()) == Look(0.125, keys=("s-1", "s-2"), stale_ok=True)
 
 
-def test_a_reading_of_a_few_leases_serves_the_moves_under_way_and_nothing_else() -> None:
+def test_partial_read_is_used_only_for_moves_in_progress() -> None:
     """A newcomer does not request its share of a fleet of two from the rows of its first request (M5)."""
     others = tuple(Lease(f"s-{number}", owner="b", yields=True) for number in range(9))
     given = Lease("s-9", owner="b", yields=True, next_owner="a")
@@ -77,8 +77,8 @@ def test_a_reading_of_a_few_leases_serves_the_moves_under_way_and_nothing_else()
     assert plan([*others, given], None, evolve(later, worker="b"), Config()) == (Release(given, "H3", next_owner="a"),)
 
 
-def test_the_draw_is_specified_to_the_byte() -> None:
-    """Another language must draw the same leases from the description in leasehold/balancer/chance.py alone."""
+def test_draw_is_specified_exactly() -> None:
+    """The description in leasehold/balancer/chance.py determines every draw, also for other languages."""
     field = blake2b(b"a-1\x004", digest_size=16).digest()
     digests = {key: blake2b(key.encode(), digest_size=8, salt=field).digest() for key in ("s-0", "s-1", "s-2")}
     leases = [Lease(key) for key in digests]
@@ -90,22 +90,22 @@ def test_the_draw_is_specified_to_the_byte() -> None:
     )
 
 
-def test_workers_and_turns_draw_apart() -> None:
-    """Workers that all try the same lease first lose all but one of their writes, turn after turn."""
+def test_draws_differ_between_workers_and_turns() -> None:
+    """Workers draw different leases, and each worker draws others in each turn."""
     leases = [Lease(f"s-{place}") for place in range(50)]
     first = {draw(leases, Me(worker, turn), 1) for worker in ("a", "b", "c", "d") for turn in range(4)}
     assert len(first) > 10
 
 
-def test_owners_are_drawn_as_often_as_they_have_leases() -> None:
+def test_owners_are_drawn_in_proportion_to_their_leases() -> None:
     """Drawing in two steps is equivalent to drawing over all leases, so small owners do not lose leases too often."""
     counts = {"a": 30, "b": 10}
     drawn_a = sum(draw_owner(counts, Me("c", turn)) == "a" for turn in range(400))
     assert 270 < drawn_a < 330
 
 
-def test_owners_that_renew_too_slowly_are_named() -> None:
-    """A fleet set to a longer `lease_seconds` keeps the leases that it still works on."""
+def test_slow_owners_are_named() -> None:
+    """Owners with a longer `lease_seconds` are reported."""
     me = Me("me", history=History(gaps=(("fine", 5.0), ("me", 5.0), ("slow", 5.1))))
     assert slow_owners(me, Config(rules=Kcl(), lease_seconds=10.0)) == (("slow", 5.1),)
     assert slow_owners(me, Config(rules=Minimal(), lease_seconds=10.0)) == ()
@@ -114,8 +114,8 @@ def test_owners_that_renew_too_slowly_are_named() -> None:
 PARENT = Lease("0", owner="a", checkpoint=LATEST)
 
 
-def test_the_worker_at_a_shards_end_creates_its_children_first() -> None:
-    """L3: After a crash, a shard that has ended always has leases for its children."""
+def test_children_are_created_before_the_end_is_written() -> None:
+    """L3: The children's leases are created before the end is written, so a crash between the two is harmless."""
     children = [Shard("2", parents=("0",)), Shard("1", parents=("0",), hash_range=(0, 9))]
     assert children_to_create(PARENT, children, {"0": PARENT}, {"0", "1", "2"}, Config(rules=Kcl())) == (
         Create(Lease("1", parents=("0",), checkpoint=TRIM_HORIZON, hash_range=(0, 9)), "L3"),
@@ -123,8 +123,8 @@ def test_the_worker_at_a_shards_end_creates_its_children_first() -> None:
     )
 
 
-def test_children_under_kcl_rust_start_at_the_fleets_timestamp() -> None:
-    """L3: The library promises that every lease, including those of later shards, starts at that time."""
+def test_children_start_at_the_fleets_timestamp_under_kcl_rust() -> None:
+    """L3: Under kcl-rust, all leases start at the fleet's timestamp, including those of later shards."""
     config = Config(rules=KclRust(), initial_position=at_timestamp(200))
     (create,) = children_to_create(PARENT, [Shard("1", parents=("0",))], {}, {"1"}, config)
     assert create.lease.checkpoint == at_timestamp(200)
@@ -133,21 +133,21 @@ def test_children_under_kcl_rust_start_at_the_fleets_timestamp() -> None:
 @pytest.mark.parametrize(
     ("leases", "listed", "born"), [({}, {"1"}, False), ({"1": Lease("1")}, {"1"}, True), ({}, set(), True)]
 )
-def test_a_merge_child_waits_for_its_other_parent(leases: dict[str, Lease], listed: set[str], born: bool) -> None:
+def test_merge_child_is_created_after_its_other_parent(leases: dict[str, Lease], listed: set[str], born: bool) -> None:
     """L3: A merge child is created only once its other parent is leased or done."""
     child = Shard("2", parents=("0", "1"))
     assert bool(children_to_create(PARENT, [child], leases, listed, Config())) == born
 
 
-def test_a_child_is_read_only_after_its_parents() -> None:
+def test_child_is_read_after_its_parents() -> None:
     """L12: Records of one key are handled in order."""
     child = Lease("2", parents=("0", "1"))
     done, running = Lease("0", checkpoint=SHARD_END), Lease("1", checkpoint=LATEST)
     assert [readable(child, known) for known in ({}, {"0": done}, {"0": done, "1": running})] == [True, True, False]
 
 
-def test_renewals_and_victims_do_not_follow_the_order_of_the_listing() -> None:
-    """Random tests hit the case too rarely: two leases due, and two owners with equal counts, listed in reverse."""
+def test_renewals_and_steals_do_not_depend_on_the_listing_order() -> None:
+    """Renewals and steals are the same for every order of the listing."""
     mine = [Lease(f"s-{place}", owner="a", idle=9.0) for place in range(3)]
     others = [Lease(f"o-{place}", owner="bc"[place % 2]) for place in range(14)]
     for rules in (Kcl(), EventHubs("java")):
@@ -157,8 +157,8 @@ def test_renewals_and_victims_do_not_follow_the_order_of_the_listing() -> None:
         assert len(planned) == 4
 
 
-def test_renewals_are_asked_for_alone_in_order_of_key() -> None:
-    """A worker requests these between two plans; a missing lease would expire while its owner lives."""
+def test_renewals_are_returned_in_key_order() -> None:
+    """The renewals between two plans contain all leases that are due, in the order of their keys."""
     due = [Lease(f"s-{place}", owner="a", idle=5.0) for place in (2, 1)]
     others = [Lease("s-3", owner="a", idle=4.9), Lease("s-4", owner="b", idle=5.0), Lease("s-5", owner="a", idle=90.0)]
     config = Config(rules=Minimal(), lease_seconds=10.0, renew_seconds=5.0)
@@ -174,41 +174,41 @@ def test_renewals_are_asked_for_alone_in_order_of_key() -> None:
         (History(full_still=3.0, fleet_still=5.0, hearing=BulletinState()), True),
     ],
 )
-def test_an_heir_reads_the_whole_table_from_time_to_time(history: History, whole: bool) -> None:
-    """A worker that waits for a gift also sees other changes, and the workers that join with it."""
+def test_next_owner_lists_the_table_regularly(history: History, whole: bool) -> None:
+    """A worker that waits for a lease also lists the table regularly, and notices other changes."""
     requested, lacked = Lease("s-1", owner="b", next_owner="a"), [Lease(f"b-{place}", owner="b") for place in range(3)]
     config = Config(rules=Minimal(), lease_seconds=10.0, cycle_seconds=20.0)
     decision = look_again([], [requested, *lacked], Me("a", history=history), config)
     assert decision == (Look(0.125) if whole else Look(0.125, keys=("s-1",), stale_ok=True))
 
 
-def test_once_the_requests_are_settled_the_whole_table_is_read_at_once() -> None:
-    """A newcomer that was given its first lease does not wait another cycle for its share."""
+def test_table_is_listed_when_requests_are_settled() -> None:
+    """A newcomer lists the table as soon as its first requests are settled."""
     later = Me("a", history=History(full_still=0.25))
     assert look_again([], [Lease("s-1", owner="a")], later, Config(rules=Minimal())) == Look(0.0)
 
 
-def test_no_wait_is_longer_than_a_cycle() -> None:
+def test_no_wait_exceeds_a_cycle() -> None:
     """A fleet that is told to look twice a second does so after a new shard, too."""
     assert look_again([Create(S0, "L3")], [], Me("a"), Config(rules=Kcl(), cycle_seconds=0.5)) == Look(0.5)
 
 
-def test_every_stream_of_a_table_has_its_leases_made() -> None:
-    """In a table of several streams, no stream stays unread because another one is settled or not."""
+def test_leases_are_created_for_every_stream_of_a_table() -> None:
+    """In a table with several streams, leases are created for each stream independently."""
     shards = [Shard(f"{name}:0", stream=name, hash_range=(0, 9)) for name in "abc"]
     settled = Lease("a:0", stream="a", owner="w", hash_range=(0, 9))
     made = [action for action in plan([settled], shards, Me("w"), Config()) if isinstance(action, Create)]
     assert [create.lease.key for create in made] == ["b:0", "c:0"]
 
 
-def test_a_key_that_another_stream_has_is_not_made_again() -> None:
-    """A source may use the same shard ids in several streams; each plan would try to overwrite a live lease."""
+def test_key_of_another_stream_is_not_created_again() -> None:
+    """A lease of another stream with the same key is never overwritten."""
     taken = Lease("0", stream="a", owner="w")
     assert plan([taken], [Shard("0", stream="a"), Shard("0", stream="b")], Me("w"), Config()) == ()
 
 
-def test_a_lease_that_a_lookout_claims_is_not_freed_too() -> None:
-    """A turn contains one write per lease, so a claim is not followed by the release of the same lease."""
+def test_lease_that_the_lookout_claims_is_not_freed() -> None:
+    """A turn contains one write per lease, so a lease that is claimed is not released, too."""
     dead = [Lease(f"d-{place}", owner="dead", idle=90.0, yields=True) for place in range(2)]
     requested = Lease("s-1", owner="dead", next_owner="a", idle=90.0, yields=True)
     mine = Lease("s-2", owner="a", idle=1.0, held=90.0)

@@ -36,7 +36,7 @@ def shard(name: str, *parents: str, keys: tuple[int, int] | None = (0, 9), open:
 # Kin (an unreadable row keeps its whole line from being created or deleted)
 
 
-def test_kin_of_an_unread_row_are_its_ancestors_its_descendants_and_theirs() -> None:
+def test_kin_of_unreadable_row_are_ancestors_and_descendants() -> None:
     """A child whose parent's row cannot be read does not start where its first records are skipped."""
     line = [shard("0"), shard("1", "0"), shard("2", "0"), shard("3", "1", "x")]
     others = [shard("8"), shard("9", "8")]
@@ -46,7 +46,7 @@ def test_kin_of_an_unread_row_are_its_ancestors_its_descendants_and_theirs() -> 
     assert unrelated([*line, *others, shard("4")], ["1", "8"]) == (shard("4"),)
 
 
-def test_partitions_of_a_stream_are_all_kin() -> None:
+def test_all_partitions_of_a_stream_are_kin() -> None:
     """Where a new partition starts depends on whether any other was read (L6)."""
     hub = [Shard("h:0", stream="h"), Shard("h:1", stream="h")]
     other = [Shard("g:0", stream="g")]
@@ -55,8 +55,8 @@ def test_partitions_of_a_stream_are_all_kin() -> None:
     assert unrelated([*hub, *other, *roots], ["0"]) == (*hub, *other, roots[1])
 
 
-def test_where_every_row_is_read_nothing_is_kin() -> None:
-    """Nothing prevents creation in a table that is in order."""
+def test_no_kin_if_all_rows_are_readable() -> None:
+    """Creation of leases is not restricted if all rows can be read."""
     listed = [shard("0"), shard("1", "0")]
     assert unrelated(listed, []) == tuple(listed)
 
@@ -70,8 +70,8 @@ def owners(*names: str, yields: bool = True) -> list[Lease]:
     return [Lease(f"s-{name}", owner=name, yields=yields) for name in names]
 
 
-def test_a_finished_lease_waits_for_the_first_record_of_each_child() -> None:
-    """The finished lease is the proof that its children start at their beginning."""
+def test_ended_lease_stays_until_each_child_has_begun() -> None:
+    """An ended lease is kept until all its children have begun, because it proves where they start."""
     begun, waiting = Lease("1", parents=("0",), checkpoint=READ), Lease("2", parents=("0",), checkpoint=TRIM_HORIZON)
     assert deletable([DONE, begun, *owners("a")], "a") == {"0"}
     assert deletable([DONE, begun, waiting, *owners("a")], "a") == frozenset()
@@ -80,7 +80,7 @@ def test_a_finished_lease_waits_for_the_first_record_of_each_child() -> None:
     assert deletable([DONE, evolve(waiting, checkpoint=at_timestamp(7)), *owners("a")], "a") == frozenset()
 
 
-def test_a_finished_lease_is_the_proof_that_its_child_is_done() -> None:
+def test_ended_lease_is_deleted_after_its_parents() -> None:
     """While parents are left, it is deleted after them, so that they do not look unread."""
     child = Lease("1", parents=("0",), checkpoint=SHARD_END)
     grandchild = Lease("2", parents=("1",), checkpoint=READ)
@@ -88,15 +88,15 @@ def test_a_finished_lease_is_the_proof_that_its_child_is_done() -> None:
     assert deletable([child, grandchild, *owners("a")], "a") == {"1"}
 
 
-def test_a_lease_without_children_or_unfinished_is_left() -> None:
+def test_lease_without_children_or_not_ended_is_kept() -> None:
     """A stream that has ended, or is being read, keeps its row."""
     assert deletable([DONE, *owners("a")], "a") == frozenset()
     unfinished = Lease("0", owner="a", checkpoint=READ)
     assert deletable([unfinished, Lease("1", parents=("0",), checkpoint=READ)], "a") == frozenset()
 
 
-def test_one_worker_of_ours_lists_for_all_another_for_another_lease() -> None:
-    """Not every worker lists all shards for the same lease; a worker of KCL never does."""
+def test_one_worker_checks_each_lease_for_deletion() -> None:
+    """For each ended lease, one of our workers lists the shards. KCL workers never do."""
     names = ["b", "a", "c", "d"]
     for key in map(str, range(20)):
         table = [
@@ -116,8 +116,8 @@ def test_one_worker_of_ours_lists_for_all_another_for_another_lease() -> None:
 # New leases (L3, L7)
 
 
-def test_only_kcl_rust_starts_children_at_the_fleets_time() -> None:
-    """Any other fleet started AT_TIMESTAMP would skip the first records of a child of a finished shard."""
+def test_only_kcl_rust_starts_children_at_the_fleets_timestamp() -> None:
+    """Under other rules, a fleet with AT_TIMESTAMP reads the children of an ended shard from their first records."""
     at = at_timestamp(200)
     parent = Lease("0", owner="a")
     for config, start in (
@@ -129,7 +129,7 @@ def test_only_kcl_rust_starts_children_at_the_fleets_time() -> None:
         assert create.lease.checkpoint == start
 
 
-def test_a_shards_own_id_is_its_key_without_the_streams_name() -> None:
+def test_shard_id_is_the_key_without_the_stream() -> None:
     """The source does not know shards by any other name."""
     qualified = Shard("acc:orders:1:shardId-0", stream="acc:orders:1", hash_range=(0, 9))
     (create,) = [a for a in plan([], [qualified], Me("a"), Config(initial_position=LATEST)) if isinstance(a, Create)]
@@ -142,8 +142,8 @@ def made(leases: list[Lease], shards: list[Shard], *holes: Hole) -> dict[str, st
     return {action.lease.key: action.rule for action in actions if isinstance(action, Create)}
 
 
-def test_a_merges_child_waits_while_its_other_parent_is_listed_or_leased() -> None:
-    """L3: A merge child is never read next to an unfinished parent, so records stay in order."""
+def test_merge_child_waits_for_listed_or_leased_parent() -> None:
+    """L3: A merge child is read only after both parents have ended, so records stay in order."""
     done, child = Lease("0", checkpoint=SHARD_END), shard("2", "0", "1", keys=(0, 9), open=False)
     first = shard("0", keys=(0, 4), open=False)
     other = shard("1", keys=(5, 9), open=False)
@@ -156,10 +156,8 @@ def test_a_merges_child_waits_while_its_other_parent_is_listed_or_leased() -> No
     ("keys", "last", "behind"),
     [((5, 9), 4, False), ((5, 9), 5, True), ((0, 4), 9, False), ((0, 5), 9, True), (None, 9, False)],
 )
-def test_a_shard_lies_behind_a_hole_where_one_hash_key_is_common(
-    keys: tuple[int, int] | None, last: int, behind: bool
-) -> None:
-    """L7: A child next to the hole would be created while its parent is read; one inside it, never."""
+def test_shard_overlaps_a_hole_in_one_hash_key(keys: tuple[int, int] | None, last: int, behind: bool) -> None:
+    """L7: A shard that shares a single hash key with a hole depends on the hole. Its neighbor does not."""
     parent = Lease("0", owner="a", checkpoint=READ, hash_range=(0, 9))
     hole = Hole("", 5 if last == 9 else 0, last, times=3)
     listed = [shard("0", open=False), shard("1", "0", keys=keys, open=False)]
@@ -168,7 +166,7 @@ def test_a_shard_lies_behind_a_hole_where_one_hash_key_is_common(
     assert "1" not in made([parent], listed, evolve(hole, stream="other"))
 
 
-def test_a_merges_child_behind_a_hole_waits_only_for_a_parent_that_is_listed() -> None:
+def test_merge_child_after_a_hole_waits_only_for_listed_parents() -> None:
     """L7: A parent that is gone is never read, and one that is listed has its lease created first."""
     parent = Lease("0", owner="a", checkpoint=READ, hash_range=(0, 9))
     hole = Hole("", 0, 4, times=3)
@@ -177,8 +175,8 @@ def test_a_merges_child_behind_a_hole_waits_only_for_a_parent_that_is_listed() -
     assert "2" not in made([parent], [first, shard("1", open=False), child], hole)
 
 
-def test_a_new_lease_names_its_stream() -> None:
-    """In a table of several streams, the stream of a lease says which source reads it."""
+def test_new_lease_names_its_stream() -> None:
+    """In a table with several streams, each lease names the stream of its source."""
     qualified = Shard("orders:1", stream="orders", parents=("orders:0",), hash_range=(0, 9))
     (create,) = children_to_create(Lease("orders:0", stream="orders"), [qualified], {}, {"orders:1"}, Config())
     assert create.lease == Lease(
@@ -186,15 +184,15 @@ def test_a_new_lease_names_its_stream() -> None:
     )
 
 
-def test_a_line_that_is_read_further_on_is_not_begun_again_above() -> None:
-    """L4: A shard that was finished and cleaned up is not read again next to its grandchild."""
+def test_ancestors_of_a_read_shard_are_not_created_again() -> None:
+    """L4: A shard that was finished and cleaned up is not read again while its grandchild is."""
     line = [shard("0", open=False), shard("1", "0", open=False), shard("2", "1")]
     reading = Lease("2", owner="a", parents=("1",), checkpoint=READ, hash_range=(0, 9))
     actions = plan([reading], line, Me("a"), Config(initial_position=TRIM_HORIZON))
     assert [action for action in actions if isinstance(action, Create)] == []
 
 
-def test_the_child_of_a_finished_shard_that_is_gone_waits_for_its_other_parent() -> None:
+def test_child_of_a_finished_shard_waits_for_its_other_parent() -> None:
     """L9 applies only to shards that expired before they were finished, so records stay in order."""
     done, other = Lease("0", checkpoint=SHARD_END), Lease("1", owner="b", checkpoint=READ, hash_range=(0, 9))
     assert "2" not in made([done, other], [shard("1", open=False), shard("2", "0", "1")])
@@ -218,8 +216,8 @@ def begun(gone: list[Lease], shards: list[Shard], leases: list[Lease], start: Po
     return {action.lease.key: action.lease.checkpoint for action in actions if isinstance(action, Create)}
 
 
-def test_a_lease_whose_row_is_gone_begins_where_it_was_seen() -> None:
-    """The records between that position and the tip are not skipped."""
+def test_deleted_lease_starts_at_its_last_known_position() -> None:
+    """A lease whose row was deleted is created again at the position that a worker remembers."""
     gone = [Lease("0", checkpoint=READ, epoch=7, owner="dead")]
     assert begun(gone, [shard("0"), shard("1")], []) == {"0": READ, "1": LATEST}
     (made,) = plan([], [shard("0")], Me("w", history=History(gone=tuple(gone))), Config())
@@ -252,7 +250,7 @@ def test_a_merged_child_comes_after_the_row_of_the_parent_that_is_yet_to_be_read
     assert begun([gone[1], half], line, [Lease("1", checkpoint=READ)]) == {"2": READ}
 
 
-def test_a_child_whose_row_went_with_its_parents_begins_at_its_beginning() -> None:
+def test_child_deleted_with_its_parents_starts_at_its_beginning() -> None:
     """A sibling has begun, so the parent counts as finished although no listing showed it.
 
     The child is created anyway.
@@ -262,7 +260,7 @@ def test_a_child_whose_row_went_with_its_parents_begins_at_its_beginning() -> No
     assert begun([parent], line, [sibling]) == {"2": TRIM_HORIZON}
 
 
-def test_a_half_read_parent_whose_row_is_gone_comes_before_its_children() -> None:
+def test_unfinished_parent_with_deleted_row_is_read_before_its_children() -> None:
     """The rest of the parent is read, before its children."""
     line = [shard("0", open=False), shard("1", "0"), shard("2", "0")]
     parent = Lease("0", checkpoint=READ)
@@ -273,8 +271,8 @@ def test_a_half_read_parent_whose_row_is_gone_comes_before_its_children() -> Non
     assert begun(children, line, [parent]) == {"1": TRIM_HORIZON, "2": TRIM_HORIZON}
 
 
-def test_a_lease_that_ended_and_went_since_it_was_seen_is_not_begun_again() -> None:
-    """A worker that reads the table seldom does not read again what others have long finished (L8)."""
+def test_lease_that_ended_and_was_deleted_is_not_created_again() -> None:
+    """A worker that reads the table seldom does not read a shard again that others have finished (L8)."""
     line = [shard("0", open=False), shard("1", "0", open=False), shard("2", "1")]
     parent = Lease("0", checkpoint=READ)
     assert begun([parent], [line[0], shard("1", "0")], [Lease("1", checkpoint=READ, parents=("0",))]) == {}
@@ -284,16 +282,16 @@ def test_a_lease_that_ended_and_went_since_it_was_seen_is_not_begun_again() -> N
 # Leases of shards that are gone (L10), and what a listing shows to be wrong (L2)
 
 
-def test_the_lease_of_a_shard_that_is_gone_goes_and_its_childless_line_with_it() -> None:
-    """A table does not keep a row for each shard that ever existed."""
+def test_leases_of_expired_shards_are_deleted() -> None:
+    """The leases of expired shards are deleted, so the table does not grow forever."""
     gone = Lease("0", owner="a", checkpoint=READ)
     reading = Lease("1", owner="b", checkpoint=READ, hash_range=HASH_KEYS)
     actions = plan([gone, reading], [shard("1", keys=HASH_KEYS)], Me("a"), Config())
     assert [action for action in actions if isinstance(action, Delete)] == [Delete(gone, "L10")]
 
 
-def test_a_fault_of_a_listing_is_said_of_its_stream() -> None:
-    """In a fleet of twenty streams, the message shows which one has stopped."""
+def test_fault_of_a_listing_names_its_stream() -> None:
+    """In a fleet with several streams, the message about a faulty listing names the stream."""
     keys = {"stream": "orders", "hash_range": (0, 9)}
     parent, child = Shard("0", **keys), Shard("1", parents=("0",), **keys)  # type: ignore[arg-type]
     ring = [Shard("0", parents=("1",), open=False, **keys), Shard("1", parents=("0",), open=False, **keys)]  # type: ignore[arg-type]
@@ -301,8 +299,8 @@ def test_a_fault_of_a_listing_is_said_of_its_stream() -> None:
     assert faults == [[("orders", "0"), ("orders", "")], [("orders", "0")], [("orders", "")]]
 
 
-def test_where_one_range_is_unknown_nothing_is_said_of_holes() -> None:
-    """L7: A shard whose range a source does not report may cover everything that the others leave out."""
+def test_holes_are_not_reported_if_a_range_is_unknown() -> None:
+    """L7: No hole is reported if a shard's range is unknown, because it may cover the gap."""
     known, unknown = shard("0"), shard("1", keys=None)
     assert (len(problems([known])), len(problems([known, unknown]))) == (1, 0)
     leases = [Lease("0", hash_range=(0, 9)), Lease("1")]
@@ -312,7 +310,7 @@ def test_where_one_range_is_unknown_nothing_is_said_of_holes() -> None:
 
 
 @given(st.data())
-def test_after_any_outage_a_line_without_hash_ranges_goes_on_with_what_is_left_of_it(data: st.DataObject) -> None:
+def test_line_without_hash_ranges_continues_with_the_oldest_shard(data: st.DataObject) -> None:
     """Under LATEST, an outage of more than a day would skip the records of a day that are still there (L5).
 
     The line consists of shards that are each the child of the one before. The first ones are gone; one was being

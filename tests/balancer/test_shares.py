@@ -59,8 +59,8 @@ def moves_to(counts: dict[str, int], shares: dict[str, int]) -> int:
 
 
 @pytest.mark.parametrize("grouping", GROUPINGS)
-def test_shares_are_even_at_every_level_for_the_fewest_moves(grouping: str) -> None:
-    """S8: A share off by one, or an overlooked cheaper division, is a lease moved without need."""
+def test_shares_are_even_at_every_level_with_the_fewest_moves(grouping: str) -> None:
+    """S8: The shares are an even division at every level of groups that needs the fewest moves."""
     groups, names = GROUPINGS[grouping]
     for size in range(1, 6):
         for leases in range(9):
@@ -73,7 +73,7 @@ def test_shares_are_even_at_every_level_for_the_fewest_moves(grouping: str) -> N
 
 
 @pytest.mark.parametrize("grouping", ["two and three", "one and four"])
-def test_of_equally_cheap_divisions_the_one_nearest_to_the_groups_parts_is_chosen(grouping: str) -> None:
+def test_shares_are_nearest_to_the_groups_parts(grouping: str) -> None:
     """M2: Of 11 leases, a group of one worker in five would get 3, where its part is 2.2, because of its name."""
     groups, names = GROUPINGS[grouping]
     for leases in range(11):
@@ -96,8 +96,8 @@ def distance(shares: dict[str, int], groups: Groups) -> float:
 
 
 @pytest.mark.parametrize("grouping", GROUPINGS)
-def test_shares_stay_while_the_moves_are_under_way(grouping: str) -> None:
-    """S4: Plans made before and after a move agree, because a move under way changes no share."""
+def test_shares_stay_constant_during_moves(grouping: str) -> None:
+    """S4: A move in progress changes no share, so plans made before and after it agree."""
     groups, names = GROUPINGS[grouping]
     for leases, size in ((8, 5), (7, 4), (7, 5)):
         for held in divisions(leases, size):
@@ -115,8 +115,8 @@ def held_by(counts: tuple[int, ...], names: tuple[str, ...]) -> list[Lease]:
 
 
 @pytest.mark.parametrize("grouping", GROUPINGS)
-def test_plans_made_alike_never_meet(grouping: str) -> None:
-    """S2, S4: Two workers that take the same lease waste a write; stealing beyond a surplus starts a chain of moves."""
+def test_plans_from_the_same_table_are_disjoint(grouping: str) -> None:
+    """S2, S4: Workers that plan from the same table never take the same lease, and steal only surplus leases."""
     groups, names = GROUPINGS[grouping]
     config = Config(rules=Minimal(groups=groups))
     for held in divisions(8, 4):
@@ -140,8 +140,8 @@ def test_plans_made_alike_never_meet(grouping: str) -> None:
     [Minimal(), Kcl(), KclRust(), *(EventHubs(each) for each in ("gist", "dotnet", "java", "python"))],
     ids=repr,
 )
-def test_every_balanced_table_is_at_rest(rules: RuleSet) -> None:
-    """S5: Rule sets that disagree about balance move leases back and forth in a mixed fleet."""
+def test_balanced_table_needs_no_moves(rules: RuleSet) -> None:
+    """S5: No worker moves a lease of a balanced table, whatever rule set it has."""
     names = GROUPINGS["none"][1]
     for size in range(1, 6):
         for leases in range(size, 9):
@@ -151,7 +151,7 @@ def test_every_balanced_table_is_at_rest(rules: RuleSet) -> None:
                         assert plan(held_by(held, names), None, Me(worker), Config(rules=rules)) == ()
 
 
-def test_groups_are_read_from_ids() -> None:
+def test_groups_are_derived_from_worker_ids() -> None:
     """A worker assigned to the wrong group unbalances two groups."""
     assert path_of("eu-1-7", "prefix") == ("eu-1",)
     assert path_of("solo", "prefix") == ("",)
@@ -161,8 +161,8 @@ def test_groups_are_read_from_ids() -> None:
 
 
 @pytest.mark.parametrize("grouping", ["none", "two and three"])
-def test_the_fewest_moves_are_those_of_the_cheapest_even_division(grouping: str) -> None:
-    """S6: Every fleet is measured by this number; one off, and a needless move would pass for a needed one."""
+def test_least_moves_are_those_of_the_cheapest_even_division(grouping: str) -> None:
+    """S6: The least number of moves is that of the cheapest even division, and serves to judge every fleet."""
     groups, names = GROUPINGS[grouping]
     assert least_moves({"s-0": "a"}, (), groups) == 0
     for size in range(1, 6):
@@ -176,8 +176,8 @@ def test_the_fewest_moves_are_those_of_the_cheapest_even_division(grouping: str)
 
 
 @pytest.mark.parametrize("grouping", GROUPINGS)
-def test_a_division_is_uneven_unless_it_is_one_of_the_even_ones(grouping: str) -> None:
-    """S8: Checker and judge apply this to a fleet at rest; one off, and a fleet that is never balanced would pass."""
+def test_division_is_uneven_unless_it_is_an_even_one(grouping: str) -> None:
+    """S8: Exactly the even divisions count as even. The checker and the judge use this for a fleet at rest."""
     groups, names = GROUPINGS[grouping]
     assert uneven({"a": 9}, (), 9, groups) == ""
     for size in range(1, 6):

@@ -108,8 +108,8 @@ def owned(lease: Lease, worker: str, number: int) -> Lease:
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("asked", [False, True], ids=["stolen", "asked for"])
-def test_no_lease_moves_twice_for_the_sake_of_loads_that_stay(asked: bool) -> None:
-    """S9: A worker that plans from an old listing, or during a move, must not pass on what has just arrived."""
+def test_no_lease_moves_twice_for_constant_loads(asked: bool) -> None:
+    """S9: With constant loads no lease moves twice, even if workers plan from old listings or during moves."""
     fleets = {seed: settling(seed, even=True, asked=asked) for seed in range(30)}
     assert {seed: fleet.repeated for seed, fleet in fleets.items() if fleet.repeated} == {}
     assert sum(len(fleet.moves) for fleet in fleets.values()) > 50
@@ -117,7 +117,7 @@ def test_no_lease_moves_twice_for_the_sake_of_loads_that_stay(asked: bool) -> No
 
 
 @pytest.mark.slow
-def test_a_lease_that_moves_twice_moved_for_its_count_first() -> None:
+def test_lease_that_moves_twice_moved_for_its_count_first() -> None:
     """S9: Counts are evened out first, and the order of M4 does not know the weight of a lease; more is a fault."""
     fleets = [settling(seed, even=False, asked=False) for seed in range(20)]
     assert {rules for fleet in fleets for rules in fleet.repeated} <= {("M6", "M13")}
@@ -130,8 +130,8 @@ def test_a_lease_that_moves_twice_moved_for_its_count_first() -> None:
 @pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("even", [True, False])
-def test_where_hardly_anything_flows_counts_alone_decide(even: bool) -> None:
-    """M13: At 43 bytes a second in total, eight leases each became two to thirteen."""
+def test_only_counts_decide_with_very_low_traffic(even: bool) -> None:
+    """M13: With 43 bytes per second in total, leases are balanced by count."""
     for seed in range(15):
         fleet = settling(seed, even=even, asked=False, unit=2)
         assert max(fleet.counts.values()) - min(fleet.counts.values()) <= 1

@@ -47,7 +47,7 @@ DIED = (*BALANCED, *(lease for owner in STRANGERS for lease in held(owner, 3)), 
 """What six leases of a dead stranger fall to two living ones for, who come within twenty seconds."""
 
 
-def test_a_lease_that_falls_to_strangers_and_had_an_owner_is_taken_by_ours() -> None:
+def test_freed_lease_of_strangers_is_taken_by_our_workers() -> None:
     """The lease is not left unread until the strangers look, up to 20 s after it was freed.
 
     One of ours takes it, so that they do not collide.
@@ -55,12 +55,12 @@ def test_a_lease_that_falls_to_strangers_and_had_an_owner_is_taken_by_ours() -> 
     assert claimed(DIED) == {"M15": 6}
 
 
-def test_a_lease_without_a_former_owner_is_left_to_strangers() -> None:
-    """Strangers take the children of a reshard, which they would otherwise steal from us one by one."""
+def test_new_lease_is_left_to_strangers() -> None:
+    """A new lease, such as a child of a reshard, is left to the strangers if it falls to their share."""
     assert claimed((*DIED[:-6], *free(6, epoch=0))) == {}
 
 
-def test_workers_of_ours_stand_before_strangers_in_the_line() -> None:
+def test_our_workers_come_before_strangers() -> None:
     """A worker whose part was taken as a stranger's would steal from the worker that took it."""
     lacking = tuple(lease for lease in DIED if lease.key not in {"b-3-0", "b-3-1"})
     assert claimed(lacking) == {"M6": 1, "M15": 5}
@@ -80,24 +80,24 @@ def test_workers_of_ours_stand_before_strangers_in_the_line() -> None:
     ],
     ids=["nothing is heard", "we let go for peers that never steal"],
 )
-def test_the_share_of_strangers_is_left_to_them(history: History, config: Config) -> None:
-    """A lease that we release for them is not taken by us again at once, in an endless loop."""
+def test_share_of_strangers_is_left_to_them(history: History, config: Config) -> None:
+    """A lease that was released for strangers is not taken again by our workers."""
     assert claimed(DIED, history, config) == {}
 
 
-def test_no_more_is_taken_than_may_be_held() -> None:
-    """M7 applies whichever worker the lease falls to."""
+def test_max_leases_applies_to_strangers_leases() -> None:
+    """M7: A worker takes at most `max_leases` leases, even of those that fall to strangers."""
     assert claimed(DIED, config=Config(Minimal(max_leases=6))) == {}
     assert 0 < claimed(DIED, config=Config(Minimal(max_leases=7)))["M15"] <= 3
 
 
-def test_an_expected_worker_is_no_stranger() -> None:
+def test_expected_worker_is_no_stranger() -> None:
     """M1: A fleet that restarts on an old table waits for the workers that it was told to expect."""
     expecting = Config(Minimal(expected_workers=(*OURS, "b-4", "b-5")))
     assert claimed((*BALANCED, *free(12)), config=expecting) == {}
 
 
-def test_a_led_worker_gets_its_count_where_loads_are_known_too() -> None:
+def test_led_worker_gets_its_count_with_known_loads() -> None:
     """Counts decide for a led worker, although by loads a difference of one lease is even enough.
 
     Each of two joiners would have been left without one (M13).

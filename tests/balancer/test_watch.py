@@ -36,7 +36,7 @@ from leasehold.balancer.watch import Reports, Watch
 ROW = Lease("s-1", owner="a", version=Version("1"))
 
 
-def test_watching_a_row_changes_nothing_else_of_it() -> None:
+def test_watched_row_keeps_all_fields() -> None:
     """The copy of a row keeps every field that the store has sent."""
     row = Lease(
         "s-1",
@@ -71,7 +71,7 @@ def test_our_own_stall_makes_nobody_look_dead() -> None:
     assert lease.idle == 1
 
 
-def test_watching_runs_to_the_start_of_the_last_reading() -> None:
+def test_idle_time_ends_at_the_start_of_the_last_read() -> None:
     """Idle time is what was observed: from the end of the first listing to the start of the last."""
     watch, _ = Watch().look([ROW], began=0, ended=1)
     watch, _ = watch.look([ROW], began=5, ended=6)
@@ -79,8 +79,8 @@ def test_watching_runs_to_the_start_of_the_last_reading() -> None:
     assert lease.idle == 8
 
 
-def test_a_lease_first_seen_without_owner_has_stood_still_for_ever() -> None:
-    """KCL takes such leases first; afterwards our own observation counts as for any other lease."""
+def test_lease_first_seen_without_owner_is_idle_forever() -> None:
+    """A lease without an owner in the first listing has an infinite idle time. KCL takes such leases first."""
     free = evolve(ROW, owner=None)
     watch, (lease,) = Watch().look([free], began=0, ended=1)
     assert (lease.idle, lease.held) == (math.inf, math.inf)
@@ -88,8 +88,8 @@ def test_a_lease_first_seen_without_owner_has_stood_still_for_ever() -> None:
     assert lease.idle == 3
 
 
-def test_the_larger_of_the_rows_age_and_our_watching_counts() -> None:
-    """A store that knows a row's age reports it at first sight; a stale age must not shorten what we observed."""
+def test_larger_of_row_age_and_watched_time_counts() -> None:
+    """The idle time is the larger of the row's age and the time that we have watched it."""
     watch, (lease,) = Watch().look([evolve(ROW, idle=70.0)], began=0, ended=1)
     assert lease.idle == 70
     watch, (lease,) = watch.look([evolve(ROW, idle=75.0)], began=4, ended=5)
@@ -98,7 +98,7 @@ def test_the_larger_of_the_rows_age_and_our_watching_counts() -> None:
     assert lease.idle == 50
 
 
-def test_a_new_version_starts_again() -> None:
+def test_new_version_restarts_idle_time() -> None:
     """A renewed lease stays with its owner, because its idle time starts again."""
     watch, _ = Watch().look([ROW], began=0, ended=1)
     watch, (lease,) = watch.look([evolve(ROW, version=Version("2"))], began=9, ended=10)
@@ -107,15 +107,15 @@ def test_a_new_version_starts_again() -> None:
     assert lease.idle == 2
 
 
-def test_a_version_under_another_owner_is_a_new_one() -> None:
-    """A recreated row counts from 0 again, and the owner of its new version is alive."""
+def test_same_version_of_another_owner_restarts_idle_time() -> None:
+    """A recreated row with the same version but another owner counts as renewed."""
     first, _ = Watch().look([Lease("0", owner="a", version=Version("3"))], 0.0, 0.0)
     _, (lease,) = first.look([Lease("0", owner="b", version=Version("3"))], 60.0, 60.0)
     assert (lease.owner, lease.idle) == ("b", 0.0)
 
 
-def test_leases_not_asked_for_stay_and_missing_ones_go() -> None:
-    """A read of a few rows must neither drop the others nor keep a deleted row alive."""
+def test_partial_read_keeps_other_leases_and_drops_missing_ones() -> None:
+    """A read of a few rows keeps the other leases, and removes those that were deleted."""
     rows = [evolve(ROW, key=key) for key in ("s-1", "s-2", "s-3")]
     watch, _ = Watch().look(rows, began=0, ended=1)
     watch, _ = watch.look(rows, began=6, ended=7)
@@ -127,14 +127,14 @@ def test_leases_not_asked_for_stay_and_missing_ones_go() -> None:
     assert [(lease.key, lease.idle) for lease in leases] == [("s-3", 12)]
 
 
-def test_a_clock_that_steps_back_makes_nothing_negative() -> None:
+def test_clock_stepping_back_gives_no_negative_times() -> None:
     """Idle times are never negative, so no expiry is postponed."""
     watch, _ = Watch().look([ROW], began=100, ended=101)
     _, (lease,) = watch.look([ROW], began=50, ended=51)
     assert (lease.idle, lease.held) == (0, math.inf)
 
 
-def test_held_is_unknown_for_the_owner_found_and_measured_for_later_ones() -> None:
+def test_held_time_is_unknown_for_the_first_owner() -> None:
     """Steals spare owners that have just begun; an owner found at the first reading does not count as one."""
     watch, (lease,) = Watch().look([ROW], began=0, ended=1)
     assert lease.held == math.inf
@@ -146,8 +146,8 @@ def test_held_is_unknown_for_the_owner_found_and_measured_for_later_ones() -> No
     assert [lease.held for lease in leases] == [4, 0]
 
 
-def test_heir_idle_counts_from_when_the_heir_was_named() -> None:
-    """A stuck owner loses its lease only after its time to drain; a new next owner starts that time again (H4)."""
+def test_next_owner_idle_counts_from_its_request() -> None:
+    """A new next owner restarts the time after which a stuck owner loses its lease (H4)."""
     watch, _ = Watch().look([ROW], began=0, ended=1)
     requested = evolve(ROW, next_owner="b")
     watch, (lease,) = watch.look([requested], began=4, ended=5)
@@ -158,7 +158,7 @@ def test_heir_idle_counts_from_when_the_heir_was_named() -> None:
     assert lease.next_owner_idle == 0
 
 
-def test_history_tells_how_long_owners_and_fleet_have_stood_still() -> None:
+def test_history_contains_idle_times_of_owners_and_fleet() -> None:
     """Rules with patience depend on these times."""
     two = [ROW, evolve(ROW, key="s-2", owner="b")]
     watch, _ = Watch().look(two, began=0, ended=1)
@@ -171,8 +171,8 @@ def test_history_tells_how_long_owners_and_fleet_have_stood_still() -> None:
     assert watch.history == History(owners_still=0, fleet_still=0, full_apart=9, full_took=1)
 
 
-def test_gaps_are_measured_only_where_the_same_owner_moved_the_version() -> None:
-    """A takeover after a crash does not show how often the new owner renews."""
+def test_gaps_are_measured_only_for_the_same_owner() -> None:
+    """A change of owner does not count as a renewal interval of the new owner."""
     watch, _ = Watch().look([ROW], began=0, ended=1)
     watch, _ = watch.look([ROW], began=9, ended=9)
     watch, _ = watch.look([evolve(ROW, version=Version("2"))], began=10, ended=10)
@@ -187,8 +187,8 @@ def test_gaps_are_measured_only_where_the_same_owner_moved_the_version() -> None
     assert dict(watch.history.gaps) == {}
 
 
-def test_paces_are_what_counters_say_of_owners_that_renew() -> None:
-    """C16: The pace comes from the renewal counter; a changed version alone does not show how often it changed."""
+def test_intervals_are_computed_from_renewal_counters() -> None:
+    """C16: The renewal interval of an owner is computed from its renewal counter, because a version has no count."""
 
     def counted(epoch: int, **other: Any) -> Lease:  # noqa: ANN401  any field of a Lease
         return evolve(ROW, epoch=epoch, version=Version(str(epoch)), **other)
@@ -205,15 +205,15 @@ def test_paces_are_what_counters_say_of_owners_that_renew() -> None:
         assert gone.history.paces == ()
 
 
-def test_a_pace_is_counted_from_one_renewal_and_below_a_second() -> None:
-    """C16: Short leases are renewed several times a second."""
+def test_intervals_below_a_second_are_measured() -> None:
+    """C16: Intervals are measured from a single renewal on, and may be shorter than a second."""
     watch, _ = Watch().look([evolve(ROW, epoch=1)], began=0, ended=1)
     watch, _ = watch.look([evolve(ROW, epoch=2, version=Version("2"))], began=1.5, ended=2)
     assert watch.history.paces == (("a", 0.25),)
 
 
-def test_of_an_owners_paces_the_longest_counts() -> None:
-    """C16: One lease that it renews often must not hide that it let another one stand."""
+def test_longest_interval_of_an_owner_counts() -> None:
+    """C16: The interval of an owner is that of the lease that it renews most seldom."""
     rows = [evolve(ROW, key=key, epoch=1) for key in ("s-1", "s-2", "s-3")]
     watch, _ = Watch().look(rows, began=0, ended=1)
     now = [evolve(row, epoch=epoch, version=Version("2")) for row, epoch in zip(rows, (3, 2, 5), strict=True)]
@@ -221,8 +221,8 @@ def test_of_an_owners_paces_the_longest_counts() -> None:
     assert watch.history.paces == (("a", 3.0),)
 
 
-def test_holes_are_counted_on_full_readings_alone() -> None:
-    """Three reads of a few rows do not pass for three looks at the stream (L7)."""
+def test_holes_are_counted_only_in_full_reads() -> None:
+    """A hole counts as seen only in reads of the whole table (L7)."""
     row = evolve(ROW, hash_range=(0, 9))
     watch, _ = Watch().look([row], began=0, ended=1)
     watch, _ = watch.look([row], began=2, ended=3, requested_keys=["s-1"])
@@ -238,7 +238,7 @@ def steps(*versions: str, owner: str = "a") -> list[Lease]:
     return [evolve(ROW, owner=owner, version=Version(version)) for version in versions]
 
 
-def test_gaps_of_one_owner_are_no_habit_of_the_next() -> None:
+def test_gaps_of_former_owner_do_not_count_for_the_next() -> None:
     """A worker that takes a lease from a slow worker does not get the same long grace."""
     watch, gaps = Watch(), []
     slow = steps("1", "1", "2", "2", "3", "3", "3")
@@ -248,7 +248,7 @@ def test_gaps_of_one_owner_are_no_habit_of_the_next() -> None:
     assert gaps == [{}] * 4 + [{"a": 1}] * 3 + [{}] * 6 + [{"b": 1}]
 
 
-def test_a_lease_without_an_heir_keeps_nobody_waiting() -> None:
+def test_next_owner_idle_is_zero_without_a_next_owner() -> None:
     """The time starts when the next owner is named (H4); one named before we looked counts from our first look."""
     watch, _ = Watch().look([ROW], began=0, ended=1)
     assert watch.look([ROW], began=9, ended=10)[1][0].next_owner_idle == 0
@@ -258,7 +258,7 @@ def test_a_lease_without_an_heir_keeps_nobody_waiting() -> None:
     assert watch.look([requested], began=9, ended=10)[1][0].next_owner_idle == 8
 
 
-def test_a_lease_that_came_later_is_held_since_then() -> None:
+def test_later_lease_is_held_since_its_creation() -> None:
     """The owner does not look like one that has held the lease forever, and keeps it."""
     watch, _ = Watch().look([ROW], began=0, ended=1)
     watch, _ = watch.look([ROW, evolve(ROW, key="s-2")], began=9, ended=10)
@@ -273,8 +273,8 @@ def stood_still(rows: list[Lease], then: list[Lease]) -> tuple[float, float]:
     return watch.history.owners_still, watch.history.fleet_still
 
 
-def test_owners_change_with_a_lease_that_comes_or_goes_and_not_with_an_heir() -> None:
-    """Patience starts again at a change of owners, and does not at a request."""
+def test_owners_change_only_with_new_owners_or_leases() -> None:
+    """Patience starts again when owners or leases change, but not after a request."""
     two = [ROW, evolve(ROW, key="s-2")]
     assert stood_still(two, two) == (10, 10)
     assert stood_still(two, [ROW]) == stood_still([ROW], two) == (0, 10)
@@ -282,8 +282,8 @@ def test_owners_change_with_a_lease_that_comes_or_goes_and_not_with_an_heir() ->
     assert stood_still(two, [evolve(ROW, next_owner="b"), two[1]]) == (10, 0)
 
 
-def test_readings_of_a_few_rows_say_nothing_of_how_often_all_are_read() -> None:
-    """A worker that reads all rows once a cycle is not taken for one that reads twice a second, and waits (C10)."""
+def test_partial_reads_do_not_count_as_listings() -> None:
+    """The interval between listings is measured only from reads of the whole table (C10)."""
     watch, _ = Watch().look([ROW], began=0, ended=1)
     watch, _ = watch.look([ROW], began=1.5, ended=2)
     assert watch.history.full_apart == 0.5
@@ -291,8 +291,8 @@ def test_readings_of_a_few_rows_say_nothing_of_how_often_all_are_read() -> None:
     assert (watch.history.full_apart, watch.history.full_still) == (0.5, 7)
 
 
-def test_a_leaders_workers_are_those_of_the_last_whole_reading() -> None:
-    """M14: A read of a few rows contains no reports, and makes no worker look dead."""
+def test_led_workers_are_those_of_the_last_full_read() -> None:
+    """M14: A read of a few rows does not change the reports of led workers."""
     free, given = evolve(ROW, owner=None), evolve(ROW, owner="j", version=Version("2"))
     watch, led = Watch(), []
     for began, row, stamp in ((0, free, "1"), (10, free, "2"), (20, given, "2"), (30, given, "3")):
@@ -304,8 +304,8 @@ def test_a_leaders_workers_are_those_of_the_last_whole_reading() -> None:
     assert none.history.led == ()
 
 
-def test_a_lease_without_a_row_is_remembered_until_it_has_one_again_or_no_shard() -> None:
-    """The positions of shards in a table that was emptied are not lost."""
+def test_lease_without_a_row_is_remembered() -> None:
+    """The positions of deleted rows are remembered until the row exists again or the shard is gone."""
     first, second = Lease("0", epoch=3), Lease("1", epoch=3)
     watch, _ = Watch().look([first, second], 0.0, 1.0)
     watch, _ = watch.look([], 2.0, 3.0)
@@ -399,10 +399,10 @@ def ordered_census(leases: Sequence[Lease], me: Me, config: Config) -> Census:
 
 
 @given(readings(), st.booleans(), st.sampled_from([Minimal(), Minimal(grace_seconds=5.0), Kcl()]))
-def test_counts_folded_from_a_few_rows_are_those_of_all_leases(
+def test_counts_after_partial_reads_equal_a_full_count(
     told: list[tuple[list[str] | None, list[Lease], float, float]], hears: bool, rules: RuleSet
 ) -> None:
-    """If the fold missed a correction, a reader would act on a fleet that no longer exists."""
+    """The counts that are updated after partial reads equal those computed from all leases."""
     watch, config = Watch(bulletins=BulletinTracker() if hears else None), Config(rules=rules)
     for turn, (asked, listing, began, ended) in enumerate(told):
         before = watch
@@ -431,8 +431,8 @@ def test_counts_folded_from_a_few_rows_are_those_of_all_leases(
             assert look_again(actions, leases, me, config) == look_again(actions, everything, me, config)
 
 
-def test_an_outage_of_the_store_counts_against_nobody() -> None:
-    """The first worker to come back does not find all leases expired, its own fleet's included (C17)."""
+def test_outage_of_the_store_expires_no_lease() -> None:
+    """C17: The time of an outage does not count as idle time of any lease."""
     old = evolve(ROW, idle=70.0)  # a store that knows a row's age includes the outage in it
     watch, _ = Watch(silence_seconds=2.0).look([ROW], began=0, ended=1)
     watch, (lease,) = watch.unanswered(4).unanswered(30).look([old], began=61, ended=62)

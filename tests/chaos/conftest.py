@@ -1,6 +1,7 @@
-"""Make the modules of tests/fleet and tests/multilang importable, because chaos builds on them."""
+"""Make the modules of lab/chaos importable, and those of tests/fleet and tests/multilang, on which they build."""
 
 import sys
 from pathlib import Path
 
-sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("fleet", "multilang"))
+TESTS = Path(__file__).parents[1]
+sys.path.extend(map(str, (TESTS.parent / "lab" / "chaos", TESTS / "fleet", TESTS / "multilang")))

@@ -16,13 +16,13 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from leasehold.adapters.cli import leases
-from leasehold.adapters.cli.common.columns import plain
-from leasehold.adapters.cli.lease_tables import below, cells, page, said_move
-from leasehold.adapters.cli.leases import _json, app, keyed, known, readings, settled
+from leasehold.adapters.cli.common.columns import plain_text
+from leasehold.adapters.cli.lease_tables import draw_page, format_move, table_cells, totals_and_problems
+from leasehold.adapters.cli.leases import _json, app, can_use_keys, confirmed_states, known_states, table_states
 from leasehold.adapters.cli.main import app as main
 from leasehold.adapters.consumer.status import LeaseLag, Status
-from leasehold.adapters.json_form import lease_json, question
-from leasehold.adapters.report.watching import TableWatch, WatchedTable, picture
+from leasehold.adapters.json_form import lease_json, parse_plan_request
+from leasehold.adapters.ops.watching import TableWatch, WatchedTable, picture
 from leasehold.adapters.worker.progress import NOTE, Progress
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, Lease, Position, Version
@@ -41,7 +41,7 @@ LAGS = {
     "s-2": LeaseLag(),
 }
 STATUSES = {
-    "s-0": Status("BEHIND", "12.5 s behind, and all the time further"),
+    "s-0": Status("BEHIND", "12.5 s behind, and falling further"),
     "s-1": Status("OK", "read to the tip"),
     "s-2": Status("ORPHAN", "nobody owns it, for 99 s"),
     "s-3": Status("OK", "read to its end"),
@@ -49,7 +49,7 @@ STATUSES = {
 }
 WRONG = [
     "ORPHAN s-2: nobody owns it, for 99 s",
-    "BEHIND s-0: 12.5 s behind, and all the time further",
+    "BEHIND s-0: 12.5 s behind, and falling further",
     "UNKNOWN s-4: west tells nothing",
 ]
 LEASES = (
@@ -64,7 +64,7 @@ LEASES = (
 def text(reading: WatchedTable, by: str | None = None) -> list[str]:
     """Return the visible text without the lines around it."""
     console = Console(width=160, record=True, force_terminal=False)
-    console.print(page(reading, by, 160))
+    console.print(draw_page(reading, by, 160))
     return [
         " ".join(line.replace("│", "|").split()) for line in console.export_text().splitlines() if line[0] not in "┏┡└"
     ]
@@ -104,7 +104,7 @@ def test_a_lease_is_one_line_of_a_pipe_with_nothing_cut(tmp_path: Path) -> None:
 def test_a_narrow_screen_keeps_owners_and_names_what_it_leaves_out() -> None:
     """Users who want to know the owners on an ordinary screen see them."""
     console = Console(width=45, record=True, force_terminal=False)
-    console.print(page(WatchedTable(LEASES), None, 45))
+    console.print(draw_page(WatchedTable(LEASES), None, 45))
     shown = console.export_text()
     assert all(name in shown for name in ("s-0", "east-1", "nobody"))
     assert "moving to; --wide shows every column" in " ".join(shown.split())
@@ -150,7 +150,7 @@ def test_faults_stand_below_the_table() -> None:
 
 def test_a_table_without_leases_has_a_status_and_a_sentence() -> None:
     """`--check` ends with status 3 on such a table, so the sentence for it is shown, too."""
-    assert below(WatchedTable(())) == (
+    assert totals_and_problems(WatchedTable(())) == (
         "0 leases, 0 finished, 0 without an owner; 0 workers; UNKNOWN",
         ("UNKNOWN: the table has no leases",),
     )
@@ -161,8 +161,11 @@ def test_a_lag_that_is_a_lower_bound_is_marked() -> None:
     lease = Lease("s-0", owner="w-1", checkpoint=Position("7"))
     bound = LeaseLag(75.0, at_least=True)
     table = WatchedTable((lease,), lags={"s-0": bound}, statuses={"s-0": Status("OK", "")})
-    assert ("≥75.0" in plain(cells(table, None)), "≥75.0" in plain(cells(table, "worker"))) == (True, True)
-    assert "; lag ≥ 75.0 s" in below(table)[0]
+    assert ("≥75.0" in plain_text(table_cells(table, None)), "≥75.0" in plain_text(table_cells(table, "worker"))) == (
+        True,
+        True,
+    )
+    assert "; lag ≥ 75.0 s" in totals_and_problems(table)[0]
     shown = picture(table, Config())
     assert shown["leases"][0]["lag"] == {"seconds": 75.0, "end": False, "at_least": True}
     assert (shown["total"]["lag_at_least"], shown["workers"][0]["lag_at_least"]) == (True, True)
@@ -172,11 +175,11 @@ def test_a_table_of_a_swap_says_so() -> None:
     """Users who look at one of the two tables do not take a moved lease for one without a reader."""
     left = (Lease("s-0", owner=f"{MARK}east-1"), Lease("s-1", owner=MARK), Lease("s-2", owner="east-1"))
     assert (
-        "2 leases went on in another table, or are on their way (leasehold swap): look there, too; --to TO shows both"
+        "2 leases have moved or are moving to another table (leasehold swap): look there, too; --to TO shows both"
         in text(WatchedTable(left, swapping=swap_notices(left)))
     )
     arrived = (Lease("s-0", owner="east-1"), Lease(CONTROL, checkpoint=SHARD_END))
-    notice = "leasehold-swap is no lease: a swap into this table is not over (leasehold swap FROM TO --status)"
+    notice = "leasehold-swap is not a lease: a swap into this table is not over (leasehold swap FROM TO --status)"
     assert notice in text(WatchedTable(arrived, swapping=swap_notices(arrived)))
     assert not any("swap" in line for line in text(WatchedTable(LEASES)))
 
@@ -227,7 +230,7 @@ def test_a_table_that_a_finished_swap_left_says_where_its_leases_are_and_nothing
 def test_the_json_is_what_plan_reads(lease: Lease) -> None:
     """A listing can be piped into a plan without losing anything about a lease."""
     asked = json.dumps({"leases": [lease_json(lease)], "me": {"worker": "me"}})
-    assert question(asked.encode()).leases == (lease,)
+    assert parse_plan_request(asked.encode()).leases == (lease,)
 
 
 class Faulty(MemoryStore):
@@ -247,7 +250,7 @@ def test_a_watch_goes_on_after_a_failed_look() -> None:
     """The screen is not empty, and the command does not end, just when it is needed."""
     store, waits = Faulty(), list[float]()
     placed(store, Lease("s-0", owner="ann"))
-    looks = readings(store, 2.0, waits.append)
+    looks = table_states(store, 2.0, waits.append)
     first, second, third = (next(looks) for _ in range(3))
     assert second == evolve(first, trouble="the line is down")
     assert [lease.key for lease in third.leases] == ["s-0"]
@@ -259,25 +262,25 @@ def test_a_watch_tells_moves_as_they_happen() -> None:
     """Users who look away for a moment still learn that a lease has changed owners."""
     store = MemoryStore()
     row = placed(store, Lease("s-0", owner="ann"))
-    looks = readings(store, 2.0, lambda _seconds: None)
+    looks = table_states(store, 2.0, lambda _seconds: None)
     assert next(looks).moves == ()
     done(store.write(StealLease(row, "bob")))
-    assert [said_move(move).split(maxsplit=1)[1] for move in next(looks).moves] == ["s-0: ann -> bob"]
+    assert [format_move(move).split(maxsplit=1)[1] for move in next(looks).moves] == ["s-0: ann -> bob"]
     done(store.write(ReleaseLease(store.get(["s-0"])[0], "bob")))
     last = next(looks)
-    assert [said_move(move).split(maxsplit=1)[1] for move in last.moves] == ["s-0: bob -> nobody", "s-0: ann -> bob"]
+    assert [format_move(move).split(maxsplit=1)[1] for move in last.moves] == ["s-0: bob -> nobody", "s-0: ann -> bob"]
     assert text(last)[-2].endswith("s-0: bob -> nobody")
 
 
 def test_a_python_without_keys_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Users do not press keys that have no effect, and the watch does not end."""
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
-    assert keyed()
+    assert can_use_keys()
     monkeypatch.setattr(leases, "has_keys", lambda: False)
-    assert not keyed()
+    assert not can_use_keys()
     assert "has no termios; Ctrl-C leaves" in capsys.readouterr().err
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: False))
-    assert not keyed()
+    assert not can_use_keys()
     assert capsys.readouterr().err == ""
 
 
@@ -345,7 +348,7 @@ def told(seconds_ago: float, **more: object) -> tuple[tuple[str, str], ...]:
     [
         (1.0, {}, 0, "; OK\n"),
         (None, {}, 3, "UNKNOWN s-0: ann tells nothing of its reading: watch it (--watch)\n"),
-        (1.0, {"grows": True, "behind": 7.0, "end": False}, 4, "BEHIND s-0: 7.0 s behind, and all the time further"),
+        (1.0, {"grows": True, "behind": 7.0, "end": False}, 4, "BEHIND s-0: 7.0 s behind, and falling further"),
         (1.0, {"done": 1.0, "fault": "throttled"}, 5, " s: throttled\n"),
         (1.0, {"done": 1.0, "work": 1.0}, 6, "HUNG s-0: its handler has been at work for "),
         (1.0, {"done": 1.0}, 7, "UNREAD s-0: ann owns it, and has not read it for "),
@@ -378,7 +381,7 @@ def test_one_look_waits_for_the_renewal_that_is_due(*, renewed: bool, word: str,
         if renewed and passed[0] > 2:
             row.append(done(store.write(CheckpointLease(row[-1], Position(str(int(passed[0])))))))
 
-    looks = settled(readings(store, 1.0, wait, clock=lambda: passed[0]))
+    looks = confirmed_states(table_states(store, 1.0, wait, clock=lambda: passed[0]))
     assert (next(looks).status.word, passed[0]) == (word, seconds)
 
 
@@ -397,8 +400,8 @@ def test_check_watches_until_the_status_is_known_and_not_for_ever() -> None:
     row = [placed(store, Lease("s-0", owner="java"))]
 
     def first_known(wait: Callable[[float], None], *, watch: bool = True) -> str:
-        looks = readings(store, 2.0, wait, clock=lambda: passed[0])
-        return next(known(looks, watch=watch, clock=lambda: passed[0])).status.word
+        looks = table_states(store, 2.0, wait, clock=lambda: passed[0])
+        return next(known_states(looks, watch=watch, clock=lambda: passed[0])).status.word
 
     def wait(seconds: float) -> None:
         passed[0] += seconds

@@ -36,7 +36,7 @@ from standins.line_with_faults import FaultyLine, faulty_line
 from standins.wire_with_faults import FaultyWire, faulty_wire
 
 from leasehold.adapters.consumer.status import NUMBERS
-from leasehold.adapters.report.watching import TableWatch, WatchedTable
+from leasehold.adapters.ops.watching import TableWatch, WatchedTable
 from leasehold.adapters.toolchain import ServiceError
 from leasehold.adapters.worker.progress import LATE, SILENT_SECONDS
 from leasehold.errors import StoreError

@@ -214,7 +214,7 @@ def test_a_process_that_no_thread_hears_is_not_left_behind(refused: int, monkeyp
     others = set(threading.enumerate())
     command = (sys.executable, "-S", "-c", "import sys; sys.stdin.read()")
     supervisor = Supervisor({"a-0": command}, 30.0, {2})
-    (child_of_it,) = supervisor.made()
+    (child_of_it,) = supervisor.create_processes()
     supervisor.attempt(child_of_it)
     for thread in set(threading.enumerate()) - others:
         thread.join(WAIT)

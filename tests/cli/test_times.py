@@ -4,7 +4,7 @@ import pytest
 import typer
 
 from leasehold.adapters.cli.common.times import seconds
-from leasehold.adapters.inputs import duration, moment, said_moment
+from leasehold.adapters.inputs import duration, format_time, moment
 
 NOW = 1_700_000_000.0
 
@@ -68,13 +68,13 @@ def test_a_text_that_is_no_time_is_refused(text: str) -> None:
 
 def test_a_time_is_said_as_it_can_be_given() -> None:
     """What one command prints can be passed to the next."""
-    assert said_moment(1_700_000_000_500) == "2023-11-14T22:13:20.500Z"
-    assert moment(said_moment(1_700_000_000_500), NOW) == 1_700_000_000_500
+    assert format_time(1_700_000_000_500) == "2023-11-14T22:13:20.500Z"
+    assert moment(format_time(1_700_000_000_500), NOW) == 1_700_000_000_500
 
 
 def test_a_time_that_no_calendar_has_is_said_all_the_same() -> None:
     """One such row does not end the table of all others in a traceback."""
-    assert said_moment(10**18 - 1) == "1000000000000000000ms"
+    assert format_time(10**18 - 1) == "1000000000000000000ms"
 
 
 def test_an_option_refuses_what_is_none_and_what_is_too_little() -> None:

@@ -5,10 +5,13 @@ import re
 from pathlib import Path
 from typing import get_type_hints
 
+import botocore.session
 import pytest
 from pages import ROOT
+from typer.main import get_command
 
 from leasehold.adapters.cli import lease_tables
+from leasehold.adapters.cli.main import app
 from leasehold.adapters.consumer import metrics
 from leasehold.adapters.consumer.dead_letters.dead_letter import DeadLetterEntry
 from leasehold.adapters.consumer.handling import Handling
@@ -63,7 +66,7 @@ def test_table_of_metrics_has_the_names_of_the_code() -> None:
 def test_every_column_of_leases_is_explained() -> None:
     """The page explains each column that `leasehold leases` shows."""
     sometimes = (lease_tables.PLACE, lease_tables.EVENTS)
-    shown = {column.name for column in (*lease_tables.EACH, *lease_tables.SHARES, *sometimes)}
+    shown = {column.name for column in (*lease_tables.LEASE_COLUMNS, *lease_tables.SHARE_COLUMNS, *sometimes)}
     rows = table_after("steering.md", "## Consumer lag: how far behind is the group")
     explained = {name.partition(" (")[0] for row in rows for name in row[0].split(", ")}
     assert explained == shown
@@ -91,6 +94,36 @@ def test_every_option_of_spark_stands_on_a_page() -> None:
     pages = "".join((DOCS / f"spark-{page}.md").read_text(encoding="utf-8") for page in ("options", "writing"))
     assert read
     assert [name for name in read if f"`{name}`" not in pages and name not in REFUSED_BY_SPARK] == []
+
+
+SETTINGS_OF_OTHER_SOURCES = {
+    "AmazonManagedKafkaEventSourceConfig",
+    "DocumentDBEventSourceConfig",
+    "LoggingConfig",
+    "ProvisionedPollerConfig",
+    "Queues",
+    "ScalingConfig",
+    "SelfManagedEventSource",
+    "SelfManagedKafkaEventSourceConfig",
+    "SourceAccessConfigurations",
+    "Topics",
+}
+"""Settings of an event source mapping that Kinesis and DynamoDB Streams don't have."""
+
+
+def test_table_of_a_mappings_settings_is_complete_and_names_options_of_consume() -> None:
+    """The page has every setting of a stream's mapping, and the options of `leasehold consume` on it exist."""
+    rows = table_after("from-lambda.md", "## Settings of the mapping")
+    lambda_model = botocore.session.get_session().get_service_model("lambda")
+    request = lambda_model.shape_for("CreateEventSourceMappingRequest")
+    settings = {*request.members} - SETTINGS_OF_OTHER_SOURCES  # type: ignore[attr-defined]  # of a structure
+    assert {name for row in rows for name in re.findall(r"\b[A-Z]\w+", row[0])} == settings
+    group = get_command(app)
+    with group.make_context("leasehold", ["consume"]) as context:
+        _, consume, _ = group.resolve_command(context, ["consume"])  # type: ignore[attr-defined]
+    options = {option for parameter in consume.params for option in parameter.opts}
+    page = (DOCS / "from-lambda.md").read_text(encoding="utf-8").partition("## What a month costs")[0]
+    assert set(re.findall(r"--[a-z][a-z-]+", page)) - {"--rate"} <= options  # `leasehold dev` has a rate
 
 
 @pytest.mark.parametrize("page", sorted(path.name for path in DOCS.glob("*.md")))

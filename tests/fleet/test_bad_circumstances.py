@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from wire import Wire
 
 from leasehold.adapters.cli.consume import app
+from leasehold.adapters.threads import ThreadScheduler
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import Lease, Shard
@@ -45,7 +46,9 @@ class Member:
 
     def __attrs_post_init__(self) -> None:
         source = ListSource([Shard(str(number), PREFIX) for number in range(4)], stream=PREFIX)
-        self.worker = Worker(store=self.store, source=source, me="ann", config=CONFIG, clock=lambda: self.now)
+        self.worker = Worker(
+            store=self.store, source=source, me="ann", config=CONFIG, scheduler=ThreadScheduler(lambda: self.now)
+        )
 
     def cycle(self) -> list[str]:
         """Run one cycle and return the partitions held."""
@@ -113,7 +116,7 @@ def test_storage_down_for_three_cycles(
         assert (ann.cycle(), owners(peer)) == (["2", "3"], SHARED)
         wire.cut()
     warnings = " ".join(record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING)
-    assert "no look at the leases, the next in " in warnings
+    assert "the leases could not be looked at, trying again in " in warnings
     assert f"container '{container.container_name}': the service cannot be reached" in warnings
     assert "lease 2 could not be renewed: " in warnings
     assert "lease 2: dropped, not confirmed for 12 s: others may have it" in warnings
@@ -149,7 +152,7 @@ def test_strange_blobs_stop_nobody(
         renew(peer)
     assert held == ["2"]
     warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    mend = "until it is mended no lease is made for shards of its line, and none is deleted"
+    mend = "until it is fixed, no lease is created for ancestors and descendants of its shard, and none is deleted"
     assert warnings == [f"row 3: sequencenumber 'x' is not a decimal sequence number; {mend}"]
     broken.set_blob_metadata({"offset": "0", "sequencenumber": "7"})
     ann.until(lambda: owners(peer) == SHARED, lambda: renew(peer))

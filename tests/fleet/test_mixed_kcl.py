@@ -158,7 +158,7 @@ def test_java_goes_on_within_our_aggregate_and_we_within_its(kinesis_url: str, d
         packed = Aggregate(10_000)
         assert all(packed.add(b"%d" % number, "key") for number in range(10))
         with closing(client(kinesis_url)) as to:
-            put(to, stage.stream.name, [(packed.partition_key, packed.sealed())] * 2)
+            put(to, stage.stream.name, [(packed.partition_key, packed.encode())] * 2)
             shard = stage.stream.shards()[0]
             first = to.get_shard_iterator(
                 StreamName=stage.stream.name, ShardId=shard.id, ShardIteratorType="TRIM_HORIZON"

@@ -1,8 +1,13 @@
-"""Fixtures that the tests of this folder need besides services."""
+"""Fixtures that the tests of this folder need besides services; the modules of lab/spark are importable."""
+
+import sys
+from pathlib import Path
 
 import pytest
 
 from leasehold.adapters.toolchain import ServiceError, java_home
+
+sys.path.append(str(Path(__file__).parents[2] / "lab" / "spark"))
 
 
 @pytest.fixture(scope="session")

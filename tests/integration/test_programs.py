@@ -1,4 +1,4 @@
-"""The programs that the Makefile starts below tests/ find what they import, as they do without pytest."""
+"""The programs that the Makefile starts below tests/ and lab/ find what they import, as they do without pytest."""
 
 import re
 import subprocess
@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PROGRAMS = sorted(set(re.findall(r"\(BIN\)/python (tests/\S+\.py)", (ROOT / "Makefile").read_text(encoding="utf-8"))))
+PROGRAMS = sorted(
+    set(re.findall(r"\(BIN\)/python ((?:tests|lab)/\S+\.py)", (ROOT / "Makefile").read_text(encoding="utf-8")))
+)
 
 
 @pytest.mark.more
@@ -24,6 +26,4 @@ def test_a_program_finds_what_it_imports(program: str) -> None:
 
 def test_all_kinds_of_programs_are_found() -> None:
     """The pattern still matches the way in which the Makefile starts programs, so that they are tested."""
-    assert {"tests/proving/soak.py", "tests/chaos/plain_workers.py", "tests/integration/spark_blocked.py"} <= {
-        *PROGRAMS
-    }
+    assert {"tests/proving/soak.py", "lab/chaos/plain_workers.py", "lab/spark/spark_blocked.py"} <= {*PROGRAMS}

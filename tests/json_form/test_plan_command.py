@@ -20,9 +20,9 @@ from leasehold.adapters.json_form import (
     RULES,
     BadJsonField,
     action_json,
-    answer,
     lease_json,
-    question,
+    parse_plan_request,
+    plan_json,
 )
 from leasehold.balancer.actions import (
     Action,
@@ -51,7 +51,7 @@ WHOLE: dict[str, Any] = {
 
 
 def asked(document: object) -> dict[str, Any]:
-    return answer(json.dumps(document).encode())
+    return plan_json(json.dumps(document).encode())
 
 
 def test_the_example_of_the_help_is_true() -> None:
@@ -245,12 +245,12 @@ def test_no_bytes_end_in_a_traceback(text: bytes) -> None:
 def test_hostile_documents_are_refused(text: bytes) -> None:
     """Deep nesting, endless numbers, duplicate fields and invalid text are bad input, not bugs."""
     with pytest.raises(BadJsonField):
-        answer(text)
+        plan_json(text)
 
 
 def _answered_or_refused(text: bytes) -> None:
     try:
-        told = answer(text)
+        told = plan_json(text)
     except BadJsonField as refused:
         said = str(refused)
     else:
@@ -290,7 +290,7 @@ def test_a_written_answer_is_read_as_it_was(table: tuple[Lease, ...], me: Me) ->
         "leases": [lease_json(lease) for lease in table],
         "me": {"worker": me.worker, "turn": me.turn, "history": _finite(history)},
     }
-    asked = question(json.dumps(document).encode())
+    asked = parse_plan_request(json.dumps(document).encode())
     assert (asked.leases, asked.me) == (table, me)
 
 
@@ -324,18 +324,18 @@ def test_a_listing_of_leases_is_a_question_with_a_worker() -> None:
     """A pipe connects the two commands without a script in between."""
     listing = {"at": 1.5, "leases": [LEASE | {"owner": None, "idle": None}], "malformed": [], "trouble": "slow"}
     text = json.dumps(listing).encode()
-    assert [each["do"] for each in answer(text, "b-1")["actions"]] == ["claim"]
+    assert [each["do"] for each in plan_json(text, "b-1")["actions"]] == ["claim"]
     for document, worker, complaint in (
         (listing, None, "me: is missing"),
-        (listing | {"me": {"worker": "c"}}, "b-1", "me: the document says"),
+        (listing | {"me": {"worker": "c"}}, "b-1", "me: the document names"),
         (listing, "", '--worker: "" is not a name'),
     ):
         with pytest.raises(BadJsonField, match=complaint):
-            answer(json.dumps(document).encode(), worker)
+            plan_json(json.dumps(document).encode(), worker)
 
 
 def test_a_document_of_a_thousand_levels_is_refused_at_its_place() -> None:
     """A document that could just be parsed was too deep to be shown, and caused a traceback."""
     for levels in range(900, 1000):
         with pytest.raises(BadJsonField, match=r"leases.*is not|recursion"):
-            answer(b'{"leases":' + b"[" * levels + b"]" * levels + b"}")
+            plan_json(b'{"leases":' + b"[" * levels + b"]" * levels + b"}")

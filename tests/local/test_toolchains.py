@@ -157,7 +157,7 @@ def test_the_wheel_of_java_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_absent_module_is_not_asked_for(tmp_path: Path) -> None:
     """The wrapper drops Spark's `--add-modules` of a module that the trimmed Java lacks."""
-    home = java._wrapped(_java(tmp_path / "a runtime", "25"))  # noqa: SLF001  the wrapper is what is tested
+    home = java._wrap_java(_java(tmp_path / "a runtime", "25"))  # noqa: SLF001  the wrapper is what is tested
     words = ("-cp", "a b", "--add-modules=jdk.incubator.vector", "-Dx=$HOME", "")
     done = subprocess.run([home / "bin" / "java", *words], capture_output=True, text=True, check=True)
     assert done.stdout == "<-cp><a b><-Dx=$HOME><>"

@@ -67,7 +67,7 @@ def put_both_ways(ground: Ground, name: str, count: int) -> list[str]:
     for upper, aggregate in packed.items():
         ground.kinesis.put_record(
             StreamName=ground.stream,
-            Data=aggregate.sealed(),
+            Data=aggregate.encode(),
             PartitionKey="a",
             ExplicitHashKey=str(2**128 - 1 if upper else 0),
         )

@@ -8,9 +8,7 @@ import pytest
 import reasons
 from reasons import ROOT, Reason, seen, status
 
-GOOD = Reason(
-    "room", "a room has a name", "tests/mutation/reasons.py", "SECONDS = 300.0", "SECONDS = 0.0", untested="x"
-)
+GOOD = Reason("room", "a room has a name", "lab/mutation/reasons.py", "SECONDS = 300.0", "SECONDS = 0.0", untested="x")
 
 
 def test_each_listed_reason_has_its_place_and_its_tests() -> None:
@@ -53,6 +51,6 @@ def test_a_change_is_seen_only_if_a_test_fails(tmp_path: Path, monkeypatch: pyte
 
 def test_the_script_checks_a_room_without_planting() -> None:
     """A room that is not listed is an error."""
-    script = (sys.executable, "tests/mutation/reasons.py", "--check", "--only")
+    script = (sys.executable, "lab/mutation/reasons.py", "--check", "--only")
     assert subprocess.run((*script, "aws_calls"), cwd=ROOT, check=False, capture_output=True).returncode == 0
     assert subprocess.run((*script, "nowhere"), cwd=ROOT, check=False, capture_output=True).returncode != 0

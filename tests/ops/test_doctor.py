@@ -10,7 +10,7 @@ from botocore.exceptions import ClientError
 from typer.testing import CliRunner
 
 from leasehold.adapters.cli.steer.doctor import app
-from leasehold.adapters.inputs import paced
+from leasehold.adapters.inputs import with_hub_times
 from leasehold.adapters.ops.doctor import examination
 from leasehold.adapters.ops.doctor.attempts import (
     Absent,
@@ -280,9 +280,9 @@ def test_streams_beside_ours_are_no_fault_and_another_hub_is() -> None:
 def test_the_clock_is_compared_with_the_date_of_an_answer(ours: float, ahead: float) -> None:
     """A clock that is far off is reported, because services reject requests signed at another time."""
     clock = ServiceClock(lambda: ours)
-    clock.heard(SimpleNamespace(headers={}))
+    clock.read_date_header(SimpleNamespace(headers={}))
     assert clock_finding("x", clock.ahead).state == "unknown"
-    clock.heard(SimpleNamespace(headers={"date": "Thu, 01 Jan 1970 00:16:40 GMT"}), parsed={})
+    clock.read_date_header(SimpleNamespace(headers={"date": "Thu, 01 Jan 1970 00:16:40 GMT"}), parsed={})
     assert clock.ahead == ahead
     assert clock_finding("x", clock.ahead).state == ("ok" if abs(ahead) < 60 else "wrong")
 
@@ -291,7 +291,7 @@ def test_the_gap_is_a_lease_and_a_look() -> None:
     """The report gives the seconds that fleets really need."""
     assert gap_seconds(Config(Kcl(), lease_seconds=10, cycle_seconds=5)) == 15
     assert gap_seconds(Config(lease_seconds=10, cycle_seconds=5)) == 15.5
-    assert gap_seconds(paced(Config(), ())) == 1.05 * 120 + 30
+    assert gap_seconds(with_hub_times(Config(), ())) == 1.05 * 120 + 30
 
 
 @pytest.mark.parametrize(

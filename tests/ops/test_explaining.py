@@ -12,7 +12,7 @@ from leasehold.adapters.cli.steer.explain import app
 from leasehold.adapters.consumer.status import Status
 from leasehold.adapters.ops import explaining
 from leasehold.adapters.ops.explaining import SENTENCES, plans, rules_of, story
-from leasehold.adapters.report.watching import WatchedTable, shares, watched
+from leasehold.adapters.ops.watching import WatchedTable, shares, watch_for
 from leasehold.adapters.worker.progress import NOTE, Progress
 from leasehold.balancer.actions import Claim, Steal
 from leasehold.balancer.config import Config
@@ -135,7 +135,7 @@ def test_watching_tells_the_living_from_the_dead() -> None:
         now[0] += seconds
         rows.append(done(store.write(RenewLease(rows[-1]))))
 
-    seen = watched(store, 12.0, 10.0, lambda: now[0], wait)
+    seen = watch_for(store, 12.0, 10.0, lambda: now[0], wait)
     assert [lease.idle for lease in seen.leases] == [0.0, 12.0]
     assert (seen.seconds, dead.owner) == (12.0, "b")
 
@@ -168,7 +168,7 @@ def test_the_command_tells_a_worker_and_a_lease(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "says"),
     [
-        (["memory://nowhere-to-be-seen"], 2, "is seen by the process that made it alone"),
+        (["memory://nowhere-to-be-seen"], 2, "exists only in the process that created it"),
         (["sqlite://{}/none.db"], 1, "there is no file"),
         (["sqlite://{}/none.db", "--rules", "kc"], 2, "rules"),
         (["sqlite://{}/none.db", "--worker", "a", "--lease", "b"], 2, "choose one of them"),
@@ -187,7 +187,7 @@ def test_the_rule_that_names_a_lease_explains_its_move_before_one_that_robs_its_
     """A dead worker's lease must not be called stolen because its new owner would also have stolen from a live one."""
     lease, other = held("s-0", "a"), held("s-1", "a")
     robs, names = Steal(other, "a", "M6"), Claim(lease, "M5")
-    rule = explaining._rule  # noqa: SLF001  a moment in which a worker would do both is hard to come by
+    rule = explaining._likely_rule  # noqa: SLF001  a moment in which a worker would do both is hard to come by
     assert [rule(lease, (robs,), (names,)), rule(lease, (robs,), ()), rule(lease, (), ())] == ["M5", "M6", ""]
 
 
@@ -236,7 +236,7 @@ TOLD = Progress(
 def test_the_story_says_why_a_lease_is_not_read(reach: Progress | None, lines: tuple[str, ...]) -> None:
     """Besides the owner, the user learns that nothing is being read, since when, and why."""
     row = evolve(FLEET[0], annotations=FLEET[0].annotations + (() if reach is None else ((NOTE, reach.note),)))
-    status = Status("STALLED", "it has stood for 61 s: asked to slow down")
+    status = Status("STALLED", "it has not moved for 61 s: asked to slow down")
     now = evolve(table(row, *FLEET[1:]), at=NOW, statuses={"s-0": status})
     tale = story(now, CONFIG, row, plans(now, CONFIG))
     assert (tale.reading, tale.status) == (lines, status)
@@ -260,7 +260,7 @@ def test_a_group_that_is_uneven_for_its_loads_is_explained_by_them() -> None:
     )
     assert rules_of((a, b)) == {"M13": SENTENCES["M13"]}
     should = story(now, CONFIG, light[0], (a, b)).should
-    assert should == f"b: {b.rest.removeprefix('nothing: it ')}, where its share is 4"
+    assert should == f"b: {b.idle_reason.removeprefix('nothing: it ')}, where its share is 4"
     # M13 does not apply without measurements, or under rules that use counts.
     assert [each.loads for each in plans(table(*FLEET), CONFIG)] == [None, None]
     assert [each.loads for each in plans(now, Config(Kcl()))] == [None, None]

@@ -5,7 +5,7 @@ from functools import cache
 import pytest
 
 from leasehold.adapters.ops.serving.watcher import FleetRecord, TableWatcher
-from leasehold.adapters.report.watching import SeenMove
+from leasehold.adapters.ops.watching import SeenMove
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import Lease
 from leasehold.balancer.rule_set import RuleSet

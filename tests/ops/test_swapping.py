@@ -10,8 +10,8 @@ import pytest
 from attrs import evolve
 from typer.testing import CliRunner
 
-from leasehold.adapters.cli.common.columns import plain
-from leasehold.adapters.cli.lease_tables import below, cells
+from leasehold.adapters.cli.common.columns import plain_text
+from leasehold.adapters.cli.lease_tables import table_cells, totals_and_problems
 from leasehold.adapters.cli.leases import app as leases_command
 from leasehold.adapters.cli.steer.explain import app as explain
 from leasehold.adapters.cli.steer.swap import app as swap
@@ -27,7 +27,7 @@ from leasehold.adapters.ops.swapping import (
     set_direction,
     wait_until_known,
 )
-from leasehold.adapters.report.watching import TableWatch, picture
+from leasehold.adapters.ops.watching import TableWatch, picture
 from leasehold.adapters.worker.scheduler import Unread
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
@@ -224,7 +224,7 @@ def test_the_control_row_is_no_lease(tables: tuple[Store, Store]) -> None:
 
 @pytest.mark.parametrize(
     ("to", "why"),
-    [("sqlite://leases.db", "it is the store that the leases are in"), ("file:///b.jsonl", "file:// is a backup")],
+    [("sqlite://leases.db", "it is the store that already has the leases"), ("file:///b.jsonl", "file:// is a backup")],
 )
 def test_a_to_that_cannot_be_is_refused(to: str, why: str) -> None:
     """The leases must not be moved onto themselves, or into a file that cannot be shared."""
@@ -264,9 +264,9 @@ def test_a_look_at_both_tables_says_where_each_lease_is(half_way: tuple[str, str
         [f"swap: {says}"],
     )
     assert [worker["worker"] for worker in shown["workers"]] == ["ann"]
-    total, wrong = below(table)
+    total, wrong = totals_and_problems(table)
     assert (total.endswith(f"; swap of {says}"), [line for line in wrong if "swap" in line]) == (True, [])
-    header, *rows = plain(cells(table, None, full=True)).splitlines()
+    header, *rows = plain_text(table_cells(table, None, full=True)).splitlines()
     assert header.split()[-1] == "TABLE"
     assert rows[0].endswith(" TO")
 
@@ -295,7 +295,7 @@ def test_serve_shows_both_tables_of_a_swap(half_way: tuple[str, str]) -> None:
 def test_explain_says_of_one_table_that_a_swap_is_under_way(half_way: tuple[str, str], side: int) -> None:
     """The command does not explain what an owner named moved:ann does next."""
     told = CliRunner().invoke(explain, [half_way[side], "--for", "0"])
-    signs = ("2 leases went on in another table", "a swap into this table is not over")
+    signs = ("2 leases have moved or are moving", "a swap into this table is not over")
     assert (told.exit_code, signs[side] in told.stdout) == (0, True)
     both = CliRunner().invoke(explain, [half_way[FROM], "--to", half_way[TO], "--for", "0"])
     assert (both.exit_code, both.stdout.count("moved:")) == (0, 0)
@@ -322,7 +322,7 @@ def test_tables_between_which_no_swap_is_under_way_are_not_shown_as_one(
         open_for_reading(half_way[FROM], other)
     with pytest.raises(StoreError, match="is the goal of a swap from"):
         open_for_reading(other, half_way[TO])
-    with pytest.raises(ValueError, match="--to: it is the store that the leases are in"):
+    with pytest.raises(ValueError, match="--to: it is the store that already has the leases"):
         open_for_reading(half_way[TO], half_way[TO])
 
 

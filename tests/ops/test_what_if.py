@@ -7,7 +7,7 @@ import pytest
 from attrs import evolve
 from typer.testing import CliRunner
 
-from leasehold.adapters.report.watching import WatchedTable
+from leasehold.adapters.ops.watching import WatchedTable
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import History, Lease
 from leasehold.stores.embedded.sqlite import SqliteStore

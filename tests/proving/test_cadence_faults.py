@@ -81,7 +81,7 @@ def longest_unowned(history: SimulatedHistory) -> float:
     return max(unowned(history, END, CRASH).values())
 
 
-def test_a_lookout_that_renews_and_plans_no_more_is_stood_in_for_until_it_looks_again() -> None:
+def test_stand_in_replaces_stuck_lookout_until_it_reads_again() -> None:
     """A stand-in keeps the role until the stuck lookout looks again, so the fleet always gets calls."""
     history = lived(Story(ORDINARY, stuck=LOOKOUT))
     waited = [each for each in unowned(history, END, CRASH).values() if each > CONFIG.lease_seconds / 2]
@@ -95,22 +95,22 @@ def sound(name: str) -> SimulatedHistory:
 
 
 @pytest.mark.parametrize("name", STORIES)
-def test_a_sound_fleet_owns_everything_again_in_time(name: str) -> None:
-    """The planted faults prove something only if a sound fleet passes, and the limit is what users are promised."""
+def test_fleet_without_faults_owns_all_leases_in_time(name: str) -> None:
+    """After a death, a fleet without planted faults owns all leases again within the limit that users are promised."""
     assert longest_unowned(sound(name)) <= OWNED_AGAIN_SECONDS
     assert judge(sound(name), Limits(dict.fromkeys(WORKERS, 10.0), settled=END - 5.0)) == ()
 
 
-def test_a_lookout_for_whom_nobody_stands_in_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """C8: The death is noticed only by the listing that each worker makes for itself."""
+def test_lookout_without_stand_in_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C8: Without stand-ins, the death is noticed only by the listings that each worker makes by itself."""
     monkeypatch.setattr(ranks, "SILENT_SECONDS", math.inf)
     monkeypatch.setattr(ranks, "EARLY_SECONDS", math.inf)
     assert longest_unowned(lived(STORIES["the lookout dies"])) > OWNED_AGAIN_SECONDS
 
 
 @pytest.mark.more
-def test_a_lookout_that_calls_nobody_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """C6: What it freed would wait for C11."""
+def test_lookout_without_calls_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C6: Without calls, the leases that the lookout freed wait for the last resort (C11)."""
     said = cadence._next_bulletin  # noqa: SLF001  the fault is planted there
 
     def mute(actions: object, leases: object, census: Census, me: Me, config: Config) -> Annotations:
@@ -124,8 +124,8 @@ def test_a_lookout_that_calls_nobody_is_late(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.more
-def test_reaping_the_living_makes_two_holders(monkeypatch: pytest.MonkeyPatch) -> None:
-    """C6: A lease freed too early has been claimed while its owner still reads."""
+def test_early_freeing_causes_two_holders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C6: If a lease is freed too early, it is claimed while its owner still reads the shard."""
 
     def early(_census: Census, leases: Sequence[Lease], me: Me, *_: object) -> tuple[Release, ...]:
         return tuple(
@@ -139,8 +139,8 @@ def test_reaping_the_living_makes_two_holders(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.more
-def test_a_fleet_of_lookouts_reads_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
-    """C3: The test notices a fleet in which every worker takes itself for the lookout."""
+def test_fleet_of_lookouts_reads_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    """C3: If every worker acts as the lookout, the number of reads exceeds the limit."""
     name = "an ordinary worker dies"
     bill = sound(name).scanned  # read before the fault is planted, because this may be the first call
     monkeypatch.setattr(LookoutRanks, "on_duty", lambda *_: True)
@@ -152,15 +152,15 @@ def test_a_fleet_of_lookouts_reads_too_much(monkeypatch: pytest.MonkeyPatch) -> 
     "story", ["an ordinary worker dies", "the lookout dies", "a new lookout comes, and somebody dies"]
 )
 @pytest.mark.parametrize("every", [2, pytest.param(3, marks=pytest.mark.more)])
-def test_beside_an_earlier_version_everything_is_owned_again_in_time(story: str, every: int) -> None:
-    """C6: Workers that know no calls read the counts, and so do all workers if the lookout knows no calls."""
+def test_mixed_versions_own_all_leases_in_time(story: str, every: int) -> None:
+    """C6: Workers of earlier versions read the counters, and so do all workers if the lookout writes no calls."""
     history = lived(STORIES[story], earlier=WORKERS[::every])
     assert longest_unowned(history) <= OWNED_AGAIN_SECONDS
     assert judge(history, Limits(dict.fromkeys(WORKERS, 10.0), settled=END - 5.0)) == ()
 
 
-def test_one_event_costs_few_listings() -> None:
-    """C6, C7: One event causes few listings, so work does not grow with the square of the fleet."""
+def test_one_event_causes_few_listings() -> None:
+    """C6, C7: One event causes few listings, however large the fleet is."""
     history = sound("an ordinary worker dies")
     within = [ended for _, ended, _ in history.listings if CRASH <= ended < CRASH + 30.0]
     assert len(within) <= 10 + 8, "ten at rest"
@@ -173,7 +173,7 @@ def test_one_event_costs_few_listings() -> None:
 @pytest.mark.parametrize("seconds", [8.0, 15.0, 60.0])
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.more)])
 def test_an_outage_of_the_store_moves_no_lease(seconds: float, seed: int) -> None:
-    """The first workers to come back do not free or take what the others had no chance to renew yet."""
+    """After an outage of the store, no lease is freed or taken before its owner could renew it."""
     draw = random.Random(seed)  # noqa: S311  a seed is the point
     members = [Member(name, CONFIG, starts=draw.uniform(0.0, 1.0), phase=draw.uniform(0.0, 20.0)) for name in WORKERS]
     away, end = Nap(CRASH, seconds), CRASH + seconds + 60.0

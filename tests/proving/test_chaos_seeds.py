@@ -29,20 +29,20 @@ def test_the_judge_has_nothing_to_say(chunk: int) -> None:
     assert _said(range(chunk * CHUNK, (chunk + 1) * CHUNK)) == {}
 
 
-def test_consumers_that_acknowledge_late_at_random_and_never_are_among_the_fleets() -> None:
-    """Handlers that checkpoint by themselves lose nothing that they have not acknowledged."""
+def test_fleets_include_all_ways_of_acknowledging() -> None:
+    """Handlers that write checkpoints themselves are among the fleets, and lose no unacknowledged record."""
     kinds = {trial(seed).scenario.acknowledges for seed in range(25)}
     assert kinds == {"return", "late", "random", "never"}
 
 
-def test_streams_without_hash_ranges_are_among_the_fleets() -> None:
-    """Shards that are found by their parents alone, as in a table's stream, are tested under faults too."""
+def test_fleets_include_streams_without_hash_ranges() -> None:
+    """Streams like those of DynamoDB tables, whose shards have only parents, are among the fleets."""
     assert {trial(seed).scenario.ranged for seed in range(25)} == {True, False}
 
 
 @pytest.mark.more
-def test_a_worker_that_joins_after_rows_were_deleted_skips_no_record() -> None:
-    """A worker that starts after a table was emptied begins where others have already read."""
+def test_joiner_after_deleted_rows_skips_no_record() -> None:
+    """A worker that starts after a table was emptied skips no record that others have not read."""
     assert _said(JOINED) == {}
 
 

@@ -33,8 +33,8 @@ CASES = [
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", CASES)
-def test_every_interleaving_ends_well_or_as_known(case: Case) -> None:
-    """There is no livelock, no ignored lease and no unbalanced rest beyond the known ones; the table is current."""
+def test_every_interleaving_has_only_known_faults(case: Case) -> None:
+    """There is no livelock, no ignored lease and no uneven rest except the known ones, and the page is current."""
     verdict = judge(case)
     assert surprises((case,), (verdict,)) == []
     row = page_of((verdict,), "").splitlines()[-1]
@@ -43,8 +43,8 @@ def test_every_interleaving_ends_well_or_as_known(case: Case) -> None:
 
 
 @pytest.mark.more
-def test_shares_that_follow_the_moves_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The planted fault: extras go to the worker that holds least, so that each move changes the shares."""
+def test_shares_that_change_with_moves_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted fault gives the extra leases to the worker with the fewest, so each move changes the shares."""
 
     def fickle(counts: dict[str, int], _floor: int, extras: int, _groups: None) -> frozenset[str]:
         return frozenset(sorted(counts, key=lambda worker: (counts[worker], worker))[:extras])
@@ -53,8 +53,8 @@ def test_shares_that_follow_the_moves_are_caught(monkeypatch: pytest.MonkeyPatch
     assert "livelock" in faults_of(Case("fickle", FleetModel(4, ("a", "b", "c"), (OURS,) * 3)))
 
 
-def test_missing_patience_is_caught() -> None:
-    """The planted fault: waiting forever for a worker that renews and never plans (M9)."""
+def test_missing_patience_is_detected() -> None:
+    """The planted fault waits forever for a worker that renews but never plans (M9)."""
     patient = evolve(OURS, rules=Minimal(patience=10**9))
     assert faults_of(Case("patient", FleetModel(5, ("x-0", "y-1", "x-2"), (patient, None, patient)))) == {
         "unowned",

@@ -94,7 +94,7 @@ def longest_unread(history: SimulatedHistory, since: float = SINCE, until: float
 @pytest.mark.parametrize("shards", [2, *(pytest.param(many, marks=pytest.mark.more) for many in (1, 5))])
 @pytest.mark.parametrize("from_the_start", [True, False])
 @pytest.mark.parametrize("gives_up_seconds", [pytest.param(5.0, marks=pytest.mark.more), math.inf])
-def test_no_shard_waits_longer_than_two_lease_times_for_a_worker_whose_stream_is_silent(
+def test_shard_of_a_worker_without_stream_is_read_within_two_lease_times(
     layout: str, rules: str, shards: int, *, from_the_start: bool, gives_up_seconds: float
 ) -> None:
     """Its calls time out, or never return. Four lease times if no other worker is known to read the stream."""
@@ -124,7 +124,7 @@ def released(history: SimulatedHistory, since: float = SINCE) -> list[tuple[str,
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("rules", CONFIGS)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_in_an_outage_of_the_stream_workers_keep_their_leases(layout: str, rules: str) -> None:
+def test_workers_keep_their_leases_in_an_outage_of_the_stream(layout: str, rules: str) -> None:
     """If others get no response either, a release helps no shard. After the outage each is read at once.
 
     Where the layout has no annotations, others may be idle, so each worker releases one lease now and then.
@@ -145,7 +145,7 @@ def test_in_an_outage_of_the_stream_workers_keep_their_leases(layout: str, rules
     assert longest_unread(history, SINCE + seconds) <= rest
 
 
-def test_a_worker_that_is_alone_tries_one_lease_at_a_time() -> None:
+def test_single_worker_releases_one_lease_at_a_time() -> None:
     """It cannot know whether it is alone: another worker may be idle. The waits between two trials grow."""
     history = history_of(CONFIGS["minimal"], shards=3, since=0.0, well=0)
     times = [at - SINCE for _, _, at in released(history)]
@@ -153,15 +153,15 @@ def test_a_worker_that_is_alone_tries_one_lease_at_a_time() -> None:
     assert all(later - earlier >= 4 * LEASE_SECONDS for earlier, later in pairwise(times))
 
 
-def test_a_worker_whose_stream_responds_again_takes_its_share() -> None:
+def test_worker_whose_stream_recovers_takes_its_share() -> None:
     """The rest ends, and a response shortens the next one."""
     history = history_of(CONFIGS["minimal"], shards=4, since=0.0, seconds=40.0)
     owners = {write.key: write.after.owner for write in history.writes if write.done and write.after is not None}
     assert [*owners.values()].count(SICK) == 2
 
 
-def test_a_drain_does_not_wait_for_a_call_of_the_stream_that_never_returns() -> None:
-    """The lease is released without its reader."""
+def test_drain_does_not_wait_for_a_hanging_stream_call() -> None:
+    """A drain releases a lease although a call to the stream never returns."""
     member = Member(
         SICK, CONFIGS["minimal"], ends=70.0, ending="leave", deaf=(Nap(SINCE, math.inf),), gives_up_seconds=math.inf
     )
@@ -203,7 +203,7 @@ def lone_history(
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("from_the_start", [pytest.param(True, marks=pytest.mark.more), False])
 @pytest.mark.parametrize("gives_up_seconds", [0.0, pytest.param(5.0, marks=pytest.mark.more)])
-def test_no_shard_waits_for_a_worker_that_gets_no_response_about_it_alone(
+def test_shard_without_responses_moves_to_another_worker(
     layout: str, rules: str, *, from_the_start: bool, gives_up_seconds: float
 ) -> None:
     """Its calls are refused or time out, while other shards respond. A shard that was never read waits longer."""
@@ -219,7 +219,7 @@ def test_no_shard_waits_for_a_worker_that_gets_no_response_about_it_alone(
 @pytest.mark.parametrize(
     "layout", [pytest.param(name, marks=pytest.mark.more) if name != "rows" else name for name in LAYOUTS]
 )
-def test_a_shard_that_responds_to_no_worker_moves_seldom_and_is_read_at_once_afterwards(layout: str) -> None:
+def test_shard_that_responds_to_no_worker_moves_seldom(layout: str) -> None:
     """Each worker keeps it for longer every time, and moves no other lease because of it."""
     history = lone_history(
         CONFIGS["minimal"], LAYOUTS[layout], since=20.0, lasting=200.0, seconds=SECONDS + 40.0, deaf=(SICK, WELL)

@@ -22,13 +22,13 @@ CHUNKS = [range(8), *(pytest.param(range(at, at + CHUNK), marks=pytest.mark.more
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seeds", CHUNKS, ids=str)
-def test_each_history_is_the_stored_one(seeds: range) -> None:
-    """No write, record or incident of a simulated fleet changes unnoticed."""
+def test_histories_match_the_stored_digests(seeds: range) -> None:
+    """All writes, records and incidents of the simulated fleets are those of the stored digests."""
     expected = read_digests(STORED)
     assert dict(zip(seeds, digests_of(seeds), strict=True)) == {seed: expected[seed] for seed in seeds}
 
 
-def test_consecutive_seeds_have_every_layout_and_every_kind_of_consumer() -> None:
+def test_seeds_cover_all_layouts_and_consumers() -> None:
     """All stores, both kinds of handlers and their paces occur among the stored digests."""
     scenarios = [scenario_of(seed) for seed in range(digests.SEEDS)]
     assert {(scenario.sessions, bool(scenario.swaps)) for scenario in scenarios} == {
@@ -42,7 +42,7 @@ def test_consecutive_seeds_have_every_layout_and_every_kind_of_consumer() -> Non
 
 
 @pytest.mark.slow
-def test_one_event_less_is_another_digest_and_is_named() -> None:
+def test_missing_event_changes_the_digest_and_is_named() -> None:
     """A difference is reported with the event at which it begins."""
     with unlogged():
         history = run(scenario_of(0))
@@ -55,7 +55,7 @@ def test_one_event_less_is_another_digest_and_is_named() -> None:
 
 
 @pytest.mark.slow
-def test_a_field_that_differs_is_another_digest() -> None:
+def test_every_field_changes_the_digest() -> None:
     """Digests contain every field of every event."""
     with unlogged():
         history = run(scenario_of(0))

@@ -105,10 +105,8 @@ def gaps(history: SimulatedHistory) -> list[str]:
 @pytest.mark.parametrize("newcomer", [None, 0.3, 2.0, 9.0])
 @pytest.mark.parametrize("lease_seconds", [LEASE, 3.0])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_drain_of_slow_batches_costs_no_record_twice_and_no_expiry(
-    seed: int, newcomer: float | None, lease_seconds: float
-) -> None:
-    """Renewals continue during a drain, so no lease expires under the batch that is being finished."""
+def test_drain_of_slow_batches_repeats_no_record(seed: int, newcomer: float | None, lease_seconds: float) -> None:
+    """Renewals continue during a drain, so no lease expires while a batch is finished, and no record is repeated."""
     config = Config(lease_seconds=lease_seconds, initial_position=TRIM_HORIZON)
     history = drained(seed, newcomer=newcomer, config=config)
     limits = Limits(dict.fromkeys((LEAVER, PEER, NEWCOMER), lease_seconds), settled=history.end - 20.0)
@@ -120,16 +118,16 @@ def test_a_drain_of_slow_batches_costs_no_record_twice_and_no_expiry(
 
 @pytest.mark.parametrize("handling", [0.1, 0.9 * LEASE, 2.9 * LEASE])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_drain_renews_what_it_holds_until_it_lets_go(seed: int, handling: float) -> None:
-    """No other worker is there to see that the lease has expired; the shard would be handled twice a cycle later."""
+def test_drain_renews_leases_until_their_release(seed: int, handling: float) -> None:
+    """A draining worker renews its leases until it releases them, even if no other worker is present."""
     history = drained(seed, handling=handling, shards=5, peers=False)
     assert (gaps(history), twice(history), expiries(history)) == ([], [], [])
 
 
 @pytest.mark.parametrize("drain_seconds", [5.0, 12.0, 25.0])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_lease_that_a_drain_cannot_finish_is_held_until_its_time_is_over(seed: int, drain_seconds: float) -> None:
-    """Other workers do not begin on a shard whose handler is still at work and has time left to finish."""
+def test_unfinished_lease_is_held_until_the_drain_ends(seed: int, drain_seconds: float) -> None:
+    """A lease whose handler is still running is held for as long as the drain may take."""
     history = drained(seed, handling=60.0, shards=6, drain_seconds=drain_seconds)
     (stop,) = (each.t for each in history.incidents if each.what == "leave")
     (gone,) = (each.t for each in history.incidents if each.what == "gone")

@@ -22,8 +22,8 @@ def _quiet() -> Iterator[None]:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("first", [0, pytest.param(EACH // 2, marks=pytest.mark.more)])
 @pytest.mark.parametrize("place", range(len(STORIES)), ids=[story.name for story in STORIES])
-def test_no_single_fault_does_harm(place: int, first: int) -> None:
-    """Whatever way one call fails in, no record is lost, and every shard keeps a reader."""
+def test_single_fault_loses_no_record(place: int, first: int) -> None:
+    """If any single call fails in any way, no record is lost, and every shard keeps a reader."""
     asked = [(place, mishap) for mishap in call_faults(STORIES[place])]
     assert len(asked) > 40
     asked = asked[(place + first) % EACH :: EACH]
@@ -32,15 +32,15 @@ def test_no_single_fault_does_harm(place: int, first: int) -> None:
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("story", STORIES, ids=[story.name for story in STORIES])
-def test_what_is_planned_leaves_no_shard_unread(story: CallStory) -> None:
-    """A start, a drain or a split does not wait for the next read of the whole table."""
+def test_planned_events_leave_no_shard_unread(story: CallStory) -> None:
+    """After a start, a drain or a split, shards are read without waiting for a listing of the table."""
     expiry = CONFIG.lease_seconds if "dead" in story.scenario.owners else 0.0
     found = unread(undisturbed(story), CALM, due=True)
     assert {shard: seconds for shard, seconds in found.items() if seconds > expiry + 3.0} == {}
 
 
-def test_the_stories_make_every_call_there_is() -> None:
-    """Every call that exists is tried with faults."""
+def test_stories_include_every_call() -> None:
+    """The scenarios together make every kind of call that exists."""
     called = {call.what for story in STORIES for call in told(story).calls}
     assert called >= {f"source.{name}" for name in ("shards", "latest", "open")} | {"reader.read", "reader.close"}
     assert called >= {"handler", "dead letter", "final checkpoint", "observer", "measure"}

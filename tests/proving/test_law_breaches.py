@@ -97,15 +97,15 @@ PLANTED: dict[str, tuple[Law, Planner, str]] = {
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", PLANTED)
-def test_a_planted_fault_is_found_and_named(name: str) -> None:
-    """Each law is broken by a fault made for it, so it does not accept every rule set."""
+def test_planted_fault_is_found_and_named(name: str) -> None:
+    """Each law finds the fault that was made to break it, and names the breach."""
     law, planner, words = PLANTED[name]
     with pytest.raises(LawBroken, match=words):
         law.check(planner, Kcl(), examples=2000)  # with 100 examples, none shows it once in a few hundred runs
 
 
-def test_a_planner_that_fails_on_one_row_is_found() -> None:
-    """Workers with such a planner stop renewing all leases because of one row."""
+def test_planner_that_fails_on_one_row_is_found() -> None:
+    """A planner that raises an exception for one row breaks a law."""
 
     def stumbling(actions: Actions, table: list[Lease], _me: Me) -> Actions:
         return tuple(action for action in actions if not any(1 // len(lease.parents) for lease in table if lease.ended))
@@ -115,14 +115,14 @@ def test_a_planner_that_fails_on_one_row_is_found() -> None:
 
 
 def test_every_law_has_a_planted_fault() -> None:
-    """A new law needs a planted fault that breaks it."""
+    """Every law has a planted fault that breaks it."""
     assert {law for law, *_ in PLANTED.values()} == {*laws.LAWS, laws.equal_readings_make_disjoint_plans} - {
         laws.every_table_gives_a_plan
     }
 
 
-def test_a_case_is_told_as_python() -> None:
-    """A failure prints code that can be pasted into a test."""
+def test_case_is_shown_as_python_code() -> None:
+    """A failure contains the case as code that can be pasted into a test."""
     lease = Lease("s-0", owner="b", checkpoint=SHARD_END, parents=("s-9",))
     scene = Scene(
         (lease, Lease("s-1", checkpoint=Position("7", 2), idle=float("inf"))), None, Me("a", 2), Config(Kcl())
@@ -133,7 +133,7 @@ def test_a_case_is_told_as_python() -> None:
     )
 
 
-def test_a_round_trip_is_no_rest() -> None:
+def test_lease_that_moves_in_a_circle_is_not_at_rest() -> None:
     """A lease that moves through the whole fleet in each round ends where it began, yet it has moved."""
     fleet = SmallFleet(("a", "b", "c"), ("c",), Config(Kcl()))
     wander = but(lambda _actions, table, _me: (Steal(lease, lease.owner or "", "X") for lease in table))
@@ -141,8 +141,8 @@ def test_a_round_trip_is_no_rest() -> None:
         laws.comes_to_rest(wander, fleet)
 
 
-def test_a_handler_of_ones_own_is_given_every_record() -> None:
-    """A handler's test must not pass because nothing was handled."""
+def test_own_handler_receives_every_record() -> None:
+    """A user's handler is called with every record of the simulated stream."""
     seen: set[tuple[str, str]] = set()
 
     def handle(batch: object) -> None:
@@ -153,8 +153,8 @@ def test_a_handler_of_ones_own_is_given_every_record() -> None:
     assert seen == {(sent.key, str(sent.number)) for sent in run.history.sent}
 
 
-def test_a_handler_that_fails_for_ever_is_told_of() -> None:
-    """Records that are never handled are lost, whatever the rules do."""
+def test_handler_that_always_fails_is_reported() -> None:
+    """Records that a handler never finishes count as lost, whatever the rules are."""
 
     def refuse(_batch: object) -> None:
         raise ValueError("no")
@@ -163,7 +163,7 @@ def test_a_handler_that_fails_for_ever_is_told_of() -> None:
     assert {breach.what for breach in run.breaches} & {"lost", "unfinished", "held unread", "action at balance"}
 
 
-def test_the_same_seed_gives_the_same_chaos() -> None:
+def test_same_seed_gives_the_same_chaos() -> None:
     """A failing seed can be replayed."""
     first, second = chaos(Minimal(), seed=3), chaos(Minimal(), seed=3)
     assert first.history == second.history

@@ -9,8 +9,8 @@ from leasehold_lab.simulator.run import run
 from leasehold_lab.simulator.scenario import Member, Network, Scenario, group_of, rolling
 
 
-def test_who_was_there_before_the_run_lists_nothing_at_its_start() -> None:
-    """A thousand workers that each read ten thousand rows at once could not be simulated in time."""
+def test_present_workers_list_nothing_at_the_start() -> None:
+    """Workers that were present before the run start without listing the table."""
     names = group_of(0, 8)
     members = tuple(Member(name, Config(), present=True) for name in names)
     ended = Scenario(1, tuple(names) * 5, (evolve(members[0], ends=20.0), *members[1:]), 60.0, network=Network())
@@ -22,8 +22,8 @@ def test_who_was_there_before_the_run_lists_nothing_at_its_start() -> None:
     assert names[0] not in owners  # and other workers take them
 
 
-def test_a_fleet_that_is_replaced_in_turn_lists_no_more_than_one_of_kcl() -> None:
-    """Ten workers read one and a half times the rows, mostly to see what their own claims had already shown."""
+def test_rolling_replacement_lists_no_more_than_kcl() -> None:
+    """A fleet that is replaced in turn reads no more rows by listings than a fleet of KCL 2.x."""
     fleet = rolling(200, group_of(0, 10), Config(), gap=10.0, seed=1, cycles=3.0)
     listings = [began for began, _, _ in run(fleet.scenario).listings if began >= fleet.since]
     seconds = fleet.scenario.seconds - fleet.since

@@ -14,7 +14,7 @@ DATED = SimulationQuestion(80, (4, 20), kind="scale-out", pace="own", dated=True
 SLOW = Network(latency=(0.4, 0.5), stall=0.0, unanswered=0.0)
 
 
-def test_an_owner_that_is_asked_for_much_at_once_stays_alive() -> None:
+def test_owner_with_many_requests_renews_its_other_leases() -> None:
     """An owner renews its other leases while it gives many away."""
     fleet = scale_out(120, ("a-000",), group_of(1, 40), Config(), seed=1, start="together", cycles=2.0)
     history = run(evolve(fleet.scenario, network=SLOW))
@@ -29,7 +29,7 @@ def test_an_owner_that_is_asked_for_much_at_once_stays_alive() -> None:
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("seed", [1, 2])
-def test_joiners_wait_for_each_other_where_notes_are_not_free(seed: int) -> None:
-    """Early joiners do not take what later ones need; a third of the moves was in vain."""
+def test_joiners_wait_for_each_other_if_annotations_cost_requests(seed: int) -> None:
+    """Early joiners do not take leases that later joiners need, which saves a third of the moves."""
     found = answer(evolve(DATED, seed=seed))
     assert (found.moves, found.spread) == (found.moves_minimum, 1)

@@ -21,15 +21,15 @@ def changed_hands(leases: int, seconds: float = 40.0) -> int:
     return len([*changes(run(Scenario(1, names * leases, members, seconds, network=network)).writes)])
 
 
-def test_a_worker_renews_as_many_leases_at_a_time_as_the_store_is_slow(caplog: pytest.LogCaptureFixture) -> None:
-    """Live workers lost leases at rest because only ten were renewed at a time, however many there were."""
+def test_concurrent_renewals_grow_with_the_latency_of_the_store(caplog: pytest.LogCaptureFixture) -> None:
+    """A worker renews as many leases at the same time as needed, so none expires over a slow store."""
     with caplog.at_level(logging.WARNING, "leasehold.runner"):
         assert changed_hands(300) == 0
     assert not caplog.messages
 
 
-def test_a_worker_that_holds_more_than_it_can_renew_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    """The log explains why its leases go to other workers and come back."""
+def test_worker_with_too_many_leases_logs_it_once(caplog: pytest.LogCaptureFixture) -> None:
+    """The log explains once why leases expire if a worker cannot renew all of them in time."""
     with caplog.at_level(logging.WARNING, "leasehold.runner"):
         changed_hands(700, seconds=20.0)
     said = [text for text in caplog.messages if "renewals at a time are too few" in text]

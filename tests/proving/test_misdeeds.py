@@ -61,7 +61,7 @@ def poisoned(*more: CallableFault) -> RunHistory:
     return run(Scenario(1, owners, members, SECONDS, calm=100.0, reading=True, full=True, callable_faults=faults))
 
 
-def test_poison_is_buried_and_nothing_else_is() -> None:
+def test_only_poisonous_records_become_dead_letters() -> None:
     """Records next to a poisoned one are handled as usual, and no poisoned record is skipped."""
     history = poisoned()
     assert judge(history, LIMITS) == ()
@@ -77,21 +77,21 @@ def test_poison_is_buried_and_nothing_else_is() -> None:
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("what", HARMLESS)
-def test_both_laws_hold_whatever_a_dead_letter_does(what: Deviation) -> None:
+def test_both_laws_hold_whatever_a_dead_letter_sink_does(what: Deviation) -> None:
     """No checkpoint passes a record that reached neither its handler nor the dead letters."""
     history = poisoned(CallableFault(WORKERS[0], "dead letter", what, 40.0, 30.0))
     assert judge(history, LIMITS) == ()
     assert {event.process.partition("#")[0] for event in history.of_kinds("dead-lettered")} == set(WORKERS)
 
 
-def test_a_handler_that_hangs_for_long_is_told_as_unread() -> None:
-    """The judge notices a shard that stands still while its lease is renewed."""
+def test_hanging_handler_is_reported_as_unread() -> None:
+    """The judge reports a shard that is not read while its lease is renewed."""
     said = judge(told("handler", "hang", 100.0), LIMITS)
     assert {each.what for each in said} == {"held unread"}
 
 
-def test_a_checkpoint_past_what_is_finished_is_told() -> None:
-    """The judge notices a skipped record although the shard may be read again later."""
+def test_checkpoint_after_unfinished_record_is_reported() -> None:
+    """The judge reports a checkpoint after a record that no handler has finished."""
     before = Lease("s-0", owner="a-0", checkpoint=Position("100"))
     after = evolve(before, checkpoint=Position("102"))
     history = RunHistory()

@@ -29,20 +29,20 @@ def digests(hash_seed: str) -> list[str]:
     return done.stdout.split()
 
 
-def test_the_same_seed_leaves_the_same_trace_in_every_process() -> None:
+def test_same_seed_gives_the_same_history_in_every_process() -> None:
     """A failure that was found under a seed can be replayed."""
     here = [digest_of(seed) for seed in SEEDS]
     assert digests("1") == here
 
 
-def test_another_seed_leaves_another_trace() -> None:
-    """The seed really determines the run."""
+def test_another_seed_gives_another_history() -> None:
+    """The history of a run depends on its seed."""
     assert digest(run(SMALL)) != digest(run(evolve(SMALL, seed=12345)))
 
 
 @pytest.mark.parametrize("collects", [True, False])
-def test_a_run_leaves_the_collector_as_it_was(collects: bool) -> None:
-    """A simulation turns the garbage collector on again if it was on before."""
+def test_run_restores_the_garbage_collector(collects: bool) -> None:
+    """A run enables the garbage collector again if it was enabled before."""
     before = gc.isenabled()
     try:
         (gc.enable if collects else gc.disable)()
@@ -52,8 +52,8 @@ def test_a_run_leaves_the_collector_as_it_was(collects: bool) -> None:
         (gc.enable if before else gc.disable)()
 
 
-def test_a_run_leaves_nothing_behind() -> None:
-    """Memory and time per run stay constant over ten thousand fleets."""
+def test_run_leaves_no_objects_behind() -> None:
+    """The memory and the time of a run stay constant over many runs."""
     # Faults are logged, and pytest's captured log keeps references to the objects involved.
     calm = evolve(SMALL, calm=0.0)
 

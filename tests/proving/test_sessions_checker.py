@@ -11,7 +11,7 @@ from attrs import evolve
 from leasehold.stores.protocol import Done, Lost, Outcome
 from leasehold.stores.sessions import rows, store
 from leasehold.stores.sessions.group import Page, Ticket
-from leasehold.stores.sessions.rows import JoinedLease, LeaseRow, Session, SessionEntry, joined, session_fields
+from leasehold.stores.sessions.rows import JoinedLease, LeaseRow, Session, SessionEntry, join_lease, session_fields
 from leasehold.stores.sessions.store import SessionStore
 from leasehold.stores.writes import CheckpointLate
 from leasehold_lab.checker import sessions
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", sorted(settings()))
 def test_no_order_of_requests_breaks_a_law(name: str) -> None:
-    """A fleet never skips records, undoes what was answered Done, or reads a shard twice at a time."""
+    """In every order of requests, no record is skipped, no confirmed write is undone, and no shard has two readers."""
     explored = settings()[name].explore(4_000)
     assert [(one.law, one.trace) for one in explored.findings] == []
     assert explored.states >= 4_000 or explored.complete
@@ -59,7 +59,7 @@ def going_on_after_an_unknown_release(patched: pytest.MonkeyPatch) -> None:
         return real(self, row)
 
     real = SessionStore._put
-    patched.setattr(SessionStore, "_settled", lambda self, _joint: self._unsettled.clear() or True)
+    patched.setattr(SessionStore, "_is_settled", lambda self, _joint: self._unsettled.clear() or True)
     patched.setattr(SessionStore, "_put", put)
 
 
@@ -79,7 +79,7 @@ def freezing_by_a_stale_row(patched: pytest.MonkeyPatch) -> None:
         found = {}
         for key, row in self._read_rows(keys).items():
             stored = self._cells.read(store._session_row_names({row.session} - {""}))
-            found[key] = joined(row, *store._find_session(stored, row.session))
+            found[key] = join_lease(row, *store._find_session(stored, row.session))
         return found
 
     real = SessionStore._stop
@@ -288,15 +288,15 @@ PLANTS: dict[Plant, Callable[[], SessionModel]] = {
 
 @pytest.mark.more
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
-def test_nothing_is_found_where_nothing_is_planted(plant: Plant) -> None:
-    """A fault found there would be mistaken for the planted one."""
+def test_checker_finds_nothing_without_a_planted_fault(plant: Plant) -> None:
+    """The settings of the planted faults break no law by themselves."""
     assert PLANTS[plant]().explore(FOUND_WITHIN).findings == ()
 
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
-def test_an_order_that_loses_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The checker proves only what it is able to find."""
+def test_planted_fault_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checker finds an order of requests for each planted fault that breaks a law."""
     plant(monkeypatch)
     found = PLANTS[plant]().explore(FOUND_WITHIN).findings
     assert found, plant.__doc__

@@ -14,8 +14,8 @@ def fails(scenario: Scenario) -> bool:
     )
 
 
-def test_only_what_the_failure_needs_is_left() -> None:
-    """Someone who debugs a seed does not have to look at six workers where one is enough."""
+def test_only_necessary_parts_of_the_failure_remain() -> None:
+    """A simplified scenario contains only the workers and faults that the failure needs."""
     seed = next(seed for seed in range(100) if fails(trial(seed).scenario))
     small = shrink(trial(seed).scenario, fails)
     assert [member.worker for member in small.members] == ["b-1"]

@@ -38,8 +38,8 @@ def alone(seed: int) -> Any:  # noqa: ANN401  JSON
     return json.loads(done.stdout)
 
 
-def test_a_scale_out_takes_the_least_moves_and_says_so() -> None:
-    """The figures that others read are present, and are those of this fleet."""
+def test_scale_out_takes_the_least_moves() -> None:
+    """The figures of the simulated fleet are printed, and its moves are the least possible."""
     told = answered(*SMALL, "--seed", "7")
     assert told.keys() >= AT_LEAST
     # With 20 leases, six workers should have three or four each after growing from four.
@@ -48,8 +48,8 @@ def test_a_scale_out_takes_the_least_moves_and_says_so() -> None:
 
 
 @pytest.mark.more
-def test_workers_that_know_the_table_read_it_no_more_than_they_must() -> None:
-    """A fleet of a thousand does not read ten million rows before anything happens to it."""
+def test_workers_that_know_the_table_read_few_rows() -> None:
+    """Workers with `--known` read few rows before the event, so large fleets can be simulated."""
     crash = ("--leases", "80", "--workers", "8", "--event", "crash", "--pace", "own", "--cycles", "2")
     told, known = answered(*crash), answered(*crash, "--known")
     assert (known["claims"], known["spread"]) == (told["claims"], told["spread"]) == (10, 1)
@@ -58,8 +58,8 @@ def test_workers_that_know_the_table_read_it_no_more_than_they_must() -> None:
     assert (refused.exit_code, "give pace own" in refused.stderr) == (2, True)
 
 
-def test_a_simulation_leaves_the_log_as_it_was() -> None:
-    """A program that runs a simulation still gets the log of its own workers."""
+def test_simulation_restores_the_log_level() -> None:
+    """A program that runs a simulation still gets the log messages of its own workers."""
     log = logging.getLogger("leasehold")
     log.setLevel(logging.INFO)
     alone(7)
@@ -67,8 +67,8 @@ def test_a_simulation_leaves_the_log_as_it_was() -> None:
 
 
 @pytest.mark.slow
-def test_a_sweep_answers_each_seed_as_if_it_were_asked_alone() -> None:
-    """The pool does not mix up seeds and results."""
+def test_sweep_gives_the_same_results_as_single_seeds() -> None:
+    """Each result of a sweep belongs to its seed, and is that of a single simulation."""
     swept = answered(*SMALL, "--seed", "7", "--sweep", "3", "--jobs", "2")["seeds"]
     assert [told.pop("seed") for told in swept] == [7, 8, 9]
     assert swept == [alone(seed) for seed in (7, 8, 9)]
@@ -76,7 +76,7 @@ def test_a_sweep_answers_each_seed_as_if_it_were_asked_alone() -> None:
 
 @pytest.mark.more
 @pytest.mark.spark
-def test_spark_answers_as_this_machine_does() -> None:
+def test_sweep_on_spark_gives_the_same_results() -> None:
     """A sweep on Spark simulates the same fleets as a local one."""
     sweep = (*SMALL, "--seed", "7", "--sweep", "5")
     assert answered(*sweep, "--master", "local[2]") == answered(*sweep, "--jobs", "1")
@@ -90,8 +90,8 @@ def test_spark_answers_as_this_machine_does() -> None:
         (("--leases", "9", "--workers", "2", "--peer", "best"), "peer: 'best' is none of"),
     ],
 )
-def test_a_bad_question_is_refused_by_name(arguments: tuple[str, ...], message: str) -> None:
-    """A typing error does not end in a traceback."""
+def test_invalid_option_is_rejected_with_its_name(arguments: tuple[str, ...], message: str) -> None:
+    """An invalid option is rejected with a message that names it."""
     done = CliRunner().invoke(app, arguments)
     assert (done.exit_code, done.stdout) == (2, "")
     assert message in done.stderr

@@ -237,14 +237,14 @@ PLANTED: dict[Callable[[], RunHistory], BreachKind] = {
 }
 
 
-def test_a_good_run_has_no_breach() -> None:
-    """The planted breaches prove something only if a good run has none."""
+def test_good_run_has_no_breach() -> None:
+    """A good run breaks no law, so the planted breaches are the only ones."""
     assert judge(good(), LIMITS) == ()
 
 
 @pytest.mark.parametrize(("history", "what"), PLANTED.items(), ids=lambda each: getattr(each, "__name__", ""))
-def test_a_planted_breach_is_named(history: Callable[[], RunHistory], what: BreachKind) -> None:
-    """The judge is not silent because it sees nothing."""
+def test_planted_breach_is_named(history: Callable[[], RunHistory], what: BreachKind) -> None:
+    """The judge names each planted breach, with its time and its lease or worker."""
     named = [breach for breach in judge(history(), LIMITS) if breach.what == what]
     assert named
     for breach in named:  # the breach, its time, and its lease or worker
@@ -253,19 +253,19 @@ def test_a_planted_breach_is_named(history: Callable[[], RunHistory], what: Brea
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
-def test_each_law_is_broken_by_a_planted_fault_and_by_no_good_run(law: Callable[[JudgedRun], Iterable[Breach]]) -> None:
-    """Every law is part of the verdict and detects its breach."""
+def test_each_law_is_broken_only_by_planted_faults(law: Callable[[JudgedRun], Iterable[Breach]]) -> None:
+    """Every law is part of the verdict, and finds its breach."""
     assert list(law(JudgedRun(good(), LIMITS))) == []
     assert any(list(law(JudgedRun(history(), LIMITS))) for history in PLANTED)
 
 
-def test_records_nobody_reads_at_the_end_are_lost() -> None:
-    """A shard whose reader stopped does not look as good as any other."""
+def test_records_unread_at_the_end_are_lost() -> None:
+    """The judge reports records of a shard that had no reader at the end."""
     assert any(breach.what == "lost" and "never handed over" in breach.why for breach in judge(never_read(), LIMITS))
 
 
-def test_a_breach_says_who_and_why() -> None:
-    """Users who read "two holders" see which two they are."""
+def test_breach_contains_workers_and_reason() -> None:
+    """The description of a breach contains the workers and the reason."""
     (breach,) = [each for each in judge(two_holders(), LIMITS) if each.what == "two holders"]
     held = last("s-0", 50.0)
     until = held.sent + 0.999 * 10
@@ -275,7 +275,7 @@ def test_a_breach_says_who_and_why() -> None:
 
 @pytest.mark.parametrize(("limits", "unread"), [((5.0,), True), (POLL_TIMEOUTS, False)], ids=["fixed", "growing"])
 def test_a_shard_that_a_slow_stream_leaves_unread_is_seen(limits: tuple[float, ...], unread: bool) -> None:
-    """A reader whose every call is given up too early does not pass for one that reads."""
+    """The judge reports a shard as unread if all its reads time out."""
     fleet = cold(4, (A, B), CONFIG, seed=1, start="together", cycles=5)
     slow = Network(slow=(Nap(30.0, 120.0),), patience=limits)
     scenario = evolve(fleet.scenario, reading=True, full=True, seconds=240.0, calm=160.0, network=slow)

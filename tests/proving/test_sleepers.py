@@ -115,13 +115,13 @@ def breaches(layout: str, event: str, at: float) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("event", EVENTS)
-def test_a_worker_that_wakes_repeats_nothing_and_bars_no_shard(event: str) -> None:
-    """A worker that wakes trusts the table over its own memory."""
+def test_worker_after_a_pause_repeats_no_records(event: str) -> None:
+    """After a pause, a worker trusts the table, repeats no checkpointed record, and keeps no shard from others."""
     assert breaches("rows", event, 12.0) == {}
 
 
 @pytest.mark.more
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_worker_that_falls_asleep_at_any_moment_does_no_harm(layout: str) -> None:
-    """The law holds in each layout, through each event, whatever the sleeper was doing."""
+def test_pause_at_any_moment_breaks_no_law(layout: str) -> None:
+    """A pause at any moment of any event breaks no law, in each layout."""
     assert [found for event in EVENTS for at in MOMENTS if (found := breaches(layout, event, at))] == []

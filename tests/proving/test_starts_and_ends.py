@@ -12,17 +12,17 @@ pytestmark = pytest.mark.slow
 CRASH = SimulationQuestion(40, (8,), kind="crash", cycles=4.0)
 
 
-def test_few_of_a_crowd_choose_the_same_lease() -> None:
-    """C15: Without this rule, 6 of these claims are rejected."""
+def test_few_workers_claim_the_same_lease_at_the_start() -> None:
+    """C15: Of many workers that start at the same time, few claim the same lease."""
     assert answer(SimulationQuestion(100, (40,), start="together", cycles=2.0)).failed_writes <= 1
 
 
 @pytest.mark.parametrize("dated", [False, True])
 @pytest.mark.parametrize("seed", range(3))
-def test_after_a_death_all_is_owned_within_an_expiry_and_a_cycle(seed: int, *, dated: bool) -> None:
-    """C16: If each look at the table came a cycle after the last, two would be needed, and up to two cycles (1.9 here).
+def test_leases_are_owned_within_an_expiry_and_a_cycle_after_a_death(seed: int, *, dated: bool) -> None:
+    """C16: A worker that finds a late owner reads the table again when the owner's leases may have expired.
 
-    With dated rows, one look is enough.
+    With dated rows, one read of the table is enough to find them.
     """
     told = answer(evolve(CRASH, seed=seed, dated=dated))
     assert told.unowned_lease_cycles_max <= 1.62
@@ -32,13 +32,13 @@ def test_after_a_death_all_is_owned_within_an_expiry_and_a_cycle(seed: int, *, d
 BESIDE_KCL = SimulationQuestion(60, (12,), kind="crash", pace="own", peer="kcl", cycles=4.0)
 
 
-def test_beside_kcl_a_death_costs_no_more_than_without() -> None:
-    """M15: Leases that fell to KCL's workers were unread until those looked, up to 20 s later."""
+def test_death_beside_kcl_takes_no_longer() -> None:
+    """M15: In a fleet with KCL workers, leases are read again after a death as soon as without them."""
     assert answer(BESIDE_KCL).unowned_lease_cycles_max * 20.05 <= 18.0
 
 
-def test_another_library_does_not_sign() -> None:
-    """If it were taken for one of ours, it might become the lookout, and no worker would call the others."""
+def test_simulated_kcl_worker_does_not_sign_its_leases() -> None:
+    """A simulated worker of another library writes none of our attributes, so it is never the lookout."""
     history = run(fleet_of(BESIDE_KCL).scenario)
     rows = {row.key: row for row in history.first} | {write.key: write.after for write in history.writes if write.after}
     members = fleet_of(BESIDE_KCL).scenario.members

@@ -51,7 +51,7 @@ def _handed(history: SimulatedHistory) -> list[ReadingEvent]:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_record_of_the_second_stream_is_handed_over_in_order(seed: int) -> None:
-    """A crash, a pause or a lost response at any moment leaves no shard unread, or begun half-way."""
+    """All records of the recreated stream are dispatched in order, despite crashes, pauses and lost responses."""
     with unlogged():
         history = run(evolve(_scenario(seed), if_recreated="TRIM_HORIZON"))
     handed: dict[str, list[int]] = {each.key: [] for each in history.sent}

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", sorted(swap_settings()))
 def test_no_order_of_requests_breaks_a_law(name: str) -> None:
-    """A fleet never skips records, undoes what was answered Done, or reads a shard twice at a time while it moves."""
+    """In every order of requests of a swap, no record is skipped, no write undone, and no shard has two readers."""
     explored = swap_settings()[name].explore(3_000)
     assert [(one.law, one.trace) for one in explored.findings] == []
     assert explored.states >= 3_000 or explored.complete
@@ -146,15 +146,15 @@ PLANTS: dict[Plant, Callable[[], SwapModel]] = {
 
 @pytest.mark.more
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
-def test_nothing_is_found_where_nothing_is_planted(plant: Plant) -> None:
-    """A fault found there would be mistaken for the planted one."""
+def test_checker_finds_nothing_without_a_planted_fault(plant: Plant) -> None:
+    """The settings of the planted faults break no law by themselves."""
     assert PLANTS[plant]().explore(FOUND_WITHIN).findings == ()
 
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
-def test_an_order_that_loses_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The checker proves only what it is able to find."""
+def test_planted_fault_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checker finds an order of requests for each planted fault that breaks a law."""
     plant(monkeypatch)
     found = PLANTS[plant]().explore(FOUND_WITHIN).findings
     assert found, plant.__doc__

@@ -69,23 +69,23 @@ def judged(scenario: Scenario) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sessions", [False, pytest.param(True, marks=pytest.mark.more)])
-def test_once_there_and_back(*, sessions: bool) -> None:
-    """A death in the middle of a move, or a late response, neither loses records nor creates a second reader."""
+def test_swap_and_back_once(*, sessions: bool) -> None:
+    """A death in the middle of a swap, or a late response, loses no record and causes no second reader."""
     judged(swapped(1, 2, sessions=sessions))
 
 
 @pytest.mark.more
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("sessions", [False, True])
-def test_a_dozen_times_there_and_back(*, sessions: bool) -> None:
-    """The same if each turn finds what the turns before have left in either table."""
+def test_swap_and_back_twelve_times(*, sessions: bool) -> None:
+    """Repeated swaps work although both tables contain rows of earlier swaps."""
     judged(swapped(2, 24, sessions=sessions, turn_seconds=600.0))
 
 
 @pytest.mark.more
 @pytest.mark.slow
-def test_a_move_that_skips_a_record_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The judge does not accept every swap."""
+def test_swap_that_skips_a_record_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The judge reports a planted fault that skips a record in a swap."""
     copy = swap._copy  # noqa: SLF001  the step that is broken
 
     def ahead(row: Lease) -> Lease:

@@ -5,8 +5,8 @@ import math
 from leasehold_lab.simulator.world.tasks import Tasks
 
 
-def test_a_task_that_waits_for_ever_ends_with_the_run() -> None:
-    """No task outlives its run, which it would keep in memory; ten thousand fleets once took two gigabytes."""
+def test_task_that_waits_forever_ends_with_the_run() -> None:
+    """A task that is still waiting at the end of a run is ended, so it keeps no memory."""
     ended: list[str] = []
     tasks = Tasks()
 

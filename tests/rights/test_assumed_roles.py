@@ -65,7 +65,7 @@ def test_records_are_written_as_the_role_or_the_session(write: Written, wire: st
     write(f"{url}&role_arn={role}&external_id=x-17")
     write(url, session=boto3.Session(*aws.user(allowed("kinesis:*"))))
     assert _records(aws, stream) == 2
-    with pytest.raises(ValueError, match=r" URL: choose one: the session given, or profile, role_arn and external_id$"):
+    with pytest.raises(ValueError, match=r" URL: pass either a session, or profile, role_arn and external_id$"):
         write(f"{url}&role_arn={role}", session=boto3.Session())
 
 

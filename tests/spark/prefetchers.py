@@ -14,6 +14,7 @@ from leasehold.adapters.spark.prefetcher import (
     ShardPrefetcher,
     prefetching_reader,
 )
+from leasehold.adapters.threads import ThreadScheduler
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
@@ -62,7 +63,9 @@ def a_feed(
     """Return the feed of the stream's only shard, whose lease its worker has just taken."""
     hands = Hands()
     config = Config(initial_position=TRIM_HORIZON)
-    worker = Worker(store=MemoryStore(), source=stream, me="w", config=config, consumer=hands, clock=clock)
+    worker = Worker(
+        store=MemoryStore(), source=stream, me="w", config=config, consumer=hands, scheduler=ThreadScheduler(clock)
+    )
     due = 0.0
     for _ in range(3):  # it lists, creates the lease, and takes it
         due = worker.turn(due)

@@ -2,9 +2,8 @@
 
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
 from itertools import count
-from typing import cast
+from typing import Any, cast
 from uuid import UUID
 
 import pytest
@@ -18,6 +17,7 @@ from leasehold.adapters.spark.lease_loop import LeaseLoop
 from leasehold.adapters.spark.leased_source import LeasedReader
 from leasehold.adapters.spark.options import OptionReader, parse_lease_options
 from leasehold.adapters.spark.rows import SourceSpec
+from leasehold.adapters.threads import ThreadScheduler
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.model import Position
 from leasehold.stores.protocol import Store
@@ -83,10 +83,14 @@ class Stepped(LeaseLoop):
 def stepped(patch: pytest.MonkeyPatch) -> Clock:
     """Make the readers of the test stepped; replays hardly wait."""
     clock, numbers = Clock(), count(1)
+
+    def worker(**options: Any) -> Worker:  # noqa: ANN401  as those of a worker
+        return Worker(scheduler=ThreadScheduler(clock, uniform=lambda low, _high: low), **options)
+
     Stepped.clock = clock
     for name, value in {
         "query_run.LeaseLoop": Stepped,
-        "query_run.Worker": partial(Worker, clock=clock, uniform=lambda least, _most: least),
+        "query_run.Worker": worker,
         "query_run.time": clock,
         "leased_source.end_on_signal": lambda _stop: None,
         "query_run.set_up_logging": lambda: None,

@@ -31,7 +31,7 @@ def aggregate(*keys: str) -> bytes:
     made = Aggregate(1 << 20)
     for key in keys:
         assert made.add(f"data of {key}".encode(), key)
-    return made.sealed()
+    return made.encode()
 
 
 def cut_short(sealed: bytes) -> bytes:

@@ -15,6 +15,7 @@ from leasehold.adapters.spark.available_now import SILENT_SECONDS
 from leasehold.adapters.spark.prefetcher import EXCLUDED_SECONDS, ReadAheadState
 from leasehold.adapters.spark.row_buffer import concatenate
 from leasehold.adapters.spark.rows import ArrowBatch
+from leasehold.adapters.threads import ThreadScheduler
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
@@ -102,7 +103,9 @@ def test_a_lease_that_is_lost_before_its_beginning_is_pinned_is_not_read() -> No
     stream, hands = Stream({"a": ["x"]}), Hands()
     store, config = MemoryStore(), Config(initial_position=LATEST)
     store.write(CreateLease(Lease("a", checkpoint=LATEST)))  # as other libraries do, which do not say when that was
-    worker = Worker(store=store, source=stream, me="w", config=config, consumer=hands, clock=lambda: 0.0)
+    worker = Worker(
+        store=store, source=stream, me="w", config=config, consumer=hands, scheduler=ThreadScheduler(lambda: 0.0)
+    )
     due = 0.0
     for _ in range(3):
         due = worker.turn(due)

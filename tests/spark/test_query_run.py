@@ -371,7 +371,7 @@ def test_a_query_over_what_is_there_now_knows_what_it_still_waits_for(monkeypatc
     clock, store = stepped(monkeypatch), MemoryStore()
     reader = a_reader(Stream({"a": ["x"]}), Mortal(store), rereadable=True, flush="true")
     reader.prepareForTriggerAvailableNow()
-    run = reader._started_run()  # noqa: SLF001  what it asks
+    run = reader._get_or_start_run()  # noqa: SLF001  what it asks
     loop = cast("Stepped", run._loop)  # noqa: SLF001  likewise
     run.join(Offset())
     assert loop.awaited == {"(all)": "there are no leases yet"}

@@ -162,7 +162,7 @@ def test_the_connection_that_was_used_last_is_used_first() -> None:
     """The others can then fall idle, and the service closes them."""
     with _idle(0.0) as (line, far):
         thread = _answering(far[1])
-        assert line.ask(b"POST / HTTP/1.1\r\n\r\n", b"", repeatable=True).status == 200
+        assert line.send(b"POST / HTTP/1.1\r\n\r\n", b"", repeatable=True).status == 200
         thread.join()
 
 
@@ -170,7 +170,7 @@ def test_a_connection_whose_answer_comes_after_close_is_closed() -> None:
     with _idle(0.0) as (line, far):
         near = line._idle[-1]  # noqa: SLF001  the one that is used
         thread = _answering(far[1], line.close)
-        assert line.ask(b"POST / HTTP/1.1\r\n\r\n", b"", repeatable=True).status == 200
+        assert line.send(b"POST / HTTP/1.1\r\n\r\n", b"", repeatable=True).status == 200
         thread.join()
         assert near.fileno() == -1
 
@@ -180,6 +180,6 @@ def test_the_last_wait_ends_with_the_time_for_the_whole_answer() -> None:
     with _idle(0.0, 2.9 * SECONDS) as (line, far):
         near = line._idle[-1]  # noqa: SLF001  likewise
         thread = _answering(far[1])
-        line.ask(b"POST / HTTP/1.1\r\n\r\n", b"", repeatable=True)
+        line.send(b"POST / HTTP/1.1\r\n\r\n", b"", repeatable=True)
         thread.join()
         assert near.gettimeout() == pytest.approx(0.1 * SECONDS)

@@ -309,5 +309,5 @@ def test_an_answer_that_drips_ends_with_the_time_for_the_whole_of_it(head: str) 
     with ours, theirs, closing(KeptConnections("", 0, None, connect_seconds=1, read_seconds=10, clock=looked)) as line:
         line._idle.append(ours)  # noqa: SLF001  a connection that is open already
         with pytest.raises(ResponseTimeout):
-            line.ask(b"POST / HTTP/1.1\r\n\r\n", b"", repeatable=True)
+            line.send(b"POST / HTTP/1.1\r\n\r\n", b"", repeatable=True)
         assert seconds == RESPONSE_READ_TIMEOUTS * 10

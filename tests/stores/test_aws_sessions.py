@@ -107,11 +107,11 @@ def test_a_session_of_the_callers_serves_source_and_store() -> None:
     client = source._clients.with_timeout(5.0)  # noqa: SLF001
     assert (client.meta.region_name, client._request_signer._credentials.access_key) == ("eu-south-1", "AKIAOWN")  # noqa: SLF001
     source.close()
-    with pytest.raises(ValueError, match=r"^source URL: choose one: the session given, or profile, role_arn "):
+    with pytest.raises(ValueError, match=r"^source URL: pass either a session, or profile, role_arn "):
         open_source("kinesis://orders?profile=team", session=session)
-    with pytest.raises(ValueError, match=r"^store URL: choose one: the session given, or profile, role_arn "):
+    with pytest.raises(ValueError, match=r"^store URL: pass either a session, or profile, role_arn "):
         open_store(f"dynamodb://leases?role_arn={ROLE}", session=session)
-    with pytest.raises(ValueError, match=r"^store URL: a session of boto3's has the credentials of AWS, and this URL "):
+    with pytest.raises(ValueError, match=r"^store URL: a boto3 session can only be used with an AWS "):
         open_store("memory://leases", session=session)
 
 

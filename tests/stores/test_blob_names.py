@@ -168,7 +168,7 @@ def test_a_checkpoint_the_sdks_cannot_read_is_not_written(at: Position) -> None:
 
 def test_a_shard_is_no_partition() -> None:
     """A key that is not a partition is rejected, because listings skip such blobs."""
-    with pytest.raises(StoreError, match="lease 'shardId-0': the Azure SDKs' layout has room for partitions"):
+    with pytest.raises(StoreError, match="lease 'shardId-0': the Azure SDKs' layout can only store partitions"):
         HUB.name("shardId-0", "checkpoint")
 
 

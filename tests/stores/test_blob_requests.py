@@ -9,7 +9,7 @@ from blob_memory import BEGAN, BlobFault, BlobMemory
 from object_stores import try_conditions
 
 from leasehold.errors import OutcomeUnknown, StoreError
-from leasehold.stores.objects.blob import BlobObjects, _ensure, translated
+from leasehold.stores.objects.blob import BlobObjects, _ensure_container, translate_errors
 from leasehold.stores.requests import SkewWarning, Stored
 
 
@@ -103,7 +103,7 @@ def test_a_refusal_without_a_code_is_a_refusal(memory: BlobMemory) -> None:
     refused.status_code = 418
     with (
         pytest.raises(StoreError, match=r"^container 'leases': the service refused: None \(HTTP 418\)$"),
-        translated(memory.client()),
+        translate_errors(memory.client()),
     ):
         raise refused
 
@@ -169,16 +169,16 @@ def test_a_container_is_made_where_it_may_be(memory: BlobMemory) -> None:
     """A mistyped name does not create an empty table against the user's wish."""
     memory.there = False
     with pytest.raises(StoreError, match=r"^container 'leases': it does not exist"):
-        _ensure(memory.client(), create=False)
+        _ensure_container(memory.client(), create=False)
     for _ in range(2):
-        _ensure(memory.client(), create=True)
+        _ensure_container(memory.client(), create=True)
     assert memory.asked == ["list", "list", "create", "list"]
 
 
 def test_a_container_that_somebody_else_made_meanwhile_will_do(memory: BlobMemory) -> None:
     """Workers that start together all succeed."""
     memory.faults = [BlobFault(404, "ContainerNotFound")]
-    _ensure(memory.client(), create=True)
+    _ensure_container(memory.client(), create=True)
     assert memory.asked == ["list", "create"]
 
 

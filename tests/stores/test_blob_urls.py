@@ -53,8 +53,8 @@ def test_options_choose_the_layout() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"group": "g"}, "option 'group' goes with eventhub=<namespace>/<hub>"),
-        ({"start": "LATEST"}, "option 'start' goes with eventhub=<namespace>/<hub>"),
+        ({"group": "g"}, "option 'group' requires eventhub=<namespace>/<hub>"),
+        ({"start": "LATEST"}, "option 'start' requires eventhub=<namespace>/<hub>"),
         ({"eventhub": "ns/hub", "start": "NOW"}, "option 'start' must be one of TRIM_HORIZON, LATEST"),
         ({"eventhub": "ns"}, "option 'eventhub' must be <fully qualified namespace>/<hub>"),
         ({"eventhub": "/hub"}, "option 'eventhub' must be <fully qualified namespace>/<hub>"),
@@ -132,7 +132,7 @@ def test_with_a_key_its_account_is_the_urls(monkeypatch: pytest.MonkeyPatch) -> 
     says = f"^store URL: {CONNECTION_STRING} is for account 'acc', not 'other'$"
     with pytest.raises(ValueError, match=says):
         client_of("other/c", None)
-    with pytest.raises(ValueError, match=f"^store URL: option 'endpoint' goes with an identity; {CONNECTION_STRING}"):
+    with pytest.raises(ValueError, match=f"^store URL: option 'endpoint' requires an identity; {CONNECTION_STRING}"):
         client_of("acc/c", "https://blobs.example")
     signed = "BlobEndpoint=https://acc.blob.core.windows.net;SharedAccessSignature=sv=1&sig=a@b"
     monkeypatch.setenv(CONNECTION_STRING, signed)
@@ -162,7 +162,9 @@ def test_a_secret_read_from_a_file_may_end_with_a_line_end(secret: str, monkeypa
     monkeypatch.setenv(CONNECTION_STRING, f"{secret}\r\n")
     assert client_of("acc/c", None).url == wanted
     monkeypatch.setenv(CONNECTION_STRING, secret.replace(";", "\n;", 1))
-    with pytest.raises(StoreError, match=f"^{CONNECTION_STRING}: it has a line end or another control character"):
+    with pytest.raises(
+        StoreError, match=f"^{CONNECTION_STRING}: it contains a line break or another control character"
+    ):
         client_of("acc/c", None)
 
 

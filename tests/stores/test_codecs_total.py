@@ -51,7 +51,7 @@ def test_a_lease_and_its_objects_are_the_same(lease: Lease) -> None:
     parts = Parts(checkpoint=Stored("c", "e", FLEET.checkpoint({}, told)))
     assert token_of(FLEET.lease(lease.key, parts)) == token_of(blank)  # type: ignore[arg-type]
     owned = evolve(told, owner="ann é%", yields=True)
-    parts = parts.having("ownership", Stored("o", "e", FLEET.ownership({}, blank, owned)))
+    parts = parts.replace("ownership", Stored("o", "e", FLEET.ownership({}, blank, owned)))
     read = evolve(owned, epoch=1, version=Version("e"))
     assert token_of(FLEET.lease(lease.key, parts)) == token_of(read)  # type: ignore[arg-type]
 

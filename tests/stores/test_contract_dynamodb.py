@@ -95,9 +95,9 @@ def test_a_table_that_was_deleted_is_made_anew_by_a_worker_that_may(dynalite_url
     seen = done(worker.write(CreateLease(Lease("s-0"))))
     client.delete_table(TableName=table)
     client.get_waiter("table_not_exists").wait(TableName=table, WaiterConfig={"Delay": 1})
-    with pytest.raises(StoreError, match="there is no such table here"):
+    with pytest.raises(StoreError, match="the table does not exist"):
         worker.write(RenewLease(seen))
-    with pytest.raises(StoreError, match="there is no such table here"):
+    with pytest.raises(StoreError, match="the table does not exist"):
         tool.list()
     assert worker.list() == Listing(())
     assert tool.list() == Listing(())

@@ -111,7 +111,7 @@ def test_a_write_finds_its_row_by_the_index(store: PostgresStore, sql: Sql, tabl
     statements = Statements.of((table,))
     row = dict.fromkeys(COLUMNS) | {"key": seen.key}
     with store._pool.connection() as connection:  # noqa: SLF001  as its writes have it
-        for statement in (statements.update, statements.delete, statements.some):
+        for statement in (statements.update, statements.delete, statements.select_some):
             parameters = {**row, **{f"was_{name}": value for name, value in row.items()}, "keys": [seen.key]}
             plan = str(connection.execute(b"EXPLAIN " + statement, parameters).fetchall())
             assert "Index" in plan
@@ -162,7 +162,7 @@ def test_a_row_that_is_no_lease_is_reported(sql: Sql, store: PostgresStore, spoi
 
 def test_a_table_that_may_not_be_made_is_said(sql: Sql, url: str, table: str) -> None:
     """A mistyped name does not create an empty table, after which the whole stream would be read again."""
-    with pytest.raises(StoreError, match=rf"table {table} of .*: there is no such table here"):
+    with pytest.raises(StoreError, match=rf"table {table} of .*: the table does not exist"):
         open_store(url, create=False)
     assert sql("SELECT to_regclass('TABLE_')") == [(None,)]
 
@@ -170,7 +170,7 @@ def test_a_table_that_may_not_be_made_is_said(sql: Sql, url: str, table: str) ->
 @pytest.mark.parametrize(
     ("shape", "says"),
     [
-        ("(id text)", "the table is of another shape than a lease table"),
+        ("(id text)", "the table does not have the columns of a lease table"),
         ("AS SELECT * FROM TABLE_", "the table has no primary key on its column key"),
     ],
 )
@@ -236,7 +236,7 @@ def test_a_table_that_was_dropped_is_made_anew_by_a_worker_that_may(sql: Sql, ur
     tool = open_store(url, create=False, write=False)
     sql("DROP TABLE TABLE_")
     for ask in (tool.list, lambda: store.write(RenewLease(seen))):
-        with pytest.raises(StoreError, match="there is no such table here"):
+        with pytest.raises(StoreError, match="the table does not exist"):
             ask()
     assert store.list() == Listing(())
     assert tool.list() == Listing(())

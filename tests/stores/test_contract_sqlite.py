@@ -89,7 +89,7 @@ def test_columns_of_others_survive(path: str, store: SqliteStore) -> None:
         ("notes = '[]'", "notes", "'[]' is not an object of strings"),
         ("owner = x'00'", "owner", "b'\\x00' is not of the type this column holds"),
         ("first_hash = '5'", "last_hash", "None is not a decimal hash key"),
-        ("first_hash = '5', last_hash = '4'", "first_hash", "5 lies after the last hash key, 4"),
+        ("first_hash = '5', last_hash = '4'", "first_hash", "5 is after the last hash key, 4"),
         ("sub = -1", "sub", "-1 is not a whole number"),
         ("counter = -1", "counter", "-1 is not a whole number"),
         ("weight = -1.0", "weight", "-1.0 is not a throughput in KB/s, from 0 to 976562500000"),
@@ -126,9 +126,7 @@ def test_every_fact_of_a_lease_has_a_column_that_people_can_read(path: str, stor
 
 def test_a_file_that_may_not_be_made_is_said(path: str) -> None:
     """A mistyped path does not create an empty table, after which the whole stream would be read again."""
-    with pytest.raises(
-        StoreError, match=r"there is no file .*leases.db, and it is not created here; is the name right"
-    ):
+    with pytest.raises(StoreError, match=r"there is no file .*leases.db, and it is not created here; check the name"):
         SqliteStore(path, create=False)
 
 
@@ -220,7 +218,7 @@ def test_a_file_that_was_there_is_opened_by_sqlite_alone(path: str, monkeypatch:
 def test_a_place_without_a_write_ahead_log_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file system without a write-ahead log is rejected, because readers and writers would wait for each other."""
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(StoreError, match=r"keeps no write-ahead log here \(it answers 'memory'\)"):
+    with pytest.raises(StoreError, match=r"cannot use a write-ahead log here \(journal mode 'memory'\)"):
         SqliteStore(":memory:")
     assert list(tmp_path.iterdir()) == []
 
@@ -273,14 +271,14 @@ def test_three_strokes_where_two_were_meant_are_told_of(
     with pytest.raises(StoreError) as caught:
         open_url(place, {}, create=False, request_seconds=None)
     message = str(caught.value)
-    assert message.endswith(hint or "; is the name right?")
+    assert message.endswith(hint or "; check the name")
 
 
 def test_a_file_in_a_folder_that_is_there_is_meant(tmp_path: Path) -> None:
     """The hint must not point a user away from the right place."""
     with pytest.raises(StoreError) as caught:
         open_url(str(tmp_path / "leases.db"), {}, create=False, request_seconds=None)
-    assert str(caught.value).endswith("; is the name right?")
+    assert str(caught.value).endswith("; check the name")
 
 
 # A file that is removed or replaced
@@ -338,7 +336,7 @@ def test_a_write_while_the_file_was_replaced_may_not_count(path: str, store: Sql
             for name in beside(path):
                 Path(name).unlink(missing_ok=True)
 
-    with pytest.raises(OutcomeUnknown, match="removed or replaced meanwhile"):
+    with pytest.raises(OutcomeUnknown, match="removed or replaced in the meantime"):
         robbed()
     assert store.get([seen.key]) == ()
 

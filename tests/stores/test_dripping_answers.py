@@ -128,4 +128,4 @@ def test_a_call_whose_response_drips_ends_with_its_deadline(
     with dripping(drip) as url, pytest.raises((OutcomeUnknown, SourceUnavailable, DeadLetterError)):
         ASKS[ask](url)
     warnings = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
-    assert any("127.0.0.1: the response was not whole after 0.6 s" in each for each in warnings)
+    assert any("127.0.0.1: the response was not complete after 0.6 s" in each for each in warnings)

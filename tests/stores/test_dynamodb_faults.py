@@ -119,7 +119,7 @@ class DirectLine(Line):
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__(Session())
-        ask, send = DirectCallsLine.ask, URLLib3Session.send
+        ask, send = DirectCallsLine.send, URLLib3Session.send
 
         def asked(line: DirectCallsLine, head: bytes, body: bytes, *, repeatable: bool) -> CompleteResponse:
             response = self._next(head, body)
@@ -136,7 +136,7 @@ class DirectLine(Line):
             head = b"x-amz-target: " + cast("bytes", request.headers["X-Amz-Target"])
             return self._next(head, cast("bytes", request.body)) or send(session, request)
 
-        monkeypatch.setattr(DirectCallsLine, "ask", asked)
+        monkeypatch.setattr(DirectCallsLine, "send", asked)
         monkeypatch.setattr(URLLib3Session, "send", sent)
 
     def _next(self, head: bytes, body: bytes) -> AWSResponse | None:
@@ -246,7 +246,7 @@ def test_a_listing_that_fails_on_a_page_is_no_listing(store: DynamoStore, line: 
         (reply(400, "UnrecognizedClientException"), "the credentials are not known to this endpoint"),
         (reply(400, "AccessDeniedException"), "these credentials may not do this"),
         (reply(400, "ExpiredTokenException"), "the session token has expired; fetch new credentials"),
-        (reply(400, "ResourceNotFoundException"), "there is no such table here; check its name"),
+        (reply(400, "ResourceNotFoundException"), "the table does not exist; check its name"),
         (reply(400, "ValidationException"), "says it"),
         (NoCredentialsError(), "no credentials of AWS: set them in the environment or a profile"),
     ],
@@ -284,7 +284,7 @@ def test_a_region_that_is_set_nowhere_is_said(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_table_that_may_not_be_made_is_said(dynalite_url: str, table: str, dynalite_client: DynamoDBClient) -> None:
     """A mistyped name does not create an empty table, after which the whole stream would be read again."""
-    with pytest.raises(StoreError, match=rf"^{table}: there is no such table, .*is the name right"):
+    with pytest.raises(StoreError, match=rf"^{table}: the table does not exist, .*check the name"):
         open_store(f"dynamodb://{table}?endpoint={dynalite_url}", create=False)
     assert table not in dynalite_client.list_tables()["TableNames"]
 
@@ -439,7 +439,7 @@ def test_a_refusal_about_another_row_is_no_answer(store: DynamoStore, line: Line
     """A lease is Lost only if the rejection contains its own row."""
     refusal = {"__type": "com.amazonaws.dynamodb.v20120810#ConditionalCheckFailedException", "Item": OTHERS}
     line.answers.append(AWSResponse("http://the-service", 400, HTTPHeaders(), Told(refusal)))
-    with pytest.raises(OutcomeUnknown, match="an answer is about 's-2' in place of 's-1'"):
+    with pytest.raises(OutcomeUnknown, match="a response is about 's-2' instead of 's-1'"):
         store.write(FORWARD)
 
 
@@ -473,7 +473,7 @@ def test_an_answer_about_another_write_of_a_session_is_no_answer(
 ) -> None:
     """A session row is written only if its own response says so."""
     line.answers.append(AWSResponse("http://the-service", 200, HTTPHeaders(), Told(CELL_ANSWERS[case])))
-    with pytest.raises(OutcomeUnknown, match="an answer is not about the write of row 'r-1'"):
+    with pytest.raises(OutcomeUnknown, match="a response is not about the write of row 'r-1'"):
         CELL_WRITES[case[0]](store.cells())
 
 

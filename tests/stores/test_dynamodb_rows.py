@@ -187,7 +187,7 @@ def test_reports_are_the_leader_and_each_worker_that_says_its_load() -> None:
         (
             {"startingHashKey": {"S": "9"}, "endingHashKey": {"S": "1"}},
             "startingHashKey",
-            "9 lies after the last hash key, 1",
+            "9 is after the last hash key, 1",
         ),
         ({"throughputKBps": {"S": "fast"}}, "throughputKBps", "is of type S, and should be of type N"),
         ({"lh_a": {"N": "1"}}, "lh_a", "is of type N, and should be of type S"),

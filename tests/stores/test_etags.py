@@ -293,7 +293,7 @@ def test_a_position_the_layout_cannot_say_is_refused_before_anything_is_written(
     """The position is checked before the renewal, so the owner still knows its version after the rejection."""
     objects, store = opened(HUB)
     lease = owned(objects, store)
-    with pytest.raises(StoreError, match="wants its offset"):
+    with pytest.raises(StoreError, match="needs an offset"):
         store.write(CheckpointLease(lease, Position("9")))
     assert objects.log == []
     assert done(store.write(RenewLease(lease))).owner == "ann"

@@ -86,9 +86,9 @@ def test_a_line_that_is_no_lease_is_said_by_its_number(path: Path) -> None:
     listing = FileStore(str(path)).list()
     assert listing.leases == (WHOLE,)
     assert listing.malformed == (
-        Malformed("line 2", "line", "is no JSON object with the columns of a lease"),
-        Malformed("line 3", "line", "is no JSON object with the columns of a lease"),
-        Malformed("orders:s-1", "key", "line 4 has a lease of an earlier line"),
+        Malformed("line 2", "line", "is not a JSON object with the columns of a lease"),
+        Malformed("line 3", "line", "is not a JSON object with the columns of a lease"),
+        Malformed("orders:s-1", "key", "line 4 repeats a lease of an earlier line"),
         Malformed("s-3", "checkpoint", "'EARLIEST' is neither a sentinel nor a decimal sequence number"),
     )
 

@@ -211,7 +211,7 @@ def test_a_ticket_that_was_taken_from_the_queue_is_answered_whatever_ends_the_ga
     """A ticket that was taken from the queue gets a result, whatever ends the wait for others."""
     other = ticket("1")
     script.waiting.append(other)
-    monkeypatch.setattr(page, "_written", lambda _tickets: pytest.fail("nothing was gathered"))
+    monkeypatch.setattr(page, "_write_group", lambda _tickets: pytest.fail("nothing was gathered"))
 
     missing = iter([None])
 
@@ -222,7 +222,7 @@ def test_a_ticket_that_was_taken_from_the_queue_is_answered_whatever_ends_the_ga
         except StopIteration:
             raise error from None
 
-    monkeypatch.setattr(page, "_missing", full)
+    monkeypatch.setattr(page, "_missing_keys", full)
     page._round.add("1")  # noqa: SLF001  a second ticket begins a round, which looks for the missing ones
     with pytest.raises(OutcomeUnknown):
         page.commit(ticket("0"))

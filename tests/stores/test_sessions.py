@@ -527,8 +527,8 @@ def test_a_lease_of_a_deleted_session_that_was_claimed_is_lost_to_its_former_own
     [
         ("state", "asleep", "is neither living nor ended"),
         ("leases", "[]", "is not an object of entries"),
-        ("leases", '{"s-0": [1]}', "holds an entry that is not [epoch, position, …]"),
-        ("leases", '{"s-0": [1, "41", 0, "", "held", 1]}', "holds an entry that is not [epoch, position, …]"),
+        ("leases", '{"s-0": [1]}', "has an entry that is not [epoch, position, …]"),
+        ("leases", '{"s-0": [1, "41", 0, "", "held", 1]}', "has an entry that is not [epoch, position, …]"),
     ],
 )
 def test_a_session_that_cannot_be_read_is_told_of_each_of_its_leases(field: str, value: str, why: str) -> None:

@@ -244,9 +244,9 @@ def test_both_tables_are_opened_by_their_urls_and_closed_when_one_cannot_be(tmp_
         assert store.list().leases[0].version.startswith("from:")
     with closing(open_store(urls[TO])) as there:
         assert [row.annotation(ORIGIN) for row in there.list().leases] == [name_of(urls[FROM])]
-    with pytest.raises(ValueError, match="a session of boto3's has the credentials of AWS"):
+    with pytest.raises(ValueError, match="a boto3 session can only be used"):
         open_both(*urls, sessions=(None, Session()))
-    with pytest.raises(ValueError, match="to: it is the store that the leases are in"):
+    with pytest.raises(ValueError, match="to: it is the store that already has the leases"):
         open_both(urls[TO], urls[TO])
 
 

@@ -13,6 +13,7 @@ from leasehold.adapters.consumer.handler_consumer import handler_reader
 from leasehold.adapters.consumer.handling import Delivery, Handling, Happening
 from leasehold.adapters.consumer.lease_reader import LeaseReader
 from leasehold.adapters.consumer.memory import MemoryBudget
+from leasehold.adapters.threads import ThreadScheduler
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
@@ -53,8 +54,7 @@ class ReaderHarness:
             me="a-1",
             config=self.config,
             consumer=self.consumer,
-            clock=self.clock,
-            process="p-1",
+            scheduler=ThreadScheduler(self.clock, process_id="p-1"),
         )
         self.worker.turn(self.clock.now)
 

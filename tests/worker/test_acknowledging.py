@@ -2,6 +2,7 @@
 
 import doctest
 import math
+from typing import Any
 
 import pytest
 from attrs import define, field
@@ -159,7 +160,7 @@ def test_a_batch_that_was_dropped_for_memory_is_read_again() -> None:
     scene.steps(2)
     scene.consumer.room = False
     scene.steps(3)
-    assert scene.budget.share("other").ask()
+    assert scene.budget.share("other").request()
     scene.consumer.room = True
     scene.budget.most = math.inf
     scene.steps()
@@ -245,9 +246,21 @@ def test_a_quiet_shard_costs_no_step_but_its_reads() -> None:
     assert scene.harness.clock.now - now <= 5.0
 
 
-def test_a_consumer_goes_without_the_options_of_handlers() -> None:
-    with pytest.raises(ValueError, match="max_records: it goes with a handler"):
-        Handling(print, consumer=ManualConsumer, max_records=1)
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"max_records": 1},
+        {"linger_seconds": 1},
+        {"late_checkpoints": True},
+        {"handler_seconds": 5},
+        {"slow_seconds": 5},
+    ],
+    ids=lambda option: next(iter(option)),
+)
+def test_a_consumer_goes_without_the_options_of_handlers(option: dict[str, Any]) -> None:
+    """An option that would have no effect is refused."""
+    with pytest.raises(ValueError, match=f"{next(iter(option))}: it goes with a handler"):
+        Handling(print, consumer=ManualConsumer, **option)
 
 
 @pytest.mark.slow

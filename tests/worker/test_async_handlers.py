@@ -150,7 +150,7 @@ async def async_generator() -> AsyncIterator[int]:
 
 
 ANSWERS: dict[str, tuple[Callable[[], object], str]] = {
-    "value": (lambda: 3, "it returned a value (int): None says that the batch is done, nothing else does"),
+    "value": (lambda: 3, "it returned a value (int): only None means that the batch is done"),
     "false": (lambda: False, "it returned a value (bool)"),
     "generator": (generator, "it returned a generator, which has done nothing yet: use a plain or an async function"),
     "async generator": (async_generator, "it returned a generator, which has done nothing yet"),

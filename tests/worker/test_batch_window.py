@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reading_bench import ReaderHarness, data
 
-from leasehold.adapters.consumer.batch_window import FULL_BYTES, joined
+from leasehold.adapters.consumer.batch_window import FULL_BYTES, join_batches
 from leasehold.adapters.consumer.handling import Delivery, FinalCheckpoint, Handling
 from leasehold.adapters.consumer.lease_reader import LeaseReader
 from leasehold.adapters.consumer.memory import MemoryBudget
@@ -181,11 +181,11 @@ def test_a_joined_batch_reaches_as_far_as_its_reads() -> None:
     """The source may have dropped records after the last one, which are done with the batch."""
     first = Batch(tuple(records(2)), Position("150"), 3.0, 1.0)
     empty = Batch((), None, 0.0, 2.0, answered=False)
-    both = joined(first, empty)
+    both = join_batches(first, empty)
     assert (both.records, both.read_to, both.size) == (first.records, Position("150"), first.size)
     assert (both.behind_seconds, both.wait_seconds, both.answered) == (0.0, 2.0, False)
     last = Batch(tuple(records(1, 2)), None, 0.0, 1.0, ended=True)
-    assert joined(both, last) == Batch(tuple(records(3)), Position("102"), 0.0, 1.0, ended=True, size=3)
+    assert join_batches(both, last) == Batch(tuple(records(3)), Position("102"), 0.0, 1.0, ended=True, size=3)
 
 
 def test_where_other_shards_need_the_memory_the_window_ends() -> None:
@@ -195,7 +195,7 @@ def test_where_other_shards_need_the_memory_the_window_ends() -> None:
     reading = shard.reading(budget, linger_seconds=300.0)
     at(shard, reading, 0.5)
     other = budget.share("s-1")
-    assert other.ask()  # 40 MiB, so that another read next to the held batch is not granted
+    assert other.request()  # 40 MiB, so that another read next to the held batch is not granted
     assert at(shard, reading, 1.0) == [data(2)]
     other.clear()
     more(shard, 1)

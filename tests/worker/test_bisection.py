@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reading_bench import ReaderHarness, data
 
-from leasehold.adapters.consumer.attempts import Attempts, Hopeless, ToDeadLetter, TryAgain
+from leasehold.adapters.consumer.attempts import Attempts, NoMoreAttempts, ToDeadLetter, TryAgain
 from leasehold.adapters.consumer.handling import Delivery, Handling, NotAwaited
 from leasehold.adapters.consumer.memory import MemoryBudget
 from leasehold.adapters.sources.kinesis.records import KinesisRecords
@@ -140,8 +140,8 @@ def test_a_half_of_a_batch_of_columns_has_columns() -> None:
     harness = ReaderHarness()
     attempts = Attempts(Handling(harness.handle, attempts=1, dead_letter=lambda *_: None), harness.holding, uniform)
     batch = Batch(KinesisRecords.of(records(4)), None, 0.0, 0.0)
-    assert attempts.failed(attempts.piece(batch), ValueError()) == TryAgain(0.0)
-    half = attempts.piece(batch).records
+    assert attempts.after_failure(attempts.next_piece(batch), ValueError()) == TryAgain(0.0)
+    half = attempts.next_piece(batch).records
     assert (type(half), [record.data for record in half]) == (KinesisRecords, data(2))
 
 
@@ -242,12 +242,12 @@ def _passed(harness: ReaderHarness) -> int:
 def test_a_record_that_passed_is_left_out_of_a_batch_that_comes_again() -> None:
     harness, batch = ReaderHarness(), Batch(tuple(records(4)), None, 0.0, 0.2)
     attempts = Attempts(Handling(lambda _batch: None), harness.holding, lambda least, _most: least)
-    assert attempts.piece(batch).read_to == batch.records[3].position
-    attempts.passed(batch.records[1].position)
-    piece = attempts.piece(batch)
+    assert attempts.next_piece(batch).read_to == batch.records[3].position
+    attempts.record_progress(batch.records[1].position)
+    piece = attempts.next_piece(batch)
     assert ([record.data for record in piece.records], piece.read_to) == (data(2, 2), batch.records[3].position)
-    attempts.done(batch)
-    assert len(attempts.piece(batch).records) == 4
+    attempts.record_done(batch)
+    assert len(attempts.next_piece(batch).records) == 4
 
 
 def batch_of(*numbers: int) -> Batch:
@@ -275,43 +275,43 @@ def test_a_piece_is_as_its_batch_was_read_and_waits_are_drawn() -> None:
     The waits are random so that the shards of a broken database do not retry together.
     """
     attempts, batch = tried(5), batch_of(7, 8)
-    piece = attempts.piece(batch)
+    piece = attempts.next_piece(batch)
     assert (piece.behind_seconds, piece.to_arrow(), numbers_of(piece)) == (4.0, 2, ([7, 8], 1))
-    assert [attempts.failed(piece, FAULT) for _ in range(2)] == [TryAgain(3.0), TryAgain(9.0)]
+    assert [attempts.after_failure(piece, FAULT) for _ in range(2)] == [TryAgain(3.0), TryAgain(9.0)]
 
 
 def test_the_first_record_there_is_comes_again_too() -> None:
     """The first event of an event hub has number 0. It must not be skipped after its batch failed."""
     attempts, batch = tried(5), batch_of(0, 1)
-    attempts.failed(attempts.piece(batch), FAULT)
-    assert numbers_of(attempts.piece(batch)) == ([0, 1], 2)
+    attempts.after_failure(attempts.next_piece(batch), FAULT)
+    assert numbers_of(attempts.next_piece(batch)) == ([0, 1], 2)
 
 
 def test_the_record_behind_a_buried_one_has_all_its_attempts() -> None:
     """A batch that grew while its first record was dead-lettered starts again at its first attempt."""
     attempts, batch = tried(2), batch_of(7)
-    assert attempts.failed(attempts.piece(batch), FAULT) == TryAgain(3.0)
-    assert isinstance(attempts.failed(attempts.piece(batch), FAULT), ToDeadLetter)
-    attempts.passed(Position("7"))
-    assert numbers_of(attempts.piece(batch_of(7, 8))) == ([8], 1)
+    assert attempts.after_failure(attempts.next_piece(batch), FAULT) == TryAgain(3.0)
+    assert isinstance(attempts.after_failure(attempts.next_piece(batch), FAULT), ToDeadLetter)
+    attempts.record_progress(Position("7"))
+    assert numbers_of(attempts.next_piece(batch_of(7, 8))) == ([8], 1)
 
 
 def test_records_that_failed_together_stay_suspect_where_the_batch_has_another_end() -> None:
     """The search continues, and records after the new end get no attempts of their own."""
     attempts, whole, short = tried(1), batch_of(*range(1, 9)), batch_of(*range(1, 7))
-    assert attempts.failed(attempts.piece(whole), FAULT) == TryAgain(0.0)
-    assert numbers_of(attempts.piece(whole)) == ([1, 2, 3, 4], 2)
-    attempts.passed(Position("4"))
-    piece = attempts.piece(short)
+    assert attempts.after_failure(attempts.next_piece(whole), FAULT) == TryAgain(0.0)
+    assert numbers_of(attempts.next_piece(whole)) == ([1, 2, 3, 4], 2)
+    attempts.record_progress(Position("4"))
+    piece = attempts.next_piece(short)
     assert numbers_of(piece) == ([5, 6], 2)
-    assert attempts.failed(piece, FAULT) == TryAgain(0.0)
-    assert numbers_of(attempts.piece(short)) == ([5], 3)
-    attempts.passed(Position("5"))
-    assert numbers_of(attempts.piece(whole)) == ([6, 7, 8], 3)
+    assert attempts.after_failure(piece, FAULT) == TryAgain(0.0)
+    assert numbers_of(attempts.next_piece(short)) == ([5], 3)
+    attempts.record_progress(Position("5"))
+    assert numbers_of(attempts.next_piece(whole)) == ([6, 7, 8], 3)
 
 
 def test_a_batch_that_nobody_could_await_is_searched_for_no_record() -> None:
     """If the awaiting itself fails, no record is dead-lettered, because no handler has seen one."""
     attempts, batch = tried(1), batch_of(1, 2)
-    assert attempts.failed(attempts.piece(batch), NotAwaited("no loop")) == Hopeless("no loop")
-    assert numbers_of(attempts.piece(batch))[0] == [1, 2]
+    assert attempts.after_failure(attempts.next_piece(batch), NotAwaited("no loop")) == NoMoreAttempts("no loop")
+    assert numbers_of(attempts.next_piece(batch))[0] == [1, 2]

@@ -167,5 +167,5 @@ def test_only_what_can_be_side_by_side_is_taken() -> None:
     by_key(partial(takes_more, "more"), 1)
     with pytest.raises(ValueError, match="only an `async def` handler"):
         by_key(plain, 2)
-    with pytest.raises(ValueError, match="0 keys at once"):
+    with pytest.raises(ValueError, match="concurrency: 0 is less than 1"):
         by_key(NotingHandler(), 0)

@@ -5,7 +5,7 @@ import time
 import pytest
 from virtual_fleet import FaultyStore
 
-from leasehold.adapters.threads import seconds
+from leasehold.adapters.threads import boottime
 from leasehold.adapters.worker.worker import Worker
 from leasehold_lab.simulator.world.world import ListSource
 
@@ -21,4 +21,4 @@ def test_a_worker_counts_the_seconds_of_a_suspension(monkeypatch: pytest.MonkeyP
 def test_a_system_without_such_a_clock_has_a_monotonic_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(time, "CLOCK_BOOTTIME", raising=False)
     monkeypatch.setattr(time, "monotonic", lambda: 100.0)
-    assert seconds() == 100.0
+    assert boottime() == 100.0

@@ -20,6 +20,7 @@ from leasehold.adapters.consumer.handler_consumer import HandlerConsumer, handle
 from leasehold.adapters.consumer.handling import Delivery, Handling
 from leasehold.adapters.consumer.memory import RECORD_BYTES, MemoryBudget
 from leasehold.adapters.sources.protocol import Batch
+from leasehold.adapters.threads import ThreadScheduler
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import TRIM_HORIZON, Lease
@@ -51,8 +52,7 @@ class Conservation(RuleBasedStateMachine):
             me="a-1",
             config=Config(initial_position=TRIM_HORIZON, lease_seconds=1e6),
             consumer=consumer,
-            clock=self.clock,
-            process="p-1",
+            scheduler=ThreadScheduler(self.clock, process_id="p-1"),
         )
         for _ in range(10):
             self.clock.now = max(self.clock.now, self.worker.turn(self.clock.now))

@@ -142,7 +142,7 @@ class EveryOrderOfEvents(RuleBasedStateMachine):
         self.given += taken
         self.cursor.rows_delivered(self.cursor.read if not self.rows else at(taken[-1]))
 
-    @precondition(lambda self: self.cursor.out)
+    @precondition(lambda self: self.cursor.has_unacknowledged)
     @rule(share=st.floats(0, 1))
     def acknowledge(self, share: float) -> None:
         """The consumer has finished with a part, perhaps an empty one, of what it was given."""
@@ -176,7 +176,7 @@ class EveryOrderOfEvents(RuleBasedStateMachine):
         self.given.clear()
         self.cursor.consumer_gone()
         self.pull.drop()
-        assert not self.cursor.out
+        assert not self.cursor.has_unacknowledged
         assert self._number(self.cursor.read) == self._number(self.cursor.acknowledged)
 
     @rule(crash=st.booleans())
@@ -184,7 +184,7 @@ class EveryOrderOfEvents(RuleBasedStateMachine):
         """Change the owner: by a release once nothing is out, or by a crash at any moment."""
         order = self.cursor.order(leaving=True)
         if not crash and order == AwaitEvent():
-            assert self.given or self.cursor.out
+            assert self.given or self.cursor.has_unacknowledged
             return
         if not crash:
             assert isinstance(order, ReleaseAt)

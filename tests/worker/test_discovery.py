@@ -7,6 +7,7 @@ from attrs import define, evolve
 from virtual_fleet import KCL, Driven, FaultySource, FaultyStore, Kept, four_shards, member
 from waiters import Clock
 
+from leasehold.adapters.threads import ThreadScheduler
 from leasehold.adapters.worker.discovery import Discovery
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
@@ -32,8 +33,8 @@ def test_a_row_that_cannot_be_read_keeps_its_own_line_back_and_no_other(caplog: 
     listed = [discovery.shards(now, BROKEN, ME) for now in (0.0, 1.0)]
     assert [shards and [each.id for each in shards] for shards in listed] == [["s-0", "s-2", "s-3", "s-3a"], None]
     message = (
-        "row s-1: leaseCounter is missing; until it is mended no lease is made for shards of its line, "
-        "and none is deleted"
+        "row s-1: leaseCounter is missing; until it is fixed, no lease is created for "
+        "ancestors and descendants of its shard, and none is deleted"
     )
     assert [text for text in caplog.messages if "s-1:" in text] == [message], "once, not every turn"
     assert discovery.shards(2.0, HEALTHY, ME) == tuple(family)
@@ -159,7 +160,14 @@ def test_one_worker_lists_once_for_a_finished_lease_whose_children_have_begun() 
 def test_the_row_of_a_shard_that_there_is_not_goes_once_it_was_tried() -> None:
     """The row is removed early, so it isn't claimed and rejected once a minute until the next listing."""
     clock, store, source = Clock(), FaultyStore(), ListSource(four_shards(), missing={"s-9"})
-    worker = Worker(store=store, source=source, me="a-1", config=KCL, consumer=Kept(), clock=clock, process="p-1")
+    worker = Worker(
+        store=store,
+        source=source,
+        me="a-1",
+        config=KCL,
+        consumer=Kept(),
+        scheduler=ThreadScheduler(clock, process_id="p-1"),
+    )
     ours = Driven(worker, clock)
     ours.run(60.0)
     store.write(CreateLease(Lease("s-9", hash_range=(0, 9), checkpoint=Position("7"))))
@@ -236,7 +244,13 @@ def test_a_lease_without_the_note_begins_anew_by_itself_if_told_so() -> None:
     store.write(CreateLease(Lease("s-0", checkpoint=SHARD_END)))
     store.write(CreateLease(Lease("s-1", checkpoint=Position("7"))))
     worker = Worker(
-        store=store, source=source, me="a-1", config=KCL, consumer=Kept(), clock=clock, if_recreated="TRIM_HORIZON"
+        store=store,
+        source=source,
+        me="a-1",
+        config=KCL,
+        consumer=Kept(),
+        scheduler=ThreadScheduler(clock),
+        if_recreated="TRIM_HORIZON",
     )
     ours = Driven(worker, clock, clock.now, clock.now)
     ours.run(120)
@@ -282,7 +296,7 @@ def test_leases_of_a_former_stream_are_let_go_and_not_taken_up_again() -> None:
     ours.run(60)
     assert ours.held == []
     assert [row.key for row in store.list().leases] == ["s-0", "s-2", "s-3"]
-    assert not ours.worker.discovery.unheard(store.list().leases)
+    assert not ours.worker.discovery.has_unknown_contradiction(store.list().leases)
 
 
 def test_a_contradiction_is_said_at_the_listing_that_shows_it(caplog: pytest.LogCaptureFixture) -> None:
@@ -314,7 +328,13 @@ def recreating(store: FaultyStore) -> tuple[Driven, Named]:
     """A worker that holds four leases of a stream which was just recreated, and is to start it from its beginning."""
     source, clock = Named(four_shards()), Clock()
     worker = Worker(
-        store=store, source=source, me="a-1", config=KCL, consumer=Kept(), clock=clock, if_recreated="TRIM_HORIZON"
+        store=store,
+        source=source,
+        me="a-1",
+        config=KCL,
+        consumer=Kept(),
+        scheduler=ThreadScheduler(clock),
+        if_recreated="TRIM_HORIZON",
     )
     ours = Driven(worker, clock, clock.now, clock.now)
     ours.run(30)

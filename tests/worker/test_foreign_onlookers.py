@@ -20,7 +20,7 @@ from leasehold.adapters.consumer import exporting as exporting_module
 from leasehold.adapters.consumer.dispatcher import Dispatcher
 from leasehold.adapters.consumer.events import EventLines
 from leasehold.adapters.consumer.exporting import exporting
-from leasehold.adapters.consumer.handling import Handling, metered
+from leasehold.adapters.consumer.handling import Handling, with_metrics
 from leasehold.balancer.model import Position
 
 FOREIGN: list[Exception] = [
@@ -96,7 +96,7 @@ class _Meter:
 @pytest.mark.parametrize("error", FOREIGN, ids=repr)
 def test_a_foreign_exception_of_a_meter_changes_nothing(error: Exception) -> None:
     bench = ReaderHarness()
-    handling = metered(bench.worker, Handling(bench.handle, checkpoint_seconds=0.0), cast("Any", _Meter(error)))
+    handling = with_metrics(bench.worker, Handling(bench.handle, checkpoint_seconds=0.0), cast("Any", _Meter(error)))
     reading = bench.reading(measure=handling.measure, slow=handling.slow)
     bench.steps(reading, 4)
     assert (bench.handed, bench.store.row("s-0").checkpoint) == ([data(5)], Position("104"))

@@ -7,7 +7,7 @@ from attrs import evolve
 from virtual_fleet import KCL, Driven, FaultyStore, four_shards, member
 from waiters import Clock
 
-from leasehold.adapters.inputs import configuration_for, paced
+from leasehold.adapters.inputs import configuration_for, with_hub_times
 from leasehold.balancer.config import Config
 from leasehold.balancer.rule_set import RuleSet
 from leasehold.balancer.rules.event_hubs import EventHubs
@@ -30,14 +30,14 @@ SOURCE = "eventhubs://contoso/flights"
 )
 def test_over_event_hubs_the_seconds_suit_official_workers(rules: RuleSet, seconds: tuple[float, float, float]) -> None:
     """Official workers renew every 30 s. At 10 s we would take them for dead; at 40 s they would steal from us."""
-    config = paced(Config(rules=rules), {"rules"})
+    config = with_hub_times(Config(rules=rules), {"rules"})
     assert (config.lease_seconds, config.cycle_seconds, config.renew_seconds) == seconds
 
 
 def test_a_lease_that_was_asked_for_stays() -> None:
     config = Config(lease_seconds=6.0, cycle_seconds=45.0)
-    assert paced(config, {"lease_seconds", "cycle_seconds"}) == config
-    assert paced(evolve(config, cycle_seconds=45.0), {"lease_seconds"}).cycle_seconds == 12.05
+    assert with_hub_times(config, {"lease_seconds", "cycle_seconds"}) == config
+    assert with_hub_times(evolve(config, cycle_seconds=45.0), {"lease_seconds"}).cycle_seconds == 12.05
 
 
 def test_the_command_tells_a_hub_from_a_stream() -> None:

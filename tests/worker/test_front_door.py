@@ -122,12 +122,12 @@ def test_each_option_says_what_it_does_and_what_happens_without_it(table: type) 
     ("options", "says"),
     [
         ({"attemps": 3}, "attemps: there is no such option; did you mean 'attempts'?"),
-        ({"attempts": 0}, "attempts: 0 is no whole number above 0"),
-        ({"attempts": "3"}, "attempts: '3' is no whole number above 0"),
+        ({"attempts": 0}, "attempts: 0 is not a whole number above 0"),
+        ({"attempts": "3"}, "attempts: '3' is not a whole number above 0"),
         ({"drain_seconds": "soon"}, "drain_seconds: 'soon' is not a duration such as 90, 1.5s, 5m, 2h, 1d12h or PT2H"),
         ({"drain_seconds": -1}, "drain_seconds: -1 is less than 0 s"),
         ({"wait": "no"}, "wait: 'no' is neither True nor False"),
-        ({"worker": 7}, "worker: 7 is no text"),
+        ({"worker": 7}, "worker: 7 is not a string"),
         ({"initial_position": "yesterday"}, "initial_position: 'yesterday' is neither TRIM_HORIZON, LATEST,"),
         ({"initial_position": "AT_TIMESTAMP"}, "initial_position: in place of AT_TIMESTAMP write the time itself"),
         ({"until": "never"}, "until: 'never' is not a time such as"),
@@ -165,8 +165,8 @@ def test_a_producers_bad_usage_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"linger": 3}, "linger: there is no such option; did you mean 'linger_ms'?"),
         ({"on_late": "drop"}, "on_late: 'drop' is neither block nor fail"),
-        ({"share": 0}, "share: 0 is no number above 0"),
-        ({"epoch": -1}, "epoch: -1 is no whole number from 0"),
+        ({"share": 0}, "share: 0 is not a number above 0"),
+        ({"epoch": -1}, "epoch: -1 is not a whole number from 0"),
         ({"epoch": 2**64}, "epoch: 18446744073709551616 is more than 18446744073709551615"),
         ({"time_to_live": "long"}, "time_to_live: 'long' is not a duration"),
     ]

@@ -58,7 +58,7 @@ def test_a_gift_is_taken_back_two_seconds_after_it_was_given_and_not_before() ->
     """
     one = Taker()
     gift = one.given()
-    one.handoffs.gave(gift, 1000.0)
+    one.handoffs.note_given(gift, 1000.0)
     one.clock.now = 1001.9
     assert one.handoffs.check_timeouts(1001.9) == 1002.15
     assert (one.held, one.store.row("s-0")) == ([], gift)
@@ -73,8 +73,8 @@ def test_a_gift_is_taken_back_two_seconds_after_it_was_given_and_not_before() ->
 
 def test_the_next_call_is_due_when_the_first_gift_is() -> None:
     one = Taker()
-    one.handoffs.gave(one.given("s-0"), 1000.0)
-    one.handoffs.gave(one.given("s-1"), 1001.0)
+    one.handoffs.note_given(one.given("s-0"), 1000.0)
+    one.handoffs.note_given(one.given("s-1"), 1001.0)
     assert one.handoffs.check_timeouts(1000.5) == 1002.0
     assert one.handoffs.check_timeouts(1002.5) == 1003.0
     assert [lease.key for lease, _ in one.held] == ["s-0"]
@@ -83,7 +83,7 @@ def test_the_next_call_is_due_when_the_first_gift_is() -> None:
 def test_a_fleet_of_short_leases_waits_a_third_of_them_for_its_heirs() -> None:
     """With a lease of 3 s the giver waits 1 s, so that the gift does not expire first."""
     one = Taker(lease_seconds=3.0)
-    one.handoffs.gave(one.given(), 1000.0)
+    one.handoffs.note_given(one.given(), 1000.0)
     assert one.handoffs.check_timeouts(1000.5) == 1001.0
 
 
@@ -97,7 +97,7 @@ def test_many_gifts_are_taken_back_by_the_map_that_is_given() -> None:
         return map(function, leases)
 
     for key in ("s-0", "s-1"):
-        one.handoffs.gave(one.given(key), 1000.0)
+        one.handoffs.note_given(one.given(key), 1000.0)
     one.handoffs.check_timeouts(1002.0, each)
     assert (batches, [lease.key for lease, _ in one.held]) == ([2], ["s-0", "s-1"])
 
@@ -107,7 +107,7 @@ def test_an_unreachable_store_leaves_the_gift_to_be_taken_back_a_quarter_of_a_se
 ) -> None:
     """A store that does not respond is not called without a pause, and the lease does not stay unread."""
     one = Taker()
-    one.handoffs.gave(one.given(), 1000.0)
+    one.handoffs.note_given(one.given(), 1000.0)
     one.store.down = True
     assert one.handoffs.check_timeouts(1002.0) == 1002.25
     assert (one.held, one.doubted) == ([], [])
@@ -120,7 +120,7 @@ def test_an_unreachable_store_leaves_the_gift_to_be_taken_back_a_quarter_of_a_se
 def test_a_gift_taken_back_whose_answer_was_lost_is_doubted_and_not_held_at_once() -> None:
     """The table may name us as the owner, but we do not know when the write was applied."""
     one = Taker()
-    one.handoffs.gave(one.given(), 1000.0)
+    one.handoffs.note_given(one.given(), 1000.0)
     one.store.lose_replies = 1
     assert one.handoffs.check_timeouts(1002.0) == 1002.25
     assert one.handoffs.check_timeouts(1002.25) == math.inf
@@ -129,7 +129,7 @@ def test_a_gift_taken_back_whose_answer_was_lost_is_doubted_and_not_held_at_once
 
 def test_a_gift_that_was_accepted_in_time_stays_with_its_heir() -> None:
     one = Taker()
-    one.handoffs.gave(one.given(), 1000.0)
+    one.handoffs.note_given(one.given(), 1000.0)
     one.store.write(ClaimLease(one.store.row("s-0"), "bob"))
     assert one.handoffs.check_timeouts(1002.0) == math.inf
     assert (one.held, one.doubted, one.store.row("s-0").owner) == ([], [], "bob")
@@ -138,7 +138,7 @@ def test_a_gift_that_was_accepted_in_time_stays_with_its_heir() -> None:
 def test_two_threads_may_take_the_same_gift_back() -> None:
     """The slower thread does not fail, so its remaining renewals are written."""
     one = Taker()
-    one.handoffs.gave(one.given(), 1000.0)
+    one.handoffs.note_given(one.given(), 1000.0)
 
     def pass_while_another_thread_is_faster() -> None:
         one.store.passes = lambda: None
@@ -152,7 +152,7 @@ def test_two_threads_may_take_the_same_gift_back() -> None:
 def test_a_gift_whose_row_is_gone_is_forgotten() -> None:
     """A deleted row does not end the renewals of other leases by an error."""
     one = Taker()
-    one.handoffs.gave(Lease("s-9", owner="bob"), 1000.0)
+    one.handoffs.note_given(Lease("s-9", owner="bob"), 1000.0)
     assert one.handoffs.check_timeouts(1002.0) == math.inf
     assert (one.held, one.doubted) == ([], [])
 
@@ -161,24 +161,27 @@ def test_a_request_is_made_again_for_each_lease_that_was_asked_for_and_no_other(
     """Only gifts that were taken back are requested again."""
     one = Taker("bob")
     for key in ("s-0", "s-1"):
-        one.handoffs.asked(one.asked(key))
+        one.handoffs.note_request(one.asked(key))
     back = [Lease(key, owner="ann", yields=True) for key in ("s-0", "s-1", "s-2")]
-    assert one.handoffs.again(back) == (RequestHandoff(back[0], "ann", "H4"), RequestHandoff(back[1], "ann", "H4"))
+    assert one.handoffs.repeated_requests(back) == (
+        RequestHandoff(back[0], "ann", "H4"),
+        RequestHandoff(back[1], "ann", "H4"),
+    )
     # A pending request is not repeated, and a fulfilled one is over.
-    assert one.handoffs.again([one.store.row("s-0")]) == ()
-    one.handoffs.settled("s-0")
-    one.handoffs.settled("s-7")
-    assert one.handoffs.again(back) == (RequestHandoff(back[1], "ann", "H4"),)
+    assert one.handoffs.repeated_requests([one.store.row("s-0")]) == ()
+    one.handoffs.forget_request("s-0")
+    one.handoffs.forget_request("s-7")
+    assert one.handoffs.repeated_requests(back) == (RequestHandoff(back[1], "ann", "H4"),)
 
 
 def test_a_worker_that_leaves_takes_back_its_requests_and_forgets_them() -> None:
     """An owner does not drain a lease for a worker that has left."""
     one = Taker("bob")
     for key in ("s-0", "s-1"):
-        one.handoffs.asked(one.asked(key))
+        one.handoffs.note_request(one.asked(key))
     one.handoffs.withdraw()
     assert [one.store.row(key).next_owner for key in ("s-0", "s-1")] == [None, None]
-    assert one.handoffs.again([Lease("s-0", owner="ann", yields=True)]) == ()
+    assert one.handoffs.repeated_requests([Lease("s-0", owner="ann", yields=True)]) == ()
     count = len(one.store.writes)
     one.handoffs.withdraw()
     assert len(one.store.writes) == count
@@ -187,7 +190,7 @@ def test_a_worker_that_leaves_takes_back_its_requests_and_forgets_them() -> None
 def test_one_request_that_cannot_be_taken_back_keeps_no_other(caplog: pytest.LogCaptureFixture) -> None:
     one = Taker("bob")
     for key in ("s-0", "s-1"):
-        one.handoffs.asked(one.asked(key))
+        one.handoffs.note_request(one.asked(key))
     one.store.write(StealLease(one.store.row("s-0"), "cyd"))
     one.store.lose_replies = 1
     one.handoffs.withdraw()

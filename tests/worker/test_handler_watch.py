@@ -44,7 +44,7 @@ class Watched:
             self.slow.append((holding.key, seconds))
 
         self.dispatcher = Dispatcher(
-            self.executor, again=self.again.append, end=lambda reason: self.reasons.append(repr(reason))
+            self.executor, wake=self.again.append, end=lambda reason: self.reasons.append(repr(reason))
         )
         self.handling = Handling(lambda _batch: None, slow=slow, **self.policy)  # type: ignore[arg-type]
 
@@ -174,9 +174,7 @@ def test_where_all_threads_hang_the_batch_is_withdrawn() -> None:
     watched = Watched()
     watched.begin()
     watched.executor.stuck = True
-    assert watched.look(1.0) == GivenUp(
-        "no thread is free to hand its records over: as many as there may be hang in handlers"
-    )
+    assert watched.look(1.0) == GivenUp("no thread is free for its records: all threads hang in handlers")
     watched.executor.stuck = False
     assert isinstance(watched.begin(), Running), "another worker gave it back"
 
@@ -202,7 +200,7 @@ def test_a_call_that_cannot_begin_says_why(why: str) -> None:
         return
     watched.at_work()
     watched.look(8.0)
-    assert watched.begin() == GivenUp("a handler that was given up is still at work on it")
+    assert watched.begin() == GivenUp("a handler that was given up is still running")
 
 
 def test_without_a_limit_a_handler_may_take_for_ever() -> None:

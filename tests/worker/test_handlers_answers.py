@@ -9,7 +9,7 @@ from attrs import define, fields
 from reading_bench import ReaderHarness
 
 from leasehold.adapters.consumer.attempts import Attempts
-from leasehold.adapters.consumer.handling import Ending, Handling, Unhandled, fault_from, fault_of, takes
+from leasehold.adapters.consumer.handling import Ending, Handling, Unhandled, accepts, as_fault, fault_in_result
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.stores.printable import said
 
@@ -23,7 +23,7 @@ class Given:
 
 def judge(given: object, *names: str) -> None:
     """Check a callable that is called with these arguments (by default, `batch` alone)."""
-    takes(*names or ("batch",))(None, fields(Given).handler, given)
+    accepts(*names or ("batch",))(None, fields(Given).handler, given)
 
 
 def plain(_batch: object) -> None:
@@ -107,7 +107,7 @@ def test_a_callable_that_does_not_fit_is_refused_with_the_names_of_its_arguments
 def test_a_coroutine_that_nobody_awaits_is_closed() -> None:
     """Python does not warn of it when it is garbage-collected."""
     left = later(None)
-    assert str(fault_of(left)).startswith("it returned a value (coroutine): ")
+    assert str(fault_in_result(left)).startswith("it returned a value (coroutine): ")
     assert inspect.getcoroutinestate(left) == inspect.CORO_CLOSED
 
 
@@ -116,7 +116,7 @@ def test_a_coroutine_that_nobody_awaits_is_closed() -> None:
 )
 def test_a_base_exception_becomes_an_exception_with_its_cause(error: BaseException, kind: type[Unhandled]) -> None:
     """The policy for failed batches handles it, and a call that asked for the end is not retried."""
-    fault = fault_from(error)
+    fault = as_fault(error)
     assert (type(fault), str(fault), fault.__cause__) == (kind, f"it raised {said(error)}", error)
 
 
@@ -126,8 +126,8 @@ def test_a_log_line_says_what_failed_and_where_with_the_traceback_of_what_was_ra
     """The line names the records, and repeats neither the user's message nor the worker's own stack frames."""
     batch, odd, plain = Batch((Record(b"", "7"), Record(b"", "8")), None, 0.0, 0.0), GeneratorExit(), ValueError("text")
     attempts = Attempts(Handling(lambda _batch: None), ReaderHarness().holding, lambda least, _most: least)
-    for fault in (plain, Unhandled("it is odd"), fault_from(odd)):
-        attempts.failed(attempts.piece(batch), fault)
+    for fault in (plain, Unhandled("it is odd"), as_fault(odd)):
+        attempts.after_failure(attempts.next_piece(batch), fault)
     assert caplog.messages == [
         "shard s-0: its handler raised ValueError on records 7 to 8, attempt 1 of 5",
         "shard s-0: its handler failed on records 7 to 8, attempt 2 of 5: it is odd",

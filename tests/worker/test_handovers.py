@@ -36,7 +36,7 @@ class Told:
     dispatcher: Dispatcher = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.dispatcher = Dispatcher(self.executor, again=self._again, end=self.reasons.append, fatal=(Fatal,))
+        self.dispatcher = Dispatcher(self.executor, wake=self._again, end=self.reasons.append, fatal=(Fatal,))
 
     def _again(self, key: str) -> None:
         self.again.append(key)

@@ -76,8 +76,8 @@ def test_numbers_that_fall_stop_the_shard(caplog: pytest.LogCaptureFixture) -> N
     reading = harness.reading()
     harness.steps(reading, 4)
     message = (
-        "it cannot be read: its sequence numbers fall, from 151 to 101: was the stream made anew? --if-recreated "
-        "TRIM_HORIZON or LATEST has its leases begin anew; `leasehold reset` sets this one back"
+        "it cannot be read: its sequence numbers fall, from 151 to 101: was the stream recreated? --if-recreated "
+        "TRIM_HORIZON or LATEST restarts its leases; `leasehold reset` sets this one back"
     )
     assert (harness.handed, harness.store.row("s-0").checkpoint) == ([data(2, 50)], Position("151"))
     assert [text for text in caplog.messages if "fall" in text] == [
@@ -182,7 +182,7 @@ def test_a_reading_that_waits_for_room_is_woken_by_its_name_and_measures_from_th
     woken: list[str] = []
     budget = MemoryBudget(1, woken.append)
     harness, other = ReaderHarness(ShardRecords(records(5))), budget.share("other")
-    assert other.ask()
+    assert other.request()
     reading = harness.reading(budget)
     harness.steps(reading, 3)
     assert (harness.handed, woken) == ([], [])

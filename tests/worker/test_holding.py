@@ -162,7 +162,7 @@ def test_a_table_that_was_set_back_is_said_once_and_moved_forward_again(caplog: 
     assert holding.renew()
     assert holding.contradiction == (
         "lease s-0 is at TRIM_HORIZON in the table, and its owner had stored 5: was the table set back? The next "
-        "checkpoint moves it forward again; look at the rows of shards that nobody reads"
+        "checkpoint moves it forward again; check the rows of shards that no worker reads"
     )
     assert holding.checkpoint(Position("6"))
     assert (store.row("s-0").checkpoint, caplog.messages) == (Position("6"), [holding.contradiction])

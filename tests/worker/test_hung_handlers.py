@@ -44,7 +44,7 @@ class Hung:
 
     def __attrs_post_init__(self) -> None:
         self.harness.does = self.hang
-        self.dispatcher = Dispatcher(self.threads, again=lambda _key: self.ended.set())
+        self.dispatcher = Dispatcher(self.threads, wake=lambda _key: self.ended.set())
         self.reading = self.read()
 
     def read(self) -> LeaseReader:
@@ -182,7 +182,7 @@ def test_a_shard_has_never_two_handlers_at_work_here(limited: Hung, caplog: pyte
     harness.worker.turn(harness.clock.now)
     limited.reading = limited.read()
     harness.steps(limited.reading, 3)
-    assert "shard s-0 stops here: a handler that was given up is still at work on it; released" in caplog.text
+    assert "shard s-0 stops here: a handler that was given up is still running; released" in caplog.text
     assert (harness.handed, harness.store.row("s-0").owner) == ([data(5)], None)
     limited.let_go()
     # Its thread logs this after it has woken the reader.

@@ -123,6 +123,7 @@ def test_a_dynamodb_event_has_the_published_form() -> None:
         ({"batchItemFailures": []}, None),
         ({"batchItemFailures": [{"itemIdentifier": "8"}]}, 1),
         ({"batchItemFailures": [{"itemIdentifier": "10"}, {"itemIdentifier": "8"}]}, 1),
+        ({"batchItemFailures": [{"itemIdentifier": "8"}, {"itemIdentifier": "8"}]}, 1),
         ({"batchItemFailures": [{"itemIdentifier": "7"}]}, 0),
         ({"batchItemFailures": [{"itemIdentifier": "9"}]}, 2),
     ],

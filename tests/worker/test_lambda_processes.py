@@ -6,9 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
+from uuid import uuid4
 
 import pytest
 from attrs import define, field
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 from reading_bench import ReaderHarness, data
 from waiters import WAIT, until
 
+import leasehold
 from leasehold.adapters.consumer.handling import Delivery
 from leasehold.adapters.consuming import consumption
 from leasehold.adapters.lambda_handlers import ReportedFailure, function_settings
@@ -24,7 +27,7 @@ from leasehold.adapters.lambda_processes import FunctionProcess, ParallelFunctio
 from leasehold.adapters.options import Options
 from leasehold.adapters.sources.protocol import Record
 from leasehold.balancer.model import Lease, Position
-from leasehold_lab.simulator.world.world import ListSource, ShardRecords
+from leasehold_lab.simulator.world.world import ListSource, ShardRecords, even_shards
 
 REPORTING = function_settings("lambda:app.handler?report_batch_item_failures=true")
 
@@ -158,7 +161,8 @@ def test_every_record_succeeds_once_and_in_order_of_its_key(
 
 
 APP = """
-import json, os, signal, sys, time
+import json, os, re, signal, sys, time
+from base64 import b64decode
 from pathlib import Path
 FOLDER = Path({folder!r})
 COUNTS = dict()
@@ -176,6 +180,9 @@ def handler(event, context):
             what = doing.read_text()
             doing.unlink()
             exec(what)
+    with (FOLDER / "handled").open("a") as handled:
+        for record in event["Records"]:
+            handled.write(record["eventID"] + " " + b64decode(record["kinesis"]["data"]).decode() + "\\n")
     return {{"batchItemFailures": []}}
 """
 
@@ -195,6 +202,12 @@ class App:
         path = self.folder / "calls"
         lines = path.read_text().split("\n")[:-1] if path.exists() else []
         return [tuple(json.loads(line)) for line in lines]
+
+    def handled(self) -> list[tuple[str, int]]:
+        """Return the shard and the number of each record that a call has finished with, in the order of calls."""
+        path = self.folder / "handled"
+        lines = path.read_text().split("\n")[:-1] if path.exists() else []
+        return [(line.partition(":")[0], int(line.rpartition(" ")[2])) for line in lines]
 
 
 @pytest.fixture
@@ -234,6 +247,94 @@ def test_each_part_is_called_in_a_process_of_its_own_and_its_faults_fail_the_bat
         function.close()
 
 
+@pytest.mark.parametrize(
+    ("hang", "attempts", "dead"),
+    [
+        pytest.param("time.sleep(1000)", 2, [], id="once"),
+        pytest.param(
+            "doing.write_text(what); os.kill(os.getpid(), signal.SIGSTOP)",
+            1,
+            [("s-0", 1), ("s-0", 3)],
+            id="always",
+            marks=pytest.mark.more,
+        ),
+    ],
+)
+def test_a_call_that_hangs_costs_an_attempt_and_its_process(
+    app: App, hang: str, attempts: int, dead: list[tuple[str, int]]
+) -> None:
+    """The batch is tried again in another process, and a record that always hangs goes to the dead letter."""
+    letters = list[tuple[str, int]]()
+
+    def take(delivery: Delivery, _error: Exception) -> None:
+        letters.extend((delivery.shard, int(record.data)) for record in delivery.records)
+
+    listed = even_shards(("s-0", "s-1"))
+    keys = {"s-0": APART * 2, "s-1": (5, 6) * 2}
+    source = ListSource(listed, {shard: ShardRecords(keyed(keys[shard]), size=2) for shard in keys})
+    app.does(APART[1], hang)
+    worker = leasehold.worker(
+        source,
+        f"lambda:{app.name}.handler",
+        leases=f"memory://{uuid4()}",
+        initial_position="TRIM_HORIZON",
+        concurrency=2,
+        handler_seconds=1.0,
+        attempts=attempts,
+        dead_letter=take,
+    )
+    everything = {(shard, number) for shard in keys for number in range(4)}
+    with worker:
+        until(lambda: {*app.handled(), *letters} == everything, "everything is handled or dead-lettered")
+    assert letters == dead
+    handled = app.handled()
+    assert sorted(handled) == sorted(everything - {*dead})  # nothing is repeated that another process has handled
+    for shard, number in everything:
+        key = [each for each in handled if each[0] == shard and each[1] % 2 == number % 2]
+        assert key == sorted(key)
+    calls_of_hung = [process for process, texts, _ in app.calls() if f"k-{APART[1]}" in texts]
+    assert len({*calls_of_hung}) == len(calls_of_hung) - (not dead)  # each call that hung had its own process
+    until(lambda: not any(running(process) for process, _, _ in app.calls()), "the processes have ended")
+
+
+@contextmanager
+def called_in_one_process(app: App, limit: float) -> Iterator[Callable[[bytes], None]]:
+    """Return a function that calls the app with one record, which may take this many seconds."""
+    options = Options(concurrency=1, handler_seconds=limit)
+    function = consumption(ListSource(), "memory://x", f"lambda:{app.name}.handler", options).function
+    assert isinstance(function, ParallelFunction)
+
+    def call(number: bytes) -> None:
+        record = Record(number, "100", partition_key="k-1")
+        function(Delivery([record], record.position, None, Held(1)))
+
+    try:
+        yield call
+    finally:
+        function.close()
+
+
+def test_a_slow_import_does_not_use_up_the_time_of_a_call(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a call that follows the start of a process could never end in time."""
+    path = app.folder / f"{app.name}.py"
+    path.write_text("import os, time\nif os.environ.get('SLOW'): time.sleep(1.5)\n" + path.read_text())
+    with called_in_one_process(app, 1.0) as call:
+        monkeypatch.setenv("SLOW", "1")
+        call(b"0")
+    assert app.handled() == [("s-0", 0)]
+
+
+def test_a_process_that_was_stopped_takes_no_longer_than_another_to_fail(app: App) -> None:
+    """It reads nothing, and the call may be larger than what the system holds for it."""
+    with called_in_one_process(app, 1.0) as call:
+        call(b"0")
+        os.kill(app.calls()[0][0], signal.SIGSTOP)
+        with pytest.raises(ReportedFailure):
+            call(b"1" * 10**6)
+        call(b"2")
+    assert app.handled() == [("s-0", 0), ("s-0", 2)]
+
+
 WORKER = """
 import leasehold
 from leasehold.adapters.sources.protocol import Record
@@ -251,7 +352,9 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
 def test_the_processes_end_with_their_worker(app: App, end: signal.Signals) -> None:
     """Also those whose call never returns, if the worker is killed; a drain waits for calls."""
-    hang = "time.sleep(1000)" if end == signal.SIGKILL else "time.sleep(0.5); print('slept')"
+    # The interpreter's lock is held meanwhile, so nothing that is written in Python could end the process.
+    backtracking = "re.match('(a+)+$', 'a' * 50 + 'b')"
+    hang = backtracking if end == signal.SIGKILL else "time.sleep(0.5); print('slept')"
     app.does(1, hang)
     (app.folder / "worker.py").write_text(WORKER.format(name=app.name))
     worker = subprocess.Popen(

@@ -118,7 +118,7 @@ def test_a_dispatcher_that_fails_ends_the_run(monkeypatch: pytest.MonkeyPatch) -
     store, handled, broken = FaultyStore(), Event(), Event()
     runner = Runner(joined(store, stream_of_five()), lambda _delivery: handled.set())
     schedule = runner._lease_readers.schedule  # noqa: SLF001  nothing public makes it fail
-    take = schedule._take  # noqa: SLF001  likewise
+    take = schedule._process_message  # noqa: SLF001  likewise
 
     def fail_once(message: ScheduleMessage) -> None:
         take(message)
@@ -127,7 +127,7 @@ def test_a_dispatcher_that_fails_ends_the_run(monkeypatch: pytest.MonkeyPatch) -
             raise MemoryError
 
     monkeypatch.setattr("leasehold.adapters.consumer.schedule.FAULT_SECONDS", 0.0)
-    monkeypatch.setattr(schedule, "_take", fail_once)
+    monkeypatch.setattr(schedule, "_process_message", fail_once)
     ran = Ran(runner)
     assert ran.ended()
     assert "MemoryError" in str(ran.faults[0])

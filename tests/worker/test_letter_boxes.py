@@ -61,23 +61,23 @@ def test_a_letter_in_a_folder_is_whole_and_on_disk(tmp_path: Path, monkeypatch: 
 
 def test_a_letter_that_cannot_take_its_name_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / FULL.name).mkdir()
-    with pytest.raises(DeadLetterError, match=r"^no letter could be written: "):
+    with pytest.raises(DeadLetterError, match=r"^the dead letter could not be written: "):
         FolderSink(tmp_path).put(FULL)
     assert [path.name for path in tmp_path.iterdir()] == [FULL.name]
-    with pytest.raises(DeadLetterError, match=r"^a letter could not be read: "):
+    with pytest.raises(DeadLetterError, match=r"^a dead letter could not be read: "):
         FolderSink(tmp_path).get(FULL.name)
-    with pytest.raises(DeadLetterError, match=r"^a letter could not be removed: "):
+    with pytest.raises(DeadLetterError, match=r"^a dead letter could not be removed: "):
         FolderSink(tmp_path).remove(FULL.name)
 
 
 def test_a_folder_that_is_gone_is_a_fault_of_letters(tmp_path: Path) -> None:
     """A replay reports it without a traceback, instead of finding no dead letters."""
     gone = FolderSink(tmp_path / "gone")
-    with pytest.raises(DeadLetterError, match=r"^no letter could be written: "):
+    with pytest.raises(DeadLetterError, match=r"^the dead letter could not be written: "):
         gone.put(FULL)
-    with pytest.raises(DeadLetterError, match=r"^no letters could be listed: "):
+    with pytest.raises(DeadLetterError, match=r"^the dead letters could not be listed: "):
         gone.names()
-    with pytest.raises(DeadLetterError, match=r"^a letter could not be removed: "):
+    with pytest.raises(DeadLetterError, match=r"^a dead letter could not be removed: "):
         gone.remove("x")
     assert gone.get("x") is None
 
@@ -101,7 +101,7 @@ def test_a_folder_is_made_for_letters_to_be_put_and_not_for_those_to_be_taken(tm
     assert name == FULL.name
     assert evolve(dead_letter_from(letters.get(name) or b""), time_ms=8) == evolve(FULL, attempts=3)
     (tmp_path / "file").touch()
-    with pytest.raises(DeadLetterError, match=r"^letters cannot be kept there: "):
+    with pytest.raises(DeadLetterError, match=r"^dead letters cannot be stored there: "):
         dead_letters(f"file://{tmp_path}/file")
 
 
@@ -251,7 +251,7 @@ def test_a_stream_of_letters_has_one_name(kinesis: Kinesis, name: str) -> None:
 
 def test_a_box_that_cannot_be_opened_is_said_with_the_word_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error says which of the URLs is wrong."""
-    with pytest.raises(ValueError, match=r"^letters URL: letters in a stream want --store"):
+    with pytest.raises(ValueError, match=r"^letters URL: dead letters in a stream need --store"):
         open_dead_letters("kinesis://orders?endpoint=http://h:1")
     with pytest.raises(ValueError, match=r"^stream URL: records can be put back into kinesis://STREAM$"):
         open_stream("file://x")

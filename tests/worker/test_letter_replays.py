@@ -56,10 +56,10 @@ def test_each_letter_is_handed_over_in_order_and_removed_when_it_is_done() -> No
     folder.failing = {second.name: ValueError("again")}
     assert replay(folder, folder.deliver, folder.tell) == ReplayVerdict(done=2, failed=1, strange=4)
     assert folder.did == [
-        "a.txt: it is named as no letter is",
-        "z.txt: it is named as no letter is",
-        "1-0-x-y.json: it is no letter: it is not JSON",
-        "2-0-x-y.json: it is no letter: it is not JSON",
+        "a.txt: its name is not that of a dead letter",
+        "z.txt: its name is not that of a dead letter",
+        "1-0-x-y.json: it is not a dead letter: it is not JSON",
+        "2-0-x-y.json: it is not a dead letter: it is not JSON",
         f"deliver {first.name}",
         f"remove {first.name}",
         f"deliver {second.name}",

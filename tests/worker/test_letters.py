@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from written_letters import letter
 
 from leasehold.adapters.cli.main import app
-from leasehold.adapters.consumer.dead_letters.dead_letter import DeadLetterEntry, dead_letter_from, place_of
+from leasehold.adapters.consumer.dead_letters.dead_letter import DeadLetterEntry, dead_letter_from, sort_key_of
 from leasehold.adapters.consumer.dead_letters.objects import ObjectSink
 from leasehold.adapters.consumer.dead_letters.replaying import DeadLetterHolding, HandlerCalls, ReplayVerdict, replay
 from leasehold.adapters.consumer.dead_letters.sinks import FolderSink, dead_letters, open_dead_letters
@@ -128,12 +128,12 @@ def test_a_letter_that_cannot_be_written_stops_the_shard(tmp_path: Path, caplog:
     row = harness.store.row("s-0")
     assert (row.owner, row.checkpoint, harness.happened) == (None, TRIM_HORIZON, ["initialize", "stopped"])
     # The status names the sink, and so does the log.
-    sink = f"{url(tmp_path / 'letters')}: no letter could be written"
+    sink = f"{url(tmp_path / 'letters')}: the dead letter could not be written"
     why = f"{sink}: No such file or directory"
-    assert f"neither its handler nor the dead letter took record 100.0: DeadLetterError: {why}" in caplog.text
+    assert f"neither its handler nor the dead letter accepted record 100.0: DeadLetterError: {why}" in caplog.text
     progress = progress_of(row)
     assert progress is not None
-    cause = f"its handler raised ValueError; the dead letter did not take the record: {sink}"
+    cause = f"its handler raised ValueError; the dead letter did not accept the record: {sink}"
     assert progress.cause.startswith(cause)  # a row keeps only the beginning of a long one
     # Another attempt fails in the handler first, and the dead letter is still the cause.
     after = ProgressMeter(row, "a-2")
@@ -188,8 +188,8 @@ def test_a_file_that_is_no_letter_stays_and_is_said(tmp_path: Path) -> None:
     assert done.exit_code == 2  # it does not accept a batch
     done = CliRunner().invoke(app, ["replay", url(folder), "--handler", f"{__name__}:taken", "--json"])
     assert (done.exit_code, json.loads(done.stdout)) == (1, {"done": 1, "failed": 0, "strange": 2})
-    assert "notes.txt stays: it is named as no letter is" in done.stderr
-    assert "it is no letter: it is not JSON" in done.stderr
+    assert "notes.txt stays: its name is not that of a dead letter" in done.stderr
+    assert "it is not a dead letter: it is not JSON" in done.stderr
 
 
 def taken(_delivery: Delivery) -> None:
@@ -213,7 +213,7 @@ TAKEN, STORE = ("--handler", "json:dumps"), ("--store", "memory://x")
         (["file:///nowhere/at/all"], 2, "choose one of --handler module:function and --to"),
         (["file:///nowhere/at/all", *TAKEN], 1, "there is no folder '/nowhere/at/all'"),
         (["file://", *TAKEN], 2, "it names no folder"),
-        (["kinesis://letters", *TAKEN], 2, "letters in a stream want --store"),
+        (["kinesis://letters", *TAKEN], 2, "dead letters in a stream need --store"),
         (["file:///tmp", *TAKEN, *STORE], 2, "--store: it goes with letters in a stream"),
         (["file:///tmp", *TAKEN, "--from", "now-1h"], 2, "--from: it goes with letters in a stream"),
         (["kinesis://letters", *TAKEN, *STORE, "--from", "LATEST"], 2, "--from: a replay begins at TRIM_HORIZON"),
@@ -289,7 +289,7 @@ def lying(sink: FolderSink | ObjectSink, letters: list[DeadLetterEntry]) -> list
     """Write all, each a second time by another worker, and return what is there."""
     for entry in (*letters, *(evolve(entry, worker="w-3", attempts=11, text="again") for entry in letters)):
         sink.put(entry)
-    assert all(place_of(name) for name in sink.names())
+    assert all(sort_key_of(name) for name in sink.names())
     return [dead_letter_from(sink.get(name) or b"") for name in sink.names()]
 
 
@@ -367,6 +367,6 @@ def test_a_replay_goes_on_behind_letters_that_cannot_be_read(tmp_path: Path) -> 
     assert json.loads(done.stdout.splitlines()[-1]) == {"done": 3, "failed": 0, "strange": 2}
     assert done.exit_code == 1
     first, second = done.stderr.splitlines()
-    assert first.startswith(f"leasehold replay: {unreadable[0].name} stays: a letter could not be read: ")
-    assert second == f"leasehold replay: {unreadable[1].name} stays: it is no letter: it is not JSON"
+    assert first.startswith(f"leasehold replay: {unreadable[0].name} stays: a dead letter could not be read: ")
+    assert second == f"leasehold replay: {unreadable[1].name} stays: it is not a dead letter: it is not JSON"
     assert sorted(tmp_path.iterdir())[:2] == sorted(unreadable)

@@ -112,10 +112,10 @@ def test_letters_of_a_stream_are_counted_by_what_became_of_them(monkeypatch: pyt
     again = [evolve(letter(2), error="ValueError", text="again"), evolve(letter(4), error="OSError", text="too")]
     assert stream.put == [evolve(entry, alone=1, worker="r-1", time_ms=9008) for entry in again]
     assert stream.told == [
-        "the letter at 1001: ValueError: again",
-        "the letter at 1002: it is no letter: it is not JSON",
-        "the letter at 1001: OSError: too",
-        "the letter at 1002: it is no letter: data: it is missing",
+        "the dead letter at 1001: ValueError: again",
+        "the dead letter at 1002: it is not a dead letter: it is not JSON",
+        "the dead letter at 1001: OSError: too",
+        "the dead letter at 1002: it is not a dead letter: data: it is missing",
     ]
     assert stream.behind == [Position(str(1000 + index)) for index in (0, 1, 2, 0, 1, 2)]
     assert stream.seconds == [0.5]
@@ -162,7 +162,7 @@ def test_an_end_that_a_handler_or_a_signal_asks_for_is_no_end_of_the_letters(mon
     with pytest.raises(SystemExit) as end:
         Stream(ends).replay(monkeypatch)
     assert end.value.code == 3
-    with pytest.raises(DeadLetterError, match=r"^it was told to end before all letters were handed over"):
+    with pytest.raises(DeadLetterError, match=r"^it was stopped before all dead letters were replayed"):
         Stream(lambda _stream: False).replay(monkeypatch)
 
 

@@ -9,7 +9,7 @@ from waiters import Clock
 
 from leasehold.adapters.worker.annotations import Identity
 from leasehold.adapters.worker.holding import Holding
-from leasehold.adapters.worker.renewing import news
+from leasehold.adapters.worker.renewing import bulletin_renewals
 from leasehold.balancer.actions import Steal
 from leasehold.balancer.bulletin import CALL, bulletin_annotations, bulletin_of
 from leasehold.balancer.config import Config
@@ -212,6 +212,6 @@ def test_news_is_told_on_the_row_that_readers_know() -> None:
         identity = Identity("ann", "p-1")
         rows = [store.row(key) for key in keys]
         held = [Holding(store, row, identity=identity, clock=Clock(), begun=0.0, lease_seconds=10.0) for row in rows]
-        return [holding.key for holding, _ in news(held, "ann")]
+        return [holding.key for holding, _ in bulletin_renewals(held, "ann")]
 
     assert (told("s-1", "s-5"), told("s-1", "s-5", "s-3"), told()) == (["s-5"], ["s-3", "s-5"], [])

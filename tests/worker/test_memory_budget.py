@@ -12,14 +12,15 @@ from waiters import Clock
 
 from leasehold.adapters.consumer.handler_consumer import handler_reader
 from leasehold.adapters.consumer.handling import Delivery, Handling
-from leasehold.adapters.consumer.memory import LEAST_BYTES, MemoryBudget, MemoryShare
+from leasehold.adapters.consumer.memory import MIN_BYTES, MemoryBudget, MemoryShare
 from leasehold.adapters.sources.protocol import Batch, Reader, Record
+from leasehold.adapters.threads import ThreadScheduler
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Lease, Position
 from leasehold_lab.simulator.world.world import ListSource, ShardRecords, even_shards, records
 
-MOST = 5 * LEAST_BYTES
+MOST = 5 * MIN_BYTES
 
 
 def share_of(budget: MemoryBudget, key: str, size: int) -> MemoryShare:
@@ -49,7 +50,7 @@ class LeaseReaders:
 
     def ask(self, number: int) -> None:
         share = share_of(self.budget, f"s-{number}", self.draw.randint(1, 2 * MOST))
-        if share.ask():
+        if share.request():
             self.read(share)
         else:
             self.asking.append(share)
@@ -58,7 +59,7 @@ class LeaseReaders:
         """Ask again with a waiting reader; if it was admitted meanwhile, it was notified."""
         for share in self.draw.sample(self.asking, min(1, len(self.asking))):
             woken = share.key in self.woken
-            if share.ask():
+            if share.request():
                 assert woken or share is self.asking[0]
                 self.asking.remove(share)
                 self.read(share)
@@ -75,7 +76,7 @@ class LeaseReaders:
     def attempt(self, _number: int) -> None:
         """Its turn has come: it has its batch, or knows that there is none."""
         for share in self.draw.sample([*self.holding], min(1, len(self.holding))):
-            gone = share.take_up() is None
+            gone = share.protect() is None
             assert gone is (share not in self.budget.taken) is share.dropped
             share.dropped = False
             if gone:
@@ -98,7 +99,7 @@ class LeaseReaders:
         for share in self.holding:
             share.clear()
         for share in self.asking:
-            assert share.ask(), "all others are gone, or were let in before"
+            assert share.request(), "all others are gone, or were let in before"
             share.clear()
         assert self.budget.used == 0
 
@@ -118,23 +119,25 @@ def test_a_batch_larger_than_the_bound_goes_alone() -> None:
     woken: list[str] = []
     budget = MemoryBudget(MOST, woken.append)
     small, large, later = (share_of(budget, key, size) for key, size in (("a", 1), ("b", 2 * MOST), ("c", 1)))
-    assert [share.ask() for share in (small, large, later)] == [True, False, False], "in the order in which they ask"
+    assert [share.request() for share in (small, large, later)] == [True, False, False], (
+        "in the order in which they ask"
+    )
     small.clear()
-    assert (woken, large.ask(), later.ask()) == (["b"], True, False)
+    assert (woken, large.request(), later.request()) == (["b"], True, False)
     large.clear()
-    assert (woken, later.ask()) == (["b", "c"], True)
+    assert (woken, later.request()) == (["b", "c"], True)
 
 
 def test_the_batch_that_would_wait_longest_is_forgotten_first() -> None:
     """A shard whose next attempt is due soon does not have to read its batch again."""
     budget = MemoryBudget(MOST)
-    soon, late, other = (share_of(budget, key, 2 * LEAST_BYTES) for key in "abc")
+    soon, late, other = (share_of(budget, key, 2 * MIN_BYTES) for key in "abc")
     for share, due in ((soon, 1.0), (late, 9.0)):
-        assert share.ask()
-        share.hold(batch(2 * LEAST_BYTES))
+        assert share.request()
+        share.hold(batch(2 * MIN_BYTES))
         share.idle(due)
-    assert other.ask()
-    assert (soon.take_up(), late.take_up()) == (batch(2 * LEAST_BYTES), None)
+    assert other.request()
+    assert (soon.protect(), late.protect()) == (batch(2 * MIN_BYTES), None)
     assert (soon.dropped, late.dropped) == (False, True)
 
 
@@ -142,11 +145,11 @@ def test_a_batch_that_was_taken_up_again_is_not_forgotten() -> None:
     """A batch is not dropped while its handler has it, and so is not processed twice."""
     budget = MemoryBudget(MOST)
     share, other = (share_of(budget, key, MOST) for key in "ab")
-    assert share.ask()
+    assert share.request()
     share.hold(batch(MOST))
     share.idle(1.0)
-    share.take_up()
-    assert not other.ask()
+    share.protect()
+    assert not other.request()
     assert (share.batch, share.dropped) == (batch(MOST), False)
 
 
@@ -155,7 +158,7 @@ def test_a_batch_smaller_than_was_asked_for_lets_in_who_waits() -> None:
     woken: list[str] = []
     budget = MemoryBudget(MOST, woken.append)
     share, other = (share_of(budget, key, MOST) for key in "ab")
-    assert [asking.ask() for asking in (share, other)] == [True, False]
+    assert [asking.request() for asking in (share, other)] == [True, False]
     share.hold(batch(0))
     assert (woken, budget.used) == (["b"], MOST)
 
@@ -165,7 +168,7 @@ def test_who_leaves_the_line_is_not_let_in_afterwards() -> None:
     woken: list[str] = []
     budget = MemoryBudget(MOST, woken.append)
     share, other = (share_of(budget, key, MOST) for key in "ab")
-    assert [asking.ask() for asking in (share, other)] == [True, False]
+    assert [asking.request() for asking in (share, other)] == [True, False]
     other.clear()
     share.clear()
     assert (woken, budget.used) == ([], 0)
@@ -194,10 +197,17 @@ class Crowd:
     def run(self, seconds: float, **policy: float) -> Worker:
         """Run all readers for this long."""
         names = tuple(f"s-{number:03}" for number in range(self.shards))
-        pages = [Record(bytes(LEAST_BYTES), str(number)) for number in range(3)]
+        pages = [Record(bytes(MIN_BYTES), str(number)) for number in range(3)]
         source = ListSource(even_shards(names), {name: ShardRecords(list(pages), size=1) for name in names})
         config, consumer = Config(lease_seconds=600.0, initial_position=TRIM_HORIZON), Kept()
-        worker = Worker(store=FaultyStore(), source=source, me="a", config=config, consumer=consumer, clock=self.clock)
+        worker = Worker(
+            store=FaultyStore(),
+            source=source,
+            me="a",
+            config=config,
+            consumer=consumer,
+            scheduler=ThreadScheduler(self.clock),
+        )
         due = self.clock.now
         while len(worker.holdings) < self.shards:
             self.clock.now = due
@@ -249,7 +259,7 @@ def test_a_batch_that_was_forgotten_and_read_again_has_the_attempts_that_were_le
     reading, other = handler_reader(harness.worker, harness.holding, policy, budget), budget.share("other")
     while not harness.holding.lost.is_set():
         harness.steps(reading, 1)
-        assert other.ask(), "nothing is held but what may be forgotten"
+        assert other.request(), "nothing is held but what may be forgotten"
         other.clear()
         harness.worker.renew(harness.clock.now)
     assert harness.handed == [data(5)] * 3
@@ -269,7 +279,7 @@ def test_a_batch_that_was_forgotten_before_the_first_checkpoint_is_read_again_fr
     harness.steps(reading, 1)
     harness.shard_log.records += records(3, 2)
     harness.steps(reading, 1)
-    assert other.ask(), "the batch that failed is forgotten"
+    assert other.request(), "the batch that failed is forgotten"
     other.clear()
     harness.steps(reading, 4)
     assert harness.handed == [data(3, 2), data(3, 2)]
@@ -277,11 +287,11 @@ def test_a_batch_that_was_forgotten_before_the_first_checkpoint_is_read_again_fr
 
 def test_many_failing_shards_hold_no_more_than_the_bound_and_starve_nobody() -> None:
     failing = frozenset(f"s-{number:03}" for number in range(190))
-    crowd = Crowd(200, MemoryBudget(50 * LEAST_BYTES), failing)
+    crowd = Crowd(200, MemoryBudget(50 * MIN_BYTES), failing)
     worker = crowd.run(120.0, least_wait_seconds=5.0, most_wait_seconds=60.0)
     assert len(worker.holdings) == 200
     assert crowd.done == {f"s-{number:03}": ["0", "1", "2"] for number in range(190, 200)}
-    assert crowd.most <= 50 * LEAST_BYTES
+    assert crowd.most <= 50 * MIN_BYTES
     assert min(crowd.handed[name] for name in failing) >= 2, "they are tried again, too"
     rows = {lease.key: lease.checkpoint for lease in worker.store.list().leases}
     assert {rows[name] for name in failing} == {TRIM_HORIZON}

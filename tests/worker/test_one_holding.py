@@ -56,7 +56,7 @@ def test_a_renewal_carries_the_measure_the_callers_notes_and_what_the_row_lacks(
     assert one.store.asked == [RenewLease(seen, (("b", "2"),))]
     assert (one.holding.renewed, one.holding.confirmed) == (1003.0, 1003.0)
     one.store.rewrite("s-0", lambda row: evolve(row, annotations=()))
-    one.holding.asked(one.row)
+    one.holding.note_next_owner(one.row)
     assert one.holding.annotate("c", "3")
     assert one.holding.renew((("b", "2"),))
     assert one.row.annotations == (("b", "2"), ("c", "3"), *SIGNED)
@@ -113,9 +113,9 @@ def test_a_request_seen_in_a_listing_counts_unless_we_wrote_since() -> None:
     one = Held()
     old = one.row
     assert one.holding.renew()
-    one.holding.asked(evolve(old, next_owner="bob"))
+    one.holding.note_next_owner(evolve(old, next_owner="bob"))
     assert not one.holding.releasing
-    one.holding.asked(evolve(one.row, next_owner="bob", leaving=True))
+    one.holding.note_next_owner(evolve(one.row, next_owner="bob", leaving=True))
     assert (one.holding.lease.next_owner, one.holding.lease.leaving, one.holding.releasing) == ("bob", True, True)
 
 
@@ -273,7 +273,7 @@ def test_the_fate_of_a_deleted_row_is_told() -> None:
     assert one.holding.renew()
     one.store.rewrite("s-0", lambda row: counted(evolve(row, owner="bob", checkpoint=Position("70")), 2))
     assert not one.holding.renew()
-    further = "s-0, by another: what is between 40, where this worker was, and 70, may be unread"
+    further = "s-0, by another worker: records between 40, where this worker was, and 70, may be unread"
     assert one.remade == ["s-0 at 40", further]
 
 
@@ -339,7 +339,7 @@ def test_a_store_that_refuses_its_owner_three_times_is_not_asked_for_ever() -> N
     """The thread does not loop forever, and the contradiction is reported."""
     one = Held()
     one.store.refuses = (RenewLease,)
-    with pytest.raises(OutcomeUnknown, match="lease s-0: 3 writes were refused although we own it"):
+    with pytest.raises(OutcomeUnknown, match="lease s-0: 3 writes were rejected although we own it"):
         one.holding.renew()
     assert (len(one.store.asked), one.end) == (3, (False, ""))
 

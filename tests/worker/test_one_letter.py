@@ -8,16 +8,16 @@ from attrs import evolve
 from letter_samples import FULL, batch
 
 from leasehold.adapters.consumer.dead_letters.dead_letter import (
-    TEXT_MOST,
-    WHOLE_MOST,
+    MAX_ERROR_TEXT,
+    MAX_INTEGER,
     BadDeadLetter,
     DeadLetterEntry,
     dead_letter_for,
     dead_letter_from,
-    failed_again,
-    place_of,
+    sort_key_of,
+    with_failed_attempt,
 )
-from leasehold.adapters.consumer.handling import Unhandled, fault_from
+from leasehold.adapters.consumer.handling import Unhandled, as_fault
 from leasehold.adapters.sources.protocol import Record
 
 
@@ -53,8 +53,8 @@ def test_json_that_is_no_object_is_no_letter(line: bytes) -> None:
         dead_letter_from(line)
 
 
-TEXT, WHOLE = "it wants a text", "it wants a whole number"
-DECIMAL = "it wants a decimal number, as a text"
+TEXT, WHOLE = "it must be a string", "it must be a whole number"
+DECIMAL = "it must be a decimal number, as a string"
 
 
 @pytest.mark.parametrize(
@@ -66,8 +66,8 @@ DECIMAL = "it wants a decimal number, as a text"
         *((name, True, WHOLE) for name in ("attempts", "time_ms", "sub_sequence_number", "arrived_ms")),
         ("attempts", 1.0, WHOLE),
         ("alone", "1", WHOLE),
-        ("attempts", -1, f"{WHOLE} from 0 to {WHOLE_MOST - 1}"),
-        ("attempts", WHOLE_MOST, f"{WHOLE} from 0 to {WHOLE_MOST - 1}"),
+        ("attempts", -1, f"{WHOLE} from 0 to {MAX_INTEGER - 1}"),
+        ("attempts", MAX_INTEGER, f"{WHOLE} from 0 to {MAX_INTEGER - 1}"),
         ("sequence_number", "", DECIMAL),
         ("sequence_number", "1a", DECIMAL),
         ("sequence_number", "\u0663", DECIMAL),
@@ -82,16 +82,16 @@ def test_a_field_of_another_kind_is_named(field: str, value: object, says: str) 
     assert str(refused.value) == f"{field}: {says}"
 
 
-@pytest.mark.parametrize("number", [0, WHOLE_MOST - 1])
+@pytest.mark.parametrize("number", [0, MAX_INTEGER - 1])
 def test_whole_numbers_are_taken_up_to_the_bound(number: int) -> None:
     assert dead_letter_from(said(attempts=number)).attempts == number
 
 
 def test_letters_are_sorted_by_the_place_of_their_records() -> None:
     """Records of one key stay in order."""
-    assert place_of(FULL.name) == (7, 3, FULL.name)
-    assert place_of("notes.txt") is None
-    assert place_of(f"x{FULL.name}") is None
+    assert sort_key_of(FULL.name) == (7, 3, FULL.name)
+    assert sort_key_of("notes.txt") is None
+    assert sort_key_of(f"x{FULL.name}") is None
 
 
 def test_a_letter_says_where_its_record_came_from_and_of_what_it_failed() -> None:
@@ -111,12 +111,12 @@ def test_a_letter_tells_what_was_raised_and_no_cause_of_the_users_own() -> None:
         return made.error, made.text
 
     assert told(error) == ("ValueError", "mine")
-    assert told(fault_from(GeneratorExit("odd"))) == ("GeneratorExit", "odd")
+    assert told(as_fault(GeneratorExit("odd"))) == ("GeneratorExit", "odd")
     assert told(Unhandled("it returned a value")) == ("Unhandled", "it returned a value")
-    assert told(ValueError("x" * 2 * TEXT_MOST)) == ("ValueError", "x" * TEXT_MOST)
+    assert told(ValueError("x" * 2 * MAX_ERROR_TEXT)) == ("ValueError", "x" * MAX_ERROR_TEXT)
 
 
 def test_a_letter_that_failed_again_tells_of_that_attempt() -> None:
     """The next reader does not search for a cause that has been fixed."""
-    again = failed_again(FULL, OSError("y" * 2 * TEXT_MOST), worker="r-1", now=9.0124)
-    assert again == evolve(FULL, alone=1, error="OSError", text="y" * TEXT_MOST, worker="r-1", time_ms=9012)
+    again = with_failed_attempt(FULL, OSError("y" * 2 * MAX_ERROR_TEXT), worker="r-1", now=9.0124)
+    assert again == evolve(FULL, alone=1, error="OSError", text="y" * MAX_ERROR_TEXT, worker="r-1", time_ms=9012)

@@ -11,6 +11,7 @@ from object_memory import ObjectMemory
 from virtual_fleet import Driven, FaultyStore, Kept, four_shards, member, together
 from waiters import Clock
 
+from leasehold.adapters.threads import ThreadScheduler
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.rules.event_hubs import EventHubs
@@ -96,7 +97,14 @@ def test_no_shard_waits_longer_than_two_lease_times_for_a_worker_with_a_one_way_
     well = member(healthy_store, source, clock, "well", "p-1", config)  # type: ignore[arg-type]  # any store does
     together([well], 60.0)
     sick = Driven(
-        Worker(store=sick_store, source=source, me="sick", config=config, consumer=Kept(), clock=clock, process="p-2"),
+        Worker(
+            store=sick_store,
+            source=source,
+            me="sick",
+            config=config,
+            consumer=Kept(),
+            scheduler=ThreadScheduler(clock, process_id="p-2"),
+        ),
         clock,
         clock.now,
         clock.now,

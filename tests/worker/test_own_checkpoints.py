@@ -147,7 +147,7 @@ def test_after_a_fault_in_its_last_word_a_lease_that_stays_is_read_from_its_chec
     harness = ReaderHarness(ShardRecords(records(6), size=2))
     reading = harness.reading(final_checkpoint=_heard(words, fail))
     harness.steps(reading, 3)
-    harness.holding.asked(evolve(harness.holding.lease, next_owner="b-1"))
+    harness.holding.note_next_owner(evolve(harness.holding.lease, next_owner="b-1"))
     harness.steps(reading, 6)  # the row has no next owner, as the gift finds
     assert (words, harness.happened, harness.store.row("s-0").owner) == (["leaving"], ["initialize"], "a-1")
     assert harness.handed == [data(2), data(2, 2), data(2), data(2, 2), data(2, 4)]

@@ -7,7 +7,7 @@ from waiters import Clock
 
 from leasehold.adapters.consumer.handler_consumer import handler_reader
 from leasehold.adapters.consumer.handling import Handling
-from leasehold.adapters.consumer.status import LeaseLag, asked, fleet_lag, lag_of, lags_of
+from leasehold.adapters.consumer.status import LeaseLag, fleet_lag, lag_of, lags_from_stream, lags_of
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.worker.progress import (
     DRIPS,
@@ -163,12 +163,15 @@ def test_a_reader_that_reads_nothing_falls_behind() -> None:
 def test_no_time_is_told_unasked_and_every_time_afterwards() -> None:
     """A simulated worker does not write real times, and a reader that never could read still writes that."""
     assert ProgressMeter(Lease("s-0"), "a").annotations(1.0) == ()
-    assert not ProgressMeter(Lease("s-0"), "a").untold(1_000.0)
+    assert not ProgressMeter(Lease("s-0"), "a").annotation_due(1_000.0)
     progress_meter = meter()
-    assert (progress_meter.untold(FIRST_SECONDS - 1), progress_meter.untold(FIRST_SECONDS)) == (False, True)
+    assert (progress_meter.annotation_due(FIRST_SECONDS - 1), progress_meter.annotation_due(FIRST_SECONDS)) == (
+        False,
+        True,
+    )
     noted(progress_meter, FIRST_SECONDS)
     again = FIRST_SECONDS + TELL_SECONDS
-    assert (progress_meter.untold(again - 1), progress_meter.untold(again)) == (False, True)
+    assert (progress_meter.annotation_due(again - 1), progress_meter.annotation_due(again)) == (False, True)
 
 
 def test_a_handler_that_has_ended_is_at_work_no_more() -> None:
@@ -297,19 +300,20 @@ def test_a_renewal_carries_the_note_and_only_where_notes_are_free() -> None:
 def test_the_stream_is_asked_where_no_row_tells() -> None:
     """The lag of Java workers is known, too."""
     java = Lease("s-0", owner="java", checkpoint=Position("10"))
-    assert asked(FaultySource(four_shards(), present=Position("12")), [java], {"s-0": LeaseLag()}) == {
+    assert lags_from_stream(FaultySource(four_shards(), present=Position("12")), [java], {"s-0": LeaseLag()}) == {
         "s-0": LeaseLag(None, 2)
     }
     known = {"s-0": LeaseLag(3.0)}
-    assert asked(FaultySource(four_shards(), present=Position("12")), [java], known) == known
+    assert lags_from_stream(FaultySource(four_shards(), present=Position("12")), [java], known) == known
     source = FaultySource(four_shards(), present=at_timestamp(round(NOW * 1000)))
     waiting = [record._replace(arrived=NOW - 30) for record in records(3)]
     source.shard_logs["s-0"] = ShardRecords(waiting, size=20)
-    assert asked(source, [evolve(java, checkpoint=Position("100"))], {"s-0": LeaseLag()})["s-0"].seconds == 30.0
+    lags = lags_from_stream(source, [evolve(java, checkpoint=Position("100"))], {"s-0": LeaseLag()})
+    assert lags["s-0"].seconds == 30.0
     assert [reader.closed for reader in source.readers] == [True]
     # No worker has read at LATEST yet, so a batch read there shows nothing.
     unknown = {"s-0": LeaseLag()}
-    assert asked(source, [evolve(java, checkpoint=LATEST)], unknown) == unknown
+    assert lags_from_stream(source, [evolve(java, checkpoint=LATEST)], unknown) == unknown
     assert len(source.readers) == 1
 
 

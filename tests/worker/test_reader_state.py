@@ -35,7 +35,7 @@ HELD: dict[str, Any] = {"lost": False, "leaving": False, "expired": False}
 def state_of(kind: ConsumerKind = "returns") -> ReaderState:
     """Return a state whose first reader is open at position 10, with the longest waits."""
     state = ReaderState(TEN, lambda _low, high: high, kind)
-    state.began()
+    state.reading_begun()
     state.cursor.reader_opened()
     return state
 
@@ -53,7 +53,7 @@ def test_reading_begins_once_the_parents_are_done_and_asks_less_and_less_often()
     state = ReaderState(TRIM_HORIZON, lambda low, _high: low)
     assert state.order(0.0, TEN, **HELD) == BeginReading()
     assert [state.parents_pending() for _ in range(5)] == [1.0, 2.0, 4.0, PARENT_WAITS[1], PARENT_WAITS[1]]
-    state.began()
+    state.reading_begun()
     assert state.order(0.0, TEN, **HELD) == OpenReader(TRIM_HORIZON)
 
 
@@ -82,12 +82,12 @@ def test_a_batch_is_followed_by_its_own_wait() -> None:
 def test_waits_after_faults_grow_until_a_step_succeeds() -> None:
     """A service that keeps failing is asked less and less often."""
     state = state_of()
-    waits = [state.failed(0.0) for _ in range(10)]
+    waits = [state.step_failed(0.0) for _ in range(10)]
     assert waits == sorted(waits)
     assert (waits[0] < waits[-1], waits[-1]) == (True, FAULT_WAITS[1])
     assert state.order(9.9, TEN, **HELD) == AwaitEvent()
     state.step_done()
-    assert state.failed(0.0) == waits[0]
+    assert state.step_failed(0.0) == waits[0]
 
 
 def test_a_rejection_is_repeated_a_few_times_until_a_response_ends_the_series() -> None:
@@ -95,17 +95,17 @@ def test_a_rejection_is_repeated_a_few_times_until_a_response_ends_the_series() 
     state, fault = state_of(), TransientRejection("the token is new")
 
     def tries() -> int:
-        return sum(state.rejected(fault, 0.0) is not None for _ in range(REJECTION_RETRIES + 2))
+        return sum(state.request_rejected(fault, 0.0) is not None for _ in range(REJECTION_RETRIES + 2))
 
     assert tries() == REJECTION_RETRIES
     state.step_done()
-    state.answered(Batch((), None, None, 1.0, fault="no response"))
+    state.source_responded(Batch((), None, None, 1.0, fault="no response"))
     assert tries() == 0
-    state.answered(Batch((), None, 0.0, 1.0))
-    due = state.rejected(fault, 0.0)
+    state.source_responded(Batch((), None, 0.0, 1.0))
+    due = state.request_rejected(fault, 0.0)
     assert due is not None
     assert REJECTED_WAITS[0] <= due <= REJECTED_WAITS[1]
-    assert state_of().rejected(SourceError("no such stream"), 0.0) is None
+    assert state_of().request_rejected(SourceError("no such stream"), 0.0) is None
 
 
 def test_a_lease_is_confirmed_after_a_gap_in_which_another_reader_could_have_had_the_link() -> None:
@@ -132,7 +132,7 @@ def test_a_handler_that_checkpoints_has_finished_with_what_its_checkpoint_says()
     state = state_of("checkpoints")
     batch = read_to(state, THIRTY)
     state.cursor.rows_delivered(THIRTY)
-    assert state.passed(batch, None)
+    assert state.piece_done(batch, None)
     assert state.cursor.acknowledged == TEN
     assert state.order(0.0, TWENTY, **HELD) == StoreCheckpoint(TWENTY)
     assert (state.cursor.acknowledged, state.cursor.delivered) == (TWENTY, THIRTY)
@@ -201,20 +201,20 @@ def test_no_order_skips_a_record_whatever_has_happened(
                 read_to(state, Position(str(int(cursor.read.sequence) + number)), now)
             case "deliver":
                 cursor.rows_delivered(cursor.read)
-            case "pass" if cursor.out:
+            case "pass" if cursor.has_unacknowledged:
                 finished = max(finished, cursor.delivered, key=lambda position: position.order)
-                state.passed(Batch((), cursor.read, 0.0, 1.0), cursor.delivered)
+                state.piece_done(Batch((), cursor.read, 0.0, 1.0), cursor.delivered)
             case "checkpoint":
-                state.checkpointed(Position(str(int(cursor.acknowledged.sequence) + number)))
+                state.checkpoint_moved(Position(str(int(cursor.acknowledged.sequence) + number)))
             case "fail":
                 state.consumer_failed(cursor.read)
                 cursor.consumer_gone()
-                state.failed(now)
+                state.step_failed(now)
             case "drop":
                 cursor.consumer_gone()
                 cursor.rows_dropped()
             case "reject":
-                state.rejected(TransientRejection("soon"), now)
+                state.request_rejected(TransientRejection("soon"), now)
             case "rest":
                 state.rest(now + number)
             case "store" if (position := state.due_checkpoint(now)) is not None:

@@ -15,7 +15,7 @@ from leasehold.adapters.consumer.batch_consumer import MEMORY_SECONDS
 from leasehold.adapters.consumer.dispatcher import Dispatcher
 from leasehold.adapters.consumer.handler_consumer import HandlerConsumer
 from leasehold.adapters.consumer.handling import Delivery
-from leasehold.adapters.consumer.lease_reader import EXPIRED_SECONDS, LeaseReader
+from leasehold.adapters.consumer.lease_reader import EXPIRED_CHECK_SECONDS, LeaseReader
 from leasehold.adapters.consumer.lifecycle import end
 from leasehold.adapters.consumer.memory import MemoryBudget
 from leasehold.adapters.sources.protocol import Batch
@@ -120,7 +120,7 @@ def test_an_heir_waits_for_the_running_batch_and_for_nothing_else() -> None:
 
     def is_asked_for(_delivery: Delivery) -> None:
         store.write(RequestLease(store.row("s-0"), "b-1"))
-        harness.holding.asked(store.row("s-0"))
+        harness.holding.note_next_owner(store.row("s-0"))
         assert harness.holding.renew()
         assert harness.holding.releasing
 
@@ -180,11 +180,11 @@ def test_the_log_names_the_record_that_nothing_took(caplog: pytest.LogCaptureFix
 
     harness = ReaderHarness(ShardRecords(records(1)), does=fails)
     harness.until_over(harness.reading(attempts=1, dead_letter=fails))
-    assert "neither its handler nor the dead letter took record 100.0: OSError: disk full" in caplog.text
+    assert "neither its handler nor the dead letter accepted record 100.0: OSError: disk full" in caplog.text
     # A row has only the class, because the message may contain a record.
     raised = "its handler raised OSError (attempt 1 of 1)"
     cause = harness.holding.progress.progress(harness.clock.now, 0.0).cause
-    assert cause == f"{raised}; the dead letter did not take the record: it raised OSError"
+    assert cause == f"{raised}; the dead letter did not accept the record: it raised OSError"
 
 
 def test_a_lease_stolen_before_its_shards_end_is_lost_and_not_ended() -> None:
@@ -202,7 +202,7 @@ def test_an_heir_that_takes_its_request_back_leaves_the_shard_where_it_is() -> N
     harness = ReaderHarness(ShardRecords(records(2)))
     reading = harness.reading()
     harness.steps(reading, 1)
-    harness.holding.asked(evolve(harness.holding.lease, next_owner="b-1"))
+    harness.holding.note_next_owner(evolve(harness.holding.lease, next_owner="b-1"))
     assert harness.holding.releasing
     harness.clock.now += 11.0  # the row has no next owner any more, as the renewal finds
     assert reading.step(harness.clock.now) == harness.clock.now
@@ -246,14 +246,14 @@ def test_a_handler_that_is_given_up_costs_its_lease_and_the_log_says_why(caplog:
     reading, executor = handed_over(harness)
     executor.stuck = True
     assert (reading.step(harness.clock.now), harness.holding.releasing) == (harness.clock.now, True)
-    assert "as many as there may be hang in handlers; released, not taken again for 30 s" in caplog.text
+    assert "all threads hang in handlers; released, not taken again for 30 s" in caplog.text
 
 
 def test_an_expired_lease_waits_for_its_renewal_and_reads_nothing() -> None:
     """Another worker may own the lease by now, and a loop would use up a processor."""
     harness = ReaderHarness()
     harness.clock.now += 11.0
-    assert harness.reading().step(harness.clock.now) == harness.clock.now + EXPIRED_SECONDS
+    assert harness.reading().step(harness.clock.now) == harness.clock.now + EXPIRED_CHECK_SECONDS
     assert harness.source.opened == []
 
 
@@ -291,7 +291,7 @@ def test_a_reading_without_room_asks_again_after_a_second_and_measures_from_then
     reading = harness.reading()
     harness.steps(reading, 1)
     assert isinstance(reading.consumer, HandlerConsumer)
-    monkeypatch.setattr(reading.consumer._memory, "ask", lambda: False)  # noqa: SLF001  the only replaced part
+    monkeypatch.setattr(reading.consumer._memory, "request", lambda: False)  # noqa: SLF001  the only replaced part
     now = harness.clock.now
     harness.holding.throughput.add(600, now - MEASURE_SECONDS)
     assert reading.step(now) == now + MEMORY_SECONDS == now + 1.0

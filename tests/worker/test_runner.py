@@ -262,7 +262,7 @@ def test_renewals_that_keep_failing_end_the_run_before_the_leases_expire(
     """A worker must not read on while others take its leases, and the log says why it ended."""
     worker = counted(monkeypatch)
     worker.failing["renew"] = 100
-    with pytest.raises(WorkerError, match=r"^the worker cannot go on: RuntimeError: no renewal$"):
+    with pytest.raises(WorkerError, match=r"^the worker cannot continue: RuntimeError: no renewal$"):
         run_to_its_end(Runner(worker, lambda _delivery: None))
     renewals = [name for what, name in worker.done if what == "renew"]
     assert len(renewals) >= 7, "after half of the lease's time"
@@ -299,7 +299,7 @@ def test_a_reading_is_called_once_there_is_room_for_it(monkeypatch: pytest.Monke
     runner = Runner(joined(FaultyStore(), stream_of_five()), lambda _delivery: None, memory_bytes=1)
     budget = runner._lease_readers.memory  # noqa: SLF001  no reader is needed
     first, second = budget.share("first"), budget.share("second")
-    assert [first.ask(), second.ask()] == [True, False]
+    assert [first.request(), second.request()] == [True, False]
     first.clear()
     assert called == ["second"]
 
@@ -381,7 +381,7 @@ def test_the_first_reason_ends_a_run_and_the_others_are_not_told(caplog: pytest.
     runner = Runner(joined(FaultyStore(), stream_of_five()), lambda _delivery: None)
     for fault in (OSError("first"), OSError("second")):
         runner._fail(fault)  # noqa: SLF001  as two ending tasks do
-    with pytest.raises(WorkerError, match=r"^the worker cannot go on: OSError: first$"):
+    with pytest.raises(WorkerError, match=r"^the worker cannot continue: OSError: first$"):
         run_to_its_end(runner)
     errors = [str(record.exc_info[1]) for record in caplog.records if record.exc_info]
     assert errors == ["first"]
@@ -423,7 +423,7 @@ def test_a_step_that_raises_as_its_lease_is_lost_leaves_it_without_ado(
     """The worker does not say that it released the lease, or that the lease cannot be read."""
     holding = holding_all.worker.holdings[0]
     holding.drop("stolen")
-    left = holding_all._lease_readers._instead(holding, 1)  # noqa: SLF001  called in place of a step that raised
+    left = holding_all._lease_readers._replacement_for(holding, 1)  # noqa: SLF001  called in place of a step that raised
     assert left is not None
     assert left(0.0) == math.inf
     assert "cannot be read here" not in caplog.text

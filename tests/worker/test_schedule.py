@@ -1,6 +1,7 @@
 """Steps are called when they are due, never two of a key at a time, and only the test moves the clock."""
 
 import math
+import random
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -61,7 +62,7 @@ class Calendar:
     kept: Schedule = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.time = Time(self.tasks, self.process, 0.0, 1.0)
+        self.time = Time(self.tasks, self.process, 0.0, 1.0, random.Random(0), "p-1")  # noqa: S311  a seed is the point
         self.kept = Schedule(2, self.time, lambda fault: self.failed.append(repr(fault)))
 
     def step(self, name: str, *dues: float, takes: float = 0.0) -> Callable[[float], float]:

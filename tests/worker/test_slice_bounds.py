@@ -98,7 +98,7 @@ def test_a_table_with_other_leases_is_refused(note: tuple[tuple[str, str], ...])
 
 
 def test_a_stream_that_cannot_be_cut_is_refused() -> None:
-    with pytest.raises(ValueError, match="this source does not tell"):
+    with pytest.raises(ValueError, match="this source cannot detect"):
         CUT.source(ListSource())
 
 

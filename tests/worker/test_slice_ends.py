@@ -12,6 +12,7 @@ from waiters import WAIT, Clock
 
 from leasehold.adapters.consumer.handling import Handling
 from leasehold.adapters.consumer.slices import SliceVerdict, is_read, run_slice, run_until
+from leasehold.adapters.threads import ThreadScheduler
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, TRIM_HORIZON, Lease
@@ -248,7 +249,7 @@ class Table:
     @property
     def worker(self) -> Worker:
         config = Config(initial_position=TRIM_HORIZON)
-        return Worker(store=self.store, source=self.source, me="a", config=config, clock=Clock())
+        return Worker(store=self.store, source=self.source, me="a", config=config, scheduler=ThreadScheduler(Clock()))
 
     def end(self, *names: str) -> None:
         """End the leases of these shards."""

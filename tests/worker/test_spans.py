@@ -215,4 +215,4 @@ def test_a_tracer_that_raises_costs_spans_and_no_lease_or_record(
     assert letters == []
     (row,) = store.list().leases
     assert (row.owner, row.checkpoint.sequence) == (None, "102")
-    assert caplog.text.count("a span failed; this is said once") == 1
+    assert caplog.text.count("a span failed; logged only once") == 1

@@ -8,6 +8,7 @@ import pytest
 from virtual_fleet import FaultyStore
 
 from leasehold.adapters.cli.common.start_lines import start_lines
+from leasehold.adapters.threads import ThreadScheduler
 from leasehold.adapters.worker.annotations import PROCESS
 from leasehold.adapters.worker.scheduler import Unread
 from leasehold.adapters.worker.worker import Worker
@@ -37,7 +38,14 @@ def test_a_worker_on_a_terminal_says_what_it_takes_and_why(monkeypatch: pytest.M
     store.write(ClaimLease(store.get(["s-2"])[0], "ann", ((PROCESS, "p-1/bob"),)))
     store.write(ClaimLease(store.get(["s-3"])[0], "ann", ((PROCESS, "p-0/ann"),)))
     config = Config(lease_seconds=10.0)
-    worker = Worker(store=store, source=source, me="ann", config=config, clock=lambda: now[0], consumer=Unread())
+    worker = Worker(
+        store=store,
+        source=source,
+        me="ann",
+        config=config,
+        scheduler=ThreadScheduler(lambda: now[0]),
+        consumer=Unread(),
+    )
     log = logging.getLogger("leasehold.worker")
     before = log.level, tuple(log.handlers)
     with start_lines(worker, "kinesis://orders", "sqlite:///leases.db"):

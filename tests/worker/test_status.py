@@ -54,14 +54,14 @@ LONE = "a owns it and has not been heard of"
         (
             row(evolve(TIP, behind=9.0, end=False, grows=True)),
             0.0,
-            Status("BEHIND", "9.0 s behind, and all the time further for two minutes"),
+            Status("BEHIND", "9.0 s behind, and falling further behind for two minutes"),
         ),
         (
             row(LATE),
             0.0,
-            Status("UNREAD", "a owns it, and has not read it for 70 s, for no reason that it tells"),
+            Status("UNREAD", "a owns it, and has not read it for 70 s, without giving a reason"),
         ),
-        (row(evolve(LATE, fault="throttled")), 0.0, Status("STALLED", "it has stood for 70 s: throttled")),
+        (row(evolve(LATE, fault="throttled")), 0.0, Status("STALLED", "it has not moved for 70 s: throttled")),
         (
             row(evolve(LATE, fault="throttled", work=NOW - 60)),
             0.0,
@@ -70,49 +70,49 @@ LONE = "a owns it and has not been heard of"
         (
             row(evolve(LATE, fault="throttled", work=NOW - 3)),
             0.0,
-            Status("STALLED", "it has stood for 70 s: throttled"),
+            Status("STALLED", "it has not moved for 70 s: throttled"),
         ),
         # Last read just before its owner's last sign of life, half a minute ago.
         (
             row(evolve(LATE, at=NOW - 30, read=NOW - 51, done=NOW - 51)),
             0.0,
-            Status("ORPHAN", f"{LONE} for 30 s, and nobody else takes it"),
+            Status("ORPHAN", f"{LONE} for 30 s, and no other worker takes it"),
         ),
         # The owner of a lease of two minutes renews, and so annotates, less often.
         (row(evolve(LATE, lease=120.0)), 0.0, Status("OK", "70.0 s behind")),
         # The note is old, in a table that was read once. If the row has changed since, the owner's clock is wrong.
-        (row(evolve(TIP, at=NOW - 55)), 0.0, Status("ORPHAN", f"{LONE} for 55 s, and nobody else takes it")),
+        (row(evolve(TIP, at=NOW - 55)), 0.0, Status("ORPHAN", f"{LONE} for 55 s, and no other worker takes it")),
         (row(evolve(TIP, at=NOW - 55, done=NOW - 56), idle=2.0), 30.0, Status("OK", "read to the tip")),
-        (row(TIP, idle=51.0), 60.0, Status("ORPHAN", f"{LONE} for 51 s, and nobody else takes it")),
-        (row(TIP, owner="b"), 0.0, Status("OK", "it came lately")),
+        (row(TIP, idle=51.0), 60.0, Status("ORPHAN", f"{LONE} for 51 s, and no other worker takes it")),
+        (row(TIP, owner="b"), 0.0, Status("OK", "its owner changed recently")),
         (
             row(evolve(LATE, fault="its handler raised X"), owner="b"),
             0.0,
-            Status("STALLED", "it has stood for 70 s: its handler raised X"),
+            Status("STALLED", "it has not moved for 70 s: its handler raised X"),
         ),
         # Excluded: reported while that lasts and until another worker can have read the table, then an ORPHAN.
         (
             row(evolve(LATE, fault="its handler raised X", aside=NOW + 30), owner=None, idle=float("inf")),
             0.0,
-            Status("STALLED", "it has stood for 70 s: its handler raised X; a put it aside until 22:13:50 UTC"),
+            Status("STALLED", "it has not moved for 70 s: its handler raised X; a put it aside until 22:13:50 UTC"),
         ),
         (
             row(evolve(LATE, at=NOW - 90, fault="its handler raised X", aside=NOW - 30), owner="b"),
             0.0,
-            Status("STALLED", "it has stood for 70 s: its handler raised X"),
+            Status("STALLED", "it has not moved for 70 s: its handler raised X"),
         ),
         (
             row(evolve(LATE, at=NOW - 120, fault="its handler raised X", aside=NOW - 60), owner=None),
             0.0,
             Status(
-                "ORPHAN", "nobody owns it for 120 s, and nobody else takes it; the last fault: its handler raised X"
+                "ORPHAN", "nobody owns it for 120 s, and no other worker takes it; the last fault: its handler raised X"
             ),
         ),
-        (row(TIP, owner=None), 0.0, Status("OK", "nobody owns it: the next look of a worker finds it")),
+        (row(TIP, owner=None), 0.0, Status("OK", "nobody owns it: a worker will find it at its next look")),
         (
             row(evolve(TIP, at=NOW - 51), owner=None, idle=float("inf")),
             0.0,
-            Status("ORPHAN", "nobody owns it for 51 s, and nobody else takes it"),
+            Status("ORPHAN", "nobody owns it for 51 s, and no other worker takes it"),
         ),
         (
             row(None, owner=None, idle=float("inf")),
@@ -122,19 +122,24 @@ LONE = "a owns it and has not been heard of"
         (
             row(None, owner=None, idle=20.0),
             20.0,
-            Status("UNKNOWN", "nobody owns it for 20 s as far as was seen; within 50 s somebody should"),
+            Status(
+                "UNKNOWN",
+                "nobody owns it for 20 s as far as was observed; a worker should renew or take it within 50 s",
+            ),
         ),
         (
             row(None, owner=None, idle=51.0),
             51.0,
-            Status("ORPHAN", "nobody owns it for 51 s, and nobody else takes it"),
+            Status("ORPHAN", "nobody owns it for 51 s, and no other worker takes it"),
         ),
         (row(None), 0.0, Status("UNKNOWN", "a tells nothing of its reading: watch it (--watch)")),
         # Java has owned it for long: our own old note is history, and its release is no reason for alarm.
         (
             row(evolve(TIP, at=NOW - 900), owner=None, idle=1.0),
             60.0,
-            Status("UNKNOWN", "nobody owns it for 1 s as far as was seen; within 50 s somebody should"),
+            Status(
+                "UNKNOWN", "nobody owns it for 1 s as far as was observed; a worker should renew or take it within 50 s"
+            ),
         ),
         (evolve(row(LATE, owner=None), checkpoint=SHARD_END), 0.0, Status("OK", "read to its end")),
     ],
@@ -171,16 +176,16 @@ def test_another_librarys_lease_is_known_by_watching() -> None:
     """A dead group of Java workers is not OK, and a living one is."""
     blind = looks([LeaseLag()] * 8, moves=False)
     assert [status.word for status in blind] == ["UNKNOWN"] * 8
-    assert blind[3].says == "its checkpoint has not moved in 30 s; --source asks the stream whether anything waits"
+    assert blind[3].says == "its checkpoint has not moved in 30 s; use --source to check the stream for waiting records"
     assert looks([LeaseLag()] * 2, moves=True)[1] == Status("OK", "its checkpoint moves")
     assert looks([LeaseLag(events=7)] * 2, moves=True)[1] == Status("OK", "its checkpoint moves; 7 events behind")
     assert looks([LeaseLag(0.0, events=0)], moves=False) == [Status("OK", "read to the tip")]
     stuck = looks([LeaseLag(events=7)] * 7, moves=False)
     assert [status.word for status in stuck] == ["UNKNOWN"] * 6 + ["STALLED"]
-    assert stuck[-1].says == "7 events behind, and its checkpoint has stood for 60 s"
+    assert stuck[-1].says == "7 events behind, and its checkpoint has not moved for 60 s"
     further = looks([LeaseLag(float(10 + number)) for number in range(13)], moves=True)
     assert {status.word for status in further[1:10]} == {"OK"}
-    assert further[-1] == Status("BEHIND", "22.0 s behind, and all the time further for two minutes")
+    assert further[-1] == Status("BEHIND", "22.0 s behind, and falling further behind for two minutes")
 
 
 def test_a_checkpoint_that_moved_once_is_not_known_to_move_for_ever() -> None:
@@ -210,7 +215,7 @@ def test_looks_in_quick_order_take_no_more_memory() -> None:
     for number in range(3_000):
         watch = watch.after(number / 10, [lease], {"s-0": LeaseLag()})
     assert len(watch.leases["s-0"].samples) < 250
-    assert 119 < watch.leases["s-0"].stands <= 121
+    assert 119 < watch.leases["s-0"].unchanged_seconds <= 121
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from leasehold.adapters.consumer.schedule import Step
 from leasehold.adapters.consumer.status import Status, group_status, lags_of, statuses_of
 from leasehold.adapters.ops.serving.watcher import FleetRecord, TableWatcher
 from leasehold.adapters.sources.protocol import Batch, Reader
+from leasehold.adapters.threads import ThreadScheduler
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
@@ -122,9 +123,7 @@ class Member:
             me=self.name,
             config=world.config,
             consumer=self,
-            clock=world.clock,
-            process=f"p-{world.made}",
-            uniform=world.chance.uniform,
+            scheduler=ThreadScheduler(world.clock, uniform=world.chance.uniform, process_id=f"p-{world.made}"),
         )
         self.worker.hurried = self.hurried
         self.dues = {self.worker.turn: world.clock.now, self.worker.renew: world.clock.now}

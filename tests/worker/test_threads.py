@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from leasehold.adapters.consumer.pool import Pool, Signal
-from leasehold.adapters.threads import ThreadQueue, ThreadScheduler, seconds
+from leasehold.adapters.threads import ThreadQueue, ThreadScheduler, boottime
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def received_elsewhere() -> Iterator[None]:
 
 def test_a_signal_that_another_thread_receives_ends_the_wait_of_the_main_thread() -> None:
     """A worker that was starting a thread when SIGTERM came did not end, and was killed after its grace period."""
-    queue = ThreadQueue(seconds)
+    queue = ThreadQueue(boottime)
     before = signal.signal(signal.SIGUSR1, lambda _number, _frame: queue.put("signal"))
     too_late = threading.Timer(20, queue.put, ["nothing"])
     too_late.start()
@@ -44,11 +44,11 @@ def test_a_signal_that_another_thread_receives_ends_the_wait_of_the_main_thread(
 
 def test_a_queue_waits_until_then_and_no_longer() -> None:
     """An overdue appointment does not wait for a message."""
-    queue = ThreadQueue(seconds)
-    assert queue.get(seconds() + 0.05) is None
+    queue = ThreadQueue(boottime)
+    assert queue.get(boottime() + 0.05) is None
     assert queue.get(-1.0) is None
     queue.put("item")
-    assert queue.get(seconds() - 1) == "item"
+    assert queue.get(boottime() - 1) == "item"
 
 
 def test_side_by_side_raises_what_failed_once_all_is_over() -> None:
@@ -61,7 +61,7 @@ def test_side_by_side_raises_what_failed_once_all_is_over() -> None:
         done.append(item)
         return item
 
-    pool = Pool(ThreadScheduler(seconds), 2, "test", lambda _fault: None)
+    pool = Pool(ThreadScheduler(boottime), 2, "test", lambda _fault: None)
     with pytest.raises(ValueError, match=r"^refused$"):
         pool.map(work, range(4))
     assert sorted(done) == [0, 2, 3]
@@ -71,7 +71,7 @@ class Counted(ThreadScheduler):
     """Notes which threads it started, and in a queue which of them ended."""
 
     def __init__(self) -> None:
-        super().__init__(seconds)
+        super().__init__(boottime)
         self.names, self.ended = list[str](), self.queue()
 
     def start(self, name: str, work: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
@@ -92,11 +92,11 @@ def test_tasks_that_a_burst_of_work_has_started_end_after_it() -> None:
     for burst in (1, 2):
         together = threading.Barrier(6)
         assert sorted(pool.map(together.wait, [20] * 6)) == [*range(6)]
-        until = seconds() + 20
+        until = boottime() + 20
         assert [scheduler.ended.get(until) for _ in range(4)] == ["test"] * 4
         assert len(scheduler.names) == 2 + 4 * burst
-    assert pool.close(seconds() + 20)
-    assert [scheduler.ended.get(seconds() + 20) for _ in range(2)] == ["test"] * 2
+    assert pool.close(boottime() + 20)
+    assert [scheduler.ended.get(boottime() + 20) for _ in range(2)] == ["test"] * 2
 
 
 def test_a_pool_grows_when_it_is_told_to_and_ends_tasks_when_it_is_made_smaller() -> None:
@@ -108,13 +108,13 @@ def test_a_pool_grows_when_it_is_told_to_and_ends_tasks_when_it_is_made_smaller(
     assert sorted(pool.map(together.wait, [20] * 4)) == [*range(4)]
     pool.resize(1)
     assert len(pool.map(abs, range(4))) == 4
-    assert [scheduler.ended.get(seconds() + 20) for _ in range(3)] == ["test"] * 3
-    assert pool.close(seconds() + 20)
+    assert [scheduler.ended.get(boottime() + 20) for _ in range(3)] == ["test"] * 3
+    assert pool.close(boottime() + 20)
 
 
 def test_a_signal_given_as_it_is_taken_leaves_the_next_one_free() -> None:
     """A worker does not sleep through a lease that it won."""
-    scheduler, queue, taken = ThreadScheduler(seconds), ThreadQueue(seconds), list[bool]()
+    scheduler, queue, taken = ThreadScheduler(boottime), ThreadQueue(boottime), list[bool]()
     put = queue.put
 
     def handed(item: object) -> None:
@@ -133,17 +133,17 @@ def test_a_signal_given_as_it_is_taken_leaves_the_next_one_free() -> None:
 def test_a_wait_that_outlives_the_look_at_signals_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """The main thread does not return without an item after a second."""
     monkeypatch.setattr("leasehold.adapters.threads.SIGNAL_SECONDS", 0.01)
-    queue = ThreadQueue(seconds)
-    until = seconds() + 0.05
+    queue = ThreadQueue(boottime)
+    until = boottime() + 0.05
     assert queue.get(until) is None
-    assert seconds() >= until
+    assert boottime() >= until
     threading.Timer(0.05, queue.put, ["item"]).start()
     assert queue.get() == "item"
 
 
 def test_a_signal_that_was_given_many_times_ends_one_wait_and_can_be_given_again() -> None:
     """A task does not run once for each of many signals, and misses no later one."""
-    signal_ = Signal(ThreadScheduler(seconds))
+    signal_ = Signal(ThreadScheduler(boottime))
     answers = []
     for count in (3, 0, 1, 0):
         for _ in range(count):

@@ -63,7 +63,7 @@ def test_a_refused_line_that_is_written_again_is_there_once(batches: list[list[b
     for batch in batches:
         data = b"".join(batch)
         while (refused := lines.write(data)) is not None:
-            data = refused.left
+            data = refused.unwritten
     assert bytes(raw.written) == b"".join(line for batch in batches for line in batch)
 
 
@@ -82,7 +82,8 @@ def test_a_batch_that_comes_again_doubles_whole_lines_alone(batches: list[list[b
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_refusal_of_a_full_disk_is_told_and_not_raised(unbuffered: str) -> None:
     """In a container, where Python's output is usually unbuffered, a full disk does not end all processes."""
-    code = "import sys; from leasehold.adapters.consumer.events import WholeLines as L; L(sys.stdout).write(b'x').left"
+    events = "leasehold.adapters.consumer.events"
+    code = f"import sys; from {events} import WholeLines as L; L(sys.stdout).write(b'x').unwritten"
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
             (sys.executable, "-c", code),

@@ -159,7 +159,7 @@ def test_a_lease_whose_row_was_deleted_is_held_on_and_its_row_made_anew(caplog: 
     assert one.worker.rows_remade == 1
     one.turn_due = clock.now
     one.run(1)
-    message = "rows of the lease table were deleted under this fleet; made anew from memory: s-0 at 17"
+    message = "rows of the lease table were deleted while workers were running; recreated from memory: s-0 at 17"
     assert [record.message for record in caplog.records if "deleted" in record.message] == [message]
 
 
@@ -521,7 +521,7 @@ def test_a_lease_of_a_stream_made_anew_is_taken_although_the_former_one_could_no
     assert one.held == ALL[1:]
     store.rewrite("s-0", lambda lease: evolve(lease, annotations=((INCARNATION, "listed:2"),)))
     claims = tuple(Claim(lease, "M5") for lease in store.list().leases)
-    assert one.worker._book.without_left(claims, clock.now) == claims  # noqa: SLF001  no plan is made for two streams
+    assert one.worker._book.without_excluded(claims, clock.now) == claims  # noqa: SLF001  no plan is made for two streams
 
 
 def test_a_refused_write_names_the_lease_as_it_is() -> None:

@@ -8,6 +8,7 @@ from waiters import Clock
 
 from leasehold.adapters.consumer.executors import Work
 from leasehold.adapters.sources.protocol import Batch, Reader
+from leasehold.adapters.threads import ThreadScheduler
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.renewing import BackgroundMap
 from leasehold.adapters.worker.worker import Worker
@@ -262,7 +263,14 @@ def member(  # noqa: PLR0917  tests pass the last ones by name
     store: MemoryStore, source: ListSource, clock: Clock, me: str = "a-1", process: str = "p-1", config: Config = KCL
 ) -> Driven:
     """Return a worker that shares leases, with a consumer that records its calls."""
-    worker = Worker(store=store, source=source, me=me, config=config, consumer=Kept(), clock=clock, process=process)
+    worker = Worker(
+        store=store,
+        source=source,
+        me=me,
+        config=config,
+        consumer=Kept(),
+        scheduler=ThreadScheduler(clock, process_id=process),
+    )
     return Driven(worker, clock, clock.now, clock.now)
 
 

@@ -1,1 +1,1 @@
-"""Checks every interleaving of the events in a small fleet, with the real `plan`."""
+"""Checks all possible orders of events in small fleets, with the real `plan`."""

@@ -32,7 +32,7 @@ def main(
     with processes(jobs) as pool:
         futures = [pool.submit(judge, case) for case in cases]
         finished = track(as_completed(futures), "checking fleets", total=len(cases), console=Console(stderr=True))
-        deque(finished, maxlen=0)  # advances the progress bar as each is finished
+        deque(finished, maxlen=0)  # consumes the iterator, which advances the progress bar
         verdicts = [future.result() for future in futures]
     if write is not None:
         write.write_text(

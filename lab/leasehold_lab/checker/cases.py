@@ -1,4 +1,4 @@
-"""The fleets to check: a bounded selection for every test run, and all of them."""
+"""The fleets that the checker explores: a selection that takes a few seconds, and the full list."""
 
 from attrs import evolve
 
@@ -21,14 +21,14 @@ JAVA = Config(rules=EventHubs(dialect="java"))
 PYTHON = Config(rules=EventHubs(dialect="python"))
 
 NAMED = {"kcl": KCL, "kcl, 3 steals": KCL_3, "kcl-rust": RUST, "dotnet": DOTNET, "java": JAVA, "python": PYTHON}
-"""Peers whose options matter here."""
+"""Configurations of other libraries that are checked under names of their own, because their options matter."""
 
 _NAMED_SETS = {type(config.rules) for config in (OURS, *NAMED.values())}
 PEERS = {
     **NAMED,
     **{rule_set.name: Config(rules=rule_set()) for rule_set in known_rule_sets() if rule_set not in _NAMED_SETS},
 }
-"""All peers of `minimal`. A rule set that is not in NAMED is checked with its defaults."""
+"""The configurations of all rule sets other than `minimal`. Those that are not in `NAMED` have default options."""
 
 _OVERSHOOT: frozenset[Fault] = frozenset({"overshoot"})
 _UNEVEN: frozenset[Fault] = frozenset({"uneven"})
@@ -36,35 +36,38 @@ KNOWN: dict[tuple[str, int, int], frozenset[Fault]] = {
     **{(peer, 5, 3): _OVERSHOOT for peer in NAMED},
     ("python", 5, 3): _UNEVEN,
 }
-"""Faults that these rules are known to have, by peer, leases and workers, and that the checker must find."""
+"""The known faults of other libraries' rules, by name in `PEERS`, number of leases and number of workers.
+
+The checker must find each of them.
+"""
 
 
 def bounded() -> tuple[Case, ...]:
-    """Return cases of every kind that take a few seconds and show every fault that must be found."""
+    """Return a selection of cases of every kind. It takes a few seconds, and finds each kind of known fault."""
     return (
-        *(_ours(leases, workers) for leases, workers in ((4, 3), (5, 3), (3, 4))),
-        *_faulty(4, 3),
-        *(case for peer in PEERS for case in _mixed(4, peer)),
-        *_mixed(5, "python"),
+        *(_minimal_case(leases, workers) for leases, workers in ((4, 3), (5, 3), (3, 4))),
+        *_fault_cases(4, 3),
+        *(case for peer in PEERS for case in _mixed_cases(4, peer)),
+        *_mixed_cases(5, "python"),
         Case("one minimal releasing, 2 python", _fleet(5, (RELEASING, PYTHON, PYTHON))),
-        *_with_led(4),
-        *(_peers(peer, 5, 3) for peer in ("kcl", "python")),
+        *_led_cases(4),
+        *(_peer_case(peer, 5, 3) for peer in ("kcl", "python")),
         _stuck_4_2_2(),
     )
 
 
 def full() -> tuple[Case, ...]:
-    """Return all cases: the first sizes are explored completely, the largest up to their limit."""
+    """Return all cases. Small fleets are explored completely, and the largest up to their limits."""
     sizes = ((4, 3), (5, 3), (3, 4), (4, 4), (6, 3))
     return (
-        *(_ours(leases, workers) for leases, workers in sizes),
-        *(_ours(leases, workers, limit=300_000) for leases, workers in ((5, 4), (4, 5), (6, 4), (8, 3))),
-        *(case for leases, workers in ((4, 3), (5, 3), (4, 4)) for case in _faulty(leases, workers)),
-        *(case for leases in (4, 5) for peer in PEERS for case in _mixed(leases, peer)),
-        *(case for leases in (4, 5) for case in _with_led(leases)),
+        *(_minimal_case(leases, workers) for leases, workers in sizes),
+        *(_minimal_case(leases, workers, limit=300_000) for leases, workers in ((5, 4), (4, 5), (6, 4), (8, 3))),
+        *(case for leases, workers in ((4, 3), (5, 3), (4, 4)) for case in _fault_cases(leases, workers)),
+        *(case for leases in (4, 5) for peer in PEERS for case in _mixed_cases(leases, peer)),
+        *(case for leases in (4, 5) for case in _led_cases(leases)),
         Case("minimal, kcl, kcl-rust, dotnet", _fleet(4, (OURS, KCL, RUST, DOTNET))),
-        *(_peers(peer, leases, workers) for peer in PEERS for leases, workers in sizes),
-        *(  # three workers join one that owns all leases
+        *(_peer_case(peer, leases, workers) for peer in PEERS for leases, workers in sizes),
+        *(  # Three workers join one that owns all leases.
             Case(
                 f"{peer}, from one owner",
                 _fleet(6, (rules,) * 4),
@@ -79,16 +82,16 @@ def full() -> tuple[Case, ...]:
 
 
 def _fleet(leases: int, rules: tuple[Config | None, ...]) -> FleetModel:
-    """Return a fleet of workers that alternate between two groups."""
+    """Return a fleet whose workers belong to two groups alternately."""
     return FleetModel(leases, tuple(f"{'xy'[number % 2]}-{number}" for number in range(len(rules))), rules)
 
 
-def _ours(leases: int, workers: int, limit: int = 2_000_000) -> Case:
+def _minimal_case(leases: int, workers: int, limit: int = 2_000_000) -> Case:
     return Case("minimal", _fleet(leases, (OURS,) * workers), limit=limit)
 
 
-def _faulty(leases: int, workers: int) -> tuple[Case, ...]:
-    """Return cases of our rules under every fault that the checker knows."""
+def _fault_cases(leases: int, workers: int) -> tuple[Case, ...]:
+    """Return cases of the `minimal` rules, one or more for every fault that the checker can model."""
     fleet = _fleet(leases, (OURS,) * workers)
     zombies = [
         _fleet(leases, tuple(None if number == zombie else OURS for number in range(workers)))
@@ -96,7 +99,7 @@ def _faulty(leases: int, workers: int) -> tuple[Case, ...]:
     ]
     return (
         Case("minimal, one crash", evolve(fleet, crashes=1)),
-        # Every worker gets a turn as the zombie, because the digest orders them.
+        # Workers are ordered by a digest of their ids, so the outcome may depend on which of them is the zombie.
         *(Case(f"minimal, zombie {fleet.workers[fleet.rules.index(None)]}", fleet) for fleet in zombies),
         *(
             Case(
@@ -113,9 +116,9 @@ def _faulty(leases: int, workers: int) -> tuple[Case, ...]:
     )
 
 
-def _mixed(leases: int, peer: str) -> tuple[Case, ...]:
+def _mixed_cases(leases: int, peer: str) -> tuple[Case, ...]:
     rules = PEERS[peer]
-    # Two peers among three workers do together what one does alone.
+    # Two of three workers with a peer's rules have the same known faults as a fleet with only those rules.
     known = KNOWN.get((peer, leases, 3), frozenset())
     return (
         Case(f"two minimal, one {peer}", _fleet(leases, (OURS, rules, OURS))),
@@ -123,10 +126,11 @@ def _mixed(leases: int, peer: str) -> tuple[Case, ...]:
     )
 
 
-def _with_led(leases: int) -> tuple[Case, ...]:
-    """Return fleets with workers that a KCL 3.x leader gives free leases: one of three, then two of three (M14).
+def _led_cases(leases: int) -> tuple[Case, ...]:
+    """Return fleets in which a KCL 3.x leader gives free leases to one worker of three, or to two of three (M14).
 
-    How the leader divides leases between two is not modeled, so it may give all of them to one.
+    The model does not contain the leader's rules. If there are two such workers, the leader may give all leases to
+    one of them.
     """
     one_led, two_led = _fleet(leases, (OURS, None, OURS)), _fleet(leases, (None, OURS, None))
     return (
@@ -136,12 +140,12 @@ def _with_led(leases: int) -> tuple[Case, ...]:
     )
 
 
-def _peers(peer: str, leases: int, workers: int) -> Case:
+def _peer_case(peer: str, leases: int, workers: int) -> Case:
     known = KNOWN.get((peer, leases, workers), frozenset())
     return Case(peer, _fleet(leases, (PEERS[peer],) * workers), known=known)
 
 
 def _stuck_4_2_2() -> Case:
-    """Return the division that the Event Hubs client for Python never leaves."""
+    """Return an uneven fleet, with 4, 2 and 2 leases, that the Event Hubs client for Python never balances."""
     owners = (0, 0, 0, 0, 1, 1, 2, 2)
     return Case("python, 4/2/2", _fleet(8, (PYTHON,) * 3), known=frozenset({"uneven"}), owners=owners)

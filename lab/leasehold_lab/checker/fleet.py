@@ -1,9 +1,10 @@
-"""A small fleet as a state machine: the owner of each lease, and the writes in progress.
+"""A small fleet as a state machine, whose states consist of the owners of leases and the writes in progress.
 
-1. The decisions are those of the real `plan`; only time and the store are modeled.
-2. A write may be arbitrarily late. It is applied only under the condition that the store would check.
-3. A worker without a lease cannot be seen, so starting late and looking late are the same thing: every worker that
-   holds nothing may be one that has yet to join.
+1. Decisions come from the real `plan`. Only time and the store are modeled.
+2. A write may be delayed for any time. When it arrives, it is applied only if the condition that the store would check
+   still holds.
+3. Workers cannot see a worker that holds no lease. The model therefore doesn't distinguish a worker that hasn't started
+   yet from one that hasn't read the table yet.
 """
 
 from collections.abc import Iterator
@@ -19,19 +20,22 @@ from leasehold.balancer.plan import plan
 
 NOBODY = -1
 ALIVE, SILENT, DEAD = range(3)
-"""A crashed worker is first silent, while its leases still look alive to all others, and then dead."""
+"""The health of a worker. A crashed worker is silent until its leases expire for the other workers; then it is dead."""
 
 WAIT_SECONDS = 1e6
-"""Seconds that exhaust any patience."""
+"""An idle time that is longer than every timeout of the rules."""
 
 T = TypeVar("T")
 
 ModelVerb = Literal["claim", "steal", "request", "give", "release"]
-"""The verbs of a run's history, except that a release here names the next owner that it sets."""
+"""The kinds of writes, named as in the history of a run. Here, "release" hands the lease to a named next owner."""
 
 
 class ModelWrite(NamedTuple):
-    """A conditional write: the verb, the number of the lease, and the owner and next owner it was seen with."""
+    """A conditional write.
+
+    `lease` is the lease's number. `owner` and `next_owner` are the values that the worker read before the write.
+    """
 
     verb: ModelVerb
     lease: int
@@ -42,11 +46,11 @@ class ModelWrite(NamedTuple):
 _TAKES: dict[type[Action], ModelVerb] = {Claim: "claim", Steal: "steal", RequestHandoff: "request"}
 
 Attempt = tuple[ModelWrite, ...]
-"""A write and the alternates that follow if it is rejected."""
+"""A write, followed by the alternates that are tried in turn if it is rejected."""
 
 
 class State(NamedTuple):
-    """The owner and next owner of each lease, and the attempts in progress and the health of each worker."""
+    """The owner and next owner of each lease, and the health and the writes in progress of each worker."""
 
     owners: tuple[int, ...]
     next_owners: tuple[int, ...]
@@ -55,14 +59,14 @@ class State(NamedTuple):
 
 
 class Transition(NamedTuple):
-    """A possible next step, and how many leases a living worker loses by it."""
+    """A possible next step. `moves` is the number of leases that living workers lose in it, and `what` describes it."""
 
     state: State
     moves: int
     what: str
 
 
-ModelReading = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+TableState = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
 @frozen
@@ -70,13 +74,16 @@ class FleetModel:
     """The fleet to check.
 
     Attributes:
-        rules: The configuration of each worker; None for one that never plans. Such a worker is a zombie that only
-            renews, unless it is in `led`.
-        led: Workers that are given free leases, one at a time and at any time, as by a KCL 3.x leader (M14).
-        crashes: How many workers may crash, at any time.
-        yields: Whether owners answer requests for a planned move.
-        patience_may_end: Whether patience may end at any time, and not only when nothing else can happen.
-        turns: How many turns are tried for each plan, because plans depend on the turn.
+        leases: The number of leases.
+        workers: The ids of the workers.
+        rules: The configuration of each worker. A worker with None never plans: it is a zombie that only renews its
+            leases, unless it is in `led`.
+        led: The numbers of the workers that may be given a free lease at any time, as by a KCL 3.x leader (M14).
+        crashes: How many workers may crash. A crash may happen at any time.
+        yields: Whether owners answer hand-off requests.
+        patience_may_end: Whether the timeouts of the rules may expire at any time. Otherwise they expire only when
+            nothing else can happen.
+        turns: How many turn numbers are tried for each plan, because plans depend on the turn.
     """
 
     leases: int
@@ -87,7 +94,7 @@ class FleetModel:
     yields: bool = False
     patience_may_end: bool = False
     turns: int = 3
-    _plans: dict[tuple[ModelReading, int, int, bool], tuple[Attempt, ...]] = field(
+    _plans: dict[tuple[TableState, int, int, bool], tuple[Attempt, ...]] = field(
         factory=dict, init=False, eq=False, repr=False
     )
 
@@ -97,20 +104,21 @@ class FleetModel:
         return State(owners, (NOBODY,) * self.leases, ((),) * size, (ALIVE,) * size)
 
     def steps(self, state: State) -> list[Transition]:
-        """Return everything that may happen next, which is nothing only if the fleet has come to rest."""
+        """Return all possible next steps. There are none if the fleet has come to rest."""
         steps: list[Transition] = []
         alive = [worker for worker, health in enumerate(state.health) if health == ALIVE]
-        # Any of the writes in progress may arrive.
+        # Any write in progress may arrive.
         for worker in alive:
             attempts = state.pending[worker]
             for index, attempt in enumerate(attempts):
-                rest = _replaced(state.pending, worker, attempts[:index] + attempts[index + 1 :])
-                arrived = state._replace(pending=rest)
+                pending_after = _replace_item(state.pending, worker, attempts[:index] + attempts[index + 1 :])
+                arrived = state._replace(pending=pending_after)
                 for write in attempt:
                     if (after := _write(arrived, worker, write)) is not None:
-                        before = state.owners[write.lease]
+                        owner_before = state.owners[write.lease]
                         owner_loses = (
-                            before not in {NOBODY, after.owners[write.lease]} and state.health[before] == ALIVE
+                            owner_before not in {NOBODY, after.owners[write.lease]}
+                            and state.health[owner_before] == ALIVE
                         )
                         steps.append(Transition(after, int(owner_loses), f"{self.workers[worker]}: {write}"))
                         break
@@ -121,49 +129,49 @@ class FleetModel:
                 if owner == NOBODY:
                     change = f"s-{lease} is given to {self.workers[worker]}"
                     steps.append(Transition(_with_owner(state, lease, worker), 0, change))
-        steps += self._scans(state, alive, patient=False)
-        # Patience ends only by waiting, and all workers certainly wait only when nothing else can happen. By then the
-        # reports of a dead worker are overdue.
+        steps += self._planning_steps(state, alive, patient=False)
+        # Timeouts expire only while workers wait, and all of them certainly wait only if nothing else can happen. By
+        # then a dead worker's reports to its leader are overdue.
         reports_overdue = all(state.health[worker] != SILENT for worker in self.led)
         if self.patience_may_end or (reports_overdue and not steps):
-            steps += self._scans(state, alive, patient=True)
+            steps += self._planning_steps(state, alive, patient=True)
         for worker, health in enumerate(state.health):
             if health == SILENT:
-                steps.append(Transition(state._replace(health=_replaced(state.health, worker, DEAD)), 0, "expiry"))
+                steps.append(Transition(state._replace(health=_replace_item(state.health, worker, DEAD)), 0, "expiry"))
             elif health == ALIVE and len(state.health) - len(alive) < self.crashes:
-                pending = _replaced(state.pending, worker, ())
-                silent = _replaced(state.health, worker, SILENT)
+                pending = _replace_item(state.pending, worker, ())
+                silent = _replace_item(state.health, worker, SILENT)
                 crashed = state._replace(pending=pending, health=silent)
                 steps.append(Transition(crashed, 0, f"{self.workers[worker]} crashes"))
         return steps
 
-    def _scans(self, state: State, alive: list[int], *, patient: bool) -> Iterator[Transition]:
-        reading = (state.owners, state.next_owners, state.health)
+    def _planning_steps(self, state: State, alive: list[int], *, patient: bool) -> Iterator[Transition]:
+        table_state = (state.owners, state.next_owners, state.health)
         for worker in alive:
             config = self.rules[worker]
             if config is None or state.pending[worker]:
                 continue
             plans: dict[tuple[Attempt, ...], None] = {}
             for turn in range(self.turns):
-                # The same arguments recur in thousands of states, and a plan is expensive.
-                arguments = (reading, worker, turn, patient)
+                # Plans are cached, because they are expensive and the same arguments recur in thousands of states.
+                arguments = (table_state, worker, turn, patient)
                 if arguments not in self._plans:
-                    self._plans[arguments] = self._planned(config, *arguments)
+                    self._plans[arguments] = self._plan_attempts(config, *arguments)
                 plans[self._plans[arguments]] = None
             for attempts in plans:
                 if attempts:
-                    pending = _replaced(state.pending, worker, attempts)
+                    pending = _replace_item(state.pending, worker, attempts)
                     yield Transition(state._replace(pending=pending), 0, f"{self.workers[worker]} plans {attempts}")
 
-    def _planned(
-        self, config: Config, reading: ModelReading, worker: int, turn: int, patient: bool
+    def _plan_attempts(
+        self, config: Config, table_state: TableState, worker: int, turn: int, patient: bool
     ) -> tuple[Attempt, ...]:
-        owners, next_owners, health = reading
+        owners, next_owners, health = table_state
         unchanged_seconds = WAIT_SECONDS if patient else 0.0
         leases = []
         for number, (owner, next_owner) in enumerate(zip(owners, next_owners, strict=True)):
             dead = owner != NOBODY and health[owner] == DEAD
-            # A living next owner acts by itself before the others give it up: that takes a whole cycle (H1, H4).
+            # A living next owner acts before other workers treat it as dead, because they wait a whole cycle (H1, H4).
             next_owner_dead = next_owner != NOBODY and health[next_owner] == DEAD
             lease = Lease(
                 key=f"s-{number}",
@@ -189,21 +197,25 @@ class FleetModel:
 
     def _attempt(self, action: Action) -> Attempt:
         lease = action.lease
-        seen = (int(lease.key.removeprefix("s-")), self._number(lease.owner), self._number(lease.next_owner))
+        lease_as_read = (
+            int(lease.key.removeprefix("s-")),
+            self._worker_number(lease.owner),
+            self._worker_number(lease.next_owner),
+        )
         match action:
             case Claim() | Steal() | RequestHandoff():
-                others = (other for alternate in action.alternates for other in self._attempt(alternate))
-                return (ModelWrite(_TAKES[type(action)], *seen), *others)
+                alternates = (other for alternate in action.alternates for other in self._attempt(alternate))
+                return (ModelWrite(_TAKES[type(action)], *lease_as_read), *alternates)
             case Release(next_owner=next_owner) if next_owner is not None and next_owner != lease.next_owner:
-                return (ModelWrite("release", *seen[:2], self._number(next_owner)),)
+                return (ModelWrite("release", *lease_as_read[:2], self._worker_number(next_owner)),)
             case Release():
-                return (ModelWrite("give", *seen),)
+                return (ModelWrite("give", *lease_as_read),)
             case Renew() | Create() | Delete():
                 return ()
             case _:
                 assert_never(action)
 
-    def _number(self, worker: str | None) -> int:
+    def _worker_number(self, worker: str | None) -> int:
         return NOBODY if worker is None else self.workers.index(worker)
 
 
@@ -216,7 +228,7 @@ def _write(state: State, worker: int, write: ModelWrite) -> State | None:
         case "claim":
             return _with_owner(state, write.lease, worker)
         case "steal":
-            # If the lease was requested before, the worker that steals must still be its next owner.
+            # A worker that requested the lease before can steal it only while it is still the next owner.
             return (
                 _with_owner(state, write.lease, worker) if write.next_owner != worker or next_owner == worker else None
             )
@@ -227,7 +239,7 @@ def _write(state: State, worker: int, write: ModelWrite) -> State | None:
                 else None
             )
         case "give":
-            # A gift that is not accepted is taken back.
+            # If the next owner is not alive to accept the lease, the former owner takes it back.
             not_accepted = write.next_owner != NOBODY and state.health[write.next_owner] != ALIVE
             return (
                 _with_owner(state, write.lease, worker if not_accepted else write.next_owner)
@@ -241,19 +253,22 @@ def _write(state: State, worker: int, write: ModelWrite) -> State | None:
 
 
 def _with_owner(state: State, lease: int, owner: int) -> State:
-    """Change the owner: drop the next owner, and void all claims in progress, which are bound to the version."""
+    """Return the state with this owner and no next owner, and without the claims in progress for the lease.
+
+    Such claims would be rejected, because the new owner changed the version that they require.
+    """
     remaining = (
         (tuple(write for write in attempt if write.verb != "claim" or write.lease != lease) for attempt in attempts)
         for attempts in state.pending
     )
     pending = tuple(tuple(sorted(filter(None, attempts))) for attempts in remaining)
     after = _with_next_owner(state, lease, NOBODY)
-    return after._replace(owners=_replaced(state.owners, lease, owner), pending=pending)
+    return after._replace(owners=_replace_item(state.owners, lease, owner), pending=pending)
 
 
 def _with_next_owner(state: State, lease: int, next_owner: int) -> State:
-    return state._replace(next_owners=_replaced(state.next_owners, lease, next_owner))
+    return state._replace(next_owners=_replace_item(state.next_owners, lease, next_owner))
 
 
-def _replaced(values: tuple[T, ...], index: int, value: T) -> tuple[T, ...]:
+def _replace_item(values: tuple[T, ...], index: int, value: T) -> tuple[T, ...]:
     return (*values[:index], value, *values[index + 1 :])

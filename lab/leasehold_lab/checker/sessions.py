@@ -1,23 +1,25 @@
-"""Explores layout `sessions`: the real stores of a few workers, in every order of requests, crashes, lost responses.
+"""Checks the table layout `sessions` under every order of requests, crashes and lost responses of a few workers.
 
-A state is the table's rows and, for each worker, its snapshot between two actions, the action in progress, and the
-responses to that action so far. To continue an action, the worker is restored and the action repeated with these
-responses, up to its next request, which is then answered in every possible way. The code that runs is therefore
-`SessionStore` itself. Each state is visited once, however it was reached, so the first trace to a fault is a shortest.
+A state consists of the table's rows and, for each worker, a snapshot taken between two actions, the action in progress,
+and the responses to that action so far. To continue an action, the checker restores the worker from its snapshot and
+repeats the action with the recorded responses, up to the next request. It then answers that request in every possible
+way. The code under test is therefore the real `SessionStore`. The search is breadth-first and visits each state once,
+so the first trace that leads to a fault is one of the shortest.
 
 The model follows three rules:
 
 1. Versions are digests of contents, as in S3, where equal contents have equal versions.
-2. Time passes in ticks. A tick makes every confirmation stale; a row seen before it has not changed for a whole lease.
+2. Time passes in ticks, each as long as a lease lasts. A tick makes every earlier confirmation stale. A row that a
+   worker last saw before the tick counts as expired.
 3. A write may be answered, get lost, be applied without a response, or be applied at any later time.
 
-The laws are checked whenever a worker begins to read a lease. They are also checked in every state with one additional
-worker that finds the others dead. The laws are:
+The laws are checked whenever a worker starts to read a lease. In every state they are also checked for a new worker
+that takes all leases after the other workers have died. The laws are:
 
 - Nothing is skipped.
-- No write confirmed with Done is undone.
-- There is one reader at a time, by the workers' own clocks.
-- Epochs grow with each owner.
+- No write that was confirmed with `Done` is undone.
+- Each lease has one reader at a time, by the workers' own clocks.
+- The epoch of a lease grows with each new owner.
 - No lease gets stuck.
 """
 
@@ -58,17 +60,21 @@ from leasehold.stores.writes import (
 )
 
 TableRows = tuple[tuple[str, Any], ...]
-"""The table: names and contents, sorted. A content is a string, or a lease if the table stores whole leases."""
+"""The table's rows as sorted pairs of name and content. The content is a string, or a `Lease` if rows are leases."""
 
 RECORDS = 2
 """The number of records in each lease."""
 
 LOST, APPLIED, LATE = "lost", "applied", "late"
-"""The ways in which a write may go unanswered."""
+"""What happens to a write whose response is lost.
+
+`LOST` is recorded in place of the response. `APPLIED` and `LATE` are faults: the write is applied immediately, or at
+any later time.
+"""
 
 
 class CellRequest(NamedTuple):
-    """A request to the table: the verb, the names, and for a write the content and the version."""
+    """A request to the table: a verb and names of rows, and for a write the new content and the expected version."""
 
     verb: str
     names: tuple[str, ...]
@@ -77,7 +83,7 @@ class CellRequest(NamedTuple):
 
 
 class AwaitsResponse(BaseException):
-    """Raised if an action cannot continue before this request is answered."""
+    """Raised when an action cannot continue until this request is answered."""
 
     def __init__(self, request: CellRequest) -> None:
         super().__init__()
@@ -99,17 +105,19 @@ def apply_request(rows: TableRows, request: CellRequest) -> tuple[TableRows, Any
             return rows, tuple(row for row in rows if row[0] in request.names)
         case "apply":
             (name,), write = request.names, request.content
-            after = applied(write, table.get(name))
-            outcome: Outcome = Lost(write.lease.key, table.get(name)) if after is None else Done(after)
-            if after is not None:
-                table[name] = after
+            written = applied(write, table.get(name))
+            outcome: Outcome = Lost(write.lease.key, table.get(name)) if written is None else Done(written)
+            if written is not None:
+                table[name] = written
                 if isinstance(write, DeleteLease):
                     del table[name]
             return tuple(sorted(table.items(), key=lambda row: row[0])), outcome
     (name,) = request.names
     stored = table.get(name)
-    fits = stored is None if request.verb == "new" else stored is not None and version_of(stored) == request.version
-    if not fits:
+    condition_holds = (
+        stored is None if request.verb == "new" else stored is not None and version_of(stored) == request.version
+    )
+    if not condition_holds:
         return rows, name not in table if request.verb == "delete" else None
     if request.verb == "delete":
         del table[name]
@@ -120,13 +128,13 @@ def apply_request(rows: TableRows, request: CellRequest) -> tuple[TableRows, Any
 
 @define
 class CheckedCells:
-    """The table as one worker sees it: requests that were already answered get the same response again."""
+    """One worker's connection to the table. Repeats the recorded responses to requests that were already answered."""
 
     responses: deque[Any] = Factory(deque)
     page_leases: int = 1000
 
     def ask(self, request: CellRequest) -> Any:  # noqa: ANN401  by verb
-        """Return the recorded response, or raise AwaitsAnswer if there is none."""
+        """Return the recorded response. Raises AwaitsResponse if there is none."""
         if not self.responses:
             raise AwaitsResponse(request)
         response = self.responses.popleft()
@@ -135,33 +143,38 @@ class CheckedCells:
         return response
 
     def list(self, *prefixes: str, consistent: bool = False) -> tuple[Stored, ...]:  # noqa: ARG002  each is consistent
-        """Return every row whose name begins with one of the prefixes."""
+        """Return all rows whose names begin with one of the prefixes."""
         return tuple(_row(*row) for row in self.ask(CellRequest("list", prefixes)))
 
     def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:  # noqa: ARG002
-        """Return the cells that exist."""
-        # A read of several cells is no snapshot. In this model sessions are always read before the rows of leases.
+        """Return those of the named cells that exist."""
+        # A read of several cells is not a snapshot. This model reads the cells of sessions before those of leases.
         leases = tuple(name for name in names if name.startswith(LEASES))
-        rest = tuple(name for name in names if not name.startswith(LEASES))
-        cells = [cell for requested in (rest, leases) if requested for cell in self.ask(CellRequest("read", requested))]
+        other_names = tuple(name for name in names if not name.startswith(LEASES))
+        cells = [
+            cell
+            for requested in (other_names, leases)
+            if requested
+            for cell in self.ask(CellRequest("read", requested))
+        ]
         return {name: _row(name, content) for name, content in cells}
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
-        """Write a cell if there is none."""
+        """Create a cell, and return its version, or None if the cell already exists."""
         version: str | None = self.ask(CellRequest("new", (name,), _content(fields)))
         return version
 
     def put_over(self, name: str, fields: ObjectFields, version: str) -> str | None:
-        """Replace this version of a cell."""
-        answer: str | None = self.ask(CellRequest("over", (name,), _content(fields), version))
-        return answer
+        """Replace a cell if it still has this version, and return the new version; otherwise return None."""
+        new_version: str | None = self.ask(CellRequest("over", (name,), _content(fields), version))
+        return new_version
 
     def delete(self, name: str, version: str) -> bool:
-        """Delete this version of a cell."""
+        """Delete a cell if it still has this version, and return whether it is gone."""
         return bool(self.ask(CellRequest("delete", (name,), "", version)))
 
     def prove(self) -> None:
-        """Do nothing: conditions are kept."""
+        """Do nothing, because the model always checks the conditions of writes."""
 
     def close(self) -> None:
         """Do nothing."""
@@ -176,21 +189,21 @@ def _row(name: str, content: str) -> Stored:
 
 
 class _NoWaiting:
-    """A scheduler without waiting, because each worker of the checker does one thing at a time."""
+    """Locks and queues that never block, because each worker in the checker does one thing at a time."""
 
     class TicketsAtOnce(deque[Any]):
-        """A queue of tickets."""
+        """A queue whose `get` does not wait."""
 
         put = deque.append
 
         def get(self, until: float = 0.0) -> Any:  # noqa: ANN401, ARG002
-            """Remove and return the next ticket, or None if there is none."""
+            """Remove and return the next item, or None if the queue is empty."""
             return self.popleft() if self else None
 
     queue = TicketsAtOnce
 
     def clock(self) -> float:
-        """Return 0: no time passes."""
+        """Return 0.0, because the model has no clock."""
         return 0.0
 
     def lock(self) -> Any:  # noqa: ANN401
@@ -200,13 +213,13 @@ class _NoWaiting:
 
 @define
 class _Ids:
-    """Makes the ids of one process's sessions."""
+    """Generates the session ids of one process."""
 
     process: str
     made: int = 0
 
     def __call__(self) -> str:
-        """Return the next id."""
+        """Return a new session id."""
         self.made += 1
         return f"{self.process}-{self.made}"
 
@@ -235,9 +248,11 @@ class CheckedWorker:
 
     Attributes:
         store: The real store.
-        seen: Leases as last listed, with the tick of the listing.
-        given: Leases given away, as in the response.
-        lost: Leases taken by others, as last written.
+        moves: How many more actions the worker may take.
+        held: The leases that the worker reads, by key.
+        seen: The leases in the worker's last listing, each with the tick of that listing.
+        given: Leases that the worker gave away, as returned by the write that gave them.
+        lost: Leases that other workers took, as this worker last wrote them.
     """
 
     name: str
@@ -249,7 +264,7 @@ class CheckedWorker:
     lost: dict[str, CheckedHolding] = Factory(dict)
 
     def options(self, tick: int) -> Iterator[tuple[str, str]]:
-        """Yield the actions that the worker may take next, each with the key of a lease."""
+        """Yield the actions that the worker may take next, each as a verb and the key of a lease."""
         if self.moves <= 0:
             return
         yield "look", ""
@@ -277,7 +292,7 @@ class CheckedWorker:
                 yield "reset", key
 
     def act(self, verb: str, key: str, tick: int, now: int) -> list[SessionEvent]:
-        """Take an action begun in `tick` and ended in `now`, and return the events to judge."""
+        """Take an action that begins in tick `tick` and ends in tick `now`, and return the events to judge."""
         self.moves -= 1
         if verb == "handle":
             held = self.held[key]
@@ -295,7 +310,7 @@ class CheckedWorker:
         except OutcomeUnknown:
             if verb not in {"release", "give"}:
                 return []
-            # The reader has stopped, and continues only once a later write is confirmed with Done.
+            # The reader has stopped. It continues only after a later write has been confirmed with Done.
             self.held[key] = evolve(self.held[key], tick=-1)
             return [("stops", key)]
 
@@ -342,7 +357,7 @@ class CheckedWorker:
         return [("starts", key, outcome.lease.epoch, numbered(outcome.lease), verb)]
 
     def description(self) -> str:
-        """Return everything that decides what the worker does, as a string."""
+        """Return a string of everything that the worker's next actions depend on."""
         store = self.store
         pages = [
             (
@@ -350,7 +365,7 @@ class CheckedWorker:
                 page.session.stored.etag,
                 page.ended,
                 page.settled,
-                sorted(page.last.items()),
+                sorted(page.last_counts.items()),
                 page.superseded,
             )
             for page in store._pages.values()  # noqa: SLF001  the state of the code under test
@@ -363,12 +378,16 @@ class CheckedWorker:
 
 
 def numbered(lease: Lease) -> int:
-    """Return the number of records that the lease's checkpoint has passed."""
+    """Return the number of records before the lease's checkpoint."""
     return int(lease.checkpoint.sequence) if lease.checkpoint.numbered else 0
 
 
 class WorkerState(NamedTuple):
-    """A worker in a state: its snapshot and description, its action, the responses so far, and the tick it began in."""
+    """A worker within a state of the model.
+
+    `snapshot` and `description` are those between two actions. `action` is the action in progress, `responses` contains
+    the responses to it so far, and `tick` is the tick in which it began.
+    """
 
     snapshot: bytes
     description: str
@@ -379,10 +398,10 @@ class WorkerState(NamedTuple):
 
 
 class TrueLease(NamedTuple):
-    """What only the checker knows about a lease.
+    """The true state of a lease, which the checker knows and the workers don't.
 
-    `handled` is the furthest position that was handled, `done` the furthest confirmed with Done. `epoch` is the last
-    epoch, and `starter` the worker that started it.
+    `handled` is the furthest position that any worker has handled, and `done` the furthest checkpoint confirmed with
+    Done. `epoch` is the highest epoch so far, and `starter` is the number of the worker that started it.
     """
 
     handled: int = 0
@@ -392,7 +411,10 @@ class TrueLease(NamedTuple):
 
 
 class SessionState(NamedTuple):
-    """A whole state. `late` has the writes that may still arrive, and `left` the faults that may still happen."""
+    """A state of the whole model.
+
+    `late` contains the writes that may still arrive, and `left` how often each fault may still happen.
+    """
 
     rows: TableRows
     workers: tuple[WorkerState, ...]
@@ -404,7 +426,7 @@ class SessionState(NamedTuple):
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """The identity of the state: states with the same key have the same future."""
+        """The identity of the state. States with equal keys have the same possible futures."""
         workers = tuple(
             (worker.description, worker.action, worker.responses, worker.tick, worker.alive) for worker in self.workers
         )
@@ -421,7 +443,7 @@ class SessionState(NamedTuple):
 
 @frozen
 class BrokenLaw:
-    """A law that was broken, and the shortest way there."""
+    """A law that was broken, and the shortest trace that breaks it."""
 
     law: str
     trace: tuple[str, ...]
@@ -429,7 +451,7 @@ class BrokenLaw:
 
 @frozen
 class Explored:
-    """The outcome of a search. `complete` is False if it was cut off."""
+    """The result of a search. `complete` is False if states were left unvisited."""
 
     states: int
     complete: bool
@@ -438,18 +460,18 @@ class Explored:
 
 @define
 class SessionModel:
-    """A setting to explore.
+    """A small fleet to explore, with the actions and faults that may occur.
 
     Attributes:
         moves: How many actions each worker may take.
         leases: The number of leases.
-        faults: How often each fault may happen: tick, crash, restart, applied, late.
+        faults: How often each fault may happen. The faults are "tick", "crash", "restart", "applied" and "late".
         abilities: The verbs that workers may use.
-        initial_actions: The actions taken before the search begins: the number of the worker, the verb and the lease. A
-            fourth value is the number of requests that are answered, for an action that is left unfinished. The verb
-            "tick" lets time pass.
-        make: Makes the store.
-        rows: The rows that exist before the leases.
+        initial_actions: The actions taken before the search begins, each as a worker's number, a verb and a lease key.
+            An optional fourth value stops the action after that many requests and leaves it in progress. The verb
+            "tick" lets time pass instead.
+        make: Creates a worker's store.
+        rows: The rows that the table contains before the leases are created.
     """
 
     moves: tuple[int, ...]
@@ -462,29 +484,29 @@ class SessionModel:
     _outcomes: dict[tuple[Any, ...], Any] = field(factory=dict)
 
     def explore(self, limit: int, findings: int = 1) -> Explored:
-        """Visit every state, the nearest first, until there are `limit` states or `findings` findings."""
-        first = self.first()
-        parents: dict[tuple[Any, ...], tuple[tuple[Any, ...] | None, str]] = {first.key: (None, "")}
-        queue, broken_laws = deque([first]), list[BrokenLaw]()
+        """Visit states breadth-first until all are visited, `limit` states are known, or `findings` laws are broken."""
+        initial = self.first()
+        parents: dict[tuple[Any, ...], tuple[tuple[Any, ...] | None, str]] = {initial.key: (None, "")}
+        queue, broken_laws = deque([initial]), list[BrokenLaw]()
         while queue and len(parents) < limit and len(broken_laws) < findings:
             state = queue.popleft()
-            for what, after, broken in self.steps(state):
-                seen = after.key in parents
-                if not seen:
-                    parents[after.key] = (state.key, what)
+            for description, after, broken in self.steps(state):
+                visited = after.key in parents
+                if not visited:
+                    parents[after.key] = (state.key, description)
                     queue.append(after)
-                broken_law = broken or ("" if seen else self.stuck(after))
+                broken_law = broken or ("" if visited else self.stuck(after))
                 if broken_law:
                     trace, parent = list[str](), parents[state.key]
                     while parent[0] is not None:
                         trace.append(parent[1])
                         parent = parents[parent[0]]
-                    broken_laws.append(BrokenLaw(broken_law, (*filter(None, reversed(trace)), what)))
+                    broken_laws.append(BrokenLaw(broken_law, (*filter(None, reversed(trace)), description)))
                     break
         return Explored(len(parents), not queue, tuple(broken_laws))
 
     def first(self) -> SessionState:
-        """Return the state in which the leases exist and the first actions have been taken."""
+        """Return the initial state: the leases exist, and the initial actions have been taken."""
         workers = tuple(self._worker(f"w{n}", moves) for n, moves in enumerate(self.moves))
         rows = self.rows
         keys = [f"s{n}" for n in range(self.leases)]
@@ -514,7 +536,7 @@ class SessionModel:
         worker_state = current.workers[number]
         worker: CheckedWorker = pickle.loads(worker_state.snapshot)  # noqa: S301  our own
         worker.moves += 1
-        return current._replace(workers=_put(current.workers, number, snapshot_of(worker)))
+        return current._replace(workers=_replace_worker(current.workers, number, snapshot_of(worker)))
 
     def _worker(self, name: str, moves: int) -> WorkerState:
         cells = CheckedCells()
@@ -523,8 +545,8 @@ class SessionModel:
         )
 
     def steps(self, state: SessionState) -> Iterator[tuple[str, SessionState, str]]:
-        """Yield everything that may happen next, and the law that it breaks, if any."""
-        left = dict(state.left)
+        """Yield each event that may happen next, the state after it, and the law that it breaks, or ""."""
+        faults_left = dict(state.left)
         for number, worker_state in enumerate(state.workers):
             if not worker_state.alive:
                 continue
@@ -535,41 +557,41 @@ class SessionModel:
                         yield f"w{number} begins {' '.join(option)}", self._choose(state, number, option), ""
             else:
                 yield from self._responses(state, number)
-            if left.get("crash"):
+            if faults_left.get("crash"):
                 dead = worker_state._replace(
                     alive=False, action=("", ""), responses=(), description="dead", snapshot=b""
                 )
                 after = state._replace(
-                    workers=_put(state.workers, number, dead), left=_without_calls(state.left, "crash")
+                    workers=_replace_worker(state.workers, number, dead), left=_use_fault(state.left, "crash")
                 )
                 without_readers = after._replace(
                     readers=tuple(reader for reader in after.readers if reader[1] != number)
                 )
                 yield f"w{number} crashes", without_readers, ""
-                if left.get("restart"):
+                if faults_left.get("restart"):
                     restarted = self._worker(f"w{number}", self.moves[number])
                     process: CheckedWorker = pickle.loads(restarted.snapshot)  # noqa: S301  our own
                     process.store._ids.process = f"w{number}again"  # type: ignore[attr-defined]  # noqa: SLF001
                     with_restart = without_readers._replace(
-                        workers=_put(without_readers.workers, number, snapshot_of(process))
+                        workers=_replace_worker(without_readers.workers, number, snapshot_of(process))
                     )
                     yield (
                         f"w{number} is started again",
-                        with_restart._replace(left=_without_calls(with_restart.left, "restart")),
+                        with_restart._replace(left=_use_fault(with_restart.left, "restart")),
                         "",
                     )
         for index, request in enumerate(state.late):
             rows, _ = apply_request(state.rows, request)
             still_late = state.late[:index] + state.late[index + 1 :]
             yield f"late: {_request_text(request)}", state._replace(rows=rows, late=still_late), ""
-        if left.get("tick"):
-            yield "time passes", state._replace(tick=state.tick + 1, left=_without_calls(state.left, "tick")), ""
+        if faults_left.get("tick"):
+            yield "time passes", state._replace(tick=state.tick + 1, left=_use_fault(state.left, "tick")), ""
 
     def _choose(self, state: SessionState, number: int, option: tuple[str, str]) -> SessionState:
         worker_state = state.workers[number]._replace(action=option, responses=(), tick=state.tick)
-        after = state._replace(workers=_put(state.workers, number, worker_state))
+        after = state._replace(workers=_replace_worker(state.workers, number, worker_state))
         outcome = self._run(worker_state, state.tick)
-        return after if isinstance(outcome, CellRequest) else self._ended(after, number, *outcome)[0]
+        return after if isinstance(outcome, CellRequest) else self._end_action(after, number, *outcome)[0]
 
     def _run(self, worker_state: WorkerState, now: int) -> Any:  # noqa: ANN401  the next request, or the worker afterwards and its events
         run_key = (worker_state.description, worker_state.action, worker_state.responses, worker_state.tick, now)
@@ -587,7 +609,7 @@ class SessionModel:
         return self._outcomes[run_key]
 
     def _responses(self, state: SessionState, number: int) -> Iterator[tuple[str, SessionState, str]]:
-        """Yield the ways in which a worker's request may end."""
+        """Yield the possible outcomes of a worker's pending request."""
         worker_state = state.workers[number]
         request: CellRequest = self._run(worker_state, state.tick)
         rows, response = apply_request(state.rows, request)
@@ -601,16 +623,16 @@ class SessionModel:
         yield self._with_response(
             state._replace(rows=rows), number, response, f"w{number} {_request_text(request)}: {summary}"
         )
-        left = dict(state.left)
+        faults_left = dict(state.left)
         if request.verb in ("list", "read"):
             return
-        if left.get(APPLIED) and rows != state.rows:
-            applied = state._replace(rows=rows, left=_without_calls(state.left, APPLIED))
+        if faults_left.get(APPLIED) and rows != state.rows:
+            applied = state._replace(rows=rows, left=_use_fault(state.left, APPLIED))
             yield self._with_response(
                 applied, number, LOST, f"w{number} {_request_text(request)}: applied, not answered"
             )
-        if left.get(LATE):
-            in_flight = state._replace(late=(*state.late, request), left=_without_calls(state.left, LATE))
+        if faults_left.get(LATE):
+            in_flight = state._replace(late=(*state.late, request), left=_use_fault(state.left, LATE))
             yield self._with_response(
                 in_flight, number, LOST, f"w{number} {_request_text(request)}: on its way, not answered"
             )
@@ -624,26 +646,28 @@ class SessionModel:
     ) -> tuple[str, SessionState, str]:
         worker_state = state.workers[number]
         worker_state = worker_state._replace(responses=(*worker_state.responses, response))
-        after = state._replace(workers=_put(state.workers, number, worker_state))
+        after = state._replace(workers=_replace_worker(state.workers, number, worker_state))
         outcome = self._run(worker_state, state.tick)
         if isinstance(outcome, CellRequest):
             return description, after, ""
-        ended, broken = self._ended(after, number, *outcome)
+        ended, broken = self._end_action(after, number, *outcome)
         return description, ended, broken
 
-    def _ended(
+    def _end_action(
         self, state: SessionState, number: int, worker: WorkerState, events: list[SessionEvent]
     ) -> tuple[SessionState, str]:
-        """End an action, and judge its events."""
-        began = state.workers[number].tick
-        state = state._replace(workers=_put(state.workers, number, worker))
+        """End a worker's action, and check its events against the laws."""
+        began_tick = state.workers[number].tick
+        state = state._replace(workers=_replace_worker(state.workers, number, worker))
         for event in events:
-            state, broken = self._judged(state, number, began, event)
+            state, broken = self._judge_event(state, number, began_tick, event)
             if broken:
                 return state, broken
         return state, ""
 
-    def _judged(self, state: SessionState, number: int, began: int, event: SessionEvent) -> tuple[SessionState, str]:
+    def _judge_event(
+        self, state: SessionState, number: int, began_tick: int, event: SessionEvent
+    ) -> tuple[SessionState, str]:
         verb, key, *values = event
         true_leases, readers = dict(state.true_leases), {(reader[0], reader[1]): reader for reader in state.readers}
         true_lease, reader_key = true_leases[key], (key, number)
@@ -655,7 +679,7 @@ class SessionModel:
                     return state, "Done for a lease that another has"
                 true_leases[key] = true_lease._replace(done=max(true_lease.done, values[1]))
             case "confirmed":
-                readers[reader_key] = (key, number, began, False)
+                readers[reader_key] = (key, number, began_tick, False)
             case "stops":
                 readers.pop(reader_key, None)
             case "reset":
@@ -674,7 +698,7 @@ class SessionModel:
                 if epoch < true_lease.epoch or (epoch == true_lease.epoch and true_lease.starter != number):
                     return state, f"epoch {epoch} after {true_lease.epoch}"
                 for other in [reader for reader in state.readers if reader[0] == key and reader[1] != number]:
-                    # A worker that takes a lease frozen by another's steal completes that steal (G4).
+                    # A worker that takes a lease frozen by another worker's steal completes that steal (G4).
                     session_rows = [
                         json.loads(row_json) for name, row_json in state.rows if name.startswith(f"session/w{other[1]}")
                     ]
@@ -684,11 +708,11 @@ class SessionModel:
                     elif other[2] == state.tick and not other[3]:
                         return state, "two readers"
                 true_leases[key] = true_lease._replace(epoch=epoch, starter=number)
-                readers[reader_key] = (key, number, began, False)
+                readers[reader_key] = (key, number, began_tick, False)
         return state._replace(true_leases=tuple(true_leases.items()), readers=tuple(sorted(readers.values()))), ""
 
     def stuck(self, state: SessionState) -> str:
-        """Return the law that is broken if all other workers die and a new one takes every lease."""
+        """Return the law that is broken if all workers die and a new worker takes every lease, or "" if none is."""
         stuck_key = ("stuck", state.rows, state.true_leases)
         if stuck_key not in self._outcomes:
             self._outcomes[stuck_key] = self._stuck(state)
@@ -696,7 +720,7 @@ class SessionModel:
 
     def _stuck(self, state: SessionState) -> str:
         rows = state.rows
-        owned: dict[str, Lease] = {}
+        owned_leases: dict[str, Lease] = {}
         for key, _ in state.true_leases:
             next_owner = self._worker(f"heir-of-{key}", 0)
             for _ in range(3):
@@ -707,12 +731,12 @@ class SessionModel:
 
                 rows, outcome = self._run_alone(rows, next_owner, take)
                 if isinstance(outcome, Done):
-                    owned[key] = outcome.lease
+                    owned_leases[key] = outcome.lease
                     break
         for key, true_lease in state.true_leases:
-            if key not in owned:
+            if key not in owned_leases:
                 return f"{key} sticks"
-            start = numbered(owned[key])
+            start = numbered(owned_leases[key])
             if start > true_lease.handled or start < true_lease.done:
                 return f"an heir starts at {start}; handled {true_lease.handled}, answered Done {true_lease.done}"
         return ""
@@ -720,7 +744,7 @@ class SessionModel:
     def _run_alone(
         self, rows: TableRows, worker_state: WorkerState, work: Callable[[SessionStore], Any]
     ) -> tuple[TableRows, Any]:
-        """Let one worker do this while no other does anything."""
+        """Run `work` on one worker's store while all other workers stand still."""
         responses: list[Any] = []
         for _ in count():
             worker: CheckedWorker = pickle.loads(worker_state.snapshot)  # noqa: S301  our own
@@ -738,12 +762,15 @@ READS = ("look", "handle", "commit", "claim")
 
 
 def settings() -> Mapping[str, SessionModel]:
-    """Return the settings to explore, by name. In most, the first worker reads s0 and the second has seen that."""
-    held = ((0, "look", ""), (0, "claim", "s0"), (1, "look", ""))
-    both = ((0, "look", ""), (0, "claim", "s0"), (0, "look", ""), (0, "claim", "s1"), (1, "look", ""))
-    free = ((0, "look", ""), (1, "look", ""))
-    requested = (*held, (1, "request", "s0"), (0, "handle", "s0"), (0, "commit", "s0"))
-    with_progress = (*held, (0, "handle", "s0"), (0, "commit", "s0"), (0, "handle", "s0"))
+    """Return the models to explore, by name.
+
+    In most of them, the first worker reads lease s0, and the second worker has seen that in a listing.
+    """
+    first_owns = ((0, "look", ""), (0, "claim", "s0"), (1, "look", ""))
+    first_owns_two = ((0, "look", ""), (0, "claim", "s0"), (0, "look", ""), (0, "claim", "s1"), (1, "look", ""))
+    both_listed = ((0, "look", ""), (1, "look", ""))
+    requested = (*first_owns, (1, "request", "s0"), (0, "handle", "s0"), (0, "commit", "s0"))
+    with_progress = (*first_owns, (0, "handle", "s0"), (0, "commit", "s0"), (0, "handle", "s0"))
 
     def model(
         moves: tuple[int, ...],
@@ -755,26 +782,26 @@ def settings() -> Mapping[str, SessionModel]:
         return SessionModel(moves, leases, faults, frozenset({*READS, *verbs}), initial_actions)
 
     return {
-        "expiry": model((3, 2), held, tick=1),
-        "expiry, crash": model((2, 2), held, tick=1, crash=1),
-        "theft": model((3, 2), held, "steal"),
-        "theft, crash": model((3, 2), held, "steal", crash=1),
-        "theft, lost answer": model((3, 2), held, "steal", applied=1),
-        "theft, late write": model((3, 2), held, "steal", late=1),
-        "late take": model((3, 3), free, "release", late=1),
-        "lost take": model((3, 2), free, "steal", applied=1),
-        "late release": model((5, 1), held, "release", late=1),
+        "expiry": model((3, 2), first_owns, tick=1),
+        "expiry, crash": model((2, 2), first_owns, tick=1, crash=1),
+        "theft": model((3, 2), first_owns, "steal"),
+        "theft, crash": model((3, 2), first_owns, "steal", crash=1),
+        "theft, lost answer": model((3, 2), first_owns, "steal", applied=1),
+        "theft, late write": model((3, 2), first_owns, "steal", late=1),
+        "late take": model((3, 3), both_listed, "release", late=1),
+        "lost take": model((3, 2), both_listed, "steal", applied=1),
+        "late release": model((5, 1), first_owns, "release", late=1),
         "hand-over": model((3, 3), requested, "give", "take back"),
         "hand-over, lost answer": model((3, 2), requested, "give", "take back", applied=1),
         "hand-over, late write": model((3, 2), requested, "give", "take back", late=1),
         "hand-over, theft": model((3, 2, 2), (*requested, (2, "look", "")), "give", "take back", "steal"),
         "reset": model((2, 4), with_progress, "release", "reset", tick=1),
         "late checkpoint": model((3, 4), with_progress, "release", "reset", "steal", "late"),
-        "restart": model((3, 1), held, tick=1, crash=1, restart=1),
-        "stale": model((4, 2), held, "steal", "release"),
+        "restart": model((3, 1), first_owns, tick=1, crash=1, restart=1),
+        "stale": model((4, 2), first_owns, "steal", "release"),
         "removal": model((4, 4), with_progress, tick=1),
-        "three workers": model((2, 2, 2), (*held, (2, "look", "")), "steal", tick=1),
-        "two leases": model((3, 2), both, "steal", leases=2, tick=1),
+        "three workers": model((2, 2, 2), (*first_owns, (2, "look", "")), "steal", tick=1),
+        "two leases": model((3, 2), first_owns_two, "steal", leases=2, tick=1),
     }
 
 
@@ -805,15 +832,17 @@ def report_of(models: Mapping[str, SessionModel], limit: int, only: str = "") ->
 
 
 def snapshot_of(worker: CheckedWorker) -> WorkerState:
-    """Return the worker between two actions, in the form that a state keeps."""
+    """Return the worker's state between two actions."""
     return WorkerState(pickle.dumps(worker), worker.description())
 
 
-def _put(workers: tuple[WorkerState, ...], number: int, worker_state: WorkerState) -> tuple[WorkerState, ...]:
+def _replace_worker(
+    workers: tuple[WorkerState, ...], number: int, worker_state: WorkerState
+) -> tuple[WorkerState, ...]:
     return (*workers[:number], worker_state, *workers[number + 1 :])
 
 
-def _without_calls(left: tuple[tuple[str, int], ...], fault: str) -> tuple[tuple[str, int], ...]:
+def _use_fault(left: tuple[tuple[str, int], ...], fault: str) -> tuple[tuple[str, int], ...]:
     return tuple((name, count - (name == fault)) for name, count in left)
 
 

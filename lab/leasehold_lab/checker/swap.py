@@ -1,8 +1,8 @@
-"""Explores the swap of two lease tables: the real `SwapStore` of a few workers, under every order of their requests.
+"""Checks the swap of two lease tables, by running the real `SwapStore` of a few workers in every order of requests.
 
-The search, the faults and the laws are those of `sessions`, except that a request is a whole read or write of one of
-the two tables, which keep the conditions of `writes` as every store does. A worker may also direct the leases to one
-table or the other, as `leasehold swap` and its `--back` do, and carry over unowned leases.
+The search, the faults and the laws are those of `sessions`, but here each request is a whole read or write of one of
+the two tables. Both tables check the conditions of writes, as every store does. In addition, a worker may choose the
+table that the leases move to, as `leasehold swap` and its `--back` do, and may move unowned leases to that table.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,29 +31,29 @@ from leasehold_lab.checker.sessions import (
 
 
 def no_time() -> float:
-    """Return 0: no time passes, so the control row is read at every call."""
+    """Return 0.0. Because no time passes, the store reads the control row at every call."""
     return 0.0
 
 
 @define
 class CheckedTable:
-    """One of the two tables as a worker sees it."""
+    """A worker's connection to one of the two tables."""
 
     cells: CheckedCells
     name: str
     capabilities: Capabilities = Capabilities()  # noqa: RUF009  a frozen value
 
     def list(self) -> Listing:
-        """Return every lease."""
+        """Return all leases in the table."""
         return Listing(tuple(lease for _, lease in self.cells.ask(CellRequest("list", (f"{self.name}/",)))))
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:  # noqa: ARG002
-        """Return the leases that exist."""
+        """Return those of the requested leases that exist."""
         names = tuple(f"{self.name}/{key}" for key in keys)
         return tuple(lease for _, lease in self.cells.ask(CellRequest("read", names)))
 
     def write(self, write: Write) -> Outcome:
-        """Apply a write under its condition."""
+        """Apply the write if its condition holds."""
         outcome: Outcome = self.cells.ask(CellRequest("apply", (f"{self.name}/{write.lease.key}",), write))
         return outcome
 
@@ -62,7 +62,7 @@ class CheckedTable:
 
 
 def joined_tables(cells: CheckedCells) -> Any:  # noqa: ANN401  the search knows the other store
-    """Return the store to test, over two tables."""
+    """Return the store under test, with its two tables."""
     tables = (CheckedTable(cells, "from"), CheckedTable(cells, "to"))
     store: Any = SwapStore(tables, "to", clock=no_time, look_seconds=0.0)
     store._cells = cells  # noqa: SLF001  where the search looks for it
@@ -71,7 +71,7 @@ def joined_tables(cells: CheckedCells) -> Any:  # noqa: ANN401  the search knows
 
 @define
 class SwappingWorker(CheckedWorker):
-    """A worker that may also direct the leases to one table or the other, as the command does."""
+    """A worker that may also choose the table that leases move to, as `leasehold swap` does."""
 
     def options(self, tick: int) -> Iterator[tuple[str, str]]:
         yield from super().options(tick)
@@ -96,14 +96,14 @@ class SwappingWorker(CheckedWorker):
                 (control,) = table.get([CONTROL])
                 table.write(AnnotateLease(control, DIRECTION, key))
             else:
-                seen = self.seen.pop(key)[0]
-                store.move_unowned(seen, 1 - split_version(seen)[0])
+                lease = self.seen.pop(key)[0]
+                store.move_unowned(lease, 1 - split_version(lease)[0])
         except OutcomeUnknown:
             pass
         return []
 
     def description(self) -> str:
-        """Return everything that decides what the worker does, as a string."""
+        """Return a string of everything that the worker's next actions depend on."""
         store: Any = self.store
         memory = (store._goal, store._closed)  # noqa: SLF001  the state of the code under test
         return repr((self.name, self.moves, self.held, self.seen, self.given, self.lost, memory))
@@ -111,17 +111,19 @@ class SwappingWorker(CheckedWorker):
 
 @define
 class SwapModel(SessionModel):
-    """A setting to explore, in which leases are in FROM and bound for TO."""
+    """A small fleet whose leases start in table FROM and are to move to table TO."""
 
     def _worker(self, name: str, moves: int) -> WorkerState:
         return snapshot_of(SwappingWorker(name, joined_tables(CheckedCells()), moves))
 
-    def _judged(self, state: SessionState, number: int, began: int, event: SessionEvent) -> tuple[SessionState, str]:
+    def _judge_event(
+        self, state: SessionState, number: int, began_tick: int, event: SessionEvent
+    ) -> tuple[SessionState, str]:
         if event[0] == "contradiction":
             return state, str(event[2])
         if event[0] == "confirmed" and dict(state.true_leases)[event[1]].starter != number:
             return state, "renewed, and another has taken it"
-        return super()._judged(state, number, began, event)
+        return super()._judge_event(state, number, began_tick, event)
 
     def _stuck(self, state: SessionState) -> str:
         try:
@@ -140,36 +142,50 @@ def swap_model(
     leases: int = 1,
     faults: Mapping[str, int] | None = None,
 ) -> SwapModel:
-    """Return the setting with these moves, in which the leases are bound for TO."""
+    """Return a model whose workers may take this many actions each, and whose leases are to move to table TO."""
     rows = ((f"to/{CONTROL}", _CONTROL),)
     return SwapModel(moves, leases, faults or {}, frozenset(verbs), initial_actions, rows=rows)
 
 
 def swap_settings() -> dict[str, SwapModel]:
-    """Return the settings to explore, by name. In most, the first worker reads s0 and the second has seen that."""
-    held = ((0, "look", ""), (0, "claim", "s0"), (1, "look", ""))
-    moved = (*held, (0, "handle", "s0"), (0, "commit", "s0"), (1, "look", ""))
-    back = (*moved, (1, "send", "from"))
-    both = ((0, "look", ""), (0, "claim", "s0"), (0, "look", ""), (0, "claim", "s1"), (1, "look", ""), (2, "look", ""))
-    free = (*moved, (0, "release", "s0"), (1, "look", ""))
+    """Return the models to explore, by name.
+
+    In most of them, the first worker reads lease s0, and the second worker has seen that in a listing.
+    """
+    first_owns = ((0, "look", ""), (0, "claim", "s0"), (1, "look", ""))
+    first_moved = (*first_owns, (0, "handle", "s0"), (0, "commit", "s0"), (1, "look", ""))
+    sent_back = (*first_moved, (1, "send", "from"))
+    first_owns_two = (
+        (0, "look", ""),
+        (0, "claim", "s0"),
+        (0, "look", ""),
+        (0, "claim", "s1"),
+        (1, "look", ""),
+        (2, "look", ""),
+    )
+    first_released = (*first_moved, (0, "release", "s0"), (1, "look", ""))
     return {
-        "expiry": swap_model((3, 2), held, *READS, faults={"tick": 1}),
-        "expiry, crash": swap_model((2, 3), held, *READS, faults={"tick": 1, "crash": 1}),
-        "theft": swap_model((3, 3), held, *READS, "steal"),
-        "theft, crash": swap_model((2, 3), held, *READS, "steal", faults={"crash": 1}),
-        "lost answer": swap_model((3, 2), held, *READS, "steal", faults={"applied": 1}),
-        "late write": swap_model((3, 2), held, *READS, "steal", faults={"late": 1}),
-        "back": swap_model((3, 3), back, *READS, "steal"),
-        "back, lost answer": swap_model((3, 2), back, *READS, "steal", faults={"applied": 1}),
-        "back, late write": swap_model((3, 2), back, *READS, "steal", faults={"late": 1}),
-        "to and fro": swap_model((4, 3), moved, *READS, "send", faults={"tick": 1}),
-        "release": swap_model((3, 3), moved, *READS, "release", faults={"applied": 1}),
-        "hand-over": swap_model((3, 3), held, *READS, "request", "give", "take back"),
-        "reset": swap_model((2, 4), free, *READS, "reset", "send"),
-        "carried": swap_model((2, 4), (*free, (0, "send", "from")), *READS, "carry", faults={"applied": 1}),
-        "carried, late write": swap_model((1, 3), (*free, (0, "send", "from")), *READS, "carry", faults={"late": 1}),
-        "three workers": swap_model((2, 2, 2), (*held, (2, "look", "")), *READS, "steal", faults={"tick": 1}),
-        "three workers, two leases": swap_model((2, 2, 2), both, *READS, "steal", leases=2, faults={"tick": 1}),
+        "expiry": swap_model((3, 2), first_owns, *READS, faults={"tick": 1}),
+        "expiry, crash": swap_model((2, 3), first_owns, *READS, faults={"tick": 1, "crash": 1}),
+        "theft": swap_model((3, 3), first_owns, *READS, "steal"),
+        "theft, crash": swap_model((2, 3), first_owns, *READS, "steal", faults={"crash": 1}),
+        "lost answer": swap_model((3, 2), first_owns, *READS, "steal", faults={"applied": 1}),
+        "late write": swap_model((3, 2), first_owns, *READS, "steal", faults={"late": 1}),
+        "back": swap_model((3, 3), sent_back, *READS, "steal"),
+        "back, lost answer": swap_model((3, 2), sent_back, *READS, "steal", faults={"applied": 1}),
+        "back, late write": swap_model((3, 2), sent_back, *READS, "steal", faults={"late": 1}),
+        "to and fro": swap_model((4, 3), first_moved, *READS, "send", faults={"tick": 1}),
+        "release": swap_model((3, 3), first_moved, *READS, "release", faults={"applied": 1}),
+        "hand-over": swap_model((3, 3), first_owns, *READS, "request", "give", "take back"),
+        "reset": swap_model((2, 4), first_released, *READS, "reset", "send"),
+        "carried": swap_model((2, 4), (*first_released, (0, "send", "from")), *READS, "carry", faults={"applied": 1}),
+        "carried, late write": swap_model(
+            (1, 3), (*first_released, (0, "send", "from")), *READS, "carry", faults={"late": 1}
+        ),
+        "three workers": swap_model((2, 2, 2), (*first_owns, (2, "look", "")), *READS, "steal", faults={"tick": 1}),
+        "three workers, two leases": swap_model(
+            (2, 2, 2), first_owns_two, *READS, "steal", leases=2, faults={"tick": 1}
+        ),
     }
 
 

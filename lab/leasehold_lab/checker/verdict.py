@@ -1,7 +1,14 @@
-"""Judges a fleet: circles, rest without balance, moves at balance, and moves beyond the least possible number.
+"""Finds the faults of a fleet's balancing rules by exploring all states that the fleet can reach.
 
-`explore` finds the states that a fleet can reach, `cycle_of` and `most_moves_from` find paths among them, and `judge`
-finds their faults. `rows` and `page_of` make tables of verdicts, for the screen and for specs/proof.md.
+The faults are:
+
+- The fleet moves leases in a cycle that need not end.
+- The fleet comes to rest although a lease is unowned, or the leases are unevenly divided.
+- A balanced fleet moves leases.
+- The fleet makes more moves than necessary.
+
+`explore` finds the reachable states, `cycle_of` and `most_moves_from` find paths among them, and `judge` reports the
+faults. `rows` and `page_of` format the verdicts as tables, for the terminal and for specs/proof.md.
 """
 
 from collections import deque
@@ -22,8 +29,8 @@ class Graph:
 
     Attributes:
         states: All states discovered.
-        steps: For each state by number, the states that follow as (number, moves). If the search was cut off, this is
-            shorter than `states`.
+        steps: For the state with each number, its successors as pairs of number and moves. If the search reached its
+            limit, this is shorter than `states`.
     """
 
     states: tuple[State, ...]
@@ -31,12 +38,12 @@ class Graph:
 
     @property
     def complete(self) -> bool:
-        """Whether the search was completed."""
+        """Whether every state was expanded."""
         return len(self.steps) == len(self.states)
 
 
 def explore(fleet: FleetModel, starts: Iterable[State], limit: int) -> Graph:
-    """Search breadth-first from all starts, until there is nothing new or `limit` states were expanded."""
+    """Search breadth-first from the start states until no new state is found, or `limit` states have been expanded."""
     numbers: dict[State, int] = {}
     for start in starts:
         numbers.setdefault(start, len(numbers))
@@ -54,8 +61,8 @@ def explore(fleet: FleetModel, starts: Iterable[State], limit: int) -> Graph:
     return Graph(tuple(numbers), tuple(steps))
 
 
-def in_order(graph: Graph) -> tuple[int, ...]:
-    """Sort the states so that every step leads forward, leaving out states on or after a circle."""
+def topological_order(graph: Graph) -> tuple[int, ...]:
+    """Return the numbers of the states in topological order, without states on a cycle or after one."""
     arrivals = [0] * len(graph.states)
     for followers in graph.steps:
         for number, _ in followers:
@@ -73,25 +80,25 @@ def in_order(graph: Graph) -> tuple[int, ...]:
 
 
 def cycle_of(graph: Graph, ordered: Iterable[int]) -> tuple[int, ...]:
-    """Return a cycle of states in which a fleet may stay forever, or () if there is none."""
+    """Return a cycle of states that the fleet may repeat forever, or () if there is none."""
     on_cycles = set(range(len(graph.states))) - set(ordered)
-    before: dict[int, int] = {}
+    predecessors: dict[int, int] = {}
     for number in on_cycles & set(range(len(graph.steps))):
-        before.update((follower, number) for follower, _ in graph.steps[number] if follower in on_cycles)
+        predecessors.update((follower, number) for follower, _ in graph.steps[number] if follower in on_cycles)
     if not on_cycles:
         return ()
-    # Every remaining state has a remaining predecessor, so a walk backwards must meet itself.
+    # Each of these states has a predecessor among them, so walking backwards must return to a state already visited.
     visited: dict[int, None] = {}
     position = min(on_cycles)
     while position not in visited:
         visited[position] = None
-        position = before[position]
+        position = predecessors[position]
     path = list(visited)
     return tuple(reversed(path[path.index(position) :]))
 
 
 def most_moves_from(graph: Graph, ordered: tuple[int, ...]) -> list[int]:
-    """Return, for each state, the largest number of moves on a path that starts there. States on cycles count as 0."""
+    """Return, for each state, the largest number of moves on any path from it. States on cycles count as 0."""
     most_moves = [0] * len(graph.states)
     for number in reversed(ordered):
         if number < len(graph.steps):
@@ -106,10 +113,12 @@ Fault = Literal["livelock", "unowned", "uneven", "restless", "overshoot"]
 
 @frozen
 class Case:
-    """A fleet to explore, from every division of its leases or from the given one.
+    """A fleet to explore, starting from every possible assignment of leases to workers, or from one.
 
     Attributes:
-        known: The faults that its rules are known to have. If the checker misses one, the checker is at fault.
+        known: The faults that the fleet's rules are known to have. If the checker misses one, the checker is wrong.
+        groups: How worker ids form groups among which leases must be balanced too.
+        owners: The assignment to start from: the number of the worker that owns each lease. If None, all are tried.
         limit: The greatest number of states to expand.
     """
 
@@ -123,13 +132,14 @@ class Case:
 
 @frozen
 class CheckVerdict:
-    """The findings of the exploration.
+    """The result of exploring one fleet.
 
     Attributes:
-        faults: One example of each fault, in words.
-        expanded: The number of states whose every step was followed.
+        faults: For each fault found, a description of one example.
+        expanded: The number of states whose successors were all found.
         discovered: The number of states that were reached.
-        worst: The moves on the longest path from one worker owning all leases, and the least number needed.
+        worst: Of the paths that start with one worker owning all leases, the largest number of moves, and the least
+            number that is necessary from that start.
     """
 
     case: str
@@ -141,12 +151,12 @@ class CheckVerdict:
 
 
 def judge(case: Case) -> CheckVerdict:
-    """Explore one fleet, and return what is wrong with it."""
+    """Explore one fleet, and return the faults that were found."""
     fleet, size = case.fleet, len(case.fleet.workers)
     all_owners = product(range(NOBODY, size), repeat=fleet.leases)
     starts = [fleet.start(owners) for owners in (all_owners if case.owners is None else [case.owners])]
     graph = explore(fleet, starts, case.limit)
-    ordered = in_order(graph)
+    ordered = topological_order(graph)
     faults: dict[Fault, str] = {}
 
     if path := cycle_of(graph, ordered):
@@ -155,27 +165,27 @@ def judge(case: Case) -> CheckVerdict:
         steps = (
             next(step.what for step in fleet.steps(current) if step.state == following) for current, following in pairs
         )
-        faults["livelock"] = f"from {_described(fleet, states[0])}: " + "; ".join(steps)
+        faults["livelock"] = f"from {_describe(fleet, states[0])}: " + "; ".join(steps)
 
     for state, followers in zip(graph.states, graph.steps, strict=False):
         if not followers and unowned(state):
-            faults.setdefault("unowned", _described(fleet, state))
+            faults.setdefault("unowned", _describe(fleet, state))
         if not followers and _uneven(case, state):
-            faults.setdefault("uneven", _described(fleet, state))
+            faults.setdefault("uneven", _describe(fleet, state))
 
-    # S5: a balanced fleet does nothing.
+    # S5: a balanced fleet moves no leases.
     for start in starts if not fleet.crashes else ():
         if not unowned(start) and not _uneven(case, start) and fleet.steps(start):
-            faults["restless"] = _described(fleet, start)
+            faults["restless"] = _describe(fleet, start)
             break
 
-    # S6: if every worker can be seen and none fails, no order of events costs more than the least moves.
+    # S6: if every worker holds a lease and none fails, every order of events takes the least number of moves.
     most_moves = dict(zip(graph.states[: len(starts)], most_moves_from(graph, ordered), strict=False))
     for start, moves in most_moves.items():
         if set(start.owners) == set(range(size)) and not fleet.crashes and None not in fleet.rules:
-            least = _least_moves(case, start)
-            if moves > least:
-                faults["overshoot"] = f"{_described(fleet, start)}: {moves} moves, least {least}"
+            minimum = _least_moves(case, start)
+            if moves > minimum:
+                faults["overshoot"] = f"{_describe(fleet, start)}: {moves} moves, least {minimum}"
                 break
 
     single_owner_starts = [start for start in starts if len(set(start.owners)) == 1 and NOBODY not in start.owners]
@@ -210,7 +220,7 @@ def _owners(fleet: FleetModel, state: State) -> list[str | None]:
     return [None if owner == NOBODY else fleet.workers[owner] for owner in state.owners]
 
 
-def _described(fleet: FleetModel, state: State) -> str:
+def _describe(fleet: FleetModel, state: State) -> str:
     return " ".join(f"s-{number}:{owner or 'nobody'}" for number, owner in enumerate(_owners(fleet, state)))
 
 
@@ -232,7 +242,7 @@ Generated by `{command}`; do not edit. Every interleaving of plans and late writ
 
 
 def surprises(cases: Sequence[Case], verdicts: Sequence[CheckVerdict]) -> list[str]:
-    """Return the faults that were found but not known, and those known but not found."""
+    """Return the faults that were found but not expected, and those that were expected but not found."""
     unknown = [
         f"{verdict.case} {verdict.size}: {fault}: {example}"
         for case, verdict in zip(cases, verdicts, strict=True)
@@ -247,7 +257,7 @@ def surprises(cases: Sequence[Case], verdicts: Sequence[CheckVerdict]) -> list[s
 
 
 def rows(verdicts: Sequence[CheckVerdict]) -> Table:
-    """Return the table of verdicts, for the screen."""
+    """Return the verdicts as a table for the terminal."""
     table = Table(*HEADINGS)
     for verdict in verdicts:
         table.add_row(*_cells(verdict))
@@ -255,7 +265,7 @@ def rows(verdicts: Sequence[CheckVerdict]) -> Table:
 
 
 def page_of(verdicts: Sequence[CheckVerdict], command: str) -> str:
-    """Return the page that is kept under specs/."""
+    """Return the verdicts as the Markdown page that is kept in specs/."""
     lines = [HEADINGS, ("---",) * len(HEADINGS), *(_cells(verdict) for verdict in verdicts)]
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     examples = [

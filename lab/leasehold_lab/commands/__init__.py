@@ -1,1 +1,1 @@
-"""The commands that the laboratory adds to the command line: `demo`, `dev`, `simulate` and `what-if`."""
+"""The commands that leasehold-lab adds to the command line: `demo`, `dev`, `simulate` and `what-if`."""

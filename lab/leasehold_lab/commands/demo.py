@@ -1,4 +1,4 @@
-"""`leasehold demo`: runs a whole fleet on this machine, shows it live, and judges the run."""
+"""`leasehold demo`: runs a fleet on this machine, shows its progress, and checks that no record was lost."""
 
 import json
 import sys
@@ -24,12 +24,13 @@ SETTINGS = (
 )
 
 MORE = """
-A stream of six shards and a lease table are set up by stand-ins for Kinesis and DynamoDB, a producer puts records
-all the while, and up to four worker processes (`leasehold consume`) share the shards. One is killed, one is added,
-a shard is split, two are merged. At the end the record of what each process wrote is held against what was sent.
+A stream with six shards and a lease table are created in local stand-ins for Kinesis and DynamoDB. A producer puts
+records continuously, and up to four worker processes (`leasehold consume`) share the shards. One worker is killed, one
+is added, a shard is split, and two shards are merged. At the end, the records that the workers dispatched are compared
+with those that were sent.
 
-Exit status: 0 if nothing was lost and order was kept, 1 if not, 130 after Ctrl-C (SIGTERM 143, SIGHUP 129), when
-processes and folders are gone too.
+Exit status: 0 if no record was lost and the order was kept, otherwise 1; 130 after Ctrl-C (SIGTERM 143, SIGHUP 129).
+In all cases, no processes or folders are left behind.
 """
 
 
@@ -44,7 +45,7 @@ def command(
         with (
             ending("demo", ServiceError, StageError, misuse=()),
             unwinding(),
-            _performed(console, rate, live=console.is_terminal and not as_json) as story,
+            _open_story(console, rate, live=console.is_terminal and not as_json) as story,
         ):
             verdict = story.run()
     except Ended as ended:
@@ -58,7 +59,7 @@ def command(
 
 
 @contextmanager
-def _performed(console: Console, rate: int, *, live: bool) -> Iterator[Story]:
+def _open_story(console: Console, rate: int, *, live: bool) -> Iterator[Story]:
     console.print("Starting stand-ins for Kinesis and DynamoDB ...")
     with services() as (kinesis, dynamodb), staged(kinesis, dynamodb, shards=6, settings=SETTINGS) as stage:
         story = Story(stage, kinesis, rate)
@@ -69,7 +70,7 @@ def _performed(console: Console, rate: int, *, live: bool) -> Iterator[Story]:
             yield story
             return
         screen = Screen(stage, story, encoding=console.encoding)
-        # Drawn by the thread that reads the table, between two reads, so that nothing changes while it is drawn.
+        # The thread that reads the table also draws the screen, so nothing changes while the screen is drawn.
         with Live(screen, console=console, auto_refresh=False) as drawn:
 
             def show() -> None:

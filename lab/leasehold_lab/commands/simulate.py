@@ -1,4 +1,4 @@
-"""`leasehold simulate`: shows how a fleet would share its leases under a rule set, without running one."""
+"""`leasehold simulate`: simulates how a fleet shares its leases under a rule set."""
 
 import json
 import os
@@ -28,8 +28,8 @@ from leasehold_lab.simulator.scenario import StartPattern
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 MORE = f"""
-Real workers, with the real plan and a real store in memory, live through the event under virtual time; the same
-seed always has the same answer. Figures count from the event on.
+Real workers, with the real plan and a store in memory, run through the event under virtual time. The same seed
+always has the same result. Figures count from the event on.
 
     leasehold simulate --leases 500 --workers 100+100 --rules minimal --groups --seed 7
     leasehold simulate --leases 500 --workers 100+100 --rules kcl --seed 7
@@ -37,58 +37,65 @@ seed always has the same answer. Figures count from the event on.
     leasehold simulate --leases 10000 --workers 1000 --event crash --pace own --known --cycles 3
     leasehold simulate --leases 100 --workers 10 --event crash --sweep 20000 --master spark://host:7077
 
-`--workers` counts the workers of each group; of several groups the last one joins the others (`--event scale-out`).
+`--workers` is the number of workers in each group. If there are several groups, the last one joins the others
+(`--event scale-out`).
 
 `--rules`: {", ".join(RULES)}.
 
-Of the answer: `cycles` and `seconds` until the last lease changed hands; `moves` leases that left a living worker,
-`moves_minimum` how few would have done; `failed_writes` for which another worker was faster; `spread` between the
-fullest and the emptiest worker; `unowned_lease_cycles_max` the longest time a lease had no living owner;
-`quiet_after` the cycles until nothing but renewals was written. A sweep shows the median and the worst of each.
+The figures in the result are:
 
-A sweep runs on all cores of this machine, which is fastest for up to some thousand fleets; with `--master` it runs
-on a Spark cluster that has leasehold installed, and answers the same.
+- `cycles`, `seconds`: the time until the last change of owner
+- `moves`: how many leases moved away from a living worker
+- `moves_minimum`: the least possible number of moves
+- `failed_writes`: writes that were rejected because another worker wrote first
+- `spread`: the difference between the largest and the smallest number of leases of a worker
+- `unowned_lease_cycles_max`: the longest time for which a lease had no living owner
+- `quiet_after`: the cycles until only renewals were written
 
-`--pace cycle` has every worker scan the table once in 20.05 s and renew every 3.3 s, whatever its rules;
-`--pace own` has each rule set's own default cadence. With `--dated` a listing tells how old each row is, and nobody
-writes bulletins, as on Azure Blob and S3; else the table is like DynamoDB.
+A sweep shows the median and the worst value of each. It runs on all cores of this machine, which is fastest for up
+to a few thousand fleets. With `--master`, it runs on a Spark cluster that has leasehold installed, with the same
+results.
+
+With `--pace cycle`, every worker scans the table once per 20.05 s and renews every 3.3 s, regardless of its rules.
+With `--pace own`, each rule set has its own default intervals. With `--dated`, listings contain the age of each row,
+and no worker writes bulletins, as on Azure Blob and S3. Otherwise the table behaves like DynamoDB.
 """
 
 
 _WORKERS = 10**6  # in one group; no machine can simulate more
 
 
-@app.command(help="Simulate a fleet, and say how soon it is balanced and at what cost.", epilog=MORE)
+@app.command(help="Simulate how fast a fleet is balanced, and at what cost.", epilog=MORE)
 def command(  # noqa: PLR0917  typer calls it by name
     leases: Annotated[int, typer.Option(min=1, help="Simulate this many leases.")],
     workers: Annotated[str, typer.Option(help="Simulate this many workers in each group, as in 100+100.")],
     rules: Annotated[str, typer.Option(help="Take leases by these rules.")] = "minimal",
-    seed: Annotated[int, typer.Option(min=0, help="Draw all chance from this seed.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Use this seed for all random numbers.")] = 0,
     event: Annotated[
         Kind | None, typer.Option(help="Choose the event. [cold, or scale-out for several groups]")
     ] = None,
-    start: Annotated[StartPattern, typer.Option(help="Let new workers come over a cycle, or within 0.1 s.")] = "spread",
-    pace: Annotated[ScanPace, typer.Option(help="Scan once a cycle, or as the rules say by default.")] = "cycle",
+    start: Annotated[StartPattern, typer.Option(help="Start new workers over a cycle, or within 0.1 s.")] = "spread",
+    pace: Annotated[ScanPace, typer.Option(help="Scan once per cycle, or use the rules' own intervals.")] = "cycle",
     groups: Annotated[bool, typer.Option("--groups", help="Balance the groups, too (minimal).")] = False,
-    hint: Annotated[bool, typer.Option("--hint", help="Say which workers are coming (minimal).")] = False,
+    hint: Annotated[bool, typer.Option("--hint", help="Configure the expected workers (minimal).")] = False,
     grace: Annotated[float, typer.Option(min=0, help="Set grace_seconds, for rolling restarts (minimal).")] = 0.0,
     steals: Annotated[
         int | None, typer.Option(min=1, help="Steal at most this many leases in one turn (kcl, minimal).")
     ] = None,
     going: Annotated[int, typer.Option(min=1, help="Let this many workers crash or leave.")] = 1,
     gap: Annotated[float, typer.Option(min=0, help="Wait this many seconds between two restarts (rolling).")] = 15.0,
-    peer: Annotated[str | None, typer.Option(help="Give the workers that are not ours these rules.")] = None,
-    share: Annotated[float, typer.Option(min=0, max=1, help="Make this part of a mixed fleet ours.")] = 0.5,
+    peer: Annotated[str | None, typer.Option(help="Use these rules for the other workers of a mixed fleet.")] = None,
+    share: Annotated[float, typer.Option(min=0, max=1, help="Use --rules for this fraction of a mixed fleet.")] = 0.5,
     dated: Annotated[
-        bool, typer.Option("--dated", help="Use a table that tells how old rows are, as blobs do.")
+        bool, typer.Option("--dated", help="Use a table that shows the age of rows, as blobs do.")
     ] = False,
     known: Annotated[
-        bool, typer.Option("--known", help="Let present workers know the table; with --pace own.")
+        bool, typer.Option("--known", help="Let present workers know the table (with --pace own).")
     ] = False,
-    cycles: Annotated[float, typer.Option(min=1, help="Go on for this many cycles after the event.")] = 45.0,
-    sweep: Annotated[int, typer.Option(min=1, help="Run this many seeds, from --seed on.")] = 1,
+    cycles: Annotated[float, typer.Option(min=1, help="Simulate this many cycles after the event.")] = 45.0,
+    sweep: Annotated[int, typer.Option(min=1, help="Run this many seeds, starting with --seed.")] = 1,
     jobs: Annotated[int, typer.Option(min=1, help="Run a sweep in this many processes.")] = os.cpu_count() or 1,
-    master: Annotated[str | None, typer.Option(help="Sweep on this Spark master instead.")] = None,
+    master: Annotated[str | None, typer.Option(help="Run the sweep on this Spark master.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run the simulation, and print its result."""
@@ -131,7 +138,7 @@ def command(  # noqa: PLR0917  typer calls it by name
 def _sizes(workers: str) -> tuple[int, ...]:
     sizes = tuple(decimal(size, _WORKERS) or 0 for size in workers.split("+"))
     if not all(sizes):
-        raise ValueError(f"workers: {workers!r} is not a number of workers, nor several joined by +")
+        raise ValueError(f"workers: {workers!r} is not a number of workers, or several numbers joined by +")
     return sizes
 
 

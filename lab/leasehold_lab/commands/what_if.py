@@ -1,4 +1,4 @@
-"""`leasehold what-if`: simulates what would move if workers came or left, starting from the table as it is."""
+"""`leasehold what-if`: simulates which leases of a table would move if workers joined or left."""
 
 import json
 from collections import Counter
@@ -14,12 +14,12 @@ from leasehold.adapters.cli.common.asking import (
     fleet_config,
     table_of,
 )
-from leasehold.adapters.cli.common.columns import Cells, Column, show
+from leasehold.adapters.cli.common.columns import Cells, Column, print_table
 from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.table_options import table_options
 from leasehold.adapters.ops.swapping import open_for_reading
+from leasehold.adapters.ops.watching import without_dead_owners
 from leasehold.adapters.options import Options
-from leasehold.adapters.report.watching import alive
 from leasehold.errors import StoreError
 from leasehold.stores.printable import printable
 from leasehold_lab.what_if import FleetChange, forecast, names_of
@@ -27,35 +27,32 @@ from leasehold_lab.what_if import FleetChange, forecast, names_of
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 MORE = """
-The table is watched for a while to know who lives; then workers under virtual time, with the real plan and a table in
-memory that begins as this one is, live through the change. Nothing is written to the store. Needs
-`leasehold[simulate]`.
+The table is watched for a while to find the living workers. Then real workers are simulated under virtual time, with
+the real plan and a copy of the table in memory. Nothing is written to the store. Needs `leasehold[simulate]`.
 
     leasehold what-if sqlite:///srv/orders.db --add 2                    # two more workers
-    leasehold what-if sqlite:///srv/orders.db --remove w-3 --crash       # one dies without a word
+    leasehold what-if sqlite:///srv/orders.db --remove w-3 --crash       # one dies without warning
     leasehold what-if sqlite:///srv/orders.db --rules kcl                # the same fleet under other rules
     leasehold what-if sqlite:///srv/orders.db --to postgres://db/orders --add 2   # while a swap is under way
 
-Of the answer: `seconds` until the last lease changed hands after the change, `moves` leases that left a living worker
-and how few would have done, `longest unowned` the longest time a lease had no living owner. Moves that would come
-without the change are counted apart. The same seed gives the same answer for the same table.
+The result contains the seconds from the change to the last change of owner, the number of leases that moved away from
+a living worker, the least possible number of such moves, and the longest time for which a lease had no living owner.
+Moves that would happen without the change are counted separately. The same seed has the same result for the same table.
 
 Exit status: 0, 1 if the store failed, 2 on bad usage.
 """
 
 
-@app.command(help="Simulate what would move if workers came or went.", epilog=MORE)
+@app.command(help="Simulate which leases move if workers join or leave.", epilog=MORE)
 @table_options("to", "rules", "lease_seconds", "set")
 def command(  # noqa: PLR0917  one for each option
     store: StoreUrl,
     add: Annotated[list[str] | None, typer.Option(help="Add this many workers, or one of this name.")] = None,
     remove: Annotated[list[str] | None, typer.Option(help="Remove this worker; may be repeated.")] = None,
-    crash: Annotated[
-        bool, typer.Option("--crash", help="Let the removed workers die, in place of leaving in order.")
-    ] = False,
+    crash: Annotated[bool, typer.Option("--crash", help="Let the removed workers crash instead of draining.")] = False,
     span: For = None,
-    cycles: Annotated[float, typer.Option(help="Go on for this many cycles.", min=1)] = 20.0,
-    seed: Annotated[int, typer.Option(help="Draw all chance from this seed.", min=0)] = 0,
+    cycles: Annotated[float, typer.Option(help="Simulate this many cycles after the change.", min=1)] = 20.0,
+    seed: Annotated[int, typer.Option(help="Use this seed for all random numbers.", min=0)] = 0,
     wide: Annotated[bool, typer.Option("--wide", help="Print plain text, on a screen, too.")] = False,
     as_json: AsJson = False,
     **options: Unpack[Options],
@@ -66,9 +63,9 @@ def command(  # noqa: PLR0917  one for each option
         with closing(open_for_reading(store, options["to"])) as table_store:
             dated = not table_store.capabilities.free_annotations
             table = table_of(table_store, config, span)
-        present = [row.owner for row in alive(table.unended, config) if row.owner is not None]
-        coming = names_of(add or (), present)
-        change = FleetChange(coming, tuple(remove or ()), "crash" if crash else "leave", cycles, seed)
+        present = [row.owner for row in without_dead_owners(table.unended, config) if row.owner is not None]
+        added = names_of(add or (), present)
+        change = FleetChange(added, tuple(remove or ()), "crash" if crash else "leave", cycles, seed)
         result = forecast(table, config, change, dated=dated)
     if as_json:
         print(json.dumps(result.as_json() | ({"swap": list(table.swapping)} if table.swapping else {})))
@@ -88,7 +85,9 @@ def command(  # noqa: PLR0917  one for each option
         for name, held in result.held.items()
     )
     numbers = tuple(Column(name, right=True) for name in ("leases", "gained", "given", "KB/s"))
-    show(Cells((Column("worker"), *numbers), rows), wide=wide)
+    print_table(Cells((Column("worker"), *numbers), rows), wide=wide)
     print()
-    moved = tuple((f"{move.t:.1f}", move.key, move.before or "", move.after or "") for move in result.moves)
-    show(Cells((Column("at s", right=True), Column("lease"), Column("from"), Column("to")), moved), wide=wide)
+    move_rows = tuple((f"{move.t:.1f}", move.key, move.before or "", move.after or "") for move in result.moves)
+    print_table(
+        Cells((Column("at s", right=True), Column("lease"), Column("from"), Column("to")), move_rows), wide=wide
+    )

@@ -1,8 +1,8 @@
-"""The contract that every store keeps, as tests to run on a store of your own.
+"""The contract of lease stores, as a test class that you can run on your own store.
 
-Subclass `StoreContract` in one of your test files, and provide a pytest fixture named `store` that gives each test a
-new, empty store. Every test covers something that workers rely on: a store that fails one may lose records, or let two
-workers read the same shard.
+Subclass `StoreContract` in one of your test files, and provide a pytest fixture named `store` that returns a new, empty
+store for each test. Each test checks a property that workers rely on. If a store fails a test, records may be lost, or
+two workers may read the same shard.
 """
 
 from leasehold_lab.contract.clauses import StoreContract

@@ -1,4 +1,4 @@
-"""Sets the scene for a clause: a lease that exists, is owned, has moved, or has been requested."""
+"""Helpers for the tests of the store contract, which create leases in different states and check outcomes."""
 
 from attrs import evolve
 
@@ -18,31 +18,31 @@ FULL = Lease(
 
 
 def done(outcome: Outcome) -> Lease:
-    """Return the lease of a write that must have been applied."""
+    """Check that a write was applied, and return its lease."""
     assert isinstance(outcome, Done), outcome
     return outcome.lease
 
 
 def lost(outcome: Outcome) -> Lease | None:
-    """Return the stored lease after a write that must have been rejected."""
+    """Check that a write was rejected, and return the stored lease."""
     assert isinstance(outcome, Lost), outcome
     assert outcome.lease is None or outcome.lease.key == outcome.key
     return outcome.lease
 
 
 def facts(lease: Lease | None) -> Lease | None:
-    """Return the lease without the fields that differ between layouts: version, epoch, and the row's age."""
+    """Return the lease with its version, epoch and age cleared, because these differ between layouts."""
     return lease and evolve(lease, version=Version(""), epoch=0, idle=0.0)
 
 
 def stored(store: Store, key: str = KEY) -> Lease:
-    """Return the lease from a consistent read."""
+    """Read the lease, consistently."""
     (lease,) = store.get([key])
     return lease
 
 
 def placed(store: Store, lease: Lease) -> Lease:
-    """Create a lease like this one, and claim it if it has an owner."""
+    """Create this lease, and claim it for its owner if it has one."""
     row = done(store.write(CreateLease(lease)))
     return row if lease.owner is None else done(store.write(ClaimLease(row, lease.owner)))
 
@@ -58,5 +58,5 @@ def owned(store: Store, owner: str = "ann", key: str = KEY, checkpoint: Position
 
 
 def requested(store: Store) -> Lease:
-    """Return a lease of ann's that bob has requested."""
+    """Create a lease that ann owns and bob has requested."""
     return done(store.write(RequestLease(owned(store, "ann"), "bob")))

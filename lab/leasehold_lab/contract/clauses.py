@@ -1,9 +1,10 @@
-"""The clauses of the store contract, each of which is a test: ownership, checkpoints, hand-offs, resets, and races.
+"""The tests of the store contract, about ownership, checkpoints, hand-offs, resets and races.
 
-A checkpoint is moved only forward and only by the owner, and the end is final. In a hand-off a lease is requested,
-given and accepted; the request may be withdrawn, or the lease taken back or stolen after all. A reset may move a
-checkpoint anywhere, but the fencing number still grows. In a race thirty-two workers want the same lease at the same
-moment, and one of them gets it.
+- Only the owner moves a checkpoint, and only forward. The end of a shard is final.
+- In a hand-off, a lease is requested, given and accepted. The request may be withdrawn, and the lease may be taken back
+  or stolen.
+- A reset may move a checkpoint anywhere, but the fencing number still grows.
+- In a race, thirty-two workers try to take the same lease at the same time, and one of them succeeds.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,41 +48,41 @@ STEPS: tuple[Callable[[Store, Lease], Outcome], ...] = (
 
 
 class Ownership:
-    """Creates, claims, steals, renewals, releases, deletes, and the two ways to read."""
+    """Tests of creates, claims, steals, renewals, releases and deletes, and of listings and reads by key."""
 
-    def test_a_created_lease_is_read_back_whole(self, store: Store) -> None:
-        """A created lease has every field that it was created with."""
+    def test_create_stores_all_fields(self, store: Store) -> None:
+        """A new lease has all the field values with which it was created."""
         row = done(store.write(CreateLease(FULL)))
         assert facts(row) == facts(FULL)
         assert store.list().malformed == ()
         assert [facts(lease) for lease in store.list().leases] == [facts(FULL)]
         assert store.get([KEY]) == (stored(store),)
 
-    def test_a_new_store_lists_nothing(self, store: Store) -> None:
-        """A new store contains no leases, because leftovers would be taken for leases of this stream."""
+    def test_new_store_is_empty(self, store: Store) -> None:
+        """A new store contains no leases. Workers would treat leftover rows as leases of their stream."""
         assert store.list().leases == ()
 
-    def test_readings_come_in_the_order_asked_without_the_missing(self, store: Store) -> None:
+    def test_get_returns_existing_leases_in_requested_order(self, store: Store) -> None:
         """Leases are returned in the order of the requested keys, and missing ones are left out."""
         for key in ("x", "y", "z"):
             unowned(store, key=key)
         assert [lease.key for lease in store.get(["z", "none", "x"])] == ["z", "x"]
         assert store.get([]) == ()
 
-    def test_creating_twice_leaves_the_first(self, store: Store) -> None:
-        """Creating a lease that exists changes nothing, so a second worker that starts cannot reset a checkpoint."""
+    def test_create_of_existing_lease_is_rejected(self, store: Store) -> None:
+        """Creating an existing lease changes nothing, so a second worker cannot reset the checkpoint when it starts."""
         first = owned(store, checkpoint=Position("41"))
         assert facts(lost(store.write(CreateLease(Lease(KEY))))) == facts(first)
         assert stored(store) == first
 
-    def test_a_created_lease_is_nobodys(self, store: Store) -> None:
-        """A lease is created free, even if it names an owner: a worker must claim what it reads."""
+    def test_created_lease_has_no_owner(self, store: Store) -> None:
+        """A new lease has no owner, even if one is given. A worker must claim a lease before it reads the shard."""
         row = done(store.write(CreateLease(evolve(FULL, owner="ann", next_owner="bob", yields=True))))
         assert facts(row) == facts(FULL)
         assert stored(store) == row
 
-    def test_a_claim_makes_me_the_owner_and_keeps_the_rest(self, store: Store) -> None:
-        """A claim changes the owner, and keeps the checkpoint, the lineage and the annotations."""
+    def test_claim_changes_owner_and_keeps_other_fields(self, store: Store) -> None:
+        """A claim changes the owner, and keeps the checkpoint, the parents and the annotations."""
         free = done(store.write(CreateLease(FULL)))
         row = done(store.write(ClaimLease(free, "ann", (("b", "new"), ("c", "3")))))
         annotations = (("a", "1"), ("b", "new"), ("c", "3"))
@@ -89,96 +90,98 @@ class Ownership:
         assert stored(store) == row
 
     def test_a_claim_is_refused_once_the_owner_woke_up(self, store: Store) -> None:
-        """A claim needs the current version, so that a slow but living owner keeps its lease."""
-        seen = owned(store)
-        awake = done(store.write(RenewLease(seen)))
-        assert lost(store.write(ClaimLease(seen, "bob"))) == awake
+        """A claim requires the current version, so that a slow but living owner keeps its lease."""
+        initial = owned(store)
+        renewed = done(store.write(RenewLease(initial)))
+        assert lost(store.write(ClaimLease(initial, "bob"))) == renewed
 
-    def test_a_claim_of_my_own_expired_lease_is_a_claim(self, store: Store) -> None:
-        """A worker that stalled can claim its own expired lease, and gets a new version."""
-        seen = owned(store)
-        reclaimed = done(store.write(ClaimLease(seen, "ann")))
-        assert (reclaimed.owner, reclaimed.version != seen.version) == ("ann", True)
+    def test_claim_of_own_expired_lease_is_applied(self, store: Store) -> None:
+        """A worker that was paused can claim its own expired lease, which gets a new version."""
+        initial = owned(store)
+        reclaimed = done(store.write(ClaimLease(initial, "ann")))
+        assert (reclaimed.owner, reclaimed.version != initial.version) == ("ann", True)
 
-    def test_writes_to_a_missing_lease_are_lost(self, store: Store) -> None:
-        """A write to a missing lease is lost. If it recreated the row, Java workers would stop at half a lease."""
-        seen = owned(store)
-        done(store.write(DeleteLease(seen)))
-        gone = Lost(KEY, None)
+    def test_writes_to_missing_lease_are_rejected(self, store: Store) -> None:
+        """A write to a missing lease is rejected. It must not create an incomplete row, at which Java workers stop."""
+        initial = owned(store)
+        done(store.write(DeleteLease(initial)))
+        missing = Lost(KEY, None)
         assert [
-            store.write(ClaimLease(seen, "bob")),
-            store.write(StealLease(seen, "bob")),
-            store.write(RenewLease(seen)),
-            store.write(ReleaseLease(seen, "ann")),
-            store.write(CheckpointLease(seen, SHARD_END)),
-            store.write(CheckpointLate(seen, SHARD_END)),
-            store.write(RequestLease(seen, "bob")),
-            store.write(GiveLease(evolve(seen, next_owner="bob"), SHARD_END)),
-            store.write(TakeBackLease(seen, "bob")),
-            store.write(WithdrawRequest(seen, "bob")),
-            store.write(AnnotateLease(seen, "a", "1")),
-            store.write(ResetLease(seen, SHARD_END)),
-        ] == [gone] * 12
+            store.write(ClaimLease(initial, "bob")),
+            store.write(StealLease(initial, "bob")),
+            store.write(RenewLease(initial)),
+            store.write(ReleaseLease(initial, "ann")),
+            store.write(CheckpointLease(initial, SHARD_END)),
+            store.write(CheckpointLate(initial, SHARD_END)),
+            store.write(RequestLease(initial, "bob")),
+            store.write(GiveLease(evolve(initial, next_owner="bob"), SHARD_END)),
+            store.write(TakeBackLease(initial, "bob")),
+            store.write(WithdrawRequest(initial, "bob")),
+            store.write(AnnotateLease(initial, "a", "1")),
+            store.write(ResetLease(initial, SHARD_END)),
+        ] == [missing] * 12
         assert store.get([KEY]) == ()
 
-    def test_a_steal_is_not_defeated_by_renewals(self, store: Store) -> None:
-        """A steal works despite renewals, because a busy owner renews faster than others read the table."""
-        seen = owned(store)
-        renewed = done(store.write(RenewLease(seen)))
+    def test_steal_is_applied_despite_renewals(self, store: Store) -> None:
+        """Renewals do not prevent a steal, because an owner may renew more often than other workers read the table."""
+        initial = owned(store)
+        renewed = done(store.write(RenewLease(initial)))
         done(store.write(RenewLease(renewed)))
-        assert facts(done(store.write(StealLease(seen, "bob")))) == facts(evolve(seen, owner="bob"))
+        assert facts(done(store.write(StealLease(initial, "bob")))) == facts(evolve(initial, owner="bob"))
 
-    def test_a_steal_is_refused_from_another_owner(self, store: Store) -> None:
-        """A steal is rejected if the lease has changed owner, so that a new owner keeps what it just took."""
-        seen = owned(store)
-        now = done(store.write(StealLease(seen, "bob")))
-        assert lost(store.write(StealLease(seen, "cat"))) == now
-        assert lost(store.write(StealLease(evolve(seen, owner=None), "cat"))) == now
+    def test_steal_from_another_owner_is_rejected(self, store: Store) -> None:
+        """A steal is rejected if the owner has changed, so that a new owner keeps the lease that it just took."""
+        initial = owned(store)
+        current = done(store.write(StealLease(initial, "bob")))
+        assert lost(store.write(StealLease(initial, "cat"))) == current
+        assert lost(store.write(StealLease(evolve(initial, owner=None), "cat"))) == current
 
-    def test_a_robbed_owner_learns_who_robbed_it(self, store: Store) -> None:
-        """A former owner learns from its next renewal who owns the lease now."""
-        seen = owned(store)
-        now = done(store.write(StealLease(seen, "bob")))
-        assert lost(store.write(RenewLease(seen))) == now
+    def test_rejected_renewal_returns_new_owner(self, store: Store) -> None:
+        """The rejection of a former owner's renewal contains the new owner."""
+        initial = owned(store)
+        current = done(store.write(StealLease(initial, "bob")))
+        assert lost(store.write(RenewLease(initial))) == current
 
-    def test_a_renewal_changes_the_version_and_carries_notes(self, store: Store) -> None:
-        """A renewal makes a new version, which shows that the owner is alive, and may also write annotations."""
-        seen = owned(store)
-        now = done(store.write(RenewLease(seen, (("n", "7"),))))
-        assert facts(now) == facts(evolve(seen, annotations=(("n", "7"),)))
-        assert now.version != seen.version
-        assert stored(store) == now
+    def test_renewal_changes_version_and_writes_annotations(self, store: Store) -> None:
+        """A renewal changes the version, which shows that the owner is alive. It may also write annotations."""
+        initial = owned(store)
+        current = done(store.write(RenewLease(initial, (("n", "7"),))))
+        assert facts(current) == facts(evolve(initial, annotations=(("n", "7"),)))
+        assert current.version != initial.version
+        assert stored(store) == current
 
-    def test_a_renewal_wants_version_and_owner_as_seen(self, store: Store) -> None:
-        """A renewal needs the current version and owner, so that only one of two workers or threads renews."""
-        seen = owned(store)
-        now = done(store.write(RenewLease(seen)))
-        assert lost(store.write(RenewLease(seen))) == now
-        assert lost(store.write(RenewLease(evolve(now, owner="bob")))) == now
+    def test_renewal_requires_current_version_and_owner(self, store: Store) -> None:
+        """A renewal requires the current version and owner, so only one of two concurrent renewals succeeds."""
+        initial = owned(store)
+        current = done(store.write(RenewLease(initial)))
+        assert lost(store.write(RenewLease(initial))) == current
+        assert lost(store.write(RenewLease(evolve(current, owner="bob")))) == current
 
-    def test_releasing_mine_needs_only_my_ownership(self, store: Store) -> None:
-        """A worker may release its own lease without knowing the latest version, as when it shuts down."""
-        seen = owned(store)
-        done(store.write(RenewLease(seen)))
-        assert facts(done(store.write(ReleaseLease(seen, "ann")))) == facts(evolve(seen, owner=None, yields=False))
-        assert lost(store.write(ReleaseLease(seen, "ann"))) == stored(store)
+    def test_release_of_own_lease_requires_only_ownership(self, store: Store) -> None:
+        """A worker may release its own lease without knowing the latest version, for example when it shuts down."""
+        initial = owned(store)
+        done(store.write(RenewLease(initial)))
+        assert facts(done(store.write(ReleaseLease(initial, "ann")))) == facts(
+            evolve(initial, owner=None, yields=False)
+        )
+        assert lost(store.write(ReleaseLease(initial, "ann"))) == stored(store)
 
-    def test_a_release_may_name_a_stranger_as_owner(self, store: Store) -> None:
-        """A release may name a new owner, for workers that take no leases by themselves (M14)."""
-        seen = owned(store)
-        handed = done(store.write(ReleaseLease(seen, "ann", "java")))
-        assert facts(handed) == facts(evolve(seen, owner="java", yields=False))
-        assert lost(store.write(ReleaseLease(seen, "ann", "java"))) == handed
+    def test_release_may_set_a_new_owner(self, store: Store) -> None:
+        """A release may set a new owner, because some workers do not take leases by themselves (M14)."""
+        initial = owned(store)
+        handed = done(store.write(ReleaseLease(initial, "ann", "java")))
+        assert facts(handed) == facts(evolve(initial, owner="java", yields=False))
+        assert lost(store.write(ReleaseLease(initial, "ann", "java"))) == handed
 
-    def test_freeing_a_foreign_lease_needs_the_version(self, store: Store) -> None:
-        """Freeing another worker's lease needs the current version, so that an owner that woke up keeps it."""
-        seen = owned(store)
-        awake = done(store.write(RenewLease(seen)))
-        assert lost(store.write(ReleaseLease(seen, "bob"))) == awake
-        assert done(store.write(ReleaseLease(awake, "bob"))).owner is None
+    def test_release_of_another_owners_lease_requires_current_version(self, store: Store) -> None:
+        """Releasing another worker's lease requires the current version, so an owner that renewed it again keeps it."""
+        initial = owned(store)
+        renewed = done(store.write(RenewLease(initial)))
+        assert lost(store.write(ReleaseLease(initial, "bob"))) == renewed
+        assert done(store.write(ReleaseLease(renewed, "bob"))).owner is None
 
     def test_no_owner_change_reuses_a_version(self, store: Store) -> None:
-        """Each change of owner makes a new version, so a former owner always notices that it was replaced."""
+        """Each change of owner creates a new version, so a former owner always notices that it lost the lease."""
         rows = [unowned(store)]
         for step in STEPS:
             rows.append(done(step(store, rows[-1])))
@@ -188,22 +191,22 @@ class Ownership:
         epochs = [row.epoch for row in rows]
         assert epochs == sorted(epochs)
 
-    def test_a_lease_is_deleted_as_seen_or_not_at_all(self, store: Store) -> None:
-        """A lease is deleted only if it still is as it was read, so that a lease in use keeps its checkpoint."""
-        seen = owned(store)
+    def test_delete_requires_unchanged_lease(self, store: Store) -> None:
+        """A lease is deleted only if it is unchanged since it was read, so a lease in use keeps its checkpoint."""
+        initial = owned(store)
         bystander = unowned(store, key="bystander")
-        awake = done(store.write(RenewLease(seen)))
-        assert store.write(DeleteLease(seen)) == Lost(KEY, awake)
-        assert store.write(DeleteLease(awake)) == Done(awake)
+        renewed = done(store.write(RenewLease(initial)))
+        assert store.write(DeleteLease(initial)) == Lost(KEY, renewed)
+        assert store.write(DeleteLease(renewed)) == Done(renewed)
         assert store.list().leases == (bystander,)
 
-    def test_deleting_what_is_gone_is_done(self, store: Store) -> None:
-        """Deleting a deleted lease succeeds, so that of two workers that clean up at once neither fails."""
-        seen = owned(store)
-        assert store.write(DeleteLease(seen)) == store.write(DeleteLease(seen)) == Done(seen)
+    def test_delete_of_deleted_lease_succeeds(self, store: Store) -> None:
+        """Deleting a deleted lease succeeds, so two workers may clean up at the same time."""
+        initial = owned(store)
+        assert store.write(DeleteLease(initial)) == store.write(DeleteLease(initial)) == Done(initial)
 
-    def test_an_ended_lease_is_deleted_whoever_owns_it(self, store: Store) -> None:
-        """An ended lease can be deleted even if a peer keeps renewing it."""
+    def test_delete_of_ended_lease_ignores_owner(self, store: Store) -> None:
+        """An ended lease can be deleted even if another worker keeps renewing it."""
         ended = done(store.write(CheckpointLease(owned(store), SHARD_END, keep_owner=True)))
         done(store.write(ClaimLease(ended, "bob")))
         assert store.write(DeleteLease(ended)) == Done(ended)
@@ -213,9 +216,9 @@ class Ownership:
 NOON = at_timestamp(1_700_000_000_000)
 FORWARD = (
     (TRIM_HORIZON, Position("0")),
-    (LATEST, Position("17")),  # a number shorter than the sentinel's name
+    (LATEST, Position("17")),  # a sequence number is shorter than the name LATEST
     (NOON, Position("17")),
-    (LATEST, NOON),  # a start pinned before the first read
+    (LATEST, NOON),  # the start was fixed before the first read
     (Position("9"), Position("10")),  # "9" sorts after "10" as a string
     (Position("99999999999999999999"), Position("100000000000000000000")),
     (Position("41", 3), Position("41", 4)),
@@ -227,123 +230,123 @@ FORWARD = (
 
 
 class Checkpoints:
-    """Checkpoints, the late checkpoint of a former owner, and annotations."""
+    """Tests of checkpoints, of late checkpoints by former owners, and of annotations."""
 
-    def test_a_checkpoint_is_also_a_renewal(self, store: Store) -> None:
-        """A checkpoint also renews the lease, so an owner busy with checkpoints stays alive."""
-        seen = owned(store)
-        now = done(store.write(CheckpointLease(seen, Position("41", 3, "offset-9"))))
-        assert facts(now) == facts(evolve(seen, checkpoint=Position("41", 3)))
-        assert (now.checkpoint.token, now.version != seen.version) == ("offset-9", True)
-        assert stored(store) == now
-        assert done(store.write(CheckpointLease(now, Position("42")))).checkpoint.token == ""
+    def test_checkpoint_renews_lease(self, store: Store) -> None:
+        """A checkpoint also renews the lease."""
+        initial = owned(store)
+        current = done(store.write(CheckpointLease(initial, Position("41", 3, "offset-9"))))
+        assert facts(current) == facts(evolve(initial, checkpoint=Position("41", 3)))
+        assert (current.checkpoint.token, current.version != initial.version) == ("offset-9", True)
+        assert stored(store) == current
+        assert done(store.write(CheckpointLease(current, Position("42")))).checkpoint.token == ""
 
-    def test_a_checkpoint_moves_forward(self, store: Store) -> None:
-        """A checkpoint moves forward: numbers are compared as numbers, not as strings, and sentinels by meaning."""
+    def test_checkpoint_moves_forward(self, store: Store) -> None:
+        """A checkpoint moves forward. Sequence numbers are compared as numbers, and sentinels by their meaning."""
         for number, (before, after) in enumerate(FORWARD):
-            seen = owned(store, key=f"shard-{number}", checkpoint=before)
-            assert done(store.write(CheckpointLease(seen, after))).checkpoint == after, (before, after)
+            initial = owned(store, key=f"shard-{number}", checkpoint=before)
+            assert done(store.write(CheckpointLease(initial, after))).checkpoint == after, (before, after)
 
-    def test_a_checkpoint_never_moves_back(self, store: Store) -> None:
+    def test_checkpoint_never_moves_back(self, store: Store) -> None:
         """A checkpoint before the stored one is rejected. It would repeat records, or reopen a finished shard."""
         for number, (after, before) in enumerate(FORWARD):
             if before == NOON:
-                continue  # any starting position may replace any other
-            seen = owned(store, key=f"shard-{number}", checkpoint=before)
-            assert lost(store.write(CheckpointLease(seen, after))) == seen, (before, after)
+                continue  # any starting position may replace another starting position
+            initial = owned(store, key=f"shard-{number}", checkpoint=before)
+            assert lost(store.write(CheckpointLease(initial, after))) == initial, (before, after)
 
-    def test_checkpointing_the_same_position_is_a_renewal(self, store: Store) -> None:
-        """A checkpoint at the stored position renews the lease, as of an idle shard."""
-        seen = owned(store, checkpoint=Position("41", 3))
-        assert facts(done(store.write(CheckpointLease(seen, Position("41", 3))))) == facts(seen)
+    def test_checkpoint_at_stored_position_renews_lease(self, store: Store) -> None:
+        """A checkpoint at the stored position renews the lease. An idle shard has such checkpoints."""
+        initial = owned(store, checkpoint=Position("41", 3))
+        assert facts(done(store.write(CheckpointLease(initial, Position("41", 3))))) == facts(initial)
 
-    def test_a_checkpoint_wants_version_and_owner_as_seen(self, store: Store) -> None:
-        """A checkpoint needs the current version and owner, so that a former owner cannot move it."""
-        seen = owned(store)
-        now = done(store.write(StealLease(seen, "bob")))
+    def test_checkpoint_requires_current_version_and_owner(self, store: Store) -> None:
+        """A checkpoint requires the current version and owner, so a former owner cannot move the checkpoint."""
+        initial = owned(store)
+        current = done(store.write(StealLease(initial, "bob")))
         if store.capabilities.owner_checked_checkpoint:
-            assert lost(store.write(CheckpointLease(seen, Position("41")))) == now
-            assert lost(store.write(CheckpointLease(evolve(now, owner="ann"), Position("41")))) == now
+            assert lost(store.write(CheckpointLease(initial, Position("41")))) == current
+            assert lost(store.write(CheckpointLease(evolve(current, owner="ann"), Position("41")))) == current
             assert stored(store).checkpoint == TRIM_HORIZON
 
-    def test_the_end_drops_the_owner(self, store: Store) -> None:
-        """The checkpoint at the end frees the lease, so that it no longer counts as load."""
-        seen = owned(store, checkpoint=Position("41"))
-        now = done(store.write(CheckpointLease(seen, SHARD_END, children=("c-1", "c-2"))))
-        assert facts(now) == facts(evolve(seen, checkpoint=SHARD_END, owner=None, yields=False))
-        assert now.version != seen.version
+    def test_end_releases_lease(self, store: Store) -> None:
+        """The checkpoint at the end of a shard releases the lease, so that it no longer counts as load."""
+        initial = owned(store, checkpoint=Position("41"))
+        current = done(store.write(CheckpointLease(initial, SHARD_END, children=("c-1", "c-2"))))
+        assert facts(current) == facts(evolve(initial, checkpoint=SHARD_END, owner=None, yields=False))
+        assert current.version != initial.version
 
-    def test_the_end_keeps_the_owner_if_told(self, store: Store) -> None:
-        """With `keep_owner` the end keeps the owner, because the rule set `kcl` counts ended leases as KCL 2.x does."""
-        seen = owned(store, checkpoint=Position("41"))
-        now = done(store.write(CheckpointLease(seen, SHARD_END, children=("c-1",), keep_owner=True)))
-        assert facts(now) == facts(evolve(seen, checkpoint=SHARD_END))
-        assert done(store.write(RenewLease(now))).owner == "ann"
+    def test_end_keeps_owner_with_keep_owner(self, store: Store) -> None:
+        """With `keep_owner`, an ended lease keeps its owner, so the rule set `kcl` can count leases as KCL 2.x does."""
+        initial = owned(store, checkpoint=Position("41"))
+        current = done(store.write(CheckpointLease(initial, SHARD_END, children=("c-1",), keep_owner=True)))
+        assert facts(current) == facts(evolve(initial, checkpoint=SHARD_END))
+        assert done(store.write(RenewLease(current))).owner == "ann"
 
-    def test_the_end_is_final(self, store: Store) -> None:
-        """After the end every checkpoint is rejected, so that no late writer reopens the shard."""
-        seen = owned(store, checkpoint=Position("41"))
-        ended = done(store.write(CheckpointLease(seen, SHARD_END, keep_owner=True)))
+    def test_end_is_final(self, store: Store) -> None:
+        """After the end, all checkpoints are rejected, so a late write cannot reopen the shard."""
+        initial = owned(store, checkpoint=Position("41"))
+        ended = done(store.write(CheckpointLease(initial, SHARD_END, keep_owner=True)))
         for position in (Position("42"), SHARD_END, TRIM_HORIZON):
             assert lost(store.write(CheckpointLease(ended, position))) == ended
             assert lost(store.write(CheckpointLate(ended, position))) == ended
 
-    def test_a_renewal_of_a_lease_that_ended_meanwhile_is_lost(self, store: Store) -> None:
-        """A renewal is lost if the lease has ended, so that its reader stops."""
-        seen = owned(store)
-        done(store.write(CheckpointLate(seen, SHARD_END)))
-        assert lost(store.write(RenewLease(seen))) == stored(store)
+    def test_renewal_of_ended_lease_is_rejected(self, store: Store) -> None:
+        """A renewal is rejected if the lease has ended, so its reader stops."""
+        initial = owned(store)
+        done(store.write(CheckpointLate(initial, SHARD_END)))
+        assert lost(store.write(RenewLease(initial))) == stored(store)
         assert stored(store).ended
 
-    def test_a_late_checkpoint_disturbs_nobody(self, store: Store) -> None:
-        """A late checkpoint leaves the version alone, so that the new owner's next renewal succeeds."""
-        seen = owned(store)
-        now = done(store.write(StealLease(seen, "bob")))
+    def test_late_checkpoint_keeps_version(self, store: Store) -> None:
+        """A late checkpoint does not change the version, so the new owner's next renewal succeeds."""
+        initial = owned(store)
+        current = done(store.write(StealLease(initial, "bob")))
         if not store.capabilities.late_checkpoints:
-            assert lost(store.write(CheckpointLate(seen, Position("41", 3)))) == now
+            assert lost(store.write(CheckpointLate(initial, Position("41", 3)))) == current
             return
-        late = done(store.write(CheckpointLate(seen, Position("41", 3))))
-        assert facts(late) == facts(evolve(now, checkpoint=Position("41", 3)))
-        assert (late.version, late.epoch) == (now.version, now.epoch)
-        assert done(store.write(RenewLease(now))).checkpoint == Position("41", 3)
+        late = done(store.write(CheckpointLate(initial, Position("41", 3))))
+        assert facts(late) == facts(evolve(current, checkpoint=Position("41", 3)))
+        assert (late.version, late.epoch) == (current.version, current.epoch)
+        assert done(store.write(RenewLease(current))).checkpoint == Position("41", 3)
 
-    def test_a_late_checkpoint_only_moves_forward(self, store: Store) -> None:
-        """A late checkpoint only moves forward, so that a slow drain cannot undo the new owner's work."""
-        now = owned(store, checkpoint=Position("100", 3))
+    def test_late_checkpoint_only_moves_forward(self, store: Store) -> None:
+        """A late checkpoint only moves the checkpoint forward, so a slow drain cannot undo the new owner's progress."""
+        current = owned(store, checkpoint=Position("100", 3))
         for position in (Position("99", 9), Position("100", 3), Position("100", 2), LATEST):
-            assert lost(store.write(CheckpointLate(now, position))) == now
+            assert lost(store.write(CheckpointLate(current, position))) == current
 
-    def test_a_note_leaves_the_version_alone(self, store: Store) -> None:
-        """If the store can do it, an annotation leaves the version alone, so the owner's next renewal succeeds."""
-        seen = done(store.write(RenewLease(owned(store), (("a", "1"),))))
-        now = done(store.write(AnnotateLease(seen, "b", "2")))
-        assert facts(now) == facts(evolve(seen, annotations=(("a", "1"), ("b", "2"))))
-        assert stored(store) == now
+    def test_annotation_keeps_version(self, store: Store) -> None:
+        """If the store supports it, an annotation does not change the version, so the owner's next renewal succeeds."""
+        initial = done(store.write(RenewLease(owned(store), (("a", "1"),))))
+        current = done(store.write(AnnotateLease(initial, "b", "2")))
+        assert facts(current) == facts(evolve(initial, annotations=(("a", "1"), ("b", "2"))))
+        assert stored(store) == current
         if store.capabilities.free_annotations:
-            assert now.version == seen.version
+            assert current.version == initial.version
 
-    def test_a_note_is_refused_once_the_owner_changed(self, store: Store) -> None:
-        """An annotation is rejected if the lease has changed owner."""
-        seen = owned(store)
-        now = done(store.write(StealLease(seen, "bob")))
-        assert lost(store.write(AnnotateLease(seen, "a", "1"))) == now
-        assert lost(store.write(AnnotateLease(evolve(seen, owner=None), "a", "1"))) == now
+    def test_annotation_after_owner_change_is_rejected(self, store: Store) -> None:
+        """An annotation is rejected if the owner of the lease has changed."""
+        initial = owned(store)
+        current = done(store.write(StealLease(initial, "bob")))
+        assert lost(store.write(AnnotateLease(initial, "a", "1"))) == current
+        assert lost(store.write(AnnotateLease(evolve(initial, owner=None), "a", "1"))) == current
 
-    def test_a_free_lease_can_be_noted(self, store: Store) -> None:
+    def test_annotation_of_free_lease_is_applied(self, store: Store) -> None:
         """A lease without an owner can be annotated."""
-        seen = done(store.write(ReleaseLease(owned(store), "ann")))
-        assert done(store.write(AnnotateLease(seen, "a", "1"))).annotation("a") == "1"
+        initial = done(store.write(ReleaseLease(owned(store), "ann")))
+        assert done(store.write(AnnotateLease(initial, "a", "1"))).annotation("a") == "1"
 
-    def test_the_owners_measure_travels_with_its_signs_of_life(self, store: Store) -> None:
-        """The throughput measured by the owner is stored with its renewals and checkpoints."""
+    def test_renewals_and_checkpoints_store_throughput(self, store: Store) -> None:
+        """Renewals and checkpoints store the throughput that the owner measured."""
         row = done(store.write(RenewLease(evolve(owned(store), weight=12_801))))
         assert (row.weight, stored(store).weight) == (12_801, 12_801)
         row = done(store.write(CheckpointLease(evolve(row, weight=256), Position("41"))))
         assert (row.weight, stored(store).weight) == (256, 256)
         assert done(store.write(RenewLease(evolve(row, weight=None)))).weight == 256
 
-    def test_notes_survive_every_other_write(self, store: Store) -> None:
-        """Annotations survive every other write, so a pinned start or a sealed end is not lost."""
+    def test_other_writes_keep_annotations(self, store: Store) -> None:
+        """All other writes keep the annotations, which may contain a fixed start or the end of a shard."""
         row = done(store.write(AnnotateLease(requested(store), "a", "1")))
         row = done(store.write(RenewLease(store.get([KEY])[0])))
         row = done(store.write(CheckpointLease(row, Position("41"))))
@@ -356,53 +359,53 @@ class Checkpoints:
 
 
 class Handoff:
-    """Request, give, claim by the next owner, take back, withdraw (rules H1 to H5)."""
+    """Tests of hand-offs: the request, the gift, its acceptance, taking it back, and withdrawing (rules H1 to H5)."""
 
-    def test_a_request_names_me_and_leaves_the_version_alone(self, store: Store) -> None:
-        """A request leaves the version alone, so that the owner's next renewal succeeds and shows the request."""
-        seen = owned(store)
-        now = done(store.write(RequestLease(seen, "bob")))
-        assert facts(now) == facts(evolve(seen, next_owner="bob"))
-        assert now.version == seen.version
-        assert done(store.write(RenewLease(seen))).next_owner == "bob"
+    def test_request_sets_next_owner_and_keeps_version(self, store: Store) -> None:
+        """A request does not change the version, so the owner's next renewal succeeds, and returns the request."""
+        initial = owned(store)
+        current = done(store.write(RequestLease(initial, "bob")))
+        assert facts(current) == facts(evolve(initial, next_owner="bob"))
+        assert current.version == initial.version
+        assert done(store.write(RenewLease(initial))).next_owner == "bob"
 
-    def test_only_an_owner_that_answers_is_asked(self, store: Store) -> None:
-        """Only a lease whose owner answers requests can be requested, because others would delay the move."""
+    def test_request_requires_owner_that_answers_requests(self, store: Store) -> None:
+        """A lease can be requested only if its owner answers requests. Otherwise the request would delay the move."""
         free = unowned(store)
         assert lost(store.write(RequestLease(free, "bob"))) == free
 
-    def test_only_the_owner_as_seen_is_asked(self, store: Store) -> None:
-        """A request is rejected if the lease has changed owner, so a new owner isn't asked to give it up at once."""
-        seen = owned(store)
-        now = done(store.write(StealLease(seen, "bob")))
-        assert lost(store.write(RequestLease(seen, "cat"))) == now
+    def test_request_after_owner_change_is_rejected(self, store: Store) -> None:
+        """A request is rejected if the owner has changed, so a new owner keeps the lease that it just took."""
+        initial = owned(store)
+        current = done(store.write(StealLease(initial, "bob")))
+        assert lost(store.write(RequestLease(initial, "cat"))) == current
 
-    def test_a_finished_lease_is_not_asked_for(self, store: Store) -> None:
-        """An ended lease cannot be requested, because it has nothing left to read."""
+    def test_request_of_ended_lease_is_rejected(self, store: Store) -> None:
+        """An ended lease cannot be requested, because no records are left to read."""
         ended = done(store.write(CheckpointLease(owned(store), SHARD_END, keep_owner=True)))
         assert lost(store.write(RequestLease(ended, "bob"))) == ended
 
-    def test_a_request_stands_until_its_heir_is_stale(self, store: Store) -> None:
-        """A request is replaced only once its next owner is stale, so two workers never drain the same owner."""
-        seen = owned(store)
-        now = done(store.write(RequestLease(seen, "bob")))
-        assert lost(store.write(RequestLease(seen, "cat"))) == now
-        assert done(store.write(RequestLease(now, "bob"))) == now
-        assert done(store.write(RequestLease(now, "cat"))).next_owner == "cat"
+    def test_request_replaces_only_a_known_request(self, store: Store) -> None:
+        """A request replaces another only if its sender has read the other, so two workers don't drain one owner."""
+        initial = owned(store)
+        current = done(store.write(RequestLease(initial, "bob")))
+        assert lost(store.write(RequestLease(initial, "cat"))) == current
+        assert done(store.write(RequestLease(current, "bob"))) == current
+        assert done(store.write(RequestLease(current, "cat"))).next_owner == "cat"
 
-    def test_giving_moves_owner_and_checkpoint_together(self, store: Store) -> None:
-        """Giving changes owner and checkpoint in one write, so the next owner starts where the giver stopped."""
-        seen = requested(store)
-        now = done(store.write(GiveLease(seen, Position("41", 3))))
-        assert facts(now) == facts(evolve(seen, owner="bob", next_owner=None, checkpoint=Position("41", 3)))
-        assert now.version != seen.version
-        assert stored(store) == now
+    def test_gift_moves_owner_and_checkpoint_together(self, store: Store) -> None:
+        """A gift changes owner and checkpoint in one write, so the next owner starts where the former owner stopped."""
+        initial = requested(store)
+        current = done(store.write(GiveLease(initial, Position("41", 3))))
+        assert facts(current) == facts(evolve(initial, owner="bob", next_owner=None, checkpoint=Position("41", 3)))
+        assert current.version != initial.version
+        assert stored(store) == current
 
-    def test_giving_wants_everything_as_seen(self, store: Store) -> None:
-        """Giving needs the current version, owner and next owner, so no lease goes to a worker that withdrew."""
-        seen = requested(store)
-        moved = done(store.write(RenewLease(seen)))
-        assert lost(store.write(GiveLease(seen, Position("41")))) == moved
+    def test_gift_requires_current_version_owner_and_next_owner(self, store: Store) -> None:
+        """A gift requires the current version, owner and next owner, so a worker that withdrew gets no lease."""
+        initial = requested(store)
+        moved = done(store.write(RenewLease(initial)))
+        assert lost(store.write(GiveLease(initial, Position("41")))) == moved
         assert lost(store.write(GiveLease(evolve(moved, owner="cat"), Position("41")))) == moved
         assert lost(store.write(GiveLease(evolve(moved, next_owner="cat"), Position("41")))) == moved
         alone = done(store.write(WithdrawRequest(moved, "bob")))
@@ -410,115 +413,115 @@ class Handoff:
         assert lost(store.write(GiveLease(alone, Position("41")))) == alone
         assert stored(store).checkpoint == TRIM_HORIZON
 
-    def test_giving_never_moves_the_checkpoint_back(self, store: Store) -> None:
-        """Giving never moves the checkpoint back, so the next owner repeats nothing."""
-        seen = done(store.write(CheckpointLease(requested(store), Position("41", 3))))
-        assert lost(store.write(GiveLease(seen, Position("41", 2)))) == seen
+    def test_gift_never_moves_checkpoint_back(self, store: Store) -> None:
+        """A gift never moves the checkpoint back, so the next owner repeats no records."""
+        initial = done(store.write(CheckpointLease(requested(store), Position("41", 3))))
+        assert lost(store.write(GiveLease(initial, Position("41", 2)))) == initial
 
-    def test_accepting_is_a_write(self, store: Store) -> None:
-        """Accepting a gift is a write, so that the giver cannot take it back afterwards."""
+    def test_accepted_gift_cannot_be_taken_back(self, store: Store) -> None:
+        """The next owner accepts a gift by a write, after which the former owner cannot take it back."""
         gift = done(store.write(GiveLease(requested(store), Position("41"))))
-        now = done(store.write(ClaimLease(gift, "bob")))
-        assert facts(now) == facts(gift)
-        assert lost(store.write(TakeBackLease(gift, "ann"))) == now
-        assert lost(store.write(ClaimLease(gift, "bob"))) == now
+        current = done(store.write(ClaimLease(gift, "bob")))
+        assert facts(current) == facts(gift)
+        assert lost(store.write(TakeBackLease(gift, "ann"))) == current
+        assert lost(store.write(ClaimLease(gift, "bob"))) == current
 
-    def test_what_nobody_accepted_is_taken_back(self, store: Store) -> None:
-        """A gift that its next owner did not accept can be taken back, because that worker may be dead."""
+    def test_gift_not_accepted_can_be_taken_back(self, store: Store) -> None:
+        """A gift that the next owner has not accepted can be taken back, because that worker may be dead."""
         gift = done(store.write(GiveLease(requested(store), Position("41"))))
-        now = done(store.write(TakeBackLease(gift, "ann")))
-        assert facts(now) == facts(evolve(gift, owner="ann"))
-        assert lost(store.write(ClaimLease(gift, "bob"))) == now
+        current = done(store.write(TakeBackLease(gift, "ann")))
+        assert facts(current) == facts(evolve(gift, owner="ann"))
+        assert lost(store.write(ClaimLease(gift, "bob"))) == current
 
-    def test_a_request_is_withdrawn_only_by_its_heir(self, store: Store) -> None:
-        """A request is withdrawn only in the name of its next owner."""
-        seen = requested(store)
-        assert lost(store.write(WithdrawRequest(seen, "cat"))) == seen
-        now = done(store.write(WithdrawRequest(seen, "bob")))
-        assert facts(now) == facts(evolve(seen, next_owner=None))
-        assert now.version == seen.version
-        assert lost(store.write(WithdrawRequest(seen, "bob"))) == now
+    def test_request_is_withdrawn_only_by_next_owner(self, store: Store) -> None:
+        """A request can be withdrawn only by its next owner."""
+        initial = requested(store)
+        assert lost(store.write(WithdrawRequest(initial, "cat"))) == initial
+        current = done(store.write(WithdrawRequest(initial, "bob")))
+        assert facts(current) == facts(evolve(initial, next_owner=None))
+        assert current.version == initial.version
+        assert lost(store.write(WithdrawRequest(initial, "bob"))) == current
 
-    def test_a_withdrawal_wants_the_owner_as_seen(self, store: Store) -> None:
-        """A withdrawal needs the current owner, so a delayed one does not cancel a second request."""
-        seen = requested(store)
-        stolen = done(store.write(StealLease(seen, "cat")))
-        now = done(store.write(RequestLease(stolen, "bob")))
-        assert lost(store.write(WithdrawRequest(seen, "bob"))) == now
+    def test_withdrawal_requires_current_owner(self, store: Store) -> None:
+        """A withdrawal requires the current owner, so a late withdrawal does not cancel a later request."""
+        initial = requested(store)
+        stolen = done(store.write(StealLease(initial, "cat")))
+        current = done(store.write(RequestLease(stolen, "bob")))
+        assert lost(store.write(WithdrawRequest(initial, "bob"))) == current
 
-    def test_stealing_after_my_request_wants_it_to_stand(self, store: Store) -> None:
-        """A steal after a request needs that request to stand, so that only the lease's next owner steals it."""
-        seen = requested(store)
-        other = done(store.write(RequestLease(seen, "cat")))
-        assert lost(store.write(StealLease(seen, "bob"))) == other
-        now = done(store.write(StealLease(other, "cat")))
-        assert facts(now) == facts(evolve(other, owner="cat", next_owner=None))
+    def test_steal_after_request_requires_current_request(self, store: Store) -> None:
+        """A worker that has requested a lease can steal it only while it is still the next owner."""
+        initial = requested(store)
+        other = done(store.write(RequestLease(initial, "cat")))
+        assert lost(store.write(StealLease(initial, "bob"))) == other
+        current = done(store.write(StealLease(other, "cat")))
+        assert facts(current) == facts(evolve(other, owner="cat", next_owner=None))
 
-    def test_a_claim_removes_any_request(self, store: Store) -> None:
-        """A claim removes any request, which was meant for the former owner."""
-        seen = requested(store)
-        assert done(store.write(ClaimLease(seen, "dan"))).next_owner is None
+    def test_claim_removes_request(self, store: Store) -> None:
+        """A claim removes a request, because the request was for the former owner."""
+        initial = requested(store)
+        assert done(store.write(ClaimLease(initial, "dan"))).next_owner is None
 
-    def test_a_release_removes_any_request(self, store: Store) -> None:
-        """A release removes any request, which was meant for the former owner."""
+    def test_release_removes_request(self, store: Store) -> None:
+        """A release removes a request, because the request was for the former owner."""
         freed = done(store.write(ReleaseLease(requested(store), "ann")))
         assert (freed.owner, freed.next_owner, freed.yields) == (None, None, False)
         assert done(store.write(ClaimLease(freed, "cat"))).next_owner is None
 
 
 class Resets:
-    """Resets, and the fencing number over the whole life of a lease."""
+    """Tests of resets, and of the fencing number during the whole life of a lease."""
 
-    def test_a_reset_sets_the_checkpoint_either_way(self, store: Store) -> None:
-        """A reset moves the checkpoint forward or back, even from the end."""
+    def test_reset_moves_checkpoint_in_either_direction(self, store: Store) -> None:
+        """A reset may move the checkpoint forward or back, even from the end of the shard."""
         for number, (before, after) in enumerate(FORWARD):
             for key, start, target in ((f"f-{number}", before, after), (f"b-{number}", after, before)):
-                seen = unowned(store, key, start)
-                now = done(store.write(ResetLease(seen, target)))
-                assert facts(now) == facts(evolve(seen, checkpoint=target)), (start, target)
-                assert now.version != seen.version
-                assert stored(store, key) == now
+                initial = unowned(store, key, start)
+                current = done(store.write(ResetLease(initial, target)))
+                assert facts(current) == facts(evolve(initial, checkpoint=target)), (start, target)
+                assert current.version != initial.version
+                assert stored(store, key) == current
 
-    def test_a_reset_keeps_the_rest_and_carries_notes(self, store: Store) -> None:
+    def test_reset_keeps_other_fields_and_writes_annotations(self, store: Store) -> None:
         """A reset keeps the other fields, such as the parents, and may also write annotations."""
-        seen = done(store.write(CreateLease(FULL)))
-        now = done(store.write(ResetLease(seen, TRIM_HORIZON, (("b", "new"), ("c", "3")))))
+        initial = done(store.write(CreateLease(FULL)))
+        current = done(store.write(ResetLease(initial, TRIM_HORIZON, (("b", "new"), ("c", "3")))))
         annotations = (("a", "1"), ("b", "new"), ("c", "3"))
-        assert facts(now) == facts(evolve(FULL, checkpoint=TRIM_HORIZON, annotations=annotations))
-        assert stored(store) == now
+        assert facts(current) == facts(evolve(FULL, checkpoint=TRIM_HORIZON, annotations=annotations))
+        assert stored(store) == current
 
-    def test_a_reset_wants_a_lease_that_nobody_owns(self, store: Store) -> None:
-        """A reset needs a free lease, because an owner would continue, and checkpoint over the reset."""
-        seen = owned(store, checkpoint=Position("41"))
-        assert lost(store.write(ResetLease(seen, TRIM_HORIZON))) == seen
-        assert lost(store.write(ResetLease(evolve(seen, owner=None), TRIM_HORIZON))) == seen
-        assert stored(store) == seen
+    def test_reset_requires_free_lease(self, store: Store) -> None:
+        """A reset requires a free lease, because an owner would continue to read and overwrite the checkpoint."""
+        initial = owned(store, checkpoint=Position("41"))
+        assert lost(store.write(ResetLease(initial, TRIM_HORIZON))) == initial
+        assert lost(store.write(ResetLease(evolve(initial, owner=None), TRIM_HORIZON))) == initial
+        assert stored(store) == initial
 
-    def test_a_reset_wants_the_version_as_seen(self, store: Store) -> None:
-        """A reset needs the current version, so that a lease read and released in the meantime is not read again."""
-        seen = unowned(store, checkpoint=Position("41"))
-        now = done(store.write(ReleaseLease(done(store.write(ClaimLease(seen, "ann"))), "ann")))
-        assert lost(store.write(ResetLease(seen, TRIM_HORIZON))) == now
-        done(store.write(ClaimLease(now, "bob")))
-        assert lost(store.write(ResetLease(now, TRIM_HORIZON))) == stored(store)
+    def test_reset_requires_current_version(self, store: Store) -> None:
+        """A reset requires the current version, so it does not undo the work of an owner since the row was read."""
+        initial = unowned(store, checkpoint=Position("41"))
+        current = done(store.write(ReleaseLease(done(store.write(ClaimLease(initial, "ann"))), "ann")))
+        assert lost(store.write(ResetLease(initial, TRIM_HORIZON))) == current
+        done(store.write(ClaimLease(current, "bob")))
+        assert lost(store.write(ResetLease(current, TRIM_HORIZON))) == stored(store)
         assert stored(store).checkpoint == Position("41")
 
-    def test_a_lease_that_was_reset_is_read_to_its_end_again(self, store: Store) -> None:
-        """After a reset an ended lease can be read and checkpointed up to its end again."""
+    def test_reset_lease_is_read_to_the_end_again(self, store: Store) -> None:
+        """After a reset, an ended lease can be read and checkpointed up to the end of the shard again."""
         ended = done(store.write(CheckpointLease(owned(store), SHARD_END, children=("c-1",))))
         row = done(store.write(ClaimLease(done(store.write(ResetLease(ended, TRIM_HORIZON))), "bob")))
         row = done(store.write(CheckpointLease(row, Position("41"))))
         assert done(store.write(CheckpointLease(row, SHARD_END, children=("c-1",)))).ended
 
-    def test_an_owner_of_before_is_refused_after_a_reset(self, store: Store) -> None:
-        """After a reset the writes of the former owner are lost, even if it slept through the reset."""
-        seen = owned(store, checkpoint=Position("41"))
-        now = done(store.write(ResetLease(done(store.write(ReleaseLease(seen, "bob"))), TRIM_HORIZON)))
-        assert lost(store.write(RenewLease(seen))) == now
-        assert lost(store.write(CheckpointLease(seen, Position("42")))) == now
+    def test_writes_of_former_owner_after_reset_are_rejected(self, store: Store) -> None:
+        """After a reset, writes of the former owner are rejected, even if it was paused during the reset."""
+        initial = owned(store, checkpoint=Position("41"))
+        current = done(store.write(ResetLease(done(store.write(ReleaseLease(initial, "bob"))), TRIM_HORIZON)))
+        assert lost(store.write(RenewLease(initial))) == current
+        assert lost(store.write(CheckpointLease(initial, Position("42")))) == current
 
-    def test_the_fencing_number_never_falls(self, store: Store) -> None:
-        """The fencing number never falls, or a fenced system would reject the next owner's writes."""
+    def test_fencing_number_never_falls(self, store: Store) -> None:
+        """The fencing number never falls. Otherwise a system that checks it would reject the next owner's writes."""
         row = unowned(store)
         rows = [row]
         for worker in ("ann", "bob"):
@@ -539,8 +542,8 @@ class Resets:
         else:
             assert set(epochs) == {0}
 
-    def test_a_lease_created_with_a_fencing_number_goes_on_from_it(self, store: Store) -> None:
-        """The fencing number of a lease copied from another store continues where it was."""
+    def test_fencing_number_continues_from_created_value(self, store: Store) -> None:
+        """The fencing number of a lease that was copied from another store continues from its value there."""
         row = done(store.write(CreateLease(Lease(KEY, epoch=502))))
         assert stored(store) == row
         if store.capabilities.counts_owners:
@@ -551,60 +554,62 @@ WORKERS = tuple(f"w-{number}" for number in range(32))
 ROUNDS = 3
 
 
-def winners(store: Store, each: Sequence[Write]) -> list[Lease]:
-    """Send all writes at once, each from a thread of its own, and return the leases of those applied."""
-    gate = Barrier(len(each))
+def winners(store: Store, writes: Sequence[Write]) -> list[Lease]:
+    """Send all writes at the same time from separate threads, and return the leases of the applied ones."""
+    gate = Barrier(len(writes))
 
     def run(write: Write) -> Outcome:
         gate.wait()
         return store.write(write)
 
-    with ThreadPoolExecutor(len(each)) as pool:
-        outcomes = list(pool.map(run, each))
+    with ThreadPoolExecutor(len(writes)) as pool:
+        outcomes = list(pool.map(run, writes))
     return [outcome.lease for outcome in outcomes if isinstance(outcome, Done)]
 
 
 class Races:
-    """Races between workers that all have the same view of the lease."""
+    """Tests of races between workers that have all read the same state of the lease."""
 
-    def test_one_of_many_creates(self, store: Store) -> None:
-        """One of many creations of a lease is applied."""
+    def test_one_of_many_creations_is_applied(self, store: Store) -> None:
+        """If many workers create a lease, one creation is applied."""
         for number in range(ROUNDS):
             key = f"shard-{number}"
             won = winners(store, [CreateLease(Lease(key, annotations=(("by", me),))) for me in WORKERS])
             assert won == [stored(store, key)]
 
     def test_one_of_many_claims(self, store: Store) -> None:
-        """One of many claims is applied, so that one worker reads the shard."""
+        """If many workers claim a lease, one claim is applied, so one worker reads the shard."""
         for number in range(ROUNDS):
-            seen = unowned(store, f"shard-{number}")
-            assert winners(store, [ClaimLease(seen, me) for me in WORKERS]) == [stored(store, seen.key)]
+            initial = unowned(store, f"shard-{number}")
+            assert winners(store, [ClaimLease(initial, me) for me in WORKERS]) == [stored(store, initial.key)]
 
-    def test_one_of_many_steals(self, store: Store) -> None:
-        """One of many steals is applied."""
+    def test_one_of_many_steals_is_applied(self, store: Store) -> None:
+        """If many workers steal a lease, one steal is applied."""
         for number in range(ROUNDS):
-            seen = owned(store, key=f"shard-{number}")
-            assert winners(store, [StealLease(seen, me) for me in WORKERS]) == [stored(store, seen.key)]
+            initial = owned(store, key=f"shard-{number}")
+            assert winners(store, [StealLease(initial, me) for me in WORKERS]) == [stored(store, initial.key)]
 
-    def test_the_owner_or_one_claimant(self, store: Store) -> None:
-        """Either the owner's renewal is applied, or one claim."""
+    def test_renewal_or_one_claim_is_applied(self, store: Store) -> None:
+        """Either the owner's renewal is applied, or one of many claims."""
         owner, *others = WORKERS
-        seen = owned(store, owner)
-        won = winners(store, [RenewLease(seen), *(ClaimLease(seen, me) for me in others)])
+        initial = owned(store, owner)
+        won = winners(store, [RenewLease(initial), *(ClaimLease(initial, me) for me in others)])
         assert won == [stored(store)]
 
-    def test_the_heir_or_the_giver(self, store: Store) -> None:
+    def test_gift_is_accepted_or_taken_back(self, store: Store) -> None:
         """A gift is either accepted or taken back."""
         gift = done(store.write(GiveLease(requested(store), Position("41"))))
         won = winners(store, [ClaimLease(gift, "bob"), TakeBackLease(gift, "ann")] * 16)
         assert won == [stored(store)]
 
-    def test_one_of_many_claims_or_resets(self, store: Store) -> None:
-        """Of many claims and resets one is applied, so no worker reads on from before a confirmed reset."""
+    def test_one_of_many_claims_or_resets_is_applied(self, store: Store) -> None:
+        """If many workers claim or reset a lease, one write is applied, so no claim misses a confirmed reset."""
         for number in range(ROUNDS):
-            seen = unowned(store, f"shard-{number}", Position("41"))
-            writes = [write for me in WORKERS[1::2] for write in (ResetLease(seen, TRIM_HORIZON), ClaimLease(seen, me))]
-            assert winners(store, writes) == [stored(store, seen.key)]
+            initial = unowned(store, f"shard-{number}", Position("41"))
+            writes = [
+                write for me in WORKERS[1::2] for write in (ResetLease(initial, TRIM_HORIZON), ClaimLease(initial, me))
+            ]
+            assert winners(store, writes) == [stored(store, initial.key)]
 
     def test_listings_meanwhile_take_nothing_from_an_owner(self, store: Store) -> None:
         """Concurrent listings never make an owner's write fail or disappear."""
@@ -626,14 +631,14 @@ class Races:
                 over.set()
         listing.result()
         remaining = store.get([row.key for row in rows])
-        # A store that knows when a row was written returns its age.
+        # Some stores return the age of each row.
         assert [evolve(row, idle=0.0) for row in remaining] == [evolve(row, idle=0.0) for row in rows]
 
-    def test_every_late_checkpoint_counts_once(self, store: Store) -> None:
-        """Of many concurrent late checkpoints the furthest is kept."""
-        seen = owned(store)
-        winners(store, [CheckpointLate(seen, Position(str(number))) for number in range(len(WORKERS))])
-        assert store.get([KEY]) == (evolve(seen, checkpoint=Position("31")),)
+    def test_furthest_late_checkpoint_is_kept(self, store: Store) -> None:
+        """If many late checkpoints are written at the same time, the furthest one is kept."""
+        initial = owned(store)
+        winners(store, [CheckpointLate(initial, Position(str(number))) for number in range(len(WORKERS))])
+        assert store.get([KEY]) == (evolve(initial, checkpoint=Position("31")),)
 
 
 class StoreContract(Ownership, Checkpoints, Handoff, Resets, Races):

@@ -1,1 +1,1 @@
-"""The demo, on one machine: services, a producer, workers, and the faults that they survive."""
+"""A demo that runs local services, a producer and workers on one machine, and shows how the fleet survives faults."""

@@ -1,4 +1,4 @@
-"""Starts a process of the demo, which can be killed or stopped, and ends when the process that started it does."""
+"""Starts the processes of the demo, which can be stopped or killed, and which end when this process ends."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ ENVIRONMENT: Mapping[str, str] = {
     "AWS_CONFIG_FILE": os.devnull,
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
 }
-"""Credentials for the stand-ins, which accept any, and settings that hide the user's own."""
+"""Dummy credentials for the stand-ins, which accept any, and settings that disable the user's own configuration."""
 
 HIDDEN_VARIABLES = (
     "AWS_PROFILE",
@@ -30,21 +30,24 @@ HIDDEN_VARIABLES = (
     "AWS_REGION",
     "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS",
 )
-"""Settings for the real services, which must not reach the stand-ins."""
+"""Environment variables of the user that apply to the real services, and are removed for the stand-ins."""
 
 
 def isolate() -> None:
-    """Replace this process's credentials, so that they reach no stand-in, and those of a stand-in no real service."""
+    """Replace the AWS credentials and settings of this process by those for the stand-ins.
+
+    The user's credentials are then never sent to a stand-in, and no request can reach the real services.
+    """
     for name in HIDDEN_VARIABLES:
         os.environ.pop(name, None)
     os.environ.update(ENVIRONMENT)
 
 
 class Child:
-    """A running process, whose standard output goes to `out` and whose standard error goes to a log.
+    """A child process, whose standard output is written to the file `out` and whose standard error to a log file.
 
-    It runs under a guard in a separate process group, so Ctrl-C does not reach it. Closing the guard's standard input,
-    or the death of this process, ends it.
+    It runs under a guard in a separate process group, so Ctrl-C does not reach it. It ends when the guard's standard
+    input is closed, or when this process dies.
     """
 
     def __init__(self, name: str, arguments: tuple[str, ...], folder: Path, *, program: str = sys.executable) -> None:
@@ -62,22 +65,22 @@ class Child:
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended yet."""
+        """Whether the process is still running."""
         if self._process.poll() is None:
             return True
-        self.ask_to_end()  # it has already ended; this closes the pipe
+        self.ask_to_end()  # the process has ended; this closes the pipe
         return False
 
     @property
     def said(self) -> str:
-        """The last lines of its standard error."""
+        """The last lines of the process's standard error."""
         return tail(self._log)
 
     def kill(self) -> None:
-        """Send SIGKILL to the process and its guard at the same time, so that neither can do anything more."""
+        """Send SIGKILL to the process and its guard at the same time, and wait for the guard to end."""
         self.signal(signal.SIGKILL)
         self._process.wait()
-        self.ask_to_end()  # it has already ended; this closes the pipe
+        self.ask_to_end()  # the process has ended; this closes the pipe
 
     def signal(self, number: int) -> None:
         """Send a signal to the process and its guard."""
@@ -85,12 +88,15 @@ class Child:
             os.killpg(self.pid, number)
 
     def ask_to_end(self) -> None:
-        """Let the guard send SIGTERM."""
+        """Make the guard send SIGTERM to the process, by closing the guard's standard input."""
         if self._process.stdin is not None:
             self._process.stdin.close()
 
     def wait(self) -> int:
-        """Wait until the process has ended. Return its exit status, or the negative number of a signal."""
+        """Wait until the process ends, and return its exit status, or the negative number of the signal that ended it.
+
+        If it does not end in time, it is killed.
+        """
         try:
             return self._process.wait(DRAIN_SECONDS + 5)
         except subprocess.TimeoutExpired:

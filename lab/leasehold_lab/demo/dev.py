@@ -1,7 +1,7 @@
-"""Starts stand-ins for a developer: named streams, hubs and tables, with sample data at a given rate.
+"""Starts local stand-ins with named streams, hubs and tables, for the command `leasehold dev`.
 
-It also makes the environment and the URLs to paste into a shell. Sample data are records of forty keys, ordered within
-each key.
+It also produces sample data at a given rate, and returns URLs and environment variables to paste into a shell. The
+sample records have forty keys, and are numbered within each key.
 """
 
 import json
@@ -48,7 +48,7 @@ _KINDS: Mapping[str, StreamKind] = {"kinesis": "kinesis", "eventhubs": "eventhub
 
 @frozen
 class RequestedStream:
-    """A stream, hub or table to create, and its number of shards or partitions."""
+    """A stream, hub or table to create, with its number of shards or partitions."""
 
     name: str
     shards: int
@@ -57,13 +57,13 @@ class RequestedStream:
 
 @frozen
 class DevStream:
-    """The URLs of a stream and of a lease table for it.
+    """The URLs of a stream and of its lease table.
 
     Attributes:
         source: The complete URL of the stream, without secrets.
         table: The complete URL of the lease table, without secrets.
-        pasted: The URL of the stream once the exports are pasted, which may be shorter.
-        pasted_table: The URL of the lease table once the exports are pasted, which may be shorter.
+        pasted: A URL of the stream that works if the environment variables are set. It may be shorter.
+        pasted_table: A URL of the lease table that works if the environment variables are set. It may be shorter.
     """
 
     source: str
@@ -77,9 +77,9 @@ class DevServices:
     """The running stand-ins.
 
     Attributes:
-        services: The services that they stand in for.
+        services: The names of the cloud services that they replace.
         streams: The streams by name.
-        environment: What to export so that URLs need no endpoint, and no account is needed.
+        environment: The environment variables to set, so that URLs need no endpoints, and no account is needed.
     """
 
     services: tuple[str, ...]
@@ -88,17 +88,17 @@ class DevServices:
 
     @property
     def exports(self) -> str:
-        """The environment as a shell command."""
+        """A shell command that exports the environment variables."""
         return "export " + " ".join(f"{name}={shlex.quote(value)}" for name, value in self.environment.items())
 
     def first(self, name: str) -> "DevServices":
-        """Put this stream before the others, and its URLs into the environment."""
+        """Return a copy in which this stream comes first, and its URLs are in the environment."""
         chosen = self.streams[name]
         urls = {"SOURCE": chosen.pasted, "STORE": chosen.pasted_table}
         return evolve(self, streams={name: chosen, **self.streams}, environment={**self.environment, **urls})
 
     def beside(self, other: "DevServices") -> "DevServices":
-        """Combine the services of both."""
+        """Return the services, streams and environment variables of both."""
         return DevServices(
             (*self.services, *other.services),
             {**self.streams, **other.streams},
@@ -108,9 +108,9 @@ class DevServices:
 
 def parse_stream(text: str) -> RequestedStream:
     """Parse a stream from the command line: [eventhubs:|table:]NAME[=SHARDS]. Raises ValueError."""
-    before, colon, after = text.rpartition(":")
-    name, equals, shards = after.partition("=")
-    kind = _KINDS.get(before) if colon else "kinesis"
+    prefix, colon, name_and_shards = text.rpartition(":")
+    name, equals, shards = name_and_shards.partition("=")
+    kind = _KINDS.get(prefix) if colon else "kinesis"
     if kind is None or not _NAME.fullmatch(name):
         raise ValueError(
             f"{text!r} names no stream; write NAME=SHARDS for Kinesis, such as orders=4, eventhubs:NAME=PARTITIONS, "
@@ -127,12 +127,12 @@ KEYS = 40
 PUTS_PER_SECOND = 5
 
 KeyedRows = list[tuple[str, bytes]]
-"""Partition keys, each with a record."""
+"""Pairs of a partition key and the data of a record."""
 
 
 @contextmanager
 def put_samples(name: str, rate: int, put: Callable[[KeyedRows], object]) -> Iterator[None]:
-    """Put `rate` records per second from a separate thread until the block ends, or none if `rate` is 0."""
+    """Put `rate` records per second from a separate thread until the block ends. Do nothing if `rate` is 0."""
     if not rate:
         yield
         return
@@ -140,7 +140,7 @@ def put_samples(name: str, rate: int, put: Callable[[KeyedRows], object]) -> Ite
     producing = spawn(
         f"sample-{name}",
         lambda: put_rows(rate, put, ending),
-        lambda fault: log.error("no more sample data for %s: %s", name, said(fault)),
+        lambda fault: log.error("stream %s: sample data stopped: %s", name, said(fault)),
     )
     try:
         yield
@@ -150,13 +150,13 @@ def put_samples(name: str, rate: int, put: Callable[[KeyedRows], object]) -> Ite
 
 
 def put_rows(rate: int, put: Callable[[KeyedRows], object], ending: threading.Event) -> None:
-    """Put records until `ending` is set, each with its key and its number among the records of that key."""
-    numbers, places = Counter[str](), count()
+    """Put records until `ending` is set. Each contains its key and its number among the records of the key."""
+    numbers, positions = Counter[str](), count()
     pause = max(1 / PUTS_PER_SECOND, 1 / rate)
     while not ending.is_set():
         rows: KeyedRows = []
         for _ in range(max(1, round(rate * pause))):
-            key = f"sensor-{next(places) % KEYS:02}"
+            key = f"sensor-{next(positions) % KEYS:02}"
             numbers[key] += 1
             rows.append((key, json.dumps({"key": key, "number": numbers[key]}).encode()))
         put(rows)
@@ -164,18 +164,19 @@ def put_rows(rate: int, put: Callable[[KeyedRows], object], ending: threading.Ev
 
 
 Tables = Callable[[str], str]
-"""Returns the URL of the lease table of the stream with this name."""
+"""A function that returns the URL of the lease table for the stream with a given name."""
 
 
 CONTAINER = "leases"
-"""One container serves all hubs, because in the layout of the Azure SDKs the name of a blob begins with its hub."""
+"""The container for all hubs. In the layout of the Azure SDKs, the name of each blob starts with that of its hub."""
 
 
 @contextmanager
 def hub_services(hubs: Sequence[RequestedStream], rate: int, tables: Tables | None = None) -> Iterator[DevServices]:
-    """Start the stand-ins with these hubs, and put `rate` events per second into each.
+    """Start a stand-in with these hubs, and put `rate` events per second into each.
 
-    Leases are in `tables`, by default in Blob. Raises ServiceError.
+    If `tables` is None, also start a stand-in for Azure Blob Storage, for the leases. Raises ServiceError if a stand-in
+    cannot be installed or started.
     """
     with ExitStack() as stack:
         running = stack.enter_context(event_hubs({hub.name: hub.shards for hub in hubs}))
@@ -185,7 +186,7 @@ def hub_services(hubs: Sequence[RequestedStream], rate: int, tables: Tables | No
             environment["AZURE_STORAGE_CONNECTION_STRING"] = blobs
 
         def put(hub: RequestedStream, rows: KeyedRows) -> None:
-            # The events of one key go into one partition, in order.
+            # All events of a key are put into one partition, in order.
             by_partition: dict[int, list[str]] = defaultdict(list)
             for key, row in rows:
                 by_partition[zlib.crc32(key.encode()) % hub.shards].append(row.decode())
@@ -209,22 +210,23 @@ REGION = ENVIRONMENT["AWS_DEFAULT_REGION"]
 def dev_services(
     streams: Sequence[RequestedStream], folder: Path | None, rate: int, *, in_postgres: bool = False
 ) -> Iterator[DevServices]:
-    """Start only the stand-ins that these streams and hubs need, and put `rate` records per second into each.
+    """Start the stand-ins that these streams need, and put `rate` records per second into each stream.
 
     Args:
         streams: The streams, hubs and tables to create.
-        folder: Where to keep Kinesis streams and tables; a stream that it already has is used as it is.
-        rate: Records per second.
+        folder: The folder in which to keep Kinesis streams and lease tables. A stream that it already contains is used
+            unchanged.
+        rate: The number of records per second for each stream.
         in_postgres: Whether to keep the lease tables in PostgreSQL, instead of DynamoDB and Blob.
 
     Raises:
-        ValueError: A folder is given, but hubs and tables are kept in memory.
+        ValueError: A folder is given, and there are hubs or tables, which can only be kept in memory.
         ServiceError: A stand-in cannot be installed or started.
     """
     hubs = [stream for stream in streams if stream.kind == "eventhubs"]
     others = [stream for stream in streams if stream.kind != "eventhubs"]
     if folder is not None and any(stream.kind != "kinesis" for stream in streams):
-        raise ValueError("--folder: event hubs and tables are kept in memory; leave it out, or run them by themselves")
+        raise ValueError("--folder: event hubs and tables can only be kept in memory; run them without --folder")
     with ExitStack() as stack:
         tables: Tables | None = None
         running = list[DevServices]()
@@ -246,9 +248,9 @@ def dev_services(
 
 
 ROLL_SECONDS = 60.0
-"""How long a shard of a table's stream lives before a new one follows it. It expires an hour later.
+"""The lifetime of a shard in the stream of a table. Ended shards are removed an hour later.
 
-In DynamoDB a shard lives for some hours and expires after a day.
+In DynamoDB, a shard stays open for some hours, and is removed after a day.
 """
 
 
@@ -256,40 +258,43 @@ In DynamoDB a shard lives for some hours and expires after a day.
 def _aws_services(
     streams: Sequence[RequestedStream], folder: Path | None, rate: int, tables: Tables | None
 ) -> Iterator[DevServices]:
-    places: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
     if folder is not None:
-        places = {name: folder.absolute() / name for name in ("kinesis", "dynamodb")}
-        for place in places.values():
-            place.mkdir(parents=True, exist_ok=True)
+        folders = {name: folder.absolute() / name for name in ("kinesis", "dynamodb")}
+        for service_folder in folders.values():
+            service_folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         environment = {
             **{name: ENVIRONMENT[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")},
             "AWS_DEFAULT_REGION": REGION,
         }
         sources = {}
-        if own := [stream for stream in streams if stream.kind == "kinesis"]:
-            kinesis = stack.enter_context(kinesis_local(places.get("kinesis")))
+        if kinesis_streams := [stream for stream in streams if stream.kind == "kinesis"]:
+            kinesis = stack.enter_context(kinesis_local(folders.get("kinesis")))
             environment["AWS_ENDPOINT_URL_KINESIS"] = kinesis.url
-            for stream in own:
+            for stream in kinesis_streams:
                 stream_client = stack.enter_context(_open_stream(kinesis.url, stream))
                 stack.enter_context(put_samples(stream.name, rate, partial(put, stream_client, stream.name)))
                 query = f"?region={REGION}&endpoint={kinesis.url}"
                 sources[stream.name] = f"kinesis://{stream.name}{query}", f"kinesis://{stream.name}"
         for stream in (stream for stream in streams if stream.kind == "table"):
             table = TableStreams(stream.name, stream.shards, roll_seconds=ROLL_SECONDS, retention=60 * ROLL_SECONDS)
-            # The table is in another service than the lease tables, so its URL must contain the endpoint.
+            # The URL must contain the endpoint, because the environment has the endpoint of the lease tables' service.
             source = (
                 f"dynamodb-streams://{stream.name}?region={REGION}&endpoint={stack.enter_context(serve_table(table))}"
             )
             stack.enter_context(put_samples(stream.name, rate, partial(_put_items, table)))
             sources[stream.name] = source, source
-        names = [*(("Kinesis",) if own else ()), *(("DynamoDB Streams",) if len(own) < len(streams) else ())]
+        names = [
+            *(("Kinesis",) if kinesis_streams else ()),
+            *(("DynamoDB Streams",) if len(kinesis_streams) < len(streams) else ()),
+        ]
         if tables is not None:
             dev_streams = {
                 name: DevStream(source, tables(name), short, tables(name)) for name, (source, short) in sources.items()
             }
         else:
-            dynamodb = stack.enter_context(dynalite(places.get("dynamodb")))
+            dynamodb = stack.enter_context(dynalite(folders.get("dynamodb")))
             environment["AWS_ENDPOINT_URL_DYNAMODB"] = dynamodb.url
             query = f"region={REGION}&endpoint={dynamodb.url}"
             dev_streams = {
@@ -301,14 +306,14 @@ def _aws_services(
 
 
 @contextmanager
-def _open_stream(endpoint: str, wanted: RequestedStream) -> "Iterator[KinesisClient]":
-    """Create the stream, or use it if the folder already has it, and yield a client."""
+def _open_stream(endpoint: str, requested: RequestedStream) -> "Iterator[KinesisClient]":
+    """Create the stream unless the folder already contains it, and yield a client."""
     try:
-        with closing(Stream(endpoint, wanted.name, wanted.shards)):
+        with closing(Stream(endpoint, requested.name, requested.shards)):
             pass
     except ClientError as error:
         if error.response.get("Error", {}).get("Code") != "ResourceInUseException":
-            raise StreamError(f"stream {wanted.name} could not be made: {error}") from error
+            raise StreamError(f"stream {requested.name} could not be created: {error}") from error
     with closing(client(endpoint)) as stream_client:
         yield stream_client
 

@@ -1,6 +1,6 @@
-"""The demo's producer, a separate process: it puts records steadily, and prints those that the stream acknowledged.
+"""The producer of the demo, which puts records at a constant rate and prints those that the stream acknowledged.
 
-python -m leasehold_lab.demo.producer ENDPOINT STREAM RECORDS_PER_SECOND
+It runs in a separate process: python -m leasehold_lab.demo.producer ENDPOINT STREAM RECORDS_PER_SECOND
 """
 
 import json
@@ -16,13 +16,13 @@ from leasehold_lab.judge.events import Sent
 
 
 def sent_of(line: str | bytes) -> Sent:
-    """Parse a line that the producer wrote for a record it sent."""
+    """Parse a line of the producer's output."""
     key, number, digest = json.loads(line)
     return Sent(key, number, digest)
 
 
 def produce(endpoint: str, stream: str, rate: int, ending: Event) -> None:
-    """Put `rate` records per second until `ending` is set, and print each once the stream has it."""
+    """Put `rate` records per second until `ending` is set, and print each record that the stream acknowledged."""
     stream_client = client(endpoint)
 
     def acknowledged(rows: KeyedRows) -> None:

@@ -1,7 +1,7 @@
-"""A pytest plugin with streams, lease tables and blob containers for single tests, on local stand-ins.
+"""A pytest plugin with fixtures for streams, lease tables and blob containers in local stand-ins.
 
-pytest loads it wherever leasehold-lab is installed. A stand-in starts when a fixture first needs it, and ends with the
-test run. Modules other than pytest are imported only then.
+pytest loads this plugin if leasehold-lab is installed. A stand-in starts when a fixture first needs it, and stops at
+the end of the test session. To keep the start of pytest fast, other modules are imported only in fixtures.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from leasehold_lab.demo.stage import Stream
     from leasehold_lab.standins.node import Service
 
-# A failing clause of the contract shows its values, as in any test file.
+# pytest then shows the values in failed assertions of the contract, as it does for test files.
 pytest.register_assert_rewrite("leasehold_lab.contract")
 
 SHARDS = 2
@@ -24,7 +24,7 @@ SHARDS = 2
 
 @pytest.fixture(scope="session")
 def leasehold_kinesis() -> Iterator["Service"]:
-    """A stand-in for Kinesis, with shards that end, split and merge, but without fan-out."""
+    """A stand-in for Kinesis whose shards can split and merge. It has no fan-out."""
     from leasehold_lab.standins.services import kinesis_local  # noqa: PLC0415  an extra
 
     with kinesis_local() as service:
@@ -33,7 +33,7 @@ def leasehold_kinesis() -> Iterator["Service"]:
 
 @pytest.fixture(scope="session")
 def leasehold_dynamodb() -> Iterator["Service"]:
-    """A stand-in for DynamoDB, which can be trusted with conditional writes."""
+    """A stand-in for DynamoDB with reliable conditional writes."""
     from leasehold_lab.standins.services import dynalite  # noqa: PLC0415  an extra
 
     with dynalite() as service:
@@ -51,7 +51,7 @@ def leasehold_azurite() -> Iterator["Service"]:
 
 @pytest.fixture
 def leasehold_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Credentials that stand-ins accept instead of your own, for this test and the processes that it starts."""
+    """Replaces your AWS credentials by dummy ones, for this test and the processes that it starts."""
     from leasehold_lab.demo.child import ENVIRONMENT, HIDDEN_VARIABLES  # noqa: PLC0415  an extra
 
     for name in HIDDEN_VARIABLES:
@@ -65,7 +65,7 @@ def leasehold_kinesis_stream(
     leasehold_kinesis: "Service",
     leasehold_credentials: None,  # noqa: ARG001  sets the environment
 ) -> Iterator["Stream"]:
-    """A new stream of two shards, with `url` for a worker, and `put`, `split`, `merge` and `shards` for the test."""
+    """A new stream with two shards. A worker reads it by its `url`, and a test may `put`, `split` and `merge`."""
     from leasehold_lab.demo.stage import Stream  # noqa: PLC0415  an extra
 
     with closing(Stream(leasehold_kinesis.url, f"stream-{uuid4().hex}", SHARDS)) as stream:
@@ -77,13 +77,16 @@ def leasehold_dynamodb_table(
     leasehold_dynamodb: "Service",
     leasehold_credentials: None,  # noqa: ARG001  sets the environment
 ) -> str:
-    """The URL of an unused lease table, which a worker creates."""
+    """The URL of a lease table that does not exist yet. The first worker creates it."""
     return f"dynamodb://table-{uuid4().hex}?endpoint={leasehold_dynamodb.url}"
 
 
 @pytest.fixture
 def leasehold_blob_container(leasehold_azurite: "Service", monkeypatch: pytest.MonkeyPatch) -> str:
-    """The URL of an unused container for leases, which a worker creates. Its key is in the environment."""
+    """The URL of a blob container for leases, which the first worker creates.
+
+    The fixture sets the environment variable with the connection string.
+    """
     from leasehold_lab.standins.services import AZURITE_ACCOUNT, azurite_connection_string  # noqa: PLC0415  an extra
 
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", azurite_connection_string(leasehold_azurite))
@@ -92,5 +95,5 @@ def leasehold_blob_container(leasehold_azurite: "Service", monkeypatch: pytest.M
 
 @pytest.fixture
 def leasehold_sqlite(tmp_path: Path) -> str:
-    """The URL of a file for leases in this test's folder, which a worker creates."""
+    """The URL of an SQLite file for leases in this test's temporary folder. The first worker creates the file."""
     return f"sqlite:///{tmp_path}/leases.db"

@@ -1,4 +1,4 @@
-"""Shows the demo on a terminal: shards by worker, reading rates, the story so far, and finally the verdict."""
+"""Shows the demo on a terminal: the workers' shards, their read rates, the events so far, and finally the verdict."""
 
 from collections import Counter, deque
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ NARROW = 84
 
 @frozen
 class Marks:
-    """The symbols for the relation of a worker to a shard."""
+    """The symbols that show how a worker is related to a shard."""
 
     reads: str
     owns: str
@@ -31,7 +31,7 @@ class Marks:
 
     @property
     def legend(self) -> str:
-        """The meaning of the symbols."""
+        """A line that explains the symbols."""
         marks = (self.reads, "reads"), (self.owns, "owns, about to read"), (self.next_owner, "named to take over")
         return "   ".join(f"{mark} {meaning}" for mark, meaning in (*marks, (self.dead, "dead")))
 
@@ -41,12 +41,12 @@ PLAIN = Marks("R", "o", ">", "x")
 
 
 def marks(encoding: str) -> Marks:
-    """Return the symbols that a terminal with this encoding can show."""
+    """Return symbols that a terminal with this encoding can show."""
     return PRETTY if encoding.lower().startswith("utf") else PLAIN
 
 
 class Screen:
-    """The content of the terminal, which rich renders a few times a second."""
+    """The live display of the demo, which rich renders several times a second."""
 
     def __init__(self, stage: Stage, story: Story, encoding: str) -> None:
         self._stage, self._story = stage, story
@@ -54,19 +54,19 @@ class Screen:
         self._counts: deque[tuple[float, Counter[str]]] = deque([(story.seconds, Counter())])
 
     def count(self) -> None:
-        """Record the counts from which rates are computed."""
+        """Record the current counts, from which the rates are computed."""
         now = self._story.seconds
         self._counts.append((now, Counter(self._stage.handed)))
         while now - self._counts[0][0] > RATE_SECONDS:
             self._counts.popleft()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Render all rows of the screen, from the top."""
+        """Yield the parts of the display, from top to bottom."""
         stage, story = self._stage, self._story
         seconds, chapter = f"  {story.seconds:3.0f} s   ", f" {story.chapter} "
         yield Text.assemble(("leasehold demo", "bold"), seconds, (chapter, "bold reverse"))
         yield Text()
-        # The newest sentence comes first, because a low window is cut off at the bottom.
+        # The latest sentence comes first, because a small terminal shows only the top of the display.
         yield from self._lines(story.said[-1:], "bold")
         yield self._table(narrow=options.max_width < NARROW)
         yield Text(self._marks.legend, "dim", justify="center", no_wrap=True, overflow="ellipsis")
@@ -88,16 +88,16 @@ class Screen:
         table = Table(box=box.SIMPLE_HEAD, expand=True, padding=(0, 1), show_footer=True)
         table.add_column("shard", footer="leases\nrecords/s\nstate", no_wrap=True, min_width=0 if narrow else 18)
         workers = sorted({"worker-1", "worker-2", "worker-3", "worker-4", *stage.workers})
-        (first, before), (last, after) = self._counts[0], self._counts[-1]
+        (first_time, first_counts), (last_time, last_counts) = self._counts[0], self._counts[-1]
         for number, worker in enumerate(workers):
             state = stage.workers.get(worker, "")
-            held = sum(lease.owner == worker and not lease.ended for lease in stage.leases)
-            going = worker in living and last > first
-            rate = (after[worker] - before[worker]) / (last - first) if going else 0.0
+            lease_count = sum(lease.owner == worker and not lease.ended for lease in stage.leases)
+            running = worker in living and last_time > first_time
+            rate = (last_counts[worker] - first_counts[worker]) / (last_time - first_time) if running else 0.0
             style = "bold red" if state == "killed" else "dim" if worker not in living else "bold"
             table.add_column(
                 worker.replace("worker-", "w") if narrow else worker,
-                footer=Text(f"{held}\n{rate:,.0f}\n{state}", style),
+                footer=Text(f"{lease_count}\n{rate:,.0f}\n{state}", style),
                 justify="center",
                 min_width=7,
                 style=COLOURS[number % 4],
@@ -133,16 +133,16 @@ class Screen:
 
 
 def verdict_rows(verdict: RunVerdict) -> list[tuple[str, str]]:
-    """Return names and values, in reading order."""
+    """Return the rows of the verdict's table, each as a name and a value."""
     disordered = any(fault.what == "out of order" for fault in verdict.faults)
-    allowed = f"at most {sum(change.since for change in verdict.owner_changes):,} were to be expected"
+    allowed = f"at most {sum(change.since for change in verdict.owner_changes):,} expected"
     return [
         ("records produced", f"{verdict.produced:,}"),
         ("delivered", f"{verdict.delivered:,}"),
         ("lost", f"{verdict.lost:,}"),
         ("delivered again", f"{verdict.duplicates:,} ({allowed})"),
         ("longest time unread", f"{verdict.unowned_seconds_max:.1f} s (shard {short(verdict.unowned_shard)})"),
-        ("leases moved between the living", f"{verdict.moves} (least possible {verdict.moves_least})"),
+        ("leases moved from living workers", f"{verdict.moves} (least possible {verdict.moves_least})"),
         ("order within each key", "broken" if disordered else "kept"),
     ]
 
@@ -151,11 +151,11 @@ def summary(verdict: RunVerdict) -> str:
     """Return the verdict in one sentence."""
     if verdict.ok:
         return "Nothing was lost."
-    return "This must not be: " + "; ".join(map(str, verdict.faults)) + "."
+    return "Laws were broken: " + "; ".join(map(str, verdict.faults)) + "."
 
 
 def verdict_view(verdict: RunVerdict) -> RenderableType:
-    """Return the verdict as a table with its sentence."""
+    """Return the verdict as a table, followed by a summary."""
     table = Table.grid(padding=(0, 2))
     for name, value in verdict_rows(verdict):
         table.add_row(name, value)

@@ -1,8 +1,8 @@
-"""Starts and kills the workers of a run, reshards its stream, and records everything.
+"""Starts and kills the workers of a demo, reshards its stream, and records the history.
 
-The order of events is in `story`, the display in `screen`. A run has its own services, stream, table and folder, and
-leaves no process behind: `staged` sets it up and takes it down. `Stream` creates, splits and merges shards, and waits
-until the service has done it. `Tail` follows a file that another process still writes, by whole lines.
+`staged` creates a stream and a lease table for a run, and finally ends all its processes. `Stream` splits and merges
+shards, and waits until the service has finished. `Tail` reads complete lines from a file that another process is still
+writing. The order of events is in the module `story`, and the display in `screen`.
 """
 
 import tempfile
@@ -47,11 +47,11 @@ WAIT_SECONDS = 30.0
 
 
 class StreamError(Exception):
-    """The stand-in did not carry out a request."""
+    """Raised if the stand-in did not carry out a request."""
 
 
 def client(endpoint: str) -> "KinesisClient":
-    """Return a client that never retries, because a repeated put would be a duplicate made by the producer."""
+    """Return a client that does not retry, because a retried put might write records twice."""
     return boto3.client(
         "kinesis",
         endpoint_url=endpoint,
@@ -60,36 +60,42 @@ def client(endpoint: str) -> "KinesisClient":
 
 
 class Stream:
-    """A stream of a local service."""
+    """A Kinesis stream in a local stand-in."""
 
     def __init__(self, endpoint: str, name: str, shards: int) -> None:
-        """Create the stream, and wait until it accepts records."""
+        """Create the stream, and wait until it is active."""
         self.name, self.url = name, f"kinesis://{name}?endpoint={endpoint}"
         self._client = client(endpoint)
         self._source = KinesisSource(self._client, name)
         self._client.create_stream(StreamName=name, ShardCount=shards)
-        self._settle()
+        self._wait_until_active()
 
     def shards(self) -> tuple[Shard, ...]:
-        """Return all shards of the stream, closed ones included."""
+        """Return all shards of the stream, including closed ones."""
         return self._source.shards()
 
     def parents(self) -> Mapping[str, tuple[str, ...]]:
-        """Return each shard's parents."""
+        """Return the parents of each shard, by shard id."""
         return {shard.id: shard.parents for shard in self.shards()}
 
     def split(self, chosen: str = "") -> str:
-        """Split an open shard in half, by default the widest, and return its id."""
+        """Split an open shard in half, and return its id.
+
+        By default, the shard with the largest hash range is split.
+        """
         shard = max(self._open(), key=lambda shard: (shard.id == chosen, _width(shard), shard.id))
         first, last = shard.hash_range or (0, 0)
         self._client.split_shard(
             StreamName=self.name, ShardToSplit=shard.id, NewStartingHashKey=str((first + last) // 2 + 1)
         )
-        self._settle()
+        self._wait_until_active()
         return shard.id
 
     def merge(self, chosen: str = "") -> tuple[str, str]:
-        """Merge two open neighbors, with `chosen` among them or by default the narrowest, and return their ids."""
+        """Merge two adjacent open shards, and return their ids.
+
+        One of them is `chosen`. By default, the pair with the smallest hash range is merged.
+        """
         ordered = sorted(self._open(), key=lambda shard: shard.hash_range or (0, 0))
         left, right = min(
             pairwise(ordered),
@@ -100,21 +106,21 @@ class Stream:
             ),
         )
         self._client.merge_shards(StreamName=self.name, ShardToMerge=left.id, AdjacentShardToMerge=right.id)
-        self._settle()
+        self._wait_until_active()
         return left.id, right.id
 
     def put(self, *rows: tuple[str, bytes]) -> None:
-        """Send (partition key, data) pairs in one request. Raises StreamError if any was rejected."""
+        """Put these pairs of partition key and data in one request. Raises StreamError if any record is rejected."""
         put(self._client, self.name, rows)
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close the client's connections."""
         self._client.close()
 
     def _open(self) -> tuple[Shard, ...]:
         return tuple(shard for shard in self.shards() if shard.open)
 
-    def _settle(self) -> None:
+    def _wait_until_active(self) -> None:
         deadline = time.monotonic() + WAIT_SECONDS
         describe = partial(self._client.describe_stream_summary, StreamName=self.name)
         while describe()["StreamDescriptionSummary"]["StreamStatus"] != "ACTIVE":
@@ -123,15 +129,16 @@ class Stream:
             time.sleep(POLL_SECONDS)
 
 
-def put(to: "KinesisClient", stream: str, rows: Iterable[tuple[str, bytes]]) -> None:
-    """Send (partition key, data) pairs in one request. Raises StreamError if any was rejected.
+def put(kinesis: "KinesisClient", stream: str, rows: Iterable[tuple[str, bytes]]) -> None:
+    """Put these pairs of partition key and data in one request. Raises StreamError if any record is rejected.
 
-    A service that rejects part of a request leaves its keys out of order; the stand-in never does that.
+    Records are not retried. If some of them were rejected, a retry would change the order within their keys. The
+    stand-in does not reject records.
     """
     entries: list[PutRecordsRequestEntryTypeDef] = [{"PartitionKey": key, "Data": data} for key, data in rows]
-    refused = to.put_records(StreamName=stream, Records=entries)["FailedRecordCount"]
-    if refused:
-        raise StreamError(f"stream {stream} refused {refused} of {len(entries)} records")
+    rejected_count = kinesis.put_records(StreamName=stream, Records=entries)["FailedRecordCount"]
+    if rejected_count:
+        raise StreamError(f"stream {stream}: {rejected_count} of {len(entries)} records were rejected")
 
 
 def _width(shard: Shard) -> int:
@@ -146,7 +153,7 @@ def short(shard: str) -> str:
 
 
 def shard_names(shards: Iterable[str]) -> str:
-    """Format as `shard 3`, or `shards 2, 3 and 5`."""
+    """Format the shards as `shard 3`, or as `shards 2, 3 and 5`."""
     names = [short(shard) for shard in sorted(shards)]
     if len(names) == 1:
         return f"shard {names[0]}"
@@ -157,9 +164,9 @@ T = TypeVar("T")
 
 
 class Tail(Generic[T]):
-    """The lines added to a file since the last call.
+    """Reads the lines that another process adds to a file.
 
-    An incomplete last line is not returned: its writer is still writing it, or was killed.
+    An incomplete last line is not returned, because the process is still writing it, or was killed while writing it.
     """
 
     def __init__(self, path: Path, read: Callable[[bytes], T]) -> None:
@@ -167,13 +174,13 @@ class Tail(Generic[T]):
         self._place = 0
 
     def more(self) -> list[T]:
-        """Return the lines completed since the last call."""
+        """Return the lines that were completed since the last call, parsed by `read`."""
         with self._path.open("rb") as file:
             file.seek(self._place)
             text = file.read()
-        whole = text[: text.rfind(b"\n") + 1]
-        self._place += len(whole)
-        return [self._read(line) for line in whole.splitlines()]
+        complete_lines = text[: text.rfind(b"\n") + 1]
+        self._place += len(complete_lines)
+        return [self._read(line) for line in complete_lines.splitlines()]
 
 
 TICK_SECONDS = 0.2
@@ -181,7 +188,7 @@ AT_WORK = "at work"
 
 
 class StageError(Exception):
-    """The run cannot continue. The message names the process that stopped, with its last output."""
+    """Raised if the run cannot continue because a process ended. The message contains its name and last output."""
 
 
 @define
@@ -189,12 +196,18 @@ class Stage:
     """A run of the demo.
 
     Attributes:
-        folder: Where the processes write.
-        stream: The stream that they read.
-        store: The lease table, for watching.
-        store_url: The lease table, for workers.
-        settings: Further options of `leasehold consume`.
+        folder: The folder for the output of processes.
+        stream: The stream that the workers read.
+        store: The lease table, with which this process watches the workers.
+        store_url: The URL of the lease table, for the workers.
+        settings: Additional options of `leasehold consume`.
         watched: Called at each tick.
+        history: The history recorded so far.
+        leases: The leases in the last listing of the table.
+        reading: The tenures according to the events so far.
+        distinct: The records that were dispatched at least once, as pairs of key and digest.
+        handed: The number of dispatched records by worker.
+        workers: A description of each worker's state.
     """
 
     folder: Path
@@ -209,24 +222,23 @@ class Stage:
     distinct: set[tuple[str, str]] = field(factory=set)
     handed: Counter[str] = field(factory=Counter)
     workers: dict[str, str] = field(factory=dict)
-    """Each worker's state, in words."""
     open_shards: int = 0
     _children: dict[str, Child] = field(factory=dict)
     _tails: list[Tail[ReadingEvent]] = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
         """Count the open shards."""
-        self._reshaped()
+        self._count_open_shards()
 
     # Actions
 
     def join(self, worker: str) -> None:
-        """Start a worker process."""
+        """Start a worker with this name."""
         command = ("-m", "leasehold.adapters.cli.main", "consume", self.stream.url, "--store", self.store_url)
         self.admit(Child(worker, (*command, "--events", "--worker", worker, *self.settings), self.folder))
 
     def admit(self, child: Child) -> None:
-        """Add a process that prints event lines as the worker with its name."""
+        """Add a process that prints event lines. The name of the process is the name of the worker."""
         self._children[child.name] = child
         self._tails.append(Tail(child.out, event_of))
         self._incident("start", child.name, "at work")
@@ -235,38 +247,41 @@ class Stage:
         """Kill a worker with SIGKILL."""
         self._children.pop(worker).kill()
         self._incident("crash", worker, "killed")
-        self.tick()  # read what it wrote before recording its death
+        self.tick()  # read the worker's last events before recording its death
         self.reading.died(worker, self.history.incidents[-1].t)
 
     def leave(self, worker: str) -> Child:
-        """Let a worker drain on SIGTERM while the others continue, and return its process, to be waited for."""
+        """Make a worker drain, by SIGTERM, and return its process. The caller must wait for the process to end."""
         child = self._children.pop(worker)
         self._incident("leave", worker, "drained")
         child.ask_to_end()
         return child
 
     def split(self, chosen: str = "") -> str:
-        """Split a shard, by default the widest, and return its id."""
+        """Split a shard, by default the one with the largest hash range, and return its id."""
         began = time.time()
         shard = self.stream.split(chosen)
         self.history.incidents.append(Incident(began, "split", shard))
-        self._reshaped()
+        self._count_open_shards()
         return shard
 
     def merge(self, chosen: str = "") -> tuple[str, str]:
-        """Merge two neighbors, with `chosen` among them or by default the narrowest, and return their ids."""
+        """Merge two adjacent shards, and return their ids.
+
+        One of them is `chosen`. By default, the pair with the smallest hash range is merged.
+        """
         began = time.time()
         shards = self.stream.merge(chosen)
         self.history.incidents.append(Incident(began, "merge", " ".join(shards)))
-        self._reshaped()
+        self._count_open_shards()
         return shards
 
     def end(self) -> None:
-        """Let all workers drain at the same time."""
+        """Make all workers drain at the same time, and wait until they have ended."""
         self._incident("end")
         for child in self._children.values():
             child.ask_to_end()
-        self._look()
+        self._read_table_and_events()
         for worker, child in self._children.items():
             status = child.wait()
             self.workers[worker] = "drained" if not status else f"ended with status {status}"
@@ -274,7 +289,7 @@ class Stage:
         self.tick()
 
     def abandon(self) -> None:
-        """Kill all processes without letting them drain."""
+        """Kill all workers immediately."""
         for child in self._children.values():
             child.kill()
         self._children.clear()
@@ -282,15 +297,15 @@ class Stage:
     # Observations
 
     def tick(self) -> None:
-        """Read what was written since the last tick, and the table."""
-        self._look()
+        """Read the new events of all workers and the lease table. Raises StageError if a worker has ended."""
+        self._read_table_and_events()
         for worker, child in self._children.items():
             if not child.running:
                 raise StageError(f"{worker} ended by itself; its last words:\n{child.said}")
         self.watched(self)
 
     def until(self, holds: Callable[[], bool], seconds: float) -> bool:
-        """Tick until `holds` returns True, or return False if it does not within `seconds`."""
+        """Tick until `holds` returns True, and return True, or return False after `seconds`."""
         deadline = time.monotonic() + seconds
         while not holds():
             if time.monotonic() > deadline:
@@ -300,15 +315,15 @@ class Stage:
         return True
 
     def pause(self, seconds: float) -> None:
-        """Let the run continue."""
+        """Tick for this many seconds."""
         self.until(lambda: False, seconds)
 
     def living(self) -> tuple[str, ...]:
-        """Return the workers at work."""
+        """Return the names of the workers that are running and were not told to drain."""
         return tuple(worker for worker, state in self.workers.items() if state == AT_WORK)
 
     def held(self) -> Mapping[str, int]:
-        """Return how many unfinished leases each living worker owns."""
+        """Return the number of unfinished leases of each living worker."""
         counts = dict.fromkeys(self.living(), 0)
         for lease in self.leases:
             if lease.owner in counts and not lease.ended:
@@ -316,11 +331,15 @@ class Stage:
         return counts
 
     def balanced(self) -> bool:
-        """Return whether every open shard is read by its living owner, and owners differ by at most one lease."""
+        """Return whether the fleet is balanced.
+
+        It is balanced if each open shard is read by the living owner of its lease, and the lease counts of any two
+        workers differ by at most one.
+        """
         current = [lease for lease in self.leases if not lease.ended]
         held = self.held()
-        read = all(self.reading.owner(lease.shard) == lease.owner and lease.owner in held for lease in current)
-        return read and len(current) == self.open_shards and max(held.values()) - min(held.values()) <= 1
+        all_read = all(self.reading.owner(lease.shard) == lease.owner and lease.owner in held for lease in current)
+        return all_read and len(current) == self.open_shards and max(held.values()) - min(held.values()) <= 1
 
     def verdict(self, sent: list[Sent]) -> RunVerdict:
         """Return the judge's verdict on the history."""
@@ -330,13 +349,13 @@ class Stage:
         """Return the history so far, with the records that a producer sent."""
         return evolve(self.history, sent=sent, parents=dict(self.stream.parents()), end=time.time())
 
-    def _look(self) -> None:
+    def _read_table_and_events(self) -> None:
         for event in (event for tail in self._tails for event in tail.more()):
-            self._take_in(event)
+            self._record_event(event)
         self.leases, now = self.store.list().leases, time.time()
         self.history.rows += [ObservedRow(now, lease.shard, lease.owner, lease.checkpoint) for lease in self.leases]
 
-    def _take_in(self, event: ReadingEvent) -> None:
+    def _record_event(self, event: ReadingEvent) -> None:
         self.history.events.append(event)
         self.reading.add(event)
         if event.event == "record":
@@ -348,13 +367,16 @@ class Stage:
         if state:
             self.workers[subject] = state
 
-    def _reshaped(self) -> None:
+    def _count_open_shards(self) -> None:
         self.open_shards = sum(shard.open for shard in self.stream.shards())
 
 
 @contextmanager
 def staged(kinesis: str, dynamodb: str, *, shards: int, settings: tuple[str, ...]) -> Iterator[Stage]:
-    """Create a stream and a table in two running services. `settings` go to every worker."""
+    """Create a stream and the name of a lease table in two running services, and yield a stage for a run.
+
+    `settings` are additional options for all workers.
+    """
     name = f"demo-{uuid4().hex[:8]}"
     table = f"dynamodb://{name}?region={ENVIRONMENT['AWS_DEFAULT_REGION']}&endpoint={dynamodb}"
     with ExitStack() as stack:
@@ -367,7 +389,10 @@ def staged(kinesis: str, dynamodb: str, *, shards: int, settings: tuple[str, ...
 
 @contextmanager
 def services() -> Iterator[tuple[str, str]]:
-    """Start stand-ins for Kinesis and DynamoDB, and yield their addresses. Forgets the credentials of this process."""
+    """Start stand-ins for Kinesis and DynamoDB, and yield their URLs.
+
+    The AWS credentials in the environment of this process are replaced by dummy ones.
+    """
     isolate()
     with kinesis_local() as kinesis, dynalite() as dynamodb:
         yield kinesis.url, dynamodb.url

@@ -1,4 +1,4 @@
-"""The events of the demo in order, with the sentences that explain them to a newcomer."""
+"""Runs the events of the demo in order, with sentences that explain each event to the user."""
 
 import time
 from collections.abc import Callable
@@ -15,14 +15,14 @@ ARRIVE_SECONDS = 30.0
 
 
 class Story:
-    """A run of the demo, event by event.
+    """One run of the demo, with its events and their explanations.
 
     Attributes:
         sent: The records that the stream acknowledged.
         chapter: The heading of the current event.
-        said: The sentences shown so far, each with its time in seconds since the start.
-        heard: Called with each sentence.
-        shown: Called after each change.
+        said: The sentences so far, each with its time in seconds since the start.
+        heard: Called with the time and the text of each new sentence.
+        shown: Called whenever the display should be updated.
     """
 
     def __init__(self, stage: Stage, endpoint: str, rate: int) -> None:
@@ -32,35 +32,35 @@ class Story:
         self.heard: Callable[[float, str], None] = lambda _seconds, _what: None
         self.shown: Callable[[], None] = lambda: None
         self._stage, self._began = stage, time.monotonic()
-        stage.watched = self._watched
+        stage.watched = self._update
         command = ("-m", "leasehold_lab.demo.producer", endpoint, stage.stream.name, str(rate))
         self._producer = Child("producer", command, stage.folder)
         self._produced = Tail(self._producer.out, sent_of)
 
     @property
     def seconds(self) -> float:
-        """Seconds since the run began."""
+        """The number of seconds since the start of the run."""
         return time.monotonic() - self._began
 
     def run(self) -> RunVerdict:
-        """Run the demo and return the verdict. Raises StageError if a process that should run does not."""
+        """Run the demo, and return the verdict. Raises StageError if a process ends unexpectedly."""
         try:
-            self._begin(
+            self._start_chapter(
                 "A worker starts alone",
                 f"worker-1 starts. All {self._stage.open_shards} shards of the stream are free, and it takes them.",
             )
             self._join("worker-1")
-            self._begin(
+            self._start_chapter(
                 "Two workers join",
-                "worker-2 starts. Nobody directs it: it reads the lease table and asks for what it lacks. "
-                "An owner finishes its batch, checkpoints, and hands over.",
+                "worker-2 starts. There is no coordinator: it reads the lease table and requests its share of leases. "
+                "An owner finishes its batch, writes a checkpoint, and hands the lease off.",
             )
             self._join("worker-2")
-            self._say("worker-3 starts, and takes its third from both.")
+            self._say("worker-3 starts, and gets a third of the leases from both.")
             self._join("worker-3")
             self._kill()
-            self._begin(
-                "A worker is added", "worker-4 starts. As few leases move as can be, each in an orderly hand-over."
+            self._start_chapter(
+                "A worker is added", "worker-4 starts. As few leases as possible move, each by a hand-off."
             )
             self._join("worker-4")
             self.chapter = "A shard is split"
@@ -68,17 +68,17 @@ class Story:
                 f"Shard {short(self._stage.split())} is split in two. It is read to its end first; then its children "
                 "get leases, so that no record overtakes an earlier one of its key."
             )
-            self._settled()
+            self._wait_until_balanced()
             self.chapter = "Two shards are merged"
             left, right = map(short, self._stage.merge())
             self._say(f"Shards {left} and {right} are merged. Their child is read once both are finished.")
-            self._settled()
+            self._wait_until_balanced()
             self._finish()
         finally:
             self._producer.kill()
         return self._stage.verdict(self.sent)
 
-    def _watched(self, _stage: Stage) -> None:
+    def _update(self, _stage: Stage) -> None:
         self.sent += self._produced.more()
         self.shown()
 
@@ -89,22 +89,24 @@ class Story:
 
     def _kill(self) -> None:
         stage = self._stage
-        held = shard_names(lease.shard for lease in stage.leases if lease.owner == "worker-2" and not lease.ended)
+        shards = shard_names(lease.shard for lease in stage.leases if lease.owner == "worker-2" and not lease.ended)
         self.chapter = "A worker is killed"
         stage.kill("worker-2")
         self._say(
-            f"worker-2 is killed (SIGKILL) while it reads {held}. Nobody is told. Its leases are renewed no more, "
-            "and after 3 s the others may take them and go on from its last checkpoint: what it handed over since, "
-            "they hand over again."
+            f"worker-2 is killed (SIGKILL) while it reads {shards}. No one is notified. Its leases are no longer "
+            "renewed, and after 3 s other workers may take them and continue from its last checkpoint. Records after "
+            "that checkpoint are dispatched again."
         )
-        self._settled()
+        self._wait_until_balanced()
         killed = stage.history.incidents[-1].t
-        waits = [tenure.begin - killed for tenure in stage.reading.tenures if tenure.begin > killed]
-        self._say(f"All of it is being read again {max(waits, default=0.0):.1f} s after the kill.")
+        waits_for_reader = [tenure.begin - killed for tenure in stage.reading.tenures if tenure.begin > killed]
+        self._say(f"All its shards are read again {max(waits_for_reader, default=0.0):.1f} s after the kill.")
 
     def _finish(self) -> None:
         stage = self._stage
-        self._begin("The end", "The producer stops, what is on its way arrives, and the workers give their leases up.")
+        self._start_chapter(
+            "The end", "The producer stops, the last records arrive, and the workers release their leases."
+        )
         self._producer.ask_to_end()
         status = self._producer.wait()
         if status:
@@ -115,26 +117,26 @@ class Story:
 
     def _join(self, worker: str) -> None:
         self._stage.join(worker)
-        self._settled()
+        self._wait_until_balanced()
 
-    def _begin(self, chapter: str, what: str) -> None:
+    def _start_chapter(self, chapter: str, what: str) -> None:
         self.chapter = chapter
         self._say(what)
 
-    def _settled(self) -> None:
+    def _wait_until_balanced(self) -> None:
         stage = self._stage
-        before = len(stage.reading.tenures)
+        tenures_before = len(stage.reading.tenures)
         if not stage.until(stage.balanced, SETTLE_SECONDS):
             self._say(f"Not balanced after {SETTLE_SECONDS:g} s.")
             return
         stage.pause(STEADY_SECONDS)
         counts = ", ".join(f"{worker} {count}" for worker, count in sorted(stage.held().items()))
-        # Count the shards that a new reader has since taken over from a living one.
+        # Count the shards whose reader has changed since then, without a death of the former reader.
         tenures = stage.reading.tenures
-        earlier = {tenure.shard: tenure for tenure in tenures[:before]}
+        earlier = {tenure.shard: tenure for tenure in tenures[:tenures_before]}
         moved = 0
-        for tenure in tenures[before:]:
-            last = earlier.get(tenure.shard)
-            moved += last is not None and last.how not in {"cut", "shard-ended"}
+        for tenure in tenures[tenures_before:]:
+            previous = earlier.get(tenure.shard)
+            moved += previous is not None and previous.how not in {"cut", "shard-ended"}
             earlier[tenure.shard] = tenure
         self._say(f"Balanced: {counts}" + (f" ({moved} moved)." if moved else "."))

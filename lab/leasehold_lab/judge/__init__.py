@@ -1,1 +1,1 @@
-"""Histories of runs, and the judge, who reads nothing else."""
+"""Records the history of a run, and checks from the history alone whether the run kept the laws."""

@@ -33,28 +33,29 @@ BreachKind = Literal[
 
 @frozen
 class Limits:
-    """The limits that a run must keep.
+    """The limits with which the judge checks a run.
 
     Attributes:
-        lease_seconds: For each worker, how long its lease must go without a renewal before others may take it. If
-            empty, this is not judged.
-        settled: When the fleet must have come to rest: from then on only renewals may be written, and every lease must
-            be held, evenly. None if this is not judged.
-        even: Whether a worker that plans must be within one lease of every other worker.
-        counts_ended: Whether the workers' rules count ended leases as load. While there are ended leases, `even` is
-            then not judged.
-        moves: When to begin counting moves, and how many more than the least number are allowed. None if this is not
-            judged.
-        groups: How workers form groups.
-        callable_faults: Whether unforeseen exceptions are allowed.
-        notice_seconds: How long a worker may take to stop after it has lost its right to a lease.
-        duplicates: Whether a record may be dispatched again after its shard changed hands.
-        wait_seconds: How much of a record's wait for its dispatch may lie outside the reach of all faults. Unless this
-            is infinite (not judged), repetitions need a fault to explain them, too.
-        owned_checkpoints: Whether the layout checks, when a checkpoint is written, that the writer is the owner.
-        reach_seconds: How long after its end a fault may explain something: as long as a shard takes to pass on.
-        acknowledged: Whether handlers are known to report what they have finished. Otherwise they count as reporting
-            if any of them does.
+        lease_seconds: For each worker, the time without a renewal after which other workers may take its leases. If
+            empty, this is not checked.
+        settled: The time by which the fleet must have come to rest. After this time, only renewals may be written, and
+            all leases must have owners and be evenly divided. If None, this is not checked.
+        even: Whether the number of leases of a worker that plans may differ by at most one from any other worker's.
+        counts_ended: Whether the workers' rules count ended leases as load. If so, `even` is not checked while there
+            are ended leases.
+        moves: The time from which moves are counted, and the number of moves allowed beyond the least possible number.
+            If None, moves are not checked.
+        groups: How worker ids form groups.
+        callable_faults: Whether exceptions that no code handles are allowed.
+        notice_seconds: The time that a worker may take to stop after it has lost its right to a lease.
+        duplicates: Whether a record may be dispatched again after its shard has changed its reader.
+        wait_seconds: The part of a record's wait for its dispatch that no fault need explain. If this is infinite,
+            waits are not checked. Otherwise repeated dispatches must be explained by a fault, too.
+        owned_checkpoints: Whether the table's layout checks on every checkpoint that the writer is the owner.
+        reach_seconds: The time after its end for which a fault still explains effects. It should be the time that
+            another worker needs to take over a shard.
+        acknowledged: Whether handlers are known to report the records that they have finished. If not, they count as
+            reporting only if the history contains such a report.
     """
 
     lease_seconds: Mapping[str, float] = field(factory=dict)
@@ -74,7 +75,7 @@ class Limits:
 
 @frozen
 class Breach:
-    """A breach of a limit: which one, when, and what happened."""
+    """A broken law or limit, with its kind, its time and a description of what happened."""
 
     what: BreachKind
     t: float

@@ -1,8 +1,9 @@
-"""The history of a run, real or simulated: what was sent, read, dispatched and written, and what happened to the fleet.
+"""The history of a real or simulated run: the records sent, the events of readers, the writes, and the incidents.
 
-The judge reads nothing else. Times are seconds on one clock: since 1970 in a real run, since the start in a simulated
-one. A process is named by its worker's id; if a worker may have several processes in turn, by the id, a "#" and a
-number. A history may be incomplete: what was not recorded is not judged.
+The judge uses only this history. All times are in seconds on one clock, which counts from 1970 in a real run and from
+the start in a simulated run. The name of a process is its worker's id. If a worker may have several processes one after
+another, the name is the id, a "#" and a number. A history may be incomplete. The judge does not check laws about events
+that were not recorded.
 """
 
 import json
@@ -18,7 +19,7 @@ from leasehold.stores import writes
 from leasehold.stores.printable import said
 
 RecordPlace = tuple[int, int]
-"""A record's sequence number and sub-sequence number, where the second is 0 unless records are aggregated."""
+"""A record's sequence number and sub-sequence number. The latter is 0 unless the record was part of an aggregate."""
 
 WriteVerb = Literal[
     "create",
@@ -60,23 +61,23 @@ IncidentKind = Literal[
 ]
 
 REJECTABLE: frozenset[WriteVerb] = frozenset({"claim", "steal", "request", "release", "create", "delete"})
-"""Writes that another worker may have made first."""
+"""Writes that are rejected if another worker has made one first."""
 
 
 def worker_of(process: str) -> str:
-    """Return the id of the worker that a process belongs to, or belonged to."""
+    """Return the worker id in the name of a process."""
     return re.sub(r"#\d+$", "", process)
 
 
 @frozen
 class Sent:
-    """A record that the stream acknowledged.
+    """A record that was sent and that the stream acknowledged.
 
     Attributes:
-        key: Its partition key, or the key by which the source orders records.
-        number: Increases in the order in which the stream accepted the records of one key.
-        digest: A digest of its data, unique among the records of the key.
-        t: When it was acknowledged; None if that was not recorded.
+        key: The record's partition key, or another key by which the source orders records.
+        number: A number that increases in the order in which the stream accepted the records of the key.
+        digest: A digest of the record's data, unique among the records of the key.
+        t: The time of the acknowledgment, or None if it was not recorded.
     """
 
     key: str
@@ -87,20 +88,20 @@ class Sent:
 
 @frozen
 class ReadingEvent:
-    """An event in the reading of one shard by one process.
+    """An event that occurs while a process reads a shard.
 
     Attributes:
-        event: One of these:
+        event: The kind of event:
 
-            - "initialize": Reading begins.
-            - "lease-lost", "shard-ended", "stopped": Reading ends.
-            - "read": The source was read.
+            - "initialize": The process starts to read the shard.
+            - "lease-lost", "shard-ended", "stopped": The process stops reading the shard, for this reason.
+            - "read": A read of the source returned.
             - "record": A record is dispatched.
             - "finished": A handler has finished with a record.
-            - "dead-lettered": A record was dead-lettered.
-            - "acknowledged": A self-checkpointing handler is about to report that it has finished with a record.
-        place: The place of the record; like `key` and `digest`, set for events of a record only.
-        token: The fencing number that the handler was given with the record, if the layout has any.
+            - "dead-lettered": A record became a dead letter.
+            - "acknowledged": A handler that checkpoints itself is about to checkpoint a record.
+        place: The sequence numbers of the record. Like `key` and `digest`, this is set only for events of a record.
+        token: The fencing number that was dispatched with the record, or None if the layout has no such numbers.
     """
 
     t: float
@@ -114,19 +115,21 @@ class ReadingEvent:
 
     @property
     def worker(self) -> str:
-        """The worker that the process belongs to."""
+        """The id of the process's worker."""
         return worker_of(self.process)
 
 
 @frozen
 class WriteEvent:
-    """A write as the table saw it.
+    """A write as recorded by the table.
 
     Attributes:
-        t: When it was applied or rejected.
-        sent: When the process began it.
+        t: The time when the table applied or rejected the write.
+        sent: The time when the process sent the write.
+        key: The key of the lease.
         before: The row before the write.
-        after: The row after the write, equal to `before` if it was rejected.
+        after: The row after the write. If the write was rejected, this is equal to `before`.
+        done: Whether the write was applied.
     """
 
     t: float
@@ -142,15 +145,16 @@ class WriteEvent:
 
 @frozen
 class WriteAnswer:
-    """A write as its process saw it: if it took effect, it did so between `sent` and `t`.
+    """A write as recorded by the process that sent it. If it was applied, that was between `sent` and `t`.
 
     Attributes:
-        t: When the response came, or the process stopped waiting for it.
-        seen: The owner in the row that the write was based on.
-        outcome: "done"; "lost" if the write was rejected; "unknown" if it was not answered and may take effect at any
-            time.
-        owner: The owner in the response; like `version`, `epoch` (the counter) and `checkpoint`, not set if the outcome
-            is unknown.
+        t: The time when the response arrived, or when the process stopped waiting for it.
+        sent: The time when the process sent the write.
+        outcome: "done" if the write was applied, "lost" if it was rejected, and "unknown" if there was no response, in
+            which case it may be applied at any time.
+        owner: The owner in the response. This, `version`, `epoch` (the lease counter) and `checkpoint` are not set if
+            the outcome is unknown.
+        seen: The owner in the row that the process had read before the write.
     """
 
     t: float
@@ -167,18 +171,18 @@ class WriteAnswer:
 
     @property
     def worker(self) -> str:
-        """The worker that the process belongs to."""
+        """The id of the process's worker."""
         return worker_of(self.process)
 
     @property
     def done(self) -> bool:
-        """Whether the write is known to have taken effect."""
+        """Whether the write is known to have been applied."""
         return self.outcome == "done"
 
 
 @frozen
 class ObservedRow:
-    """A row as shown by a read of the table that ended at `t`, for runs that do not record writes."""
+    """A row in the result of a read of the table that ended at `t`. Used in runs that do not record writes."""
 
     t: float
     shard: str
@@ -188,18 +192,20 @@ class ObservedRow:
 
 @frozen
 class Incident:
-    """Something that the test did to the fleet or the stream.
+    """A change or a fault that the test caused in the fleet or the stream.
 
     Attributes:
-        what: One of these:
+        what: The kind of incident:
 
-            - "start", "crash", "leave", "gone": A process started, died without warning, was asked to leave, or left.
-            - "nap": It was paused for `seconds`.
-            - "zombie": From now on it renews but never plans.
-            - "split", "merge", "double": A shard was split or merged, or all shards were split.
-            - "trouble": Something failed for `seconds`, described in `note`.
-            - "end": From now on no worker is expected to work.
-        subject: The process or shard; if empty, "trouble" concerns all of them.
+            - "start", "crash", "leave", "gone": A process started, died without warning, was told to drain, or has
+              ended after its drain.
+            - "nap": A process was paused for `seconds`.
+            - "zombie": A process stopped planning, but still renews its leases.
+            - "split", "merge", "double": A shard was split, two shards were merged, or all shards were split.
+            - "anew": The stream was deleted and recreated.
+            - "trouble": A fault that is described in `note` lasted for `seconds`.
+            - "end": No worker is expected to work any more.
+        subject: The process or shard. If this is empty, "trouble" concerns all of them.
     """
 
     t: float
@@ -211,17 +217,20 @@ class Incident:
 
 @define
 class RunHistory:
-    """The record of a run, during the run and afterwards.
+    """Everything that was recorded during a run.
 
     Attributes:
-        first: The rows at the start.
-        events: The events, those of each process in its own order.
-        writes: The writes in the order in which the table applied them.
-        answers: Writes as their processes saw them, if no table recorded them.
-        rows: Rows seen in reads of the table.
-        parents: The parents of every shard that the stream listed.
-        anew: When the listed stream was created; the shards of its predecessors had other parents.
-        faults: Exceptions that nothing provides for.
+        first: The initial rows of the table.
+        sent: The records that the stream acknowledged.
+        events: The events of readers. Those of the same process are in the order in which they occurred.
+        writes: The writes that the table recorded, in the order in which they arrived.
+        rows: The rows that reads of the table returned.
+        incidents: The changes and faults that the test caused.
+        parents: The parents of all shards that the stream listed.
+        anew: The time when the listed stream was created. The shards of earlier streams may have had other parents.
+        faults: Descriptions of exceptions that no code handled.
+        end: The time when the run ended.
+        answers: The writes that processes recorded, in runs whose table records no writes.
     """
 
     first: tuple[Lease, ...] = ()
@@ -238,19 +247,19 @@ class RunHistory:
 
     def of_kinds(self, *events: str) -> Iterator[ReadingEvent]:
         """Yield the events of these kinds, in order of time."""
-        yield from sorted((event for event in self.events if event.event in events), key=lambda each: each.t)
+        yield from sorted((event for event in self.events if event.event in events), key=lambda event: event.t)
 
 
 def event_of(line: str | bytes) -> ReadingEvent:
-    """Parse a line of `leasehold consume --events`. Raises ValueError for anything else."""
+    """Parse a line that `leasehold consume --events` printed. Raises ValueError if the line is not an event."""
     try:
         fields = json.loads(line)
-        # Names recur in every line: interned, a history of a million records fits in memory.
+        # The same names occur in many lines. Interning them lets a history of a million records fit in memory.
         worker, event, shard = (sys.intern(fields[name]) for name in ("worker", "event", "shard"))
         if event != "record":
             return ReadingEvent(fields["t"] / 1000, worker, event, shard)
         place = (int(fields["sequence_number"]), int(fields["sub_sequence_number"]))
         key = sys.intern(fields["partition_key"] or "")
         return ReadingEvent(fields["t"] / 1000, worker, event, shard, place, key, fields["sha1"], fields.get("epoch"))
-    except (ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as odd:
-        raise ValueError(f"it is no event: {said(odd)}") from odd
+    except (ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        raise ValueError(f"it is no event: {said(error)}") from error

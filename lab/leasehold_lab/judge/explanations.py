@@ -1,22 +1,23 @@
-"""Judges a run, real or simulated, by its history alone, and explains delays and repetitions by the faults of the run.
+"""Judges a real or simulated run by its history, and explains delays and repeated dispatches by the faults of the run.
 
-`Explanations` has the faults that explain why a record waited or was dispatched again. A wait or a repetition that no
-fault explains is a breach. A fault explains what happens while it lasts and for as long afterwards as a fleet may need
-to take a shard over, that is until its lease has expired, plus one look. A fault of one worker explains what happens to
-the shards that the worker read at that time, or owned according to the table; a fault without a subject explains
-everything.
+`Explanations` finds the faults that explain why a record waited, or why it was dispatched again. A fault explains what
+happens while it lasts, and for `reach_seconds` afterwards, in which another worker can take over a shard. A fault of
+one worker explains only what happens to shards that this worker read or owned. A fault without a subject explains what
+happens to any shard.
 
 Four rules hold:
 
-1. The judge reads no stream, table or clock, and calls no worker; the program that ran the fleet recorded everything.
-2. A breach contains what, when and why, and is never just False.
-3. A law is judged only if what it is about was recorded. Records sent and dispatched are enough for losses, order,
-   duplicates, tokens and gaps; the other laws need writes, and the times of reads and of finished handlers. Writes come
-   as the table applied them, or as each process saw the responses to its own. Two of the latter are compared only if
-   one was answered before the other was sent.
-4. A fault is recorded by the program that caused it. A long wait or a repetition that no fault explains is a breach.
+1. The judge uses only the history, which the program that ran the fleet recorded. It has no access to the stream, the
+   table, the workers or a clock.
+2. A breach contains its kind, its time and a description.
+3. A law is checked only if the events that it is about were recorded. The records sent and dispatched are enough to
+   check losses, order, duplicates, tokens and gaps. The other laws need the writes, and the times of reads and of
+   finished handlers. Writes are recorded either by the table or by the processes that sent them. Of two writes recorded
+   by processes, one counts as earlier only if its response arrived before the other was sent.
+4. Faults are recorded by the program that causes them. A long wait, or a repeated dispatch, that no recorded fault
+   explains is a breach.
 
-`verdict_on` returns the verdict on a finished run, for people and programs: its figures, and every breach.
+`verdict_on` returns the verdict on a finished run, which contains its figures and all breaches.
 """
 
 import math
@@ -36,16 +37,16 @@ from leasehold_lab.judge.run import JudgedRun, ReaderChange, alive_at
 from leasehold_lab.judge.tenures import Tenure
 
 FAULTS: frozenset[IncidentKind] = frozenset({"start", "crash", "leave", "nap", "split", "merge", "trouble"})
-"""Incidents that may keep a shard from being read. "gone" is not among them: such a process has drained first."""
+"""The kinds of incidents that may delay the reading of a shard. A "gone" process does not, because it has drained."""
 
 
 @frozen
 class RecordWait:
-    """How long a record waited, from when the stream acknowledged it to its first dispatch.
+    """The time that a record waited, from its acknowledgment by the stream to its first dispatch.
 
     Attributes:
-        faults: Descriptions of the faults that may have played a part.
-        unexplained: How many seconds of the wait lie outside the reach of all faults.
+        faults: Descriptions of the faults that may have contributed to the wait.
+        unexplained: The part of the wait that no fault explains, in seconds.
     """
 
     shard: str
@@ -68,13 +69,13 @@ class _FaultReach:
     note: str
 
     def touches(self, since: float, until: float, subjects: frozenset[str]) -> bool:
-        """Whether the fault may explain something that happened to these subjects at that time."""
+        """Return whether the fault may explain an effect on these subjects between `since` and `until`."""
         return self.begin < until and self.end > since and (not self.subjects or bool(self.subjects & subjects))
 
 
 @frozen
 class Explanations:
-    """The faults of a run, and the workers that each shard depended on over time."""
+    """Explains delays and repeated dispatches by the faults of a run and the workers that read each shard."""
 
     _history: RunHistory
     _tenures: Mapping[str, list[Tenure]]
@@ -96,7 +97,7 @@ class Explanations:
         ]
 
     @_owners.default
-    def _observed(self) -> Mapping[str, list[tuple[float, str]]]:
+    def _observed_owners(self) -> Mapping[str, list[tuple[float, str]]]:
         owners: dict[str, list[tuple[float, str]]] = defaultdict(list)
         for row in sorted(self._history.rows, key=lambda row: row.t):
             if row.owner is not None:
@@ -104,35 +105,35 @@ class Explanations:
         return owners
 
     def waits(self) -> Iterator[RecordWait]:
-        """Yield the wait of each record whose times are known."""
-        first: dict[tuple[str, str], ReadingEvent] = {}
+        """Yield the wait of each record whose times of acknowledgment and dispatch are known."""
+        first_dispatch: dict[tuple[str, str], ReadingEvent] = {}
         for event in self._history.of_kinds("record"):
-            first.setdefault((event.key, event.digest), event)
+            first_dispatch.setdefault((event.key, event.digest), event)
         for sent in self._history.sent:
-            dispatched = first.get((sent.key, sent.digest))
+            dispatched = first_dispatch.get((sent.key, sent.digest))
             if sent.t is not None and dispatched is not None:
                 yield RecordWait(dispatched.shard, sent.t, max(sent.t, dispatched.t))
 
     def longest(self) -> RecordWait | None:
-        """Explain the longest wait, or return None if no times are known."""
+        """Return the longest wait with its explanation, or None if no times are known."""
         longest = max(self.waits(), key=lambda wait: wait.seconds, default=None)
         return None if longest is None else self.explained(longest)
 
     def explained(self, wait: RecordWait) -> RecordWait:
-        """Return the wait with the faults that explain it."""
-        concerned = self._concerned(wait.shard, wait.since, wait.until)
-        near = [fault for fault in self._reaches if fault.touches(wait.since, wait.until, concerned)]
-        covered, reached = 0.0, wait.since
-        for fault in sorted(near, key=lambda each: each.begin):
-            # The reaches of faults overlap, so each counts from the end of those before it.
-            begin, end = max(fault.begin, reached), min(fault.end, wait.until)
+        """Return the wait with the faults that explain it, and the number of seconds that none of them explains."""
+        subjects = self._subjects_between(wait.shard, wait.since, wait.until)
+        relevant_faults = [fault for fault in self._reaches if fault.touches(wait.since, wait.until, subjects)]
+        explained_seconds, explained_until = 0.0, wait.since
+        for fault in sorted(relevant_faults, key=lambda each: each.begin):
+            # The periods of faults may overlap, so only the part after the end of the earlier ones is added.
+            begin, end = max(fault.begin, explained_until), min(fault.end, wait.until)
             if end > begin:
-                covered, reached = covered + end - begin, end
-        faults = tuple(fault.note for fault in near)
-        return RecordWait(wait.shard, wait.since, wait.until, faults, wait.seconds - covered)
+                explained_seconds, explained_until = explained_seconds + end - begin, end
+        faults = tuple(fault.note for fault in relevant_faults)
+        return RecordWait(wait.shard, wait.since, wait.until, faults, wait.seconds - explained_seconds)
 
     def breaches(self) -> Iterator[Breach]:
-        """Yield, for each shard, the wait with the weakest explanation, and each repetition without one."""
+        """Yield the least explained wait of each shard, if it is too long, and each repetition without a fault."""
         if self._limits.wait_seconds == math.inf:
             return
         worst: dict[str, RecordWait] = {}
@@ -143,42 +144,45 @@ class Explanations:
         for wait in worst.values():
             if wait.unexplained > self._limits.wait_seconds:
                 why = f"a record of {wait.shard} waited for {wait.seconds:.1f} s from {wait.since:.3f}"
-                within = f"of which {wait.unexplained:.1f} s lie outside {', '.join(wait.faults) or 'all faults'}"
-                yield Breach("unread", wait.until, f"{why}, {within}")
-        last: dict[tuple[str, RecordPlace], ReadingEvent] = {}
-        named: set[tuple[str, str]] = set()
+                unexplained = f"of which {wait.unexplained:.1f} s lie outside {', '.join(wait.faults) or 'all faults'}"
+                yield Breach("unread", wait.until, f"{why}, {unexplained}")
+        last_dispatch: dict[tuple[str, RecordPlace], ReadingEvent] = {}
+        reported: set[tuple[str, str]] = set()
         for record in self._history.of_kinds("record"):
-            before = last.get((record.shard, record.place))
-            last[record.shard, record.place] = record
-            # If the process did not lose the lease in between, the laws of records report the repetition.
-            if before is None or before.process == record.process or (record.process, record.shard) in named:
+            previous = last_dispatch.get((record.shard, record.place))
+            last_dispatch[record.shard, record.place] = record
+            # A repetition by the same process is reported by the laws of records.
+            if previous is None or previous.process == record.process or (record.process, record.shard) in reported:
                 continue
-            concerned = self._concerned(record.shard, before.t, record.t)
-            if not any(fault.touches(before.t, record.t, concerned) for fault in self._reaches):
-                named.add((record.process, record.shard))
-                why = f"{record.process} handed over {record.place[0]} of {record.shard} after {before.process} had"
-                late = f"{record.t - before.t:.1f} s later; no fault explains it"
-                yield Breach("handed over again", record.t, f"{why}, {late}")
+            subjects = self._subjects_between(record.shard, previous.t, record.t)
+            if not any(fault.touches(previous.t, record.t, subjects) for fault in self._reaches):
+                reported.add((record.process, record.shard))
+                why = f"{record.process} handed over {record.place[0]} of {record.shard} after {previous.process} had"
+                delay = f"{record.t - previous.t:.1f} s later; no fault explains it"
+                yield Breach("handed over again", record.t, f"{why}, {delay}")
 
-    def _concerned(self, shard: str, since: float, until: float) -> frozenset[str]:
-        """Return the shard, its parents, and the workers that dealt with them since the last reader before `since`."""
+    def _subjects_between(self, shard: str, since: float, until: float) -> frozenset[str]:
+        """Return the shard, its parents, and the workers that read or owned any of them between the two times.
+
+        The last reader and the last owner before `since` are included.
+        """
         shards = {shard, *self._history.parents.get(shard, ())}
-        concerned = set(shards)
+        subjects = set(shards)
         for relevant_shard in shards:
             readers = self._tenures.get(relevant_shard, ())
-            concerned |= {tenure.worker for tenure in readers if tenure.begin <= until and tenure.end >= since}
-            last = max(
+            subjects |= {tenure.worker for tenure in readers if tenure.begin <= until and tenure.end >= since}
+            last_reader = max(
                 (tenure for tenure in readers if tenure.end < since), key=lambda tenure: tenure.end, default=None
             )
-            concerned |= {last.worker} if last else set()
+            subjects |= {last_reader.worker} if last_reader else set()
             owners = self._owners.get(relevant_shard, [])
             begin = max(0, bisect_left(owners, (since, "")) - 1)
-            concerned |= {owner for t, owner in owners[begin:] if t <= until}
-        return frozenset(concerned)
+            subjects |= {owner for t, owner in owners[begin:] if t <= until}
+        return frozenset(subjects)
 
 
 def nothing_unexplained(run: JudgedRun) -> Iterator[Breach]:
-    """Check rule 4, and that no unforeseen exception was raised."""
+    """Check rule 4, and that there was no exception that no code handles."""
     yield from Explanations(run.history, run.tenures, run.limits).breaches()
     if not run.limits.callable_faults:
         yield from (Breach("unforeseen", run.history.end, fault) for fault in run.history.faults)
@@ -201,16 +205,16 @@ LAWS: tuple[Callable[[JudgedRun], Iterator[Breach]], ...] = (
     rights.at_rest,
     rights.no_needless_move,
 )
-"""The laws of every run, each in the file of its subject. A verdict consists of their breaches and some figures."""
+"""The laws that the judge checks in every run."""
 
 
 def breaches(run: JudgedRun) -> tuple[Breach, ...]:
-    """Return every breach, in order of time. A good run has none."""
+    """Check all laws, and return the breaches in order of time."""
     return tuple(sorted((breach for law in LAWS for breach in law(run)), key=lambda breach: breach.t))
 
 
 def judge(history: RunHistory, limits: Limits) -> tuple[Breach, ...]:
-    """Return the breaches in a history."""
+    """Check all laws in a history, and return the breaches in order of time."""
     return breaches(JudgedRun(history, limits))
 
 
@@ -219,21 +223,23 @@ UNLIMITED = Limits()
 
 @frozen
 class RunVerdict:
-    """The findings on a run's history.
+    """The judge's verdict on a run.
 
     Attributes:
-        produced: Records that the stream acknowledged.
-        delivered: Of these, how many were dispatched at least once.
-        lost: Of these, how many were never dispatched.
-        strangers: Records dispatched that the stream never acknowledged.
-        duplicates: Repeated dispatches; each one counts.
-        fenced: Records dispatched under a lower token than an earlier record of the shard. A handler that compares
-            tokens rejects them.
-        owner_changes: The changes of a shard's reader, and what each cost.
+        produced: The number of records that the stream acknowledged.
+        delivered: The number of these records that were dispatched at least once.
+        lost: The number of these records that were never dispatched.
+        strangers: The number of dispatched records that the stream never acknowledged.
+        duplicates: The number of repeated dispatches.
+        fenced: The number of records whose token was lower than that of an earlier record of the shard. A handler that
+            compares tokens rejects such records.
+        shards: The number of shards that were read.
         unowned_seconds_max: The longest time that a shard had no reader.
-        moves: How many times a shard left a living reader.
-        moves_least: How many times would have been enough.
-        faults: Every breach; empty for a good run.
+        unowned_shard: The shard that had no reader for that time.
+        moves: How many times a shard moved away from a living reader.
+        moves_least: The least possible number of such moves.
+        owner_changes: The changes of readers, with the number of records that were dispatched again.
+        faults: All breaches. A good run has none.
     """
 
     produced: int
@@ -267,13 +273,13 @@ class RunVerdict:
 
 
 def verdict_on(history: RunHistory, limits: Limits = UNLIMITED) -> RunVerdict:
-    """Return the verdict on a run that is over, in which shards should have been read up to the "end" incident."""
+    """Return the verdict on a finished run. Its workers are expected to read until the incident "end", if any."""
     run = JudgedRun(history, limits)
     end = min((incident.t for incident in history.incidents if incident.what == "end"), default=history.end)
     unread = longest_unowned(read_spans(run.tenures, history.parents), 0.0, end)
     shard, seconds = max(unread.items(), key=lambda gap: (gap[1], gap[0]), default=("", 0.0))
-    done, least = moves(run)
-    # A handler that compares tokens rejects every token below the highest that it has seen for the shard.
+    move_count, least_move_count = moves(run)
+    # A handler that compares tokens rejects every token that is lower than the highest one before it in the shard.
     highest, fenced = Counter[str](), 0
     for record in run.records:
         if record.token is not None:
@@ -289,33 +295,36 @@ def verdict_on(history: RunHistory, limits: Limits = UNLIMITED) -> RunVerdict:
         shards=len(run.tenures),
         unowned_seconds_max=round(seconds, 3),
         unowned_shard=shard if seconds else "",
-        moves=done,
-        moves_least=least,
+        moves=move_count,
+        moves_least=least_move_count,
         owner_changes=run.reader_changes,
         faults=breaches(run),
     )
 
 
 def moves(run: JudgedRun) -> tuple[int, int]:
-    """Return how often a shard left a living reader before the "end" incident, and how few times would have sufficed.
+    """Return the number of moves before the incident "end", and the least number that would have been enough.
 
-    The history is cut at each incident. The least number of moves in each part is worked out from the shards that are
-    read at its end and their readers at its start. Shards that are new, or whose reader died, cost no move.
+    A move takes a shard away from a living reader. To find the least number, the history is divided at each incident,
+    and the numbers of the parts are added. Each part depends on the shards that are read at its end, and on their
+    readers at its start. A shard that is new, or whose reader has died, needs no move.
     """
-    done = least = 0
+    move_count = least_count = 0
     for incident, following in pairwise(sorted(run.history.incidents, key=lambda incident: incident.t)):
         if incident.what == "end":
             break
         living = alive_at(run.lives, incident.t)
-        done += sum(
+        move_count += sum(
             before.worker in living and before.worker != after.worker
             for readers in run.tenures.values()
             for before, after in pairwise(readers)
             if incident.t <= after.begin < following.t
         )
         still_read = [readers for readers in run.tenures.values() if _reader_at(readers, following.t) is not None]
-        least += least_moves({readers[0].shard: _reader_at(readers, incident.t) for readers in still_read}, living)
-    return done, least
+        least_count += least_moves(
+            {readers[0].shard: _reader_at(readers, incident.t) for readers in still_read}, living
+        )
+    return move_count, least_count
 
 
 def _reader_at(readers: list[Tenure], t: float) -> str | None:

@@ -1,11 +1,12 @@
-"""Checks the laws of records: every record is dispatched, in order, by one process per token, and not needlessly again.
+"""Checks the laws about records and their dispatch.
 
-1. Every record that the stream acknowledged is dispatched, and nothing else.
-2. Within a key, and from a parent to its child, no record is dispatched before every earlier one has been once.
-3. Within one tenure a record is dispatched again only if no handler had finished with it. A later tenure starts after
-   the checkpoint that it took the shard with.
-4. For one shard, each token is given to one process only, so a handler that compares tokens sees one reader at a time.
-   If the row of a finished lease was deleted, and a request that arrived late recreated it, tokens start over.
+1. Every record that the stream acknowledged is dispatched, and no other records are.
+2. A record is dispatched for the first time only after all earlier records of its key. The records of a child shard are
+   dispatched only after those of its parents.
+3. While one process reads a shard, a record is dispatched again only if no handler had finished with it. The next
+   reader starts after the checkpoint that it received when it took the lease.
+4. Each token (fencing number) of a shard belongs to one process, so a handler that compares tokens sees one reader at a
+   time. Tokens start over if the row of a finished lease was deleted and a late request created it again.
 """
 
 from bisect import bisect
@@ -17,11 +18,14 @@ from leasehold_lab.judge.run import TAKES, JudgedRun
 
 
 def everything_sent_was_dispatched(run: JudgedRun) -> Iterator[Breach]:
-    """Check law 1, except for records that no worker could know of, and that processes dispatch only what they read."""
-    # If no worker plans at the end, the last records may have had no reader.
-    due = run.limits.settled is None or run.planners
+    """Check law 1, except for records that no worker could know of.
+
+    Also check that each process dispatches only records of shards that it is reading.
+    """
+    # If no worker plans at the end, the last records may have no reader.
+    must_be_dispatched = run.limits.settled is None or run.planners
     lost = [record for record in run.lost if record.key not in run.forgotten]
-    if due and lost:
+    if must_be_dispatched and lost:
         first = f"the first is number {lost[0].number} of {lost[0].key}"
         yield Breach("lost", run.history.end, f"{len(lost)} records were never handed over, {first}")
     if run.strangers:
@@ -33,75 +37,81 @@ def everything_sent_was_dispatched(run: JudgedRun) -> Iterator[Breach]:
 
 
 def in_order_within_a_key(run: JudgedRun) -> Iterator[Breach]:
-    """Check law 2 for each key: within each tenure, then across all owners and shards."""
+    """Check law 2 for each key, first for each reader of a shard, and then for all readers and shards together."""
     for tenure in run.reading.tenures:
-        reached: dict[str, int] = {}
-        seen: set[RecordPlace] = set()
+        last_numbers: dict[str, int] = {}
+        seen_places: set[RecordPlace] = set()
         for record in tenure.records:
             number = run.numbers.get((record.key, record.digest))
-            if number is None or record.place in seen:
-                continue  # a stranger or a repeated record, which other laws report
-            seen.add(record.place)
-            if number < reached.get(record.key, number):
-                after = f"after number {reached[record.key]}, both of {tenure.shard}"
+            if number is None or record.place in seen_places:
+                continue  # the record was never sent, or is repeated, which other laws report
+            seen_places.add(record.place)
+            if number < last_numbers.get(record.key, number):
+                after = f"after number {last_numbers[record.key]}, both of {tenure.shard}"
                 why = f"{tenure.process} handed over number {number} of {record.key} {after}"
                 yield Breach("out of order", record.t, why)
                 break
-            reached[record.key] = number
-    first: dict[tuple[str, int], float] = {}
+            last_numbers[record.key] = number
+    first_dispatches: dict[tuple[str, int], float] = {}
     for record in run.records:
         number = run.numbers.get((record.key, record.digest))
         if number is not None and (record.key, record.digest) not in run.former:
-            first.setdefault((record.key, number), record.t)
+            first_dispatches.setdefault((record.key, number), record.t)
     latest: dict[str, tuple[float, int]] = {}
-    for (key, number), t in sorted(first.items()):
-        before, other = latest.get(key, (t, number))
-        if t < before:
-            yield Breach("out of order", t, f"number {number} of {key} was handed over before number {other}")
+    for (key, number), t in sorted(first_dispatches.items()):
+        latest_time, latest_number = latest.get(key, (t, number))
+        if t < latest_time:
+            yield Breach("out of order", t, f"number {number} of {key} was handed over before number {latest_number}")
             return
         latest[key] = (t, number)
 
 
 def parents_before_children(run: JudgedRun) -> Iterator[Breach]:
-    """Check law 2 across a split or merge, without regard to keys. Ignore former streams, whose shard names recur.
+    """Check law 2 for parents and children, regardless of keys.
 
-    A process that joined after the parent's row was deleted takes the parent for finished, and cannot know better.
+    Records of former streams are ignored, because their shards may have the same names. If an operator deleted a
+    parent's row, a process that joins afterwards cannot know that the parent is unfinished, and breaks no law.
     """
-    first: dict[str, ReadingEvent] = {}
-    last_new: dict[str, ReadingEvent] = {}
-    seen: set[tuple[str, RecordPlace]] = set()
+    first_records: dict[str, ReadingEvent] = {}
+    last_new_records: dict[str, ReadingEvent] = {}
+    seen_places: set[tuple[str, RecordPlace]] = set()
     for record in run.records:
         if (record.key, record.digest) in run.former:
             continue
-        first.setdefault(record.shard, record)
-        # A parent's records may be repeated while its child is read, but none may come for the first time.
-        if (record.shard, record.place) not in seen:
-            seen.add((record.shard, record.place))
-            last_new[record.shard] = record
+        first_records.setdefault(record.shard, record)
+        # While a child is read, records of its parent may be repeated, but none may be dispatched for the first time.
+        if (record.shard, record.place) not in seen_places:
+            seen_places.add((record.shard, record.place))
+            last_new_records[record.shard] = record
     for shard in run.tenures:
         for parent in run.history.parents.get(shard, ()):
-            if shard in first and parent in last_new and last_new[parent].t > first[shard].t:
-                early, late = first[shard], last_new[parent]
-                if run.unaware(early.process, parent, early.t):
+            if (
+                shard in first_records
+                and parent in last_new_records
+                and last_new_records[parent].t > first_records[shard].t
+            ):
+                child_record, parent_record = first_records[shard], last_new_records[parent]
+                if run.unaware(child_record.process, parent, child_record.t):
                     continue
-                why = f"{early.process} handed over {early.place[0]} of {shard} before {late.place[0]} of {parent}"
-                yield Breach("out of order", early.t, f"{why}, its parent")
+                why = f"{child_record.process} handed over {child_record.place[0]} of {shard}"
+                later = f"before {parent_record.place[0]} of {parent}, its parent"
+                yield Breach("out of order", child_record.t, f"{why} {later}")
 
 
 def again_only_where_due(run: JudgedRun) -> Iterator[Breach]:
-    """Check law 3: within a tenure, then from one tenure to the next."""
-    # If handlers don't report when they have finished, they count as having finished at once.
+    """Check law 3, first within each tenure, and then from one tenure to the next."""
+    # If handlers don't report that they have finished, they count as finished at the dispatch.
     finish_reported = run.limits.acknowledged or any(event.event == "finished" for event in run.history.events)
     for tenure in run.reading.tenures:
-        first = {record.place: record for record in reversed(tenure.records)}
-        again = (
+        first_records = {record.place: record for record in reversed(tenure.records)}
+        repeated = (
             tenure.again
             if finish_reported
-            else [record for record in tenure.records if first[record.place] is not record]
+            else [record for record in tenure.records if first_records[record.place] is not record]
         )
-        if again:
-            why = f"{tenure.process} handed over {len(again)} records of {tenure.shard} twice without a change of owner"
-            yield Breach("repeated", again[0].t, why)
+        if repeated:
+            why = f"{tenure.process} handed over {len(repeated)} records of {tenure.shard} twice"
+            yield Breach("repeated", repeated[0].t, f"{why} without a change of owner")
     for change in run.reader_changes:
         if change.replayed or (change.duplicates and not run.limits.duplicates):
             count = change.replayed if run.limits.duplicates else change.duplicates
@@ -111,28 +121,30 @@ def again_only_where_due(run: JudgedRun) -> Iterator[Breach]:
 
 
 def one_process_for_each_token(run: JudgedRun) -> Iterator[Breach]:
-    """Check law 4, separately for each row that the shard has had."""
-    deleted = [(write.before.shard, write.t) for write in run.history.writes if write.before and write.after is None]
-    deleted += [
+    """Check law 4, separately for each row that the shard's lease has had."""
+    deletions = [(write.before.shard, write.t) for write in run.history.writes if write.before and write.after is None]
+    deletions += [
         (answer.shard, answer.sent) for answer in run.history.answers if answer.verb == "delete" and answer.done
     ]
-    done = [write for write in run.history.writes if write.done and write.after is not None]
+    applied_writes = [write for write in run.history.writes if write.done and write.after is not None]
     for shard, readers in run.tenures.items():
-        ends = sorted(t for deleted_shard, t in deleted if deleted_shard == shard)
-        written = [write for write in done if write.key == shard] if ends else []
-        # A worker that remembers the row recreates it with a higher counter, and continues with the same tokens.
-        unseen = sorted(
-            write.t for write in written if write.verb == "create" and write.after and not write.after.epoch
+        deletion_times = sorted(t for deleted_shard, t in deletions if deleted_shard == shard)
+        lease_writes = [write for write in applied_writes if write.key == shard] if deletion_times else []
+        # A worker that remembers a deleted row recreates it with a higher counter, so its tokens continue.
+        new_rows = sorted(
+            write.t for write in lease_writes if write.verb == "create" and write.after and not write.after.epoch
         )
-        takes = [write for write in written if write.verb in TAKES]
+        takes = [write for write in lease_writes if write.verb in TAKES]
         readers_by_token: dict[tuple[int, int, int], str] = {}
-        # A token is given when reading begins, and kept if its owner takes over a recreated row.
+        # A reader gets its token when it starts, and keeps the token if it takes over a recreated row.
         for tenure in sorted((tenure for tenure in readers if tenure.records), key=lambda each: each.records[0].t):
-            mine = (write.t for write in takes if write.process == tenure.process and write.t <= tenure.begin)
-            row = bisect(unseen, max(mine, default=0.0))
+            own_takes = (write.t for write in takes if write.process == tenure.process and write.t <= tenure.begin)
+            row = bisect(new_rows, max(own_takes, default=0.0))
             for record in (record for record in tenure.records if record.token is not None):
-                other = readers_by_token.setdefault((bisect(ends, record.t), row, record.token or 0), record.process)
-                if other != record.process:
-                    why = f"{record.process} read {shard} under {record.token}, as {other} did"
+                first_process = readers_by_token.setdefault(
+                    (bisect(deletion_times, record.t), row, record.token or 0), record.process
+                )
+                if first_process != record.process:
+                    why = f"{record.process} read {shard} under {record.token}, as {first_process} did"
                     yield Breach("token", record.t, why)
                     break

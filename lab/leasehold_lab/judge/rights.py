@@ -1,27 +1,27 @@
-"""Checks the laws of writes: who may hold a lease, what a holder must do, and what a fleet at rest may write.
+"""Checks the laws about the ownership of leases and about the writes of workers.
 
-Laws 1 to 5 judge the writes as the table applied them (`RunHistory.writes`):
+Laws 1 to 5 are checked on the writes that the table recorded (`RunHistory.writes`):
 
 1. A lease is claimed only after it has expired by its owner's own clock.
-2. Each change of owner adds one to the counter, so a former owner always notices. A checkpoint never goes back.
-3. A checkpoint passes a record only after a handler has finished with the record or a dead letter holds it.
-4. A process dispatches records only if it holds the lease, or held it until shortly before.
-5. A process reads every lease that it holds, or lets it go, within UNREAD_SECONDS.
+2. Each change of owner increments the lease counter, so a former owner always notices it. A checkpoint never goes back.
+3. A checkpoint passes a record only after a handler has finished with the record, or after it became a dead letter.
+4. A process dispatches records only while it holds the lease, or shortly after it has lost it.
+5. A process reads every lease that it holds, or releases it, within `UNREAD_SECONDS`.
 
-Laws 6 to 12 judge the writes as their processes saw them (`RunHistory.answers`), together with the records dispatched.
-A write takes effect between the moments when it is sent and answered, so one write is known to be later than another
-only if it was sent after the other was answered:
+Laws 6 to 12 are checked on the writes that processes recorded (`RunHistory.answers`) and on the dispatched records. A
+write is applied between its request and its response. One write is therefore known to be later than another only if it
+was sent after the response to the other:
 
-6. No two processes are both told that their write created the same version of a lease.
+6. Two processes never both receive a response that their write created the same version of a lease.
 7. The counter of a lease never falls.
-8. A process that takes a lease or writes its checkpoint never receives a checkpoint before one already confirmed.
-9. A worker writes no checkpoint once another worker has taken the lease from it.
-10. A process dispatches records only as long as the last write it sent keeps the lease.
+8. A process that takes a lease or writes its checkpoint never receives an earlier checkpoint than one confirmed before.
+9. A worker writes no checkpoint of a lease after another worker has taken it.
+10. A process dispatches records only until the lease expires after the last write that the process sent.
 11. A lease is claimed only after it has expired by its owner's own clock.
-12. Once the end of a shard is checkpointed, no later reader dispatches its records again, even if the row was deleted.
+12. After the end of a shard is checkpointed, no later reader dispatches its records again, even if its row was deleted.
 
-Laws 6 to 9 and 11 stop when a lease is deleted, because its next row starts at the first version again. Law 8 also
-stops when a lease is reset, for instance because its stream was recreated.
+Laws 6 to 9 and 11 are no longer checked after a lease was deleted, because the versions of its next row start over. Law
+8 is no longer checked after a lease was reset, for example because its stream was recreated.
 
 A fleet is at rest (`at_rest`) when every lease has a living owner, only renewals are written, and the load is even. The
 owners of each lease over time come from its writes (`written_spans`) or from its readers (`read_spans`).
@@ -52,46 +52,47 @@ from leasehold_lab.judge.run import OPERATOR, TAKES, JudgedRun, Life, PositionOr
 from leasehold_lab.judge.tenures import Tenure
 
 VERSIONLESS: frozenset[WriteVerb] = frozenset({"request", "withdraw", "annotate", "checkpoint-late", "delete"})
-"""Writes that leave the version alone, at least in some layouts, and so do not restart the expiry of the lease."""
+"""Writes that in some layouts don't change the version of a lease, and therefore don't postpone its expiry."""
 
 CLOCK_RATE = 0.999
-"""The slowest that one worker's clock may run, relative to another's."""
+"""The lowest allowed rate of a worker's clock, relative to another worker's clock."""
 
 UNREAD_SECONDS = 75.0
-"""The longest time that a held lease may stay unread.
+"""The longest time for which a held lease may remain unread.
 
-Long enough for an outage of 15 s, the waits after faults and for a parent's end, and timeouts of 5, 10 and 20 s before
-a response that takes 25 s.
+It allows for an outage of 15 s, for the waits after faults and for the end of a parent, and for timeouts of 5, 10 and
+20 s before a response that takes 25 s.
 """
 
 SILENT_SECONDS = 30.0
-"""A process that has not written a lease for this long no longer holds it: it has expired by the process's own clock.
+"""The time after a process's last write of a lease at which the process no longer counts as holding it.
 
-Used only if the duration of its leases is unknown.
+This is used only if the lease duration of the worker is unknown.
 """
 
 
 def one_holder_at_a_time(run: JudgedRun) -> Iterator[Breach]:
-    """Check laws 1 and 2, write by write."""
-    last: dict[str, WriteEvent] = {}
+    """Check laws 1 and 2 for each write."""
+    last_writes: dict[str, WriteEvent] = {}
     for write in run.history.writes:
         before, after = write.before, write.after
         if not write.done or before is None or after is None or write.verb == "delete":
             continue
-        previous = last.get(write.key)
-        # Only claims and releases are checked. A steal may take a lease that is held, and a hand-off is written by the
-        # owner.
+        previous = last_writes.get(write.key)
+        # Law 1 is checked only for claims and releases, because a steal may take a lease that is held, and a hand-off
+        # is written by the owner.
         if (
             write.verb in {"claim", "release"}
             and previous is not None
             and before.owner == previous.worker
             and before.owner != write.worker
         ):
-            until = previous.sent + CLOCK_RATE * run.limits.lease_seconds.get(previous.worker, 0.0)
+            held_until = previous.sent + CLOCK_RATE * run.limits.lease_seconds.get(previous.worker, 0.0)
             running = any(life.process == previous.process and life.end > write.t for life in run.lives)
-            if running and write.t < until:
-                held = f"which {previous.process} held until {until:.3f} by its {previous.verb} of {previous.sent:.3f}"
-                yield Breach("two holders", write.t, f"{write.process} claimed {write.key}, {held}")
+            if running and write.t < held_until:
+                reason = f"until {held_until:.3f} by its {previous.verb} of {previous.sent:.3f}"
+                why = f"{write.process} claimed {write.key}, which {previous.process} held {reason}"
+                yield Breach("two holders", write.t, why)
         if before.owner != after.owner and after.epoch != before.epoch + 1:
             change = f"its counter went from {before.epoch} to {after.epoch}, not by one"
             yield Breach("counter", write.t, f"{write.key} passed to {after.owner} and {change}")
@@ -99,11 +100,11 @@ def one_holder_at_a_time(run: JudgedRun) -> Iterator[Breach]:
             back = f"{before.checkpoint.sequence} became {after.checkpoint.sequence}"
             yield Breach("checkpoint went back", write.t, f"of {write.key}: {back}, written by {write.process}")
         if write.verb not in VERSIONLESS:
-            last[write.key] = write
+            last_writes[write.key] = write
 
 
 def nothing_unfinished_is_checkpointed(run: JudgedRun) -> Iterator[Breach]:
-    """Check law 3, if handlers report when they have finished."""
+    """Check law 3, if handlers report the records that they have finished."""
     finished: dict[str, dict[RecordPlace, float]] = defaultdict(dict)
     for event in run.history.of_kinds("finished", "dead-lettered", "acknowledged"):
         finished[event.shard].setdefault(event.place, event.t)
@@ -112,29 +113,36 @@ def nothing_unfinished_is_checkpointed(run: JudgedRun) -> Iterator[Breach]:
     places: dict[str, list[PositionOrder]] = defaultdict(list)
     for shard, place in sorted({(event.shard, event.place) for event in run.records}):
         places[shard].append((1, *place))
-    # Maps each shard to the times at which all records up to each place were finished.
-    done = {
+    # For each shard, and for each of its records in order: the time at which all records up to it were finished.
+    finished_times = {
         shard: list(accumulate((finished[shard].get(order[1:], math.inf) for order in orders), max))
         for shard, orders in places.items()
     }
     for write in run.history.writes:
-        # A new group that cannot know of the deleted row starts at LATEST, and no handler finishes what it skips.
+        # If no worker remembers a deleted row, a worker may create it again at LATEST. No handler finishes the records
+        # that are skipped in this way.
         remembered = write.after is not None and write.after.shard not in run.forgotten
         if remembered and write.done and write.before and write.after and write.verb != "delete":
             shard, order = write.after.shard, write.after.checkpoint.order
-            passed = bisect_right(places[shard], order)
-            if order > write.before.checkpoint.order and passed and done[shard][passed - 1] > write.t:
-                late = next(place for place, t in zip(places[shard], done[shard], strict=True) if t > write.t)
+            passed_count = bisect_right(places[shard], order)
+            if (
+                order > write.before.checkpoint.order
+                and passed_count
+                and finished_times[shard][passed_count - 1] > write.t
+            ):
+                unfinished_place = next(
+                    place for place, t in zip(places[shard], finished_times[shard], strict=True) if t > write.t
+                )
                 why = f"{write.process} checkpointed {write.after.checkpoint.sequence} of {write.key}"
-                yield Breach("unfinished", write.t, f"{why}, and no handler has finished {late[1]}")
+                yield Breach("unfinished", write.t, f"{why}, and no handler has finished {unfinished_place[1]}")
 
 
 def only_holders_dispatch(run: JudgedRun) -> Iterator[Breach]:
-    """Check law 4: replay the writes and check, for each batch, that its process had a right to dispatch it."""
+    """Check law 4, by replaying the writes and checking that each batch was dispatched by a process with the lease."""
     history, limits = run.history, run.limits
     if not history.writes or not limits.lease_seconds:
         return
-    rights: dict[tuple[str, str], float] = {}
+    expiry_times: dict[tuple[str, str], float] = {}
     owners = {row.key: row.owner for row in history.first}
     writes = iter(history.writes)
     write = next(writes, None)
@@ -143,38 +151,38 @@ def only_holders_dispatch(run: JudgedRun) -> Iterator[Breach]:
             if write.done and write.after is not None:
                 owners[write.key] = None if write.verb == "delete" else write.after.owner
                 if write.after.owner == write.worker:
-                    rights[write.process, write.key] = write.sent + limits.lease_seconds.get(write.worker, 0.0)
+                    expiry_times[write.process, write.key] = write.sent + limits.lease_seconds.get(write.worker, 0.0)
             write = next(writes, None)
-        until = rights.get((process, shard), 0.0)
-        # A sleeping process cannot notice that it lost the lease, nor can it notice at the very moment it wakes.
+        expiry = expiry_times.get((process, shard), 0.0)
+        # A paused process cannot notice that it lost the lease, and needs a moment after the pause to notice.
         asleep = any(who == process and begin <= t and end > t - limits.notice_seconds for who, begin, end in run.naps)
-        if owners.get(shard) != worker_of(process) and t > until + limits.notice_seconds and not asleep:
-            held = f"held until {until:.3f}" if until else "never held"
-            why = f"{process} handed over {next(records).place[0]} of {shard}, which it {held}"
+        if owners.get(shard) != worker_of(process) and t > expiry + limits.notice_seconds and not asleep:
+            holding = f"held until {expiry:.3f}" if expiry else "never held"
+            why = f"{process} handed over {next(records).place[0]} of {shard}, which it {holding}"
             yield Breach("handed over unheld", t, f"{why}; its owner is {owners.get(shard)}")
 
 
 def everything_held_is_read(run: JudgedRun) -> Iterator[Breach]:
-    """Check law 5, if each read was recorded."""
+    """Check law 5, if reads were recorded."""
     if not any(event.event == "read" for event in run.history.events):
         return
-    active: dict[tuple[str, str], list[float]] = defaultdict(list)
+    activity_times: dict[tuple[str, str], list[float]] = defaultdict(list)
     for event in run.history.of_kinds("read", "record", "finished", "dead-lettered"):
-        active[event.process, event.shard].append(event.t)
+        activity_times[event.process, event.shard].append(event.t)
     for span in ownership_spans(run):
-        inside = [t for t in active[span.process, span.key] if span.begin < t < span.end]
-        for since, until in pairwise((span.begin, *inside, span.end)):
-            slept = (
+        times_in_span = [t for t in activity_times[span.process, span.key] if span.begin < t < span.end]
+        for since, until in pairwise((span.begin, *times_in_span, span.end)):
+            pauses = (
                 end - begin for who, begin, end in run.naps if who == span.process and begin < until and end > since
             )
-            if until - since - sum(slept) > UNREAD_SECONDS:
+            if until - since - sum(pauses) > UNREAD_SECONDS:
                 why = f"{span.process} held {span.key} from {since:.3f} and did not read it"
                 yield Breach("held unread", until, why)
 
 
 @define
 class OwnershipSpan:
-    """A period in which one process holds a lease. `written` is when the process last wrote it."""
+    """A period in which a process holds a lease. `written` is the time of the process's last write of the lease."""
 
     process: str
     key: str
@@ -184,13 +192,16 @@ class OwnershipSpan:
 
 
 def ownership_spans(run: JudgedRun) -> Iterator[OwnershipSpan]:
-    """Yield the periods in which a process held a lease, by its writes. A child is held only once its parents ended."""
-    history = run.history
-    ended = {write.key: write.t for write in history.writes if write.done and write.after and write.after.ended}
-    open_spans: dict[str, OwnershipSpan] = {}
-    over: list[OwnershipSpan] = []
+    """Yield the periods in which a process held a lease, according to its writes.
 
-    def silent(worker: str) -> float:
+    The period of a child shard's lease starts no earlier than the end of its parents.
+    """
+    history = run.history
+    end_times = {write.key: write.t for write in history.writes if write.done and write.after and write.after.ended}
+    open_spans: dict[str, OwnershipSpan] = {}
+    finished_spans: list[OwnershipSpan] = []
+
+    def silence_limit(worker: str) -> float:
         return run.limits.lease_seconds.get(worker, SILENT_SECONDS)
 
     for write in history.writes:
@@ -200,84 +211,87 @@ def ownership_spans(run: JudgedRun) -> Iterator[OwnershipSpan]:
         span = open_spans.get(write.key)
         if span is not None:
             worker = worker_of(span.process)
-            # A process restarted under the same id holds the lease in its own right.
+            # If another process of the same worker writes the lease, a new period starts.
             if owner != worker or (write.worker == worker and write.process != span.process):
                 span.end = write.t
-                over.append(open_spans.pop(write.key))
-        # A worker holds a lease from its own first write of it: a gift is not held until the next owner claims it.
+                finished_spans.append(open_spans.pop(write.key))
+        # A worker holds a lease from its own first write, so a lease that was handed off has no holder before the next
+        # owner has claimed it.
         if owner == write.worker and write.key not in open_spans:
-            parents = [ended.get(parent, history.end) for parent in history.parents.get(write.key, ())]
+            parents = [end_times.get(parent, history.end) for parent in history.parents.get(write.key, ())]
             begin = max((write.t, *parents))
             open_spans[write.key] = OwnershipSpan(write.process, write.key, begin, history.end, write.t)
         elif (current := open_spans.get(write.key)) is not None and current.process == write.process:
-            if write.t - current.written > silent(write.worker):
-                # The process dropped its expired lease, and took the same lease again later.
-                over.append(evolve(current, end=write.t))
+            if write.t - current.written > silence_limit(write.worker):
+                # The lease had expired, so the process dropped it, and took it again with this write.
+                finished_spans.append(evolve(current, end=write.t))
                 current.begin = write.t
             current.written = write.t
     ends = {life.process: life.end for life in run.lives}
-    for span in (*over, *open_spans.values()):
-        # A process that died or fell silent no longer held the lease, even if no other had taken it yet.
-        silence = silent(worker_of(span.process))
-        last = min(span.end, ends.get(span.process, span.end), span.written + silence)
-        span.end = max(span.begin, last)
+    for span in (*finished_spans, *open_spans.values()):
+        # A process that died, or that stopped renewing, no longer held the lease, even if no other process took it.
+        limit = silence_limit(worker_of(span.process))
+        last_time = min(span.end, ends.get(span.process, span.end), span.written + limit)
+        span.end = max(span.begin, last_time)
         yield span
 
 
 CHECKPOINT_VERBS: frozenset[WriteVerb] = frozenset({"checkpoint", "checkpoint-late", "give"})
-"""Writes that move a checkpoint."""
+"""Writes that may move a checkpoint."""
 
 SHARD_END_ORDER = SHARD_END.order
 
 HOLDING_VERBS: frozenset[WriteVerb] = TAKES | {"renew", "checkpoint"}
-"""Writes after which the writer holds the lease."""
+"""Writes whose sender holds the lease afterwards."""
 
 
 def responses_agree(run: JudgedRun) -> Iterator[Breach]:
-    """Check laws 6 to 9 and 11, lease by lease, and yield the first breach of each law and lease."""
+    """Check laws 6 to 9 and 11, and yield the first breach of each law for each lease."""
     by_shard: dict[str, list[WriteAnswer]] = defaultdict(list)
     for answer in sorted(run.history.answers, key=lambda each: each.sent):
         by_shard[answer.shard].append(answer)
-    for shard, written in by_shard.items():
-        deleted = min((answer.sent for answer in written if answer.verb == "delete"), default=math.inf)
-        answers = [answer for answer in written if answer.t < deleted]
-        done = [answer for answer in answers if answer.done]
+    for shard, shard_writes in by_shard.items():
+        deletion_time = min((answer.sent for answer in shard_writes if answer.verb == "delete"), default=math.inf)
+        answers = [answer for answer in shard_writes if answer.t < deletion_time]
+        applied = [answer for answer in answers if answer.done]
         first_writers: dict[str, WriteAnswer] = {}
-        for answer in done:
+        for answer in applied:
             if answer.version and answer.verb not in VERSIONLESS:
-                other = first_writers.setdefault(answer.version, answer)
-                if other.process != answer.process:
-                    writers = f"{answer.process} by a {answer.verb} and {other.process} by a {other.verb}"
+                first_writer = first_writers.setdefault(answer.version, answer)
+                if first_writer.process != answer.process:
+                    writers = f"{answer.process} by a {answer.verb} and {first_writer.process} by a {first_writer.verb}"
                     yield Breach(
                         "two holders", answer.t, f"{writers} were both told that they made {shard} {answer.version}"
                     )
                     break
-        yield from _decreases("counter", done, done, lambda each: each.epoch)
-        reset = min((answer.sent for answer in written if answer.verb == "reset"), default=math.inf)
-        moved = [answer for answer in done if answer.verb in CHECKPOINT_VERBS and answer.t < reset]
-        placed = [
+        yield from _decreases("counter", applied, applied, lambda each: each.epoch)
+        reset_time = min((answer.sent for answer in shard_writes if answer.verb == "reset"), default=math.inf)
+        checkpoint_answers = [answer for answer in applied if answer.verb in CHECKPOINT_VERBS and answer.t < reset_time]
+        answers_with_checkpoint = [
             answer
-            for answer in done
-            if answer.verb in TAKES | CHECKPOINT_VERBS - {"checkpoint-late"} and answer.t < reset
+            for answer in applied
+            if answer.verb in TAKES | CHECKPOINT_VERBS - {"checkpoint-late"} and answer.t < reset_time
         ]
-        yield from _decreases("checkpoint went back", moved, placed, lambda each: each.checkpoint)
+        yield from _decreases(
+            "checkpoint went back", checkpoint_answers, answers_with_checkpoint, lambda each: each.checkpoint
+        )
         if run.limits.owned_checkpoints:
             yield from checkpoints_of_another(shard, answers)
-        yield from claimed_early(run, shard, done)
+        yield from claimed_early(run, shard, applied)
 
 
 def finished_stays_finished(run: JudgedRun) -> Iterator[Breach]:
-    """Check law 12, unless an operator deleted or reset the row, or a creation may have arrived late."""
-    written: dict[str, list[WriteAnswer]] = defaultdict(list)
+    """Check law 12, unless an operator deleted the row, the lease was reset, or a late request may have created it."""
+    answers_by_shard: dict[str, list[WriteAnswer]] = defaultdict(list)
     for answer in run.history.answers:
-        written[answer.shard].append(answer)
-    for shard, answers in written.items():
+        answers_by_shard[answer.shard].append(answer)
+    for shard, answers in answers_by_shard.items():
         ends = [
             write.t
             for write in answers
             if write.done and write.verb == "checkpoint" and write.checkpoint == SHARD_END_ORDER
         ]
-        void = [
+        exempt_times = [
             answer.sent
             for answer in answers
             if answer.verb == "reset"
@@ -289,7 +303,7 @@ def finished_stays_finished(run: JudgedRun) -> Iterator[Breach]:
         read_before = {
             (record.place, record.digest) for tenure in tenures for record in tenure.records if record.t <= end
         }
-        for later in (tenure for tenure in tenures if end < tenure.begin < min(void, default=math.inf)):
+        for later in (tenure for tenure in tenures if end < tenure.begin < min(exempt_times, default=math.inf)):
             repeated = [record for record in later.records if (record.place, record.digest) in read_before]
             if repeated:
                 why = f"{later.process} handed over {len(repeated)} records of {shard} after its end was checkpointed"
@@ -298,99 +312,109 @@ def finished_stays_finished(run: JudgedRun) -> Iterator[Breach]:
 
 
 def _decreases(
-    what: BreachKind, before: Sequence[WriteAnswer], after: Sequence[WriteAnswer], value: Callable[[WriteAnswer], Any]
+    what: BreachKind,
+    earlier_answers: Sequence[WriteAnswer],
+    later_answers: Sequence[WriteAnswer],
+    value: Callable[[WriteAnswer], Any],
 ) -> Iterator[Breach]:
-    """Yield the first answer in `after` whose value is lower than one answered before it was sent.
+    """Yield a breach for the first write whose value is lower than that of an earlier write.
 
-    `after` must be sorted by `sent`.
+    A write in `before` is earlier than one in `after` if its response arrived before the other was sent. `after` must
+    be sorted by `sent`.
     """
-    waiting = sorted(before, key=lambda each: each.t, reverse=True)
+    waiting = sorted(earlier_answers, key=lambda each: each.t, reverse=True)
     highest: WriteAnswer | None = None
-    for answer in after:
+    for answer in later_answers:
         while waiting and waiting[-1].t < answer.sent:
             earlier = waiting.pop()
             highest = earlier if highest is None else max(highest, earlier, key=value)
         if highest is not None and value(answer) < value(highest):
-            fell = f"of {answer.shard}: {value(highest)} was answered to {highest.process}"
-            why = f"{fell}, and {value(answer)} to the later {answer.verb} of {answer.process}"
+            first_value = f"of {answer.shard}: {value(highest)} was answered to {highest.process}"
+            why = f"{first_value}, and {value(answer)} to the later {answer.verb} of {answer.process}"
             yield Breach(what, answer.t, why)
             return
 
 
 def checkpoints_of_another(shard: str, answers: Sequence[WriteAnswer]) -> Iterator[Breach]:
-    """Check law 9: look for a take by another worker between a worker's own last take and its checkpoint."""
+    """Check law 9: no other worker takes the lease between a worker's last take of it and the worker's checkpoint."""
     takes = [answer for answer in answers if answer.verb in TAKES]
     for answer in answers:
         if not answer.done or answer.verb not in {"checkpoint", "give"}:
             continue
-        own = [take for take in takes if take.worker == answer.worker and take.sent < answer.t]
-        # An unanswered take may have taken effect at any time since.
-        since = max((take.t if take.done else math.inf for take in own if take.outcome != "lost"), default=-math.inf)
-        others = (take for take in takes if take.done and take.worker != answer.worker)
-        taken = next((take for take in others if take.sent > since and take.t < answer.sent), None)
-        if taken is not None:
-            took = f"{taken.process} had taken it {answer.sent - taken.t:.3f} s before"
-            why = f"{answer.process} wrote a {answer.verb} of {shard}, and {took}"
+        own_takes = [take for take in takes if take.worker == answer.worker and take.sent < answer.t]
+        # A take without a response may have been applied at any time since.
+        own_take_time = max(
+            (take.t if take.done else math.inf for take in own_takes if take.outcome != "lost"), default=-math.inf
+        )
+        other_takes = (take for take in takes if take.done and take.worker != answer.worker)
+        other_take = next((take for take in other_takes if take.sent > own_take_time and take.t < answer.sent), None)
+        if other_take is not None:
+            take_description = f"{other_take.process} had taken it {answer.sent - other_take.t:.3f} s before"
+            why = f"{answer.process} wrote a {answer.verb} of {shard}, and {take_description}"
             yield Breach("checkpoint of another", answer.t, why)
             return
 
 
-def claimed_early(run: JudgedRun, shard: str, done: Sequence[WriteAnswer]) -> Iterator[Breach]:
-    """Check law 11, for claims only, because a steal may take a held lease."""
-    for claim in done:
+def claimed_early(run: JudgedRun, shard: str, applied: Sequence[WriteAnswer]) -> Iterator[Breach]:
+    """Check law 11. Only claims are checked, because a steal may take a lease that is held."""
+    for claim in applied:
         if claim.verb != "claim" or claim.seen in {None, claim.worker}:
             continue
-        # A worker that saw the owner's last write waits for the expiry from then on.
+        # The expiry counts from the owner's last write that was confirmed before the claim was sent.
         writes = [
             answer
-            for answer in done
+            for answer in applied
             if answer.worker == claim.seen and answer.verb in HOLDING_VERBS and answer.t < claim.sent
         ]
-        last = writes[-1] if writes else None
-        if last is None or not any(life.process == last.process and life.end > claim.t for life in run.lives):
+        last_write = writes[-1] if writes else None
+        if last_write is None or not any(
+            life.process == last_write.process and life.end > claim.t for life in run.lives
+        ):
             continue
-        until = last.sent + CLOCK_RATE * run.limits.lease_seconds.get(last.worker, 0.0)
-        if claim.sent < until:
-            why = f"{claim.process} claimed {shard}, which {last.process} held for {until - claim.sent:.3f} s more"
-            yield Breach("two holders", claim.t, f"{why} by its {last.verb}")
+        held_until = last_write.sent + CLOCK_RATE * run.limits.lease_seconds.get(last_write.worker, 0.0)
+        if claim.sent < held_until:
+            why = f"{claim.process} claimed {shard}, which {last_write.process} held"
+            remaining = f"for {held_until - claim.sent:.3f} s more by its {last_write.verb}"
+            yield Breach("two holders", claim.t, f"{why} {remaining}")
             return
 
 
 def only_writers_dispatch(run: JudgedRun) -> Iterator[Breach]:
-    """Check law 10, and yield the first breach of each process and lease."""
+    """Check law 10, and yield the first breach for each process and lease."""
     history, limits = run.history, run.limits
     if not history.answers or not limits.lease_seconds:
         return
-    written: dict[tuple[str, str], list[float]] = defaultdict(list)
+    write_times: dict[tuple[str, str], list[float]] = defaultdict(list)
     for answer in sorted(history.answers, key=lambda each: each.sent):
         if answer.outcome != "lost" and answer.verb in HOLDING_VERBS:
-            written[answer.process, answer.shard].append(answer.sent)
+            write_times[answer.process, answer.shard].append(answer.sent)
     reported: set[tuple[str, str]] = set()
     for record in run.records:
         holding = record.process, record.shard
-        times = written[holding]
-        last = times[count - 1] if (count := bisect_right(times, record.t)) else -math.inf
-        right = last + limits.lease_seconds.get(record.worker, math.inf)
+        own_times = write_times[holding]
+        last_time = own_times[count - 1] if (count := bisect_right(own_times, record.t)) else -math.inf
+        expiry = last_time + limits.lease_seconds.get(record.worker, math.inf)
         asleep = any(
-            who in {record.process, record.worker} and begin <= record.t and end > right for who, begin, end in run.naps
+            who in {record.process, record.worker} and begin <= record.t and end > expiry
+            for who, begin, end in run.naps
         )
-        if record.t > right + limits.notice_seconds and not asleep and holding not in reported:
+        if record.t > expiry + limits.notice_seconds and not asleep and holding not in reported:
             reported.add(holding)
-            wrote = f"wrote {record.t - last:.3f} s before for the last time" if times else "never wrote"
-            why = f"{record.process} handed over {record.place[0]} of {record.shard}, and {wrote} of the lease"
+            last_write = f"wrote {record.t - last_time:.3f} s before for the last time" if own_times else "never wrote"
+            why = f"{record.process} handed over {record.place[0]} of {record.shard}, and {last_write} of the lease"
             yield Breach("handed over unheld", record.t, why)
 
 
 NO_OWNER_NEEDED = "nobody is needed"
-"""Stands for the owner once a lease has ended or been deleted."""
+"""Used in place of an owner after a lease has ended or was deleted."""
 
 OwnerSpans = list[tuple[float, str | None]]
-"""The owners of one lease (None: no one), each with the time at which it became the owner."""
+"""The owners of one lease, each with the time when it became the owner. None means that the lease had no owner."""
 
 
 @frozen
 class OwnerChange:
-    """A lease passed from one owner to another (None: no owner)."""
+    """A change of a lease's owner. None means that the lease had no owner."""
 
     t: float
     key: str
@@ -400,7 +424,7 @@ class OwnerChange:
 
 
 def changes(writes: Iterable[WriteEvent]) -> Iterator[OwnerChange]:
-    """Yield every change of owner, in chronological order. The end or removal of a lease is no change of owner."""
+    """Yield all changes of owners, in order of time. Ended and deleted leases do not count as changes."""
     for write in writes:
         before = write.before.owner if write.before else None
         after = write.after.owner if write.after and write.verb != "delete" else None
@@ -409,20 +433,24 @@ def changes(writes: Iterable[WriteEvent]) -> Iterator[OwnerChange]:
             yield OwnerChange(write.t, write.key, before, after, write.verb)
 
 
-def without_taken_back(passed: Iterable[OwnerChange]) -> tuple[OwnerChange, ...]:
-    """Leave out gifts that were taken back, because only the giver ever read the lease (H3)."""
+def without_taken_back(owner_changes: Iterable[OwnerChange]) -> tuple[OwnerChange, ...]:
+    """Leave out hand-offs that were taken back, because the next owner never read the lease (H3)."""
     by_key: dict[str, list[OwnerChange]] = {}
-    for change in passed:
-        of_one = by_key.setdefault(change.key, [])
-        if change.verb == "take-back" and of_one and of_one[-1].verb == "give":
-            of_one.pop()
+    for change in owner_changes:
+        changes_of_lease = by_key.setdefault(change.key, [])
+        if change.verb == "take-back" and changes_of_lease and changes_of_lease[-1].verb == "give":
+            changes_of_lease.pop()
         else:
-            of_one.append(change)
-    return tuple(sorted((change for of_one in by_key.values() for change in of_one), key=lambda change: change.t))
+            changes_of_lease.append(change)
+    return tuple(
+        sorted(
+            (change for changes_of_lease in by_key.values() for change in changes_of_lease), key=lambda change: change.t
+        )
+    )
 
 
 def written_spans(history: RunHistory) -> dict[str, OwnerSpans]:
-    """Return the owners of each lease, by its writes."""
+    """Return the owners of each lease over time, according to the writes."""
     spans: dict[str, OwnerSpans] = {row.key: [(0.0, row.owner)] for row in history.first}
     for write in history.writes:
         if write.done:
@@ -436,16 +464,20 @@ def written_spans(history: RunHistory) -> dict[str, OwnerSpans]:
 
 
 def read_spans(tenures: Mapping[str, list[Tenure]], parents: Mapping[str, tuple[str, ...]]) -> dict[str, OwnerSpans]:
-    """Return the readers of each shard that was read, or whose parents were read to their end."""
+    """Return the readers over time of each shard that was read, or whose parents were read to their ends."""
     spans: dict[str, OwnerSpans] = {}
     for shard in {*tenures, *parents}:
         readers = tenures.get(shard, [])
-        last = [tenures[parent][-1] for parent in parents.get(shard, ()) if tenures.get(parent)]
-        finished = last and len(last) == len(parents[shard]) and all(tenure.how == "shard-ended" for tenure in last)
-        marks: OwnerSpans = [(max(tenure.end for tenure in last), None)] if finished else []
+        last_parent_readers = [tenures[parent][-1] for parent in parents.get(shard, ()) if tenures.get(parent)]
+        finished = (
+            last_parent_readers
+            and len(last_parent_readers) == len(parents[shard])
+            and all(tenure.how == "shard-ended" for tenure in last_parent_readers)
+        )
+        marks: OwnerSpans = [(max(tenure.end for tenure in last_parent_readers), None)] if finished else []
         for reader in readers:
             marks.append((reader.begin, reader.worker))
-            # If another tenure is going on at its end, the shard stays with that reader.
+            # If another process is reading the shard at this time, that process remains its reader.
             if not any(other.begin < reader.end < other.end for other in readers):
                 marks.append((reader.end, NO_OWNER_NEEDED if reader.how == "shard-ended" else None))
         for t, owner in sorted(marks, key=lambda mark: mark[0]):
@@ -459,7 +491,7 @@ def _append_owner(spans: OwnerSpans, t: float, owner: str | None) -> None:
 
 
 def owners_at(history: RunHistory, t: float) -> dict[str, str | None]:
-    """Return the owner of each lease that has not ended at `t`."""
+    """Return the owners, at time `t`, of all leases that have not ended."""
     spans = written_spans(history).items()
     owners = {
         key: next((owner for since, owner in reversed(owned) if since <= t), NO_OWNER_NEEDED) for key, owned in spans
@@ -475,34 +507,40 @@ def unowned(history: RunHistory, end: float, since: float = 0.0) -> dict[str, fl
 def longest_unowned(
     spans: Mapping[str, OwnerSpans], since: float, end: float, all_lives: Iterable[Life] | None = None
 ) -> dict[str, float]:
-    """Return the longest time that each lease had no living owner. Without `all_lives` every owner counts as living."""
+    """Return the longest time for which each lease had no living owner.
+
+    If `all_lives` is None, all owners count as living.
+    """
     living: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for life in all_lives or ():
         living[life.worker].append((life.start, life.end))
     always, longest_by_key = [(-math.inf, math.inf)], {}
     for key, spans_of_key in spans.items():
-        owned = [span for span in spans_of_key if span[0] <= end]
-        if not owned:
+        spans_until_end = [span for span in spans_of_key if span[0] <= end]
+        if not spans_until_end:
             continue
-        stops = [t for t, _ in owned[1:]] + [end]
-        # The periods in which a living owner held the lease; once the lease is over it needs none.
-        covered = sorted(
-            (max(begin, start), min(stop, over))
-            for (begin, owner), stop in zip(owned, stops, strict=True)
-            for start, over in (
+        span_ends = [t for t, _ in spans_until_end[1:]] + [end]
+        # The periods in which a living worker owned the lease, or in which it needed no owner because it had ended.
+        owned_periods = sorted(
+            (max(begin, start), min(stop, life_end))
+            for (begin, owner), stop in zip(spans_until_end, span_ends, strict=True)
+            for start, life_end in (
                 always if owner == NO_OWNER_NEEDED or (owner is not None and all_lives is None) else living[owner or ""]
             )
         )
-        longest, reached = 0.0, max(owned[0][0], since)
-        for start, stop in covered:
+        longest, covered_until = 0.0, max(spans_until_end[0][0], since)
+        for start, stop in owned_periods:
             if stop > start:
-                longest, reached = max(longest, start - reached), max(reached, stop)
-        longest_by_key[key] = max(longest, end - reached)
+                longest, covered_until = max(longest, start - covered_until), max(covered_until, stop)
+        longest_by_key[key] = max(longest, end - covered_until)
     return longest_by_key
 
 
 def count_rejected(writes: Iterable[WriteEvent]) -> int:
-    """Count the writes rejected because another worker wrote first, but not a retry of one's own unanswered write."""
+    """Return the number of writes that were rejected because another worker wrote first.
+
+    A worker's retry of its own write, rejected because the first attempt was applied after all, does not count.
+    """
     return sum(
         not write.done and write.verb in REJECTABLE and (write.before is None or write.before.owner != write.worker)
         for write in writes
@@ -510,18 +548,22 @@ def count_rejected(writes: Iterable[WriteEvent]) -> int:
 
 
 QUIET_VERBS: frozenset[WriteVerb] = frozenset({"renew", "checkpoint", "checkpoint-late", "annotate", "take-back"})
-"""Writes of a fleet at rest. The last two only end a planned move that was already counted."""
+"""Writes that are allowed in a fleet at rest. The last two only end a hand-off that was already counted."""
 
 
 def at_rest(run: JudgedRun) -> Iterator[Breach]:
-    """Yield the breaches since `settled`: unexpected writes and, if a worker that plans is running, an uneven load."""
+    """Check that the fleet is at rest after the time `settled`.
+
+    Only expected writes are allowed. If a worker that plans is running, all leases must have owners and be evenly
+    divided.
+    """
     history, settled = run.history, run.limits.settled
     if settled is None:
         return
     for write in history.writes:
-        # The lease of an ended shard may be deleted whenever a worker lists the shards.
-        cleared = write.verb == "delete" and write.before is not None and write.before.ended
-        if write.t > settled and write.verb not in QUIET_VERBS and not cleared:
+        # A worker may delete the lease of an ended shard whenever it lists the shards.
+        expected_deletion = write.verb == "delete" and write.before is not None and write.before.ended
+        if write.t > settled and write.verb not in QUIET_VERBS and not expected_deletion:
             lease = f"{write.key} ({write.before.owner if write.before else None})"
             why = f"{write.process} wrote a {write.verb} of {lease}, {'done' if write.done else 'refused'}"
             yield Breach("action at balance", write.t, why)
@@ -533,28 +575,28 @@ def at_rest(run: JudgedRun) -> Iterator[Breach]:
             yield Breach("held by nobody", history.end, why)
     if run.limits.even:
         owners = owners_at(history, history.end)
-        held = Counter(owner for owner in owners.values() if owner is not None)
-        counts = {worker: held[worker] for worker in alive_at(run.lives, history.end - 1e-9) | run.planners}
+        lease_counts = Counter(owner for owner in owners.values() if owner is not None)
+        counts = {worker: lease_counts[worker] for worker in alive_at(run.lives, history.end - 1e-9) | run.planners}
         rows = {write.key: write.after for write in history.writes if write.done}
-        loaded = run.limits.counts_ended and any(row is not None and row.ended for row in rows.values())
-        # A worker that never plans takes nothing, so it may well hold less.
+        counts_ended_leases = run.limits.counts_ended and any(row is not None and row.ended for row in rows.values())
+        # A worker that does not plan takes no leases, so it may have fewer.
         why = uneven(counts, run.planners, len(owners), run.limits.groups)
-        if why and not loaded:
+        if why and not counts_ended_leases:
             yield Breach("uneven", history.end, why)
 
 
 def no_needless_move(run: JudgedRun) -> Iterator[Breach]:
-    """Blame the last moves, those beyond the least possible number: no single move can be called needless."""
+    """Check the number of moves, and yield a breach for each move after the allowed number has been reached."""
     if run.limits.settled is None or run.limits.moves is None:
         return
-    since, more = run.limits.moves
+    since, allowed_extra = run.limits.moves
     workers = alive_at(run.lives, run.history.end - 1e-9)
     least = least_moves(owners_at(run.history, since), workers, run.limits.groups)
-    moved = [
+    moves = [
         change
         for change in changes(run.history.writes)
         if change.t >= since and change.before in alive_at(run.lives, change.t)
     ]
-    for number, change in enumerate(moved[least + more :], least + more + 1):
+    for number, change in enumerate(moves[least + allowed_extra :], least + allowed_extra + 1):
         why = f"{change.key} from {change.before} to {change.after} is move {number}, and {least} would have done"
         yield Breach("needless move", change.t, why)

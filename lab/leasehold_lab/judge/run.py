@@ -1,4 +1,4 @@
-"""The run under judgment: its history, its limits, and facts that several laws need, each computed once."""
+"""A run to judge, with its history, its limits, and cached values that several laws need."""
 
 import math
 from collections import defaultdict
@@ -22,10 +22,10 @@ from leasehold_lab.judge.events import (
 from leasehold_lab.judge.tenures import Tenure, TenureHistory, by_shard, reading_of
 
 OPERATOR = "operator"
-"""The process name of writes made by hand, unknown to the workers."""
+"""The process name for writes that an operator made without the workers' knowledge."""
 
 TAKES: frozenset[WriteVerb] = frozenset({"claim", "steal", "take-back"})
-"""Writes whose response contains the checkpoint that a process starts from."""
+"""Writes that take a lease. The response contains the checkpoint from which the new owner starts."""
 
 PositionOrder = tuple[int, int, int]
 
@@ -35,7 +35,7 @@ RecordId = tuple[str, str]
 
 @frozen
 class Life:
-    """One process of a worker, from start to end. `leaves` is when it was asked to leave."""
+    """The lifetime of one process of a worker. `leaves` is the time when it was told to drain."""
 
     worker: str
     process: str
@@ -45,7 +45,10 @@ class Life:
 
 
 def lives(incidents: Iterable[Incident]) -> tuple[Life, ...]:
-    """Return every process, in order of start. Of two with one name, the later starts after the earlier has ended."""
+    """Return the lifetimes of all processes, in order of their starts.
+
+    Two processes may have the same name only if the first ends before the second starts.
+    """
     lives_found: list[Life] = []
     latest: dict[str, int] = {}
     for incident in sorted(incidents, key=lambda incident: incident.t):
@@ -63,18 +66,21 @@ def lives(incidents: Iterable[Incident]) -> tuple[Life, ...]:
 
 
 def alive_at(all_lives: Iterable[Life], t: float) -> frozenset[str]:
-    """Return the workers that are running at `t` and have not been asked to leave."""
+    """Return the workers that are running at time `t` and have not been told to drain."""
     return frozenset(life.worker for life in all_lives if life.start <= t < life.leaves)
 
 
 @frozen
 class ReaderChange:
-    """A change of a shard's reader, and the records it caused to be dispatched again.
+    """A change of a shard's reader, with the number of records that were dispatched again.
 
     Attributes:
-        duplicates: Records of the new reader that earlier readers had already dispatched.
-        since: Records that earlier readers had dispatched after the last checkpoint seen before the change.
-        replayed: Duplicates at or before that checkpoint, for which there is no excuse.
+        before: The process that read the shard before.
+        after: The process that reads the shard now.
+        how: The event that ended the reading of the previous process.
+        duplicates: The number of records that the new reader dispatched although an earlier reader had.
+        since: The number of records that earlier readers had dispatched after the last checkpoint before the change.
+        replayed: The number of duplicates at or before that checkpoint. Any such record is a breach.
     """
 
     t: float
@@ -89,19 +95,19 @@ class ReaderChange:
 
 @frozen
 class JudgedRun:
-    """A run that has ended, or is judged as if it had."""
+    """A run to judge. If it has not ended, it is judged as if it ended now."""
 
     history: RunHistory
     limits: Limits
 
     @cached_property
     def lives(self) -> tuple[Life, ...]:
-        """Every process, in order of start."""
+        """The lifetimes of all processes, in order of their starts."""
         return lives(self.history.incidents)
 
     @cached_property
     def planners(self) -> frozenset[str]:
-        """Workers that run and plan at `settled`. Without one, nothing can be expected of the fleet."""
+        """The workers that run and plan at the time `settled`. Without such a worker, leases may stay unowned."""
         if self.limits.settled is None:
             return frozenset()
         zombies = {worker_of(incident.subject) for incident in self.history.incidents if incident.what == "zombie"}
@@ -109,131 +115,136 @@ class JudgedRun:
 
     @cached_property
     def naps(self) -> tuple[tuple[str, float, float], ...]:
-        """Each pause of a process or worker, with its begin and end."""
+        """All pauses, each with the process or worker that was paused, its start and its end."""
         naps = (incident for incident in self.history.incidents if incident.what == "nap")
         return tuple((nap.subject, nap.t, nap.t + nap.seconds) for nap in naps)
 
     @cached_property
     def reading(self) -> TenureHistory:
-        """The tenures of all processes."""
+        """The periods in which processes read shards, in order of their starts."""
         return reading_of(self.history)
 
     @cached_property
     def tenures(self) -> Mapping[str, list[Tenure]]:
-        """The tenures of each shard, in the order they began."""
+        """The tenures of each shard, in order of their starts."""
         return by_shard(self.reading.tenures)
 
     @cached_property
     def records(self) -> tuple[ReadingEvent, ...]:
-        """Every dispatch of a record, in order of time."""
+        """All dispatches of records, in order of time."""
         return tuple(self.history.of_kinds("record"))
 
     @cached_property
     def numbers(self) -> Mapping[RecordId, int]:
-        """The position of each record that was sent, among those of its key."""
+        """For each record that was sent, its number in the order of the records of its key."""
         return {(record.key, record.digest): record.number for record in self.history.sent}
 
     @cached_property
     def lost(self) -> list[Sent]:
-        """Records that were sent and never dispatched."""
+        """The records that were sent but never dispatched."""
         dispatched = {(event.key, event.digest) for event in self.records}
         return [record for record in self.history.sent if (record.key, record.digest) not in dispatched]
 
     @cached_property
     def former(self) -> frozenset[RecordId]:
-        """Records of former streams, which have no order relative to the present stream."""
+        """The records of former streams, which are not ordered relative to those of the current stream."""
         return frozenset(
             (record.key, record.digest) for record in self.history.sent if (record.t or math.inf) < self.history.anew
         )
 
     @cached_property
     def forgotten(self) -> frozenset[str]:
-        """Shards that a new group started at LATEST because nothing showed that they had been read before (L13).
+        """The shards that a worker started at LATEST because it could not know that they had been read before (L13).
 
-        This takes two steps. First, an operator deleted the rows while no worker held them (the owner in the row may
-        have lost the lease already), or during the last lease of their owner's life, or while the table could not be
-        reached. Then a worker that had never read the table recreated a row: it started after the deletion, or at
-        most a lease before it.
+        This happens in two steps:
+
+        1. An operator deletes a row while no running worker holds the lease, or less than one lease duration before the
+           owner's process ends, or while the table cannot be reached.
+        2. A worker that had not read the row creates it again. The worker's process starts after the deletion, or at
+           most one lease duration before it.
         """
         lease, shards = max(self.limits.lease_seconds.values(), default=0.0), set[str]()
         at_latest = [write for write in self.history.writes if write.verb == "create" and write.after and write.done]
         at_latest = [write for write in at_latest if write.after and write.after.checkpoint == LATEST]
-        for deleted in self.history.writes if at_latest else ():
-            if deleted.process != OPERATOR or deleted.before is None or deleted.after is not None:
+        for deletion in self.history.writes if at_latest else ():
+            if deletion.process != OPERATOR or deletion.before is None or deletion.after is not None:
                 continue
-            t, owner = deleted.t, deleted.before.owner
-            reached = not any(
+            t, owner = deletion.t, deletion.before.owner
+            table_reachable = not any(
                 incident.t == t and incident.what == "trouble" and incident.seconds
                 for incident in self.history.incidents
             )
             tenures = [
                 tenure
-                for tenure in self.tenures.get(deleted.before.shard, ())
+                for tenure in self.tenures.get(deletion.before.shard, ())
                 if tenure.worker == owner and tenure.begin <= t
             ]
-            let_go = bool(tenures) and tenures[-1].how == "lease-lost" and tenures[-1].end <= t
+            released = bool(tenures) and tenures[-1].how == "lease-lost" and tenures[-1].end <= t
             living = any(life.worker == owner and life.start <= t < life.end - lease for life in self.lives)
-            if reached and living and not let_go:
+            if table_reachable and living and not released:
                 continue
-            for made in (write for write in at_latest if write.t >= t):
-                lineage = self.self_and_ancestors(made.key)
-                newcomer = any(life.process == made.process and life.start >= t - lease for life in self.lives)
-                shards |= lineage if newcomer and deleted.key in lineage else set()
+            for creation in (write for write in at_latest if write.t >= t):
+                lineage = self.self_and_ancestors(creation.key)
+                newcomer = any(life.process == creation.process and life.start >= t - lease for life in self.lives)
+                shards |= lineage if newcomer and deletion.key in lineage else set()
         return frozenset(shards)
 
     def unaware(self, process: str, shard: str, t: float) -> bool:
-        """Whether, as far as a process could know at `t`, this shard's lease was finished (L13).
+        """Return whether the process could only conclude, at time `t`, that this shard's lease was finished (L13).
 
-        That is so if an operator had deleted its row, and the process first read the table after that or within a
-        lease before it. To such a process a missing row means a finished lease.
+        A missing row means a finished lease to a process that has never seen the row. This is the case if an operator
+        had deleted the row before the process started, or at most one lease duration after its start.
         """
         lease = max(self.limits.lease_seconds.values(), default=0.0)
         start = max((life.start for life in self.lives if life.process == process), default=0.0)
-        deleted = [write for write in self.history.writes if write.process == OPERATOR and write.after is None]
-        return any(write.key == shard and write.t <= min(t, start + lease) for write in deleted)
+        deletions = [write for write in self.history.writes if write.process == OPERATOR and write.after is None]
+        return any(write.key == shard and write.t <= min(t, start + lease) for write in deletions)
 
     def self_and_ancestors(self, shard: str) -> set[str]:
         """Return the shard and all its ancestors."""
-        lineage, todo = set[str](), [shard]
-        while todo:
-            if (ancestor := todo.pop()) not in lineage:
+        lineage, pending = set[str](), [shard]
+        while pending:
+            if (ancestor := pending.pop()) not in lineage:
                 lineage.add(ancestor)
-                todo += self.history.parents.get(ancestor, ())
+                pending += self.history.parents.get(ancestor, ())
         return lineage
 
     @cached_property
     def strangers(self) -> list[RecordId]:
-        """Records that were dispatched and never sent."""
+        """The records that were dispatched although they were never sent."""
         return sorted({(event.key, event.digest) for event in self.records} - self.numbers.keys())
 
     @cached_property
     def reader_changes(self) -> tuple[ReaderChange, ...]:
-        """Every change of a shard's reader, in order of time."""
-        taken: dict[tuple[str, str], list[tuple[float, PositionOrder]]] = defaultdict(list)
-        seen: dict[str, list[tuple[float, PositionOrder]]] = defaultdict(list)
-        anew: dict[str, list[float]] = defaultdict(list)
+        """All changes of a shard's reader, in order of time."""
+        checkpoints_taken: dict[tuple[str, str], list[tuple[float, PositionOrder]]] = defaultdict(list)
+        checkpoints_read: dict[str, list[tuple[float, PositionOrder]]] = defaultdict(list)
+        reset_times: dict[str, list[float]] = defaultdict(list)
         for answer in self.history.answers:
             if answer.verb in {"delete", "reset"} and answer.done:
-                anew[answer.shard].append(answer.t)
+                reset_times[answer.shard].append(answer.t)
             if answer.verb in TAKES and answer.done:
-                taken[answer.process, answer.shard].append((answer.t, answer.checkpoint))
+                checkpoints_taken[answer.process, answer.shard].append((answer.t, answer.checkpoint))
         for write in self.history.writes:
             if write.done and write.after is not None and write.verb in {"create", "reset"}:
-                anew[write.after.shard].append(write.t)
+                reset_times[write.after.shard].append(write.t)
             if write.done and write.after is not None and write.verb in TAKES:
-                taken[write.process, write.after.shard].append((write.t, write.after.checkpoint.order))
+                checkpoints_taken[write.process, write.after.shard].append((write.t, write.after.checkpoint.order))
         for row in self.history.rows:
-            seen[row.shard].append((row.t, row.checkpoint.order))
+            checkpoints_read[row.shard].append((row.t, row.checkpoint.order))
         changes = []
         for shard, readers in self.tenures.items():
-            earlier: set[tuple[RecordPlace, str]] = set()  # with digests, as a recreated event hub counts from 0 again
+            earlier_records: set[tuple[RecordPlace, str]] = (
+                set()
+            )  # with digests, because a recreated event hub counts from 0
             for before, after in pairwise(readers):
-                earlier.update((record.place, record.digest) for record in before.records)
-                repeated = earlier.intersection((record.place, record.digest) for record in after.records)
-                # A reader starts at the checkpoint in the response to its claim or, if claims are not recorded, at the
-                # last one seen before. After a reset or a recreation of the row, only later checkpoints count.
-                checkpoints = taken.get((after.process, shard)) or seen.get(shard, [])
-                since = max((t for t in anew[shard] if t <= after.begin), default=0.0)
+                earlier_records.update((record.place, record.digest) for record in before.records)
+                repeated = earlier_records.intersection((record.place, record.digest) for record in after.records)
+                # A reader starts at the checkpoint in the response to its claim. If claims are not recorded, the last
+                # checkpoint read from the table is used. Checkpoints from before a reset or a recreation of the row do
+                # not count.
+                checkpoints = checkpoints_taken.get((after.process, shard)) or checkpoints_read.get(shard, [])
+                since = max((t for t in reset_times[shard] if t <= after.begin), default=0.0)
                 start = max((order for t, order in checkpoints if since <= t <= after.begin), default=(0, 0, 0))
                 changes.append(
                     ReaderChange(
@@ -243,7 +254,7 @@ class JudgedRun:
                         after=after.process,
                         how=before.how,
                         duplicates=len(repeated),
-                        since=sum((1, *place) > start for place, _ in earlier),
+                        since=sum((1, *place) > start for place, _ in earlier_records),
                         replayed=sum((1, *place) <= start for place, _ in repeated),
                     )
                 )

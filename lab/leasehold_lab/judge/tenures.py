@@ -1,4 +1,4 @@
-"""Folds events into tenures: the periods in which a process read a shard, with the records that it dispatched."""
+"""Computes tenures from events. A tenure is a period in which one process reads a shard and dispatches its records."""
 
 import math
 from collections import defaultdict
@@ -13,14 +13,15 @@ ENDINGS = frozenset({"lease-lost", "shard-ended", "stopped"})
 
 @define
 class Tenure:
-    """The reading of a shard by one process, from `initialize` to its end.
+    """A period in which one process reads a shard, from the event "initialize" to the event that ends the reading.
 
     Attributes:
-        end: Infinity while the tenure continues.
-        how: The event that ended it, "cut" if the process died or initialized again first, or "" while it continues.
-        records: In the order of dispatch.
-        finished: The places of the records that a handler has finished with, if that was recorded.
-        again: Records dispatched although a handler had finished with them.
+        end: The end of the tenure, or infinity while it continues.
+        how: The event that ended the tenure, or "" while it continues. It is "cut" if there was no such event before
+            the process died or initialized the shard again.
+        records: The records in the order of their dispatch.
+        finished: The places of the records that a handler has finished, if this was recorded.
+        again: The records that were dispatched although a handler had finished with them before.
     """
 
     process: str
@@ -34,17 +35,17 @@ class Tenure:
 
     @property
     def worker(self) -> str:
-        """The worker that the process belongs to."""
+        """The id of the process's worker."""
         return worker_of(self.process)
 
 
 @define
 class TenureHistory:
-    """Tenures folded from events. The events of one process must come in their own order.
+    """The tenures of a run. Events must be added in the order in which they occurred, for each process.
 
     Attributes:
-        tenures: In the order they began.
-        outside: Records that a process dispatched while it did not read their shard.
+        tenures: All tenures, in the order in which their first events were added.
+        outside: The records that a process dispatched while it was not reading their shard.
     """
 
     tenures: list[Tenure] = Factory(list)
@@ -52,13 +53,13 @@ class TenureHistory:
     _open: dict[tuple[str, str], Tenure] = Factory(dict)
 
     def add(self, event: ReadingEvent) -> None:
-        """Add one event."""
-        place = (event.process, event.shard)
-        tenure = self._open.get(place)
+        """Add an event."""
+        key = (event.process, event.shard)
+        tenure = self._open.get(key)
         if event.event == "initialize":
             self._close(tenure, event.t, "cut")
-            self._open[place] = Tenure(event.process, event.shard, event.t)
-            self.tenures.append(self._open[place])
+            self._open[key] = Tenure(event.process, event.shard, event.t)
+            self.tenures.append(self._open[key])
         elif event.event == "record":
             (self.outside if tenure is None else tenure.records).append(event)
             if tenure is not None and event.place in tenure.finished:
@@ -69,12 +70,12 @@ class TenureHistory:
             self._close(tenure, event.t, event.event)
 
     def died(self, process: str, t: float) -> None:
-        """End all tenures of a process that died at `t`."""
+        """End all tenures of a process that died at time `t`."""
         for tenure in [tenure for tenure in self._open.values() if tenure.process == process and tenure.begin <= t]:
             self._close(tenure, t, "cut")
 
     def owner(self, shard: str) -> str | None:
-        """Return the worker that reads this shard now, according to the events."""
+        """Return the worker that reads this shard after the events added so far, or None if there is none."""
         return next((tenure.worker for tenure in self._open.values() if tenure.shard == shard), None)
 
     def _close(self, tenure: Tenure | None, t: float, how: str) -> None:
@@ -84,7 +85,7 @@ class TenureHistory:
 
 
 def reading_of(history: RunHistory) -> TenureHistory:
-    """Return the tenures of a whole history. A process that crashes stops reading at that moment."""
+    """Return the tenures in a history. If a process crashes, its tenures end at that time."""
     reading = TenureHistory()
     for event in history.events:
         reading.add(event)
@@ -95,7 +96,7 @@ def reading_of(history: RunHistory) -> TenureHistory:
 
 
 def by_shard(tenures: Iterable[Tenure]) -> Mapping[str, list[Tenure]]:
-    """Group tenures by shard, in the order they began."""
+    """Group the tenures by shard, in order of their starts."""
     tenures_by_shard: dict[str, list[Tenure]] = defaultdict(list)
     for tenure in sorted(tenures, key=lambda tenure: tenure.begin):
         tenures_by_shard[tenure.shard].append(tenure)

@@ -1,1 +1,1 @@
-"""Property-based tests for your own rule sets: strategies, the laws of the seam, and fleets under virtual time."""
+"""Property-based tests for your own rule sets: strategies, laws that each plan must keep, and simulated fleets."""

@@ -1,11 +1,12 @@
-"""The laws of the seam, for a rule set or a `plan` of your own. Each can be called on a case, or checked on many.
+"""The laws that plans must keep, to check your own rule set or `plan` function on single cases or on random ones.
 
     laws.check(plan, MyRules())                                  every law, on examples that Hypothesis draws
     laws.comes_to_rest.check(plan, st.builds(MyRules, ...))      one law, over the options too
     laws.takes_from_living_owners_name_them(plan, Scene(...))    one law on one case
 
-A broken law raises LawBroken with the case, the planned actions, and what is wrong with them. `plan` is any function
-with the signature of the seam: leasehold's own, a wrapper around it, or a client of a program in another language.
+If a law is broken, it raises LawBroken with the case, the planned actions and a description of the fault. `plan` may be
+any function with the signature of `leasehold.plan`: that function itself, a wrapper around it, or a client of a program
+in another language.
 """
 
 from collections import Counter
@@ -39,12 +40,12 @@ Rules = RuleSet | st.SearchStrategy[RuleSet]
 
 @frozen
 class Law:
-    """A law that every rule set keeps.
+    """A law about plans, which can be checked on one case or on many random cases.
 
     Attributes:
-        name: Its name in this module.
+        name: The name of the law in this module.
         says: The law in one sentence.
-        cases: Makes a strategy of the cases on which the law is tried from a strategy of rule sets.
+        cases: Returns a strategy for the cases on which the law is checked. Its argument is a strategy for rule sets.
     """
 
     name: str
@@ -53,19 +54,19 @@ class Law:
     _holds: Callable[[Planner, Any], None]
 
     def __call__(self, plan: Planner, case: Scene | SmallFleet) -> None:
-        """Try this one case. Raises LawBroken, and any exception that `plan` raises."""
+        """Check the law on one case. Raises LawBroken, or any exception that `plan` raises."""
         self._holds(plan, case)
 
     def __str__(self) -> str:
         return self.name
 
     def check(self, plan: Planner, rules: Rules, *, examples: int | None = None) -> None:
-        """Try the law on cases that Hypothesis draws, and shrink one that fails.
+        """Check the law on random cases, and simplify a case that fails. The cases are drawn by Hypothesis.
 
         Args:
-            plan: The function to try.
-            rules: The rule set, or a strategy of rule sets.
-            examples: The number of cases, by default that of the active Hypothesis profile.
+            plan: The function to check.
+            rules: The rule set, or a strategy for rule sets.
+            examples: The number of cases. By default, the active Hypothesis profile determines it.
 
         Raises:
             LawBroken: The law is broken.
@@ -74,26 +75,26 @@ class Law:
         def holds(case: Any) -> None:  # noqa: ANN401  of either kind
             self(plan, case)
 
-        holds.__name__ = holds.__qualname__ = self.name  # the name in the report of a failure
-        phases = tuple(phase for phase in settings().phases if phase != Phase.explain)  # it would show lines of ours
-        configured = settings(deadline=None, phases=phases, max_examples=examples or settings().max_examples)
-        drawn = rules
-        if not isinstance(drawn, st.SearchStrategy):
-            drawn = st.just(drawn)
-        configured(given(case=self.cases(drawn))(holds))()
+        holds.__name__ = holds.__qualname__ = self.name  # Hypothesis uses the name in its report of a failure
+        phases = tuple(phase for phase in settings().phases if phase != Phase.explain)  # it would show internal lines
+        configuration = settings(deadline=None, phases=phases, max_examples=examples or settings().max_examples)
+        strategy = rules
+        if not isinstance(strategy, st.SearchStrategy):
+            strategy = st.just(strategy)
+        configuration(given(case=self.cases(strategy))(holds))()
 
 
 def check(plan: Planner, rules: Rules, *, examples: int | None = None) -> None:
-    """Try every law in LAWS. Raises LawBroken for the first that is broken, with the smallest case found."""
+    """Check all laws in `LAWS`. Raises LawBroken for the first broken law, with the simplest case that was found."""
     for law in LAWS:
         law.check(plan, rules, examples=examples)
 
 
 def _law(cases: Callable[[st.SearchStrategy[RuleSet]], st.SearchStrategy[Any]]) -> Callable[[Callable[..., None]], Law]:
-    def made(holds: Callable[..., None]) -> Law:
+    def decorate(holds: Callable[..., None]) -> Law:
         return Law(holds.__name__, (holds.__doc__ or "").partition("\n")[0], cases, holds)
 
-    return made
+    return decorate
 
 
 def _planned(plan: Planner, scene: Scene) -> tuple[Action, ...]:
@@ -104,26 +105,26 @@ def _planned(plan: Planner, scene: Scene) -> tuple[Action, ...]:
 def order_does_not_matter(plan: Planner, scene: Scene) -> None:
     """The plan does not depend on the order in which leases and shards are listed.
 
-    Stores list in any order, so two workers that read the same table would otherwise plan differently.
+    Stores return rows in any order. If the order mattered, two workers that read the same table could plan differently.
     """
 
     def shuffled(listed: tuple[Any, ...]) -> tuple[Any, ...]:
         return tuple(Random(scene.order).sample(listed, len(listed)))  # noqa: S311  a seed is the point
 
-    other = evolve(scene, leases=shuffled(scene.leases), shards=scene.shards and shuffled(scene.shards))
-    first, second = _planned(plan, scene), _planned(plan, other)
+    shuffled_scene = evolve(scene, leases=shuffled(scene.leases), shards=scene.shards and shuffled(scene.shards))
+    first, second = _planned(plan, scene), _planned(plan, shuffled_scene)
     if first != second:
         raise LawBroken("the order of the listing matters", scene, first, f"listed otherwise: {formatted(second)}")
-    due = renewals(scene.leases, scene.me, scene.config)
-    if due != renewals(other.leases, scene.me, scene.config):
-        raise LawBroken("the order of the listing matters to renewals", scene, due)
+    expected_renewals = renewals(scene.leases, scene.me, scene.config)
+    if expected_renewals != renewals(shuffled_scene.leases, scene.me, scene.config):
+        raise LawBroken("the order of the listing matters to renewals", scene, expected_renewals)
 
 
 @_law(scenes)
 def input_is_unchanged(plan: Planner, scene: Scene) -> None:
-    """Planning does not change its input.
+    """Planning does not change its arguments.
 
-    If it wrote an owner into a record that is counted again later, every later count would be wrong.
+    If a planner changed the owner of a lease in its arguments, later counts of the same leases would be wrong.
     """
     plan_leases, plan_shards = list(scene.leases), None if scene.shards is None else list(scene.shards)
     leases, shards = [evolve(lease) for lease in scene.leases], [evolve(shard) for shard in scene.shards or ()]
@@ -136,30 +137,30 @@ def input_is_unchanged(plan: Planner, scene: Scene) -> None:
 def each_lease_has_at_most_one_action(plan: Planner, scene: Scene) -> None:
     """A plan has at most one action per lease, including alternates.
 
-    If it had two writes to one row, both for the same version, the second would be rejected, or undo the first.
+    Two writes to one row would require the same version, so the second would be rejected, or would undo the first.
     """
     actions = _planned(plan, scene)
-    twice = [key for key, count in Counter(_keys(actions)).items() if count > 1]
-    if twice:
-        raise LawBroken(f"{', '.join(sorted(twice))}: more than one action", scene, actions)
+    repeated_keys = [key for key, count in Counter(_keys(actions)).items() if count > 1]
+    if repeated_keys:
+        raise LawBroken(f"{', '.join(sorted(repeated_keys))}: more than one action", scene, actions)
 
 
 @_law(scenes)
 def takes_from_living_owners_name_them(plan: Planner, scene: Scene) -> None:
-    """A plan takes from a living owner only by a Steal or RequestHandoff naming it, and deletes only ended leases.
+    """A plan takes a living owner's lease only by a Steal or RequestHandoff with this owner, or deletes an ended lease.
 
-    Any other write would stop a worker that did nothing wrong.
+    Any other write would take the lease from a healthy worker without regard to its ownership.
     """
-    dead = {lease.key for lease in take_census(scene.leases, scene.me, scene.config).expired}
+    expired_keys = {lease.key for lease in take_census(scene.leases, scene.me, scene.config).expired}
     actions = _planned(plan, scene)
     for action in _with_alternates(actions):
         lease = action.lease
-        alive = lease.owner not in {None, scene.me.worker} and lease.key not in dead and lease in scene.leases
+        alive = lease.owner not in {None, scene.me.worker} and lease.key not in expired_keys and lease in scene.leases
         if isinstance(action, Steal | RequestHandoff):
             if (action.from_owner, alive) != (lease.owner, True):
-                whose = f"{lease.owner}, who is dead" if lease.owner and not alive else lease.owner or "nobody"
+                actual_owner = f"{lease.owner}, who is dead" if lease.owner and not alive else lease.owner or "nobody"
                 raise LawBroken(
-                    f"{formatted((action,))} from {action.from_owner}, but it belongs to {whose}", scene, actions
+                    f"{formatted((action,))} from {action.from_owner}, but it belongs to {actual_owner}", scene, actions
                 )
         elif alive and not (isinstance(action, Delete) and lease.ended):
             raise LawBroken(f"{formatted((action,))}, which its living owner {lease.owner} holds", scene, actions)
@@ -167,9 +168,9 @@ def takes_from_living_owners_name_them(plan: Planner, scene: Scene) -> None:
 
 @_law(scenes)
 def every_table_gives_a_plan(plan: Planner, scene: Scene) -> None:
-    """Every table gives a plan, and the next look at the table follows within a cycle.
+    """There is a plan for every table, and the next read of the table follows within a cycle.
 
-    Otherwise one odd row would stop a worker from renewing all its other leases.
+    Otherwise one unexpected row could keep a worker from renewing all its other leases.
     """
     actions = _planned(plan, scene)
     look = look_again(actions, scene.leases, scene.me, scene.config)
@@ -179,22 +180,26 @@ def every_table_gives_a_plan(plan: Planner, scene: Scene) -> None:
 
 @_law(scenes)
 def renewals_match_the_plan(plan: Planner, scene: Scene) -> None:
-    """Between two plans, a worker renews the same leases as with a plan.
+    """The renewals between two plans are for the same leases as the renewals in a plan.
 
-    A lease renewed at only one of the two cadences would expire at the other.
+    A lease that only one of the two renewed would expire in the meantime.
     """
     actions = _planned(plan, scene)
-    otherwise = set(_keys([action for action in actions if not isinstance(action, Renew)]))
-    due = [renewal for renewal in renewals(scene.leases, scene.me, scene.config) if renewal.lease.key not in otherwise]
-    if [action for action in actions if isinstance(action, Renew)] != due:
-        raise LawBroken("the plan renews other leases than are due", scene, actions, f"due: {formatted(due)}")
+    other_keys = set(_keys([action for action in actions if not isinstance(action, Renew)]))
+    expected_renewals = [
+        renewal for renewal in renewals(scene.leases, scene.me, scene.config) if renewal.lease.key not in other_keys
+    ]
+    if [action for action in actions if isinstance(action, Renew)] != expected_renewals:
+        raise LawBroken(
+            "the plan renews other leases than are due", scene, actions, f"due: {formatted(expected_renewals)}"
+        )
 
 
 @_law(balanced_fleets)
 def balanced_fleet_is_unchanged(plan: Planner, fleet: SmallFleet) -> None:
-    """Once the leases are evenly distributed, plans contain only renewals.
+    """If the leases are evenly distributed, plans contain only renewals.
 
-    A fleet that never comes to rest moves leases forever, and each move repeats records.
+    Otherwise the fleet would move leases forever, and each move may repeat records.
     """
     for worker in fleet.workers:
         actions = plan(fleet.leases, None, Me(worker, fleet.turn), fleet.config)
@@ -204,27 +209,28 @@ def balanced_fleet_is_unchanged(plan: Planner, fleet: SmallFleet) -> None:
 
 @_law(fleets)
 def comes_to_rest(plan: Planner, fleet: SmallFleet) -> None:
-    """From every start, and in any order of planning, all leases end up held and evenly distributed, and stay.
+    """From every start, and in any order of planning, the fleet comes to rest with all leases owned and evenly divided.
 
-    Evenness is not judged under rules that do not promise it (`RuleSet.evens_out`). Fleets that cannot hold all leases
-    (`RuleSet.most_leases`) are not judged.
+    The division is not checked for rules that do not guarantee it (`RuleSet.evens_out`). Nothing is checked for fleets
+    whose workers may not own all leases together (`RuleSet.most_leases`).
     """
-    end = settled(plan, fleet)
+    settled_fleet = settled(plan, fleet)
     limit = fleet.config.rules.most_leases
     if limit is not None and limit * len(fleet.workers) < len(fleet.owners):
         return
-    if free := [key for key, owner in end.owners.items() if owner is None]:
-        raise LawBroken(f"at rest, and nobody holds {', '.join(free)}", fleet, (), end.story)
-    held = {worker: end.counts[worker] for worker in fleet.workers}
-    if fleet.config.rules.evens_out and uneven(held, fleet.workers, len(fleet.owners)):
-        raise LawBroken(f"at rest, and uneven: {brief(tuple(held.values()))}", fleet, (), end.story)
+    if free := [key for key, owner in settled_fleet.owners.items() if owner is None]:
+        raise LawBroken(f"at rest, and nobody holds {', '.join(free)}", fleet, (), settled_fleet.story)
+    counts = {worker: settled_fleet.counts[worker] for worker in fleet.workers}
+    if fleet.config.rules.evens_out and uneven(counts, fleet.workers, len(fleet.owners)):
+        raise LawBroken(f"at rest, and uneven: {brief(tuple(counts.values()))}", fleet, (), settled_fleet.story)
 
 
 @_law(weighed_fleets)
 def equal_readings_make_disjoint_plans(plan: Planner, scene: Scene) -> None:
-    """S4: two workers with the same view of the table never want the same lease.
+    """S4: two workers that read the same table never plan to take the same lease.
 
-    If they did, one write would be rejected and a round lost. `minimal` promises this; most rule sets do not.
+    If they did, one of the writes would be rejected, which would cost a round. The rule set `minimal` guarantees this
+    law, but most others do not, so it is not in `LAWS`.
     """
     owners = sorted({lease.owner for lease in scene.leases if lease.owner is not None})
     plans = [plan(scene.leases, None, Me(owner, scene.me.turn), scene.config) for owner in owners]
@@ -243,7 +249,7 @@ LAWS: tuple[Law, ...] = (
     balanced_fleet_is_unchanged,
     comes_to_rest,
 )
-"""The laws that every rule set keeps."""
+"""The laws that every rule set must keep."""
 
 
 def _with_alternates(actions: Iterable[Action]) -> list[Action]:

@@ -1,7 +1,7 @@
-"""Runs fleets of real workers under virtual time, with rules and a handler of your own, and judges the runs.
+"""Simulates fleets of real workers with your own rules and handler under virtual time, and judges the runs.
 
-The seed decides everything: the same call gives the same run, down to the last write, on every machine. `settled` is
-simpler: the workers of a small fleet plan and act in turn until nothing changes. `LawBroken` reports what went wrong.
+A run depends only on its arguments, which include a seed. The same call has the same result on every machine. `settled`
+is a simpler simulation, in which the workers of a small fleet plan and act in turn until nothing changes.
 """
 
 from collections import Counter
@@ -26,24 +26,24 @@ from leasehold_lab.simulator.scenario import Network, Scenario
 from leasehold_lab.simulator.world.world import SimulatedHistory
 
 REST_CYCLES = 2.0
-"""Cycles at the end in which only renewals may be written."""
+"""The number of cycles at the end of a run in which only renewals may be written."""
 
 
 class SimulationFailed(AssertionError):
-    """The judge found breaches. The message has them, and the smallest fleet found that still has one."""
+    """Raised if the judge found breaches. The message contains a simplified fleet and its breaches."""
 
     __module__ = "leasehold.testing"  # as users import it
 
 
 @frozen
 class Simulated:
-    """A run, and the verdict of the judge.
+    """The result of a simulated run.
 
     Attributes:
-        scenario: The run; its repr is Python that can be pasted into a test.
+        scenario: The simulated fleet and its faults. The repr is Python code that can be pasted into a test.
         outcome: The figures that `leasehold simulate` prints.
-        breaches: What went wrong: records lost or out of order, two holders, no rest at the end, and more.
-        history: Every write, every read and every record.
+        breaches: The laws that the run broke, for example lost records, or two owners of a lease at the same time.
+        history: All recorded writes, reads and records.
     """
 
     scenario: Scenario
@@ -53,7 +53,7 @@ class Simulated:
     _limits: Limits
 
     def check(self) -> None:
-        """Find the smallest fleet with a breach, and raise SimulationFailed, if there are breaches."""
+        """Raise SimulationFailed if there are breaches, with a fleet that is as small as possible."""
         if self.breaches:
             raise SimulationFailed(explanation_of(Trial(self.scenario, self._limits)))
 
@@ -70,23 +70,24 @@ def simulate(
     handler: Handler | None = None,
     network: Network | None = None,
 ) -> Simulated:
-    """Run one fleet through one event, with records that are read, handled and checkpointed.
+    """Simulate a fleet during one event, with records that are read, handled and checkpointed.
 
     Args:
         rules: The rule set of every worker.
         leases: The number of leases.
-        workers: The number of workers in each group; at a `scale-out` the last group joins the others.
+        workers: The number of workers in each group. In a `scale-out`, the last group joins the others.
         event: One of cold, scale-out, crash, leave, rolling, reshard, steady and weights.
-        going: How many workers crash or leave.
-        seed: The seed of everything that is random.
-        cycles: How long to continue after the event, in units of `Config(rules).cycle_seconds`. During the last two
-            the fleet must be at rest.
-        handler: Receives every batch. Time does not pass while it runs. Without a handler records are only recorded.
-        network: The faults of requests. By default two in a thousand requests stall, and as many responses are lost.
-            The last half of the time has no faults.
+        going: The number of workers that crash or leave.
+        seed: The seed of all random numbers.
+        cycles: The duration after the event, in units of `Config(rules).cycle_seconds`. During the last two cycles the
+            fleet must be at rest.
+        handler: Called with every batch. No virtual time passes while it runs. Without a handler, records are only
+            added to the history.
+        network: The delays and faults of requests. By default, two in a thousand requests stall, and as many responses
+            are lost. There are no faults in the second half of the run.
 
     Raises:
-        ValueError: There can be no such fleet.
+        ValueError: No such fleet is possible.
     """
     config = Config(rules)
     question = SimulationQuestion(leases, workers, kind=event, going=going, seed=seed, cycles=cycles, pace="own")
@@ -111,74 +112,75 @@ def simulate(
 
 
 def chaos(rules: RuleSet, *, seed: int, handler: Handler | None = None) -> Simulated:
-    """Run the fleet that this seed chooses, with all faults: `make soak` for rules and a handler of your own.
+    """Simulate a random fleet with all kinds of faults, both determined by the seed.
 
-    Two to six workers crash, drain, pause and return; shards split and merge; requests and responses are lost, late or
-    repeated; handlers raise and hang. After two minutes all faults end, and the fleet must come to rest.
+    The fleet has two to six workers. They crash, drain, pause and return. Shards split and merge. Requests and
+    responses are lost, late or repeated. Handlers raise exceptions and hang. After two minutes of virtual time all
+    faults end, and the fleet must come to rest. `make soak` runs this simulation with leasehold's own rules.
     """
-    tested = trial(seed, rules)
-    tested = evolve(tested, scenario=evolve(tested.scenario, handler=handler))
+    chosen_trial = trial(seed, rules)
+    chosen_trial = evolve(chosen_trial, scenario=evolve(chosen_trial.scenario, handler=handler))
     if handler is not None:
-        tested = evolve(tested, limits=evolve(tested.limits, callable_faults=True))
-    return _simulated(tested, 0.0, Config(rules).cycle_seconds)
+        chosen_trial = evolve(chosen_trial, limits=evolve(chosen_trial.limits, callable_faults=True))
+    return _simulated(chosen_trial, 0.0, Config(rules).cycle_seconds)
 
 
-def _simulated(tested: Trial, since: float, cycle: float) -> Simulated:
-    history = run(tested.scenario)
-    figures = outcome(history, since=since, cycle_seconds=cycle, groups=tested.limits.groups)
-    return Simulated(tested.scenario, figures, judge(history, tested.limits), history, tested.limits)
+def _simulated(trial_run: Trial, since: float, cycle: float) -> Simulated:
+    history = run(trial_run.scenario)
+    figures = outcome(history, since=since, cycle_seconds=cycle, groups=trial_run.limits.groups)
+    return Simulated(trial_run.scenario, figures, judge(history, trial_run.limits), history, trial_run.limits)
 
 
 ROUNDS_EACH, ROUNDS_MORE = 4, 20
-"""The rounds that a fleet may take, for each lease and in addition.
+"""The number of rounds that a fleet may take to settle, per lease and in addition.
 
-A rule set that moves one lease a turn needs one for each lease.
+The limit grows with the number of leases, because some rule sets move only one lease per turn.
 """
 
 STORY_LINES = 8
 
 WAIT_SECONDS = 1e6
-"""Seconds that exhaust the patience of any rule set. They pass whenever no worker has anything to do."""
+"""An idle time that is longer than every timeout of the rule sets. It passes when no worker has anything to do."""
 
 
 class Planner(Protocol):
-    """The seam: a function with the arguments and the result of `leasehold.plan`."""
+    """A function with the arguments and the result of `leasehold.plan`."""
 
     def __call__(
         self, leases: Iterable[Lease], shards: Iterable[Shard] | None, me: Me, config: Config
     ) -> tuple[Action, ...]:
-        """Return the actions of this worker."""
+        """Return the actions that the worker `me` should carry out."""
 
 
 class LawBroken(AssertionError):
-    """Raised if a law does not hold. The message contains the fault, the case as Python code, and the plan."""
+    """Raised if a law is broken. The message contains the fault, the case as Python code, and the plan."""
 
     __module__ = "leasehold.testing"  # as users import it
 
-    def __init__(self, wrong: str, case: Scene | SmallFleet, actions: Iterable[Action], more: str = "") -> None:
-        who = f"me      {brief(case.me)}\n" if isinstance(case, Scene) else ""
+    def __init__(self, fault: str, case: Scene | SmallFleet, actions: Iterable[Action], details: str = "") -> None:
+        worker_line = f"me      {brief(case.me)}\n" if isinstance(case, Scene) else ""
         table = "\n        ".join(map(brief, case.leases)) or "none"
         planned = formatted(actions)
         super().__init__(
-            f"{wrong}\n{who}rules   {brief(case.config.rules)}\nleases  {table}"
+            f"{fault}\n{worker_line}rules   {brief(case.config.rules)}\nleases  {table}"
             + (f"\nplan    {planned}" if planned else "")
-            + (f"\n{more}" if more else "")
+            + (f"\n{details}" if details else "")
         )
 
 
 def formatted(actions: Iterable[Action]) -> str:
-    """Format each action with its rule, as in `T1 Claim s-0`."""
+    """Format each action with its rule, for example `T1 Claim s-0`."""
     return "; ".join(f"{action.rule} {type(action).__name__} {action.lease.key}" for action in actions)
 
 
 @frozen
 class SettledFleet:
-    """A fleet in which nobody has anything left to do.
+    """A fleet that has come to rest, so that no worker has anything left to do.
 
     Attributes:
         owners: The owner of each lease.
-        moves: How many leases were taken from another worker on the way.
-        claims: How many free leases were taken.
+        moves: The number of times that a lease was taken from another worker.
+        claims: The number of times that a free lease was taken.
         story: The last moves, one per line.
     """
 
@@ -194,46 +196,50 @@ class SettledFleet:
 
 
 def settled(plan: Planner, fleet: SmallFleet) -> SettledFleet:
-    """Let workers plan and act in turn until nothing changes, however long they wait.
+    """Let workers plan and act in turn until nothing changes, even after all timeouts have expired.
 
-    Raises LawBroken for a fleet that does not come to rest.
+    Raises LawBroken if the fleet does not come to rest.
     """
     table = {lease.key: lease for lease in fleet.leases}
     story: list[str] = []
     moves = claims = 0
     waited = 0.0
     for turn in range(ROUNDS_MORE + ROUNDS_EACH * len(table)):
-        passed = len(story)
+        moves_before = len(story)
         for worker in fleet.workers:
-            seen = [evolve(lease, idle=waited) if lease.owner is None else lease for lease in table.values()]
+            leases_as_read = [evolve(lease, idle=waited) if lease.owner is None else lease for lease in table.values()]
             me = Me(worker, fleet.turn + turn, History(owners_still=waited, fleet_still=waited))
-            for action in plan(seen, None, me, fleet.config):
-                owner = after = action.lease.owner
+            for action in plan(leases_as_read, None, me, fleet.config):
+                owner = new_owner = action.lease.owner
                 match action:
                     case Claim() | Steal() | RequestHandoff():
-                        after = worker
+                        new_owner = worker
                     case Release(next_owner=next_owner):
-                        after = next_owner
+                        new_owner = next_owner
                     case _:
                         pass
-                if after != owner:
+                if new_owner != owner:
                     moves, claims = moves + (owner is not None), claims + (owner is None)
-                    table[action.lease.key] = evolve(action.lease, owner=after, idle=fleet.idle)
-                    change = f"{owner or 'nobody'} -> {after or 'nobody'}"
+                    table[action.lease.key] = evolve(action.lease, owner=new_owner, idle=fleet.idle)
+                    change = f"{owner or 'nobody'} -> {new_owner or 'nobody'}"
                     story.append(f"turn {turn}  {formatted((action,))} by {worker}: {change}")
-        last = "\n".join(story[-STORY_LINES:])
-        if len(story) > passed:
+        last_moves = "\n".join(story[-STORY_LINES:])
+        if len(story) > moves_before:
             waited = 0.0
         elif waited:
-            return SettledFleet({key: lease.owner for key, lease in table.items()}, moves, claims, last)
+            return SettledFleet({key: lease.owner for key, lease in table.items()}, moves, claims, last_moves)
         else:
-            # Patience ends only by waiting, and all workers certainly wait only when none has anything to do.
+            # Timeouts expire only while workers wait, and all of them certainly wait only if none has anything to do.
             waited = WAIT_SECONDS
-    raise LawBroken(f"after {turn + 1} turns of each worker leases still move", fleet, (), last)
+    raise LawBroken(f"after {turn + 1} turns of each worker leases still move", fleet, (), last_moves)
 
 
 def least_moves(counts: Iterable[int]) -> int:
-    """Return the fewest moves, of one lease each, after which no two workers differ by more than one."""
+    """Return the least number of moves after which the lease counts of any two workers differ by at most one.
+
+    Args:
+        counts: The number of leases of each worker.
+    """
     workers = {str(place): count for place, count in enumerate(counts)}
     owners = {(worker, number): worker for worker, count in workers.items() for number in range(count)}
     return groups.least_moves(owners, workers)

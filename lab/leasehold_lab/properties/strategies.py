@@ -1,9 +1,10 @@
-"""Hypothesis strategies for leases, shards, histories, workers, settings and fleets, as odd as they may be.
+"""Hypothesis strategies for leases, shards, histories, workers, configurations and fleets.
 
-`plan` must have a result for every value drawn: rows without their parents, shards in circles, owners that died,
-histories of any length. All strategies shrink towards few leases, few workers and a listing without oddities.
+`plan` must return a result for all values that the strategies draw. These include unusual ones, such as rows whose
+parents are missing, shards that are their own ancestors, and dead owners. All strategies shrink towards few leases, few
+workers and a normal listing.
 
-The repr of a `Scene` or `SmallFleet`, on which laws are tried, is Python that can be pasted into a test.
+Laws are checked on a `Scene` or a `SmallFleet`, whose repr is Python code that can be pasted into a test.
 """
 
 import math
@@ -42,7 +43,7 @@ _FACTORY: Any = type(Factory(list))
 
 
 def brief(value: Any) -> str:  # noqa: ANN401  the fields of values are of many kinds
-    """Return the value as Python, without the fields that have their defaults."""
+    """Return the value as Python code, without fields that have their default values."""
     if isinstance(value, tuple):
         inner = ", ".join(map(brief, value))
         return f"({inner},)" if len(value) == 1 else f"({inner})"
@@ -50,19 +51,21 @@ def brief(value: Any) -> str:  # noqa: ANN401  the fields of values are of many 
         return "math.inf"
     if not has(type(value)):
         return repr(value)
-    shown = []
+    arguments = []
     for attribute in fields(type(value)):
         default: Any = attribute.default
         if isinstance(default, _FACTORY):
             default = default.factory(value) if default.takes_self else default.factory()
-        actual = getattr(value, attribute.name)
-        if attribute.init and actual != default:
-            shown.append(brief(actual) if default is NOTHING else f"{attribute.name}={brief(actual)}")
-    return f"{type(value).__name__}({', '.join(shown)})"
+        value_of_field = getattr(value, attribute.name)
+        if attribute.init and value_of_field != default:
+            arguments.append(
+                brief(value_of_field) if default is NOTHING else f"{attribute.name}={brief(value_of_field)}"
+            )
+    return f"{type(value).__name__}({', '.join(arguments)})"
 
 
 class Pasteable:
-    """A value whose repr is Python that can be pasted."""
+    """A base class of values whose repr is Python code."""
 
     def __repr__(self) -> str:
         return brief(self)
@@ -76,7 +79,7 @@ class Scene(Pasteable):
     """The arguments of a call of `plan`.
 
     Attributes:
-        order: A seed for the order in which the same leases and shards are listed a second time.
+        order: A seed for shuffling the leases and shards, to check that their order does not matter.
     """
 
     leases: tuple[Lease, ...]
@@ -88,14 +91,14 @@ class Scene(Pasteable):
 
 @frozen(repr=False)
 class SmallFleet(Pasteable):
-    """A fleet that plans and acts in turns, each worker on its own read of the table.
+    """A fleet whose workers plan and act in turn. Each worker plans from the current state of the table.
 
     Attributes:
-        workers: In the order in which they plan.
-        owners: The owner of each lease at the start, None for a free lease.
-        config: The settings of all workers.
-        idle: For how many seconds each lease has not been renewed.
-        turn: The turn that each worker begins with.
+        workers: The ids of the workers, in the order in which they plan.
+        owners: The initial owner of each lease, or None for a free lease.
+        config: The configuration of all workers.
+        idle: The time since the last renewal of each lease, in seconds.
+        turn: The number of each worker's first turn.
     """
 
     workers: tuple[str, ...]
@@ -106,17 +109,17 @@ class SmallFleet(Pasteable):
 
     @property
     def leases(self) -> tuple[Lease, ...]:
-        """The table at the start."""
+        """The initial leases."""
         return tuple(Lease(f"s-{place:02}", owner=owner, idle=self.idle) for place, owner in enumerate(self.owners))
 
 
 WORKERS = ("a-1", "a-2", "b-1", "b-2", "c")
-"""Workers of two groups, and one of no group."""
+"""The worker ids that strategies use by default. Two groups have two workers each, and one worker has no group."""
 
 KEYS = tuple(f"s-{number}" for number in range(8))
 STREAMS = ("", "orders")
 LEASE_SECONDS = 10.0
-"""The lease duration of every configuration drawn. Idle times are shorter, equal and longer."""
+"""The lease duration in all configurations that are drawn. Idle times are shorter, equal or longer."""
 
 _limits = st.none() | st.integers(1, 6)
 _options: dict[type[RuleSet], dict[str, st.SearchStrategy[Any]]] = {
@@ -143,15 +146,15 @@ _counts = st.integers(0, 9)
 
 
 def rule_sets(*kinds: type[RuleSet]) -> st.SearchStrategy[RuleSet]:
-    """Draw rule sets of these kinds with any options. The default is every kind that leasehold has.
+    """Draw rule sets of these classes, by default of all known ones, with random options.
 
-    A kind whose options are not listed here gets its defaults.
+    Classes that this module has no options for get their defaults.
     """
     return st.one_of([st.builds(kind, **_options.get(kind, {})) for kind in kinds or known_rule_sets()])
 
 
 def configs(rules: st.SearchStrategy[RuleSet] | None = None) -> st.SearchStrategy[Config]:
-    """Draw settings of a fleet under these rules, by default under any that leasehold has."""
+    """Draw configurations with these rule sets, by default with any known rule set."""
     seconds = st.just(LEASE_SECONDS)
     return st.builds(
         Config, rules=rule_sets() if rules is None else rules, lease_seconds=seconds, initial_position=_starts
@@ -159,7 +162,7 @@ def configs(rules: st.SearchStrategy[RuleSet] | None = None) -> st.SearchStrateg
 
 
 def hearings() -> st.SearchStrategy[BulletinState]:
-    """Draw states of a worker's knowledge after bulletins."""
+    """Draw the states that a worker may be in after reading bulletins."""
     return st.builds(
         BulletinState,
         latest=st.builds(Bulletin, _counts, _counts, _counts),
@@ -173,7 +176,7 @@ def hearings() -> st.SearchStrategy[BulletinState]:
 
 
 def calls() -> st.SearchStrategy[str]:
-    """Draw calls that a lookout may have written: each worker is called to keys of its own."""
+    """Draw calls that a lookout may write, in which each worker is called to different leases."""
     called_keys = st.lists(st.sampled_from(KEYS), max_size=4, unique=True)
 
     def text(keys: list[str], to_all: bool) -> str:
@@ -184,7 +187,7 @@ def calls() -> st.SearchStrategy[str]:
 
 
 def histories(owners: Sequence[str] = WORKERS) -> st.SearchStrategy[History]:
-    """Draw histories about these owners, as a worker has them after several reads of the table."""
+    """Draw histories about these owners, such as a worker has after several reads of the table."""
     holes = st.builds(Hole, st.sampled_from(STREAMS), st.just(0), st.integers(0, 9), st.integers(1, 4))
     pair = st.tuples(st.sampled_from(owners), st.floats(0, 100))
     seconds = st.lists(pair, max_size=3, unique_by=lambda each: each[0]).map(lambda pairs: tuple(sorted(pairs)))
@@ -204,15 +207,15 @@ def histories(owners: Sequence[str] = WORKERS) -> st.SearchStrategy[History]:
 
 
 def workers(names: Sequence[str] = WORKERS) -> st.SearchStrategy[Me]:
-    """Draw the worker that plans: one of these names, the number of turns it has taken, and what it has seen before."""
+    """Draw the worker that plans, with one of these ids, a turn number and a history."""
     return st.builds(Me, worker=st.sampled_from(names), turn=st.integers(0, 3), history=histories(names))
 
 
 @st.composite
 def leases(draw: st.DrawFn, keys: Sequence[str] = KEYS, owners: Sequence[str] = WORKERS) -> tuple[Lease, ...]:
-    """Draw a read of the table: some of these keys, each in any state.
+    """Draw the result of a read of the table, with some of these keys and random states.
 
-    In some reads every throughput is known, in others all owners are alive and no lease is free.
+    In some results, all throughputs are known. In others, all leases have living owners.
     """
     chosen = draw(st.lists(st.sampled_from(keys), unique=True))
     throughputs = st.integers(0, 100) | st.integers(0, WEIGHT_MAX)
@@ -241,7 +244,7 @@ def _lease(draw: st.DrawFn, key: str, keys: Sequence[str], owners: Sequence[str]
 
 @st.composite
 def listings(draw: st.DrawFn) -> tuple[Shard, ...] | None:
-    """Draw a listing of shards: none, a sound family, or one with open parents, circles and lost parents."""
+    """Draw a listing of shards, or None. The listing may be invalid, with cycles, open parents or missing parents."""
     names = draw(st.lists(st.sampled_from([f"s-{number}" for number in range(10)]), unique=True))
     sound = draw(st.booleans())
     shards = []
@@ -263,12 +266,12 @@ def listings(draw: st.DrawFn) -> tuple[Shard, ...] | None:
 
 
 def scenes(rules: st.SearchStrategy[RuleSet] | None = None) -> st.SearchStrategy[Scene]:
-    """Draw calls of `plan` under these rules, by default under any that leasehold has."""
+    """Draw arguments of `plan` with these rule sets, by default with any known rule set."""
     return st.builds(Scene, leases(), listings(), workers(), configs(rules), st.integers(0, 2**16))
 
 
 def _plain(rules: st.SearchStrategy[RuleSet] | None) -> st.SearchStrategy[Config]:
-    """Draw settings for cases in which no shard starts."""
+    """Draw configurations for cases that do not depend on the initial position."""
     return st.builds(Config, rules=rule_sets() if rules is None else rules, lease_seconds=st.just(LEASE_SECONDS))
 
 
@@ -276,7 +279,7 @@ def _plain(rules: st.SearchStrategy[RuleSet] | None) -> st.SearchStrategy[Config
 def fleets(
     draw: st.DrawFn, rules: st.SearchStrategy[RuleSet] | None = None, *, most_leases: int = 12, most_workers: int = 5
 ) -> SmallFleet:
-    """Draw a fleet that starts anywhere: all leases free, all owned by one worker, or anything between."""
+    """Draw a fleet with random owners. All leases may be free, or owned by one worker."""
     names = draw(st.permutations(WORKERS[: draw(st.integers(1, min(most_workers, len(WORKERS))))]))
     owners = draw(st.lists(st.sampled_from((None, *sorted(names))), max_size=most_leases))
     config = draw(_plain(rules))
@@ -285,20 +288,20 @@ def fleets(
 
 @st.composite
 def balanced_fleets(draw: st.DrawFn, rules: st.SearchStrategy[RuleSet] | None = None) -> SmallFleet:
-    """Draw a fleet whose leases are shared out, and were renewed within their duration."""
+    """Draw a fleet whose leases are evenly divided and not expired."""
     names, config = WORKERS[: draw(st.integers(1, len(WORKERS)))], draw(_plain(rules))
     count = draw(st.integers(0, 12))
     if config.rules.groups is not None:
-        count -= count % len(names)  # the remainder would also have to be shared out by groups
+        count -= count % len(names)  # the remainder would have to be evenly divided among the groups, too
     owners = tuple(names[place % len(names)] for place in range(count))
     return SmallFleet(names, owners, config, draw(st.floats(0, 9.9)), draw(st.integers(0, 3)))
 
 
 @st.composite
 def weighed_fleets(draw: st.DrawFn, rules: st.SearchStrategy[RuleSet] | None = None) -> Scene:
-    """Draw a fleet in which every worker signed the leases it holds, counts are uneven, and most throughputs are known.
+    """Draw a fleet with uneven lease counts and mostly known throughputs, which are very low in some fleets.
 
-    In some fleets hardly anything flows.
+    Each lease has an annotation by its owner, which shows that the owner uses leasehold.
     """
     counts = draw(st.lists(st.integers(1, 12), min_size=2, max_size=len(WORKERS)))
     owners = [owner for owner, count in zip(WORKERS, counts, strict=False) for _ in range(count)]

@@ -1,1 +1,1 @@
-"""Fleets of real workers under virtual time, with any fault that a seed can choose."""
+"""Simulates fleets of real workers under virtual time, with random faults that a seed determines."""

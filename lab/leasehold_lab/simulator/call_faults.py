@@ -1,20 +1,19 @@
-"""The faults that a single call of a worker may meet: of its store, its stream, or a callable that a user supplied.
+"""Faults that can be injected into single calls of a worker to its store, its stream or a function of the user.
 
-A run numbers all its calls in the order in which they begin, and a `CallFault` hits one of them, by its number. A fault
-is a series of steps, joined by " + " and taken one after the other. The call returns the result of the last "do", or of
-the last step that makes up a result. The steps are:
+A run numbers all calls in the order in which they begin, and a `CallFault` selects one of them by its number. A fault
+is a sequence of steps, separated by " + ". The call returns the result of the last step that has one. The steps are:
 
-  do            the call takes effect
-  pause         wait for one second; "hang" waits for HANG_SECONDS, "late" for LATE_SECONDS
-  raise NAME    raise one of RAISED
-  deny WHAT     reject the call, and all calls of the process that need this resource, for DENIED_SECONDS; see DENIED
-  freeze        the whole process stands still for FREEZE_SECONDS
-  crash         the process dies; "restart" also starts it again
-  send          only for a write: it takes effect LATE_SECONDS later, whatever happens to the process
-  stale         return the result of a moment ago; "untrue" returns one that is wrong; "answer" and "generate" return a
-                value where none is due
+  do            make the call
+  pause         wait for one second; "hang" waits for HANG_SECONDS, and "late" for LATE_SECONDS
+  raise NAME    raise one of the exceptions in RAISED
+  deny WHAT     for DENIED_SECONDS, fail this call and all calls of the process that need this resource; see DENIED
+  freeze        pause the whole process for FREEZE_SECONDS
+  crash         kill the process; "restart" also starts it again
+  send          only for a write: apply it after LATE_SECONDS, whatever happens to the process
+  stale         return the result of a moment ago; "untrue" returns a wrong one; "answer" and "generate" return a
+                value from a function that should return None
 
-A `CallableFault` is the misbehavior of a user's callable, which raises an exception, returns a wrong value, or hangs.
+A `CallableFault` makes a user's function raise an exception, return a wrong value or hang for some time.
 """
 
 from asyncio import CancelledError
@@ -28,26 +27,26 @@ from leasehold.adapters.sources.protocol import TransientRejection
 from leasehold.errors import OutcomeUnknown, SourceError, SourceUnavailable, StoreError, Trimmed
 
 HANG_SECONDS = 15.0
-"""Longer than a lease of ten seconds, plus the third by which a renewal in progress may exceed it."""
+"""Longer than a lease of ten seconds, plus the third of a lease by which a renewal in progress may exceed it."""
 
 FREEZE_SECONDS = 20.0
-"""Long enough for others to take the lease, and to continue reading."""
+"""Long enough for another worker to take the lease and to continue reading."""
 
 LATE_SECONDS = 12.0
-"""Longer than such a lease, but not so long that a renewal in progress is given up."""
+"""Longer than a lease of ten seconds, but not long enough for a renewal in progress to time out."""
 
 
 class ForeignBaseException(BaseException):
-    """A user-defined exception that is not a subclass of Exception."""
+    """A user-defined exception that derives directly from BaseException."""
 
 
 RAISED: Mapping[str, Callable[[], BaseException]] = {
-    "unanswered": lambda: OutcomeUnknown("nobody answered"),
-    "refused": lambda: StoreError("no right to do this"),
-    "unavailable": lambda: SourceUnavailable("the service asks to slow down"),
-    "unreadable": lambda: SourceError("no right to read this"),
-    "rejected": lambda: TransientRejection("not through this proxy"),
-    "trimmed": lambda: Trimmed("the place is not there any more"),
+    "unanswered": lambda: OutcomeUnknown("there was no response"),
+    "refused": lambda: StoreError("not authorized to do this"),
+    "unavailable": lambda: SourceUnavailable("the service throttles requests"),
+    "unreadable": lambda: SourceError("not authorized to read this"),
+    "rejected": lambda: TransientRejection("rejected by a proxy"),
+    "trimmed": lambda: Trimmed("the position was trimmed"),
     "value": lambda: ValueError("no number"),
     "key": lambda: KeyError("a field"),
     "os": lambda: OSError("a broken pipe"),
@@ -73,17 +72,17 @@ DENIED: Mapping[str, tuple[tuple[str, ...], Callable[[], BaseException]]] = {
     "threads": (("task.",), lambda: RuntimeError("can't start new thread")),
     "memory": (("",), MemoryError),
 }
-"""Resources that the system may refuse for a while: the prefixes of the calls that need them, and the exception."""
+"""Resources that may be unavailable for a while, each with the prefixes of the calls that need it and the exception."""
 
 READ_CALLS = ("store.list", "store.get")
-"""The calls of a store that only read."""
+"""The store calls that only read."""
 
 DEATHS = ("crash", "do + crash", "do + restart")
 
 
 @frozen
 class CallFault:
-    """A fault of one call, identified by the call's number in the whole run."""
+    """A fault of one call, which is selected by its number in the whole run."""
 
     number: int
     fault: str
@@ -91,7 +90,7 @@ class CallFault:
 
 @frozen
 class CallEvent:
-    """The start of a call: when, by which process, and of what."""
+    """The start of a call: the time, the process that makes it, and the name of the called operation."""
 
     t: float
     process: str
@@ -109,11 +108,11 @@ FAULTS: dict[str, type[BaseException]] = {
 }
 
 HARMLESS: tuple[Deviation, ...] = ("raise", "exit", "interrupt", "broken pipe", "hang", "answer", "generate")
-"""Deviations under which both laws hold."""
+"""Deviations despite which no record may be lost, and no shard may be held without being read."""
 
 
 POISON = 5
-"""Every fifth record of a shard is poison for a poisoned handler."""
+"""A poisoned handler fails on every fifth record of a shard."""
 
 
 def poisonous(sequence_number: str) -> bool:
@@ -123,9 +122,9 @@ def poisonous(sequence_number: str) -> bool:
 
 @frozen
 class CallableFault:
-    """A fault in all calls of one kind of callable of one worker, during `seconds` from `at` on.
+    """A fault of a worker's handler, or of another of its functions, that starts at `at` and lasts for `seconds`.
 
-    A poisoned handler raises only for poisonous records, and has a dead-letter sink.
+    With the fault "poison", the handler fails only on poisonous records, and the worker has a dead-letter sink.
     """
 
     worker: str
@@ -135,7 +134,7 @@ class CallableFault:
     seconds: float
 
     def done(self, now: float, wait: Callable[[float], None]) -> object:
-        """Misbehave, and return what the callable is to return."""
+        """Apply the fault: raise an exception, hang, or return the value that the function is to return."""
         match self.what:
             case "raise" | "exit" | "interrupt" | "broken pipe":
                 raise FAULTS[self.what]
@@ -153,5 +152,5 @@ class CallableFault:
 
 
 def generated() -> Generator[None]:
-    """Return a generator, which is of no use as the result of a callable."""
+    """Return a generator, which no caller of a user's function expects as a result."""
     yield

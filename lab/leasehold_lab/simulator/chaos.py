@@ -1,4 +1,4 @@
-"""Draws a fleet and its faults from a seed: every kind of fault, followed by a time without any."""
+"""Generates a random fleet from a seed, with faults of every kind followed by a period without faults."""
 
 import random
 
@@ -16,43 +16,45 @@ from leasehold_lab.simulator.scenario import Emptying, Member, Nap, Network, Res
 
 FAULTS_END = 120.0
 SETTLE_SECONDS, STILL_SECONDS = 185.0, 40.0
-"""Seconds in which a fleet must settle, and seconds in which it must then write nothing.
+"""The time in which a fleet must settle after the last fault, and the time in which it must then write only renewals.
 
-An expected worker may die last. Its leases then expire, wait a lease and three cycles (M9), and leave a fleet that is
-uneven for three more cycles. Each of these waits ends when some worker looks next, at most a cycle later.
+The last fault may be the death of an expected worker. Its leases first expire. Other workers then wait for it for
+`lease_seconds` and three cycles (M9), and the fleet may stay uneven for three more cycles. Each of these waits may last
+up to one cycle longer, until a worker reads the table again.
 """
 
 ZOMBIE_SECONDS, SECONDS_PER_LEASE = 240.0, 30.0
-"""Additional seconds: for a fleet with a zombie, whose part others do once they lose patience, and for each lease.
+"""Additional time to settle: for a fleet with a zombie, and for each lease.
 
-The second is for fleets with peers, or with rules given to `trial`.
+Other workers give up waiting for a zombie only after long timeouts. The time per lease applies to fleets with workers
+of other libraries, and to rule sets that are passed to `trial`.
 """
 
 LEASE_SECONDS = 10.0
 
 READ_WITHIN_SECONDS = 20.0
-"""Seconds within which a worker has certainly read the table, even through an outage."""
+"""The longest time until a worker has read the table, including an outage."""
 
 NAMED: tuple[RuleSet, ...] = (Kcl(), Kcl(max_steals=10), KclRust(), *map(EventHubs, DIALECTS))
 PEERS = (*NAMED, *(rule_set() for rule_set in known_rule_sets() if rule_set not in {Minimal, *map(type, NAMED)}))
-"""Rule sets that are not in NAMED are tried with their defaults."""
+"""The rule sets of other libraries. Those that are not in `NAMED` have default options."""
 
 
 @frozen
 class Trial:
-    """A scenario, and the limits that the judge applies to it."""
+    """A scenario, and the limits with which the judge checks its history."""
 
     scenario: Scenario
     limits: Limits
 
 
 def trial(seed: int, rules: RuleSet | None = None) -> Trial:
-    """Return the fleet and the limits for this seed. Equal seeds give equal ones.
+    """Return the scenario and the limits for this seed. They depend on nothing but the arguments.
 
-    With `rules`, all workers have that rule set; there is then no peer of another library, and no zombie.
+    If `rules` is given, all workers have that rule set. There are then no workers of other libraries, and no zombies.
     """
     draw = random.Random(f"chaos {seed}")  # noqa: S311  a seed is the point
-    names = tuple(f"{'ab'[number % 2]}-{number}" for number in range(draw.randint(2, 6)))
+    worker_names = tuple(f"{'ab'[number % 2]}-{number}" for number in range(draw.randint(2, 6)))
     peer = draw.choice(PEERS) if _chance(draw, 0.35) else None
     our_rules = Minimal(
         groups=draw.choice((None, "prefix", ("-",))),
@@ -60,10 +62,11 @@ def trial(seed: int, rules: RuleSet | None = None) -> Trial:
         grace_seconds=draw.choice((0.0, 0.0, 20.0)),
         release=_chance(draw, 0.2),
     )
-    # No zombies among peers, which would wait for one to take leases, nor where leases are released to one (M11).
+    # Zombies are left out if there are workers of other libraries, which would wait forever for a zombie to take
+    # leases, and if leases are released for a zombie to take (M11).
     zombies = peer is None and not our_rules.release and rules is None
     members = list[Member]()
-    for name in names:
+    for name in worker_names:
         foreign = peer if peer is not None and not rules and _chance(draw, 0.5) else None
         config = Config(foreign or rules or our_rules, lease_seconds=LEASE_SECONDS)
         members += _processes(draw, name, config, zombies=zombies)
@@ -86,19 +89,19 @@ def trial(seed: int, rules: RuleSet | None = None) -> Trial:
         reading=True,
         full=True,
     )
-    # An eighth of the streams are the streams of tables, whose shards have no hash ranges and roll.
+    # One in eight streams is like a DynamoDB stream: its shards have no hash ranges, and roll.
     without_ranges = random.Random(f"without ranges {seed}")  # noqa: S311  likewise
     scenario = evolve(scenario, ranged=not _chance(without_ranges, 1 / 8))
-    # In a quarter of the fleets handlers checkpoint by themselves, which rules out dead letters.
+    # In a quarter of the fleets, handlers write checkpoints themselves. Such fleets have no dead letters.
     acknowledging = random.Random(f"acknowledging {seed}")  # noqa: S311  likewise
     if _chance(acknowledging, 1 / 4):
         scenario = evolve(scenario, acknowledges=acknowledging.choice(("late", "random", "never")))
-    # A bulletin says who must look; or every worker looks, because rows are dated and annotations cost requests, or
-    # because it looks once a cycle.
+    # Either a bulletin names the workers that must read the table, or all workers list the table: because rows show
+    # their age and annotations cost requests, or because each worker lists it once per cycle.
     cadences = (scenario, scenario, evolve(scenario, dated=True), evolve(scenario, scan_per_cycle=True))
     scenario = _with_callable_faults(seed, draw.choice(cadences))
     scenario = _with_emptyings(seed, _with_poison(seed, scenario))
-    # In a fifth of the fleets the stream responds slowly for a while.
+    # In a fifth of the fleets, the stream responds slowly for a while.
     slow_streams = random.Random(f"slow {seed}")  # noqa: S311  likewise
     if _chance(slow_streams, 1 / 5):
         slow = Nap(slow_streams.uniform(0.0, FAULTS_END - 60.0), slow_streams.uniform(20.0, 60.0))
@@ -107,9 +110,9 @@ def trial(seed: int, rules: RuleSet | None = None) -> Trial:
 
 
 def limits_of(scenario: Scenario) -> Limits:
-    """Return the limits that this fleet must keep.
+    """Return the limits that the judge applies to this fleet.
 
-    It need not become even if its rule set may leave leases unevenly divided.
+    The judge does not check the balance of a fleet whose rule sets may leave leases unevenly divided.
     """
     even = all(member.config.rules.evens_out for member in scenario.members)
     return Limits(
@@ -127,7 +130,10 @@ def _chance(draw: random.Random, probability: float) -> bool:
 
 
 def _with_expected_workers(draw: random.Random, members: list[Member]) -> list[Member]:
-    """Let some fleets know who is coming, but never expect a worker that doesn't come or doesn't return."""
+    """In some fleets, configure the number or the ids of the expected workers.
+
+    Only fleets whose workers all stay get this configuration, so no worker is expected in vain.
+    """
     names = tuple(sorted({member.worker for member in members}))
     staying = {member.worker for member in members if member.alive(FAULTS_END) and member.plans > FAULTS_END}
     hint = draw.choice((None, len(names), names))
@@ -140,7 +146,7 @@ def _with_expected_workers(draw: random.Random, members: list[Member]) -> list[M
 
 
 def _processes(draw: random.Random, name: str, config: Config, *, zombies: bool) -> list[Member]:
-    """Return a process of this worker, and perhaps a second one after it has ended."""
+    """Return a process of this worker and, in some cases, another one that starts after the first has ended."""
     start = 0.0 if _chance(draw, 0.6) else draw.uniform(0.0, FAULTS_END)
     end = draw.uniform(start + 1.0, FAULTS_END)
     process = Member(
@@ -162,16 +168,19 @@ def _processes(draw: random.Random, name: str, config: Config, *, zombies: bool)
             ending_process = evolve(process, ends=end, ending="leave")
         case _:
             return [process]
-    # A process with the old id starts only after its predecessor has drained and ended.
+    # The second process has the same worker id, so it must start after the first one has drained and ended.
     restarted = evolve(process, starts=end + draw.uniform(31.0, 45.0), naps=())
     return [ending_process, restarted] if ending.endswith("again") else [ending_process]
 
 
 def _network(draw: random.Random) -> Network:
-    """Draw whether each fault occurs at all, so that some runs show the effect of one of them alone."""
+    """Return random probabilities of the network's faults.
 
-    def draw_probability(most: float) -> float:
-        return draw.uniform(0.0, most) if _chance(draw, 0.6) else 0.0
+    Each fault is left out of some runs, so that there are also runs with only one kind of fault.
+    """
+
+    def draw_probability(maximum: float) -> float:
+        return draw.uniform(0.0, maximum) if _chance(draw, 0.6) else 0.0
 
     outages = tuple(
         Nap(draw.uniform(0.0, FAULTS_END - 15.0), draw.uniform(0.5, 15.0)) for _ in range(draw.choice((0, 0, 1)))
@@ -188,8 +197,8 @@ def _network(draw: random.Random) -> Network:
 
 
 def _with_callable_faults(seed: int, scenario: Scenario) -> Scenario:
-    """In a third of the fleets, let a worker or two have users' callables that misbehave for a while."""
-    draw = random.Random(f"misdeeds {seed}")  # noqa: S311  separate, so that the other faults stay as they were
+    """In a third of the fleets, add one to three faults in the user functions of workers."""
+    draw = random.Random(f"misdeeds {seed}")  # noqa: S311  separate, so that the other faults don't change
     if not _chance(draw, 1 / 3):
         return scenario
     names = sorted({member.worker for member in scenario.members})
@@ -207,7 +216,7 @@ def _with_callable_faults(seed: int, scenario: Scenario) -> Scenario:
 
 
 def _with_poison(seed: int, scenario: Scenario) -> Scenario:
-    """In a quarter of the fleets, let handlers fail on some records, and in half of these a dead-letter sink too."""
+    """In a quarter of the fleets, let handlers fail on some records. In half of these, a dead-letter sink fails too."""
     draw = random.Random(f"poison {seed}")  # noqa: S311  likewise
     if not _chance(draw, 1 / 4) or scenario.acknowledges != "return":
         return scenario
@@ -223,16 +232,16 @@ def _with_poison(seed: int, scenario: Scenario) -> Scenario:
 
 
 def _with_emptyings(seed: int, scenario: Scenario) -> Scenario:
-    """Delete rows under almost a third of the fleets: all of them, as when a table is recreated, or a few.
+    """In almost a third of the fleets, delete rows of the table: all of them, as if it were recreated, or a few.
 
-    A worker that has seen the rows must be awake, because leases that no worker remembers begin at the initial
-    position. Fleets whose workers read the table once a cycle, as other libraries do, are left out, because they cannot
-    look again in time. Processes may begin at any time.
+    Rows are deleted only while a worker that has read them is running and not paused, because a lease that no worker
+    remembers is created again at the initial position. Fleets whose workers list the table once per cycle, as other
+    libraries do, are left out, because they might read the table too late. Processes may start at any time.
     """
     draw = random.Random(f"emptied {seed}")  # noqa: S311  likewise
     if not _chance(draw, 1 / 3):
         return scenario
-    at, places = (
+    emptied_at, positions = (
         draw.uniform(25.0, FAULTS_END - 30.0),
         tuple(draw.randrange(9) for _ in range(draw.choice((0, 0, 1, 2)))),
     )
@@ -240,12 +249,13 @@ def _with_emptyings(seed: int, scenario: Scenario) -> Scenario:
         fault.worker for fault in scenario.callable_faults if fault.what in {"exit", "interrupt", "broken pipe"}
     }
     seen_by_worker = any(
-        member.starts + READ_WITHIN_SECONDS <= at < min(member.ends, member.plans) - READ_WITHIN_SECONDS
+        member.starts + READ_WITHIN_SECONDS <= emptied_at < min(member.ends, member.plans) - READ_WITHIN_SECONDS
         and all(
-            nap.at > at + READ_WITHIN_SECONDS or nap.at + nap.seconds < at - READ_WITHIN_SECONDS for nap in member.naps
+            nap.at > emptied_at + READ_WITHIN_SECONDS or nap.at + nap.seconds < emptied_at - READ_WITHIN_SECONDS
+            for nap in member.naps
         )
         and member.worker not in forgetful_workers
         for member in scenario.members
     )
     may_empty = seen_by_worker and not scenario.scan_per_cycle
-    return evolve(scenario, emptyings=(Emptying(at, places),) if may_empty else ())
+    return evolve(scenario, emptyings=(Emptying(emptied_at, positions),) if may_empty else ())

@@ -1,13 +1,13 @@
-"""Records a digest of the history of each of many simulated fleets, and finds the first event that a change altered.
+"""Detects changes of behavior by comparing digests of the histories of many simulated fleets, one for each seed.
 
-A refactoring must leave every digest as it is. `python -m leasehold_lab.simulator.digests 2000` prints one line per
-seed, `--write FILE` stores them, and `--check FILE` names the seeds whose histories differ from the stored ones.
-`--against CHECKOUT` runs another checkout of the repository as well, and prints the first event that differs.
+A refactoring must not change any digest. `python -m leasehold_lab.simulator.digests 2000` prints one line per seed,
+`--write FILE` stores the lines, and `--check FILE` lists the seeds whose histories differ from the stored ones.
+`--against CHECKOUT` also runs the code of another checkout of the repository, and prints the first event that differs.
 
-1. A run is determined by its scenario alone, so equal code gives equal digests on any machine.
-2. Digests contain values and no names of fields or classes, so renaming a field changes none of them.
-3. The fleets of consecutive seeds have different layouts: a table, sessions, and swaps between two tables. Their faults
-   and the ways in which their handlers checkpoint are those of `chaos.trial`.
+1. A run depends on its scenario alone, so the same code produces the same digests on any machine.
+2. Digests contain values, but no names of fields or classes, so renaming a field does not change them.
+3. Consecutive seeds use different layouts: one table with a row per lease, layout `sessions`, or swaps between two
+   tables. The faults, and the times at which handlers checkpoint, are those of `chaos.trial`.
 """
 
 import os
@@ -35,16 +35,16 @@ from leasehold_lab.simulator.world.world import SimulatedHistory
 app = typer.Typer(add_completion=False)
 
 SEEDS = 200
-"""How many seeds are stored, in `digests.txt` beside the test."""
+"""The number of seeds in `digests.txt`, which is in the folder of the test."""
 CHECKPOINT_SECONDS = (0.0, 1.0, 5.0)
 HANDLING_SECONDS = (0.0, 0.0, 0.3, 3.0)
 SWAP_SECONDS = (30.0, 70.0)
-"""When the leases of a fleet with two tables are moved: to the second table, and back."""
+"""The times at which a fleet with two tables moves its leases to the second table, and back."""
 CHUNK = 10
 
 
 def scenario_of(seed: int) -> Scenario:
-    """Return the fleet of this seed: that of `trial`, in one of the layouts and with one of the paces of handlers."""
+    """Return the scenario of this seed: the one of `trial`, with a layout and a handling time that vary by seed."""
     scenario = evolve(
         trial(seed).scenario,
         checkpoints=CHECKPOINT_SECONDS[seed % 3],
@@ -52,7 +52,7 @@ def scenario_of(seed: int) -> Scenario:
     )
     match seed % 4:
         case 2:
-            # Rows cannot be deleted by hand, nor dated, in tables other than the usual one.
+            # Only a single table with a row per lease supports dated rows and rows deleted by an operator.
             return evolve(scenario, sessions=True, emptyings=(), dated=False)
         case 3:
             return evolve(scenario, sessions=seed // 4 % 2 == 1, emptyings=(), dated=False, swaps=SWAP_SECONDS)
@@ -61,7 +61,7 @@ def scenario_of(seed: int) -> Scenario:
 
 
 def digest(history: SimulatedHistory) -> str:
-    """Return the digest of every write, event, incident and count, in order."""
+    """Return a digest of all writes, events, incidents and counts in the history, in order."""
     state = blake2b(digest_size=16)
     for value in (*history.first, *history.writes, *history.answers, *history.events, *history.incidents):
         state.update(repr(_values(value)).encode())
@@ -72,10 +72,10 @@ def digest(history: SimulatedHistory) -> str:
 
 
 def trace(history: SimulatedHistory) -> Iterator[str]:
-    """Yield what a digest is made of, one line per event, in order of time."""
+    """Yield the contents of a digest as text, with one line per event, in order of time."""
     events: list[Incident | WriteEvent | WriteAnswer | ReadingEvent] = [*history.incidents, *history.writes]
     events += [*history.answers, *history.events]
-    for event in sorted(events, key=lambda one: one.t):
+    for event in sorted(events, key=lambda event: event.t):
         yield f"{type(event).__name__}{_values(event)}"
     yield f"requests {sorted(history.requests.items())}"
     yield f"rows listed {history.scanned}, read {history.fetched}, perhaps stale {history.fetched_stale}"
@@ -103,21 +103,21 @@ def read_digests(path: Path) -> dict[int, str]:
     return {int(seed): value for seed, value in lines}
 
 
-def first_difference(before: Iterable[str], after: Iterable[str]) -> str | None:
-    """Return where two traces begin to differ, in words, or None if they are equal."""
-    for number, (old, new) in enumerate(zip_longest(before, after), 1):
+def first_difference(old_trace: Iterable[str], new_trace: Iterable[str]) -> str | None:
+    """Describe the first event in which two traces differ, or return None if they are equal."""
+    for number, (old, new) in enumerate(zip_longest(old_trace, new_trace), 1):
         if old != new:
             return f"event {number}\n  before: {old or 'the history ends'}\n  now:    {new or 'the history ends'}"
     return None
 
 
 def trace_of_checkout(checkout: Path, seed: int) -> list[str]:
-    """Return the trace of this seed as the code of another checkout makes it.
+    """Run this seed with the code of another checkout, and return the trace.
 
     Raises ValueError if that code cannot run the fleet.
     """
     environment = {**os.environ, "PYTHONPATH": f"{checkout}{os.pathsep}{checkout / 'lab'}"}
-    # By this file's path, because the other checkout may be older than this module.
+    # Run this file by its path, because the other checkout may not have this module yet.
     command = [sys.executable, "-P", __file__, "--trace", str(seed)]
     ran = subprocess.run(  # noqa: S603  this module, with the other code
         command, env=environment, capture_output=True, text=True, check=False
@@ -131,7 +131,7 @@ def trace_of_checkout(checkout: Path, seed: int) -> list[str]:
 def main(
     seeds: Annotated[int, typer.Argument(min=1, help="How many seeds.")] = SEEDS,
     *,
-    first: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
+    first_seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
     write: Annotated[Path | None, typer.Option(help="Store the digests in this file.")] = None,
     check: Annotated[Path | None, typer.Option(help="Compare with the digests in this file.")] = None,
@@ -143,7 +143,7 @@ def main(
         with unlogged():
             typer.echo("\n".join(trace(run(scenario_of(only)))))
         return
-    chosen_seeds = range(first, first + seeds)
+    chosen_seeds = range(first_seed, first_seed + seeds)
     stored_digests = {} if check is None else read_digests(check)
     differing, lines = list[int](), list[str]()
     console = Console(stderr=True)
@@ -158,7 +158,7 @@ def main(
     elif check is None and against is None:
         typer.echo("".join(lines), nl=False)
     if against is not None:
-        # Without stored digests every seed is compared, which takes as long again.
+        # Without stored digests, every seed must also be run by the other checkout, which doubles the time.
         for seed in differing if check is not None else chosen_seeds:
             difference = _difference(against, seed)
             if difference is not None:
@@ -175,7 +175,7 @@ def _difference(checkout: Path, seed: int) -> str | None:
 
 
 def _values(value: object) -> object:
-    """Return the value without names of classes and fields."""
+    """Return the value with each attrs instance replaced by a tuple of its field values."""
     if isinstance(value, tuple):
         return tuple(map(_values, value))
     names = _names(type(value))

@@ -1,7 +1,7 @@
-"""A question to the simulator and its answer: one fleet, one seed, one outcome.
+"""Simulates a fleet that is described by a few parameters, for one seed or for many.
 
-`on_this_machine` and `on_spark` run a simulation for many seeds. `forecast_of` runs a scenario and returns what a
-change does to a fleet.
+`answer` simulates one seed. `on_this_machine` and `on_spark` simulate many seeds. `forecast_of` runs a scenario, and
+returns the effects of a change of the fleet.
 """
 
 import json
@@ -34,12 +34,12 @@ Kind = Literal["cold", "scale-out", "crash", "leave", "rolling", "reshard", "ste
 ScanPace = Literal["cycle", "own"]
 
 CYCLE = Config(Kcl())
-"""The cadence at which rule sets are compared: the scans and renewals of KCL 2.x."""
+"""The intervals with which rule sets are compared, which are those of the scans and renewals of KCL 2.x."""
 
 RULES: dict[str, RuleSet] = {
     name: rules for rule_set in known_rule_sets() for name, rules in rule_set.variants().items()
 }
-"""Rule sets by name. The bare name of a dialect stands for `event-hubs` with that dialect."""
+"""The rule sets by name. The name of an Event Hubs dialect means the rule set `event-hubs` with that dialect."""
 
 
 def _check_rules(_question: object, attribute: "Attribute[Any]", name: str | None) -> None:
@@ -49,7 +49,7 @@ def _check_rules(_question: object, attribute: "Attribute[Any]", name: str | Non
 
 def _check_known(question: "SimulationQuestion", _attribute: "Attribute[Any]", known: bool) -> None:
     if known and question.pace != "own":
-        raise ValueError("known: whoever scans once a cycle reads the whole table anyway; give pace own")
+        raise ValueError("known: with pace cycle every worker reads the whole table at its start; use pace own")
 
 
 @frozen
@@ -59,28 +59,31 @@ class SimulationQuestion:
     Attributes:
         leases: The number of leases.
         workers: The number of workers in each group.
-        rules: A name in RULES.
+        rules: The name of the rule set in `RULES`.
         kind: The event:
 
             - "cold": All workers start, and all leases are free.
-            - "scale-out": The last group joins the others.
+            - "scale-out": The last group of workers joins the others.
             - "crash", "leave": `going` workers end.
             - "rolling": Every worker is replaced in turn.
             - "reshard": Every shard splits.
             - "steady": Nothing happens.
-            - "weights": Counts are even, but throughputs differ (log-normal, sigma 1).
-        start: Whether the starts of workers are spread over a cycle or nearly simultaneous.
-        pace: "cycle" if every worker scans once per 20.05 s (C16 excepted) and renews every 3.3 s; "own" for the
-            default of each rule set's library.
-        hint: Whether `minimal` knows which workers to expect.
-        grouped: Whether `minimal` balances the groups too.
-        peer: The rules of the other workers, if only `share` of the workers have ours.
-        cycles: How long to continue after the event.
-        pauses: How often per hour each worker is paused, for 1 to 3 s.
+            - "weights": All workers have equal numbers of leases, but the throughputs of leases differ (log-normal
+              distribution, sigma 1).
+        start: Whether workers start at random times within a cycle, or nearly at the same time.
+        pace: With "cycle", every worker lists the table once per 20.05 s, except under rule C16, and renews every
+            3.3 s. With "own", each rule set has the default intervals of its library.
+        hint: Whether the rule set `minimal` knows the expected workers.
+        grouped: Whether the rule set `minimal` also balances the groups of workers.
+        going: The number of workers that end.
+        gap: The seconds between two replacements in a rolling restart.
+        peer: The rule set of all other workers, if only a fraction `share` of the workers has the rule set `rules`.
+        cycles: The duration of the simulation after the event.
+        pauses: How often per hour each worker is paused, for 1 to 3 s each time.
+        dated: Whether the table behaves like blobs: listings contain the age of each row, and bulletins cost requests.
         sessions: Whether the table has the layout `sessions`.
-        known: Whether the workers that are there from the beginning have read the table before; needs `pace` "own".
-        dated: Whether the table is like blobs: listings show how old each row is, and bulletins cost requests.
-        checkpoints: Seconds between two checkpoints of each lease; if None, nothing is read.
+        known: Whether workers that are present from the start have already read the table. Requires `pace` "own".
+        checkpoints: The seconds between two checkpoints of each lease. If None, no records are read.
     """
 
     leases: int
@@ -107,12 +110,12 @@ class SimulationQuestion:
 
     @property
     def groups(self) -> Groups:
-        """How workers form groups, if `grouped`."""
+        """The way in which worker ids form groups, or None unless `grouped`."""
         return "prefix" if self.grouped else None
 
 
 def answer(question: SimulationQuestion) -> FleetOutcome:
-    """Simulate the fleet. The same question has the same answer everywhere."""
+    """Simulate the fleet. The result depends only on the question."""
     fleet = fleet_of(question)
     return outcome(
         run(fleet.scenario), since=fleet.since, cycle_seconds=config_of(question).cycle_seconds, groups=question.groups
@@ -120,7 +123,7 @@ def answer(question: SimulationQuestion) -> FleetOutcome:
 
 
 def groups_of(question: SimulationQuestion) -> tuple[tuple[str, ...], ...]:
-    """Return the ids of the workers, group by group."""
+    """Return the worker ids of each group."""
     return tuple(fleets.group_of(place, size) for place, size in enumerate(question.workers))
 
 
@@ -143,9 +146,9 @@ def config_of(question: SimulationQuestion, name: str | None = None) -> Config:
 
 
 def fleet_of(question: SimulationQuestion, config: Config | None = None) -> FleetScenario:
-    """Return the scenario that the question describes, with `config` instead of its own if given.
+    """Return the scenario that the question describes, with the configuration `config` if one is given.
 
-    Raises ValueError if there can be no such scenario.
+    Raises ValueError if no such scenario is possible.
     """
     names, workers = groups_of(question), all_workers(question)
     config = config_of(question) if config is None else config
@@ -185,13 +188,16 @@ def fleet_of(question: SimulationQuestion, config: Config | None = None) -> Flee
 
 
 FIGURES = tuple(figure.name for figure in fields(FleetOutcome) if figure.type in {int, float})
-"""The numbers of an outcome that a sweep summarizes."""
+"""The names of the numeric figures of an outcome, which `summaries` summarizes."""
 
 TASKS_PER_CORE = 2
-"""A Python task costs Spark about 0.1 s before it does anything, so use few tasks, each with many seeds."""
+"""The number of Spark tasks per core.
+
+Starting a Python task takes Spark about 0.1 s, so there are few tasks, each with many seeds.
+"""
 
 Answer = tuple[int, dict[str, object]]
-"""A seed, and its outcome as JSON values."""
+"""A seed, and its outcome as a JSON object."""
 
 
 @frozen
@@ -204,7 +210,7 @@ class Summary:
 
 
 def on_this_machine(question: SimulationQuestion, seeds: Sequence[int], jobs: int) -> Iterator[Answer]:
-    """Yield the answer for every seed, in order, computed by a pool of processes."""
+    """Simulate all seeds in a pool of processes, and yield their outcomes in order."""
     answer_seed = partial(_answer_of_seed, question)
     if jobs == 1:
         yield from map(answer_seed, seeds)
@@ -214,7 +220,7 @@ def on_this_machine(question: SimulationQuestion, seeds: Sequence[int], jobs: in
 
 
 def on_spark(question: SimulationQuestion, seeds: Sequence[int], spark: "SparkSession") -> list[Answer]:
-    """Return the answer for every seed, in order, computed by a few long tasks on Spark, which needs leasehold."""
+    """Simulate all seeds on Spark, and return their outcomes in order. leasehold must be installed on the executors."""
 
     def answers(batches: Iterable[object]) -> Iterator[object]:
         import pyarrow as pa  # type: ignore[import-untyped]  # noqa: PLC0415  an extra, and the executor's own
@@ -239,7 +245,7 @@ def summaries(outcomes: Sequence[dict[str, object]]) -> tuple[Summary, ...]:
 
 @contextmanager
 def unlogged() -> Iterator[None]:
-    """Keep the messages of simulated workers out of the log."""
+    """Suppress the log messages of simulated workers."""
     log = logging.getLogger("leasehold")
     level = log.level
     log.setLevel(logging.CRITICAL)
@@ -256,14 +262,14 @@ def _answer_of_seed(question: SimulationQuestion, seed: int) -> Answer:
 
 @frozen
 class Forecast:
-    """The result of simulating a change.
+    """The predicted effects of a change of a fleet.
 
     Attributes:
-        before: Moves that would happen without the change.
-        moves: Moves after the change, in order of time; times count from the change.
+        before: The moves before the change, which would happen without it, too.
+        moves: The moves after the change, in order of time. Their times are relative to the change.
         held: The number of leases of each worker at the end.
         loads: The throughput of each worker at the end, in kilobytes per second.
-        figures: The figures of the fleet.
+        figures: The figures of the fleet after the change.
     """
 
     before: tuple[OwnerChange, ...]
@@ -286,7 +292,7 @@ class Forecast:
 
 
 def forecast_of(scenario: Scenario, config: Config, since: float) -> Forecast:
-    """Run the scenario, in which the change happens at `since`."""
+    """Run the scenario, in which the change happens at `since`, and return the forecast."""
     with unlogged():
         history = run(scenario)
     owner_changes = [change for change in changes(history.writes) if change.after is not None]

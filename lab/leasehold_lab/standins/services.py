@@ -1,4 +1,4 @@
-"""The stand-ins that need no license and no Java: dynalite, kinesis-local, azurite and moto."""
+"""Starts the stand-ins that need neither a license nor Java: dynalite, kinesis-local, azurite and moto."""
 
 import sys
 from contextlib import AbstractContextManager
@@ -8,22 +8,25 @@ from leasehold_lab.standins import guard
 from leasehold_lab.standins.node import HOST, LOCKS, Command, Service, find_node, free_port, installed, serving
 
 AZURITE_ACCOUNT = "devstoreaccount1"
-# Published by the makers of azurite for everyone's use; it is valid for azurite only.
+# This key is public. It is documented by azurite, and valid only for azurite.
 AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 
 WRITING_SECONDS = 8.0
-"""How long azurite may take to write its data when it is stopped."""
+"""The time that azurite has to write its data when it is stopped."""
 
 KINESIS_FILE = "streams.json"
-"""The file in which kinesis-local keeps its streams. If it is ended while it writes, the file is truncated."""
+"""The file in which kinesis-local keeps its streams. The file is truncated if the process is killed while writing."""
 
 
 CERTIFICATE = "server.json"
-"""The file with kinesis-local's own key and certificate, in the folder of its package."""
+"""The file in kinesis-local's package that contains its key and certificate."""
 
 
 def dynalite(folder: Path | None = None) -> AbstractContextManager[Service]:
-    """Run tables of DynamoDB, with conditional writes but without transactions, kept in `folder` if given."""
+    """Run a stand-in for DynamoDB, with conditional writes but without transactions.
+
+    If `folder` is given, tables are kept there.
+    """
     script = str(installed("aws") / "dynalite" / "cli.js")
     quick = ("--createTableMs", "0", "--deleteTableMs", "0", "--updateTableMs", "0")
     persistence = () if folder is None else ("--path", str(folder))
@@ -35,11 +38,14 @@ def dynalite(folder: Path | None = None) -> AbstractContextManager[Service]:
 
 
 def kinesis_local(folder: Path | None = None, *, tls_port: int | None = None) -> AbstractContextManager[Service]:
-    """Run Kinesis with shard ends, child shards and shard filters, but without throttling, or fan-out by boto3.
+    """Run a stand-in for Kinesis, with closed shards, child shards and shard filters.
+
+    It does not throttle requests, and has no fan-out that boto3 can use.
 
     Args:
-        folder: Where to keep streams; after a kill they are as of a second before. By default they are not kept.
-        tls_port: A port on which to serve TLS as well.
+        folder: The folder in which to keep streams. If the process is killed, the last second of changes is lost. By
+            default, streams are kept in memory.
+        tls_port: A port on which to serve TLS, in addition to the port for plain HTTP.
     """
     package = installed("aws") / "kinesis-local"
     verbs = ("CREATE_STREAM", "DELETE_STREAM", "MERGE_SHARDS", "SPLIT_SHARD", "UPDATE_SHARD_COUNT")
@@ -50,7 +56,7 @@ def kinesis_local(folder: Path | None = None, *, tls_port: int | None = None) ->
     def command(port: int) -> Command:
         env = {
             "KINESIS_MOCK_PLAIN_PORT": str(port),
-            # It insists on serving TLS besides plain HTTP, and reads the certificate from this file.
+            # kinesis-local always serves TLS, too, and reads its certificate from this file.
             "KINESIS_MOCK_TLS_PORT": str(tls_port or free_port()),
             "KINESIS_MOCK_CERT_PATH": str(package / CERTIFICATE),
             "SHARD_LIMIT": "4000",
@@ -58,16 +64,16 @@ def kinesis_local(folder: Path | None = None, *, tls_port: int | None = None) ->
             **{f"{verb}_DURATION": "20ms" for verb in (*verbs, *consumers)},
             **({} if folder is None else {**options, "PERSIST_PATH": str(folder)}),
         }
-        # By default it listens on every interface of the machine.
+        # kinesis-local would listen on all interfaces, so this script makes it listen only on the loopback address.
         return Command((*find_node().node, "--require", str(LOCKS / "loopback.cjs"), str(package / "main.js")), env)
 
     return serving("kinesis-local", command)
 
 
 def azurite(folder: Path | None = None) -> AbstractContextManager[Service]:
-    """Run a stand-in for Azure Blob Storage. The account's name is the first part of every path.
+    """Run a stand-in for Azure Blob Storage. Every path starts with the name of the account.
 
-    If `folder` is given they are kept there: written every few seconds and, unless it is killed, at the end.
+    If `folder` is given, blobs are kept there. They are written every few seconds, and when the service is stopped.
     """
     script = str(installed("azure") / "azurite" / "dist" / "src" / "blob" / "main.js")
     persistence = ("--inMemoryPersistence",) if folder is None else ("--location", str(folder))
@@ -81,7 +87,7 @@ def azurite(folder: Path | None = None) -> AbstractContextManager[Service]:
 
 
 def azurite_connection_string(service: Service) -> str:
-    """Return the connection string with which the Azure SDKs reach this azurite."""
+    """Return the connection string of this service for the Azure SDKs."""
     parts = {
         "DefaultEndpointsProtocol": "http",
         "AccountName": AZURITE_ACCOUNT,
@@ -92,7 +98,7 @@ def azurite_connection_string(service: Service) -> str:
 
 
 def moto() -> AbstractContextManager[Service]:
-    """Run many of Amazon's services, but without atomic conditional writes, so races must not be tested with it."""
+    """Run stand-ins for many AWS services. Conditional writes are not atomic, so don't use it to test races."""
 
     def command(port: int) -> Command:
         return Command((sys.executable, "-m", "moto.server", "-H", HOST, "-p", str(port)))

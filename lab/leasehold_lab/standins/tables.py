@@ -1,13 +1,13 @@
-"""A stand-in for DynamoDB Streams in this process, with shards that roll and with the service's limits.
+"""A stand-in for DynamoDB Streams that runs in this process and has the service's limits.
 
-It has streams only: items are put by a call, and leases need another stand-in. DynamoDB Local has streams, too, but its
-shards never end. Here a shard ends on request or every few seconds, and another one follows it. Ended shards are gone
-after the retention. It imitates these limits and oddities:
+It serves only streams. Tests put items by calling `put`, and lease tables need another stand-in. DynamoDB Local has
+streams too, but its shards never end. Here, a shard ends when a test calls `roll`, or at regular intervals, and another
+shard follows it. Ended shards are removed after the retention. The stand-in imitates these limits of the service:
 
-- A page has at most 100 shards, a response at most 1,000 records or 1 MB.
+- A page has at most 100 shards, and a response has at most 1,000 records or 1 MB.
 - Iterators expire.
 - Reads before the trim horizon are rejected.
-- An empty response may come between two records.
+- There may be an empty response between two records.
 - A page of shards may still show an ended shard as open.
 """
 
@@ -37,12 +37,12 @@ TypedItem = dict[str, dict[str, Any]]
 
 
 class TableRejection(Exception):
-    """An error of the service: its name and its message."""
+    """An error response of the service. The arguments are the name of the error and its message."""
 
 
 @define
 class RolledShard:
-    """A shard. `ended` is when it ended, and `trimmed` how many of its records are gone."""
+    """A shard. `ended` is the time when it ended, and `trimmed` the number of its records that were removed."""
 
     id: str
     parent: str | None
@@ -53,7 +53,7 @@ class RolledShard:
     trimmed: int = 0
 
     def described(self, *, stale: bool) -> dict[str, Any]:
-        """Return the shard's entry in a listing. A stale entry does not show the end."""
+        """Return the shard's entry in a listing. A stale entry does not show that the shard has ended."""
         numbers = {"StartingSequenceNumber": str(self.first)}
         if self.last is not None and not stale:
             numbers["EndingSequenceNumber"] = str(self.last)
@@ -64,21 +64,25 @@ class RolledShard:
 
 @define
 class TableStreams:
-    """A table and its streams. Only the latest is enabled, but its predecessors can still be read.
+    """A table and its streams. Only the latest stream is enabled, but the earlier ones can still be read.
 
     Attributes:
-        lanes: How many shards are open at a time.
-        roll_seconds: How long a shard lives; if infinite, until a test ends it.
-        retention: Seconds after which an ended shard is gone.
-        stale_seconds: How long listings show an ended shard as open, next to its child.
+        name: The name of the table.
+        lanes: The number of open shards.
+        roll_seconds: The lifetime of a shard. If infinite, shards end only when a test calls `roll`.
+        retention: The number of seconds after its end when a shard is removed.
+        stale_seconds: How long listings still show an ended shard as open, together with its child.
         iterator_seconds: How long an iterator is valid.
-        empty_every: Every so many responses, one is empty; 0 for none.
-        limit: How many requests for the records of one shard are answered per second; 0 for all.
-        refuse: The errors with which the next requests are rejected.
-        denied: The operations that are not allowed.
+        empty_every: If not 0, each response to GetRecords whose number is a multiple of this is empty.
+        limit: The maximum number of GetRecords requests per second for a shard, or 0 for no limit.
+        clock: Returns the time in seconds since 1970.
+        refuse: The names of the errors with which the next requests are rejected.
+        denied: The operations that the caller is not authorized for.
         asked: The number of requests by operation.
-        kept: If not None, collects the numbers of all changes ever made.
-        status: The status of the stream; "" if there never was one.
+        kept: If not None, the sequence numbers of all changes are added to this set.
+        shards: The shards of the current stream by id.
+        status: The status of the stream, or "" if the table never had a stream.
+        made: The time when the current stream was created.
     """
 
     name: str = "orders"
@@ -110,12 +114,12 @@ class TableStreams:
 
     @property
     def arn(self) -> str:
-        """The ARN of the current stream."""
+        """The ARN of the table's current stream."""
         label = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(self.made)) + f".{int(self.made * 1000) % 1000:03}"
         return f"arn:aws:dynamodb:{REGION}:{ACCOUNT}:table/{self.name}/stream/{label}"
 
     def enable(self) -> None:
-        """Create a new stream, without the records of its predecessor."""
+        """Create a new stream, which does not contain the records of the previous one."""
         if self.shards:
             self._former[self.arn] = (self.made, self.shards)
         self.made, self._rolled, self.status = self.clock(), self.clock(), "ENABLED"
@@ -124,16 +128,16 @@ class TableStreams:
             self._open.append(self._new(None))
 
     def disable(self) -> None:
-        """End the stream: its shards end without children."""
+        """Disable the stream. Its shards end without children."""
         with self._lock:
             for shard in self._open:
                 self._end(shard)
             self._open, self.status = [], "DISABLED"
 
     def put(self, key: str, item: TypedItem | None) -> None:
-        """Write an item, or remove it."""
+        """Write the item with this key, or delete it if `item` is None."""
         with self._lock:
-            self._turn()
+            self._advance()
             old = self._items.pop(key, None)
             if item is not None:
                 self._items[key] = {"id": {"S": key}, **item}
@@ -152,20 +156,20 @@ class TableStreams:
             event = "REMOVE" if item is None else "MODIFY" if old is not None else "INSERT"
             row = {"eventID": str(self._number), "eventName": event, "eventVersion": "1.1", "dynamodb": change}
             row |= {"eventSource": "aws:dynamodb", "awsRegion": REGION}
-            # Python's own hash of a string differs between processes.
+            # `hash` cannot be used, because the hash of a string differs between processes.
             self.shards[self._open[sum(key.encode()) % self.lanes]].rows.append(row)
 
     def roll(self) -> None:
-        """End every open shard. Each is followed by one other."""
+        """End every open shard, and open a child of each."""
         with self._lock:
             self._roll()
 
     def expire(self, *shards: str) -> None:
-        """Expire these ended shards, as the service does after a day."""
+        """Remove these ended shards, as the service does after a day."""
         for shard in shards:
             del self.shards[shard]
 
-    def _turn(self) -> None:
+    def _advance(self) -> None:
         if self.clock() >= self._rolled + self.roll_seconds:
             self._roll()
         for shard in [
@@ -180,8 +184,8 @@ class TableStreams:
             self._open[lane] = self._new(shard)
 
     def _end(self, shard: str) -> None:
-        ended = self.shards[shard]
-        ended.last, ended.ended = self._number, self.clock()
+        shard_ended = self.shards[shard]
+        shard_ended.last, shard_ended.ended = self._number, self.clock()
 
     def _new(self, parent: str | None) -> str:
         self._number += 1
@@ -189,46 +193,46 @@ class TableStreams:
         self.shards[shard] = RolledShard(shard, parent, self._number)
         return shard
 
-    def answer(self, operation: str, question: dict[str, Any]) -> dict[str, Any]:
-        """Return the service's response. Raises TableRejection."""
+    def answer(self, operation: str, request: dict[str, Any]) -> dict[str, Any]:
+        """Return the response to a request. Raises TableRejection if the request is rejected."""
         with self._lock:
             self.asked[operation] += 1
-            self._turn()
+            self._advance()
             if operation in self.denied:
                 raise TableRejection("AccessDeniedException", f"not authorized to perform dynamodb:{operation}")
             if self.refuse:
                 raise TableRejection(self.refuse.pop(0), "as the test wants it")
             match operation:
                 case "DescribeTable":
-                    if question["TableName"] != self.name:
+                    if request["TableName"] != self.name:
                         raise TableRejection(
                             "ResourceNotFoundException", "Requested resource not found: Table not found"
                         )
                     stream = {"LatestStreamArn": self.arn} if self.status else {}
                     return {"Table": {"TableName": self.name, "TableStatus": "ACTIVE", **stream}}
                 case "DescribeStream":
-                    return self._described(question)
+                    return self._describe_stream(request)
                 case "GetShardIterator":
-                    return self._placed(question)
+                    return self._get_iterator(request)
                 case "GetRecords":
-                    return self._records(question)
+                    return self._get_records(request)
         raise TableRejection("UnknownOperationException", operation)
 
-    def _known(self, arn: str) -> dict[str, RolledShard]:
+    def _shards_of(self, arn: str) -> dict[str, RolledShard]:
         if arn == self.arn:
             return self.shards
         if arn in self._former:
             return self._former[arn][1]
         raise TableRejection("ResourceNotFoundException", f"Requested resource not found: Stream: {arn} not found")
 
-    def _described(self, question: dict[str, Any]) -> dict[str, Any]:
-        arn = question["StreamArn"]
-        shards = sorted(self._known(arn).values(), key=lambda each: each.first)
-        if (wanted := question.get("ShardFilter")) is not None:
-            shards = [shard for shard in shards if shard.parent == wanted["ShardId"]]
-        after = question.get("ExclusiveStartShardId")
-        begin = 0 if after is None else 1 + [shard.id for shard in shards].index(after)
-        page = shards[begin : begin + min(question.get("Limit", PAGE), PAGE)]
+    def _describe_stream(self, request: dict[str, Any]) -> dict[str, Any]:
+        arn = request["StreamArn"]
+        shards = sorted(self._shards_of(arn).values(), key=lambda each: each.first)
+        if (shard_filter := request.get("ShardFilter")) is not None:
+            shards = [shard for shard in shards if shard.parent == shard_filter["ShardId"]]
+        after = request.get("ExclusiveStartShardId")
+        first_index = 0 if after is None else 1 + [shard.id for shard in shards].index(after)
+        page = shards[first_index : first_index + min(request.get("Limit", PAGE), PAGE)]
         stale = self.clock() - self.stale_seconds
         description: dict[str, Any] = {
             "StreamArn": arn,
@@ -240,49 +244,49 @@ class TableStreams:
             "KeySchema": [{"AttributeName": "id", "KeyType": "HASH"}],
             "Shards": [shard.described(stale=shard.ended > stale) for shard in page],
         }
-        more = begin + len(page) < len(shards)
-        return {"StreamDescription": description | ({"LastEvaluatedShardId": page[-1].id} if more else {})}
+        has_more = first_index + len(page) < len(shards)
+        return {"StreamDescription": description | ({"LastEvaluatedShardId": page[-1].id} if has_more else {})}
 
-    def _placed(self, question: dict[str, Any]) -> dict[str, Any]:
-        shard = self._known(question["StreamArn"]).get(question["ShardId"])
+    def _get_iterator(self, request: dict[str, Any]) -> dict[str, Any]:
+        shard = self._shards_of(request["StreamArn"]).get(request["ShardId"])
         if shard is None:
             raise TableRejection("ResourceNotFoundException", "Requested resource not found: Shard does not exist")
         numbers = [int(row["dynamodb"]["SequenceNumber"]) for row in shard.rows]
-        kind = question["ShardIteratorType"]
+        kind = request["ShardIteratorType"]
         match kind:
             case "TRIM_HORIZON":
                 position = shard.trimmed
             case "LATEST":
                 position = len(shard.rows)
             case "AT_SEQUENCE_NUMBER" | "AFTER_SEQUENCE_NUMBER":
-                wanted_number = int(question["SequenceNumber"]) + (kind == "AFTER_SEQUENCE_NUMBER")
+                wanted_number = int(request["SequenceNumber"]) + (kind == "AFTER_SEQUENCE_NUMBER")
                 if shard.trimmed and wanted_number <= numbers[shard.trimmed - 1]:
                     raise TableRejection(
                         "TrimmedDataAccessException", "The data you are trying to access has been trimmed"
                     )
                 position = sum(number < wanted_number for number in numbers)
             case "AT_TIMESTAMP":
-                if question["Timestamp"] > self.clock():
+                if request["Timestamp"] > self.clock():
                     raise TableRejection("ValidationException", "Timestamp is in the future")
                 times = [row["dynamodb"]["ApproximateCreationDateTime"] for row in shard.rows]
-                position = sum(created < question["Timestamp"] for created in times)
+                position = sum(created < request["Timestamp"] for created in times)
             case _:
                 raise TableRejection("ValidationException", f"unknown ShardIteratorType {kind}")
         return {"ShardIterator": f"{shard.id}|{position}|{self.clock()}"}
 
-    def _records(self, question: dict[str, Any]) -> dict[str, Any]:
-        name, begin_text, issued = question["ShardIterator"].split("|")
+    def _get_records(self, request: dict[str, Any]) -> dict[str, Any]:
+        name, start_text, issued = request["ShardIterator"].split("|")
         generations = [shards for _, shards in self._former.values()] + [self.shards]
-        shard, begin, now = (
+        shard, start, now = (
             next((generation[name] for generation in generations if name in generation), None),
-            int(begin_text),
+            int(start_text),
             self.clock(),
         )
         if shard is None:
             raise TableRejection("ResourceNotFoundException", "Requested resource not found: Shard does not exist")
         if now > float(issued) + self.iterator_seconds:
             raise TableRejection("ExpiredIteratorException", "The provided iterator exceeds the maximum age allowed.")
-        if begin < shard.trimmed:
+        if start < shard.trimmed:
             raise TableRejection("TrimmedDataAccessException", "The data you are trying to access has been trimmed")
         recent = self._recent[name] = [t for t in self._recent.get(name, []) if t > now - 1]
         if self.limit and len(recent) >= self.limit:
@@ -292,31 +296,31 @@ class TableStreams:
         recent.append(now)
         rows, size = list[dict[str, Any]](), 0
         if not self.empty_every or self.asked["GetRecords"] % self.empty_every:
-            for row in shard.rows[begin : begin + min(question.get("Limit", RECORDS), RECORDS)]:
+            for row in shard.rows[start : start + min(request.get("Limit", RECORDS), RECORDS)]:
                 size += len(json.dumps(row))
                 if rows and size > BYTES:
                     break
                 rows.append(row)
-        end = begin + len(rows)
-        over = shard.last is not None and end == len(shard.rows) and (rows or begin == end)
+        end = start + len(rows)
+        at_end = shard.last is not None and end == len(shard.rows) and (rows or start == end)
         response: dict[str, Any] = {"Records": rows}
-        return response if over else response | {"NextShardIterator": f"{name}|{end}|{now}"}
+        return response if at_end else response | {"NextShardIterator": f"{name}|{end}|{now}"}
 
 
 @contextmanager
 def serve_table(table: TableStreams) -> Iterator[str]:
-    """Serve these streams, and yield their URL."""
+    """Serve the table's streams over HTTP, and yield the URL."""
 
     class TableRequest(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
-            question = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"{}")
+            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"{}")
             status, response = 200, dict[str, Any]()
             try:
-                response = table.answer(self.headers["X-Amz-Target"].rpartition(".")[2], question)
-            except TableRejection as refused:
-                code, why = refused.args
+                response = table.answer(self.headers["X-Amz-Target"].rpartition(".")[2], request)
+            except TableRejection as rejection:
+                code, why = rejection.args
                 status = 500 if code == "InternalServerError" else 400
                 response = {"__type": f"com.amazonaws.dynamodb.v20120810#{code}", "message": why}
             body = json.dumps(response).encode()
@@ -331,10 +335,12 @@ def serve_table(table: TableStreams) -> Iterator[str]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), TableRequest)
     server.daemon_threads = True
-    running = spawn("table-streams", server.serve_forever, lambda fault: log.error("no more streams: %s", said(fault)))
+    server_thread = spawn(
+        "table-streams", server.serve_forever, lambda fault: log.error("streams are no longer served: %s", said(fault))
+    )
     try:
         yield f"http://127.0.0.1:{server.server_address[1]}"
     finally:
         server.shutdown()
         server.server_close()
-        running.join()
+        server_thread.join()

@@ -37,12 +37,12 @@ EXTRAS = {
     "numpy": "spark",
     "pyarrow": "spark",
 }
-"""The extra that installs a library, by the library's top-level package."""
+"""The extra that installs each library, by the library's top-level package."""
 
 
 @contextmanager
 def imported_for(command: str) -> Iterator[None]:
-    """Import a command within this context. If a library is missing, print what to install and exit with status 2."""
+    """Import a command within this context. If a library is missing, print how to install it and exit with status 2."""
     try:
         yield
     except ModuleNotFoundError as missing:
@@ -55,7 +55,7 @@ def imported_for(command: str) -> Iterator[None]:
 
 
 def run() -> None:
-    """Run the command line. This can be imported even if no extra is installed."""
+    """Run the command line. This function can be imported even if no extra is installed."""
     from leasehold.adapters.cli.common.standard_streams import prepare_streams, run_to_output  # noqa: PLC0415
 
     prepare_streams()

@@ -13,7 +13,7 @@ from leasehold.adapters.cli.common.supervisor import Supervisor, at_end_of_super
 from leasehold.adapters.cli.common.table_options import table_options
 from leasehold.adapters.consumer.events import CLOSED_STATUS, EventLines, JsonLines
 from leasehold.adapters.consumer.handling import Handling
-from leasehold.adapters.consumer.runner import endings
+from leasehold.adapters.consumer.runner import termination_signals
 from leasehold.adapters.consuming import Consumption, consumption, worker_id
 from leasehold.adapters.inputs import dashed
 from leasehold.adapters.options import Options
@@ -103,16 +103,16 @@ def command(
             raise typer.Exit(CLOSED_STATUS)
         described = consumption(source, store, chosen_handler, options, dashed)
         if processes < 1:
-            raise ValueError(f"--processes: {processes} is no whole number above 0")
+            raise ValueError(f"--processes: {processes} is not a whole number above 0")
         if processes > 1:
-            raise typer.Exit(_supervised(me, store, processes, described))
-        with described.joined() as joined, start_lines(joined, source, store):
-            verdict = described.run(joined, begun=lambda runner: at_end_of_supervisor(runner.stop))
+            raise typer.Exit(_run_supervised(me, store, processes, described))
+        with described.opened() as worker, start_lines(worker, source, store):
+            verdict = described.run(worker, begun=lambda runner: at_end_of_supervisor(runner.stop))
     if verdict is not None:
-        done = f"handled here: {verdict.records} records, and {verdict.shards} of its shards to their end"
-        letters = f", {verdict.letters} went to the dead letter" if verdict.letters else ""
+        summary = f"handled here: {verdict.records} records, and {verdict.shards} of its shards to their end"
+        letters_note = f", {verdict.letters} went to the dead letter" if verdict.letters else ""
         state = "the slice is read" if verdict.finished else "the slice is not read to its end: start again to go on"
-        print(f"{state}; {done}{letters}", file=sys.stderr if events else sys.stdout)
+        print(f"{state}; {summary}{letters_note}", file=sys.stderr if events else sys.stdout)
         raise typer.Exit(0 if verdict.finished else 1)
 
 
@@ -128,7 +128,7 @@ def _handler(handler: str | None, me: str, options: Options, *, events: bool) ->
     return EventLines(me, sys.stdout).handling
 
 
-def _supervised(me: str, store: str, processes: int, described: Consumption) -> int:
+def _run_supervised(me: str, store: str, processes: int, described: Consumption) -> int:
     """Run this command as several processes, and return the exit status.
 
     Raises ValueError if they cannot share the leases.
@@ -144,4 +144,4 @@ def _supervised(me: str, store: str, processes: int, described: Consumption) -> 
         words = (*arguments[:options], "--worker", name, "--processes", "1", *arguments[options:])
         commands[name] = (sys.executable, "-P", "-c", "from leasehold.adapters.cli import run; run()", *words)
     final = {2, CLOSED_STATUS} | (set() if described.options["wait"] else {1})
-    return Supervisor(commands, described.options["drain_seconds"], final).run(endings())
+    return Supervisor(commands, described.options["drain_seconds"], final).run(termination_signals())

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from leasehold.adapters.cli.common.asking import AsJson, DryRun, EvenIfOwned, StillSeconds
-from leasehold.adapters.cli.common.columns import told
+from leasehold.adapters.cli.common.columns import print_moves
 from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.ops.checkpoints import (
     STILL_SECONDS,
@@ -71,20 +71,22 @@ def command(  # noqa: PLR0917  one for each option
         closing(open_store(to, create=create and not dry_run, write=not dry_run)) as target,
     ):
         chosen = tuple(lease for lease in read_leases(source, "FROM") if lease.key.startswith(strip))
-        # A backup may be made while a fleet reads. After it is restored, the records since then are read again.
+        # A backup may be made while a fleet reads. After it is restored, later records are processed again.
         owners_ignored = even_if_read or store_address(to)[0] == "file"
-        leases, read = rename_prefix(chosen, strip, add, stream), () if owners_ignored else chosen
-        # Watch only the owners that matter: of FROM if there is anything to write, and of leases to be written in TO.
+        leases, watched_leases = rename_prefix(chosen, strip, add, stream), () if owners_ignored else chosen
+        # Watch the owners in FROM only if there is a lease to write, and in TO only the owners of leases to write.
         stored, counts = read_leases(target, "TO"), target.capabilities.counts_owners
         to_write = [move for move in planned_copies(leases, stored, (), counts=counts) if needs_write(move)]
         targets = [] if even_if_owned else [move.stored for move in to_write if move.stored]
-        reading, working = live_keys_of_each([(source, read if to_write else ()), (target, targets)], still_seconds)
-        moves = planned_copies(leases, stored, working, counts=counts)
-        owners = sorted({lease.owner for lease in read if lease.key in reading and lease.owner})
+        live_in_from, live_in_to = live_keys_of_each(
+            [(source, watched_leases if to_write else ()), (target, targets)], still_seconds
+        )
+        moves = planned_copies(leases, stored, live_in_to, counts=counts)
+        owners = sorted({lease.owner for lease in watched_leases if lease.key in live_in_from and lease.owner})
         if owners:
             why = f"FROM is still read by {', '.join(owners)}; stop its workers first"
             moves = tuple(move.refused(why) if needs_write(move) else move for move in moves)
         if not dry_run:
             written = [copy_lease(target, move, insist=even_if_owned) if needs_write(move) else move for move in moves]
             moves = verify(target, written)
-        raise told(moves, dry_run=dry_run, as_json=as_json)
+        raise print_moves(moves, dry_run=dry_run, as_json=as_json)

@@ -18,7 +18,7 @@ from leasehold.adapters.sources.kinesis.aggregation.decode import (
 )
 from leasehold.adapters.sources.kinesis.aggregation.wire import COMPILED
 from leasehold.balancer.model import HASH_KEYS, HashRange
-from leasehold.stores.fields import decimal, encodable
+from leasehold.stores.fields import decimal, escape_surrogates
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -64,20 +64,21 @@ def command(
                 decoded = _print(number, line, within, misplaced, strict=strict)
                 records[decoded.reason] += 1
                 dropped[decoded.reason] += decoded.dropped
-    lost = +dropped
+    dropped_counts = +dropped
     if json_:
-        print(json.dumps({"records": records, "dropped": lost, "compiled": COMPILED}), file=sys.stderr)
+        print(json.dumps({"records": records, "dropped": dropped_counts, "compiled": COMPILED}), file=sys.stderr)
         return
     counts = (
-        ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items())) for reasons in (records, lost)
+        ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
+        for reasons in (records, dropped_counts)
     )
-    by = "" if COMPILED else " Read by plain Python, which is slow: this leasehold is not compiled."
+    speed_note = "" if COMPILED else " Read by plain Python, which is slow: this leasehold is not compiled."
     records_text, dropped_text = (count or "none" for count in counts)
-    print(f"Kinesis records: {records_text}. User records dropped: {dropped_text}.{by}", file=sys.stderr)
+    print(f"Kinesis records: {records_text}. User records dropped: {dropped_text}.{speed_note}", file=sys.stderr)
 
 
 def _print(number: int, line: str, within: HashRange | None, misplaced: Misplaced, *, strict: bool) -> UserRecords:
-    """Print the user records of one line, and return them. Raises ValueError, which names the line."""
+    """Print the user records of one line, and return them. Raises ValueError, naming the line."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
@@ -87,7 +88,7 @@ def _print(number: int, line: str, within: HashRange | None, misplaced: Misplace
     for name in ("partition_key", "explicit_hash_key", "sequence_number"):
         value = row.get(name)
         # JSON may contain lone surrogates, which cannot be encoded.
-        if value is not None and not (isinstance(value, str) and encodable(value) == value):
+        if value is not None and not (isinstance(value, str) and escape_surrogates(value) == value):
             raise ValueError(f"line {number}: {name}: wants a text")
     try:
         data = base64.b64decode(row["data"], validate=True)

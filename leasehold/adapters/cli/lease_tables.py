@@ -1,4 +1,4 @@
-"""Builds the tables of leases that are shown to people, with one row per lease, worker, or group of workers."""
+"""Builds the tables of leases that commands show, with one row per lease, worker, or group of workers."""
 
 import math
 import time
@@ -9,9 +9,9 @@ from itertools import groupby
 from rich.console import Group
 from rich.text import Text
 
-from leasehold.adapters.cli.common.columns import Cells, Column, drawn, hint
+from leasehold.adapters.cli.common.columns import Cells, Column, draw_table, hint
 from leasehold.adapters.consumer.status import NUMBERS, FleetLag, Status, fleet_lag
-from leasehold.adapters.report.watching import SeenMove, WatchedTable, held, shares
+from leasehold.adapters.ops.watching import SeenMove, WatchedTable, leases_by_owner, shares
 from leasehold.balancer.contradictions import reported
 from leasehold.balancer.model import Lease, Position
 from leasehold.balancer.rules.shares import path_of
@@ -19,93 +19,95 @@ from leasehold.stores.fields import kilobytes
 from leasehold.stores.printable import few, printable
 from leasehold.stores.swap import place_of
 
-SAID = 8
-"""The most sentences below a table about leases that are not OK."""
+SENTENCES_MAX = 8
+"""The maximum number of sentences below a table about leases that are not OK."""
 
-NAMED = 3
-"""The most leases that such a sentence names."""
+NAMED_MAX = 3
+"""The maximum number of leases that a sentence below a table names."""
 
 AT_LEAST = "≥"
 """The prefix of a lag that is a lower bound."""
 
-LONG = 15
-"""The digits of a sequence number that are shown. Kinesis's have 56, of which the last ones differ."""
+SHOWN_DIGITS = 15
+"""How many digits of a sequence number are shown. Kinesis's numbers have 56 digits, of which the last ones differ."""
 
 
-def cells(table: WatchedTable, by: str | None, *, full: bool = False) -> Cells:
-    """Return sorted rows, one per lease, worker or group. Checkpoints are shortened unless `full`."""
+def table_cells(table: WatchedTable, by: str | None, *, full: bool = False) -> Cells:
+    """Return sorted rows, one per lease, worker or group. Unless `full` is set, checkpoints are shortened."""
     match by:
         case "worker":
-            return _shares("worker", lambda lease: lease.owner or "nobody", table)
+            return _share_rows("worker", lambda lease: lease.owner or "nobody", table)
         case "group":
 
             def group(lease: Lease) -> str:
                 return "nobody" if lease.owner is None else path_of(lease.owner, "prefix")[0] or "(none)"
 
-            return _shares("group", group, table)
+            return _share_rows("group", group, table)
         case _:
-            return _each(table, full=full)
+            return _lease_rows(table, full=full)
 
 
-def word(table: WatchedTable, lease: Lease) -> str:
-    """Return the status of a lease as a word, or "" if it was not determined, or the lease is finished and OK."""
+def status_word(table: WatchedTable, lease: Lease) -> str:
+    """Return the status of a lease as a word. Return "" if the status is unknown or the lease is finished and OK."""
     status = table.statuses.get(lease.key)
     return "" if status is None or (lease.ended and status.ok) else status.word
 
 
-def said_move(move: SeenMove) -> str:
+def format_move(move: SeenMove) -> str:
     """Format a change of owner, with the local time of day."""
     clock_time = time.strftime("%H:%M:%S", time.localtime(move.at))
     return f"{clock_time} {move.key}: {move.before or 'nobody'} -> {move.after or 'nobody'}"
 
 
-def below(table: WatchedTable) -> tuple[str, tuple[str, ...]]:
-    """Return the totals over all leases, and the problems that were found."""
+def totals_and_problems(table: WatchedTable) -> tuple[str, tuple[str, ...]]:
+    """Return a sentence with the totals over all leases, and sentences about problems."""
     working, lag = table.unended, fleet_lag(table.lags)
-    owned = held(working)
+    owned = leases_by_owner(working)
     unowned = len(owned.get(None, ()))
     total = f"{len(table.leases)} leases, {len(table.leases) - len(working)} finished, {unowned} without an owner"
-    total += f"; {len(owned.keys() - {None})} workers" + _most(lag)
+    total += f"; {len(owned.keys() - {None})} workers" + _lag_text(lag)
     total += f"; {table.status.word}" if table.statuses or not table.leases else ""
-    # Group the leases that are not OK by status, the worst first.
-    alike: dict[Status, list[str]] = {}
+    # Group the leases that are not OK by status, with the worst status first.
+    keys_by_status: dict[Status, list[str]] = {}
     for key, status in sorted(table.statuses.items()):
         if not status.ok:
-            alike.setdefault(status, []).append(key)
-    wrong = []
-    for status, keys in sorted(alike.items(), key=lambda each: (-each[0].number, each[1])):
-        wrong.append(f"{status.word} {few(keys, NAMED)}: {status.says}")
-    if len(wrong) > SAID:
-        wrong[SAID:] = [f"and {len(wrong) - SAID} more sentences: --json has all"]
-    wrong += [f"{row.key} cannot be read: {row.field}: {row.why}" for row in table.malformed]
-    wrong += reported(table.leases)
+            keys_by_status.setdefault(status, []).append(key)
+    problems = []
+    for status, keys in sorted(keys_by_status.items(), key=lambda each: (-each[0].number, each[1])):
+        problems.append(f"{status.word} {few(keys, NAMED_MAX)}: {status.says}")
+    if len(problems) > SENTENCES_MAX:
+        problems[SENTENCES_MAX:] = [f"and {len(problems) - SENTENCES_MAX} more sentences: --json has all"]
+    problems += [f"{row.key} cannot be read: {row.field}: {row.why}" for row in table.malformed]
+    problems += reported(table.leases)
     if not (table.leases or table.trouble or table.swapping):
-        wrong += [f"{table.status.word}: {table.status.says}"]
+        problems += [f"{table.status.word}: {table.status.says}"]
     if table.swap is None:
-        wrong += table.swapping
+        problems += table.swapping
     else:
         total += f"; swap of {table.swap.says}"
-    wrong += [f"{table.trouble}; trying again"] if table.trouble else []
-    return total, tuple(wrong)
+    problems += [f"{table.trouble}; trying again"] if table.trouble else []
+    return total, tuple(problems)
 
 
-def _most(lag: FleetLag) -> str:
-    """Format the lag of the lease that is furthest behind, as the end of a sentence."""
+def _lag_text(lag: FleetLag) -> str:
+    """Return the largest lag as the end of a sentence, or "" if no lag is known."""
     if lag.most is None:
         return ""
     return f"; lag {AT_LEAST} {lag.most:.1f} s" if lag.at_least else f"; lag {lag.most:.1f} s at most"
 
 
-def page(table: WatchedTable, by: str | None, width: int) -> Group:
-    """Return a table for a screen of this width, the totals, the problems, and the latest moves."""
-    shown, left_out = drawn(cells(table, by), width)
-    total, wrong = below(table)
+def draw_page(table: WatchedTable, by: str | None, width: int) -> Group:
+    """Return a table for a screen of this width, with the totals, the problems, and the latest moves below."""
+    shown, left_out = draw_table(table_cells(table, by), width)
+    total, problems = totals_and_problems(table)
     hints = [hint(left_out)] if left_out else []
-    moves = (Text(printable(said_move(move)), style="" if place else "bold") for place, move in enumerate(table.moves))
-    return Group(shown, *hints, Text(total), *(Text(printable(line), style="red") for line in wrong), *moves)
+    moves = (
+        Text(printable(format_move(move)), style="" if place else "bold") for place, move in enumerate(table.moves)
+    )
+    return Group(shown, *hints, Text(total), *(Text(printable(line), style="red") for line in problems), *moves)
 
 
-EACH = (
+LEASE_COLUMNS = (
     Column("lease"),
     Column("owner"),
     Column("status", spare=1),
@@ -121,31 +123,31 @@ EACH = (
 )
 
 
-def _each(table: WatchedTable, *, full: bool) -> Cells:
-    rows, bad = [], []
+def _lease_rows(table: WatchedTable, *, full: bool) -> Cells:
+    rows, highlighted = [], []
     counted = any(lag.events is not None for lag in table.lags.values())
     for number, lease in enumerate(sorted(table.leases, key=lambda lease: lease.key)):
-        lag, status = table.lag(lease), word(table, lease)
+        lag, status = table.lag(lease), status_word(table, lease)
         row: tuple[str, ...] = (
             lease.key,
             lease.owner or ("" if lease.ended else "nobody"),
             status,
-            _bound(lag.seconds, at_least=lag.at_least),
+            _format_bound(lag.seconds, at_least=lag.at_least),
             "yes" if lag.end else "no" if lag.seconds is not None else "",
-            shown_checkpoint(lease.checkpoint, full=full),
-            _number(lag.age),
-            _idle(lease.idle),
-            _number(None if lease.weight is None else kilobytes(lease.weight)),
+            format_checkpoint(lease.checkpoint, full=full),
+            _format_number(lag.age),
+            _format_idle(lease.idle),
+            _format_number(None if lease.weight is None else kilobytes(lease.weight)),
             "" if lag.moves is None else str(lag.moves),
             lag.host,
             lease.next_owner or "",
         )
         row += (place_of(lease),) if table.swap else ()
         rows.append((*row, "" if lag.events is None else str(lag.events)) if counted else row)
-        bad += [(number, 1)] if lease.owner is None else []
-        bad += [(number, 2)] if status not in {"", "OK"} else []
-    styles = tuple((place, "bold red") for place in bad)
-    columns = EACH + ((PLACE,) if table.swap else ()) + ((EVENTS,) if counted else ())
+        highlighted += [(number, 1)] if lease.owner is None else []
+        highlighted += [(number, 2)] if status not in {"", "OK"} else []
+    styles = tuple((place, "bold red") for place in highlighted)
+    columns = LEASE_COLUMNS + ((PLACE,) if table.swap else ()) + ((EVENTS,) if counted else ())
     return Cells(columns, tuple(rows), styles=styles)
 
 
@@ -156,26 +158,30 @@ EVENTS = Column("events", right=True, spare=1)
 """The column that shows the lag in events, if the stream counts them."""
 
 
-def _number(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     return "" if value is None else f"{value:.1f}"
 
 
-def _bound(value: float | None, *, at_least: bool) -> str:
-    return f"{AT_LEAST if at_least and value is not None else ''}{_number(value)}"
+def _format_bound(value: float | None, *, at_least: bool) -> str:
+    return f"{AT_LEAST if at_least and value is not None else ''}{_format_number(value)}"
 
 
-def _idle(seconds: float) -> str:
-    """Format the seconds, or return "" for a lease that was just seen to change, or that never had an owner."""
+def _format_idle(seconds: float) -> str:
+    """Format the time since a lease has changed, or return "" if it has just changed or never had an owner."""
     return f"{seconds:.1f}" if 0 < seconds < math.inf else ""
 
 
-def shown_checkpoint(at: Position, *, full: bool) -> str:
-    """Format a checkpoint as one word, its number shortened unless `full`."""
-    number = at.sequence if full or len(at.sequence) <= LONG else f"…{at.sequence[-LONG:]}"
-    return f"{number}/{at.sub}" if at.sub else number
+def format_checkpoint(checkpoint: Position, *, full: bool) -> str:
+    """Format a checkpoint as one word. Unless `full` is set, a long number is shortened."""
+    number = (
+        checkpoint.sequence
+        if full or len(checkpoint.sequence) <= SHOWN_DIGITS
+        else f"…{checkpoint.sequence[-SHOWN_DIGITS:]}"
+    )
+    return f"{number}/{checkpoint.sub}" if checkpoint.sub else number
 
 
-SHARES = (
+SHARE_COLUMNS = (
     Column("leases", right=True),
     Column("target", right=True, spare=2),
     Column("share", right=True, spare=4),
@@ -187,7 +193,7 @@ SHARES = (
 )
 
 
-def _shares(name: str, place: Callable[[Lease], str], table: WatchedTable) -> Cells:
+def _share_rows(name: str, place: Callable[[Lease], str], table: WatchedTable) -> Cells:
     """Return one row for each group of unfinished leases, grouped by `place`."""
     working = sorted(table.unended, key=lambda lease: (place(lease), lease.key))
     targets: Counter[str] = Counter()
@@ -204,11 +210,11 @@ def _shares(name: str, place: Callable[[Lease], str], table: WatchedTable) -> Ce
                 str(len(members)),
                 str(targets[where]) if where in targets else "",
                 f"{len(members) / len(working):.1%}",
-                str(len(held(members).keys() - {None})),
-                _bound(lag.most, at_least=lag.at_least),
-                max((word(table, lease) for lease in members), key=lambda each: NUMBERS.get(each, -1)),
-                _number(kilobytes(sum(weights)) if weights else None),
-                _idle(max(lease.idle for lease in members)),
+                str(len(leases_by_owner(members).keys() - {None})),
+                _format_bound(lag.most, at_least=lag.at_least),
+                max((status_word(table, lease) for lease in members), key=lambda each: NUMBERS.get(each, -1)),
+                _format_number(kilobytes(sum(weights)) if weights else None),
+                _format_idle(max(lease.idle for lease in members)),
             )
         )
-    return Cells((Column(name), *SHARES), tuple(rows))
+    return Cells((Column(name), *SHARE_COLUMNS), tuple(rows))

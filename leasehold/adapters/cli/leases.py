@@ -1,4 +1,4 @@
-"""`leasehold leases`: shows who holds which leases, and their progress."""
+"""`leasehold leases`: shows the leases of a group with their owners and their lag."""
 
 import json
 import signal
@@ -15,17 +15,17 @@ from rich.console import Console
 from rich.live import Live
 
 from leasehold.adapters.cli.common.asking import AsJson, StoreUrl
-from leasehold.adapters.cli.common.columns import for_eyes, plain
+from leasehold.adapters.cli.common.columns import plain_text, uses_drawing
 from leasehold.adapters.cli.common.ending import Ended, ending, unwinding
 from leasehold.adapters.cli.common.table_options import table_options
 from leasehold.adapters.cli.common.times import seconds
-from leasehold.adapters.cli.lease_tables import below, cells, page
-from leasehold.adapters.cli.live import has_keys, steer
+from leasehold.adapters.cli.lease_tables import draw_page, table_cells, totals_and_problems
+from leasehold.adapters.cli.live import has_keys, run_live_view
 from leasehold.adapters.consumer.status import MEANINGS, NUMBERS
 from leasehold.adapters.json_form import lease_json
 from leasehold.adapters.ops.swapping import open_for_reading
+from leasehold.adapters.ops.watching import LOOK_SECONDS, SeenMove, TableWatch, WatchedTable, owner_changes
 from leasehold.adapters.options import Options
-from leasehold.adapters.report.watching import LOOK_SECONDS, SeenMove, TableWatch, WatchedTable, moved
 from leasehold.adapters.sources.protocol import Source
 from leasehold.adapters.sources.urls import open_source, source_address
 from leasehold.adapters.worker.progress import STEP_SECONDS, STEPS, patience
@@ -34,10 +34,10 @@ from leasehold.stores.printable import printable
 from leasehold.stores.protocol import Store
 
 LEASE_SECONDS = 10.0
-"""The lease duration if rows don't contain it: the default of the Java KCL and of our own workers."""
+"""The lease duration to assume if rows don't contain it, which is the default of the Java KCL and of our workers."""
 
 MOVES_SHOWN = 8
-"""The most changes of owner that a watch shows below the table."""
+"""The maximum number of owner changes that `--watch` shows below the table."""
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -93,23 +93,23 @@ MORE = MORE.replace(
 
 
 By = Literal["group", "worker"]
-"""What a row of the table stands for, if not a lease."""
+"""The possible subjects of a row, other than a lease."""
 
 
-def readings(
+def table_states(
     store: Store,
     every: float,
     wait: Callable[[float], object] = time.sleep,
     source: Source | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[WatchedTable]:
-    """Read the table repeatedly. If a reading fails, yield the last one with the reason in `trouble`.
+    """Read the table repeatedly and yield its states. After an error, yield the last state with the error in `trouble`.
 
     Args:
         store: The table.
-        every: The time between two readings, in seconds.
-        wait: Waits for this many seconds.
-        source: If given, asked for the lag of leases whose rows do not report it.
+        every: The time between two reads, in seconds.
+        wait: Waits for a number of seconds.
+        source: If given, queried for the lag of leases whose rows do not contain a lag.
         clock: Returns monotonic seconds.
     """
     watch, shown = TableWatch(store, LEASE_SECONDS, patience(LEASE_SECONDS), source, clock=clock), WatchedTable(())
@@ -119,7 +119,7 @@ def readings(
         except OutcomeUnknown as error:
             yield evolve(shown, trouble=str(error))
         else:
-            moves = tuple(SeenMove(table.at, new.key, old.owner, new.owner) for old, new in moved(shown, table))
+            moves = tuple(SeenMove(table.at, new.key, old.owner, new.owner) for old, new in owner_changes(shown, table))
             shown = evolve(table, moves=(*moves, *shown.moves)[:MOVES_SHOWN])
             yield shown
         wait(every)
@@ -143,45 +143,45 @@ def command(  # noqa: PLR0917  one for each option
         lag_source = None if source is None else stack.enter_context(closing(stream_of(source)))
         table = stack.enter_context(closing(open_for_reading(store, options["to"])))
         with suppress(KeyboardInterrupt):  # the way to end a watch
-            looks = readings(table, every if watch else LOOK_SECONDS, source=lag_source)
+            states = table_states(table, every if watch else LOOK_SECONDS, source=lag_source)
             if check or not watch:
-                looks = settled(looks)
+                states = confirmed_states(states)
             if check:
-                status = _show(known(looks, watch=watch), by, watch=False, as_json=as_json, wide=wide)
+                status = _show(known_states(states, watch=watch), by, watch=False, as_json=as_json, wide=wide)
                 raise typer.Exit(status)
-            if watch and not as_json and for_eyes(wide=wide) and keyed():
-                # The view waits for keys between two readings, so `readings` must not wait.
+            if watch and not as_json and uses_drawing(wide=wide) and can_use_keys():
+                # The view waits for keys between two reads, so `table_states` must not wait.
                 try:
                     with unwinding():
-                        steer(readings(table, every, lambda _seconds: None, lag_source), by, every)
+                        run_live_view(table_states(table, every, lambda _seconds: None, lag_source), by, every)
                 except Ended as ended:
                     if ended.status != 128 + signal.SIGINT:
                         raise typer.Exit(ended.status) from None
             else:
-                _show(looks, by, watch=watch, as_json=as_json, wide=wide)
+                _show(states, by, watch=watch, as_json=as_json, wide=wide)
 
 
-def settled(looks: Iterator[WatchedTable]) -> Iterator[WatchedTable]:
-    """Yield the readings that show whether the owners of all leases that are OK are alive."""
-    return (shown for shown in looks if shown.confirmed or shown.trouble)
+def confirmed_states(states: Iterator[WatchedTable]) -> Iterator[WatchedTable]:
+    """Yield only the states in which every lease with the status OK has an owner that is known to be alive."""
+    return (shown for shown in states if shown.confirmed or shown.trouble)
 
 
-def known(
-    looks: Iterator[WatchedTable], *, watch: bool, clock: Callable[[], float] = time.monotonic
+def known_states(
+    states: Iterator[WatchedTable], *, watch: bool, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[WatchedTable]:
-    """Yield the readings in which the status of every lease is known, and each one after two minutes.
+    """Yield only the states in which the status of every lease is known. After two minutes, yield every state.
 
-    Without `watch`, yield every reading.
+    Without `watch`, yield every state from the beginning.
     """
     until = clock() + STEPS * STEP_SECONDS
-    for shown in looks:
+    for shown in states:
         all_known = all(status.word != "UNKNOWN" for status in shown.statuses.values())
         if not watch or (all_known and not shown.trouble) or clock() >= until:
             yield shown
 
 
-def keyed() -> bool:
-    """Return whether keys can be used: standard input is a terminal, and this Python can read single keys."""
+def can_use_keys() -> bool:
+    """Return whether standard input is a terminal from which this Python can read single keys."""
     if not sys.stdin.isatty():
         return False
     if not has_keys():
@@ -191,7 +191,7 @@ def keyed() -> bool:
 
 
 def stream_of(url: str) -> Source:
-    """Open the source to ask for lag. Raises ValueError if reading from it would replace a consumer's subscription."""
+    """Open the source to read lag from. Raises ValueError if this would replace the subscription of a consumer."""
     if "consumer" in source_address(url)[2]:
         raise ValueError(
             "--source: leave consumer out of it; asking would end the subscription of the worker that reads"
@@ -199,33 +199,33 @@ def stream_of(url: str) -> Source:
     return open_source(url)
 
 
-def _show(looks: Iterator[WatchedTable], by: By | None, *, watch: bool, as_json: bool, wide: bool) -> int:
-    """Show one reading, or with `watch` all of them. Return the status of the first as a number."""
-    first = next(looks)
+def _show(states: Iterator[WatchedTable], by: By | None, *, watch: bool, as_json: bool, wide: bool) -> int:
+    """Show the first state, or with `watch` all states. Return the status number of the first one."""
+    first = next(states)
     if first.trouble and not watch:
         raise OutcomeUnknown(first.trouble)
-    if as_json or not for_eyes(wide=wide):
-        for table in chain((first,), looks if watch else ()):
+    if as_json or not uses_drawing(wide=wide):
+        for table in chain((first,), states if watch else ()):
             if as_json:
                 print(json.dumps(_json(table)), flush=True)
                 continue
-            # Print only the table to standard output, so that each line is a row, and the rest to standard error.
-            print(plain(cells(table, by, full=True)), flush=True)
-            total, wrong = below(table)
-            print(total, *map(printable, wrong), sep="\n", file=sys.stderr, flush=True)
+            # Print only the table to standard output, so that each line is a row. Other lines go to standard error.
+            print(plain_text(table_cells(table, by, full=True)), flush=True)
+            total, problems = totals_and_problems(table)
+            print(total, *map(printable, problems), sep="\n", file=sys.stderr, flush=True)
         return first.status.number
     console = Console()
     if watch:
-        with Live(page(first, by, console.width), console=console, auto_refresh=False) as live:
-            for table in looks:
-                live.update(page(table, by, console.width), refresh=True)
+        with Live(draw_page(first, by, console.width), console=console, auto_refresh=False) as live:
+            for table in states:
+                live.update(draw_page(table, by, console.width), refresh=True)
     else:
-        console.print(page(first, by, console.width))
+        console.print(draw_page(first, by, console.width))
     return first.status.number
 
 
 def _json(table: WatchedTable) -> dict[str, Any]:
-    """Return the leases as `leasehold plan` reads them, with what else was seen, leaving out what is empty."""
+    """Return the state of a table as JSON values, whose leases `leasehold plan` can read. Empty fields are left out."""
     lags = {key: lag.as_json() for key, lag in sorted(table.lags.items())}
     statuses = {key: status.as_json() for key, status in sorted(table.statuses.items())}
     swap = None if table.swap is None else asdict(table.swap)

@@ -1,7 +1,7 @@
 """Shows a live view of a lease table on a terminal, and redraws it at each key.
 
-`LiveView` is the state of the view, and `after` returns the next state after a key. Neither needs a terminal.
-`terminal_keys` reads single keys without echo, and always restores the terminal.
+`LiveView` is the state of the view, and `view_after` returns the next state after a key press. Neither needs a
+terminal. `terminal_keys` reads single keys without echo, and always restores the terminal.
 """
 
 import codecs
@@ -23,14 +23,20 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from leasehold.adapters.cli.common.columns import Cells, drawn
-from leasehold.adapters.cli.lease_tables import AT_LEAST, below, cells, said_move, shown_checkpoint
+from leasehold.adapters.cli.common.columns import Cells, draw_table
+from leasehold.adapters.cli.lease_tables import (
+    AT_LEAST,
+    format_checkpoint,
+    format_move,
+    table_cells,
+    totals_and_problems,
+)
 from leasehold.adapters.json_form import lease_json
-from leasehold.adapters.report.watching import SeenMove, WatchedTable
+from leasehold.adapters.ops.watching import SeenMove, WatchedTable
 from leasehold.stores.printable import printable
 
 UNITS = (None, "worker", "group")
-"""What a row can stand for, in the order in which `b` cycles through them. None stands for a lease."""
+"""The possible subjects of a row, in the order in which `b` cycles through them. None means a lease."""
 
 PAGE_ROWS = 10
 
@@ -48,21 +54,21 @@ HELP = (
     ("?", "this help"),
     ("q, Ctrl-C", "leave"),
 )
-"""The keys, each with what it does."""
+"""The keys, each with its effect."""
 
 
 @frozen
 class LiveView:
-    """The state of the view: which part of a reading is shown, and in which order.
+    """The state of the view, which determines the rows that are shown and their order.
 
     Attributes:
-        by: What a row stands for; None for a lease.
+        by: The subject of a row: "worker", "group", or None for a lease.
         sort: The column by which rows are sorted; "" for the first one.
         turned: Whether the order is reversed. By default strings ascend and numbers descend.
-        words: The text that a cell must contain for its row to be shown.
+        words: The text that a row must contain in one of its cells to be shown.
         typing: Whether keys are added to `words`.
         chosen: The first cell of the selected row; "" for the first row.
-        page: What fills the screen.
+        page: The page that fills the screen.
         left: Whether the user has left the view.
     """
 
@@ -76,20 +82,20 @@ class LiveView:
     left: bool = False
 
 
-def arranged(cells: Cells, view: LiveView) -> Cells:
+def arrange_rows(cells: Cells, view: LiveView) -> Cells:
     """Return the rows that the view shows, sorted. Rows with an empty cell in the sort column come last."""
 
     def rank(number: int) -> tuple[float, str]:
-        """Return the sort key of a row. Numbers are sorted by value, and before strings."""
-        text = cells.rows[number][at].removesuffix("%").removeprefix(AT_LEAST)
-        return (float(text) if text.replace(".", "", 1).isdecimal() else math.inf), cells.rows[number][at]
+        """Return the sort key of a row. Numbers are sorted by value, before all strings."""
+        text = cells.rows[number][sort_index].removesuffix("%").removeprefix(AT_LEAST)
+        return (float(text) if text.replace(".", "", 1).isdecimal() else math.inf), cells.rows[number][sort_index]
 
-    at = sorted_by(cells, view)
+    sort_index = sorted_by(cells, view)
     words = view.words.lower()
     matching = [number for number, row in enumerate(cells.rows) if any(words in cell.lower() for cell in row)]
-    filled = [number for number in matching if cells.rows[number][at]]
-    order = sorted(filled, key=rank, reverse=cells.columns[at].right != view.turned)
-    order += [number for number in matching if not cells.rows[number][at]]
+    filled = [number for number in matching if cells.rows[number][sort_index]]
+    order = sorted(filled, key=rank, reverse=cells.columns[sort_index].right != view.turned)
+    order += [number for number in matching if not cells.rows[number][sort_index]]
     places = {number: place for place, number in enumerate(order)}
     styles = tuple(((places[row], column), style) for (row, column), style in cells.styles if row in places)
     return evolve(cells, rows=tuple(cells.rows[number] for number in order), styles=styles)
@@ -105,11 +111,11 @@ def chosen_row(shown: Cells, view: LiveView) -> int:
     return next((number for number, row in enumerate(shown.rows) if row[0] == view.chosen), 0)
 
 
-def after(view: LiveView, key: str, shown: Cells) -> LiveView:
-    """Return the view after a key. A key without a meaning changes nothing.
+def view_after(view: LiveView, key: str, shown: Cells) -> LiveView:
+    """Return the view after a key press. A key without a meaning leaves the view unchanged.
 
     Args:
-        view: The view before.
+        view: The view before the key press.
         key: A character, or the name of a key.
         shown: The rows that the view shows.
     """
@@ -138,11 +144,11 @@ def after(view: LiveView, key: str, shown: Cells) -> LiveView:
         return evolve(view, chosen=shown.rows[max(0, min(last, place))][0])
     if view.page == "lease":
         return evolve(view, page="table") if key == "escape" else view
-    return _changed(view, key, shown)
+    return _after_table_key(view, key, shown)
 
 
-def _changed(view: LiveView, key: str, shown: Cells) -> LiveView:
-    """Return the view of the table after a key that sorts, filters, or opens."""
+def _after_table_key(view: LiveView, key: str, shown: Cells) -> LiveView:
+    """Return the view of the table after a key press that sorts, filters, or opens rows."""
     match key:
         case "escape":
             return evolve(view, words="")
@@ -157,14 +163,14 @@ def _changed(view: LiveView, key: str, shown: Cells) -> LiveView:
             return LiveView(UNITS[(UNITS.index(view.by) + 1) % len(UNITS)])
         case "enter" if shown.rows:
             chosen = shown.rows[chosen_row(shown, view)][0]
-            # A worker or a group opens the table of its leases, and a lease opens its details.
+            # For a worker or a group, show the table of its leases. For a lease, show its details.
             return LiveView(words=chosen) if view.by else evolve(view, page="lease", chosen=chosen)
         case _:
             return view
 
 
 ESCAPE_SECONDS = 0.05
-"""If no other character follows an escape for this long, it is the key itself and not the start of a sequence."""
+"""If no character follows an escape character for this long, the user has pressed the escape key."""
 
 NAMES = {
     "\x1b[A": "up",
@@ -185,7 +191,7 @@ NAMES = {
     "\x7f": "backspace",
     "\x08": "backspace",
 }
-"""The sequences that terminals send for keys that aren't characters."""
+"""The names of the sequences that terminals send for keys without a character."""
 
 _KEY = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1bO.|.", re.DOTALL)
 
@@ -203,24 +209,24 @@ def has_keys() -> bool:
 
 @define
 class TerminalKeys:
-    """The keys of a terminal in a mode that sends each key at once."""
+    """Reads keys from a terminal in a mode that sends each key at once."""
 
     _fd: int
     _decoder: codecs.IncrementalDecoder = field(factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
 
     def pressed(self, seconds: float) -> tuple[str, ...]:
-        """Return the next keys that are pressed, or none after `seconds`. Raises EOFError if the terminal is gone."""
+        """Return the next pressed keys, or none if no key is pressed for `seconds`. Raises EOFError if it is closed."""
         deadline = time.monotonic() + seconds
         while (remaining := deadline - time.monotonic()) > 0:
-            text = self._sent(remaining)
-            # The rest of a long sequence may arrive a little later.
-            while text.endswith(("\x1b", "\x1b[", "\x1bO")) and (more := self._sent(ESCAPE_SECONDS)):
+            text = self._read_text(remaining)
+            # The remaining characters of a sequence may arrive a little later.
+            while text.endswith(("\x1b", "\x1b[", "\x1bO")) and (more := self._read_text(ESCAPE_SECONDS)):
                 text += more
             if keys := keys_in(text):
                 return keys
         return ()
 
-    def _sent(self, seconds: float) -> str:
+    def _read_text(self, seconds: float) -> str:
         if not select.select([self._fd], [], [], seconds)[0]:
             return ""
         data = os.read(self._fd, 1024)
@@ -238,7 +244,7 @@ def terminal_keys(fd: int) -> Iterator[TerminalKeys]:
     original = termios.tcgetattr(fd)
     try:
         tty.setcbreak(fd)
-        # A suspended process would leave its view on the screen, and the shell without echo.
+        # Disable suspending: a suspended process would leave its view on the screen, and the shell without echo.
         modes = termios.tcgetattr(fd)
         modes[6][termios.VSUSP] = b"\0"
         termios.tcsetattr(fd, termios.TCSANOW, modes)
@@ -248,18 +254,18 @@ def terminal_keys(fd: int) -> Iterator[TerminalKeys]:
 
 
 FRAME_LINES = 4
-"""The number of lines of a table around its rows."""
+"""The number of lines that a table takes in addition to its rows."""
 
 CHOSEN = "reverse"
 
 
-def steer(looks: Iterable[WatchedTable], by: str | None, every: float) -> None:
-    """Show each reading of a table until the user leaves. The terminal is always restored.
+def run_live_view(states: Iterable[WatchedTable], by: str | None, every: float) -> None:
+    """Show each state of a table until the user leaves. The terminal is always restored.
 
     Args:
-        looks: The readings. Exceptions that they raise are passed on.
-        by: What a row stands for at first; None for a lease.
-        every: The time between two readings, in seconds.
+        states: Yields the states of the table. An exception of the iterator is raised again.
+        by: The initial subject of a row; None for a lease.
+        every: The time between two reads, in seconds.
     """
     console = Console()
     view = LiveView(by)
@@ -267,23 +273,23 @@ def steer(looks: Iterable[WatchedTable], by: str | None, every: float) -> None:
         terminal_keys(sys.stdin.fileno()) as keys,
         Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live,
     ):
-        for table in looks:
+        for table in states:
             deadline = time.monotonic() + every
-            # Redraw the view after each key until the next reading is due, when `pressed` is empty.
+            # Redraw the view after each key press. Once the next read is due, `pressed` is empty.
             pressed: tuple[str, ...] = ("",)
             while pressed:
-                live.update(drawn_view(table, view, console.width, console.height), refresh=True)
+                live.update(draw_view(table, view, console.width, console.height), refresh=True)
                 try:
                     pressed = keys.pressed(deadline - time.monotonic())
                 except EOFError:
                     return
                 for key in pressed:
-                    view = after(view, key, arranged(cells(table, view.by), view))
+                    view = view_after(view, key, arrange_rows(table_cells(table, view.by), view))
                 if view.left:
                     return
 
 
-def drawn_view(table: WatchedTable, view: LiveView, width: int, height: int) -> Group:
+def draw_view(table: WatchedTable, view: LiveView, width: int, height: int) -> Group:
     """Return the lines that fill a screen of this size."""
     match view.page:
         case "help":
@@ -295,38 +301,38 @@ def drawn_view(table: WatchedTable, view: LiveView, width: int, height: int) -> 
 
 
 def _table(table: WatchedTable, view: LiveView, width: int, height: int) -> Group:
-    """Return the rows that fit, including the selected one, which is marked. Below are the totals and moves."""
-    shown = arranged(cells(table, view.by), view)
+    """Return the rows that fit on the screen, with the selected row marked, and the totals and moves below."""
+    shown = arrange_rows(table_cells(table, view.by), view)
     column = shown.columns[sorted_by(shown, view)]
-    falling = "falling" if column.right != view.turned else "rising"
+    order = "falling" if column.right != view.turned else "rising"
     words = f"; / {view.words}{'_' if view.typing else ''}" if view.words or view.typing else ""
-    state = f"{len(shown.rows)} rows by {column.name}, {falling}{words}; ? shows the keys, q leaves"
-    total, wrong = below(table)
-    lines = [_line(state, "dim"), _line(total), *(_line(text, "red") for text in wrong)]
+    state = f"{len(shown.rows)} rows by {column.name}, {order}{words}; ? shows the keys, q leaves"
+    total, problems = totals_and_problems(table)
+    lines = [_line(state, "dim"), _line(total), *(_line(text, "red") for text in problems)]
     moves = _moves(table.moves)[: max(0, (height - FRAME_LINES - len(lines)) // 2)]
     # One line is reserved for the names of columns that don't fit.
-    room = max(1, height - FRAME_LINES - len(lines) - len(moves) - 1)
+    row_count = max(1, height - FRAME_LINES - len(lines) - len(moves) - 1)
     chosen = chosen_row(shown, view)
-    first = max(0, min(chosen - room // 2, len(shown.rows) - room))
+    first = max(0, min(chosen - row_count // 2, len(shown.rows) - row_count))
     styles = {(row - first, place): style for (row, place), style in shown.styles}
     for place in range(len(shown.columns) if shown.rows else 0):
         position = (chosen - first, place)
         styles[position] = f"{styles.get(position, '')} {CHOSEN}".strip()
-    window = evolve(shown, rows=shown.rows[first : first + room], styles=tuple(styles.items()))
-    rows, left_out = drawn(window, width)
+    window = evolve(shown, rows=shown.rows[first : first + row_count], styles=tuple(styles.items()))
+    rows, left_out = draw_table(window, width)
     hints = [_line(f"no room here for: {', '.join(left_out)}; enter shows all of a lease", "dim")] if left_out else []
     return Group(rows, *hints, *lines, *moves)
 
 
 def _lease(table: WatchedTable, view: LiveView) -> Group:
-    """Return everything that is known about a lease, as names and values: first its row, then its lag."""
+    """Return all details of a lease as names and values, first those of its row, then its lag."""
     lease = next((row for row in table.leases if row.key == view.chosen), None)
     back = _line("escape goes back, up and down to other leases, q leaves", "dim")
     if lease is None:
         return Group(_line(f"there is no lease {view.chosen} any more", "red"), back)
     values = lease_json(lease) | {
         "owner": lease.owner or "nobody",
-        "checkpoint": shown_checkpoint(lease.checkpoint, full=True),
+        "checkpoint": format_checkpoint(lease.checkpoint, full=True),
     }
     annotations = values.pop("notes", {})
     if (status := table.statuses.get(lease.key)) is not None:
@@ -351,7 +357,7 @@ def _pairs(title: str, pairs: Iterable[tuple[str, str]]) -> Table:
 
 
 def _moves(moves: tuple[SeenMove, ...]) -> list[Text]:
-    return [_line(said_move(move), "" if place else "bold") for place, move in enumerate(moves)]
+    return [_line(format_move(move), "" if place else "bold") for place, move in enumerate(moves)]
 
 
 def _line(text: str, style: str = "") -> Text:

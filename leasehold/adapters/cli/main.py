@@ -1,4 +1,4 @@
-"""Defines the command line. Only the module of the command that is called is imported."""
+"""Defines the command line. Only the module of the called command is imported."""
 
 import logging
 import re
@@ -33,15 +33,15 @@ COMMANDS = {
     "serve": ("steer.serve", "Serve lease tables as a live, read-only page."),
     "swap": ("steer.swap", "Move the lease table of a running fleet to another store or layout."),
 }
-"""Our commands, each with the module in this folder that contains its `app`, and its line in the help."""
+"""Our commands, each with its module in this folder, which contains an `app`, and its line in the help."""
 
 LABORATORY = {
     "demo": "Watch a fleet on this machine lose a worker and nothing else.",
     "dev": "Run stand-ins for Kinesis or Event Hubs and their lease tables here, until Ctrl-C.",
-    "simulate": "Simulate a fleet: how soon it is balanced, and at what cost.",
-    "what-if": "Simulate what would move if workers came or went.",
+    "simulate": "Simulate how fast a fleet is balanced, and at what cost.",
+    "what-if": "Simulate which leases move if workers join or leave.",
 }
-"""The commands that `leasehold[dev]` installs, and their lines in the help, which always shows them."""
+"""The commands that `leasehold[dev]` installs, with their lines in the help. The help shows them in any case."""
 
 GROUPS = {
     "Begin with these": ("dev", "consume", "leases"),
@@ -50,33 +50,36 @@ GROUPS = {
     "Steer": ("reset", "copy-leases", "swap"),
     "Prove and try out": ("demo", "what-if", "simulate", "plan", "deaggregate"),
 }
-"""The headings in the help, and the commands under each, in order."""
+"""The headings in the help, with the commands under each heading, in order."""
 
 HELP = frozenset({"-h", "--help"})
 
 UsageError: type[Any] = typer.BadParameter.__mro__[1]
-"""Click's own class, from whichever copy of Click Typer uses."""
+"""Click's `UsageError`. Typer may use a copy of Click, so the class is taken from Typer."""
 
 _NOT_ONE_OF = re.compile(r"'(?P<word>[^']*)' is not one of (?P<choices>.*?)\.?")
 
 
 class LazyCommands(TyperGroup):
-    """A group that imports a command only when it is called or completed, so no command needs another's libraries."""
+    """A group that imports a command only when the command is called or completed.
+
+    So no command needs the libraries of another command.
+    """
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401  Click's own type, which Typer provides
-        """Return the command itself in place of the entry that stands for it in the help."""
+        """Return the command itself instead of its placeholder in the help."""
         name, line, rest = super().resolve_command(ctx, args)
         if name is None:
             return (None, line, rest)
         with imported_for(f"leasehold {name}"):
-            return (name, get_command(_app_of(name, help_asked=bool(HELP.intersection(rest)))), rest)
+            return (name, get_command(_import_app(name, help_asked=bool(HELP.intersection(rest)))), rest)
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401  likewise
         """Run the command, rewriting Click's usage errors in our style."""
         try:
             return super().invoke(ctx)
         except UsageError as error:
-            error.message = error.message.replace("Value error, ", "")  # users don't care which library validates
+            error.message = error.message.replace("Value error, ", "")  # a prefix of the library that validates
             if possibilities := getattr(error, "possibilities", None):
                 error.message += did_you_mean(error.option_name, possibilities)
                 error.possibilities = None
@@ -87,14 +90,14 @@ class LazyCommands(TyperGroup):
             raise
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401  likewise
-        """Return the names in the order of the help."""
+        """Return the names of the commands in the order of the help."""
         ordered = [name for names in GROUPS.values() for name in names]
         return sorted(
             super().list_commands(ctx), key=lambda name: ordered.index(name) if name in ordered else len(ordered)
         )
 
 
-def _loaded(name: str) -> typer.Typer:
+def _load_app(name: str) -> typer.Typer:
     if name in COMMANDS:
         return import_module(f"leasehold.adapters.cli.{COMMANDS[name][0]}").app  # type: ignore[no-any-return]
     if name not in plugins("commands"):
@@ -102,14 +105,14 @@ def _loaded(name: str) -> typer.Typer:
     return plugins("commands")[name].load()  # type: ignore[no-any-return]  # as its group promises
 
 
-def _line() -> None:
+def _placeholder_command() -> None:
     """Stand for a command in the help."""
 
 
-def _app_of(name: str, *, help_asked: bool) -> typer.Typer:
-    """Import a command. If libraries are missing and only its help is requested, import it without them."""
+def _import_app(name: str, *, help_asked: bool) -> typer.Typer:
+    """Import a command. If libraries are missing and only the command's help is requested, import it without them."""
     try:
-        loaded_app = _loaded(name)
+        loaded_app = _load_app(name)
     except ModuleNotFoundError as error:
         if not help_asked:
             raise
@@ -118,13 +121,13 @@ def _app_of(name: str, *, help_asked: bool) -> typer.Typer:
             loaded_app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
             loaded_app.command(
                 help=f"{LABORATORY[name]} Its options are shown once it is installed: pip install 'leasehold[dev]'"
-            )(_line)
+            )(_placeholder_command)
         else:
             with placeholders(EXTRAS):
-                loaded_app = _loaded(name)
+                loaded_app = _load_app(name)
 
         def command(*_values: object, **_named: object) -> None:
-            """Fail as a call without the help option would: the arguments only looked like a request for help."""
+            """Fail like a call without the help option, because the arguments only looked like a request for help."""
             with imported_for(f"leasehold {name}"):
                 raise missing
 
@@ -138,7 +141,7 @@ stack_names()
 app = typer.Typer(cls=LazyCommands, no_args_is_help=True, context_settings={"help_option_names": sorted(HELP)})
 
 
-def _say_version(asked: bool) -> None:
+def _print_version(asked: bool) -> None:
     if asked:
         print(f"leasehold {version('leasehold')}")
         raise typer.Exit
@@ -147,7 +150,7 @@ def _say_version(asked: bool) -> None:
 @app.callback()
 def leasehold(
     _version: Annotated[
-        bool, typer.Option("--version", help="Print the version, and end.", is_eager=True, callback=_say_version)
+        bool, typer.Option("--version", help="Print the version, and end.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
     """Share the shards of a stream among a fleet of workers, with nothing between them but a lease table."""
@@ -163,7 +166,7 @@ _HELP = {
     **{name: line for name, (_, line) in COMMANDS.items()},
 }
 for _name, _text in _HELP.items():
-    app.command(_name, help=_text, rich_help_panel=_HEADINGS.get(_name))(_line)
+    app.command(_name, help=_text, rich_help_panel=_HEADINGS.get(_name))(_placeholder_command)
 
 
 def run() -> None:

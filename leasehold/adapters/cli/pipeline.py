@@ -21,8 +21,8 @@ from leasehold.adapters.spark.supervision import supervise
 from leasehold.adapters.toolchain import ServiceError
 from leasehold.stores.printable import printable
 
-OURS = re.compile(r"\b(?:leasehold\.[\w.]+|ValueError|ImportError): (.+)")
-"""Matches our own error in a message of Spark, after Spark's prefix."""
+OUR_ERROR = re.compile(r"\b(?:leasehold\.[\w.]+|ValueError|ImportError): (.+)")
+"""Matches an error of ours in a message of Spark, which adds a prefix."""
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -51,12 +51,12 @@ def command(
     """Run the query until it ends or is stopped, and report an error in one line."""
     try:
         source_options = _options(options or ())
-        # Check this here: a Connect server's page shows every option that it receives, even a rejected one.
+        # Check for secrets here: the page of a Spark Connect server shows every option, even a rejected one.
         reject_secrets(OptionReader(source_options))
         # py4j logs the traceback of each call that is interrupted, although it also raises the exception.
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
         if threading.current_thread() is threading.main_thread():
-            # SIGTERM from a supervisor ends the process as Ctrl-C does, without a traceback.
+            # Let SIGTERM end the process in the same way as Ctrl-C, without a traceback.
             replace_handler(signal.SIGTERM, signal.default_int_handler)
         spark = session(f"leasehold pipeline {name}")
         stop_requested, printer = _stop_requests(), BatchPrinter()
@@ -75,8 +75,8 @@ def command(
     except (ValueError, ServiceError, PySparkException) as error:
         text = str(error)
         lines = text.splitlines()
-        if isinstance(error, PySparkException) and (match := OURS.search(text)):
-            lines = [match[1]]  # our own message, which Spark has wrapped
+        if isinstance(error, PySparkException) and (match := OUR_ERROR.search(text)):
+            lines = [match[1]]  # our own message inside Spark's
         elif not isinstance(error, StreamingQueryException):
             lines = lines[:1]  # only the failure of a query is printed in full
         print("leasehold pipeline: " + "\n".join(map(printable, lines)), file=sys.stderr)
@@ -97,16 +97,16 @@ class BatchPrinter:
 
     def print_new(self) -> bool:
         """Print the batches that were finished since the last call. Return false."""
-        for batch in finished(self._query.recentProgress if self._query else (), self._last):
+        for batch in finished_batches(self._query.recentProgress if self._query else (), self._last):
             self._last = batch["batch"]
             print(json.dumps(batch), flush=True)
         return False
 
 
-def finished(progress: Sequence[Any], last: int) -> Iterator[dict[str, Any]]:
+def finished_batches(progress: Sequence[Any], last: int) -> Iterator[dict[str, Any]]:
     """Yield the batches after number `last` in a query's progress."""
     for batch in progress:
-        # While a query is idle, Spark reports on the next batch under its number, although it has not begun.
+        # While a query is idle, Spark's progress already contains the next batch, which has not begun.
         if "addBatch" in batch["durationMs"] and batch["batchId"] > last:
             last = batch["batchId"]
             rows = batch["numInputRows"]
@@ -117,7 +117,7 @@ def finished(progress: Sequence[Any], last: int) -> Iterator[dict[str, Any]]:
 
 
 def _stop_requests() -> Callable[[], bool]:
-    """Return a function that checks whether a signal has asked us to end. A second signal raises KeyboardInterrupt.
+    """Return a function that checks whether a signal to end has arrived. A second signal raises KeyboardInterrupt.
 
     The first signal must not raise: py4j swallows exceptions while it releases an object. The new handler also replaces
     Spark's own, which would make running queries fail instead of stopping them.

@@ -1,4 +1,4 @@
-"""`leasehold plan`: makes the planner available to any language, as JSON."""
+"""`leasehold plan`: runs the planner on JSON input, for programs in any language."""
 
 import json
 import sys
@@ -8,7 +8,7 @@ import typer
 from attrs import fields
 
 from leasehold.adapters.cli.common.ending import ending
-from leasehold.adapters.json_form import JSON_NAMES, RULES, BadJsonField, answer
+from leasehold.adapters.json_form import JSON_NAMES, RULES, BadJsonField, plan_json
 from leasehold.stores.fields import FIELDS
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -79,7 +79,7 @@ def command(
         typer.Option(help="Ask as this worker, where the input does not say who asks.", show_default=False),
     ] = None,
 ) -> None:
-    """Read a JSON question from standard input, and print the plan."""
+    """Read a JSON request from standard input, and print the plan."""
     with ending("plan", misuse=(BadJsonField, OSError)):
-        planned = answer(sys.stdin.buffer.read(), worker)
+        planned = plan_json(sys.stdin.buffer.read(), worker)
     print(json.dumps(planned, indent=indent))

@@ -21,7 +21,7 @@ from leasehold.adapters.producing import open_producer
 from leasehold.adapters.signals import replace_handler, restore_handler
 from leasehold.adapters.sources.kinesis.producer.producer import Producer, RecordFuture
 from leasehold.errors import ProducerError, RecordFailed, SourceError
-from leasehold.stores.fields import decimal, encodable
+from leasehold.stores.fields import decimal, escape_surrogates
 from leasehold.stores.printable import printable, text_of
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
@@ -60,7 +60,7 @@ def command(
 ) -> None:
     """Send the lines until the end of the input or a signal, then wait until all are written."""
     with ending("produce", SourceError, ProducerError, misuse=(ValueError, OSError)):
-        key_of = _key(key, delimiter)
+        key_of = _key_function(key, delimiter)
         with file.open("rb") if file else sys.stdin.buffer as lines:
             written = _write(open_producer(source, options, dashed), lines, key_of)
     names = {"UserRecordsPut": "records written", "KinesisRecordsPut": "as Kinesis records", "AllErrors": "refusals"}
@@ -73,18 +73,18 @@ def command(
         raise typer.Exit(1)
 
 
-def _key(how: str, delimiter: str) -> Key:
+def _key_function(key_option: str, delimiter: str) -> Key:
     """Return the function that extracts a line's partition key."""
-    kind, _, what = how.partition(":")
-    if kind == "line" and not what:
+    kind, _, argument = key_option.partition(":")
+    if kind == "line" and not argument:
         return bytes.decode
-    if kind == "fixed" and what:
-        return lambda _line: what
-    if kind == "json" and what:
-        return lambda line: _member(line, what)
-    if kind == "field" and (place := decimal(what, _PLACES)) and delimiter:
-        return lambda line: _field(line, place, delimiter)
-    raise ValueError(f"--key: {how!r} is none of line, field:N (from 1), json:NAME and fixed:TEXT")
+    if kind == "fixed" and argument:
+        return lambda _line: argument
+    if kind == "json" and argument:
+        return lambda line: _member(line, argument)
+    if kind == "field" and (column := decimal(argument, _PLACES)) and delimiter:
+        return lambda line: _field(line, column, delimiter)
+    raise ValueError(f"--key: {key_option!r} is none of line, field:N (from 1), json:NAME and fixed:TEXT")
 
 
 def _member(line: bytes, name: str) -> str:
@@ -92,7 +92,7 @@ def _member(line: bytes, name: str) -> str:
         document = json.loads(line, parse_constant=_not_json)
     except (ValueError, RecursionError):
         raise ValueError(f"--key json:{name}: it is not JSON") from None
-    # Treat null like a missing member, or all lines without a key would share the key "null", and one shard.
+    # Treat null like a missing member. Otherwise all lines without a key would share the key "null", and one shard.
     if not isinstance(document, dict) or document.get(name) is None:
         raise ValueError(f"--key json:{name}: it is no object with a member {name!r} other than null")
     value = document[name]
@@ -101,7 +101,7 @@ def _member(line: bytes, name: str) -> str:
     except ValueError:  # a number such as 1e400, which Python reads as infinity
         raise ValueError(f"--key json:{name}: its number is too large") from None
     key = value if isinstance(value, str) else dumped
-    if encodable(key) != key:
+    if escape_surrogates(key) != key:
         raise ValueError(f"--key json:{name}: {key!r} is not UTF-8")
     return key
 
@@ -137,17 +137,17 @@ def _write(producer: Producer, lines: BinaryIO, key_of: Key) -> dict[str, float 
             if number % STEP == 0:
                 progress.update(task, completed=number)
                 while under_way and under_way[0][1].done:
-                    _tell(*under_way.popleft())
+                    _report_failure(*under_way.popleft())
         producer.flush()
-        for number, writing in under_way:
-            _tell(number, writing)
+        for number, future in under_way:
+            _report_failure(number, future)
     return producer.metrics
 
 
-def _tell(number: int, writing: RecordFuture) -> None:
-    """Report a line that failed by itself. All other failures are reported at the end of the command."""
+def _report_failure(number: int, future: RecordFuture) -> None:
+    """Print a message for a line that was rejected. Other failures are reported at the end of the command."""
     try:
-        writing.result(0)
+        future.result(0)
     except RecordFailed as error:
         print(printable(f"leasehold produce: line {number}: {text_of(error)}"), file=sys.stderr)
     except ProducerError:
@@ -159,10 +159,10 @@ class _EndRequested(BaseException):
 
 
 class _EndRequest:
-    """Tracks whether we were asked to end. A signal may interrupt the wait for a line, but never a `put`."""
+    """Tracks whether a signal to end has arrived. A signal may interrupt the wait for a line, but never a `put`."""
 
     def __init__(self) -> None:
-        self.asked = self.reading = False
+        self.requested = self.reading = False
 
     def __enter__(self) -> Self:
         self.before = {number: replace_handler(number, self.signal) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -173,17 +173,17 @@ class _EndRequest:
             restore_handler(number, handler)
 
     def signal(self, _number: int, _frame: FrameType | None) -> None:
-        """Handle the first signal. From here on, a signal ends the process at once."""
+        """Handle the first signal. A second signal ends the process at once."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
-        self.asked = True
+        self.requested = True
         if self.reading:
             raise _EndRequested
 
     def lines(self, source: BinaryIO) -> Iterator[bytes]:
-        """Yield lines until there are no more, or we are asked to end."""
+        """Yield lines until the end of the input, or until a signal arrives."""
         try:
-            while not self.asked:
+            while not self.requested:
                 self.reading = True
                 line = source.readline()
                 self.reading = False

@@ -58,7 +58,7 @@ Exit status: 0 if every letter is done; 1 if any stays, or they cannot be listed
 
 FOLDER = "handed over and removed", "stay"
 STREAM = "handed over", "are put back at the end"
-"""Labels for dead letters that succeeded, and for those that failed again."""
+"""Labels for dead letters that were handled, and for those that failed again."""
 
 
 @app.command(help="Hand dead letters over again, in order; those that fail again stay.", epilog=MORE)
@@ -75,7 +75,7 @@ def command(  # noqa: PLR0917  one for each option
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
 ) -> None:
-    """Dispatch or put back every dead letter, and print what became of each."""
+    """Dispatch or put back every dead letter, and print the result."""
     with ending("replay", DeadLetterError, WorkerError, StoreError, SourceError):
         if (handler is None) == (to is None):
             raise ValueError("choose one of --handler module:function and --to kinesis://…")
@@ -83,8 +83,8 @@ def command(  # noqa: PLR0917  one for each option
             sink = open_dead_letters(dead_letters)
             if since is not None:
                 raise ValueError("--from: it goes with letters in a stream")
-            with _delivering(handler, to) as deliver:
-                verdict = replay(sink, deliver, _tell)
+            with _open_delivery(handler, to) as deliver:
+                verdict = replay(sink, deliver, _print_failure)
         else:
             verdict = _in_stream(dead_letters, store, since, handler, to)
     if as_json:
@@ -92,9 +92,9 @@ def command(  # noqa: PLR0917  one for each option
     else:
         done_label, failed_label = FOLDER if store is None else STREAM
         count = verdict.done + verdict.failed + verdict.strange
-        several = "1 letter" if count == 1 else f"{count} letters"
+        count_text = "1 letter" if count == 1 else f"{count} letters"
         strange = f", {verdict.strange} are no letters, or cannot be read" if verdict.strange else ""
-        print(f"{several}: {verdict.done} {done_label}, {verdict.failed} failed again and {failed_label}{strange}")
+        print(f"{count_text}: {verdict.done} {done_label}, {verdict.failed} failed again and {failed_label}{strange}")
     if verdict.failed or verdict.strange:
         raise typer.Exit(1)
 
@@ -110,27 +110,27 @@ def _in_stream(dead_letters: str, store: str, since: str | None, handler: str | 
         raise ValueError("--to: it is the stream that the letters are in")
     me = f"replay-{uuid4().hex[:12]}"
     with (
-        _delivering(handler, to) as deliver,
+        _open_delivery(handler, to) as deliver,
         closing(open_stream(dead_letters)) as sink,
         closing(open_source(dead_letters)) as source,
         closing(open_store(store)) as table,
     ):
-        own, cut = own_table(table, "replay", f"replay of {place}"), DeadLetterSource(source, me)
-        worker = Worker(store=own, source=cut, me=me, config=Config(initial_position=begin))
-        return replay_stream(worker, sink, deliver, _tell)
+        own_store, letters = own_table(table, "replay", f"replay of {place}"), DeadLetterSource(source, me)
+        worker = Worker(store=own_store, source=letters, me=me, config=Config(initial_position=begin))
+        return replay_stream(worker, sink, deliver, _print_failure)
 
 
 @contextmanager
-def _delivering(handler: str | None, to: str | None) -> Iterator[Deliver]:
+def _open_delivery(handler: str | None, to: str | None) -> Iterator[Deliver]:
     if to is not None:
         stream = open_stream(to)
         with closing(stream):
             yield stream.put_back
         return
-    # The same checks as for a handler of `consume`.
+    # Use `Handling` for the same checks as for a handler of `consume`.
     with HandlerCalls(Handling(load(handler or "")).handler) as calls:
         yield calls.deliver
 
 
-def _tell(name: str, why: str) -> None:
+def _print_failure(name: str, why: str) -> None:
     print(printable_lines(f"leasehold replay: {name} stays: {why}"), file=sys.stderr)

@@ -1,6 +1,7 @@
 """`leasehold reset`: sets checkpoints back or forward.
 
-A plan is the output of `leasehold reset --dry-run --json`. It is checked against the table, and then carried out.
+The command can carry out a plan, which is the output of `leasehold reset --dry-run --json`. The plan is checked against
+the table first.
 """
 
 import sys
@@ -15,7 +16,7 @@ import typer
 from attrs import frozen
 
 from leasehold.adapters.cli.common.asking import AsJson, DryRun, EvenIfOwned, StillSeconds, StoreUrl
-from leasehold.adapters.cli.common.columns import said, told
+from leasehold.adapters.cli.common.columns import format_position, print_moves
 from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.inputs import checked_time, named, shift, start
 from leasehold.adapters.json_form import BadJsonField, JsonValue, lease_of, parse
@@ -28,7 +29,7 @@ from leasehold.stores.urls import open_store
 
 @frozen
 class PlannedReset:
-    """A lease in a plan, with its checkpoint when the plan was made, and the one to set."""
+    """A lease in a plan, with its checkpoint when the plan was made and the checkpoint to set."""
 
     key: str
     was: Position
@@ -36,21 +37,27 @@ class PlannedReset:
 
 
 def read_plan(text: bytes) -> tuple[PlannedReset, ...]:
-    """Return the leases in a plan. Raises ValueError, which names the field that is not valid."""
+    """Return the leases in a plan. Raises ValueError, naming the field that is not valid."""
     resets = []
     try:
         for value in parse(text).fields().need("leases").items():
             fields = value.fields()
-            resets.append(PlannedReset(fields.need("key").name(), _at(fields.need("was")), _at(fields.need("wanted"))))
+            resets.append(
+                PlannedReset(
+                    fields.need("key").name(),
+                    _parse_position(fields.need("was")),
+                    _parse_position(fields.need("wanted")),
+                )
+            )
     except BadJsonField as error:
         raise ValueError(f"--plan: {error}") from None
-    if twice := sorted(key for key, times in Counter(planned.key for planned in resets).items() if times > 1):
-        raise ValueError(f"--plan: lease {twice[0]!r} is given twice")
+    if duplicates := sorted(key for key, count in Counter(planned.key for planned in resets).items() if count > 1):
+        raise ValueError(f"--plan: lease {duplicates[0]!r} is given twice")
     return tuple(resets)
 
 
 def moves_of(plan: Iterable[PlannedReset], leases: Iterable[Lease], live: Collection[str]) -> tuple[Move, ...]:
-    """Return the moves of checkpoints in a plan, refusing those of leases whose checkpoint has moved since.
+    """Return the moves of a plan, refusing those of leases whose checkpoint has changed since the plan was made.
 
     Raises:
         ValueError: A lease does not exist.
@@ -62,12 +69,14 @@ def moves_of(plan: Iterable[PlannedReset], leases: Iterable[Lease], live: Collec
             raise ValueError(f"--plan: there is no lease {planned.key!r}; is it the plan of another store?")
         (move,) = planned_resets((by_key[planned.key],), planned.wanted, live)
         current = by_key[planned.key].checkpoint
-        reason = f"it stands at {said(current)}, no longer at {said(planned.was)}; make the plan anew"
+        reason = (
+            f"it stands at {format_position(current)}, no longer at {format_position(planned.was)}; make the plan anew"
+        )
         moves.append(move if current in {planned.was, planned.wanted} else move.refused(reason))
     return tuple(moves)
 
 
-def _at(value: JsonValue) -> Position:
+def _parse_position(value: JsonValue) -> Position:
     """Parse a position from the fields that a lease has."""
     value.fields().need("checkpoint")
     return lease_of(JsonValue(value.path, {"key": "-", **value.found})).checkpoint
@@ -151,9 +160,9 @@ def command(  # noqa: PLR0917  one for each option
             elif plan is not None:
                 moves = moves_of(resets, leases, live)
             else:
-                moves = _shifted(leases, seconds_on, live)
+                moves = _shifted_moves(leases, seconds_on, live)
             results = moves if dry_run else tuple(reset(opened, move, insist=even_if_owned) for move in moves)
-            raise told(results, dry_run=dry_run, as_json=as_json)
+            raise print_moves(results, dry_run=dry_run, as_json=as_json)
 
 
 def _position(to: str, timestamp_ms: int | None, sub: int, offset: str, *, keys: int) -> Position:
@@ -174,21 +183,21 @@ def _position(to: str, timestamp_ms: int | None, sub: int, offset: str, *, keys:
 
 
 def _check(position: Position, field: str) -> None:
-    """Raise ValueError for a position that a lease must not be set to."""
+    """Raise ValueError if a lease must not be set to this position."""
     if position.sequence == "AT_TIMESTAMP" and position.sub > time() * 1000:
         raise ValueError(f"{field}: it lies in the future")
     if position.ended:
         raise ValueError(f"{field}: a lease ends when its shard has been read to the end, and not by hand")
 
 
-def _shifted(leases: tuple[Lease, ...], seconds_on: float, live: frozenset[str]) -> tuple[Move, ...]:
+def _shifted_moves(leases: tuple[Lease, ...], seconds_on: float, live: frozenset[str]) -> tuple[Move, ...]:
     """Return the moves that set each unfinished lease to the time of its checkpoint plus this many seconds."""
     now = time()
     moves: list[Move] = []
     for lease in leases:
         if lease.ended:
             continue
-        # The arrival of the last record that was done, or the checkpoint itself if it is a time.
+        # Use the arrival time of the last processed record, or the checkpoint itself if it is a time.
         progress = progress_of(lease) if lease.checkpoint.numbered else None
         seconds_at = None if progress is None else progress.arrived
         if lease.checkpoint.sequence == "AT_TIMESTAMP":

@@ -13,11 +13,12 @@ The order of events in the life of a lease reader
 3. Open a reader of the source after the checkpoint, or after the last position handled here if that is further.
 4. Ask the memory budget, then read once. The batch stays in memory until it is done. A lease reader that waits for
    memory holds none, so two of them cannot wait for each other.
-5. Dispatch the batch. The lease must be neither lost nor expired. This is checked at the start of the step, again
-   after the read, which may have taken long, and again in the handler's thread just before the call, because the batch
-   may have waited for that thread.
+5. Dispatch the batch. The lease must be neither lost nor expired. This is checked at the start of the step, after the
+   read, which may have taken long, and in the handler's thread just before the call, because the batch may have waited
+   for that thread.
 6. While the handler runs, a step only checks on it. No second batch of the shard is read or dispatched.
-7. The handler ends with None, so the batch is done. Only now does its end count as handled, and its memory is freed.
+7. When the handler ends with None, the batch is done. Only then does the end of the batch count as handled, and the
+   memory is freed.
 8. Write the checkpoint, at most once per `checkpoint_seconds`. If the lease is about to be handed off, the position is
    written together with the hand-off instead.
 9. If the handler fails, dispatch the same batch again after a wait, without the records that the handler has
@@ -31,25 +32,25 @@ The order of events in the life of a lease reader
 
 What happens after a fault
 --------------------------
-- The store or the source does not respond: the next step runs after a growing wait. The handled position is kept, so a
-  later checkpoint makes up for one that failed.
-- A read fails unexpectedly: the source's reader may be past records that it did not deliver. It is closed, and another
-  one is opened after the last batch that was kept.
-- Other lease readers need the memory of a batch that waits for its next attempt: the batch is dropped and read again
-  by a reader that is opened after the handled position.
-- A handler hangs: after `handler_seconds` its lease is released. The call may still be running, so no other call for
+- If the store or the source does not respond, the next step runs after a growing wait. The handled position is kept, so
+  a later checkpoint makes up for one that failed.
+- If a read fails unexpectedly, the source's reader may have skipped records that it did not return. The reader is
+  closed, and another one is opened after the last batch that was kept.
+- If other lease readers need the memory of a batch that waits for its next attempt, the batch is dropped. It is read
+  again by a reader that is opened after the handled position.
+- If a handler hangs, its lease is released after `handler_seconds`. The call may still be running, so no other call for
   this lease begins in this process. Another worker may handle the same records at the same time; the fencing number
   tells the two apart.
-- A step raises an unexpected exception: it is repeated a few times, then the lease is released (`LeaseReaders`),
+- If a step raises an unexpected exception, it is repeated a few times. Then the lease is released (`LeaseReaders`),
   because a lease that is held but not read would stall unnoticed.
-- The lease is lost while a handler runs: the handler runs on, but its records are not checkpointed by this worker as
-  the owner, and the next owner handles them again.
+- If the lease is lost while a handler runs, the handler continues. This worker no longer checkpoints its records as the
+  owner, and the next owner handles them again.
 
 Why nothing is skipped
 ----------------------
-The handled position advances only over batches whose handler or dead letter ended with None, and these follow one
-another without a gap from the position at which the reader was opened. Every checkpoint is such a position, or one that
-the handler checkpointed by itself within its batch. Every reader is opened at a stored position, or after batches that
-are handled or still held. A record is therefore skipped only if a handler declared it done. A record after the last
-checkpoint may be handled twice.
+The handled position advances only over batches whose handler or dead letter ended with None. These batches follow one
+another without gaps, beginning at the position at which the reader was opened. Every checkpoint is such a position, or
+one that the handler checkpointed by itself within its batch. Every reader is opened at a stored position, or after
+batches that are handled or still held. A record is therefore skipped only if a handler declared it done. A record after
+the last checkpoint may be handled twice.
 """

@@ -1,12 +1,14 @@
-"""Lets a user's own consumer take the records of a held shard, and acknowledge them later.
+"""Gives the records of a held shard to a user's own consumer, which acknowledges them later.
 
-`AcknowledgingConsumer` stands between a `LeaseReader` and a `ShardConsumer`. Only positions that the consumer returns
-from `acknowledged` are checkpointed, so a crash repeats whatever it has not finished with.
+`AcknowledgingConsumer` connects a `LeaseReader` to a `ShardConsumer`. Only positions that the consumer returns from
+`acknowledged` are checkpointed, so all other records are delivered again after a crash.
 
-1. A batch that the consumer has no room for stays in memory and is offered again. No further one is read meanwhile.
-2. While the lease is to be released, nothing is offered. It is released once `withdraw` returns True.
-3. If the lease stays here after all, the records that were not acknowledged are read and offered again.
-4. An error of `offer` is repeated as often as that of a handler. An error of another method gives the lease up.
+1. If the consumer has no room for a batch, the batch stays in memory and is offered again. Until it is taken, no other
+   batch of the shard is read.
+2. Once the lease is to be released, no more batches are offered. The lease is released when `withdraw` returns True.
+3. If the lease is not released after all, the records that were not acknowledged are read and offered again.
+4. If `offer` raises, the batch is offered again, as often as a failed batch is given to a handler. If another method
+   raises, the lease is released.
 """
 
 import logging
@@ -28,7 +30,7 @@ from leasehold.stores.printable import escaped
 log = escaped(logging.getLogger("leasehold.reading"))
 
 LOOK_SECONDS = 0.25
-"""How often to ask a consumer for room and for acknowledgements if it does not wake its reader."""
+"""How often to poll a consumer for room and acknowledgements if it does not wake its reader, in seconds."""
 
 
 def acknowledging_reader(
@@ -54,13 +56,13 @@ def acknowledging_reader(
     """
     shard = HeldShard(worker, holding, "commits")
 
-    def opened() -> ShardConsumer:
+    def open_assigned() -> ShardConsumer:
         lease = holding.lease
         return open_consumer(
             Assignment(holding.key, lease.shard, holding.stream, holding.fence, lambda: wake(holding.key))
         )
 
-    consumer = AcknowledgingConsumer(shard, handling, opened, memory.share(holding.key), dispatcher)
+    consumer = AcknowledgingConsumer(shard, handling, open_assigned, memory.share(holding.key), dispatcher)
     return LeaseReader(shard, consumer, handling.cooldown_seconds)
 
 
@@ -70,7 +72,7 @@ class AcknowledgingConsumer(BatchConsumer):
     Args:
         shard: The held shard.
         handling: The limits and callbacks.
-        opened: Makes the consumer.
+        open_consumer: Makes the consumer.
         memory: The shard's share of the memory for batches.
         dispatcher: Calls the user's callbacks.
     """
@@ -79,23 +81,23 @@ class AcknowledgingConsumer(BatchConsumer):
         self,
         shard: HeldShard,
         handling: Handling,
-        opened: Callable[[], ShardConsumer],
+        open_consumer: Callable[[], ShardConsumer],
         memory: MemoryShare,
         dispatcher: Dispatcher,
     ) -> None:
         super().__init__(shard, handling, memory, dispatcher)
-        self._opened = opened
-        self._waits = Backoff(handling.least_wait_seconds, handling.most_wait_seconds, shard.worker.uniform)
+        self._open_consumer = open_consumer
+        self._backoff = Backoff(handling.least_wait_seconds, handling.most_wait_seconds, shard.worker.uniform)
         self._consumer: ShardConsumer | None = None
         self._last_taken: Position | None = None  # the end of the last batch that is not acknowledged completely
         self._withdrawing = False
-        self._broken = ""  # why the consumer is not asked any more
+        self._failure = ""  # why the consumer is no longer called
 
     # Beginning and leaving
 
     def _open(self) -> None:
         super()._open()
-        self._consumer = self._consumer or self._opened()
+        self._consumer = self._consumer or self._open_consumer()
 
     def leave(self, happening: Happening) -> None:
         """Close the shard's reader and the consumer."""
@@ -109,37 +111,37 @@ class AcknowledgingConsumer(BatchConsumer):
     def poll(self, now: float) -> Ready | Next:
         """Acknowledge what the consumer has finished with, and return whether it may be given more."""
         holding, memory, consumer = self.holding, self._memory, self._consumer
-        lost, leaving = holding.lost.is_set(), holding.releasing
-        self._take_up()
-        if lost or consumer is None:
+        is_lost, is_leaving = holding.lost.is_set(), holding.releasing
+        self._protect_batch()
+        if is_lost or consumer is None:
             return Ready()
-        if self._broken:  # it is to be released without asking the consumer
-            return Ready(free=False, room=False) if leaving else GiveUp(self._broken)
-        finished = True
+        if self._failure:  # the lease is released without calling the consumer
+            return Ready(free=False, room=False) if is_leaving else GiveUp(self._failure)
+        is_withdrawn = True
         try:
             self._acknowledge(consumer.acknowledged(), now)
-            if leaving:
-                finished = consumer.withdraw()
+            if is_leaving:
+                is_withdrawn = consumer.withdraw()
                 self._acknowledge(consumer.acknowledged(), now)
-        except Exception as error:  # noqa: BLE001  any exception: the consumer cannot go on
-            return self._failed("say what is done", error)
-        if self._withdrawing and not leaving:
-            # The consumer may have dropped what it had, and the lease stays here after all (rule 3).
-            self._begin_again()
+        except Exception as error:  # noqa: BLE001  the consumer cannot continue after any exception
+            return self._give_up("report what is done", error)
+        if self._withdrawing and not is_leaving:
+            # The lease is not released after all, and the consumer may already have dropped its records (rule 3).
+            self._reread_unacknowledged()
             self._last_taken = None
-        self._withdrawing = leaving
-        look_seconds = None  # if nothing is awaited, a quiet shard costs no step but its reads
-        if leaving or memory.batch is not None or self._last_taken is not None:
+        self._withdrawing = is_leaving
+        look_seconds = None  # poll only while something is awaited
+        if is_leaving or memory.batch is not None or self._last_taken is not None:
             wait = self._state.rests_until - now
             look_seconds = min(LOOK_SECONDS, wait) if wait > 0 else LOOK_SECONDS
         return Ready(
-            free=not leaving,
-            room=memory.batch is None and not leaving,
-            working=not finished,
+            free=not is_leaving,
+            room=memory.batch is None and not is_leaving,
+            working=not is_withdrawn,
             look_seconds=look_seconds,
         )
 
-    def resting(self, until: float) -> None:
+    def step_ended(self, until: float) -> None:
         """Allow the batch to be dropped until the next step."""
         if self._memory.batch is not None:
             self._memory.idle(until)
@@ -148,11 +150,12 @@ class AcknowledgingConsumer(BatchConsumer):
         if position is None:
             return
         before = self._cursor.acknowledged
-        self._state.checkpointed(position)
+        self._state.checkpoint_moved(position)
         if self._cursor.acknowledged.order > before.order:
             self.holding.progress.progressed(now)
         if self._last_taken is not None and position.order >= self._last_taken.order:
-            # The source may have dropped records after the last one, and the shard may have ended.
+            # Acknowledge everything that was delivered. This may end after the last record, because the source may have
+            # dropped later records, or the shard may have ended.
             self._last_taken = None
             self._cursor.consumer_acknowledged(self._cursor.delivered)
             self.holding.progress.done(now)
@@ -161,7 +164,7 @@ class AcknowledgingConsumer(BatchConsumer):
 
     def batch_read(self, batch: Batch, now: float) -> Next:
         """Offer this batch."""
-        return self.offer(now) if self._note_read(batch, batch, now) else now
+        return self.offer(now) if self._record_read(batch, batch, now) else now
 
     def offer(self, now: float) -> Next:
         """Offer the batch that is in memory."""
@@ -170,25 +173,25 @@ class AcknowledgingConsumer(BatchConsumer):
             self._shard.pull.drop()  # the rows are no longer in memory, so they are read again
             return now
         self._confirm_lease()
-        if holding.lost.is_set() or holding.expired or holding.releasing:  # by now: the read may have taken long
+        if holding.lost.is_set() or holding.expired or holding.releasing:  # since the step began
             return now
         if batch.records:
             read_to = batch.read_to or batch.records[-1].position
             delivery = Delivery(
-                batch.records, read_to, batch.behind_seconds, holding, batch.in_columns, self._waits.faults + 1
+                batch.records, read_to, batch.behind_seconds, holding, batch.in_columns, self._backoff.faults + 1
             )
             try:
                 if not consumer.offer(delivery):
                     return now + LOOK_SECONDS
             except Exception as error:
-                if self._waits.faults + 1 >= self._handling.attempts:
-                    return self._failed("take its records", error)
-                due = self._state.rest(self._shard.worker.clock() + self._waits.next())
+                if self._backoff.faults + 1 >= self._handling.attempts:
+                    return self._give_up("take its records", error)
+                due = self._state.rest(self._shard.worker.clock() + self._backoff.next())
                 log.warning(
                     "shard %s: its consumer raised %s; offered again", holding.key, type(error).__name__, exc_info=error
                 )
                 return due
-            self._waits.reset()
+            self._backoff.reset()
             self._last_taken = read_to
             holding.progress.working(now)
         self._memory.clear()
@@ -198,9 +201,9 @@ class AcknowledgingConsumer(BatchConsumer):
             holding.progress.done(now)
         return now if batch.ended else self._state.rest_until_read()
 
-    def _failed(self, what: str, error: Exception) -> GiveUp:
-        # Only the type's name: the message of a user's exception may contain a record.
-        why = f"its consumer could not {what}: it raised {type(error).__name__}"
-        log.warning("shard %s: %s", self.holding.key, why, exc_info=error)
-        self._broken = why
-        return GiveUp(why)
+    def _give_up(self, action: str, error: Exception) -> GiveUp:
+        # Log only the exception's type, because the message of a user's exception may contain a record.
+        reason = f"its consumer could not {action}: it raised {type(error).__name__}"
+        log.warning("shard %s: %s", self.holding.key, reason, exc_info=error)
+        self._failure = reason
+        return GiveUp(reason)

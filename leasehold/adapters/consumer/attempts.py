@@ -1,14 +1,14 @@
-"""Decides what follows a failed batch: another attempt, halves, the dead letter, or another worker.
+"""Decides what to do after a batch fails: try it again, split it, dead-letter a record, or release the lease.
 
 If a handler raises, or returns anything but None, its batch is dispatched again after a growing wait, without the
-records that the handler has already checkpointed. What is left then is a batch of its own and has all its attempts.
-After the last attempt the shard stops here with a log line, and its lease is released. Another worker can then try,
-whose connections or disk may be in order. This worker does not take the lease again for `cooldown_seconds`.
+records that the handler has already checkpointed. The remaining records count as a new batch, with the full number of
+attempts. After the last attempt, the shard stops on this worker with a log line, and its lease is released, because
+another worker's connections or disk may work. This worker does not take the lease again for `cooldown_seconds`.
 
 Nothing is skipped unless a `dead_letter` is set. Then the batch is dispatched in halves, in order and without waits,
 down to the records that fail on their own. Each of these is passed to the dead letter with its error, as a batch of one
-record. The shard continues after the record only if that call ends with None. Failures that are due to this worker
-(`NotAwaited`) never go to the dead letter.
+record. The shard continues after the record only if that call ends with None. If the worker itself caused the failure
+(`NotAwaited`), no record goes to the dead letter.
 """
 
 import logging
@@ -26,18 +26,18 @@ from leasehold.stores.printable import escaped
 
 log = escaped(logging.getLogger("leasehold.reading"))
 
-PlaceOrder = tuple[int, int, int]
+PositionKey = tuple[int, int, int]
 
 
 @frozen
 class TryAgain:
-    """The records are dispatched again after this wait, perhaps fewer of them."""
+    """The records, or only some of them, are dispatched again after this wait."""
 
     seconds: float
 
 
 @frozen
-class Hopeless:
+class NoMoreAttempts:
     """The records cannot be handled here, for this reason."""
 
     why: str
@@ -47,14 +47,14 @@ class Hopeless:
 class ToDeadLetter:
     """The one record fails on its own and goes to this dead letter."""
 
-    letter: DeadLetter
+    dead_letter: DeadLetter
 
 
-AfterFault = TryAgain | Hopeless | ToDeadLetter
+AfterFault = TryAgain | NoMoreAttempts | ToDeadLetter
 
 
 @frozen
-class Suspects:
+class FailedPart:
     """Records up to and including `end` that failed together.
 
     Attributes:
@@ -62,101 +62,102 @@ class Suspects:
         attempts: How often the records have been dispatched.
     """
 
-    end: PlaceOrder
+    end: PositionKey
     attempts: int
 
 
 class Attempts:
     """Chooses which records of one lease are dispatched next after a fault.
 
-    The parts that are left to search are kept as positions, because the batch may be dropped to free memory and come
-    again with another end.
+    The parts that are still to be searched are stored as positions, not as records. The batch may be dropped to free
+    memory, and it may end elsewhere when it is read again.
 
     Attributes:
-        failing: Whether anything has failed, or a part was done, since a batch was last done. Until then a batch is
-            dispatched as it was read.
+        failing: Whether a batch has failed or was done in part since the last complete batch. If False, batches are
+            dispatched as they were read.
     """
 
     def __init__(self, handling: Handling, holding: Holding, uniform: Callable[[float, float], float]) -> None:
         self._handling, self._holding = handling, holding
-        self._waits = Backoff(handling.least_wait_seconds, handling.most_wait_seconds, uniform)
-        self._suspects: list[Suspects] = []  # each a part of the previous one; the last is dispatched next
-        self._passed: PlaceOrder | None = None
+        self._backoff = Backoff(handling.least_wait_seconds, handling.most_wait_seconds, uniform)
+        self._failed_parts: list[FailedPart] = []  # each a part of the previous one; the last is dispatched next
+        self._done_to: PositionKey | None = None
         self.failing = False
 
-    def piece(self, batch: Batch) -> Delivery:
+    def next_piece(self, batch: Batch) -> Delivery:
         """Return the records to dispatch now; none if the handler has checkpointed them all."""
-        rest = self.rest(batch)
-        while self._suspects and rest and rest[0].position.order > self._suspects[-1].end:
-            # This part is done; the part from which it was cut comes next.
-            self._suspects.pop()
-            if not self._suspects:
-                self._waits.reset()
-        attempts = self._suspects[-1].attempts if self._suspects else self._waits.faults
-        part = rest[: _count(rest, self._suspects[-1].end)] if self._suspects else rest
+        remaining = self.remaining(batch)
+        while self._failed_parts and remaining and remaining[0].position.order > self._failed_parts[-1].end:
+            # This part is done. The larger part that contains it is next.
+            self._failed_parts.pop()
+            if not self._failed_parts:
+                self._backoff.reset()
+        attempts = self._failed_parts[-1].attempts if self._failed_parts else self._backoff.faults
+        part = remaining[: _count_up_to(remaining, self._failed_parts[-1].end)] if self._failed_parts else remaining
         part = part[: self._handling.max_records]
-        end = part[-1].position if len(part) < len(rest) else batch.read_to or batch.records[-1].position
-        in_parts = attempts + 1 - self._waits.faults if self._suspects else 0
+        end = part[-1].position if len(part) < len(remaining) else batch.read_to or batch.records[-1].position
+        in_parts = attempts + 1 - self._backoff.faults if self._failed_parts else 0
         return Delivery(
             part, end, batch.behind_seconds, self._holding, batch.in_columns, attempts + 1, in_parts=in_parts
         )
 
-    def rest(self, batch: Batch) -> Sequence[Record]:
+    def remaining(self, batch: Batch) -> Sequence[Record]:
         """Return the records of the batch that are not done."""
         if not self.failing:
             return batch.records
         # Records that the handler checkpointed before it raised are not dispatched again.
-        done = max(self._holding.lease.checkpoint.order, self._passed or (0, 0, 0))
-        return batch.records[_count(batch.records, done) :]
+        done_to = max(self._holding.lease.checkpoint.order, self._done_to or (0, 0, 0))
+        return batch.records[_count_up_to(batch.records, done_to) :]
 
     @property
     def searching(self) -> bool:
         """Whether a failed batch is being searched for the records that fail."""
-        return bool(self._suspects)
+        return bool(self._failed_parts)
 
-    def failed(self, piece: Delivery, error: Exception) -> AfterFault:
+    def after_failure(self, piece: Delivery, error: Exception) -> AfterFault:
         """Return what to do after the failure of this piece."""
-        self.failing, records, letter = True, piece.records, self._handling.dead_letter
-        if not self._suspects:
-            wait, places = self._waits.next(), f"{records[0].sequence_number} to {records[-1].sequence_number}"
-            where = f"records {places}, attempt {self._waits.faults} of {self._handling.attempts}"
-            if isinstance(error, Unhandled):  # made from a return value, so its own traceback says nothing
-                why, trace = f"its handler failed on {where}: {error}", error.__cause__
-            else:  # only the name: the message of a user's exception may contain a record, or fail to format
-                why, trace = f"its handler raised {type(error).__name__} on {where}", error
+        self.failing, records, dead_letter = True, piece.records, self._handling.dead_letter
+        if not self._failed_parts:
+            wait = self._backoff.next()
+            sequence_range = f"{records[0].sequence_number} to {records[-1].sequence_number}"
+            attempt = f"records {sequence_range}, attempt {self._backoff.faults} of {self._handling.attempts}"
+            if isinstance(error, Unhandled):  # made from a return value, so its traceback is useless
+                why, trace = f"its handler failed on {attempt}: {error}", error.__cause__
+            else:  # not the message, which may contain a record, or fail to format
+                why, trace = f"its handler raised {type(error).__name__} on {attempt}", error
             log.warning("shard %s: %s", self._holding.key, why, exc_info=trace)
             if self._holding.lease.checkpoint.order >= records[0].position.order:
-                # The handler got further, so the attempts count for the record at which it is now.
-                self._waits.reset()
+                # The handler has made progress, so the attempts are counted again from the record that it has reached.
+                self._backoff.reset()
                 return TryAgain(wait)
-            if self._waits.faults < self._handling.attempts:
+            if self._backoff.faults < self._handling.attempts:
                 return TryAgain(wait)
-            if letter is None:
-                return Hopeless(why)
+            if dead_letter is None:
+                return NoMoreAttempts(why)
         if isinstance(error, NotAwaited):
-            return Hopeless(str(error))
-        # Records that failed together are tried in two halves: the first now, the second once the first is done.
-        end = self._suspects.pop().end if self._suspects else records[-1].position.order
-        self._suspects.append(Suspects(end, piece.attempts))
-        if len(records) == 1 and letter is not None:
-            return ToDeadLetter(letter)
-        self._suspects.append(Suspects(records[(len(records) - 1) // 2].position.order, piece.attempts))
+            return NoMoreAttempts(str(error))
+        # Try records that failed together in two halves, the first one now and the second one when the first is done.
+        end = self._failed_parts.pop().end if self._failed_parts else records[-1].position.order
+        self._failed_parts.append(FailedPart(end, piece.attempts))
+        if len(records) == 1 and dead_letter is not None:
+            return ToDeadLetter(dead_letter)
+        self._failed_parts.append(FailedPart(records[(len(records) - 1) // 2].position.order, piece.attempts))
         return TryAgain(0.0)
 
-    def passed(self, end: Position) -> None:
-        """Note that everything up to this position is handled or dead-lettered, and more of the batch is left."""
-        self._passed, self.failing = end.order, True
-        if not self._suspects:  # the next part of a batch that is dispatched in parts begins with a fresh count
-            self._waits.reset()
+    def record_progress(self, end: Position) -> None:
+        """Note that a part of the batch, up to this position, is handled or dead-lettered."""
+        self._done_to, self.failing = end.order, True
+        if not self._failed_parts:  # each part of a divided batch has its own attempts
+            self._backoff.reset()
 
-    def done(self, batch: Batch) -> None:
+    def record_done(self, batch: Batch) -> None:
         """Note that the whole batch is handled or dead-lettered."""
-        if batch.records:  # a dropped batch may be read again after an empty one
-            self._passed = None
-            self._waits.reset()
-            self.failing = bool(self._suspects)
+        if batch.records:  # an empty batch may come before a dropped one is read again
+            self._done_to = None
+            self._backoff.reset()
+            self.failing = bool(self._failed_parts)
 
 
-def _count(records: Sequence[Record], end: PlaceOrder) -> int:
+def _count_up_to(records: Sequence[Record], end: PositionKey) -> int:
     """Return the number of records up to and including `end`; the records must be in order."""
     return bisect_right(records, end, key=lambda record: record.position.order)

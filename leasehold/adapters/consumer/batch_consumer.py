@@ -1,12 +1,12 @@
 """Holds one batch of a held shard in memory, for consumers that take batches.
 
-`HandlerConsumer` and `AcknowledgingConsumer` differ in how a batch is given away and acknowledged. How it comes into
-memory, how the checkpoint is written and how the shard is left is the same for both, and is here.
+This module contains what `HandlerConsumer` and `AcknowledgingConsumer` have in common: holding the batch in memory,
+writing the checkpoint and leaving the shard. They differ in how they pass on a batch and how it is acknowledged.
 """
 
 import logging
 
-from leasehold.adapters.consumer.batch_window import joined
+from leasehold.adapters.consumer.batch_window import join_batches
 from leasehold.adapters.consumer.dispatcher import Dispatcher
 from leasehold.adapters.consumer.handling import Handling, Happening
 from leasehold.adapters.consumer.memory import MemoryShare
@@ -18,7 +18,7 @@ from leasehold.stores.printable import escaped, said
 log = escaped(logging.getLogger("leasehold.reading"))
 
 MEMORY_SECONDS = 1.0
-"""When to ask for memory again if nothing wakes the reader sooner."""
+"""How long to wait before requesting memory again if nothing wakes the reader sooner."""
 
 
 class BatchConsumer(ConsumerPort):
@@ -36,11 +36,11 @@ class BatchConsumer(ConsumerPort):
         self.holding, self._worker, self._state, self._cursor = shard.holding, shard.worker, shard.state, shard.cursor
 
     def start_at(self, start: Position, now: float) -> None:  # noqa: ARG002  the first read is a step of its own
-        # The row keeps LATEST until a record is done; `start` is the position that LATEST stands for (L5).
+        # The row keeps LATEST until a record is done. `start` is the position to which LATEST was resolved (L5).
         self._cursor.pinned_at(start)
-        # Must come before the observer is notified: a shard that cannot be opened has not begun.
+        # Open the shard before notifying the observer, because reading has not begun if this fails.
         self._open()
-        self._state.began()
+        self._state.reading_begun()
         self._dispatcher.notify("observer", self._handling.observer, "initialize", self.holding)
 
     def _open(self) -> None:
@@ -49,48 +49,48 @@ class BatchConsumer(ConsumerPort):
     # Reading
 
     def admit(self, now: float) -> float | None:
-        if self._memory.ask():
+        if self._memory.request():
             return None
-        # A fault, because the shard falls behind. Its throughput is not measured meanwhile: memory is what limits it,
-        # not the stream.
-        self.holding.progress.failed("batches of other shards take all the memory there is for them", now)
+        # Report a fault, because the shard falls behind. Pause the measurement of its throughput, which is limited by
+        # memory now, not by the stream.
+        self.holding.progress.failed("batches of other shards use all the memory for batches", now)
         self.holding.progress.not_awaited()
         self.holding.throughput.rest(now)
         return now + MEMORY_SECONDS
 
     def keep(self, batch: Batch) -> None:
-        # In this order: a batch that could not be held must not count as read, otherwise it would not be read again.
-        self._memory.hold(joined(self._memory.batch, batch))
+        # The order matters. If a batch that could not be held counted as read, it would not be read again.
+        self._memory.hold(join_batches(self._memory.batch, batch))
         self._cursor.batch_read(batch.reached, batch.children)
 
     def read_failed(self) -> None:
-        self._memory.clear()  # otherwise these bytes would be lost to the other readers forever
+        self._memory.clear()  # otherwise, these bytes would stay reserved forever
 
-    def _note_read(self, batch: Batch, held: Batch, now: float, waits: str = "") -> bool:
-        """Note what was read; return False if the worker has released the lease meanwhile.
+    def _record_read(self, batch: Batch, held_batch: Batch, now: float, wait_reason: str = "") -> bool:
+        """Note what was read; return False if the worker has released the lease in the meantime.
 
         Args:
             batch: The batch that was read.
-            held: The batch in memory, which may contain records of earlier reads.
+            held_batch: The batch in memory, which may contain records of earlier reads.
             now: The time by the worker's clock.
-            waits: If the records are not to be delivered yet, why.
+            wait_reason: Why the records are not to be delivered yet; "" if they are.
         """
         self._state.batch_read(batch, now, self._worker.config.renew_seconds)
         self.holding.throughput.add(batch.size, now)
-        self.holding.progress.read(held, now, waits)
+        self.holding.progress.read(held_batch, now, wait_reason)
         if self.holding.progress.left:
             return False
-        # Must come before the records are given away, otherwise a consumer that hangs would hide what was read.
+        # Report the read before the records are passed on. Otherwise, it would go unnoticed if the consumer hangs.
         self._dispatcher.notify("measure", self._handling.measure, self.holding, batch)
         return True
 
     # The batch in memory
 
-    def _take_up(self) -> bool:
+    def _protect_batch(self) -> bool:
         """Keep the batch from being dropped during this step; return whether it was dropped before."""
         memory = self._memory
         if memory.batch is not None:
-            memory.take_up()
+            memory.protect()
         if not memory.dropped:
             return False
         memory.dropped = False
@@ -98,13 +98,13 @@ class BatchConsumer(ConsumerPort):
         return True
 
     def _confirm_lease(self) -> None:
-        """Renew the lease if another process may have opened the source's link meanwhile."""
+        """Renew the lease if another process may have been connected to the source in the meantime."""
         if self._state.unconfirmed:
             self.holding.renew()
             self._state.lease_confirmed()
 
-    def _begin_again(self) -> None:
-        """Read again what was delivered but not acknowledged: its batches are no longer in memory."""
+    def _reread_unacknowledged(self) -> None:
+        """Read the records again that were delivered but not acknowledged, because they are no longer in memory."""
         self._memory.clear()
         self._cursor.consumer_gone()
         self._shard.pull.drop()
@@ -112,11 +112,11 @@ class BatchConsumer(ConsumerPort):
     # Checkpoints, and leaving
 
     def store(self, position: Position, now: float) -> bool:
-        # If a next owner waits, one write will carry both the lease and the position, so nothing is written here.
+        # If another worker waits for the lease, nothing is written here, because the hand-off will write the position.
         if not self.holding.checkpoint(position, unless_releasing=True):
             return False
         self._state.checkpoint_stored(
-            # If the lease is to go, nothing was written: the hand-off or release will carry the position.
+            # If the lease is to be released, nothing was written, because the release will write the position.
             None if self.holding.releasing else position,
             now,
             self._handling.checkpoint_seconds,
@@ -124,11 +124,14 @@ class BatchConsumer(ConsumerPort):
         )
         return True
 
-    def releasing(self) -> None:
+    def release_begun(self) -> None:
         self._memory.clear()
 
     def _close(self, happening: Happening) -> Happening:
-        """Free the memory and close the shard's reader; return why it was left, which may differ from `happening`."""
+        """Free the memory and close the shard's reader.
+
+        Returns the reason for leaving the shard, which may differ from `happening`.
+        """
         self._memory.clear()
         try:
             self._shard.pull.close()

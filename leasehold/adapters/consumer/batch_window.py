@@ -2,9 +2,9 @@
 
 1. The window opens when the first record is held. It closes after `linger_seconds`, when the batch is full, at the end
    of the shard, or when other shards need the memory.
-2. Once a batch is dispatched, its records never wait again: a retry begins when it is due.
-3. Waiting records are neither delivered nor acknowledged. If the lease moves or the worker stops, they are left to the
-   next owner, so a hand-off does not wait for the window.
+2. Once a batch has been dispatched, its records never wait for more again, not even before a retry.
+3. Waiting records are neither delivered nor acknowledged. If the lease moves or the worker stops, the records are left
+   to the next owner, so a hand-off does not wait for the window.
 """
 
 import math
@@ -22,8 +22,8 @@ class BatchWindow:
     """The window of one shard.
 
     Args:
-        seconds: How long the first record of a batch waits for more; 0: not at all.
-        max_records: The number of records of a full batch; None: only the size counts.
+        seconds: How long the first record of a batch waits for more; 0 for no wait.
+        max_records: The number of records in a full batch; None if only the size counts.
     """
 
     def __init__(self, seconds: float, max_records: int | None) -> None:
@@ -36,19 +36,19 @@ class BatchWindow:
         return f"its records wait up to {self._seconds:g} s for more (linger_seconds)"
 
     def until(self, batch: Batch | None, count: Callable[[Batch], int], now: float) -> float:
-        """Return until when the held records are to wait, opening the window; minus infinity if they are not.
+        """Open the window if necessary; return when it closes, or minus infinity if records must not wait.
 
         Args:
             batch: The batch that is held, if there is one.
             count: Returns how many records of the batch are not done.
             now: The time by the worker's clock.
         """
-        if not self._seconds or batch is None or not (waiting := count(batch)):
+        if not self._seconds or batch is None or not (waiting_count := count(batch)):
             return -math.inf
         if self._until is None:
             self._until = now + self._seconds
-        full = batch.size >= FULL_BYTES or waiting >= self._full
-        return -math.inf if full or batch.ended or now >= self._until else self._until
+        is_full = batch.size >= FULL_BYTES or waiting_count >= self._full
+        return -math.inf if is_full or batch.ended or now >= self._until else self._until
 
     def close(self) -> None:
         """Have the held records wait no longer."""
@@ -59,8 +59,8 @@ class BatchWindow:
         self._until = None
 
 
-def joined(earlier: Batch | None, later: Batch) -> Batch:
-    """Return the records of both batches as one batch, with the later one's knowledge of the shard."""
+def join_batches(earlier: Batch | None, later: Batch) -> Batch:
+    """Return one batch with the records of both. Everything else about the shard is taken from the later batch."""
     if earlier is None:
         return later
     records = (*earlier.records, *later.records) if later.records else earlier.records

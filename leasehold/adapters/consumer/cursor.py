@@ -1,8 +1,9 @@
 """Tracks how far one shard is read, delivered, acknowledged and stored, and decides what its reader does next.
 
 Everything that reads a shard (a worker, Spark ahead of its batches, an executor, the replay of a batch, a task of a
-slice) asks a cursor what to do next and reports the result. The cursor does no I/O, reads no clock and starts no
-thread. `ShardPull`, at the end of this file, is the only place where a reader is opened and read as a cursor orders.
+slice) gets its next order from a cursor and reports the result to it. The cursor does no I/O, reads no clock and starts
+no thread. `ShardPull`, at the end of this file, is the only code that opens and reads a source's reader as a cursor
+orders.
 
 There are four marks, each a position of the shard, and one invariant:
 
@@ -19,7 +20,7 @@ There are four marks, each a position of the shard, and one invariant:
 `storable` is the position that a write may store. It is `acknowledged`, except at the end of the shard, whose children
 need leases first.
 
-Each event moves some of the marks. A row has the name of its method.
+Each event moves some of the marks. Each row of this table is named after the method for the event.
 
     event                       committed       acknowledged    delivered       read            the reader
     begun_at(start)             <= start        <= start        start           start
@@ -32,10 +33,10 @@ Each event moves some of the marks. A row has the name of its method.
     consumer_gone                                               acknowledged
     checkpoint_stored(to)       to
 
-After `reading_failed` the next reader is opened at `read`: everything before it is held or delivered, and the reader
-that raised may be past records that it never returned. After `rows_dropped` the next reader is opened at `delivered`,
-because the rows after it are no longer in memory. A new consumer, or one that failed, gets the records after
-`acknowledged` again: `consumer_gone`, followed by `rows_dropped` if the rows were not kept.
+After `reading_failed` the next reader is opened at `read`. All records before `read` are held or delivered, while the
+reader that raised may have skipped records that it never returned. After `rows_dropped` the next reader is opened at
+`delivered`, because the rows after it are no longer in memory. If the consumer fails or is replaced, `consumer_gone`
+has the records after `acknowledged` delivered again. `rows_dropped` must follow if the rows were not kept.
 
 `order` returns what to do next, by the first line that applies:
 
@@ -89,14 +90,14 @@ class StoreCheckpoint:
 
 @frozen
 class EndShard:
-    """Create the leases of these children, as far as the source has named them, then write SHARD_END (L3)."""
+    """Create leases for these children, which are the ones that the source has named, then write SHARD_END (L3)."""
 
     children: tuple[Shard, ...]
 
 
 @frozen
 class ReleaseAt:
-    """Give the lease to its next owner, or release it; everything up to `at` is finished with."""
+    """Give the lease to its next owner, or release it. Everything up to `at` is done."""
 
     at: Position
 
@@ -118,8 +119,9 @@ class Cursor:
     """The marks of one shard.
 
     Args:
-        at: Where all four marks begin: the lease's checkpoint, or the start if nothing is to be stored.
-        until: The position after which nothing more is to be read; by default the end of the shard.
+        at: The initial position of all four marks, which is the lease's checkpoint, or the start if nothing is to be
+            stored.
+        until: The position at which reading ends; by default the end of the shard.
     """
 
     def __init__(self, at: Position, *, until: Position = SHARD_END) -> None:
@@ -128,17 +130,17 @@ class Cursor:
         self.reader_open = False
 
     @property
-    def out(self) -> bool:
+    def has_unacknowledged(self) -> bool:
         """Whether a consumer has records that it has not finished with."""
         return self.delivered.order > self.acknowledged.order
 
     @property
-    def held(self) -> bool:
+    def has_undelivered(self) -> bool:
         """Whether something was read and not delivered yet."""
         return self.read.order > self.delivered.order
 
     @property
-    def over(self) -> bool:
+    def is_fully_read(self) -> bool:
         """Whether everything that is to be read was read."""
         return self.read.order >= self.until.order
 
@@ -150,19 +152,19 @@ class Cursor:
     # Events
 
     def begun_at(self, start: Position) -> None:
-        """Begin at the consumer's own position: where LATEST is now, or where an earlier run of it ended."""
+        """Begin at the consumer's own position, the tip for LATEST or the end of its previous run."""
         if self.acknowledged.order > start.order:
-            # The consumer is behind the lease's checkpoint (a query restarted from an older state) and needs everything
-            # since.
+            # The consumer is behind the lease's checkpoint, such as a query that restarts from an older state. It needs
+            # all records since that state.
             self.acknowledged = self.committed = self.storable = start
-        # The records between `acknowledged` and `start` were delivered to an earlier run of the consumer, and it still
-        # has to acknowledge them.
+        # The records between `acknowledged` and `start` were delivered to the consumer's previous run, but have yet to
+        # be acknowledged.
         self.delivered = self.read = start
 
     def pinned_at(self, start: Position) -> None:
-        """Resolve the lease's LATEST or time to this position: nothing before it is delivered."""
-        # The position is not stored: the lease keeps LATEST or the time until a record is done, so reading starts at
-        # the same place after a crash. But reading resumes at `start`, because LATEST would then be a later tip.
+        """Begin at the position to which the lease's LATEST or time was resolved. No earlier record is delivered."""
+        # The lease keeps LATEST or the time until a record is done, and both lead to the same position after a crash.
+        # In this process reading resumes at `start`, because LATEST would by then mean a later tip.
         self.acknowledged = self.delivered = self.read = start
 
     def reader_opened(self) -> None:
@@ -170,8 +172,8 @@ class Cursor:
         self.reader_open = True
 
     def batch_read(self, to: Position | None, children: tuple[Shard, ...] = ()) -> None:
-        """Note that a batch was read completely and everything up to `to` is held; None if nothing was read."""
-        # Of two equal positions the newer one counts: an empty batch may carry the source's own token.
+        """Note that a batch was read completely and is held. It ends at `to`, which is None if nothing was read."""
+        # If the positions are equal, use the new one, because an empty batch may contain the source's own token.
         if to is not None and to.order >= self.read.order:
             self.read = to
         self.children = children
@@ -179,41 +181,43 @@ class Cursor:
 
     def reading_failed(self) -> None:
         """Note that a read raised, or that its rows could not be kept."""
-        # `read` stays, because the earlier batches are still held. Only the reader can no longer be trusted.
+        # `read` does not move, because the earlier batches are still held. Only the reader can no longer be trusted.
         self.reader_open = False
 
     def rows_dropped(self) -> None:
-        """Note that rows which were read and not delivered are no longer in memory."""
+        """Note that the rows that were read but not delivered are no longer in memory."""
         # The reader is past those rows, so another one has to read them again.
         self.read, self.reader_open = self.delivered, False
         self._check()
 
     def rows_delivered(self, to: Position) -> None:
-        """Note that a consumer was given everything up to `to`. Raises ValueError for more than was read."""
-        if to.order >= self.delivered.order:  # of two equal positions the newer one has the source's own token
+        """Note that everything up to `to` was delivered to a consumer. Raises ValueError if `to` is after `read`."""
+        if to.order >= self.delivered.order:  # the new one may contain the source's own token
             self.delivered = to
         self._check()
 
     def consumer_acknowledged(self, to: Position) -> None:
         """Note that the consumer has finished with everything up to `to`; an earlier position changes nothing.
 
-        Raises ValueError for more than it was given.
+        Raises ValueError if `to` is after `delivered`.
         """
         if to.order > self.delivered.order:
             raise ValueError(f"cursor: {to} is acknowledged, and only what lies before {self.delivered} was delivered")
-        # An earlier position is valid: a handler may checkpoint early records late, and Spark may commit a batch again.
+        # An earlier position is valid, because a handler may checkpoint early records late, and Spark may commit a
+        # batch again.
         if to.order > self.acknowledged.order:
             self.acknowledged = to
-            # SHARD_END is stored only by `EndShard`, after the children's leases. Until then a release stores a number.
+            # Only `EndShard` stores SHARD_END, after the children's leases. Until then, a release stores a sequence
+            # number.
             self.storable = self.storable if to.ended else to
 
     def consumer_gone(self) -> None:
-        """Note that the consumer failed or ended: the records it did not finish with are to be delivered again."""
-        # `read` stays, because the rows may still be held; if they are not, `rows_dropped` follows.
+        """Note that the consumer failed or ended, so the records that it did not acknowledge are delivered again."""
+        # `read` does not move, because the rows may still be held. If they are not, `rows_dropped` follows.
         self.delivered = self.acknowledged
 
     def checkpoint_stored(self, to: Position) -> None:
-        """Note that the lease's checkpoint is at `to` or later. Raises ValueError for more than was acknowledged."""
+        """Note that the lease's checkpoint is at `to` or later. Raises ValueError if `to` is after `acknowledged`."""
         if to.order > self.committed.order:
             self.committed = to
         self._check()
@@ -240,23 +244,25 @@ class Cursor:
             free: Whether the consumer can take a batch now.
             room: Whether more may be read.
         """
-        # First, because another owner is reading by now, and any write of this one would be rejected.
+        # Check this first, because another worker owns the lease by now, and any write by this one would be rejected.
         if lost:
             return LeaveShard()
-        # Before anything new begins. Delivered records are waited for, otherwise the next owner would handle them at
-        # the same time.
+        # Release the lease before anything new begins, but wait for delivered records. Otherwise, the next owner would
+        # handle them at the same time.
         if leaving:
-            return AwaitEvent() if self.out else ReleaseAt(self.storable)
-        # Before a checkpoint, which SHARD_END replaces. SHARD_END is written after the children's leases.
+            return AwaitEvent() if self.has_unacknowledged else ReleaseAt(self.storable)
+        # Check this before the checkpoint, which SHARD_END replaces. SHARD_END is written after the children's leases.
         if self.acknowledged.ended:
             return EndShard(self.children)
-        # Before the next rows, otherwise a consumer that is busy for long would delay storing what is already done.
+        # Store a checkpoint before delivering more rows. Otherwise, a consumer that is busy for a long time would delay
+        # the checkpoint of rows that are already done.
         if write and (unstored := self.unstored) is not None:
             return StoreCheckpoint(unstored)
-        # After the checkpoint, which renews an expired lease first and is rejected if another worker has taken it.
+        # Check this after the checkpoint, which first renews an expired lease, and is rejected if another worker has
+        # taken the lease.
         if expired:
             return AwaitEvent()
-        # Held rows go before more reading: this bounds memory and keeps the order.
+        # Deliver held rows before reading more, which limits memory and keeps the rows in order.
         read = self.read.order
         if free and read > self.delivered.order:
             return DeliverRows()
@@ -294,7 +300,7 @@ class ShardPull:
     def read(self, keep: Callable[[Batch], None]) -> Batch:
         """Read once, and pass the batch to `keep`.
 
-        If the source or `keep` raises, the reader is closed and the exception propagates. That reader may be past
+        If the source or `keep` raises, the reader is closed and the exception propagates. That reader may have skipped
         records that it did not return, so the next one is opened after the records that are held.
 
         Args:
@@ -304,11 +310,12 @@ class ShardPull:
         try:
             batch = (self._reader or self.open()).read()
             before, end = self.cursor.read, batch.end
-            # Numbers only rise (L14): a lower one is before the checkpoint, so the next owner would not read it.
+            # Sequence numbers only rise (L14). A lower one would be before the checkpoint, so the next owner would skip
+            # its record.
             if end is not None and end.order < before.order and end.numbered and before.numbered:
                 raise SourceError(  # noqa: TRY301  closes the reader, as the reader's own exceptions do
-                    f"its sequence numbers fall, from {before.sequence} to {end.sequence}: was the stream made anew? "
-                    "--if-recreated TRIM_HORIZON or LATEST has its leases begin anew; `leasehold reset` sets this one "
+                    f"its sequence numbers fall, from {before.sequence} to {end.sequence}: was the stream recreated? "
+                    "--if-recreated TRIM_HORIZON or LATEST restarts its leases; `leasehold reset` sets this one "
                     "back"
                 )
             keep(batch)
@@ -325,12 +332,12 @@ class ShardPull:
         try:
             self.close()
         finally:
-            # Even if closing failed: the rows are gone, and that reader is not used again.
+            # Do this even if closing failed, because the rows are gone and that reader is not used again.
             self.cursor.rows_dropped()
 
     def close(self) -> None:
         """Close the reader, if one is open; the next read opens another one."""
-        # Must be forgotten before it is closed, otherwise it would be read again after an error in closing.
+        # Forget the reader before closing it, so that it is not read again if closing fails.
         reader, self._reader = self._reader, None
         self.cursor.reading_failed()
         if reader is not None:

@@ -1,15 +1,15 @@
 """Calls a worker's handlers in threads or on an event loop, and reports how each call ended.
 
-How a batch is dispatched: its lease reader calls `Dispatcher.begin`. The executor runs `Dispatcher._work` in one of its
-threads, which calls the handler. If the handler returns an awaitable, it is awaited on the worker's one event loop. At
-the end `Dispatcher._ended` stores the fault, or None, and wakes the lease reader, which gets it from
+To dispatch a batch, its lease reader calls `Dispatcher.begin`. The executor then runs `Dispatcher._work` in one of its
+threads, which calls the handler. If the handler returns an awaitable, it is awaited on the worker's one event loop.
+When the call ends, `Dispatcher._finish_call` stores the outcome and wakes the lease reader, which gets the outcome from
 `Dispatcher.check`.
 
-1. A lease has at most one call at a time, including a call that was given up. No shard ever has two handlers running
-   in this process.
-2. Whatever a call raises or returns, it ends with a fault or without one, and the lease reader is woken.
-3. `check` never waits. It returns one of a closed union, and the lease reader acts on it.
-4. A user's callback (`notify`) cannot break reading or leaving. Its faults are logged once.
+1. A lease has at most one call at a time, including calls that were given up. Two handlers never run for one shard in
+   this process.
+2. Whatever a call raises or returns, its outcome is stored and the lease reader is woken.
+3. `check` never waits. It returns a `CallState`, on which the lease reader acts.
+4. If one of the user's callbacks raises (`notify`), the exception is logged once, and the reader continues.
 """
 
 import inspect
@@ -21,7 +21,7 @@ from threading import Lock
 from attrs import define, frozen
 
 from leasehold.adapters.consumer.executors import EventLoop, HandlerExecutor, InlineExecutor, Work
-from leasehold.adapters.consumer.handling import Ending, Handling, Unhandled, Withdrawn, fault_from, fault_of
+from leasehold.adapters.consumer.handling import Ending, Handling, Unhandled, Withdrawn, as_fault, fault_in_result
 from leasehold.adapters.processes import Origin
 from leasehold.adapters.worker.holding import Holding
 from leasehold.stores.printable import escaped, said
@@ -34,7 +34,7 @@ Call = Callable[[], object]
 
 @frozen
 class Running:
-    """The call waits for a thread or is running. Look again at `due`, or when woken."""
+    """The call waits for a thread or is running. Check it again at `due`, or when woken."""
 
     due: float
 
@@ -48,7 +48,7 @@ class CallEnded:
 
 @frozen
 class NotBegun:
-    """The lease had expired by the time a thread was free. No handler was called; a renewal will show who owns it."""
+    """The lease had expired when a thread became free, so no handler was called. A renewal will show who owns it."""
 
 
 @frozen
@@ -68,7 +68,7 @@ CallState = Running | CallEnded | NotBegun | LeaseLost | GivenUp
 
 @define(eq=False)
 class HandlerCall:
-    """A call for one held lease, from when it is requested until it has ended.
+    """One call of a handler for a held lease.
 
     Attributes:
         holding: The held lease.
@@ -77,10 +77,10 @@ class HandlerCall:
         call: Calls the handler.
         last: Whether the call is to be made even if the lease is to be released.
         begun: When the call began, by the worker's clock; None while it waits for a thread.
-        warned_seconds: For how long it had been running when that was last logged.
-        given_up: Whether it is no longer waited for.
-        outcome: How it ended; None until then.
-        work: What the executor runs, by which it also identifies the call.
+        warned_seconds: For how long the call had been running when it was last logged as slow.
+        given_up: Whether the lease reader no longer waits for the call.
+        outcome: How the call ended; None until then.
+        work: The function that the executor runs, which also identifies the call.
         cancel: Cancels the call if it is being awaited.
     """
 
@@ -102,7 +102,7 @@ class Dispatcher:
 
     Args:
         executor: Where to call the handlers; by default immediately, in the caller's thread.
-        again: Called with a lease's key when its call has ended.
+        wake: Called with a lease's key when its call has ended.
         end: Called with the reason if the worker must end.
         fatal: The exceptions that end a task of the worker's scheduler. They always propagate and never count as a
             fault of a call.
@@ -112,26 +112,26 @@ class Dispatcher:
         self,
         executor: HandlerExecutor | None = None,
         *,
-        again: Callable[[str], None] = lambda _key: None,
+        wake: Callable[[str], None] = lambda _key: None,
         end: Callable[[BaseException], None] = lambda _reason: None,
         fatal: tuple[type[BaseException], ...] = (),
     ) -> None:
         self._executor: HandlerExecutor = executor or InlineExecutor()
-        self._again, self._end, self._fatal = again, end, fatal
+        self._wake, self._end, self._fatal = wake, end, fatal
         self._loop = EventLoop(self.end)
         self._origin = Origin()
         self._lock = Lock()
         self._running: dict[str, HandlerCall] = {}
-        self._logged: set[str] = set()
+        self._logged_names: set[str] = set()
 
     def begin(self, handler_call: HandlerCall) -> GivenUp | None:
         """Make this call once a thread is free; return None, or the reason why it cannot be made."""
         handler_call.work, key = partial(self._work, handler_call), handler_call.holding.key
         with self._lock:
-            # A call that was given up keeps its key until it ends: its thread cannot be stopped, and two handlers
-            # running on one shard would handle it out of order (rule 1).
+            # A call that was given up keeps its key until it ends, because its thread cannot be stopped. A second
+            # handler would process the shard's records out of order (rule 1).
             if key in self._running:
-                return GivenUp("a handler that was given up is still at work on it")
+                return GivenUp("a handler that was given up is still running")
             self._running[key] = handler_call
         try:
             self._executor.start(handler_call.work)
@@ -145,35 +145,35 @@ class Dispatcher:
     def _work(self, handler_call: HandlerCall) -> None:
         holding = handler_call.holding
         handler_call.begun = handler_call.clock()
-        # The batch may have waited so long for this thread that another worker owns the lease, or might own it.
+        # The batch may have waited for this thread so long that another worker owns the lease, or might own it.
         if holding.lost.is_set():
-            self._ended(handler_call, LeaseLost())
+            self._finish_call(handler_call, LeaseLost())
             return
         if holding.expired:
-            self._ended(handler_call, NotBegun())
+            self._finish_call(handler_call, NotBegun())
             return
         try:
             result = handler_call.call()
             if inspect.isawaitable(result):
                 handler_call.cancel = self._loop.spawn(
-                    result, lambda fault: self._ended(handler_call, CallEnded(fault))
+                    result, lambda fault: self._finish_call(handler_call, CallEnded(fault))
                 )
                 if handler_call.given_up:  # while `cancel` was not set yet
                     handler_call.cancel()
                 return
-            fault = None if result is None else fault_of(result)
+            fault = None if result is None else fault_in_result(result)
         except self._fatal:
             raise  # the scheduler is ending this task
         except BaseException as error:  # noqa: BLE001  any other exception means that the batch failed
-            self._ended(handler_call, CallEnded(fault_from(error)))
+            self._finish_call(handler_call, CallEnded(as_fault(error)))
         else:
-            self._ended(handler_call, CallEnded(fault))
+            self._finish_call(handler_call, CallEnded(fault))
 
-    def _ended(self, handler_call: HandlerCall, outcome: CallState) -> None:
+    def _finish_call(self, handler_call: HandlerCall, outcome: CallState) -> None:
         fault = outcome.fault if isinstance(outcome, CallEnded) else None
-        self._origin.end_copy(_raised(fault))
+        self._origin.end_copy(_original_error(fault))
         key = handler_call.holding.key
-        # Must come before the lease reader is woken, otherwise its next batch would be rejected.
+        # Remove the call before waking the lease reader. Otherwise, its next batch would be rejected.
         del self._running[key]
         # Break the reference cycle so that the batch is freed now, not at the next garbage collection.
         handler_call.call = handler_call.work = lambda: None
@@ -182,41 +182,43 @@ class Dispatcher:
             if isinstance(fault, Ending):
                 self.end(fault.__cause__ or fault)
         finally:
-            self._again(key)
+            self._wake(key)
         if handler_call.given_up:
             log.warning("shard %s: the handler that was given up has ended: %s", key, fault or "it returned")
 
     def check(self, handler_call: HandlerCall, now: float) -> CallState:
-        """Return the state of the call, after giving it up if it took too long. Only `Running` is checked again."""
-        # Must be checked first: a handler that has finished is not given up for having been slow.
+        """Give up the call if it has taken too long, and return its state. Every state but `Running` is final."""
+        # Check this first, so that a handler that has finished is not given up for being slow.
         if handler_call.outcome is not None:
             return handler_call.outcome
         holding, handling = handler_call.holding, handler_call.handling
         slow, limit = handling.slow_seconds, handling.handler_seconds
         if handler_call.begun is None:
-            # The executor may begin the call late or never: an iterating consumer asks for a batch when it likes.
-            lost = holding.lost.is_set()
-            if (lost or (holding.releasing and not handler_call.last)) and self._withdraw(handler_call):
-                return LeaseLost() if lost else CallEnded(Withdrawn("its lease is wanted, and no handler has begun"))
-            # If no thread will become free here, another worker may have one.
+            # The executor may begin the call late or never, because a program that iterates over batches decides when
+            # to take the next one.
+            is_lost = holding.lost.is_set()
+            if (is_lost or (holding.releasing and not handler_call.last)) and self._withdraw(handler_call):
+                return LeaseLost() if is_lost else CallEnded(Withdrawn("its lease is wanted, and no handler has begun"))
+            # Perhaps no thread ever becomes free here, but another worker may have one.
             if self._executor.stuck and self._withdraw(handler_call):
-                return GivenUp("no thread is free to hand its records over: as many as there may be hang in handlers")
+                return GivenUp("no thread is free for its records: all threads hang in handlers")
             return Running(now + min(slow, limit))
         seconds = now - handler_call.begun
-        # Logged each time the duration has doubled: once would be overlooked, and every look would fill the log.
+        # Log each time the duration has doubled. A single line could be overlooked, and a line per check would fill the
+        # log.
         if seconds >= max(slow, 2 * handler_call.warned_seconds):
             handler_call.warned_seconds = seconds
             self._executor.replace(handler_call.work)  # other calls wait for its thread
             handler_log.warning("shard %s: its handler has been at work on one batch for %.1f s", holding.key, seconds)
             self.notify("slow", handling.slow, holding, seconds)
-        # If the lease is lost, wait a while for the call to end: the checkpoint may still move (`late_checkpoints`),
-        # and this worker can read the lease again only after the call has ended.
-        lost = holding.lost.is_set()
-        if seconds >= limit or (seconds >= slow and lost):
-            # Stop waiting. An awaited call is cancelled; a thread cannot be.
+        # Even if the lease is lost, wait a while for the call to end, because the checkpoint may still move
+        # (`late_checkpoints`), and because this worker cannot read the shard again until the call has ended.
+        is_lost = holding.lost.is_set()
+        if seconds >= limit or (seconds >= slow and is_lost):
+            # Stop waiting for the call. It is cancelled if it is awaited; a thread cannot be cancelled.
             handler_call.given_up = True
             handler_call.cancel()
-            if lost:
+            if is_lost:
                 return LeaseLost()
             return GivenUp(f"its handler has been at work for {seconds:.1f} s, and {limit:g} s is the limit")
         return Running(handler_call.begun + min(max(slow, 2 * handler_call.warned_seconds), limit))
@@ -233,23 +235,23 @@ class Dispatcher:
         try:
             result = callback(*arguments)
             if inspect.isawaitable(result):
-                fault = fault_of(result)
+                fault = fault_in_result(result)
         except self._fatal:
             raise
-        except BaseException as error:  # noqa: BLE001  reading goes on after any exception
-            fault = fault_from(error)
-        self._origin.end_copy(_raised(fault))
+        except BaseException as error:  # noqa: BLE001  the reader continues after any exception
+            fault = as_fault(error)
+        self._origin.end_copy(_original_error(fault))
         if isinstance(fault, Ending):
             self.end(fault.__cause__ or fault)
-        elif fault is not None and name not in self._logged:
-            self._logged.add(name)
+        elif fault is not None and name not in self._logged_names:
+            self._logged_names.add(name)
             log.error("the %s failed; this is said once, and reading goes on: %s", name, fault, exc_info=fault)
 
     def end(self, reason: BaseException) -> None:
         """Have the worker drain and end, for this reason."""
         self._end(reason)
-        if "end" not in self._logged:
-            self._logged.add("end")
+        if "end" not in self._logged_names:
+            self._logged_names.add("end")
             log.error("the worker ends: %s", said(reason))
 
     def close(self) -> None:
@@ -258,6 +260,6 @@ class Dispatcher:
         self._loop.close()
 
 
-def _raised(fault: Exception | None) -> BaseException | None:
+def _original_error(fault: Exception | None) -> BaseException | None:
     """Return the exception that the user's function raised, which `fault` may wrap."""
     return fault.__cause__ or fault if isinstance(fault, Unhandled) else fault

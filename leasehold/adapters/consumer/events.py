@@ -18,28 +18,28 @@ from leasehold.adapters.consumer.handling import Delivery, Handling, Happening
 from leasehold.adapters.worker.holding import Holding
 
 CLOSED_STATUS = 128 + signal.SIGPIPE
-"""The exit status of a program in a pipe whose reader has closed it."""
+"""The exit status of a program whose output pipe was closed by its reader."""
 
 
 @frozen
-class NotTaken:
-    """A partial write. Retry `left`, which starts on a line boundary."""
+class PartialWrite:
+    """A partial write. Retry `unwritten`, which starts on a line boundary."""
 
-    left: bytes
-    why: Exception
+    unwritten: bytes
+    error: Exception
 
 
 class WholeLines:
     """Writes whole lines to a file that may reject writes for a while, as a full disk does.
 
-    If only a part of a line was written, the rest is written before anything else. A line is therefore never torn, and
-    no part of it is repeated. Only one thread may use this at a time.
+    If only a part of a line was written, the rest is written before anything else. A line is therefore never broken,
+    and no part of it is repeated. Only one thread may use an instance at a time.
     """
 
     def __init__(self, out: TextIO) -> None:
-        self._out, self._torn = out, b""
+        self._out, self._line_rest = out, b""
 
-    def write(self, data: bytes) -> NotTaken | None:
+    def write(self, data: bytes) -> PartialWrite | None:
         """Write these lines; return the part that was not written, or None. Raises BrokenPipeError."""
         binary = getattr(self._out, "buffer", None)
         raw = getattr(binary, "raw", binary)  # with PYTHONUNBUFFERED the buffer itself is raw
@@ -49,23 +49,23 @@ class WholeLines:
                 self._out.flush()
             except BrokenPipeError:
                 raise
-            except Exception as why:  # noqa: BLE001  a file of another library may raise anything
-                return NotTaken(data, why)
+            except Exception as error:  # noqa: BLE001  a file of another library may raise anything
+                return PartialWrite(data, error)
             return None
-        pending, written, refused = self._torn + data, 0, cast("Exception | None", None)
+        pending, written, failure = self._line_rest + data, 0, cast("Exception | None", None)
         try:
             while written < len(pending):
                 written += raw.write(pending[written:]) or 0
         except BrokenPipeError:
             raise
-        except Exception as why:  # noqa: BLE001  likewise; a part may be written
-            refused = why
+        except Exception as error:  # noqa: BLE001  likewise; a part may be written
+            failure = error
         finally:
-            # The rest of a line that was partly written, now or in an earlier call, is kept here and written first the
-            # next time. The caller gets back only whole lines.
-            torn = pending[written - 1 : written] != b"\n" if written else bool(self._torn)
-            self._torn = pending[written : pending.find(b"\n", written) + 1] if torn else b""
-        return None if refused is None else NotTaken(pending[written + len(self._torn) :], refused)
+            # Keep the rest of a line that was partly written, in this call or an earlier one, and write it first the
+            # next time. Return only whole lines to the caller.
+            is_cut = pending[written - 1 : written] != b"\n" if written else bool(self._line_rest)
+            self._line_rest = pending[written : pending.find(b"\n", written) + 1] if is_cut else b""
+        return None if failure is None else PartialWrite(pending[written + len(self._line_rest) :], failure)
 
 
 class EventLines:
@@ -74,14 +74,14 @@ class EventLines:
     `stream` is the stream's name, as in `Delivery.stream`.
 
     A record's line is written when its batch is dispatched, before the checkpoint. It never contains the data itself.
-    If `out` rejects a write (a full disk), the call raises what `out` raised, and its batch is dispatched again. Once
-    the reader of `out` has closed it, nothing more is written, and each call raises SystemExit, which drains and ends
-    the worker.
+    If writing to `out` fails, for example because the disk is full, the exception propagates and the batch is
+    dispatched again. If `out` is a pipe and its reader has closed it, nothing more is written, and each call raises
+    SystemExit, which drains and ends the worker.
     """
 
     def __init__(self, worker: str, out: TextIO, wall: Callable[[], float] = time.time) -> None:
         self._worker, self._out, self._wall = worker, out, wall
-        self._lines, self._kept = WholeLines(out), b""
+        self._lines, self._pending = WholeLines(out), b""
         self._lock, self._closed = Lock(), False
 
     def happened(self, happening: Happening, holding: Holding) -> None:
@@ -90,17 +90,17 @@ class EventLines:
 
     def handle(self, delivery: Delivery) -> None:
         """Write a line for each record of the batch."""
-        token = {} if delivery.epoch is None else {"epoch": delivery.epoch}
+        fence = {} if delivery.epoch is None else {"epoch": delivery.epoch}
         lines = []
         for record in delivery.records:
             fields = {
                 "sequence_number": record.sequence_number,
                 "sub_sequence_number": record.sub_sequence_number,
                 "partition_key": record.partition_key,
-                # Never the data itself: more people can read a log than a stream.
+                # Never write the data itself, because more people can read the log than the stream.
                 "sha1": hashlib.sha1(record.data, usedforsecurity=False).hexdigest(),
             }
-            lines.append(self._line("record", delivery.stream, delivery.shard, **fields, **token))
+            lines.append(self._line("record", delivery.stream, delivery.shard, **fields, **fence))
         self._write(lines)
 
     @property
@@ -109,31 +109,31 @@ class EventLines:
         return Handling(self.handle, observer=self.happened)
 
     def _line(self, event: str, stream: str, shard: str, **more: Any) -> str:  # noqa: ANN401  strings and numbers
-        where = {"stream": stream, "shard": shard} if stream else {"shard": shard}
-        line = {"t": int(self._wall() * 1000), "worker": self._worker, "event": event, **where, **more}
+        location = {"stream": stream, "shard": shard} if stream else {"shard": shard}
+        line = {"t": int(self._wall() * 1000), "worker": self._worker, "event": event, **location, **more}
         return json.dumps(line) + "\n"
 
     def _write(self, lines: list[str], *, keep: bool = False) -> None:
-        """Write these lines; with `keep`, lines that were rejected are written with the next ones."""
-        data, refused = "".join(lines).encode(), None
+        """Write these lines. If `keep`, lines that could not be written are written with the next ones."""
+        new_lines, partial = "".join(lines).encode(), None
         with self._lock:
             if not self._closed:
                 try:
-                    refused = self._lines.write(self._kept + data)
-                    unwritten = b"" if refused is None else refused.left
-                    # Records are dispatched again after a fault, but events of a shard would be lost.
-                    self._kept = unwritten if keep else unwritten[: max(0, len(unwritten) - len(data))]
+                    partial = self._lines.write(self._pending + new_lines)
+                    unwritten = b"" if partial is None else partial.unwritten
+                    # Keep the events of a shard, which would be lost otherwise. Records are dispatched again anyway.
+                    self._pending = unwritten if keep else unwritten[: max(0, len(unwritten) - len(new_lines))]
                 except BrokenPipeError:
                     self._closed = True
-                    # Discard what is still buffered, otherwise Python would fail on it again at its exit.
+                    # Discard the data that is still buffered, so that Python does not try to write it again at exit.
                     with suppress(OSError):  # `out` has no file descriptor
                         file, null_device = self._out.fileno(), os.open(os.devnull, os.O_WRONLY)
                         os.dup2(null_device, file)
                         os.close(null_device)
         if self._closed:
             raise SystemExit(CLOSED_STATUS)
-        if refused is not None and not keep:
-            raise refused.why  # the batch fails and is dispatched again
+        if partial is not None and not keep:
+            raise partial.error  # the batch fails, and is dispatched again
 
 
 FIELDS = ("lease", "rule", "outcome")
@@ -141,7 +141,7 @@ FIELDS = ("lease", "rule", "outcome")
 
 
 class JsonLines(logging.Formatter):
-    """Formats log records as JSON: at, level, logger, worker, message, and those of FIELDS that are present."""
+    """Formats log records as JSON objects with at, level, logger, worker, message and any of `FIELDS`."""
 
     def __init__(self, worker: str) -> None:
         super().__init__()

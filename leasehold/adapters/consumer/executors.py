@@ -1,8 +1,8 @@
 """Calls and awaits handlers: in the caller's thread, in a few daemon threads, or on the worker's event loop.
 
-A few threads run at the same time, with replacements for those that are slow, up to a limit. The event loop has a
-thread of its own, which is started when it is first needed. If the system has no thread or descriptor left for it, that
-call fails, and the next one tries again. Nothing that is awaited can end the loop; only `close` does.
+The number of threads is limited. A thread whose handler is slow is replaced by another one, up to a second limit. The
+event loop has its own thread, which is started when it is first needed. If the system has no thread or file descriptor
+left for the loop, that call fails, and the next one tries again. A handler cannot end the loop; only `close` does.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from threading import Condition, Lock, Thread
 from typing import Protocol
 
-from leasehold.adapters.consumer.handling import NotAwaited, fault_from, fault_of
+from leasehold.adapters.consumer.handling import NotAwaited, as_fault, fault_in_result
 from leasehold.adapters.processes import Origin
 from leasehold.adapters.threads import spawn
 from leasehold.stores.printable import escaped, said
@@ -43,14 +43,14 @@ class HandlerExecutor(Protocol):
         """Remove the work; return False if it has begun."""
 
     def replace(self, work: Work) -> None:
-        """Start another thread if work waits, because this piece of work is slow."""
+        """Start another thread for waiting work, because the given work is slow."""
 
     def close(self) -> None:
         """Begin no more work."""
 
 
 class InlineExecutor:
-    """Calls handlers immediately in the caller's thread, for programs that call each step by themselves."""
+    """Calls handlers immediately in the caller's thread, for programs that call lease readers' steps themselves."""
 
     stuck = False
 
@@ -75,14 +75,14 @@ class ThreadExecutor:
     Args:
         usual: How many threads may run at the same time, not counting slow ones.
         most: How many threads may exist, including slow ones.
-        failed: Called with the exception that ends a thread. Work must not raise any.
+        failed: Called with an exception that ended a thread. Work is not supposed to raise any.
     """
 
     def __init__(
         self, usual: int, most: int = THREADS_MOST, failed: Callable[[BaseException], object] | None = None
     ) -> None:
         self._usual, self._most = usual, max(usual, most)
-        self._failed = failed or _log_end
+        self._failed = failed or _log_thread_end
         self._changed = Condition()
         self._queue: deque[Work] = deque()
         self._threads = self._idle = 0
@@ -101,7 +101,8 @@ class ThreadExecutor:
             try:
                 self._add_thread()
             except RuntimeError:
-                # One thread is enough to go on, if slowly. Without any, no work would ever begin.
+                # If there is at least one thread, it will get to this work. Without a thread, the work would never
+                # begin.
                 if not self._threads:
                     self._queue.remove(work)
                     raise
@@ -116,11 +117,11 @@ class ThreadExecutor:
 
     def replace(self, work: Work) -> None:
         """Stop counting the thread of this work until the work returns, and start another thread if work waits."""
-        with self._changed, suppress(RuntimeError):  # if no thread can be started, go on with the present ones
+        with self._changed, suppress(RuntimeError):  # if no thread can be started, use the existing ones
             if work in self._busy:
                 self._slow.add(work)
                 self.stuck = len(self._slow) >= self._most
-                # Only for waiting work: with idle threads a slow handler delays nothing.
+                # If a thread is idle, the slow handler delays no other work.
                 if len(self._queue) > self._idle:
                     self._add_thread()
 
@@ -136,8 +137,8 @@ class ThreadExecutor:
             self._threads += 1
 
     def _serve(self) -> None:
-        surplus = False
-        while not surplus:
+        is_surplus = False
+        while not is_surplus:
             with self._changed:
                 self._idle += 1
                 while not (self._queue or self._closed):
@@ -161,20 +162,20 @@ class ThreadExecutor:
                 if work in self._slow:
                     self._slow.discard(work)
                     self.stuck = len(self._slow) >= self._most
-                # While this thread was slow, another one may have been started in its place; then this one ends.
-                surplus = self._threads > self._usual + len(self._slow)
-                self._threads -= surplus
-            del work  # otherwise its batch would stay in memory until the next work begins
+                # If another thread was started while this one was slow, there may be too many now. Then this one ends.
+                is_surplus = self._threads > self._usual + len(self._slow)
+                self._threads -= is_surplus
+            del work  # otherwise, its batch would stay in memory until the next work begins
 
 
-def _log_end(fault: BaseException) -> None:
+def _log_thread_end(fault: BaseException) -> None:
     log.error("a thread that calls handlers has ended: %s", said(fault), exc_info=fault)
 
 
 CLOSE_SECONDS = 5.0
-"""How long to wait for cancelled calls at the end. The thread is a daemon, so they cannot keep the process alive."""
+"""How long to wait for cancelled calls at the end. The loop's thread is a daemon and cannot keep the process alive."""
 
-WhenDone = Callable[[Exception | None], None]
+OnDone = Callable[[Exception | None], None]
 
 
 class EventLoop:
@@ -193,43 +194,44 @@ class EventLoop:
         self._thread: Thread | None = None
         self._closing: asyncio.Event
 
-    def spawn(self, awaitable: Awaitable[object], over: WhenDone) -> Callable[[], None]:
-        """Await this, then call `over` on the loop with the fault or None; return a function that cancels it.
+    def spawn(self, awaitable: Awaitable[object], on_done: OnDone) -> Callable[[], None]:
+        """Await this, then call `on_done` on the loop with the fault or None; return a function that cancels it.
 
         Raises NotAwaited if no loop can be started now.
         """
         try:
-            loop = self._started()
+            loop = self._ensure_loop()
         except BaseException as fault:
             if isinstance(awaitable, Coroutine):
                 awaitable.close()  # otherwise Python warns that it was never awaited
             raise NotAwaited(f"there is no event loop to await it: {said(fault)}") from fault
         tasks = list[Task[Exception | None]]()
 
-        async def fault_awaited() -> Exception | None:
+        async def await_fault() -> Exception | None:
             raised: BaseException | None = None
             try:
-                return fault_of(await awaitable)
-            except BaseException as error:  # noqa: BLE001  any exception fails the batch, and must not end the loop
+                return fault_in_result(await awaitable)
+            except BaseException as error:  # noqa: BLE001  any exception fails the batch but must not end the loop
                 raised = error
-                return fault_from(error)
+                return as_fault(error)
             finally:
-                # Must come before the loop goes on: a forked copy would take wake-ups from the pipe that both share.
+                # If the handler has forked, end the copy here. Its loop must not continue, because it shares a pipe
+                # with the original loop and would take wake-ups from it.
                 self._origin.end_copy(raised)
 
         def begin() -> None:
-            task = loop.create_task(fault_awaited())
+            task = loop.create_task(await_fault())
             tasks.append(task)
             # A task that was cancelled before it began has no result.
             task.add_done_callback(
-                lambda done: over(fault_from(CancelledError()) if done.cancelled() else done.result())
+                lambda done: on_done(as_fault(CancelledError()) if done.cancelled() else done.result())
             )
 
         def cancel() -> None:
             with suppress(RuntimeError):  # the loop is closed, which has cancelled its tasks
                 loop.call_soon_threadsafe(lambda: [task.cancel() for task in tasks])
 
-        # This runs in a handler's thread, from which no other method of the loop may be called.
+        # This runs in a handler's thread, from which only `call_soon_threadsafe` may be called.
         loop.call_soon_threadsafe(begin)
         return cancel
 
@@ -242,20 +244,20 @@ class EventLoop:
                 loop.call_soon_threadsafe(self._closing.set)
             thread.join(CLOSE_SECONDS)
 
-    def _started(self) -> AbstractEventLoop:
+    def _ensure_loop(self) -> AbstractEventLoop:
         with self._lock:
             if self._loop is None:
-                # Wait under the lock, otherwise two callers would each start a loop, and one of them would be lost.
-                begun = SimpleQueue[AbstractEventLoop | BaseException]()
-                self._thread = spawn("leasehold-loop", lambda: self._serve(begun.put), self._end)
-                loop = begun.get()
+                # Wait while holding the lock, so that two callers cannot each start a loop.
+                started = SimpleQueue[AbstractEventLoop | BaseException]()
+                self._thread = spawn("leasehold-loop", lambda: self._serve(started.put), self._end)
+                loop = started.get()
                 if isinstance(loop, BaseException):
                     raise loop
                 self._loop = loop
             return self._loop
 
-    def _serve(self, tell: Callable[[AbstractEventLoop | BaseException], None]) -> None:
-        async def until_closing() -> None:
+    def _serve(self, report: Callable[[AbstractEventLoop | BaseException], None]) -> None:
+        async def wait_for_close() -> None:
             await self._closing.wait()
 
         with ExitStack() as stack:
@@ -264,13 +266,13 @@ class EventLoop:
                 self._closing = asyncio.Event()
                 loop = runner.get_loop()
             except BaseException as fault:  # noqa: BLE001  raised in the caller that waits for the loop
-                tell(fault)
+                report(fault)
                 return
-            tell(loop)
+            report(loop)
             while not self._closing.is_set():
                 try:
-                    runner.run(until_closing())
+                    runner.run(wait_for_close())
                 except (SystemExit, KeyboardInterrupt) as error:
-                    # A task that a handler has started passes these on to the loop, which would end with all other
-                    # tasks unfinished.
+                    # If a task that a handler has started raises one of these, asyncio passes it on to the loop and
+                    # stops it. Run the loop again, because other tasks are not finished.
                     self._end(error)

@@ -20,7 +20,7 @@ EXPORT_MS = 10_000
 
 
 class Meter(Protocol):
-    """The part of an OpenTelemetry meter that is used here, since the package is an extra."""
+    """The methods of an OpenTelemetry meter that are used here. The package itself is optional."""
 
     def create_counter(self, name: str, unit: str = "", description: str = "") -> Any:  # noqa: ANN401  a type of the extra
         """Create a counter."""
@@ -43,13 +43,14 @@ def exporting(name: str | None) -> Iterator[Meter | None]:
     """Yield a meter whose metrics this exporter sends until the end of the block, or None for `none`.
 
     Args:
-        name: The exporter; None: that of OTEL_METRICS_EXPORTER, or `none`.
+        name: The exporter's name. If None, the environment variable OTEL_METRICS_EXPORTER is used, with `none` as its
+            default.
 
     Raises:
         ValueError: There is no such exporter, or it cannot be started.
     """
-    chosen = (name or os.environ.get("OTEL_METRICS_EXPORTER") or "none").strip().lower()
-    if chosen == "none":
+    exporter_name = (name or os.environ.get("OTEL_METRICS_EXPORTER") or "none").strip().lower()
+    if exporter_name == "none":
         yield None
         return
     try:
@@ -59,28 +60,32 @@ def exporting(name: str | None) -> Iterator[Meter | None]:
             MetricReader,
             PeriodicExportingMetricReader,
         )
-    except ModuleNotFoundError as missing:
-        raise ValueError(f"metrics: {missing.name} is not installed; install leasehold[metrics]") from missing
+    except ModuleNotFoundError as error:
+        raise ValueError(f"metrics: {error.name} is not installed; install leasehold[metrics]") from error
     exporter: Any  # an exporter, or a reader that is polled, such as Prometheus's
-    if chosen == "console":
+    if exporter_name == "console":
         exporter = ConsoleMetricExporter(out=sys.stderr)  # standard output is for events
     else:
         exporters = {entry.name: entry for entry in entry_points(group=GROUP)}
-        # Resolved as OpenTelemetry does, with its newer default protocol if none is set.
+        # Choose the protocol as OpenTelemetry does, with its newer default of HTTP if none is set.
         protocol = os.environ.get("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL") or os.environ.get(
             "OTEL_EXPORTER_OTLP_PROTOCOL"
         )
-        full = ("otlp_proto_grpc" if protocol == "grpc" else "otlp_proto_http") if chosen == "otlp" else chosen
-        if full not in exporters:
-            choice = ", ".join(sorted({"none"} | {entry.partition("_proto_")[0] for entry in exporters}))
-            package = f"opentelemetry-exporter-{full.replace('_', '-')}"
+        entry_name = (
+            ("otlp_proto_grpc" if protocol == "grpc" else "otlp_proto_http")
+            if exporter_name == "otlp"
+            else exporter_name
+        )
+        if entry_name not in exporters:
+            choices = ", ".join(sorted({"none"} | {entry.partition("_proto_")[0] for entry in exporters}))
+            package = f"opentelemetry-exporter-{entry_name.replace('_', '-')}"
             raise ValueError(
-                f"metrics: there is no exporter {chosen!r}; choose among {choice}, or pip install {package}"
+                f"metrics: there is no exporter {exporter_name!r}; choose among {choices}, or pip install {package}"
             )
         try:
-            exporter = exporters[full].load()()
-        except Exception as foreign:
-            raise ValueError(f"metrics: exporter {chosen!r} cannot be started: {said(foreign)}") from foreign
+            exporter = exporters[entry_name].load()()
+        except Exception as error:
+            raise ValueError(f"metrics: exporter {exporter_name!r} cannot be started: {said(error)}") from error
     if not isinstance(exporter, MetricReader):
         # OpenTelemetry's default of 60 s is too long for leases, but an interval that the user has set is kept.
         has_interval = "OTEL_METRIC_EXPORT_INTERVAL" in os.environ
@@ -91,5 +96,5 @@ def exporting(name: str | None) -> Iterator[Meter | None]:
     finally:
         try:
             provider.shutdown()  # sends the metrics since the last export
-        except Exception as foreign:  # noqa: BLE001  how the worker ended counts, whatever an exporter raises
-            log.warning("the last metrics were not exported: %s", said(foreign))
+        except Exception as error:  # noqa: BLE001  an exporter must not hide how the worker ended
+            log.warning("the last metrics were not exported: %s", said(error))

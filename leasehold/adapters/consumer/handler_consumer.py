@@ -2,24 +2,24 @@
 
 `HandlerConsumer` is the consumer of a `LeaseReader` for every handler: a plain function in threads, an `async def`
 function on the event loop, the iterator of `leasehold.read`, and a handler that checkpoints by itself, such as that of
-a child process. Which of them it is, only the executor behind the `Dispatcher` and the `Handling` know.
+a child process. Only the `Handling` and the dispatcher's executor distinguish these kinds of handlers.
 
 `batch_read` and `offer` dispatch a batch through `Dispatcher.begin`. While the handler runs, `poll` only checks on it.
-When the handler ends, `_passed` acknowledges the batch, or `_failed` decides what comes next. The reader's state
-decides about everything else, and knows the marks, the waits and the faults.
+When the handler ends, `_advance` acknowledges the batch, or `_after_failure` decides what to do next. All other
+decisions are made by the reader's state, which tracks positions, waits and faults.
 
-1. At most one batch is held. A slow handler therefore slows only its own shard, and memory stays bounded. With
-   `linger_seconds` a batch may be that of several reads (`consumer/batch_window.py`).
+1. At most one batch is held. A slow handler therefore slows only its own shard, and memory is limited. With
+   `linger_seconds`, several reads may be combined into one batch (`consumer/batch_window.py`).
 2. Nothing here sleeps or waits for a handler.
 3. Records are dispatched only while the lease is held and, by our own clock, has not expired. A record that is too old
    (`max_age_seconds`) is dispatched to the dead letter, never dropped.
-4. A batch that is dropped to free memory is read again from `acknowledged`, and one that fails is delivered again from
-   there, so no record is skipped.
-5. If another process could have opened the source's link for longer than a renewal interval, the batch is dispatched
-   only after a renewal has confirmed that the lease is still ours.
-6. A handler that checkpoints by itself has finished with everything up to the lease's checkpoint. When it returns,
-   nothing more counts as finished. After a fault its shard is read again from the checkpoint. It is called once more
-   before the lease is released.
+4. If a batch is dropped to free memory, its records are read again from `acknowledged`. If a batch fails, they are
+   delivered again from there. So no record is skipped.
+5. If the connection to the source was open to other processes for longer than a renewal interval, the batch is
+   dispatched only after a renewal has confirmed that the lease is still ours.
+6. If a handler checkpoints by itself, only the records up to the lease's checkpoint are done, even after the handler
+   has returned. After a fault, its shard is read again from the checkpoint. Before the lease is released, the handler
+   is called for a final checkpoint.
 
 The package's docstring (`leasehold.adapters.consumer`) describes the order of events and why nothing is skipped.
 """
@@ -33,7 +33,7 @@ from typing import assert_never
 
 from attrs import evolve, frozen
 
-from leasehold.adapters.consumer.attempts import Attempts, Hopeless, ToDeadLetter, TryAgain
+from leasehold.adapters.consumer.attempts import Attempts, NoMoreAttempts, ToDeadLetter, TryAgain
 from leasehold.adapters.consumer.batch_consumer import BatchConsumer
 from leasehold.adapters.consumer.batch_window import BatchWindow
 from leasehold.adapters.consumer.dispatcher import (
@@ -73,7 +73,7 @@ READY, WAITING = Ready(), Ready(free=False)
 
 
 @frozen
-class BatchCalled:
+class BatchCall:
     """The handler was called with this piece of the batch."""
 
     piece: Delivery
@@ -81,7 +81,7 @@ class BatchCalled:
 
 
 @frozen
-class DeadLetterCalled:
+class DeadLetterCall:
     """The dead-letter callable was called with this record, which failed with `error`."""
 
     piece: Delivery
@@ -90,24 +90,27 @@ class DeadLetterCalled:
 
 
 @frozen
-class FinalCheckpointCalled:
-    """A self-checkpointing handler was asked for its final checkpoint: its lease is to go, or its shard has `ended`."""
+class FinalCheckpointCall:
+    """A self-checkpointing handler was called for its final checkpoint, before a release or at the end of its shard."""
 
     ended: bool
 
 
-Called = BatchCalled | DeadLetterCalled | FinalCheckpointCalled
+CallPurpose = BatchCall | DeadLetterCall | FinalCheckpointCall
 """The call that a reader waits for."""
 
 
-def first_after(batch: Batch, piece: Delivery) -> float | None:
+def arrival_after(batch: Batch, piece: Delivery) -> float | None:
     """Return when the first record after this piece arrived, in seconds since 1970, or None if unknown."""
     index = bisect_right(batch.records, piece.read_to.order, key=lambda record: record.position.order)
     return batch.records[index].arrived if index < len(batch.records) else None
 
 
-def first_untried(piece: Delivery) -> Delivery:
-    """Return the first record as a batch for the dead letter. Its attempt is not counted: the handler is not called."""
+def first_for_dead_letter(piece: Delivery) -> Delivery:
+    """Return the first record as a batch for the dead letter.
+
+    No attempt is counted, because the handler is not called.
+    """
     first, in_parts = piece.records[:1], max(0, piece.in_parts - 1)
     return evolve(piece, records=first, read_to=first[0].position, attempts=piece.attempts - 1, in_parts=in_parts)
 
@@ -129,7 +132,7 @@ def handler_reader(
         handling: The handler and its policy.
         memory: The budget shared with the worker's other readers; unlimited by default.
         dispatcher: Calls the handler; by default the handler is called immediately, in the caller's thread.
-        wall: The clock by which records are too old, in seconds since 1970.
+        wall: The clock that determines the age of records, in seconds since 1970.
     """
     shard = HeldShard(worker, holding, "returns" if handling.final_checkpoint is None else "checkpoints")
     share = (memory or MemoryBudget()).share(holding.key)
@@ -145,7 +148,7 @@ class HandlerConsumer(BatchConsumer):
         handling: The handler and its policy.
         memory: The shard's share of the memory for batches.
         dispatcher: Calls the handler.
-        wall: The clock by which records are too old, in seconds since 1970.
+        wall: The clock that determines the age of records, in seconds since 1970.
     """
 
     def __init__(
@@ -160,21 +163,21 @@ class HandlerConsumer(BatchConsumer):
         self._wall = wall
         self._attempts = Attempts(handling, shard.holding, shard.worker.uniform)
         self._window = BatchWindow(handling.linger_seconds, handling.max_records)
-        self._call: tuple[HandlerCall, Called] | None = None
+        self._call: tuple[HandlerCall, CallPurpose] | None = None
 
     def poll(self, now: float) -> Ready | Next:
         """Return what has ended since the last step, or `Ready`."""
         if self._call is not None:
-            return self._look_after(*self._call, now)
-        if self._take_up():  # the batch waited for its next attempt, and other readers needed the memory
+            return self._check_call(*self._call, now)
+        if self._protect_batch():  # other readers needed the memory of the waiting batch
             self._window.close()
-        return WAITING if self._lingers_until(now) > now else READY
+        return WAITING if self._linger_deadline(now) > now else READY
 
-    def _lingers_until(self, now: float) -> float:
+    def _linger_deadline(self, now: float) -> float:
         """Return the time until which the held records wait for more. If they do not wait, that time is in the past."""
-        return self._window.until(self._memory.batch, lambda batch: len(self._attempts.rest(batch)), now)
+        return self._window.until(self._memory.batch, lambda batch: len(self._attempts.remaining(batch)), now)
 
-    def resting(self, until: float) -> None:
+    def step_ended(self, until: float) -> None:
         """Allow the batch to be dropped until the next step."""
         if self._call is None and self._memory.batch is not None:
             # A batch that only waits for its next attempt may be dropped if other shards need the memory.
@@ -186,17 +189,17 @@ class HandlerConsumer(BatchConsumer):
         """Ask for memory; return None, or when to ask again."""
         if self._memory.batch is None:
             return super().admit(now)
-        if self._memory.ask_more():  # records wait for more
+        if self._memory.request_more():  # records wait for more
             return None
         self._window.close()
         return now
 
     def batch_read(self, batch: Batch, now: float) -> Next:
         """Dispatch this batch, or have it wait for more."""
-        held, until = self._memory.batch or batch, self._lingers_until(now)
-        if not self._note_read(batch, held, now, self._window.why if until > now else ""):
+        held_batch, until = self._memory.batch or batch, self._linger_deadline(now)
+        if not self._record_read(batch, held_batch, now, self._window.why if until > now else ""):
             return now
-        return self._deliver(held, now) if until <= now else self._state.rest_until_read(until)
+        return self._deliver(held_batch, now) if until <= now else self._state.rest_until_read(until)
 
     # Dispatching
 
@@ -210,62 +213,64 @@ class HandlerConsumer(BatchConsumer):
     def _deliver(self, batch: Batch, now: float) -> Next:
         """Dispatch the rest of the batch, or the part of it that is to be tried next."""
         holding = self.holding
-        self._confirm_lease()  # rule 5: if this shows that the lease is lost, `Dispatcher` calls no handler
+        self._confirm_lease()  # rule 5; if the lease turns out to be lost, `Dispatcher` calls no handler
         if not batch.records:
-            return self._passed(batch, now)
+            return self._advance(batch, now)
         limit = self._handling.max_records
         if self._attempts.failing or (limit is not None and len(batch.records) > limit):
-            # With a dead letter, a failing batch is searched in parts, so that one bad record does not hold up others.
-            piece = self._attempts.piece(batch)
+            # With a dead letter, a failing batch is searched in parts, so that a bad record does not block the others.
+            piece = self._attempts.next_piece(batch)
             if not piece.records:
-                return self._passed(batch, now)
+                return self._advance(batch, now)
         else:
             read_to = batch.read_to or batch.records[-1].position
             piece = Delivery(batch.records, read_to, batch.behind_seconds, holding, batch.in_columns)
 
-        self._window.close()  # if it fails, it is repeated when that is due
+        self._window.close()  # retries do not wait for more records
         handling = self._handling
         if handling.dead_letter is not None and handling.max_age_seconds < math.inf:
             age = self._wall() - (piece.records[0].arrived or math.inf)
             if age > handling.max_age_seconds:
                 error = TooOld(f"it arrived {age:.0f} s ago, and {handling.max_age_seconds:g} s is the limit")
-                return self._to_dead_letter(handling.dead_letter, first_untried(piece), batch, error, now)
+                return self._to_dead_letter(handling.dead_letter, first_for_dead_letter(piece), batch, error, now)
 
         def call() -> object:
-            # Must be set as the handler begins, because the handler may checkpoint while it runs. A call that never
-            # begins has delivered nothing, and its batch stays next.
+            # Mark the records as delivered when the handler begins, because it may checkpoint while it runs. If the
+            # call never begins, nothing was delivered, and the batch is dispatched again.
             self._cursor.rows_delivered(piece.read_to)
             return self._handling.handler(piece)
 
-        return self._dispatch(call, BatchCalled(piece, batch), now)
+        return self._dispatch(call, BatchCall(piece, batch), now)
 
-    def _to_dead_letter(self, letter: DeadLetter, piece: Delivery, batch: Batch, error: Exception, now: float) -> Next:
+    def _to_dead_letter(
+        self, dead_letter: DeadLetter, piece: Delivery, batch: Batch, error: Exception, now: float
+    ) -> Next:
         """Dispatch this piece, one record, to the dead letter."""
 
         def call() -> object:
             self._cursor.rows_delivered(piece.read_to)
-            return letter(piece, error)
+            return dead_letter(piece, error)
 
-        return self._dispatch(call, DeadLetterCalled(piece, batch, error), now)
+        return self._dispatch(call, DeadLetterCall(piece, batch, error), now)
 
-    def _dispatch(self, call: Callable[[], object], called: Called, now: float) -> Next:
+    def _dispatch(self, call: Callable[[], object], purpose: CallPurpose, now: float) -> Next:
         self.holding.progress.working(now)
-        last = isinstance(called, FinalCheckpointCalled)
-        handler_call = HandlerCall(self.holding, self._handling, self._worker.clock, call, last)
-        if (refused := self._dispatcher.begin(handler_call)) is not None:
+        is_final = isinstance(purpose, FinalCheckpointCall)
+        handler_call = HandlerCall(self.holding, self._handling, self._worker.clock, call, is_final)
+        if (given_up := self._dispatcher.begin(handler_call)) is not None:
             self._state.final_requested = True  # asking for a final checkpoint would be rejected for the same reason
-            return GiveUp(refused.why)
-        self._call = handler_call, called
-        return self._look_after(handler_call, called, now)
+            return GiveUp(given_up.why)
+        self._call = handler_call, purpose
+        return self._check_call(handler_call, purpose, now)
 
-    def _look_after(self, handler_call: HandlerCall, called: Called, now: float) -> Next:
+    def _check_call(self, handler_call: HandlerCall, purpose: CallPurpose, now: float) -> Next:
         outcome = self._dispatcher.check(handler_call, now)
         if isinstance(outcome, Running):
             return outcome.due
-        self._call = None  # must come first, otherwise this batch would stay in memory alongside the next one
+        self._call = None  # first, so that this batch does not stay in memory alongside the next one
         match outcome:
             case CallEnded(fault):
-                if fault is not None or not isinstance(called, BatchCalled):  # otherwise `_passed` records it
+                if fault is not None or not isinstance(purpose, BatchCall):  # otherwise `_advance` records it
                     self.holding.progress.rested()
             case NotBegun():
                 return now
@@ -276,82 +281,85 @@ class HandlerConsumer(BatchConsumer):
                 return GiveUp(why)
             case _ as never:
                 assert_never(never)
-        match called:
-            case BatchCalled(piece, batch):
-                return self._passed(batch, now, piece) if fault is None else self._failed(piece, batch, fault, now)
-            case DeadLetterCalled(piece, batch, error):
-                return self._dead_lettered(piece, batch, error, fault, now)
-            case FinalCheckpointCalled(ended):
-                return self._final_checkpoint_given(fault, now, ended=ended)
+        match purpose:
+            case BatchCall(piece, batch):
+                return (
+                    self._advance(batch, now, piece) if fault is None else self._after_failure(piece, batch, fault, now)
+                )
+            case DeadLetterCall(piece, batch, error):
+                return self._after_dead_letter(piece, batch, error, fault, now)
+            case FinalCheckpointCall(ended):
+                return self._after_final_checkpoint(fault, now, ended=ended)
             case _ as never_called:
                 assert_never(never_called)
 
-    def _passed(self, batch: Batch, now: float, piece: Delivery | None = None) -> Next:
+    def _advance(self, batch: Batch, now: float, piece: Delivery | None = None) -> Next:
         """Continue after this piece, which the handler or dead letter has finished with; by default the whole batch."""
-        if not self._state.passed(batch, None if piece is None else piece.read_to) and piece is not None:
-            self._attempts.passed(piece.read_to)
+        if not self._state.piece_done(batch, None if piece is None else piece.read_to) and piece is not None:
+            self._attempts.record_progress(piece.read_to)
             if not self._attempts.searching:
                 self._window.renew()
             self.holding.progress.rested()
-            self.holding.progress.progressed(now, first_after(batch, piece))
-            return now if self._stored(now) else Leave("lease-lost")
+            self.holding.progress.progressed(now, arrival_after(batch, piece))
+            return now if self._store_if_due(now) else Leave("lease-lost")
         self.holding.progress.done(now)
-        # Must come before the checkpoint, which may wait for the store: other readers may need the memory now.
+        # Free the memory before the checkpoint, which may wait for the store, because other readers may need it now.
         self._memory.clear()
         self._window.renew()
         if self._attempts.failing and self._state.past_failures:
-            # Batches that never failed must not end the attempts.
-            self._attempts.done(batch)
-        if not self._stored(now):
+            # Only now, because a batch that never failed must not reset the attempts of one that did.
+            self._attempts.record_done(batch)
+        if not self._store_if_due(now):
             return Leave("lease-lost")
-        # The end of the shard and a hand-off are done by the next step, immediately: neither waits for the next read.
+        # The end of a shard and a hand-off do not wait for the next read, so the next step is due immediately.
         if batch.ended or self.holding.releasing:
             return now
         return self._state.rest_until_read()
 
-    def _stored(self, now: float) -> bool:
+    def _store_if_due(self, now: float) -> bool:
         """Store the acknowledged position if a checkpoint is due; return False if the lease is lost."""
         if self.holding.lost.is_set():
             return False
         position = self._state.due_checkpoint(now)
         return position is None or self.store(position, now)
 
-    def _failed(self, piece: Delivery, batch: Batch, error: Exception, now: float) -> Next:
-        # Records that the handler checkpointed before it raised are finished with and not delivered again.
-        self._state.checkpointed(self.holding.lease.checkpoint)
+    def _after_failure(self, piece: Delivery, batch: Batch, error: Exception, now: float) -> Next:
+        # Records that the handler checkpointed before it raised are done, and are not delivered again.
+        self._state.checkpoint_moved(self.holding.lease.checkpoint)
         if self._state.kind == "checkpoints":
             self._state.consumer_failed(piece.records[-1].position)
-            self._begin_again()
+            self._reread_unacknowledged()
         if isinstance(error, Ending | Withdrawn):
-            return self._ended(error, now)
-        # Only the type's name: the message of a user's exception may contain a record.
+            return self._let_lease_go(error, now)
+        # Report only the exception's type, because the message of a user's exception may contain a record.
         attempt = f" (attempt {piece.attempts} of {self._handling.attempts})" if not piece.in_parts else ""
         self.holding.progress.failed(f"its handler raised {type(error).__name__}{attempt}", now)
-        match self._attempts.failed(piece, error):
+        match self._attempts.after_failure(piece, error):
             case TryAgain(seconds):
-                # Measured from now, not from when this step began: the handler may have taken long to fail.
+                # Measure the wait from now, not from the start of this step, because the handler may have taken long to
+                # fail.
                 return self._state.rest(self._worker.clock() + seconds)
-            case Hopeless(why):
+            case NoMoreAttempts(why):
                 return GiveUp(why)
-            case ToDeadLetter(letter):
-                return self._to_dead_letter(letter, piece, batch, error, now)
+            case ToDeadLetter(dead_letter):
+                return self._to_dead_letter(dead_letter, piece, batch, error, now)
             case _ as never:
                 assert_never(never)
 
-    def _dead_lettered(
+    def _after_dead_letter(
         self, piece: Delivery, batch: Batch, error: Exception, fault: Exception | None, now: float
     ) -> Next:
         if isinstance(fault, Ending | Withdrawn):
-            return self._ended(fault, now)
+            return self._let_lease_go(fault, now)
         record = f"record {piece.records[0].sequence_number}.{piece.records[0].sub_sequence_number}"
         if fault is not None:  # neither handler nor dead letter accepted the record, so it must not be skipped
-            # Only the type's name of another exception: its message may contain a record.
+            # For other exceptions, report only the type, because the message may contain a record.
             why = str(fault) if isinstance(fault, DeadLetterError) else f"it raised {type(fault).__name__}"
-            self.holding.progress.dead_letter_failed(f"the dead letter did not take the record: {why}", now)
-            return GiveUp(f"neither its handler nor the dead letter took {record}: {said(fault)}")
+            self.holding.progress.dead_letter_failed(f"the dead letter did not accept the record: {why}", now)
+            return GiveUp(f"neither its handler nor the dead letter accepted {record}: {said(fault)}")
         self._dispatcher.notify("dead_lettered", self._handling.dead_lettered, self.holding, error)
         try:
-            return self._passed(batch, now, piece)
+            return self._advance(batch, now, piece)
         finally:
             log.warning("shard %s: %s went to the dead letter: %s", self.holding.key, record, type(error).__name__)
 
@@ -359,8 +367,13 @@ class HandlerConsumer(BatchConsumer):
 
     def request_final(self, now: float, *, ended: bool) -> Next:
         """Call the handler for its final checkpoint."""
-        holding, cursor, worker, ask = self.holding, self._cursor, self._worker, self._handling.final_checkpoint
-        # The handler is about to checkpoint, and another worker may have taken the lease by now.
+        holding, cursor, worker, final_checkpoint = (
+            self.holding,
+            self._cursor,
+            self._worker,
+            self._handling.final_checkpoint,
+        )
+        # Renew an expired lease before the handler checkpoints, because another worker may have taken it by now.
         if holding.expired:
             holding.renew()
 
@@ -368,18 +381,20 @@ class HandlerConsumer(BatchConsumer):
             return end(holding, cursor.children, worker, cursor.delivered.token)
 
         call = FinalCheckpoint(ended, holding, finish)
-        return self._dispatch(lambda: None if ask is None else ask(call), FinalCheckpointCalled(ended), now)
+        return self._dispatch(
+            lambda: None if final_checkpoint is None else final_checkpoint(call), FinalCheckpointCall(ended), now
+        )
 
-    def _final_checkpoint_given(self, fault: Exception | None, now: float, *, ended: bool) -> Next:
+    def _after_final_checkpoint(self, fault: Exception | None, now: float, *, ended: bool) -> Next:
         holding, state = self.holding, self._state
         if holding.lease.checkpoint.ended:
             self._worker.hurry()
             return Leave("shard-ended")
-        state.checkpointed(holding.lease.checkpoint)
+        state.checkpoint_moved(holding.lease.checkpoint)
         if ended or fault is not None:
-            # Even if the lease is to go: the next owner may withdraw its request, and the handler then has to start
-            # from the checkpoint.
-            self._begin_again()
+            # Do this even if the lease is to be released. If the next owner withdraws its request, the handler has to
+            # start from the checkpoint.
+            self._reread_unacknowledged()
         if not ended or isinstance(fault, Ending | Withdrawn):
             state.final_requested = not ended
             return now if holding.releasing else Relinquish()
@@ -395,23 +410,27 @@ class HandlerConsumer(BatchConsumer):
 
     # Ending
 
-    def _ended(self, error: Ending | Withdrawn, now: float) -> Next:
-        """Let the lease go, to its next owner if it has one."""
+    def _let_lease_go(self, error: Ending | Withdrawn, now: float) -> Next:
+        """Release the lease, or give it to its next owner if it has one."""
         return now if isinstance(error, Withdrawn) and self.holding.releasing else Relinquish()
 
     def leave(self, happening: Happening) -> None:
         """Close the shard's reader, free the memory and notify the observer."""
-        late = happening == "lease-lost" and self._handling.late_checkpoints
-        unstored: StoreError | None = None
-        if late and (position := self._cursor.unstored) is not None:
+        is_late = happening == "lease-lost" and self._handling.late_checkpoints
+        store_error: StoreError | None = None
+        if is_late and (position := self._cursor.unstored) is not None:
             try:
-                # The checkpoint only moves forward, so this cannot harm the new owner. It spares the owner after that
-                # the records that were handled here.
+                # This cannot harm the new owner, because the checkpoint only moves forward. It spares a later owner the
+                # records that were already handled here.
                 self.holding.checkpoint_late(position)
             except StoreError as fault:
-                unstored = fault
-        # Must come before the observer is notified: a link that is still open would block the next owner.
+                store_error = fault
+        # Close the reader before notifying the observer, because an open connection would block the next owner.
         happening = self._close(happening)
         self._dispatcher.notify("observer", self._handling.observer, happening, self.holding)
-        if unstored is not None:
-            log.warning("shard %s: what was done after the theft will be done again: %s", self.holding.key, unstored)
+        if store_error is not None:
+            log.warning(
+                "shard %s: records handled after the lease was stolen will be handled again: %s",
+                self.holding.key,
+                store_error,
+            )

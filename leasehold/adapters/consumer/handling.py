@@ -1,13 +1,13 @@
-"""Defines the user's handler: how it is checked, the batches that it is given, and its time limits and retries.
+"""Defines how a user's handler is checked, what it is called with, and its time limits and retries.
 
 A handler or dead letter may be async, or return any other awaitable, which is awaited on the worker's one event loop.
 A handler that runs longer than `slow_seconds` is logged and counted, and again each time that duration has doubled.
-After `handler_seconds` its lease is released as after the last attempt. `consumer/attempts.py` decides what follows a
-fault.
+After `handler_seconds`, its lease is released, as it is after the last attempt. `consumer/attempts.py` decides what to
+do after a fault.
 
 1. A batch is done when its handler has returned None, or an awaitable that ended with None.
 2. Any other result fails the batch, so a checkpoint never covers a record that the handler has not finished with.
-3. A user's callable is checked once when it is given, and its result after each call.
+3. A user's callable is checked once, when it is passed in. Its result is checked after each call.
 
 `by_key` splits a batch by partition key and runs the keys concurrently. The records of one key stay in order.
 
@@ -44,7 +44,7 @@ class Ending(Unhandled):
 
 
 class Withdrawn(Unhandled):
-    """A call whose consumer has stopped taking batches. Nothing failed; the lease's next owner handles the records."""
+    """A call whose consumer has stopped taking batches. This is not a failure: the next owner handles the records."""
 
 
 class TooOld(Unhandled):
@@ -55,16 +55,16 @@ class NotAwaited(Unhandled):
     """A call whose awaitable could not be awaited because no event loop could start. Its records are not to blame."""
 
 
-def takes(*names: str) -> Callable[[Any, Any, Any], None]:
-    """Return an attrs validator: the field's value must accept these arguments and must not be a generator function.
+def accepts(*names: str) -> Callable[[Any, Any, Any], None]:
+    """Return an attrs validator for callables that accept these arguments and are not generator functions.
 
     The validator raises ValueError, which names the field.
     """
 
-    def check(_values: object, field: "Attribute[object]", given: object) -> None:
-        if not callable(given):
-            raise ValueError(f"{field.name}: {given!r} cannot be called")  # noqa: TRY004  bad usage
-        function: Any = given
+    def check(_values: object, field: "Attribute[object]", value: object) -> None:
+        if not callable(value):
+            raise ValueError(f"{field.name}: {value!r} cannot be called")  # noqa: TRY004  bad usage
+        function: Any = value
         while isinstance(function, partial):
             function = function.func
         for candidate in (function, type(function).__call__):
@@ -74,33 +74,31 @@ def takes(*names: str) -> Callable[[Any, Any, Any], None]:
                 )
         try:
             # A decorator may change the arguments, so check its signature, not that of the function it wraps.
-            signature = inspect.signature(given, follow_wrapped=False)
+            signature = inspect.signature(value, follow_wrapped=False)
         except (TypeError, ValueError):
             return  # some built-in functions have no signature
         try:
             signature.bind(*range(len(names)))
-        except TypeError as misfit:
-            what = f"{field.name}: it is called with ({', '.join(names)}), and that does not fit: {misfit}"
-            raise ValueError(what) from None
+        except TypeError as error:
+            message = f"{field.name}: it is called with ({', '.join(names)}), and that does not fit: {error}"
+            raise ValueError(message) from None
 
     return check
 
 
-def fault_of(answer: object) -> Unhandled | None:
-    """Return the fault in a handler's final result; None if the result is None, so that the batch is done."""
-    if answer is None:
+def fault_in_result(result: object) -> Unhandled | None:
+    """Return why a handler's final result fails the batch, or None if the result is None and the batch is done."""
+    if result is None:
         return None
-    if inspect.isgenerator(answer) or inspect.isasyncgen(answer):
+    if inspect.isgenerator(result) or inspect.isasyncgen(result):
         return Unhandled("it returned a generator, which has done nothing yet: use a plain or an async function")
-    if inspect.iscoroutine(answer):
-        answer.close()  # otherwise Python warns that it was never awaited
-    return Unhandled(
-        f"it returned a value ({type(answer).__name__}): None says that the batch is done, nothing else does"
-    )
+    if inspect.iscoroutine(result):
+        result.close()  # otherwise Python warns that it was never awaited
+    return Unhandled(f"it returned a value ({type(result).__name__}): only None means that the batch is done")
 
 
-def fault_from(error: BaseException) -> Exception:
-    """Turn whatever was raised into an Exception for the retry policy."""
+def as_fault(error: BaseException) -> Exception:
+    """Convert an error that was raised to an Exception for the retry policy."""
     if isinstance(error, Exception):
         return error
     kind = Ending if isinstance(error, SystemExit | KeyboardInterrupt) else Unhandled
@@ -110,7 +108,8 @@ def fault_from(error: BaseException) -> Exception:
 
 
 CHECKPOINT_SECONDS = 1.0
-"""A checkpoint after every batch, five per second, would cost five times as many writes to the table as KCL makes."""
+"""The default time between checkpoints. Checkpointing every batch, about five times per second, would write to the
+table five times as often as the KCL does."""
 
 
 class HeldLease(Protocol):
@@ -153,7 +152,7 @@ class Delivery:
         read_to: The position up to which the batch extends, at or after its last record.
         behind_seconds: How far the batch is behind the tip of the shard; None if unknown.
         attempts: How often this worker has tried a batch that begins with the first record, including this time.
-        in_parts: How many of these attempts were made in a part of the batch, to find the record that fails.
+        in_parts: How many of these attempts were made with only a part of the batch, to find the record that fails.
 
     Examples:
         >>> from leasehold import Delivery
@@ -203,8 +202,8 @@ class Delivery:
     def stream(self) -> str:
         """The stream's name.
 
-        For an event hub it includes namespace and consumer group. If a worker reads several Kinesis streams, it is
-        `account:name:creationEpoch`.
+        For an event hub, the name includes the namespace and the consumer group. If a worker reads several Kinesis
+        streams, the name is `account:name:creationEpoch`.
         """
         return self._holding.stream
 
@@ -217,14 +216,14 @@ class Delivery:
     def epoch(self) -> int | None:
         """The fencing number, which grows with each owner of this lease and never falls.
 
-        `reset` and `copy-leases` do not lower it either. It is None in the blobs of the Azure SDKs, whose official
-        workers do not count owners.
+        `reset` and `copy-leases` do not lower it either. It is None in the Azure SDKs' blob layout, because the
+        official workers do not count owners.
         """
         return self._holding.fence
 
     @property
     def lost(self) -> bool:
-        """Whether the lease was lost meanwhile, so that another worker will process these records, too."""
+        """Whether the lease was lost, in which case another worker will process these records, too."""
         return self._holding.lost.is_set()
 
     def checkpoint(self, record: Record | None = None) -> bool:
@@ -261,7 +260,7 @@ DeadLetter = Callable[[Delivery, Exception], Awaitable[None] | None]
 
 @frozen
 class FinalCheckpoint:
-    """A self-checkpointing handler's last chance to checkpoint: its lease is to go, or its shard has no more records.
+    """The last chance for a self-checkpointing handler to checkpoint, before a release or at the end of its shard.
 
     Attributes:
         ended: Whether the shard has no more records.
@@ -297,7 +296,7 @@ class FinalCheckpoint:
             StoreError: A write failed; try again.
             SourceUnavailable: The stream does not respond; try again.
         """
-        # No worker reads a finished lease, so the shard's later records would be skipped.
+        # No worker reads a shard whose lease is finished, so its later records would be skipped.
         if not self.ended:
             raise ValueError("end: the shard has more records, or may have")
         return self._end()
@@ -317,8 +316,8 @@ class Assignment:
         shard: The source's own id of the shard.
         stream: The stream's name.
         epoch: The fencing number, as in `Delivery`.
-        wake: Call this, from any thread, after an acknowledgement or once there is room again. The worker then looks at
-            the consumer immediately instead of within a quarter of a second.
+        wake: Call this, from any thread, after an acknowledgement or when there is room again. The worker then polls
+            the consumer immediately, instead of within a quarter of a second.
 
     Examples:
         >>> from leasehold.adapters import Assignment
@@ -334,11 +333,12 @@ class Assignment:
 
 
 class ShardConsumer(Protocol):
-    """Takes the records of one shard, and acknowledges them whenever it has finished with them.
+    """Takes the records of one shard, and acknowledges them when it has finished with them.
 
-    For consumers that put records into a queue, a pipeline or a buffer, and know only later that they are done. The
-    worker calls these methods one at a time, in threads of its own, so they must return soon and not wait. Only
-    acknowledged records are checkpointed. Whatever is not acknowledged when a worker ends is delivered again.
+    Implement this to put records into a queue, a pipeline or a buffer, and to acknowledge them later, when they are
+    done. The worker calls these methods one at a time, in threads of its own, so they must return soon and not wait.
+    Only acknowledged records are checkpointed. Records that are not acknowledged when a worker ends are delivered
+    again.
 
     Examples:
         >>> from queue import Full, Queue
@@ -381,8 +381,8 @@ class ShardConsumer(Protocol):
     def offer(self, batch: Delivery) -> bool:
         """Take this batch; return False if there is no room for it now, so that it is offered again later.
 
-        If this raises, the batch is offered again after a wait, `attempts` times in total. Then the shard is left to
-        other workers.
+        If this raises, the batch is offered again after a wait, up to `attempts` times in total. Then the shard is left
+        to other workers.
         """
 
     def acknowledged(self) -> Position | None:
@@ -393,27 +393,27 @@ class ShardConsumer(Protocol):
         """
 
     def withdraw(self) -> bool:
-        """Finish or drop what was taken, because the lease is to go; return whether that is done.
+        """Finish or drop the batches that were taken, because the lease is to be released; return whether that is done.
 
-        Called again until it returns True. Then the lease goes, with the acknowledged position. If it stays here after
-        all, `offer` gets the records again that were not acknowledged.
+        This is called again until it returns True. The lease is then released with the acknowledged position. If the
+        lease is not released after all, the records that were not acknowledged are offered again.
         """
 
     def close(self, happening: Happening) -> None:
-        """Forget the shard, for this reason. What is acknowledged from now on has no effect."""
+        """Forget the shard, for this reason. Later acknowledgements have no effect."""
 
 
 OpenConsumer = Callable[[Assignment], ShardConsumer]
 """Makes the consumer of a shard, once reading begins."""
 
-Measure = Callable[[Holding, Batch], None]
+MeasureCallback = Callable[[Holding, Batch], None]
 """Called with each batch that was read, before its records are dispatched."""
 
-Slowness = Callable[[Holding, float], None]
+SlowCallback = Callable[[Holding, float], None]
 """Called each time a slow handler is logged, with the seconds for which it has been running."""
 
-DeadLettered = Callable[[Holding, Exception], None]
-"""Called when the dead letter has taken a record, with the error for which it went there."""
+DeadLetterCallback = Callable[[Holding, Exception], None]
+"""Called after a record was dead-lettered, with the error with which it failed."""
 
 
 @frozen
@@ -424,31 +424,33 @@ class Handling:
 
     Attributes:
         handler: Called with each batch. The batch is done when it returns None or an awaitable that ends with None.
-        attempts: How many times to try a batch before its shard stops. They are counted anew for the rest of a batch
-            of which the handler has checkpointed records.
-        max_records: The most records in a batch, de-aggregated; None: as many as one read returns.
-        linger_seconds: How long the first record of a batch waits for more, until the batch has `max_records` records
-            or 6 MiB; 0: not at all.
+        attempts: How many times to try a batch before its shard stops. If the handler has checkpointed some of the
+            batch's records, the attempts at the remaining ones are counted from the start.
+        max_records: The most records in a batch, de-aggregated; by default as many as one read returns.
+        linger_seconds: How long the first record of a batch waits for more, unless the batch reaches `max_records`
+            records or 6 MiB; 0 for no wait.
         least_wait_seconds: The shortest wait between two attempts.
         most_wait_seconds: The longest wait between two attempts.
         cooldown_seconds: How long a stopped shard's lease is left to other workers.
-        dead_letter: Called with each record that no attempt could handle; None: nothing is ever skipped.
+        dead_letter: Called with each record that keeps failing. Without it, no record is ever skipped.
         max_age_seconds: A record that arrived longer ago than this, by this worker's clock, goes to the dead letter
-            instead of the handler, with `TooOld`; infinity: never. It needs a `dead_letter`.
-        checkpoint_seconds: The least time between two checkpoints of a shard; 0: after every batch. A hand-off, a stop,
-            the end of a shard and `Delivery.checkpoint` write immediately.
+            instead of the handler, with `TooOld`. This needs a `dead_letter`. There is no limit by default.
+        checkpoint_seconds: The least time between two checkpoints of a shard; 0 to checkpoint after every batch. A
+            hand-off, a stop, the end of a shard and `Delivery.checkpoint` write immediately.
         late_checkpoints: Whether to checkpoint what this worker has handled even after another worker has taken the
             lease, so that fewer records are handled twice.
         observer: Called when reading of a shard begins and stops.
         measure: Called with each batch that was read.
         slow_seconds: A handler that runs longer is logged and counted, and another thread takes its place.
-        handler_seconds: A handler that runs longer is given up, and its lease is released; infinity: never.
-        most_calls: The most concurrent calls of the handler, including slow ones; None: as many as there are threads.
+        handler_seconds: A handler that runs longer is given up, and its lease is released. There is no limit by
+            default.
+        most_calls: The most concurrent calls of the handler, including slow ones; by default as many as there are
+            threads.
         slow: Called each time a handler is logged as slow.
         dead_lettered: Called each time the dead letter has taken a record.
-        final_checkpoint: Called before a lease goes and at the end of a shard, if the handler checkpoints by itself. A
-            batch is then not done when the handler returns, and after a fault reading starts again at the checkpoint.
-            It cannot be combined with `dead_letter`, `max_records` or `linger_seconds`.
+        final_checkpoint: Set this if the handler checkpoints by itself. It is called before a lease is released and at
+            the end of a shard. A batch is then not done when the handler returns, and after a fault reading starts
+            again at the checkpoint. This cannot be combined with `dead_letter`, `max_records` or `linger_seconds`.
         consumer: Makes the consumer that takes the place of the handler; see `of_consumer`.
 
     Examples:
@@ -457,28 +459,30 @@ class Handling:
         2
     """
 
-    handler: Handler = field(validator=takes("batch"))
+    handler: Handler = field(validator=accepts("batch"))
     attempts: int = field(default=5, validator=ge(1))
     max_records: int | None = field(default=None, validator=optional(ge(1)))
     linger_seconds: float = field(default=0.0, validator=[ge(0), lt(math.inf)])
     least_wait_seconds: float = field(default=0.2, validator=ge(0))
     most_wait_seconds: float = field(default=10.0, validator=ge(0))
     cooldown_seconds: float = field(default=60.0, validator=ge(0))
-    dead_letter: DeadLetter | None = field(default=None, validator=optional(takes("batch", "error")))
+    dead_letter: DeadLetter | None = field(default=None, validator=optional(accepts("batch", "error")))
     max_age_seconds: float = field(default=math.inf, validator=gt(0))
     checkpoint_seconds: float = field(default=CHECKPOINT_SECONDS, validator=ge(0))
     late_checkpoints: bool = False
-    observer: Observer = field(default=lambda _happening, _holding: None, validator=takes("happening", "holding"))
-    measure: Measure = field(default=lambda _holding, _batch: None, validator=takes("holding", "batch"))
+    observer: Observer = field(default=lambda _happening, _holding: None, validator=accepts("happening", "holding"))
+    measure: MeasureCallback = field(default=lambda _holding, _batch: None, validator=accepts("holding", "batch"))
     slow_seconds: float = field(default=60.0, validator=[gt(0), lt(math.inf)])
     handler_seconds: float = field(default=math.inf, validator=gt(0))
     most_calls: int | None = field(default=None, validator=optional(ge(1)))
-    slow: Slowness = field(default=lambda _holding, _seconds: None, validator=takes("holding", "seconds"))
-    dead_lettered: DeadLettered = field(default=lambda _holding, _error: None, validator=takes("holding", "error"))
-    final_checkpoint: Callable[[FinalCheckpoint], Awaitable[None] | None] | None = field(
-        default=None, validator=optional(takes("final_checkpoint"))
+    slow: SlowCallback = field(default=lambda _holding, _seconds: None, validator=accepts("holding", "seconds"))
+    dead_lettered: DeadLetterCallback = field(
+        default=lambda _holding, _error: None, validator=accepts("holding", "error")
     )
-    consumer: OpenConsumer | None = field(default=None, validator=optional(takes("assignment")))
+    final_checkpoint: Callable[[FinalCheckpoint], Awaitable[None] | None] | None = field(
+        default=None, validator=optional(accepts("final_checkpoint"))
+    )
+    consumer: OpenConsumer | None = field(default=None, validator=optional(accepts("assignment")))
 
     @classmethod
     def of_consumer(
@@ -498,7 +502,11 @@ class Handling:
             observer: Called when reading of a shard begins and stops.
         """
         return cls(
-            _not_called, attempts=attempts, checkpoint_seconds=checkpoint_seconds, observer=observer, consumer=consumer
+            _unused_handler,
+            attempts=attempts,
+            checkpoint_seconds=checkpoint_seconds,
+            observer=observer,
+            consumer=consumer,
         )
 
     def __attrs_post_init__(self) -> None:
@@ -513,28 +521,33 @@ class Handling:
         if self.final_checkpoint is not None and self.linger_seconds:
             raise ValueError("linger_seconds: a handler that checkpoints by itself gathers records by itself, too")
         if self.consumer is not None:
-            for name in ("dead_letter", "final_checkpoint", "max_records"):
-                if getattr(self, name) is not None:
+            for name in _OF_HANDLERS:
+                if getattr(self, name) != getattr(fields(Handling), name).default:
                     raise ValueError(f"{name}: it goes with a handler, and a consumer takes its place")
-            if self.linger_seconds:
-                raise ValueError("linger_seconds: it goes with a handler, and a consumer gathers records by itself")
 
 
-def _not_called(_batch: Delivery) -> None:
+_OF_HANDLERS = (
+    *("max_records", "linger_seconds", "dead_letter", "max_age_seconds", "late_checkpoints", "slow_seconds"),
+    *("handler_seconds", "most_calls", "final_checkpoint"),
+)
+"""The fields of `Handling` that have no effect if a `ShardConsumer` takes the records."""
+
+
+def _unused_handler(_batch: Delivery) -> None:
     raise AssertionError("a consumer takes the place of the handler")
 
 
-def traced(worker: Worker, handling: Handling) -> Handling:
+def with_spans(worker: Worker, handling: Handling) -> Handling:
     """Wrap the handler and the dead letter so that each call is a span, if the worker records spans."""
-    letter = handling.dead_letter
+    dead_letter = handling.dead_letter
     return evolve(
         handling,
         handler=worker.spans.handler(handling.handler),
-        dead_letter=None if letter is None else worker.spans.handler(letter),
+        dead_letter=None if dead_letter is None else worker.spans.handler(dead_letter),
     )
 
 
-def metered(worker: Worker, handling: Handling, meter: Meter | None) -> Handling:
+def with_metrics(worker: Worker, handling: Handling, meter: Meter | None) -> Handling:
     """Add metrics to the callbacks, if OpenTelemetry is installed."""
     try:
         from leasehold.adapters.consumer.metrics import WorkerMetrics  # noqa: PLC0415  OpenTelemetry is an extra
@@ -560,7 +573,7 @@ def metered(worker: Worker, handling: Handling, meter: Meter | None) -> Handling
         finally:
             handling.dead_lettered(holding, error)
 
-    # Saves a call per batch if the user has set no callback, as is usual.
+    # Save a call per batch if the user has not set a callback, which is the usual case.
     has_default_measure = handling.measure is fields(Handling).measure.default
     return evolve(
         handling,
@@ -590,12 +603,12 @@ def by_key(handler: Callable[[Delivery], Awaitable[object]], most: int) -> Handl
         True
     """
     if most < 1:
-        raise ValueError(f"concurrency: {most} keys at once are none")
+        raise ValueError(f"concurrency: {most} is less than 1")
     function: Any = handler
     while isinstance(function, partial):
         function = function.func
     if not any(map(inspect.iscoroutinefunction, (function, getattr(function, "__call__", None)))):  # noqa: B004
-        raise ValueError("concurrency: only an `async def` handler can be at work on several keys at once")
+        raise ValueError("concurrency: only an `async def` handler can process several keys at once")
 
     async def handle(delivery: Delivery) -> None:
         # Groups are ordered by their first records.
@@ -610,7 +623,7 @@ def by_key(handler: Callable[[Delivery], Awaitable[object]], most: int) -> Handl
                 if faults:
                     return
                 try:
-                    fault = fault_of(await handler(delivery.part(records)))
+                    fault = fault_in_result(await handler(delivery.part(records)))
                 except asyncio.CancelledError as error:
                     if (task := asyncio.current_task()) is not None and task.cancelling():
                         raise  # the whole batch was given up

@@ -1,13 +1,14 @@
-"""Reads the shard of one held lease, step by step, for whichever consumer takes its records.
+"""Reads the shard of one held lease, step by step, and passes its records to a consumer.
 
-How a record travels: `Schedule` calls `LeaseReader.step` when it is due. The reader polls its consumer
-(`ConsumerPort.poll`) and asks the state (`consumer/reader_state.py`) what to do next. It opens and reads the shard
-(`ShardPull`), and has the consumer keep what was read (`keep`) and take it (`offer`). The consumer moves the marks
-`delivered` and `acknowledged`, and the state then orders the checkpoint (`store`).
+`Schedule` calls `LeaseReader.step` when it is due. The reader polls its consumer (`ConsumerPort.poll`) and gets its
+next order from the state (`consumer/reader_state.py`). It opens and reads the shard (`ShardPull`) and passes the batch
+to the consumer, which keeps it (`keep`) and later takes its records (`offer`). The consumer moves the marks `delivered`
+and `acknowledged`, and the state then orders the checkpoint (`store`).
 
 1. A step reads at most once, and never waits for a consumer. It returns the time of the next call, or infinity once
    nothing is left to do.
-2. A fault of a step is handled here, once, for every consumer: wait and try again, or let the lease go.
+2. Faults of a step are handled here for all kinds of consumers, either by trying again after a wait or by releasing the
+   lease.
 
 The package's docstring (`leasehold.adapters.consumer`) describes the order of events and why nothing is skipped.
 """
@@ -36,9 +37,9 @@ from leasehold.stores.printable import escaped
 
 log = escaped(logging.getLogger("leasehold.reading"))
 
-LEFT_SECONDS = 0.2
+RELEASED_CHECK_SECONDS = 0.2
 """How often to check whether the worker has released a lease without its reader (D6)."""
-EXPIRED_SECONDS = 0.2
+EXPIRED_CHECK_SECONDS = 0.2
 """How often to check whether an expired lease was renewed or dropped. A check makes no request."""
 
 
@@ -48,7 +49,7 @@ class LeaseReader:
     Args:
         shard: The held shard.
         consumer: Takes its records.
-        cooldown_seconds: How long this worker does not take the lease again after it could not be read here.
+        cooldown_seconds: How long this worker leaves the lease to others after failing to read it.
     """
 
     def __init__(self, shard: HeldShard, consumer: ConsumerPort, cooldown_seconds: float) -> None:
@@ -60,26 +61,26 @@ class LeaseReader:
     def step(self, now: float) -> float:
         """Do one bounded piece of work; return when to call again, or infinity once nothing is left to do."""
         try:
-            due = self._go_on(now)
+            due = self._poll_and_act(now)
         except (StoreError, SourceUnavailable) as fault:
-            return self._wait(fault, now, self._state.failed(now), "trying again")
+            return self._wait(fault, now, self._state.step_failed(now), "trying again")
         except SourceError as fault:
-            due_again = self._state.rejected(fault, now)
-            if due_again is not None:
-                return self._wait(fault, now, due_again, "rejected, trying again")
+            retry_at = self._state.request_rejected(fault, now)
+            if retry_at is not None:
+                return self._wait(fault, now, retry_at, "rejected, trying again")
             self.holding.progress.failed(str(fault), now)
             # Retrying won't help here, but another worker may have the permission or the network route we lack.
             return self._give_up(f"it cannot be read: {fault}", now)
         self._state.step_done()
         return due
 
-    def _go_on(self, now: float) -> float:
+    def _poll_and_act(self, now: float) -> float:
         """Poll the consumer and carry out one order; return when to call again."""
         holding, ready = self.holding, self.consumer.poll(now)
         if not isinstance(ready, Ready):
-            due = self._follow(ready, now)
+            due = self._apply(ready, now)
         elif holding.progress.left and not holding.lost.is_set():
-            due = now + LEFT_SECONDS
+            due = now + RELEASED_CHECK_SECONDS
         else:
             order = self._state.order(
                 now,
@@ -92,7 +93,7 @@ class LeaseReader:
                 working=ready.working,
             )
             due = self._carry_out(order, ready, now)
-        self.consumer.resting(due)
+        self.consumer.step_ended(due)
         return due
 
     def _carry_out(self, order: ReaderOrder, ready: Ready, now: float) -> float:
@@ -101,21 +102,20 @@ class LeaseReader:
             case OpenReader() | ReadBatch():
                 return self._read(now)
             case DeliverRows():
-                return self._follow(consumer.offer(now), now)
+                return self._apply(consumer.offer(now), now)
             case AwaitEvent():
                 if ready.look_seconds is not None:
                     return now + ready.look_seconds
-                # An expired lease is renewed or dropped within moments. Until then another worker might own the
-                # records.
-                return now + EXPIRED_SECONDS if holding.expired else self._state.rests_until
+                # An expired lease is renewed or dropped within moments. Until then, another worker might own it.
+                return now + EXPIRED_CHECK_SECONDS if holding.expired else self._state.rests_until
             case StoreCheckpoint(to):
-                return self._go_on(now) if consumer.store(to, now) else self._leave("lease-lost")
+                return self._poll_and_act(now) if consumer.store(to, now) else self._leave("lease-lost")
             case BeginReading():
                 return self._begin(now)
             case RequestFinalCheckpoint(ended):
-                return self._follow(consumer.request_final(now, ended=ended), now)
+                return self._apply(consumer.request_final(now, ended=ended), now)
             case ReleaseAt(at):
-                # If the next owner withdrew its request, the lease stays here and reading goes on immediately.
+                # If the next owner has withdrawn its request, the lease stays here and reading continues immediately.
                 return self._leave("stopped") if holding.release(at) else now
             case EndShard(children):
                 if not end(holding, children, worker, self._shard.cursor.acknowledged.token):
@@ -131,7 +131,7 @@ class LeaseReader:
         """Once the parents are done, begin at the consumer's or the lease's position."""
         lease = self.holding.lease
         parents = self._worker.parents(lease)
-        # L12: a key's earlier records are in the parent, so reading the child alongside it would break their order.
+        # L12: a key's earlier records are in the parent, so reading the child at the same time would break their order.
         if not readable(lease, parents):
             self.holding.progress.excused("its parents are not done", now)
             return now + self._state.parents_pending()
@@ -145,18 +145,18 @@ class LeaseReader:
 
     def _read(self, now: float) -> float:
         consumer = self.consumer
-        if (ask_again := consumer.admit(now)) is not None:
-            return ask_again
+        if (retry_at := consumer.admit(now)) is not None:
+            return retry_at
         self.holding.progress.asking(now)
         try:
             batch = self._shard.pull.read(consumer.keep)
         except BaseException:
             consumer.read_failed()
             raise
-        return self._follow(consumer.batch_read(batch, now), now)
+        return self._apply(consumer.batch_read(batch, now), now)
 
-    def _follow(self, next_: Next, now: float) -> float:
-        """Do what follows a piece of the consumer's work; return when to call again."""
+    def _apply(self, next_: Next, now: float) -> float:
+        """Carry out what a method of the consumer returned; return when to call again."""
         match next_:
             case float() | int():
                 return next_
@@ -171,16 +171,16 @@ class LeaseReader:
 
     # Faults and ends
 
-    def _wait(self, fault: Exception, now: float, due: float, what: str) -> float:
-        self.consumer.failing()
+    def _wait(self, fault: Exception, now: float, due: float, outcome: str) -> float:
+        self.consumer.step_failed()
         self.holding.progress.failed(str(fault), now)
-        log.warning("shard %s: %s in %.1f s: %s", self.holding.key, what, due - now, fault)
+        log.warning("shard %s: %s in %.1f s: %s", self.holding.key, outcome, due - now, fault)
         return due
 
     def _give_up(self, why: str, now: float) -> float:
-        # Leave the lease to other workers for a while: the fault may be in this worker's connections or disk.
+        # Leave the lease to other workers for a while, because the fault may be in this worker's connections or disk.
         seconds = self._cooldown_seconds
-        # Must come before the release, otherwise the worker's next turn might take the lease right back.
+        # Exclude the lease before releasing it. Otherwise, the worker's next turn might take it right back.
         self._worker.exclude(self.holding.key, seconds)
         self._worker.hurry()
         due = self._release(now)
@@ -188,7 +188,7 @@ class LeaseReader:
         return due
 
     def _release(self, now: float) -> float:
-        self.consumer.releasing()
+        self.consumer.release_begun()
         self.holding.ask_release()
         return now
 

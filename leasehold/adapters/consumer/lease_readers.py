@@ -1,11 +1,11 @@
-"""Reads all leases that one worker holds, and gives back those that cannot be read here.
+"""Reads all leases that one worker holds, and releases those that it cannot read.
 
 The worker calls `LeaseReaders.begin` with each lease that it has taken. This creates a `LeaseReader` and puts its step
 on the `Schedule`.
 
-1. A lease that is taken while the worker drains is released by its reader's first step.
-2. If the step of a reader has raised a few times in a row, or once while its lease is to be released anyway, the lease
-   is released and this worker does not take it again for a while: a lease must not be held without being read.
+1. If a lease is taken while the worker drains, its reader's first step releases it.
+2. If the step of a reader raises a few times in a row, or once while its lease is to be released anyway, the lease is
+   released, because it must not be held without being read. This worker does not take it again for a while.
 """
 
 import logging
@@ -30,7 +30,7 @@ from leasehold.stores.printable import escaped
 
 log = escaped(logging.getLogger("leasehold.runner"))
 
-FAULTS_MOST = len(STEP_FAULT_WAITS) + 1
+MAX_FAULTS = len(STEP_FAULT_WAITS) + 1
 """After this many consecutive faults of a step, with ten seconds of pauses in total, its lease is released."""
 
 EXCLUDED_SECONDS = 60.0
@@ -47,9 +47,9 @@ class LeaseReaders:
         handling: The handler and its policy.
         readers: How many shards may be read at the same time.
         memory_bytes: The memory for records that are not handled yet, of all shards together.
-        open_reading: Makes the step for a lease; None: a `LeaseReader`.
-        executor: Where handlers are called; None: in threads.
-        wall: The clock for lag in the table's rows, in seconds since 1970; None: rows contain no lag.
+        open_reading: Makes the step for a lease; by default that of a `LeaseReader`.
+        executor: Calls the handlers; by default in threads.
+        wall: The clock for lag in the table's rows, in seconds since 1970. If None, rows contain no lag.
         failed: Called with a fault from which the worker cannot recover.
         end: Called with the reason if the worker must end.
 
@@ -70,7 +70,7 @@ class LeaseReaders:
         failed: Callable[[BaseException], None],
         end: Callable[[BaseException], None],
     ) -> None:
-        self._worker, self._handling, self._open, self._wall, self._failed = (
+        self._worker, self._handling, self._open_reading, self._wall, self._failed = (
             worker,
             handling,
             open_reading,
@@ -84,7 +84,7 @@ class LeaseReaders:
         self.dispatcher = Dispatcher(
             executor
             or (ThreadExecutor(readers, failed=failed) if limit is None else ThreadExecutor(limit, limit, failed)),
-            again=self.schedule.wake,
+            wake=self.schedule.wake,
             end=end,
             fatal=self._scheduler.fatal,
         )
@@ -96,21 +96,21 @@ class LeaseReaders:
         """
         try:
             if not self.taking:
-                # A lease reader is still created, which releases the lease.
+                # Still create a lease reader, whose first step releases the lease.
                 holding.ask_release()
             if self._wall is not None and self._worker.store.capabilities.free_annotations:
-                # If annotations are not free, each would cost a write and look like a renewal to other workers (C14).
+                # Unless annotations are free, each one costs a write and looks like a renewal to other workers (C14).
                 holding.progress.tell(socket.gethostname(), self._wall, self._scheduler.clock())
-            if self._open is not None:
-                step = self._open(self._worker, holding, self._handling)
+            if self._open_reading is not None:
+                step = self._open_reading(self._worker, holding, self._handling)
             else:
-                step = self._reader(holding).step
+                step = self._make_reader(holding).step
                 holding.progress.awaited(self._scheduler.clock())
-            self.schedule.add(holding.key, step, partial(self._instead, holding))
-        except BaseException as fault:  # noqa: BLE001  the turn would go on and leave the lease held but unread
+            self.schedule.add(holding.key, step, partial(self._replacement_for, holding))
+        except BaseException as fault:  # noqa: BLE001  otherwise, the lease would be held but not read
             self._failed(fault)
 
-    def _reader(self, holding: Holding) -> LeaseReader:
+    def _make_reader(self, holding: Holding) -> LeaseReader:
         handling, memory, dispatcher = self._handling, self.memory, self.dispatcher
         if (open_consumer := handling.consumer) is None:
             return handler_reader(self._worker, holding, handling, memory, dispatcher)
@@ -136,29 +136,29 @@ class LeaseReaders:
             holding.ask_release()
             self.schedule.wake(holding.key)
 
-    def _instead(self, holding: Holding, faults: int) -> Step | None:
+    def _replacement_for(self, holding: Holding, faults: int) -> Step | None:
         """Return a step that releases the lease if its reader's step has failed too often (rule 2); otherwise None.
 
         If the lease is to be released anyway or is lost, one fault is enough.
         """
-        if faults < FAULTS_MOST and not holding.releasing and not holding.lost.is_set():
+        if faults < MAX_FAULTS and not holding.releasing and not holding.lost.is_set():
             return None
 
-        def let_go(_now: float) -> float:
+        def release_lease(_now: float) -> float:
             if holding.lost.is_set():
                 return math.inf
-            # Must come before the release, otherwise this worker might take the lease right back and fail again.
+            # Exclude the lease before releasing it. Otherwise, this worker might take it right back and fail again.
             self._worker.exclude(holding.key, EXCLUDED_SECONDS)
             holding.ask_release()
             try:
-                released = holding.release()
+                is_released = holding.release()
             except StoreError as fault:
                 due = self._scheduler.clock() + RETRY_SECONDS
                 log.warning("lease %s cannot be read here and is not released yet: %s", holding.key, fault)
                 return due
-            # If it was not released, its next owner withdrew its request, and the lease is still to go.
-            due = math.inf if released else self._scheduler.clock() + RETRY_SECONDS
+            # If the lease was not released, its next owner has withdrawn its request. The lease must still be released.
+            due = math.inf if is_released else self._scheduler.clock() + RETRY_SECONDS
             log.error("lease %s cannot be read here and is released", holding.key)
             return due
 
-        return let_go
+        return release_lease

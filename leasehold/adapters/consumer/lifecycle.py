@@ -1,9 +1,10 @@
-"""Begins and ends the reading of a shard, for every kind of reader: it pins LATEST and creates the children's leases.
+"""Begins and ends the reading of a shard, for every kind of reader.
 
-A crash between two of these writes loses nothing. The start is stored before the first read, otherwise records that
-arrive until the first checkpoint would be skipped. At the end the children's leases are created first, and only then is
-SHARD_END written (L3). After a crash in between, the end of the parent is read once more, and the children exist
-already. Java workers, which create children nowhere else, rely on the same order.
+A crash between two of these writes loses nothing. If a lease starts at LATEST, the position is stored before the first
+read. Otherwise, records that arrive before the first checkpoint would be skipped. At the end of a shard, the children's
+leases are created first, and only then is SHARD_END written (L3). After a crash in between, the end of the parent is
+read once more, and the children exist already. Java workers rely on the same order, because they create children's
+leases at no other time.
 """
 
 import logging
@@ -37,7 +38,7 @@ class ReadingWorker(Protocol):
         """Read the table and list the shards at the worker's next turn."""
 
     def parents(self, lease: Lease) -> Mapping[str, Lease]:
-        """Return the leases of this one's parents by key. Raises StoreError."""
+        """Return the leases of this lease's parents by key. Raises StoreError."""
 
     def exclude(self, key: str, seconds: float) -> None:
         """Do not take this lease for this many seconds."""
@@ -57,8 +58,8 @@ class ReadingStart:
         """Return the position at which to open a reader, or None if the lease was lost while it was pinned.
 
         Args:
-            parents: The leases of the shard's parents. At the beginning of a shard, the position inherits from them
-                what the parents contained of Spark sinks (its token).
+            parents: The leases of the shard's parents. At the beginning of a shard, the position inherits their token,
+                which identifies rows that Spark sinks wrote to the parents.
 
         Raises:
             OutcomeUnknown: The store does not respond; nothing has been read yet.
@@ -70,16 +71,16 @@ class ReadingStart:
         if lease.checkpoint == LATEST:
             if (position := pinned_latest(lease)) is not None:
                 return position
-            # Resolve it only once: a write of it without a response may have been applied, and another reader may start
-            # there.
+            # Resolve LATEST only once. If a write of the position got no response, it may still have been applied, and
+            # another reader may start there.
             latest = self._latest = self._latest or self._source.latest(lease)
             if latest.numbered:
-                stored = holding.checkpoint(latest)  # the Azure SDKs' processors do not read our annotations
+                is_stored = holding.checkpoint(latest)  # the Azure SDKs' processors do not read our annotations
             else:
-                stored = all(holding.annotate(name, value) for name, value in latest_annotations(latest))
-            return latest if stored else None
+                is_stored = all(holding.annotate(name, value) for name, value in latest_annotations(latest))
+            return latest if is_stored else None
         if lease.checkpoint.sequence == "AT_TIMESTAMP" and not lease.checkpoint.sub:
-            # KCL keeps the time of AT_TIMESTAMP in its settings, not on the row.
+            # The KCL keeps the time of AT_TIMESTAMP in its settings, not in the row.
             if self._config.initial_position.sequence == "AT_TIMESTAMP":
                 return self._config.initial_position
             log.warning(
@@ -89,14 +90,14 @@ class ReadingStart:
         return lease.checkpoint
 
 
-def end(holding: Holding, children: tuple[Shard, ...], member: ReadingWorker, token: str) -> bool:
+def end(holding: Holding, children: tuple[Shard, ...], worker: ReadingWorker, token: str) -> bool:
     """Create the children's leases, then write SHARD_END.
 
     Args:
         holding: The lease of the shard.
-        children: The children, if the last read named them; otherwise the shards are listed. Children that neither
-            contains are created by the plan once they are listed.
-        member: The worker.
+        children: The children, if the last read named them; otherwise the shards are listed. If a child is not listed
+            yet, the plan creates its lease later.
+        worker: The worker.
         token: The token to store with SHARD_END, with which the children start.
 
     Returns:
@@ -106,25 +107,27 @@ def end(holding: Holding, children: tuple[Shard, ...], member: ReadingWorker, to
         StoreError: A write or a read of the table failed; call this again.
         SourceUnavailable: The stream does not respond; call this again.
     """
-    parent, store, source, config = holding.lease, member.store, member.source, member.config
-    listed: tuple[Shard, ...] | None = None
+    parent, store, source, config = holding.lease, worker.store, worker.source, worker.config
+    all_shards: tuple[Shard, ...] | None = None
     if not children:
-        listed = source.shards()
-        children = tuple(shard for shard in listed if parent.key in shard.parents)
+        all_shards = source.shards()
+        children = tuple(shard for shard in all_shards if parent.key in shard.parents)
     names = dict.fromkeys(name for child in children for name in (child.id, *child.parents))
     leases = {lease.key: lease for lease in store.get(names)} if names else {}
-    if listed is None and any(name not in leases for child in children for name in child.parents):
-        # Another parent of a merge has no lease. A listing shows whether it is still to be read or is gone.
-        listed = source.shards()
-    ids = frozenset(shard.id for shard in listed or ())
+    if all_shards is None and any(name not in leases for child in children for name in child.parents):
+        # Another parent of a merge has no lease. A listing shows whether that shard is still to be read or no longer
+        # exists.
+        all_shards = source.shards()
+    ids = frozenset(shard.id for shard in all_shards or ())
     for create in children_to_create(parent, children, leases, ids, config):
         # If this process was paused, other workers may have finished the children and deleted their rows.
         if not holding.confirm():
             return False
-        # If the creation is rejected, another worker was faster, which is as good.
+        # If this is rejected, another worker has already created the lease, which is just as good.
         outcome = store.write(CreateLease(create.lease))
         if isinstance(outcome, Done) and not holding.confirm():
-            # If the lease is still missing, the plan of another worker creates it (L3).
+            # Delete the lease, because the shard may be done already. If it is not, another worker's plan creates the
+            # lease (L3).
             store.write(DeleteLease(outcome.lease))
             return False
     keys = tuple(child.id for child in children)

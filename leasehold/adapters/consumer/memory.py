@@ -10,28 +10,29 @@ PAGE_BYTES = 10 * 2**20
 """The size of the largest response that Kinesis returns. The first read of a shard may be that large."""
 
 READING_FACTOR = 4
-"""How much memory a response takes at most while it is parsed, as a multiple of its payload; measured with CBOR."""
+"""The most memory that a response takes while it is parsed, as a multiple of its payload; measured with CBOR."""
 
 RECORD_BYTES = 300
 """The most bytes that a record takes in addition to its payload; measured for plain and for aggregated records."""
 
-LEAST_BYTES = 2**16
+MIN_BYTES = 2**16
 
 
 class MemoryBudget:
-    """The memory for the batches of one worker, over all its shards. A lease reader asks before it reads.
+    """The memory for the batches of one worker, over all its shards. Lease readers request memory before they read.
 
-    Requests are served in order. A lease reader without memory waits in line and holds nothing, so no two can wait for
-    each other. If nothing else is held, the first in line is admitted whatever it requests, so a batch larger than the
-    whole budget is held alone. If others need memory, batches that wait for another attempt of their handler are
-    dropped, the one with the longest wait first. Their lease readers read them again.
+    Requests are served in order. A lease reader that waits for memory holds none, so two of them cannot wait for each
+    other. If no memory is in use, the first request is granted whatever its size, so a batch that is larger than the
+    whole budget can be held alone. If other readers need memory, batches that wait for another attempt of their handler
+    are dropped, beginning with the one that has the longest wait. Their lease readers read them again.
 
     Args:
         most_bytes: The limit for batches that are read and not done yet, and for responses being read.
         wake: Called, from any thread, with the key of a lease reader that may read now.
 
     Attributes:
-        taken: The bytes of each admitted share. This and the following are only for shares, under `lock`.
+        taken: The bytes of each admitted share. Only shares may use this and the following attributes, while holding
+            `lock`.
         used: The sum of `taken`.
         waiting: The bytes that other shares have requested, in order.
         idle: When each batch that may be dropped is needed again.
@@ -48,24 +49,24 @@ class MemoryBudget:
         """Return the share of the lease reader with this key."""
         return MemoryShare(self, key)
 
-    def admit(self, *, but: "MemoryShare | None" = None) -> list[str]:
+    def admit(self, *, excluded: "MemoryShare | None" = None) -> list[str]:
         """Admit waiting shares as far as there is memory.
 
-        Returns the keys of the lease readers to wake once the lock is released, without that of `but`.
+        Returns the keys of the lease readers to wake once the lock is released, except that of `excluded`.
         """
         admitted: list[str] = []
         while self.waiting:
             share, size = next(iter(self.waiting.items()))
             while self.idle and self.taken and self.used + size > self.most:
-                # Drop the one whose next attempt is furthest off, which leaves the most time to read it again.
-                last = max(self.idle, key=self.idle.__getitem__)
-                last.drop()
-                self.set(last, None)
+                # Drop the batch whose next attempt is due last, which leaves the most time to read it again.
+                latest_due = max(self.idle, key=self.idle.__getitem__)
+                latest_due.drop()
+                self.set(latest_due, None)
             if self.taken and self.used + size > self.most:
-                break  # keep the order, otherwise a large request could wait forever
+                break  # keep the order, so that a large request does not wait forever
             del self.waiting[share]
             self.set(share, size)
-            if share is not but:
+            if share is not excluded:
                 admitted.append(share.key)
         return admitted
 
@@ -82,7 +83,8 @@ class MemoryShare:
     """The share of one lease reader in the budget, with at most one batch.
 
     Attributes:
-        expected_bytes: The bytes to request before a read, which follow the sizes of the batches and decrease slowly.
+        expected_bytes: The bytes to request before a read. The number follows the sizes of previous batches, and
+            decreases slowly.
         batch: The held batch, or None.
         dropped: Whether a batch was dropped. The lease reader resets this.
     """
@@ -93,49 +95,49 @@ class MemoryShare:
         self.dropped = False
         self.expected_bytes = READING_FACTOR * PAGE_BYTES
 
-    def ask(self) -> bool:
+    def request(self) -> bool:
         """Request memory for the next read, which may be as large as the previous ones; return whether it is granted.
 
-        If it is not, the share waits in line. Its lease reader is woken once the share is admitted.
+        If it is not, the share waits in line, and its lease reader is woken once the memory is granted.
         """
         budget, size = self._budget, self.expected_bytes
         with budget.lock:
             if self not in budget.taken:  # queue even a small request after earlier ones
                 budget.waiting.setdefault(self, size)
-            admitted = budget.admit(but=self)
-            granted = self in budget.taken
-        for key in admitted:  # must be outside the lock: a lease reader that is woken may ask immediately
+            admitted = budget.admit(excluded=self)
+            is_granted = self in budget.taken
+        for key in admitted:  # outside the lock, because a woken reader may call `request` immediately
             budget.wake(key)
-        return granted
+        return is_granted
 
-    def ask_more(self) -> bool:
+    def request_more(self) -> bool:
         """Request memory for another read in addition to the held batch; return whether it is granted.
 
-        It never waits, so no two lease readers can wait for each other's batches.
+        This never waits, so two lease readers cannot wait for each other's batches.
         """
         budget = self._budget
         with budget.lock:
-            granted = not budget.waiting and budget.used + self.expected_bytes <= budget.most
-            if granted:
+            is_granted = not budget.waiting and budget.used + self.expected_bytes <= budget.most
+            if is_granted:
                 budget.set(self, budget.taken[self] + self.expected_bytes)
-        return granted
+        return is_granted
 
     def hold(self, batch: Batch) -> None:
         """Hold this batch, which was read."""
         size, budget = batch.size + RECORD_BYTES * batch.count, self._budget
         # Decrease by half at most, so that one small response between large ones does not lead to a request that is
         # too small.
-        self.expected_bytes = max(size, READING_FACTOR * batch.size, self.expected_bytes // 2, LEAST_BYTES)
+        self.expected_bytes = max(size, READING_FACTOR * batch.size, self.expected_bytes // 2, MIN_BYTES)
         self.batch = batch
         with budget.lock:
-            # Taken even if it is more than was requested, because the bytes are in memory already.
+            # Count the batch even if it is larger than requested, because it is already in memory.
             budget.set(self, size)
             admitted = budget.admit() if budget.waiting else []
         for key in admitted:
             budget.wake(key)
 
     def idle(self, due: float) -> None:
-        """Allow the batch to be dropped until `take_up` is called; it is not needed before `due`."""
+        """Allow the batch to be dropped until `protect` is called; it is not needed before `due`."""
         budget = self._budget
         with budget.lock:
             budget.idle[self] = due
@@ -143,7 +145,7 @@ class MemoryShare:
         for key in admitted:
             budget.wake(key)
 
-    def take_up(self) -> Batch | None:
+    def protect(self) -> Batch | None:
         """Return the batch, if there is one, and protect it from being dropped."""
         budget = self._budget
         with budget.lock:
@@ -152,7 +154,7 @@ class MemoryShare:
 
     def drop(self) -> None:
         """Drop the batch, because other lease readers need its memory. Called by the budget."""
-        self.dropped = True  # must come first, so that a reader that finds no batch knows why
+        self.dropped = True  # first, so that a reader that finds no batch knows why
         self.batch = None
 
     def clear(self) -> None:

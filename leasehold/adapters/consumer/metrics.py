@@ -1,9 +1,9 @@
-"""Reports the metrics for alarms on a fleet to OpenTelemetry; the program chooses the exporter.
+"""Reports metrics of a fleet, for alarms, to OpenTelemetry. The program chooses the exporter.
 
 The names are those of kcl-rust, except for the lag of the whole application. Only workers that have read the table
-recently export figures of the table. Under `minimal` most workers read it seldom, and an outdated view could set off
-alarms or keep them silent. Finished leases and closed shards do not count, otherwise every reshard would look like a
-loss.
+recently export figures about the table. With `minimal`, most workers seldom read it, and outdated figures could raise
+false alarms or suppress real ones. Finished leases and closed shards are not counted. Otherwise, every reshard would
+look like a loss.
 """
 
 import time
@@ -33,7 +33,8 @@ from leasehold.balancer.model import Lease
 SCOPE = "leasehold"
 
 FRESH_CYCLES = 2.0
-"""A worker exports figures of the table if it has read it within this many `cycle_seconds`, as the lookout has (C5)."""
+"""A worker exports figures about the table only if it has read the table within this many `cycle_seconds`. The lookout
+always has (C5)."""
 
 
 class WorkerMetrics:
@@ -41,129 +42,136 @@ class WorkerMetrics:
 
     Args:
         worker: The worker.
-        meter: Where to report; None: to the program's own provider.
+        meter: The meter to report to; by default that of the program's own provider.
     """
 
     def __init__(self, worker: Worker, meter: Meter | None = None) -> None:
         self._worker = worker
-        # Cached for as long as a lease is held, because batches come many times per second.
-        self._held: WeakKeyDictionary[Holding, dict[str, str]] = WeakKeyDictionary()
+        # Labels are cached while a lease is held, because batches arrive many times per second.
+        self._labels_by_holding: WeakKeyDictionary[Holding, dict[str, str]] = WeakKeyDictionary()
         self._window = GroupWatch()
         self._instruments = _instruments(meter or _own_meter())
         self._instruments.workers.add(self)
 
     def read(self, holding: Holding, batch: Batch) -> None:
         """Count a batch that was read, perhaps an empty one."""
-        series = self._held.get(holding)
-        if series is None:
-            series = self._held[holding] = self._series(holding.lease)
+        labels = self._labels_by_holding.get(holding)
+        if labels is None:
+            labels = self._labels_by_holding[holding] = self._labels(holding.lease)
             # Only at the first read of a holding.
             if holding.progress.moved:
-                self._instruments.owner_switches.add(1, series)
-        self._instruments.bytes.add(batch.size, series)
-        self._instruments.records.add(batch.count, series)
+                self._instruments.owner_switches.add(1, labels)
+        self._instruments.bytes.add(batch.size, labels)
+        self._instruments.records.add(batch.count, labels)
 
     def slow(self, holding: Holding) -> None:
         """Count a warning that the lease's handler is slow."""
-        self._instruments.slow_handlers.add(1, self._series(holding.lease))
+        self._instruments.slow_handlers.add(1, self._labels(holding.lease))
 
     def dead_lettered(self, holding: Holding) -> None:
         """Count a record that the dead letter has taken."""
-        self._instruments.dead_letters.add(1, self._series(holding.lease))
+        self._instruments.dead_letters.add(1, self._labels(holding.lease))
 
     def total_leases(self) -> Iterable[Observation]:
         """Return the number of unfinished leases."""
-        return self._of_table(lambda: len(self._leases()))
+        return self._table_observation(lambda: len(self._leases()))
 
     def total_shards(self) -> Iterable[Observation]:
-        """Return the number of shards that were open when last listed; nothing before the first listing."""
+        """Return the number of shards that were open in the last listing, if there has been one."""
         shards = self._worker.discovery.open_shards
-        return () if shards is None else self._observed(shards)
+        return () if shards is None else self._observation(shards)
 
     def unclaimed_leases(self) -> Iterable[Observation]:
         """Return the number of unfinished leases that have no living owner."""
-        # By the same limit as the rules, after which any worker may claim the lease.
-        dead = self._worker.config.lease_seconds
-        return self._of_table(lambda: sum(lease.owner is None or lease.idle > dead for lease in self._leases()))
+        # Use the limit of the rules, after which any worker may claim the lease.
+        expiry_seconds = self._worker.config.lease_seconds
+        return self._table_observation(
+            lambda: sum(lease.owner is None or lease.idle > expiry_seconds for lease in self._leases())
+        )
 
     def lag_max(self) -> Iterable[Observation]:
-        """Return the lag in seconds of the lease that is furthest behind, over all workers; nothing if unknown."""
+        """Return the lag in seconds of the lease that is furthest behind, over all workers, unless it is unknown."""
         lag = self._fleet_lag()
-        return () if lag is None or lag.most is None else self._observed(lag.most)
+        return () if lag is None or lag.most is None else self._observation(lag.most)
 
     def lag_sum(self) -> Iterable[Observation]:
-        """Return the total lag of all leases in seconds, over all workers; nothing if unknown."""
+        """Return the total lag of all leases in seconds, over all workers, unless it is unknown."""
         lag = self._fleet_lag()
-        return () if lag is None or lag.most is None else self._observed(lag.total)
+        return () if lag is None or lag.most is None else self._observation(lag.total)
 
     def lag_is_lower_bound(self) -> Iterable[Observation]:
-        """Return 1 if `lag_max` and `lag_sum` are lower bounds, else 0; nothing if the lag is unknown."""
+        """Return 1 if `lag_max` and `lag_sum` are lower bounds, else 0, unless the lag is unknown."""
         lag = self._fleet_lag()
-        return () if lag is None or lag.most is None else self._observed(int(lag.at_least))
+        return () if lag is None or lag.most is None else self._observation(int(lag.at_least))
 
     def group_status(self) -> Iterable[Observation]:
         """Return the status of the whole group as a number."""
-        return self._of_table(lambda: group_status(self._statuses()).number)
+        return self._table_observation(lambda: group_status(self._statuses()).number)
 
     def lease_status(self) -> Iterable[Observation]:
         """Return the status of each lease held here as a number; other workers report theirs."""
         held = {holding.key: holding.lease for holding in self._worker.holdings if not holding.lease.ended}
         return [
-            Observation(status.number, self._series(held[key]))
+            Observation(status.number, self._labels(held[key]))
             for key, status in self._statuses().items()
             if key in held
         ]
 
     def contradictions(self) -> Iterable[Observation]:
-        """Return the number of contradictions between listing, table and memory that this worker sees (L14)."""
-        # A rejected write can show an owner a contradiction that no listing shows.
-        held = sum(bool(holding.contradiction) for holding in self._worker.holdings)
-        return self._observed(len(self._worker.discovery.contradictions) + held)
+        """Return the number of contradictions between listing, table and memory that this worker knows of (L14)."""
+        # A rejected write can reveal a contradiction to a lease's owner that no listing shows.
+        rejected_writes = sum(bool(holding.contradiction) for holding in self._worker.holdings)
+        return self._observation(len(self._worker.discovery.contradictions) + rejected_writes)
 
     def worker_leases(self) -> Iterable[Observation]:
         """Return the number of unfinished leases that this worker holds."""
-        return self._observed(sum(not holding.lease.ended for holding in self._worker.holdings))
+        return self._observation(sum(not holding.lease.ended for holding in self._worker.holdings))
 
     def rows_remade(self) -> Iterable[Observation]:
         """Return the number of deleted rows that this worker has recreated since it started."""
-        return self._observed(self._worker.rows_remade)
+        return self._observation(self._worker.rows_remade)
 
     def millis_behind_latest(self) -> Iterable[Observation]:
-        """Return the lag of each lease held now, in milliseconds, which grows while the stream does not respond."""
+        """Return the lag of each held lease in milliseconds. The lag grows while the stream does not respond."""
         now = self._worker.clock()
         lags = [(holding.lease, holding.progress.behind(now)) for holding in self._worker.holdings]
-        return [Observation(round(1000 * behind), self._series(lease)) for lease, behind in lags if behind is not None]
+        return [Observation(round(1000 * behind), self._labels(lease)) for lease, behind in lags if behind is not None]
 
     def lease_lag_is_lower_bound(self) -> Iterable[Observation]:
         """Return 1 for each lease held now whose `millis_behind_latest` is a lower bound, else 0."""
         now, wall = self._worker.clock(), time.time()
         held = [(holding.lease, holding.progress.progress(now, wall)) for holding in self._worker.holdings]
         return [
-            Observation(int(progress.unheard(wall, held=True)), self._series(lease))
+            Observation(int(progress.unheard(wall, held=True)), self._labels(lease))
             for lease, progress in held
             if progress.behind is not None
         ]
 
     def _fleet_lag(self) -> FleetLag | None:
-        if not self._fresh():
+        if not self._is_fresh():
             return None
         return fleet_lag(lags_of(self._rows(), self._read_at(), self._worker.config.lease_seconds))
 
     def _statuses(self) -> dict[str, Status]:
-        rows, now, held = self._rows(), self._read_at(), {holding.key for holding in self._worker.holdings}
+        rows, now, held_keys = self._rows(), self._read_at(), {holding.key for holding in self._worker.holdings}
         lease_seconds = self._worker.config.lease_seconds
         lags = lags_of(rows, now, lease_seconds)
-        # Only several looks together show whether a lease keeps falling behind.
+        # Whether a lease keeps falling behind can only be seen in several reads of the table.
         self._window = self._window.after(self._worker.clock(), rows, lags)
         statuses = statuses_of(rows, lags, now, lease_seconds, self._window)
-        # If annotations are not free, each worker knows only about its own leases, so leave out what is unknown.
-        reported = self._worker.store.capabilities.free_annotations
-        return {key: status for key, status in statuses.items() if reported or key in held or status.word != "UNKNOWN"}
+        # Unless annotations are free, each worker knows only its own leases, so leave out the others with unknown
+        # status.
+        all_annotated = self._worker.store.capabilities.free_annotations
+        return {
+            key: status
+            for key, status in statuses.items()
+            if all_annotated or key in held_keys or status.word != "UNKNOWN"
+        }
 
     def _rows(self) -> list[Lease]:
         """Return the leases held here as this process knows them, and the others as last read from the table."""
         now, wall = self._worker.clock(), time.time()
-        own = {
+        own_leases = {
             holding.key: evolve(
                 holding.lease.watched(
                     max(0.0, now - holding.confirmed), holding.lease.held, holding.lease.next_owner_idle
@@ -172,16 +180,16 @@ class WorkerMetrics:
             )
             for holding in self._worker.holdings
         }
-        seen = {key: sighting.lease for key, sighting in self._worker.table.watch.sightings.items()}
+        table_leases = {key: sighting.lease for key, sighting in self._worker.table.watch.sightings.items()}
         # Our own leases take precedence, because the table may have been read before their last renewals.
-        return [*(seen | own).values()]
+        return [*(table_leases | own_leases).values()]
 
     def _read_at(self) -> float:
-        """Return when this worker last read the table, in seconds since 1970, for which time rows are judged."""
-        # If rows were judged for the present, workers that read the table seldom would take each other for dead.
+        """Return when this worker last read the table, in seconds since 1970. Rows are judged as of that time."""
+        # If rows were judged as of now, workers that seldom read the table would consider each other dead.
         return time.time() - max(0.0, min(self._worker.clock() - self._worker.table.watch.full_at, time.time()))
 
-    def _fresh(self) -> bool:
+    def _is_fresh(self) -> bool:
         """Return whether this worker has read the whole table recently.
 
         If it has not, it does not export figures about the table.
@@ -190,14 +198,14 @@ class WorkerMetrics:
             self._worker.clock() - self._worker.table.watch.full_at <= FRESH_CYCLES * self._worker.config.cycle_seconds
         )
 
-    def _of_table(self, number: Callable[[], float]) -> Iterable[Observation]:
-        # Otherwise workers that read the table long ago would report outdated figures next to current ones.
-        return self._observed(number()) if self._fresh() else ()
+    def _table_observation(self, number: Callable[[], float]) -> Iterable[Observation]:
+        # Without this check, workers that read the table long ago would report outdated figures next to current ones.
+        return self._observation(number()) if self._is_fresh() else ()
 
-    def _observed(self, number: float) -> Iterable[Observation]:
+    def _observation(self, number: float) -> Iterable[Observation]:
         return (Observation(number, {"worker": self._worker.me}),)
 
-    def _series(self, lease: Lease) -> dict[str, str]:
+    def _labels(self, lease: Lease) -> dict[str, str]:
         # The leases of a single Kinesis stream don't contain its name.
         stream = {"stream": lease.stream} if lease.stream else {}
         return {"worker": self._worker.me, "lease": lease.key, **stream}
@@ -211,7 +219,7 @@ class _Instruments:
     """The instruments of one meter, shared by its workers, because OpenTelemetry keeps only the first of each name."""
 
     def __init__(self, meter: Meter) -> None:
-        # Weak references, because instruments outlive workers, and a worker that has ended must not be reported.
+        # Use weak references, because instruments outlive workers, and a worker that has ended must not be reported.
         self.workers: WeakSet[WorkerMetrics] = WeakSet()
         self.bytes = meter.create_counter("bytes", "By", "Payload read, an aggregate's own bytes included.")
         self.records = meter.create_counter("records", "{record}", "User records read, after de-aggregation.")
@@ -240,7 +248,7 @@ class _Instruments:
             (WorkerMetrics.lease_lag_is_lower_bound, "1", "1 if the lease's lag is a lower bound."),
         )
         for gauge, unit, meaning in gauges:
-            # The gauge is bound as a default value, otherwise every callback would use the last one of the loop.
+            # Bind the gauge as a default value, so that each callback does not use the last gauge of the loop.
             def observe(
                 _options: CallbackOptions, gauge: Callable[[WorkerMetrics], Iterable[Observation]] = gauge
             ) -> Iterable[Observation]:
@@ -249,19 +257,19 @@ class _Instruments:
             meter.create_observable_gauge(gauge.__name__, [observe], unit, meaning)
 
 
-_made: WeakKeyDictionary[Meter, _Instruments] = WeakKeyDictionary()
-_making = Lock()
+_instruments_by_meter: WeakKeyDictionary[Meter, _Instruments] = WeakKeyDictionary()
+_instruments_lock = Lock()
 
 
 def _instruments(meter: Meter) -> _Instruments:
-    with _making:
-        # Must be under the lock, otherwise two workers could each create instruments, and one set would be lost.
-        if meter not in _made:
-            _made[meter] = _Instruments(meter)
-        return _made[meter]
+    with _instruments_lock:
+        # Hold the lock, so that two workers cannot each create a set of instruments.
+        if meter not in _instruments_by_meter:
+            _instruments_by_meter[meter] = _Instruments(meter)
+        return _instruments_by_meter[meter]
 
 
 @cache
 def _own_meter() -> Meter:
-    # Cached, because each call creates a meter, which OpenTelemetry keeps if the program has set no provider.
+    # Cache the meter. Each call would create another one, which OpenTelemetry keeps if the program has set no provider.
     return get_meter(SCOPE)

@@ -13,23 +13,23 @@ R = TypeVar("R")
 
 
 class Signal:
-    """Ends the current wait, or the next one if no task waits yet."""
+    """A signal that ends the current wait, or the next one if no task waits yet."""
 
     def __init__(self, scheduler: Scheduler) -> None:
-        self._queue, self._given = scheduler.queue(), False
+        self._queue, self._is_set = scheduler.queue(), False
 
     def set(self) -> None:
         """End the wait."""
-        if not self._given:
-            self._given = True
+        if not self._is_set:
+            self._is_set = True
             self._queue.put(True)
 
     def wait(self, until: float = math.inf) -> bool:
         """Wait for the signal, at most until this time, and reset it; return whether it was set."""
         was_set = self._queue.get(until) is not None
-        # A `set` just before this line adds nothing to the queue. That is safe: the caller checks what changed only
-        # after this call.
-        self._given = False
+        # A `set` just before this line adds nothing to the queue. That is safe, because the caller checks what has
+        # changed only after this call.
+        self._is_set = False
         return was_set
 
 
@@ -41,7 +41,7 @@ class Pool:
         size: How many tasks may run at the same time.
         name: The name of the tasks.
         failed: Called with the exception if a task cannot be started or if work raises.
-        keep: How many idle tasks may wait for work before further ones end; None: as many as `size`.
+        keep: The number of tasks to keep when there is no work; further ones end. The default is `size`.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class Pool:
         keep: int | None = None,
     ) -> None:
         self._scheduler, self._size, self._name, self._failed = scheduler, size, name, failed
-        self._keep = keep
-        self._work, self._over, self._lock = scheduler.queue(), scheduler.queue(), Lock()
+        self._max_idle = keep
+        self._work, self._task_ends, self._lock = scheduler.queue(), scheduler.queue(), Lock()
         self._tasks = self._load = 0
 
     def resize(self, size: int) -> None:
@@ -64,10 +64,10 @@ class Pool:
             self._size = size if self._size else 0  # a closed pool stays closed
 
     def submit(self, work: Callable[[], None]) -> None:
-        """Queue this work, or do it in the caller if not even one task can be started."""
+        """Queue this work, or run it in the caller's task if no task can be started."""
         with self._lock:
             self._load += 1
-            # Must be counted before the task begins, otherwise two callers would start one too many.
+            # Count the task before it begins, so that two callers cannot start one too many.
             add_task = self._tasks < min(self._load, self._size)
             self._tasks += add_task
         fault: RuntimeError | None = None
@@ -85,41 +85,41 @@ class Pool:
             self._failed(fault)
 
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]:
-        """Return the results in the order of the items. Raises the first exception that occurred, once all are done."""
+        """Apply the function to all items and return the results in order. Once all are done, raise the first error."""
         work = list(items)
         if len(work) <= 1:
             return [function(item) for item in work]
-        answers: dict[int, R] = {}
+        results: dict[int, R] = {}
         faults: list[BaseException] = []
         wakeup, pending = Signal(self._scheduler), [*range(len(work))]
 
-        def apply(place: int) -> None:
+        def apply(index: int) -> None:
             try:
-                answers[place] = function(work[place])
+                results[index] = function(work[index])
             except BaseException as fault:  # noqa: BLE001  raised again in the caller of `map`
                 faults.append(fault)
             pending.pop()
             if not pending:
                 wakeup.set()
 
-        for place in range(len(work)):
-            self.submit(partial(apply, place))
+        for index in range(len(work)):
+            self.submit(partial(apply, index))
         wakeup.wait()
         if faults:
             raise faults[0]
-        return [answers[place] for place in range(len(work))]
+        return [results[index] for index in range(len(work))]
 
     def begin(self, function: Callable[[T], object], items: Iterable[T]) -> tuple[()]:
-        """Apply the function to each item without waiting: a request may stall for as long as its client waits."""
+        """Apply the function to each item without waiting, because a request may stall until its timeout."""
 
-        def alone(item: T) -> None:
+        def apply_and_log(item: T) -> None:
             try:
                 function(item)
             except BaseException as fault:  # noqa: BLE001  no caller waits for the result
                 self._scheduler.unforeseen(self._name, fault)
 
         for item in items:
-            self.submit(partial(alone, item))
+            self.submit(partial(apply_and_log, item))
         return ()
 
     def close(self, until: float) -> bool:
@@ -128,27 +128,28 @@ class Pool:
             tasks, self._size = self._tasks, 0
         for _ in range(tasks):
             self._work.put(_END)
-        return all(self._over.get(until) for _ in range(tasks))
+        return all(self._task_ends.get(until) for _ in range(tasks))
 
     def _serve(self, *, once: bool = False) -> None:
-        counted = True  # whether `close` waits for this task to end
+        is_awaited = True  # whether `close` waits for this task to end
         try:
             while (work := self._work.get()) is not _END:
                 try:
                     work()
-                except BaseException as fault:  # noqa: BLE001  this task must go on serving the queue
+                except BaseException as fault:  # noqa: BLE001  this task must continue to serve the queue
                     self._failed(fault)
                 with self._lock:
                     self._load -= 1
-                    # End if the remaining tasks suffice for the work there is. Once closed, every task is waited for.
-                    keep = self._size if self._keep is None else self._keep
-                    counted = once or not self._size or self._tasks <= max(1, keep, min(self._load, self._size))
-                    self._tasks -= not counted
-                if once or not counted:
+                    # End this task if the others suffice for the queued work. After `close`, which waits for all tasks,
+                    # this task continues until it gets `_END`.
+                    keep = self._size if self._max_idle is None else self._max_idle
+                    is_awaited = once or not self._size or self._tasks <= max(1, keep, min(self._load, self._size))
+                    self._tasks -= not is_awaited
+                if once or not is_awaited:
                     return
         finally:
-            if counted and not once:
-                self._over.put(True)
+            if is_awaited and not once:
+                self._task_ends.put(True)
 
 
 _END = object()

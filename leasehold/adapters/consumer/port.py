@@ -1,15 +1,15 @@
-"""Defines what a lease reader and the consumer of its records ask of each other.
+"""Defines the interface between a lease reader and the consumer of its records.
 
-`LeaseReader` (`consumer/lease_reader.py`) reads the shard of one held lease and carries out what `ReaderState` orders.
-It holds a `ConsumerPort`, which takes the records:
+`LeaseReader` (`consumer/lease_reader.py`) reads the shard of one held lease and carries out the orders of
+`ReaderState`. It passes the records to a `ConsumerPort`, which is one of these:
 
     HandlerConsumer         calls a handler for each batch: in threads, on the event loop, for the iterator of `read`,
                             and for handlers that checkpoint by themselves, such as those of child processes
     AcknowledgingConsumer   gives batches to a user's `ShardConsumer`, which acknowledges them later
     ShardPrefetcher         buffers rows ahead of Spark, which acknowledges them by a commit
 
-The reader and the consumer work on the same `HeldShard`. A consumer never calls its reader. Its methods return what the
-reader is to do next.
+The reader and the consumer share a `HeldShard`. A consumer never calls its reader; its methods return what the reader
+is to do next.
 """
 
 from abc import ABC, abstractmethod
@@ -27,7 +27,7 @@ from leasehold.balancer.model import Position
 
 
 class HeldShard:
-    """The shard of one held lease, as its reader and its consumer share it.
+    """The shard of one held lease, shared by its reader and its consumer.
 
     Args:
         worker: The worker that holds the lease.
@@ -56,8 +56,8 @@ class Ready:
         free: Whether it can take rows now.
         room: Whether more may be read.
         working: Whether the lease must stay here until the next commit, for consumers that acknowledge by commits.
-        look_seconds: After how many seconds to poll it again if there is nothing to do. If None, when the state allows
-            the next read.
+        look_seconds: How many seconds to wait before polling the consumer again if there is nothing to do. If None, it
+            is polled when the state allows the next read.
     """
 
     free: bool = True
@@ -68,7 +68,7 @@ class Ready:
 
 @frozen
 class GiveUp:
-    """The shard cannot be handled here: release its lease, and leave it to other workers for a while."""
+    """The shard cannot be handled here, so its lease is released and left to other workers for a while."""
 
     why: str
 
@@ -86,20 +86,20 @@ class Leave:
 
 
 Next = float | GiveUp | Relinquish | Leave
-"""What follows a piece of a consumer's work: the next step at this time, or an end of reading."""
+"""The result of a consumer's method: when the next step is due, or how reading is to end."""
 
 
 class ConsumerPort(ABC):
     """Takes the records of one held shard. Its methods are called by the shard's reader, one at a time.
 
-    Each of them does a bounded piece of work and never waits for a handler. Whatever they raise is a fault of the step,
-    as if the source or the store had raised it.
+    Each method does a bounded amount of work and never waits for a handler. An exception is treated as a fault of the
+    reader's step, as if the source or the store had raised it.
     """
 
     # Beginning
 
     def find_start(self, stored: Callable[[], Position | None]) -> Position | None:
-        """Return where to begin; None if the lease was lost meanwhile.
+        """Return the position at which to begin, or None if the lease was lost in the meantime.
 
         Args:
             stored: Returns the start according to the lease, or None if the lease was lost. It may write.
@@ -108,25 +108,25 @@ class ConsumerPort(ABC):
 
     @abstractmethod
     def start_at(self, start: Position, now: float) -> None:
-        """Begin at this position: move the cursor, open the reader, and tell the state that reading has begun."""
+        """Begin at this position by moving the cursor, opening the reader and calling `began` of the state."""
 
     # Each step
 
     @abstractmethod
     def poll(self, now: float) -> Ready | Next:
-        """Settle what has ended since the last step. Return `Ready` for an order, or what comes next."""
+        """Process calls that have ended since the last step. Return `Ready` to get an order, or what to do next."""
 
-    def resting(self, until: float) -> None:  # noqa: B027  few have anything to do here
+    def step_ended(self, until: float) -> None:  # noqa: B027  few have anything to do here
         """Note that the step has ended, and that the next one is due at this time."""
 
-    def failing(self) -> None:  # noqa: B027  few have anything to do here
+    def step_failed(self) -> None:  # noqa: B027  few have anything to do here
         """Note that the step failed because the source or the store did not respond."""
 
     # Reading
 
     @abstractmethod
     def admit(self, now: float) -> float | None:
-        """Make room for one read. Return None, or when to ask again."""
+        """Make room for one read. Return None, or when to try again."""
 
     @abstractmethod
     def keep(self, batch: Batch) -> None:
@@ -142,20 +142,20 @@ class ConsumerPort(ABC):
     # Records and checkpoints
 
     def offer(self, now: float) -> Next:
-        """Take the records after the cursor's `delivered`. Ordered only if the consumer was `free`."""
+        """Take the records after the cursor's `delivered`. This is called only if the consumer was `free`."""
         return now
 
     def request_final(self, now: float, *, ended: bool) -> Next:  # noqa: ARG002  for those that checkpoint by themselves
-        """Ask for the final checkpoint, because the lease is to go, or everything up to the shard's end was read."""
+        """Request the final checkpoint, because the lease is to be released or the shard was read to its end."""
         return now
 
     @abstractmethod
     def store(self, position: Position, now: float) -> bool:
-        """Write this checkpoint, unless the release will carry it. Return False if the lease is lost."""
+        """Write this checkpoint, unless the release will write it. Return False if the lease is lost."""
 
     # Leaving
 
-    def releasing(self) -> None:  # noqa: B027  few have anything to do here
+    def release_begun(self) -> None:  # noqa: B027  few have anything to do here
         """Note that this worker gives the lease up."""
 
     @abstractmethod

@@ -1,19 +1,19 @@
-"""Decides what the reader of one held lease does next, without I/O, a clock or a thread: events in, orders out.
+"""Decides what the reader of one held lease does next, turning events into orders without I/O, clocks or threads.
 
-`ReaderState` decides about the reading of one lease, from the wait for its parents to its release. The `LeaseReader`
-carries out what it orders, and reports what happened. Its core
-is the `Cursor` with the four marks, `committed <= acknowledged <= delivered <= read`, and the cursor's table of orders
-decides once reading has begun. `ReaderState` adds what depends on time, on faults and on the kind of consumer:
+A `ReaderState` covers one lease, from the wait for its parents to its release. The `LeaseReader` carries out its orders
+and reports what happened. At its core is the `Cursor` with its four marks, `committed <= acknowledged <= delivered <=
+read`, whose table of orders applies once reading has begun. `ReaderState` adds the rules that depend on time, on faults
+and on the kind of consumer:
 
-    state                what is ordered                       entered by                    left by
-    waits for parents    BeginReading, when due                the claim; parents_pending    began
-    reads and delivers   the cursor's order                    began                         rest, failed, rejected
-    rests                nothing but checkpoints and leaving   rest, failed, rejected        its time
-    is to be confirmed   as above, once the lease is renewed   batch_read, after a gap       lease_confirmed
-    final checkpoint     RequestFinalCheckpoint                a release; the delivered end  a withdrawn request
+    state                what is ordered                       entered by                            left by
+    waits for parents    BeginReading, when due                the claim; parents_pending            reading_begun
+    reads and delivers   the cursor's order                    reading_begun                         the events below
+    rests                nothing but checkpoints and leaving   rest, step_failed, request_rejected   its time
+    is to be confirmed   as above, once the lease is renewed   batch_read, after a gap               lease_confirmed
+    final checkpoint     RequestFinalCheckpoint                a release; the delivered end          a request withdrawn
     is gone              LeaveShard                            a lost lease
 
-The consumer's kind says how it acknowledges:
+The kind of consumer determines how it acknowledges:
 
     returns       A plain handler acknowledges by returning. Between two calls nothing is delivered and unacknowledged.
     checkpoints   A handler that checkpoints by itself has finished with everything up to the lease's checkpoint, and is
@@ -24,13 +24,13 @@ Waits and faults:
 
     event              effect
     parents_pending    ask again after PARENT_WAITS, growing
-    failed             no response from the store or the stream: rest for FAULT_WAITS, growing until a step succeeds
-    rejected           rest for REJECTED_WAITS if the rejection may pass (`Rejections`), otherwise give the lease up
+    step_failed        no response from the store or the stream: rest for FAULT_WAITS, growing until a step succeeds
+    request_rejected   rest for REJECTED_WAITS if the rejection may pass (`Rejections`), otherwise give the lease up
     batch_read         read no earlier than the batch allows; a response ends a series of rejections
     rest               neither read nor deliver before a time, even if woken: the end of a handler wakes the reader, too
     checkpoint_stored  the next checkpoint is due `checkpoint_seconds` later
 
-No event but `began` and those of the cursor moves a mark, so every position that is stored was acknowledged.
+Only the events of the cursor move its marks, so every position that is stored was acknowledged.
 """
 
 import math
@@ -63,7 +63,7 @@ class BeginReading:
 
 @frozen
 class RequestFinalCheckpoint:
-    """Ask the consumer for its final checkpoint: the lease is to go, or everything up to the shard's end was read."""
+    """Request the consumer's final checkpoint, because the lease is to be released or the shard was read to its end."""
 
     ended: bool
 
@@ -82,11 +82,11 @@ class ReaderState:
     Attributes:
         cursor: The four marks.
         begun: Whether the parents are done and a first reader was opened.
-        rests_until: Until when nothing is read or delivered.
+        rests_until: The time until which nothing is read or delivered.
         checkpoint_due: When the next checkpoint may be written.
-        final_requested: Whether the consumer was asked for its final checkpoint, or cannot be asked.
-        unconfirmed: Whether the lease must be renewed before anything is delivered, because another process could have
-            held the source's link meanwhile.
+        final_requested: Whether the consumer's final checkpoint was requested, or cannot be.
+        unconfirmed: Whether the lease must be renewed before records are delivered, because another process may have
+            been connected to the source in the meantime.
     """
 
     def __init__(
@@ -99,12 +99,12 @@ class ReaderState:
         self.begun = self.final_requested = False
         self.rests_until, self.checkpoint_due = -math.inf, 0.0
         self._read_due, self.unconfirmed = -math.inf, False
-        self._parents_wait, self._faults = PARENT_WAITS[0], Backoff(*FAULT_WAITS, uniform)
-        # Reset only by a response. If every step reset it, steps that send no request would make the retries endless.
-        self._rejections, self._rejected = Rejections(), Backoff(*REJECTED_WAITS, uniform)
-        # For consumers that checkpoint by themselves: the furthest position that failed, and the growing pauses between
-        # requests for the final checkpoint.
-        self._failed_at, self._ends = (0, 0, 0), Backoff(*PARENT_WAITS, uniform)
+        self._parents_wait, self._fault_waits = PARENT_WAITS[0], Backoff(*FAULT_WAITS, uniform)
+        # Only a response resets these. If every step did, steps that send no request would make the retries endless.
+        self._rejections, self._rejected_waits = Rejections(), Backoff(*REJECTED_WAITS, uniform)
+        # For consumers that checkpoint by themselves, keep the furthest position that failed and the growing pauses
+        # between requests for the final checkpoint.
+        self._failed_at, self._final_waits = (0, 0, 0), Backoff(*PARENT_WAITS, uniform)
 
     # Orders
 
@@ -120,7 +120,7 @@ class ReaderState:
         room: bool = True,
         working: bool = False,
     ) -> ReaderOrder:
-        """Return what to do next, while the consumer waits for an order.
+        """Return the next order, while the consumer waits for one.
 
         Args:
             now: The time by the worker's clock.
@@ -130,7 +130,8 @@ class ReaderState:
             expired: Whether the lease has expired by our own clock.
             free: Whether the consumer can take rows now.
             room: Whether more may be read.
-            working: If the consumer commits: whether its next commit is waited for before the lease goes.
+            working: Whether to wait for the next commit before the lease is released; for consumers of kind "commits"
+                only.
         """
         cursor = self.cursor
         if self.kind == "returns":
@@ -138,26 +139,26 @@ class ReaderState:
             cursor.consumer_gone()
         elif self.kind == "checkpoints":
             if self.begun and not lost:
-                self.checkpointed(checkpoint)
+                self.checkpoint_moved(checkpoint)
                 if leaving or (cursor.delivered.ended and now >= self.rests_until):
                     if not self.final_requested:
                         return RequestFinalCheckpoint(ended=not leaving)
                     self.final_requested = leaving  # ask again only if the next owner withdraws its request
                     return ReleaseAt(cursor.storable)
         elif leaving and not lost:
-            # The end of the shard, once committed, is written by this owner. Rows that no commit is awaited of are left
-            # to the next owner, although they are delivered.
+            # If the end of the shard is committed, this owner writes it before the lease is released. Delivered rows
+            # for which no commit is expected are left to the next owner.
             if not (working or cursor.acknowledged.ended):
                 return ReleaseAt(cursor.storable)
             leaving = False
-        rested = now >= self.rests_until
+        may_read = now >= self.rests_until
         order = cursor.order(
             lost=lost,
             leaving=leaving,
             expired=expired,
             write=now >= self.checkpoint_due,
-            free=free and rested,
-            room=room and rested,
+            free=free and may_read,
+            room=room and may_read,
         )
         return BeginReading() if isinstance(order, OpenReader | ReadBatch) and not self.begun else order
 
@@ -165,47 +166,48 @@ class ReaderState:
 
     def parents_pending(self) -> float:
         """Note that a parent is not done; return how long to wait before asking again."""
-        # The waits grow because a parent may take hours and each check reads rows of the table.
+        # The waits grow, because a parent may take hours and each check reads rows of the table.
         wait, self._parents_wait = self._parents_wait, min(2 * self._parents_wait, PARENT_WAITS[1])
         return wait
 
-    def began(self) -> None:
+    def reading_begun(self) -> None:
         """Note that the first reader is open."""
         self.begun = True
 
     # Events of reading
 
     def batch_read(self, batch: Batch, now: float, renew_seconds: float) -> None:
-        """Note what a read brought, after its rows were kept and the cursor was told."""
-        self.answered(batch)
+        """Note the result of a read, after its rows were kept and the cursor was updated."""
+        self.source_responded(batch)
         self._read_due = now + batch.wait_seconds
-        # While another process could hold the link, it could hold the lease, too. Only a renewal can rule that out.
+        # While another process could be connected to the source, it could also hold the lease. Only a renewal can rule
+        # that out.
         self.unconfirmed = self.unconfirmed or batch.unlinked_seconds > renew_seconds
 
-    def answered(self, batch: Batch) -> None:
-        """Note that the source has responded, if it has: rejections before that are of the past."""
+    def source_responded(self, batch: Batch) -> None:
+        """Forget earlier rejections if the source has responded."""
         if batch.answered and not batch.fault:
             self._rejections.reset()
-            self._rejected.reset()
+            self._rejected_waits.reset()
 
     def lease_confirmed(self) -> None:
         """Note that the lease was renewed since the last read."""
         self.unconfirmed = False
 
-    def failed(self, now: float) -> float:
+    def step_failed(self, now: float) -> float:
         """Note that the store or the source did not respond; return when to try again."""
-        return self.rest(now + self._faults.next())
+        return self.rest(now + self._fault_waits.next())
 
-    def rejected(self, fault: SourceError, now: float) -> float | None:
+    def request_rejected(self, fault: SourceError, now: float) -> float | None:
         """Note that the source rejected a request; return when to try again, or None if that will not help."""
-        # Only reading pauses: the lease can still be released in the meantime.
-        return self.rest(now + self._rejected.next()) if self._rejections.should_retry(fault) else None
+        # Only reading pauses. The lease can still be released in the meantime.
+        return self.rest(now + self._rejected_waits.next()) if self._rejections.should_retry(fault) else None
 
     def step_done(self) -> None:
         """Note that a step had no fault."""
-        if self._faults.faults:
-            # Only after a step that succeeded, so that the waits grow for as long as the service fails.
-            self._faults.reset()
+        if self._fault_waits.faults:
+            # Reset the waits only after a step that succeeded, so that they grow for as long as the service fails.
+            self._fault_waits.reset()
 
     def rest(self, until: float) -> float:
         """Neither read nor deliver before `until`; return it."""
@@ -218,12 +220,12 @@ class ReaderState:
 
     # Events of the consumer
 
-    def passed(self, batch: Batch, piece_to: Position | None) -> bool:
+    def piece_done(self, batch: Batch, piece_to: Position | None) -> bool:
         """Note that the consumer or a dead letter has finished with a piece of the batch.
 
         Args:
             batch: The batch.
-            piece_to: Up to where the piece was read; None for the rest of the batch.
+            piece_to: The position at which the piece ends; None for the rest of the batch.
 
         Returns:
             Whether the whole batch is done.
@@ -232,27 +234,27 @@ class ReaderState:
         if piece_to is not None and end is not None and piece_to.order < end.order:
             cursor.consumer_acknowledged(piece_to)
             return False
-        # The source may have dropped records after the last one; these are finished with, too.
+        # The source may have dropped records after the last one. These are done, too.
         cursor.rows_delivered(cursor.read)
         if self.kind == "returns":
             # When a plain handler returns, it has finished with the whole batch.
-            for reached in (end, batch.reached):
-                if reached is not None:
-                    cursor.consumer_acknowledged(reached)
+            for position in (end, batch.reached):
+                if position is not None:
+                    cursor.consumer_acknowledged(position)
         return True
 
-    def checkpointed(self, checkpoint: Position) -> None:
+    def checkpoint_moved(self, checkpoint: Position) -> None:
         """Treat everything up to the lease's checkpoint as acknowledged."""
         if checkpoint.order <= self.cursor.delivered.order:
             self.cursor.consumer_acknowledged(checkpoint)
 
     def consumer_failed(self, at: Position) -> None:
-        """Note that the consumer failed on records up to `at`, and is to get them again."""
+        """Note that the consumer failed on records up to `at`, which are to be delivered again."""
         self._failed_at = max(self._failed_at, at.order)
 
     @property
     def past_failures(self) -> bool:
-        """Whether everything that has failed was delivered.
+        """Whether all records that failed have been delivered again.
 
         When a shard is read again from its checkpoint, batches that never failed come first.
         """
@@ -260,7 +262,7 @@ class ReaderState:
 
     def end_missing(self) -> float:
         """Note that the consumer did not checkpoint the shard's end; return how long to wait before asking again."""
-        return self._ends.next()
+        return self._final_waits.next()
 
     # Events of the checkpoint
 

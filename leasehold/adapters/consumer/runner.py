@@ -3,7 +3,7 @@
 A worker's `renew` and `turn` each have a task of their own, with a pool for the writes that they make. The steps of
 lease readers are called by the `Schedule` (`consumer/schedule.py`) of `LeaseReaders` (`consumer/lease_readers.py`).
 
-To stop is to drain: the running batches are finished and checkpointed, and their leases are released. If a task ends or
+To stop, a worker drains: it finishes and checkpoints the running batches and releases their leases. If a task ends or
 cannot be started, the run also stops and reports the reason, because leases must not be renewed without being read. In
 a process of its own (`run`), the first termination signal drains (SIGTERM, SIGINT, and SIGHUP unless it is ignored, as
 under nohup). A second one ends the process immediately, and its leases expire.
@@ -19,13 +19,13 @@ from functools import partial
 
 from leasehold.adapters.consumer.executors import HandlerExecutor
 from leasehold.adapters.consumer.exporting import Meter
-from leasehold.adapters.consumer.handling import Handler, Handling, metered, traced
+from leasehold.adapters.consumer.handling import Handler, Handling, with_metrics, with_spans
 from leasehold.adapters.consumer.lease_readers import LeaseReaders, OpenReading
 from leasehold.adapters.consumer.pool import Pool, Signal
 from leasehold.adapters.signals import replace_handler, restore_handler
 from leasehold.adapters.worker.renewing import RETRY_SECONDS
 from leasehold.adapters.worker.scheduler import Queue
-from leasehold.adapters.worker.worker import Worker, nobody
+from leasehold.adapters.worker.worker import Worker, wake_nothing
 from leasehold.balancer.lookout import start_seconds
 from leasehold.errors import SourceError, StoreError, WorkerError
 from leasehold.stores.printable import escaped, few, said
@@ -40,14 +40,14 @@ RENEWERS = 10
 RENEWERS_MOST = 3 * WRITERS
 """The maximum number of renewals at the same time.
 
-Clients of stores keep only a few more connections than this, so more renewals would have to wait.
+The stores' clients keep only a few more connections than this, so more renewals would have to wait.
 """
-ACTORS_KEPT = 4
-"""Idle writers that are kept for the next burst of work; the others end and are started again when needed."""
+IDLE_WRITERS = 4
+"""The idle writers to keep for the next burst of work. The others end, and are started again when needed."""
 MEMORY_BYTES = 256 * 2**20
 DRAIN_SECONDS = 30.0
 CALL_SECONDS = 2.0
-"""How long a drain waits for calls of the source. Their results would not be used."""
+"""How long a drain waits for running requests to the source, whose results are no longer needed."""
 READABLE = (WorkerError, StoreError, SourceError)
 """Faults whose message explains the cause to a user."""
 
@@ -61,13 +61,14 @@ class Runner:
         readers: How many shards may be read or handled at the same time.
         writers: How many leases may be claimed at the same time. Ten may be renewed at the same time, or up to three
             times `writers` if the worker holds more leases than it could otherwise renew in time.
-        meter: Where metrics go, if OpenTelemetry is installed; None: to the program's own provider.
-        drain_seconds: The time limit for finishing the running batches and releasing. Leases left then expire.
-        memory_bytes: The memory for records that are read and not handled yet, of all shards together. A larger batch
-            is read while nothing else is held.
-        begin: Makes the step for a lease that the worker has taken; None: its shard is read.
-        executor: Where handlers are called; None: in threads, as many as `readers`.
-        wall: The clock for lag in the table's rows, in seconds since 1970; None: rows contain no lag.
+        meter: The meter for metrics, if OpenTelemetry is installed; by default that of the program's own provider.
+        drain_seconds: The time limit for finishing the running batches and releasing the leases. Leases that are not
+            released by then expire.
+        memory_bytes: The memory for records that are read and not handled yet, of all shards together. A batch larger
+            than this is read only while no other batch is held.
+        begin: Makes the step for a lease that the worker has taken; by default one that reads the shard.
+        executor: Calls the handlers; by default in `readers` threads.
+        wall: The clock for lag in the table's rows, in seconds since 1970. If None, rows contain no lag.
 
     Examples:
         >>> from leasehold.adapters import Handling, Runner
@@ -96,15 +97,16 @@ class Runner:
             raise ValueError("worker: it has a consumer of its own")
         self.worker = worker
         handling = handling if isinstance(handling, Handling) else Handling(handling)
-        self.handling = metered(worker, traced(worker, handling), meter)
+        self.handling = with_metrics(worker, with_spans(worker, handling), meter)
         self._scheduler, self._drain_seconds = worker.scheduler, drain_seconds
-        self._ends: Queue = self._scheduler.queue()
+        self._end_reasons: Queue = self._scheduler.queue()
         self._turn_sooner, self._renew_sooner = Signal(self._scheduler), Signal(self._scheduler)
-        self._renewing, self._failed, self._said_late = True, False, False
+        self._renewing, self._failed, self._warned_late = True, False, False
         self._writers = writers
-        # Two pools: a renewal queued after a hundred claims would be late, and one that stalls must not delay a claim.
+        # Use two pools. A renewal that is queued after a hundred claims would be late, and one that stalls must not
+        # delay a claim.
         self._renewers = Pool(self._scheduler, min(writers, RENEWERS), "leasehold-renew", self._fail)
-        self._actors = Pool(self._scheduler, writers, "leasehold-act", self._fail, keep=ACTORS_KEPT)
+        self._actors = Pool(self._scheduler, writers, "leasehold-act", self._fail, keep=IDLE_WRITERS)
         self._lease_readers = LeaseReaders(
             worker,
             self.handling,
@@ -117,7 +119,7 @@ class Runner:
             end=self._end,
         )
         worker.consumer = self._lease_readers
-        if worker.hurried is nobody:
+        if worker.hurried is wake_nothing:
             worker.hurried = self._turn_sooner.set
         for holding in worker.holdings:  # held before the worker had a consumer
             self._lease_readers.begin(holding)
@@ -125,10 +127,10 @@ class Runner:
     def run(self) -> None:
         """Run until `stop` is called; return once all leases are released or left to expire.
 
-        If the worker cannot go on, the leases are released in the same way before the reason is raised.
+        If the worker cannot continue, the leases are released in the same way before the error is raised.
 
         Raises:
-            WorkerError: The worker cannot go on.
+            WorkerError: The worker cannot continue.
             StoreError: The lease table cannot be used.
             SourceError: The stream cannot be used.
             SystemExit: A handler has raised it.
@@ -137,22 +139,24 @@ class Runner:
         worker, tasks = self.worker, dict[str, Queue]()
         turn, renew = partial(worker.turn, each=self._actors.map), self._renew
         pause = start_seconds(worker.me, worker.config)  # C15
-        works: dict[str, Callable[[], None]] = {
-            "turn": lambda: self._keep("turn", turn, self._turn_sooner, lambda: self._lease_readers.taking, pause),
-            "renew": lambda: self._keep("renew", renew, self._renew_sooner, lambda: self._renewing),
+        functions: dict[str, Callable[[], None]] = {
+            "turn": lambda: self._run_when_due(
+                "turn", turn, self._turn_sooner, lambda: self._lease_readers.taking, pause
+            ),
+            "renew": lambda: self._run_when_due("renew", renew, self._renew_sooner, lambda: self._renewing),
         }
-        for name, work in works.items():
+        for name, work in functions.items():
             try:
                 tasks[name] = self._task(name, work)
             except RuntimeError as fault:
-                # Both tasks are needed: leases that are taken but not renewed would soon be lost.
+                # Both tasks are needed, because leases that are taken but not renewed would soon be lost.
                 self._fail(fault)
                 break
-        (end,) = self._ends.get()
+        (end,) = self._end_reasons.get()
         # One deadline for everything that follows, so that the waits don't add up.
         until = self._scheduler.clock() + self._drain_seconds
-        drained = self._drain(tasks, until)
-        # Renewals continue until here, so that a slow batch does not lose its lease while the worker drains.
+        is_drained = self._drain(tasks, until)
+        # Renewals continue until now, so that leases with slow batches are not lost while the worker drains.
         self._renewing = False
         # The task may be waiting for its next renewal; wake it so that it ends.
         self._renew_sooner.set()
@@ -163,19 +167,19 @@ class Runner:
         if unreleased:
             keys = few([holding.key for holding in unreleased])
             log.error("not released within %g s, left to expire: %s", self._drain_seconds, keys)
-        elif not drained:
-            log.error("not everything came to its end within %g s", self._drain_seconds)
+        elif not is_drained:
+            log.error("not everything ended within %g s", self._drain_seconds)
         closed = [part.close(until) for part in (self._lease_readers.schedule, self._actors, self._renewers)]
-        # Must come last: a step that still runs may look up how its handler ended.
+        # Close the dispatcher last, because a step that is still running may check how its handler ended.
         self._lease_readers.dispatcher.close()
-        if drained and not all(closed):
-            log.warning("everything is released; a request of this worker still waits for its answer")
+        if is_drained and not all(closed):
+            log.warning("everything is released; a request of this worker is still waiting for its response")
         if end is not None:
             raise end
 
     def stop(self) -> None:
-        """Finish the running batches, checkpoint and release, so that `run` returns."""
-        self._ends.put((None,))  # may run in a signal handler, where a queue is safe and a lock might deadlock
+        """Finish the running batches, checkpoint and release the leases, so that `run` returns."""
+        self._end_reasons.put((None,))  # may run in a signal handler, where a queue is safe and a lock might deadlock
 
     def hurry(self, key: str) -> None:
         """Run the next step for this lease immediately."""
@@ -190,17 +194,17 @@ class Runner:
             finally:
                 queue.put(name)
 
-        # Without this task leases would be held but not read, so its failure ends the run.
+        # If this task fails, end the run, because leases must not be held without being read and renewed.
         self._scheduler.start(f"leasehold-{name}", run, self._fail)
         return queue
 
     def _renew(self, now: float) -> float:
         """Renew the leases that are due, with as many tasks as their number and the store's latency require."""
         worker, limit = self.worker, RENEWERS_MOST * self._writers // WRITERS
-        wanted = worker.renewers
+        wanted_count = worker.renewers
         # Half of the wanted renewers suffice if none stalls, so warn only above twice the limit.
-        if wanted > 2 * limit and not self._said_late:
-            self._said_late = True
+        if wanted_count > 2 * limit and not self._warned_late:
+            self._warned_late = True
             log.warning(
                 "%d leases are held, and %d renewals at a time are too few to renew each in %.1f s as slowly as the "
                 "store answers: others may take them; start more workers, set max_leases, or give the fleet longer "
@@ -209,16 +213,21 @@ class Runner:
                 limit,
                 worker.config.renew_seconds,
             )
-        self._renewers.resize(max(min(self._writers, RENEWERS), min(limit, wanted)))
+        self._renewers.resize(max(min(self._writers, RENEWERS), min(limit, wanted_count)))
         return worker.renew(now, each=self._renewers.begin)
 
-    def _keep(
-        self, name: str, work: Callable[[float], float], sooner: Signal, going: Callable[[], bool], pause: float = 0.0
+    def _run_when_due(
+        self,
+        name: str,
+        work: Callable[[float], float],
+        wake_up: Signal,
+        should_continue: Callable[[], bool],
+        pause: float = 0.0,
     ) -> None:
-        """Call `work` whenever it is due, while `going` returns True."""
+        """Call `work` whenever it is due, while `should_continue` returns True."""
         clock, faults = self._scheduler.clock, 0
-        sooner.wait(clock() + pause)
-        while going():
+        wake_up.wait(clock() + pause)
+        while should_continue():
             try:
                 due, faults = work(clock()), 0
             except READABLE as fault:
@@ -232,13 +241,13 @@ class Runner:
                 if name == "renew" and faults * RETRY_SECONDS > self.worker.config.lease_seconds / 2:
                     self._fail(fault)
                 self._scheduler.unforeseen(f"trying again in {RETRY_SECONDS:g} s", fault)
-            if going():
-                sooner.wait(due)
+            if should_continue():
+                wake_up.wait(due)
 
     def _end(self, reason: BaseException) -> None:
-        """End the run because a handler raised SystemExit or KeyboardInterrupt, or because none can be called."""
+        """End the run because a handler raised SystemExit or KeyboardInterrupt, or because no handler can be called."""
         if isinstance(reason, SystemExit | KeyboardInterrupt):
-            self._ends.put((reason,))
+            self._end_reasons.put((reason,))
         else:
             self._fail(reason)
 
@@ -249,55 +258,55 @@ class Runner:
             return
         self._failed = True
         if isinstance(fault, READABLE):
-            self._ends.put((fault,))
+            self._end_reasons.put((fault,))
             return
         # Callers catch the documented exceptions, so wrap any other one.
-        error = WorkerError(f"the worker cannot go on: {said(fault)}")
+        error = WorkerError(f"the worker cannot continue: {said(fault)}")
         error.__cause__ = fault
-        self._ends.put((error,))
+        self._end_reasons.put((error,))
         self._scheduler.unforeseen("the worker ends", fault)
 
     def _drain(self, tasks: dict[str, Queue], until: float) -> bool:
         """Finish the running batches and release the leases; return whether that was done in time."""
-        # First stop further turns and wake the task that waits for the next one, then ask for all held leases, which
-        # are released while the last turn ends.
+        # First stop further turns by waking the task that waits for the next one. Then have all held leases released,
+        # while the last turn ends.
         calls_end = min(until, self._scheduler.clock() + CALL_SECONDS)
         self._lease_readers.taking = False
         self._turn_sooner.set()
         self._lease_readers.release_all()
-        turned = "turn" not in tasks or tasks["turn"].get(calls_end) is not None
-        if not turned and not self.worker.discovery.calling:
-            turned = tasks["turn"].get(until) is not None
-        # Requests for leases are withdrawn in a separate task, because the store might not respond. A turn that waits
-        # for the stream has made none meanwhile, and makes none once the worker is closed.
+        turn_ended = "turn" not in tasks or tasks["turn"].get(calls_end) is not None
+        if not turn_ended and not self.worker.discovery.calling:
+            turn_ended = tasks["turn"].get(until) is not None
+        # Withdraw this worker's requests for leases in a separate task, because the store might not respond. A turn
+        # that is waiting for the stream makes no requests in the meantime, nor once the worker is closed.
         try:
-            closed = (turned or self.worker.discovery.calling) and self._task("close", self.worker.close).get(
+            is_closed = (turn_ended or self.worker.discovery.calling) and self._task("close", self.worker.close).get(
                 until
             ) is not None
         except RuntimeError:
             # No thread is left, so withdraw them here, although a store that does not respond then delays the end.
             self.worker.close()
-            closed = True
-        # Again, because the last turn may have taken leases meanwhile. Only now can no more be added.
+            is_closed = True
+        # Release leases again, because the last turn may have taken some in the meantime. No more can be added now.
         self._lease_readers.release_all()
         schedule = self._lease_readers.schedule
         if not schedule.drain(calls_end):
             leave = partial(self.worker.leave_stuck, self._scheduler.clock(), 0.0, self._actors.map)
             with suppress(RuntimeError):  # no thread is left; those leases expire
                 self._task("leave", leave).get(until)
-        return schedule.drain(until) and closed
+        return schedule.drain(until) and is_closed
 
 
 # In a process of its own
 
 HANGUP = getattr(signal, "SIGHUP", None)
 """None on Windows, which has no such signal."""
-ENDING = (signal.SIGTERM, signal.SIGINT, *((HANGUP,) if HANGUP else ()))
+TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGINT, *((HANGUP,) if HANGUP else ()))
 
 
-def endings() -> list[signal.Signals]:
+def termination_signals() -> list[signal.Signals]:
     """Return the signals that end a worker of this process."""
-    return [number for number in ENDING if number != HANGUP or signal.getsignal(number) != signal.SIG_IGN]
+    return [number for number in TERMINATION_SIGNALS if number != HANGUP or signal.getsignal(number) != signal.SIG_IGN]
 
 
 @contextmanager
@@ -306,17 +315,17 @@ def stopping_on_signals(runner: Runner) -> Iterator[None]:
 
     Outside the main thread this does nothing.
     """
-    ending = endings()
+    signals = termination_signals()
 
     def stop(_number: int, _frame: object) -> None:
-        for number in ending:
+        for number in signals:
             signal.signal(number, signal.SIG_DFL)  # the next one ends the process immediately
         runner.stop()
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    previous_handlers = {number: replace_handler(number, stop) for number in ending}
+    previous_handlers = {number: replace_handler(number, stop) for number in signals}
     try:
         yield
     finally:

@@ -3,8 +3,8 @@
 Every step returns when to call it next, so a thousand shards do not need a thousand threads.
 
 1. A step never runs twice at the same time.
-2. A successor under the same key begins only when its predecessor is over, so a lease that was lost and taken again has
-   only one handler running.
+2. If a lease is lost and taken again, its new step begins only when the previous one is over, so that only one handler
+   runs for it.
 3. A step that raises is called again, after growing pauses.
 """
 
@@ -20,7 +20,7 @@ from leasehold.adapters.consumer.pool import Pool
 from leasehold.adapters.worker.scheduler import Queue, Scheduler
 
 Step = Callable[[float], float]
-"""Does one bounded piece of work at this time; returns when to be called again, or infinity for never."""
+"""Does one bounded piece of work at this time. Returns when to call it again, or infinity for never."""
 
 FAULT_SECONDS = 5.0
 """The pause after an error in the schedule's own task."""
@@ -34,18 +34,18 @@ class ScheduledStep:
 
     Attributes:
         step: The step to call.
-        instead: Called after each fault with the number of consecutive faults; returns a step that replaces this one
-            from now on, or None.
+        replace_after: Called after each fault with the number of consecutive faults. Returns a step to use in place of
+            this one from then on, or None.
         due: When to call the step.
         running: Whether the step is running.
         woken: Whether it was woken since it was last begun.
         faults: How many times in a row it has raised.
-        abandoned: Whether no one waits for its current run to end.
+        abandoned: Whether a drain does not wait for the current run to end.
         successor: The step that begins once this one is over.
     """
 
     step: Step
-    instead: Callable[[int], Step | None] | None = None
+    replace_after: Callable[[int], Step | None] | None = None
     due: float = -math.inf
     running: bool = False
     woken: bool = False
@@ -85,7 +85,7 @@ class StepAbandoned:
 
 
 @frozen
-class DrainAsked:
+class DrainRequested:
     """A caller waits until no step is left."""
 
     over: Queue
@@ -96,19 +96,19 @@ class Closed:
     """Begin no more steps."""
 
 
-ScheduleMessage = StepAdded | StepWoken | StepReturned | StepAbandoned | DrainAsked | Closed
+ScheduleMessage = StepAdded | StepWoken | StepReturned | StepAbandoned | DrainRequested | Closed
 
 
 class Schedule:
     """Calls each step when it is due.
 
-    One task (`_dispatch`) owns the state, and all others send it messages. No locks are needed, and a wake-up that
-    arrives while a step runs is not missed: whether it is queued before or after the step's return, it counts.
+    One task (`_dispatch`) owns the state, and all others send it messages, so no locks are needed. A wake-up that
+    arrives while a step runs is never missed, whether it is queued before or after the step's return.
 
     Args:
         tasks: How many steps may run at the same time.
         scheduler: Runs the tasks and provides the clock.
-        failed: Called if no task can be started or scheduling raised, because steps might then never be called.
+        failed: Called if no task can be started or if scheduling raises, because steps might then never be called.
     """
 
     def __init__(self, tasks: int, scheduler: Scheduler, failed: Callable[[BaseException], None]) -> None:
@@ -123,22 +123,22 @@ class Schedule:
         self._pool = Pool(scheduler, tasks, "leasehold-read", failed)
         scheduler.start("leasehold-schedule", self._dispatch, failed)
 
-    def add(self, key: str, step: Step, instead: Callable[[int], Step | None] | None = None) -> None:
+    def add(self, key: str, step: Step, replace_after: Callable[[int], Step | None] | None = None) -> None:
         """Begin this step immediately, or as soon as the present step under this key is over."""
-        self._messages.put(StepAdded(key, ScheduledStep(step, instead)))
+        self._messages.put(StepAdded(key, ScheduledStep(step, replace_after)))
 
     def wake(self, key: str) -> None:
         """Call the step again immediately, or as soon as its current run ends."""
         self._messages.put(StepWoken(key))
 
     def abandon(self, key: str) -> None:
-        """Do not wait for the current run of this step, if it is running. Another task takes the place of its task."""
+        """Stop waiting for the current run of this step, if there is one, and start another task in its place."""
         self._messages.put(StepAbandoned(key))
 
     def drain(self, until: float = math.inf) -> bool:
-        """Wait until no step is left but abandoned ones; return False if that is not the case in time."""
+        """Wait until only abandoned steps are left; return False if that is not the case in time."""
         drained = self._scheduler.queue()
-        self._messages.put(DrainAsked(drained))
+        self._messages.put(DrainRequested(drained))
         return drained.get(until) is not None
 
     def close(self, until: float = math.inf) -> bool:
@@ -148,7 +148,7 @@ class Schedule:
         ended = self._over.get(until) is not None
         if self._abandoned:
             until = min(until, self._scheduler.clock())
-        return self._pool.close(until) and ended  # its tasks are to end even if that is later
+        return self._pool.close(until) and ended  # its tasks must end, even if that is later
 
     def _dispatch(self) -> None:
         heap, clock, not_before = self._heap, self._scheduler.clock, -math.inf
@@ -156,7 +156,7 @@ class Schedule:
             try:
                 message = self._messages.get(max(not_before, heap[0][0]) if heap else math.inf)
                 if message is not None:
-                    self._take(message)
+                    self._process_message(message)
                 now = clock()
                 while heap and max(heap[0][0], not_before) <= now and not self._closed:
                     due, key = heapq.heappop(heap)
@@ -164,7 +164,7 @@ class Schedule:
                     # A step whose due time changed leaves its former entry in the heap, which is ignored here.
                     if step is not None and step.due == due and not step.running:
                         self._pool.submit(partial(self._run, key, step))
-                        # Must come after `submit`: if that raises, the step is not marked as running and can be woken.
+                        # Mark the step as running only after `submit`. If that raises, the step can be woken again.
                         step.running, step.woken = True, False
             except self._scheduler.fatal:
                 raise
@@ -174,15 +174,16 @@ class Schedule:
                 self._failed(fault)
         self._over.put(True)
 
-    def _take(self, message: ScheduleMessage) -> None:
+    def _process_message(self, message: ScheduleMessage) -> None:
         match message:
             case StepReturned(key, due):
                 step = self._steps[key]
                 step.running = False
                 if step.abandoned:
                     step.abandoned = False
-                    self._lend(-1)
-                # A step that is over is not called again, even if it was woken meanwhile: its lease is left.
+                    self._add_tasks(-1)
+                # A step that is over is not called again, even if it was woken while it ran, because its lease is no
+                # longer held.
                 if due < math.inf:
                     # If it was woken while running, it may have missed the change, so it is called again.
                     step.due = -math.inf if step.woken else due
@@ -193,32 +194,32 @@ class Schedule:
                 else:
                     del self._steps[key]
             case StepWoken(key) | StepAdded(key):
-                present = self._steps.get(key)
+                current = self._steps.get(key)
                 if isinstance(message, StepAdded):
-                    if present is None:
-                        present = self._steps[key] = message.added
+                    if current is None:
+                        current = self._steps[key] = message.added
                     else:
-                        present.successor = message.added  # the present step, woken below, might wait for hours
-                if present is not None:
-                    present.woken, present.due = True, -math.inf
-                    heapq.heappush(self._heap, (present.due, key))
+                        current.successor = message.added  # the present step may not be due for hours, so wake it
+                if current is not None:
+                    current.woken, current.due = True, -math.inf
+                    heapq.heappush(self._heap, (current.due, key))
             case StepAbandoned(key):
                 running = self._steps.get(key)
                 if running is not None and running.running and not running.abandoned:
                     running.abandoned = True
-                    self._lend(1)
-            case DrainAsked(over):
+                    self._add_tasks(1)
+            case DrainRequested(over):
                 self._drains.append(over)
             case Closed():
                 pass
             case _ as never:
                 assert_never(never)
         if all(step.abandoned for step in self._steps.values()):
-            # Checked after every message, because any step may be the last one that a drain waits for.
+            # Check this after every message, because any step may be the last one that a drain waits for.
             while self._drains:
                 self._drains.pop().put(True)
 
-    def _lend(self, tasks: int) -> None:
+    def _add_tasks(self, tasks: int) -> None:
         self._abandoned += tasks
         self._pool.resize(self._tasks + self._abandoned)
 
@@ -229,9 +230,13 @@ class Schedule:
         except BaseException as fault:  # noqa: BLE001  the shard must not stay unread after any exception
             due = clock() + STEP_FAULT_WAITS[min(scheduled.faults, len(STEP_FAULT_WAITS) - 1)]
             scheduled.faults += 1
-            if scheduled.instead is not None and (replacement := scheduled.instead(scheduled.faults)) is not None:
-                # Permanently: a step that failed this often is not called for this lease again.
-                scheduled.step, scheduled.instead, due = replacement, None, clock()
+            if (
+                scheduled.replace_after is not None
+                and (replacement := scheduled.replace_after(scheduled.faults)) is not None
+            ):
+                # Replace the step permanently, so that a step that failed this often is not called again for this
+                # lease.
+                scheduled.step, scheduled.replace_after, due = replacement, None, clock()
             self._messages.put(StepReturned(key, due))
             self._scheduler.unforeseen(key, fault)
         else:

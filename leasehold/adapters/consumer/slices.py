@@ -1,7 +1,7 @@
-"""Reads a slice of a stream, which is bounded by two times, and runs its workers until the whole slice is read.
+"""Reads a slice of a stream, which is the records between two times, and runs workers until all of it is read.
 
-1. The leases of a slice have a table of their own, and each row names its slice. The leases of another group or slice
-   are rejected.
+1. The leases of a slice are kept in a table of their own, and each row names its slice. A table with leases of another
+   group or slice is rejected.
 2. A lease is finished, with SHARD_END, once all records of its shard that arrived before `until` are done.
 3. A record that arrived before `since`, or at `until` or later, is not dispatched.
 """
@@ -31,11 +31,11 @@ from leasehold.stores.protocol import Outcome, PassingStore, Store
 from leasehold.stores.writes import CreateLease, Write
 
 NOTE = "slice"
-"""Our attribute on each row with the bounds of the slice, or with whatever else identifies the leases' group."""
+"""The annotation on each row that contains the bounds of the slice, or another value that identifies the group."""
 
 LATE_SECONDS = 5.0
-"""The margin for arrival times, which need not rise strictly within a shard. A record this much later than `until`
-shows that no earlier one follows, and reading begins this much before `since`."""
+"""The margin for arrival times, which are not strictly in order within a shard. Reading begins this much before
+`since`. It ends at a record that arrived this much later than `until`, because no record of the slice follows it."""
 
 
 @frozen
@@ -65,15 +65,15 @@ class Slice:
     def begin(self) -> Position:
         """The position at which to start reading each shard.
 
-        It is before `since`, because a record that arrived in time may come before one that arrived too early.
+        This is a little before `since`, because arrival times are not strictly in order.
         """
         return at_timestamp(max(0, self.since_ms - round(LATE_SECONDS * 1000))) if self.since_ms else TRIM_HORIZON
 
     def within(self, batch: Batch) -> Batch:
         """Return the part of the batch that belongs to the slice (rule 3)."""
         since, until = self.since_ms / 1000, self.until_ms / 1000
-        # Nearly every batch lies within, and is then passed on unchanged, with its columns.
-        if all(time is None or since <= time < until for time in batch.arrivals):
+        # Most batches lie completely within the slice. Return them unchanged, with their columns.
+        if all(arrived is None or since <= arrived < until for arrived in batch.arrivals):
             return batch
         return batch.between(since, until)
 
@@ -83,13 +83,13 @@ class Slice:
         return f"{self.since_ms}..{self.until_ms}"
 
     def store(self, store: Store) -> "SliceStore":
-        """Return the store, which must be empty or contain only leases of this slice; for errors see `own_table`."""
+        """Return the store for this slice. It must be empty or contain only leases of the slice; see `own_table`."""
         return own_table(store, "slice", self.note)
 
     def source(self, source: Source) -> "SliceSource":
-        """Return the source cut to the slice. Raises ValueError if the source can't tell when a time is reached."""
+        """Return the source cut to the slice. Raises ValueError if the source can't detect that a time is reached."""
         if not isinstance(source, Sliceable):
-            raise ValueError("slice: this source does not tell when a shard is read up to a time")  # noqa: TRY004  bad usage
+            raise ValueError("slice: this source cannot detect that a shard was read up to a time")  # noqa: TRY004  bad usage
         return SliceSource(source, source, self)
 
 
@@ -112,10 +112,10 @@ def own_table(store: Store, kind: str, note: str) -> "SliceStore":
     if listing.malformed:
         raise StoreError(f"{kind}: row {listing.malformed[0].key} of its table cannot be read")
     for lease in listing.leases:
-        # Otherwise a second slice would take the first one's finished leases for its own, and read nothing.
+        # Otherwise, a second slice would mistake the first one's finished leases for its own, and read nothing.
         if lease.annotation(NOTE) != note:
-            other = f"of another {kind}" if lease.annotation(NOTE) else "of another group"
-            raise ValueError(f"{kind}: its table holds leases {other} ({lease.key}); give it a table of its own")
+            owner = f"of another {kind}" if lease.annotation(NOTE) else "of another group"
+            raise ValueError(f"{kind}: its table holds leases {owner} ({lease.key}); give it a table of its own")
     return SliceStore(store, note)
 
 
@@ -129,7 +129,8 @@ class SliceStore(PassingStore):
     def write(self, write: Write) -> Outcome:
         """Apply the write or reject it."""
         if isinstance(write, CreateLease):
-            # Must be part of the creation, otherwise the next worker could take the row for another group's.
+            # Annotate the lease when it is created. Otherwise, the next worker could mistake the row for another
+            # group's.
             annotations = {**dict(write.lease.annotations), NOTE: self._note}
             write = evolve(write, lease=evolve(write.lease, annotations=tuple(sorted(annotations.items()))))
         return super().write(write)
@@ -161,23 +162,25 @@ class SliceReader:
 
     def read(self) -> Batch:
         """Read once. Raises SourceUnavailable or SourceError, before anything is read."""
-        # Must come before the read, so that what is read afterwards includes everything that arrived in time.
+        # Check this before the read, so that the read includes every record that arrived in time.
         self._settled = self._settled or self._source.settled(self._lease, self._until)
         batch = self._reader.read()
         self._reached = batch.end or self._reached
-        # Times are not quite in order, so only a record that is later by the margin shows that the slice is over.
+        # Arrival times are not strictly in order, so only a record that is later by the margin shows that the slice is
+        # over.
         past_end = any(time is not None and time >= self._until + LATE_SECONDS for time in batch.arrivals)
-        ended = batch.ended or past_end
-        if not ended and self._settled is not None:
-            last, arrived = self._settled.last, self._settled.arrived
-            if last is None:
-                # Only a read that began after that time, and returned nothing at the tip, shows that all is read.
-                ended = batch.end is None and batch.behind_seconds == 0
+        is_over = batch.ended or past_end
+        if not is_over and self._settled is not None:
+            last_position, arrived = self._settled.last, self._settled.arrived
+            if last_position is None:
+                # Only a read that began after `until`, and returned no records at the tip, shows that the slice is
+                # over.
+                is_over = batch.end is None and batch.behind_seconds == 0
             else:
-                # If everything in this shard arrived before the slice, it is over before the first record is read.
-                before = arrived is not None and arrived * 1000 < self._cut.begin.sub
-                ended = before or self._reached.order >= last.order
-        return evolve(self._cut.within(batch), ended=ended)
+                # If all records of this shard arrived before the slice, the slice is over before the first one is read.
+                is_before = arrived is not None and arrived * 1000 < self._cut.begin.sub
+                is_over = is_before or self._reached.order >= last_position.order
+        return evolve(self._cut.within(batch), ended=is_over)
 
     def close(self) -> None:
         """Close the reader."""
@@ -187,15 +190,15 @@ class SliceReader:
 log = escaped(logging.getLogger("leasehold.slices"))
 
 LOOK_SECONDS = 2.0
-"""The time between two checks whether the slice is read, each of which lists its table."""
+"""How often to check whether the whole slice was read. Each check lists the lease table."""
 
 
 @frozen
 class SliceVerdict:
-    """The outcome of a slice, and of this worker's part in it.
+    """The outcome of reading a slice, with this worker's part in it.
 
     Attributes:
-        finished: Whether all of the slice is read, by any worker; False if this worker was stopped before.
+        finished: Whether the whole slice was read, by any workers; False if this worker was stopped before that.
         records: How many records this worker's handler has handled.
         letters: How many records this worker has dead-lettered.
         shards: How many shards this worker has read to their end.
@@ -234,7 +237,7 @@ def run_slice(
 
     Raises what `run` raises.
     """
-    count = SliceCount(handling if isinstance(handling, Handling) else Handling(handling))
+    count = SliceCounter(handling if isinstance(handling, Handling) else Handling(handling))
     limits: dict[str, Any] = {"drain_seconds": drain_seconds, "memory_bytes": memory_bytes, "readers": readers}
     runner = Runner(worker, count.handling, meter=meter, executor=executor, **limits)
     begun(runner)
@@ -244,22 +247,22 @@ def run_slice(
 
 def run_until(
     runner: Runner,
-    over: Callable[[], bool],
+    is_over: Callable[[], bool],
     *,
     drain_seconds: float = DRAIN_SECONDS,
     look_seconds: float = LOOK_SECONDS,
 ) -> bool:
-    """Run until `over`, which is called in a thread of its own, returns True.
+    """Run until `is_over`, which is called in a thread of its own, returns True.
 
     Returns False if a signal ended the run before. Raises what `Runner.run` raises.
     """
-    ended, finished = threading.Event(), threading.Event()
+    stop_watching, is_finished = threading.Event(), threading.Event()
 
     def watch() -> None:
-        while not ended.wait(look_seconds):
-            if over():
-                # Must come before the run ends, after which `finished` is checked.
-                finished.set()
+        while not stop_watching.wait(look_seconds):
+            if is_over():
+                # Set this before the run ends, because `is_finished` is checked afterwards.
+                is_finished.set()
                 runner.stop()
                 return
 
@@ -273,19 +276,19 @@ def run_until(
         with stopping_on_signals(runner):
             runner.run()
     finally:
-        ended.set()
-    # With a time limit, because its last check may hang in a store that does not respond.
+        stop_watching.set()
+    # Wait with a time limit, because the last check may hang if the store does not respond.
     watcher.join(drain_seconds)
     if faults:
         raise faults[0]
-    return finished.is_set()
+    return is_finished.is_set()
 
 
 def is_read(worker: Worker, finished: Callable[[Lease], bool] = lambda lease: lease.ended) -> bool:
-    """Return whether every lease is finished and no shard needs another one; False if that is unknown."""
+    """Return whether all leases are finished and no shard needs another one; False if that is unknown."""
     try:
         listing = worker.store.list()
-        # A malformed row may be an unfinished lease, and an empty table is one whose leases are not created yet.
+        # A malformed row may be an unfinished lease. In an empty table, the leases have yet to be created.
         if listing.malformed or not listing.leases or not all(map(finished, listing.leases)):
             return False
         shards = worker.source.shards()
@@ -293,38 +296,40 @@ def is_read(worker: Worker, finished: Callable[[Lease], bool] = lambda lease: le
     except (StoreError, SourceError) as fault:
         log.warning("whether the slice is read is not known yet: %s", fault)
         return False
-    # Finished leases are not enough, because children of their shards may still be without one.
+    # It is not enough that all leases are finished, because child shards may not have leases yet.
     return not any(isinstance(action, Create) for action in actions)
 
 
-class SliceCount:
-    """Counts what a handler and a dead letter have finished with; `handling` is the given one with counting."""
+class SliceCounter:
+    """Counts the records that are handled and dead-lettered. `handling` wraps the given one to count them."""
 
     def __init__(self, given: Handling) -> None:
         self.records = self.letters = self.shards = 0
-        lock, letter = threading.Lock(), given.dead_letter
+        lock, user_dead_letter = threading.Lock(), given.dead_letter
 
-        def count(answer: Awaitable[None] | None, records: int, letters: int) -> Awaitable[None] | None:
+        def count(result: Awaitable[None] | None, records: int, letters: int) -> Awaitable[None] | None:
             """Count the records once they are done. A result other than None fails the batch."""
-            if inspect.isawaitable(answer):
+            if inspect.isawaitable(result):
 
                 async def awaited() -> None:
-                    ended = cast("object", await answer)
+                    ended = cast("object", await result)
                     return cast("None", count(None, records, letters) if ended is None else ended)
 
                 return awaited()
-            # An awaitable is counted once it has ended, and any other result is a fault of the handler.
-            if answer is None:
+            # The records of an awaitable are counted once it has ended. Any other result is a fault of the handler.
+            if result is None:
                 with lock:  # handlers of several shards run at the same time
                     self.records += records
                     self.letters += letters
-            return answer
+            return result
 
         def handle(delivery: Delivery) -> Awaitable[None] | None:
             return count(given.handler(delivery), len(delivery.records), 0)
 
         def dead_letter(delivery: Delivery, error: Exception) -> Awaitable[None] | None:
-            return None if letter is None else count(letter(delivery, error), 0, len(delivery.records))
+            return (
+                None if user_dead_letter is None else count(user_dead_letter(delivery, error), 0, len(delivery.records))
+            )
 
         def observe(happening: Happening, holding: Holding) -> None:
             if happening == "shard-ended":
@@ -333,5 +338,5 @@ class SliceCount:
             given.observer(happening, holding)
 
         self.handling = evolve(
-            given, handler=handle, observer=observe, dead_letter=None if letter is None else dead_letter
+            given, handler=handle, observer=observe, dead_letter=None if user_dead_letter is None else dead_letter
         )

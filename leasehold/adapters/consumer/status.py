@@ -1,11 +1,11 @@
 """Computes how far behind each lease is, and the status of a lease and of a group, as one word and one sentence.
 
-`leases`, its exit status, `serve`, `/healthz`, metrics, alarms and `explain` all use `status_of`. There is no threshold
-to set. As in LinkedIn's Burrow, a lease is judged by what happened over a window of time.
+`leases`, its exit status, `serve`, `/healthz`, metrics, alarms and `explain` all use `status_of`. No thresholds have to
+be configured. As in LinkedIn's Burrow, a lease is judged by its progress over a window of time.
 
-1. A status is OK only if a row, or our own observation, shows it.
-2. If the status cannot be known, it is UNKNOWN, which does not count as OK.
-3. What counts as too long depends on `lease_seconds` and on how often leases are read and annotated
+1. A status is OK only if a row of the table, or our own observation, shows that it is.
+2. If the status cannot be determined, it is UNKNOWN, which does not count as OK.
+3. Time limits follow from `lease_seconds` and from how often leases are read and annotated
    (`worker/progress.py:patience`).
 
 `MEANINGS` lists the words, the worst last.
@@ -36,7 +36,7 @@ from leasehold.balancer.model import Lease
 from leasehold.errors import SourceError
 
 CONFIRM_SECONDS = 10.0
-"""How long to watch for a renewal, at most, before a lease counts as not renewed."""
+"""The longest time to watch for a renewal before a lease counts as not renewed."""
 
 
 @frozen
@@ -47,9 +47,9 @@ class LeaseLag:
         seconds: An upper bound of the seconds behind the tip of the shard, unless `at_least`; None if unknown.
         events: The same as a number of events, if the stream counts them (Event Hubs).
         end: Whether the tip was reached, and recently.
-        age: For how many seconds the last record that is done had been in the stream when its owner wrote this.
+        age: How long ago the last handled record had arrived when the owner wrote this, in seconds.
         host: The machine of the owner that wrote this.
-        moves: How often the lease has moved from one worker to another, as far as our workers saw.
+        moves: How often the lease has moved from one worker to another, as far as our workers noticed.
         at_least: Whether `seconds` is a lower bound, because the stream has not responded since.
     """
 
@@ -73,7 +73,7 @@ def lag_of(lease: Lease, now: float, limit: float) -> LeaseLag:
     Args:
         lease: The lease.
         now: The time in seconds since 1970.
-        limit: After this many seconds without a renewal an owner counts as dead.
+        limit: The number of seconds without a renewal after which an owner counts as dead.
     """
     progress = progress_of(lease)
     # An owner that is late by its own `lease_seconds` may be dead, so its last annotation may be out of date.
@@ -82,17 +82,17 @@ def lag_of(lease: Lease, now: float, limit: float) -> LeaseLag:
     )
     if progress is None:
         return LeaseLag()
-    ours, long = progress.owner == lease.owner, patience(progress.lease or limit)
-    if held and not ours and now - progress.at > long and not progress.resting(now, long):
+    by_owner, limit_seconds = progress.owner == lease.owner, patience(progress.lease or limit)
+    if held and not by_owner and now - progress.at > limit_seconds and not progress.resting(now, limit_seconds):
         return LeaseLag(moves=progress.moves + 1)  # another library reads the lease now, and writes no annotations
-    seconds = progress.lag(now, held=held and ours)
+    seconds = progress.lag(now, held=held and by_owner)
     return LeaseLag(
         seconds=None if seconds is None else round(seconds, 3),
-        end=progress.end and held and ours and now - (progress.done or now) <= long,
+        end=progress.end and held and by_owner and now - (progress.done or now) <= limit_seconds,
         age=None if progress.arrived is None else round(max(0.0, progress.at - progress.arrived), 3),
-        host=progress.host if ours else "",
-        moves=progress.moves + (lease.owner is not None and not ours),
-        at_least=progress.unheard(now, held=held and ours),
+        host=progress.host if by_owner else "",
+        moves=progress.moves + (lease.owner is not None and not by_owner),
+        at_least=progress.unheard(now, held=held and by_owner),
     )
 
 
@@ -108,7 +108,7 @@ class FleetLag:
     Attributes:
         most: The seconds of the lease that is furthest behind; None if no lag is known.
         total: The seconds of all leases together.
-        at_least: Whether the seconds of any lease are a lower bound, and therefore both of these.
+        at_least: Whether `most` and `total` are lower bounds, because the lag of some lease is one.
     """
 
     most: float | None
@@ -122,7 +122,7 @@ def fleet_lag(lags: Mapping[str, LeaseLag]) -> FleetLag:
     return FleetLag(max(seconds, default=None), round(sum(seconds), 3), any(lag.at_least for lag in lags.values()))
 
 
-def asked(source: Source, leases: Iterable[Lease], lags: Mapping[str, LeaseLag]) -> dict[str, LeaseLag]:
+def lags_from_stream(source: Source, leases: Iterable[Lease], lags: Mapping[str, LeaseLag]) -> dict[str, LeaseLag]:
     """Return the lags, completed from the stream for rows without an annotation, such as those of Java workers.
 
     If the stream numbers its events without gaps (Event Hubs), the events behind are counted. Otherwise one batch is
@@ -145,8 +145,8 @@ def asked(source: Source, leases: Iterable[Lease], lags: Mapping[str, LeaseLag])
             continue  # the lag stays unknown
         finally:
             reader.close()
-        waiting = batch.records[0].arrived if batch.records else None
-        behind = batch.behind_seconds if waiting is None else max(0.0, latest.sub / 1000 - waiting)
+        first_arrival = batch.records[0].arrived if batch.records else None
+        behind = batch.behind_seconds if first_arrival is None else max(0.0, latest.sub / 1000 - first_arrival)
         if behind is not None:
             completed[lease.key] = LeaseLag(round(behind, 3), end=not behind)
     return completed
@@ -154,20 +154,20 @@ def asked(source: Source, leases: Iterable[Lease], lags: Mapping[str, LeaseLag])
 
 MEANINGS = {
     "OK": "read and handled up to the tip, or not falling behind",
-    "UNKNOWN": "nobody tells: the table or the rows say too little, or were watched too shortly",
-    "BEHIND": "read, and all the time further behind for two minutes",
-    "STALLED": "owned, and its position stands: readings, or the handler, fail",
-    "HUNG": "its handler is at work without an end",
-    "UNREAD": "owned, and nobody has read it, without a reason",
-    "ORPHAN": "nobody alive has owned it for longer than it should take",
+    "UNKNOWN": "not known: the table or its rows contain too little, or were watched too briefly",
+    "BEHIND": "read, but falling further behind for two minutes",
+    "STALLED": "owned, but its position does not move, because reads or the handler fail",
+    "HUNG": "its handler does not end",
+    "UNREAD": "owned, but not read, for no known reason",
+    "ORPHAN": "without a living owner for longer than it should take",
 }
 """Each word with its meaning, the worst last."""
 
 NUMBERS = {word: number and number + 2 for number, word in enumerate(MEANINGS)}
 """The exit statuses of `leases --check`, and the values of metrics.
 
-OK is 0. The others are 3 to 8, and a worse status has a higher number. 1 and 2 keep their usual meaning: the store
-failed, or the command was used wrongly.
+OK is 0. The others are 3 to 8, and a worse status has a higher number. 1 and 2 keep their usual meanings, which are
+that the store failed or that the command was used wrongly.
 """
 
 
@@ -195,34 +195,39 @@ class Status:
 
 @frozen
 class LeaseWatch:
-    """What was observed of one lease over a window of time, for rows without annotations of their progress.
+    """The observations of one lease over a window of time, for rows whose owners do not annotate their progress.
 
     Attributes:
         samples: The time, position and lag at each look of the last `STEPS` steps.
-        former: When the last annotation was written whose writer did not own the lease when we saw it. If that worker
-            takes the lease again, the annotation does not describe this new ownership.
+        former: When the last annotation of a former owner was written. If that worker takes the lease again, the
+            annotation does not describe the new ownership.
     """
 
     samples: tuple[tuple[float, tuple[int, int, int], float | None], ...] = ()
     former: float | None = None
 
-    def after(self, at: float, lease: Lease, lag: LeaseLag) -> "LeaseWatch":
-        """Return the window after one more look."""
-        behind = lag.seconds if lag.events is None else float(lag.events)
-        samples = tuple(sample for sample in self.samples if at - sample[0] <= STEPS * STEP_SECONDS)
-        # Looks may come many times per second. Those that show nothing new share one sample, to bound the window.
-        close = len(samples) > 1 and samples[-1][1] == lease.checkpoint.order and at - samples[-2][0] < 1.0
+    def after(self, looked_at: float, lease: Lease, lag: LeaseLag) -> "LeaseWatch":
+        """Return the window with one more look."""
+        lag_amount = lag.seconds if lag.events is None else float(lag.events)
+        samples = tuple(sample for sample in self.samples if looked_at - sample[0] <= STEPS * STEP_SECONDS)
+        # There may be many looks per second. Those that show nothing new share one sample, which limits the window's
+        # size.
+        is_same_sample = (
+            len(samples) > 1 and samples[-1][1] == lease.checkpoint.order and looked_at - samples[-2][0] < 1.0
+        )
         progress = progress_of(lease)
-        # An annotation whose writer no longer owns the lease stays outdated even if that worker owns the lease again.
+        # The annotation of a former owner stays outdated, even if that worker owns the lease again.
         former = self.former if progress is None or progress.owner == lease.owner else progress.at
-        return LeaseWatch((*(samples[:-1] if close else samples), (at, lease.checkpoint.order, behind)), former)
+        return LeaseWatch(
+            (*(samples[:-1] if is_same_sample else samples), (looked_at, lease.checkpoint.order, lag_amount)), former
+        )
 
     @property
-    def stands(self) -> float:
+    def unchanged_seconds(self) -> float:
         """For how many seconds the position has not moved."""
-        since = [at for at, position, _ in self.samples if position == self.samples[-1][1]]
-        # Counted from the first read of the table in which the lease had this position. Earlier times are unknown.
-        return since[-1] - since[0] if since else 0.0
+        same_position_times = [at for at, position, _ in self.samples if position == self.samples[-1][1]]
+        # Count from the first read of the table in which the lease had this position. Earlier times are unknown.
+        return same_position_times[-1] - same_position_times[0] if same_position_times else 0.0
 
     @property
     def moved(self) -> bool:
@@ -237,20 +242,20 @@ class LeaseWatch:
 
 @frozen
 class GroupWatch:
-    """What was observed of all leases of a table over a window of time."""
+    """The observations of all leases of a table over a window of time."""
 
     leases: Mapping[str, LeaseWatch] = Factory(dict)
     began: float = math.inf
     at: float = math.inf
 
     def after(self, at: float, leases: Iterable[Lease], lags: Mapping[str, LeaseLag]) -> "GroupWatch":
-        """Return the window after one more look, at this time of a monotonic clock."""
-        seen = {
+        """Return the window with one more look, at this time of a monotonic clock."""
+        lease_watches = {
             lease.key: self.leases.get(lease.key, LeaseWatch()).after(at, lease, lags[lease.key])
             for lease in leases
             if lease.key in lags
         }
-        return GroupWatch(seen, min(self.began, at), at)
+        return GroupWatch(lease_watches, min(self.began, at), at)
 
     @property
     def seconds(self) -> float:
@@ -311,64 +316,74 @@ def status_of(
         lease_seconds: The setting of the owner, if the row does not contain it.
         watched: For how many seconds the table was watched. `lease.idle` was measured during that time.
         watch: What was observed of this lease.
-        waits: Whether a parent is not done, before which the lease is not read (L12).
+        waits: Whether a parent is not done yet, so that the lease must not be read (L12).
         contradiction: The contradiction between table and stream that concerns this lease (L14), or "".
     """
     if contradiction or lease.ended:
         return Status("UNREAD", contradiction) if contradiction else Status("OK", "read to its end")
     progress = progress_of(lease)
-    long = patience(lease_seconds if progress is None or progress.lease is None else progress.lease)
-    # It must not be read yet, so this is no fault; otherwise every split would raise an alarm.
+    limit_seconds = patience(lease_seconds if progress is None or progress.lease is None else progress.lease)
+    # The shard must not be read yet, so this is not a fault. Otherwise, every split would raise an alarm.
     if waits:
         return Status("OK", "its parents are not done: it is read after them")
-    # For how long, at least, it has not been renewed, by our observation or by its last annotation.
-    alone = lease.idle if lease.idle < math.inf else 0.0
+    # The least time for which the lease has not been renewed, according to our observation or its last annotation.
+    unrenewed_seconds = lease.idle if lease.idle < math.inf else 0.0
     if progress is not None and progress.owner == (lease.owner or progress.owner) and watched <= lease.idle + 1.0:
-        alone = max(alone, now - progress.at)  # only if its version did not move while we watched
-    recent = progress is not None and now - progress.at <= long
-    # A fault matters more than a missing owner: a worker that could not handle the lease leaves it to others for a
-    # while.
-    if progress is not None and progress.resting(now, long) and (lease.owner is None or not recent):
-        who = f"; {progress.owner} put it aside until {_utc(progress.aside or 0.0)}" if lease.owner is None else ""
-        return Status("STALLED", f"{_stood(progress, now)}{who}")
-    # Must come before the annotation's own status: whatever that is, no worker reads the lease now.
-    if alone > long or (lease.owner is None and not recent):
-        return _lone(lease, progress, alone, long, watched)
-    own = progress is not None and progress.owner == lease.owner and progress.at != watch.former
-    if progress is None or not (recent or own):
-        return _untold(lease, lag, watched, watch, long)
+        unrenewed_seconds = max(
+            unrenewed_seconds, now - progress.at
+        )  # only if its version did not move while we watched
+    is_recent = progress is not None and now - progress.at <= limit_seconds
+    # A fault takes precedence over a missing owner, because a worker that could not handle the lease leaves it to
+    # others for a while.
+    if progress is not None and progress.resting(now, limit_seconds) and (lease.owner is None or not is_recent):
+        released_by = (
+            f"; {progress.owner} put it aside until {_utc(progress.aside or 0.0)}" if lease.owner is None else ""
+        )
+        return Status("STALLED", f"{_stalled_reason(progress, now)}{released_by}")
+    # Check this before the annotation's own status, which is outdated if no worker reads the lease.
+    if unrenewed_seconds > limit_seconds or (lease.owner is None and not is_recent):
+        return _unowned_status(lease, progress, unrenewed_seconds, limit_seconds, watched)
+    by_owner = progress is not None and progress.owner == lease.owner and progress.at != watch.former
+    if progress is None or not (is_recent or by_owner):
+        return _observed_status(lease, lag, watched, watch, limit_seconds)
     # If the lease was renewed while we watched, yet its annotation is old, the owner's clock is behind ours. Its times
     # are then judged by its own clock.
-    status = _told(progress, max(now, progress.at) if recent else progress.at, long)
-    if status.word == "UNREAD" and own and alone > told_within(progress.lease or lease_seconds):
+    status = _annotated_status(progress, max(now, progress.at) if is_recent else progress.at, limit_seconds)
+    if status.word == "UNREAD" and by_owner and unrenewed_seconds > told_within(progress.lease or lease_seconds):
         # Its annotation is overdue, too, so the owner is gone rather than idle.
-        return _lone(lease, progress, alone, 0.0, watched)
-    late = LATE * (progress.lease or lease_seconds)
-    unrenewed = late <= lease.idle < math.inf or (alone >= late and watched >= min(late, CONFIRM_SECONDS))
-    if status.ok and lease.owner is not None and unrenewed:
-        # Its owner may be dead. Until another worker takes the lease, or the owner renews it, neither is known.
+        return _unowned_status(lease, progress, unrenewed_seconds, 0.0, watched)
+    late_seconds = LATE * (progress.lease or lease_seconds)
+    is_unrenewed = late_seconds <= lease.idle < math.inf or (
+        unrenewed_seconds >= late_seconds and watched >= min(late_seconds, CONFIRM_SECONDS)
+    )
+    if status.ok and lease.owner is not None and is_unrenewed:
+        # The owner may be dead. This is unknown until it renews the lease, or another worker takes the lease.
         return Status(
             "UNKNOWN",
-            f"{lease.owner} owns it and has not renewed it for {alone:.0f} s; a living owner does within {late:.0f} s",
+            f"{lease.owner} owns it and has not renewed it for {unrenewed_seconds:.0f} s; "
+            f"a living owner does within {late_seconds:.0f} s",
         )
-    if status.ok and own and progress.overdue(lease.idle):
+    if status.ok and by_owner and progress.overdue(lease.idle):
         return Status("OK", f"{status.says} {now - progress.at:.0f} s ago; {lease.owner} should have renewed it since")
-    if not status.ok or own:
+    if not status.ok or by_owner:
         return status
     return Status(
-        "OK", "nobody owns it: the next look of a worker finds it" if lease.owner is None else "it came lately"
+        "OK",
+        "nobody owns it: a worker will find it at its next look"
+        if lease.owner is None
+        else "its owner changed recently",
     )
 
 
 def confirmed(lease: Lease, status: Status, now: float, lease_seconds: float, watched: float) -> bool:
-    """Return whether no further look is needed to know that an OK lease has a living owner.
+    """Return whether an OK lease is known to have a living owner without a further look at the table.
 
     Checkpoints renew a lease without a new annotation. So if the annotation is older than a renewal, a single look
     cannot distinguish a busy owner from a dead one. A second look shows whether the row has changed.
 
     Args:
         lease: The lease.
-        status: Its status by the looks until now.
+        status: Its status according to the looks so far.
         now: The time in seconds since 1970.
         lease_seconds: The setting of the owner, if the row does not contain it.
         watched: For how many seconds the table was watched.
@@ -378,43 +393,52 @@ def confirmed(lease: Lease, status: Status, now: float, lease_seconds: float, wa
         return True
     renews_within = RENEWED * (progress.lease or lease_seconds)
     # If the owner's clock is ahead of ours, the age of the annotation is not known.
-    recent = progress.owner == lease.owner and -1.0 <= now - progress.at <= renews_within
-    seen = watched > lease.idle + 1.0 or (watched <= 0 < lease.idle <= renews_within)  # by us, or by the store
-    return recent or seen or watched >= min(LATE * (progress.lease or lease_seconds), CONFIRM_SECONDS)
+    is_recent = progress.owner == lease.owner and -1.0 <= now - progress.at <= renews_within
+    was_renewed = watched > lease.idle + 1.0 or (watched <= 0 < lease.idle <= renews_within)  # by us, or by the store
+    return is_recent or was_renewed or watched >= min(LATE * (progress.lease or lease_seconds), CONFIRM_SECONDS)
 
 
-def _lone(lease: Lease, progress: Progress | None, alone: float, long: float, watched: float) -> Status:
-    """Return the status of a lease that had no owner, or was not renewed, for `alone` seconds."""
+def _unowned_status(
+    lease: Lease, progress: Progress | None, unrenewed_seconds: float, limit_seconds: float, watched: float
+) -> Status:
+    """Return the status of a lease that had no owner, or was not renewed, for `unrenewed_seconds` seconds."""
     subject = "nobody owns it" if lease.owner is None else f"{lease.owner} owns it and has not been heard of"
-    if alone > long:
+    if unrenewed_seconds > limit_seconds:
         fault = f"; the last fault: {progress.cause}" if progress is not None and progress.cause else ""
-        return Status("ORPHAN", f"{subject} for {alone:.0f} s, and nobody else takes it{fault}")
+        return Status("ORPHAN", f"{subject} for {unrenewed_seconds:.0f} s, and no other worker takes it{fault}")
     if watched <= 0:
         return Status("UNKNOWN", f"{subject}; one look does not tell for how long: watch it (--watch)")
-    return Status("UNKNOWN", f"{subject} for {alone:.0f} s as far as was seen; within {long:.0f} s somebody should")
-
-
-def _told(progress: Progress, now: float, long: float) -> Status:
-    """Return the status according to the owner's annotation."""
-    work, stands = progress.work, 0.0 if progress.done is None else now - progress.done
-    if stands <= long:
-        if progress.grows:
-            return Status("BEHIND", f"{_behind(progress)}, and all the time further for two minutes")
-        # `excused` is the owner's reason for not reading now, for example that it waits for the parents.
-        return Status("OK", progress.excused or _behind(progress))
-    # Must come before the fault: a handler that never returns is the cause, whatever failed before.
-    if work is not None and now - work > long:
-        return Status("HUNG", f"its handler has been at work for {now - work:.0f} s, without an end or a checkpoint")
-    if progress.cause:
-        return Status("STALLED", _stood(progress, now))
     return Status(
-        "UNREAD", f"{progress.owner} owns it, and has not read it for {stands:.0f} s, for no reason that it tells"
+        "UNKNOWN",
+        f"{subject} for {unrenewed_seconds:.0f} s as far as was observed; "
+        f"a worker should renew or take it within {limit_seconds:.0f} s",
     )
 
 
-def _stood(progress: Progress, now: float) -> str:
-    stands = 0.0 if progress.done is None else now - progress.done
-    return f"it has stood for {stands:.0f} s: {progress.cause or 'its owner could not go on'}"
+def _annotated_status(progress: Progress, now: float, limit_seconds: float) -> Status:
+    """Return the status according to the owner's annotation."""
+    handler_began, stalled_seconds = progress.work, 0.0 if progress.done is None else now - progress.done
+    if stalled_seconds <= limit_seconds:
+        if progress.grows:
+            return Status("BEHIND", f"{_behind(progress)}, and falling further behind for two minutes")
+        # `excused` is the owner's reason for not reading now, for example that the parents are not done.
+        return Status("OK", progress.excused or _behind(progress))
+    # Check this before the fault. If a handler never returns, it is the cause, whatever failed before.
+    if handler_began is not None and now - handler_began > limit_seconds:
+        return Status(
+            "HUNG", f"its handler has been at work for {now - handler_began:.0f} s, without an end or a checkpoint"
+        )
+    if progress.cause:
+        return Status("STALLED", _stalled_reason(progress, now))
+    return Status(
+        "UNREAD",
+        f"{progress.owner} owns it, and has not read it for {stalled_seconds:.0f} s, without giving a reason",
+    )
+
+
+def _stalled_reason(progress: Progress, now: float) -> str:
+    stalled_seconds = 0.0 if progress.done is None else now - progress.done
+    return f"it has not moved for {stalled_seconds:.0f} s: {progress.cause or 'its owner could not continue'}"
 
 
 def _utc(at: float) -> str:
@@ -427,25 +451,25 @@ def _behind(progress: Progress) -> str:
     return "read to the tip" if progress.end else f"{progress.behind:.1f} s behind"
 
 
-def _untold(lease: Lease, lag: LeaseLag, watched: float, watch: LeaseWatch, long: float) -> Status:
+def _observed_status(lease: Lease, lag: LeaseLag, watched: float, watch: LeaseWatch, limit_seconds: float) -> Status:
     """Return the status of a lease without our annotation (another library's), according to what was observed."""
-    waiting = lag.seconds if lag.events is None else float(lag.events)
-    how = f"{lag.events} events behind" if lag.events is not None else f"{waiting or 0.0:.1f} s behind"
-    # Must come first: the position of a shard at its tip does not move because no records arrive.
-    if waiting == 0:
+    lag_amount = lag.seconds if lag.events is None else float(lag.events)
+    lag_text = f"{lag.events} events behind" if lag.events is not None else f"{lag_amount or 0.0:.1f} s behind"
+    # Check this first. Once a shard was read to its tip, its position does not move until more records arrive.
+    if lag_amount == 0:
         return Status("OK", "read to the tip")
     if watch.grows and watch.moved:
-        # It works but does not keep up, which differs from not moving.
-        return Status("BEHIND", f"{how}, and all the time further for two minutes")
-    if waiting is not None and watch.stands > long:
-        return Status("STALLED", f"{how}, and its checkpoint has stood for {watch.stands:.0f} s")
-    if watch.moved and watch.stands <= long:
-        return Status("OK", f"its checkpoint moves; {how}" if waiting is not None else "its checkpoint moves")
+        # The lease makes progress but does not keep up, which is not the same as a checkpoint that does not move.
+        return Status("BEHIND", f"{lag_text}, and falling further behind for two minutes")
+    if lag_amount is not None and watch.unchanged_seconds > limit_seconds:
+        return Status("STALLED", f"{lag_text}, and its checkpoint has not moved for {watch.unchanged_seconds:.0f} s")
+    if watch.moved and watch.unchanged_seconds <= limit_seconds:
+        return Status("OK", f"its checkpoint moves; {lag_text}" if lag_amount is not None else "its checkpoint moves")
     if watched <= 0:
         # A single look shows where the checkpoint is, but not whether it moves.
         return Status("UNKNOWN", f"{lease.owner} tells nothing of its reading: watch it (--watch)")
-    asks = "" if waiting is not None else "; --source asks the stream whether anything waits"
-    return Status("UNKNOWN", f"its checkpoint has not moved in {watch.stands:.0f} s{asks}")
+    hint = "" if lag_amount is not None else "; use --source to check the stream for waiting records"
+    return Status("UNKNOWN", f"its checkpoint has not moved in {watch.unchanged_seconds:.0f} s{hint}")
 
 
 def group_status(statuses: Mapping[str, Status], trouble: str = "") -> Status:
@@ -459,8 +483,8 @@ def group_status(statuses: Mapping[str, Status], trouble: str = "") -> Status:
         return Status("UNKNOWN", f"the table cannot be read: {trouble}")
     if not statuses:
         return Status("UNKNOWN", "the table has no leases")
-    # One shard that is not read is a fault of the group, no matter how many others are.
-    worst = max(statuses.values(), key=lambda each: each.number)
+    # One shard that is not read is a fault of the group, no matter how many others are read.
+    worst = max(statuses.values(), key=lambda candidate: candidate.number)
     keys = sorted(key for key, status in statuses.items() if status.word == worst.word)
     if worst.ok:
         return Status("OK", f"{len(keys)} leases are read, and do not fall behind")

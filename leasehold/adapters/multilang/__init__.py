@@ -1,1 +1,1 @@
-"""A MultiLangDaemon without Java: runs KCL record processors in other languages as child processes."""
+"""A MultiLangDaemon without Java. It runs KCL record processors in any language as child processes."""

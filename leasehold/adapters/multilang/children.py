@@ -1,16 +1,16 @@
-"""Runs the children of a daemon: one process for each held shard, all of them served by one event loop.
+"""Runs the children of a daemon, one process for each held shard. One event loop serves all children.
 
-If a child crashes, hangs, closes its pipe or responds out of turn, only this child ends. The caller that waits for its
-response gets a `ChildFault`. The next message to the shard starts another child at the stored checkpoint. The caller
-decides how long to wait before that, and when to give up.
+If a child crashes, hangs, closes its pipe or responds out of turn, only this child is ended. The caller that waits for
+its response gets a `ChildFault`. The next message to the shard starts another child at the stored checkpoint. The
+caller decides how long to wait before that, and when to give up.
 
-Rule 1: A shard never has two children. The next one is started only after the previous process has been reaped and its
-process group killed. None is started after `close` was called.
+Rule 1: A shard never has two children. A child is started only after the previous process has been reaped and its
+process group killed. No child is started after `close` was called.
 Rule 2: Standard output is always read, even between two messages, because Node treats a full pipe as an error.
-Rule 3: When a child must end, every wait for it has a timeout, including the wait for a batch in progress. The response
-to `shardEnded` has one, too: the lease is still renewed, so no other worker would notice that the child hangs. After
-the timeout we close its pipe, and then send TERM and KILL to its process group. Each child has a process group of its
-own, so a signal to ours doesn't reach it.
+Rule 3: When a child must end, every wait for it has a timeout, including the wait for a batch in progress. The wait for
+the response to `shardEnded` has a timeout too, because the lease is still renewed and no other worker would notice that
+the child hangs. After the timeout we close the child's pipe, and then send TERM and KILL to its process group. Each
+child has its own process group, so a signal to ours doesn't reach the child.
 Rule 4: If the daemon is killed, a small shell process (the keeper) kills the process groups of all children.
 """
 
@@ -44,34 +44,35 @@ from leasehold.stores.printable import escaped, said
 log = escaped(logging.getLogger("leasehold.child"))
 
 EXIT_SECONDS = 5.0
-"""How long to wait for a child to end before each harsher step."""
+"""How long to wait for a child to end after its pipe was closed, after TERM, and after KILL."""
 
 LEASE_MOVING_SECONDS = 30.0
-"""How long to wait for a child whose lease is moving. The next owner, and KCL, wait this long after it expires."""
+"""How long to wait for a child whose lease is moving. The next owner, like the KCL, waits this long after the lease has
+expired."""
 
 SHARD_END_SECONDS = 300.0
-"""How long to wait for the response to `shardEnded` if `timeoutInSeconds` is not set. Some children then flush all
-their data."""
+"""How long to wait for the response to `shardEnded` if `timeoutInSeconds` is not set. It is long because some children
+flush all their data before they respond."""
 
 CHECK_SECONDS = 0.5
-"""How often to check that a child that has not responded is still running and has not timed out."""
+"""The interval, in seconds, at which a child that has not responded is checked for its end or a timeout."""
 
 READ_BYTES = 2**16
 INCOMPLETE_LINE_SECONDS = 1.0
 """How long an incomplete line of standard error is kept before it is logged."""
 
 MAX_LOGGED_CHARACTERS = 300
-"""How many characters of an invalid line are logged."""
+"""The maximum number of characters that are logged of an invalid line."""
 
 WriteCheckpoint = Callable[[Position], Awaitable[CheckpointError | None]]
-"""Stores a checkpoint; returns None on success, and otherwise the name of the error for the child."""
+"""Stores a checkpoint. Returns None on success, or else the name of the error to send to the child."""
 
 _LEVEL = re.compile(r"\b(DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b")
 _LEVEL_PREFIX = 80  # look for a level only in this many characters, after which the message begins
 
-# The keeper reads a line for each process group that starts (+) or has ended (-). When the daemon exits for whatever
-# reason, its end of the pipe is closed, and the keeper kills the remaining groups: hung children, and any processes
-# that they started. A child that is killed before it has written its group does not need an entry.
+# The keeper reads a line for each process group that starts (+) or has ended (-). When the daemon exits for any reason,
+# its end of the pipe is closed, and the keeper kills the remaining groups. These are children that hang, and processes
+# that children started. A child that is killed before it has written its group does not need an entry.
 _KEEPER = """
 groups=' '
 while read -r what group; do
@@ -83,8 +84,8 @@ done
 for group in $groups; do kill -s KILL -- "-$group" 2>/dev/null; done
 """
 
-# The child writes its own group before it executes its program, so the keeper always knows it. The child must close the
-# pipe, because the keeper reads until every writer has closed it.
+# The child writes its group to the keeper's pipe before it executes its program, so the keeper always has an entry for
+# it. The child must then close the pipe, because the keeper reads until every writer has closed it.
 _LAUNCHER = """
 import os, sys
 keeper = int(sys.argv[1])
@@ -102,11 +103,11 @@ class ChildFault(Exception):
 
 
 class ChildNotStarted(NotAwaited):
-    """No child could be started, or it did not respond to `initialize`. No record is to blame."""
+    """No child could be started, or the child did not respond to `initialize`. No record caused this fault."""
 
 
 class ChildProcess:
-    """A child process, and the conversation with it. `Children` creates one for each shard."""
+    """A child process with its conversation. `Children` creates a `ChildProcess` for each shard."""
 
     def __init__(
         self, process: Process, conversation: Conversation, store: WriteCheckpoint, timeout: float | None
@@ -134,7 +135,7 @@ class ChildProcess:
         self._write()
         try:
             while not self._response.done():
-                # Check the process, too: the pipe stays open if a process that the child started has inherited it.
+                # Check the process too, because the pipe stays open if another process has inherited it from the child.
                 status = self._process.returncode
                 await asyncio.wait({self._response}, timeout=CHECK_SECONDS)
                 if self._response.done() or self._storing:
@@ -166,8 +167,8 @@ class ChildProcess:
             if process.returncode is None:
                 self.kill(number)
                 await self._wait_for_exit()
-        self.kill()  # processes that the child started and left behind
-        await asyncio.wait(self._tasks, timeout=EXIT_SECONDS)  # read what is left in the pipes
+        self.kill()  # kill processes that the child started and left running
+        await asyncio.wait(self._tasks, timeout=EXIT_SECONDS)  # read the remaining output from the pipes
         for task in self._tasks:
             task.cancel()
         remark = (
@@ -178,12 +179,12 @@ class ChildProcess:
         )
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
-        """Signal the process group. The caller that waits for a response notices the end and cleans up."""
+        """Send a signal to the process group. The caller that waits for a response detects the end and cleans up."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
     async def _wait_for_exit(self) -> None:
-        """Wait for the process to end, but not for its pipes, which other processes may have inherited."""
+        """Wait until the process ends. Don't wait for its pipes, which other processes may have inherited."""
         until = self._loop.time() + EXIT_SECONDS
         while self._process.returncode is None and self._loop.time() < until:  # noqa: ASYNC110  see above
             await asyncio.sleep(EXIT_SECONDS / 100)
@@ -239,11 +240,11 @@ class ChildProcess:
                     self._response.set_exception(self._fault)
 
     async def _log_stderr(self) -> None:
-        """Log the lines of the child's standard error, each at the level that the line names."""
+        """Log the lines of the child's standard error, each at the log level that it contains."""
         stderr, incomplete = self._process.stderr, b""
         while stderr is not None:
             try:
-                # The amazon_kclpy sample never ends its lines, so incomplete lines are logged after a moment, too.
+                # The amazon_kclpy sample writes no line ends, so an incomplete line is logged after a moment too.
                 async with asyncio.timeout(INCOMPLETE_LINE_SECONDS if incomplete else None):
                     data = await stderr.read(READ_BYTES)
             except TimeoutError:
@@ -267,7 +268,7 @@ class ChildProcess:
 
 
 class Children:
-    """The children of one daemon, by shard. Everything runs on one event loop.
+    """The children of one daemon, by shard. All methods run on one event loop.
 
     Args:
         argv: The program and its arguments.
@@ -329,9 +330,9 @@ class Children:
             while True:
                 sent = 0
 
-                def send(rest: Sequence[Record]) -> None:
+                def send(remaining: Sequence[Record]) -> None:
                     nonlocal sent
-                    sent = child.conversation.process_records(rest, behind_seconds)
+                    sent = child.conversation.process_records(remaining, behind_seconds)
 
                 await self._request(shard, child, lambda: send(records[processed:]))  # noqa: B023  called before it returns
                 processed += sent
@@ -339,7 +340,7 @@ class Children:
                     return
 
     async def request_shutdown(self, shard: str) -> None:
-        """Let the child write its last checkpoint before the lease moves. Do nothing if the shard has no child."""
+        """Let the child write its final checkpoint before the lease moves. Do nothing if the shard has no child."""
         async with self._lock_of(shard):
             if (child := self._children.get(shard)) is not None:
                 await self._request(shard, child, child.conversation.shutdown_requested, LEASE_MOVING_SECONDS)
@@ -364,11 +365,11 @@ class Children:
     async def lose_lease(self, shard: str) -> None:
         """Notify the child that the lease is lost, after the batch in progress, and end the child."""
         lock = self._lock_of(shard)
-        # Queue for the lock now, so that this comes before the shard's next child, however long the wait.
+        # Queue for the lock now, so that the shard's next child cannot start before this child is ended.
         acquiring = asyncio.ensure_future(lock.acquire())
         done, _ = await asyncio.wait({acquiring}, timeout=LEASE_MOVING_SECONDS)
         if not done and (child := self._children.get(shard)) is not None:
-            # Another worker may already be processing the same records, and the shard's next child waits for this one.
+            # Kill the child: another worker may already process the same records, and the shard's next child must wait.
             log.warning(
                 "shard %s, child %d: killed, because its lease is lost and it is still working", shard, child.pid
             )
@@ -397,16 +398,16 @@ class Children:
             if self._keeper is not None:
                 os.close(self._keeper_pipe)
             read_end, self._keeper_pipe = os.pipe()
-            # Use a session of its own, so that a signal to our process group doesn't reach the keeper.
+            # Start the keeper in its own session, so that a signal to our process group doesn't reach it.
             self._keeper = subprocess.Popen(  # noqa: S603  the script above
                 ("/bin/sh", "-c", _KEEPER), stdin=read_end, start_new_session=True
             )
             os.close(read_end)
             for child in self._children.values():
-                self._tell_keeper("+", child.pid)
+                self._notify_keeper("+", child.pid)
         return self._keeper_pipe
 
-    def _tell_keeper(self, sign: str, group: int) -> None:
+    def _notify_keeper(self, sign: str, group: int) -> None:
         with suppress(BrokenPipeError):  # the next keeper gets all groups
             os.write(self._keeper_pipe, f"{sign} {group}\n".encode())
 
@@ -439,7 +440,7 @@ class Children:
     async def _request(
         self, shard: str, child: ChildProcess, send: Callable[[], object], timeout_seconds: float = math.inf
     ) -> None:
-        """Send a request. If it fails or is canceled, end the child before anything else happens to its shard."""
+        """Send a request. If it fails or is canceled, end the child before the shard's next operation."""
         try:
             await child.request(send, timeout_seconds)
         except BaseException as fault:
@@ -451,4 +452,4 @@ class Children:
         if (child := self._children.get(shard)) is not None:
             await child.end(gracefully=gracefully)
             self._children.pop(shard, None)
-            self._tell_keeper("-", child.pid)
+            self._notify_keeper("-", child.pid)

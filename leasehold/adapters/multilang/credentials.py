@@ -1,10 +1,12 @@
 """Makes boto3 sessions from the credentials in a `.properties` file, which names classes of the AWS SDK for Java.
 
+The value of a credentials key is a list of providers, separated by commas. The first provider that has credentials is
+used. Each has this form:
+
     Name[|argument…][|key=value…]
 
-Several of these are separated by commas, and the first one that has credentials is used. A class name may include its
-package, which is ignored. A class that needs a JVM is rejected. Otherwise records would be read with credentials that
-differ from those in the file, perhaps of another account.
+A class name may include its package, which is ignored. A class that needs a JVM is rejected. Otherwise records would be
+read with credentials other than those in the file, perhaps of another account.
 """
 
 import re
@@ -28,7 +30,7 @@ _BOTOCORE_METHODS: Mapping[str, str] = {
     "WebIdentityTokenFileCredentialsProvider": "assume-role-with-web-identity",
 }
 """Java's provider classes and the equivalent providers in botocore's default chain."""
-# From Java's first SDK. KCL 3.x cannot find it, and KCL 2.x treats it as the default chain.
+# This class is from version 1 of Java's SDK. KCL 3.x does not find it, and KCL 2.x treats it as the default chain.
 _OLD_DEFAULT = "DefaultAWSCredentialsProviderChain"
 _SETTINGS = {"externalid": "external_id", "endpointregion": "region", "endpoint": "endpoint"}
 
@@ -80,10 +82,10 @@ class Credentials:
 
 def credentials_of(text: str) -> Credentials:
     """Parse the value of a credentials key. Raises ValueError for providers that aren't available here."""
-    return Credentials(tuple(_provider(part.strip()) for part in text.split(",") if part.strip()))
+    return Credentials(tuple(_parse_provider(part.strip()) for part in text.split(",") if part.strip()))
 
 
-def _provider(text: str) -> _Provider:
+def _parse_provider(text: str) -> _Provider:
     class_name, *parts = text.split("|")
     name = class_name.strip().rpartition(".")[2]
     name = DEFAULT if name == _OLD_DEFAULT else name
@@ -107,7 +109,7 @@ def _provider(text: str) -> _Provider:
     if ROLE.fullmatch(name):
         if not arguments:
             raise ValueError(f"{name}: the role's ARN is missing: {name}|ARN|SESSION")
-        # `endpoint=URL^REGION` sets both.
+        # `endpoint=URL^REGION` sets the endpoint and the region.
         endpoint, caret, region = settings.get("endpoint", "").partition("^")
         if caret:
             settings |= {"endpoint": endpoint, "region": region}

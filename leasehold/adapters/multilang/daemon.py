@@ -1,15 +1,15 @@
-"""Lets children handle the records of a worker. One event loop in its own thread serves all of them.
+"""Dispatches the records of a worker to children. One event loop in its own thread serves all children.
 
-The loop starts before the worker and ends after it, so that a child gets its last message after its lease was handed
-off, released or lost.
+The loop starts before the worker and ends after the worker, so that a child still gets its last message after its lease
+was handed off, released or lost.
 
 Rule 1: A child never misses records. If a child fails after it was sent records, the next child starts at the
 checkpoint and gets these records first. After any fault, even one in a message that no call waits for, the next call
 fails and reading restarts at the checkpoint.
-Rule 2: If a dead-letter sink is set and a batch has ended `attempts` children, we search for the one record to blame.
-The search halves the batch, restarting at the checkpoint each time. Only the end of a child counts as a failure; if a
-child cannot be started, no record is to blame. The record is dead-lettered, and this process leaves it out of messages
-until a checkpoint has passed it.
+Rule 2: If a dead-letter sink is set and a batch has ended `attempts` children, we search for the record that causes
+this. The search halves the batch, restarting at the checkpoint each time. Only the end of a child counts as a failure.
+If a child cannot be started, no record is the cause. The record is dead-lettered, and this process leaves it out of
+messages until a checkpoint has passed it.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from typing import Any, Self
 
 from botocore.exceptions import ClientError
 
-from leasehold.adapters.consumer.attempts import PlaceOrder
+from leasehold.adapters.consumer.attempts import PositionKey
 from leasehold.adapters.consumer.handling import DeadLetter, Delivery, FinalCheckpoint, Handling, Happening
 from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.multilang.children import ChildFault, ChildNotStarted, Children
@@ -39,13 +39,13 @@ from leasehold.stores.printable import escaped, said
 log = escaped(logging.getLogger("leasehold.child"))
 
 LEASE_LOST_SECONDS = 5.0
-"""When the worker has drained, children without leases have this long to end before their pipes are closed."""
+"""How long children without leases may take to end after the worker has drained, before their pipes are closed."""
 
 CLOSE_SECONDS = 30.0
-"""Longer than `Children.close` takes."""
+"""A timeout that is longer than `Children.close` takes."""
 
 SEARCH_ATTEMPTS = 40
-"""Enough attempts to find one bad record in a message of maximum size, and then a second one."""
+"""The number of attempts for a search, enough to find two bad records in a message of maximum size."""
 
 
 class RecordSearch:
@@ -53,11 +53,11 @@ class RecordSearch:
 
     def __init__(self, attempts: int) -> None:
         self._attempts, self._faults = attempts, 0
-        self._failed_at: PlaceOrder = (0, 0, 0)
-        self._suspects: tuple[PlaceOrder, PlaceOrder] | None = None  # the first and the last one
-        self._dead_lettered = set[PlaceOrder]()
+        self._failed_at: PositionKey = (0, 0, 0)
+        self._suspects: tuple[PositionKey, PositionKey] | None = None  # the first and the last one
+        self._dead_lettered = set[PositionKey]()
 
-    def parts(self, records: Sequence[Record], checkpoint: PlaceOrder) -> list[Sequence[Record]]:
+    def parts(self, records: Sequence[Record], checkpoint: PositionKey) -> list[Sequence[Record]]:
         """Split records into messages, in order, leaving out those that were dead-lettered."""
         self._dead_lettered = {order for order in self._dead_lettered if order > checkpoint}
         remaining = [record for record in records if record.position.order not in self._dead_lettered]
@@ -65,10 +65,10 @@ class RecordSearch:
             return [remaining] if remaining else []
         first, last = self._suspects
         before = [record for record in remaining if record.position.order < first]
-        among = [record for record in remaining if first <= record.position.order <= last]
+        suspects = [record for record in remaining if first <= record.position.order <= last]
         after = [record for record in remaining if record.position.order > last]
-        half = (len(among) + 1) // 2
-        return [part for part in (before, among[:half], among[half:], after) if part]
+        half = (len(suspects) + 1) // 2
+        return [part for part in (before, suspects[:half], suspects[half:], after) if part]
 
     def passed(self, part: Sequence[Record]) -> None:
         """Record that the child has processed this part."""
@@ -79,7 +79,7 @@ class RecordSearch:
             self._faults = 0
 
     def failed(self, part: Sequence[Record]) -> Record | None:
-        """Record that the child ended while processing this part. Return the record if it alone is to blame."""
+        """Record that the child ended while processing this part. Return the part's record if there is only one."""
         self._faults += 1
         self._failed_at = max(self._failed_at, part[-1].position.order)
         if self._suspects is None and self._faults < self._attempts:
@@ -120,9 +120,9 @@ class ChildHandler:
         self._runner: Runner | None = None
         self._holdings: dict[str, Holding] = {}
         self._final_checkpoints: dict[str, FinalCheckpoint] = {}
-        # Kept after a lease is lost, because the lease may come back with the same bad record.
+        # A search is kept after its lease is lost, because we may get the lease again with the same bad record.
         self._searches: dict[str, RecordSearch] = {}
-        self._unawaited: dict[str, Future[None]] = {}  # the message of each lease that no call waits for yet
+        self._unawaited: dict[str, Future[None]] = {}  # by lease, a message whose response no call awaits yet
         self._leaving = set[Future[None]]()
 
     @property
@@ -150,7 +150,7 @@ class ChildHandler:
     def __exit__(
         self, _kind: type[BaseException] | None, _fault: BaseException | None, _at: TracebackType | None
     ) -> None:
-        """Wait for children that have lost their leases, and end all others."""
+        """Wait for children that have lost their leases, and end all other children."""
         wait(tuple(self._leaving), LEASE_LOST_SECONDS)
         try:
             self._submit(self._children.close()).result(CLOSE_SECONDS)
@@ -160,8 +160,8 @@ class ChildHandler:
             if not self._loop.is_running():
                 self._loop.close()
 
-    def _submit(self, work: Coroutine[Any, Any, Any]) -> "Future[Any]":
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+    def _submit(self, coroutine: Coroutine[Any, Any, Any]) -> "Future[Any]":
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     # Between two batches
 
@@ -195,12 +195,12 @@ class ChildHandler:
         return holding.lease.checkpoint, lambda position: asyncio.to_thread(self._store_checkpoint, holding, position)
 
     async def _await_message(self, key: str) -> None:
-        """Wait for the response to a message that was sent without waiting. Raises its fault (rule 1)."""
+        """Wait for the response to a message that was sent without waiting. Raises the message's fault (rule 1)."""
         if (message := self._unawaited.pop(key, None)) is not None:
             await asyncio.wrap_future(message)
 
-    def _check_message(self, done: "Future[None]") -> None:
-        if not done.cancelled() and (fault := done.exception()) is not None:
+    def _check_message(self, message: "Future[None]") -> None:
+        if not message.cancelled() and (fault := message.exception()) is not None:
             self._failed(fault)
 
     def _failed(self, fault: BaseException) -> None:
@@ -225,7 +225,7 @@ class ChildHandler:
                 await asyncio.wrap_future(self._submit(message))
             except (ChildFault, ChildNotStarted) as fault:
                 self._failed(fault)
-                # If a child was killed because its lease is lost, no record is to blame.
+                # If a child was killed because its lease is lost, no record is the cause.
                 if self._dead_letter is not None and isinstance(fault, ChildFault) and not holding.lost.is_set():
                     await self._search(search, part, delivery, fault, self._dead_letter)
                 raise
@@ -288,7 +288,7 @@ class ChildHandler:
 
 
 def error_name(fault: StoreError | SourceError) -> CheckpointError:
-    """Return the name under which children know this error of the store."""
+    """Return the name of the Java exception that children expect for this error of the store."""
     if isinstance(fault.__cause__, ClientError) and code_of(fault.__cause__) in THROTTLED:
         return "ThrottlingException"
     if isinstance(fault, StoreError) and is_missing(fault):

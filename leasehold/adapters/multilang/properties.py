@@ -3,12 +3,12 @@
 Each key is supported in one of four ways:
 
 - Taken: it means the same as in Java.
-- Nearest: it has a close equivalent, which the table names.
-- Ignored: it has no meaning here, and the table says why.
+- Nearest: it has a close equivalent, which `NEAREST` contains.
+- Ignored: it has no meaning here. `IGNORED` contains the reason.
 - Refused: the daemon doesn't start, because otherwise it would read or write the wrong data.
 
-Keys that KCL doesn't have are reported with a suggestion, while Java silently ignores them. Here, 0 and `false` are
-ordinary values, while in Java they leave a key at its default.
+A key that the KCL doesn't have is reported with a suggestion, while Java silently ignores it. The values 0 and `false`
+are ordinary values here, while in Java they leave a key at its default.
 """
 
 import re
@@ -194,7 +194,7 @@ class MultiLangSettings:
     support: tuple[Support, ...]
 
     def table(self) -> str:
-        """Return the table that is printed at startup: one key per line, without the values, which may be secret."""
+        """Return the table that is printed at startup. It has a line per key, without values, which may be secret."""
         widest = max(len(row.key) for row in self.support)
         return "\n".join(f"{row.key:<{widest}}  {row.level:<7}  {row.meaning}".rstrip() for row in self.support)
 
@@ -206,11 +206,11 @@ def read_properties(
 
     Args:
         path: The file.
-        settings: Settings of the form `key=value` that override those in the file.
+        settings: Settings of the form `key=value` that override the values in the file.
         environment: The variables that replace `${NAME}` in values; None to leave values unchanged.
 
     Raises:
-        ValueError: If the file, a setting or a value is invalid. The message names it.
+        ValueError: If the file, a setting or a value is invalid. The message begins with its name.
     """
     try:
         values = javaproperties.load(BytesIO(path.read_bytes()))
@@ -254,12 +254,12 @@ class _Interpreter:
         credentials, table_credentials = self._credentials()
         options = Options(worker=self._text("workerId") or self._text("workerIdentifier"))
         options["initial_position"] = self._initial_position()
-        if (lease := self._integer("failoverTimeMillis", 1)) is not None:
-            options["lease_seconds"] = lease / 1000
-        if (grace := self._integer("shutdownGraceMillis", 0)) is not None:
-            options["drain_seconds"] = grace / 1000
-        if slow := self._integer("logWarningForTaskAfterMillis", 0):
-            options["slow_seconds"] = slow / 1000
+        if (lease_ms := self._integer("failoverTimeMillis", 1)) is not None:
+            options["lease_seconds"] = lease_ms / 1000
+        if (grace_ms := self._integer("shutdownGraceMillis", 0)) is not None:
+            options["drain_seconds"] = grace_ms / 1000
+        if slow_ms := self._integer("logWarningForTaskAfterMillis", 0):
+            options["slow_seconds"] = slow_ms / 1000
         options["set"] = {
             name: count
             for name, key in (("max_leases", "maxLeasesForWorker"), ("max_steals", "maxLeasesToStealAtOneTime"))
@@ -356,13 +356,13 @@ class _Interpreter:
                 self.support["streamName"] = Support("streamName", "ignored", "streamArn names the stream")
         elif name is None:
             name = self._required("streamName")
-        idle = self._integer("idleTimeBetweenReadsInMillis", 0)
+        idle_ms = self._integer("idleTimeBetweenReadsInMillis", 0)
         consumer = self._consumer(application)
         return _url("kinesis", name, {
             "region": region,
             "endpoint": self._text("kinesisClient.endpointOverride") or self._text("kinesisEndpoint"),
             "consumer": consumer,
-            "poll_seconds": None if idle is None or consumer else f"{idle / 1000:g}",
+            "poll_seconds": None if idle_ms is None or consumer else f"{idle_ms / 1000:g}",
         })  # fmt: skip
 
     def _consumer(self, application: str) -> str | None:
@@ -373,17 +373,17 @@ class _Interpreter:
         if mode == "POLLING" or (mode == "DEFAULT" and any(key in self.properties for key in POLLING)):
             return None
         consumer = self._text("fanoutConfig.consumerArn") or self._text("fanoutConfig.consumerName") or application
-        price = "enhanced fan-out is billed for each shard-hour and GB; POLLING is not"
+        price_note = "enhanced fan-out is billed for each shard-hour and GB; POLLING is not"
         self.support["retrievalMode"] = Support(
-            "retrievalMode", "taken", f"read as consumer {printable(consumer)!r}: {price}"
+            "retrievalMode", "taken", f"read as consumer {printable(consumer)!r}: {price_note}"
         )
         return consumer
 
     def _credentials(self) -> tuple[Credentials, Credentials]:
-        """Return the credentials for the stream and for the table, which differ only if the file says so."""
+        """Return the credentials for the stream and for the table. By default the table uses those of the stream."""
         credentials: dict[str, Credentials] = {}
         for name_in_file in self.properties:
-            # Java matches these keys without regard to case, unlike all others.
+            # Java ignores the case of these keys, unlike that of all other keys.
             key = next((name for name in CREDENTIALS if name.lower() == name_in_file.lower()), None)
             if key is None or (value := self._text(name_in_file)) is None:
                 continue
@@ -392,10 +392,10 @@ class _Interpreter:
             except ValueError as error:
                 raise ValueError(f"{name_in_file}: {error}") from None
             self.support[name_in_file] = Support(name_in_file, "taken", str(credentials[key]))
-        of_stream = credentials.get(CREDENTIALS[0], Credentials())
-        return of_stream, credentials.get(CREDENTIALS[1], of_stream)
+        stream_credentials = credentials.get(CREDENTIALS[0], Credentials())
+        return stream_credentials, credentials.get(CREDENTIALS[1], stream_credentials)
 
 
-def _url(scheme: str, place: str, options: Mapping[str, str | None]) -> str:
+def _url(scheme: str, name: str, options: Mapping[str, str | None]) -> str:
     query = urlencode({name: value for name, value in options.items() if value is not None}, safe="/:")
-    return f"{scheme}://{quote(place)}" + (f"?{query}" if query else "")
+    return f"{scheme}://{quote(name)}" + (f"?{query}" if query else "")

@@ -2,7 +2,8 @@
 
 Both sides send JSON objects, one per line. After the daemon has sent an action (`initialize`, `processRecords`,
 `leaseLost`, `shardEnded`, `shutdownRequested`), it sends no other action until the child responds with a `status` for
-it. In between, the child may request checkpoints. Each request gets a response before the next line is read.
+this one. In between, the child may request checkpoints. The daemon responds to each request before it reads the next
+line.
 
     conversation.process_records(records, None)     send an action; raises ConversationError out of turn
     pipe.write(conversation.data_to_send())         write the bytes that are due, if any
@@ -13,13 +14,13 @@ The events are `StatusReceived`, `CheckpointRequested`, `InvalidLine` and `Conve
 `CheckpointRequested` there is no other event until `checkpoint_stored` or `checkpoint_failed` is called.
 
 Rule 1: `acknowledged` is the stored checkpoint. Only `checkpoint_stored` moves it, never a status.
-Rule 2: A requested checkpoint must be from the last checkpoint to the last delivered position, inclusive, ordered by
-(number, sub-sequence number). It need not be the position of a delivered record. A request without a number means the
-last delivered position. A request for the current checkpoint succeeds without a write.
+Rule 2: A requested checkpoint must lie between the last checkpoint and the last delivered position, inclusive, in the
+order of (number, sub-sequence number). It need not be the position of a delivered record. A request without a number
+means the last delivered position. A request for the current checkpoint succeeds without a write.
 Rule 3: At `shardEnded`, a request without a number, or for the last delivered record, means the end of the shard.
 Rule 4: There are no checkpoints during `initialize` and `leaseLost`.
 Rule 5: `leaseLost` and `shardEnded` are the last actions. After the status for one of them, or after
-`ConversationBroken`, nothing more is sent, and whatever arrives is ignored.
+`ConversationBroken`, the daemon sends no further messages and ignores those of the child.
 
 Children distinguish errors by name. The names are those of the Java classes.
 """
@@ -51,10 +52,11 @@ DEFAULT_MAX_RECORDS = 10_000
 """The default of KCL's `maxRecords`."""
 
 MAX_LINE_BYTES = 2**20
-"""Longer lines of a child are not parsed as messages. The longest message that a library sends contains two numbers."""
+"""The maximum length of a message. Longer lines of a child are reported as invalid. Real messages are far shorter: the
+longest one contains two numbers."""
 
 MAX_DIGITS = 200
-"""The maximum number of digits of a sequence number in a request. Those of Kinesis have 56."""
+"""The maximum number of digits of a sequence number in a request. Sequence numbers of Kinesis have 56 digits."""
 
 _KEYS = {
     "status": {"action", "responseFor"},
@@ -138,7 +140,7 @@ class Conversation:
         self._shard_ended_sent = False  # whether `shardEnded` was sent
         self._checkpoint_request: tuple[_CheckpointRequest, Position] | None = None
         self._outgoing: list[str] = []
-        # The last line, which is incomplete, and whether it is already too long.
+        # The incomplete line at the end of the received data, and whether that line is already too long.
         self._incomplete_line, self._line_too_long = b"", False
         self._lines = deque[bytes]()
 
@@ -163,14 +165,14 @@ class Conversation:
         """Send as many of these records as fit into one message, and return how many were sent."""
         part = records[: self._max_records]
         behind = None if behind_seconds is None else int(behind_seconds * 1000)
-        message = {"action": "processRecords", "records": [*map(_record, part)], "millisBehindLatest": behind}
+        message = {"action": "processRecords", "records": [*map(_record_json, part)], "millisBehindLatest": behind}
         self._send_action("processRecords", message)
         if part:
             self.delivered = part[-1].position
         return len(part)
 
     def shutdown_requested(self) -> None:
-        """Ask the child for its last checkpoint before the lease moves to another worker."""
+        """Request the child's final checkpoint before the lease moves to another worker."""
         self._send_action("shutdownRequested", {"action": "shutdownRequested"})
 
     def lease_lost(self) -> None:
@@ -178,12 +180,12 @@ class Conversation:
         self._send_action("leaseLost", {"action": "leaseLost"})
 
     def shard_ended(self) -> None:
-        """Notify the child that all records of the shard were sent, and ask for the checkpoint that ends it."""
+        """Notify the child that all records of the shard were sent, and request the checkpoint at the shard's end."""
         self._send_action("shardEnded", {"action": "shardEnded"})
         self._shard_ended_sent = True
 
     def data_to_send(self) -> bytes:
-        """Return the bytes to write to the child since the last call."""
+        """Return the bytes to write to the child that were added since the last call."""
         data, self._outgoing = "".join(self._outgoing), []
         return data.encode("utf-8", "replace")
 
@@ -208,7 +210,7 @@ class Conversation:
     def next_event(self) -> Event | None:
         """Return the next event, or None if more must be read, or a checkpoint is still being stored."""
         while self._lines and not self.ended and self._checkpoint_request is None:
-            event = self._event(self._lines.popleft())
+            event = self._parse_event(self._lines.popleft())
             if event is not None:
                 return event
         if self._closed and not self.ended and self._checkpoint_request is None:
@@ -223,11 +225,11 @@ class Conversation:
         self._send(request.response(None))
 
     def checkpoint_failed(self, error: CheckpointError) -> None:
-        """Respond that the checkpoint was not stored, and why. The child decides what to do."""
+        """Respond that the checkpoint was not stored, with the error's name. The child decides what to do."""
         request, _ = self._take_request()
         self._send(request.response(error))
 
-    # How both are handled
+    # Helpers
 
     def _send_action(self, action: ChildAction, message: dict[str, Any]) -> None:
         if self.ended or not self._initialized:
@@ -248,15 +250,15 @@ class Conversation:
         request, self._checkpoint_request = self._checkpoint_request, None
         return request
 
-    def _event(self, line: bytes) -> Event | None:
+    def _parse_event(self, line: bytes) -> Event | None:
         try:
-            message = _message(line)
+            message = _parse_message(line)
         except ValueError as error:
             return InvalidLine(line.decode("utf-8", "replace"), str(error))
         if isinstance(message, _CheckpointRequest):
-            return self._checkpoint(message)
+            return self._handle_checkpoint_request(message)
         if self.pending_action is None:
-            # Java would take it as the status for its next action, and then run ahead of the child.
+            # Java accepts such a status as the response to its next action, and then runs ahead of the child.
             return InvalidLine(line.decode(), "a status, although no action is pending")
         if message != self.pending_action:
             self.ended = True
@@ -265,8 +267,8 @@ class Conversation:
         self.ended = action in FINAL_ACTIONS
         return StatusReceived(action)
 
-    def _checkpoint(self, request: _CheckpointRequest) -> CheckpointRequested | None:
-        """Respond to a request that needs no write, or return the event for one that does."""
+    def _handle_checkpoint_request(self, request: _CheckpointRequest) -> CheckpointRequested | None:
+        """Respond to a request that needs no write. Return an event for a request that needs one."""
         if not self._initialized or self.pending_action in WITHOUT_CHECKPOINT:
             self._send(request.response("InvalidStateException"))
             return None
@@ -290,20 +292,20 @@ class Conversation:
         return CheckpointRequested(position)
 
 
-def _record(record: Record) -> dict[str, Any]:
+def _record_json(record: Record) -> dict[str, Any]:
     return {
         "data": b64encode(record.data).decode(),
         "partitionKey": record.partition_key,
         "sequenceNumber": record.sequence_number,
-        # kclpy calls int() on it, so it must not be null. Kinesis always sends it.
+        # This must not be null, because kclpy calls int() on the value. Kinesis always sends a time.
         "approximateArrivalTimestamp": round((record.arrived or 0) * 1000),
         "subSequenceNumber": record.sub_sequence_number,
-        "action": "record",  # kclpy decodes every object by its action, nested ones too
+        "action": "record",  # kclpy decodes every object by its action, even nested objects
     }
 
 
-def _message(line: bytes) -> _CheckpointRequest | str:
-    """Parse a line as a request for a checkpoint, or as the action that a status is for. Raises ValueError."""
+def _parse_message(line: bytes) -> _CheckpointRequest | str:
+    """Parse a line. Return a request for a checkpoint, or the action that a status belongs to. Raises ValueError."""
     if len(line) > MAX_LINE_BYTES:
         raise ValueError(f"longer than {MAX_LINE_BYTES} bytes")
     try:

@@ -1,1 +1,1 @@
-"""Tools for the operator of a lease table: explanations, forecasts, live pages, checkpoints moved by hand."""
+"""Tools for the operator of a lease table, to explain, watch, check, copy, reset and swap leases."""

@@ -1,13 +1,13 @@
-"""Moves checkpoints for an operator: copies them between stores of any clouds, and resets them back or forward.
+"""Moves checkpoints for an operator. Copies them between stores of any kind, and resets them back or forward.
 
-A copy never moves a checkpoint back, and is verified afterwards. The fencing number is copied, too, so a lease's next
-owner in the new store gets a number above all those that its handlers have seen in the old one. (A layout that does not
-count owners has no number to copy.) Every store uses the id of a partition or shard as the key, so keys are copied
-unchanged. If a table serves several streams, its keys have a prefix, which can be removed or added.
+A copy never moves a checkpoint back, and it is verified afterwards. The fencing number is copied too, so that a lease's
+next owner in the new store gets a larger number than all owners in the old store. (A layout that does not count owners
+has no number to copy.) Every store uses the id of a shard or partition as the key, so keys are copied unchanged. If a
+table serves several streams, its keys have a prefix, which can be removed or added.
 
-No worker ever moves a checkpoint back. Only the store's reset does, on a lease without an owner, and it counts as a
-change of owner. All writes of a former owner are then rejected, while the row, its fencing number and the annotations
-of others stay.
+No worker ever moves a checkpoint back. Only the store's reset does. It requires a lease without an owner and counts as
+a change of owner, so all writes of a former owner are rejected afterwards. The row keeps its fencing number and the
+annotations of other writers.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -25,10 +25,10 @@ from leasehold.stores.swap import CONTROL, is_marked
 from leasehold.stores.writes import CheckpointLate, CreateLease, ReleaseLease, ResetLease
 
 STILL_SECONDS = 40.0
-"""Longer than the time between two renewals of any known worker. Those of the Python SDK take up to 36 s."""
+"""A time that is longer than the renewal interval of every known worker. The Python SDK of Azure renews within 36 s."""
 
 _ATTEMPTS = 5
-"""How often to try with `insist`, because a live owner may renew between the two writes."""
+"""How many times to try with `insist`, because a live owner may renew its lease between the two writes."""
 
 
 @frozen
@@ -37,9 +37,9 @@ class Move:
 
     Attributes:
         do: What to do with the lease. `raise` keeps the checkpoint, but raises the fencing number to the one in the
-            other table. `same` writes nothing. `refuse` writes nothing, for the reason `why`.
-        lease: The lease to be stored.
-        stored: The lease as it was found, or None.
+            other table. `same` and `refuse` write nothing.
+        lease: The lease to store.
+        stored: The lease that the table has now, or None.
         why: Why the move is refused, or "".
     """
 
@@ -55,7 +55,7 @@ class Move:
 
 def without_owner(lease: Lease, position: Position) -> Lease:
     """Return the lease without an owner, at this position. It keeps its epoch, so that fencing numbers never fall."""
-    noted = lease.checkpoint == position
+    keeps_annotations = lease.checkpoint == position
     return Lease(
         lease.key,
         stream=lease.stream,
@@ -65,9 +65,11 @@ def without_owner(lease: Lease, position: Position) -> Lease:
         hash_range=lease.hash_range,
         weight=lease.weight,
         epoch=lease.epoch,
-        # What LATEST means on this row, and which stream it belongs to. All other annotations belong to their writers.
+        # Keep only the annotations that define LATEST on this row and name its stream. Workers write all the others.
         annotations=tuple(
-            note for note in lease.annotations if noted and note[0] in {LATEST_MS, LATEST_POSITION, INCARNATION}
+            annotation
+            for annotation in lease.annotations
+            if keeps_annotations and annotation[0] in {LATEST_MS, LATEST_POSITION, INCARNATION}
         ),
     )
 
@@ -80,17 +82,17 @@ def read_leases(store: Store, which: str) -> tuple[Lease, ...]:
         which: The store's name in messages.
 
     Raises:
-        StoreError: A row cannot be read, so nothing can be decided. Or the table takes part in a swap: a row that is
-            reset there would take effect for a lease that a worker reads by the other table (W1).
+        StoreError: A row cannot be read, so nothing can be decided. Or the table takes part in a swap: a reset of its
+            row would affect a lease that a worker reads through the other table (W1).
     """
     listing = store.list()
-    for bad in listing.malformed:
-        raise StoreError(f"{which}: lease {bad.key}: {bad.field}: {bad.why}; correct the row, or delete it")
+    for row in listing.malformed:
+        raise StoreError(f"{which}: lease {row.key}: {row.field}: {row.why}; correct the row, or delete it")
     if any(lease.key == CONTROL for lease in listing.leases):
         raise StoreError(f"{which}: a swap into this table is not over; wait for it (leasehold swap FROM TO --status)")
-    if moved := sum(map(is_marked, listing.leases)):
+    if moved_count := sum(map(is_marked, listing.leases)):
         raise StoreError(
-            f"{which}: leasehold swap moved {moved} of these leases to another table; name that, once it ends"
+            f"{which}: leasehold swap moved {moved_count} of these leases to another table; name that, once it ends"
         )
     return listing.leases
 
@@ -122,37 +124,37 @@ def live_keys_of_each(
         )
         for store, leases in tables
     ]
-    if any(seen for _, seen in recent):
+    if any(rows_before for _, rows_before in recent):
         (pause or sleep)(still_seconds)
-    pairs = [(seen, store.get(sorted(seen)) if seen else ()) for store, seen in recent]
+    pairs = [(rows_before, store.get(sorted(rows_before)) if rows_before else ()) for store, rows_before in recent]
     return tuple(
-        frozenset(lease.key for lease in leases if lease.owner and lease.version != seen[lease.key].version)
-        for seen, leases in pairs
+        frozenset(lease.key for lease in leases if lease.owner and lease.version != rows_before[lease.key].version)
+        for rows_before, leases in pairs
     )
 
 
 def force_checkpoint(store: Store, stored: Lease, lease: Lease, me: str, *, insist: bool) -> Outcome:
-    """Move the stored lease to this one's checkpoint, and let it count owners from this one's epoch.
+    """Set the checkpoint of the stored lease to that of `lease`, and raise its epoch to that of `lease`.
 
-    The owner, if there is one, is removed first. The row exists at all times: after a crash in between, the lease has
-    no owner but its former checkpoint, and the command can be run again.
+    If the lease has an owner, the owner is removed first. The row exists at all times. After a crash between the two
+    writes, the lease has its old checkpoint and no owner, and the command can be run again.
 
     Args:
         store: The store.
-        stored: The lease as it was found.
-        lease: The lease to be stored.
-        me: The name of the command, which is written where a worker's name would be.
-        insist: Whether to try again if the owner renews in between.
+        stored: The lease that the table has now.
+        lease: The lease to store.
+        me: The name of the command, which is written in place of a worker's name.
+        insist: Whether to try again if the owner renews between the two writes.
     """
     for _ in range(_ATTEMPTS if insist else 1):
         outcome = Done(stored) if stored.owner is None else store.write(ReleaseLease(stored, me))
         if isinstance(outcome, Done):
-            # What LATEST means on this row, and the stream it belongs to: from `lease`, or set by the next owner (L13).
+            # Take the meaning of LATEST and the stream's name from `lease`. Otherwise the next owner sets them (L13).
             names = (CONTRADICTION, INCARNATION, LATEST_MS, LATEST_POSITION)
-            present = (
+            present_names = (
                 name for name in names if stored.annotation(name) is not None or lease.annotation(name) is not None
             )
-            annotations = tuple((name, lease.annotation(name) or UNPINNED) for name in present)
+            annotations = tuple((name, lease.annotation(name) or UNPINNED) for name in present_names)
             outcome = store.write(ResetLease(outcome.lease, lease.checkpoint, annotations, epoch=lease.epoch))
         if isinstance(outcome, Done) or outcome.lease is None:
             return outcome
@@ -161,7 +163,10 @@ def force_checkpoint(store: Store, stored: Lease, lease: Lease, me: str, *, insi
 
 
 def carry_out(move: Move, write: Callable[[], Outcome]) -> Move:
-    """Write a move and return it, refused if the write failed. Raises OutcomeUnknown; it is safe to try again."""
+    """Write a move. Return the move, which is refused if the write failed.
+
+    Raises OutcomeUnknown, after which it is safe to try again.
+    """
     try:
         outcome = write()
     except OutcomeUnknown:
@@ -175,26 +180,26 @@ def carry_out(move: Move, write: Callable[[], Outcome]) -> Move:
 
 
 def rename_prefix(leases: Iterable[Lease], removed: str, added: str, stream: str | None = None) -> tuple[Lease, ...]:
-    """Return the leases whose key starts with a prefix, replacing it in their keys and in those of their parents.
+    """Return the leases whose key starts with `removed`, with the prefix replaced in their keys and parents' keys.
 
     Args:
         leases: The leases.
         removed: The prefix to remove.
         added: The prefix to add.
-        stream: The stream of the renamed leases. By default it is taken from the key if a prefix is replaced, else it
-            stays the same.
+        stream: The stream of the renamed leases. By default it is taken from the key if a prefix is replaced, and
+            otherwise stays the same.
     """
 
-    def name(key: str) -> str:
+    def renamed_key(key: str) -> str:
         return added + key.removeprefix(removed)
 
     def rename(lease: Lease) -> Lease:
-        key = name(lease.key)
-        # The source's own id has no prefix. A store that has no field for it returns the key instead.
+        key = renamed_key(lease.key)
+        # The shard's id has no prefix. A store without a field for the id returns the key as the shard.
         shard = lease.key.removeprefix(removed) if lease.shard == lease.key else lease.shard
-        named = key.removesuffix(shard).removesuffix(":") if removed or added else lease.stream
-        parents = tuple(map(name, lease.parents))
-        return evolve(lease, key=key, shard=shard, parents=parents, stream=named if stream is None else stream)
+        prefix = key.removesuffix(shard).removesuffix(":") if removed or added else lease.stream
+        parents = tuple(map(renamed_key, lease.parents))
+        return evolve(lease, key=key, shard=shard, parents=parents, stream=prefix if stream is None else stream)
 
     return tuple(rename(lease) for lease in leases if lease.key.startswith(removed))
 
@@ -212,18 +217,18 @@ def planned_copies(
     """
     existing = {lease.key: lease for lease in stored}
     return tuple(
-        _copying(without_owner(lease, lease.checkpoint), existing.get(lease.key), live, counts=counts)
+        _planned_copy(without_owner(lease, lease.checkpoint), existing.get(lease.key), live, counts=counts)
         for lease in sorted(leases, key=lambda lease: lease.key)
     )
 
 
-def _copying(lease: Lease, stored: Lease | None, live: Collection[str], *, counts: bool) -> Move:
+def _planned_copy(lease: Lease, stored: Lease | None, live: Collection[str], *, counts: bool) -> Move:
     if stored is None:
         return Move("create", lease, None)
     forward = Move("forward", lease, stored)
     if stored.checkpoint == lease.checkpoint:
         # A finished lease is never read again, so its fencing number doesn't matter.
-        if stored.ended or not (counts and _behind(stored, lease)):
+        if stored.ended or not (counts and _epoch_is_behind(stored, lease)):
             return evolve(forward, do="same")
         forward = evolve(forward, do="raise")
     elif stored.checkpoint.order > lease.checkpoint.order:
@@ -235,18 +240,18 @@ def _copying(lease: Lease, stored: Lease | None, live: Collection[str], *, count
     return forward
 
 
-def _behind(stored: Lease, lease: Lease) -> bool:
-    """Return whether the next owner would get a fencing number that a handler may have seen."""
+def _epoch_is_behind(stored: Lease, lease: Lease) -> bool:
+    """Return whether the next owner would get a fencing number that an earlier owner may have had."""
     return stored.epoch < lease.epoch
 
 
 def copy_lease(target: Store, move: Move, *, insist: bool = False) -> Move:
-    """Carry out a copy and return the move; with `insist`, even if the owner renews. Raises OutcomeUnknown."""
+    """Carry out a copy and return the move. With `insist`, try again if the owner renews. Raises OutcomeUnknown."""
 
     def write() -> Outcome:
         if move.stored is None:
             return target.write(CreateLease(move.lease))
-        if target.capabilities.counts_owners and _behind(move.stored, move.lease):
+        if target.capabilities.counts_owners and _epoch_is_behind(move.stored, move.lease):
             return force_checkpoint(target, move.stored, move.lease, "leasehold copy-leases", insist=insist)
         return target.write(CheckpointLate(move.stored, move.lease.checkpoint))
 
@@ -254,23 +259,23 @@ def copy_lease(target: Store, move: Move, *, insist: bool = False) -> Move:
 
 
 def needs_write(move: Move) -> bool:
-    """Return whether there is something to write."""
+    """Return whether the move requires a write."""
     return move.do not in {"same", "refuse"}
 
 
 def verify(target: Store, moves: Iterable[Move]) -> tuple[Move, ...]:
-    """Return the moves after a consistent read, refusing those whose checkpoint, or a later one, is not stored."""
+    """Read the rows again and return the moves, refusing each whose checkpoint, or a later one, is not stored."""
     moves = tuple(moves)
     counts = target.capabilities.counts_owners
     rows = {lease.key: lease for lease in target.get([move.lease.key for move in moves if needs_write(move)])}
 
-    def there(lease: Lease) -> bool:
+    def is_stored(lease: Lease) -> bool:
         row = rows.get(lease.key)
-        reached = row is not None and row.checkpoint.order >= lease.checkpoint.order
-        return reached and row is not None and not (counts and _behind(row, lease))
+        has_checkpoint = row is not None and row.checkpoint.order >= lease.checkpoint.order
+        return has_checkpoint and row is not None and not (counts and _epoch_is_behind(row, lease))
 
-    gone = "it was written, and is not there now"
-    return tuple(move if not needs_write(move) or there(move.lease) else move.refused(gone) for move in moves)
+    missing = "it was written, and is not there now"
+    return tuple(move if not needs_write(move) or is_stored(move.lease) else move.refused(missing) for move in moves)
 
 
 # Back and forward
@@ -281,11 +286,11 @@ def planned_resets(leases: Iterable[Lease], position: Position, live: Collection
     moves = []
     for stored in sorted(leases, key=lambda lease: lease.key):
         lease = without_owner(stored, position)
-        forward = position.order > stored.checkpoint.order and position.numbered
-        move = Move("forward" if forward else "back", lease, stored)
-        # If the row names its stream, write it even if the position stays the same: the stream may have been recreated.
-        named = stored.annotation(INCARNATION) not in {None, SETTLED}
-        if stored.checkpoint == position and stored.checkpoint.token == position.token and not named:
+        is_forward = position.order > stored.checkpoint.order and position.numbered
+        move = Move("forward" if is_forward else "back", lease, stored)
+        # If the row names its stream, write the row even if the position is the same: the stream may be a new one.
+        names_stream = stored.annotation(INCARNATION) not in {None, SETTLED}
+        if stored.checkpoint == position and stored.checkpoint.token == position.token and not names_stream:
             move = Move("same", lease, stored)
         elif stored.key in live:
             move = move.refused(f"{stored.owner} is working on it")
@@ -294,7 +299,7 @@ def planned_resets(leases: Iterable[Lease], position: Position, live: Collection
 
 
 def reset(store: Store, move: Move, *, insist: bool = False) -> Move:
-    """Carry out a reset and return the move; with `insist`, even if the owner renews. Raises OutcomeUnknown."""
+    """Carry out a reset and return the move. With `insist`, try again if the owner renews. Raises OutcomeUnknown."""
     if not needs_write(move) or move.stored is None:
         return move
     stored = move.stored

@@ -1,12 +1,12 @@
-"""Explains what each worker would do now and by which rule, why a lease is where it is, and when it would move.
+"""Explains the actions that each worker would take now, with their rules, and why a lease has its owner.
 
 `plans` computes the plan of each worker, `story` explains one lease, and SENTENCES describes every rule in a sentence.
 
-`rules_between` finds the rule behind each change of owner between two readings of a table. It plans for the new owner
-on the earlier reading. If that plan doesn't explain the move, owners may have died or left in between, so the plan is
-computed again with all leases of those owners free. Newcomers take one lease, wait for others to join, and then take
-their shares. If the readings are too far apart to show these steps, the plan of a newcomer is computed as if it had
-held its first lease for a long time.
+`rules_between` finds the rule of each change of owner between two reads of a table. It computes the new owner's plan
+from the earlier read. If that plan doesn't explain the move, owners may have died or left in between, so the plan is
+computed again with all leases of those owners free. A worker that joins takes one lease, waits for others to join, and
+then takes its share. If the reads are too far apart to show these steps, its plan is computed as if it had held its
+first lease for a long time.
 """
 
 import math
@@ -17,7 +17,7 @@ from attrs import Factory, evolve, frozen
 
 from leasehold.adapters.consumer.status import LeaseLag, Status
 from leasehold.adapters.json_form import action_json, lease_json
-from leasehold.adapters.report.watching import WatchedTable, alive, held, moved, shares
+from leasehold.adapters.ops.watching import WatchedTable, leases_by_owner, owner_changes, shares, without_dead_owners
 from leasehold.adapters.worker.progress import Progress, progress_of
 from leasehold.balancer.actions import Action, Claim, Release, Renew, RequestHandoff, Steal, Taking
 from leasehold.balancer.census import FullReading, KnownLeases, our_workers
@@ -35,12 +35,12 @@ HANDOFF_RULE = "H2"
 
 
 def rules_between(before: WatchedTable, after: WatchedTable, config: Config) -> Mapping[str, str]:
-    """Return the rule of each move by lease key, or "" if no plan explains it (the owner released it, for example)."""
-    moves = moved(before, after)
+    """Return the rule of each move, by lease key. The rule is "" if no plan explains the move, such as a release."""
+    moves = owner_changes(before, after)
     if not moves:
         return {}
-    # When a lease was taken, it may have been idle for longer than the earlier reading shows, by up to two intervals:
-    # its version may be almost one interval older than we know, and it may have been taken just before `after`.
+    # When a lease was taken, it may have been idle for longer than the earlier read shows, by up to two intervals. Its
+    # version may be almost one interval older than we know, and it may have been taken just before the later read.
     unseen_seconds = 2 * (after.seconds - before.seconds)
 
     def is_late(owner: str | None) -> bool:
@@ -51,7 +51,7 @@ def rules_between(before: WatchedTable, after: WatchedTable, config: Config) -> 
         actions = plan(leases, None, Me(worker, 0, before.history), config)
         return tuple(action for action in actions if isinstance(action, Taking))
 
-    # An owner counts as dead if it renewed nothing in between, and either lost a lease without a request for it or is
+    # An owner counts as dead if it renewed no lease in between, and either lost a lease that was not requested, or is
     # late.
     rows_after = {lease.key: (lease.owner, lease.version) for lease in after.leases}
     silent_owners = {lease.owner for lease in before.leases if lease.owner is not None}
@@ -68,7 +68,7 @@ def rules_between(before: WatchedTable, after: WatchedTable, config: Config) -> 
     freed = tuple(evolve(lease, owner=None) if lease.owner in dead else lease for lease in before.leases)
     movers = {new.owner for _, new in moves if new.owner is not None}
     takings_before = {worker: takings(before.leases, worker) for worker in movers}
-    unowned_takings = {worker: takings(freed, worker) for worker in movers} if dead else takings_before
+    takings_freed = {worker: takings(freed, worker) for worker in movers} if dead else takings_before
     # The table after every newcomer has taken its first lease, and has held its leases for a long time.
     first_leases = {new.owner: new.key for _, new in reversed(moves)}
     initial_owners = {first_leases[owner]: owner for owner in movers - {lease.owner for lease in freed}}
@@ -77,32 +77,40 @@ def rules_between(before: WatchedTable, after: WatchedTable, config: Config) -> 
         for lease in freed
         for owner in [initial_owners.get(lease.key, lease.owner)]
     )
-    takings_joined = {worker: takings(joined, worker) for worker in movers if not unowned_takings[worker]}
+    takings_joined = {worker: takings(joined, worker) for worker in movers if not takings_freed[worker]}
     rules = {}
     for old, new in moves:
         if new.owner is None:
-            # A live owner renews within `renew_seconds`. If the owner wasn't late, it may just as well have left.
+            # A live owner renews within `renew_seconds`. If the owner wasn't late, it may have released the lease.
             overdue = old.idle > config.renew_seconds and old.owner in dead and is_late(old.owner)
             rules[new.key] = FREES_RULE if overdue and config.rules.frees_expired else ""
         elif old.next_owner == new.owner:
             rules[new.key] = HANDOFF_RULE
         else:
-            rules[new.key] = _rule(
-                old, takings_before[new.owner], unowned_takings[new.owner] or takings_joined[new.owner]
+            rules[new.key] = _likely_rule(
+                old, takings_before[new.owner], takings_freed[new.owner] or takings_joined[new.owner]
             )
     return rules
 
 
-def _rule(old: Lease, seen: tuple[Taking, ...], unseen: tuple[Taking, ...]) -> str:
-    """Return the rule that names the lease, else one that takes from its owner, else any rule the new owner acts by."""
-    for action in (*seen, *unseen):
+def _likely_rule(old: Lease, takings_before: tuple[Taking, ...], takings_freed: tuple[Taking, ...]) -> str:
+    """Return the rule by which the new owner may have taken the lease, or "".
+
+    Prefer the rule of an action for this lease. Otherwise use a rule that takes a lease from the same owner, and
+    otherwise any rule that the new owner acts by.
+    """
+    for action in (*takings_before, *takings_freed):
         if old.key in {action.lease.key, *(other.lease.key for other in action.alternates)}:
             return action.rule
     # Some rules choose at random, so the worker may have chosen another lease of the same owner.
     stealing = [
-        action.rule for action in seen if isinstance(action, Steal | RequestHandoff) and action.from_owner == old.owner
+        action.rule
+        for action in takings_before
+        if isinstance(action, Steal | RequestHandoff) and action.from_owner == old.owner
     ]
-    return next(iter([*stealing, *(action.rule for action in unseen), *(action.rule for action in seen)]), "")
+    return next(
+        iter([*stealing, *(action.rule for action in takings_freed), *(action.rule for action in takings_before)]), ""
+    )
 
 
 SENTENCES = {
@@ -152,12 +160,13 @@ class WorkerPlan:
 
     Attributes:
         worker: The worker's name.
-        ours: Whether it signs its leases as our workers do. Another library follows its own rules.
+        ours: Whether it is one of our workers, by the signature in its leases. Workers of other libraries follow other
+            rules.
         held: The number of unfinished leases that it holds.
         share: The number of unfinished leases that it should hold.
         actions: Its actions, without renewals.
-        loads: The throughput of its leases and that of the mean worker, in bytes per second; None unless counts may
-            differ to balance throughput.
+        loads: The throughput of its leases and the mean throughput of all workers, in bytes per second. None unless the
+            rules balance throughput before counts.
     """
 
     worker: str
@@ -169,19 +178,21 @@ class WorkerPlan:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The actions as sentences, or one sentence that says why there are none."""
-        return tuple(describe_action(action) for action in self.actions) or (self.rest,)
+        """The actions as sentences, or one sentence with the reason why there are none."""
+        return tuple(describe_action(action) for action in self.actions) or (self.idle_reason,)
 
     @property
-    def rest(self) -> str:
+    def idle_reason(self) -> str:
         """Why the worker does nothing."""
         if self.held == self.share:
             return "nothing: it holds its share"
         if self.loads is not None:
             own_load, mean_load = map(kilobytes, self.loads)
-            than = "more" if self.held > self.share else "less"
+            comparison = "more" if self.held > self.share else "less"
             loads = f"its leases bring {own_load:.1f} KB/s, those of the mean worker {mean_load:.1f}"
-            return f"nothing: it holds {than} than its share, as throughput is balanced before counts (M13): {loads}"
+            return (
+                f"nothing: it holds {comparison} than its share, as throughput is balanced before counts (M13): {loads}"
+            )
         if self.held > self.share:
             return "nothing: it holds more than its share, and leaves the others alone (M3)"
         return "nothing: it holds less than its share, and nothing that it may take is there"
@@ -196,39 +207,42 @@ class WorkerPlan:
             "share": self.share,
             "actions": actions,
         }
-        return document | ({} if actions else {"why": self.rest})
+        return document | ({} if actions else {"why": self.idle_reason})
 
 
 def describe_action(action: Action) -> str:
-    """Describe an action, as the end of a sentence about the worker: "would ..."."""
-    key, by = action.lease.key, f"({action.rule})"
+    """Return a description of an action, which continues a sentence about the worker ("would …")."""
+    key, rule_note = action.lease.key, f"({action.rule})"
     match action:
         case Claim(lease=Lease(owner=None)):
-            return f"would claim {key}, which is free {by}"
+            return f"would claim {key}, which is free {rule_note}"
         case Claim(lease=lease):
-            return f"would claim {key}, which {lease.owner} has not renewed for {lease.idle:.1f} s {by}"
+            return f"would claim {key}, which {lease.owner} has not renewed for {lease.idle:.1f} s {rule_note}"
         case Steal(from_owner=from_owner):
-            return f"would steal {key} from {from_owner} {by}"
+            return f"would steal {key} from {from_owner} {rule_note}"
         case RequestHandoff(from_owner=from_owner):
-            return f"would ask {from_owner} for {key} {by}"
+            return f"would ask {from_owner} for {key} {rule_note}"
         case Release(next_owner=None):
-            return f"would let {key} go {by}"
+            return f"would let {key} go {rule_note}"
         case Release(next_owner=next_owner):
-            return f"would finish its batch of {key} and give it to {next_owner} {by}"
+            return f"would finish its batch of {key} and give it to {next_owner} {rule_note}"
         case _:
-            return f"would {type(action).__name__.lower()} {key} {by}"
+            return f"would {type(action).__name__.lower()} {key} {rule_note}"
 
 
-def plans(table: WatchedTable, config: Config, more: Sequence[str] = ()) -> tuple[WorkerPlan, ...]:
-    """Return the plan of every worker that the table or `more` names, sorted by name.
+def plans(table: WatchedTable, config: Config, extra_workers: Sequence[str] = ()) -> tuple[WorkerPlan, ...]:
+    """Return the plan of every worker in the table or in `extra_workers`, sorted by name.
 
-    Each plan is that of the worker's first turn. Some rules choose at random, so a worker may choose another lease.
+    Each plan is that of a worker's first turn. Some rules choose at random, so a worker may choose another lease.
     """
-    living = alive(table.leases, config)
-    aside = {lease.key: progress for lease in living if (progress := put_aside(lease, table.at)) is not None}
-    more = (*more, *{progress.owner for progress in aside.values()})  # these workers may hold no leases
-    named = {worker for lease in living for worker in (lease.owner, lease.next_owner) if worker} | set(more)
-    signed, targets = our_workers(table.leases), shares(living, config.rules.groups, more)
+    living = without_dead_owners(table.leases, config)
+    aside_by_key = {
+        lease.key: progress for lease in living if (progress := aside_progress(lease, table.at)) is not None
+    }
+    # Workers that put a lease aside may hold no leases.
+    extra_workers = (*extra_workers, *{progress.owner for progress in aside_by_key.values()})
+    names = {worker for lease in living for worker in (lease.owner, lease.next_owner) if worker} | set(extra_workers)
+    our_names, targets = our_workers(table.leases), shares(living, config.rules.groups, extra_workers)
     working = [lease for lease in living if not lease.ended]
     # The load of each worker, if M13 lets counts differ to balance loads; otherwise empty.
     loads: dict[str | None, int] = {}
@@ -238,22 +252,22 @@ def plans(table: WatchedTable, config: Config, more: Sequence[str] = ()) -> tupl
             if lease.owner is not None:
                 loads[lease.owner] += lease.weight or 0
     mean = sum(loads.values()) // len(loads) if loads else 0
-    owned = held(working)
-    # Built once for all plans, or each plan would scan every lease.
+    owned = leases_by_owner(working)
+    # Build the index once for all plans, otherwise each plan would scan every lease.
     table_index = KnownLeases(FullReading(table.leases), {})
     results = []
-    for worker in sorted(named):
+    for worker in sorted(names):
         actions = plan(table_index, None, Me(worker, 0, table.history), config)
         results.append(
             WorkerPlan(
                 worker,
-                worker in signed or worker in more,
+                worker in our_names or worker in extra_workers,
                 len(owned.get(worker, ())),
                 targets.get(worker, 0),
                 tuple(
                     action
                     for action in actions
-                    if not isinstance(action, Renew) and not _left_to_others(action, worker, aside)
+                    if not isinstance(action, Renew) and not _is_left_to_others(action, worker, aside_by_key)
                 ),
                 (loads[worker], mean) if worker in loads else None,
             )
@@ -261,36 +275,42 @@ def plans(table: WatchedTable, config: Config, more: Sequence[str] = ()) -> tupl
     return tuple(results)
 
 
-def put_aside(lease: Lease, now: float) -> Progress | None:
-    """Return the progress of the worker that put this free lease aside and leaves it to others for now, if any."""
+def aside_progress(lease: Lease, now: float) -> Progress | None:
+    """Return the progress entry of the worker that put this free lease aside for other workers, or None."""
     progress = None if lease.owner is not None or lease.ended else progress_of(lease)
     return progress if progress is not None and progress.resting(now, 0.0) else None
 
 
-def _left_to_others(action: Action, worker: str, aside: Mapping[str, Progress]) -> bool:
-    progress = aside.get(action.lease.key)
+def _is_left_to_others(action: Action, worker: str, aside_by_key: Mapping[str, Progress]) -> bool:
+    progress = aside_by_key.get(action.lease.key)
     return progress is not None and progress.owner == worker
 
 
-def rules_of(found: Sequence[WorkerPlan]) -> Mapping[str, str]:
-    """Return the rules that these plans name, each with its sentence."""
-    named = {action.rule for entry in found for action in entry.actions}
-    named |= {rule for entry in found if not entry.actions for rule in ("M3", "M13") if f"({rule})" in entry.rest}
-    return {rule: SENTENCES.get(rule, "see specs/") for rule in sorted(named)}
+def rules_of(worker_plans: Sequence[WorkerPlan]) -> Mapping[str, str]:
+    """Return the rules that appear in these plans, each with its sentence."""
+    rules = {action.rule for worker_plan in worker_plans for action in worker_plan.actions}
+    rules |= {
+        rule
+        for worker_plan in worker_plans
+        if not worker_plan.actions
+        for rule in ("M3", "M13")
+        if f"({rule})" in worker_plan.idle_reason
+    }
+    return {rule: SENTENCES.get(rule, "see specs/") for rule in sorted(rules)}
 
 
 @frozen
 class LeaseStory:
-    """Why a lease is where it is.
+    """The explanation of why a lease has its owner, and of when it would move.
 
     Attributes:
         lease: The lease.
-        past: What its row shows about its owner, as sentences.
+        past: Sentences about its owner, from its row.
         should: Which worker should hold it, and why.
         moves: When it would move.
-        status: Its status, as of the last reading of the table.
-        reading: The progress of its reading, as sentences.
-        lag: How far behind its reading is.
+        status: Its status at the last read of the table.
+        reading: Sentences about how its shard is read.
+        lag: How far the lease is behind.
     """
 
     lease: Lease
@@ -307,27 +327,27 @@ class LeaseStory:
         return {"lease": lease_json(self.lease)} | self.status.as_json() | sentences | {"lag": self.lag.as_json()}
 
 
-def story(table: WatchedTable, config: Config, lease: Lease, found: Sequence[WorkerPlan]) -> LeaseStory:
-    """Explain one lease of the table, given the plans of all workers (`found`)."""
-    wanted_by = [
+def story(table: WatchedTable, config: Config, lease: Lease, worker_plans: Sequence[WorkerPlan]) -> LeaseStory:
+    """Explain one lease of the table, given the plans of all workers."""
+    takers = [
         (worker_plan, action)
-        for worker_plan in found
+        for worker_plan in worker_plans
         for action in worker_plan.actions
         if action.lease.key == lease.key and not isinstance(action, Release)
     ]
     return LeaseStory(
         lease,
-        _past(table, lease, config),
-        _should(lease, found, wanted_by, put_aside(lease, table.at)),
-        _when(lease, config, wanted_by, table.at),
+        _describe_past(table, lease, config),
+        _describe_target(lease, worker_plans, takers, aside_progress(lease, table.at)),
+        _describe_next_move(lease, config, takers, table.at),
         table.statuses.get(lease.key, Status("UNKNOWN", "it was not watched")),
-        _reading(lease, table.at, table.lag(lease)),
+        _describe_reading(lease, table.at, table.lag(lease)),
         table.lag(lease),
     )
 
 
-def _reading(lease: Lease, now: float, lag: LeaseLag) -> tuple[str, ...]:
-    """Describe the progress of a lease's reading, as its owner wrote it in the row."""
+def _describe_reading(lease: Lease, now: float, lag: LeaseLag) -> tuple[str, ...]:
+    """Return sentences about how the lease's shard is read, from the progress that its owner wrote to the row."""
     progress = progress_of(lease)
     if lease.ended or progress is None:
         return () if lease.ended else ("its row tells nothing of its reading",)
@@ -339,13 +359,13 @@ def _reading(lease: Lease, now: float, lag: LeaseLag) -> tuple[str, ...]:
         if progress.behind is None
         else f"it was {progress.behind:.1f} s behind then"
     )
-    # An owner measures from when it took the lease, even if it had held the lease before.
-    never = f"has not been read since it came to {progress.owner}"
-    read = never if progress.read is None else f"was last read {now - progress.read:.1f} s ago"
-    tried = (
+    # An owner reports only times since it took the lease, even if it had held the lease before.
+    unread_sentence = f"has not been read since it came to {progress.owner}"
+    read_sentence = unread_sentence if progress.read is None else f"was last read {now - progress.read:.1f} s ago"
+    tried_sentence = (
         "" if progress.tried in {None, progress.read} else f", and last tried {now - (progress.tried or now):.1f} s ago"
     )
-    lines.append(f"{lag_sentence}; it {read}{tried}")
+    lines.append(f"{lag_sentence}; it {read_sentence}{tried_sentence}")
     if lag.at_least and lag.seconds is not None:
         lines.append(f"it is at least {lag.seconds:.1f} s behind: nothing was heard of the stream since")
     if progress.cause:
@@ -360,7 +380,7 @@ def _reading(lease: Lease, now: float, lag: LeaseLag) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _past(table: WatchedTable, lease: Lease, config: Config) -> tuple[str, ...]:
+def _describe_past(table: WatchedTable, lease: Lease, config: Config) -> tuple[str, ...]:
     lines = []
     if lease.ended:
         lines.append("its shard has been read to the end")
@@ -386,37 +406,40 @@ def _past(table: WatchedTable, lease: Lease, config: Config) -> tuple[str, ...]:
     return (*lines, f"checkpoint {lease.checkpoint.sequence}", *reported([lease]))
 
 
-def _should(
-    lease: Lease, found: Sequence[WorkerPlan], wanting: Sequence[tuple[WorkerPlan, Action]], aside: Progress | None
+def _describe_target(
+    lease: Lease,
+    worker_plans: Sequence[WorkerPlan],
+    takers: Sequence[tuple[WorkerPlan, Action]],
+    aside: Progress | None,
 ) -> str:
     if lease.ended:
         return "nobody: it is finished"
-    if wanting:
-        names = ", ".join(worker_plan.worker for worker_plan, _ in wanting)
-        rule = wanting[0][1].rule
+    if takers:
+        names = ", ".join(worker_plan.worker for worker_plan, _ in takers)
+        rule = takers[0][1].rule
         return f"{names}, by {rule}: {SENTENCES.get(rule, 'see specs/')}"
     if aside is not None:
         return f"any worker but {aside.owner}, which could not handle it and leaves it to others for now"
-    holder = next((worker_plan for worker_plan in found if worker_plan.worker == lease.owner), None)
+    holder = next((worker_plan for worker_plan in worker_plans if worker_plan.worker == lease.owner), None)
     if holder is None:
         return "nobody wants it now: a worker that holds less than its share, or a new one, claims it"
     surplus = "more than its share, and nobody who lacks one takes this one first (M4)"
     if holder.loads is not None and holder.held != holder.share:
-        return f"{holder.worker}: {holder.rest.removeprefix('nothing: it ')}, where its share is {holder.share}"
+        return f"{holder.worker}: {holder.idle_reason.removeprefix('nothing: it ')}, where its share is {holder.share}"
     balance = surplus if holder.held > holder.share else "no more than its share"
     return f"{holder.worker}: it holds {holder.held} where its share is {holder.share}, {balance}"
 
 
-def _when(lease: Lease, config: Config, wanting: Sequence[tuple[WorkerPlan, Action]], now: float) -> str:
+def _describe_next_move(lease: Lease, config: Config, takers: Sequence[tuple[WorkerPlan, Action]], now: float) -> str:
     if lease.ended:
         return "never: the row is removed once the children of its shard are being read"
-    if wanting and isinstance(wanting[0][1], Claim):
-        return f"at {wanting[0][0].worker}'s next look, within {config.cycle_seconds:g} s"
-    if wanting:
-        return f"at {wanting[0][0].worker}'s next look, within {config.cycle_seconds:g} s, after the running batch"
+    if takers and isinstance(takers[0][1], Claim):
+        return f"at {takers[0][0].worker}'s next look, within {config.cycle_seconds:g} s"
+    if takers:
+        return f"at {takers[0][0].worker}'s next look, within {config.cycle_seconds:g} s, after the running batch"
     if lease.next_owner is not None:
         return "once its owner has finished the running batch"
-    if (aside := put_aside(lease, now)) is not None:
+    if (aside := aside_progress(lease, now)) is not None:
         seconds_left = (aside.aside or now) - now
         return f"when {aside.owner} may take it again, in {seconds_left:.0f} s; or sooner, when another worker looks"
     seconds_left = expires_above(config) - lease.idle

@@ -1,8 +1,9 @@
-"""The steps of a swap that an operator runs: wait until workers know TO, set the direction, follow it, and end it.
+"""The steps of `leasehold swap`, which moves the leases of a fleet from one table (FROM) to another (TO).
 
-Workers move the leases that they own (`leasehold.stores.swap`). This module moves the leases without an owner, most of
-which are finished. Each step is a read or a conditional write, so the command may be interrupted at any point and run
-again.
+The command waits until all workers have announced that they know TO, sets the direction, waits until the leases have
+moved, and ends the swap. Workers move the leases that they own (`leasehold.stores.swap`). This module moves the leases
+without an owner, most of which are finished. Each step is a read or a conditional write, so the command may be
+interrupted at any point and run again.
 """
 
 from collections.abc import Callable, Iterator
@@ -41,11 +42,12 @@ LOOK_SECONDS = 1.0
 """The time between two reads of the tables."""
 
 SETTLE_SECONDS = 10.0
-"""Longer than a worker's request takes. By then, workers that had not read "closed" have created their leases."""
+"""A time that is longer than a worker's request takes. After it, workers that had not yet read "closed" have finished
+creating leases in FROM."""
 
 
 def open_joined(tables: tuple[Store, Store], names: tuple[str, str]) -> SwapStore:
-    """Return both tables as one, to be read. Raises StoreError if no swap from FROM to TO is in progress."""
+    """Return both tables as one, for reading. Raises StoreError if no swap from FROM to TO is in progress."""
     checked_control(read_control(tables), names)
     return SwapStore(tables, names[TO])
 
@@ -64,16 +66,16 @@ def open_for_reading(store: str, to: str | None = None) -> Store:
     if to is None:
         return open_store(store, create=False, write=False)
     check_tables_differ(store, to, "--to")
-    with ExitStack() as failed:
+    with ExitStack() as stack:
         source, target = (
-            failed.enter_context(closing(open_store(url, create=False, write=False))) for url in (store, to)
+            stack.enter_context(closing(open_store(url, create=False, write=False))) for url in (store, to)
         )
         tables, names = (source, target), (name_of(store), name_of(to))
         finished = swap_is_over(tables, names)
         joined: Store = target if finished else open_joined(tables, names)
         if finished:
             source.close()
-        failed.pop_all()
+        stack.pop_all()
     return joined
 
 
@@ -82,8 +84,8 @@ class SwapProgress(LeasePlaces):
     """The progress of a swap.
 
     Attributes:
-        unaware: The owners in FROM that have not announced that they know TO. Each has a flag: whether it is a worker
-            of ours.
+        unaware: The owners in FROM that have not announced that they know TO, each with a flag that is true for a
+            worker of ours.
     """
 
     unaware: tuple[tuple[str, bool], ...]
@@ -114,11 +116,11 @@ def progress(tables: tuple[Store, Store], store: SwapStore, goal_name: str) -> S
     control = read_control(tables)
     leases = store.list().leases
     rows_in_from = tables[FROM].list().leases
-    owned = [row for row in rows_in_from if row.owner and not is_marked(row) and not row.ended]
+    owned_rows = [row for row in rows_in_from if row.owner and not is_marked(row) and not row.ended]
     keys_in_from = {lease.key for lease in leases if split_version(lease)[0] == FROM}
     unaware = {
         row.owner: row.yields
-        for row in owned
+        for row in owned_rows
         if row.owner
         and row.key in keys_in_from
         and row.annotation(KNOWN_TO) != knows_annotation(row.owner, goal_name)[1]
@@ -128,11 +130,11 @@ def progress(tables: tuple[Store, Store], store: SwapStore, goal_name: str) -> S
 
 
 def unaware_message(unaware: tuple[tuple[str, bool], ...]) -> str:
-    """Return why the swap cannot begin while these workers don't know TO."""
-    foreigners = [name for name, ours in unaware if not ours]
-    if foreigners:
+    """Return the error message for a swap that cannot begin because these workers don't know TO."""
+    foreign = [name for name, is_ours in unaware if not is_ours]
+    if foreign:
         return (
-            f"workers of the KCL or of an SDK share FROM ({', '.join(foreigners)}): they cannot follow the leases to "
+            f"workers of the KCL or of an SDK share FROM ({', '.join(foreign)}): they cannot follow the leases to "
             "another table; stop them first, or stop the fleet and use `leasehold copy-leases`"
         )
     names = ", ".join(name for name, _ in unaware)
@@ -175,7 +177,7 @@ def end_swap(
     pause(SETTLE_SECONDS)
     for _ in move_until_arrived(tables, store, goal_name, pause):
         pass
-    # Must be written before the control row is deleted, so that a worker restarted with both stores finds one of them.
+    # Write this row before deleting the control row, so that a worker restarted with both stores finds one of them.
     finished = Lease(CONTROL, checkpoint=SHARD_END, annotations=((MOVED_TO, goal_name), (MOVED_AT, f"{time():.0f}")))
     tables[FROM].write(CreateLease(finished))  # fails if an earlier run of the command has written it
     tables[TO].write(DeleteLease(read_control(tables)))
@@ -188,9 +190,9 @@ def wait_until_known(
     wait_seconds: float,
     pause: Callable[[float], object] = sleep,
 ) -> None:
-    """Wait until every owner in FROM has announced that it knows TO (W8). Raises StoreError if one does not in time."""
+    """Wait until every owner in FROM has announced that it knows TO (W8). Raises StoreError after `wait_seconds`."""
     until = monotonic() + wait_seconds
     while (swap := progress(tables, store, goal_name)).unaware:
-        if any(not ours for _, ours in swap.unaware) or monotonic() >= until:
+        if any(not is_ours for _, is_ours in swap.unaware) or monotonic() >= until:
             raise StoreError(unaware_message(swap.unaware))
         pause(LOOK_SECONDS)

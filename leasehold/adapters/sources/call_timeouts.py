@@ -1,14 +1,15 @@
 """Timeouts of calls to a service, and the waits between retries.
 
-Nothing here needs a service's library, and nothing sleeps, so a shard that must wait gives its thread back. The retry
-loops of the libraries would wait inside the call, and a few failing shards would occupy every thread of the pool.
+This module does not depend on the client library of any service, and nothing in it sleeps. A shard that has to wait
+gives its thread back to the pool. The retry loops of the client libraries sleep inside the call, so a few failing
+shards would occupy every thread.
 
-Rule 1: A timeout limits the wait for the next bytes of a response. Related calls (those of one shard, or of one stream)
-share a sequence of timeouts. A call that times out moves them to the next longer timeout, and a quick response moves
-them back to the first.
+Rule 1: A timeout limits how long a call waits for the next bytes of its response. Related calls (those for one shard,
+or for one stream) share an ascending list of timeouts. After a call has timed out, the next calls use the next longer
+timeout. After a quick response, they use the shortest one again.
 
-Rule 2: If a shard's timeout is longer than the first one, its call waits in a separate thread, and a later read picks
-up the response. So a slow service delays neither the worker's other shards nor its drain.
+Rule 2: If a shard's timeout is longer than the shortest one, the call runs in a separate thread, and a later read of
+the shard picks up the response. So a slow service delays neither the worker's other shards nor its drain.
 """
 
 import logging
@@ -30,25 +31,27 @@ from leasehold.stores.printable import escaped, said
 log = escaped(logging.getLogger("leasehold.kinesis"))
 
 POLL_TIMEOUTS = 5.0, 10.0, 20.0, 30.0
-"""Timeouts for the next bytes of a response, in seconds. If a connection goes silent, its shard is not read for as
-long as the first of them. A response that is too large to arrive in time is requested in smaller parts."""
+"""How long to wait for the next bytes of a response, in seconds, shortest first. If a connection goes silent, its shard
+is not read until the first timeout has passed. If a response does not arrive within the last timeout, the next request
+asks for fewer records."""
 SUBSCRIPTION_TIMEOUTS = 15.0, 30.0
-"""The same for subscriptions, which send a heartbeat about every five seconds."""
+"""How long to wait for the next event of a subscription, in seconds. The service sends a heartbeat about every 5 s."""
 MAX_PENDING_CALLS = 30
-"""How many calls of one source may wait in separate threads at the same time. Further calls must wait for a slot."""
+"""The maximum number of calls of one source that run in separate threads at the same time. Further calls have to be
+tried again later."""
 PENDING_CHECK_SECONDS = 0.25
-"""The interval at which a waiting call is checked."""
+"""How often to check whether a pending call has finished."""
 
 
 class TimedClients:
-    """The clients of one service, one per timeout, because a library like boto3 has no timeouts per call.
+    """The clients of one service, one per timeout, because libraries such as boto3 have no timeouts per call.
 
     Args:
-        make: Creates a client that gives up a connection on which nothing arrives for the given number of seconds.
+        make: Creates a client with the given read timeout in seconds.
         timeouts: The timeouts in seconds, shortest first.
         subscription_timeouts: The timeouts for the events of a subscription.
         clock: Returns seconds.
-        start: Runs a call in the background; by default in a new thread.
+        start: Runs a function in the background, by default in a new thread.
     """
 
     timeout_error: type[Exception] = TimeoutError
@@ -88,23 +91,25 @@ class TimedClients:
 
 
 class ResponsePending(Exception):
-    """The response to a call has not arrived yet; make the same call again after `PENDING_CHECK_SECONDS`."""
+    """The response to a call has not arrived yet. Make the same call again after `PENDING_CHECK_SECONDS`."""
 
 
 class CallTimeouts:
-    """The timeouts of related calls: those of one shard, or of one stream (rule 1).
+    """The timeouts of related calls, such as all calls for one shard (rule 1).
 
-    A call that times out lengthens the timeout of all operations. A quick response shortens only that of its own
-    operation, because listings may be quick while records are slow. An operation that is called for the first time
-    starts with the longest timeout of the others.
+    When a call times out, the timeouts of all operations become longer. A quick response shortens only the timeout of
+    its own operation, because listing shards may be quick while reading records is slow. When an operation is called
+    for the first time, its timeout is the longest one of the other operations.
 
     Args:
         clients: The clients of the service, one per timeout.
         timeouts: The timeouts in seconds; by default those of the clients.
         step: The index in `timeouts` of the first call's timeout.
-        quick_responses: How many consecutive responses within the shortest timeout restore that timeout.
-        retry_first_call: Whether a call that times out is repeated with each longer timeout, until the first response.
-            Otherwise a command that makes only one call would mistake a slow service for a dead one.
+        quick_responses: The number of consecutive responses, each within the shortest timeout, after which that timeout
+            is used again.
+        retry_first_call: Whether a call that times out is repeated at once with the next longer timeout, as long as no
+            call has had a response. Without this, a command that makes only one call would report that a slow service
+            is down.
     """
 
     def __init__(
@@ -126,7 +131,7 @@ class CallTimeouts:
 
     @property
     def step(self) -> int:
-        """The index in `timeouts` of the longest timeout that any operation has now."""
+        """The index in `timeouts` of the longest timeout of all operations."""
         return max([self._initial_step, *self._steps.values()]) if self._steps else self._initial_step
 
     def timeout(self, operation: str) -> float:
@@ -136,7 +141,8 @@ class CallTimeouts:
     def for_subscriptions(self) -> "CallTimeouts":
         """Return the timeouts for the events of a subscription.
 
-        Quick responses don't shorten them, because a subscription that was granted quickly may send events slowly.
+        Quick responses don't shorten these timeouts, because a subscription that starts quickly may still send events
+        slowly.
         """
         return CallTimeouts(self._clients, self._clients.subscription_timeouts, quick_responses=math.inf)
 
@@ -151,31 +157,31 @@ class CallTimeouts:
             try:
                 response = getattr(self._clients.with_timeout(timeout), operation)(**parameters)
             except self._clients.timeout_error as error:
-                message = f"{self._clients.service} did not answer within {timeout:g} s"
-                message += f"; the timeout of the next call is {self.timed_out(operation, timeout):g} s"
+                message = f"{self._clients.service} did not respond within {timeout:g} s"
+                message += f"; the timeout of the next call is {self.lengthen(operation, timeout):g} s"
                 if not (self._retries_first_call and self.lengthened):
                     raise SourceUnavailable(message) from error
                 log.warning("%s", message)
             else:
                 break
         self._retries_first_call = False
-        quick = self._clients.clock() - started < self._timeouts[0]
-        self._quick_in_a_row[operation] = self._quick_in_a_row[operation] + 1 if quick else 0
+        is_quick = self._clients.clock() - started < self._timeouts[0]
+        self._quick_in_a_row[operation] = self._quick_in_a_row[operation] + 1 if is_quick else 0
         if self._quick_in_a_row[operation] >= self._quick_responses:
             self._steps[operation] = self._initial_step = 0
         return response
 
-    def timed_out(self, operation: str, timeout: float) -> float:
-        """Lengthen the timeout after a call exceeded `timeout`, if possible, and return that of the next call."""
+    def lengthen(self, operation: str, timeout: float) -> float:
+        """Lengthen the timeout, if possible, after a call exceeded `timeout`. Return the timeout of the next call."""
         self._quick_in_a_row[operation] = 0
         step = self._steps[operation]
         self.lengthened = step < len(self._timeouts) - 1
-        if timeout == self._timeouts[step] and self.lengthened:  # of concurrent calls, only the first timeout counts
+        if timeout == self._timeouts[step] and self.lengthened:  # of concurrent calls, only the first one lengthens it
             self._steps = {name: max(index, step + 1) for name, index in self._steps.items()}
         return self.timeout(operation)
 
-    def try_call(self, operation: str, **parameters: Any) -> Any:  # noqa: ANN401  likewise
-        """Make the call as `call` does, or in the background if it may exceed the shortest timeout (rule 2).
+    def try_call(self, operation: str, **parameters: Any) -> Any:  # noqa: ANN401  as above
+        """Make the call as `call` does, but in the background if its timeout is not the shortest one (rule 2).
 
         Raises:
             ResponsePending: If the response has not arrived yet. The caller must make the same call again.
@@ -186,13 +192,13 @@ class CallTimeouts:
                 return self.call(operation, **parameters)
             if not self._clients.pending_calls.acquire(blocking=False):
                 raise ResponsePending
-            pending: Future[Any] = Future()
+            future: Future[Any] = Future()
 
             def make_call() -> None:
                 try:
-                    pending.set_result(self.call(operation, **parameters))
+                    future.set_result(self.call(operation, **parameters))
                 except BaseException as error:  # noqa: BLE001  raised by the `try_call` that picks up the response
-                    pending.set_exception(error)
+                    future.set_exception(error)
                 finally:
                     self._clients.pending_calls.release()
 
@@ -201,11 +207,11 @@ class CallTimeouts:
             except BaseException:
                 self._clients.pending_calls.release()  # the thread did not start, so nothing waits
                 raise
-            self._pending = pending
+            self._pending = future
         if not self._pending.done():
             raise ResponsePending
-        finished, self._pending = self._pending, None
-        return finished.result()
+        done, self._pending = self._pending, None
+        return done.result()
 
 
 def _log_lost(fault: BaseException) -> None:
@@ -216,7 +222,7 @@ def datetime_of(position: Position) -> datetime:
     """Return the time of a position AT_TIMESTAMP.
 
     Raises:
-        SourceError: If the time is outside datetime's range (rows may contain any number).
+        SourceError: If the time is outside datetime's range, because a row may contain any number.
     """
     try:
         return datetime.fromtimestamp(position.sub / 1000, UTC)
@@ -227,12 +233,12 @@ def datetime_of(position: Position) -> datetime:
 
 
 class Backoff:
-    """Waits that grow with each fault, with jitter so that workers do not retry in step.
+    """Computes waits that grow with each fault. They are random, so that workers do not all retry at the same moment.
 
     Args:
         shortest: The shortest wait in seconds.
         longest: The longest wait in seconds.
-        uniform: Draws a number between two others.
+        uniform: Returns a random number between two numbers.
     """
 
     def __init__(

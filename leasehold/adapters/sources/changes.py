@@ -1,7 +1,7 @@
-"""Reads the change of a DynamoDB item from a record's data, as Python values.
+"""Decodes the change of a DynamoDB item from a record's data into Python values.
 
-The data is JSON as in the Streams API, Lambda events and Kinesis Data Streams for DynamoDB: values are tagged with
-DynamoDB's types (`{"N": "17"}`), and bytes are in base64.
+The data is JSON in the format of the Streams API, Lambda events and Kinesis Data Streams for DynamoDB. Each value is
+tagged with its DynamoDB type, as in `{"N": "17"}`, and bytes are encoded in base64.
 """
 
 import json
@@ -23,9 +23,9 @@ class Change:
     Attributes:
         event: INSERT, MODIFY or REMOVE.
         keys: The key attributes of the item.
-        new: The item after the change; None if it was removed, or the stream has no new images.
-        old: The item before the change; None if there was none, or the stream has no old images.
-        sequence_number: A decimal string; "" if the data has none (Kinesis Data Streams for DynamoDB).
+        new: The item after the change; None if the item was removed, or if the stream does not contain new images.
+        old: The item before the change; None if the item is new, or if the stream does not contain old images.
+        sequence_number: A decimal string; "" if the data has none, as in Kinesis Data Streams for DynamoDB.
         created: When the change was made, in UTC, truncated to the second; None if unknown.
         by: `dynamodb.amazonaws.com` if the item expired (time to live); "" if a user made the change.
     """
@@ -40,7 +40,7 @@ class Change:
 
 
 def change_of(data: bytes) -> Change:
-    """Return the change in a record's data. Raises ValueError if the data is not a change."""
+    """Decode the item change in a record's data. Raises ValueError if the data is not a change."""
     try:
         row = json.loads(data)
         details = row["dynamodb"]
@@ -49,9 +49,9 @@ def change_of(data: bytes) -> Change:
             created /= 1000
         return Change(
             event=row["eventName"],
-            keys=_plain(details["Keys"]) or {},
-            new=_plain(details.get("NewImage")),
-            old=_plain(details.get("OldImage")),
+            keys=_to_python(details["Keys"]) or {},
+            new=_to_python(details.get("NewImage")),
+            old=_to_python(details.get("OldImage")),
             sequence_number=details.get("SequenceNumber", ""),
             created=None if created is None else datetime.fromtimestamp(created, UTC),
             by=identity.get("PrincipalId") or identity.get("principalId") or "",
@@ -61,18 +61,19 @@ def change_of(data: bytes) -> Change:
 
 
 _MILLISECONDS = 10**11
-"""Larger times are in milliseconds, as Kinesis Data Streams for DynamoDB sends them."""
+"""Times of at least this number are in milliseconds, as Kinesis Data Streams for DynamoDB sends them. Smaller ones are
+in seconds."""
 
 
-class _FromJson(TypeDeserializer):
-    """Decodes bytes from base64; boto3 alone would wrap them in a class of its own."""
+class _JsonDeserializer(TypeDeserializer):
+    """Decodes bytes from base64, because boto3 expects decoded bytes, and would wrap them in `Binary`."""
 
     def _deserialize_b(self, value: str) -> bytes:
         return b64decode(value)
 
 
-_deserialize = _FromJson().deserialize
+_deserialize = _JsonDeserializer().deserialize
 
 
-def _plain(image: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    return None if image is None else {name: _deserialize(typed) for name, typed in image.items()}
+def _to_python(image: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    return None if image is None else {name: _deserialize(tagged_value) for name, tagged_value in image.items()}

@@ -1,11 +1,11 @@
-"""Finds duplicates among the records that our Spark sinks write, by the tags that the sinks put on them.
+"""Finds duplicates among records written by leasehold's Spark sinks, using the tag that a sink adds to each record.
 
-A sink writes a batch of a query in tasks. Each task sends its rows in order, and numbers them. A row is sent again if
-there was no response, if the task is repeated, or by the next run of the query. So the stream may contain a row several
-times. A tag identifies the row:
+Spark writes each batch of a query in several tasks. A task numbers its rows and sends them in order. A row is sent
+again if there was no response, if Spark repeats the task, or if the query is restarted, so the stream may contain a row
+more than once. The tag of a record identifies its row:
 
-    query    Spark's id of the query, which belongs to its checkpointLocation; for a batch job, an id or name of its own
-    run      a number for one run of the query, from start to stop; the numbers of runs have no order
+    query    Spark's id of the query, stored in its checkpointLocation; for a batch job, an id or name of its own
+    run      a number for one run of the query, from start to stop; later runs may have lower numbers
     batch    the number of the batch; for a batch job, 0 or the number that was given with its name
     part     the task's partition of the batch, and the section of that partition
     edition  a digest of all rows of the section, so that attempts with the same edition write the same rows
@@ -14,36 +14,40 @@ times. A tag identifies the row:
 
 A writer guarantees the following, even if records are lost, rejected or late, or the stream is resharded:
 
-W1. When a row is sent, all rows of the same attempt with lower numbers and a hash key in the row's span are known to be
-    written. There is no such guarantee for other hash keys: after a merge, rows on their way to one parent may arrive
-    before lower rows that wait for the other parent.
-W2. A batch starts once every part of the previous batch is known to be completely written.
+W1. Before a row is sent, all rows of the same attempt that have lower numbers and a hash key in the row's span are
+    known to be written. There is no such guarantee for other hash keys. After a merge, for example, rows on their way
+    to one parent may arrive before lower-numbered rows that wait for the other parent.
+W2. A batch starts only after every part of the previous batch is known to be completely written.
 
-A run starts where the previous one ended, unless its user has restored an older checkpoint. Several runs of a query may
-be active at once, because the tasks of a previous run continue for a while, and a checkpointLocation may be copied.
+A run of a query continues where the previous run ended, unless the user has restored an older checkpoint. Several runs
+of a query may be active at once, because the tasks of a stopped run continue for a while, and because a
+checkpointLocation can be copied.
 
-For each run a reader keeps the current batch, and the highest row of each part and edition (`SeenRows`).
+For each run, a reader keeps the current batch and the highest row number of each part and edition (`SeenRows`).
 
-R1. A row is a duplicate if an equal or higher row of the same part and edition has been read from any run that is now
-    at the same batch, and if the span of that other row includes the hash key. By W1, the attempt that wrote the other
-    row had already written all lower rows with this hash key, and attempts of one edition have the same rows.
+R1. A row is a duplicate if the reader has already read a row of the same part and edition whose number is equal or
+    higher, whose span includes the hash key, and whose run is now at the same batch. By W1, the attempt that wrote that
+    row had already written all lower-numbered rows with this hash key. Attempts of one edition have the same rows.
 R2. A row is a duplicate if its batch is lower than the current batch of its run (by W2). When a run starts its next
-    batch, or is forgotten, its rows are copied to the other runs that are at the batch which it leaves.
-R3. Any other row is new. If a part has another edition, we know nothing about its rows. They are kept, perhaps twice,
-    so that no row is lost because another row had the same number.
-    If a run is new to the reader and its batch is lower than that of other runs, its user may have restored an older
-    checkpoint and want the rows again. Or its first rows are late, and were read before. We cannot tell which, so its
-    rows are kept, a warning is logged, and the state of later batches is dropped.
-R4. The children of a shard start with the state of their parents, each hash key with the state of its own parent.
+    batch or is forgotten, the rows of its old batch are copied to the other runs that are at that batch.
+R3. Any other row is new. If a part appears with another edition, its rows cannot be compared with the rows read before.
+    They are kept, perhaps twice, so that no row is lost because a different row had the same number.
+    If a run is new to the reader and its batch is lower than that of other runs, there are two possible reasons. Either
+    the user has restored an older checkpoint and wants the rows again, or these are late duplicates of rows that were
+    read before. We cannot tell which, so the rows are kept, a warning is logged, and the state of later batches is
+    dropped.
+R4. A child shard starts with the state of its parents. Each of its hash keys has the state of the parent that contained
+    it.
 
-The state is limited to the parts of one batch, for each of the last `RUNS` runs of the last `QUERIES` queries. A run
-that is more than `BATCHES` batches behind another run is forgotten, too. The state depends only on the records read, so
-a reader that resumes from a checkpoint or offset has the same state, and reading a batch again has the same result.
+The size of the state is limited. It covers one batch for each of the last `RUNS` runs of each of the last `QUERIES`
+queries. A run that is more than `BATCHES` batches behind another run is forgotten. The state depends only on the
+records that were read. So a reader that resumes from a checkpoint or offset has the same state, and reading a batch
+again has the same result.
 
-`Position.token` contains the state, so it is part of every checkpoint, hand-off and offset. The state contains the
-position of the record that changed it last, because checkpoints by other workers leave an old token in the row. The
-state stays valid after a later checkpoint, but detects fewer duplicates. After a reset to an earlier checkpoint it is
-ignored.
+The state is stored in `Position.token`, so it is part of every checkpoint, hand-off and offset. It contains the
+position of the record that changed it last, because a checkpoint written by other software leaves an old token in the
+lease's row. If the checkpoint is later than this position, the state is still valid but detects fewer duplicates. If
+the checkpoint was reset to an earlier position, the state is ignored.
 """
 
 import logging
@@ -60,9 +64,9 @@ from leasehold.stores.printable import escaped
 log = escaped(logging.getLogger("leasehold.sources"))
 
 QUERIES, RUNS, PARTS, EDITIONS = 16, 4, 4096, 4
-"""How many queries per shard, runs per query, parts per batch and editions per part are remembered at most."""
+"""The maximum number of queries per shard, runs per query, parts per batch and editions per part in the state."""
 BATCHES = 16
-"""How many batches a run of a query may be behind another one before it is forgotten."""
+"""The number of batches by which a run may be behind another run of its query before it is forgotten."""
 
 
 class Tag(NamedTuple):
@@ -78,7 +82,7 @@ class Tag(NamedTuple):
 
     @property
     def context(self) -> bytes:
-        """The tag without row and span, as it is written into a record."""
+        """The tag without row and span, in the form that is written into a record."""
         return f"{self.query}.{self.run}.{self.batch}.{self.part}.{self.edition}".encode()
 
 
@@ -91,20 +95,20 @@ _ROW = re.compile(rb"\d{1,15}")
 def tags_of(values: Iterable[bytes]) -> list[Tag | None]:
     """Return the tags of an aggregate's records, in order.
 
-    If a value is only a row number, context and span are those of the previous record. A value that is not a tag of a
-    Spark sink becomes None, and its record always counts as new.
+    A value that is only a row number has the context and span of the previous record's tag. A value that is not a tag
+    of a Spark sink becomes None. A record without a tag always counts as new.
     """
-    tags, last = list[Tag | None](), None
+    tags, previous = list[Tag | None](), None
     for value in values:
         if (match := _TAG.fullmatch(value)) is not None:
             query, run, batch, part, edition, row, low, high = (group.decode() for group in match.groups(b""))
             span = (int(low, 16), int(high, 16)) if low else HASH_KEYS
-            last = Tag(query, int(run), int(batch), part, edition, int(row), span)
-        elif last is None or _ROW.fullmatch(value) is None:
-            last = None
+            previous = Tag(query, int(run), int(batch), part, edition, int(row), span)
+        elif previous is None or _ROW.fullmatch(value) is None:
+            previous = None
         else:
-            last = last._replace(row=int(value))
-        tags.append(last)
+            previous = previous._replace(row=int(value))
+        tags.append(previous)
     return tags
 
 
@@ -115,7 +119,7 @@ class _RunState:
     batch: int
     parts: dict[str, dict[str, int]] = field(factory=dict)
 
-    def has(self, tag: Tag) -> bool:
+    def contains(self, tag: Tag) -> bool:
         return tag.batch == self.batch and tag.row <= self.parts.get(tag.part, {}).get(tag.edition, -1)
 
     def add(self, part: str, edition: str, row: int) -> None:
@@ -126,7 +130,7 @@ class _RunState:
                 del entries[next(iter(entries))]
 
     def copy_rows_to(self, others: Iterable["_RunState"]) -> None:
-        """Copy these rows to the other runs at the same batch, before this run drops them or is dropped."""
+        """Copy the rows of this run to the other runs at the same batch. Call this before dropping the rows."""
         for other in others:
             if other.batch == self.batch:
                 for part, editions in self.parts.items():
@@ -138,45 +142,45 @@ class _RunState:
 
 
 _RunStates = dict[int, _RunState]
-"""The runs of a query by number, in the order in which they wrote last."""
+"""The runs of a query by number. The run that wrote most recently comes last."""
 _Queries = dict[str, _RunStates]
-"""The queries by name, in the order in which they wrote last."""
+"""The queries by name. The query that wrote most recently comes last."""
 
 
 def _is_duplicate(runs: _RunStates, tag: Tag) -> bool:
-    own = runs.get(tag.run)
-    if own is not None and (tag.batch < own.batch or own.has(tag)):  # R2, R1
+    own_run = runs.get(tag.run)
+    if own_run is not None and (tag.batch < own_run.batch or own_run.contains(tag)):  # R2, R1
         return True
-    return (own is None or len(runs) > 1) and any(run.has(tag) for run in runs.values())  # R1
+    return (own_run is None or len(runs) > 1) and any(run.contains(tag) for run in runs.values())  # R1
 
 
-def _add_row(runs: _RunStates, tag: Tag, *, spans: bool) -> None:
-    """Record a row for one piece of the hash keys. `spans` tells whether the row's span includes the piece."""
-    own = runs.get(tag.run)
-    if own is None:
+def _add_row(runs: _RunStates, tag: Tag, *, is_in_span: bool) -> None:
+    """Record a row for one piece of the hash key space. `is_in_span` is true if the row's span includes that piece."""
+    own_run = runs.get(tag.run)
+    if own_run is None:
         for number in [number for number, run in runs.items() if run.batch > tag.batch]:
             del runs[number]  # R3
-        own = _RunState(tag.batch)
-    elif tag.batch > own.batch:
-        own.copy_rows_to(run for run in runs.values() if run is not own)
-        own.batch, own.parts = tag.batch, {}
-    if spans and own.batch == tag.batch:
-        own.add(tag.part, tag.edition, tag.row)
+        own_run = _RunState(tag.batch)
+    elif tag.batch > own_run.batch:
+        own_run.copy_rows_to(run for run in runs.values() if run is not own_run)
+        own_run.batch, own_run.parts = tag.batch, {}
+    if is_in_span and own_run.batch == tag.batch:
+        own_run.add(tag.part, tag.edition, tag.row)
     if len(runs) > 1 or tag.run not in runs:
         runs.pop(tag.run, None)
-        for number in [number for number, run in runs.items() if run.batch + BATCHES < own.batch]:
+        for number in [number for number, run in runs.items() if run.batch + BATCHES < own_run.batch]:
             del runs[number]
-        runs[tag.run] = own
+        runs[tag.run] = own_run
         if len(runs) > RUNS:
             runs.pop(next(iter(runs))).copy_rows_to(runs.values())
 
 
 @define
 class SeenRows:
-    """The rows of each query that the reader of a shard has read, separately for pieces of the hash key space.
+    """The rows of each query that a shard's reader has read, kept separately for each piece of the hash key space.
 
-    It also counts the rows that R3 keeps although they may be duplicates: those of a new run, up to the batch at which
-    another run was.
+    It also counts the rows that are kept although they may be duplicates (R3). These are the rows of a new run up to
+    the highest batch of the other runs.
 
     Attributes:
         pieces: The last hash key of each piece, in ascending order, with the queries whose rows were read there.
@@ -193,7 +197,7 @@ class SeenRows:
         return any(queries for _, queries in self.pieces)
 
     def seen_before(self, tag: Tag, hash_key: Callable[[], int], position: Position) -> bool:
-        """Return whether the record with this tag is a duplicate. If it is not, record it at this position.
+        """Return whether the record with this tag is a duplicate. If it is not a duplicate, remember it as read.
 
         Args:
             tag: The tag of the record.
@@ -203,7 +207,7 @@ class SeenRows:
         queries = self.pieces[0][1]
         if len(self.pieces) > 1:
             key = hash_key()
-            queries = next(candidate for last, candidate in self.pieces if key <= last)
+            queries = next(piece_queries for last_key, piece_queries in self.pieces if key <= last_key)
         runs = queries.get(tag.query)
         if runs and _is_duplicate(runs, tag):
             return True
@@ -224,15 +228,15 @@ class SeenRows:
         return possible_duplicates
 
     def add(self, tag: Tag, position: Position) -> None:
-        """Record a new row: its number for the hash keys in its span (W1), and its batch for all hash keys (W2)."""
+        """Record a new row's number for the hash keys in its span (W1), and its batch for all hash keys (W2)."""
         self.position, self._token = position, None
         first, last = tag.span
         for bound in (first - 1, last):
-            self._cut(bound)
+            self._split_at(bound)
         for bound, queries in self.pieces:
             runs = queries.pop(tag.query, None) or {}
             # After the cuts at both ends, each piece lies entirely inside or entirely outside the span.
-            _add_row(runs, tag, spans=first <= bound <= last)
+            _add_row(runs, tag, is_in_span=first <= bound <= last)
             queries[tag.query] = runs
             if len(queries) > QUERIES:
                 del queries[next(iter(queries))]
@@ -243,28 +247,28 @@ class SeenRows:
                     merged.insert(0, piece)
             self.pieces = merged
 
-    def _cut(self, bound: int) -> None:
-        """Split a piece so that one ends with this hash key."""
-        for index, (last, queries) in enumerate(self.pieces):
-            if bound < 0 or bound == last:
+    def _split_at(self, last_key: int) -> None:
+        """Split the piece that contains this hash key, so that one piece ends with it."""
+        for index, (piece_end, queries) in enumerate(self.pieces):
+            if last_key < 0 or last_key == piece_end:
                 return
-            if bound < last:
-                self.pieces.insert(index, (bound, _copied(queries)))
+            if last_key < piece_end:
+                self.pieces.insert(index, (last_key, _copy_queries(queries)))
                 return
 
     def copy(self) -> Self:
         """Return an independent copy."""
-        pieces = [(last, _copied(queries)) for last, queries in self.pieces]
+        pieces = [(last, _copy_queries(queries)) for last, queries in self.pieces]
         return type(self)(pieces, self.position, self._token, self._undecided_until, self._possible_duplicates)
 
     @property
     def token(self) -> str:
-        """The token for a position with this state; "" if no record had a tag."""
+        """The token that contains this state, or "" if no record had a tag."""
         if self._token is None:
             self._token = ""
             if self.position is not None and self:
                 pieces = [
-                    ("" if last == HASH_KEYS[1] else f"{last:x}@") + _queries_text(queries)
+                    ("" if last == HASH_KEYS[1] else f"{last:x}@") + _format_queries(queries)
                     for last, queries in self.pieces
                 ]
                 self._token = f"{_PREFIX} {self.position.sequence}.{self.position.sub} {' '.join(pieces)}"
@@ -272,51 +276,53 @@ class SeenRows:
 
     @classmethod
     def of(cls, start: Position) -> Self:
-        """Return the state of a reader that starts at `start`.
+        """Return the state with which a reader begins at `start`.
 
-        It is empty if the token contains no state, or the state of a later position.
+        The state is empty if the token contains no state, or if it contains the state of a later position.
         """
-        _, separator, rest = start.token.partition(f"{_PREFIX} ")
+        _, separator, encoded_state = start.token.partition(f"{_PREFIX} ")
         if not separator:
             return cls()
-        location, *pieces = rest.split(" ")
-        sequence, _, sub = location.partition(".")
-        pieces_read = list[tuple[int, _Queries]]()
+        encoded_position, *pieces = encoded_state.split(" ")
+        sequence, _, sub = encoded_position.partition(".")
+        parsed_pieces = list[tuple[int, _Queries]]()
         try:
             for piece in pieces:
-                last, bound, text = piece.rpartition("@")
-                pieces_read.append((int(last, 16) if bound else HASH_KEYS[1], _queries_of(text)))
-            at = Position(sequence, int(sub))
+                last_key, has_bound, text = piece.rpartition("@")
+                parsed_pieces.append((int(last_key, 16) if has_bound else HASH_KEYS[1], _parse_queries(text)))
+            position = Position(sequence, int(sub))
         except ValueError:
             return cls()
-        complete = [last for last, _ in pieces_read] == sorted({last for last, _ in pieces_read} | {HASH_KEYS[1]})
-        return cls(pieces_read, at) if complete and at.order <= start.order else cls()
+        is_complete = [last_key for last_key, _ in parsed_pieces] == sorted(
+            {last_key for last_key, _ in parsed_pieces} | {HASH_KEYS[1]}
+        )
+        return cls(parsed_pieces, position) if is_complete and position.order <= start.order else cls()
 
 
 _PREFIX = "had1"
 
 
 def own_token(token: str) -> str:
-    """Return the part of a token that the source itself put there: the offset for Event Hubs, "" for Kinesis."""
-    own, separator, _ = token.partition(f"{_PREFIX} ")
-    # Remove only the space between the two parts. An offset of the service may end with spaces of its own.
-    return own.removesuffix(" ") if separator else token
+    """Return the part of a token that belongs to the source itself: the offset for Event Hubs, "" for Kinesis."""
+    source_token, separator, _ = token.partition(f"{_PREFIX} ")
+    # Remove only the one space between the two parts, because the service's offset may itself end with spaces.
+    return source_token.removesuffix(" ") if separator else token
 
 
-def _copied(queries: _Queries) -> _Queries:
+def _copy_queries(queries: _Queries) -> _Queries:
     return {name: {number: run.copy() for number, run in runs.items()} for name, runs in queries.items()}
 
 
-def _queries_text(queries: _Queries) -> str:
-    return ";".join(_run_text(name, number, run) for name, runs in queries.items() for number, run in runs.items())
+def _format_queries(queries: _Queries) -> str:
+    return ";".join(_format_run(name, number, run) for name, runs in queries.items() for number, run in runs.items())
 
 
-def _run_text(name: str, number: int, run: _RunState) -> str:
+def _format_run(name: str, number: int, run: _RunState) -> str:
     parts = (f"{part}={edition}={row}" for part, editions in run.parts.items() for edition, row in editions.items())
     return ",".join((name, str(number), str(run.batch), *parts))
 
 
-def _queries_of(text: str) -> _Queries:
+def _parse_queries(text: str) -> _Queries:
     queries = _Queries()
     for run in filter(None, text.split(";")):
         name, number, batch, *rows = run.split(",")
@@ -330,18 +336,18 @@ def _queries_of(text: str) -> _Queries:
 def inherited_token(parents: Sequence[Lease]) -> str:
     """Return the token with which the child of these shards starts (R4), or "" if they have no state.
 
-    It is also "" if there are two parents, and the hash range of one of them is unknown.
+    With two parents, the token is also "" if the hash range of one of them is unknown.
     """
-    ended = [(lease.hash_range, SeenRows.of(lease.checkpoint)) for lease in parents if lease.ended]
-    if not any(state for _, state in ended):
+    parent_states = [(lease.hash_range, SeenRows.of(lease.checkpoint)) for lease in parents if lease.ended]
+    if not any(state for _, state in parent_states):
         return ""
-    # TRIM_HORIZON makes the state valid from the beginning of the child.
-    if len(ended) == 1:
-        return SeenRows(ended[0][1].pieces, TRIM_HORIZON).token
+    # With the position TRIM_HORIZON, the state is valid from the beginning of the child shard.
+    if len(parent_states) == 1:
+        return SeenRows(parent_states[0][1].pieces, TRIM_HORIZON).token
     ranges: list[tuple[HashRange, SeenRows]] = sorted(
-        ((hash_range, state) for hash_range, state in ended if hash_range), key=lambda pair: pair[0]
+        ((hash_range, state) for hash_range, state in parent_states if hash_range), key=lambda pair: pair[0]
     )
-    if len(ranges) < len(ended):
+    if len(ranges) < len(parent_states):
         return ""
     pieces = list[tuple[int, _Queries]]()
     for (_, last), state in ranges:
@@ -360,11 +366,12 @@ NewRow = tuple[Tag, Position]
 
 
 class Trail(NamedTuple):
-    """The states of `SeenRows` after each row of a sequence.
+    """The state of `SeenRows` after each row of a sequence.
 
     Attributes:
         before: The state before the first row.
-        new_rows: For each row, the additions to the state by the row itself and by the dropped rows just before it.
+        new_rows: For each row, the records that were added to the state: the row itself, and dropped rows just before
+            it.
     """
 
     before: SeenRows
@@ -372,23 +379,23 @@ class Trail(NamedTuple):
 
     def token(self, row: int) -> str:
         """Return the token of this row's position."""
-        return self._until(row + 1).token
+        return self._state_before(row + 1).token
 
     def from_row(self, row: int) -> "Trail":
         """Return the trail of the rows from this one on."""
-        return Trail(self._until(row), self.new_rows[row:])
+        return Trail(self._state_before(row), self.new_rows[row:])
 
-    def filtered(self, selected: Sequence[bool | None]) -> "Trail":
+    def select(self, selected: Sequence[bool | None]) -> "Trail":
         """Return the trail of the rows whose entry in `selected` is true."""
         rows, pending = list[tuple[NewRow, ...]](), tuple[NewRow, ...]()
-        for keep, new_rows in zip(selected, self.new_rows, strict=True):
+        for is_selected, new_rows in zip(selected, self.new_rows, strict=True):
             pending += new_rows
-            if keep:
+            if is_selected:
                 rows.append(pending)
                 pending = ()
         return Trail(self.before, rows)
 
-    def _until(self, row: int) -> SeenRows:
+    def _state_before(self, row: int) -> SeenRows:
         seen = self.before.copy()
         for tag, position in chain.from_iterable(self.new_rows[:row]):
             seen.add(tag, position)

@@ -1,13 +1,15 @@
-"""The stream of a DynamoDB table as a source: lists its shards, and opens a reader for each.
+"""A source that lists the shards of a DynamoDB table's stream, and opens a reader for each.
 
-Shards are read by the poller for Kinesis, and most things work the same way: iterators, their expiry, the pace, the
-growing timeouts, and the end of a shard. The differences are:
+The readers extend the Kinesis poller, because most things work the same way: iterators and their expiry, the pace of
+requests, growing timeouts, and the end of a shard. The differences are:
 
-- The stream is named by its ARN. Each time a table's stream is enabled, this creates a new stream with a new ARN.
-- Shards have no hash ranges and at most one parent. They end by themselves after some hours, and expire after a day.
-- One page of a listing may be older than another. So a shard that has a child is closed even if its own entry is open.
-- A response does not contain how far behind the reader is. We compute that from the time of the last record and the
-  service's clock.
+- A stream is identified by its ARN. Each time streaming is enabled for a table, DynamoDB creates a new stream with a
+  new ARN.
+- A shard has no hash range, and at most one parent. It ends by itself after some hours, and expires after a day.
+- A listing is not a snapshot, because one page may be older than another. A shard that has a child therefore counts as
+  closed, even if its own entry is open.
+- A response does not contain the reader's lag, so we compute it from the time of the last record and the service's
+  clock.
 """
 
 import json
@@ -35,7 +37,7 @@ from leasehold.adapters.sources.kinesis.faults import (
 from leasehold.adapters.sources.kinesis.poller import TRIMMED_TEXT, Poller
 from leasehold.adapters.sources.kinesis.source import PolledStream
 from leasehold.adapters.sources.protocol import Batch, Record
-from leasehold.adapters.threads import seconds
+from leasehold.adapters.threads import boottime
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard, at_timestamp
 from leasehold.errors import SourceError, Trimmed
 from leasehold.stores.aws import session_of
@@ -52,9 +54,10 @@ PAGE = 100
 NUMBER_DIGITS = 21, 40
 """The minimum and maximum number of digits in a sequence number."""
 EMPTY_AT_TIP = 3
-"""How many consecutive empty responses mean the tip of a shard. A single one also occurs between two records."""
+"""The number of consecutive empty responses after which a reader counts as being at the tip. A single empty response
+may also occur between two records."""
 BEHIND_SECONDS = 2.0
-"""If the last record is older than this (in whole seconds), there are probably more records to read."""
+"""If the last record is older than this, there are probably more records to read. Record times are in whole seconds."""
 
 
 class StreamsClients(TimedClients):
@@ -74,8 +77,8 @@ class TableClients(TimedClients):
 class ChangePoller(Poller):
     """A reader of one shard of a table's stream.
 
-    If the start is a time, and the service or an older boto3 has no iterators for times, the shard is read from its
-    beginning, and earlier changes are dropped.
+    If the start is a time, but the service or an older boto3 has no iterators that start at a time, the shard is read
+    from its beginning and changes before that time are dropped.
     """
 
     max_records = 1000
@@ -111,8 +114,8 @@ class ChangePoller(Poller):
         try:
             return super()._new_iterator()
         except (ClientError, ParamValidationError) as error:
-            unsupported = isinstance(error, ParamValidationError) or code_of(error) == "ValidationException"
-            if not (unsupported and self._starting_position()["Type"] == "AT_TIMESTAMP"):
+            is_unsupported = isinstance(error, ParamValidationError) or code_of(error) == "ValidationException"
+            if not (is_unsupported and self._starting_position()["Type"] == "AT_TIMESTAMP"):
                 raise
             self._start = TRIM_HORIZON
             iterator = super()._new_iterator()
@@ -133,7 +136,7 @@ class ChangePoller(Poller):
         return super()._needs_new_iterator(error)
 
     def _restart_or_raise(self, error: ClientError | None) -> None:
-        """Start at the oldest record if no record was read before or `rewind` is set; otherwise raise Trimmed."""
+        """Restart at the oldest record. Raise Trimmed if a sequence number is known and `rewind` is not set."""
         number = self._last_read or (self._start.sequence if self._start.numbered else None)
         if number is not None and not self._rewind:
             raise Trimmed(TRIMMED_TEXT.format(self._shard, self._stream, number)) from error
@@ -141,33 +144,33 @@ class ChangePoller(Poller):
         log.warning("shard %s: %s no longer exists; starting at TRIM_HORIZON", self._shard, number or "its start")
 
     def _batch(self, response: Any) -> Batch:  # noqa: ANN401  boto3's stubs for it are no dependency
-        new = records = tuple(map(record_of, response["Records"]))
+        new_records = records = tuple(map(record_of, response["Records"]))
         skip_through, since = self._skip_through, self._since
-        # Drop only leading records: all records after the first one past the start are past it, too.
+        # Drop only leading records. Records are in order, so all those after the first one to keep are kept, too.
         if skip_through is not None:
-            new = tuple(dropwhile(lambda record: record.position.order <= skip_through, new))
+            new_records = tuple(dropwhile(lambda record: record.position.order <= skip_through, new_records))
         if since is not None:
-            new = tuple(dropwhile(lambda record: _latest_arrival(record) < since, new))
+            new_records = tuple(dropwhile(lambda record: _latest_arrival(record) < since, new_records))
         if records:
             self._log_gap(records[0].sequence_number)
         next_iterator = response.get("NextShardIterator") or None
         self._empty_in_a_row = 0 if records else self._empty_in_a_row + 1
         at_tip = next_iterator is None or self._empty_in_a_row >= EMPTY_AT_TIP
-        behind = 0.0 if at_tip else None
+        behind_seconds = 0.0 if at_tip else None
         if records:
-            # The age of the last record, by the service's clock in the response.
+            # Compute the age of the last record by the service's clock, which the response contains.
             now = date_of(response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date"))
             arrived = records[-1].arrived
-            behind = None if now is None or arrived is None else max(0.0, now - arrived)
-        has_more = behind is not None and behind > BEHIND_SECONDS
+            behind_seconds = None if now is None or arrived is None else max(0.0, now - arrived)
+        has_more = behind_seconds is not None and behind_seconds > BEHIND_SECONDS
         batch = Batch(
-            records=new,
+            records=new_records,
             read_to=Position(records[-1].sequence_number) if records else None,
-            behind_seconds=behind,
+            behind_seconds=behind_seconds,
             wait_seconds=self._pause(idle=not records, behind=has_more),
             ended=next_iterator is None,
         )
-        if new:
+        if new_records:
             self._skip_through = self._since = None
         self._iterator = next_iterator
         self._last_read = records[-1].sequence_number if records else self._last_read
@@ -177,8 +180,9 @@ class ChangePoller(Poller):
 def record_of(row: Mapping[str, Any]) -> Record:
     """Convert a stream record from boto3.
 
-    The data is the change as the API sends it, in JSON with sorted keys, so that a change has the same bytes for every
-    reader. The partition key is the item's key in the same format, so that all changes of an item have the same one.
+    The record's data is the change in the format of the API, as JSON with sorted keys, so that every reader returns the
+    same bytes. The partition key is the item's key in the same format, so all changes of an item have the same
+    partition key.
 
     Raises:
         KeyError, TypeError, ValueError: If the row has another structure.
@@ -187,9 +191,9 @@ def record_of(row: Mapping[str, Any]) -> Record:
     number, created = details["SequenceNumber"], details.get("ApproximateCreationDateTime")
     if not (isinstance(number, str) and number.isascii() and number.isdigit()):
         raise ValueError(f"a record has the invalid sequence number {number!r}")
-    # Checked here, so that code that reads the data (such as Spark's columns) need not check again.
-    valid = isinstance(row["eventName"], str) and isinstance(row.get("userIdentity") or {}, Mapping)
-    if not valid:
+    # Check this here, so that code that reads the data later, such as Spark's columns, need not check again.
+    is_valid = isinstance(row["eventName"], str) and isinstance(row.get("userIdentity") or {}, Mapping)
+    if not is_valid:
         raise ValueError(f"record {number} has an invalid eventName or userIdentity")
     return Record(
         canonical_json(row).encode(),
@@ -216,7 +220,7 @@ def _json_value(value: object) -> object:
 
 
 def _latest_arrival(record: Record) -> float:
-    """Return the latest time at which the record may have been created: times are truncated to seconds or minutes."""
+    """Return the latest time at which the record may have been created. Its time is in whole seconds or minutes."""
     if record.arrived is None:
         return float("inf")
     return record.arrived + (1.0 if record.arrived % 60 else 60.0)
@@ -227,12 +231,12 @@ class TableStream(PolledStream):
 
     Args:
         clients: The clients of DynamoDB Streams, which all threads share.
-        name: The name of the table, whose current stream is read, or the ARN of a stream.
+        name: The name of a table, to read its current stream, or the ARN of a stream.
         tables: The clients of DynamoDB, to look up the table's stream.
-        rewind: As for a Kinesis stream.
-        poll_seconds: As for a Kinesis stream.
-        max_records: As for a Kinesis stream.
-        clock: As for a Kinesis stream.
+        rewind: See `PolledStream`.
+        poll_seconds: See `PolledStream`.
+        max_records: See `PolledStream`.
+        clock: See `PolledStream`.
     """
 
     service = STREAMS
@@ -247,7 +251,7 @@ class TableStream(PolledStream):
         rewind: bool = False,
         poll_seconds: float | None = None,
         max_records: int | None = None,
-        clock: Callable[[], float] = seconds,
+        clock: Callable[[], float] = boottime,
     ) -> None:
         super().__init__(clients, name, rewind=rewind, poll_seconds=poll_seconds, max_records=max_records, clock=clock)
         self._tables, self._table_timeouts = tables, CallTimeouts(tables, retry_first_call=True)
@@ -284,25 +288,24 @@ class TableStream(PolledStream):
         self._find_stream()
         with translate_errors(self.name, STREAMS), translate_parse_errors(self.name, STREAMS):
             rows: list[Any] = []
-            after: dict[str, str] = {}
+            page_parameters: dict[str, str] = {}
             while True:
-                page = self._timeouts.call("describe_stream", StreamArn=self._arn, Limit=PAGE, **after)
+                page = self._timeouts.call("describe_stream", StreamArn=self._arn, Limit=PAGE, **page_parameters)
                 description = page["StreamDescription"]
                 rows += description["Shards"]
-                if not (last := description.get("LastEvaluatedShardId")):
+                if not (last_shard := description.get("LastEvaluatedShardId")):
                     break
-                after = {"ExclusiveStartShardId": last}
+                page_parameters = {"ExclusiveStartShardId": last_shard}
             self._note_server_time(page)
             created = int(description["CreationRequestDateTime"].timestamp())
             self._incarnation = f"{self._arn.split(':')[4]}:{description['TableName']}:{created}"
             return shards_from(rows)
 
     def latest(self, lease: Lease) -> Position:
-        """Return the current second by the service's clock, because the times of records are truncated to seconds."""
+        """Return the service's time in whole seconds, because the times of records are truncated to seconds."""
         return at_timestamp(super().latest(lease).sub // 1000 * 1000)
 
     def open(self, lease: Lease, start: Position) -> ChangePoller:
-        """Return a reader that starts just after `start`."""
         return ChangePoller(
             self._clients.with_timeout(self._clients.timeouts[0]),
             self._request_name(),
@@ -315,7 +318,6 @@ class TableStream(PolledStream):
         )
 
     def close(self) -> None:
-        """Close all connections."""
         super().close()
         self._tables.close()
 
@@ -325,7 +327,7 @@ class TableStream(PolledStream):
         return self._arn
 
     def _find_stream(self) -> None:
-        """Look up the table's current stream, which changes when the stream is disabled and enabled again."""
+        """Look up the table's current stream. It changes when streaming is disabled and enabled again."""
         if is_arn(self.name):
             return
         with translate_errors(self.name, STREAMS), translate_parse_errors(self.name, STREAMS):
@@ -346,7 +348,7 @@ def is_arn(name: str) -> bool:
 
 
 def shards_from(rows: Sequence[Mapping[str, Any]]) -> tuple[Shard, ...]:
-    """Return the shards of a listing. A parent of another shard is closed, even if its own entry is still open."""
+    """Return the shards of a listing. A shard that has a child is closed, even if its own entry is still open."""
     parents = {row.get("ParentShardId") for row in rows}
     return tuple(
         Shard(
@@ -359,7 +361,7 @@ def shards_from(rows: Sequence[Mapping[str, Any]]) -> tuple[Shard, ...]:
 
 
 def region_of(name: str, options: Mapping[str, str]) -> str | None:
-    """Return the region of this table or ARN; None for the environment's. Raises ValueError if it is neither."""
+    """Return the region of a table or ARN, or None for the environment's. Raises ValueError if the name is neither."""
     if not is_arn(name):
         if "/" in name or "," in name:
             raise ValueError("source URL: it must name one table: dynamodb-streams://TABLE, or the ARN of a stream")
@@ -381,7 +383,10 @@ def open_url(name: str, options: Mapping[str, str], *, session: Session | None =
     """
     region, endpoint = region_of(name, options), options.get("endpoint")
     if options.get("if_trimmed", "TRIM_HORIZON") != "TRIM_HORIZON":
-        raise ValueError("source URL: option 'if_trimmed' must be TRIM_HORIZON; without it, such a shard is not read")
+        raise ValueError(
+            "source URL: option 'if_trimmed' must be TRIM_HORIZON; without it, a shard with a trimmed checkpoint is "
+            "not read"
+        )
     poll_seconds = poll_seconds_of(options["poll_seconds"]) if "poll_seconds" in options else None
     max_records = max_records_of(options, ChangePoller.max_records)
     opened_session = session_of(options, "source URL", session)

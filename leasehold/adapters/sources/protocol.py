@@ -1,7 +1,7 @@
-"""The protocols of a source of records and of the readers of its shards.
+"""Protocols for a source of records, and for the readers of its shards.
 
-A reader never waits. Each call does one bounded read and returns how long to wait before the next one; the caller (a
-thread pool, Spark, the simulator) does the waiting.
+A reader never waits. Each call does one bounded read, and returns how long to wait before the next call. The caller
+does the waiting: a thread pool, Spark, or the simulator.
 
 `PassingSource` forwards every call to another source and is the base class of wrappers.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # needs boto3, which is an extra
 class Record(NamedTuple):
     """A user record.
 
-    It is a named tuple because there may be a million per second, and no other type is as quick to create.
+    Records are named tuples because there may be a million of them per second, and no other type is as quick to create.
 
     Attributes:
         data: The payload, de-aggregated.
@@ -33,9 +33,9 @@ class Record(NamedTuple):
         partition_key: None if the stream has none.
         explicit_hash_key: A decimal string, or None.
         arrived: Seconds since 1970 by the service's clock, or None if unknown.
-        aggregated: Whether it came out of an aggregated record.
-        token: The token of its position. It contains the offset (Event Hubs), and the state of deduplication for
-            streams into which Spark sinks write.
+        aggregated: Whether it was part of an aggregated record.
+        token: The token of the record's position. It contains the offset (Event Hubs), and the state of deduplication
+            if Spark sinks write to the stream.
         event: The source's own object (an `EventData` for Event Hubs), or None.
 
     Examples:
@@ -56,19 +56,19 @@ class Record(NamedTuple):
 
     @property
     def position(self) -> Position:
-        """The checkpoint to write once this record is done."""
+        """The position to write as the checkpoint once this record is processed."""
         return Position(self.sequence_number, self.sub_sequence_number, self.token)
 
     @property
     def change(self) -> "Change":
-        """The change of a DynamoDB item that this data contains. Raises ValueError if the data is anything else."""
+        """The DynamoDB item change that the data contains. Raises ValueError if the data is not a change."""
         from leasehold.adapters.sources.changes import change_of  # noqa: PLC0415  needs boto3, which is an extra
 
         return change_of(self.data)
 
 
 class TransientRejection(SourceError):
-    """The source rejected a request for a reason that may be gone within seconds.
+    """The source rejected a request for a reason that may go away within seconds.
 
     Examples are a proxy that redirected the request, a clock that was wrong for a moment, and new credentials that have
     not reached every server yet. Readers retry a few times before they leave the shard to another worker.
@@ -77,7 +77,7 @@ class TransientRejection(SourceError):
 
 @contextmanager
 def foreign_as_unavailable() -> Iterator[None]:
-    """Turn exceptions of other libraries, which may be anything, into SourceUnavailable."""
+    """Turn exceptions of other libraries into SourceUnavailable."""
     try:
         yield
     except LeaseholdError:
@@ -107,7 +107,8 @@ class Rejections:
 
 
 SETTLE_SECONDS = 5.0
-"""How long after a given time the service may still add records that arrived before it, because its clocks differ."""
+"""For this long after a given time, records that arrived before it may still appear, because the servers' clocks
+differ."""
 
 InColumns = Callable[[Sequence[Record]], Any]
 
@@ -126,13 +127,14 @@ class Batch:
         size: The payload bytes as the source counts them, including the framing of aggregates.
         in_columns: Converts some of the records into a `pyarrow.RecordBatch`; None if the source has no columns.
         fault: Why there was no response, or "". A batch with a fault does not count as a read.
-        unlinked_seconds: For a source whose shards have only one link: for how long before this read we had no link, so
-            that another reader could have opened it. Infinity if another reader took the link over; otherwise 0.
+        unlinked_seconds: For a source that allows only one link per shard (Event Hubs): how long the reader was without
+            a link before this read. Another reader may have opened one in the meantime. Infinity if another reader took
+            the link over; otherwise 0.
         token: The token of the end of the shard, if this batch ends it (`Position.token`).
-        answered: Whether the service has responded since the last read. If it has not, it may be too soon for a
-            `fault`. If it has, and there is a `fault`, then the fault is the response (throttling, for example), and
-            another worker would get the same.
-        possible_duplicates: How many records may be duplicates from a Spark sink, without our being able to tell.
+        answered: Whether the service has responded since the last read. If it has not, there need not be a `fault` yet.
+            If it has and there is a `fault`, then the response itself was an error, such as throttling, that another
+            worker would get as well.
+        possible_duplicates: The number of records that are kept, but may be duplicates written by a Spark sink.
     """
 
     records: Sequence[Record]
@@ -151,12 +153,12 @@ class Batch:
 
     @property
     def reached(self) -> Position | None:
-        """The position up to which the shard was read, SHARD_END if it ended; None if nothing was read."""
+        """The position up to which the shard was read, SHARD_END if it ended, or None if nothing was read."""
         return Position("SHARD_END", token=self.token) if self.ended else self.end
 
     @property
     def end(self) -> Position | None:
-        """The position up to which the shard was read, never SHARD_END; None if nothing was read."""
+        """The position up to which the shard was read, but never SHARD_END, or None if nothing was read."""
         return self.records[-1].position if self.read_to is None and self.records else self.read_to
 
     @property
@@ -166,23 +168,23 @@ class Batch:
 
     @property
     def arrivals(self) -> Sequence[float | None]:
-        """When each record arrived, in order; in seconds since 1970, or None if unknown."""
+        """The time of arrival of each record, in seconds since 1970, or None if unknown."""
         return [record.arrived for record in self.records]
 
     @property
     def first_arrived(self) -> float | None:
-        """When the first record arrived, in seconds since 1970; None if unknown, or if there are no records."""
+        """The time of arrival of the first record, in seconds since 1970, or None if there is none or it is unknown."""
         return self.records[0].arrived if self.records else None
 
     @property
     def last_arrived(self) -> float | None:
-        """When the last record arrived, in seconds since 1970; None if unknown, or if there are no records."""
+        """The time of arrival of the last record, in seconds since 1970, or None if there is none or it is unknown."""
         return self.records[-1].arrived if self.records else None
 
     def between(self, since: float, until: float) -> "Batch":
-        """Return the batch without the records that arrived before `since`, or at or after `until`.
+        """Return a batch with only the records that arrived at or after `since`, and before `until`.
 
-        Records with an unknown time of arrival stay.
+        Records whose time of arrival is unknown are kept, too.
         """
         records = tuple(record for record in self.records if record.arrived is None or since <= record.arrived < until)
         return evolve(self, records=records, read_to=self.end)
@@ -204,8 +206,9 @@ class Reader(Protocol):
     def read(self) -> Batch:
         """Do one bounded read.
 
-        If a fault may be temporary, return an empty batch with the `fault` and a longer wait. After any exception other
-        than those below, the caller closes this reader and opens another one just after the last processed record.
+        If a fault may be temporary, return an empty batch that contains the `fault` and a longer wait. After any
+        exception other than those below, the caller closes this reader and opens another one just after the last
+        processed record.
 
         Raises:
             SourceError: If trying again cannot help.
@@ -234,7 +237,7 @@ class MultiStream(Protocol):
 
     @property
     def unlisted(self) -> "SourceUnavailable | None":
-        """Why a stream is missing from the last listing, if the reason may be temporary; otherwise None."""
+        """The error of a stream that is missing from the last listing, or None. Permanent errors are not included."""
 
 
 @runtime_checkable
@@ -254,11 +257,11 @@ class Identified(Protocol):
 
 @frozen
 class Settled:
-    """The result of `Sliceable.settled`: no more records will be added that arrived before the given time.
+    """The result of `Sliceable.settled`. It means that all records that arrived before the given time have appeared.
 
     Attributes:
         last: The position of the shard's last record, TRIM_HORIZON if it has none, or None if the source cannot name
-            it. If None, a read that returns nothing and is 0 s behind shows that everything was read.
+            it. If it is None, everything has been read once a read returns no records and is 0 s behind.
         arrived: When that record arrived, in seconds since 1970; None if unknown.
     """
 
@@ -268,7 +271,7 @@ class Settled:
 
 @runtime_checkable
 class Sliceable(Protocol):
-    """A source that knows when a shard's records up to a time are complete."""
+    """A source that can tell when all of a shard's records up to a given time have appeared."""
 
     def settled(self, lease: Lease, until: float) -> Settled | None:
         """Return the last record of the shard, or None while records that arrived before `until` may still appear.
@@ -288,7 +291,7 @@ class Source(Protocol):
 
     @property
     def stream(self) -> str:
-        """The stream name in the leases; "" if the table serves this stream alone."""
+        """The stream name in the leases, or "" if the lease table is for this stream only."""
 
     def shards(self) -> tuple[Shard, ...]:
         """List all shards, unfiltered.
@@ -299,12 +302,13 @@ class Source(Protocol):
         """
 
     def gone(self, shard: str) -> bool:
-        """Ask the stream whether the shard with this lease key no longer exists."""
+        """Return whether the service no longer has the shard with this lease key."""
 
     def latest(self, lease: Lease) -> Position:
-        """Return what LATEST means on this shard now: AT_TIMESTAMP with a time, or the last sequence number enqueued.
+        """Return the position of this shard's tip: AT_TIMESTAMP with a time, or the last sequence number enqueued.
 
-        The position is stored before the first read, so that a crash before the first checkpoint skips nothing.
+        The position is stored before the first read, so that no records are skipped if the worker crashes before its
+        first checkpoint.
         """
 
     def open(self, lease: Lease, start: Position) -> Reader:
@@ -316,7 +320,7 @@ class Source(Protocol):
 
 @runtime_checkable
 class Named(Protocol):
-    """A source of one stream whose leases do not contain its name."""
+    """A source of one stream, for which the leases do not contain the stream's name."""
 
     @property
     def name(self) -> str:
@@ -332,49 +336,40 @@ class Addressed(Protocol):
 
 
 class PassingSource:
-    """Forwards every call to another source; subclasses override what they change."""
+    """Forwards every call to another source. Subclasses override the methods that they change."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
 
     @property
     def stream(self) -> str:
-        """The stream name in the leases."""
         return self._source.stream
 
     @property
     def name(self) -> str:
-        """The stream's name if its leases do not contain it, else ""."""
+        """The source's name, or "" if it has none."""
         return self._source.name if isinstance(self._source, Named) else ""
 
     def reads(self, lease: Lease) -> bool:
-        """Return whether the source reads the stream of this lease."""
         return self._source.reads(lease) if isinstance(self._source, Selective) else True
 
     def arn(self, stream: str) -> str:
-        """Return the ARN of this stream, or ""."""
         return self._source.arn(stream) if isinstance(self._source, Addressed) else ""
 
     def incarnation(self) -> str:
-        """Return the identity that distinguishes the stream from earlier ones of its name, or ""."""
         return self._source.incarnation() if isinstance(self._source, Identified) else ""
 
     def shards(self) -> tuple[Shard, ...]:
-        """List all shards."""
         return self._source.shards()
 
     def gone(self, shard: str) -> bool:
-        """Ask the stream whether this shard no longer exists."""
         return self._source.gone(shard)
 
     def latest(self, lease: Lease) -> Position:
-        """Return what LATEST means on this shard now."""
         return self._source.latest(lease)
 
     def open(self, lease: Lease, start: Position) -> Reader:
-        """Return a reader that starts just after `start`."""
         return self._source.open(lease, start)
 
     def close(self) -> None:
-        """Close all connections."""
         self._source.close()

@@ -1,22 +1,22 @@
-"""Opens a source by its URL, `scheme://place?option=value`. Each scheme imports only what it needs.
+"""Opens a source by its URL, `scheme://place?option=value`. The module for a scheme is imported only if it is used.
 
 kinesis://stream?region=…&endpoint=…    Amazon Kinesis Data Streams, by name or ARN; several streams as `a,b`:
                                         `if_trimmed=TRIM_HORIZON` starts at the oldest record if a checkpoint was
                                         trimmed;
                                         `consumer=NAME` reads by enhanced fan-out;
-                                        `misplaced=drop` drops aggregates on a wrong shard entirely, as KCL does;
+                                        `misplaced=drop` drops aggregates on a wrong shard entirely, as the KCL does;
                                         `aggregates=whole` dispatches aggregates as they are, not as user records;
                                         `wire=json` requests records in JSON instead of CBOR, `wire=boto3` in CBOR
                                         through boto3;
                                         `poll_seconds=1` is the interval between two requests for a shard;
-                                        `max_records=500` is the most records that one request asks for
+                                        `max_records=500` is the maximum number of records per request
 dynamodb-streams://table?region=…       The item changes of a DynamoDB table, or of a stream given by its ARN in place
                                         of the table; `endpoint`, `if_trimmed`, `poll_seconds` and `max_records` as
                                         above
 eventhubs://namespace/hub?group=…       Azure Event Hubs, as consumer group `$Default` unless one is named:
                                         `transport=websockets` needs only port 443, and goes through the proxy in
                                         HTTPS_PROXY, or in `proxy=http://host:port`;
-                                        `prefetch=300` is how many events a partition may send ahead
+                                        `prefetch=300` is the number of events that are sent ahead per partition
 
 The AWS schemes take `profile=NAME`, `role_arn=…` and `external_id=…` in place of the environment's credentials.
 """

@@ -1,14 +1,17 @@
-"""Decides when a query over what is there now (`trigger(availableNow=True)`) has read all of it.
+"""Decides when a query with `trigger(availableNow=True)` has read all records that existed at its start.
 
-Each held shard has a `ShardTip`, which knows when the records that were there at the start are read. `AvailableNow`
-returns the shards that the query still waits for, with reasons. Spark commits a batch only when it plans the next one,
-so some shards can continue only after an empty batch, a flush. `flush_due` decides when one is planned.
+Each held shard has a `ShardTip`, which tracks whether the records that existed at the start have been read.
+`AvailableNow` returns the shards that the query still waits for, with reasons. Spark commits a batch only when it plans
+the next one, so some shards can continue only after an empty batch (a flush). `flush_due` decides when to plan a flush.
 
-A1. An open shard is read up to the record that was its latest when the shard was opened, and a closed one to its end.
+A1. An open shard is read up to the record that was its latest when the shard was opened. A closed shard is read to its
+    end.
 A2. The query waits for a shard that it holds until Spark has all of these records and every commit is written.
-A3. It waits for a shard of another worker until the lease is renewed once. Then its owner is alive, and reads it.
-A4. It waits for a free shard once the shard's parents are done, and until then for the parents, each by its own rule.
-A5. It waits for a child of shards that it has read to their ends until the child has a lease.
+A3. The query waits for another worker's shard until the lease is renewed once. A renewal shows that the owner is alive
+    and reads the shard.
+A4. The query waits for a free shard once the shard's parents are done. Until then it waits for the parents, each by its
+    own rule.
+A5. The query waits for a child of shards that it has read to their ends until the child has a lease.
 A6. If a shard can end or be handed off only after a commit, a flush is planned without waiting for other shards.
 """
 
@@ -24,18 +27,18 @@ from leasehold.stores.printable import escaped
 log = escaped(logging.getLogger("leasehold.spark"))
 
 SILENT_SECONDS = 60.0
-"""How long nothing may come before we assume that the end of what is there now is reached."""
-PAST_SECONDS = 10.0  # reading must be this far past the time of the target, because sources round their lag
+"""If no record arrives for this long, we assume that the target record is past retention and the shard is read up."""
+PAST_SECONDS = 10.0  # how far reading must be past the time of the target, because sources round their lag
 
 
 @define
 class ShardTip:
-    """The end of what was there in one shard when it was opened (A1).
+    """The tip of one shard at the time the shard was opened (A1).
 
     Attributes:
         key: The key of the shard's lease.
-        target: The latest record at the time of the request, or that time if the source has no number for the record;
-            None before the request.
+        target: The position of the latest record at the time of the request, or that time if the source does not
+            return the record's number; None before the request.
         requested_at: When the target was requested.
         last_record_at: When a record was last read.
         reached: Whether reading has reached the target.
@@ -48,11 +51,10 @@ class ShardTip:
     reached: bool = False
 
     def set_target(self, target: Position, now: float) -> None:
-        """Set the target."""
         self.target, self.requested_at = target, now
 
     def update(self, read: Position, now: float, behind: float | None, *, closed: bool) -> bool:
-        """Note how far the shard has been read. Return whether the target has just been reached exactly, by its number.
+        """Record how far the shard has been read. Return whether the target record itself has just been read.
 
         Args:
             read: How far the shard has been read.
@@ -64,7 +66,7 @@ class ShardTip:
             return False
         if not target.numbered:
             # A time of zero means that the shard never had a record. Otherwise use the lag that the source reports.
-            # If records never cease, it is enough that reading is well past the time of the request.
+            # If new records keep arriving, it is enough that reading is well past the time of the request.
             past = behind is not None and now - self.requested_at > behind + PAST_SECONDS
             # A closed shard may return its last records in one read, and its end only in the next.
             self.reached = target.sub == 0 or (behind == 0 and not closed) or past
@@ -84,8 +86,8 @@ class ShardStatus:
     """A shard that this query reads.
 
     Attributes:
-        opened: Whether it is known where the query continues.
-        idle: Whether Spark has everything that was there, and all commits are written.
+        opened: Whether the position at which the query continues is known.
+        idle: Whether Spark has all records that existed at the start, and all commits are written.
     """
 
     opened: bool
@@ -93,7 +95,7 @@ class ShardStatus:
 
 
 class AvailableNow:
-    """Tracks which shards a query over what is there now still waits for."""
+    """Tracks which shards an AvailableNow query still waits for."""
 
     def __init__(self, me: str) -> None:
         self._me = me
@@ -102,7 +104,7 @@ class AvailableNow:
 
     @staticmethod
     def unread(held: Mapping[str, ShardStatus]) -> Mapping[str, str]:
-        """Return our shards with more to read or to write (A2), each with the reason."""
+        """Return the held shards that have more to read or more commits to write (A2), each with the reason."""
         return {
             key: "its end is not reached"
             for key, held_shard in held.items()
@@ -126,7 +128,7 @@ class AvailableNow:
         """
         if unread := self.unread(held):
             return unread
-        # If the table is empty, its leases are still to be created, so the stream is not read up.
+        # If the table is empty, the leases are not created yet, so the stream cannot be read up.
         if not leases:
             return {"(all)": "there are no leases yet"}
         reasons = {key: self._reason(lease, leases, held.get(key)) for key, lease in leases.items()}
@@ -160,6 +162,6 @@ def flush_due(*, uncommitted: bool, awaited: bool, ended: bool, handing_off: boo
         awaited: Whether the query waits for shards.
         ended: Whether the last batch reached the end of a shard.
         handing_off: Whether a lease is handed off once Spark has committed.
-        on_idle: Whether the options want the last batch committed when nothing is left.
+        on_idle: Whether the options request that the last batch be committed when no rows are left (`flushOnIdle`).
     """
     return uncommitted and (ended or handing_off or (on_idle and not awaited))

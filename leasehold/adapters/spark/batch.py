@@ -1,14 +1,14 @@
-"""A batch of a stream, without leases: its shards are cut into parts, and each of Spark's tasks reads one part.
+"""A Spark batch that reads a stream without leases: each shard is cut into parts, and each task reads one part.
 
-The options give the bounds of the batch (`Bounds`), the driver plans its parts (`plan_parts`), and each executor opens
-the stream with its own credentials and reads one of them (`PartReader`).
+The options set the bounds of the batch (`Bounds`), and the driver plans its parts (`plan_parts`). Each executor opens
+the stream with its own credentials and reads one part (`PartReader`).
 
 Rule 1: parts are cut at positions that were looked up once, not at times. So each record lies in exactly one part of
-its shard, whatever the times of arrival are. Times only help to find positions such that parts take about equally long.
+its shard, whatever its arrival time. Times only help to find positions for which the parts take about equally long.
 Rule 2: a cut that is not found quickly is left out, which makes the part before it larger.
-Rule 3: the shards are listed once the end of the slice has passed, so that shards created later by a reshard have no
-records of it. A parent and its children all take part, because each record is in only one of them.
-Rule 4: a slice up to the present ends with the last sequence number if the source has one, else with a time.
+Rule 3: the shards are listed once the end of the slice has passed. Shards that a later reshard creates then have no
+records of the slice. A parent and its children are all read, because each record is in only one of them.
+Rule 4: a slice up to the present ends at the last sequence number if the source has one, and otherwise at a time.
 """
 
 import logging
@@ -38,7 +38,8 @@ from leasehold.stores.printable import escaped
 log = escaped(logging.getLogger("leasehold.spark"))
 
 MAX_PARTS = 4
-"""The most parts of one shard. A Kinesis shard allows five requests and 2 MB a second, and Event Hubs five readers."""
+"""The most parts of one shard. A Kinesis shard allows five requests and 2 MB per second. Event Hubs allows five readers
+per partition."""
 FOREVER_MS = 2**53
 THREADS = 16
 PROBE_SECONDS, LOOK_SECONDS, AHEAD_SECONDS = 20.0, 0.2, 10.0
@@ -47,12 +48,12 @@ FAULT_SECONDS = 0.4, 10.0
 
 @frozen
 class Bounds:
-    """The bounds of what is read. Both positions are None if the options do not give them.
+    """The bounds of the records to read. A position is None if the options leave it out.
 
     Attributes:
-        since: The oldest record, LATEST, or a time.
-        until: LATEST, which is the present end, or a time.
-        tasks: The least number of tasks in a batch; 0 for as many as there are cores.
+        since: TRIM_HORIZON (the oldest record), LATEST, or a time.
+        until: LATEST (the present end), or a time.
+        tasks: The minimum number of tasks in a batch; 0 for one task per core.
         source: The prefix of the source's option names.
     """
 
@@ -81,13 +82,13 @@ class Bounds:
         return self.since or TRIM_HORIZON
 
     def initial(self) -> dict[str, Any]:
-        """Return where a query's shards without a lease begin, as in a configuration."""
+        """Return the start position of shards without a lease, as fields of a configuration."""
         first = self.since or (LATEST if self.until is None else TRIM_HORIZON)
         position = {"initial_position": first.sequence}
         return position | ({"timestamp_ms": first.sub} if first.sequence == "AT_TIMESTAMP" else {})
 
     def query_slice(self) -> Slice | None:
-        """Return the slice that a query reads before it ends, or None if it does not end. Raises ValueError."""
+        """Return the slice after which the query ends, or None if the query does not end. Raises ValueError."""
         if self.until == LATEST:
             raise ValueError(
                 f"option {self.source}.endingPosition: a query wants a time, since LATEST is another one for each "
@@ -106,7 +107,14 @@ class Bounds:
 def parse_bounds(
     opts: OptionReader, source: str, since: Mapping[str, Any] | None, until: Mapping[str, Any] | None
 ) -> Bounds:
-    """Return the bounds from the options; positions are as in configurations. Raises ValueError, naming the option."""
+    """Return the bounds that the options set. Raises ValueError, naming the option.
+
+    Args:
+        opts: All options.
+        source: The prefix of the source's option names.
+        since: Where to begin, as fields of a configuration, or None.
+        until: Where to end, likewise.
+    """
     return Bounds(_position(since), _position(until), opts.number("minPartitions", 0) or 0, source)
 
 
@@ -118,7 +126,7 @@ def _position(position_fields: Mapping[str, Any] | None) -> Position | None:
 
 
 class BoundedSource(Source, Sliceable, Protocol):
-    """A source that knows when a shard has been read up to a time."""
+    """A source that can find out whether a shard has been read up to a time."""
 
 
 class StreamLocation(Protocol):
@@ -148,7 +156,7 @@ class ShardPart(InputPartition):
     """A part of a shard, for one task: the records after `begins`, up to and including `ends`.
 
     Attributes:
-        cut: The slice. Records that arrived at other times are left out.
+        cut: The slice. Records that arrived outside it are left out.
         shard: The shard.
         hash_range: The shard's hash range.
         begins: The position after which the part begins.
@@ -168,64 +176,64 @@ def split_range(
     begins: Position, cuts: Iterable[Position], ends: Position | None
 ) -> list[tuple[Position, Position | None]]:
     """Return parts that cover `begins` to `ends` without a gap, cut after each position of `cuts` (rule 1)."""
-    # The default is larger than any number: if a time ends the part, no mark lies after it.
-    upper = (2, 0, 0) if ends is None else ends.order
-    cuts_by_order = {cut.order: cut for cut in cuts if begins.order < cut.order < upper}
-    inner = [cuts_by_order[order] for order in sorted(cuts_by_order)]
-    return list(zip([begins, *inner], [*inner, ends], strict=True))
+    # The default is larger than any position: if the slice ends at a time, every cut lies before its end.
+    end_order = (2, 0, 0) if ends is None else ends.order
+    cuts_by_order = {cut.order: cut for cut in cuts if begins.order < cut.order < end_order}
+    inner_cuts = [cuts_by_order[order] for order in sorted(cuts_by_order)]
+    return list(zip([begins, *inner_cuts], [*inner_cuts, ends], strict=True))
 
 
 def split_times(since_ms: int, until_ms: int, parts: int) -> list[int]:
-    """Return the times that cut this interval into equal parts."""
+    """Return the times at which to cut this interval into `parts` equal parts."""
     return [since_ms + (until_ms - since_ms) * part // parts for part in range(1, parts)]
 
 
 def plan_parts(location: StreamLocation, bounds: Bounds, tasks: int) -> list[ShardPart]:
-    """Plan at least `tasks` parts if the shards allow it, with the first parts of all shards before their second ones.
+    """Plan at least `tasks` parts if the shards allow it. The first parts of all shards precede their second parts.
 
     Raises SourceError, ValueError.
     """
     begins = bounds.begins  # check this before anything is opened
     with closing(location.probe()) as source:
-        # List the shards first, because any shard can show the service's own time.
+        # List the shards first, because we need a shard to look up the end of the batch.
         if not (listed := source.shards()):
             return []
-        if (until := _settled_end_ms(source, _lease(listed[0]), bounds)) <= begins.sub:
-            return []  # the batch begins later than now
+        if (until_ms := _settled_end_ms(source, _lease(listed[0]), bounds)) <= begins.sub:
+            return []  # the batch begins in the future
         listed = source.shards()  # rule 3
-        plan = _ShardPlanner(location, source, Slice(begins, until), min(MAX_PARTS, -(-tasks // len(listed))))
+        planner = _ShardPlanner(location, source, Slice(begins, until_ms), min(MAX_PARTS, -(-tasks // len(listed))))
         # Use threads: each shard takes several requests, and a large stream has hundreds of shards.
         with ThreadPoolExecutor(THREADS, thread_name_prefix="leasehold-plan") as pool:
-            rows = zip_longest(*pool.map(plan.parts, listed))
-        # Tasks start in this order, so with few cores all shards are begun before any is read by two tasks.
+            rows = zip_longest(*pool.map(planner.parts, listed))
+        # Tasks start in this order. With few cores, every shard is begun before a second task reads any of them.
         return [part for row in rows for part in row if part is not None]
 
 
 def _settled_end_ms(source: BoundedSource, lease: Lease, bounds: Bounds) -> int:
     """Wait until the slice has ended, and return its end in milliseconds."""
-    # A batch must be the same however often its tasks run, so its end is one fixed time or number.
+    # A task that runs again must read the same rows, so the end of the batch is one fixed time or number.
     if bounds.until is not None and bounds.until != LATEST:
-        until = bounds.until.sub
-    elif _latest_settled(source, lease).last is not None:
+        until_ms = bounds.until.sub
+    elif _last_record(source, lease).last is not None:
         return FOREVER_MS
     else:
-        # Include records put just now, because the service's times are cut to the second.
-        until = source.latest(lease).sub + 1000
+        # Add a second to include records that were put just now, because the service truncates times to the second.
+        until_ms = source.latest(lease).sub + 1000
     deadline = time.monotonic() + AHEAD_SECONDS  # allow for clocks that differ
-    while source.settled(lease, until / 1000 - SETTLE_SECONDS) is None:
+    while source.settled(lease, until_ms / 1000 - SETTLE_SECONDS) is None:
         if time.monotonic() > deadline:
             name = f"option {bounds.source}.endingPosition"
             raise ValueError(f"{name}: it lies in the future, and a batch reads what is there; stream to read on")
         time.sleep(LOOK_SECONDS)
-    return until
+    return until_ms
 
 
 def _lease(shard: Shard) -> Lease:
     return Lease(shard.id, hash_range=shard.hash_range)
 
 
-def _latest_settled(source: BoundedSource, lease: Lease) -> Settled:
-    """Return the last record that is there, if the source knows it."""
+def _last_record(source: BoundedSource, lease: Lease) -> Settled:
+    """Return the position of the shard's last record, if the source can look it up."""
     return source.settled(lease, 0.0) or Settled()
 
 
@@ -236,30 +244,32 @@ class _ShardPlanner:
         self._location, self._source, self._cut, self._parts_per_shard = location, source, cut, parts
 
     def parts(self, shard: Shard) -> list[ShardPart]:
-        """Return the parts of one shard. There are none if it has no records in the slice."""
+        """Return the parts of one shard, or none if the shard has no records in the slice."""
         lease, cut, ends = _lease(shard), self._cut, None
-        settled = Settled()
+        tip = Settled()
         if self._parts_per_shard > 1 or cut.until_ms == FOREVER_MS:
-            settled = _latest_settled(self._source, lease)
-        # A task without records would open the shard, and wait at its tip until the service reports that it is empty.
-        if settled.last == TRIM_HORIZON or (settled.arrived is not None and settled.arrived * 1000 < cut.begin.sub):
+            tip = _last_record(self._source, lease)
+        # Don't make a task for a shard without records. It would wait at the tip until the service reports no lag.
+        if tip.last == TRIM_HORIZON or (tip.arrived is not None and tip.arrived * 1000 < cut.begin.sub):
             return []
         if cut.until_ms == FOREVER_MS:
-            ends = settled.last
-        newest = cut.until_ms if settled.arrived is None else min(cut.until_ms, int(settled.arrived * 1000))
+            ends = tip.last
+        newest_ms = cut.until_ms if tip.arrived is None else min(cut.until_ms, int(tip.arrived * 1000))
         cuts = list[Position]()
-        if self._parts_per_shard > 1 and (first := self._first(lease, cut.begin)) is not None:
-            # Start at the first record, because cutting a time without records would leave most tasks empty.
-            times = split_times(max(first[1], cut.since_ms), newest, self._parts_per_shard)
-            first_records = (self._first(lease, at_timestamp(moment)) for moment in times)
+        if self._parts_per_shard > 1 and (first_record := self._first_record(lease, cut.begin)) is not None:
+            # Start at the first record. If we also cut a long time without records, most tasks would be empty.
+            times = split_times(max(first_record[1], cut.since_ms), newest_ms, self._parts_per_shard)
+            first_records = (self._first_record(lease, at_timestamp(moment)) for moment in times)
             cuts = [record[0] for record in first_records if record is not None]
         spans = split_range(cut.begin, cuts, ends)
-        # Tasks read the parts of a shard at the same time, and share the service's limits on readers.
+        # Tasks read the parts of a shard at the same time and share the service's limit on requests for the shard.
         pause = self._location.pause_seconds * len(spans)
-        return [ShardPart(cut, shard.id, shard.hash_range, begins, until, pause) for begins, until in spans]
+        return [
+            ShardPart(cut, shard.id, shard.hash_range, part_begin, part_end, pause) for part_begin, part_end in spans
+        ]
 
-    def _first(self, lease: Lease, start: Position) -> tuple[Position, int] | None:
-        """Return the first position after `start`, and when its record arrived (rule 2)."""
+    def _first_record(self, lease: Lease, start: Position) -> tuple[Position, int] | None:
+        """Return the position and arrival time (ms) of the first record after `start`, or None (rule 2)."""
         deadline = time.monotonic() + PROBE_SECONDS
         try:
             with closing(self._source.open(lease, start)) as reader:
@@ -271,7 +281,7 @@ class _ShardPlanner:
                         break
                     time.sleep(batch.wait_seconds)
         except SourceUnavailable:
-            pass  # rule 2: planning need not wait for the source, although reading will have to
+            pass  # rule 2: if the source is unavailable, leave this cut out
         return None
 
 
@@ -286,8 +296,8 @@ class SlicedReader(DataSourceReader):
         return [*plan_parts(self._location, self._bounds, self._tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read the rows of one task on an executor, the same ones however often it runs."""
-        if isinstance(partition, ShardPart):  # if there are no parts, Spark passes a partition of its own
+        """Read the rows of one task on an executor. A task that runs again returns the same rows."""
+        if isinstance(partition, ShardPart):  # if there are no parts, Spark passes a default partition
             with closing(self._location.open()) as source:
                 yield from PartReader(source, self._location.columns, partition).rows()
 
@@ -297,7 +307,8 @@ class PartReader:
 
     def __init__(self, source: Source, columns: Columns, part: ShardPart) -> None:
         self._columns, self._part = columns, part
-        # A part that ends with a number must not end at a time too, because odd times could end it early.
+        # A part that ends at a sequence number must not end at a time too, because arrival times that are out of order
+        # could end it early.
         source = part.cut.source(source) if part.ends is None else source
         self._lease = Lease(part.shard, hash_range=part.hash_range)
         self._cursor = Cursor(part.begins, until=part.ends or SHARD_END)
@@ -306,29 +317,29 @@ class PartReader:
         self._last_progress_at = time.monotonic()
 
     def rows(self) -> Iterator[pa.RecordBatch]:
-        """Read all rows. Raises SourceError, or TimeoutError if nothing comes for too long."""
-        began = time.monotonic()
-        with closing(read_through(self._pull, self._columns, self._lease, within=self._part.cut.within)) as answers:
-            for response, batches in answers:
+        """Read all rows. Raises SourceError, or TimeoutError if the source makes no progress for `STALL_SECONDS`."""
+        read_started = time.monotonic()
+        with closing(read_through(self._pull, self._columns, self._lease, within=self._part.cut.within)) as responses:
+            for response, batches in responses:
                 if isinstance(response, SourceUnavailable):
                     log.warning("shard %s: trying again: %s", self._part.shard, response)
                 yield from (rows for rows in batches if rows.num_rows)
-                if not self._cursor.over:
-                    time.sleep(self._pause(response, began))
-                began = time.monotonic()
+                if not self._cursor.is_fully_read:
+                    time.sleep(self._pause(response, read_started))
+                read_started = time.monotonic()
 
-    def _pause(self, answer: Batch | SourceUnavailable, began: float) -> float:
+    def _pause(self, response: Batch | SourceUnavailable, read_started: float) -> float:
         now = time.monotonic()
-        # Silence counts only at the tip, because the records of the slice are there already. A response behind the
-        # tip shows that there is more, even if it is empty: shards have empty stretches.
-        if isinstance(answer, Batch) and (answer.end is not None or answer.behind_seconds):
+        # An empty response that is behind the tip is progress, because shards have stretches without records. Only
+        # empty responses at the tip and errors count as silence.
+        if isinstance(response, Batch) and (response.end is not None or response.behind_seconds):
             self._last_progress_at = now
         elif now - self._last_progress_at > STALL_SECONDS:
             raise TimeoutError(
                 f"shard {self._part.shard}: nothing came of it for {STALL_SECONDS:g} s; the task's log may say why it "
                 "cannot be read"
             )
-        if isinstance(answer, SourceUnavailable):
+        if isinstance(response, SourceUnavailable):
             return self._faults.next()
         self._faults.reset()
-        return max(answer.wait_seconds, began + self._part.pause_seconds - now)
+        return max(response.wait_seconds, read_started + self._part.pause_seconds - now)

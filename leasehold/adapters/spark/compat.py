@@ -1,12 +1,13 @@
-"""Provides the parts of PySpark's data source API that its older versions lack.
+"""Provides the parts of PySpark's data source API that older versions lack.
 
-Each part is detected separately, because a vendor's Spark may have a part that Spark's release of that number lacks.
+Each part is detected separately, because a vendor's Spark may have features that Apache Spark of the same version
+lacks.
 
-part                      since   without it
+part                      since   in older versions
 read limits               4.2     only our options limit a batch
 `latestOffset(start, …)`  4.2     Spark calls `latestOffset()`; the reader tracks which batch was planned last
-availableNow              4.2     the source does not learn of the trigger, and the query plans one batch in a run
-Arrow for a stream sink   4.1     Spark gives Arrow to any `DataSourceArrowWriter`, so the writer is also one of those
+availableNow              4.2     the source is not notified of the trigger, and the query plans one batch in a run
+Arrow for a stream sink   4.1     Spark passes Arrow to any `DataSourceArrowWriter`, so the writer is also one of those
 filters of a batch        4.1     Spark filters by itself
 """
 
@@ -61,7 +62,7 @@ else:
             max_bytes: int
 
         class SupportsTriggerAvailableNow:
-            """Marks a reader that can stop at the data that was available when its run began."""
+            """Marks a reader that can stop at the data available when its run began."""
 
     try:
         from pyspark.sql.datasource import DataSourceStreamArrowWriter
@@ -70,7 +71,7 @@ else:
         class DataSourceStreamArrowWriter(datasource.DataSourceStreamWriter, datasource.DataSourceArrowWriter):
             """A query's writer that receives record batches."""
 
-    # Used in annotations, and to recognize filters that only later versions of Spark push down.
+    # Used in annotations and to recognize filters, which only Spark 4.1 and later push down.
     Filter = getattr(datasource, "Filter", Any)
     EqualTo = getattr(datasource, "EqualTo", ())
 

@@ -1,14 +1,14 @@
-"""How planned rows reach Spark's tasks: tasks fetch them over TCP from the process that has them, or carry them.
+"""Sends planned rows to Spark's tasks. Tasks fetch rows over TCP from the planning process, or contain them (embedded).
 
-`Transport` makes a partition of each task's rows, and `read` gets them on an executor.
+`Transport` makes a partition of each task's rows, and `read` returns these rows on an executor.
 
 Rule 1: every request must carry the query's token, which is compared in constant time. The token keeps out other
-clients that can reach the port. It does not encrypt: anyone who can read the network can read rows, as with rows that
-travel within tasks.
-Rule 2: rows take up a bounded part of the process's memory. The rest is in files without a name, which disappear with
-the process, however it ends.
+clients that can reach the port. It does not encrypt: anyone who can read the network can read the rows. The same is
+true of embedded rows.
+Rule 2: rows take up a bounded part of the process's memory. The other rows are in unnamed temporary files, which
+disappear with the process even if it is killed.
 Rule 3: until a batch is discarded, every request for its rows returns the same rows.
-Rule 4: a task that has not received everything fails, so that Spark runs it again. A last byte marks the end.
+Rule 4: if a task has not received all its rows, it fails, so that Spark runs it again. A final byte marks the end.
 """
 
 import logging
@@ -37,13 +37,13 @@ TOKEN_BYTES = 32
 REQUEST = Struct(f">{TOKEN_BYTES}sQQ")
 """The token, the batch's number and the task's index in the batch."""
 FOUND, NOT_FOUND, COMPLETE = b"H", b"G", b"A"
-"""Sent before the rows: they follow, or are gone. ALL is sent after the last row."""
+"""Status bytes. FOUND precedes the rows, COMPLETE follows them, and NOT_FOUND means that they were discarded."""
 REQUEST_SECONDS = 10.0
 """How long a peer may take to send its request."""
 NETWORK_SECONDS = 120.0
-"""How long a task waits for the next bytes. Spark's own default is the same (`spark.network.timeout`)."""
+"""How long a task waits for the next bytes. Spark's default network timeout is the same (`spark.network.timeout`)."""
 PORT_ATTEMPTS = 16
-"""How many ports to try, starting with the configured one, because each query of a driver needs its own."""
+"""How many ports to try, starting with the configured one. Each query of a driver needs a port of its own."""
 SLICE_BYTES = 4 << 20
 """The approximate size of one Arrow batch."""
 
@@ -61,7 +61,7 @@ class FetchedRows(InputPartition):
 
 @frozen
 class EmbeddedRows(InputPartition):
-    """The rows of one task of a batch, which travel with the task."""
+    """The rows of one task of a batch, embedded in the task."""
 
     data: bytes
 
@@ -73,12 +73,12 @@ Rows = FetchedRows | EmbeddedRows
 
 
 class RowServer:
-    """Keeps rows for tasks and sends them, until it is closed. Raises OSError if no port is free.
+    """Keeps rows and sends them to tasks until it is closed. Raises OSError if no port is free.
 
     Args:
         address: Where to listen, and the host name that tasks use.
-        memory_limit: About how many bytes to keep in memory.
-        folder: Where to put files for the rest; "" for the system's default.
+        memory_limit: About how many bytes of rows to keep in memory.
+        folder: Where to put the files with all other rows; "" for the system's default.
     """
 
     def __init__(self, address: Address, memory_limit: int, folder: str) -> None:
@@ -88,13 +88,13 @@ class RowServer:
         log.info("tasks fetch rows from %s, port %d", address.host, self.port)
 
     def _failed(self, fault: BaseException) -> None:
-        """Close the port, so that tasks fail at once instead of waiting for rows that never come."""
+        """Close the port, so that tasks fail at once instead of waiting for rows that never arrive."""
         log.error("the row server has failed, so tasks cannot fetch rows any more: %s", said(fault), exc_info=fault)
         self._server.server_close()
 
     @property
     def port(self) -> int:
-        """The port that it listens on."""
+        """The port that the server listens on."""
         return int(self._server.server_address[1])
 
     @property
@@ -106,18 +106,18 @@ class RowServer:
         """Keep the rows of one task of a batch, and return how to fetch them."""
         task_rows = TaskRows.of(batches)
         if self.in_memory + task_rows.memory > self._memory_limit:
-            # The batch is planned already, so it cannot wait for memory as a read does.
+            # The batch is already planned, so we cannot wait until memory is free. Move the rows to a file.
             task_rows = task_rows.on_disk(self._folder)
         self._server.task_rows[number, task] = task_rows
         return FetchedRows(self._address.host, self.port, self.token, number, task)
 
     @property
     def in_memory(self) -> int:
-        """The number of bytes taken up by rows that are not in files."""
+        """The number of bytes that rows take up in memory."""
         return sum(task_rows.memory for task_rows in self._server.task_rows.values())
 
     def discard(self, number: int) -> None:
-        """Drop the rows of this batch. A transfer that has begun is completed."""
+        """Drop the rows of this batch. A transfer that is under way is still completed."""
         for key in [key for key in self._server.task_rows if key[0] == number]:
             del self._server.task_rows[key]
 
@@ -130,11 +130,11 @@ class RowServer:
 
 @frozen
 class TaskRows:
-    """The rows of one task, in small batches, so that the task and Spark have only a few of them in memory at a time.
+    """The rows of one task, in small batches, so that the task and Spark need memory for only a few rows at a time.
 
     Attributes:
         batches: The rows.
-        memory: How many bytes of this process they take up.
+        memory: The number of bytes that the rows take up in this process's memory.
     """
 
     batches: tuple[pa.RecordBatch, ...]
@@ -145,17 +145,17 @@ class TaskRows:
         """Keep rows in memory."""
         parts = list[pa.RecordBatch]()
         for batch in batches:
-            # Slices share the memory of their batch, so slicing is free, and sending needs little memory at a time.
+            # Slices share the memory of their batch, so slicing copies nothing.
             rows = max(1, batch.num_rows * SLICE_BYTES // max(1, batch.nbytes))
             parts += [batch.slice(first, rows) for first in range(0, batch.num_rows, rows)]
         return cls(tuple(parts), sum(part.nbytes for part in parts))
 
     def on_disk(self, folder: str) -> "TaskRows":
-        """Move the rows into an anonymous temporary file, and send them from there."""
+        """Return the same rows, moved into an unnamed temporary file."""
         with tempfile.TemporaryFile(dir=folder or None) as file:
             self.write(file)
             file.flush()
-            # The mapping outlives the file's name and handle, so nothing stays on the disk however this process ends.
+            # The mapping outlives the file's name and handle, so no file stays on the disk if this process crashes.
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         return TaskRows(tuple(pa.ipc.open_stream(pa.py_buffer(mapped))), 0)
 
@@ -167,7 +167,7 @@ class TaskRows:
 
 
 class _RowTcpServer(ThreadingTCPServer):
-    """Listens for the tasks of a query, at an IPv4 or IPv6 address."""
+    """Listens for requests from the tasks of a query, at an IPv4 or IPv6 address."""
 
     daemon_threads = True  # a slow peer must not keep the process from ending
     request_queue_size = 128
@@ -175,14 +175,14 @@ class _RowTcpServer(ThreadingTCPServer):
 
     def __init__(self, family: int, address: tuple[str, int]) -> None:
         self.address_family = family
-        # Executors' networks are seldom private, so rows are sent only to clients that have this query's token.
+        # The network of the executors is rarely private, so send rows only to clients that have this query's token.
         self.token = token_bytes(TOKEN_BYTES)
         self.task_rows: dict[tuple[int, int], TaskRows] = {}
         super().__init__(address, _RowRequestHandler)
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002  the base's names
         fault = sys.exc_info()[1] or OSError()
-        level = logging.DEBUG if isinstance(fault, OSError) else logging.ERROR  # tasks may go at any time
+        level = logging.DEBUG if isinstance(fault, OSError) else logging.ERROR  # a task may disconnect at any time
         log.log(level, "rows were not sent to %s: %s", client_address, said(fault))
 
 
@@ -199,7 +199,7 @@ class _RowRequestHandler(BaseRequestHandler):
             log.warning("%s requested rows without this query's token: the request was rejected", self.client_address)
             return
         rows = self.server.task_rows.get((number, task))
-        # A task's sink may block for any length of time. Keepalive detects a peer that is gone.
+        # A task's sink may block for any length of time, so set no timeout. Keepalive detects a peer that is gone.
         self.request.settimeout(None)
         self.request.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         with self.request.makefile("wb") as stream:
@@ -210,8 +210,8 @@ class _RowRequestHandler(BaseRequestHandler):
 
 
 def _listen(address: Address) -> _RowTcpServer:
-    """Return a server at the first free port. Raises OSError that names the options to set."""
-    # Each query of a driver needs its own port, and a firewall opens a range.
+    """Return a server at the first free port. Raises OSError, naming the options to set."""
+    # Each query of a driver needs a port of its own, and firewall rules usually allow a range of ports.
     ports = range(address.port, address.port + PORT_ATTEMPTS) if address.port else (0,)
     fault = OSError()
     for port in ports:
@@ -231,8 +231,8 @@ class Transport:
 
     Args:
         address: Where tasks fetch rows, or None to embed rows in tasks.
-        memory: How many bytes of rows to keep in memory until they are fetched.
-        folder: Where to keep the rest; "" for the system's default.
+        memory: How many bytes of rows to keep in memory until tasks fetch them.
+        folder: Where to put the files with all other rows; "" for the system's default.
     """
 
     def __init__(self, address: Address | None, memory: int = 0, folder: str = "") -> None:
@@ -240,10 +240,7 @@ class Transport:
         self._server: RowServer | None = None
 
     def partitions(self, number: int, tasks: Sequence[Sequence[pa.RecordBatch]]) -> Sequence[Rows]:
-        """Make a partition for each task of this batch.
-
-        The first partition that has rows to fetch opens the port they are served on.
-        """
+        """Make a partition for each task of this batch."""
         if self._address is None:
             embedded = list[Rows]()
             for batches in tasks:
@@ -271,17 +268,17 @@ class Transport:
 
 
 def spread_over_tasks(rows: Mapping[str, pa.RecordBatch], tasks: int) -> list[list[pa.RecordBatch]]:
-    """Spread shards over at most `tasks` tasks: the largest first, each to the task with the fewest rows so far.
+    """Distribute shards over at most `tasks` tasks: the largest first, each to the task with the fewest rows so far.
 
-    The same rows are always spread the same way, because a sink may know a row by its position in a task.
+    The same rows are always distributed the same way, because a sink may identify a row by its position in a task.
     """
-    sized = sorted((-batch.num_rows, key) for key, batch in rows.items() if batch.num_rows)
-    # Sort by size and then by key, because a repeated batch must have each row in its old position.
-    batches = [rows[key] for _, key in sized]
+    by_size = sorted((-batch.num_rows, key) for key, batch in rows.items() if batch.num_rows)
+    # Sort by size and then by key, because in a repeated batch each row must have the same position as before.
+    batches = [rows[key] for _, key in by_size]
     by_task: list[list[pa.RecordBatch]] = [[] for _ in range(min(tasks, len(batches)))]
     for batch in batches:
         min(by_task, key=lambda task: sum(each.num_rows for each in task)).append(batch)
-    # Rows that waited in several large batches are a table by now, because they were joined without copying.
+    # Rows that came from several large batches are a table, because they were concatenated without copying.
     batches_of = [[each.to_batches() if isinstance(each, pa.Table) else [each] for each in task] for task in by_task]
     return [[part for parts in task for part in parts] for task in batches_of]
 
@@ -299,7 +296,7 @@ def read(rows: Rows) -> Iterator[pa.RecordBatch]:
 
 
 def fetch_rows(rows: FetchedRows) -> Iterator[pa.RecordBatch]:
-    """Fetch the rows of one task. Raises RuntimeError that names the options to set."""
+    """Fetch the rows of one task. Raises RuntimeError, naming the options to set."""
     try:
         with socket.create_connection((rows.host, rows.port), NETWORK_SECONDS) as connection:
             connection.sendall(REQUEST.pack(rows.token, rows.number, rows.task))
@@ -308,7 +305,7 @@ def fetch_rows(rows: FetchedRows) -> Iterator[pa.RecordBatch]:
                 raise RuntimeError(f"batch {rows.number} is done: its rows are not kept any more")
             with connection.makefile("rb") as stream:
                 yield from pa.ipc.open_stream(pa.PythonFile(stream, mode="r"))
-                if stream.read(1) != COMPLETE:  # Arrow takes an end between two batches for the end of the stream
+                if stream.read(1) != COMPLETE:  # if the connection ends between two batches, Arrow raises no error
                     raise ConnectionError("the driver closed the connection before it had sent all rows")
     except (OSError, pa.ArrowInvalid) as fault:
         remedy = (
@@ -330,7 +327,7 @@ def receive_exactly(connection: socket.socket, size: int) -> bytes:
     """Read exactly `size` bytes. Raises ConnectionError if the peer closes first."""
     data = b""
     while len(data) < size:
-        # One call may return less than it asked for.
+        # One call may return fewer bytes than were requested.
         part = connection.recv(size - len(data))
         if not part:
             raise ConnectionError("the other side closed the connection without a response")

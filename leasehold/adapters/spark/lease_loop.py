@@ -1,12 +1,12 @@
-"""The worker of one query: it holds leases and reads their shards ahead, in threads of Spark's source-runner process.
+"""Runs the worker of one query, which holds leases and reads their shards ahead of Spark.
 
-Spark calls a reader from that process's main thread, one call at a time, and may be busy or blocked for long. Renewals
-and reads continue meanwhile. The runner's threads call `_begin_prefetching` for each new lease and then the `step` of
-its reader. The main thread calls everything else. One condition guards the state that both use. When the query ends,
-leases are released if possible; if not, they expire.
+Spark calls a reader from the main thread of its source-runner process, one call at a time, and may be busy or blocked
+for a long time. Renewals and reads continue meanwhile in other threads: the runner's threads call `_begin_prefetching`
+for each new lease, and then the `step` of its reader. The main thread calls all other methods. One condition guards the
+state that both use. When the query ends, its leases are released, or expire if they cannot be released.
 
-If a call from Spark may last long, a `Watchdog` decides when to give up. An AvailableNow query waits for all its
-shards, and a repeated batch waits for its ranges.
+A `Watchdog` ends a call from Spark that waits too long. An AvailableNow query waits for all its shards, and a repeated
+batch waits for its ranges.
 """
 
 import logging
@@ -59,10 +59,10 @@ class LeaseLoop:
         sliced: bool = False,
         restarts_recreated: bool = False,
     ) -> None:
-        # Spark starts this process, so only the environment can name the destination of metrics.
+        # Spark starts this process, so the destination of metrics can only come from the environment.
         self._exports = ExitStack()
         meter = self._exports.enter_context(exporting(None))
-        # The handler does nothing, because Spark itself asks for the records.
+        # The handler does nothing, because Spark itself fetches the records.
         self._runner = Runner(
             worker, lambda _delivery: None, meter=meter, drain_seconds=STOP_SECONDS, begin=self._begin_prefetching
         )
@@ -70,7 +70,7 @@ class LeaseLoop:
         self._changed = Condition()
         self._committed: dict[str, Position] = {}
         self._shared = ReadAheadState(
-            pace, self._changed, resume, self._committed.get, measure=self._measure, closed=self._closed
+            pace, self._changed, resume, self._committed.get, measure=self._measure_batch, closed=self._closed_shards
         )
         self._prefetchers: dict[str, ShardPrefetcher] = {}
         self._ever_held: set[str] = set()
@@ -80,27 +80,27 @@ class LeaseLoop:
         self._available_now = AvailableNow(worker.me)
         self._thread: Thread | None = None
 
-    def _measure(self, holding: Holding, batch: Batch) -> None:
+    def _measure_batch(self, holding: Holding, batch: Batch) -> None:
         holding.progress.read(batch, self._worker.clock())
-        holding.progress.done(self._worker.clock())  # this process knows no more than what is read ahead
+        holding.progress.done(self._worker.clock())  # count a record as processed once it is read ahead
         self._runner.handling.measure(holding, batch)
 
-    def _closed(self) -> Collection[str]:
+    def _closed_shards(self) -> Collection[str]:
         """Return the shards that the last listing shows as closed."""
         listed = self._worker.discovery.listed
         if self._closed_listing is not listed:
             parents = {parent for shard in listed for parent in shard.parents}
-            self._closed_listing, self._closed_keys = listed, {s.id for s in listed if not s.open} | parents
+            self._closed_listing, self._closed_keys = listed, {shard.id for shard in listed if not shard.open} | parents
         return self._closed_keys
 
     def start(self, *, only_now: bool) -> None:
-        """Join the group, and with `only_now` read only the records that are there now."""
-        self._shared.only_now = only_now and not self._sliced  # the shards of a slice end by themselves
-        self._thread = spawn("leasehold-spark", self._runner.run, self._failed)
+        """Join the group. With `only_now`, read only the records that exist now."""
+        self._shared.only_now = only_now and not self._sliced  # shards of a slice end without it
+        self._thread = spawn("leasehold-spark", self._runner.run, self._end_with_fault)
 
     def close(self) -> None:
-        """Release what is held, within a bounded time."""
-        # A shard must not wait for a commit any more: no batch is planned after this one, so Spark would never commit.
+        """Release the held leases, within a bounded time."""
+        # No shard may wait for a commit any more: Spark plans no further batch, so it would never commit.
         self._shared.ending = True
         self._runner.stop()
         if self._thread is not None:
@@ -114,16 +114,16 @@ class LeaseLoop:
     # Called by the main thread
 
     def check(self) -> None:
-        """Raise the fault that ended the loop: a table or stream that cannot be used, but never a lost lease.
+        """Raise the error that ended the loop, if any. A lost lease does not end the loop.
 
-        Also raises SourceError if the leases are of another stream, or if the stream was recreated since (L14) and no
-        option lets them start over. A query that waited instead would look idle forever.
+        Also raises SourceError if the leases belong to another stream, or if the stream was recreated (L14) and no
+        option allows the leases to start over. A query that waited instead would look idle forever.
         """
-        # Raise it in the thread that Spark calls, because a fault in another thread would end nothing.
+        # Raise the error in the thread that Spark calls, because an error in another thread would not end the query.
         if self._fault is not None:
             raise self._fault
         for problem in self._worker.discovery.contradictions:
-            # The next listing replaces an old one.
+            # Ignore an old listing, because the next listing replaces it.
             if (
                 problem.of_stream
                 and problem.kind != "old listing"
@@ -132,14 +132,14 @@ class LeaseLoop:
                 raise SourceError(f"{problem.what} (of a query: option lease.ifRecreated)")
 
     def wait(self, seconds: float) -> None:
-        """Wait until rows can be taken, at most `seconds`."""
-        self.wait_until(lambda: any(self._with_rows()), seconds)
+        """Wait until rows can be taken, or until `seconds` have passed."""
+        self.wait_until(lambda: any(self._prefetchers_with_rows()), seconds)
 
-    def wait_until(self, over: Callable[[], bool], seconds: float) -> None:
-        """Wait until `over` returns true, at most `seconds`. It is called after each read."""
+    def wait_until(self, condition: Callable[[], bool], seconds: float) -> None:
+        """Wait until `condition`, which is called after each read, returns true, or until `seconds` have passed."""
         with self._changed:
-            # A fault ends the wait too, because only the main thread can report it to Spark (`check`).
-            self._changed.wait_for(lambda: self._fault or over(), seconds)
+            # An error ends the wait too, because only the main thread can report it to Spark (`check`).
+            self._changed.wait_for(lambda: self._fault or condition(), seconds)
 
     def linger(self, seconds: float, rows: int, size: int) -> bool:
         """Wait for more rows while shards that are behind are read. Return whether a batch is full.
@@ -150,24 +150,24 @@ class LeaseLoop:
             size: How many bytes are enough.
         """
 
-        def enough() -> bool:
+        def is_full() -> bool:
             prefetchers = [
                 prefetcher for prefetcher in self._prefetchers.values() if prefetcher.range_start is not None
             ]
-            waiting = [prefetcher.buffered for prefetcher in prefetchers]
+            buffered = [prefetcher.buffered for prefetcher in prefetchers]
             return (
-                sum(count for count, _ in waiting) >= rows or sum(size_waiting for _, size_waiting in waiting) >= size
+                sum(count for count, _ in buffered) >= rows or sum(size_waiting for _, size_waiting in buffered) >= size
             )
 
-        def over() -> bool:
-            # A lease in a hand-off waits for Spark to commit, and its next owner waits for the lease.
+        def should_stop() -> bool:
+            # End the wait if a lease is handed off: its next owner waits for the lease, which waits for Spark's commit.
             return (
-                self.handing_off or enough() or not any(prefetcher.behind for prefetcher in self._prefetchers.values())
+                self.handing_off or is_full() or not any(prefetcher.behind for prefetcher in self._prefetchers.values())
             )
 
-        self.wait_until(over, seconds)
+        self.wait_until(should_stop, seconds)
         with self._changed:
-            return enough()
+            return is_full()
 
     @property
     def handing_off(self) -> bool:
@@ -183,52 +183,55 @@ class LeaseLoop:
             size: The most bytes, over all shards.
 
         Returns:
-            Where the next range of each held shard begins, and the rows of those shards that take part.
+            Where the next range of each held shard begins, and the rows of the shards that have any.
         """
         with self._changed:
-            # Compute this once: a lease may be lost or expire in the meantime.
-            held = {
-                key: entry
+            # Read `range_start` only once per shard: a lease may be lost or expire in the meantime.
+            range_starts = {
+                key: range_start
                 for key, prefetcher in self._prefetchers.items()
-                if (entry := prefetcher.range_start) is not None
+                if (range_start := prefetcher.range_start) is not None
             }
-            prefetchers = {key: self._prefetchers[key] for key in held}
-            # Limit each shard before sharing the batch out: one that is far behind must not take all of it.
-            waiting = {
+            prefetchers = {key: self._prefetchers[key] for key in range_starts}
+            # Apply the limit per shard first: a shard that is far behind must not fill the whole batch.
+            buffered_counts = {
                 key: min(shard_rows, count)
                 for key, prefetcher in prefetchers.items()
                 if (count := prefetcher.buffered[0])
             }
-            counts = {key: count for key, count in fair_shares(waiting, rows).items() if count}
+            counts = {key: count for key, count in fair_shares(buffered_counts, rows).items() if count}
             sizes = fair_shares({key: prefetchers[key].buffered[1] for key in counts}, size)
             chunks = {key: prefetchers[key].take(counts[key], limit) for key, limit in sizes.items()}
-            taken = {key: chunk for key, chunk in chunks.items() if chunk is not None}
-            if not taken:
-                # Take a row that is larger than its share alone, otherwise the query would never advance.
+            taken_chunks = {key: chunk for key, chunk in chunks.items() if chunk is not None}
+            if not taken_chunks:
+                # No row fits into its shard's share. Take one row alone, otherwise the query would never advance.
                 for key in sorted(counts):
                     if (chunk := prefetchers[key].take(1, ANY_SIZE)) is not None:
-                        taken = {key: chunk}
+                        taken_chunks = {key: chunk}
                         break
-        for key in taken:
+        for key in taken_chunks:
             self._runner.hurry(key)  # the buffer has room again
-        return held, taken
+        return range_starts, taken_chunks
 
     def commit(self, ends: Mapping[str, Position]) -> None:
-        """Note that Spark has committed up to these positions, and write those whose lease is ours, now or later."""
+        """Record that Spark has committed up to these positions. They are written as checkpoints of the held leases."""
         with self._changed:
-            # Keep positions of leases that are not ours, too: if one comes back, it continues after what the sink has.
+            # Keep the positions of leases that we do not hold, too: if we get such a lease again, reading continues
+            # after the records that the sink has.
             self._committed.update(ends)
-            ours = [key for key in ends if key in self._prefetchers]
-            for key in ours:
+            held_keys = [key for key in ends if key in self._prefetchers]
+            for key in held_keys:
                 self._prefetchers[key].commit(ends[key])
-        for key in ours:
+        for key in held_keys:
             self._runner.hurry(key)
-        # Leases that were never ours need no warning: an earlier run had them, and their owners know where they are.
-        if lost := sorted((ends.keys() & self._ever_held) - set(ours)):
-            log.warning("leases were lost to other workers, which write their checkpoints from now on: %s", few(lost))
+        # Leases that this run never held need no warning: they were held by an earlier run.
+        if lost_keys := sorted((ends.keys() & self._ever_held) - set(held_keys)):
+            log.warning(
+                "leases were lost to other workers, which write their checkpoints from now on: %s", few(lost_keys)
+            )
 
     def mark_read(self, keys: Iterable[str]) -> None:
-        """Note that a repeated batch has read these shards, so their checkpoints may be written once they are held."""
+        """Record that a repeated batch has read these shards, so that their checkpoints may be written."""
         self._shared.read.update(keys)
 
     def is_checkpointed(self, key: str, position: Position) -> bool:
@@ -242,7 +245,7 @@ class LeaseLoop:
         now = self._worker.clock()
         with self._changed:
             prefetchers = tuple(self._prefetchers.values())
-        # Once everything that was there at the start is read, later records are for the next run, and are no lag here.
+        # An AvailableNow query that has caught up has no lag: records that arrive later are for the next run.
         lags = {
             prefetcher.key: 0.0 if prefetcher.caught_up else prefetcher.holding.progress.behind(now)
             for prefetcher in prefetchers
@@ -251,97 +254,97 @@ class LeaseLoop:
 
     @property
     def may_end(self) -> bool:
-        """Whether the query may end once nothing is left for it: a slice must be read completely, by any worker."""
+        """Whether the query may end when it has no more rows. A slice must be read completely first, by any worker."""
         return not self._sliced or is_read(self._worker)
 
     @property
     def answered_reads(self) -> int:
-        """How many reads were answered so far. A shard that cannot be read adds none."""
+        """How many reads the source has answered so far. Failed reads do not count."""
         return self._shared.answered_reads
 
     @property
     def undecided(self) -> int:
-        """How many rows were read that a Spark sink may have written before, with no way to know."""
+        """The number of rows that may be duplicates from a Spark sink, although we could not confirm it."""
         return self._shared.undecided
 
     @property
     def awaited(self) -> Mapping[str, str]:
         """The shards that may have more to read for an AvailableNow query, each with the reason.
 
-        These are our own shards, and shards elsewhere without a living owner.
+        These are shards that this worker holds, and other shards without a living owner.
         """
         with self._changed:
-            prefetchers = {
+            statuses = {
                 key: ShardStatus(prefetcher.opened, prefetcher.idle) for key, prefetcher in self._prefetchers.items()
             }
             ended = {key for key, position in self._committed.items() if position.ended}
-        if unread := self._available_now.unread(prefetchers):
-            return unread  # no need to read the table
+        if reasons := self._available_now.unread(statuses):
+            return reasons  # no need to read the table
         try:
             leases = {lease.key: lease for lease in self._worker.store.list().leases}
         except StoreError as fault:
-            unread = {"(all)": f"the leases cannot be read: {printable(text_of(fault))}"}
+            reasons = {"(all)": f"the leases cannot be read: {printable(text_of(fault))}"}
             log.warning("the leases could not be read, trying again: %s", fault)
-            return unread
-        return self._available_now.awaited(prefetchers, leases, self._worker.discovery.listed, ended)
+            return reasons
+        return self._available_now.awaited(statuses, leases, self._worker.discovery.listed, ended)
 
     @property
     def not_caught_up(self) -> Mapping[str, str]:
-        """The leases, as last read from the table, whose shards are not known to be at their tips, with the reasons."""
+        """The leases in the last listing whose shards may not be read to their tips, each with the reason."""
         now = self._worker.clock()
         with self._changed:
-            prefetchers = {
+            statuses = {
                 key: ShardStatus(prefetcher.opened, idle=prefetcher.holding.progress.behind(now) == 0)
                 for key, prefetcher in self._prefetchers.items()
             }
         return self._available_now.awaited(
-            prefetchers, {key: sighting.lease for key, sighting in self._worker.table.watch.sightings.items()}
+            statuses, {key: sighting.lease for key, sighting in self._worker.table.watch.sightings.items()}
         )
 
     # Called by the loop's threads
 
-    def _failed(self, fault: BaseException) -> None:
+    def _end_with_fault(self, fault: BaseException) -> None:
         """End the query with this fault."""
         with self._changed:
-            # Set it under the lock and notify: the main thread may be waiting for rows that never come.
+            # Notify the main thread, which may be waiting for rows that will never arrive.
             self._fault = fault
             self._changed.notify_all()
 
     def _begin_prefetching(self, worker: Worker, holding: Holding, _handling: Handling) -> Step:
-        """Start reading the shard of a new lease ahead, and return its step."""
-        prefetcher = ShardPrefetcher(worker, holding, self._shared, self._finished)
+        """Start reading ahead from the shard of a new lease. Return the step function of its reader."""
+        prefetcher = ShardPrefetcher(worker, holding, self._shared, self._remove_prefetcher)
         with self._changed:
             self._ever_held.add(holding.key)
             self._prefetchers[holding.key] = prefetcher
             self._shared.held_count = len(self._prefetchers)
         return prefetching_reader(prefetcher).step
 
-    def _with_rows(self) -> Iterator[ShardPrefetcher]:
-        # Check `buffered` first: it is cheaper than `range_start`, and most shards have nothing.
+    def _prefetchers_with_rows(self) -> Iterator[ShardPrefetcher]:
+        # Check `buffered` first: it is cheaper than `range_start`, and most shards have no rows.
         return (
             prefetcher
             for prefetcher in self._prefetchers.values()
             if prefetcher.buffered[0] and prefetcher.range_start is not None
         )
 
-    def _finished(self, prefetcher: ShardPrefetcher) -> None:
+    def _remove_prefetcher(self, prefetcher: ShardPrefetcher) -> None:
         if self._prefetchers.get(prefetcher.key) is prefetcher:
             del self._prefetchers[prefetcher.key]
             self._shared.held_count = len(self._prefetchers)
 
 
 STALL_SECONDS = 300.0
-"""How long the awaited shards may all be silent. Longer if leases take longer to expire."""
+"""How long none of the awaited shards may make progress. If leases take longer to expire, the limit is longer."""
 STALL_LEASE_TIMES = 3.0
 
 
 class Watchdog:
-    """Watches a wait, from the first call of `check` on.
+    """Limits how long a wait may last without progress, counted from the first call of `check`.
 
     Args:
-        lease_seconds: How long a dead worker's leases stay unchanged before they are taken.
-        clock: Monotonic seconds.
-        activity: What the wait is for, which begins the error message.
+        lease_seconds: How long it takes until the leases of a dead worker expire.
+        clock: Returns monotonic seconds.
+        activity: The reason for the wait, as the beginning of the error message.
     """
 
     def __init__(
@@ -354,21 +357,21 @@ class Watchdog:
         self._since = 0.0
 
     def check(self, awaited: Mapping[str, str], answered_reads: int) -> None:
-        """Keep waiting for these shards, or raise an error.
+        """Raise an error if the wait for these shards should end.
 
         Args:
             awaited: The shards, each with the reason.
             answered_reads: The number of reads answered so far.
 
         Raises:
-            TimeoutError: Nothing has changed for too long.
-            ProcessLookupError: The process that started the wait is gone. To wait on would keep the leases for a query
-                that no longer runs.
+            TimeoutError: There has been no progress for too long.
+            ProcessLookupError: The process that started the wait is gone, so the leases would be kept for a query that
+                no longer runs.
         """
         if os.getppid() != self._parent:
             raise ProcessLookupError("Spark's own process is gone: nobody waits for these shards any more")
         state, now = (frozenset(awaited), answered_reads), self._clock()
-        # Another set of shards, or one more response, is progress, however slow.
+        # A changed set of shards, or one more response, counts as progress.
         if state != self._last_state:
             self._last_state, self._since = state, now
         elif now - self._since > self._seconds:

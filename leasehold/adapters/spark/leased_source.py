@@ -1,7 +1,7 @@
-"""A Spark data source whose query is one worker of a group: the common part of the Kinesis and Event Hubs formats.
+"""The base class of our Spark data sources. Each query over such a source is one worker of a group.
 
-Spark creates it from its options without telling whether it wants a query or a batch, so the lease table is required
-only later.
+Spark creates a data source from its options before it decides between a query and a batch, so a missing lease table is
+reported only when a query's reader is created.
 """
 
 from abc import abstractmethod
@@ -44,10 +44,10 @@ from leasehold.stores.urls import open_store
 
 
 class LeasedSource(DataSource):
-    """A format whose query joins a group, on any cluster.
+    """A format whose queries join a group.
 
     Attributes:
-        session_options: Options that the session supplies and the user may override; `register` sets them.
+        session_options: Defaults that `register` takes from the session; the user's options override them.
     """
 
     session_options: ClassVar[Mapping[str, str]] = {}
@@ -60,7 +60,8 @@ class LeasedSource(DataSource):
         self._parsed: tuple[SourceSpec, LeaseOptions, StreamLocation | None, Bounds] | None = None
 
     def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
-        # The process that runs a query parses the options again, and the driver's log shows its warnings.
+        # Leave out the parsed options: the process that runs a query parses them again, so that its log, which the
+        # driver shows, has the warnings.
         return recreator(type(self), {**self.__dict__, "_parsed": None}), ()
 
     @classmethod
@@ -69,7 +70,7 @@ class LeasedSource(DataSource):
         return cls.FORMAT
 
     def schema(self) -> str:
-        """Return the columns. Raises ValueError if the options are invalid."""
+        """Return the columns as DDL. Raises ValueError if the options are invalid."""
         self._parse()
         return self.DDL
 
@@ -80,9 +81,10 @@ class LeasedSource(DataSource):
         return self._parsed
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
-        """Return the reader that makes a query a worker of its group.
+        """Return the reader of a query, which joins the group as a worker.
 
-        Raises ValueError for a different schema, if no lease table is named, or if the end is not a time.
+        Raises ValueError if the schema differs from ours, no lease table is named, or the ending position is not a
+        time.
         """
         spec, lease, _, bounds = self._parse()
         with plain_errors():
@@ -95,7 +97,7 @@ class LeasedSource(DataSource):
         return LeasedReader(spec, lease) if cut is None else SlicedQuery(spec, lease, cut)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the reader of one batch, without leases. Raises ValueError for a different schema."""
+        """Return the reader of one batch, without leases. Raises ValueError if the schema differs from ours."""
         spec, lease, location, bounds = self._parse()
         with plain_errors():
             _check_schema(schema, spec)
@@ -121,33 +123,31 @@ class LeasedSource(DataSource):
     def _parse_sink(self, schema: StructType, *, replaces: bool) -> tuple[SinkTarget, WriteIdentity]:
         if replaces:
             raise ValueError('mode: what is in a stream stays; use mode("append"), or outputMode("append")')
-        # The options include what `register` knows of the session, which a sink does not use.
+        # Drop the options that `register` takes from the session, because a sink does not use them.
         options = OptionReader(
             {name: value for name, value in self._all_options.items() if not name.lower().startswith("lease.")}
         )
         options.reject({"asyncProgressTrackingEnabled": ASYNC_UNSUPPORTED})
-        # Read them, otherwise `done` would reject them as unknown.
+        # Read Spark's own options, otherwise `reject_unknown` would reject them.
         for name in SPARK_OPTIONS:
             options.text(name)
-        names = WriteIdentity.from_options(options)
+        identity = WriteIdentity.from_options(options)
         target = self.sink_target(options)
         options.reject_unknown()
         target.columns.check(schema)
-        return target, names
+        return target, identity
 
     @abstractmethod
     def parse(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, StreamLocation | None, Bounds]:
-        """Parse the options of reading.
-
-        Raises ValueError, naming the option.
+        """Parse the options for reading. Raises ValueError, naming the option.
 
         Returns:
-            The source spec, the lease options, the stream for batches and the bounds to read. The stream is None if the
-            format has no batches.
+            The source spec, the lease options, the stream for batches, and the bounds of the records to read. The
+            stream is None if the format has no batches.
         """
 
     def sink_target(self, opts: OptionReader) -> SinkTarget:  # noqa: ARG002  for those that can be written to
-        """Return the stream that these options ask to write to. Raises ValueError, naming the option."""
+        """Return the stream to write to. Raises ValueError, naming the option."""
         raise ValueError(f"format {self.FORMAT}: nothing can be written to it")
 
 
@@ -161,11 +161,11 @@ ONCE_UNSUPPORTED = (
 
 
 class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The reader of one query, by Spark's interface; the work is done by `QueryRun`.
+    """The reader of one query: implements Spark's interface by calling a `QueryRun`.
 
-    Spark creates it in its source-runner process and calls it there, one call at a time. Copies of it go to the
-    executors, where only `read` is called. Nothing is opened before the first batch is planned. Errors that a user can
-    fix are reported in one sentence, without a traceback.
+    Spark creates the reader in its source-runner process and calls it there, one call at a time. Executors get copies
+    of the reader and call only `read`. No connection is opened before the first batch is planned. Errors that a user
+    can fix are reported in one sentence, without a traceback.
     """
 
     def __init__(self, source_spec: SourceSpec, options: LeaseOptions, open_table: OpenStore = open_store) -> None:
@@ -177,29 +177,28 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last_planned: dict[str, Any] | None = None  # the end of the last batch that Spark planned
 
     def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
-        # Executors call only `read`, which needs only its partition. Options may contain a secret.
+        # Executors call only `read`, which needs only its partition. Send them no options: these may contain a secret.
         return recreator(type(self), {}), ()
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's name
-        """Return the offset of a query that has read nothing. Spark calls this twice, and not after a restart."""
+        """Return the offset of a query that has read nothing. After a restart, Spark uses its stored offset instead."""
         return encode(Offset(stream=self._source_spec.stream))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name
-        """Return a limit on rows. Any limit will do: Spark reads without one only under `trigger(once=True)`."""
+        """Return a limit on rows. Spark replaces it by `ReadAllAvailable` only under `trigger(once=True)`."""
         return ReadMaxRows(self._options.trigger_rows)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  Spark's name
-        """Stop once everything that is there now is read."""
         self._only_now = True
 
     @plain_errors()
     def latestOffset(  # noqa: N802  Spark's name
         self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
     ) -> dict[str, Any]:
-        """Return the end of the next batch, or `start` itself if there is nothing to do.
+        """Return the end of the next batch, or `start` itself if there is no batch to plan.
 
-        Before 4.2 Spark passes no arguments. A batch then starts at the end of the last one that Spark planned, so an
-        end that was returned but not planned is returned again.
+        Spark before 4.2 passes no arguments. In this case a batch starts at the end of the last batch that Spark
+        planned. If we returned an end and Spark did not plan it, the same end is returned again.
 
         Raises ValueError under `trigger(once=True)`.
         """
@@ -207,8 +206,8 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise ValueError(ONCE_UNSUPPORTED)  # noqa: TRY004  the trigger is what is wrong
         start = start or self._last_planned or self.initialOffset()
         limit = limit or self.getDefaultReadLimit()
-        offset = self._decoded(start).continued_on(self._source_spec.stream)
-        run = self._started_run()
+        offset = self._decode_offset(start).continued_on(self._source_spec.stream)
+        run = self._get_or_start_run()
         offset = run.rebase(offset)
         run.join(offset)
         if (end := run.plan(offset, limit)) is None:
@@ -219,15 +218,16 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @plain_errors()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Return the tasks of a batch: the one just planned, or after a restart one that was planned earlier.
+        """Return the tasks of a batch, which was planned just now or, after a restart, by an earlier run.
 
-        Before 4.2 Spark begins a restart by passing the last batch's end as both arguments, which means no batch.
+        At a restart, Spark before 4.2 first passes the end of the last batch as both arguments. Such a call has no
+        tasks.
         """
-        offset = self._decoded(end).for_stream(self._source_spec.stream)
+        offset = self._decode_offset(end).for_stream(self._source_spec.stream)
         self._last_planned = end
         if start == end:
             return []
-        run = self._started_run()
+        run = self._get_or_start_run()
         return list(run.partitions(run.rebase(offset)))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -237,28 +237,28 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read(partition)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802  Spark's name
-        """Return how far behind each shard is, for the query's `sources[].latestOffset`; None before reading."""
+        """Return the lag of each shard for `sources[].latestOffset` of the query's progress; None before reading."""
         return None if self._run is None else self._run.report()
 
     @plain_errors()
     def commit(self, end: dict[str, Any]) -> None:
-        """Commit the batch that ends here, because all of it is in the sink."""
-        offset = self._decoded(end).for_stream(self._source_spec.stream)
-        run = self._started_run()
+        """Commit the batch that ends at `end`. All of it is in the sink."""
+        offset = self._decode_offset(end).for_stream(self._source_spec.stream)
+        run = self._get_or_start_run()
         run.commit(run.rebase(offset))
 
     def stop(self) -> None:
         """Release the leases and close everything."""
-        with self._stopping:  # Spark both closes its channel, which stops the main thread, and sends a signal
+        with self._stopping:  # Spark closes its channel, which stops the main thread, and also sends a signal
             if self._run is not None and not self._stopped:
                 self._stopped = True
                 self._run.close()
 
-    def _decoded(self, stored: dict[str, Any]) -> Offset:
-        # Decoding many shards is slow, and a planned offset is passed again and again until it is committed.
+    def _decode_offset(self, stored: dict[str, Any]) -> Offset:
+        # Decoding the ranges of many shards is slow, and Spark passes a planned offset several times until it commits.
         return next((offset for encoded, offset in self._recent_offsets if encoded == stored), None) or decode(stored)
 
-    def _started_run(self) -> "QueryRun":
+    def _get_or_start_run(self) -> "QueryRun":
         if self._run is None:
             end_on_signal(self.stop)
             self._run = QueryRun(self._source_spec, self._options, self._open_table, only_now=self._only_now)
@@ -266,21 +266,22 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class SlicedQuery(LeasedReader):
-    """The reader of a query whose shards end where a slice ends. Its offsets and its leases name the slice."""
+    """The reader of a query over a slice (a time range). The query's offsets and leases name the slice."""
 
     def __init__(self, spec: SourceSpec, options: LeaseOptions, cut: Slice) -> None:
         def open_sliced_table(url: str, *, create: bool) -> Store:
             return cut.store(open_store(url, create=create))
 
-        note = f"{spec.stream} {cut.note}"
-        sliced_spec = evolve(spec, open=lambda: cut.source(spec.open()), open_for_replay=None, stream=note, sliced=True)
+        sliced_name = f"{spec.stream} {cut.note}"
+        sliced_spec = evolve(
+            spec, open=lambda: cut.source(spec.open()), open_for_replay=None, stream=sliced_name, sliced=True
+        )
         super().__init__(sliced_spec, options, open_sliced_table)
 
     @plain_errors()
     def latestOffset(  # noqa: N802  Spark's name
         self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
     ) -> dict[str, Any]:
-        """Return the end of the next batch. Raises ValueError for a trigger under which the query would never end."""
         if not HAS_AVAILABLE_NOW:
             raise ValueError("option endingPosition: this Spark does not tell a query when to end; 4.2 is the first")
         if not self._only_now:
@@ -291,12 +292,12 @@ class SlicedQuery(LeasedReader):
 
 
 def _check_schema(schema: StructType, spec: SourceSpec) -> None:
-    def shapes(fields: StructType) -> list[tuple[str, str]]:
+    def names_and_types(fields: StructType) -> list[tuple[str, str]]:
         return [(column.name, column.dataType.simpleString()) for column in fields]
 
-    ours = from_arrow_schema(spec.columns.schema)
-    if shapes(schema) != shapes(ours):
+    expected = from_arrow_schema(spec.columns.schema)
+    if names_and_types(schema) != names_and_types(expected):
         raise ValueError(
-            f"schema: the columns are {', '.join(each.name for each in ours)}, and cannot be chosen: leave out "
+            f"schema: the columns are {', '.join(column.name for column in expected)}, and cannot be chosen: leave out "
             ".schema(...), and take a record apart by from_json or the like"
         )

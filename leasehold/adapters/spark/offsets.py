@@ -1,14 +1,15 @@
-"""The offset of a micro-batch, as Spark stores it: the exact range of each shard, and the epoch it was read under.
+"""The offset of a micro-batch, as Spark stores it: the exact range of each shard, and the epoch of the lease.
 
-`{"v":1,"n":12,"s":"<stream>","i":"<incarnation>","t":4,"r":{"<lease key>":["<from>","<to>",<epoch>]}}`, where `from` is
-exclusive, `to` is inclusive, and "t" is the number of tasks. Offsets written before streams were named have no "s", and
-those written before incarnations were recorded have no "i". With many shards the form is `{"v":2,…,"p":[…]}`, with the
-ranges packed into a short string, because Spark stores every offset and shows it. Both forms can always be read,
-whichever was written last, so that a checkpointLocation outlives the version that wrote it.
+The JSON is `{"v":1,"n":12,"s":"<stream>","i":"<incarnation>","t":4,"r":{"<lease key>":["<from>","<to>",<epoch>]}}`,
+where `from` is exclusive, `to` is inclusive, and "t" is the number of tasks. Older offsets may lack the stream ("s") or
+its incarnation ("i"). If there are many shards, the JSON is `{"v":2,…,"p":[…]}`, with the ranges packed into a short
+string, because Spark stores and shows every offset. Both forms can always be read, so that a checkpointLocation
+outlives the version that wrote it.
 
-Rule 1: an end offset alone defines the contents of its batch, so a replay needs neither lease nor memory.
-Rule 2: equal offsets are equal strings, because Spark compares strings. So keys are sorted, and nothing that only this
-run knows (such as "flushed") is stored, since the next run would believe it.
+Rule 1: an end offset alone defines the contents of its batch. A replay needs neither the leases nor any state of the
+earlier run.
+Rule 2: equal offsets are equal strings, because Spark compares strings. So keys are sorted. State that is valid only in
+this run (such as "flushed") is not stored, because the next run would use it.
 Rule 3: this module uses no pyspark, no clock and no store.
 """
 
@@ -27,7 +28,7 @@ from leasehold.stores.printable import said
 
 READABLE_VERSION, PACKED_VERSION = 1, 2
 PACKED_FROM = 64
-"""Offsets with at least this many shards are packed. A smaller one can be read by eye, and costs little."""
+"""Offsets with at least this many shards are packed. Smaller offsets are short enough to stay readable."""
 
 
 @frozen
@@ -40,20 +41,20 @@ class Range:
 
     @property
     def empty(self) -> bool:
-        """Whether the range contains nothing."""
-        # Compare identity first: each offset may have thousands of quiet shards, and comparing positions is slow.
+        """Whether the range contains no records."""
+        # Compare identity first: an offset may have thousands of quiet shards, and comparing positions is slow.
         return self.begins is self.ends or self.begins == self.ends
 
     @cached_property
     def cells(self) -> tuple[str, ...]:
-        """The range in the packed form, cached because a quiet shard's range is the same in every batch."""
+        """The range in the packed form. It is cached because a quiet shard has the same range in every batch."""
         return packed_cells(self.begins, self.ends, self.epoch)
 
 
 Ranges = tuple[tuple[str, Range], ...]
 
 
-def _by_key(pairs: Iterable[tuple[str, Range]]) -> Ranges:
+def _sorted_by_key(pairs: Iterable[tuple[str, Range]]) -> Ranges:
     return tuple(sorted(pairs, key=itemgetter(0)))
 
 
@@ -62,24 +63,24 @@ class Offset:
     """The end of one micro-batch.
 
     Attributes:
-        number: Counts the offsets of one query.
+        number: The sequential number of this offset within the query.
         ranges: Pairs of lease key and range, sorted by key.
         stream: The URL of the stream that was read; "" in an offset of the old form.
-        tasks: The number of tasks its rows are spread over, even if another number of cores repeats it; 0 if it has no
-            rows, or in an offset of the old form.
-        incarnation: Which of the streams that ever had this name was read (L14); "" if the source does not know, or in
-            an offset of the old form.
+        tasks: The number of tasks that the batch's rows are distributed over, which a repetition uses too, however many
+            cores there are. 0 if the batch has no rows, or in an offset of the old form.
+        incarnation: Identifies the stream among all streams that were created under its name (L14); "" if the source
+            has no such identifier, or in an offset of the old form.
     """
 
     number: int = 0
-    ranges: Ranges = field(default=(), converter=_by_key)
+    ranges: Ranges = field(default=(), converter=_sorted_by_key)
     stream: str = ""
     tasks: int = 0
     incarnation: str = ""
 
     @property
     def empty(self) -> bool:
-        """Whether its batch has no rows: the first offset, or a flush."""
+        """Whether its batch has no rows, because it is the first offset or a flush."""
         return all(part.empty for _, part in self.ranges)
 
     @property
@@ -88,7 +89,7 @@ class Offset:
         return frozenset(key for key, _ in self.ranges)
 
     def for_stream(self, stream: str) -> "Offset":
-        """Add the name of the stream that is read. Raises ValueError if it was written for another."""
+        """Return the offset with the name of its stream. Raises ValueError if it was written for another stream."""
         if self.stream and stream and self.stream != stream:
             raise ValueError(
                 f"offset: the checkpointLocation is of {self.stream}, and the query reads {stream}; give it its own"
@@ -98,15 +99,15 @@ class Offset:
     def continued_on(self, stream: str) -> "Offset":
         """Return the offset from which a query of this stream continues.
 
-        An offset that names no stream may be of another one, so the shards that it ended are left out. Otherwise our
-        shards of the same name would end unread.
+        An offset without a stream name may belong to another stream, so shards that have ended are left out. Otherwise
+        shards of our stream with the same names would count as ended without having been read.
         """
         named = self.for_stream(stream)
         open_ranges = tuple(pair for pair in self.ranges if not pair[1].ends.ended)
         return named if named.stream == self.stream else evolve(named, ranges=open_ranges)
 
     def range_of(self, key: str) -> Range | None:
-        """Return the range of this lease, or None if the batch has no part of it."""
+        """Return the range of this lease, or None if the batch does not contain its shard."""
         return self._ranges_by_key.get(key)
 
     @cached_property
@@ -116,7 +117,7 @@ class Offset:
 
 @frozen
 class RangeStart:
-    """A shard as it is held when a batch is planned.
+    """The state of a held shard when a batch is planned.
 
     Attributes:
         epoch: The fencing number of the ownership.
@@ -131,16 +132,21 @@ def advance(
     start: Offset,
     held: Mapping[str, RangeStart],
     ends: Mapping[str, Position],
-    unwritten: Iterable[tuple[str, Range]] = (),
+    uncheckpointed: Iterable[tuple[str, Range]] = (),
 ) -> Offset:
-    """Return the offset after `start`. Each held shard continues where it is, up to its end if `ends` has one.
+    """Return the offset after `start`.
 
-    A released shard is left out, and one that has ended is left out of the next batch. If such a shard is among
-    `unwritten`, it stays: its lease does not contain its end yet, so a restart can learn it from this offset only.
+    The range of each held shard begins where its last range ended, and ends at its position in `ends`. Without such a
+    position the range is empty.
 
-    Without `ends` this is a flush, an offset with only a new number. It makes Spark commit the previous batch.
+    A released shard is left out, and a shard that has ended is left out of the next batch. If the shard is among
+    `uncheckpointed`, it stays in the offset, because its lease does not contain its end position yet. After a restart,
+    only this offset contains the position.
 
-    Raises ValueError if an end lies before its beginning, or if a shard would continue after its end.
+    Without `ends` the result is a flush: an offset with a new number and no new rows. Planning it makes Spark commit
+    the previous batch.
+
+    Raises ValueError if a range would end before it begins, or if a shard would continue after its end.
     """
     previous_ranges, ranges = dict(start.ranges), dict[str, Range]()
     for key, holding in held.items():
@@ -148,7 +154,7 @@ def advance(
         if begins.ended:
             continue
         if (end := ends.get(key)) is not None:
-            # Spark would accept such a range, and write the rows in between twice.
+            # Spark would accept a range that goes back, and would write the rows in between twice.
             if end.order < begins.order:
                 raise ValueError(f"ends: {key} would go back from {begins.sequence} to {end.sequence}")
             ranges[key] = Range(begins, end, holding.epoch)
@@ -159,55 +165,59 @@ def advance(
             ranges[key] = Range(begins, begins, holding.epoch)
     if unheld := ends.keys() - ranges.keys():
         raise ValueError(f"ends: {sorted(unheld)} are not held, or have ended before")
-    carried_over = (pair for pair in unwritten if pair[0] not in ranges)
+    carried_over = (pair for pair in uncheckpointed if pair[0] not in ranges)
     return evolve(start, number=start.number + 1, ranges=(*ranges.items(), *carried_over), tasks=0)
 
 
 def resume_position(checkpoint: Position, previous: Range | None, *, delivered: bool) -> Position:
-    """Return where to begin reading a lease that was taken again, given its `checkpoint`.
+    """Return where to begin reading the shard of a lease that was acquired again.
 
-    The sink has everything up to the checkpoint, up to the beginning of the previous range, and up to the end of that
-    range if the sink was really `delivered` all of it. So the latest of them loses nothing, even if the lease table was
-    recreated.
+    The sink has all records up to the checkpoint, and all records up to the beginning of the previous range. If that
+    range was `delivered`, the sink has all records up to its end. So beginning at the latest of these positions skips
+    no record, even if the lease table was recreated.
+
+    Args:
+        checkpoint: The lease's checkpoint.
+        previous: The shard's range in the previous batch, if any.
+        delivered: Whether the sink has all of the previous range.
     """
     if previous is None:
         return checkpoint
-    # Each position is a complete prefix, so the latest skips nothing and repeats least.
+    # The sink has every record before each of these positions, so the latest one skips nothing and repeats least.
     return max(previous.ends if delivered else previous.begins, checkpoint, key=lambda position: position.order)
 
 
 def uncommitted(start: Offset, committed: int) -> bool:
-    """Return whether Spark needs a reason to commit `start`, because it commits a batch only when it plans the next."""
+    """Return whether the batch that ends at `start` has rows and is not committed yet."""
     return start.number > committed and not start.empty
 
 
 def fair_shares(buffered: Mapping[str, int], limit: int) -> dict[str, int]:
-    """Share a batch of at most `limit` out among the shards by what waits on each, so that none starves another."""
-    granted: dict[str, int] = {}
+    """Divide `limit` rows or bytes fairly among shards, given the amounts that are buffered for each."""
+    shares: dict[str, int] = {}
     remaining = limit
     for position, (key, count) in enumerate(sorted(buffered.items(), key=lambda pair: (pair[1], pair[0]))):
-        # Begin with the smallest, so that what it leaves of its share goes to the larger ones.
-        granted[key] = min(count, remaining // (len(buffered) - position))
-        remaining -= granted[key]
-    return granted
+        # Begin with the smallest amount, so that the unused part of its share goes to the larger ones.
+        shares[key] = min(count, remaining // (len(buffered) - position))
+        remaining -= shares[key]
+    return shares
 
 
 # JSON
 
 
 def encode(offset: Offset) -> dict[str, Any]:
-    """Return the value whose JSON Spark stores."""
+    """Return the offset as a JSON value, which Spark stores."""
     optional: dict[str, Any] = {"s": offset.stream} if offset.stream else {}
     optional |= {"i": offset.incarnation} if offset.incarnation else {}
     optional |= {"t": offset.tasks} if offset.tasks else {}
-    # If there are only a few ranges, they are stored as plain text, so that people can see in a checkpointLocation how
-    # far a query has come.
+    # A few ranges are stored as plain text, so that people can look up a query's progress in its checkpointLocation.
     if len(offset.ranges) < PACKED_FROM:
         return {
             "v": READABLE_VERSION,
             "n": offset.number,
             **optional,
-            "r": {key: _fields(part) for key, part in offset.ranges},
+            "r": {key: _range_fields(part) for key, part in offset.ranges},
         }
     return {
         "v": PACKED_VERSION,
@@ -218,8 +228,8 @@ def encode(offset: Offset) -> dict[str, Any]:
 
 
 def decode(stored: object) -> Offset:
-    """Return the offset of a stored value. Raises ValueError if another source or a later version wrote it."""
-    # Check the version first: in a later one these fields may have another meaning.
+    """Return the offset from its JSON value. Raises ValueError if another source or a later version wrote it."""
+    # Check the version first: in a later version these fields may have another meaning.
     version = stored.get("v") if isinstance(stored, Mapping) else None
     if not isinstance(stored, Mapping) or version not in (
         READABLE_VERSION,
@@ -234,7 +244,7 @@ def decode(stored: object) -> Offset:
             ranges = tuple((key, Range(begins, ends, epoch)) for key, begins, ends, epoch in unpack(stored["p"]))
         else:
             ranges = tuple(
-                (key, Range(_position_of(begins), _position_of(ends), int(epoch)))
+                (key, Range(_parse_position(begins), _parse_position(ends), int(epoch)))
                 for key, (begins, ends, epoch) in stored["r"].items()
             )
         optional = str(stored.get("s", "")), int(stored.get("t", 0)), str(stored.get("i", ""))
@@ -245,22 +255,22 @@ def decode(stored: object) -> Offset:
 
 def range_text(part: Range) -> str:
     """Return a range as a string, the same for equal ranges."""
-    return json.dumps(_fields(part), separators=(",", ":"))
+    return json.dumps(_range_fields(part), separators=(",", ":"))
 
 
-def _fields(part: Range) -> list[str | int]:
-    return [_text(part.begins), _text(part.ends), part.epoch]
+def _range_fields(part: Range) -> list[str | int]:
+    return [_position_text(part.begins), _position_text(part.ends), part.epoch]
 
 
-def _text(position: Position) -> str:
-    """Return `sequence`, `sequence:sub` or `sequence:sub:token`, whichever is enough."""
+def _position_text(position: Position) -> str:
+    """Return `sequence`, `sequence:sub` or `sequence:sub:token`, leaving out trailing parts that are empty."""
     if position.token:
         return f"{position.sequence}:{position.sub}:{position.token}"
     return f"{position.sequence}:{position.sub}" if position.sub else position.sequence
 
 
-def _position_of(text: str) -> Position:
-    # The token comes last because it is a string of the source's own, and may contain a colon.
+def _parse_position(text: str) -> Position:
+    # The token comes last because the source defines it, and it may contain a colon.
     sequence, _, details = text.partition(":")
     sub, _, token = details.partition(":")
     return Position(sequence, int(sub or 0), token)
@@ -268,26 +278,26 @@ def _position_of(text: str) -> Position:
 
 # The packed form of many ranges
 #
-# The numbers of a stream share most of their digits. We turn rows into columns, and within a column write all first
-# characters, then all second ones, and so on. Equal characters then stand together, and compress to almost nothing.
-# Sequence numbers are written in base 16, in which Kinesis composes them: a shard's birth, a count, a time and the
-# shard's own number are then whole digits.
+# The sequence numbers of a stream share most of their digits. We turn rows into columns, and within a column write all
+# first characters, then all second characters, and so on. Equal characters are then adjacent, and compress to almost
+# nothing. Sequence numbers are written in base 16, because Kinesis composes them of hexadecimal fields: the shard's
+# creation time, a counter, a time and the shard's number.
 
 LEVEL = 1
 PAD = "\0"
 VERBATIM = "="
 COLUMNS = 8
 MAX_TEXT = 1 << 26
-"""In characters; enough for hundreds of thousands of shards."""
+"""The longest string to unpack, in characters. Enough for hundreds of thousands of shards."""
 
 PackedRange = tuple[str, Position, Position, int]
 """A lease key, the beginning and the end of its range, and the epoch."""
 
 
 def pack(rows: Sequence[tuple[str, ...]]) -> list[str | int]:
-    """Pack rows into their number, the width of each column, and one string.
+    """Pack rows into a list of the number of rows, the width of each column, and one string.
 
-    There must be at least one row. Each is a key followed by its `packed_cells`.
+    There must be at least one row. Each row consists of a key and its `packed_cells`.
     """
     columns = tuple(zip(*rows, strict=True))
     widths = [max(map(len, column)) if any(column) else 0 for column in columns]
@@ -299,14 +309,14 @@ def pack(rows: Sequence[tuple[str, ...]]) -> list[str | int]:
 
 
 def unpack(stored: Sequence[str | int]) -> Iterator[PackedRange]:
-    """Return the rows again. Raises ValueError for anything that `pack` did not make."""
+    """Return the rows that were packed. Raises ValueError for a value that `pack` did not make."""
     count, *widths = map(int, stored[:-1])
     try:
-        # A damaged string may decompress to any length.
+        # Limit the length, because a damaged string may decompress to any length.
         text = zlib.decompressobj().decompress(b64decode(str(stored[-1]), validate=True), MAX_TEXT).decode()
     except zlib.error as fault:
         raise ValueError(str(fault)) from fault
-    # Columns of wrong widths would give positions that were never written, and none would look wrong.
+    # Wrong column widths would give positions that were never written, but look valid.
     if len(widths) != COLUMNS or not 0 < count <= len(text) == count * sum(widths):
         raise ValueError("its packed ranges are not as long as they say")
     columns, start = [], 0
@@ -314,28 +324,28 @@ def unpack(stored: Sequence[str | int]) -> Iterator[PackedRange]:
         column = text[start : start + count * width]
         columns.append([column[row::count].lstrip(PAD) for row in range(count)])
         start += count * width
-    return map(_row, zip(*columns, strict=True))
+    return map(_unpacked_row, zip(*columns, strict=True))
 
 
 def packed_cells(begins: Position, ends: Position, epoch: int) -> tuple[str, ...]:
-    """Return the columns of a range. The end of an empty range is left out."""
-    same = ends is begins or (ends == begins and ends.token == begins.token)
-    return *_position_cells(begins), *(("", "", "") if same else _position_cells(ends)), str(epoch)
+    """Return the cells of a range in its row. If the range is empty, the cells of its end are ""."""
+    is_empty = ends is begins or (ends == begins and ends.token == begins.token)
+    return *_position_cells(begins), *(("", "", "") if is_empty else _position_cells(ends)), str(epoch)
 
 
 def _position_cells(position: Position) -> tuple[str, str, str]:
     sequence = position.sequence
     # A sentinel, or a number with leading zeros, would not survive the conversion to base 16 and back.
-    plain = sequence.isdigit() and str(int(sequence)) == sequence
-    return f"{int(sequence):x}" if plain else VERBATIM + sequence, str(position.sub or ""), position.token
+    is_decimal = sequence.isdigit() and str(int(sequence)) == sequence
+    return f"{int(sequence):x}" if is_decimal else VERBATIM + sequence, str(position.sub or ""), position.token
 
 
-def _row(cells: tuple[str, ...]) -> PackedRange:
-    key, *first, last, last_sub, last_token, epoch = cells
-    begins = _position(*first)
-    return key, begins, _position(last, last_sub, last_token) if last else begins, int(epoch)
+def _unpacked_row(cells: tuple[str, ...]) -> PackedRange:
+    key, *begin_cells, end_sequence, end_sub, end_token, epoch = cells
+    begins = _unpacked_position(*begin_cells)
+    return key, begins, _unpacked_position(end_sequence, end_sub, end_token) if end_sequence else begins, int(epoch)
 
 
-def _position(sequence: str, sub: str, token: str) -> Position:
+def _unpacked_position(sequence: str, sub: str, token: str) -> Position:
     number = sequence[1:] if sequence.startswith(VERBATIM) else str(int(sequence, 16))
     return Position(number, int(sub or 0), token)

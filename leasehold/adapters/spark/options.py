@@ -1,7 +1,7 @@
-"""The options of a leased source, checked by name before anything is opened.
+"""Parses the options of a leased source before any connection is opened.
 
-Names are compared in lower case, because Spark passes them on like that. Secrets are removed from every string that
-could be shown: no `repr`, message or offset contains them.
+Option names are compared in lower case, because Spark passes some of them in lower case. No `repr`, message or offset
+contains a secret.
 """
 
 import logging
@@ -23,11 +23,11 @@ log = escaped(logging.getLogger("leasehold.spark"))
 
 MIB = 1 << 20
 EMBEDDED_BYTES = 4 * MIB
-"""The most embedded bytes in a batch. Rows within tasks pass through the driver, so such batches must stay small."""
+"""The maximum size of a batch whose rows are embedded in tasks. Such rows pass through the driver, so it is small."""
 
 
 class OptionReader:
-    """Reads options by name, in any case, each of them once. Options that nobody reads are unknown."""
+    """Reads options by name, ignoring case. Each option is read once, and an option that was never read is unknown."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._unread = {name.lower(): value for name, value in options.items()}
@@ -36,9 +36,9 @@ class OptionReader:
     def text(self, name: str, default: str = "") -> str:
         """Return the value of an option. Raises ValueError if it is present but empty."""
         self._names.append(name)
-        # Spark ignores the case of options, and passes some on in lower case.
+        # Spark ignores the case of option names, and passes some of them in lower case.
         value = self._unread.pop(name.lower(), None)
-        # An empty value is most often an unset environment variable, which the default would hide.
+        # An empty value usually comes from an unset environment variable. Using the default would hide the mistake.
         if value is not None and not value.strip():
             raise ValueError(f"option {name}: it is empty; leave it out, or give a value")
         return default if value is None else value.strip()
@@ -60,7 +60,7 @@ class OptionReader:
         return value
 
     def choice(self, name: str, *choices: str) -> str:
-        """Return the choice that equals the option in any case, or the first one if the option is left out."""
+        """Return the choice that the option names, ignoring case, or the first choice if the option is left out."""
         text = self.text(name, choices[0])
         for choice in choices:
             if choice.lower() == text.lower():
@@ -68,20 +68,19 @@ class OptionReader:
         raise ValueError(f"option {name}: {text!r} is not one of {', '.join(choices)}")
 
     def flag(self, name: str, *, default: bool) -> bool:
-        """Return true or false."""
         return self.choice(name, *(("true", "false") if default else ("false", "true"))) == "true"
 
     def ignore(self, names: Mapping[str, str]) -> None:
-        """Read options of other connectors that have no meaning here, and log a warning for each."""
+        """Read options of other connectors that have no effect here, and log a warning for each one that is set."""
         for name, reason in names.items():
             if self.text(name):
                 log.warning("option %s has no effect: %s", name, reason)
 
     def reject_renamed(self, names: Mapping[str, str]) -> None:
         """Raise ValueError for an option of another connector that has another name here."""
-        for theirs, ours in names.items():
-            if theirs.lower() in self._unread:
-                raise ValueError(f"option {theirs}: unknown; did you mean {ours}?")
+        for other_name, our_name in names.items():
+            if other_name.lower() in self._unread:
+                raise ValueError(f"option {other_name}: unknown; did you mean {our_name}?")
 
     def reject(self, names: Mapping[str, str]) -> None:
         """Raise ValueError for an option of another connector that is not supported here, with the reason."""
@@ -91,7 +90,7 @@ class OptionReader:
 
     def reject_unknown(self) -> None:
         """Raise ValueError for an option that was not read."""
-        # A misspelled option would otherwise be silently ignored, and the query would differ from what was meant.
+        # If a misspelled option were silently ignored, the query would not do what the user meant.
         for name in sorted(self._unread):
             raise ValueError(f"option {printable(name)}: unknown; choose among {', '.join(sorted(self._names))}")
 
@@ -102,7 +101,7 @@ class Address:
 
     Attributes:
         host: The host name that tasks use.
-        bind: The address that it listens on.
+        bind: The address that the process listens on.
         port: The first port to try; 0 for any free one.
     """
 
@@ -113,24 +112,24 @@ class Address:
 
 @frozen
 class LeaseOptions:
-    """How a query takes part in its group. The options are the same for both sources.
+    """The options for a query's part in its group. They are the same for all sources.
 
     Attributes:
         store: The URL of the lease table; "" if none is named.
         create: Whether to create the table if there is none.
         worker: The beginning of this worker's id, up to its last "-".
         config: The rules, durations and limits of the group.
-        flush: Whether an empty batch follows the last one before idleness, so that the last one is committed.
+        flush: Whether to plan an empty batch when no rows arrive, so that Spark commits the batch before it.
         fetch: Where tasks fetch rows, or None to embed rows in tasks.
-        spool_folder: Where to keep rows on disk until they are fetched; "" for the system's default.
+        spool_folder: Where to keep rows on disk until tasks fetch them; "" for the system's default.
         buffer_rows: The most rows to read ahead.
         buffer_bytes: The most bytes to read ahead.
         trigger_rows: The most rows in one batch.
         trigger_bytes: The most bytes in one batch.
         cores: The cores of the whole session.
-        shards_per_task: The shards of each task; 0 for shards divided by cores, rounded up.
+        shards_per_task: The number of shards per task; 0 for the number of shards divided by the cores, rounded up.
         if_recreated: Where to restart the leases if the stream was recreated under its name; None to end the query.
-        linger_seconds: How long a batch may grow while shards are behind.
+        linger_seconds: How long a batch may wait for more rows while shards are behind.
     """
 
     store: str = field(repr=False)
@@ -151,12 +150,12 @@ class LeaseOptions:
 
     @property
     def worker_id(self) -> str:
-        """A new id for each run of a query. Two runs with one id would renew each other's leases."""
+        """A new id for each run of a query. Two runs with the same id would renew each other's leases."""
         return f"{self.worker}-{os.getpid()}x{uuid4().hex[:8]}"
 
     def tasks(self, shards: int) -> int:
         """Return the number of tasks for `shards` shards. A task costs as much as reading thousands of rows."""
-        # Make at most one task per core, because with more tasks the last ones would wait.
+        # By default make at most one task per core, because further tasks would have to wait for a free core.
         per_task = self.shards_per_task or -(-shards // self.cores)
         return -(-shards // per_task) if shards else 0
 
@@ -171,9 +170,9 @@ def parse_lease_options(
         store: The URL to use if `lease.store` is left out; "" if there is no such default.
         position: `initial_position` and `timestamp_ms`, as in a configuration.
         seconds: The default duration of a lease.
-        rows: The name of the option for the most rows in a batch, as users of this source know it.
+        rows: This source's name of the option for the most rows in a batch.
     """
-    # `register` sets this for the session. A client of Spark Connect can only count the cores of its own machine.
+    # `register` sets this option for the session, except for a client of Spark Connect, where the default is used.
     cores = opts.number("lease.cores", os.cpu_count()) or 1
     url = opts.text("lease.store", store)
     if url.startswith("memory:"):
@@ -186,14 +185,14 @@ def parse_lease_options(
             "`leasehold copy-leases FROM TO`, and start them again with the new lease.store"
         )
     buffer_bytes = opts.number("lease.bufferBytes", 256 * MIB, minimum=MIB) or 0
-    # Spark's own address, which `register` sets from the session.
+    # `register` sets the default of `lease.fetchHost` to the driver's address.
     transport = opts.choice("lease.transport", "auto", "fetch", "embedded")
     host, port = opts.text("lease.fetchHost"), opts.number("lease.fetchPort", 0, maximum=65_535) or 0
     bind = opts.text("lease.fetchBindHost", host)
-    # The user chose fetch by name, and embedding rows instead would take memory that was not planned for.
+    # If the user chose `fetch`, do not fall back to embedding rows, which would take memory that was not planned for.
     if transport == "fetch" and not host:
         raise ValueError("option lease.transport: fetch needs the driver's address; give lease.fetchHost")
-    # Without a host executors have nothing to connect to, so rows travel with their tasks.
+    # Without a host, executors have no address to connect to, so rows are embedded in the tasks.
     fetch = None if transport == "embedded" or not host else Address(host, bind, port)
     if_recreated = opts.text("lease.ifRecreated").upper() or None
     if if_recreated not in {"TRIM_HORIZON", "LATEST", None}:
@@ -222,7 +221,7 @@ def _config(opts: OptionReader, position: Mapping[str, Any], seconds: float, cor
     if warning := checked_duration(SETTING_LIMITS["lease_seconds"], milliseconds / 1000, "option lease.durationMs"):
         log.warning("%s", warning)
     rules = opts.choice("lease.rules", "minimal", *(name for name in RULES if name != "minimal"))
-    # Limit by a number or by the session's cores, so that a large cluster takes more of a stream than a laptop (M7).
+    # Limit the leases by a number or by the session's cores, so that a large cluster takes more than a laptop (M7).
     limit, per_core = opts.number("lease.maxLeases", None), opts.number("lease.maxLeasesPerCore", None)
     if limit and per_core:
         raise ValueError("option lease.maxLeasesPerCore: give it or lease.maxLeases, not both")
@@ -230,7 +229,7 @@ def _config(opts: OptionReader, position: Mapping[str, Any], seconds: float, cor
         "max_leases": per_core * cores if per_core else limit,
         "max_steals": opts.number("lease.maxLeasesToSteal", None),
     }
-    # Leave out options that are not set: a configuration has its own defaults, and does not accept null.
+    # Leave out options that are not set, because a configuration has its own defaults and does not accept null.
     fields: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
     fields |= {"rules": rules, "lease_seconds": milliseconds / 1000, **position}
     try:
@@ -240,14 +239,14 @@ def _config(opts: OptionReader, position: Mapping[str, Any], seconds: float, cor
 
 
 def parse_start(name: str, text: str, first: Collection[str], last: Collection[str], timestamp: str) -> dict[str, Any]:
-    """Return a starting position from other connectors' words for it. Raises ValueError, naming the option.
+    """Parse a position written as in other connectors. Raises ValueError, naming the option.
 
     Args:
         name: The option.
         text: Its value.
         first: The words for the oldest record.
         last: The words for the present end.
-        timestamp: If the value is a time, its milliseconds since 1970; else "".
+        timestamp: If the value is a time, its milliseconds since 1970, otherwise "".
     """
     if timestamp:
         milliseconds = decimal(timestamp, 2**53)

@@ -1,4 +1,4 @@
-"""Sessions of Spark that know our sources, and queries that are started in them."""
+"""Creates Spark sessions in which our sources are registered, and starts queries in them."""
 
 import logging
 import os
@@ -18,34 +18,33 @@ log = escaped(logging.getLogger("leasehold.spark"))
 START_ATTEMPTS = 5
 LOOK_SECONDS = 0.2
 START_TIMEOUT = "failed to connect back"
-"""Part of Spark's error message when a Python process did not start in time."""
+"""Part of Spark's error message if a Python process did not start in time."""
 
 
 def start_query(start: Callable[[], StreamingQuery]) -> StreamingQuery:
-    """Return the query that `start` loads and starts, once its source is open.
+    """Call `start` and return its query once the query's source is open.
 
-    Spark waits ten seconds for each Python process that it starts, however busy the machine is, and this cannot be
-    changed. After that loading fails, or the query ends, and we try again.
+    Spark gives each Python process ten seconds to start, and this limit cannot be changed. If the machine is too busy,
+    loading the source fails or the query ends. Then `start` is called again, up to `START_ATTEMPTS` times in total.
     """
-    # Limit the attempts, because a machine that is too busy every time needs attention.
     for retries in reversed(range(START_ATTEMPTS)):
         try:
             query = start()
             while query.isActive and query.status["message"].startswith("Initializing"):
                 time.sleep(LOOK_SECONDS)
-            late = START_TIMEOUT in str(query.exception())
+            timed_out = START_TIMEOUT in str(query.exception())
         except Exception as fault:  # Spark's own, or Java's
             if not retries or START_TIMEOUT not in text_of(fault):
                 raise
-            late = True
-        if not late:
+            timed_out = True
+        if not timed_out:
             break
         log.warning("a Python process of Spark did not start in time, starting the query again")
     return query
 
 
 SUBMIT_VARIABLES = ("PYSPARK_GATEWAY_PORT", "SPARK_REMOTE")
-"""Environment variables that are set if spark-submit or a remote server already runs Java."""
+"""If one of these environment variables is set, spark-submit or a remote server already runs Java."""
 
 SETTINGS: dict[str, bool | float | int | str | None] = {
     "spark.ui.enabled": False,
@@ -55,24 +54,25 @@ SETTINGS: dict[str, bool | float | int | str | None] = {
     "spark.sql.shuffle.partitions": 2,
     "spark.log.level": "ERROR",
 }
-"""Settings of a session on this machine alone: no web page, and no network except loopback."""
+"""Settings of a session on this machine alone. It has no web page and uses only the loopback network."""
 
 
 def session(name: str) -> SparkSession:
-    """Return a session that knows our sources: the one that spark-submit prepared, or else one on this machine.
+    """Return a session in which our sources are registered.
 
-    A session on this machine alone logs no errors, because the caller reports them.
+    If spark-submit has prepared a session, it is used. Otherwise a session is started on this machine alone. Such a
+    session logs no errors, because the caller reports them.
 
     Args:
         name: The name of the application.
 
     Raises:
-        ServiceError: There is no Java to start the session with.
+        ServiceError: No Java was found to start the session with.
     """
     builder = SparkSession.builder.appName(name)
     if not any(variable in os.environ for variable in SUBMIT_VARIABLES):
         os.environ["JAVA_HOME"] = str(java_home())
-        # By default Spark's workers run the first python3 on the PATH, which may lack this package.
+        # By default Spark's workers run the first `python3` on the PATH, which may lack this package.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         builder = builder.config(map={**SETTINGS, "spark.log.level": "FATAL"})
     spark = builder.getOrCreate()
@@ -81,9 +81,9 @@ def session(name: str) -> SparkSession:
 
 
 def session_at(master: str, name: str) -> SparkSession:
-    """Return a session of the cluster at this address; `local[*]` is this machine.
+    """Return a session of the cluster at the address `master` (`local[*]` for this machine).
 
-    Raises ServiceError if there is no Java.
+    Raises ServiceError if no Java was found.
     """
     os.environ.setdefault("JAVA_HOME", str(java_home()))
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

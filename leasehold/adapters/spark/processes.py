@@ -1,7 +1,7 @@
-"""Prepares the processes that Spark starts for a source: they log to the driver's log, and shut down cleanly.
+"""Sets up the Python processes that Spark starts for a source, so that they log to the driver's log and end cleanly.
 
-Spark does neither, and reports any error in them as its own. Its source-runner process plans a query's batches. Tasks
-run on executors, where this package may be missing.
+Spark does neither, and reports errors of these processes as its own. The source-runner process plans a query's batches.
+Tasks run on executors, where this package may be missing.
 """
 
 import logging
@@ -23,17 +23,17 @@ from leasehold.stores.printable import escaped, said
 log = escaped(logging.getLogger("leasehold.spark"))
 
 HIDE_TRACEBACK = "SPARK_HIDE_TRACEBACK"
-"""Spark's own variable, which it checks when an error has ended one of its Python processes."""
+"""Environment variable that Spark checks when an error has ended one of its Python processes."""
 
 SIGNALS = 64
-"""How many signals to read at a time, one byte each."""
+"""How many signals to read at a time. Each signal is one byte."""
 
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Make Spark report an error that explains itself to users as one sentence, without tracebacks.
+    """Make Spark report an error that users can understand as one sentence, without tracebacks.
 
-    The error ends the process, so the setting affects nothing later.
+    The error ends the process, so the setting has no effect on later errors.
     """
     try:
         yield
@@ -44,28 +44,31 @@ def plain_errors() -> Iterator[None]:
 
 def set_up_logging() -> None:
     """Send warnings, and the events of the query's leases, to the driver's log."""
-    # Spark sets up no logging in this process. If the user did, leave it as it is.
+    # Spark configures no logging in this process. If the user has configured logging, leave it unchanged.
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     if log.logger.level == logging.NOTSET:
         log.setLevel(logging.INFO)
 
 
 def end_on_signal(stop: Callable[[], None]) -> None:
-    """On SIGTERM, which Spark may send twice, or Ctrl-C, call `stop` and then end the process.
+    """On SIGTERM (which Spark may send twice) or Ctrl-C, call `stop` and then end the process.
 
-    `stop` is called in a thread of its own. An exception in the main thread could interrupt releases, which begin when
-    Spark closes its channel just before it sends the signal, or could leave a lock held that they need.
+    `stop` is called in a separate thread. Spark closes its channel just before it sends the signal, so the main thread
+    may already be releasing leases. An exception raised there could interrupt the releases, or leave a lock held that
+    they need.
     """
-    ends = {number for number in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(number) is not signal.SIG_IGN}
+    signal_numbers = {
+        number for number in (signal.SIGTERM, signal.SIGINT) if signal.getsignal(number) is not signal.SIG_IGN
+    }
     reading_end, writing_end = socket.socketpair()
     writing_end.setblocking(False)  # `set_wakeup_fd` requires this
-    for number in ends:
+    for number in signal_numbers:
         replace_handler(number, lambda _number, _frame: None)
     signal.set_wakeup_fd(writing_end.fileno(), warn_on_full_buffer=False)
 
-    def end() -> None:
+    def end_process() -> None:
         with reading_end, writing_end:
-            while ends.isdisjoint(reading_end.recv(SIGNALS)):
+            while signal_numbers.isdisjoint(reading_end.recv(SIGNALS)):
                 pass
             try:
                 stop()
@@ -76,27 +79,28 @@ def end_on_signal(stop: Callable[[], None]) -> None:
         log.error("signals are not handled any more, so this process ends now: %s", said(fault))
         os._exit(1)
 
-    spawn("leasehold-end", end, failed)
+    spawn("leasehold-end", end_process, failed)
 
 
 def recreator(kind: type, state: dict[str, Any]) -> Callable[[], object]:
-    """Return a function that recreates this object in another process, or reports which package its Python lacks.
+    """Return a function that recreates an object in another process.
 
-    Spark pickles a nested function by value, so the other process need not import it by name.
+    If the other process's Python lacks a package, the function raises ImportError with its name and a remedy. It is
+    nested because Spark pickles nested functions by value, so the other process need not import this module.
     """
     packed = dumps((kind, state))  # type: ignore[no-untyped-call]  # Spark's
     home = str(Path(__file__).parents[3])
 
-    def unpacked() -> object:
+    def recreate() -> object:
         import os  # noqa: PLC0415  the function cannot use imports of this module
         import pickle  # noqa: PLC0415  likewise
         import sys  # noqa: PLC0415  likewise
 
-        # For a query's source and sink, Spark looks for files from --py-files in a folder that is always empty.
-        if os.path.isfile(home) and home not in sys.path:  # noqa: PTH113  the driver's zip file, like Spark's own
+        # In the processes of a query's source and sink, Spark does not add files from --py-files to the path.
+        if os.path.isfile(home) and home not in sys.path:  # noqa: PTH113  a zip file of the driver, like Spark's
             sys.path.append(home)
         try:
-            cls, state = pickle.loads(packed)  # noqa: S301  Spark's own processes unpickle everything they get
+            cls, state = pickle.loads(packed)  # noqa: S301  Spark unpickles everything its processes receive anyway
         except ImportError as missing:
             os.environ["SPARK_HIDE_TRACEBACK"] = "1"
             raise ImportError(
@@ -107,4 +111,4 @@ def recreator(kind: type, state: dict[str, Any]) -> Callable[[], object]:
         instance.__dict__.update(state)
         return instance
 
-    return unpacked
+    return recreate

@@ -1,8 +1,8 @@
-"""A run of a query: plans batches of the rows that were read ahead, and commits them to the leases.
+"""Plans the batches of one run of a query, and writes their ends to the leases once Spark has committed them.
 
-Spark's reader (`leased_source`) calls it in the source-runner process, one call at a time. It joins the group when the
-first batch is planned. The package's docstring explains the order of a batch's events and why nothing is skipped. The
-methods `join`, `plan`, `partitions` and `commit` of `QueryRun` follow that order.
+Spark's reader (`leased_source`) calls a `QueryRun` in the source-runner process, one call at a time. The run joins the
+group when the first batch is planned. The package's docstring lists the events of a batch and explains why no record is
+skipped. The methods `join`, `plan`, `partitions` and `commit` follow that order.
 """
 
 import logging
@@ -37,19 +37,20 @@ from leasehold.stores.protocol import Store
 log = escaped(logging.getLogger("leasehold.spark"))
 
 OpenStore = Callable[..., Store]
-"""Opens the lease table. This is `open_store`, unless a test wraps it."""
+"""The type of `open_store`, which opens the lease table. A slice wraps the store, and so may a test."""
 
 IDLE_SECONDS, LOOK_SECONDS = 0.1, 0.3
 REPORTED_SHARDS = 50
 """How many shards a report names, starting with those furthest behind."""
 MAX_RETRY_SECONDS = 10.0
-"""The longest wait between two attempts to learn which incarnation of the stream a run reads."""
+"""The longest wait between two attempts to determine which incarnation of the stream a run reads."""
 CATCH_UP_SECONDS = 20.0
-"""How long a run waits to read everything that is there, on versions of Spark that do not announce AvailableNow."""
+"""How long a run waits to catch up with its shards on versions of Spark that do not announce AvailableNow."""
 LINGER_BYTES = 32 << 20
-"""A batch of this size costs little more than its rows."""
+"""A batch of this size does not wait for more rows, because the cost per batch no longer matters."""
 FLUSH_SECONDS = 1.0
-"""A query that is idle this long commits its last batch with an empty one, or sooner if a lease is requested."""
+"""If no rows arrive for this long, an empty batch is planned, so that Spark commits the last one. If another worker
+requests a lease, this happens at once."""
 
 
 @frozen
@@ -62,7 +63,7 @@ class Plan:
 
 
 class QueryRun:
-    """A run of a query, in the source-runner process: plans batches, repeats them, and commits them to the leases."""
+    """One run of a query, in the source-runner process. It plans, repeats and commits batches."""
 
     def __init__(
         self, source_spec: SourceSpec, options: LeaseOptions, open_store: OpenStore, *, only_now: bool
@@ -72,7 +73,7 @@ class QueryRun:
         trigger_bytes = options.trigger_bytes
         self._trigger_bytes = min(trigger_bytes, EMBEDDED_BYTES) if options.fetch is None else trigger_bytes
         self._source = source_spec.open()
-        # Reject a swap of lease tables: it raises the epochs by which a repeated range is recognized.
+        # Open the table by its own URL, not for a swap of tables: a swap raises the epochs that replays compare.
         self._store = open_lease_table(open_store, options.store, self._source, create=options.create)
         self._replay_source = self._source if source_spec.open_for_replay is None else source_spec.open_for_replay()
         self._replay_context = ReplayContext(
@@ -117,8 +118,8 @@ class QueryRun:
         """
         current, former = self._current_incarnation(), offset.incarnation
         if current and not former:
-            # An offset of the old form belongs to the former incarnation that its leases note, or to the current one.
-            # Cache the answer, because these annotations change when the leases start over, but the offsets do not.
+            # An offset of the old form belongs to the incarnation that its leases have as an annotation, or to the
+            # current one. Cache it: the annotations change when the leases start over, but the offsets do not.
             if self._default_incarnation is None and offset.keys:
                 annotations = [lease.annotation(INCARNATION) for lease in self._store.get(offset.keys)]
                 self._default_incarnation = next(
@@ -126,13 +127,13 @@ class QueryRun:
                 )
             former = self._default_incarnation or current
         if current in {"", former}:
-            # Return the same object if possible, otherwise perhaps thousands of ranges would be sorted for each batch.
+            # Return the same object if possible: a new one sorts its ranges, and there may be thousands.
             return offset if offset.incarnation == former else evolve(offset, incarnation=former)
         if not created_later(current, former):
             raise SourceError(
                 f"offset: the checkpointLocation is of {former}, and the query reads {current}; give it its own"
             )
-        if (restart := self._options.if_recreated) is None:
+        if (restart_position := self._options.if_recreated) is None:
             raise SourceError(
                 f"stream {former} was deleted and made anew, and is {current} now: nothing is read; option "
                 "lease.ifRecreated TRIM_HORIZON or LATEST has all its leases begin there, or give the query a "
@@ -144,34 +145,35 @@ class QueryRun:
                 "stream %s was made anew, and is %s now: its leases restart at %s (lease.ifRecreated)",
                 former,
                 current,
-                restart,
+                restart_position,
             )
         return evolve(offset, ranges=(), incarnation=current)
 
     def _current_incarnation(self) -> str:
-        """Return the incarnation that this run reads, waiting until it is known; "" if the source has none."""
+        """Return the stream's incarnation, or "" if the source has none. Waits until the source is available."""
         retries = Backoff(LOOK_SECONDS, MAX_RETRY_SECONDS)
         while self._incarnation is None:
             source = self._source
             try:
-                source.shards()  # some sources learn their incarnation from a listing
+                source.shards()  # some sources get the incarnation from a listing
                 self._incarnation = source.incarnation() if isinstance(source, Identified) else ""
             except SourceUnavailable as fault:
                 if not retries.faults:
                     log.warning("the stream cannot be reached, trying again: %s", fault)
-                # An AvailableNow query must end. Any other waits as it does for records.
+                # An AvailableNow query must end. Any other query may wait forever, so pass a value that always changes.
                 self._watchdog.check({"(the stream)": str(fault)}, 0 if self._only_now else time.monotonic_ns())
                 time.sleep(retries.next())
             else:
                 self._discovery.bind(self._incarnation)
         return self._incarnation
 
-    def join(self, start: Offset, repeated: Collection[str] | None = None) -> None:
-        """Join the group as a worker, unless this was done before.
+    def join(self, start: Offset, repeated_keys: Collection[str] | None = None) -> None:
+        """Join the group as a worker, unless the run has joined already.
 
         Args:
-            start: How far this query came. Spark has its batch in the sink, unless this run repeats the batch.
-            repeated: If this run repeats the batch of `start`, the shards whose rows it has.
+            start: The offset at which this query continues. Unless this run repeats the batch that ends there, Spark
+                has that batch in the sink.
+            repeated_keys: If this run repeats that batch, the keys of the shards whose rows it could read again.
         """
         if self._joined:
             return
@@ -181,20 +183,20 @@ class QueryRun:
         # Spark assumes that the whole batch was delivered. That is not true of ranges that a replay could not read, or
         # of an exclusive source's ranges whose lease has changed owner.
         self._delivered_keys = delivered_keys(start, self._replay_context) & (
-            start.keys if repeated is None else set(repeated)
+            start.keys if repeated_keys is None else set(repeated_keys)
         )
-        # Write the checkpoint of a recreated row before another worker starts from it.
-        done = {
-            key: self._completed_end(key, start, part) if repeated is None else part.begins
+        # If a row of the table was recreated, write its checkpoint before another worker starts from it.
+        delivered_ends = {
+            key: self._completed_end(key, start, part) if repeated_keys is None else part.begins
             for key, part in start.ranges
         }
-        self._loop.commit(done)
+        self._loop.commit(delivered_ends)
         self._loop.start(only_now=self._only_now)
 
     def plan(self, start: Offset, limit: ReadLimit) -> Offset | None:
-        """Return the end of the batch after `start`, or None. It is the same however often it is requested."""
+        """Return the end of the batch after `start`, or None. Repeated calls return the same end."""
         self._loop.check()
-        # Spark may ask again after a fault of its own, but rows that were taken are no longer in a buffer.
+        # Spark may call again after an error of its own. Then the rows of the plan are no longer in the buffers.
         earlier_plan = self._plans.get(start.number + 1)
         if earlier_plan is not None and earlier_plan.start == start:
             return earlier_plan.end
@@ -207,20 +209,20 @@ class QueryRun:
         """Return the tasks of the batch that ends at `end`."""
         if end.number not in self._partitions:
             plan = self._plans.get(end.number)
-            # Compare offsets, not numbers: another run may have planned a different batch under the same number.
+            # Compare the offsets, not their numbers: another run may have planned a different batch under this number.
             plan = plan if plan is not None and plan.end == end else None
             rows = self._replay(end) if plan is None else plan.rows
-            # A batch of an earlier run keeps its number of tasks, because a sink may know a row by its index in a task.
+            # A repeated batch keeps its number of tasks, because a sink may identify a row by its index in a task.
             tasks = end.tasks or self._options.tasks(len(rows))
             self._partitions[end.number] = self._transport.partitions(end.number, spread_over_tasks(rows, tasks))
-            if plan is not None:  # drop its rows only now, because making the tasks may fail
+            if plan is not None:  # drop the rows only now, because `partitions` may have failed and be called again
                 self._plans[end.number] = evolve(plan, rows={})
         return self._partitions[end.number]
 
     def commit(self, end: Offset) -> None:
-        """Commit the batch that ends at `end`, whose rows Spark has in the sink."""
-        done = {key: part.ends for key, part in end.ranges if not part.empty and self._is_delivered(key, end)}
-        self._loop.commit(done)
+        """Commit the batch that ends at `end`. Its rows are in the sink."""
+        delivered_ends = {key: part.ends for key, part in end.ranges if not part.empty and self._is_delivered(key, end)}
+        self._loop.commit(delivered_ends)
         self._committed = end.number
         # Spark may run a task again until it has committed the batch, but not after that.
         for number in [number for number in (*self._plans, *self._partitions) if number <= end.number]:
@@ -229,17 +231,22 @@ class QueryRun:
             self._partitions.pop(number, None)
 
     def report(self) -> dict[str, Any]:
-        """Return how far reading is behind, in total and for the shards furthest behind."""
+        """Return the lag of reading: the largest lag, and the lags of the shards furthest behind."""
         behind = {key: round(seconds * 1000) for key, seconds in self._loop.behind.items()}
         worst = sorted(((key, lag) for key, lag in behind.items() if lag), key=lambda pair: (-pair[1], pair[0]))
-        shown = dict(sorted(worst[:REPORTED_SHARDS]))
+        reported_lags = dict(sorted(worst[:REPORTED_SHARDS]))
         worst_lag, undecided = max(behind.values(), default=0), self._loop.undecided
-        return {"shards": len(behind), "behindMs": worst_lag, "behindMsByShard": shown, "undecidedRows": undecided}
+        return {
+            "shards": len(behind),
+            "behindMs": worst_lag,
+            "behindMsByShard": reported_lags,
+            "undecidedRows": undecided,
+        }
 
     def close(self) -> None:
         """Release the leases, and close connections and files."""
-        with ExitStack() as closing:  # closes everything in reverse order, even if one of them fails
-            # End the loop first, while it can still write and release.
+        with ExitStack() as closing:  # calls the functions in reverse order, even if one of them raises
+            # The loop is added last, so that it ends first, while it can still write checkpoints and release leases.
             replay_close = () if self._replay_source is self._source else (self._replay_source.close,)
             for close in (
                 self._store.close,
@@ -268,15 +275,16 @@ class QueryRun:
             if chunks:
                 ends = {key: chunk.ends for key, chunk in chunks.items()}
                 end = advance(start, held, ends, self._uncheckpointed(start, held))
-                # From here on a shard that is taken again begins after these rows: this run delivers them, or fails.
+                # If one of these shards is acquired again in this run, it begins after these rows, because this run
+                # delivers them or fails.
                 self._planned_ends.update(ends)
                 self._planned_at = time.monotonic()
-                rows_of = {key: chunk.rows for key, chunk in chunks.items() if chunk.count}
-                end = evolve(end, tasks=self._options.tasks(len(rows_of)) if rows_of else 0)
-                return Plan(start, end, rows_of)
+                rows_by_key = {key: chunk.rows for key, chunk in chunks.items() if chunk.count}
+                end = evolve(end, tasks=self._options.tasks(len(rows_by_key)) if rows_by_key else 0)
+                return Plan(start, end, rows_by_key)
             awaited = self._loop.awaited if self._only_now else {}
             if self._flush_due(start, awaited):
-                # A flush, because Spark commits a batch only when it plans the next one, even an empty one.
+                # Plan a flush, because Spark commits a batch only when it plans the next one, which may be empty.
                 return Plan(start, advance(start, held, {}, self._uncheckpointed(start, held)), {})
             if awaited:
                 self._watchdog.check(awaited, self._loop.answered_reads)
@@ -288,9 +296,9 @@ class QueryRun:
             self._watchdog.check({"(others)": "they read on"}, time.monotonic_ns())  # never counts as stuck
 
     def _is_catching_up(self) -> bool:
-        """Return whether this may be an AvailableNow run that has not yet read everything that is there.
+        """Return whether this may be an AvailableNow run that has not yet read all records that existed at its start.
 
-        Some versions of Spark do not announce AvailableNow, and take the run's first batch for everything there is.
+        Spark before 4.2 does not announce AvailableNow, and ends the run after the first batch.
         """
         if HAS_AVAILABLE_NOW or time.monotonic() - self._planned_at > CATCH_UP_SECONDS:
             return False
@@ -298,7 +306,7 @@ class QueryRun:
 
     def _flush_due(self, start: Offset, awaited: Mapping[str, str]) -> bool:
         is_uncommitted, on_idle = uncommitted(start, self._committed), self._options.flush
-        # A shard's children wait for its end to be committed, and it has no later rows to make Spark commit.
+        # The children of a shard wait until its end is committed. No later rows of the shard will make Spark commit it.
         ended, handing_off = any(part.ends.ended for _, part in start.ranges), self._loop.handing_off
         if self._only_now:
             return flush_due(
@@ -308,7 +316,7 @@ class QueryRun:
         return is_uncommitted and idle and (on_idle or ended)
 
     def _uncheckpointed(self, start: Offset, held: Mapping[str, RangeStart]) -> list[tuple[str, Range]]:
-        """Return the uncheckpointed ends of the previous batch, for shards that the new batch does not contain."""
+        """Return empty ranges at the uncheckpointed ends of the previous batch, for shards absent from this one."""
         absent = [(key, part) for key, part in start.ranges if key not in held or held[key].begins.ended]
         positions = [
             (key, self._planned_ends.get(key) or self._completed_end(key, start, part), part.epoch)
@@ -318,9 +326,9 @@ class QueryRun:
             (key, Range(end, end, epoch)) for key, end, epoch in positions if not self._loop.is_checkpointed(key, end)
         ]
 
-    def _completed_end(self, key: str, offset: Offset, each: Range) -> Position:
-        """Return how far a shard of this offset is complete in the sink."""
-        return each.ends if self._is_delivered(key, offset) else each.begins
+    def _completed_end(self, key: str, offset: Offset, part: Range) -> Position:
+        """Return the position up to which the sink has all records of this shard."""
+        return part.ends if self._is_delivered(key, offset) else part.begins
 
     def _replay(self, end: Offset) -> Mapping[str, pa.RecordBatch]:
         """Read a batch of an earlier run again."""
@@ -328,10 +336,11 @@ class QueryRun:
             return {}
         log.warning("batch %d was planned by an earlier run: reading its %d ranges again", end.number, len(end.ranges))
         watchdog = Watchdog(self._options.config.lease_seconds, activity=f"batch {end.number}, which is repeated")
-        # Replay before joining. If a shard has one reader at a time, our lease's reader would displace the replay's.
+        # Replay before joining. If a shard allows one reader at a time, the prefetcher's reader would disconnect the
+        # replay's reader.
         rows = replay_batch(end, self._replay_context, watchdog)
-        self._loop.mark_read(rows)  # these ranges were there to be read: the checkpointLocation is of this stream
-        self.join(end, repeated=rows)
+        self._loop.mark_read(rows)  # the ranges could be read, so the checkpointLocation belongs to this stream
+        self.join(end, repeated_keys=rows)
         return rows
 
     def _resume(self, holding: Holding, checkpoint: Position) -> Position:
@@ -345,16 +354,17 @@ class QueryRun:
         return resume_position(checkpoint, previous, delivered=delivered)
 
     def _is_delivered(self, key: str, end: Offset) -> bool:
-        """Return whether the sink has all of a shard up to this end."""
-        # A batch that an earlier run planned may have reached the sink in part, or not at all.
+        """Return whether the sink has all records of a shard up to this offset."""
+        # A batch that an earlier run planned may be in the sink only in part, or not at all.
         return end != self._previous or key in self._delivered_keys
 
 
 def open_lease_table(open_store: Callable[..., Store], url: str, source: Source, *, create: bool) -> Store:
-    """Open the lease table. If there is none yet, create it once the source has listed its shards.
+    """Open the lease table. If it does not exist and `create` is true, list the shards and then create the table.
 
-    The table is created even if the source is unavailable. Raises what `open_store` raises, and SourceError if the
-    stream does not exist.
+    The shards are listed first so that no table is created for a stream that does not exist. If the source is
+    unavailable, the table is created anyway. Raises the errors of `open_store`, and SourceError if the stream does not
+    exist.
     """
     try:
         return open_store(url, create=False)

@@ -1,4 +1,4 @@
-"""Reads a known range of one shard, for a batch that is repeated and for a batch without leases."""
+"""Reads a fixed range of one shard, for repeated batches of a query and for batches without leases."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Generator
@@ -12,7 +12,7 @@ from leasehold.balancer.model import Lease, Position
 from leasehold.errors import SourceUnavailable
 
 
-def up_to(columns: Columns, chunk: Chunk, end: Position) -> pa.RecordBatch:
+def rows_up_to(columns: Columns, chunk: Chunk, end: Position) -> pa.RecordBatch:
     """Return the rows of a chunk up to and including the position `end`."""
     if chunk.ends.order <= end.order:
         return chunk.rows
@@ -28,17 +28,17 @@ def read_through(
     within: Callable[[Batch], Batch] = lambda batch: batch,
     ended: Callable[[], bool] = lambda: False,
 ) -> Generator[tuple[Batch | SourceUnavailable, list[pa.RecordBatch]]]:
-    """Read up to the cursor's end, or until `ended` returns true, then close the pull. Raises SourceError.
+    """Read up to the cursor's end, or until `ended` returns true, and then close the pull. Raises SourceError.
 
     Args:
-        pull: What to read with.
+        pull: Reads the shard.
         columns: The columns that records become.
         lease: The lease of the shard.
-        within: Returns the part of a response that counts.
-        ended: Whether to stop.
+        within: Returns a response without the records that lie outside the range.
+        ended: Returns whether to stop.
 
     Yields:
-        Each response, or the fault if there was none, and the rows that it contained.
+        Each response with its rows. If the source did not respond, its error without rows.
     """
     cursor, fetched_chunks = pull.cursor, list[Chunk]()
 
@@ -48,13 +48,13 @@ def read_through(
             cursor.batch_read(chunk.ends)
 
     try:
-        while not (ended() or cursor.over):
+        while not (ended() or cursor.is_fully_read):
             response: Batch | SourceUnavailable
             try:
                 response = pull.read(keep)
             except SourceUnavailable as fault:
                 response = fault
-            yield response, [up_to(columns, chunk, cursor.until) for chunk in fetched_chunks]
+            yield response, [rows_up_to(columns, chunk, cursor.until) for chunk in fetched_chunks]
             fetched_chunks.clear()
     finally:
         pull.close()

@@ -1,4 +1,4 @@
-"""Registers the data sources with a Spark session, and passes on to them what they cannot see for themselves."""
+"""Registers the data sources with a Spark session, and passes settings of the session to them as options."""
 
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ ENCRYPTION_SETTINGS = (
     "spark.authenticate.enableSaslEncryption",
     "spark.ssl.rpc.enabled",
 )
-"""With any of these settings, Spark encrypts the traffic between its processes."""
+"""If any of these settings is true, Spark encrypts the traffic between its processes."""
 
 
 def register(spark: "SparkSession") -> None:
@@ -31,18 +31,21 @@ def register(spark: "SparkSession") -> None:
     from leasehold.adapters.spark.kinesis.table_changes import DynamoLeased  # noqa: PLC0415
     from leasehold.adapters.spark.leased_source import LeasedSource  # noqa: PLC0415
 
-    # The cores of all executors that have registered by now. A client of Spark Connect cannot see them.
+    # The cores of all executors that have registered so far. A client of Spark Connect has no access to this number.
     cores = {} if is_remote() else {"lease.cores": str(spark.sparkContext.defaultParallelism)}
     session_options = cores | driver_address(spark)
     for format_class in (KinesisLeased, DynamoLeased, EventHubsLeased):
-        # A class created here is pickled by value, with its attributes, for Spark's other processes.
+        # Create a subclass: unlike an imported class, it is pickled by value, with its attributes.
         for_session: type[LeasedSource] = type(f"{format_class.__name__}Here", (format_class,), {})
         for_session.session_options = session_options
         spark.dataSource.register(for_session)
 
 
 def driver_address(spark: "SparkSession") -> dict[str, str]:
-    """Return where tasks reach the driver: by loopback on its own machine, else at the address that executors use."""
+    """Return the options for the address at which tasks connect to the driver, which is loopback in local mode.
+
+    Return no options if Spark encrypts its traffic, or if the address is unknown.
+    """
 
     def setting(name: str) -> str:
         return (spark.conf.get(name, "") or "").strip()

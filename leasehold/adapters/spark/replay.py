@@ -1,18 +1,18 @@
 """Reads exactly the ranges of an offset again when Spark repeats a batch that it has planned but not finished.
 
-A repeated batch has either the same rows of a shard or none of them, and never more. Otherwise a sink that skips a
-batch it knows would lose the rows that only the repetition contained.
+A repeated batch has either all the rows of a shard's range or none of them, and no other rows. Otherwise a sink that
+skips a batch it has seen would lose the rows that only the repetition contained.
 
-Rule 1: a fault says nothing about the records. A read that is throttled, cannot connect or gets no response is tried
-again, and the wait is logged. If all shards are silent for too long, the query fails, so that Spark repeats the batch
-when it is started again.
-Rule 2: a range is given up only if the source answers and no longer has it, or if another worker owns a partition that
-allows one reader. Reading continues where the range began. Every later repetition leaves such a range out too, because
-the sink may have the batch without it.
+Rule 1: an error is no evidence that records are missing. A read that is throttled, cannot connect or gets no response
+is tried again, and the wait is logged. If all shards are silent for too long, the query fails. Spark then repeats the
+batch when the query is started again.
+Rule 2: a range is given up only if the source responds and no longer has the range, or if another worker owns a
+partition that allows one reader. Reading continues where the range began. Every later repetition leaves the range out
+too, because the sink may have the batch without it.
 Rule 3: Spark commits a batch even if a range of it was given up, and a later run would assume that the range is done.
 So the range is noted on its lease before Spark gets the batch. If another worker has taken the lease of an exclusive
-partition, its larger epoch shows the same. If the store counts no epochs, no range of an earlier run of an exclusive
-source counts as done.
+partition, the larger epoch shows that the range may not be done. If the store does not count epochs, no range of an
+earlier run of an exclusive source counts as done.
 """
 
 import logging
@@ -40,12 +40,12 @@ from leasehold.stores.writes import AnnotateLease
 log = escaped(logging.getLogger("leasehold.spark"))
 
 UNREAD = "spark_unread"
-"""The attribute on a lease with the range that a repeated batch could not read."""
+"""The annotation of a lease that contains the range that a repeated batch could not read."""
 
 THREADS = 16
 SILENT_SECONDS, SILENT_SECONDS_OWNED = 30.0, 5.0
-"""How long a source must answer that there is nothing until a range counts as gone, and how long an exclusive partition
-must be silent until we check whether its lease has a living owner."""
+"""After how many seconds of empty responses at the tip a range counts as gone, and after how many seconds of silence we
+check whether an exclusive partition's lease has a living owner."""
 PAUSE_SECONDS, MAX_FAULT_SECONDS = 0.25, 10.0
 POLL_SECONDS, LOG_EVERY = 1.0, 10
 ATTEMPTS = 3
@@ -53,13 +53,14 @@ ATTEMPTS = 3
 
 @frozen
 class ReplayContext:
-    """Where ranges are read.
+    """The source to read ranges from, and the lease table.
 
     Attributes:
         store: The lease table.
-        source: The source that reads ranges again.
+        source: The source to read ranges from.
         columns: The columns that records become.
-        exclusive: Whether a shard allows only one reader at a time. Then silence is no answer, as with Event Hubs.
+        exclusive: Whether a shard allows only one reader at a time, as with Event Hubs. A reader that was disconnected
+            gets empty responses, so these do not mean that there are no records.
     """
 
     store: Store
@@ -68,84 +69,90 @@ class ReplayContext:
     exclusive: bool
 
     def was_delivered(self, lease: Lease, part: Range) -> bool:
-        """Return whether this range was really in a batch that Spark assumes to be complete."""
+        """Return whether this range was part of its batch. Spark assumes that every batch was complete."""
         return not self.may_have_another_owner(lease, part) and not _is_given_up(lease, part)
 
     def may_have_another_owner(self, lease: Lease, part: Range) -> bool:
-        """Return whether another worker may since own this exclusive shard. True if the store does not count owners."""
+        """Return whether another worker may have owned this exclusive shard since the range was read.
+
+        If the store does not count owners, we cannot tell, and the result is true.
+        """
         return self.exclusive and (not self.store.capabilities.counts_owners or lease.epoch != part.epoch)
 
 
 def replay_batch(offset: Offset, context: ReplayContext, watchdog: Watchdog) -> dict[str, pa.RecordBatch]:
-    """Read each range again that is still there, and return the rows by lease key. Empty ranges are left out.
+    """Read the offset's ranges again and return the rows by lease key. Ranges that are empty or gone are left out.
 
-    Raises what `watchdog` raises, SourceError if trying again cannot help, and StoreError.
+    Raises the errors of `watchdog`, SourceError if trying again cannot help, and StoreError.
     """
     ranges = {key: each for key, each in offset.ranges if not each.empty}
     leases, cancelled = _leases(ranges, context), Event()
-    # Do not wait for a range that an earlier run found to be gone.
-    part = {key: each for key, each in ranges.items() if not _is_given_up(leases[key], each)}
-    replays = {key: RangeReplay(leases[key], each, context, cancelled) for key, each in part.items()}
+    # Leave out ranges that an earlier run has given up (rule 2).
+    parts = {key: each for key, each in ranges.items() if not _is_given_up(leases[key], each)}
+    replays = {key: RangeReplay(leases[key], each, context, cancelled) for key, each in parts.items()}
     with ThreadPoolExecutor(THREADS, thread_name_prefix="leasehold-replay") as pool:
         try:
-            work = {key: pool.submit(each.rows) for key, each in replays.items()}
+            futures = {key: pool.submit(each.rows) for key, each in replays.items()}
             polls = 0
-            while awaited := {key: replays[key].problem for key, each in work.items() if not each.done()}:
+            while awaited := {key: replays[key].problem for key, each in futures.items() if not each.done()}:
                 watchdog.check(awaited, sum(each.answered_reads for each in replays.values()))
-                # Log this now and then, so that a query that waits for a stream does not look as if it hung.
+                # Log the wait now and then, so that a query that waits for a stream does not seem to hang.
                 polls += 1
                 if not polls % LOG_EVERY:
                     log.warning("the repeated batch waits for %s", with_reasons(awaited))
-                ended, _ = wait(work.values(), POLL_SECONDS, FIRST_EXCEPTION)
-                # A fault of one range ends the wait and the query at once. The next run repeats the batch.
-                for finished in ended:
-                    finished.result()
+                finished_futures, _ = wait(futures.values(), POLL_SECONDS, FIRST_EXCEPTION)
+                # An error in one range ends the wait and the query at once. The next run repeats the batch.
+                for future in finished_futures:
+                    future.result()
         finally:
-            cancelled.set()  # if one range fails, end the others: the batch is complete or the query fails
-    rows_by_key = {key: each.result() for key, each in work.items()}
+            cancelled.set()  # if one range fails, end the others, because the query fails
+    rows_by_key = {key: each.result() for key, each in futures.items()}
     return {key: rows for key, rows in rows_by_key.items() if rows is not None}
 
 
 def delivered_keys(offset: Offset, context: ReplayContext) -> frozenset[str]:
-    """Return the shards that the sink has up to this offset once Spark has committed its batch. Raises StoreError."""
+    """Return the keys of the shards whose ranges in this offset were delivered. Spark has committed the batch.
+
+    Raises StoreError.
+    """
     ranges = dict(offset.ranges)
     leases = {lease.key: lease for lease in context.store.get(ranges)}
-    # A missing row had no other owner that we know of, and it is recreated from this offset.
-    seen = {key: leases.get(key, Lease(key, epoch=each.epoch)) for key, each in ranges.items()}
-    return frozenset(key for key, each in ranges.items() if context.was_delivered(seen[key], each))
+    # If a row is missing, assume that its lease had no other owner. The row will be recreated from this offset.
+    leases_by_key = {key: leases.get(key, Lease(key, epoch=each.epoch)) for key, each in ranges.items()}
+    return frozenset(key for key, each in ranges.items() if context.was_delivered(leases_by_key[key], each))
 
 
 def _is_given_up(lease: Lease, part: Range) -> bool:
     return lease.annotation(UNREAD) == range_text(part)
 
 
-def _leases(part: Mapping[str, Range], context: ReplayContext) -> dict[str, Lease]:
-    """Return the leases to open shards with. If rows are missing, make leases from the listing of shards."""
+def _leases(ranges: Mapping[str, Range], context: ReplayContext) -> dict[str, Lease]:
+    """Return the leases of these ranges. If rows are missing, make leases from the listing of shards."""
     try:
-        rows = {lease.key: lease for lease in context.store.get(part)}
+        rows = {lease.key: lease for lease in context.store.get(ranges)}
     except StoreError as fault:
         rows = {}
         log.warning("the leases could not be read: %s", fault)
-    # The table's rows may be gone although the batch is not. Reading needs only the shard's hash range.
-    if part.keys() - rows.keys():
+    # The rows may be gone although the batch is not. To read a range, we need only the shard's hash range.
+    if ranges.keys() - rows.keys():
         listed = {shard.id: Lease(shard.id, hash_range=shard.hash_range) for shard in context.source.shards()}
         rows = listed | rows
-    return {key: rows.get(key, Lease(key)) for key in part}
+    return {key: rows.get(key, Lease(key)) for key in ranges}
 
 
 class RangeReplay:
     """Reads one range again.
 
     Attributes:
-        problem: Why it is not read yet.
-        answered_reads: How many reads were answered.
+        problem: Why the range is not read yet.
+        answered_reads: How many reads the source has answered.
     """
 
     def __init__(self, lease: Lease, part: Range, context: ReplayContext, cancelled: Event) -> None:
         self.problem, self.answered_reads = "it does not answer", 0
         self._lease, self._part, self._context, self._cancelled = lease, part, context, cancelled
         self._cursor = Cursor(part.begins, until=part.ends)
-        # Open with the epoch of the range, so that a reader with a later one is not disconnected.
+        # Open the reader with the epoch of the range, so that it does not disconnect a reader with a later epoch.
         self._pull = ShardPull(
             self._cursor, lambda start: context.source.open(evolve(self._lease, epoch=part.epoch), start)
         )
@@ -153,17 +160,17 @@ class RangeReplay:
         self._tip_silence = self._link_silence = self._checked_at = 0.0
 
     def rows(self) -> pa.RecordBatch | None:
-        """Read the whole range. Return None if it is gone, or if it is another worker's to read."""
+        """Read the whole range. Return None if the range is gone, or if another worker reads the shard."""
         try:
             return pa.concat_batches(list(self._batches()))
-        except Trimmed as gone:
-            # Leave it out of the batch: it will never come, and a query that waited for it would never end.
-            log.warning("shard %s: its range is left out of the repeated batch: %s", self._lease.key, gone)
+        except Trimmed as error:
+            # Leave the range out of the batch. A query that waited for it would never continue.
+            log.warning("shard %s: its range is left out of the repeated batch: %s", self._lease.key, error)
         self._record_unread()
         return None
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows. Raises Trimmed if the end of the range will not come."""
+        """Yield the rows. Raises Trimmed if the source no longer has the end of the range."""
         with closing(
             read_through(self._pull, self._context.columns, self._lease, ended=self._cancelled.is_set)
         ) as responses:
@@ -178,13 +185,13 @@ class RangeReplay:
                 elif response.fault:
                     self.problem = response.fault
                 yield from rows
-                if not self._cursor.over:
+                if not self._cursor.is_fully_read:
                     self._cancelled.wait(self._pause(response, has_rows=bool(rows)))
 
     def _pause(self, response: Batch | SourceUnavailable, *, has_rows: bool) -> float:
-        """Update the silence, and return the seconds until the next read. Raises Trimmed after too long a silence."""
+        """Update the time of silence. Return the seconds until the next read. Raises Trimmed after a long silence."""
         if isinstance(response, SourceUnavailable):
-            # Unreachable is not silent, so time without any response does not count.
+            # The time during which the source is unavailable does not count as silence.
             return self._faults.next()
         self._faults.reset()
         pause = max(PAUSE_SECONDS, response.wait_seconds)
@@ -192,47 +199,48 @@ class RangeReplay:
             self.answered_reads += 1
             self._tip_silence = self._link_silence = self._checked_at = 0.0
         elif self._context.exclusive:
-            # An empty response proves nothing, because a link that another reader has displaced is silent too.
+            # An empty response does not show that there are no records, because a link that another reader has
+            # displaced is silent too.
             self._link_silence += pause
             self._check_silent_link(self._link_silence)
         elif response.behind_seconds is not None:
             self.answered_reads += 1
             self._tip_silence = 0.0 if response.behind_seconds else self._tip_silence + pause
-            # Count only at the tip: a response behind it shows that there is more to come.
+            # Count only empty responses at the tip: a response behind the tip shows that more records will follow.
             if self._tip_silence > SILENT_SECONDS:
                 raise Trimmed(f"nothing comes up to {self._part.ends.sequence}, and the source says that this is all")
         return pause
 
     def _check_silent_link(self, silence: float) -> None:
-        """Find out from the lease and the source whether a silent link is idle, displaced or down."""
+        """Determine from the lease and the source why a link is silent. Raises Trimmed if the range will not arrive."""
         if silence - self._checked_at > SILENT_SECONDS_OWNED:
-            self._checked_at, earlier = silence, self._lease
+            self._checked_at, previous = silence, self._lease
             try:
-                self._lease = next(iter(self._context.store.get([earlier.key])), earlier)
+                self._lease = next(iter(self._context.store.get([previous.key])), previous)
             except StoreError as fault:
-                log.warning("lease %s cannot be read: %s", earlier.key, fault)
-            # A change of owner alone proves nothing: the lease may have been claimed from a dead worker, and no one
-            # reads yet. An owner that has renewed it has displaced our link with its own, so nothing more will come.
-            unchanged_owner = earlier.owner is not None and earlier.owner == self._lease.owner
-            if unchanged_owner and earlier.version != self._lease.version:
+                log.warning("lease %s cannot be read: %s", previous.key, fault)
+            # A new owner alone is not enough: it may have claimed the lease from a dead worker and not read yet. If the
+            # owner has renewed the lease, its reader has displaced our link, so no more records will arrive.
+            unchanged_owner = previous.owner is not None and previous.owner == self._lease.owner
+            if unchanged_owner and previous.version != self._lease.version:
                 raise Trimmed("another worker holds its lease and reads it")
         if silence <= SILENT_SECONDS:
             return
         try:
-            # Ask by another way than the link. This tells a shard without records from a service that is down.
+            # Send a request apart from the link, to distinguish a shard without records from a service that is down.
             self._context.source.latest(self._lease)
         except SourceUnavailable as fault:
             self.problem = str(fault)
-            self._link_silence = self._checked_at = 0.0  # silence proves nothing while the source cannot be reached
+            self._link_silence = self._checked_at = 0.0  # while the source is unavailable, silence does not count
         else:
             raise Trimmed(f"nothing comes up to {self._part.ends.sequence}, although the source answers")
 
     def _record_unread(self) -> None:
-        """Note on the lease that the sink lacks this range, so that the next run does not trust Spark's commit."""
+        """Write to the lease that the sink lacks this range, so that the next run does not count it as delivered."""
         for _ in range(ATTEMPTS):
             for lease in self._context.store.get([self._lease.key]):
                 if self._context.may_have_another_owner(lease, self._part):
-                    continue  # no run will count this range as done, and our write would only disturb the owner
+                    continue  # the epoch already shows that the range may not be done, so do not disturb the owner
                 if not isinstance(
                     self._context.store.write(AnnotateLease(lease, UNREAD, range_text(self._part))), Done
                 ):

@@ -1,4 +1,4 @@
-"""Buffers the rows of one shard that were read and not planned, and cuts them at any row without copying."""
+"""Buffers the rows of one shard that are read but not planned yet, and cuts them at any row without copying."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -11,21 +11,21 @@ from attrs import evolve
 from leasehold.adapters.spark.rows import Chunk, Columns
 
 ROW_BYTES = 100
-"""Approximate size of a row without its data: keys, numbers and times."""
+"""The approximate size of a row without its data, that is, of its keys, numbers and times."""
 LARGE_BYTES = 1 << 18
-"""At this size, copying a batch takes longer than sending one more."""
+"""From this size, copying a batch takes longer than sending it separately."""
 ANY_SIZE = 1 << 62
-"""Larger than any row, so the first row always fits."""
+"""A size limit that is larger than any row, so that the first row always fits."""
 
 
 class RowBuffer:
     """The rows of one shard that were read ahead, in order. Not thread-safe.
 
-    It is true if it contains anything, even if that is only a position without rows.
+    The buffer is true if it contains rows, or a position without rows.
 
     Attributes:
         count: The number of buffered rows.
-        bytes: Their size.
+        bytes: The size of the buffered rows.
     """
 
     def __init__(self, columns: Columns) -> None:
@@ -38,7 +38,7 @@ class RowBuffer:
 
     def put(self, chunk: Chunk) -> None:
         """Append the chunk that was read next."""
-        size = self._size(chunk)  # first, because it may raise, and then nothing must be added
+        size = self._size(chunk)  # compute the size first: if this raises, the chunk must not be added
         self._chunks.append((chunk, size))
         self.count += chunk.count
         self.bytes += size
@@ -48,31 +48,31 @@ class RowBuffer:
 
         Positions without rows that follow the last row taken are removed with it.
         """
-        taken, ends = list[pa.RecordBatch](), None
+        batches, ends = list[pa.RecordBatch](), None
         while self._chunks:
-            first, size = self._chunks[0]
-            if first.count <= count and size <= max_bytes:
-                count, max_bytes = count - first.count, max_bytes - size
-                # Take the whole chunk: slicing it, and measuring the rest, would be wasted work.
-                taken.append(first.rows)
-                ends = first.ends
+            first_chunk, size = self._chunks[0]
+            if first_chunk.count <= count and size <= max_bytes:
+                count, max_bytes = count - first_chunk.count, max_bytes - size
+                # The whole chunk fits, so do not slice it.
+                batches.append(first_chunk.rows)
+                ends = first_chunk.ends
                 self._pop()
                 continue
-            # Measure single rows only in the chunk where the limit falls, because measuring each row is slow.
-            sizes = np.asarray(pc.binary_length(first.rows[self._columns.data])) + ROW_BYTES
-            fitting = min(count, int(np.searchsorted(np.cumsum(sizes), max_bytes, side="right")))
-            if fitting:
+            # Measure single rows only in the chunk that exceeds a limit, because this is slow.
+            sizes = np.asarray(pc.binary_length(first_chunk.rows[self._columns.data])) + ROW_BYTES
+            fitting_rows = min(count, int(np.searchsorted(np.cumsum(sizes), max_bytes, side="right")))
+            if fitting_rows:
                 self._pop()
-                taken.append(first.rows.slice(0, fitting))
-                ends, trail = self._columns.position(first.rows, fitting - 1), first.trail
+                batches.append(first_chunk.rows.slice(0, fitting_rows))
+                ends, trail = self._columns.position(first_chunk.rows, fitting_rows - 1), first_chunk.trail
                 if trail is not None:
-                    ends, trail = evolve(ends, token=trail.token(fitting - 1)), trail.from_row(fitting)
-                rest = evolve(first, rows=first.rows.slice(fitting), trail=trail)
-                self._chunks.appendleft((rest, size := self._size(rest)))
-                self.count += rest.count
+                    ends, trail = evolve(ends, token=trail.token(fitting_rows - 1)), trail.from_row(fitting_rows)
+                remaining = evolve(first_chunk, rows=first_chunk.rows.slice(fitting_rows), trail=trail)
+                self._chunks.appendleft((remaining, size := self._size(remaining)))
+                self.count += remaining.count
                 self.bytes += size
             break
-        return None if ends is None else Chunk(concatenate(taken), ends)
+        return None if ends is None else Chunk(concatenate(batches), ends)
 
     def _pop(self) -> None:
         chunk, size = self._chunks.popleft()

@@ -1,4 +1,4 @@
-"""The columns of a source, its rows with their positions, and what a query reads them from."""
+"""The rows that a query reads from its source: their columns, their positions, and the source's settings."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -16,7 +16,7 @@ class Columns:
 
     Attributes:
         schema: The Arrow schema.
-        data: The name of the column with the bytes.
+        data: The name of the column with the record's bytes.
         rows: Converts records of a lease to these columns.
         position: Returns the position of a row.
     """
@@ -29,19 +29,19 @@ class Columns:
 
 @frozen
 class SourceSpec:
-    """Where the rows of a query come from.
+    """The source of a query's rows, and how to read it.
 
     Attributes:
         open: Opens the source.
         columns: The columns that its records become.
         interval_seconds: The least time between two reads of a shard.
         shard_rows: The most rows of one shard in one batch.
-        rereadable: Whether any number of readers may read a shard, so that a repeated batch is never displaced.
+        rereadable: Whether any number of readers may read a shard at a time, so that no reader disconnects another.
         stream: The name of the stream in offsets. A checkpointLocation of another stream is rejected.
-        sliced: Whether shards end where a slice ends, and the query ends once all of them have been read by any worker.
-        start_positions: By shard, where to begin if neither a lease nor the query knows how far the shard is done.
-        open_for_replay: Opens the source for reading ranges again, if not `open`. A consumer has one subscription per
-            shard at a time, which a repeated batch would take from the shard's owner.
+        sliced: Whether shards end at the end of a slice. Then the query ends once workers have read all of them.
+        start_positions: By shard, where to begin if neither a lease nor the query has a position.
+        open_for_replay: Opens the source for reading ranges again, if not `open`. A registered consumer allows one
+            subscription per shard, so a repeated batch that subscribed would disconnect the shard's owner.
     """
 
     open: Callable[[], Source]
@@ -62,7 +62,7 @@ class ArrowBatch(Batch):
     Attributes:
         rows: The rows.
         arrived: The name of the column with the times of arrival, or "".
-        trail: What the position of each row carries along, if the rows cannot show it.
+        trail: The deduplication state for the position of each row, if any.
     """
 
     rows: pa.RecordBatch | None = None
@@ -71,7 +71,7 @@ class ArrowBatch(Batch):
 
     @property
     def count(self) -> int:
-        """The number of user records. These are rows, so `records` has none of them."""
+        """The number of user records. If the batch has rows, `records` is empty."""
         return len(self.records) if self.rows is None else int(self.rows.num_rows)
 
     @property
@@ -96,9 +96,9 @@ class ArrowBatch(Batch):
         """Return this read with only the rows that arrived between these times."""
         if self.rows is None:
             return super().between(since, until)
-        within = [time is None or since <= time < until for time in self.arrivals]
-        trail = None if self.trail is None else self.trail.filtered(within)
-        return evolve(self, rows=self.rows.filter(pa.array(within)), read_to=self.end, trail=trail)
+        mask = [time is None or since <= time < until for time in self.arrivals]
+        trail = None if self.trail is None else self.trail.select(mask)
+        return evolve(self, rows=self.rows.filter(pa.array(mask)), read_to=self.end, trail=trail)
 
 
 def _seconds(times: pa.Array) -> list[float | None]:
@@ -107,12 +107,12 @@ def _seconds(times: pa.Array) -> list[float | None]:
 
 @frozen
 class Chunk:
-    """Some rows, as a batch or a table, and the position after them. Rows that were dropped count as read.
+    """A sequence of rows, and the position up to which the shard is read with them, dropped rows included.
 
     Attributes:
-        rows: The rows.
-        ends: The position after them.
-        trail: What the position of each row carries along, if its columns do not contain it.
+        rows: The rows, as a batch or a table.
+        ends: The position up to which the shard is read.
+        trail: The deduplication state for the position of each row, if any.
     """
 
     rows: pa.RecordBatch
@@ -126,7 +126,7 @@ class Chunk:
 
 
 def chunk_of(columns: Columns, lease: Lease, batch: Batch) -> Chunk | None:
-    """Return the rows and the position of a read, or None if it has neither. The end of a shard is a position too."""
+    """Return the rows and the position of a batch, or None if it has neither. The end of a shard is a position too."""
     ends = batch.reached
     if ends is None:
         return None

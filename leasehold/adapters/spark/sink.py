@@ -1,19 +1,22 @@
-"""The write side of a format: rows of a DataFrame become records of a stream, each with a tag that exposes duplicates.
+"""Writes the rows of a DataFrame to a stream, as records with tags by which readers detect duplicates.
 
-A task takes its rows in sections, orders each section by partition key, tags every row (`sources/deduplication.py`) and
-sends the rows with a writer of the stream (`RowWriter`), which preserves order within a shard.
+A task gathers its rows into sections, orders each section by partition key, and tags every row
+(`sources/deduplication.py`). It sends the rows with a writer of the stream (`RowWriter`), which preserves the order
+within a shard.
 
-1. Spark gives a task the rows of its partition. They are gathered into sections of `SECTION_BYTES`, cut by the sizes of
-   the rows alone. So the same rows make the same sections, in however many batches they come.
-2. A section is ordered by partition key, and rows of one key stay in their order. So the section stays the same if a
-   repeated batch fetches the rows of two shards of a source in another order, or with another reader.
-3. The edition of a section is a digest of its rows in that order. Nothing of a section is sent before it is complete.
-4. The rows are sent, and the task continues once all of them are known to be written. Otherwise it fails, and Spark
-   runs it again. Requests under way may still be written after that, with the same tags.
+1. Spark passes a task the rows of its partition. They are gathered into sections of `SECTION_BYTES`, which depend on
+   the sizes of the rows alone. So the same rows form the same sections, however Spark divides them into batches.
+2. A section is ordered by partition key, and rows with the same key keep their order. So the section stays the same if
+   a repeated batch has the rows of two shards of a source in another order.
+3. The edition of a section is a digest of its rows in that order. No row of a section is sent before the section is
+   complete.
+4. The rows are sent, and the task waits until all of them are written. If that fails, the task fails, and Spark runs it
+   again. Requests under way may still succeed after that, with the same tags.
 
-For a streaming query the tags come from Spark: the query's id and checkpointLocation, the run and the batch. The id
-alone is not enough, because it is copied with the checkpointLocation. A job of `df.write` has an id of its own, or the
-name and batch from the options. Each batch of a name is a separate job, because several may be written at once.
+For a streaming query the tags contain values from Spark: the query's id and checkpointLocation, the run, and the batch.
+The id alone is not unique, because it is copied together with the checkpointLocation. A job of `df.write` has a random
+id, or the name and batch from its options. Each batch under one name is a separate job, because several may be written
+at the same time.
 """
 
 import logging
@@ -42,12 +45,12 @@ log = escaped(logging.getLogger("leasehold.spark"))
 SECTION_BYTES = 32 * MIB
 ROW_BYTES = 100
 QUERY_ID, BATCH_ID, RUN_ID = "sql.streaming.queryId", "streaming.sql.batchId", "spark.jobGroup.id"
-"""Local properties that Spark sets for the tasks of a micro-batch. The job group is the run."""
+"""Local properties that Spark sets for the tasks of a micro-batch. The job group identifies the run."""
 RUNS = 10**12
-"""A tag's run number has at most twelve digits."""
+"""The number of possible run numbers in a tag, which have at most twelve digits."""
 
 SPARK_OPTIONS = ("checkpointLocation", "queryName", "path", "outputMode")
-"""Options that Spark passes on to a sink along with the user's."""
+"""Options that Spark passes to a sink in addition to the user's options."""
 
 
 @frozen
@@ -71,7 +74,7 @@ class SinkColumns:
         for name in sorted(self.required):
             if name.lower() not in fields:
                 raise ValueError(f"column {name}: is missing; select it, as col(...).alias({name!r})")
-        # If a column were silently left out, users would believe that its data is written.
+        # Do not ignore an unknown column, because the user would assume that its data is written.
         for name, field in fields.items():
             if name not in column_names:
                 raise ValueError(f"column {field.name}: unknown; the sink takes {', '.join(self.types)}: drop the rest")
@@ -83,14 +86,14 @@ class SinkColumns:
                 )
 
     def select(self, batch: pa.RecordBatch) -> pa.Table:
-        """Return the rows of a batch with these columns, in this order. Raises ValueError for a null in `must`."""
+        """Return the rows with these columns in this order. Raises ValueError for a null in a required column."""
         by_name = {name.lower(): column for name, column in zip(batch.schema.names, batch.columns, strict=True)}
         columns = {
             name: by_name[name.lower()].cast(kind) if name.lower() in by_name else pa.nulls(batch.num_rows, kind)
             for name, kind in self.types.items()
         }
         for name in sorted(self.required):
-            # Raise this before any row of the batch is sent, because half a section could not be taken back.
+            # Check this before any row of the section is sent, because rows that were sent cannot be removed.
             if columns[name].null_count:
                 raise ValueError(f"column {name}: a row has null there; leave such rows out")
         return pa.table(columns)
@@ -108,7 +111,7 @@ ROWS_AT_ONCE = 10_000
 
 def row_values(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
     """Yield the values of each row, in the order of the columns."""
-    # Convert a part at a time: as Python objects a whole section would take several times its bytes.
+    # Convert the rows in parts, because Python objects take several times as much memory as Arrow rows.
     for batch in rows.to_batches(ROWS_AT_ONCE):
         yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
@@ -117,13 +120,13 @@ class RowWriter(Protocol):
     """Writes sections of rows to a stream, one after another, in a task's process."""
 
     def write(self, rows: pa.Table, tag: Tag) -> None:
-        """Write these rows and wait for them.
+        """Write these rows, and wait until all of them are written.
 
-        Raises any error that sending again cannot fix. Requests under way are then abandoned.
+        Raises an error if rows cannot be written even after retries. Requests under way are then abandoned.
 
         Args:
             rows: The rows.
-            tag: The tag of the first row. The next rows get the numbers that follow.
+            tag: The tag of the first row. Further rows get consecutive row numbers.
         """
         ...
 
@@ -137,13 +140,13 @@ class SinkTarget(Protocol):
         ...
 
     def writer(self) -> RowWriter:
-        """Return a writer, which this process keeps for later tasks. Raises SourceError, ValueError."""
+        """Return a writer, which later tasks of this process use too. Raises SourceError, ValueError."""
         ...
 
 
 @frozen
 class WriteIdentity:
-    """The names in the tags of a job, where Spark does not supply them.
+    """The names in the tags of a job, for use if Spark does not supply names.
 
     Attributes:
         query: A random id, or the name from the options.
@@ -163,7 +166,7 @@ class WriteIdentity:
     def from_options(cls, opts: OptionReader) -> "WriteIdentity":
         """Return the names from the options. Raises ValueError if only one of the two is given."""
         query, batch = opts.text("writer.name"), opts.number("writer.batch", None, minimum=0)
-        # With only one, two runs could have the same names, and the rows of the second would count as duplicates.
+        # With only one, two runs could have the same tags, and the rows of the second would count as duplicates.
         if bool(query) != (batch is not None):
             raise ValueError("option writer.name: give it with writer.batch, or neither: both name what is written")
         location = opts.text("checkpointLocation").rstrip("/")
@@ -178,14 +181,14 @@ class WriteIdentity:
         if not self.named and query_id and batch_id:
             query, batch = f"{query_id} {self.location}", int(batch_id)
             run = int.from_bytes(sha256(run_id.encode()).digest()[:8]) % RUNS if run_id else run
-        # Each record carries the tag, so hash the name to a few bytes, whatever its length.
-        named = urlsafe_b64encode(sha256(query.encode()).digest()[:8]).decode().rstrip("=")
-        return Tag(named, run, batch, str(context.partitionId() if context else 0), "", 0)
+        # Every record contains the tag, so hash the name to a few bytes.
+        hashed_query = urlsafe_b64encode(sha256(query.encode()).digest()[:8]).decode().rstrip("=")
+        return Tag(hashed_query, run, batch, str(context.partitionId() if context else 0), "", 0)
 
 
 def sections(columns: SinkColumns, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Yield the rows in sections of about `SECTION_BYTES`, ordered by key. The cuts of the batches do not matter."""
-    waiting, size = list[pa.Table](), 0
+    """Yield the rows in sections of about `SECTION_BYTES`, each ordered by key. Batch boundaries do not matter."""
+    gathered, size = list[pa.Table](), 0
     for batch in batches:
         rows = columns.select(batch)
         while rows.num_rows:
@@ -194,20 +197,20 @@ def sections(columns: SinkColumns, batches: Iterable[pa.RecordBatch]) -> Iterato
                 if pa.types.is_large_binary(kind) or pa.types.is_large_string(kind):
                     sizes += np.asarray(pc.fill_null(pc.binary_length(rows[name]), 0))
             ends = np.cumsum(sizes) + size
-            # The row that brings a section to its size is its last.
+            # A section ends with the row that brings it to `SECTION_BYTES`.
             count = min(rows.num_rows, int(np.searchsorted(ends, SECTION_BYTES)) + 1)
-            waiting.append(rows.slice(0, count))
+            gathered.append(rows.slice(0, count))
             size, rows = int(ends[count - 1]), rows.slice(count)
             if size >= SECTION_BYTES:
-                yield _ordered(columns, waiting)
-                waiting, size = [], 0
-    if waiting:
-        yield _ordered(columns, waiting)
+                yield _ordered(columns, gathered)
+                gathered, size = [], 0
+    if gathered:
+        yield _ordered(columns, gathered)
 
 
 def _ordered(columns: SinkColumns, parts: list[pa.Table]) -> pa.Table:
     rows = pa.concat_tables(parts)
-    # Order by the row's index last, so that otherwise equal rows stay in their order.
+    # Order by the row's index last, so that rows with equal keys keep their order.
     numbered = rows.append_column("", pa.array(np.arange(rows.num_rows)))
     return rows.take(pc.sort_indices(numbered, [(name, "ascending") for name in (*columns.order, "")])).combine_chunks()
 
@@ -217,10 +220,10 @@ def edition_of(rows: pa.Table) -> str:
     digest = blake2b(digest_size=6)
     for column in rows.columns:
         if pa.types.is_map(column.type):
-            # A map has no order of its own, and a repeated task may have it in another order.
+            # The entries of a map are unordered, and a repeated task may get them in another order.
             digest.update(repr([value and sorted(value) for value in column.to_pylist()]).encode())
             continue
-        # Hash the lengths first: the same bytes cut in other places are different rows.
+        # Hash the lengths too, because the same bytes divided in another way are different rows.
         digest.update(np.asarray(pc.fill_null(pc.binary_length(column), -1)).tobytes())
         for chunk in column.chunks:
             _, ends, values = chunk.buffers()
@@ -237,9 +240,9 @@ class TaskWritten(WriterCommitMessage):
     bytes: int
 
 
-def write_task(target: SinkTarget, names: WriteIdentity, batches: Iterator[pa.RecordBatch]) -> TaskWritten:
-    """Write the rows of one task. Raises what the writer raises."""
-    first, rows, size = names.first_tag(), 0, 0
+def write_task(target: SinkTarget, identity: WriteIdentity, batches: Iterator[pa.RecordBatch]) -> TaskWritten:
+    """Write the rows of one task. Raises the errors of the writer."""
+    first, rows, size = identity.first_tag(), 0, 0
     writer: RowWriter | None = None
     for number, section in enumerate(sections(target.columns, batches)):
         writer = writer or target.writer()  # a task without rows makes no request to the stream
@@ -249,7 +252,7 @@ def write_task(target: SinkTarget, names: WriteIdentity, batches: Iterator[pa.Re
 
 
 class _Writer:
-    """The write method that the writers of a job and of a query share."""
+    """Implements `write` for the writers of a job and of a query."""
 
     def __init__(self, target: SinkTarget, names: WriteIdentity) -> None:
         self._target, self._names = target, names

@@ -1,7 +1,7 @@
-"""Keeps a query running: if it ends for a temporary reason, logs the reason and starts it again.
+"""Keeps a query running. If the query ends for a temporary reason, it is started again and the reason is logged.
 
-Spark ends a query if any process of its source or sink ends, for example because it was killed for its memory, or did
-not start within the ten seconds that Spark waits. A query may also hang in a call that never returns. Its
+Spark ends a query if a process of its source or sink ends. Such a process may have run out of memory, or may not have
+started within the ten seconds that Spark waits. A query may also hang in a call that never returns. The query's
 checkpointLocation contains its progress, so the next start repeats at most one batch.
 """
 
@@ -21,7 +21,8 @@ WAIT_SECONDS = 5.0, 300.0
 SILENT_SECONDS = 600.0
 LOOK_SECONDS = 1
 MAX_TEXT = 100_000
-"""How much of an error to search. That of a failed task has all tracebacks first, and the actual error last."""
+"""How many characters of an error message to search. After a failed task the actual error is at the end of a message
+that begins with all tracebacks."""
 
 PLANNER = "the process of its source ended, killed perhaps for its memory (see the system's log for the OOM killer)"
 CAUSES = {
@@ -47,18 +48,18 @@ CAUSES = {
 
 def restart_reason(fault: BaseException) -> str | None:
     """Return why a query may be started again after this error, or None if it would end the same way again."""
-    # Match the message, because it is all that Spark gives for an error in Python or a lost executor. A Java exception
-    # may have no message, such as an EOFException after a Python process was killed. Its name is in the stack trace.
+    # Search the message, because Spark provides nothing else after an error in Python or a lost executor. Search the
+    # stack trace too: a Java exception may have no message, such as an EOFException after a Python process was killed.
     message = text_of(fault, MAX_TEXT) + str(getattr(fault, "_stackTrace", ""))[:MAX_TEXT]
-    return next((cause for sign, cause in CAUSES.items() if re.search(sign, message)), None)
+    return next((cause for pattern, cause in CAUSES.items() if re.search(pattern, message)), None)
 
 
 class StallDetector:
     """Detects that a query is stuck.
 
     Args:
-        seconds: How long one trigger may go without any progress.
-        clock: Monotonic seconds.
+        seconds: How long one trigger may run without any progress.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -67,12 +68,14 @@ class StallDetector:
         self._unchanged_since = clock()
 
     def is_stuck(self, query: StreamingQuery) -> bool:
-        """Return whether the query has been stuck for that long. Between two triggers it is not stuck."""
-        status, last = query.status, query.lastProgress
+        """Return whether the current trigger has made no progress for `seconds`. False between two triggers."""
+        status, progress = query.status, query.lastProgress
         state = (
-            (status["message"], last and (last["batchId"], last["timestamp"])) if status["isTriggerActive"] else None
+            (status["message"], progress and (progress["batchId"], progress["timestamp"]))
+            if status["isTriggerActive"]
+            else None
         )
-        # Between two triggers a query may legitimately rest for hours.
+        # Between two triggers a query may be idle for hours.
         if state is None or state != self._last_state:
             self._last_state, self._unchanged_since = state, self._clock()
         return self._clock() - self._unchanged_since > self._seconds
@@ -94,10 +97,10 @@ def supervise(
 
     Args:
         factory: Loads and starts the query.
-        stall_seconds: How long one trigger may go without any progress.
-        should_stop: Whether to stop the query.
-        sleep: Waits this many seconds.
-        clock: Monotonic seconds.
+        stall_seconds: How long one trigger may run without any progress.
+        should_stop: Returns whether to stop the query.
+        sleep: Waits for a number of seconds.
+        clock: Returns monotonic seconds.
 
     Raises:
         Exception: Any other failure of the query.
@@ -108,21 +111,21 @@ def supervise(
         cause: str | None = None
         try:
             query = factory()
-            stall, first = StallDetector(stall_seconds, clock), _batch(query)
+            stall, first_batch = StallDetector(stall_seconds, clock), _last_batch(query)
             while not query.awaitTermination(LOOK_SECONDS):
                 if should_stop():
                     return
                 # A finished batch shows that the cause is gone, so reset the waits.
-                if _batch(query) != first:
+                if _last_batch(query) != first_batch:
                     backoff.reset()
-                # Detect this ourselves, because Spark waits forever for a task whose Python process hangs.
+                # Detect a hanging task here, because Spark would wait forever for its Python process.
                 if stall.is_stuck(query):
                     cause = f"nothing moved in it for {stall_seconds:g} s"
                     break
             else:
                 return
         except Exception as fault:  # Spark's own, or Java's
-            # A fault in the query itself would come back, and each restart would hide it for longer.
+            # Do not restart after an error in the query itself: it would happen again, and restarts would hide it.
             if (cause := restart_reason(fault)) is None:
                 raise
         finally:
@@ -133,6 +136,6 @@ def supervise(
         sleep(wait)
 
 
-def _batch(query: StreamingQuery) -> int | None:
+def _last_batch(query: StreamingQuery) -> int | None:
     progress = query.lastProgress
     return progress["batchId"] if progress else None

@@ -1,1 +1,1 @@
-"""Contains the worker, a member of a fleet, which renews its leases, reads the table, plans and acts."""
+"""Contains the worker, which renews its leases, reads the lease table, plans and acts."""

@@ -1,4 +1,4 @@
-"""The annotations that a holder writes on its rows: the process that holds the lease, and the position of LATEST."""
+"""Defines the annotations that an owner writes on its rows: its process, and the position that LATEST stands for."""
 
 from collections.abc import Callable
 
@@ -9,26 +9,30 @@ from leasehold.balancer.contradictions import INCARNATION, SETTLED
 from leasehold.balancer.model import Annotations, Lease, Position, at_timestamp
 
 PROCESS = "process"
-"""Our attribute with the process that last took the lease, and its worker."""
+"""The name of the row attribute with the process that last took the lease, and the worker that it runs."""
 
 LATEST_MS = "latest_ms"
-"""Our attribute with the time that LATEST stands for on this row, in milliseconds since 1970."""
+"""The name of the row attribute with the time that LATEST stands for on this row, in milliseconds since 1970."""
 
 LATEST_POSITION = "latest_position"
-"""Our attribute with the position of LATEST, if the source gives it as a number (event hubs do): number, `@`, token."""
+"""The name of the row attribute with the position that LATEST stands for, if the source returns a numbered position.
+
+Only Event Hubs returns one. The value of the attribute consists of the sequence number, `@` and the token.
+"""
 
 UNPINNED = "-"
-"""The value of both once the row was set to LATEST again, so that the next owner pins it."""
+"""The value of both attributes after a row was reset to LATEST, so that the next owner resolves LATEST again."""
 
 _MS_DIGITS = 14
-"""Enough for three thousand years. Services reject later times."""
+"""The maximum number of digits of a time, enough for three thousand years. Services reject later times."""
 
 
 def latest_annotations(latest: Position) -> Annotations:
     """Return the annotations that store the position of LATEST on a row.
 
-    The row's checkpoint stays LATEST, because a number there would count as progress. If the table was emptied, a
-    worker that remembers an earlier position would then skip the records in between.
+    The row's checkpoint stays LATEST, because a number would count as progress. If the table were emptied and the row
+    created again with a higher number, an owner that remembers an earlier position would take over the higher one. The
+    records in between would be skipped.
     """
     if latest.numbered:
         return ((LATEST_POSITION, f"{latest.sequence}@{latest.token}"),)
@@ -36,7 +40,7 @@ def latest_annotations(latest: Position) -> Annotations:
 
 
 def pinned_latest(lease: Lease) -> Position | None:
-    """Return the position that LATEST stands for on this row; None if it is not annotated, or not validly."""
+    """Return the position that LATEST stands for on this row, or None if the row has no valid annotation."""
     sequence, _, token = (lease.annotation(LATEST_POSITION) or "").partition("@")
     if sequence.isascii() and sequence.isdigit():
         return Position(sequence, token=token)
@@ -50,13 +54,15 @@ def pinned_latest(lease: Lease) -> Position | None:
 
 @frozen
 class Identity:
-    """The holder of a lease: a worker, whose id outlives restarts, and its process, whose id is never used again.
+    """The owner of a lease, which is a worker that runs in a process.
+
+    The worker's id outlives restarts. The process's id is never used again.
 
     Attributes:
         worker: The worker's id.
         process: An id without "/", unique among all processes that have ever used the worker's id.
-        incarnation: Returns which of the streams that ever had this name is being read; "" while that is unknown.
-        stream: The name of the stream if leases do not contain it, as for a single Kinesis stream; otherwise "".
+        incarnation: Returns the incarnation of the stream that is being read, or "" while it is unknown.
+        stream: The name of the stream if leases do not contain it, as for a single Kinesis stream, or else "".
     """
 
     worker: str
@@ -65,11 +71,11 @@ class Identity:
     stream: str = ""
 
     def annotations_on(self, lease: Lease) -> Annotations:
-        """Return the annotations that every take writes on this row.
+        """Return the annotations to write on this row with every write that takes the lease.
 
-        They distinguish a restart from a second living process, and a stream from a later one of the same name. The
-        incarnation is written only once. A row that names another one keeps it, because its checkpoint belongs to that
-        incarnation (L14).
+        The process id distinguishes a restart from a second living process, and the incarnation distinguishes a stream
+        from a later one with the same name. A row that already has an incarnation keeps it, because its checkpoint
+        belongs to that incarnation (L14).
         """
         incarnation = self.incarnation() if lease.annotation(INCARNATION) in {None, SETTLED} else ""
         return (*(((INCARNATION, incarnation),) if incarnation else ()), (PROCESS, f"{self.process}/{self.worker}"))
@@ -83,9 +89,10 @@ class Identity:
         return lease.annotation(PROCESS) == f"{self.process}/{self.worker}"
 
     def predecessor(self, lease: Lease) -> str | None:
-        """Return the process that last took the lease, if it is another one of this worker id; otherwise None.
+        """Return the process that last took the lease, if it is another process with this worker's id, or else None.
 
-        A lease given to us is still signed by its giver, which is another worker.
+        The row of a lease that another worker has given to us still names that worker's process, which is no
+        predecessor.
         """
         process, _, worker = (lease.annotation(PROCESS) or "").partition("/")
         return process if worker == self.worker and process != self.process else None

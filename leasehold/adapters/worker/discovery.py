@@ -1,7 +1,7 @@
 """Decides when a worker lists the shards, finds contradictions between listing and table, and resolves them.
 
-Shards are listed seldom, because all workers share the service's rate limit. The same look also finds contradictions
-between the listing and the table (L14). If `if_recreated` is set, leases of a former stream are restarted.
+Shards are listed seldom, because all workers share the service's rate limit. Each listing is also compared with the
+lease table to find contradictions (L14). If `if_recreated` is set, leases of a former stream are restarted.
 """
 
 import logging
@@ -13,7 +13,7 @@ from typing import Literal
 
 from attrs import evolve
 
-from leasehold.adapters.inputs import said_moment
+from leasehold.adapters.inputs import format_time
 from leasehold.adapters.sources.protocol import (
     Identified,
     MultiStream,
@@ -52,11 +52,11 @@ log = escaped(logging.getLogger("leasehold.discovery"))
 SAFETY_SECONDS = 300.0
 
 LISTERS = 3
-"""How many workers list when all of them see the same cause. Others are drawn the next time."""
+"""The number of workers, drawn each time, that list the shards when all workers see the same reason to list them."""
 
 
 class MadeAnew(SourceError):
-    """The stream that a bound worker reads was deleted, and another stream has its name now."""
+    """Raised when the stream that a worker is bound to was deleted, and another stream has its name now."""
 
 
 class Discovery:
@@ -70,7 +70,8 @@ class Discovery:
     - when finished leases wait to be deleted, and
     - every `safety_seconds`.
 
-    The whole fleet sees a hole, or that this time has passed. A few workers then list, drawn each time.
+    All workers see a hole, or that `safety_seconds` have passed, at the same time. Each time, a few of them are drawn
+    to list the shards.
 
     Args:
         source: The stream.
@@ -79,10 +80,10 @@ class Discovery:
     Attributes:
         answered: Whether there has been a listing.
         contradictions: The contradictions between the last listing and the table that still hold (L14).
-        incarnation: The stream's incarnation; "" if the source does not know it.
+        incarnation: The stream's incarnation, or "" if the source does not know it.
         listed: The shards of the last listing.
-        open_shards: How many of these are open; None before the first listing.
-        refused: Whether the last listing failed for a reason that may pass, entirely or for some streams.
+        open_shards: The number of open shards in the last listing, or None before the first one.
+        refused: Whether the last listing failed, entirely or for some streams, for a reason that may be temporary.
         calling: Whether a call of the source is running.
     """
 
@@ -91,13 +92,13 @@ class Discovery:
         self._selective = source if isinstance(source, Selective) else None  # cached, because the check is slow
         self._wanted = Event()
         self._wanted.set()
-        self._next, self._rounds = 0.0, 0
+        self._next_due, self._rounds = 0.0, 0
         self._holes: tuple[Hole, ...] = ()
-        self._ripe: frozenset[str] = frozenset()
-        self._vanished: frozenset[str] = frozenset()
+        self._finished_keys: frozenset[str] = frozenset()
+        self._missing_keys: frozenset[str] = frozenset()
         self.answered = False
         self._unread: frozenset[str] = frozenset()
-        self._said: frozenset[str] = frozenset()
+        self._logged: frozenset[str] = frozenset()
         self._fault, self._rejections = "", Rejections()
         self.refused = self.calling = False
         self.open_shards: int | None = None
@@ -108,10 +109,10 @@ class Discovery:
         self._bound = ""
 
     def bind(self, incarnation: str) -> None:
-        """Read only this incarnation: once a later one is listed, `shards` raises MadeAnew.
+        """Read only this incarnation of the stream. Once a later one is listed, `shards` raises MadeAnew.
 
-        This is for programs that keep positions outside the table, because a position is valid in one incarnation only.
-        A response from an earlier incarnation is ignored. "" removes the binding.
+        Binding is for programs that keep positions outside the table, because a position is valid in one incarnation
+        only. Listings of earlier incarnations are ignored. An empty string removes the binding.
         """
         self._bound = incarnation
 
@@ -125,7 +126,7 @@ class Discovery:
         self._wanted.set()
 
     def shards(self, now: float, listing: Listing, me: Me, leases: Collection[Lease] = ()) -> tuple[Shard, ...] | None:
-        """List the shards if that is due and possible; otherwise return None.
+        """Return a new listing of the shards if one is due and possible, or else None.
 
         If a row of the table cannot be parsed, the ancestors and descendants of its shard are left out, because where
         their leases start depends on that row.
@@ -137,32 +138,32 @@ class Discovery:
             leases: The leases as the plan will see them.
 
         Raises:
-            SourceError: The stream cannot be used and never could.
+            SourceError: The stream cannot be used, and no listing of it has succeeded before.
         """
-        unread = frozenset(row.key for row in listing.malformed)
-        # With bulletins (C3), only this worker knows that a listing is due. Without them, every owner finds out at the
-        # same time.
+        malformed_keys = frozenset(row.key for row in listing.malformed)
+        # With bulletins (C3), only this worker notices that a listing is due. Without them, every owner notices it at
+        # the same time.
         owners = () if me.history.hearing is not None else (lease.owner for lease in listing.leases if lease.owner)
-        crowd = frozenset((*owners, me.worker))
-        if self._unread - unread:
+        candidates = frozenset((*owners, me.worker))
+        if self._unread - malformed_keys:
             self.want()  # a row was repaired, so leases of the shards that were left out may be due
-        self._unread = unread
+        self._unread = malformed_keys
         if (
-            self.unheard(leases)
+            self.has_unknown_contradiction(leases)
             or self._row_vanished(me)
-            or self._hole_lasts(me, crowd)
-            or self._ripened(leases, me.worker)
-            or self._overdue(now, me, crowd)
+            or self._hole_lasts(me, candidates)
+            or self._finished_lease_waits(leases, me.worker)
+            or self._overdue(now, me, candidates)
             or self.refused
         ):
             self.want()
         malformed = [
-            f"row {row.key}: {row.field} {row.why}; until it is mended no lease is made for shards of its line, "
-            "and none is deleted"
+            f"row {row.key}: {row.field} {row.why}; until it is fixed, no lease is created for "
+            "ancestors and descendants of its shard, and none is deleted"
             for row in listing.malformed
         ]
         shards = self._list(now) if self._wanted.is_set() else None
-        self._judge(shards, leases)
+        self._update_contradictions(shards, leases)
         descriptions = [contradiction.what for contradiction in self.contradictions]
         descriptions += [
             f"shard {problem.shard} {problem.what}" if problem.shard else problem.what
@@ -170,17 +171,17 @@ class Discovery:
         ]
         messages = malformed + descriptions
         for message in messages:
-            if message not in self._said:  # not at every turn
+            if message not in self._logged:  # log each message once, not at every turn
                 log.warning("%s", message)
-        self._said = frozenset(messages) or self._said
-        return None if shards is None or self.refusing else unrelated(shards, unread)
+        self._logged = frozenset(messages) or self._logged
+        return None if shards is None or self.refusing else unrelated(shards, malformed_keys)
 
-    def unheard(self, leases: Iterable[Lease]) -> bool:
-        """Return whether another worker annotated one of these rows with a contradiction that is new to this one."""
+    def has_unknown_contradiction(self, leases: Iterable[Lease]) -> bool:
+        """Return whether another worker has annotated a row with a contradiction that this worker does not know yet."""
         if self.refusing:
             return False
-        seen = {contradiction.key for contradiction in self.contradictions}
-        return any(reported_on(lease) for lease in leases if lease.key not in seen)
+        known_keys = {contradiction.key for contradiction in self.contradictions}
+        return any(reported_on(lease) for lease in leases if lease.key not in known_keys)
 
     @property
     def refusing(self) -> bool:
@@ -196,29 +197,39 @@ class Discovery:
             None,
         )
 
-    def _judge(self, shards: tuple[Shard, ...] | None, leases: Collection[Lease]) -> None:
-        """Find contradictions; without a listing, those that still hold or that other workers have annotated since."""
-        strange = any(lease.annotation(INCARNATION) not in {None, SETTLED, self.incarnation} for lease in leases)
-        if shards is None and not (self.contradictions or (self.incarnation and strange)):
+    def _update_contradictions(self, shards: tuple[Shard, ...] | None, leases: Collection[Lease]) -> None:
+        """Update the contradictions.
+
+        Without a new listing, keep the contradictions that still hold, and add those of whole streams that rows show.
+        """
+        of_other_incarnation = any(
+            lease.annotation(INCARNATION) not in {None, SETTLED, self.incarnation} for lease in leases
+        )
+        if shards is None and not (self.contradictions or (self.incarnation and of_other_incarnation)):
             return
-        candidates = contradictions(self.listed, leases, self.incarnation)
+        current_contradictions = contradictions(self.listed, leases, self.incarnation)
         established = (
             self._suspected if shards is not None else {contradiction.key for contradiction in self.contradictions}
         )
         self.contradictions = tuple(
-            contradiction for contradiction in candidates if contradiction.of_stream or contradiction.key in established
+            contradiction
+            for contradiction in current_contradictions
+            if contradiction.of_stream or contradiction.key in established
         )
         if shards is not None:
             # A contradiction about a shard counts only if a second listing confirms it, because a listing may be stale.
-            self._suspected, before = frozenset(contradiction.key for contradiction in candidates), self._suspected
-            if not self._suspected <= before or any(
-                contradiction.kind == "old listing" for contradiction in candidates
+            self._suspected, suspected_before = (
+                frozenset(contradiction.key for contradiction in current_contradictions),
+                self._suspected,
+            )
+            if not self._suspected <= suspected_before or any(
+                contradiction.kind == "old listing" for contradiction in current_contradictions
             ):
                 self.want()
-        elif any(contradiction.kind == "old listing" for contradiction in candidates):
+        elif any(contradiction.kind == "old listing" for contradiction in current_contradictions):
             self.want()
 
-    def concerning(self, listing: Listing) -> Listing:
+    def without_other_streams(self, listing: Listing) -> Listing:
         """Return the listing without leases of streams that this worker does not read."""
         source = self._selective
         if source is None:
@@ -228,9 +239,9 @@ class Discovery:
             return evolve(listing, leases=tuple(lease for lease in listing.leases if source.reads(lease)))
 
     def deletable(self, lease: Lease, shards: tuple[Shard, ...]) -> bool:
-        """Return whether a lease may be deleted: its shard is listed (and finished), or the service reports it gone.
+        """Return whether a lease may be deleted because its shard is listed (and finished), or is gone at the service.
 
-        While a row cannot be parsed, no lease may be deleted, because the row may belong to a child or parent.
+        While some row cannot be parsed, no lease may be deleted, because that row may belong to a child or parent.
         """
         if self._unread:
             return False
@@ -240,69 +251,76 @@ class Discovery:
             with self._call():
                 gone = self._source.gone(lease.key)
         except SourceError as fault:
-            log.warning("a shard could not be looked up, its lease stays: %s", fault)
+            log.warning("a shard could not be looked up, its lease is kept: %s", fault)
             return False
         if gone:
-            self.want()  # the row may change first and not be deleted, so check again
+            self.want()  # if the row changes before it is deleted, the delete is rejected, so check again
         return gone
 
     def _row_vanished(self, me: Me) -> bool:
-        # Immediately: a lease without a row has no owner, and only workers that have seen it know its position.
-        before, self._vanished = self._vanished, frozenset(lease.key for lease in me.history.gone if not lease.ended)
-        return not self._vanished <= before
+        # List immediately, because a lease without a row has no owner, and only workers that have read the row know its
+        # position.
+        before, self._missing_keys = (
+            self._missing_keys,
+            frozenset(lease.key for lease in me.history.gone if not lease.ended),
+        )
+        return not self._missing_keys <= before
 
-    def _hole_lasts(self, me: Me, crowd: frozenset[str]) -> bool:
-        # At every third full read that shows the hole: a hole that no listing fills must not cause one at every turn.
-        fresh, self._holes = me.history.holes != self._holes, me.history.holes
-        lasting = [hole.times for hole in me.history.holes if hole.times % HOLE_CONFIDENCE == 0]
-        return fresh and any(_drawn(me, times, crowd) for times in lasting)
+    def _hole_lasts(self, me: Me, candidates: frozenset[str]) -> bool:
+        # List at every third full read that shows the hole. A hole that persists after a listing must not cause one at
+        # every turn.
+        holes_changed, self._holes = me.history.holes != self._holes, me.history.holes
+        confirmed_times = [hole.times for hole in me.history.holes if hole.times % HOLE_CONFIDENCE == 0]
+        return holes_changed and any(_is_drawn(me, times, candidates) for times in confirmed_times)
 
-    def _overdue(self, now: float, me: Me, crowd: frozenset[str]) -> bool:
-        if now < self._next or not self.answered:
+    def _overdue(self, now: float, me: Me, candidates: frozenset[str]) -> bool:
+        if now < self._next_due or not self.answered:
             return not self.answered
-        # The whole fleet is due at the same time. A few workers are drawn, so that not all of them list at once.
-        self._next, self._rounds = now + self._safety_seconds, self._rounds + 1
-        return _drawn(me, self._rounds, crowd)
+        # Listings of all workers are due at the same time. A few workers are drawn, so that not all of them list at
+        # once.
+        self._next_due, self._rounds = now + self._safety_seconds, self._rounds + 1
+        return _is_drawn(me, self._rounds, candidates)
 
-    def _ripened(self, leases: Collection[Lease], worker: str) -> bool:
-        # Once for each finished lease: if a listing did not help, do not repeat it at every turn.
-        before, self._ripe = self._ripe, deletable(leases, worker)
-        return not self._ripe <= before
+    def _finished_lease_waits(self, leases: Collection[Lease], worker: str) -> bool:
+        # List once for each finished lease. If that did not help, do not repeat it at every turn.
+        before, self._finished_keys = self._finished_keys, deletable(leases, worker)
+        return not self._finished_keys <= before
 
     def _list(self, now: float) -> tuple[Shard, ...] | None:
-        # Must be cleared first, because a shard may end while we list.
+        # The event must be cleared before the listing, because a shard may end during the listing.
         self._wanted.clear()
         try:
-            before, present = self.incarnation, self._bound
+            before, current = self.incarnation, self._bound
             with self._call():
                 shards = self._source.shards()
             # For a source that cannot distinguish streams of one name, only contradictions show a recreated stream.
             if isinstance(self._source, Identified):
                 try:
-                    # If the incarnation can no longer be read (a permission was revoked), the last one is still valid.
+                    # If the incarnation can no longer be read, because a permission was revoked for example, the last
+                    # one is still valid.
                     with self._call():
-                        present = self._source.incarnation() or before or present
+                        current = self._source.incarnation() or before or current
                 except SourceUnavailable:
                     if not before:
                         raise
-                    present = before
-            if present != self._bound and created_later(self._bound, present):
-                raise SourceUnavailable(f"the answer is of {present}, and {self._bound} was listed before")
+                    current = before
+            if current != self._bound and created_later(self._bound, current):
+                raise SourceUnavailable(f"the listing is of {current}, and {self._bound} was listed before")
         except SourceError as fault:
-            passing = isinstance(fault, SourceUnavailable) or self._rejections.should_retry(fault)
-            # A rejection before any successful listing: a name or a permission is wrong, and waiting does not help.
-            if not (self.answered or passing):
+            is_temporary = isinstance(fault, SourceUnavailable) or self._rejections.should_retry(fault)
+            # If the first listing is rejected, a name or a permission is wrong, and waiting does not help.
+            if not (self.answered or is_temporary):
                 raise
             self.want()
-            self._missed("the shards could not be listed", fault, passing=passing)
+            self._note_failure("the shards could not be listed", fault, is_temporary=is_temporary)
             return None
         self._rejections.reset()
-        if self._bound and present != self._bound:
-            raise MadeAnew(f"stream {self._bound} was deleted and made anew while it was read, and is {present} now")
-        self.incarnation = present
-        self.answered, self._next = True, now + self._safety_seconds
+        if self._bound and current != self._bound:
+            raise MadeAnew(f"stream {self._bound} was deleted and made anew while it was read, and is {current} now")
+        self.incarnation = current
+        self.answered, self._next_due = True, now + self._safety_seconds
         if isinstance(self._source, MultiStream) and self._source.unlisted is not None:
-            self._missed("the shards of a stream could not be listed", self._source.unlisted, passing=True)
+            self._note_failure("the shards of a stream could not be listed", self._source.unlisted, is_temporary=True)
         else:
             if self._fault:
                 log.warning("the shards are listed again")
@@ -321,34 +339,34 @@ class Discovery:
         finally:
             self.calling = False
 
-    def _missed(self, what: str, fault: SourceError, *, passing: bool) -> None:
+    def _note_failure(self, what: str, fault: SourceError, *, is_temporary: bool) -> None:
         # If the reason may pass, the next look comes soon (C18).
-        self.refused = passing
+        self.refused = is_temporary
         message, before = str(fault), self._fault
         self._fault = message
         if message != before:  # otherwise every turn would log it
             log.warning("%s, trying again until they can: %s", what, message)
 
 
-class Recreated:
-    """Resolves contradictions: it restarts the leases at `start`, or annotates them if `start` is None.
+class LeaseRestarter:
+    """Restarts leases that contradict the listed shards at `start`, or only annotates them if `start` is None.
 
-    Several workers do this at the same time. Each step is a conditional write of one lease, so a step that two workers
-    take happens once. A worker first releases its own leases, after the running batches. It takes leases from other
-    owners, whose next write is then rejected, because their positions belong to a stream that no longer exists. A step
-    that is rejected or gets no response ends the pass, and the next look starts with what is left. A lease whose shard
-    exists always has a row, and no fencing number falls.
+    Several workers may do this at the same time. Each step is a conditional write of one lease, so it is applied only
+    once even if two workers try it. A worker first releases its own leases, after the running batches. It takes leases
+    away from other owners, whose next writes are then rejected, because their positions belong to a stream that no
+    longer exists. If a step is rejected or gets no response, the pass ends, and the next look continues with the
+    remaining steps. A lease whose shard exists always keeps a row, and fencing numbers never decrease.
 
-    Rows may be deleted meanwhile, while no worker holds them. The table then contains no trace of the former stream,
-    and a worker that joins takes the group for a new one. A worker that has seen the stream recreated therefore stays
-    `beginning` until, after a full read and a listing, no lease is left to create. Until then it creates missing leases
+    While no worker holds the leases, their rows may be deleted. The table then contains no trace of the former stream,
+    and a worker that joins treats the group as new. So in a worker that has seen the stream recreated, `beginning`
+    stays true until, after a full read and a listing, no lease is left to create. Until then, it creates missing leases
     at `start`, and never at a position of the former stream.
 
     Args:
         store: The lease table.
         me: The worker's id.
         discovery: The shard listings of the worker.
-        start: Where leases restart; None: only annotate them. Any other value raises ValueError.
+        start: The position at which leases restart, or None to annotate them only. Any other value raises ValueError.
     """
 
     def __init__(
@@ -360,7 +378,7 @@ class Recreated:
         self._start = None if start is None else Position(start)
         self.beginning = False
 
-    def planned(self, config: Config, history: History) -> tuple[Config, History]:
+    def planning_inputs(self, config: Config, history: History) -> tuple[Config, History]:
         """Return the config and history to plan with.
 
         While the stream starts over, no deleted row is restored at a position of the former stream.
@@ -371,55 +389,60 @@ class Recreated:
         current = tuple(lease for lease in history.gone if lease.annotation(INCARNATION) in incarnations)
         return evolve(config, initial_position=self._start), evolve(history, gone=current)
 
-    def looked(self, actions: Collection[Action], leases: Collection[Lease]) -> None:
-        """After a full read and a listing, stop `beginning` if every lease has been created."""
+    def note_read(self, actions: Collection[Action], leases: Collection[Lease]) -> None:
+        """Reset `beginning` if a full read and a listing show that every lease has been created."""
         if leases and not self._discovery.refusing and not any(isinstance(action, Create) for action in actions):
             self.beginning = False
 
-    def mended(self, leases: Collection[Lease], holdings: Collection[Holding]) -> bool:
-        """Restart leases, or annotate them; return whether any were restarted.
+    def resolve(self, leases: Collection[Lease], holdings: Collection[Holding]) -> bool:
+        """Restart leases, or annotate them. Return whether any were restarted.
 
-        `leases` must have been read before the shards were last listed, or without a new listing.
+        If the shards were listed in this turn, `leases` must have been read before the listing.
         """
-        faults, discovery = self._discovery.contradictions, self._discovery
-        self.beginning |= self._start is not None and any(contradiction.kind == "made anew" for contradiction in faults)
-        restartable = [contradiction for contradiction in faults if contradiction.restartable]
+        contradictions_found, discovery = self._discovery.contradictions, self._discovery
+        self.beginning |= self._start is not None and any(
+            contradiction.kind == "made anew" for contradiction in contradictions_found
+        )
+        restartable = [contradiction for contradiction in contradictions_found if contradiction.restartable]
         if self._start is None or not restartable:
-            # A contradiction due to an old listing is not a fault of the table; the next listing clears it.
-            self._note([contradiction for contradiction in faults if contradiction.kind != "old listing"], leases)
+            # A contradiction due to an old listing is not a fault of the table, and the next listing clears it.
+            self._annotate(
+                [contradiction for contradiction in contradictions_found if contradiction.kind != "old listing"], leases
+            )
             return False
         if not discovery.current or (discovery.refusing and holdings):
             return False  # wait for a later look, once the listing is current and nothing is held here
         steps = restarts(discovery.listed, leases, restartable, discovery.incarnation, self._start)
         try:
             for done, step in enumerate(steps):
-                if not isinstance(self._taken(step), Done):
-                    log.info("%d of %d leases begin anew here, another worker writes them too", done, len(steps))
+                if not isinstance(self._take_step(step), Done):
+                    log.info("%d of %d leases restarted here, another worker restarts them, too", done, len(steps))
                     return True
         except StoreError as fault:
-            log.warning("leases that were to begin anew are tried again: %s", fault)
+            log.warning("leases could not be restarted, trying again: %s", fault)
             return False
         if not any(step.marks for step in steps):
-            log.warning("%d leases begin anew at %s", len(steps), self._start.sequence)
+            log.warning("%d leases restarted at %s", len(steps), self._start.sequence)
         return True
 
-    def _taken(self, step: Restart) -> Outcome:
+    def _take_step(self, step: Restart) -> Outcome:
         match step:
             case Restart(None, Lease() as fresh):
-                self._store.write(CreateLease(fresh))  # if it is rejected, another worker was faster, which is as good
+                self._store.write(CreateLease(fresh))  # a rejection means that another worker has created it
                 return Done(fresh)
             case Restart(Lease() as stored, None):
                 return self._store.write(DeleteLease(stored))
             case Restart(Lease() as stored, Lease() as fresh, marks=True):
                 return self._store.write(AnnotateLease(stored, INCARNATION, fresh.annotation(INCARNATION) or SETTLED))
             case Restart(Lease() as stored, Lease() as fresh):
-                # First take it from its owner, whose next write is then rejected, because its position belongs to the
-                # former stream.
+                # First take the lease from its owner, whose next write is then rejected, because its position belongs
+                # to the former stream.
                 freed = Done(stored) if stored.owner is None else self._store.write(ReleaseLease(stored, self._me))
                 if not isinstance(freed, Done):
                     return freed
-                seen = evolve(freed.lease, parents=fresh.parents, hash_range=fresh.hash_range)
-                # Annotate the current incarnation, clear what was wrong before, and have the next owner pin LATEST.
+                current = evolve(freed.lease, parents=fresh.parents, hash_range=fresh.hash_range)
+                # Write the current incarnation, clear an earlier contradiction, and make the next owner resolve LATEST
+                # again.
                 annotations = {INCARNATION: self._discovery.incarnation or SETTLED}
                 if stored.annotation(CONTRADICTION) is not None:
                     annotations[CONTRADICTION] = SETTLED
@@ -427,44 +450,47 @@ class Recreated:
                     annotations[LATEST_MS] = UNPINNED
                 if stored.annotation(LATEST_POSITION) is not None:
                     annotations[LATEST_POSITION] = UNPINNED
-                return self._store.write(ResetLease(seen, fresh.checkpoint, tuple(sorted(annotations.items()))))
+                return self._store.write(ResetLease(current, fresh.checkpoint, tuple(sorted(annotations.items()))))
             case _:
                 raise AssertionError(step)
 
-    def _note(self, found: Collection[Contradiction], leases: Collection[Lease]) -> None:
-        """Annotate the contradictions for readers of the table.
+    def _annotate(self, faults: Collection[Contradiction], leases: Collection[Lease]) -> None:
+        """Write the contradictions on their rows, for tools that read only the table.
 
-        If an annotation looks like a renewal, do so only for unowned leases, or if the stream was recreated.
+        In a store where an annotation looks like a renewal, only leases without an owner are annotated, and those of a
+        recreated stream.
         """
-        wrong = {contradiction.key: contradiction.what for contradiction in found}
-        stream_wide = next((contradiction.what for contradiction in found if contradiction.of_stream), None)
-        present = {None, SETTLED, self._discovery.incarnation}
+        descriptions = {contradiction.key: contradiction.what for contradiction in faults}
+        stream_wide = next((contradiction.what for contradiction in faults if contradiction.of_stream), None)
+        current_incarnations = {None, SETTLED, self._discovery.incarnation}
         for lease in leases:
-            before = lease.annotation(CONTRADICTION)
-            strange = stream_wide if lease.annotation(INCARNATION) not in present else None
-            annotation = wrong.get(lease.key) or strange or (SETTLED if before is not None else None)
-            free = lease.owner is None or strange is not None or self._store.capabilities.free_annotations
-            if annotation not in {None, before} and free:
+            old_annotation = lease.annotation(CONTRADICTION)
+            stream_fault = stream_wide if lease.annotation(INCARNATION) not in current_incarnations else None
+            annotation = (
+                descriptions.get(lease.key) or stream_fault or (SETTLED if old_annotation is not None else None)
+            )
+            may_annotate = lease.owner is None or stream_fault is not None or self._store.capabilities.free_annotations
+            if annotation not in {None, old_annotation} and may_annotate:
                 try:
                     self._store.write(AnnotateLease(lease, CONTRADICTION, annotation or SETTLED))
                 except StoreError as fault:
-                    log.debug("lease %s: not noted: %s", lease.key, fault)
+                    log.debug("lease %s: the contradiction could not be written on its row: %s", lease.key, fault)
 
 
 def expired_unread(lease: Lease) -> str:
-    """Describe the records that expired unread because the lease's shard is gone and was never finished."""
+    """Describe the records that expired unread because the lease's shard expired before it was finished."""
     first, last = lease.hash_range or ("unknown", "unknown")
     progress = progress_of(lease) or Progress(0.0, "")
     times = {"the last record before them arrived at": progress.arrived, "the shard was last read at": progress.read}
-    parts = [f"{what} {said_moment(time * 1000)}" for what, time in times.items() if time is not None]
+    time_notes = [f"{what} {format_time(time * 1000)}" for what, time in times.items() if time is not None]
     return (
         f"lease {lease.key}: its shard expired before it was read to its end; any records of hash keys {first} "
-        f"to {last} after {lease.checkpoint.sequence} are lost ({', '.join(parts) or 'their times are unknown'}); "
+        f"to {last} after {lease.checkpoint.sequence} are lost ({', '.join(time_notes) or 'their times are unknown'}); "
         "reading continues at the beginning of the oldest shards that are left"
     )
 
 
-def _drawn(me: Me, times: int, crowd: frozenset[str]) -> bool:
-    """Return whether this worker is drawn from the crowd, the `times`-th time that a draw is needed."""
+def _is_drawn(me: Me, times: int, candidates: frozenset[str]) -> bool:
+    """Return whether this worker is one of the few drawn from the candidates in draw number `times`."""
     # All workers compute the same digest, so they agree on the draw without communication.
-    return me.worker in nsmallest(LISTERS, crowd, key=digest_under(str(times)))
+    return me.worker in nsmallest(LISTERS, candidates, key=digest_under(str(times)))

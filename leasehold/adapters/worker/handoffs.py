@@ -1,9 +1,9 @@
-"""Tracks hand-offs between living workers: the requests that one worker has made, and the leases that it has given.
+"""Tracks one worker's hand-offs: the leases that it has requested, and those that it has given to other workers.
 
-The taker registers as next owner and reads only that row until it owns the lease (`Look.keys`). The owner gives the
-lease at the end of its running batch (H3), with `Holding.release`. The next owner starts to read only after it has
-claimed the lease. If it does not claim the gift in time, the gift is taken back here, because no worker would read the
-lease until it expires.
+A worker that wants a lease registers as next owner on its row, and reads only that row until it owns the lease
+(`Look.keys`). The owner gives the lease to it at the end of the running batch (H3), with `Holding.release`. The next
+owner starts to read the shard only after it has claimed the lease. If it does not claim the lease in time, the former
+owner takes it back. Otherwise no worker would read the shard until the lease expires.
 """
 
 import logging
@@ -44,8 +44,8 @@ class Handoffs:
         me: The worker's id.
         clock: A monotonic clock, in seconds.
         lease_seconds: How long other workers wait before they take a lease that is not renewed.
-        hold: Called with each lease that was taken back, and with when that write began.
-        doubt: Called with each lease that turned out to be ours although no write returned so.
+        hold: Called with each lease that was taken back, and with the time at which that write began.
+        doubt: Called with each lease that is ours according to the store, although no write of ours has returned Done.
     """
 
     def __init__(
@@ -59,67 +59,73 @@ class Handoffs:
         doubt: Callable[[Lease], None],
     ) -> None:
         self._store, self._me, self._clock, self._hold, self._doubt = store, me, clock, hold, doubt
-        # Early enough to take the lease back and renew it before it looks like that of a dead worker.
+        # The timeout leaves enough time to take the lease back and renew it before other workers consider it expired.
         self._accept_seconds = min(ACCEPT_SECONDS, lease_seconds / 3)
-        self._asked: dict[str, Lease] = {}
+        self._requested: dict[str, Lease] = {}
         self._given: dict[str, tuple[Lease, float]] = {}
         self._lock = Lock()
 
-    def asked(self, lease: Lease) -> None:
+    def note_request(self, lease: Lease) -> None:
         """Remember that this worker has requested this lease."""
         with self._lock:
-            self._asked[lease.key] = lease
+            self._requested[lease.key] = lease
 
-    def settled(self, key: str) -> None:
+    def forget_request(self, key: str) -> None:
         """Forget the request for this lease, because it is ours now."""
         with self._lock:
-            self._asked.pop(key, None)
+            self._requested.pop(key, None)
 
-    def again(self, found: Iterable[Lease]) -> tuple[RequestHandoff, ...]:
+    def repeated_requests(self, leases: Iterable[Lease]) -> tuple[RequestHandoff, ...]:
         """Return the requests to repeat, given the leases as they are now (H4)."""
         with self._lock:
-            pairs = [(self._asked[lease.key], lease) for lease in found if lease.key in self._asked]
+            pairs = [(self._requested[lease.key], lease) for lease in leases if lease.key in self._requested]
         requests = (renewed_request(requested, lease) for requested, lease in pairs)
         return tuple(request for request in requests if request is not None)
 
-    def gave(self, lease: Lease, now: float) -> None:
-        """Remember a lease that was given away, as it is stored now; its next owner should claim it soon."""
+    def note_given(self, lease: Lease, now: float) -> None:
+        """Remember a lease that was given away, as stored now, so that it can be taken back if it is not claimed."""
         with self._lock:
             self._given[lease.key] = (lease, now + self._accept_seconds)
 
     def check_timeouts(self, now: float, each: ParallelMap = map) -> float:
-        """Take back the gifts that were not claimed in time; return when to call again."""
+        """Take back the leases that were given away but not claimed in time. Return when to call again."""
         with self._lock:
             overdue = tuple(lease for lease, due in self._given.values() if due <= now)
         list(each(self._take_back, overdue))
         with self._lock:
-            # A gift that could not be taken back stays overdue; the caller must pause before it tries again.
+            # A lease that could not be taken back stays overdue, so the caller must pause before it tries again.
             return min((max(due, now + RETRY_SECONDS) for _, due in self._given.values()), default=math.inf)
 
     def withdraw(self) -> None:
         """Withdraw every request, because this worker leaves."""
         with self._lock:
-            requested, self._asked = tuple(self._asked.values()), {}
+            requested, self._requested = tuple(self._requested.values()), {}
         for lease in requested:
             try:
-                # Otherwise the owner would give the lease to a worker that has left. The shard would stay unread until
-                # the owner takes the lease back.
+                # If the request remained, the owner would give the lease to a worker that has left. The shard would
+                # then stay unread until the owner takes the lease back.
                 self._store.write(WithdrawRequest(lease, self._me))
             except StoreError as fault:
-                log.warning("lease %s: the request for it stands until its owner overrules it: %s", lease.key, fault)
+                log.warning(
+                    "lease %s: the request for it could not be withdrawn, and the lease may be handed off in vain: %s",
+                    lease.key,
+                    fault,
+                )
 
     def _take_back(self, lease: Lease) -> None:
         begun = self._clock()
         try:
             outcome = self._store.write(TakeBackLease(lease, self._me))
         except StoreError as fault:
-            log.warning("lease %s: nobody accepted it, and it could not be taken back yet: %s", lease.key, fault)
+            log.warning(
+                "lease %s: its next owner did not claim it, and it could not be taken back yet: %s", lease.key, fault
+            )
             return
         with self._lock:
-            # Only after a response: if the outcome is unknown, try again.
+            # Forget the lease only after a response. If the outcome is unknown, the next call tries again.
             self._given.pop(lease.key, None)
         if isinstance(outcome, Done):
             self._hold(outcome.lease, begun)
-            log.info("lease %s: %s did not accept it; taken back", lease.key, lease.owner)
+            log.info("lease %s: %s did not claim it; taken back", lease.key, lease.owner)
         elif outcome.lease is not None and outcome.lease.owner == self._me:
-            self._doubt(outcome.lease)  # an earlier try was applied, but its reply was lost
+            self._doubt(outcome.lease)  # an earlier try was applied, but its response was lost

@@ -5,12 +5,13 @@
   comes with the rejection, shows who owns it.
 - A lost lease stays lost. Its reader watches `lost` and stops.
 
-A holding begins when a claim, a steal or a take-back returns Done, and ends when `lost` is set. In between:
+A holding begins when a write that claims, steals or takes back the lease returns Done. It ends when `lost` is set. In
+between:
 
 1. Time. `confirmed` is the time just before the last write that moved the version. Other workers wait for
-   `lease_seconds` from when the store applied that write, or later. While `expired` is false, no worker with the same
-   setting may therefore claim the lease as dead. A worker that steals does not wait; a rejected write or a listing then
-   shows the new owner.
+   `lease_seconds` from the moment at which the store applied that write, or from a later one. While `expired` is false,
+   no worker with the same setting may therefore claim the lease as dead. A worker that steals the lease does not wait.
+   In that case a rejected write or a listing shows the new owner.
 2. Renewals and checkpoints run in different threads. The lock puts them in one order, and each uses the version that
    the previous write stored. Without the lock two of our own writes would reject each other.
 3. A write without a response leaves `_lease` as it was. If the store applied it, the version has moved and the next
@@ -20,21 +21,22 @@ A holding begins when a claim, a steal or a take-back returns Done, and ends whe
    overwrite its successor's progress. Not every store checks the owner in the same step, so an expired lease is renewed
    before its checkpoint. After a steal `checkpoint_late` may still store what was handled. It also moves the checkpoint
    forward only, and leaves owner and version alone.
-5. A hand-off waits for the end of the running batch. A gift stores the position and the new owner in one call of the
-   store. A release is written after the checkpoint. After a crash before the last write the lease is still ours. It
-   expires, and the next owner starts at the stored checkpoint.
-6. If the reply to a gift is lost, the rejection of the next write names the next owner. `given` keeps the lease until
-   that worker claims it.
+5. A hand-off waits for the end of the running batch. The write that gives the lease away stores the position and the
+   new owner in one call of the store. A release is written after the checkpoint. After a crash before the last write
+   the lease is still ours. It expires, and the next owner starts at the stored checkpoint.
+6. If the response to the write that gives the lease away is lost, the next write is rejected, and the rejection names
+   the next owner. `given` keeps the lease until that worker claims it.
 7. `drop` takes a lock of its own, because a store that does not respond must not delay the moment when reading stops.
 8. If a row is deleted under its owner, alone or with the whole table, the owner recreates it, because no other worker
    knows how far it was. The new row, which the owner then claims, has the checkpoint last written and a much higher
-   counter. Once the lease has expired, other workers may have finished the shard and deleted the row (L8). The owner
-   then creates none, and the worker decides by the leases of the shard's descendants (L13). If another worker has
-   created a row meanwhile, as for a new group, its counter is below ours. We take over such a row unless its checkpoint
-   is further.
+   counter. Once the lease has expired, other workers may have finished the shard and deleted the row (L8). Then the
+   owner does not recreate the row, and the worker decides by the leases of the shard's descendants (L13). If another
+   worker has created a row meanwhile, as in a new group, the row's counter is below ours. We take over such a row
+   unless its checkpoint is further.
 
-A holding ends in one of these ways, which `why` states: given to its next owner, released, finished (SHARD_END), taken
-by another worker or by a second process under our id, or dropped, because by our own clock another worker may own it.
+`why` states how a holding has ended. The lease was given to its next owner, released, finished (SHARD_END), or taken by
+another worker or by a second process under our id. Or it was dropped because, by our own clock, another worker may own
+it.
 
 Example: the lease is at version 17, its checkpoint at 100. A checkpoint at 140 is sent and gets no response. If the
 store applied it, the next renewal, with version 17, is rejected and returns the stored lease: version 18, ours, at 140.
@@ -42,7 +44,7 @@ The renewal is then repeated with version 18. If the store did not apply it, the
 checkpoint makes up for this one. If another worker has claimed the lease, the rejection names it, and nothing more is
 dispatched here.
 
-Nothing is skipped: a caller checkpoints only what its handler has finished, every owner starts at the stored
+No record is skipped, because a caller checkpoints only what its handler has finished, every owner starts at the stored
 checkpoint, and no write of a worker moves it back. Records handled after the last checkpoint are handled twice.
 """
 
@@ -67,9 +69,10 @@ log = escaped(logging.getLogger("leasehold.holding"))
 
 ATTEMPTS = 3
 MEASURE_SECONDS = 60.0
-"""Seconds of reading that each update of the average covers, which is as often as KCL 3.x balances the load.
+"""The seconds between two updates of a lease's average throughput, which is as often as KCL 3.x balances loads.
 
-KCL 3.x itself averages over a third of lease_seconds. That measures bursts, and our fleets never stopped moving leases.
+KCL 3.x updates its average once in a third of lease_seconds. With so short an interval, the average followed bursts,
+and our workers never stopped moving leases.
 """
 
 
@@ -78,20 +81,21 @@ class Holding:
 
     Args:
         store: The store that contains the lease.
-        lease: The lease as returned by the write that took it; reading starts at its checkpoint.
+        lease: The lease as returned by the write that took it. Reading starts at its checkpoint.
         identity: The worker and its running process.
         clock: A monotonic clock, in seconds.
         begun: When the write that took the lease began.
         lease_seconds: How long other workers wait before they take a lease that is not renewed.
         replaced: The process of this worker whose annotation this one overwrote when it re-adopted the lease.
         noticed: Called once the lease is lost, given or released.
-        remade: Called with a description of what happened to a row that was gone.
+        remade: Called with a description of what happened when the lease's row was found to be deleted.
         lock: Makes the lock that serializes the writes.
 
     Attributes:
-        contradiction: A sentence once the table has contained an earlier position than this owner had stored (L14).
-        fence: The fencing number that handlers are given. It never falls while the lease exists; None if the layout
-            cannot guarantee that.
+        contradiction: A description of the fault if the table was found to contain an earlier position than this owner
+            had stored (L14).
+        fence: The fencing number that handlers are given, which never decreases while the lease exists. It is None if
+            the layout cannot guarantee that.
         given: The lease as given to its next owner, for as long as it may be taken back.
         why: How the holding ended.
     """
@@ -118,7 +122,8 @@ class Holding:
         self.why = ""
         self.contradiction = ""
         self.duplicate_process = False
-        # The time before that write, not after its response: other workers may count from any moment in between.
+        # `confirmed` starts as the time before the write that took the lease, because other workers may count from any
+        # moment between that time and the response.
         self.confirmed = self.renewed = begun
         self.given: Lease | None = None
         self.throughput = Throughput(MEASURE_SECONDS, lease.weight)
@@ -127,9 +132,10 @@ class Holding:
         self._clock, self._lease_seconds = clock, lease_seconds
         self._origin = Origin()
         self._replaced, self._noticed, self._remade = replaced, noticed, remade
-        # Two locks: reading must stop immediately even while a write that gets no response holds the first one (7).
+        # There are two locks because reading must stop immediately even while a write without a response holds the
+        # first one (7).
         self._lock, self._losing = lock(), Lock()
-        self._release_asked = self._ended = False
+        self._release_requested = self._ended = False
         self.released = False
         self._release_to: str | None = None
         self._giving_to: str | None = None
@@ -149,7 +155,7 @@ class Holding:
         """Whether the owner should finish the running batch and then `release`."""
         lease = self._lease
         handoff = lease.next_owner is not None and lease.next_owner != self._me and (lease.yields or lease.leaving)
-        return self._release_asked or handoff
+        return self._release_requested or handoff
 
     @property
     def _next_owner(self) -> str | None:
@@ -161,32 +167,35 @@ class Holding:
         return self._has_expired()
 
     def _has_expired(self) -> bool:
-        # A method, because a type checker assumes that a property which was False still is a line later.
+        # A method is needed because type checkers assume that a property keeps its value from one line to the next.
         return self._clock() - self.confirmed > self._lease_seconds
 
     def ask_release(self, to: str | None = None) -> None:
         """Ask the reader to finish the running batch, then release the lease or give it to the worker `to` (M14)."""
-        # The order matters: the reader may check between these two lines.
+        # `_release_to` must be set first, because the reader may check between these two lines.
         self._release_to = to
-        self._release_asked = True
+        self._release_requested = True
 
-    def asked(self, listed: Lease) -> None:
-        """Note the next owner in a row that was read, unless we have written the lease since."""
+    def note_next_owner(self, listed: Lease) -> None:
+        """Take over the next owner from a row that was read, unless this worker has written the lease since."""
         with self._lock:
             # An older version of the row may contain a next owner that has withdrawn its request since.
             if listed.version == self._lease.version:
                 self._lease = evolve(self._lease, next_owner=listed.next_owner, leaving=listed.leaving)
 
     def renew(self, annotations: Annotations = (), *, patient: bool = True) -> bool:
-        """Renew the lease, immediately unless `patient`; return False if it is lost. Raises OutcomeUnknown."""
-        # Set even if the write fails: `Renewing` measures its pause before the next try from here.
+        """Renew the lease, immediately unless `patient`. Return False if the lease is lost. Raises OutcomeUnknown."""
+        # Set `renewed` even if the write fails, because `Renewing` measures its pause before the next try from this
+        # time.
         self.renewed = self._clock()
         return self._write(
-            lambda lease: writes.RenewLease(self._weighed(lease), self._signed(lease, annotations), patient=patient)
+            lambda lease: writes.RenewLease(
+                self._with_weight(lease), self._annotations_to_write(lease, annotations), patient=patient
+            )
         )
 
     def reconfirm(self) -> None:
-        """Renew now to find out who owns the lease, because a read showed another owner or no row (C9)."""
+        """Renew now to find out which worker owns the lease, because a read showed another owner or no row (C9)."""
         try:
             self.renew()
         except StoreError as fault:
@@ -202,14 +211,15 @@ class Holding:
     ) -> bool:
         """Move the checkpoint forward.
 
-        A position at or before the checkpoint changes nothing. An expired lease is renewed first; if that is rejected,
-        the rejection shows who owns the lease.
+        A position at or before the checkpoint changes nothing. An expired lease is renewed first. If the renewal is
+        rejected, the rejection shows which worker owns the lease.
 
         Args:
             position: The position up to which everything is processed.
             children: The children's lease keys, to be stored with SHARD_END.
             keep_owner: Whether SHARD_END keeps the owner.
-            unless_releasing: Write nothing once the owner should `release`, which stores the position, too.
+            unless_releasing: Write nothing if the owner should `release` the lease, because that stores the position,
+                too.
 
         Returns:
             False if the lease is lost and the checkpoint was therefore not written.
@@ -220,20 +230,20 @@ class Holding:
         """
         self._confirm()
 
-        # Decided under the lock, from the lease as the previous write left it, so that a stored position is not written
+        # Called under the lock, with the lease as the previous write left it, so that a stored position is not written
         # again.
-        def moved(lease: Lease) -> writes.Write | None:
+        def make_write(lease: Lease) -> writes.Write | None:
             if position.order <= lease.checkpoint.order or (unless_releasing and self.releasing):
                 return None
-            # Noted even if the write fails: the handler has finished with these records. A lease reader has noted that
-            # itself, and may store the position much later, once a read that got no response has returned.
+            # Progress is noted even if the write fails, because the handler has finished with these records. A lease
+            # reader has noted it already, and may store the position much later, after a read that got no response.
             if not unless_releasing:
                 self.progress.progressed(self._clock())
-            weighed = self._weighed(lease)
-            patient = unless_releasing  # only the lease reader's own checkpoints, for which no handler waits
+            weighed = self._with_weight(lease)
+            patient = unless_releasing  # true for checkpoints of the lease reader itself, for which no handler waits
             return writes.CheckpointLease(weighed, position, children=children, keep_owner=keep_owner, patient=patient)
 
-        return self._write(moved, ended=position.ended and not keep_owner)
+        return self._write(make_write, ended=position.ended and not keep_owner)
 
     def checkpoint_late(self, position: Position) -> bool:
         """Move the checkpoint forward after the lease was stolen, without touching owner or counter."""
@@ -241,25 +251,25 @@ class Holding:
         return isinstance(self._store.write(writes.CheckpointLate(self._lease, position)), Done)
 
     def annotate(self, name: str, value: str) -> bool:
-        """Set one of our attributes on the row; return False if the lease is lost. Raises OutcomeUnknown."""
+        """Set one of our attributes on the row. Return False if the lease is lost. Raises OutcomeUnknown."""
         return self._write(lambda lease: writes.AnnotateLease(lease, name, value))
 
     def release(self, position: Position | None = None) -> bool:
         """Give the lease to its next owner, or release it, with everything up to `position` processed.
 
-        Returns False if it stays ours because the next owner withdrew its request. Raises OutcomeUnknown.
+        Returns False if the lease stays ours because the next owner withdrew its request. Raises OutcomeUnknown.
         """
         self._confirm()
         if self._next_owner is None and position is not None:
-            self.checkpoint(position)  # a gift carries its position in the same write
+            self.checkpoint(position)  # `GiveLease` stores the position in the same write
         with self._lock:
-            # Checked again under the lock: the next owner may have withdrawn while the checkpoint was written.
+            # Check again under the lock, because the next owner may have withdrawn while the checkpoint was written.
             if not self.lost.is_set() and self.releasing:
                 self._release(position or self._lease.checkpoint)
             return self.lost.is_set()
 
     def confirm(self) -> bool:
-        """Renew the lease if it has expired; return False if it is lost. Raises OutcomeUnknown."""
+        """Renew the lease if it has expired. Return False if it is lost. Raises OutcomeUnknown."""
         self._confirm()
         return not self.lost.is_set()
 
@@ -268,23 +278,26 @@ class Holding:
         self._lose(why)
 
     def _confirm(self) -> None:
-        # Not every store checks the owner when a checkpoint is written; each does when a lease is renewed.
+        # Not every store checks the owner when a checkpoint is written, but each does when a lease is renewed.
         if self.expired and not self.lost.is_set():
             self.renew()
 
     def _release(self, position: Position) -> None:
         next_owner = self._next_owner
-        # Never take a lease back from a KCL 3.x worker, which polls less often than the two seconds that we would wait.
+        # Never take a lease back from a KCL 3.x worker. Such a worker polls too seldom to claim a lease within the two
+        # seconds that we would wait.
         self._giving_to = None if self._lease.leaving else next_owner
         if next_owner is not None:
             outcome = self._attempt(
-                lambda lease: writes.GiveLease(lease, max(position, lease.checkpoint, key=lambda place: place.order))
+                lambda lease: writes.GiveLease(
+                    lease, max(position, lease.checkpoint, key=lambda candidate: candidate.order)
+                )
             )
         else:
             if self.progress.aside and self.progress.annotations(self._clock()):
-                # Must be renewed first, because a release writes no annotations. These contain the fault, and until
-                # when the lease is put aside.
-                renewed = self._attempt(lambda lease: writes.RenewLease(lease, self._signed(lease, ())))
+                # The lease must be renewed first, because a release writes no annotations. They contain the fault, and
+                # the time until which the lease is put aside.
+                renewed = self._attempt(lambda lease: writes.RenewLease(lease, self._annotations_to_write(lease, ())))
                 if not isinstance(renewed, Done):
                     self._settle(renewed.lease)
                     return
@@ -292,7 +305,8 @@ class Holding:
         if not isinstance(outcome, Done):
             self._settle(outcome.lease)
             return
-        # Kept so that it can be taken back: if its next owner never claims it, no worker reads it until it expires.
+        # Keep the lease so that it can be taken back. If its next owner never claims it, no worker reads the shard
+        # until the lease expires.
         self.given = outcome.lease if self._giving_to else None
         self.released = True
         taker = next_owner or self._release_to
@@ -301,7 +315,7 @@ class Holding:
     def _write(self, make: Callable[[Lease], writes.Write | None], *, ended: bool = False) -> bool:
         self._origin.check()
         with self._lock:
-            # A lost reply causes one rejection. If a next owner registers meanwhile, that causes another, so retry a
+            # A lost response causes one rejection. If a next owner registers meanwhile, that causes another, so retry a
             # few times.
             for _ in range(ATTEMPTS):
                 if self.lost.is_set():
@@ -313,7 +327,7 @@ class Holding:
                     return True
                 self._settle(outcome.lease)
             if not self.lost.is_set():
-                raise OutcomeUnknown(f"lease {self.key}: {ATTEMPTS} writes were refused although we own it")
+                raise OutcomeUnknown(f"lease {self.key}: {ATTEMPTS} writes were rejected although we own it")
             return ended and self._ended
 
     def _attempt(self, make: Callable[[Lease], writes.Write | None]) -> Outcome:
@@ -330,78 +344,82 @@ class Holding:
         return outcome
 
     def _settle(self, stored: Lease | None) -> None:
-        """Decide whether the lease is still ours, by the stored lease, which came with a rejection."""
+        """Decide by the stored lease, which came with a rejection, whether the lease is still ours."""
         # The counter of a row grows with each owner. One below ours means that the row was deleted and recreated.
         if not self._lease.ended and (stored is None or (self.fence is not None and stored.epoch < self._lease.epoch)):
-            stored = self._restored(stored)
+            stored = self._restore_row(stored)
         if stored is None:
             self._lose("its row is gone")
         elif stored.owner != self._me:
-            # The reply to our gift may have been lost. We can take the gift back until its next owner has claimed it.
-            ours_to_give = stored.owner is not None and stored.owner == self._giving_to
-            self.given = stored if ours_to_give and self._identity.signed(stored) else None
+            # The response to the write that gave the lease away may have been lost. We can take the lease back until
+            # its next owner has claimed it.
+            may_take_back = stored.owner is not None and stored.owner == self._giving_to
+            self.given = stored if may_take_back and self._identity.signed(stored) else None
             self._ended = stored.ended
             self._lose("ended" if stored.ended else f"now owned by {stored.owner}")
         elif self._identity.predecessor(stored) is None:
-            # Still ours: the reply to one of our writes was lost, or a next owner registered in between.
+            # The lease is still ours. The response to one of our writes was lost, or a next owner registered in
+            # between.
             before, self._lease = self._lease, stored
             if stored.checkpoint.order < before.checkpoint.order and not self.contradiction:
-                back, ours = stored.checkpoint.sequence, before.checkpoint.sequence
+                table_position, own_position = stored.checkpoint.sequence, before.checkpoint.sequence
                 self.contradiction = (
-                    f"lease {self.key} is at {back} in the table, and its owner had stored {ours}: was the table set "
-                    "back? The next checkpoint moves it forward again; look at the rows of shards that nobody reads"
+                    f"lease {self.key} is at {table_position} in the table, and its owner had stored {own_position}: "
+                    "was the table set back? The next checkpoint moves it forward again; check the rows of shards "
+                    "that no worker reads"
                 )
                 log.error("%s", self.contradiction)
         elif self._identity.predecessor(stored) == self._replaced:
-            # The process that we replaced still writes under this worker's id. The older process keeps the lease; the
-            # younger one, this one, sees its writes and gives up.
+            # The process that we replaced still writes under this worker's id. The older process keeps the lease, and
+            # this one, the younger, gives it up.
             self.duplicate_process = True
             self._lose("another living process uses this worker id")
         elif self.expired:
             self._lose("re-adopted by another process of this worker id")
         else:
             self._lease = stored
-            self._attempt(lambda lease: writes.RenewLease(lease, self._signed(lease, ())))
+            self._attempt(lambda lease: writes.RenewLease(lease, self._annotations_to_write(lease, ())))
 
-    def _restored(self, stored: Lease | None) -> Lease | None:
-        """Recreate the row, or take over the one that replaced it; return the stored lease, if there is one.
+    def _restore_row(self, stored: Lease | None) -> Lease | None:
+        """Recreate the row, or take over the row that has replaced it. Return the stored lease, if there is one.
 
-        The lease is ours afterwards unless it has expired, or the new row has a further checkpoint, or another worker
-        was faster.
+        The lease is ours afterwards unless it has expired, the new row has a later checkpoint, or another worker has
+        taken it in the meantime.
         """
-        ours = self._lease
+        own_lease = self._lease
         if stored is None:
             if self.expired:
-                return None  # others may have finished the shard; the worker decides by its descendants' leases
+                return None  # others may have finished the shard, so the worker decides by its descendants' leases
             # Other workers may have taken the lease since we last read it, with counters that we never saw.
-            creation = self._store.write(writes.CreateLease(evolve(ours, epoch=ours.epoch + EPOCHS_UNSEEN)))
+            creation = self._store.write(writes.CreateLease(evolve(own_lease, epoch=own_lease.epoch + EPOCHS_UNSEEN)))
             stored = creation.lease
             if isinstance(creation, Done):
                 if self._has_expired():  # this process was paused in between
                     self._store.write(writes.DeleteLease(creation.lease))
                     return None
-                self._remade(f"{self.key} at {ours.checkpoint.sequence}")
-        # If the lease has expired, do not claim it, because another worker may have; the row now exists for it.
+                self._remade(f"{self.key} at {own_lease.checkpoint.sequence}")
+        # If the lease has expired, do not claim it, because another worker may have done so, and the row exists now.
         if stored is None or self.expired:
             return stored
-        if stored.checkpoint.order > ours.checkpoint.order:
-            between = f"{ours.checkpoint.sequence}, where this worker was, and {stored.checkpoint.sequence}"
-            self._remade(f"{self.key}, by another: what is between {between}, may be unread")
+        if stored.checkpoint.order > own_lease.checkpoint.order:
+            gap = f"{own_lease.checkpoint.sequence}, where this worker was, and {stored.checkpoint.sequence}"
+            self._remade(f"{self.key}, by another worker: records between {gap}, may be unread")
             return stored
-        if stored.checkpoint.order < ours.checkpoint.order:
-            # Must come before the claim: if this process ends in between, the next owner still starts where we were.
-            self._store.write(writes.CheckpointLate(stored, ours.checkpoint))
+        if stored.checkpoint.order < own_lease.checkpoint.order:
+            # The checkpoint must be written before the claim. If this process ends in between, the next owner then
+            # still starts at our position.
+            self._store.write(writes.CheckpointLate(stored, own_lease.checkpoint))
         begun, take = self._clock(), writes.StealLease if stored.owner else writes.ClaimLease
         outcome = self._store.write(take(stored, self._me, self._identity.annotations_on(stored)))
         if isinstance(outcome, Done):
             self.confirmed = begun
         return outcome.lease
 
-    def _weighed(self, lease: Lease) -> Lease:
+    def _with_weight(self, lease: Lease) -> Lease:
         weight = self.throughput.average(self._clock())
         return lease if weight == lease.weight else evolve(lease, weight=weight)
 
-    def _signed(self, lease: Lease, annotations: Annotations) -> Annotations:
+    def _annotations_to_write(self, lease: Lease, annotations: Annotations) -> Annotations:
         lacking = self._identity.lacking(lease)
         return tuple(
             sorted({**dict(annotations), **dict(self.progress.annotations(self._clock())), **dict(lacking)}.items())
@@ -409,10 +427,10 @@ class Holding:
 
     def _lose(self, why: str) -> None:
         with self._losing:
-            first = not self.lost.is_set()
-            if first:
+            newly_lost = not self.lost.is_set()
+            if newly_lost:
                 self.why = why
                 self.lost.set()
-        if first:
-            # Must be outside the lock, because the callback may call `drop`, which takes that lock.
+        if newly_lost:
+            # The callback must be called outside the lock, because it may call `drop`, which takes that lock.
             self._noticed(self)

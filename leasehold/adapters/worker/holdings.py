@@ -1,9 +1,10 @@
 """Keeps the leases that this process holds, and adopts those whose rows already name its worker as owner.
 
-A lease is added after the write that took it, and removed when its holding is lost. A row may name this worker as its
-owner without being held: after a gift, a restart, or a write whose reply was lost. Such a lease is adopted by a claim
-of the version that was seen. To read the row is not enough: its giver could take the lease back at the same moment, and
-two workers would then read the shard.
+A lease is added after the write that took it, and removed when its holding is lost. After a hand-off, a restart, or a
+write whose response was lost, a row may name this worker as owner although the process does not hold the lease. Such a
+lease is adopted by a claim, on condition that the version is the one that was read. Reading the row is not enough,
+because the worker that gave the lease away could take it back at the same moment. Two workers would then read the
+shard.
 
 A worker's id outlives its process, so a row of ours may belong to another process with the same id. Each write that
 takes a lease also writes the process on the row. If a row signed by another process is renewed while we watch, that
@@ -41,11 +42,13 @@ class Holdings:
         identity: The worker and its running process.
         clock: A monotonic clock, in seconds.
         lease_seconds: How long other workers wait before they take a lease that is not renewed.
-        rest_seconds: How long to take no leases after takes got no response. Longer than a lease and two looks.
-        began: Called for each lease that this worker has taken.
-        gave: Called with each lease given to its next owner, as stored, and with the time.
-        gone: Called for each lease that is lost, given or released.
-        remade: Called with a description of what happened to a row that was deleted under us.
+        rest_seconds: How long to take no leases after repeated takes got no response. It must be longer than
+            `lease_seconds` and two cycles.
+        lease_taken: Called for each lease that this worker has taken.
+        lease_given: Called with each lease given to its next owner, as stored, and with the time.
+        lease_gone: Called for each lease that is lost, given or released.
+        row_recreated: Called with a description of what happened to a row that was deleted while this worker owned its
+            lease.
         lock: Makes the lock that serializes the writes of one lease.
     """
 
@@ -57,34 +60,34 @@ class Holdings:
         clock: Callable[[], float],
         lease_seconds: float,
         rest_seconds: float = 0.0,
-        began: Callable[[Holding], None],
-        gave: Callable[[Lease, float], None],
-        gone: Callable[[Holding], None],
-        remade: Callable[[str], None] = lambda _what: None,
+        lease_taken: Callable[[Holding], None],
+        lease_given: Callable[[Lease, float], None],
+        lease_gone: Callable[[Holding], None],
+        row_recreated: Callable[[str], None] = lambda _what: None,
         lock: Callable[[], AbstractContextManager[object]] = Lock,
     ) -> None:
         self._store, self._identity = store, identity
         self._clock, self._lease_seconds, self._rest_seconds = clock, lease_seconds, rest_seconds
-        self._began, self._gave, self._gone, self._lock_of_one = began, gave, gone, lock
-        self._remade = remade
+        self._lease_taken, self._lease_given, self._lease_gone = lease_taken, lease_given, lease_gone
+        self._row_recreated, self._make_lock = row_recreated, lock
         self._held: dict[str, Holding] = {}
         self._sorted: tuple[Holding, ...] | None = ()
         self._lock = Lock()
         self._duplicate_process = False
-        self._ever: set[str] = set()
+        self._held_before: set[str] = set()
         self._unconfirmed: dict[str, Lease] = {}
         self._unanswered_at, self._in_doubt, self._rests_until = -math.inf, False, -math.inf
         self._replaced: dict[str, Version] = {}
         self.not_written = False
-        """Whether the store could not write a take since the last look, so that the next look should come soon."""
+        """Whether the store failed to write a take since the last look, so that the next look should come soon."""
         self.released: dict[str, Lease] = {}
         """Every lease that was held before and is not held now, as last written here."""
         self.dropped: set[str] = set()
-        """Those of the released leases that were dropped because no write confirmed them in time."""
+        """The keys of those released leases that were dropped because no write confirmed them in time."""
 
     @property
     def all(self) -> tuple[Holding, ...]:
-        """The holdings, sorted by key; the same tuple until one is added or removed."""
+        """The holdings, sorted by key. The tuple is the same object until a holding is added or removed."""
         with self._lock:
             if self._sorted is None:
                 # `Renewing` compares no holdings as long as it gets the same tuple.
@@ -97,7 +100,7 @@ class Holdings:
             return self._held.get(key)
 
     def check_identity(self) -> None:
-        """Drop everything and raise WorkerError if another living process was seen to use this worker's id.
+        """If another living process was seen to use this worker's id, drop all leases and raise WorkerError.
 
         The leases are not released, because a release under the shared id would take them from the other process.
         """
@@ -119,20 +122,20 @@ class Holdings:
             begun=begun,
             lease_seconds=self._lease_seconds,
             replaced=replaced,
-            noticed=self._let_go,
-            remade=self._remade,
-            lock=self._lock_of_one,
+            noticed=self._remove_holding,
+            remade=self._row_recreated,
+            lock=self._make_lock,
         )
         with self._lock:
             self._held[lease.key], self._sorted = holding, None
-            self._ever.add(lease.key)
+            self._held_before.add(lease.key)
             self.dropped.discard(lease.key)
-        # KCL 2.x also holds finished leases, which contain nothing to read.
+        # Under the rules of KCL 2.x, finished leases are held, too, but there is nothing to read.
         if not lease.ended:
-            self._began(holding)
+            self._lease_taken(holding)
 
     def unheld(self, leases: Iterable[Lease], *, ended: bool) -> tuple[Lease, ...]:
-        """Return the leases that name this worker as owner and are not held; finished ones only if `ended`."""
+        """Return the leases that name this worker as owner but are not held, with the finished ones only if `ended`."""
         ours = [lease for lease in leases if lease.owner == self._identity.worker]
         with self._lock:
             unheld = [lease for lease in ours if lease.key not in self._held]
@@ -140,16 +143,17 @@ class Holdings:
 
     @property
     def unconfirmed(self) -> tuple[Lease, ...]:
-        """The leases that a write without a response may have made ours. They are read once they are adopted."""
+        """The leases that a write without a response may have made ours. They must be adopted before they are read."""
         with self._lock:
             return tuple(lease for key, lease in self._unconfirmed.items() if key not in self._held)
 
     @property
     def rests(self) -> bool:
-        """Whether to take no leases for now, because the store does not respond to takes.
+        """Whether to take no leases for now, because the store has not responded to takes.
 
-        Such a take may still be applied. If it were repeated soon, the lease would look alive although no worker reads
-        it. During a pause longer than a lease and two looks, another worker takes it.
+        A take without a response may still be applied. If it were repeated soon, the lease would look alive although no
+        worker reads the shard. The pause is longer than `lease_seconds` and two cycles, so that the lease expires and
+        another worker takes it.
         """
         return self._clock() < self._rests_until
 
@@ -158,7 +162,7 @@ class Holdings:
         with self._lock:
             self._unconfirmed[lease.key] = lease
 
-    def failed(self, fault: StoreError, lease: Lease, begun: float, *, claimed: bool) -> None:
+    def note_failed_take(self, fault: StoreError, lease: Lease, begun: float, *, claimed: bool) -> None:
         """Note that a write which takes this lease failed.
 
         Args:
@@ -168,86 +172,95 @@ class Holdings:
             claimed: Whether it was a claim, which is repeated.
         """
         if isinstance(fault, NotWritten) or not isinstance(fault, OutcomeUnknown):
-            # The store has responded, so nothing can be applied later, and there is no reason to rest. If a write in
-            # several steps was rejected halfway, the next look shows the lease as ours, and it is adopted.
+            # The store has responded, so the write cannot be applied later, and there is no reason to rest. If a write
+            # in several steps was rejected halfway, the next look shows the lease as ours, and it is adopted.
             self.not_written = True
             return
         if claimed:
             self.mark_unconfirmed(lease)
         with self._lock:
-            if self._in_doubt and begun > self._unanswered_at:  # a second try, not a write concurrent to the first one
+            if self._in_doubt and begun > self._unanswered_at:  # a second try, not concurrent with the first
                 self._rests_until = self._clock() + self._rest_seconds
             self._in_doubt, self._unanswered_at = True, self._clock()
 
-    def answered(self) -> None:
+    def note_response(self) -> None:
         """Allow takes again, because the store has responded to one."""
         self._in_doubt, self._rests_until = False, -math.inf
 
-    def allowed(self, actions: Sequence[Action]) -> tuple[Action, ...]:
-        """Return the actions; while this worker rests, without those that would take a lease."""
-        rests = self.rests
-        return tuple(action for action in actions if not (rests and isinstance(action, Claim | Steal | RequestHandoff)))
+    def without_takes_at_rest(self, actions: Sequence[Action]) -> tuple[Action, ...]:
+        """Return the actions, without those that would take a lease if this worker rests."""
+        is_resting = self.rests
+        return tuple(
+            action for action in actions if not (is_resting and isinstance(action, Claim | Steal | RequestHandoff))
+        )
 
-    def looked(self, leases: Iterable[Lease]) -> None:
+    def note_read(self, leases: Iterable[Lease]) -> None:
         """Allow takes again if these leases, which were just read, show that an unconfirmed claim was not applied."""
         self.not_written = False
         with self._lock:
-            refuted = [lease for lease in leases if lease.key in self._unconfirmed and not self._ours(lease)]
+            refuted = [lease for lease in leases if lease.key in self._unconfirmed and not self._is_ours(lease)]
             for lease in refuted:
                 del self._unconfirmed[lease.key]
         if refuted:
-            self.answered()
+            self.note_response()
 
-    def doubted(self, read: Iterable[Lease], missing: Iterable[str] = ()) -> tuple[Holding, ...]:
+    def doubtful(self, leases: Iterable[Lease], missing: Iterable[str] = ()) -> tuple[Holding, ...]:
         """Return the holdings whose rows were just read with another owner, or are missing (C9)."""
-        foreign = [lease.key for lease in read if lease.owner != self._identity.worker]
+        foreign_keys = [lease.key for lease in leases if lease.owner != self._identity.worker]
         with self._lock:
-            return tuple(self._held[key] for key in (*foreign, *missing) if key in self._held)
+            return tuple(self._held[key] for key in (*foreign_keys, *missing) if key in self._held)
 
     def _has_successor(self, lease: Lease) -> bool:
         """Return whether another process with our id has re-adopted the lease."""
-        # Only a lease that we held ourselves can have been taken over: an earlier process of our id signed rows, too.
-        replaced = lease.key in self._ever and self._identity.predecessor(lease) is not None
-        # If we slept past expiry, that process may own the lease. If it has not renewed it for this long, it is gone,
-        # and we may adopt the lease.
-        if not replaced or lease.idle > self._lease_seconds:
+        # Only a lease that this process has held can have been taken over. Other rows may name an earlier process with
+        # our id.
+        was_replaced = lease.key in self._held_before and self._identity.predecessor(lease) is not None
+        # If this process was paused until its lease had expired, the other process may own the lease. If the other
+        # process has not renewed the lease for `lease_seconds`, it has ended, and we may adopt the lease.
+        if not was_replaced or lease.idle > self._lease_seconds:
             return False
-        # The first version seen may be the last one that the process wrote; a second one shows that it is alive.
-        before = self._replaced.setdefault(lease.key, lease.version)
-        self._duplicate_process = self._duplicate_process or before != lease.version
+        # The first version that we read may be the last one that the other process wrote. A second version shows that
+        # it is alive.
+        first_version = self._replaced.setdefault(lease.key, lease.version)
+        self._duplicate_process = self._duplicate_process or first_version != lease.version
         return True
 
-    def readopt(self, seen: Lease) -> Lease | None:
-        """Claim a lease whose row names us as owner: given to us, or held before a restart, expired or not.
+    def readopt(self, lease: Lease) -> Lease | None:
+        """Claim a lease whose row names this worker as owner, because it was given to us or held before a restart.
 
-        Returns the stored lease if another worker owns it by now.
+        Return the stored lease if another worker owns it now, otherwise None. The lease may have expired.
         """
         with self._lock:
-            # Must come before the claim: if that gets no response, the lease is marked as unconfirmed again below.
-            self._unconfirmed.pop(seen.key, None)
+            # Remove the mark before the claim. If the claim gets no response, the lease is marked as unconfirmed again
+            # below.
+            self._unconfirmed.pop(lease.key, None)
         begun = self._clock()
         try:
-            stored = self._adopt_as(seen)
-            if stored is None or not self._ours(stored):
+            stored = self._claim_as_read(lease)
+            if stored is None or not self._is_ours(stored):
                 return stored
             # The listing may have been stale. If the version moves after a consistent read, its writer is alive.
-            again = self._adopt_as(stored)
-            alive = again is not None and self._ours(again) and self._identity.predecessor(again) is not None
-            self._duplicate_process = self._duplicate_process or alive
+            stored_later = self._claim_as_read(stored)
+            other_is_alive = (
+                stored_later is not None
+                and self._is_ours(stored_later)
+                and self._identity.predecessor(stored_later) is not None
+            )
+            self._duplicate_process = self._duplicate_process or other_is_alive
         except StoreError as fault:
-            self.failed(fault, seen, begun, claimed=True)
-            log.warning("lease %s is ours and could not be taken up: %s", seen.key, fault)
+            self.note_failed_take(fault, lease, begun, claimed=True)
+            log.warning("lease %s names this worker as owner but could not be claimed: %s", lease.key, fault)
         return None
 
-    def _ours(self, lease: Lease) -> bool:
+    def _is_ours(self, lease: Lease) -> bool:
         return lease.owner == self._identity.worker and not lease.ended
 
-    def _adopt_as(self, lease: Lease) -> Lease | None:
-        """Claim the lease as seen; return None if it is held now or is gone, otherwise the stored lease."""
+    def _claim_as_read(self, lease: Lease) -> Lease | None:
+        """Claim the lease as it was read. Return None if it is held now or gone, otherwise the stored lease."""
         begun = self._clock()
-        # Reading the row instead of claiming it would not do: its giver and its next owner could both own the lease.
+        # Reading the row instead of claiming the lease is not enough, because the lease could then have two owners.
         outcome = self._store.write(ClaimLease(lease, self._identity.worker, self._identity.annotations_on(lease)))
-        self.answered()
+        self.note_response()
         if isinstance(outcome, Done):
             self.hold(outcome.lease, begun, self._identity.predecessor(lease))
             why = {"taken": self._identity.why_ours(lease), "lease": lease.key, "rule": "H4", "outcome": "done"}
@@ -255,7 +268,7 @@ class Holdings:
             return None
         return outcome.lease
 
-    def _let_go(self, holding: Holding) -> None:
+    def _remove_holding(self, holding: Holding) -> None:
         self._duplicate_process = self._duplicate_process or holding.duplicate_process
         with self._lock:
             # A lease that was lost and then claimed again has a newer holding.
@@ -266,10 +279,10 @@ class Holdings:
                 if holding.expired:
                     self.dropped.add(holding.key)
         if holding.given is not None:
-            self._gave(holding.given, self._clock())
-        self._gone(holding)
-        # Last, because a log handler may be slow. Gifts and steals are normal; a lease that expired here suggests that
-        # the store did not respond.
+            self._lease_given(holding.given, self._clock())
+        self._lease_gone(holding)
+        # Logging comes last, because a log handler may be slow. Leases that are given away or stolen are normal, but
+        # one that expired here suggests that the store did not respond.
         log.log(logging.WARNING if holding.expired else logging.INFO, "lease %s: %s", holding.key, holding.why)
 
 
@@ -283,19 +296,21 @@ class Cooldown:
         self._until: dict[str, tuple[float, str | None]] = {}
 
     def put(self, key: str, until: float, incarnation: str | None = None) -> None:
-        """Do not take this lease before `until`; if an incarnation is given, only while the row names that one."""
+        """Do not take this lease before `until`. If an incarnation is given, this holds only while the row names it."""
         self._until[key] = until, incarnation
 
     def without(self, actions: tuple[Action, ...], now: float) -> tuple[Action, ...]:
         """Return the actions without those that would take such a lease.
 
-        They must not count as planned, because a lookout's bulletin calls other workers to take these leases.
+        Actions for leases in the cooldown must not count as planned, because a lookout's bulletin calls other workers
+        to take these leases.
         """
         allowed = list[Action]()
         for action in actions:
             until, incarnation = self._until.get(action.lease.key, (now, None))
-            # A row of another incarnation of the stream stands for other records, which have not failed yet.
-            same = incarnation in {None, action.lease.annotation(INCARNATION)}
-            if not (isinstance(action, Claim | Steal | RequestHandoff) and same and until > now):
+            # If the row belongs to another incarnation of the stream, its shard has other records, which have not
+            # failed yet.
+            same_incarnation = incarnation in {None, action.lease.annotation(INCARNATION)}
+            if not (isinstance(action, Claim | Steal | RequestHandoff) and same_incarnation and until > now):
                 allowed.append(action)
         return tuple(allowed)

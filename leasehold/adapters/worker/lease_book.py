@@ -1,4 +1,4 @@
-"""Keeps account of all leases that one worker has to do with, in one place.
+"""Tracks in one place all leases that concern a worker.
 
 | what | where |
 |---|---|
@@ -7,8 +7,8 @@
 | left to others for a while, because they cannot be read here | `leave_alone`, `leave_silent` |
 | released although a call of the source still occupies the shard here (D6) | `leave_stuck` |
 
-A lease that is taken is no longer requested, and one that is given is watched until its next owner has claimed it. The
-worker decides when to look, and what to do with a plan.
+When a lease is taken, the request for it is forgotten. When a lease is given away, it is watched until its next owner
+has claimed it. `Worker` decides when to read the table, and carries out the plans.
 """
 
 import logging
@@ -35,22 +35,23 @@ log = escaped(logging.getLogger("leasehold.worker"))
 
 @frozen
 class LeaseEvents:
-    """What a lease book reports to its worker.
+    """The callbacks by which a `LeaseBook` notifies its worker.
 
     Attributes:
-        began: Called for each lease that this worker has taken.
-        gave: Called once a lease was given to its next owner, with the time.
-        took_back: Called once a gift that was not claimed was taken back.
-        gone: Called for each lease that is lost, given or released.
-        remade: Called with a description of what happened to a row that was deleted under us.
+        lease_taken: Called for each lease that this worker has taken.
+        lease_given: Called with the current time after a lease was given to its next owner.
+        lease_taken_back: Called after a lease was taken back because its next owner did not claim it.
+        lease_gone: Called for each lease that is lost, given or released.
+        row_recreated: Called with a description of what happened to a row that was deleted while this worker owned its
+            lease.
         release: Called with each lease that is to be released once its running batch is done.
     """
 
-    began: Callable[[Holding], None]
-    gave: Callable[[float], None]
-    took_back: Callable[[], None]
-    gone: Callable[[Holding], None]
-    remade: Callable[[str], None]
+    lease_taken: Callable[[Holding], None]
+    lease_given: Callable[[float], None]
+    lease_taken_back: Callable[[], None]
+    lease_gone: Callable[[Holding], None]
+    row_recreated: Callable[[str], None]
     release: Callable[[Holding], None]
 
 
@@ -66,7 +67,7 @@ class LeaseBook:
         lock: Makes the lock that serializes the writes of one lease.
 
     Attributes:
-        holdings: The leases that are held, were held, or are in doubt.
+        holdings: The leases that are held, were held, or are in doubt after a write without a response.
         handoffs: The open requests, and the leases that were given away.
     """
 
@@ -86,12 +87,13 @@ class LeaseBook:
             identity,
             clock=clock,
             lease_seconds=config.lease_seconds,
-            # Other workers see the last write up to one look late, and the expiry of the lease up to another look late.
+            # Other workers may read our last write one cycle late, and notice that the lease has expired another cycle
+            # late.
             rest_seconds=config.rules.expires_above(config.lease_seconds) + 2 * config.cycle_seconds,
-            began=self._began,
-            gave=self._gave,
-            gone=events.gone,
-            remade=events.remade,
+            lease_taken=self._lease_taken,
+            lease_given=self._lease_given,
+            lease_gone=events.lease_gone,
+            row_recreated=events.row_recreated,
             lock=lock,
         )
         self.handoffs = Handoffs(
@@ -99,7 +101,7 @@ class LeaseBook:
             identity.worker,
             clock=clock,
             lease_seconds=config.lease_seconds,
-            hold=self._took_back,
+            hold=self._lease_taken_back,
             doubt=self.holdings.mark_unconfirmed,
         )
         self._cooldown = Cooldown()
@@ -108,34 +110,34 @@ class LeaseBook:
 
     # Held, requested and given
 
-    def _began(self, holding: Holding) -> None:
-        self.handoffs.settled(holding.key)
-        self._events.began(holding)
+    def _lease_taken(self, holding: Holding) -> None:
+        self.handoffs.forget_request(holding.key)
+        self._events.lease_taken(holding)
 
-    def _gave(self, lease: Lease, now: float) -> None:
-        self.handoffs.gave(lease, now)
-        self._events.gave(now)
+    def _lease_given(self, lease: Lease, now: float) -> None:
+        self.handoffs.note_given(lease, now)
+        self._events.lease_given(now)
 
-    def _took_back(self, lease: Lease, begun: float) -> None:
+    def _lease_taken_back(self, lease: Lease, begun: float) -> None:
         self.holdings.hold(lease, begun)
-        self._events.took_back()
+        self._events.lease_taken_back()
 
     # Left to others
 
     def leave_alone(self, key: str, seconds: float) -> None:
         """Do not take this lease for this many seconds, because another worker may be able to read it."""
-        held, now = self.holdings.get(key), self._clock()
-        lease = self.holdings.released.get(key) if held is None else held.lease
-        if held is not None:
-            held.progress.put_aside(seconds, now)
+        holding, now = self.holdings.get(key), self._clock()
+        lease = self.holdings.released.get(key) if holding is None else holding.lease
+        if holding is not None:
+            holding.progress.put_aside(seconds, now)
         self._cooldown.put(key, self._clock() + seconds, None if lease is None else lease.annotation(INCARNATION))
 
-    def without_left(self, actions: tuple[Action, ...], now: float) -> tuple[Action, ...]:
-        """Return the actions without those that take a lease which is left to others for now."""
+    def without_excluded(self, actions: tuple[Action, ...], now: float) -> tuple[Action, ...]:
+        """Return the actions without those that take a lease which this worker leaves to others for now."""
         return self._silence.without(self._cooldown.without(actions, now), now)
 
     def silence_due(self, now: float) -> float:
-        """Return when a full read of the table is needed to judge a silent stream, or infinity (D1)."""
+        """Return the time at which a full read of the table is needed because a stream is silent, or infinity (D1)."""
         return self._silence.due(self.holdings.all, now)
 
     def stream_silent(self, now: float) -> bool:
@@ -154,21 +156,21 @@ class LeaseBook:
         for key, holding in list(self._stuck.items()):
             if holding.progress.called is None:
                 del self._stuck[key]
-            else:  # its reader still occupies the shard here (D6)
+            else:  # its reader still waits for that call (D6)
                 self._cooldown.put(key, now + config.cycle_seconds + config.lease_seconds)
         for leaving in self._silence.judge(leases, self.holdings.all, now):
             leaving.holding.progress.put_aside(leaving.seconds, now)
-            # Others come first; D5 and `_stuck` say how long this worker leaves it to them.
+            # Other workers may take the lease first. D5 and `_stuck` determine for how long this worker does not.
             self._cooldown.put(leaving.holding.key, now + config.lease_seconds)
             leaving.holding.ask_release(leaving.to)
             self._events.release(leaving.holding)
-            leaving.holding.progress.leave()  # if it waits for a call, others need not wait for it, too
+            leaving.holding.progress.leave()  # if the reader waits for a call, release the lease without it
         self.leave_stuck(now, config.lease_seconds, each)
 
     def leave_stuck(self, now: float, seconds: float, each: ParallelMap) -> None:
-        """Release the leases that are to go and whose readers have waited this long for a call of the source.
+        """Release the leases that are being given up and whose readers have waited this long for a call of the source.
 
-        The reader of such a lease cannot release it, and delivers nothing once its call returns.
+        The reader of such a lease cannot release it, and delivers nothing when its call returns.
         """
 
         def release(holding: Holding) -> None:
@@ -178,10 +180,10 @@ class LeaseBook:
             except StoreError as fault:
                 log.warning("lease %s is not released yet: %s", holding.key, fault)
 
-        def stuck(holding: Holding) -> bool:
+        def is_stuck(holding: Holding) -> bool:
             called = holding.progress.called
             return holding.progress.left or (
                 called is not None and now - called >= seconds and holding.progress.leave()
             )
 
-        list(each(release, [holding for holding in self.holdings.all if holding.releasing and stuck(holding)]))
+        list(each(release, [holding for holding in self.holdings.all if holding.releasing and is_stuck(holding)]))

@@ -1,8 +1,9 @@
-"""Holds back the creation of leases while a living worker may know better where they start (L13).
+"""Delays the creation of leases while another living worker may know better where they start (L13).
 
-A lease without a row may be new, or its row was deleted and its owner, or whoever has seen it, will create it again.
-Each creation therefore waits for a time that its rule gives. If it starts at LATEST, the position of LATEST is resolved
-when the lease is first found to be missing, so that records which arrive during the wait are not skipped.
+A lease without a row may be new. But its row may also have been deleted, and then its owner, or another worker that has
+read the row, will create it again. Therefore each creation is delayed by a time that depends on its rule. If the lease
+starts at LATEST, the position of LATEST is determined when the lease is first found to be missing. Otherwise, records
+that arrive during the delay would be skipped.
 """
 
 import logging
@@ -24,7 +25,7 @@ log = escaped(logging.getLogger("leasehold.worker"))
 
 
 class PendingCreations:
-    """The leases that one worker is to create, and since when each has been missing.
+    """The leases that a worker must create, each with the time since which it has been missing.
 
     Args:
         config: The configuration of the worker.
@@ -42,7 +43,7 @@ class PendingCreations:
         return self._missing_since.keys()
 
     def table_silent(self) -> None:
-        """Begin all waits again: while the table does not respond, no owner can recreate its row."""
+        """Restart all waits, because no owner can recreate its row while the table does not respond."""
         self._missing_since.clear()
 
     def held_back(
@@ -53,7 +54,7 @@ class PendingCreations:
         now: float,
         each: ParallelMap,
     ) -> dict[Action, float]:
-        """Return the creations that are not to be carried out yet, and for how many seconds.
+        """Return the creations that must wait, and for how many seconds each.
 
         Args:
             actions: The planned actions.
@@ -71,18 +72,21 @@ class PendingCreations:
         self._missing_since = {
             creation.lease.key: self._missing_since.get(creation.lease.key, now) for creation in waits
         }
-        # Resolve LATEST before the wait, so that records which arrive meanwhile are not skipped.
+        # Determine the position of LATEST before the wait, so that records which arrive meanwhile are not skipped.
         unpinned = [creation.lease for creation in waits if self._unpinned(creation)]
         pins = zip(unpinned, each(self._latest_of, unpinned), strict=True)
         known_pins = {key: pin for key, pin in self._latest.items() if key in self._missing_since}
         self._latest = known_pins | {lease.key: pin for lease, pin in pins if pin is not None}
         if unpinned and not streams:
             seconds = max(waits.values())
-            log.info("no lease of this stream yet: made in %.1f s; nothing that comes meanwhile is skipped", seconds)
+            log.info(
+                "the stream has no leases yet; they are created in %.1f s, and no record is skipped meanwhile",
+                seconds,
+            )
         remaining = dict[Action, float]()
         for creation, seconds in waits.items():
-            left = self._missing_since[creation.lease.key] + seconds - now
-            remaining[creation] = max(left, RETRY_SECONDS) if self._unpinned(creation) else left
+            seconds_left = self._missing_since[creation.lease.key] + seconds - now
+            remaining[creation] = max(seconds_left, RETRY_SECONDS) if self._unpinned(creation) else seconds_left
         return {creation: seconds for creation, seconds in remaining.items() if seconds > 0}
 
     def pinned(self, action: Action) -> Action:
@@ -93,10 +97,10 @@ class PendingCreations:
         return evolve(action, lease=evolve(action.lease, annotations=latest_annotations(pin)))
 
     def _wait(self, creation: Create, streams: Collection[str], dropped: Collection[str]) -> float | None:
-        """Return how long a missing lease must be missing before it is created, or None if there is no wait."""
+        """Return for how long a lease must be missing before it is created, or None if it need not wait."""
         config, lease = self._config, creation.lease
         match creation.rule:
-            # The owner of a deleted row recreates it at its next renewal. A lease that was dropped here has none.
+            # The owner of a deleted row recreates it at its next renewal. A lease that was dropped here has no owner.
             case "L13":
                 return 0.0 if lease.key in dropped else config.renew_seconds
             # A lease that this worker has never seen waits until every living worker has read the table, because one of
@@ -104,8 +108,8 @@ class PendingCreations:
             case "L6":
                 return config.renew_seconds + config.cycle_seconds
             case "L4" | "L5" as rule:
-                # If there is no lease of this stream, either the group is new or its table was emptied. In the latter
-                # case the first owner that renews recreates its row, which tells the two apart.
+                # If there is no lease of this stream, either the group is new or its table was emptied. If it was
+                # emptied, the first owner that renews recreates its row, which distinguishes the two cases.
                 existing = lease.stream in streams
                 # At TRIM_HORIZON there is no wait, because nothing can be skipped and owners take such rows over
                 # (`Holding`). Under LATEST there is one, because another worker may still be creating the leases of a
@@ -130,5 +134,5 @@ class PendingCreations:
             with foreign_as_unavailable():
                 return self._tip_of(lease)
         except SourceError as fault:
-            log.warning("lease %s is not made yet: where LATEST is cannot be told: %s", lease.key, fault)
+            log.warning("lease %s is not created yet, because the position of LATEST is unknown: %s", lease.key, fault)
             return None

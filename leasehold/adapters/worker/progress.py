@@ -2,15 +2,15 @@
 
 `Throughput` is measured as KCL 3.x does, so that Java and Python workers can compare leases.
 
-`Progress` is how far behind a lease is. Its owner writes it next to the throughput, so that one listing shows the whole
-fleet.
+`Progress` describes how far behind the tip of its shard a lease is. The owner writes it next to the throughput, so that
+a listing of the table shows the progress of all workers.
 
-1. Progress is an annotation of ours, which every other library keeps and none reads. If annotations are free, it is
-   written with renewals. An extra write is needed only if nothing but checkpoints has renewed a lease for
+1. Progress is an annotation of ours, which other libraries preserve but do not read. If annotations are free, it is
+   written with renewals. An extra write is needed only if a lease has been renewed by checkpoints alone for
    `TELL_SECONDS`.
-2. The times in it are of the owner's wall clock. They are only as accurate as the clocks of owner and reader agree.
-3. Tried, read and failed are three different things. A read that failed does not count as a read, and lag is never 0
-   merely because a read returned nothing.
+2. The times in the annotation are from the owner's wall clock. They are only as accurate as the owner's and the
+   reader's clocks agree.
+3. A read that failed does not count as a read, only as a try. Lag is never 0 merely because a read returned nothing.
 """
 
 import json
@@ -31,7 +31,7 @@ class Throughput:
 
     Args:
         interval: The seconds between two updates of the average. KCL 3.x updates it at each renewal.
-        average: The initial value in bytes per second, from the last owner; None if unknown.
+        average: The initial value in bytes per second, as the last owner measured it, or None if unknown.
     """
 
     def __init__(self, interval: float, average: int | None = None) -> None:
@@ -39,87 +39,88 @@ class Throughput:
         self._average: float | None = average
         self._bytes, self._began = 0, 0.0
         self._measuring = False
-        # One task reads and counts while another one renews and computes the average.
+        # One task reads records and counts bytes while another one renews the lease and computes the average.
         self._lock = Lock()
 
     def add(self, size: int, now: float) -> None:
         """Count bytes that were read, perhaps none. The first call begins the first interval."""
         with self._lock:
             if not self._measuring:
-                # Not when the lease was claimed: the wait until the shard was opened would lower the rate.
+                # The first interval does not begin when the lease is claimed, because the wait until the shard is
+                # opened would lower the rate.
                 self._measuring, self._began = True, now
             self._bytes += size
 
     def rest(self, now: float) -> None:
-        """Restart the interval: this worker delayed reading, so the bytes read don't measure the shard."""
+        """Restart the interval. This worker delayed reading, so the bytes that it read don't measure the shard."""
         with self._lock:
             self._bytes, self._began = 0, now
 
     def average(self, now: float) -> int | None:
-        """Return the bytes per second as of the last update; None before the first one if no earlier owner measured."""
+        """Return the bytes per second as of the last update, or None if no owner has measured the shard yet."""
         with self._lock:
             elapsed = now - self._began
             if self._measuring and elapsed >= self._interval:
                 rate = self._bytes / elapsed
-                # Weighted by the elapsed time: updates may come late or in pairs, and each would otherwise halve the
-                # previous average.
+                # The weight depends on the elapsed time, because updates may come late or in pairs, and each of them
+                # would otherwise halve the previous average.
                 weight = 0.0 if self._average is None else 0.5 ** (elapsed / self._interval)
                 self._average = weight * (self._average or 0.0) + (1 - weight) * rate
                 self._bytes, self._began = 0, now
-            # A lease cannot have a larger weight, and a renewal must not fail because of it.
+            # The weight of a lease must not exceed WEIGHT_MAX, and a renewal must not fail because of a larger rate.
             return None if self._average is None else min(round(self._average), WEIGHT_MAX)
 
 
 NOTE = "reach"
-"""Our attribute with a `Progress` as JSON."""
+"""The name of the row attribute with a `Progress` as JSON."""
 
 TELL_SECONDS = 20.0
-"""After this time a lease that only checkpoints renew is renewed to write its annotation."""
+"""How long a lease may be renewed by checkpoints alone before a renewal writes its annotation."""
 
 FIRST_SECONDS = 3.0
-"""How soon a new owner writes its annotation, so that a look does not miss the lag of a lease that has just moved."""
+"""How soon a new owner writes its annotation, so that the lag of a lease that has just moved is known early."""
 
 SILENT_SECONDS = 30.0
-"""If a reader has read nothing for longer, this time is added to its lag, because records may have arrived since."""
+"""If nothing was read for longer, the time since the last read counts as lag, as records may have arrived since."""
 
 RENEWED = 0.6
-"""A fraction of `lease_seconds` within which a living owner renews its lease or writes a checkpoint."""
+"""The fraction of `lease_seconds` within which a living owner renews its lease or writes a checkpoint."""
 
 LATE = 0.8
-"""A fraction of `lease_seconds` within which a renewal is done that failed once and was tried again."""
+"""The fraction of `lease_seconds` within which a renewal succeeds that has failed once."""
 
 STEP_SECONDS, STEPS = TELL_SECONDS, 6
 """The window over which lag must grow, step by step, to count as falling behind."""
 
 DRIPS = f"an answer of the stream has been on its way for more than {SILENT_SECONDS:g} s"
-"""The fault of a read that neither ends nor fails, for example because the response comes byte by byte."""
+"""The fault of a read that neither ends nor fails, for example because the response arrives byte by byte."""
 
 FAULT_LENGTH = 200
-"""How many characters of a fault a row keeps."""
+"""The maximum length of a fault on a row, in characters."""
 
 LARGEST = 1e12
 """An upper limit far above every time and count of a real row."""
 
 
 def told_within(lease_seconds: float) -> float:
-    """Return the seconds within which a living owner writes its next annotation."""
+    """Return the number of seconds within which a living owner writes its next annotation."""
     return TELL_SECONDS + RENEWED * lease_seconds
 
 
 def patience(lease_seconds: float) -> float:
     """Return how long a lease may be unowned, or unread according to its row, in a healthy group.
 
-    A reader knows within `SILENT_SECONDS` whether anything was read. Its owner writes this to the row within
-    `TELL_SECONDS` or the time between two renewals, which is at most little more than half of `lease_seconds`.
+    An owner notices within `SILENT_SECONDS` that nothing was read. It writes this to the row within `TELL_SECONDS` or
+    the time between two renewals, whichever is longer. The latter is little more than half of `lease_seconds`.
     """
     return SILENT_SECONDS + max(TELL_SECONDS, RENEWED * lease_seconds)
 
 
 def growing(lags: Sequence[tuple[float, float]]) -> bool:
-    """Return whether lag has only grown over the window: Burrow's rule, which has no threshold to set.
+    """Return whether lag has only grown over the window. This is Burrow's rule, which needs no threshold.
 
-    Only the least lag of each step of `STEP_SECONDS` counts. A single slow response is therefore no growth, and a
-    single read at the tip ends it.
+    Only the smallest lag of each step of `STEP_SECONDS` counts. Therefore a single slow response does not count as
+    growth, and a single read at the tip ends the growth.
 
     Args:
         lags: Pairs of a time and the lag at that time, both in seconds, in order of time.
@@ -129,34 +130,36 @@ def growing(lags: Sequence[tuple[float, float]]) -> bool:
         step = int(time // STEP_SECONDS)
         least[step] = min(lag, least.get(step, math.inf))
     steps = [lag for _, lag in sorted(least.items())][-STEPS:]
-    # The first step must not be at the tip, from where any lag is growth: one batch behind it is not falling behind.
-    return len(steps) == STEPS and steps[0] > 0 and all(earlier < later for earlier, later in pairwise(steps))
+    # The first step must not be at the tip. From there any lag is growth, but a reader that is one batch behind the tip
+    # is not falling behind.
+    return len(steps) == STEPS and steps[0] > 0 and all(earlier < following for earlier, following in pairwise(steps))
 
 
 @frozen
 class Progress:
-    """How far behind a lease is, as its owner wrote it. All times are in seconds since 1970.
+    """How far a lease is behind the tip of its shard, as its owner wrote it. All times are in seconds since 1970.
 
     Attributes:
         at: When this was written.
         owner: The worker that wrote it.
         host: The machine on which the worker runs.
-        moves: How often the lease has moved from one worker to another, as far as our workers saw.
-        behind: The seconds behind the tip of the shard at the last read; more while its batch is not done.
+        moves: How often the lease has moved from one worker to another, as far as our workers have observed.
+        behind: The seconds behind the tip of the shard at the last read, or more while the batch is not done.
         end: Whether the last read reached the tip and its batch is done.
         arrived: When the last record that is done arrived in the stream.
         read: When the shard last responded.
-        done: When everything that was read was last done, or the position last moved. Before that, the previous
-            owner's value, or when the lease was taken.
+        done: When all records that had been read were last done, or when the position last moved, whichever is later.
+            Until then, the previous owner's value or, without one, the time at which the lease was taken.
         tried: When a read last succeeded, or a read or a batch last failed.
-        fault: Why a read or a batch failed; "" once a batch was handled.
+        fault: The reason why a read or a batch failed, or "" once a batch was handled.
         work: Since when the handler has been running without ending or checkpointing.
         grows: Whether lag has only grown over the window.
         lease: The owner's `lease_seconds`, from which readers derive what counts as late.
-        excused: Why the lease is not read, if that is no fault.
+        excused: The reason why the lease is not read, if that is no fault.
         oldest: When the first record that was read and is not done arrived in the stream.
-        aside: Until when the owner leaves the lease to other workers because it could not handle it.
-        dead_letter: Why the dead letter did not take a record; "" once a record was handled or dead-lettered.
+        aside: Until when the owner leaves the lease to other workers, because it could not handle the records.
+        dead_letter: The reason why a record could not be dead-lettered, or "" once a record was handled or
+            dead-lettered.
     """
 
     at: float
@@ -180,17 +183,17 @@ class Progress:
 
     @property
     def cause(self) -> str:
-        """What keeps the position from moving, or "". If a dead letter failed, the handler's fault alone is not it."""
+        """The reason why the position does not move, or "". It includes why a dead letter could not be written."""
         return "; ".join(filter(None, (self.fault, self.dead_letter)))
 
     @property
     def note(self) -> str:
-        """The value of the annotation, without unknown fields."""
+        """The value of the annotation, without fields that are not set."""
         values = {name: value for name, value in asdict(self).items() if value is not None and value is not False}
         return json.dumps({name: value for name, value in values.items() if value != ""})
 
     def resting(self, now: float, long: float) -> bool:
-        """Return whether the lease is left to other workers, or was until no more than `long` seconds ago."""
+        """Return whether the lease is left to other workers at `now`, or was at most `long` seconds earlier."""
         return self.aside is not None and now <= self.aside + long
 
     def overdue(self, idle: float) -> bool:
@@ -198,18 +201,20 @@ class Progress:
         return self.lease is not None and RENEWED * self.lease < idle < math.inf
 
     def lag(self, now: float, *, held: bool) -> float | None:
-        """Return an upper bound of the seconds behind at `now`, or a lower bound if `unheard`; None if unknown.
+        """Return an upper bound of the lag in seconds at `now`, a lower bound if `unheard`, or None if it is unknown.
 
         Args:
             now: The time in seconds since 1970.
-            held: Whether a living owner reads the lease. If not, unread records may be as old as its last response.
+            held: Whether a living owner reads the lease. If not, unread records may be as old as the shard's last
+                response.
         """
         silence = max(0.0, now - self.at)
         current = held and silence <= told_within(self.lease or 0.0)
         if self.behind is None:
-            # A living owner reports a lag itself after `SILENT_SECONDS`. Without one, it is derived here.
-            waited = now - max(self.read or 0.0, self.done or self.at)
-            return None if current or self.excused or waited <= SILENT_SECONDS else waited
+            # A living owner writes a lag itself after `SILENT_SECONDS` of silence. If no owner is alive, the lag is
+            # derived here.
+            unread_for = now - max(self.read or 0.0, self.done or self.at)
+            return None if current or self.excused or unread_for <= SILENT_SECONDS else unread_for
         # A position that had not moved for a while when this was written has most likely not moved since.
         stalled = self.done is not None and self.at - self.done > SILENT_SECONDS
         if current and not stalled:
@@ -218,7 +223,7 @@ class Progress:
         return max(self.behind + silence, 0.0 if held or self.read is None else now - self.read)
 
     def unheard(self, now: float, *, held: bool) -> bool:
-        """Return whether `lag` is only a lower bound: the stream has not responded, and no unfinished record is held.
+        """Return whether `lag` is only a lower bound, because the stream is silent and no unfinished record is held.
 
         Args:
             now: The time in seconds since 1970.
@@ -235,7 +240,7 @@ _TIMES = ("at", "behind", "arrived", "done", "tried", "read", "work", "lease", "
 
 
 def progress_of(lease: Lease) -> Progress | None:
-    """Return the progress in the row's annotation; None if there is none or it is invalid."""
+    """Return the progress in the row's annotation, or None if there is no valid annotation."""
     try:
         document = json.loads(lease.annotation(NOTE) or "null")
         # During a rolling upgrade a newer worker may write fields that this one does not know.
@@ -247,7 +252,7 @@ def progress_of(lease: Lease) -> Progress | None:
         times = [attributes[name] for name in _TIMES if name in attributes]
         moves, flags = attributes.get("moves", 0), [attributes.get(name, True) for name in ("end", "grows")]
         strings = all(isinstance(attributes.get(name, ""), str) for name in _TEXTS)
-        numbers = all(map(_time, times)) and isinstance(moves, int) and _time(moves)
+        numbers = all(map(_is_time, times)) and isinstance(moves, int) and _is_time(moves)
         # A flag that is false is left out, so one that is present must be true.
         return Progress(**attributes) if attributes and strings and numbers and flags == [True, True] else None
     # Any program may have written the attribute. An invalid value is ignored and must not break a listing.
@@ -255,7 +260,7 @@ def progress_of(lease: Lease) -> Progress | None:
         return None
 
 
-def _time(value: object) -> bool:
+def _is_time(value: object) -> bool:
     # In Python True is a number, too.
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return number and 0 <= value < LARGEST  # type: ignore[operator]  # a number, as just checked
@@ -272,25 +277,26 @@ class ProgressMeter:
 
     Attributes:
         moved: Whether another worker had the lease before, according to the annotation.
-        heard: When the stream last responded about this shard; minus infinity before that.
-        silent_since: Since when this shard waits for a response; None if none is due.
-        failed_at: When a read last failed; minus infinity if the stream has responded about this shard since.
+        heard: When the stream last responded about this shard, or minus infinity before the first response.
+        silent_since: Since when this shard has been waiting for a response, or None if none is due.
+        failed_at: When the last read that failed began, or minus infinity if the stream has responded about this shard
+            since.
         waited: How long the last response was waited for, in seconds.
-        called: When the current call of the source began; None while none is running.
+        called: When the current call of the source began, or None while no call is running.
         left: Whether the lease is released without its reader, which waits for a call of the source.
     """
 
     def __init__(self, lease: Lease, me: str, now: float = 0.0, lease_seconds: float | None = None) -> None:
-        before = progress_of(lease)
-        moved = before is not None and before.owner != me
+        previous = progress_of(lease)
+        moved = previous is not None and previous.owner != me
         self.moved = moved
         # Start from the previous owner's values. Otherwise a batch that no owner can handle would look new after each
         # change of owner.
-        before = before or Progress(0.0, me)
-        self._now = Progress(0.0, me, moves=before.moves + moved, done=before.done, lease=lease_seconds)
+        previous = previous or Progress(0.0, me)
+        self._now = Progress(0.0, me, moves=previous.moves + moved, done=previous.done, lease=lease_seconds)
         self._arrived: float | None = None
-        self._fault, self._dead_letter, self._excused = before.fault, before.dead_letter, ""
-        self._carried = before
+        self._fault, self._dead_letter, self._excused = previous.fault, previous.dead_letter, ""
+        self._inherited = previous
         self._oldest: float | None = None
         self._aside: float | None = None
         self.called: float | None = None
@@ -299,32 +305,34 @@ class ProgressMeter:
         self.heard = -math.inf
         self.failed_at, self.waited = -math.inf, 0.0
         self._wall: Callable[[], float] | None = None
-        self._before = before.behind
+        self._inherited_behind = previous.behind
         self._behind: float | None = None
-        self._began, self._told = now, -math.inf
-        # When the lease was taken, by the first of the owners that have not read anything.
-        self._taken = now
+        self._began, self._annotated_at = now, -math.inf
+        # When the lease was taken, by this owner or by the first of the previous owners that have not read anything
+        # either.
+        self._taken_at = now
         self._tried: float | None = None
         self._read: float | None = None
         self._work: float | None = None
         self._done: float | None = None
-        self._unfinished = self._pending = False
-        self._arriving: float | None = None
+        self._batch_unfinished = self._pending = False
+        self._batch_arrived: float | None = None
         self._lags: deque[tuple[float, float]] = deque(maxlen=STEPS * 64)
         self._lock = Lock()
 
     def tell(self, host: str, wall: Callable[[], float], now: float) -> None:
-        """Return annotations from now on; `wall` returns seconds since 1970."""
-        self._wall, self._told = wall, now + FIRST_SECONDS - TELL_SECONDS
+        """Return annotations from now on. `wall` must return the time in seconds since 1970."""
+        self._wall, self._annotated_at = wall, now + FIRST_SECONDS - TELL_SECONDS
         self._now = evolve(self._now, host=host)
-        before = self._carried
-        if self._before is not None and before.at:
-            # Add the time since the annotation, so that lag left by another owner or an earlier run goes on growing.
-            self._before += max(0.0, wall() - before.at - (now - self._began))
-        if before.oldest is not None:
-            self._oldest = now - max(0.0, wall() - before.oldest)
-        if before.done is not None:
-            self._taken = now - max(0.0, wall() - before.done)
+        previous = self._inherited
+        if self._inherited_behind is not None and previous.at:
+            # Add the time since the annotation was written, so that the lag that an earlier owner wrote continues to
+            # grow.
+            self._inherited_behind += max(0.0, wall() - previous.at - (now - self._began))
+        if previous.oldest is not None:
+            self._oldest = now - max(0.0, wall() - previous.oldest)
+        if previous.done is not None:
+            self._taken_at = now - max(0.0, wall() - previous.done)
 
     def awaited(self, now: float) -> None:
         """Note that the shard is to be read from now on, so that it counts as silent even without a request."""
@@ -332,7 +340,7 @@ class ProgressMeter:
             self.silent_since = now
 
     def asking(self, now: float) -> None:
-        """Note that the source is called; `called_back`, `read` or `failed` follows."""
+        """Note that the source is being called. A call of `called_back`, `read` or `failed` must follow."""
         with self._lock:
             self.called = now
             self.silent_since = now if self.silent_since is None else self.silent_since
@@ -348,32 +356,32 @@ class ProgressMeter:
             self.called = None
 
     def leave(self) -> bool:
-        """Keep the reader from delivering what its current call returns; return False if no call is running.
+        """Prevent the reader from delivering the result of its current call. Return False if no call is running.
 
-        No handler is running then, and none begins, so the lease can be released without the reader.
+        During a call no handler runs, and afterwards none is called, so the lease can be released without the reader.
         """
         with self._lock:
             self.left = self.left or self.called is not None
             return self.left
 
     def since_1970(self, at: float, now: float) -> float | None:
-        """Return the time of day of `at`; None until `tell` was called."""
+        """Return the time `at` in seconds since 1970, or None until `tell` was called."""
         return None if self._wall is None else self._wall() - (now - at)
 
     def read_lately(self, now: float, seconds: float) -> bool:
-        """Return whether the shard has responded: to this owner, or to another one within `seconds` before it."""
-        before = self._carried
-        if self.heard > -math.inf or self._wall is None or before.read is None:
+        """Return whether the shard has responded to this owner, or to another one in the `seconds` before this one."""
+        previous = self._inherited
+        if self.heard > -math.inf or self._wall is None or previous.read is None:
             return self.heard > -math.inf
-        return self.moved and self._wall() - (now - self._began) - before.read <= seconds
+        return self.moved and self._wall() - (now - self._began) - previous.read <= seconds
 
     def read(self, batch: Batch, now: float, waits: str = "") -> None:
-        """Note a read before its batch is handled. Without a response it does not count as a read (rule 3).
+        """Note a read before its batch is handled. A read without a response does not count (rule 3).
 
         Args:
             batch: The batch, including earlier records that were not delivered yet.
             now: The time by the worker's clock.
-            waits: If the records are not to be delivered yet, why.
+            waits: The reason why the records must not be delivered yet, or "" if they may be.
         """
         if batch.answered:
             with self._lock:
@@ -384,7 +392,7 @@ class ProgressMeter:
             return
         if not batch.answered:
             with self._lock:
-                # No request was made: an idle link has nothing to return.
+                # No request was made, because an idle connection has nothing to return.
                 self.called = self.silent_since = None
             return
         with self._lock:
@@ -392,18 +400,18 @@ class ProgressMeter:
             # A response without a lag must not count as one at the tip.
             self._behind = batch.behind_seconds if batch.behind_seconds is not None else self._behind
             self._tried = self._read = now
-            self._unfinished = bool(batch.count)
+            self._batch_unfinished = bool(batch.count)
             if batch.count:
                 self._oldest = self._arrival(batch.first_arrived, now, batch.behind_seconds or 0.0)
             elif batch.behind_seconds == 0 or batch.ended:
                 self._oldest = None
-            # An empty response on the way to a record that was not handled is no progress.
-            self._pending = self._unfinished or self._oldest is None
-            self._arriving, self._excused = batch.last_arrived, waits
+            # An empty response is no progress while an earlier record is not handled.
+            self._pending = self._batch_unfinished or self._oldest is None
+            self._batch_arrived, self._excused = batch.last_arrived, waits
             if waits:
-                self._done = now  # or a shard whose records are to wait would be shown as stalled
+                self._done = now  # otherwise a shard whose records must wait would be shown as stalled
             if batch.behind_seconds is not None:
-                # The time that records are to wait is lag, but does not show that the consumer falls behind.
+                # If records must wait, their age is lag, but it does not show that the consumer falls behind.
                 self._keep_lag(batch.behind_seconds if waits else max(batch.behind_seconds, self._waiting(now)), now)
 
     def failed(self, why: str, now: float) -> None:
@@ -414,14 +422,15 @@ class ProgressMeter:
             self._fault, self._excused = why[:FAULT_LENGTH], ""
 
     def dead_letter_failed(self, why: str, now: float) -> None:
-        """Note that the dead letter did not take a record that its handler could not handle, and why."""
+        """Note that a record which its handler could not handle could not be dead-lettered either, and why."""
         with self._lock:
             self._tried, self._dead_letter = now, why[:FAULT_LENGTH]
 
     def excused(self, why: str, now: float) -> None:
         """Note why nothing is read now although nothing is wrong."""
         with self._lock:
-            # Counts as done up to now, or a shard that is right to wait would be shown as stalled.
+            # The shard counts as done up to now. Otherwise it would be shown as stalled although it waits for a good
+            # reason.
             self._done, self.silent_since = now, None
             self._fault, self._dead_letter, self._excused = "", "", why
 
@@ -441,11 +450,11 @@ class ProgressMeter:
         return self._aside is not None
 
     def progressed(self, now: float, first: float | None = None) -> None:
-        """Note that a part of a batch is done: its handler has checkpointed it, or the batch was dispatched in parts.
+        """Note that a part of a batch is done, because the handler checkpointed or the batch is dispatched in parts.
 
         Args:
             now: The time by the worker's clock.
-            first: When the first record arrived that is not done, in seconds since 1970; None if unknown.
+            first: When the first unfinished record arrived in the stream, in seconds since 1970, or None if unknown.
         """
         with self._lock:
             if first is not None:
@@ -465,24 +474,24 @@ class ProgressMeter:
         with self._lock:
             self._work = None
             if self._pending:
-                self._arrived = self._arrived if self._arriving is None else self._arriving
+                self._arrived = self._arrived if self._batch_arrived is None else self._batch_arrived
                 self._done, self._fault, self._dead_letter, self._oldest = now, "", "", None
-            self._unfinished = self._pending = False
+            self._batch_unfinished = self._pending = False
 
     def behind(self, now: float) -> float | None:
-        """Return the seconds behind the tip now; None if they were never known."""
+        """Return the seconds behind the tip now, or None if they were never known."""
         with self._lock:
             return self._behind_at(now)
 
     def _arrival(self, first: float | None, now: float, behind: float) -> float:
-        """Return when a record arrived, by our clock; it is at least `behind` seconds old."""
+        """Return when a record arrived, by this worker's clock. The record is at least `behind` seconds old."""
         age = 0.0 if first is None or self._wall is None else self._wall() - first
         return now - max(0.0, behind, age)
 
     def _waiting(self, now: float) -> float:
-        """Return how many seconds the oldest unfinished record has waited; 0 if no longer than a slow response takes.
+        """Return how many seconds the oldest unfinished record has waited, or 0 if no more than `SILENT_SECONDS`.
 
-        A single read may return everything that waits in the stream, and then counts as being at the tip.
+        The records of a single read may reach up to the tip, so that the lag is 0 although they are not done.
         """
         waited = 0.0 if self._oldest is None else now - self._oldest
         return waited if waited > SILENT_SECONDS else 0.0
@@ -497,26 +506,27 @@ class ProgressMeter:
         # Records that are not done grow older, even if others are read in the meantime.
         oldest = 0.0 if self._oldest is None else max(0.0, now - self._oldest)
         if self._behind is None or self._read is None:
-            if self._before is not None:
+            if self._inherited_behind is not None:
                 # The lag is at least what the previous owner wrote, and grows until the first read.
-                return max(oldest, self._before + max(0.0, now - self._began))
-            # No response has contained a lag. Records that came after the last one wait for as long as it is ago.
-            silence = now - max(at for at in (self._taken, self._read, self._done) if at is not None)
+                return max(oldest, self._inherited_behind + max(0.0, now - self._began))
+            # No response has contained a lag. Records that arrived after the last response may have waited for as long
+            # as the time since then.
+            silence = now - max(time for time in (self._taken_at, self._read, self._done) if time is not None)
             silent = silence > SILENT_SECONDS and not self._excused
             return max(oldest, silence if silent else 0.0) or None
         silence = now - self._read
         # A response that is merely late does not count as lag.
-        return max(oldest, self._behind + (silence if self._unfinished or silence > SILENT_SECONDS else 0.0))
+        return max(oldest, self._behind + (silence if self._batch_unfinished or silence > SILENT_SECONDS else 0.0))
 
-    def untold(self, now: float) -> bool:
+    def annotation_due(self, now: float) -> bool:
         """Return whether a new annotation is due."""
-        return self._wall is not None and now - self._told >= TELL_SECONDS
+        return self._wall is not None and now - self._annotated_at >= TELL_SECONDS
 
     def progress(self, now: float, wall: float) -> Progress:
-        """Return the progress now; `wall` is the same time in seconds since 1970."""
+        """Return the progress at `now`. `wall` is the same time in seconds since 1970."""
 
-        def since_1970(at: float | None) -> float | None:
-            return None if at is None else round(max(0.0, wall - (now - at)), 3)
+        def since_1970(time: float | None) -> float | None:
+            return None if time is None else round(max(0.0, wall - (now - time)), 3)
 
         with self._lock:
             behind = self._behind_at(now)
@@ -539,8 +549,8 @@ class ProgressMeter:
             )
 
     def annotations(self, now: float) -> Annotations:
-        """Return the annotation to write now; none until `tell` was called."""
+        """Return the annotation to write now, or an empty tuple until `tell` was called."""
         if self._wall is None:
             return ()
-        self._told = now
+        self._annotated_at = now
         return ((NOTE, self.progress(now, self._wall()).note),)

@@ -1,12 +1,12 @@
-"""Renews held leases, each lease on its own, so that a request that stalls delays no other lease.
+"""Renews held leases, each by a call of its own, so that a request that stalls delays no other lease.
 
 1. At most one renewal of a lease is in progress. After a failure the next one begins a second later.
 2. A lease that no write has confirmed for `lease_seconds` is dropped, because another worker may own it by then. While
    a renewal is in progress, the lease is dropped a third of that time later, because nearly all renewals succeed.
 
 `SlowPeers` logs which other workers renew too slowly for our `lease_seconds`, which means that their setting differs
-from ours. `first_watch`, `renew_pause` and `news` are a worker's part in bulletins (C4): whether it reads them, how
-often it wakes for them, and which of its leases carries its own.
+from ours. `first_watch`, `renew_pause` and `bulletin_renewals` are a worker's part in bulletins (C4). They determine
+whether the worker reads bulletins, how often it wakes up for them, and which of its leases carries its own bulletin.
 """
 
 import logging
@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable
 from heapq import heappop, heappush
 from typing import Protocol, TypeVar
 
-from leasehold.adapters.threads import seconds
+from leasehold.adapters.threads import boottime
 from leasehold.adapters.worker.holding import Holding
 from leasehold.balancer.actions import Look, Renew
 from leasehold.balancer.bulletin import BulletinTracker, bulletin_of
@@ -29,7 +29,7 @@ from leasehold.balancer.watch import Watch
 from leasehold.errors import StoreError
 from leasehold.stores.printable import escaped
 from leasehold.stores.protocol import Capabilities
-from leasehold.stores.writes import merged
+from leasehold.stores.writes import merge_annotations
 
 log = escaped(logging.getLogger("leasehold.renewing"))
 
@@ -41,13 +41,13 @@ T = TypeVar("T")
 
 
 class BackgroundMap(Protocol):
-    """Begins to apply a function to each item, and may return before that is done. `map` is an example."""
+    """Applies a function to each item, and may return before all calls have ended. `map` is an example."""
 
     def __call__(self, function: Callable[[T], object], items: Iterable[T], /) -> Iterable[object]:
-        """Iterate over the result to run the calls, because `map` is lazy; ignore the values."""
+        """Iterate over the result to run the calls, because `map` is lazy. The values are ignored."""
 
 
-def _aged(holding: Holding, now: float) -> Lease:
+def _with_age(holding: Holding, now: float) -> Lease:
     lease = holding.lease
     return lease.watched(max(0.0, now - holding.confirmed), lease.held, lease.next_owner_idle)
 
@@ -56,27 +56,27 @@ class Renewing:
     """The renewals of one worker.
 
     Each lease is checked when it may be due, not at each call. A heap orders the leases by that time, so a call with
-    nothing due costs the same however many leases are held. A lease that a checkpoint has renewed meanwhile turns out
-    to be early and goes back into the heap.
+    nothing due costs the same however many leases are held. If a checkpoint has renewed a lease meanwhile, the lease is
+    not due yet and goes back into the heap.
 
     Args:
         config: The configuration of the rules.
-        release: Called with each lease that is to be handed off once the running batch is done.
+        release: Called with each lease that must be handed off once its running batch is done.
         clock: Measures how long a renewal takes.
     """
 
     def __init__(
-        self, config: Config, release: Callable[[Holding], None], clock: Callable[[], float] = seconds
+        self, config: Config, release: Callable[[Holding], None], clock: Callable[[], float] = boottime
     ) -> None:
         self._config, self._release, self._clock = config, release, clock
-        self._took = 0.0
+        self._average_seconds = 0.0
         self._begun: set[Holding] = set()
         self._held: Collection[Holding] = ()
-        self._known: frozenset[Holding] = frozenset()
-        self._wakes: list[tuple[float, int, Holding, float]] = []
+        self._known_holdings: frozenset[Holding] = frozenset()
+        self._wake_queue: list[tuple[float, int, Holding, float]] = []
         self._number = 0
-        self._row: Holding | None = None
-        self._pause, self._tells = math.inf, False
+        self._bulletin_holding: Holding | None = None
+        self._pause, self._writes_bulletin = math.inf, False
 
     def begin(
         self, held: Collection[Holding], now: float, me: Me, look: Look, each: BackgroundMap, *, pause: float = math.inf
@@ -84,7 +84,7 @@ class Renewing:
         """Renew the leases that are due, hand off requested ones, and drop those that other workers may have taken.
 
         Args:
-            held: The leases held now; the same object until one is added or removed.
+            held: The leases held now. The collection must be the same object until a lease is added or removed.
             now: The time by the worker's clock.
             me: This worker and what it knows.
             look: The present look, with the annotations to write.
@@ -95,41 +95,43 @@ class Renewing:
             The leases that were checked. Each is checked at least every `pause` seconds, because it may have been
             requested meanwhile.
         """
-        self._pause, self._tells = pause, bool(look.annotations)
+        self._pause, self._writes_bulletin = pause, bool(look.annotations)
         if held is not self._held:
-            # Only new leases are added to the heap. Those that are gone are skipped when they come up.
+            # Only new leases are added to the heap. Leases that are no longer held are skipped when they are due.
             current = frozenset(held)
-            for holding in current - self._known:
-                # Check it in this call: a next owner may have registered before the lease became ours.
+            for holding in current - self._known_holdings:
+                # Check it in this call, because a next owner may have registered before the lease became ours.
                 self._wake(-math.inf, holding, -math.inf)
-            self._held, self._known = held, current
+            self._held, self._known_holdings = held, current
             key = None if (row := bulletin_row([holding.lease for holding in held], me.worker)) is None else row.key
-            self._row = next((holding for holding in held if holding.key == key), None)
-        seen: list[Holding] = []
-        while self._wakes and self._wakes[0][0] <= now:
-            holding = heappop(self._wakes)[2]
-            if holding in self._known:
-                seen.append(holding)
-        seen.sort(key=lambda one: one.key)
-        resting = tuple(holding for holding in seen if not self._waits(holding, now))
+            self._bulletin_holding = next((holding for holding in held if holding.key == key), None)
+        checked: list[Holding] = []
+        while self._wake_queue and self._wake_queue[0][0] <= now:
+            holding = heappop(self._wake_queue)[2]
+            if holding in self._known_holdings:
+                checked.append(holding)
+        checked.sort(key=lambda candidate: candidate.key)
+        ready = tuple(holding for holding in checked if not self._must_wait(holding, now))
         wanted: dict[str, tuple[Holding, Renew | None]] = {
-            holding.key: (holding, None) for holding in resting if holding.releasing
+            holding.key: (holding, None) for holding in ready if holding.releasing
         }
-        due = self._due_renewals(resting, now, me, look)
+        due = self._due_renewals(ready, now, me, look)
         wanted |= {holding.key: (holding, action) for holding, action in due}
-        for holding in seen:
-            # A lease whose renewal is in progress needs no other one, but must still be dropped in time (rule 2).
+        for holding in checked:
+            # If a renewal is in progress, no other one is needed, but the lease must still be dropped in time (rule 2).
             if holding.key not in wanted and now > self._drop_at(holding):
                 self._drop(holding)
-        # Must come before any of them begins: the next call may come while they are in progress (rule 1).
+        # Mark the renewals as begun before the first one starts, because the next call may come while they are in
+        # progress (rule 1).
         self._begun.update(holding for holding, _ in wanted.values())
         try:
-            list(each(lambda each_of: self._tend(*each_of, look), wanted.values()))
+            list(each(lambda item: self._renew_or_release(*item, look), wanted.values()))
         finally:
-            for holding in seen:
-                # Even if `each` has raised: a lease that is missing from the heap would never be renewed again.
+            for holding in checked:
+                # Put the leases back into the heap even if `each` has raised, because a lease that is missing there is
+                # never renewed again.
                 self._wake(min(self._due(holding, now), now + pause), holding, now + pause)
-        return seen
+        return checked
 
     def _due_renewals(self, held: Collection[Holding], now: float, me: Me, look: Look) -> list[tuple[Holding, Renew]]:
         """Return which of these leases to renew now.
@@ -137,102 +139,111 @@ class Renewing:
         While this worker writes a bulletin, its row is renewed more often.
         """
         config, by_key = self._config, {holding.key: holding for holding in held}
-        old = [_aged(holding, now) for holding in held if now - holding.confirmed >= config.renew_seconds]
+        old = [_with_age(holding, now) for holding in held if now - holding.confirmed >= config.renew_seconds]
         due = [*renewals(old, me, config)] if old else []
-        # Checkpoints write no annotations, so a lease that only they renew would never contain how far behind it is.
-        due += [Renew(holding.lease, config.rules.renewal_rule) for holding in held if holding.progress.untold(now)]
+        # Checkpoints write no annotations, so the row of a lease that is renewed only by checkpoints would never
+        # contain its lag.
+        due += [
+            Renew(holding.lease, config.rules.renewal_rule) for holding in held if holding.progress.annotation_due(now)
+        ]
         if look.annotations:
-            # C4: likewise, a lease that only checkpoints renew would contain no bulletin.
-            unsaid = [holding for holding in held if now - holding.renewed >= config.renew_seconds]
-            row = self._row
-            beats = () if row is None or row.key not in by_key else heartbeat([_aged(row, now)], me, config)
-            due += [*beats, *(Renew(holding.lease, "C4") for holding in unsaid)]
+            # C4: in the same way, the row of a lease that is renewed only by checkpoints would contain no bulletin.
+            without_bulletin = [holding for holding in held if now - holding.renewed >= config.renew_seconds]
+            row = self._bulletin_holding
+            heartbeats = () if row is None or row.key not in by_key else heartbeat([_with_age(row, now)], me, config)
+            due += [*heartbeats, *(Renew(holding.lease, "C4") for holding in without_bulletin)]
         if due and any(holding.grouped for holding in held):
-            # One write renews all of them, and from then on they come due together.
-            by_key = {candidate.key: candidate for candidate in self._held if not self._waits(candidate, now)}
+            # If the store groups writes, one write renews all leases, and from then on they are due at the same time.
+            by_key = {candidate.key: candidate for candidate in self._held if not self._must_wait(candidate, now)}
             due = [*(Renew(holding.lease, config.rules.renewal_rule) for holding in by_key.values()), *due]
         wanted = {action.lease.key: action for action in due}
         return [(by_key[key], action) for key, action in wanted.items()]
 
     @property
-    def side_by_side(self) -> int:
-        """How many renewals must run at the same time to be in time at the store's latency, doubled for stalls."""
-        return math.ceil(2 * len(self._held) * self._took / self._config.renew_seconds)
+    def parallel_renewals(self) -> int:
+        """The number of renewals that must run in parallel at the store's latency, doubled in case requests stall."""
+        return math.ceil(2 * len(self._held) * self._average_seconds / self._config.renew_seconds)
 
     def due(self, now: float) -> float:
         """Return the time of the next call."""
-        while self._wakes:
-            wake, _, holding, latest = self._wakes[0]
-            # The first entry may be out of date: a checkpoint has renewed the lease, or it is no longer held.
-            gone = holding not in self._known
-            if not gone and (self._waits(holding, now) or min(self._due(holding, now), latest) <= wake):
+        while self._wake_queue:
+            wake, _, holding, latest = self._wake_queue[0]
+            # The first entry may be out of date, because a checkpoint has renewed the lease, or because it is no longer
+            # held.
+            is_held = holding in self._known_holdings
+            if is_held and (self._must_wait(holding, now) or min(self._due(holding, now), latest) <= wake):
                 return wake
-            heappop(self._wakes)
-            if not gone:
+            heappop(self._wake_queue)
+            if is_held:
                 self._wake(min(self._due(holding, now), latest), holding, latest)
         return math.inf
 
-    def _wake(self, at: float, one: Holding, latest: float) -> None:
+    def _wake(self, time: float, holding: Holding, latest: float) -> None:
         self._number += 1
-        heappush(self._wakes, (at, self._number, one, latest))
+        heappush(self._wake_queue, (time, self._number, holding, latest))
 
     def renew(self, holding: Holding, action: Renew, look: Look, *, patient: bool = True) -> None:
-        """Renew this lease now; not `patient` if other workers wait for its annotations."""
+        """Renew this lease now. Pass `patient=False` if other workers wait for the annotations."""
         began = self._clock()
         try:
-            holding.renew(merged(action.annotations, look.annotations), patient=patient)
+            holding.renew(merge_annotations(action.annotations, look.annotations), patient=patient)
         except StoreError as fault:
             log.warning("lease %s could not be renewed: %s", holding.key, fault)
-        # A moving average, in which a single stall counts for little, but several soon count fully.
-        took = min(self._clock() - began, 4 * self._took + 0.02)
-        self._took += (took - self._took) / 8
+        # Keep a moving average, which a single stall changes little, while several stalls soon count fully.
+        seconds_taken = min(self._clock() - began, 4 * self._average_seconds + 0.02)
+        self._average_seconds += (seconds_taken - self._average_seconds) / 8
 
-    def _waits(self, holding: Holding, now: float) -> bool:
+    def _must_wait(self, holding: Holding, now: float) -> bool:
         # If the last try failed, wait a second before the next one, so as not to add to an overload of the store.
         failed = holding.renewed > max(now - RETRY_SECONDS, holding.confirmed)
         return failed or holding in self._begun
 
     def _due(self, holding: Holding, now: float) -> float:
-        if self._waits(holding, now):
+        if self._must_wait(holding, now):
             return min(now + RETRY_SECONDS, self._drop_at(holding))
         # C4: a lookout renews the row with the bulletin more often. It waits slightly longer than the pause, because a
         # look that is due at the same time also renews that row.
-        beat = self._pause + BEHIND_NEWS_SECONDS if self._tells and holding is self._row else math.inf
+        beat = (
+            self._pause + BEHIND_NEWS_SECONDS
+            if self._writes_bulletin and holding is self._bulletin_holding
+            else math.inf
+        )
         return holding.confirmed + min(self._config.renew_seconds, beat)
 
     def _drop_at(self, holding: Holding) -> float:
         return holding.confirmed + self._config.lease_seconds * (4 / 3 if holding in self._begun else 1)
 
-    def _tend(self, holding: Holding, action: Renew | None, look: Look) -> None:
+    def _renew_or_release(self, holding: Holding, action: Renew | None, look: Look) -> None:
         try:
             if action is not None:
                 self.renew(holding, action, look)
-            # The renewal failed or was late, so by our own clock other workers may have claimed the lease.
+            # If the renewal failed or was late, other workers may have claimed the lease by our own clock.
             if holding.expired:
                 self._drop(holding)
             elif holding.releasing and not holding.lost.is_set():
                 self._release(holding)
         finally:
-            # Even after an exception, or the renewal would count as in progress forever, and never be repeated.
+            # Remove the mark even after an exception. Otherwise the renewal would count as in progress forever and
+            # never be repeated.
             self._begun.discard(holding)
 
     def _drop(self, holding: Holding) -> None:
-        # Another worker may own the lease by now, so no more of its records may be handled here.
+        # Another worker may already own the lease, so no more records of its shard may be handled here.
         holding.drop(f"dropped, not confirmed for {self._config.lease_seconds:g} s: others may have it")
 
 
 class SlowPeers:
-    """Logs each slow worker once."""
+    """Logs each worker that renews too slowly, once."""
 
     def __init__(self) -> None:
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
 
     def observe(self, me: Me, config: Config) -> None:
-        """Log the workers whose measured gaps are too long. `plan` waits longer for them, by the same figures."""
+        """Log the workers whose renewal gaps are too long, and for which `plan` therefore waits longer."""
         for owner, gap in slow_owners(me, config):
-            # Only once, or every full read would log it for as long as that worker runs.
-            if owner not in self._said:
-                self._said.add(owner)
+            # Log each worker only once, or every full read would log it again.
+            if owner not in self._logged:
+                self._logged.add(owner)
                 log.warning(
                     "worker %s let %.1f s pass between two renewals, too long for our lease_seconds of %g; it counts "
                     "as dead after %.1f s only. Give all workers of the group the same: --lease-seconds here, "
@@ -246,24 +257,27 @@ class SlowPeers:
 
 def first_watch(config: Config, capabilities: Capabilities) -> Watch:
     """Start the watch of the table, with bulletins if the rules have a lookout and annotations are free (C14)."""
-    # If an annotation moves the version, other workers would take each bulletin for a renewal.
-    hears = config.rules.keeps_lookout and capabilities.free_annotations
-    return Watch(bulletins=BulletinTracker() if hears else None, silence_seconds=scaled(OUTAGE_SECONDS, config))
+    # If writing an annotation changes the version, other workers would mistake each bulletin for a renewal.
+    reads_bulletins = config.rules.keeps_lookout and capabilities.free_annotations
+    return Watch(
+        bulletins=BulletinTracker() if reads_bulletins else None, silence_seconds=scaled(OUTAGE_SECONDS, config)
+    )
 
 
 def renew_pause(watch: Watch, config: Config) -> float:
-    """Return the longest wait between two calls: the heartbeat interval.
+    """Return the longest wait between two calls, which is the heartbeat interval.
 
-    Any worker may become the lookout, which reads the table for the group, and must then act within that time.
+    Any worker may become the lookout, which must write its bulletin this often.
     """
     return config.renew_seconds if watch.bulletins is None else heartbeat_seconds(config)
 
 
-def news(held: Iterable[Holding], me: str) -> list[tuple[Holding, Renew]]:
-    """Return the row with the bulletin, to be written now: the lookout's news must not wait for the next heartbeat.
+def bulletin_renewals(held: Iterable[Holding], me: str) -> list[tuple[Holding, Renew]]:
+    """Return the renewal that writes the lookout's new bulletin, which must not wait for the next heartbeat.
 
-    If the lookout has just claimed a lease whose row takes over the bulletin, the former row is returned, too. Readers
-    do not know about the new one yet, and in the layout `sessions` the former one does not even fall silent.
+    If the lookout has just claimed a lease whose row takes over the bulletin, the renewal of the former row is
+    returned, too. Other workers still read the former row, and in the layout `sessions` that row does not even stop
+    changing.
     """
     by_key = {holding.key: holding for holding in held}
     leases = [holding.lease for holding in by_key.values()]

@@ -1,4 +1,4 @@
-"""Defines what a worker needs from outside, as protocols: the reader of its leases, tasks, queues, locks and a clock.
+"""Defines the protocols that a worker depends on: the reader of its leases, tasks, queues, locks and a clock.
 
 Tasks have two implementations: `threads` uses real threads, and `simulator.world.tasks` uses virtual time. The same
 runner therefore runs real and simulated fleets.
@@ -24,21 +24,28 @@ class Queue(Protocol):
     """Passes items from any task to any other, in order. No item is None."""
 
     def put(self, item: Any, /) -> None:  # noqa: ANN401  each queue has its own type
-        """Add an item; signal handlers may do so, too."""
+        """Add an item. Signal handlers may call this, too."""
 
     def get(self, until: float = math.inf) -> Any:  # noqa: ANN401  likewise
         """Remove and return the next item, or return None if none comes in time."""
 
 
 class Scheduler(Protocol):
-    """Starts tasks, and lets them wait for each other and for a time."""
+    """What makes two runs of a worker differ: the clock, the order of tasks, random waits, and the process id."""
+
+    process_id: str
+    """Distinguishes this process from every other one that has ever used the worker's id."""
 
     @property
     def fatal(self) -> tuple[type[BaseException], ...]:
-        """The exceptions that end a task from outside; no task may catch them."""
+        """The exceptions that end a task from outside. No task may catch them."""
 
     def clock(self) -> float:
         """Return the seconds of a clock that never goes back."""
+
+    @property
+    def uniform(self) -> Callable[[float, float], float]:
+        """The function that draws a number between two others, for waits after faults. Nothing else is random."""
 
     def lock(self) -> AbstractContextManager[object]:
         """Return a new lock, which may be held during a wait."""
@@ -47,7 +54,7 @@ class Scheduler(Protocol):
         """Return a new queue."""
 
     def start(self, name: str, work: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
-        """Start a task; `failed` is called with its exception. Raises RuntimeError if no task can be started."""
+        """Start a task, whose exception is passed to `failed`. Raises RuntimeError if no task can be started."""
 
     def unforeseen(self, where: str, fault: BaseException) -> None:
         """Log an unexpected exception."""
@@ -64,7 +71,7 @@ class HoldingConsumer(Protocol):
 
 
 class Unread:
-    """A consumer that reads nothing, for a worker that only takes part in sharing the leases."""
+    """A consumer that reads nothing, for a worker that only holds leases."""
 
     def begin(self, holding: Holding) -> None:
         """Do nothing."""

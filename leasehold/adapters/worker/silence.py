@@ -1,10 +1,10 @@
 """Notices that a stream does not respond to this worker, and chooses the leases to leave to other workers (D1 to D7).
 
 A worker whose connection to the lease table works renews its leases, even if its connection to the stream fails.
-To others these leases look alive, although no worker reads them. The rules are in `specs/lifecycle.md`.
+To other workers these leases look alive, although no worker reads their shards. The rules are in `specs/lifecycle.md`.
 
-This module reads no clock and sends no request. `Worker` has it judge after each full read of the table, and carries
-out what it returns.
+`StreamSilence` reads no clock and sends no request. `Worker` calls it after each full read of the table and carries out
+the result.
 """
 
 import logging
@@ -24,26 +24,31 @@ from leasehold.stores.printable import escaped, few
 log = escaped(logging.getLogger("leasehold.silence"))
 
 MARGIN = 1 / 3
-"""How much later than this worker another owner must have got a response, in lease times.
+"""How much later than this worker another owner must have got a response, in multiples of `lease_seconds`.
 
-With less we do not conclude that the stream responds to others. Reads are not simultaneous and clocks differ, so even
-in an outage of the stream one owner always got the last response.
+If the margin were smaller, we could not conclude that the stream responds to other workers. Reads are not simultaneous
+and clocks differ, so even in an outage of the stream one owner was the last to get a response.
 """
 TRIAL = 3
-"""The silence before a trial, in lease times (D4). A stream that is merely slow responds within that time."""
+"""How long a stream is silent before one lease is released as a trial, in multiples of `lease_seconds` (D4).
+
+A stream that is merely slow responds within that time.
+"""
 REST = 2
-"""The first rest, in lease times (D5)."""
+"""How long this worker first leaves leases to others, in multiples of `lease_seconds` (D5)."""
 REST_SECONDS_MOST = 300.0
 UNLISTED_SECONDS = 1.0
-"""After waiting this long for a response, a worker does not list the shards: that request would not be answered either,
-and the turn must not wait for it."""
+"""How long a stream may fail to respond before a worker stops listing its shards.
+
+A listing would get no response from such a stream either, and the turn must not wait for one.
+"""
 
 
 @frozen
 class SilentLease:
-    """A lease to leave to other workers, and for how many seconds at least, if no other worker takes it.
+    """A lease to leave to other workers, for at least `seconds` unless one of them takes it.
 
-    It is left to the worker `to`, if that is known.
+    If `to` is given, the lease is given to that worker.
     """
 
     holding: Holding
@@ -53,18 +58,18 @@ class SilentLease:
 
 @define
 class _Rest:
-    """The time for which leases are left to other workers. The next rest is twice as long.
+    """A period for which leases are left to other workers. Each rest is twice as long as the one before.
 
     Attributes:
         seconds: How long the next rest takes.
-        until: When the last rest ends.
+        until: When the latest rest ends.
     """
 
     seconds: float
     until: float = -math.inf
 
     def begin(self, now: float) -> float:
-        """Begin a rest; return how long it takes."""
+        """Begin a rest, and return how long it takes."""
         seconds, self.seconds = self.seconds, min(2 * self.seconds, REST_SECONDS_MOST)
         self.until = now + seconds
         return seconds
@@ -72,14 +77,14 @@ class _Rest:
 
 @define
 class _StreamState:
-    """What is known of one stream.
+    """The state of one stream, as far as this worker knows it.
 
     Attributes:
         rest: The rest from the stream.
         trial_due: When the next lease may be released as a trial.
-        checkpoints: The checkpoints of other owners when this worker first saw the table after it got no response.
+        checkpoints: The checkpoints of other owners when this worker first read the table during the present silence.
         read_by: Another owner that has read the stream since.
-        silent_at: When it was last found not to respond.
+        silent_at: When the stream was last found not to respond.
     """
 
     rest: _Rest
@@ -108,7 +113,7 @@ class StreamSilence:
         return max(2 * self._lease_seconds, SILENT_SECONDS)
 
     def due(self, holdings: Collection[Holding], now: float) -> float:
-        """Return when to judge, or infinity while no lease waits for a response. Cheap if called often."""
+        """Return when to call `judge`, or infinity while no lease waits for a response. Frequent calls are cheap."""
         if now < self._next:
             return math.inf
         silences = self._silences(holdings, now)
@@ -118,7 +123,7 @@ class StreamSilence:
             called + self._stuck_seconds for holding in holdings if (called := holding.progress.called) is not None
         ]
         due = min(dues, default=math.inf)
-        # A silence that begins now is due in a lease time at the earliest, so no more frequent check is needed.
+        # A silence that begins now is due after `lease_seconds` at the earliest, so no more frequent check is needed.
         self._next = now + min(max(due - now, min(1.0, self._lease_seconds / 8)), self._lease_seconds / 2)
         return due
 
@@ -128,17 +133,17 @@ class StreamSilence:
 
     def without(self, actions: tuple[Action, ...], now: float) -> tuple[Action, ...]:
         """Return the actions without those that take a lease while this worker rests from it or its stream (D5)."""
-        resting = {name for name, stream in self._streams.items() if now < stream.rest.until}
-        shards = {key for key, rest in self._shards.items() if now < rest.until}
-        return tuple(action for action in actions if not self._left_to_others(action, resting, shards))
+        resting_streams = {name for name, stream in self._streams.items() if now < stream.rest.until}
+        resting_keys = {key for key, rest in self._shards.items() if now < rest.until}
+        return tuple(action for action in actions if not self._left_to_others(action, resting_streams, resting_keys))
 
     def _left_to_others(self, action: Action, streams: Collection[str], shards: Collection[str]) -> bool:
-        resting = action.lease.stream in streams or action.lease.key in shards
-        if not isinstance(action, Claim | Steal | RequestHandoff) or not resting:
+        is_resting = action.lease.stream in streams or action.lease.key in shards
+        if not isinstance(action, Claim | Steal | RequestHandoff) or not is_resting:
             return False
-        # A lease that no other worker has taken by now, no other worker will take, so try it here.
-        given_up = self._lease_seconds * (1 if action.lease.owner is None else 2)
-        return not (isinstance(action, Claim) and action.lease.idle >= given_up)
+        # If no other worker has taken the lease in this time, none will, so this worker tries it again.
+        idle_limit = self._lease_seconds * (1 if action.lease.owner is None else 2)
+        return not (isinstance(action, Claim) and action.lease.idle >= idle_limit)
 
     def judge(self, leases: Collection[Lease], holdings: Collection[Holding], now: float) -> list[SilentLease]:
         """Return the leases to leave to other workers.
@@ -152,7 +157,7 @@ class StreamSilence:
         silences = self._silences(holdings, now)
         for name in {holding.lease.stream for holding in holdings}:
             held = [holding for holding in holdings if holding.lease.stream == name]
-            stream = self._stream(name)
+            stream = self._state_of(name)
             since = silences.get(name)
             if since is None:
                 if any(holding.progress.heard > stream.rest.until for holding in held):
@@ -163,16 +168,16 @@ class StreamSilence:
             if stream.silent_at == now:
                 self._compare(stream, name, leases)
             if now - since >= self._lease_seconds:
-                leaving += self._of_stream(stream, name, leases, held, since, now)
-        chosen = {lease.holding for lease in leaving}
+                leaving += self._leave_stream(stream, name, leases, held, since, now)
+        chosen_holdings = {lease.holding for lease in leaving}
         for holding in holdings:
-            if holding not in chosen and self._shard_due(holding, now) <= now:  # D7
-                leaving.append(self._shard(holding, leases, now))
-                chosen.add(holding)
+            if holding not in chosen_holdings and self._shard_due(holding, now) <= now:  # D7
+                leaving.append(self._leave_shard(holding, leases, now))
+                chosen_holdings.add(holding)
         for holding in holdings:
             called = holding.progress.called
             # D6
-            if holding not in chosen and called is not None and now - called >= self._stuck_seconds:
+            if holding not in chosen_holdings and called is not None and now - called >= self._stuck_seconds:
                 leaving.append(SilentLease(holding, self._stuck_seconds))
                 log.error(
                     "shard %s: a call of its source has not returned for %.0f s; released, not taken again before it "
@@ -183,7 +188,7 @@ class StreamSilence:
         return leaving
 
     def _compare(self, stream: _StreamState, name: str, leases: Iterable[Lease]) -> None:
-        """Note whether the checkpoint of another owner has moved since the first call of this silence."""
+        """Note whether another owner's checkpoint has moved since the first call during this silence."""
         current = {
             lease.key: (lease.owner, lease.checkpoint.order)
             for lease in leases
@@ -197,33 +202,34 @@ class StreamSilence:
             if owner_before == owner and order_before < order:
                 stream.read_by = owner
 
-    def _of_stream(  # noqa: PLR0917  one call
+    def _leave_stream(  # noqa: PLR0917  one call
         self, stream: _StreamState, name: str, leases: Collection[Lease], held: list[Holding], since: float, now: float
     ) -> list[SilentLease]:
         if now < stream.rest.until:
             return []
         silence = f"the stream has not responded to this worker for {now - since:.0f} s"
-        annotated = [*self._annotated(name, leases, held, since, now)]
-        read_by = stream.read_by or next((owner for owner, read in annotated if read), "")
+        annotating_owners = [*self._annotating_owners(name, leases, held, since, now)]
+        read_by = stream.read_by or next((owner for owner, read in annotating_owners if read), "")
         if read_by:  # D2
-            left, why = held, f"{silence}, and {read_by} has read it since"
-        elif annotated or now < max(since + TRIAL * self._lease_seconds, stream.trial_due):  # D3
+            leases_to_leave, reason = held, f"{silence}, and {read_by} has read it since"
+        elif annotating_owners or now < max(since + TRIAL * self._lease_seconds, stream.trial_due):  # D3
             return []
         else:  # D4
-            left = [min(held, key=lambda holding: holding.key)]
-            why = f"{silence}; another worker may try it"
+            leases_to_leave = [min(held, key=lambda holding: holding.key)]
+            reason = f"{silence}; another worker may try it"
         rest = stream.rest.begin(now)
         stream.trial_due = now + 2 * rest
         log.warning(
             "%s; releasing %s, leaving its leases to others for %.0f s: check this worker's connection to the stream",
-            why,
-            few([holding.key for holding in left]),
+            reason,
+            few([holding.key for holding in leases_to_leave]),
             rest,
         )
-        # Not for the whole rest: a lease that no other worker has taken by then is tried again (D5).
-        return [SilentLease(holding, self._lease_seconds) for holding in left]
+        # The lease is not left for the whole rest. If no other worker has taken it after `lease_seconds`, this worker
+        # tries it again (D5).
+        return [SilentLease(holding, self._lease_seconds) for holding in leases_to_leave]
 
-    def _stream(self, name: str) -> _StreamState:
+    def _state_of(self, name: str) -> _StreamState:
         return self._streams.setdefault(name, _StreamState(_Rest(REST * self._lease_seconds)))
 
     def _silences(self, holdings: Iterable[Holding], now: float) -> dict[str, float]:
@@ -231,7 +237,7 @@ class StreamSilence:
         silences = _silent_since(holdings)
         for name, since in silences.items():
             if now - since >= self._lease_seconds * MARGIN:
-                self._stream(name).silent_at = now
+                self._state_of(name).silent_at = now
         return silences
 
     def _shard_due(self, holding: Holding, now: float) -> float:
@@ -244,17 +250,17 @@ class StreamSilence:
             if progress.heard > -math.inf:
                 self._shards.pop(holding.key, None)
             return math.inf
-        # After an outage of the stream every shard has its time to respond again.
-        since = max(progress.silent_since, self._stream(holding.lease.stream).silent_at)
-        if progress.failed_at <= since:
+        # After an outage of the stream, every shard gets the full time to respond again.
+        since = max(progress.silent_since, self._state_of(holding.lease.stream).silent_at)
+        if progress.failed_at < since:  # the time at which the failed read began
             return math.inf
         if progress.read_lately(now, self._lease_seconds):
             return since + max(self._lease_seconds, 2 * progress.waited)
         rest = self._shards.get(holding.key)
-        # If no worker gets a response, each of them keeps the lease for longer every time.
+        # If no worker gets a response from the shard, each of them keeps the lease longer every time.
         return since + max(TRIAL * self._lease_seconds, rest.seconds if rest else 0.0)
 
-    def _shard(self, holding: Holding, leases: Iterable[Lease], now: float) -> SilentLease:
+    def _leave_shard(self, holding: Holding, leases: Iterable[Lease], now: float) -> SilentLease:
         """Return the lease of a shard that does not respond, to be given to the owner that has the fewest leases."""
         rest = self._shards.setdefault(holding.key, _Rest(REST * self._lease_seconds)).begin(now)
         others = Counter(
@@ -262,38 +268,38 @@ class StreamSilence:
             for lease in leases
             if lease.owner not in {None, self._me} and lease.yields and lease.idle <= self._lease_seconds
         )
-        to = min(others, key=lambda owner: (others[owner], owner), default=None)
+        new_owner = min(others, key=lambda owner: (others[owner], owner), default=None)
         log.warning(
             "shard %s has not responded to this worker for %.0f s, although its stream has; releasing it%s, not taken "
             "again for %.0f s",
             holding.key,
             now - (holding.progress.silent_since or now),
-            f" to {to}" if to else "",
+            f" to {new_owner}" if new_owner else "",
             rest,
         )
-        return SilentLease(holding, self._lease_seconds, to)
+        return SilentLease(holding, self._lease_seconds, new_owner)
 
-    def _annotated(
+    def _annotating_owners(
         self, name: str, leases: Iterable[Lease], held: list[Holding], since: float, now: float
     ) -> Iterable[tuple[str, bool]]:
-        """Yield each other living owner that annotates its leases, and whether it has read one of them since."""
-        heard = held[0].progress.since_1970(since, now)
-        if heard is None:
+        """Yield each other living owner that annotates its leases, and whether it has read the stream since `since`."""
+        last_response = held[0].progress.since_1970(since, now)
+        if last_response is None:
             return
         for lease in leases:
             if lease.stream != name or lease.owner in {None, self._me} or lease.idle > self._lease_seconds:
                 continue
             progress = progress_of(lease)
             if progress is not None and progress.owner == lease.owner:
-                yield progress.owner, (progress.read or 0.0) > heard + MARGIN * self._lease_seconds
+                yield progress.owner, (progress.read or 0.0) > last_response + MARGIN * self._lease_seconds
 
 
 def _silent_since(holdings: Iterable[Holding]) -> dict[str, float]:
-    """Return, for each stream that does not respond, since when it has not (D1)."""
-    heard, waits = dict[str, float](), dict[str, float]()
+    """Return, for each stream that does not respond, the time since which it has been silent (D1)."""
+    last_responses, waiting_since = dict[str, float](), dict[str, float]()
     for holding in holdings:
         name, progress = holding.lease.stream, holding.progress
-        heard[name] = max(heard.get(name, -math.inf), progress.heard)
+        last_responses[name] = max(last_responses.get(name, -math.inf), progress.heard)
         if progress.silent_since is not None:
-            waits[name] = min(waits.get(name, math.inf), progress.silent_since)
-    return {name: max(since, heard[name]) for name, since in waits.items()}
+            waiting_since[name] = min(waiting_since.get(name, math.inf), progress.silent_since)
+    return {name: max(since, last_responses[name]) for name, since in waiting_since.items()}

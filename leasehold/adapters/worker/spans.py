@@ -1,4 +1,4 @@
-"""Defines where spans begin and end in a worker. This base class does nothing, for workers without tracing."""
+"""Defines where spans begin and end in a worker. The class here does nothing, and is for workers without tracing."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext

@@ -1,9 +1,9 @@
-"""What one worker has read of its lease table, how old that is, and what may have happened unseen.
+"""Keeps what one worker has read of its lease table, and tracks what may have changed unnoticed since.
 
-1. `Watch` keeps the rows and for how long each has been unchanged. This module adds when they were read, and what a
-   reading does not show: rows of leases that were dropped here, and leases that others have finished while this process
-   was paused.
-2. A reading that fails only changes what is known about outages, and must be repeated.
+1. `Watch` keeps the rows and for how long each has been unchanged. This module adds when they were read, and two kinds
+   of changes that a read does not show: leases that were dropped here while their rows still name this worker, and
+   leases that others have finished while this process was paused.
+2. A read that fails changes only what is known about outages. It must be repeated.
 """
 
 import math
@@ -31,45 +31,46 @@ class TableView:
         clock: The worker's clock.
 
     Attributes:
-        watch: What was read, and for how long each row has been unchanged.
+        watch: The rows that were read, and for how long each has been unchanged.
     """
 
     def __init__(self, store: Store, config: Config, clock: Callable[[], float]) -> None:
         self._store, self._config, self._clock = store, config, clock
         self.watch = first_watch(config, store.capabilities)
         self._read_at, self._listing_since = -math.inf, math.inf
-        self._rows_left = Event()
-        self._awake, self._slept_through = math.inf, frozenset[str]()
+        self._has_dropped_rows = Event()
+        self._awake_at, self._keys_before_pause = math.inf, frozenset[str]()
 
     # Reading
 
     @property
     def needs_listing(self) -> bool:
         """Whether the whole table must be read, because a lease was dropped whose row still names this worker (C17)."""
-        return self._rows_left.is_set()
+        return self._has_dropped_rows.is_set()
 
     def lease_dropped(self) -> None:
         """Note that a lease was dropped without a write."""
-        self._rows_left.set()
+        self._has_dropped_rows.set()
 
     def read(self, keys: tuple[str, ...] | None, *, stale_ok: bool) -> Listing:
         """Read these rows, or the whole table. Raises StoreError."""
-        began, rows_left = self._clock(), keys is None and self._rows_left.is_set()
-        if rows_left:
-            # Must come before the read: a lease that is dropped while it runs requires another full read.
-            self._rows_left.clear()
+        began, had_dropped_rows = self._clock(), keys is None and self._has_dropped_rows.is_set()
+        if had_dropped_rows:
+            # Reset the event before the read, because a lease that is dropped during the read requires another full
+            # read.
+            self._has_dropped_rows.clear()
         self._read_at, self._listing_since = began, began if keys is None else math.inf
         try:
             if keys is None:
                 listing = self._store.list()
-                reject_moved(listing)  # a store that knows both tables of a swap hides what this looks for
+                reject_moved(listing)  # a store that knows both tables of a swap hides moved rows
             else:
                 listing = Listing(self._store.get(keys, stale_ok=stale_ok))
         except StoreError:
             self.watch = self.watch.unanswered(began)
-            if rows_left:
+            if had_dropped_rows:
                 # There was no response, so a full read is still needed.
-                self._rows_left.set()
+                self._has_dropped_rows.set()
             raise
         finally:
             self._listing_since = math.inf
@@ -86,13 +87,13 @@ class TableView:
         keys: Collection[str] | None,
         reports: Reports = NO_REPORTS,
     ) -> Sequence[Lease]:
-        """Keep these rows, and return every lease with how long it has been unchanged.
+        """Keep these rows. Return every lease, with the time for which it has been unchanged.
 
         Args:
             rows: The rows, as read or as returned by writes.
-            began: When reading or writing them began.
+            began: When the read or the write began.
             keys: The keys that were read; None: the whole table.
-            reports: What the store knows about the ages of rows.
+            reports: The reports of KCL 3.x workers that were read with the rows.
         """
         self.watch, leases = self.watch.look(rows, began, self._clock(), keys, reports)
         return leases
@@ -102,16 +103,16 @@ class TableView:
         self.watch = self.watch.recalling(released, shards)
 
     def outdated(self, now: float) -> bool:
-        """Whether what was read is too old to create leases: others may have created, finished and deleted them."""
+        """Return whether the last read is too old to create leases by, as others may have finished them since."""
         return now - self._read_at > self._config.lease_seconds
 
     # Pauses of this process
 
     def awake(self, now: float) -> None:
-        """Note that this process runs, and the leases that others may have finished if it was paused for too long."""
-        if now - self._awake > self._config.lease_seconds:
-            self._slept_through = frozenset(self.watch.sightings) | {lease.key for lease in self.watch.history.gone}
-        self._awake = now
+        """Note that this process is running. After a long pause, remember the leases that others may have finished."""
+        if now - self._awake_at > self._config.lease_seconds:
+            self._keys_before_pause = frozenset(self.watch.sightings) | {lease.key for lease in self.watch.history.gone}
+        self._awake_at = now
 
     def history(self, leases: Sequence[Lease], shards: Collection[Shard]) -> History:
         """Return the history, with leases marked finished that other workers finished while this process paused (L13).
@@ -121,11 +122,11 @@ class TableView:
         therefore finished, even if that descendant was reset since.
         """
         history = self.watch.history
-        if not self._slept_through:
+        if not self._keys_before_pause:
             return history
         if not history.full_still:
-            self._slept_through &= {lease.key for lease in history.gone}
-        passed = {key for family in families(shards, leases) for key in family.shards.keys() - family.unread({})}
-        passed &= self._slept_through
-        gone = (evolve(lease, checkpoint=SHARD_END) if lease.key in passed else lease for lease in history.gone)
+            self._keys_before_pause &= {lease.key for lease in history.gone}
+        finished_keys = {key for family in families(shards, leases) for key in family.shards.keys() - family.unread({})}
+        finished_keys &= self._keys_before_pause
+        gone = (evolve(lease, checkpoint=SHARD_END) if lease.key in finished_keys else lease for lease in history.gone)
         return evolve(history, gone=tuple(gone))

@@ -49,15 +49,15 @@ class TracedSpans(WorkerSpans):
     """The spans of one worker; each carries its id."""
 
     def __init__(self, tracer: Tracer, worker: str) -> None:
-        self._tracer, self._worker, self._said = tracer, worker, False
+        self._tracer, self._worker, self._logged = tracer, worker, False
 
     @contextmanager
-    def span(self, name: str, **told: AttributeValue) -> Iterator[Span]:
-        """Make a span of a block and the current one within it; if the block raises, the span is marked as failed.
+    def span(self, name: str, **attributes: AttributeValue) -> Iterator[Span]:
+        """Make a span of a block, which is current within the block. If the block raises, the span is marked as failed.
 
         If the tracer raises, the span is lost, but the block still runs and its result counts.
         """
-        span = self._started(name, told)
+        span = self._started(name, attributes)
         try:
             with use_span(span):
                 yield span
@@ -71,10 +71,10 @@ class TracedSpans(WorkerSpans):
         except Exception as fault:  # noqa: BLE001  tracing must not make a call fail
             self._failed(fault)
 
-    def _started(self, name: str, told: dict[str, Any]) -> Span:
+    def _started(self, name: str, attributes: dict[str, Any]) -> Span:
         try:
-            return self._tracer.start_span(f"leasehold.{name}", attributes=self._told(told))
-        except Exception as fault:  # noqa: BLE001  likewise; a sampler or a processor may raise anything
+            return self._tracer.start_span(f"leasehold.{name}", attributes=self._attributes(attributes))
+        except Exception as fault:  # noqa: BLE001  a sampler or a processor may raise anything
             self._failed(fault)
             return INVALID_SPAN
 
@@ -85,56 +85,50 @@ class TracedSpans(WorkerSpans):
             self._failed(fault)
 
     def _failed(self, fault: Exception) -> None:
-        first, self._said = not self._said, True
+        first, self._logged = not self._logged, True
         if first:
-            log.error("a span failed; this is said once, and work goes on: %s", said(fault), exc_info=fault)
+            log.error("a span failed; logged only once, and the worker continues: %s", said(fault), exc_info=fault)
 
-    def _told(self, told: dict[str, Any]) -> dict[str, AttributeValue]:
-        return {f"leasehold.{name}": value for name, value in {**told, "worker": self._worker}.items()}
+    def _attributes(self, attributes: dict[str, Any]) -> dict[str, AttributeValue]:
+        return {f"leasehold.{name}": value for name, value in {**attributes, "worker": self._worker}.items()}
 
     def over(self, name: str) -> AbstractContextManager[object]:
-        """Return a context manager that makes a span of its block."""
         return self.span(name)
 
     def acting(self, act: Callable[[Action], Acted]) -> Callable[[Action], Acted]:
-        """Wrap the function so that its writes belong to the current span and the action's rule, in any thread."""
         # Writes run in threads of a pool, which do not inherit the current span.
-        present = context.get_current()
+        current_context = context.get_current()
 
-        def acted(action: Action) -> Acted:
-            token = context.attach(context.set_value(RULE, action.rule, present))
+        def wrapped(action: Action) -> Acted:
+            token = context.attach(context.set_value(RULE, action.rule, current_context))
             try:
                 return act(action)
             finally:
                 context.detach(token)
 
-        return acted
+        return wrapped
 
     def store(self, store: Store) -> Store:
-        """Wrap the store so that each listing, read of rows and write is a span."""
         return TracedStore(store, self)
 
     def source(self, source: Source) -> Source:
-        """Wrap the source so that each read of a shard is a span."""
         return TracedSource(source, self)
 
     def handler(self, handler: Handle) -> Handle:
-        """Wrap a handler of batches so that each call, including what it awaits, is a span."""
-
-        def handle(batch: Any, *more: object) -> object:  # noqa: ANN401  the callable's own arguments
-            # OpenTelemetry rejects and logs an attribute that is None.
+        def handle(batch: Any, *arguments: object) -> object:  # noqa: ANN401  the callable's own arguments
+            # OpenTelemetry logs a warning about an attribute that is None.
             fence = {} if batch.epoch is None else {"epoch": batch.epoch}
             attributes = {"lease": batch.lease, "records": len(batch.records), **fence}
-            span, awaiting = self._started("handle", attributes), False
+            span, returned_awaitable = self._started("handle", attributes), False
             try:
                 with use_span(span):
-                    result: Any = handler(batch, *more)
-                awaiting = inspect.isawaitable(result)
+                    result: Any = handler(batch, *arguments)
+                returned_awaitable = inspect.isawaitable(result)
             finally:
-                # If the call returned an awaitable, the span ends when that has ended.
-                if not awaiting:
+                # If the call returned an awaitable, the span ends when the awaitable has ended.
+                if not returned_awaitable:
                     self._end(span)
-            if not awaiting:
+            if not returned_awaitable:
                 return result
 
             async def awaited() -> object:
@@ -157,20 +151,18 @@ class TracedStore(PassingStore):
         self._spans = spans
 
     def list(self) -> Listing:
-        """List every lease."""
         with self._spans.span("list") as span:
             listing = self._store.list()
             self._spans.note(span, {"leasehold.leases": len(listing.leases)})
         return listing
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
-        """Get these leases by key."""
         requested = tuple(keys)
         with self._spans.span("get", leases=len(requested)):
             return self._store.get(requested, stale_ok=stale_ok)
 
     def write(self, write: Write) -> Outcome:
-        """Apply the write or reject it; the span contains the outcome, and the rule if an action required the write."""
+        """Apply the write. The span contains the outcome, and the rule if an action required the write."""
         rule = context.get_value(RULE)
         reason = {"rule": str(rule)} if rule else {}
         with self._spans.span("write", lease=write.lease.key, kind=type(write).__name__, **reason) as span:
@@ -191,7 +183,6 @@ class TracedSource(PassingSource):
         self._spans = spans
 
     def open(self, lease: Lease, start: Position) -> Reader:
-        """Open a reader that starts just after `start`."""
         return TracedReader(super().open(lease, start), lease.key, self._spans)
 
 
@@ -202,7 +193,6 @@ class TracedReader:
         self._reader, self._lease, self._spans = reader, lease, spans
 
     def read(self) -> Batch:
-        """Read once."""
         with self._spans.span("read", lease=self._lease) as span:
             batch = self._reader.read()
             # If the lag is unknown, leave it out, because 0 would mean that the reader is at the tip.
@@ -211,5 +201,4 @@ class TracedReader:
         return batch
 
     def close(self) -> None:
-        """Close the reader."""
         self._reader.close()

@@ -1,15 +1,13 @@
-"""A worker of a fleet, which renews its leases, reads the table, plans and acts whenever a runner calls it.
+"""Runs one worker of a group: it renews leases, reads the table, plans and acts whenever a runner calls it.
 
 1. `renew` and `turn` each do one bounded piece of work and return when to call them next. They never wait for each
    other.
 2. This module starts no threads, does not sleep and reads no wall clock.
-3. A failed write never ends a worker. The next turn reads the table again and plans from what it contains.
+3. A failed write never ends a worker. The next turn reads the table again and plans from its rows.
 """
 
 import logging
 import math
-import random
-import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import Event
@@ -19,9 +17,9 @@ from attrs import evolve
 
 from leasehold.adapters.sources.call_timeouts import Backoff
 from leasehold.adapters.sources.protocol import Named, Source
-from leasehold.adapters.threads import ThreadScheduler, seconds
+from leasehold.adapters.threads import ThreadScheduler
 from leasehold.adapters.worker.annotations import Identity
-from leasehold.adapters.worker.discovery import Discovery, MadeAnew, Recreated, expired_unread
+from leasehold.adapters.worker.discovery import Discovery, LeaseRestarter, MadeAnew, expired_unread
 from leasehold.adapters.worker.handoffs import ParallelMap
 from leasehold.adapters.worker.holding import Holding
 from leasehold.adapters.worker.lease_book import LeaseBook, LeaseEvents
@@ -31,7 +29,7 @@ from leasehold.adapters.worker.renewing import (
     BackgroundMap,
     Renewing,
     SlowPeers,
-    news,
+    bulletin_renewals,
     renew_pause,
 )
 from leasehold.adapters.worker.scheduler import HoldingConsumer, Scheduler
@@ -58,7 +56,7 @@ log = escaped(logging.getLogger("leasehold.worker"))
 
 SOON_SECONDS = 0.05
 TOLD_MOST = 10
-"""The most rows that one log line names."""
+"""The maximum number of rows that one log line names."""
 
 
 def check_worker_id(me: object, capabilities: Capabilities) -> None:
@@ -67,9 +65,9 @@ def check_worker_id(me: object, capabilities: Capabilities) -> None:
     Without this check, every claim of such a worker would fail.
     """
     if not isinstance(me, str) or not me:
-        raise ValueError(f"worker: {me!r} is no worker id; write some text")
+        raise ValueError(f"worker: {me!r} is not a worker id; use a non-empty string")
     if "\0" in me or any("\ud800" <= character <= "\udfff" for character in me):
-        raise ValueError(f"worker: {printable(me)} has a character that no store can hold; write plain text")
+        raise ValueError(f"worker: {printable(me)} contains a character that stores cannot hold; use plain text")
     if capabilities.ascii_owners and not (me.isascii() and me.isprintable() and me == me.strip()):
         raise ValueError(
             f"worker: {printable(me)} cannot be an owner in this store, which keeps owners as HTTP headers; "
@@ -82,19 +80,16 @@ class Worker:
 
     Args:
         store: The lease table.
-        source: The stream whose shards the leases stand for.
+        source: The stream whose shards the workers share.
         me: This worker's id. If it stays the same across restarts, leases are re-adopted instead of moving.
         config: The configuration, which must be the same for the whole fleet.
-        consumer: Reads the held leases; None: the runner does, once it is created. Use `Unread()` for a worker that a
-            program calls by itself and that reads nothing.
-        clock: A clock in seconds that never goes back; `now` is a time of this clock. The default one also advances
-            while the machine is suspended.
-        uniform: Draws a number between two others, for waits after faults. Nothing else is random.
-        process: Distinguishes this process from every other one that has ever used the id.
-        scheduler: Makes the locks that serialize the writes of a lease, and runs the tasks of a runner; None: threads.
-        tracer: Where spans go; None: to the program's own provider, if it has set one before.
-        if_recreated: Where the leases start again if the stream was deleted and recreated under its name; None: nothing
-            is read then, and the log says what to do (L14).
+        consumer: Reads the shards of held leases. If it is None, the runner does so once it is created. Use `Unread()`
+            for a worker that a program calls by itself and that reads nothing.
+        scheduler: Provides what differs from run to run: the clock, tasks and locks, random waits, and an id for this
+            run of the process. The default uses threads and a clock that also advances while the machine is suspended.
+        tracer: Makes the spans. If it is None, the program's own tracer provider is used, if one was set before.
+        if_recreated: Where the leases start again if the stream was deleted and recreated under its name. If it is
+            None, nothing is read then, and a log message contains the remedy (L14).
 
     Examples:
         >>> from leasehold import Config
@@ -113,9 +108,6 @@ class Worker:
         me: str,
         config: Config | None = None,
         consumer: HoldingConsumer | None = None,
-        clock: Callable[[], float] = seconds,
-        uniform: Callable[[float, float], float] = random.uniform,
-        process: str | None = None,
         scheduler: Scheduler | None = None,
         tracer: "Tracer | None" = None,
         if_recreated: Literal["TRIM_HORIZON", "LATEST"] | None = None,
@@ -124,34 +116,38 @@ class Worker:
         self.spans = spans_of(me, tracer)
         self.store, self.source, self.me = self.spans.store(store), self.spans.source(source), me
         self.config = config or Config()
-        self.scheduler: Scheduler = scheduler or ThreadScheduler(clock)
+        self.scheduler: Scheduler = scheduler or ThreadScheduler()
+        self.clock, self.uniform = self.scheduler.clock, self.scheduler.uniform
         self.consumer, self._own_consumer = consumer, consumer is not None
-        self.clock, self.uniform = clock, uniform
-        self.hurried: Callable[[], None] = nobody
-        """Called, from any thread, when `turn` should be called sooner than it returned. A runner sets it."""
+        self.hurried: Callable[[], None] = wake_nothing
+        """A callback, set by the runner and called from any thread, which requests an earlier call of `turn`."""
         self.discovery, self._slow_peers = Discovery(source), SlowPeers()
         name = source.name if isinstance(source, Named) else ""
-        self._identity = Identity(me, process or uuid.uuid4().hex, lambda: self.discovery.incarnation, name)
-        self._recreated = Recreated(self.store, me, self.discovery, if_recreated)
+        self._identity = Identity(me, self.scheduler.process_id, lambda: self.discovery.incarnation, name)
+        self._restarter = LeaseRestarter(self.store, me, self.discovery, if_recreated)
         self._hurry = Event()
         events = LeaseEvents(
-            began=self._began,
-            gave=self._gave,
-            took_back=self._hurry.set,  # the worker that did not accept it may request it again
-            gone=self._gone,
-            remade=self._remade,
+            lease_taken=self._lease_taken,
+            lease_given=self._lease_given,
+            lease_taken_back=self._hurry.set,  # the worker that did not accept it may request it again
+            lease_gone=self._lease_gone,
+            row_recreated=self._row_recreated,
             release=self._release,
         )
-        self._book = LeaseBook(self.store, self._identity, self.config, events, clock=clock, lock=self.scheduler.lock)
-        self._renewing = Renewing(self.config, self._release, clock)
-        self.table, self._look, self._look_due = TableView(self.store, self.config, clock), Look(0.0), -math.inf
+        self._book = LeaseBook(
+            self.store, self._identity, self.config, events, clock=self.clock, lock=self.scheduler.lock
+        )
+        self._renewing = Renewing(self.config, self._release, self.clock)
+        self.table, self._look, self._look_due = TableView(self.store, self.config, self.clock), Look(0.0), -math.inf
         self._creations = PendingCreations(self.config, self.source.latest)
         self._turns, self._closing = 0, False
         self.rows_remade, self._gone_rows = 0, deque[str]()
-        # C17: after an outage every worker must have read the table before the first one to read it judges any lease.
-        self._backoff = Backoff(RETRY_SECONDS, min(self.config.cycle_seconds, self.config.lease_seconds / 2), uniform)
-        self._retake = Backoff(RETRY_SECONDS, min(self.config.cycle_seconds, self.config.lease_seconds / 2), uniform)
-        self._relist = Backoff(RETRY_SECONDS, self.config.cycle_seconds, uniform)
+        # C17: the waits are limited so that, after an outage, every worker has read the table before the first of them
+        # considers any lease expired.
+        retry_seconds_max = min(self.config.cycle_seconds, self.config.lease_seconds / 2)
+        self._backoff = Backoff(RETRY_SECONDS, retry_seconds_max, self.uniform)
+        self._retake = Backoff(RETRY_SECONDS, retry_seconds_max, self.uniform)
+        self._relist = Backoff(RETRY_SECONDS, self.config.cycle_seconds, self.uniform)
 
     @property
     def holdings(self) -> tuple[Holding, ...]:
@@ -161,7 +157,7 @@ class Worker:
     @property
     def renewers(self) -> int:
         """The number of renewals that must run at the same time, given the held leases and the store's latency."""
-        return self._renewing.side_by_side
+        return self._renewing.parallel_renewals
 
     def renew(self, now: float, each: BackgroundMap = map) -> float:
         """Renew the leases that are due, and drop those that other workers may have taken.
@@ -178,27 +174,27 @@ class Worker:
             WorkerError: Another living process uses this worker's id.
         """
         self.table.awake(now)
-        going = self.table.listing_seconds(now)
+        listing_seconds = self.table.listing_seconds(now)
         look, pause = (
-            evolve(self._look, annotations=prolonged_annotations(self._look.annotations, going)),
+            evolve(self._look, annotations=prolonged_annotations(self._look.annotations, listing_seconds)),
             renew_pause(self.table.watch, self.config),
         )
-        seen = self._renewing.begin(self.holdings, now, self._asking(), look, each, pause=pause)
-        if self.discovery.unheard(holding.lease for holding in seen):
+        checked = self._renewing.begin(self.holdings, now, self._current_me(), look, each, pause=pause)
+        if self.discovery.has_unknown_contradiction(holding.lease for holding in checked):
             self.hurry()
         self._book.holdings.check_identity()
-        silent = self._book.silence_due(now)
-        if silent <= now:
+        silence_due = self._book.silence_due(now)
+        if silence_due <= now:
             # D1: only a full read of the table shows whether the stream responds to other workers.
             self.table.lease_dropped()
             self._look_due = min(self._look_due, now)
             self.hurried()
-        soon = min(self._renewing.due(now), now + pause, silent if silent > now else math.inf)
-        # Never without a pause: a renewal that is due but cannot be made yet would keep a core busy.
-        return max(now + SOON_SECONDS, soon)
+        next_due = min(self._renewing.due(now), now + pause, silence_due if silence_due > now else math.inf)
+        # There must always be a pause. Otherwise, a renewal that is due but cannot be made yet would keep a core busy.
+        return max(now + SOON_SECONDS, next_due)
 
     def turn(self, now: float, each: ParallelMap = map) -> float:
-        """Read the table, plan and act if that is due, and take back unclaimed gifts.
+        """Read the table, plan and act if that is due, and take back leases that were given away but not claimed.
 
         Args:
             now: The time by the worker's clock.
@@ -214,55 +210,62 @@ class Worker:
             WorkerError: Another living process uses this worker's id, or the table belongs to another stream.
         """
         self.table.awake(now)
-        attend = self._book.handoffs.check_timeouts(now, each)
+        next_call = self._book.handoffs.check_timeouts(now, each)
         remade_rows = [self._gone_rows.popleft() for _ in range(len(self._gone_rows))]
         if remade_rows:
             log.warning(
-                "rows of the lease table were deleted under this fleet; made anew from memory: %s",
+                "rows of the lease table were deleted while workers were running; recreated from memory: %s",
                 few(remade_rows, TOLD_MOST, "; "),
             )
-        # Gifts are still tracked while the worker leaves: no one would read a lease that its next owner never claims.
+        # Leases that were given away are tracked even while the worker leaves, because no worker would read the shard
+        # of a lease that its next owner never claims.
         if self._closing:
-            return attend
+            return next_call
         if not self._book.holdings.rests:
             list(each(self._book.holdings.readopt, self._book.holdings.unconfirmed))  # H4
         if self._hurry.is_set() or now >= self._look_due:
-            # Must be cleared before the look, so that a request made while it runs leads to another one.
+            # The event must be cleared before the look, so that a request during the look leads to another one.
             full_read = self._hurry.is_set()
             self._hurry.clear()
-            # Rows of dropped leases still name this worker as owner, and only a full read shows them (C17).
+            # The rows of dropped leases still name this worker as owner, and only a full read is sure to return them
+            # (C17).
             full_read |= self.table.needs_listing
             self._look_due = now  # if the look raises, the next turn looks again
             self._look_due = now + self._look_or_wait(now, None if full_read else self._look.keys, each)
         self._book.holdings.check_identity()
         if self._book.holdings.unconfirmed:
-            # The table may name us as their owner, so no worker reads them until we have claimed them.
-            attend = min(attend, now + RETRY_SECONDS)
-        return now if self._hurry.is_set() else min(attend, self._look_due)
+            # Their rows may name this worker as owner. Then no worker reads the shards until this one has claimed the
+            # leases.
+            next_call = min(next_call, now + RETRY_SECONDS)
+        return now if self._hurry.is_set() else min(next_call, self._look_due)
 
     def hurry(self) -> None:
-        """Read the whole table and list the shards at the next turn, because a shard has ended or is gone."""
+        """Read the whole table and list the shards at the next turn, because a shard has ended or disappeared."""
         self.discovery.want()
         self._hurry.set()
         self.hurried()
 
     def parents(self, lease: Lease) -> Mapping[str, Lease]:
-        """Return the leases of this one's parents by key, as stored, or as last seen if a row was deleted (L13).
+        """Return the leases of a lease's parents by key, as stored, or as last read if a row was deleted (L13).
 
-        A finished lease is deleted only once its children have started (L8). If this one has not started, a missing row
-        therefore does not show that the parent is done. The parent counts as unfinished until a look, which is
-        requested here, has decided whether its row is recreated.
+        A finished lease is deleted only once its children have started (L8). If the given lease has not started, a
+        missing row therefore does not show that the parent is done. The parent counts as unfinished until a look, which
+        is requested here, has decided whether its row is recreated.
         """
         stored = {parent.key: parent for parent in self.store.get(lease.parents)} if lease.parents else {}
         if lease.checkpoint.sequence not in NOT_STARTED:
             return stored
-        missing = (self.table.watch.last_seen(key) for key in lease.parents if key not in stored)
-        lost = {parent.key: parent for parent in missing if parent is not None and not parent.ended}
-        unlooked = self.table.watch.sightings.keys() & lost.keys()
-        if unlooked:
+        last_known = (self.table.watch.last_seen(key) for key in lease.parents if key not in stored)
+        missing_parents = {parent.key: parent for parent in last_known if parent is not None and not parent.ended}
+        still_listed = self.table.watch.sightings.keys() & missing_parents.keys()
+        if still_listed:
             self.hurry()
-        undecided = lost.keys() if not self.discovery.current else unlooked | (self._creations.keys & lost.keys())
-        return {**stored, **{key: lost[key] for key in undecided}}
+        undecided = (
+            missing_parents.keys()
+            if not self.discovery.current
+            else still_listed | (self._creations.keys & missing_parents.keys())
+        )
+        return {**stored, **{key: missing_parents[key] for key in undecided}}
 
     def exclude(self, key: str, seconds: float) -> None:
         """Do not take this lease for this many seconds, because another worker may be able to read it.
@@ -274,119 +277,131 @@ class Worker:
         self.discovery.want()
 
     def close(self) -> None:
-        """Take no more leases, and withdraw all requests; the consumer releases the held leases."""
-        # Must come first, or a turn that begins meanwhile could make another request.
+        """Take no more leases, and withdraw all requests. The consumer releases the held leases."""
+        # Set the flag first, or a turn that begins meanwhile could make another request.
         self._closing = True
         self._book.handoffs.withdraw()
 
-    def _look_or_wait(self, now: float, asked: tuple[str, ...] | None, each: ParallelMap) -> float:
-        if asked is None:
-            self._look = evolve(self._look, keys=None)  # must be set first, so that it stays if this look fails
+    def _look_or_wait(self, now: float, requested_keys: tuple[str, ...] | None, each: ParallelMap) -> float:
+        if requested_keys is None:
+            self._look = evolve(self._look, keys=None)  # must be set first, in case this look fails
         try:
             with self.spans.over("look"):
-                self._look_and_act(now, asked, each)
+                self._look_and_act(now, requested_keys, each)
         except MadeAnew:
             raise  # the stream that this worker is bound to no longer exists
         except (StoreError, SourceError) as fault:
-            # If the store or source rejects us and has never worked, give up. A rejection after an earlier success may
-            # pass once a role or a token is renewed.
-            answered = self._turns and (isinstance(fault, StoreError) or self.discovery.answered)
-            if not (answered or isinstance(fault, OutcomeUnknown | SourceUnavailable)):
+            # If the store or source rejects requests and has never worked, give up. A rejection after an earlier
+            # success may pass once a role or a token is renewed.
+            worked_before = self._turns and (isinstance(fault, StoreError) or self.discovery.answered)
+            if not (worked_before or isinstance(fault, OutcomeUnknown | SourceUnavailable)):
                 raise
             self._creations.table_silent()
             wait, count = self._backoff.next(), len(self.holdings)
-            goes_on = f"{count} leases are read while they can be renewed" if count else "nothing is held"
+            consequence = f"{count} leases are read while they can be renewed" if count else "nothing is held"
             if isinstance(fault, StoreError) and not isinstance(fault, OutcomeUnknown):
-                self._look = evolve(self._look, keys=None)  # a single row may be the cause; a listing skips such rows
-            log.warning("no look at the leases, the next in %.1f s; %s: %s", wait, goes_on, fault)
+                self._look = evolve(self._look, keys=None)  # one row may be the cause, and a listing skips such rows
+            log.warning("the leases could not be looked at, trying again in %.1f s; %s: %s", wait, consequence, fault)
             return wait
         self._backoff.reset()
         return self._look.seconds
 
-    def _look_and_act(self, now: float, asked: tuple[str, ...] | None, each: ParallelMap) -> None:
-        began, rows = self.clock(), self.table.read(asked, stale_ok=self._look.stale_ok)
-        listing = self.discovery.concerning(rows)
-        leases = self.table.look(listing.leases, began, asked, rows.reports)
-        me = self._asking()
+    def _look_and_act(self, now: float, requested_keys: tuple[str, ...] | None, each: ParallelMap) -> None:
+        began, rows = self.clock(), self.table.read(requested_keys, stale_ok=self._look.stale_ok)
+        listing = self.discovery.without_other_streams(rows)
+        leases = self.table.look(listing.leases, began, requested_keys, rows.reports)
+        me = self._current_me()
         # Before the first listing we don't know whether a lease that names this worker belongs to the current stream.
-        first = asked is None and not self.discovery.answered
-        shards = self._first_listing(now, listing, me, leases) if first and self._listable(now) else None
-        # Only rows that were just read: any other lease may have a new owner. KCL 2.x renews finished leases, too.
-        seen = self.table.watch.sightings
-        fresh = tuple(leases if asked is None else (seen[key].lease for key in asked if key in seen))
-        self._book.holdings.looked(fresh)
-        unheld = self._book.holdings.unheld(fresh, ended=self.config.rules.counts_ended)
-        idle = self.discovery.refusing or self._book.holdings.rests
-        adopted = () if idle else tuple(filter(None, each(self._book.holdings.readopt, unheld)))
-        me = self._asking()
+        is_first_listing = requested_keys is None and not self.discovery.answered
+        shards = (
+            self._first_listing(now, listing, me, leases) if is_first_listing and self._can_list_shards(now) else None
+        )
+        # Use only rows that were just read, because any other lease may have a new owner by now. Under the rules of KCL
+        # 2.x, finished leases are adopted, too.
+        sightings = self.table.watch.sightings
+        leases_read = tuple(
+            leases if requested_keys is None else (sightings[key].lease for key in requested_keys if key in sightings)
+        )
+        self._book.holdings.note_read(leases_read)
+        unheld_leases = self._book.holdings.unheld(leases_read, ended=self.config.rules.counts_ended)
+        takes_nothing = self.discovery.refusing or self._book.holdings.rests
+        adopted = () if takes_nothing else tuple(filter(None, each(self._book.holdings.readopt, unheld_leases)))
+        me = self._current_me()
         table_keys = {lease.key for lease in listing.leases} | {row.key for row in listing.malformed}
-        asked_of = [held.key for held in self.holdings] if asked is None else filter(self._book.holdings.get, asked)
-        missing = tuple(key for key in asked_of if key not in table_keys)  # a renewal recreates the row
-        doubted = self._book.holdings.doubted(listing.leases, missing)
-        list(each(Holding.reconfirm, doubted))
-        # Must come before the shards are listed, which takes long if the stream does not respond.
-        if asked is None:  # by only some of the leases nothing is judged
+        expected_keys = (
+            [held.key for held in self.holdings]
+            if requested_keys is None
+            else filter(self._book.holdings.get, requested_keys)
+        )
+        missing = tuple(key for key in expected_keys if key not in table_keys)  # a renewal recreates the row
+        doubtful = self._book.holdings.doubtful(listing.leases, missing)
+        list(each(Holding.reconfirm, doubtful))
+        # Judge silent streams before the shards are listed, because listing takes long if the stream does not respond.
+        if requested_keys is None:  # only a read of the whole table shows which other workers get responses
             self._book.leave_silent(leases, now, each)
-        if asked is None and not first and self._listable(now):
+        if requested_keys is None and not is_first_listing and self._can_list_shards(now):
             shards = self.discovery.shards(now, listing, me, leases)
         self.table.recall(self._book.holdings.released, None if listing.malformed else shards)
-        config, history = self._recreated.planned(self.config, self.table.history(leases, shards or ()))
-        me = evolve(self._asking(), history=history)
+        config, history = self._restarter.planning_inputs(self.config, self.table.history(leases, shards or ()))
+        me = evolve(self._current_me(), history=history)
         with self.spans.over("plan"):
-            actions = self._book.without_left(plan(leases, shards, me, config), now)
-        if asked is None and shards is not None:
-            self._recreated.looked(actions, leases)
-        if asked is not None:
-            # A lease that was not just read may have changed; leave it to the lookout or to our next full read.
-            actions = tuple(action for action in actions if action.lease.key in asked)
-            adopted += fresh
-        actions = self._book.holdings.allowed(actions + self._book.handoffs.again(adopted))
+            actions = self._book.without_excluded(plan(leases, shards, me, config), now)
+        if requested_keys is None and shards is not None:
+            self._restarter.note_read(actions, leases)
+        if requested_keys is not None:
+            # Leases that were not just read may have changed, so leave them to the lookout or to our next full read.
+            actions = tuple(action for action in actions if action.lease.key in requested_keys)
+            adopted += leases_read
+        actions = self._book.holdings.without_takes_at_rest(actions + self._book.handoffs.repeated_requests(adopted))
         if self.discovery.refusing:
             actions = tuple(action for action in actions if isinstance(action, Renew))
-            self._let_all_go()
+            self._release_all()
         known_leases, dropped = (*leases, *history.gone), self._book.holdings.dropped
-        early = {} if shards is None else self._creations.held_back(actions, known_leases, dropped, now, each)
-        allowed = (action for action in actions if action not in early and self._may(action, shards))
-        known = self._carry_out(list(map(self._creations.pinned, allowed)), leases, each)
-        if early:
+        delayed = {} if shards is None else self._creations.held_back(actions, known_leases, dropped, now, each)
+        allowed = (action for action in actions if action not in delayed and self._is_allowed(action, shards))
+        all_leases = self._carry_out(list(map(self._creations.pinned, allowed)), leases, each)
+        if delayed:
             # Only a listing of the shards plans these creations again.
             self.discovery.want()
-        if asked is None and (shards is not None or self.discovery.contradictions):
-            self._mend(leases)
-        self._look = self._sooner(look_again(actions, known, me, self.config), early)
-        if asked is None:
+        if requested_keys is None and (shards is not None or self.discovery.contradictions):
+            self._resolve_contradictions(leases)
+        self._look = self._advanced_look(look_again(actions, all_leases, me, self.config), delayed)
+        if requested_keys is None:
             # Only full reads of the table show how seldom other workers renew.
             self._slow_peers.observe(me, self.config)
         self._turns += 1
-        bulletins = news(self.holdings, self.me) if self._look.annotations and asked is None else []
+        bulletins = (
+            bulletin_renewals(self.holdings, self.me) if self._look.annotations and requested_keys is None else []
+        )
         list(each(lambda row: self._renewing.renew(*row, self._look, patient=False), bulletins))
 
-    def _mend(self, leases: Sequence[Lease]) -> None:
-        """Resolve contradictions, unless what was read is out of date by now (L14)."""
-        if not self.table.outdated(self.clock()) and self._recreated.mended(leases, self.holdings):
+    def _resolve_contradictions(self, leases: Sequence[Lease]) -> None:
+        """Resolve contradictions, unless the last read of the table is out of date (L14)."""
+        if not self.table.outdated(self.clock()) and self._restarter.resolve(leases, self.holdings):
             self.hurry()  # read the result, and list the shards
 
-    def _let_all_go(self) -> None:
-        """Release everything once the running batches end: the positions belong to another stream (L14)."""
+    def _release_all(self) -> None:
+        """Release all leases once the running batches end, because the positions belong to another stream (L14)."""
         for holding in self.holdings:
             holding.ask_release()
             self._release(holding)
 
-    def _listable(self, now: float) -> bool:
-        """Return whether the shards can be listed: a stream that answers no read now would not answer that either."""
+    def _can_list_shards(self, now: float) -> bool:
+        """Return whether to list the shards. A stream that does not respond to reads would not respond to that."""
         return not self._book.stream_silent(now)
 
     def leave_stuck(self, now: float, seconds: float, each: ParallelMap = map) -> None:
-        """Release the leases that are to be given up and whose readers wait for a call of the source.
+        """Release the leases that are being given up and whose readers wait for a call of the source.
 
-        A reader may wait for `seconds` first.
+        Only readers that have waited for `seconds` count.
         """
         self._book.leave_stuck(now, seconds, each)
 
     def _first_listing(self, now: float, listing: Listing, me: Me, leases: Sequence[Lease]) -> tuple[Shard, ...] | None:
-        """List the shards; raise WorkerError if the table belongs to another stream.
+        """List the shards. Raise WorkerError if the table belongs to another stream.
 
-        At the start this means that a setting is wrong. If such rows appear later, workers wait until they are gone.
+        At the start, such a table means that a setting is wrong. If rows of another stream appear later, workers wait
+        until they are gone.
         """
         shards = self.discovery.shards(now, listing, me, leases)
         if (other := self.discovery.other_stream) is not None:
@@ -396,7 +411,7 @@ class Worker:
     def _carry_out(self, actions: Iterable[Action], leases: Sequence[Lease], each: ParallelMap) -> Sequence[Lease]:
         """Carry out these actions, and return all leases, including those that this worker has just taken.
 
-        The response to a write contains the row, so no row is read again to see the result (C10).
+        The response to a write contains the row, so the result is known without another read (C10).
         """
         began = self.clock()
         taken_leases = [lease for lease in each(self.spans.acting(self._act), actions) if lease is not None]
@@ -404,54 +419,54 @@ class Worker:
             return leases
         return self.table.look(taken_leases, began, [lease.key for lease in taken_leases])
 
-    def _sooner(self, look: Look, early: Mapping[Action, float]) -> Look:
-        """Make the next look soon and full while leases or a listing are pending, or the stream is starting again."""
-        soon = [max(SOON_SECONDS, min(early.values()))] if early else []
+    def _advanced_look(self, look: Look, delayed: Mapping[Action, float]) -> Look:
+        """Make the next look early and full while creations or a listing are pending, or the stream is restarting."""
+        waits = [max(SOON_SECONDS, min(delayed.values()))] if delayed else []
         if self.discovery.refused:
             # C18: the next full read of the table may be minutes away, and until then a new group has no leases.
-            soon.append(self._relist.next())
+            waits.append(self._relist.next())
         else:
             self._relist.reset()
         if self._book.holdings.not_written:
             # The store can be read but not written. Once it can be, a lease should not wait for a whole cycle.
-            soon.append(self._retake.next())
+            waits.append(self._retake.next())
         else:
             self._retake.reset()
-        if self._recreated.beginning:
+        if self._restarter.beginning:
             # No worker holds the leases. If all rows were deleted, a worker that joins would create them after its wait
             # (L13).
-            soon.append(self.config.renew_seconds)
-        return evolve(look, keys=None, seconds=min(look.seconds, *soon)) if soon else look
+            waits.append(self.config.renew_seconds)
+        return evolve(look, keys=None, seconds=min(look.seconds, *waits)) if waits else look
 
-    def _asking(self) -> Me:
+    def _current_me(self) -> Me:
         return Me(self.me, self._turns, self.table.watch.history)
 
-    def _may(self, action: Action, shards: tuple[Shard, ...] | None) -> bool:
+    def _is_allowed(self, action: Action, shards: tuple[Shard, ...] | None) -> bool:
         if self._closing:
-            return False  # a drain does not wait for a turn that waits for the stream
+            return False  # a draining worker does not wait for a turn that waits for the stream
         match action:
             case Renew():
                 return False  # `renew` keeps its own schedule
             # We may have taken the lease back or adopted it since the plan was made.
             case Claim() | Steal():
                 return self._book.holdings.get(action.lease.key) is None
-            # A listing may be out of date, so the source is asked about shards that are missing from it (L10).
+            # A listing may be out of date, so shards that are missing from it are looked up in the source (L10).
             case Delete():
                 return self.discovery.deletable(action.lease, shards or ())
             case _:
                 return True
 
     def _act(self, action: Action) -> Lease | None:
-        """Carry out this action; return the lease that it has taken, if any."""
-        held = self._book.holdings.get(action.lease.key)
-        if isinstance(action, Release) and held is not None:
+        """Carry out this action. Return the lease that it has taken, if any."""
+        holding = self._book.holdings.get(action.lease.key)
+        if isinstance(action, Release) and holding is not None:
             if action.next_owner and action.next_owner == action.lease.next_owner:
-                # The next owner has registered on the row, so a single write gives the lease. In M14 the plan names an
-                # owner that has not.
-                held.asked(action.lease)
+                # The next owner has registered on the row, so a single write gives the lease to it. In M14, the plan
+                # names a next owner that has not registered.
+                holding.note_next_owner(action.lease)
             else:
-                held.ask_release(action.next_owner)
-            self._release(held)
+                holding.ask_release(action.next_owner)
+            self._release(holding)
             return None
         begun = self.clock()
         if isinstance(action, Create) and self.table.outdated(begun):
@@ -465,33 +480,37 @@ class Worker:
                 return None
         except StoreError as fault:
             if isinstance(action, Claim | Steal):  # H4
-                self._book.holdings.failed(fault, action.lease, begun, claimed=isinstance(action, Claim))
+                self._book.holdings.note_failed_take(fault, action.lease, begun, claimed=isinstance(action, Claim))
             log.warning(
-                "%s of lease %s: %s", type(action).__name__, action.lease.key, fault, extra=_said(action, "unknown")
+                "%s of lease %s: %s",
+                type(action).__name__,
+                action.lease.key,
+                fault,
+                extra=_log_fields(action, "unknown"),
             )
             return None
         if isinstance(action, Claim | Steal):
-            self._book.holdings.answered()
+            self._book.holdings.note_response()
         taken: Lease | None = None
         match action, outcome:
             case ((Claim() | Steal()), Done(lease)):
                 self._book.holdings.hold(lease, begun)
                 taken = lease
-            case Delete(lease), Done() if (held := self._book.holdings.get(lease.key)) is not None:
-                held.drop("its shard is gone")  # otherwise its next write would recreate the row
+            case Delete(lease), Done() if (holding := self._book.holdings.get(lease.key)) is not None:
+                holding.drop("its shard is gone")  # otherwise its next write would recreate the row
             case Create(rule="L13"), Done(lease):
-                self._remade(f"{lease.key} at {lease.checkpoint.sequence}")
+                self._row_recreated(f"{lease.key} at {lease.checkpoint.sequence}")
             case RequestHandoff(), Done(lease):
-                self._book.handoffs.asked(lease)
+                self._book.handoffs.note_request(lease)
             case _:
                 pass
         match outcome:
             case Lost(key):
-                extra = _said(action, "refused", key)
-                log.info("%s of lease %s refused: somebody was faster", type(action).__name__, key, extra=extra)
+                extra = _log_fields(action, "refused", key)
+                log.info("%s of lease %s rejected: another worker was faster", type(action).__name__, key, extra=extra)
             case Done(lease):
                 key, rule = lease.key, action.rule
-                extra = _said(action, "done", key) | _taken_from(action, key)
+                extra = _log_fields(action, "done", key) | _reason_field(action, key)
                 log.info("%s of lease %s done, by %s", type(action).__name__, key, rule, extra=extra)
                 if isinstance(action, Delete) and rule == "L10" and not action.lease.ended:
                     # Only the worker that deletes the row logs the gap, so the group logs it once.
@@ -500,7 +519,7 @@ class Worker:
                 assert_never(never)
         return taken
 
-    def _began(self, holding: Holding) -> None:
+    def _lease_taken(self, holding: Holding) -> None:
         if self.consumer is not None:
             self.consumer.begin(holding)
 
@@ -508,30 +527,30 @@ class Worker:
         if self.consumer is not None:
             self.consumer.release(holding)
 
-    def _gone(self, holding: Holding) -> None:
+    def _lease_gone(self, holding: Holding) -> None:
         if holding.expired:
             self.table.lease_dropped()
-        if not self._own_consumer:  # wake the runner's lease reader, which may wait for hours; others watch `lost`
+        if not self._own_consumer:  # wake the runner's reader, which may wait for hours; others watch `lost`
             self._release(holding)
 
-    def _remade(self, what: str) -> None:
+    def _row_recreated(self, what: str) -> None:
         self.rows_remade += 1
         self._gone_rows.append(what)
-        self.hurry()  # other rows may be gone, too, some of them without an owner to recreate them
+        self.hurry()  # other rows may have been deleted, too, perhaps without an owner to recreate them
 
-    def _gave(self, now: float) -> None:
-        # C13: a worker that was alone looks seldom, but the next owner may die as soon as it has the lease.
+    def _lease_given(self, now: float) -> None:
+        # C13: a worker that was alone looks seldom, but must notice if the next owner dies as soon as it has the lease.
         self._look_due = min(self._look_due, now + scaled(LOOK_SECONDS, self.config))
         self.hurried()
 
 
-def _said(action: Action, outcome: str, key: str | None = None) -> dict[str, str]:
-    """Return the fields of a log line about an action; `key` is the lease taken, if not the first choice."""
+def _log_fields(action: Action, outcome: str, key: str | None = None) -> dict[str, str]:
+    """Return the fields of a log line about an action. `key` is the lease taken, if that is not the first choice."""
     return {"lease": key or action.lease.key, "rule": action.rule, "outcome": outcome}
 
 
-def _taken_from(action: Action, key: str) -> dict[str, str]:
-    """For a lease that was taken, return a log field that says why it could be taken."""
+def _reason_field(action: Action, key: str) -> dict[str, str]:
+    """Return a log field with the reason why the lease could be taken, or none if the action takes no lease."""
     if not isinstance(action, Claim | Steal):
         return {}
     taken = next(candidate for candidate in (action, *action.alternates) if candidate.lease.key == key)
@@ -540,8 +559,8 @@ def _taken_from(action: Action, key: str) -> dict[str, str]:
     return {"taken": f"{taken.lease.owner} stopped renewing it" if taken.lease.owner else "no worker had it"}
 
 
-def nobody() -> None:
-    """Wake no task. The default for programs that call `turn` by themselves."""
+def wake_nothing() -> None:
+    """Wake no task, which is the default for programs that call `turn` by themselves."""
 
 
 def spans_of(worker: str, tracer: "Tracer | None" = None) -> WorkerSpans:

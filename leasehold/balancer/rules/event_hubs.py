@@ -1,11 +1,11 @@
-"""The P/N rules of the Azure SDKs (E1 to E7), with one function per dialect.
+"""Implements the P/N rules of the Azure SDKs (E1 to E7), with one function per dialect.
 
 Each dialect computes the share, claims free partitions, and otherwise steals from one worker. Sources: the
 load-balancing note of the Event Processor (gist), and PartitionLoadBalancer (.NET), PartitionBasedLoadBalancer (Java)
-and OwnershipManager (Python) of the SDKs. They draw at random where we sort by digest.
+and OwnershipManager (Python) of the SDKs. They choose at random, and we choose by digest.
 
-E1, who is active, is the census. E2, the share, is `_share`. E7, by which an owner rewrites all its partitions, is
-`renewals`.
+The census implements E1, which determines the active workers. `_share` implements E2, the share of each worker.
+`renewals` implements E7, by which an owner rewrites all its partitions.
 """
 
 import math
@@ -44,7 +44,7 @@ class EventHubs(RuleSet):
 
     @classmethod
     def variants(cls) -> Mapping[str, RuleSet]:
-        """Return the dialects by name, and with the suffix "-greedy" those that have that mode (the note has none)."""
+        """Return each dialect by name, and again with the suffix "-greedy" if it has a greedy mode."""
         balanced = {dialect: cls(dialect) for dialect in DIALECTS}
         greedy = {f"{dialect}-greedy": cls(dialect, "greedy") for dialect in DIALECTS if dialect != "gist"}
         return {cls.name: cls(), **balanced, **greedy}
@@ -55,7 +55,7 @@ class EventHubs(RuleSet):
 
     @property
     def again_at_once(self) -> bool:
-        # E4, E5: the greedy mode applies the same rule again as long as something was taken.
+        # E4, E5: the greedy mode applies the same rule again as long as a partition was taken.
         return self.mode == "greedy" and self.dialect in {"dotnet", "java"}
 
     @property
@@ -72,10 +72,10 @@ class EventHubs(RuleSet):
         return math.nextafter(lease_seconds, 0.0) if self.dialect in {"dotnet", "java"} else lease_seconds
 
     def take(self, census: Census, me: Me, _config: FleetSeconds) -> tuple[Action, ...]:
-        """Return everything that this worker takes in one turn: at most one partition, except in Python's greedy mode.
+        """Return the takings of this worker in one turn, at most one except in Python's greedy mode.
 
-        The greedy mode of .NET and Java applies the same rule again at once as long as something was taken (see
-        `look_again`). The note has no modes.
+        The greedy mode of .NET and Java applies the same rule again at once as long as a partition was taken (see
+        `look_again`). The gist has no modes.
         """
         match self.dialect:
             case "gist":
@@ -96,18 +96,20 @@ def _share(census: Census) -> tuple[int, int]:
 
 
 def _python(census: Census, me: Me, *, greedy: bool) -> tuple[Action, ...]:
-    """Claim a partition if below the share rounded up, or steal one if below the share rounded down (E3).
+    """Apply the rules of the Python SDK (E3).
 
-    A worker that holds the share rounded down never steals, so counts of 4, 2 and 2 never change.
+    A worker that holds fewer partitions than the share rounded up claims a free one. If none is free, a worker that
+    holds fewer than the share rounded down steals one. A worker that holds exactly the share rounded down never steals,
+    so counts of 4, 2 and 2 never change.
     """
-    low, more = _share(census)
-    high, mine = low + (more > 0), len(census.mine)
-    if mine >= high:  # E3
+    floor, extras = _share(census)
+    ceiling, mine = floor + (extras > 0), len(census.mine)
+    if mine >= ceiling:  # E3
         return ()
-    free = draw(census.available, me, high - mine if greedy else 1)
+    free = draw(census.available, me, ceiling - mine if greedy else 1)
     if free:
         return tuple(Claim(lease, rule="E3") for lease in free)
-    if mine >= low:
+    if mine >= floor:
         return ()
     # Steal from the owner with the most partitions. If several have the most, choose the one whose partition is first
     # in key order.
@@ -118,54 +120,62 @@ def _python(census: Census, me: Me, *, greedy: bool) -> tuple[Action, ...]:
 
 
 def _dotnet(census: Census, me: Me) -> tuple[Action, ...]:
-    """Take a partition if below the share rounded down, or if exactly at it and no worker is below it (E4).
+    """Apply the rules of the .NET SDK (E4).
+
+    A worker takes a partition if it holds fewer than the share rounded down, or if it holds exactly that share and no
+    worker holds fewer.
 
     Free partitions come first, then those of owners that hold at least two more than the share. Only a worker below the
-    share takes from owners that hold one more, so that no state is stuck.
+    share also takes from owners that hold one more than the share. Otherwise the counts could stay uneven forever.
     """
-    low, _ = _share(census)
+    floor, _ = _share(census)
     mine, least = len(census.mine), min(census.counts.values())
-    if mine > low or (mine == low and least < low):  # E4: workers below the share go first
+    if mine > floor or (mine == floor and least < floor):  # E4: workers below the share go first
         return ()
     if census.free or census.expired:
         return _claim_one(census, me, "E4")
-    from_owners = _holding(census, above=low + 1)
-    if not from_owners and mine < low:
-        from_owners = _holding(census, above=low)
+    from_owners = _holding(census, above=floor + 1)
+    if not from_owners and mine < floor:
+        from_owners = _holding(census, above=floor)
     return _steal_one(census, me, from_owners, "E4")
 
 
 def _java(census: Census, me: Me) -> tuple[Action, ...]:
-    """Take a partition if below the share or among the workers with the fewest (E5).
+    """Apply the rules of the Java SDK (E5).
 
-    If the counts are already even, take nothing. If no other worker is active, the calling worker has the fewest.
+    A worker takes a partition if it holds fewer than the share, or if no other worker holds fewer. If the counts are
+    already even, no worker takes a partition.
     """
-    low, more = _share(census)
+    floor, extras = _share(census)
     mine, counts = len(census.mine), census.counts.values()
-    at_more = sum(count == low + 1 for count in counts)
-    even = min(counts) >= low and max(counts) <= low + 1 and at_more == more
-    if even or (mine >= low and mine > min(counts)):  # E5
+    owners_with_extra = sum(count == floor + 1 for count in counts)
+    is_even = min(counts) >= floor and max(counts) <= floor + 1 and owners_with_extra == extras
+    if is_even or (mine >= floor and mine > min(counts)):  # E5
         return ()
     if census.free or census.expired:
         return _claim_one(census, me, "E5")
-    # If several have the most, choose the first by name; Java uses the order of its hash map.
+    # If several owners have the most, choose the first by name. Java uses the order of its hash map.
     fullest = min(census.counts, key=lambda owner: (-census.counts[owner], owner))
     return _steal_one(census, me, {fullest}, "E5")
 
 
 def _gist(census: Census, me: Me) -> tuple[Action, ...]:
-    """Take one partition unless above the share: a free one, else one of an owner that holds two more than it (E6)."""
-    low, _ = _share(census)
+    """Apply the rules of the gist (E6).
+
+    A worker takes a partition unless it holds more than the share. Free partitions come first, then those of owners
+    that hold at least two more than the share.
+    """
+    floor, _ = _share(census)
     mine = len(census.mine)
-    if mine > low:  # E6
+    if mine > floor:  # E6
         return ()
     if census.free or census.expired:
         return _claim_one(census, me, "E6")
-    from_owners = _holding(census, above=low + 1)
-    if not from_owners and mine < low:
-        # E6: the note steals only from owners above the share + 1. With its own example of 18 partitions and a fourth
-        # owner, the counts would stay at 5, 5, 5 and 3.
-        from_owners = _holding(census, above=low)
+    from_owners = _holding(census, above=floor + 1)
+    if not from_owners and mine < floor:
+        # E6: the note steals only from owners above the share + 1. In the example that the note gives, with 18
+        # partitions and a fourth owner, the counts would stay at 5, 5, 5 and 3.
+        from_owners = _holding(census, above=floor)
     return _steal_one(census, me, from_owners, "E6")
 
 

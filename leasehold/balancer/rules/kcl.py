@@ -1,12 +1,12 @@
-"""The rules of KCL 2.x (K1 to K10) and of kcl-rust (R1 to R3).
+"""Implements the rules of KCL 2.x (K1 to K10) and of kcl-rust (R1 to R3).
 
 KCL computes a target, takes very old leases first, then free ones, and otherwise steals from one worker. Source:
-DynamoDBLeaseTaker of the Kinesis Client Library 2.7. KCL shuffles where we sort by digest; everything else is the same,
-including its stable imbalance.
+DynamoDBLeaseTaker of the Kinesis Client Library 2.7. KCL shuffles leases, and we sort them by digest. Everything else
+is the same, including the imbalance that can persist under KCL (see `_steals`).
 
 kcl-rust claims free leases greedily. If none is free, it steals one lease from a worker that holds at least two more.
-Source: the README of kcl-rust, "Spawning". It does not state which of the fullest workers to steal from; we choose one
-of them by digest.
+Source: the README of kcl-rust, "Spawning". The README does not specify from which of the fullest workers to steal. We
+choose one of them by digest.
 """
 
 from attrs import field, frozen
@@ -47,11 +47,13 @@ class Kcl(RuleSet):
     def take(self, census: Census, me: Me, config: FleetSeconds) -> tuple[Action, ...]:
         if not census.leases:  # K3
             return ()
-        oldest = self.very_old_multiplier * config.lease_seconds
-        old = tuple(lease for lease in census.available if self.very_old_multiplier and lease.idle > oldest)
-        if old:  # K5: ignores the target, and ends the turn even if the worker may not take any
-            room = len(old) if self.max_leases is None else self.max_leases - len(census.mine)
-            return _claims(draw(old, me, room), "K5")
+        idle_limit = self.very_old_multiplier * config.lease_seconds
+        very_old_leases = tuple(
+            lease for lease in census.available if self.very_old_multiplier and lease.idle > idle_limit
+        )
+        if very_old_leases:  # K5 ignores the target, and ends the turn even if this worker must not take any lease
+            room = len(very_old_leases) if self.max_leases is None else self.max_leases - len(census.mine)
+            return _claims(draw(very_old_leases, me, room), "K5")
         needed = _target(census, self) - len(census.mine)
         if needed <= 0:  # K6
             return ()
@@ -61,7 +63,7 @@ class Kcl(RuleSet):
 
 
 def _target(census: Census, rules: Kcl) -> int:
-    """Return how many leases each worker wants: an equal share rounded up, from 1 to `max_leases` (K4)."""
+    """Return how many leases each worker wants, which is an equal share rounded up, from 1 to `max_leases` (K4)."""
     share = max(1, -(-len(census.leases) // len(census.counts)))
     return share if rules.max_leases is None else min(share, rules.max_leases)
 
@@ -69,9 +71,9 @@ def _target(census: Census, rules: Kcl) -> int:
 def _steals(census: Census, me: Me, rules: Kcl, needed: int) -> tuple[Steal, ...]:
     """Steal leases from one worker, the one that holds the most (K8).
 
-    A worker that lacks two or more leases may take one from a worker that holds exactly the target; a worker that lacks
-    one may not. This is the stable imbalance of KCL: five hundred leases stay divided 300 to 200 between two clusters
-    of a hundred workers each.
+    A worker that lacks two or more leases may take one from a worker that holds exactly the target, but a worker that
+    lacks one may not. Therefore an imbalance can persist under KCL. For example, five hundred leases stay divided 300
+    to 200 between two clusters of a hundred workers each.
     """
     # Java visits equal counts in the order of its hash map, which is the same in every JVM, so all workers steal from
     # the same one. We use the order of names instead.
@@ -123,8 +125,8 @@ class KclRust(RuleSet):
     def take(self, census: Census, me: Me, _config: FleetSeconds) -> tuple[Action, ...]:
         """Return everything that this worker takes in one turn.
 
-        There is no target (R1). The first worker may claim far more than its share, and the others take leases back one
-        per turn until no worker holds two more than another (R2).
+        There is no target (R1). The first worker may claim far more than its share. The others then steal one lease per
+        turn from the fullest worker until no worker holds two more than another (R2).
         """
         mine = len(census.mine)
         room = len(census.leases) if self.max_leases is None else self.max_leases - mine
@@ -132,7 +134,7 @@ class KclRust(RuleSet):
             leases = draw(census.available, me, min(self.leases_to_acquire, room))
             return tuple(Claim(lease, rule="R1") for lease in leases)
         highest = max(census.counts.values())
-        if highest < mine + 2 or room < 1:  # R2: with a difference of less than two, the lease would only change places
+        if highest < mine + 2 or room < 1:  # R2: a steal at a difference of one would only swap the counts
             return ()
         digest = digest_under(f"{me.worker}\0{me.turn}")
         fullest = (owner for owner, count in census.counts.items() if count == highest)

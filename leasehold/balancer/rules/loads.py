@@ -1,28 +1,28 @@
 """Balances throughput, if it is known, with the fewest moves that bring the most loaded worker close to the mean (M13).
 
-Counts do not show loads: a worker with an even share of leases may carry nearly three times the mean load. If weights
-are known, counts may differ by half a share more than usual, and loads decide within that range.
+Even counts do not make even loads. A worker with an even share of leases may carry nearly three times the mean load. If
+weights are known, counts may differ by half a share more than usual, and within that range leases are divided by load.
 
 Every worker computes the same series of moves from the same rows and carries out its own part. Each step takes the most
 and the least loaded worker and moves the lease that evens the two out best. With loads A and B, moving a weight w
 lowers the sum of squared loads by 2 w (A - B - w). Each step lowers this sum, so the moves end while loads stay the
 same (S9).
 
-Measurements fluctuate, and the workers must not follow the noise. Hence four limits:
+Measurements fluctuate, and leases must not move because of noise. So there are four limits:
     No lease moves while no worker is more than a tenth above the mean.
     A move leaves the taker more than a tenth of the mean below the load that the giver had.
     It gains at least (a tenth of the mean)² / 4, which is the most a lease can gain if the gap is a tenth of the mean.
     A worker that gains in a series gives nothing in it, because others could carry out the second step before the
     first.
 
-A lease moves at most once per cycle: a lease that changed hands within the last cycle stays, and a lease with a
-hand-off in progress already counts for its next owner. If a worker plans from an older reading, it names a former owner
-and its write is rejected. A lease that M6 moved because of counts may move once more because of loads, since no order
-in M4 suits both.
+A lease moves at most once per cycle, because a lease that changed hands within the last cycle stays, and a lease with a
+hand-off in progress already counts for its next owner. If a worker plans from outdated rows, its write names a former
+owner, and the store rejects it. A lease that M6 moved because of counts may move once more because of loads, since no
+order in M4 suits both.
 
-Little traffic is no reason to move anything. Below an average of a hundredth of a shard's capacity per lease, counts
-alone decide. If counts already differ because of loads, they may stay so down to half of that, so that leases do not
-move back and forth when traffic is near the limit.
+No leases move because of loads while there is little traffic. Below an average of a hundredth of a shard's capacity per
+lease, counts alone decide. If counts already differ because of loads, they may stay so down to half of that, so that
+leases do not move back and forth when traffic is near the limit.
 
 Counts have limits, too. No worker gets more than the floor + 1 + the tolerance, nor more than `max_leases`. A worker
 that is down to the floor less the tolerance gives only leases that leave it above the mean.
@@ -48,37 +48,38 @@ BAND = 0.1
 """How far above the mean a worker's load may be before leases move, as a fraction of the mean."""
 
 QUIET = 10_000
-"""Bytes per second per lease below which counts alone decide: a hundredth of the capacity of a Kinesis shard."""
+"""If a lease has fewer bytes per second on average, counts alone decide. It is a hundredth of a shard's capacity."""
 
 UNKNOWN = 10
-"""One in this many leases may be unmeasured, so that a shard split does not stop the balancing of loads."""
+"""At most one in this many leases may be unmeasured, so that a shard split does not stop the balancing of loads."""
 
 
 def slack(leases: Sequence[Lease], floor: int) -> int:
-    """Return how far counts may differ in order to balance loads: half a share if nearly all weights are known, else 0.
+    """Return how far counts may differ to balance loads, which is half a share if nearly all weights are known, else 0.
 
-    It is 0 with hardly any traffic. It is also 0 next to KCL 3.x workers, which measure loads too: if each side moved
-    leases because of loads, the other would take them back.
+    The result is 0 if there is hardly any traffic. It is also 0 if there are workers of KCL 3.x, which balance loads,
+    too. If each side moved leases because of loads, the other would take them back.
     """
     limit = len(leases) // UNKNOWN
     if not isinstance(leases, KnownLeases) and all(lease.weight is None for lease in leases[: limit + 1]):
-        return 0  # no worker measures, so skip the remaining leases
+        return 0  # no worker measures loads, so skip the remaining leases
     indexed_leases = indexed(leases)
     measured, load = indexed_leases.measured()
     if len(leases) - measured > limit or 2 * load < QUIET * measured:
         return 0
     counts = {owner: count for owner, count in indexed_leases.counts().items() if owner is not None and count}
-    # Too little traffic to start moving leases. Half as much is enough if counts already differ because of loads.
+    # There is too little traffic to start moving leases. Half as much is enough if counts already differ because of
+    # loads.
     if load < QUIET * measured and (not counts or max(counts.values()) - min(counts.values()) <= 1):
         return 0
-    ours = indexed_leases.our_workers(math.inf)
-    if ours and not ours >= counts.keys():
+    own_workers = indexed_leases.our_workers(math.inf)
+    if own_workers and not own_workers >= counts.keys():
         return 0  # some workers sign their leases and others do not
     return (floor + 1) // 2
 
 
 def average(leases: Sequence[Lease]) -> int:
-    """Return the weight to assume for a lease that is not measured yet: the integer mean, or 0 if none is known."""
+    """Return the integer mean of the known weights, or 0. It is assumed for leases that are not measured yet."""
     measured, load = indexed(leases).measured()
     return load // max(measured, 1)
 
@@ -112,7 +113,7 @@ def takers(
     *,
     settling: float,
 ) -> dict[str, str]:
-    """Return the worker that should take each lease that should move, by lease key.
+    """Map the key of each lease that should move to the worker that should take the lease.
 
     The counts must already be in order. No lease moves while any lease is free.
 
@@ -122,7 +123,7 @@ def takers(
         floor: The number of leases that every worker should hold at least.
         moving: The owner and next owner, by key, of the leases with a hand-off in progress.
         most_leases: The most leases that one worker may hold, or None for no limit.
-        settling: A lease that changed hands fewer than this many seconds ago stays.
+        settling: How many seconds a lease must have stayed with its owner before it may move.
     """
     indexed_leases = indexed(census.leases)
     tolerance = slack(indexed_leases, floor)
@@ -134,38 +135,38 @@ def takers(
         loads = indexed_leases.load_of_each(unknown)
         if max(loads.values()) * len(counts) <= (1 + BAND) * sum(loads.values()):
             return {}
-    held: dict[str, list[Lease]] = {worker: [] for worker in counts}
+    movable_leases: dict[str, list[Lease]] = {worker: [] for worker in counts}
     for lease in census.leases:
         if lease.owner is not None and lease.key not in moving and lease.held >= settling:
-            held[lease.owner].append(lease)
+            movable_leases[lease.owner].append(lease)
     limit = min(floor + 1 + tolerance, len(census.leases) if most_leases is None else most_leases)
     room = {worker: limit - count for worker, count in counts.items()}
     spare = {worker: count - (floor - tolerance) for worker, count in counts.items()}
-    return relief(held, room, spare, unknown, loads_of(census, counts, moving, unknown))
+    return relief(movable_leases, room, spare, unknown, loads_of(census, counts, moving, unknown))
 
 
 def relief(
-    held: Mapping[str, Sequence[Lease]],
+    movable: Mapping[str, Sequence[Lease]],
     room: Mapping[str, int],
     spare: Mapping[str, int],
     unknown: int = 0,
     loads: Mapping[str, int] | None = None,
 ) -> dict[str, str]:
-    """Return the worker that takes each lease that should leave an overloaded worker, by lease key.
+    """Map the key of each lease that should leave an overloaded worker to the worker that should take the lease.
 
     The result is the same for all workers that read the same rows.
 
     Args:
-        held: The leases of each worker that may move.
+        movable: The leases of each worker that may move.
         room: How many leases each worker may gain.
         spare: How many leases each worker may lose. A worker that stays above the mean may lose more.
         unknown: The weight of a lease that is not measured yet.
-        loads: The load of each worker, including leases that may not move. If None, `held` contains all leases.
+        loads: The load of each worker, including leases that may not move. If None, `movable` contains all leases.
     """
     if loads is None:
-        loads = {worker: sum(weight_of(lease, unknown) for lease in leases) for worker, leases in held.items()}
+        loads = {worker: sum(weight_of(lease, unknown) for lease in leases) for worker, leases in movable.items()}
     balancer = _LoadBalancer(
-        {worker: list(leases) for worker, leases in held.items()}, dict(loads), dict(room), dict(spare), unknown
+        {worker: list(leases) for worker, leases in movable.items()}, dict(loads), dict(room), dict(spare), unknown
     )
     while balancer.step():
         pass
@@ -174,7 +175,7 @@ def relief(
 
 @frozen
 class _LoadBalancer:
-    """The loads of all workers while a series of moves is tried out.
+    """The loads of all workers while a series of moves is computed.
 
     Attributes:
         held: The leases that each worker may still give.
@@ -182,7 +183,7 @@ class _LoadBalancer:
         room: How many leases each worker may still gain.
         spare: How many leases each worker may still lose.
         unknown: The weight of a lease that is not measured yet.
-        taken: The result so far: the taker of each lease, by key.
+        taken: The taker of each lease that moves, by key, as computed so far.
         mean: The mean load.
         full: A heap of the workers that may give, the most loaded first.
         empty: A heap of the workers that may take, the least loaded first.
@@ -215,9 +216,9 @@ class _LoadBalancer:
         return empty
 
     def step(self) -> bool:
-        """Make one move, or drop one giver that cannot be relieved.
+        """Make one move, or drop one worker that cannot be relieved.
 
-        Heap entries are stale once their worker's load has changed, and are dropped.
+        A heap entry is out of date if its worker's load has changed since. Such entries are dropped.
 
         Returns:
             False if no worker that could be relieved is above the band.
@@ -229,7 +230,7 @@ class _LoadBalancer:
         if not (self.full and self.empty) or -self.full[0][0] <= (1 + BAND) * self.mean:
             return False
         donor, taker = heappop(self.full)[1], self.empty[0][1]
-        lease = self._best(donor, self.loads[donor] - self.loads[taker])
+        lease = self._best_lease(donor, self.loads[donor] - self.loads[taker])
         if lease is None:
             return True
         self.held[donor].remove(lease)
@@ -238,22 +239,22 @@ class _LoadBalancer:
             self.loads[worker] += sign * weight_of(lease, self.unknown)
             self.room[worker] -= sign
             self.spare[worker] += sign
-        # A worker that gains gives nothing in the same plan, because others could carry that out before the gain
-        # arrives.
+        # A worker that gains a lease gives none in the same plan, because another worker could carry out the second
+        # move before the first.
         heappush(self.full, (-self.loads[donor], donor))
         for worker in (donor, taker):
             if self.room[worker] > 0:
                 heappush(self.empty, (self.loads[worker], worker))
         return True
 
-    def _best(self, donor: str, gap: int) -> Lease | None:
+    def _best_lease(self, donor: str, gap: int) -> Lease | None:
         """Return the lease whose move evens out two workers best, or None if that gains too little.
 
         The gain is half of the decrease in the sum of squared loads.
         """
         best_gain = gap - BAND * self.mean
         if self.spare[donor] <= 0:
-            # Its count is as low as it may be, so it gives only leases that leave it above the mean.
+            # The donor's count is as low as it may be, so the donor gives only leases that leave it above the mean.
             best_gain = min(best_gain, self.loads[donor] - self.mean)
         gains = [
             (weight * (gap - weight), lease.key, lease)

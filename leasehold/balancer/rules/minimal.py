@@ -1,11 +1,13 @@
-"""Our own rule set (M1 to M15): every worker computes the same shares from the table and makes its own moves.
+"""Implements our own rule set (M1 to M15).
+
+Every worker computes the same shares from the table and makes its own moves.
 
 Shares (`shares.py`): with P leases and N workers, every worker gets P / N rounded down, the *floor*. The leases that
 remain, the *extras*, go first to workers that already hold more than the floor, then by digest. `favoured` and
 `loads.py` describe how groups and loads change this.
 
-Moves: the free leases form a line, and the donors' surplus leases follow them. Each worker that lacks leases takes as
-many as it lacks from the line, one worker after the other in order of name.
+Moves: the free leases, followed by the surplus leases of the donors, form a line. Each worker that lacks leases takes
+as many as it lacks from the line, one worker after the other in order of name.
 
 Order of decisions. A turn asks these questions, and the first one that yields actions ends the turn:
     M5, M12  Do I hold nothing?  Take one lease to become visible; a successor takes as many as the others hold.
@@ -15,7 +17,7 @@ Order of decisions. A turn asks these questions, and the first one that yields a
     M13      Are the counts right, but not the loads?  Relieve the most loaded worker.
     M9, M11  Has something been left undone for too long?  Do it in place of the worker that should have.
 While a newcomer waits for others to join, it takes nothing from living workers (C10). `plan` does not ask these
-questions after a reading of a few rows.
+questions after a read of a few rows.
 
 Why these are the fewest moves (S6). Once all workers are visible, a worker above its share loses the difference, one
 below it gains the difference, and none does both. Extras stay with workers that already hold more than the floor, so
@@ -24,12 +26,12 @@ do not depend on how far the moves have come (S4). So after a part of one plan h
 valid.
 
 Why workers do not harm each other. Workers that read the same rows never choose the same lease. If they read different
-rows, the store rejects all writes but one: a claim is conditional on the version that was read, a steal on the owner
-that was read. A rejected write costs a turn, never a record. If an owner answers requests, the lease is requested
-rather than stolen (H2), so that the owner finishes its batch and writes its checkpoint first. If a lease is stolen, the
-records dispatched after its last checkpoint are delivered again.
+rows, the store rejects all writes but one, because a claim is conditional on the version that was read, and a steal on
+the owner that was read. A rejected write costs a turn, never a record. If an owner answers requests, the lease is
+requested rather than stolen (H2), so that the owner finishes its batch and writes its checkpoint first. If a lease is
+stolen, the records dispatched after its last checkpoint are delivered again.
 
-Why the moves end. Each move of M6 brings two workers closer to their shares and moves none away from its share;
+Why the moves end. Each move of M6 brings two workers closer to their shares and moves none away from its share, and
 balanced workers request nothing (M3). If other workers fail to act, because they are stuck or never came although they
 were expected, any worker does so in their place after `patience` cycles without a change (M9). It moves one lease per
 turn, and only between workers that are two or more leases apart, so no such move can undo another.
@@ -60,7 +62,7 @@ from leasehold.balancer.rules.loads import slack, takers
 from leasehold.balancer.rules.shares import Shares, awaits_joiners, donation_order
 
 ALTERNATES = 3
-"""How many alternatives a newcomer chooses in addition. It tries them if another worker takes its first choice (M5)."""
+"""How many alternates a newcomer chooses, which it tries if another worker takes its first choice (M5)."""
 
 
 def _check_groups(_rules: object, attribute: "Attribute[Any]", value: object) -> None:
@@ -76,7 +78,7 @@ def _check_expected_workers(rules: object, attribute: "Attribute[Any]", value: o
 
 @frozen
 class Minimal(RuleSet):
-    """The project's own rules M1 to M15: the fewest moves, and every group balanced.
+    """The project's own rules M1 to M15, which balance every group with the fewest moves.
 
     groups            how workers form groups: None; "prefix", the text before the last "-";
                       or separators, outermost first, for a tree
@@ -120,17 +122,16 @@ class Minimal(RuleSet):
         return self.max_leases
 
     def renew_seconds(self, lease_seconds: float) -> float:
-        return 0.53 * lease_seconds  # C2: two chances to renew before any worker may consider the lease expired
+        return 0.53 * lease_seconds  # C2: gives two chances to renew before any worker may consider the lease expired
 
     def expires_above(self, lease_seconds: float) -> float:
-        return 1.05 * lease_seconds  # C2: the half second that makes it safe to renew at 0.53
+        return 1.05 * lease_seconds  # C2: the extra half second makes it safe to renew at 0.53 x lease_seconds
 
     def overdue_seconds(self, lease_seconds: float, cycle_seconds: float) -> float:
         return lease_seconds + self.grace_seconds + self.patience * cycle_seconds
 
     def take(self, census: Census, me: Me, config: FleetSeconds) -> tuple[Action, ...]:
-        """Return everything that this worker takes now; empty once every worker has its share."""
-        shares, free, overdue = self._shared(census, me, config)
+        shares, free, overdue = self._compute_shares(census, me, config)
         counts = shares.counts
         patience_exceeded = me.history.owners_still > self.patience * config.cycle_seconds
         # M9: if another worker renews but never plans, the share computed for us is too small.
@@ -148,18 +149,18 @@ class Minimal(RuleSet):
             or (turn.act_for_missing_workers(overdue) if overdue or patience_exceeded else ())
         )
 
-    def _shared(
+    def _compute_shares(
         self, census: Census, me: Me, config: FleetSeconds
     ) -> tuple[Shares, tuple[Lease, ...], tuple[Lease, ...]]:
-        """Return the shares, the leases that may be claimed, and those of them that were not claimed in time."""
+        """Return the shares, the leases that may be claimed, and those among them that are overdue for a claim."""
         counts = handed_counts(census, config)
         # M12: a lease that was gracefully released a short time ago is reserved for its owner's successor.
         free = tuple(
             lease for lease in census.available if not (lease.owner is None and lease.idle < self.grace_seconds)
         )
         limit = self.overdue_seconds(config.lease_seconds, config.cycle_seconds)
-        # M9: if a lease has been free for this long, its taker must be missing. An infinite idle time means that we do
-        # not know how long a lease has been free.
+        # M9: if a lease has been free for this long, its taker must be missing. If the idle time is infinite, we don't
+        # know for how long the lease has been free.
         overdue = tuple(lease for lease in free if limit < lease.idle < math.inf)
         names, size = ((), 0) if overdue else self._expected()  # M9: the expected workers did not come
         counts = {**dict.fromkeys(names, 0), **counts} if names else counts
@@ -181,30 +182,30 @@ class Minimal(RuleSet):
         requested from it. A worker that should take from others reads the whole table, unless it is new, because a
         newcomer lists the table anyway (C10).
         """
-        shares, free, _ = self._shared(census, me, config)
-        called: dict[str, list[str]] = {}
-        non_bulletin, waiting = shares.non_bulletin_workers, deque(sorted(free, key=donation_order))
+        shares, free, _ = self._compute_shares(census, me, config)
+        keys_by_worker: dict[str, list[str]] = {}
+        non_bulletin, free_line = shares.non_bulletin_workers, deque(sorted(free, key=donation_order))
         lacking = sorted((worker in non_bulletin, worker) for worker, lack in shares.lacking.items() if lack > 0)
-        stealers, needed = set[str](), 0
+        stealing_workers, needed = set[str](), 0
         for writes_no_bulletin, worker in lacking:
             lack, keys = shares.lacking[worker], list[str]()
-            while waiting and len(keys) < lack:
-                keys.append(waiting.popleft().key)
+            while free_line and len(keys) < lack:
+                keys.append(free_line.popleft().key)
             remaining = lack - len(keys)
             needed += remaining
             if not writes_no_bulletin and keys:
-                called[worker] = keys
+                keys_by_worker[worker] = keys
             if not writes_no_bulletin and remaining > shares.tolerance and not shares.loaded(worker):
-                stealers.add(worker)
+                stealing_workers.add(worker)
         requested = [*shares.surplus(0, needed), *(lease for lease in census.moving if lease.next_owner != lease.owner)]
-        for lease in requested if stealers or census.moving else ():
+        for lease in requested if stealing_workers or census.moving else ():
             if lease.owner is not None and lease.owner not in non_bulletin:
-                called.setdefault(lease.owner, []).append(lease.key)
-        for lease in census.leases if stealers else ():
-            if lease.owner in stealers and lease.held >= config.cycle_seconds:
-                called[lease.owner] = []
-        called.pop(me.worker, None)
-        return called
+                keys_by_worker.setdefault(lease.owner, []).append(lease.key)
+        for lease in census.leases if stealing_workers else ():
+            if lease.owner in stealing_workers and lease.held >= config.cycle_seconds:
+                keys_by_worker[lease.owner] = []
+        keys_by_worker.pop(me.worker, None)
+        return keys_by_worker
 
     def _expected(self) -> tuple[tuple[str, ...], int]:
         """Return the names of the expected workers, if known, and their number (the hint of M1)."""
@@ -214,54 +215,55 @@ class Minimal(RuleSet):
 
 @frozen
 class _Turn:
-    """One worker's turn. Each method answers one of the questions in the module's docstring."""
+    """One worker's turn. Each method implements one of the questions in the module's docstring."""
 
     shares: Shares
     me: Me
     rules: Minimal
 
     @property
-    def _held(self) -> int:
+    def _own_count(self) -> int:
         return self.shares.counts[self.me.worker]
 
     def join(self, free: tuple[Lease, ...]) -> tuple[Action, ...]:
         """Take one lease if this worker holds none, so that the others see it before it takes its share (M5)."""
-        if self._held:
+        if self._own_count:
             return ()
         if self.rules.grace_seconds:
             # M12: a successor takes as many leases at once as the median of the others holds.
             shares = self.shares
             others = sorted(count for worker, count in shares.counts.items() if worker != self.me.worker)
             median = others[(len(others) - 1) // 2] if others else 0
-            if inherited := draw(shares.census.available, self.me, min(median, shares.floor, shares.limit)):
-                return tuple(Claim(lease, "M12") for lease in inherited)
+            if inherited_leases := draw(shares.census.available, self.me, min(median, shares.floor, shares.limit)):
+                return tuple(Claim(lease, "M12") for lease in inherited_leases)
         if free:
-            return _one_of([Claim(lease, "M5") for lease in draw(free, self.me, 1 + ALTERNATES)])
-        # A joiner draws a few donors and any of their leases but the last. So joiners rarely choose the same lease, and
-        # no donor loses its last one. It would have to take another to be seen, which is one more move.
+            return _with_alternates([Claim(lease, "M5") for lease in draw(free, self.me, 1 + ALTERNATES)])
+        # A joining worker draws a few donors, and then any of their leases except the last one. So joining workers
+        # rarely choose the same lease, and no donor loses its last one. A donor without a lease would have to take
+        # another one to become visible, which is one more move.
         digest, counts = digest_under(f"{self.me.worker}\0{self.me.turn}"), self.shares.counts
         donors = [worker for worker, count in counts.items() if count > max(self.shares.floor, 1)]
         chosen_donors = nsmallest(1 + ALTERNATES, donors, key=lambda donor: (digest(donor), donor))
         candidates = self.shares.donated({donor: slice(0, counts[donor] - 1) for donor in chosen_donors})
-        return _one_of([_steal(lease, "M5") for lease in draw(candidates, self.me, 1 + ALTERNATES)])
+        return _with_alternates([_steal(lease, "M5") for lease in draw(candidates, self.me, 1 + ALTERNATES)])
 
     def fill(self, free: tuple[Lease, ...]) -> tuple[Action, ...]:
         """Take as many leases from the line as this worker lacks, starting at its place in the line (M6)."""
         shares, me = self.shares, self.me
-        need = shares.share(me.worker) - self._held
+        need = shares.share(me.worker) - self._own_count
         if need <= 0:
             return ()
-        position = shares.place(me.worker)
-        claimed = nsmallest(position + need, free, key=donation_order)[position:]
+        position = shares.line_position(me.worker)
+        claimed_leases = nsmallest(position + need, free, key=donation_order)[position:]
         may_steal = (
             need > shares.tolerance
             and not shares.loaded(me.worker)
             and not awaits_joiners(shares.census.mine, me, shares.config)
         )
-        stolen = shares.surplus(position - len(free), position + need - len(free)) if may_steal else ()
-        # M7: only leases taken from living workers are limited, because claiming a free lease disturbs no one.
-        return tuple(Claim(lease, "M6") for lease in claimed) + tuple(
-            _steal(lease, "M6") for lease in stolen[: self.rules.max_steals]
+        stolen_leases = shares.surplus(position - len(free), position + need - len(free)) if may_steal else ()
+        # M7: only leases taken from living workers are limited, because claiming a free lease disturbs no other worker.
+        return tuple(Claim(lease, "M6") for lease in claimed_leases) + tuple(
+            _steal(lease, "M6") for lease in stolen_leases[: self.rules.max_steals]
         )
 
     def take_orphans(self, free: tuple[Lease, ...]) -> tuple[Action, ...]:
@@ -272,14 +274,15 @@ class _Turn:
         non_bulletin = self.shares.non_bulletin_workers
         if not non_bulletin:
             return ()
-        ours = sorted(self.shares.census.counts.keys() - non_bulletin)
-        waiting = sorted(free, key=donation_order)[self.shares.place(min(non_bulletin)) :]
-        mine = [
+        own_workers = sorted(self.shares.census.counts.keys() - non_bulletin)
+        unclaimed = sorted(free, key=donation_order)[self.shares.line_position(min(non_bulletin)) :]
+        own_orphans = [
             lease
-            for lease in waiting
-            if lease.epoch and ours[int.from_bytes(donation_order(lease)[0]) % len(ours)] == self.me.worker
+            for lease in unclaimed
+            if lease.epoch
+            and own_workers[int.from_bytes(donation_order(lease)[0]) % len(own_workers)] == self.me.worker
         ]
-        return tuple(Claim(lease, "M15") for lease in mine[: max(0, self.shares.limit - self._held)])
+        return tuple(Claim(lease, "M15") for lease in own_orphans[: max(0, self.shares.limit - self._own_count)])
 
     def yield_to_led(self, free: tuple[Lease, ...]) -> tuple[Action, ...]:
         """Release the leases that fall to workers of a KCL 3.x leader (M14).
@@ -291,7 +294,7 @@ class _Turn:
             return ()
         releases: list[Release] = []
         for worker in shares.census.led:
-            need, first = shares.lacking[worker], shares.place(worker) - len(free)
+            need, first = shares.lacking[worker], shares.line_position(worker) - len(free)
             if need > shares.tolerance:
                 releases += [Release(lease, "M14", worker) for lease in shares.surplus(first, first + need)]
         mine = [release for release in releases if release.lease.owner == self.me.worker]
@@ -300,11 +303,11 @@ class _Turn:
     def rebalance_load(self) -> tuple[Action, ...]:
         """Take leases from overloaded workers once the counts are in order (M13).
 
-        Any earlier, this rule and M6 might choose the same lease.
+        Before that, this rule and M6 might choose the same lease.
         """
         shares = self.shares
         some_lack_leases = shares.tolerance and max(shares.lacking.values()) > shares.tolerance
-        if not shares.tolerance or (some_lack_leases and any(map(shares.short, shares.lacking))):
+        if not shares.tolerance or (some_lack_leases and any(map(shares.lacks_too_many, shares.lacking))):
             return ()
         moving = live_moves(shares.census, shares.config)
         takings = takers(
@@ -320,30 +323,30 @@ class _Turn:
         return tuple(_steal(lease, "M13") for lease in sorted(mine, key=donation_order)[: self.rules.max_steals])
 
     def act_for_missing_workers(self, overdue: tuple[Lease, ...]) -> tuple[Action, ...]:
-        """Do what another worker should have done long ago, one lease per turn (M9)."""
-        shares, full = self.shares, self._held >= self.shares.limit
+        """Make the moves that another worker should have made long ago, one lease per turn (M9)."""
+        shares, is_full = self.shares, self._own_count >= self.shares.limit
         if overdue:
-            return () if full else tuple(Claim(lease, "M9") for lease in draw(overdue, self.me, 1))
+            return () if is_full else tuple(Claim(lease, "M9") for lease in draw(overdue, self.me, 1))
         highest, fullest = max((count, worker) for worker, count in shares.counts.items())
-        if not full and highest >= self._held + 2 + 2 * shares.tolerance and not shares.loaded(self.me.worker):
+        if not is_full and highest >= self._own_count + 2 + 2 * shares.tolerance and not shares.loaded(self.me.worker):
             return tuple(_steal(lease, "M9") for lease in shares.donated({fullest: slice(0, 1)}))
         # M11: some peers never steal, so an overloaded worker releases a lease for them, after twice the wait of M9.
-        overloaded = self._held >= min(shares.counts.values()) + 2 + 2 * shares.tolerance
-        waited = self.me.history.owners_still > 2 * self.rules.patience * shares.config.cycle_seconds
-        if not (self.rules.release and overloaded and waited):
+        overloaded = self._own_count >= min(shares.counts.values()) + 2 + 2 * shares.tolerance
+        waited_long_enough = self.me.history.owners_still > 2 * self.rules.patience * shares.config.cycle_seconds
+        if not (self.rules.release and overloaded and waited_long_enough):
             return ()
         return tuple(Release(lease, "M11") for lease in shares.donated({self.me.worker: slice(0, 1)}))
 
 
 def _steal(lease: Lease, rule: str) -> Steal | RequestHandoff:
-    """Return a request for a lease if its owner answers requests (H2), or else a steal."""
+    """Return a request for a lease if its owner responds to requests (H2), or else a steal."""
     from_owner = lease.owner or ""
     if lease.yields:
         return RequestHandoff(lease, from_owner, "H2", stale_next_owner=lease.next_owner)
     return Steal(lease, from_owner, rule)
 
 
-def _one_of(actions: Sequence[Taking]) -> tuple[Action, ...]:
+def _with_alternates(actions: Sequence[Taking]) -> tuple[Action, ...]:
     """Return the first action, with the others of its kind as alternates.
 
     Requests and other actions are not mixed, because a worker waits only for the result of requests.

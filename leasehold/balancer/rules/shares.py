@@ -1,4 +1,4 @@
-"""Computes every worker's share and the line of leases to be taken by those that lack some (M1, M2, M4, M6, M7).
+"""Computes every worker's share, and the line of leases from which workers take what they lack (M1, M2, M4, M6, M7).
 
 A share is the floor of the mean, or one more for the workers that `favoured` returns, and at most `max_leases`. Counts
 include hand-offs in progress as if they were done (H1), so no share changes while moves are carried out.
@@ -20,8 +20,8 @@ Of all even divisions, this one needs the fewest moves, and it does not change w
 
 Without groups, the only question is which workers get the extras. A worker above the floor keeps its extra lease
 without a move, so these workers come first. The others are chosen by a digest of the id, which every worker computes
-alike. No move changes the choice: a worker above the floor that gets an extra stays above it, and a worker that reaches
-floor + 1 through an extra is then among those that come first.
+alike. No move changes the choice, because a worker above the floor that gets an extra stays above it, and a worker that
+reaches floor + 1 through an extra is then among those that come first.
 
 With groups, the extras are passed down the tree. A group of n workers, of N in all, is entitled to extras x n / N of
 them. It always gets the whole part of this number, its *least*. The remaining fractions add up to whole extras, which
@@ -36,10 +36,10 @@ which is more than its least of one, so a second extra saves this move: x gets i
 even, because 8 for x and 4 for y are the ceiling and the floor of 7.2 and 4.8, as 7 and 5 would be the floor and the
 ceiling.
 
-A nested group must tell its parent group whether one more extra would save a move. The result is that of the part that
-would get it. The parts are in the order above, the group's least is handed out from the front, and the first part that
-it does not reach is the next in line. Parts that save a move come first, so if that part would not save a move, none
-after it would.
+The parent of a nested group must know whether one more extra for that group would save a move. It does if it saves a
+move in the part of the group that would get it. To find this part, the group's least is handed out along its parts in
+the order above. The first part that it does not reach would get the next extra. Parts in which an extra saves a move
+come first, so if that part would not save a move, none after it would.
 
 A newcomer waits for others that are joining before it takes leases from living workers (C10).
 """
@@ -66,10 +66,10 @@ _digest = digest_under("minimal")
 
 
 def path_of(worker: str, groups: Groups) -> tuple[str, ...]:
-    """Return the groups that a worker belongs to, outermost first, as given by its id.
+    """Return the groups that a worker belongs to according to its id, outermost first.
 
-    "prefix" is the part of the id before the last "-". Otherwise each separator ends the name of one level. A level
-    whose separator does not occur has the empty name, which is a group like any other.
+    "prefix" is the part of the id before the last "-". Otherwise each separator ends the name of one level. If a
+    level's separator does not occur, the name of the group is empty, and it is a group like any other.
     """
     if groups is None:
         return ()
@@ -88,24 +88,24 @@ def favoured(counts: Mapping[str, int], floor: int, extras: int, groups: Groups)
     if not extras:
         return frozenset()
     if groups is None:
-        return frozenset(_leaf(counts, counts, floor, extras))
+        return frozenset(_favoured_members(counts, counts, floor, extras))
     members = sorted((path_of(worker, groups), worker) for worker in counts)
     tree = _Tree(counts, floor, extras, len(counts), len(groups) if isinstance(groups, tuple) else 1)
     return frozenset(tree.favoured(tree.group(members, 0), extras))
 
 
-def _leaf(workers: Iterable[str], counts: Mapping[str, int], floor: int, extras: int) -> list[str]:
+def _favoured_members(workers: Iterable[str], counts: Mapping[str, int], floor: int, extras: int) -> list[str]:
     """Return the workers of one group that get its extras.
 
-    Workers above the floor keep their extra lease; the others are chosen by digest.
+    Workers above the floor keep their extra lease. The others are chosen by digest.
     """
     above = [worker for worker in workers if counts[worker] > floor]
-    chosen = _first(above, extras)
+    chosen = _first_by_digest(above, extras)
     below = [] if len(above) >= extras else [worker for worker in workers if counts[worker] <= floor]
-    return chosen + _first(below, extras - len(chosen))
+    return chosen + _first_by_digest(below, extras - len(chosen))
 
 
-def _first(workers: list[str], count: int) -> list[str]:
+def _first_by_digest(workers: list[str], count: int) -> list[str]:
     """Return the first `count` workers by digest, without computing digests if there is no choice."""
     if len(workers) <= count:
         return workers
@@ -117,7 +117,7 @@ class _Group:
     """A node in the tree of groups.
 
     Attributes:
-        least: The extras that the group gets in any case: the floor of its entitlement.
+        least: The number of extras that the group gets in any case, which is the floor of its entitlement.
         fraction: The rest of its entitlement, as a numerator over the number of all workers. If it is 0, the group gets
             no further extra.
         wants: Whether one more extra than `least` would save a move.
@@ -160,45 +160,46 @@ class _Tree:
         inner = groupby(members, key=lambda member: member[0][level])
         parts = [self.group(tuple(group_members), level + 1, part) for part, group_members in inner]
         parts.sort(key=lambda part: (not part.fraction, not part.wants, -part.fraction, part.name))
-        # How far the group's least reaches along the parts. One more extra would go to the next one.
+        # The number of parts that get one extra more than their own least, which is also the index of the part that
+        # would get the next extra.
         next_part = least - sum(part.least for part in parts)
         return _Group(name, workers, least, fraction, fraction > 0 and parts[next_part].wants, tuple(parts))
 
     def favoured(self, group: _Group, extras: int) -> list[str]:
         """Return the workers of this group that get its extras.
 
-        Each part gets its least, and the first parts in line get one more.
+        Each part of the group gets its least, and the first parts in line get one extra more.
         """
         if not group.parts:
-            return _leaf(group.workers, self.counts, self.floor, extras)
-        further = extras - sum(part.least for part in group.parts)
+            return _favoured_members(group.workers, self.counts, self.floor, extras)
+        additional = extras - sum(part.least for part in group.parts)
         return [
             worker
             for index, part in enumerate(group.parts)
-            for worker in self.favoured(part, part.least + (index < further))
+            for worker in self.favoured(part, part.least + (index < additional))
         ]
 
 
 def least_moves(owners: Mapping[Any, str | None], workers: Iterable[str], groups: Groups = None) -> int:
-    """Return the fewest leases that must leave living workers for an even division, with at most one level of groups.
+    """Return how many leases must at least leave living workers for an even division, with at most one group level.
 
     `owners` maps leases to their owners. A lease without an owner among `workers` is free (L1).
     """
-    held = Counter(owner for owner in owners.values() if owner is not None)
-    counts = {worker: held[worker] for worker in workers}
+    lease_counts = Counter(owner for owner in owners.values() if owner is not None)
+    counts = {worker: lease_counts[worker] for worker in workers}
     if not counts:
         return 0
     floor, extras = divmod(len(owners), len(counts))
     surplus = sum(max(count - floor, 0) for count in counts.values())
     members = Counter(path_of(worker, groups) for worker in counts)
     above = Counter(path_of(worker, groups) for worker, count in counts.items() if count > floor)
-    staying = wanting = spare = 0
+    kept_extras = wanting_groups = spare = 0
     for group, size in members.items():
         least, fraction = divmod(extras * size, len(counts))
-        staying += min(least, above[group])
+        kept_extras += min(least, above[group])
         spare += least
-        wanting += fraction > 0 and above[group] > least
-    return surplus - staying - min(extras - spare, wanting)
+        wanting_groups += fraction > 0 and above[group] > least
+    return surplus - kept_extras - min(extras - spare, wanting_groups)
 
 
 def uneven(counts: Mapping[str, int], takers: Iterable[str], leases: int, groups: Groups = None) -> str:
@@ -217,12 +218,12 @@ def uneven(counts: Mapping[str, int], takers: Iterable[str], leases: int, groups
     if counts[fullest] - counts[emptiest] > 1:
         return f"{fullest} holds {counts[fullest]} leases, and {emptiest} {counts[emptiest]}"
     # A worker counts toward its group at every level.
-    held: dict[tuple[str, ...], list[int]] = {}
+    counts_by_group: dict[tuple[str, ...], list[int]] = {}
     for worker, count in counts.items():
         path = path_of(worker, groups)
         for depth in range(1, len(path) + 1):
-            held.setdefault(path[:depth], []).append(count)
-    for group, sizes in held.items():
+            counts_by_group.setdefault(path[:depth], []).append(count)
+    for group, sizes in counts_by_group.items():
         if abs(sum(sizes) - leases * len(sizes) / len(counts)) >= 1:
             share = f"{sum(sizes)} of {leases} leases, with {len(sizes)} of {len(counts)} workers"
             return f"group {'/'.join(group)} holds {share}"
@@ -235,7 +236,7 @@ donation_order = order_under("minimal")
 
 @frozen
 class Shares:
-    """The share of each worker, computed from one reading of the table.
+    """The share of each worker, computed from one read of the table.
 
     Attributes:
         census: The leases in play and their owners.
@@ -261,7 +262,7 @@ class Shares:
 
     @cached_property
     def lacking(self) -> dict[str, int]:
-        """The number of leases that each worker lacks; a negative number is a surplus."""
+        """The number of leases that each worker lacks. A negative number is a surplus."""
         share, larger_share, favoured = min(self.floor, self.limit), min(self.floor + 1, self.limit), self._favoured
         return {
             worker: (larger_share if worker in favoured else share) - count for worker, count in self.counts.items()
@@ -281,7 +282,7 @@ class Shares:
         others = frozenset(self.census.counts) - {self.census.worker} if self.non_bulletin_last else frozenset()
         return others - our_workers(self.census.leases) if others else others
 
-    def place(self, worker: str) -> int:
+    def line_position(self, worker: str) -> int:
         """Return how many leases the workers before this one lack.
 
         Workers without a bulletin come last.
@@ -293,18 +294,18 @@ class Shares:
         )
 
     def surplus(self, start: int, stop: int) -> tuple[Lease, ...]:
-        """Return the surplus leases at the positions from `start` to `stop`.
+        """Return the surplus leases at the positions from `start` to `stop` in the line.
 
         The line consists of the surplus of each donor, donors sorted by name.
         """
         surplus = {worker: -lack for worker, lack in self.lacking.items() if lack < 0}
-        start, place = max(start, 0), 0
+        start, offset = max(start, 0), 0
         slices = {}
         for donor in sorted(surplus):
-            end = place + surplus[donor]
-            if place < stop and end > start:
-                slices[donor] = slice(max(start - place, 0), min(stop, end) - place)
-            place = end
+            end = offset + surplus[donor]
+            if offset < stop and end > start:
+                slices[donor] = slice(max(start - offset, 0), min(stop, end) - offset)
+            offset = end
         return self.donated(slices)
 
     def donated(self, slices: Mapping[str, slice]) -> tuple[Lease, ...]:
@@ -312,14 +313,14 @@ class Shares:
 
         Leases with a hand-off in progress are left out (H5).
         """
-        held: dict[str | None, list[Lease]] = {donor: [] for donor in sorted(slices)}
+        leases_by_donor: dict[str | None, list[Lease]] = {donor: [] for donor in sorted(slices)}
         moving = live_moves(self.census, self.config)
         for lease in self.census.held_by(slices):
             if lease.key not in moving:
-                held[lease.owner].append(lease)
+                leases_by_donor[lease.owner].append(lease)
         return tuple(
             lease
-            for donor, leases in held.items()
+            for donor, leases in leases_by_donor.items()
             for lease in nsmallest(slices[donor or ""].stop, leases, key=donation_order)[slices[donor or ""]]
         )
 
@@ -336,7 +337,7 @@ class Shares:
         return sum(weight_of(lease, self._unknown) for lease in self.census.leases)
 
     def loaded(self, worker: str) -> bool:
-        """Return whether a worker carries the mean load or at most a tenth less, since measurements fluctuate (M13).
+        """Return whether a worker's load is at least nine tenths of the mean, because measurements fluctuate (M13).
 
         False if loads are unknown.
         """
@@ -344,31 +345,31 @@ class Shares:
             return False
         return self._loads[worker] * len(self.counts) >= (1 - BAND) * self._total_load
 
-    def short(self, worker: str) -> bool:
-        """Return whether this worker, seen or led, takes leases from living workers because of its count (M6, M14)."""
+    def lacks_too_many(self, worker: str) -> bool:
+        """Return whether this worker's count is low enough for it to take leases from living workers (M6, M14)."""
         takes_part = self.census.counts.get(worker, 0) > 0 or worker in self.census.led
         return takes_part and self.lacking[worker] > self.tolerance and not self.loaded(worker)
 
 
 JOIN_WAIT = 0.5
-"""How many `lease_seconds` a newcomer waits after each change in the group of workers (C10)."""
+"""How long a newcomer waits after each change in the group of workers, as a fraction of `lease_seconds` (C10)."""
 LEASE_SECONDS_MAX = 10.0
-"""The `lease_seconds` that a newcomer without bulletins assumes at most for its wait.
+"""The largest `lease_seconds` that a newcomer without bulletins uses to compute its wait.
 
-Leases may be long only because renewals are expensive.
+Leases may be longer than this only because renewals are expensive, which is no reason to wait longer.
 """
 
 
 def awaits_joiners(leases: Iterable[Lease], me: Me, config: FleetSeconds) -> bool:
     """Return whether this newcomer still waits for other joiners before it takes from living workers (C10).
 
-    Shares computed without them would be taken, only to be taken away again. The wait ends one cycle after the worker's
-    first lease.
+    Shares computed without those workers are too large, and the surplus would be taken away again. The wait ends one
+    cycle after the worker's first lease.
     """
     history = me.history
-    # 0.8: a worker that reads only once per cycle already waits a cycle for the others.
+    # 0.8: a worker that reads the table only once per cycle already waits a cycle for the others.
     reads_rarely = history.hearing is None and history.full_apart >= 0.8 * config.cycle_seconds
-    # 0.8: four of the five seconds suffice, because readings measure a little less than the whole wait.
+    # 0.8: four of the five seconds suffice, because the measured time is always a little shorter than the actual one.
     if reads_rarely or history.fleet_still >= 0.8 * JOIN_WAIT * _scale(history, config):
         return False
     longest_held = max((lease.held for lease in leases if lease.owner == me.worker), default=0.0)
@@ -378,14 +379,14 @@ def awaits_joiners(leases: Iterable[Lease], me: Me, config: FleetSeconds) -> boo
 def seconds_until_joined(history: History, config: FleetSeconds) -> float:
     """Return the seconds until a newcomer lists the table again (C10).
 
-    If its last listing showed a change, it lists again soon, otherwise at the end of its wait. Without the early
-    listing, workers that start together would see each other only when the wait should be over, and would wait once
-    more.
+    If a newcomer's last listing showed a change, it lists again soon, otherwise at the end of its wait. Without the
+    early listing, workers that start together would see each other only when the wait should be over, and would wait
+    once more.
     """
     scale = _scale(history, config)
     wait, waited = JOIN_WAIT * scale, history.fleet_still - history.full_still
     if waited <= 0:
-        # 0.1: a second, in which other workers that start now take their first lease and become visible.
+        # 0.1: within a second, other workers that start now take their first lease and become visible.
         return 0.1 * scale
     return wait - waited if waited < wait else wait
 

@@ -1,1 +1,1 @@
-"""Calls of AWS services that bypass boto3 and return to it for everything except plain responses."""
+"""Calls AWS services without boto3, and falls back to boto3 for everything except plain responses."""

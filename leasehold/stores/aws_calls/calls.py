@@ -1,21 +1,21 @@
-"""Makes calls of a boto3 client directly, by repeating what the client sent before.
+"""Makes the calls of a boto3 client directly, by imitating requests that the client sent before.
 
-boto3 makes the first call of each operation. That request is the pattern for the calls that follow: its address, its
-headers, and the region and service in its signature. So boto3 still decides about endpoints and everything else that it
-knows of a service. If a direct call results in anything but a plain response (another status, say, or a connection
-error), boto3 makes the call again, and is given that result as the outcome of its first attempt. boto3 then raises the
-right error, or retries.
+boto3 makes the first call of each operation. Its request is the pattern for later calls, which use the same URL, the
+same headers, and the same region and service in the signature. boto3 therefore still decides about endpoints and all
+other details of a service. If a direct call does not return a plain response, for example because of another status or
+a connection error, boto3 makes the call again. It takes the result of the direct call as the outcome of its first
+attempt, and raises the right error or retries.
 
-1. A pattern is only used if all of it is understood. It must be a POST to the root with known headers, and signing it
-   here must give the same signature. There must be no proxy and no client certificate, and server certificates must be
-   verified. No code except boto3 and this package may have registered handlers for the call. Otherwise, and if the
-   internals of boto3 are not as expected, boto3 makes every call.
-2. A pattern is valid only for the credentials that it was made with. If they change or are refreshed, boto3 makes
+1. A request becomes a pattern only if this module supports all of it. It must be a POST to the root with known headers,
+   and signing it here must produce the same signature. There must be no proxy and no client certificate, and server
+   certificates must be verified. Only boto3 and this package may have registered handlers for the call. Otherwise, and
+   if the internals of boto3 are not as expected, boto3 makes every call.
+2. A pattern is valid only for the credentials that signed it. If the credentials change or are refreshed, boto3 makes
    the next call.
-3. A request that may have been carried out is not sent again, except where boto3 itself would retry it.
+3. A request that may have been carried out is not sent again, unless boto3 itself would retry it.
 
-`Signer` makes Signature Version 4 for requests that differ only in their time and body. The rest of the canonical
-request is computed once, and the signing key once per day, which leaves two digests per request.
+`Signer` computes Signature Version 4 for requests that differ only in their time and body. The rest of the canonical
+request is computed once, and the signing key once per day. Each request then needs only two digests and one HMAC.
 """
 
 import hashlib
@@ -92,17 +92,17 @@ _NETWORK = attrgetter(
 )
 
 _WARNED = set[tuple[str, str]]()
-"""The services and the reasons for which this process has logged that boto3 makes the calls."""
+"""The pairs of service and reason for which this process has already logged that boto3 makes the calls."""
 
 T = TypeVar("T")
 DirectOutcome = CompleteResponse | BotoCoreError
 
 
 class _UnsupportedCallError(Exception):
-    """A call has something that we do not understand. The message describes it."""
+    """A call has a property that direct calls do not support. The message describes that property."""
 
 
-def _keyed(key: bytes, text: str) -> bytes:
+def _hmac_sha256(key: bytes, text: str) -> bytes:
     return hmac.digest(key, text.encode(), "sha256")
 
 
@@ -130,15 +130,15 @@ class Signer:
     ) -> None:
         self._access_key, self._secret_key = access_key, secret_key
         self._scope = f"{region}/{service}/aws4_request"
-        names = sorted({*headers, DATE})
-        self.signed = ";".join(names)
+        header_names = sorted({*headers, DATE})
+        self.signed = ";".join(header_names)
         """The names of the signed headers."""
-        # In the canonical form, values have no outer spaces and only single inner ones.
-        lines = [f"{name}:{' '.join(headers[name].split())}\n" if name != DATE else "" for name in names]
-        index = names.index(DATE)
-        self._canonical_head = f"{method}\n/\n\n{''.join(lines[:index])}{DATE}:"
-        self._canonical_tail = f"\n{''.join(lines[index:])}\n{self.signed}\n"
-        self._day_key = "", b""  # a day and its key in one value, so that threads can replace both at once
+        # In the canonical form, values have no leading or trailing spaces, and no two spaces in a row.
+        lines = [f"{name}:{' '.join(headers[name].split())}\n" if name != DATE else "" for name in header_names]
+        date_index = header_names.index(DATE)
+        self._canonical_head = f"{method}\n/\n\n{''.join(lines[:date_index])}{DATE}:"
+        self._canonical_tail = f"\n{''.join(lines[date_index:])}\n{self.signed}\n"
+        self._day_key = "", b""  # a day and its key as one tuple, so that threads replace both at once
 
     def authorization(self, time: str, body: bytes) -> str:
         """Return the Authorization header for this body and time (in the form 20150830T123600Z)."""
@@ -146,43 +146,43 @@ class Signer:
         if day != key_day:
             key = f"AWS4{self._secret_key}".encode()
             for scope_part in (day, *self._scope.split("/")):
-                key = _keyed(key, scope_part)
+                key = _hmac_sha256(key, scope_part)
             self._day_key = day, key
         canonical = f"{self._canonical_head}{time}{self._canonical_tail}{hashlib.sha256(body).hexdigest()}"
         digest = hashlib.sha256(canonical.encode()).hexdigest()
         scope = f"{day}/{self._scope}"
-        signature = _keyed(key, f"{ALGORITHM}\n{time}\n{scope}\n{digest}").hex()
+        signature = _hmac_sha256(key, f"{ALGORITHM}\n{time}\n{scope}\n{digest}").hex()
         return f"{ALGORITHM} Credential={self._access_key}/{scope}, SignedHeaders={self.signed}, Signature={signature}"
 
 
 @frozen
 class Pattern:
-    """What is the same in all calls of an operation.
+    """The parts that are the same in all calls of an operation.
 
     Attributes:
-        keys: The credentials.
-        form: The content type of requests and responses.
+        credentials: The credentials.
+        content_type: The content type of the requests and responses.
         url: The URL.
         head: The request line and the headers that are the same in all calls.
         signer: Signs the requests.
-        line: The connections.
+        connections: The connections.
     """
 
-    keys: object
-    form: str
+    credentials: object
+    content_type: str
     url: str
     head: str
     signer: Signer
-    line: KeptConnections
+    connections: KeptConnections
 
-    def ask(self, body: bytes, *, repeatable: bool) -> CompleteResponse:
-        """Make a call. Raises the exceptions of `KeptConnections.ask`."""
+    def send(self, body: bytes, *, repeatable: bool) -> CompleteResponse:
+        """Make a call. Raises the exceptions of `KeptConnections.send`."""
         now = time.strftime(_TIME, time.gmtime())
         head = (
             f"{self.head}amz-sdk-invocation-id: {uuid4()}\r\nX-Amz-Date: {now}\r\n"
             f"Authorization: {self.signer.authorization(now, body)}\r\nContent-Length: {len(body)}\r\n\r\n"
         )
-        return self.line.ask(head.encode("latin-1"), body, repeatable=repeatable)
+        return self.connections.send(head.encode("latin-1"), body, repeatable=repeatable)
 
 
 class DirectCalls:
@@ -200,8 +200,8 @@ class DirectCalls:
         self._unsupported: set[str] = set()
         self._thread_state, self._lock = local(), Lock()
         for operation in operations:
-            client.meta.events.register_last(f"before-send.{self._service}.{operation}", self._sent)
-            client.meta.events.register_first(f"needs-retry.{self._service}.{operation}", self._answered)
+            client.meta.events.register_last(f"before-send.{self._service}.{operation}", self._before_send)
+            client.meta.events.register_first(f"needs-retry.{self._service}.{operation}", self._after_response)
 
     def call(
         self,
@@ -228,13 +228,13 @@ class DirectCalls:
             return boto3_call()
         if isinstance(outcome, CompleteResponse):
             checksum = outcome.headers.get("x-amz-crc32")
-            plain = (
+            is_plain = (
                 outcome.status == OK
                 and outcome.headers.get("content-type") == content_type
                 and "content-encoding" not in outcome.headers
                 and (checksum is None or checksum == str(crc32(outcome.body)))
             )
-            if plain and (result := parse(outcome.body)) is not None:
+            if is_plain and (result := parse(outcome.body)) is not None:
                 return result
         self._thread_state.outcome = outcome
         try:
@@ -249,19 +249,19 @@ class DirectCalls:
                 connections.close()
 
     def _outcome(self, operation: str, body: bytes, content_type: str, *, repeatable: bool) -> DirectOutcome | None:
-        """Make a direct call; return None if nothing was sent, so that boto3 must make the call."""
+        """Make a direct call. Return None if nothing was sent, so that boto3 must make the call."""
         pattern = self._patterns.get(operation)
-        if pattern is None or pattern.form != content_type:
+        if pattern is None or pattern.content_type != content_type:
             return None
         try:
-            if pattern.keys != _NETWORK(self._client)[4].get_frozen_credentials():
+            if pattern.credentials != _NETWORK(self._client)[4].get_frozen_credentials():
                 self._patterns.pop(operation, None)  # rule 2
                 return None
-        except Exception:  # noqa: BLE001  boto3 gets the same error and raises it
+        except Exception:  # noqa: BLE001  boto3 encounters the same error and raises it
             return None
         url: Any = {"endpoint_url": pattern.url}
         try:
-            return pattern.ask(body, repeatable=repeatable)
+            return pattern.send(body, repeatable=repeatable)
         except ResponseTimeout as error:
             return ReadTimeoutError(**url, error=error.__cause__)
         except ResponseCutOff as fault:
@@ -269,11 +269,11 @@ class DirectCalls:
         except ConnectFailed as fault:
             if isinstance(fault.__cause__, ssl.SSLError):
                 return None  # boto3 decides whether it trusts the server
-            kind = ConnectTimeoutError if isinstance(fault.__cause__, TimeoutError) else EndpointConnectionError
-            return kind(**url, error=fault.__cause__)
+            error_class = ConnectTimeoutError if isinstance(fault.__cause__, TimeoutError) else EndpointConnectionError
+            return error_class(**url, error=fault.__cause__)
 
-    def _sent(self, request: Any, **_event: object) -> AWSResponse | None:  # noqa: ANN401  of boto3
-        """Give boto3 the outcome of a direct call if there is one. Otherwise remember the request that it sends."""
+    def _before_send(self, request: Any, **_event: object) -> AWSResponse | None:  # noqa: ANN401  of boto3
+        """Return the outcome of a direct call to boto3 if there is one. Otherwise, remember boto3's request."""
         outcome: DirectOutcome | None = getattr(self._thread_state, "outcome", None)
         self._thread_state.outcome, self._thread_state.request = None, None
         if outcome is None:
@@ -284,10 +284,11 @@ class DirectCalls:
         raw = HTTPResponse(BytesIO(outcome.body), outcome.headers, outcome.status, preload_content=False)
         return AWSResponse(request.url, raw.status, cast("Any", raw.headers), raw)  # as boto3 itself does
 
-    def _answered(self, response: Any, operation: Any, **_event: object) -> None:  # noqa: ANN401  of boto3
-        """Use a successful call by boto3 as the pattern for further calls."""
+    def _after_response(self, response: Any, operation: Any, **_event: object) -> None:  # noqa: ANN401  of boto3
+        """Use a successful call by boto3 as the pattern for later calls."""
         request, self._thread_state.request = getattr(self._thread_state, "request", None), None
-        # If boto3 did not use one of its own connections, a test or another library supplied the response; ignore it.
+        # Ignore the response if boto3 did not use its own connections, because a test or another library supplied it
+        # then.
         if request is None or response is None or response[0].status_code != OK:
             return
         name = operation.name
@@ -297,7 +298,7 @@ class DirectCalls:
             self._patterns[name] = self._pattern(name, request)
         except _UnsupportedCallError as reason:
             self._fall_back(name, str(reason))
-        except Exception as error:  # noqa: BLE001  the internals of boto3 may differ from those we know
+        except Exception as error:  # noqa: BLE001  the internals of boto3 may have changed
             self._fall_back(name, said(error))
 
     def _fall_back(self, operation: str, reason: str) -> None:
@@ -309,42 +310,47 @@ class DirectCalls:
     def _pattern(self, operation: str, request: Any) -> Pattern:  # noqa: ANN401  of boto3
         """Return the pattern of this request.
 
-        Raises _StrangeError if the request is not understood, and any exception if the internals of boto3 differ.
+        Raises _UnsupportedCallError if direct calls do not support the request, and any exception if the internals of
+        boto3 have changed.
         """
         verify, certificate, options, proxies, credentials, handlers = _NETWORK(self._client)
         for event in _EVENTS:
             for handler in handlers.prefix_search(f"{event}.{self._service}.{operation}"):
                 _check_ours(handler)
         _check_ours(vars(BaseClient)["_make_api_call"])
-        parts = urlsplit(request.url)
+        url_parts = urlsplit(request.url)
         if certificate or not verify or proxies.proxy_url_for(request.url):
             raise _UnsupportedCallError("a proxy, a certificate of its own, or no check of certificates is set")
-        if request.method != "POST" or (parts.path, parts.query, parts.username) != ("/", "", None):
-            raise _UnsupportedCallError(f"it is not a plain POST: {request.method} {parts.path}")
-        default = {"http": 80, "https": 443}[parts.scheme]
-        host = parts.netloc if parts.port not in {None, default} else parts.netloc.removesuffix(f":{default}")
+        if request.method != "POST" or (url_parts.path, url_parts.query, url_parts.username) != ("/", "", None):
+            raise _UnsupportedCallError(f"it is not a plain POST: {request.method} {url_parts.path}")
+        default = {"http": 80, "https": 443}[url_parts.scheme]
+        host = (
+            url_parts.netloc if url_parts.port not in {None, default} else url_parts.netloc.removesuffix(f":{default}")
+        )
         headers = {
             name.lower(): value.decode() if isinstance(value, bytes) else str(value)
             for name, value in request.headers.items()
         }
-        if unknown := headers.keys() - _CONSTANT_HEADERS - _VARIABLE_HEADERS - {_TOKEN}:
-            raise _UnsupportedCallError(f"headers that are not known: {', '.join(sorted(unknown))}")
+        if unknown_headers := headers.keys() - _CONSTANT_HEADERS - _VARIABLE_HEADERS - {_TOKEN}:
+            raise _UnsupportedCallError(f"unknown headers: {', '.join(sorted(unknown_headers))}")
         keys = credentials.get_frozen_credentials()
         _, region, service, _ = headers["authorization"].partition(",")[0].split("/", 1)[1].split("/")
-        signed = headers["authorization"].partition("SignedHeaders=")[2].partition(",")[0].split(";")
+        signed_headers = headers["authorization"].partition("SignedHeaders=")[2].partition(",")[0].split(";")
         fields = {**headers, "host": host}
         signer = Signer(
             keys.access_key,
             keys.secret_key,
             region=region,
             service=service,
-            headers={name: fields[name] for name in signed if name != DATE},
+            headers={name: fields[name] for name in signed_headers if name != DATE},
         )
         if signer.authorization(headers[DATE], request.body) != headers["authorization"]:
-            raise _UnsupportedCallError(f"it is not signed by {ALGORITHM} as it is known here")
+            raise _UnsupportedCallError(f"its signature differs from our {ALGORITHM} signature")
         lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items() if name not in _VARIABLE_HEADERS)
         head = f"POST / HTTP/1.1\r\n{lines}Accept-Encoding: identity\r\namz-sdk-request: attempt=1\r\n"
-        connections = self._kept_connections(parts.scheme, parts.hostname or "", parts.port or default, verify, options)
+        connections = self._kept_connections(
+            url_parts.scheme, url_parts.hostname or "", url_parts.port or default, verify, options
+        )
         return Pattern(keys, headers["content-type"], request.url, head, signer, connections)
 
     def _kept_connections(
@@ -356,7 +362,8 @@ class DirectCalls:
                 tls: ssl.SSLContext | None = None
                 if scheme == "https":
                     tls = ssl.create_default_context(cafile=where() if verify is True else str(verify))
-                    # boto3 trusts private certificate authorities without some extension; newer Pythons reject them.
+                    # boto3 accepts private certificate authorities that lack some extensions. Newer Python versions
+                    # reject them.
                     tls.verify_flags &= ~ssl.VERIFY_X509_STRICT
                 self._connections[address] = KeptConnections(
                     host,
@@ -370,11 +377,12 @@ class DirectCalls:
 
 
 def _check_ours(handler: Any) -> None:  # noqa: ANN401  any callable
-    """Raise _StrangeError if a handler is not part of boto3 or this package. It may observe or change calls."""
+    """Raise _UnsupportedCallError if a handler is not part of boto3 or this package, because it may change calls."""
     while isinstance(handler, partial):
         handler = handler.func
-    # Find the module that defines the function. A wrapper may have the `__module__` of the function that it wraps.
+    # Use the module whose globals the function has, because a wrapper may copy the `__module__` of the function it
+    # wraps.
     function = getattr(handler, "__func__", handler)
     module = function.__globals__["__name__"] if type(function) is FunctionType else type(handler).__module__
     if module.partition(".")[0] not in {"botocore", "boto3", "leasehold"}:
-        raise _UnsupportedCallError(f"{module} takes part in it")
+        raise _UnsupportedCallError(f"{module} handles its events")

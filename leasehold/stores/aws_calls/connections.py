@@ -1,10 +1,10 @@
 """Keeps HTTP connections to one service open. Each connection carries one request at a time.
 
-1. A connection is kept if its last response was complete and did not announce that it closes. The most recently used
-   one is used first, so there are no more connections than concurrent requests.
-2. A kept connection is checked before it is used. If the service has closed it, it is dropped.
-3. If a kept connection nevertheless ends before the first byte of the response, the request is repeated, unless that
-   could do harm. Nothing else is repeated here.
+1. A connection is kept if its last response was complete and had no header `Connection: close`. The most recently used
+   connection is used first, so there are no more connections than concurrent requests.
+2. A kept connection is checked before it is used, and dropped if the service has closed it.
+3. If a kept connection ends before the first byte of the response, the request is repeated, provided that it is safe to
+   repeat. This module repeats no other requests.
 4. A response with a Content-Length is read into one buffer of that length. The standard library reads all others.
 5. A response must be complete before its deadline (`leasehold.stores.deadlines`).
 """
@@ -27,11 +27,11 @@ from leasehold.stores.deadlines import Deadline
 
 HEAD_BYTES = 1 << 16
 """The maximum size of a response's head, and of the first read."""
-_WITH_BODY = "HTTP/1.1 200 ", "HTTP/1.1 4", "HTTP/1.1 5"
-_DIGITS = 8
-"""The maximum number of digits of a Content-Length, which is allocated at once. Responses are smaller than 100 MB."""
+_STATUS_LINES_WITH_BODY = "HTTP/1.1 200 ", "HTTP/1.1 4", "HTTP/1.1 5"
+_LENGTH_DIGITS_MAX = 8
+"""The maximum number of digits of a Content-Length, whose buffer is allocated at once. Responses are below 100 MB."""
 JOINED_BYTES_MAX = 1 << 15
-"""A body of up to this size is copied and sent together with its head."""
+"""The maximum size of a body that is sent together with its head, which requires copying the body."""
 
 SocketOption = tuple[int, int, int]
 """The level, the name and the value of an option."""
@@ -47,7 +47,7 @@ class CompleteResponse:
 
 
 class ConnectFailed(Exception):
-    """No connection could be opened, for the reason in the cause. Nothing was sent."""
+    """No connection could be opened. Nothing was sent, and `__cause__` contains the reason."""
 
 
 class ResponseTimeout(Exception):
@@ -91,7 +91,7 @@ class KeptConnections:
         self.opened = 0
         """The number of connections opened so far."""
 
-    def ask(self, head: bytes, body: bytes, *, repeatable: bool) -> CompleteResponse:
+    def send(self, head: bytes, body: bytes, *, repeatable: bool) -> CompleteResponse:
         """Send a request and read its response.
 
         Args:
@@ -100,19 +100,19 @@ class KeptConnections:
             repeatable: Whether the request may be repeated.
 
         Raises:
-            Unconnected: If no connection could be opened.
-            Silent: If the response was not complete in time.
-            CutOff: If the connection ended before the response was complete.
+            ConnectFailed: If no connection could be opened.
+                        ResponseTimeout: If the response was not complete in time.
+                        ResponseCutOff: If the connection ended before the response was complete.
         """
         while True:
-            idle = self._take()
-            connection = idle or self._open()
+            idle_connection = self._take()
+            connection = idle_connection or self._open()
             try:
-                response, must_close = _exchanged(_TimedConnection(connection, self._deadline()), head, body)
+                response, must_close = _exchange(_TimedConnection(connection, self._deadline()), head, body)
             except BaseException as fault:
                 connection.close()
-                if idle is not None and repeatable and isinstance(fault, _NoResponse):
-                    continue  # ends, because each try uses up an idle connection
+                if idle_connection is not None and repeatable and isinstance(fault, _NoResponse):
+                    continue  # the loop ends, because each attempt uses up an idle connection
                 raise
             if must_close:
                 connection.close()
@@ -123,22 +123,23 @@ class KeptConnections:
             return response
 
     def close(self) -> None:
-        """Close the idle connections. Those in use are closed after their response."""
+        """Close the idle connections. Connections in use are closed after their response."""
         self._close_idle()
 
     def _deadline(self) -> Deadline:
         return Deadline(self._host, self._read_seconds, self._clock)
 
     def _take(self) -> socket.socket | None:
-        """Remove and return an idle connection that is still open; None if there is none (rule 2)."""
+        """Remove and return an idle connection that is still open, or return None if there is none (rule 2)."""
         while True:
             try:
                 connection = self._idle.pop()
             except IndexError:
                 return None
-            # A readable idle connection was closed, or has unexpected data, which TLS may have read already.
-            unexpected = isinstance(connection, ssl.SSLSocket) and connection.pending()
-            if not unexpected and not wait_for_read(connection, 0.0):
+            # If an idle connection is readable, it was closed or has unexpected data. TLS may have read such data
+            # already.
+            has_unexpected_data = isinstance(connection, ssl.SSLSocket) and connection.pending()
+            if not has_unexpected_data and not wait_for_read(connection, 0.0):
                 return connection
             connection.close()
 
@@ -180,19 +181,19 @@ class _TimedConnection:
 
     def sendall(self, data: bytes) -> None:
         """Send all the data. The timeout applies to the whole call."""
-        self._deadline.keep(self._connection, lambda: self._connection.sendall(data))
+        self._deadline.run(self._connection, lambda: self._connection.sendall(data))
 
     def recv(self, size: int) -> bytes:
         """Return the next bytes."""
-        return self._deadline.keep(self._connection, lambda: self._connection.recv(size))
+        return self._deadline.run(self._connection, lambda: self._connection.recv(size))
 
     def recv_into(self, buffer: memoryview) -> int:
         """Read the next bytes into `buffer`, and return their number."""
-        return self._deadline.keep(self._connection, lambda: self._connection.recv_into(buffer))
+        return self._deadline.run(self._connection, lambda: self._connection.recv_into(buffer))
 
 
-def _exchanged(connection: _TimedConnection, head: bytes, body: bytes) -> tuple[CompleteResponse, bool]:
-    """Send a request; return its response, and whether the connection must be closed afterwards."""
+def _exchange(connection: _TimedConnection, head: bytes, body: bytes) -> tuple[CompleteResponse, bool]:
+    """Send a request. Return its response, and whether the connection must be closed afterwards."""
     try:
         if len(body) <= JOINED_BYTES_MAX:
             connection.sendall(head + body)
@@ -219,28 +220,33 @@ def _read(connection: _TimedConnection, received: bytes) -> tuple[CompleteRespon
         if not (chunk := connection.recv(HEAD_BYTES)):
             raise ResponseCutOff("its head is cut off")
         received += chunk
-    text = received[: max(end, 0)].decode("latin-1")
-    status, *lines = text.split("\r\n")
+    head = received[: max(end, 0)].decode("latin-1")
+    status, *lines = head.split("\r\n")
     headers: dict[str, str] = {}
     for line in lines:
         name, _, value = line.partition(":")
         headers[name.lower()] = value.strip()
     size = headers.get("content-length", "")
-    plain = status.startswith(_WITH_BODY) and "transfer-encoding" not in headers and size.isascii() and size.isdigit()
-    if size.isdigit() and len(size) > _DIGITS:
-        raise ResponseCutOff(f"it announces {size} bytes")
-    if not plain or text.lower().count("\r\ncontent-length:") > 1:
-        # The standard library reads every form of response.
+    is_plain = (
+        status.startswith(_STATUS_LINES_WITH_BODY)
+        and "transfer-encoding" not in headers
+        and size.isascii()
+        and size.isdigit()
+    )
+    if size.isdigit() and len(size) > _LENGTH_DIGITS_MAX:
+        raise ResponseCutOff(f"its Content-Length is {size} bytes")
+    if not is_plain or head.lower().count("\r\ncontent-length:") > 1:
+        # Let the standard library read a response of any other form.
         with HTTPResponse(cast("socket.socket", _ReplayedStream(connection, received)), method="POST") as response:
             response.begin()
             fields = {name.lower(): value for name, value in response.getheaders()}
             # The library may have read past the end of the response, so the connection cannot be kept.
             return CompleteResponse(response.status, fields, response.read()), True
-    body, rest = bytearray(int(size)), received[end + 4 :]
-    if (filled := len(rest)) > len(body):
-        raise ResponseCutOff("more bytes arrived than it announced")
+    body, body_start = bytearray(int(size)), received[end + 4 :]
+    if (filled := len(body_start)) > len(body):
+        raise ResponseCutOff("it is longer than its Content-Length")
     with memoryview(body) as buffer:
-        buffer[:filled] = rest
+        buffer[:filled] = body_start
         while filled < len(buffer):
             if not (count := connection.recv_into(buffer[filled:])):
                 raise ResponseCutOff(f"it ended {len(buffer) - filled} bytes before its end")
@@ -249,11 +255,11 @@ def _read(connection: _TimedConnection, received: bytes) -> tuple[CompleteRespon
 
 
 class _ReplayedStream(io.RawIOBase):
-    """A stream of the bytes already read from a connection, then the rest. Closing it leaves the connection open."""
+    """A stream of the bytes already read from a connection, then the rest. Closing it keeps the connection open."""
 
     def __init__(self, connection: _TimedConnection, received: bytes) -> None:
         super().__init__()
-        self._connection, self._begun = connection, received
+        self._connection, self._received = connection, received
 
     def makefile(self, _mode: str) -> io.BufferedReader:
         """Return a buffered reader, as a socket does for the standard library."""
@@ -263,8 +269,8 @@ class _ReplayedStream(io.RawIOBase):
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]  # the stubs allow any buffer
-        if not self._begun:
+        if not self._received:
             return self._connection.recv_into(buffer)
-        count = min(len(buffer), len(self._begun))
-        buffer[:count], self._begun = self._begun[:count], self._begun[count:]
+        count = min(len(buffer), len(self._received))
+        buffer[:count], self._received = self._received[:count], self._received[count:]
         return count

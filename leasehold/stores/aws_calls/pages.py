@@ -1,12 +1,13 @@
 """Splits a page of a DynamoDB listing into the JSON strings of its rows, each of which is parsed only when needed.
 
-From one listing of a large table to the next, most rows change only their counter. Parsing a row takes longer than
-comparing its JSON, and creates some thirty objects that the garbage collector has to visit.
+Between two listings of a large table, only the counters of most rows change. Parsing a row takes longer than comparing
+its JSON, and creates some thirty objects that the garbage collector has to visit.
 
-The page is split at `}},{`. The pieces are the rows, for the following reason. Each piece, put between `{` and `}}`, is
-a JSON object; otherwise `item` and `items` raise. JSON objects separated by commas between brackets are an array, and
-what is around the array is JSON as well. JSON can be parsed in one way only, so this is the content of the page,
-whatever its values contain. If a value contains `}},{`, the pieces have an odd number of quotes and are not objects.
+The page is split at `}},{`. The pieces are the rows, for the following reason. Each piece is a JSON object when it is
+enclosed in `{` and `}}`. Otherwise, `item` and `items` raise an exception. JSON objects that are separated by commas
+and enclosed in brackets form an array, and the text around this array is JSON as well. JSON can be parsed in only one
+way, so the result is the content of the page, whatever its values contain. If a value contains `}},{`, the pieces have
+an odd number of quotes, so they are not objects.
 """
 
 import re
@@ -16,15 +17,15 @@ from typing import Any, overload
 from attrs import frozen
 
 Parse = Callable[[bytes], Any]
-"""A parser of JSON; it raises ValueError."""
+"""A parser of JSON, which raises ValueError for anything else."""
 
-_BORDER = b"}},{"
-_BEGINS = re.compile(rb'\{(?:"(?:Scanned)?Count":\d+,)*"Items":\[\{')
-"""The beginning of a page from DynamoDB. A page that begins differently is parsed as a whole."""
-_ENDS = b"}}]"
+_ROW_BORDER = b"}},{"
+_PAGE_START = re.compile(rb'\{(?:"(?:Scanned)?Count":\d+,)*"Items":\[\{')
+"""Matches the beginning of a page from DynamoDB. A page that begins differently is parsed as a whole."""
+_PAGE_END = b"}}]"
 
 
-class Unsplit(Exception):
+class SplitError(Exception):
     """A page was split at something that is not a border between rows."""
 
 
@@ -42,12 +43,12 @@ class UnparsedRows(Sequence[Any]):
     array: bytes
     parse: Parse
 
-    def item(self, text: bytes) -> Any:  # noqa: ANN401  whatever the service says
-        """Parse one row. Raises Unsplit if it is not a JSON object."""
+    def item(self, text: bytes) -> Any:  # noqa: ANN401  any JSON value
+        """Parse one row. Raises SplitError if it is not a JSON object."""
         try:
             return self.parse(b"{" + text + b"}}")
         except ValueError:
-            raise Unsplit from None
+            raise SplitError from None
 
     def items(self) -> list[Any]:
         """Parse all rows at once. Raises LookupError if they are not JSON."""
@@ -66,9 +67,9 @@ class UnparsedRows(Sequence[Any]):
     @overload
     def __getitem__(self, index: int) -> Any: ...  # noqa: ANN401  as `item`
     @overload
-    def __getitem__(self, place: slice) -> Sequence[Any]: ...
-    def __getitem__(self, place: int | slice) -> Any:
-        return self.items()[place]
+    def __getitem__(self, index: slice) -> Sequence[Any]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        return self.items()[index]
 
     def __eq__(self, other: object) -> bool:
         """Return whether the other sequence has the same items."""
@@ -79,7 +80,7 @@ class UnparsedRows(Sequence[Any]):
 
 def page_of(body: bytes, parse: Parse) -> dict[str, Any] | None:
     """Parse a page except for its rows, which become `UnparsedRows`. Return None if it must be parsed as a whole."""
-    beginning, end = _BEGINS.match(body), body.rfind(_ENDS)
+    beginning, end = _PAGE_START.match(body), body.rfind(_PAGE_END)
     if beginning is None or end < beginning.end():
         return None
     start = beginning.end()
@@ -89,5 +90,5 @@ def page_of(body: bytes, parse: Parse) -> dict[str, Any] | None:
         return None
     if not isinstance(page, dict) or page.get("Items") != []:
         return None
-    rows = UnparsedRows(body[start:end].split(_BORDER), body[start - 2 : end + 3], parse)
+    rows = UnparsedRows(body[start:end].split(_ROW_BORDER), body[start - 2 : end + 3], parse)
     return {**page, "Items": rows}

@@ -1,4 +1,4 @@
-"""Makes a boto3 client of DynamoDB bypass boto3 for frequent calls, without any change for its callers."""
+"""Makes a boto3 client of DynamoDB send its frequent calls directly, without any change for its callers."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -13,11 +13,12 @@ from leasehold.stores.aws_calls.pages import page_of
 if TYPE_CHECKING:  # the stubs are no dependency of a user
     from types_boto3_dynamodb import DynamoDBClient
 
-_FORM = "application/x-amz-json-1.0"
+_CONTENT_TYPE = "application/x-amz-json-1.0"
 BINARY = (b'"B"', b'"BS"')
-"""The letters of binary types, which JSON represents as strings.
+"""The names of the binary types, whose values are strings in JSON.
 
-If a response contains them, boto3 parses it. If they are only part of a string, that is slower but does no harm.
+If a response contains one of these names, boto3 parses the response. If the name is only part of a string, this is
+slower but does no harm.
 """
 OPERATIONS: Mapping[str, bool] = {
     "BatchGetItem": True,
@@ -26,9 +27,9 @@ OPERATIONS: Mapping[str, bool] = {
     "UpdateItem": False,
     "DeleteItem": False,
 }
-"""The operations that bypass boto3, and whether each may be repeated.
+"""The operations that are called directly, and whether each may be repeated.
 
-If a conditional write were repeated, its own first try could make it fail.
+A conditional write must not be repeated, because its own first attempt could make the second one fail.
 """
 
 
@@ -36,14 +37,19 @@ def call_directly(client: "DynamoDBClient") -> None:
     """Make this client send the calls in `OPERATIONS` directly."""
     calls, close = DirectCalls(client, OPERATIONS), client.close
 
-    def ask(operation: str, again: bool, boto3_call: Any, **arguments: Any) -> Any:  # noqa: ANN401  as boto3
+    def call(operation: str, may_repeat: bool, boto3_call: Any, **arguments: Any) -> Any:  # noqa: ANN401  as boto3
         try:
             body = orjson.dumps(arguments)
         except TypeError:  # a value that JSON cannot represent
             return boto3_call(**arguments)
         parse = _page if operation == "Scan" else _parse
         return calls.call(
-            operation, body, _FORM, parse=parse, boto3_call=partial(boto3_call, **arguments), repeatable=again
+            operation,
+            body,
+            _CONTENT_TYPE,
+            parse=parse,
+            boto3_call=partial(boto3_call, **arguments),
+            repeatable=may_repeat,
         )
 
     def close_all() -> None:
@@ -52,7 +58,7 @@ def call_directly(client: "DynamoDBClient") -> None:
 
     for operation, repeatable in OPERATIONS.items():
         name = xform_name(operation)
-        setattr(client, name, partial(ask, operation, repeatable, getattr(client, name)))
+        setattr(client, name, partial(call, operation, repeatable, getattr(client, name)))
     client.close = close_all  # type: ignore[method-assign]  # the class is boto3's
 
 

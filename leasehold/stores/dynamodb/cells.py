@@ -1,8 +1,9 @@
 """Stores the rows of layout `sessions` as DynamoDB items. Each write is one conditional PutItem or DeleteItem.
 
-An item consists of the key of lease tables with the row's name, a unique version, and the fields of the row. The fields
-are a readable map, or compressed JSON if the map would cost another write unit. `entityType` shows other programs that
-the item is not a lease. With a prefix, the items are one application's part of a table that many share.
+An item contains the row's name as its key, a unique version, and the fields of the row. The fields are stored as a
+readable map, or as compressed JSON if the map would cost another write unit. The attribute `entityType` shows other
+programs that the item is not a lease. With a prefix, the items are one application's part of a table that many
+applications share.
 """
 
 import json
@@ -16,7 +17,7 @@ from botocore.exceptions import ClientError
 from tenacity import Retrying, retry_if_result, stop_after_attempt, wait_random_exponential
 
 from leasehold.errors import OutcomeUnknown, StoreError
-from leasehold.stores.dynamodb.rows import KEY, Item, key_of, of_application, text
+from leasehold.stores.dynamodb.rows import KEY, Item, application_query, key_of, text
 from leasehold.stores.requests import ObjectFields, Stored
 
 if TYPE_CHECKING:
@@ -29,13 +30,13 @@ UNIT_BYTES = 1024
 """The number of bytes that one write unit covers."""
 
 PAGE_LEASES = 400
-"""The leases per page. An item is limited to 400 KB, and a lease takes less than 1,000 bytes of it."""
+"""The maximum number of leases in a session row. An item may have 400 KB, and a lease needs less than 1,000 bytes."""
 
 _OLD = {"ReturnValues": "ALL_OLD"}
 _ATTEMPTS = 8
-_VERSION, _FIELDS, _SMALL = "version", "fields", "small"
+_VERSION, _FIELDS, _COMPRESSED = "version", "fields", "small"
 _FIELDS_BYTES_MAX = 1 << 22
-"""The maximum size of decompressed fields. A larger row is not one of ours."""
+"""The maximum size of decompressed fields. This store never writes a larger row."""
 
 
 class ReadsAndWrites(Protocol):
@@ -59,8 +60,8 @@ class DynamoCells:
     Args:
         clients: The clients.
         table: The name of the table.
-        call: Calls the service, and turns its errors into ours.
-        prove: Checks that the service honors conditions.
+        call: Calls the service, and turns its errors into StoreError or OutcomeUnknown.
+        prove: Checks that the service honors the conditions of writes.
         prefix: The prefix of one application, if many share the table.
     """
 
@@ -74,26 +75,26 @@ class DynamoCells:
         prove: Callable[[], None],
         prefix: str = "",
     ) -> None:
-        self._clients, self._table, self._ask, self.prove, self._prefix = clients, table, call, prove, prefix
+        self._clients, self._table, self._call, self.prove, self._prefix = clients, table, call, prove, prefix
 
     def list(self, *prefixes: str, consistent: bool = False) -> tuple[Stored, ...]:
         """Return the rows with these prefixes, in one scan. Raises StoreError if there are leases in another layout."""
         request: dict[str, Any] = {"TableName": self._table, "ConsistentRead": consistent}
         read_page: Callable[..., Any] = self._clients.reads.scan
         if self._prefix:
-            read_page, request = self._clients.reads.query, {**request, **of_application(self._prefix)}
+            read_page, request = self._clients.reads.query, {**request, **application_query(self._prefix)}
         rows: list[Stored] = []
         while True:
-            page = self._ask(read_page, request)
+            page = self._call(read_page, request)
             rows += [_stored(self._table, item) for item in page["Items"]]
             if not (last_key := page.get("LastEvaluatedKey")):
                 return tuple(row for row in rows if row.name.startswith(prefixes))
             request["ExclusiveStartKey"] = last_key
 
     def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:
-        """Return the rows with these names that exist. `stale_ok` halves the price."""
+        """Return the rows with these names that exist. With `stale_ok`, the read costs half as much."""
         keys = [key_of(name, self._prefix) for name in dict.fromkeys(names)]
-        get = partial(self._ask, self._clients.reads.batch_get_item)
+        get = partial(self._call, self._clients.reads.batch_get_item)
         items = items_of(get, self._table, keys, consistent=not stale_ok, attempts=_ATTEMPTS)
         return {row.name: row for row in (_stored(self._table, item) for item in items)}
 
@@ -103,13 +104,18 @@ class DynamoCells:
 
     def put_over(self, name: str, fields: ObjectFields, version: str) -> str | None:
         """Replace a row by PutItem, if it still has this version."""
-        return self._put(name, fields, _is(version), version)
+        return self._put(name, fields, _version_condition(version), version)
 
     def delete(self, name: str, version: str) -> bool:
         """Delete a row by DeleteItem, if it still has this version."""
         try:
-            request = {"TableName": self._table, "Key": key_of(name, self._prefix), **_is(version), **_OLD}
-            response = self._ask(self._clients.writes.delete_item, request, may_be_rejected=True)
+            request = {
+                "TableName": self._table,
+                "Key": key_of(name, self._prefix),
+                **_version_condition(version),
+                **_OLD,
+            }
+            response = self._call(self._clients.writes.delete_item, request, may_be_rejected=True)
         except ClientError:
             return name not in self.read([name])
         self._check(response, name, version)
@@ -125,10 +131,10 @@ class DynamoCells:
             **key_of(name, self._prefix),
             "entityType": text(CELL),
             _VERSION: text(version),
-            **_written(name, fields),
+            **_encoded_fields(name, fields),
         }
         try:
-            response = self._ask(
+            response = self._call(
                 self._clients.writes.put_item,
                 {"TableName": self._table, "Item": item, **condition, **_OLD},
                 may_be_rejected=True,
@@ -146,10 +152,10 @@ class DynamoCells:
         row = response.get("Attributes") or {}
         expected = {} if replaced is None else {**key_of(name, self._prefix), _VERSION: text(replaced)}
         if {attribute: row.get(attribute) for attribute in expected} != expected or bool(row) != bool(expected):
-            raise OutcomeUnknown(f"{self._table}: an answer is not about the write of row {name!r}")
+            raise OutcomeUnknown(f"{self._table}: a response is not about the write of row {name!r}")
 
 
-def _is(version: str) -> Mapping[str, Any]:
+def _version_condition(version: str) -> Mapping[str, Any]:
     return {
         "ConditionExpression": "#version = :version",
         "ExpressionAttributeNames": {"#version": _VERSION},
@@ -158,28 +164,30 @@ def _is(version: str) -> Mapping[str, Any]:
 
 
 def written_bytes(name: str, fields: ObjectFields) -> int:
-    """Return the size of an item as the service counts it: the bytes of the names and values of its attributes."""
-    ours = {KEY: text(name), "entityType": text(CELL), _VERSION: text("0" * 32), **_written(name, fields)}
-    return sum(len(attribute) + _size(value) for attribute, value in ours.items())
+    """Return the size of an item in bytes. The service counts the names and values of all attributes."""
+    attributes = {KEY: text(name), "entityType": text(CELL), _VERSION: text("0" * 32), **_encoded_fields(name, fields)}
+    return sum(len(attribute) + _value_size(value) for attribute, value in attributes.items())
 
 
-def _size(value: Mapping[str, Any]) -> int:
+def _value_size(value: Mapping[str, Any]) -> int:
     match value:
         case {"S": str(string)}:
             return len(string.encode())
         case {"B": bytes(raw)}:
             return len(raw)
         case {"M": inner}:
-            return 3 + sum(1 + len(name) + _size(value) for name, value in inner.items())
+            return 3 + sum(1 + len(name) + _value_size(value) for name, value in inner.items())
         case _:
             raise AssertionError(value)
 
 
-def _written(name: str, fields: ObjectFields) -> Item:
+def _encoded_fields(name: str, fields: ObjectFields) -> Item:
     plain: Item = {_FIELDS: {"M": {field: text(value) for field, value in fields.items()}}}
-    if _size(plain[_FIELDS]) + len(name) < UNIT_BYTES - 100:  # leaves room for key, type and version
+    if (
+        _value_size(plain[_FIELDS]) + len(name) < UNIT_BYTES - 100
+    ):  # this leaves room for the key, the type and the version
         return plain
-    return {_SMALL: {"B": zlib.compress(json.dumps(dict(fields), separators=(",", ":")).encode(), 9)}}
+    return {_COMPRESSED: {"B": zlib.compress(json.dumps(dict(fields), separators=(",", ":")).encode(), 9)}}
 
 
 def _stored(table: str, item: Item) -> Stored:
@@ -188,15 +196,15 @@ def _stored(table: str, item: Item) -> Stored:
         raise StoreError(f"{table}: row {name!r} is not of layout sessions; delete those of one of the layouts")
     fields: dict[str, str] = {}
     try:
-        if _SMALL in item:
-            raw: Any = item[_SMALL]["B"]
+        if _COMPRESSED in item:
+            raw: Any = item[_COMPRESSED]["B"]
             content = json.loads(zlib.decompressobj().decompress(bytes(raw), _FIELDS_BYTES_MAX))
         else:
             content = {field: value["S"] for field, value in item[_FIELDS]["M"].items()}
         if isinstance(content, dict) and all(isinstance(string, str) for string in content.values()):
             fields = content
     except (KeyError, TypeError, ValueError, zlib.error, AttributeError):
-        fields = {}  # the caller that parses the row raises an error naming the missing field
+        fields = {}  # the caller parses the row, and raises an error that names the missing field
     return Stored(name, item.get(_VERSION, {}).get("S", ""), fields)
 
 
@@ -215,11 +223,11 @@ def items_of(
     """Return the items with these keys that exist.
 
     Args:
-        get: Calls BatchGetItem, and turns errors of the service into ours.
+        get: Calls BatchGetItem, and turns the service's errors into StoreError or OutcomeUnknown.
         table: The name of the table.
         keys: The keys.
         consistent: Whether to read consistently.
-        attempts: How often to try to read each batch of keys.
+        attempts: The maximum number of attempts at reading each batch of keys.
 
     Raises:
         OutcomeUnknown: If the service still has not read some of the keys after these attempts.
@@ -228,11 +236,13 @@ def items_of(
     for start in range(0, len(keys), BATCH):
         pending = [*keys[start : start + BATCH]]
 
-        def read_some(pending: list[Any] = pending) -> bool:
+        def read_pending(pending: list[Any] = pending) -> bool:
             page = get({"RequestItems": {table: {"Keys": pending.copy(), "ConsistentRead": consistent}}})
             rows = page["Responses"].get(table, ())
-            as_requested = page["Responses"].keys() <= {table} and page.get("UnprocessedKeys", {}).keys() <= {table}
-            if not as_requested or any({name: item.get(name) for name in pending[0]} not in pending for item in rows):
+            is_as_requested = page["Responses"].keys() <= {table} and page.get("UnprocessedKeys", {}).keys() <= {table}
+            if not is_as_requested or any(
+                {name: item.get(name) for name in pending[0]} not in pending for item in rows
+            ):
                 raise OutcomeUnknown(f"{table}: a response is about rows that were not requested")
             items.extend(rows)
             unprocessed = page.get("UnprocessedKeys", {}).get(table)
@@ -245,6 +255,6 @@ def items_of(
             wait=wait_random_exponential(multiplier=0.05, max=1),
             retry_error_callback=lambda _state: False,
         )
-        if not retrying(read_some):
-            raise OutcomeUnknown(f"{table}: too busy to read {len(pending)} of {len(keys)} rows")
+        if not retrying(read_pending):
+            raise OutcomeUnknown(f"{table}: the service is too busy to read {len(pending)} of {len(keys)} rows")
     return items

@@ -7,9 +7,9 @@ The layout is that of the Kinesis Client Library (2.x and 3.x), so that its Java
 3. Our own attributes are `handoffOwner`, `handoffTo`, `checkpointToken` and `lh_<name>` for annotations. Java preserves
    them.
 
-With AT_TIMESTAMP, `checkpointSubSequenceNumber` holds the time in milliseconds, as kcl-rust writes it. Java reads only
-the sentinel and starts at the time in its configuration. The leases that Java creates have 0 there, which means the
-time in the configuration.
+If the checkpoint is AT_TIMESTAMP, `checkpointSubSequenceNumber` contains the time in milliseconds, as in kcl-rust. Java
+reads only the sentinel and starts at the time in its configuration. Leases created by Java contain 0 instead of a time,
+which means the time in the configuration.
 """
 
 import json
@@ -20,7 +20,7 @@ from attrs import field, frozen
 
 from leasehold.balancer.model import Lease
 from leasehold.balancer.watch import Reports
-from leasehold.stores.aws_calls.pages import UnparsedRows, Unsplit
+from leasehold.stores.aws_calls.pages import SplitError, UnparsedRows
 from leasehold.stores.fields import (
     COUNT_DIGITS,
     FIELDS,
@@ -28,13 +28,13 @@ from leasehold.stores.fields import (
     CellKind,
     RowField,
     cells,
-    checked,
+    check_cell,
     lease_of,
-    readable,
+    parse_row,
     shortened_repr,
 )
-from leasehold.stores.fields import name as named
-from leasehold.stores.fields import text as texted
+from leasehold.stores.fields import name as checked_name
+from leasehold.stores.fields import text as checked_text
 from leasehold.stores.protocol import Malformed
 from leasehold.stores.writes import counted
 
@@ -58,15 +58,15 @@ ANNOTATION_PREFIX = "lh_"
 """The prefix of the attributes with annotations."""
 
 ATTRIBUTES = {field.name: field.item for field in FIELDS if field.item}
-"""The attribute of each field. That of the annotations is a pattern."""
+"""The attribute of each field. For the annotations, it is a pattern."""
 
 KEY = ATTRIBUTES["key"]
 
 APPLICATION = "application"
-"""The partition key of a table that many applications share, which holds the prefix in the URL.
+"""The partition key of a table that many applications share. It contains the prefix in the URL.
 
-`KEY` is the sort key, so a query reads the rows of one application. Java workers, which expect a simple key, reject the
-table.
+`KEY` is the sort key of such a table, so a query reads the rows of one application. Java workers reject the table,
+because they expect a simple key.
 """
 
 _SPECIAL = frozenset({"parents", "owner", "next_owner", "yields", "leaving", "annotations"})
@@ -96,7 +96,7 @@ def key_of(key: str, prefix: str) -> Mapping[str, AttributeValue]:
     return {**({APPLICATION: text(prefix)} if prefix else {}), KEY: text(key)}
 
 
-def of_application(prefix: str) -> Mapping[str, Any]:
+def application_query(prefix: str) -> Mapping[str, Any]:
     """Return the arguments of a query for the rows with this prefix."""
     return {
         "KeyConditionExpression": f"{APPLICATION} = :application",
@@ -110,17 +110,17 @@ def number(value: float) -> AttributeValue:
 
 
 def shard_ids(lease: Lease, keys: Iterable[str]) -> AttributeValue:
-    """Convert keys of leases in the same stream to shard ids, which KCL writes even in a multi-stream table."""
+    """Convert keys of leases in the same stream to shard ids, because KCL writes these even in a multi-stream table."""
     return {"SS": [key.removeprefix(_prefix(lease.key, lease.stream, lease.shard)) for key in keys]}
 
 
 def _prefix(key: str, stream: str, shard: str) -> str:
-    """Return the prefix of the stream's keys in a multi-stream table, `account:stream:epoch:`; "" in other tables."""
+    """Return the prefix `account:stream:epoch:` of the stream's keys in a multi-stream table, or "" in other tables."""
     return f"{stream}:" if key == f"{stream}:{shard}" else ""
 
 
 def attributes(lease: Lease, *names: str) -> Item:
-    """Return the attributes of these fields. Missing values are missing attributes, as Java expects."""
+    """Return the attributes for these fields. A field without a value has no attribute, as Java expects."""
     values = cells(lease)
     parents = {"parentShardId": shard_ids(lease, lease.parents)} if lease.parents and "parents" in names else {}
     return parents | {
@@ -145,21 +145,21 @@ def to_lease(item: Item) -> Lease | Malformed | None:
     """Parse an item. Return None if it is not a lease, and `Malformed` if it should be one but is invalid."""
     if item.get("entityType", _LEASE) != _LEASE:
         return None
-    return readable(_name(item), lambda: _lease(item))
+    return parse_row(_name(item), lambda: _lease(item))
 
 
 RowRest = tuple[tuple[str, ...], bytes]
-"""The attributes of a row's annotations, sorted, and the rest of the row without its counter; b"" if not comparable."""
+"""The sorted annotation attributes of a row, and the JSON of the rest without the counter (b"" if there is no JSON)."""
 
 CachedRow = tuple[bytes, bytes, bytes, Lease]
-"""The JSON of a row before the digits of its counter, these digits, the JSON after them, and the row's lease."""
+"""A row's JSON before the digits of its counter, these digits, the JSON after them, and the row's lease."""
 
 _KEY_TEXT, _COUNT_TEXT = f'"{KEY}":{{"S":"'.encode(), f'"{_COUNT.item}":{{"N":"'.encode()
 
 
 @frozen
 class RowsRead:
-    """A parsed listing: its leases, its malformed rows, and the rows that are not leases."""
+    """A parsed listing, with its leases, its malformed rows, and the rows that are not leases."""
 
     leases: list[Lease] = field(factory=list)
     malformed: list[Malformed] = field(factory=list)
@@ -178,9 +178,9 @@ class RowsRead:
 class RowDecoder:
     """Parses successive listings. A row is parsed again only if more than its counter and annotations have changed.
 
-    From one listing to the next, hardly any row changes otherwise. The rest of a row is compared as one string, so the
-    row is parsed again if an attribute is added, removed or changed. If rows come as unparsed JSON, a row of which only
-    the counter has changed is not even parsed as JSON.
+    Between two listings, hardly any row changes in other ways. The rest of a row is compared as one string, so the row
+    is parsed again if any other attribute is added, removed or changed. If the rows are unparsed JSON and only the
+    counter of a row has changed, not even its JSON is parsed.
 
     The cache is updated row by row. If it were rebuilt for each listing, the garbage collector would have to visit all
     the new objects.
@@ -194,7 +194,7 @@ class RowDecoder:
         self._unparsed: dict[bytes, CachedRow] = {}
 
     def read(self, pages: Iterable[Sequence[Item]]) -> RowsRead:
-        """Parse a whole listing. The result is as if each row were parsed by `to_lease`."""
+        """Parse a whole listing. The result is the same as if each row were parsed by `to_lease`."""
         rows = RowsRead()
         for page in pages:
             lengths = rows.counts()
@@ -202,7 +202,7 @@ class RowDecoder:
                 try:
                     self._read_unparsed(page, rows)
                     continue
-                except Unsplit:
+                except SplitError:
                     rows.truncate(lengths)
             for item in page:
                 self._read_item(item, rows)
@@ -214,7 +214,7 @@ class RowDecoder:
         """Parse the rows of a page that are unparsed JSON."""
         cache, leases = self._unparsed, rows.leases
         for text in page.texts:
-            # A key that contains a quote is cut off here. That does no harm, because the whole row is compared.
+            # If a key contains a quote, it is cut off here. This does no harm, because the whole row is compared.
             start = text.find(_KEY_TEXT) + len(_KEY_TEXT)
             key = text[start : text.find(b'"', start)]
             cached = cache.get(key)
@@ -233,17 +233,19 @@ class RowDecoder:
             self._read_changed(page, text, key, rows)
 
     def _read_changed(self, page: UnparsedRows, text: bytes, key: bytes, rows: RowsRead) -> None:
-        """Parse a row of which more than the counter is new. Cache its JSON if the place of the counter is certain."""
+        """Parse a row in which more than the counter changed. Cache its JSON if the counter's position is certain."""
         item, cached, row = page.item(text), self._unparsed.pop(key, None), None
         if cached is not None:
             head, digits, tail, lease = cached
             annotations = tuple(ANNOTATION_PREFIX + name for name, _ in lease.annotations)
-            row = _updated(item, lease, annotations, _rest(page.item(head + digits + tail), annotations))
+            row = _updated_lease(
+                item, lease, annotations, _comparable_json(page.item(head + digits + tail), annotations)
+            )
         row = row or self._lease_or_none(item, rows)
         if row is None:
             return
         rows.leases.append(row)
-        # Without escapes every quote begins or ends a string, so the only match must be the name of the counter.
+        # Without escapes, every quote begins or ends a string, so the only match must be the name of the counter.
         if b"\\" not in text and text.count(f'"{_COUNT.item}"'.encode()) == 1:
             head, _, tail = text.partition(_COUNT_TEXT)
             digits, quote, tail = tail.partition(b'"')
@@ -256,18 +258,18 @@ class RowDecoder:
         value = key_attribute.get("S") if type(key_attribute) is dict else None
         key = value if type(value) is str else ""
         rest = self._rests.get(key)
-        row = None if rest is None else _updated(item, self._leases[key], *rest)
+        row = None if rest is None else _updated_lease(item, self._leases[key], *rest)
         if row is None:
             row = self._lease_or_none(item, rows)
             if row is None:
                 return
             annotations = tuple(sorted(attribute for attribute in item if attribute.startswith(ANNOTATION_PREFIX)))
-            self._rests[row.key] = annotations, _rest(item, annotations)
+            self._rests[row.key] = annotations, _comparable_json(item, annotations)
         self._leases[row.key] = row
         rows.leases.append(row)
 
     def _lease_or_none(self, item: Item, rows: RowsRead) -> Lease | None:
-        """Return the lease of a row; add a row without a lease to one of the other lists and return None."""
+        """Return the lease of a row. If the row is not a lease, add it to one of the other lists and return None."""
         if self._application is not None and item.get(APPLICATION) != self._application:
             raise LookupError("it has rows of another application")
         match to_lease(item):
@@ -280,27 +282,27 @@ class RowDecoder:
         return None
 
 
-def _updated(item: Item, lease: Lease, attributes: tuple[str, ...], rest: bytes) -> Lease | None:
-    """Return the lease with the item's counter and annotations; None if anything else has changed or is invalid."""
-    if not rest or _rest(item, attributes) != rest:
+def _updated_lease(item: Item, lease: Lease, attributes: tuple[str, ...], rest: bytes) -> Lease | None:
+    """Return the lease with the item's counter and annotations, or None if anything else has changed or is invalid."""
+    if not rest or _comparable_json(item, attributes) != rest:
         return None
     count, epoch, annotations = item.get(_COUNT.item), lease.epoch, lease.annotations
     try:
         # Only check what has changed.
         if type(count) is not dict or count.get("N") != lease.version:
-            epoch = checked(_COUNT, _COUNT.item, _cell(item, _COUNT))
+            epoch = check_cell(_COUNT, _COUNT.item, _cell(item, _COUNT))
         for index, attribute in enumerate(attributes):
             value, (name, old_value) = item.get(attribute), lease.annotations[index]
             if type(value) is not dict or value.get("S") != old_value:
-                string = texted(attribute, _field_value(item, attribute, "S"))
+                string = checked_text(attribute, _field_value(item, attribute, "S"))
                 annotations = (*annotations[:index], (name, string), *annotations[index + 1 :])
     except BadRowField:
         return None
     return lease if epoch == lease.epoch and annotations is lease.annotations else lease.written(epoch, annotations)
 
 
-def _rest(item: Item, annotations: Iterable[str]) -> bytes:
-    """Return the row without its counter and these attributes, as JSON; b"" if JSON cannot represent it."""
+def _comparable_json(item: Item, annotations: Iterable[str]) -> bytes:
+    """Return the JSON of the row without its counter and these attributes, or b"" if JSON cannot represent the row."""
     rest = dict(item)
     for name in (_COUNT.item, *annotations):
         rest.pop(name, None)
@@ -311,10 +313,10 @@ def _rest(item: Item, annotations: Iterable[str]) -> bytes:
 
 
 def to_reports(items: Iterable[Item]) -> Reports:
-    """Parse the rows that KCL 3.5 stores besides leases: the leader, and when each worker last reported its load.
+    """Parse the rows that KCL 3.5 stores besides leases. They contain the leader and each worker's last report.
 
-    That time comes from the worker's own clock, so it only shows whether there is a new report. Rows of any other form
-    are ignored.
+    The time of a report comes from the worker's own clock, so it only shows whether there is a new report. Rows of any
+    other form are ignored.
     """
     rows = {_name(item): item for item in items if item.get("entityType", _LEASE) != _LEASE}
     stamps = {key: _typed_value(row, "lut", "N") for key, row in rows.items() if row["entityType"] == _METRICS}
@@ -323,20 +325,20 @@ def to_reports(items: Iterable[Item]) -> Reports:
 
 
 def _name(item: Item) -> str:
-    """Return the key of an item, for errors. The key of a table is always of type S."""
+    """Return the key of an item, for error messages. The key of a table is always of type S."""
     return _typed_value(item, KEY, "S") or shortened_repr(item.get(KEY))
 
 
 def _typed_value(item: Item, name: str, kind: str) -> str | None:
     """Return the value of this attribute, or None if it is missing or of another type."""
     try:
-        return texted(name, _field_value(item, name, kind))
+        return checked_text(name, _field_value(item, name, kind))
     except BadRowField:
         return None
 
 
 def _lease(item: Item) -> Lease:
-    values = {field.name: checked(field, field.item, _cell(item, field)) for field in _PLAIN}
+    values = {field.name: check_cell(field, field.item, _cell(item, field)) for field in _PLAIN}
     # During a KCL 3.x hand-off, checkpointOwner is still the owner (rule 3 of `dynamodb.writes`).
     lease_owner, checkpoint_owner, handoff_owner = (
         _text(item, name) or None for name in ("leaseOwner", "checkpointOwner", "handoffOwner")
@@ -350,13 +352,15 @@ def _lease(item: Item) -> Lease:
     lease = lease_of(
         values,
         ATTRIBUTES,
-        parents=tuple(prefix + parent for parent in sorted(named("parentShardId", parent) for parent in parents)),
+        parents=tuple(
+            prefix + parent for parent in sorted(checked_name("parentShardId", parent) for parent in parents)
+        ),
         owner=owner,
         next_owner=lease_owner if checkpoint_owner else (_text(item, "handoffTo") or None) if yields else None,
         yields=yields,
         leaving=checkpoint_owner is not None,
         annotations=tuple(
-            (name.removeprefix(ANNOTATION_PREFIX), texted(name, _field_value(item, name, "S")))
+            (name.removeprefix(ANNOTATION_PREFIX), checked_text(name, _field_value(item, name, "S")))
             for name in sorted(item)
             if name.startswith(ANNOTATION_PREFIX)
         ),
@@ -365,11 +369,13 @@ def _lease(item: Item) -> Lease:
 
 
 def _cell(item: Item, field: RowField) -> str | None:
-    """Return the stored value, or None if it is missing. A counter is required: every lease has one (rule 1)."""
+    """Return the stored value, or None if it is missing. The counter is required, as every lease has one (rule 1)."""
     if _TYPE_LETTERS[field.kind] == "S":
         return _text(item, field.item)
     return (
-        texted(field.item, _field_value(item, field.item, "N")) if field.kind == "count" or field.item in item else None
+        checked_text(field.item, _field_value(item, field.item, "N"))
+        if field.kind == "count" or field.item in item
+        else None
     )
 
 
@@ -378,7 +384,7 @@ def _text(item: Item, name: str) -> str | None:
     value: Any = item.get(name, {"NULL": True})
     if isinstance(value, Mapping) and "NULL" in value:
         return None
-    return texted(name, _field_value(item, name, "S"))
+    return checked_text(name, _field_value(item, name, "S"))
 
 
 def _field_value(item: Item, name: str, kind: str) -> Any:  # noqa: ANN401  the response may contain anything

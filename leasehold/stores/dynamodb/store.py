@@ -1,7 +1,8 @@
 """Stores leases in a DynamoDB table, which may be shared with Java workers of the Kinesis Client Library 2.x and 3.x.
 
 `prepare` finds the table, or creates it as the Kinesis Client Library does and waits for it. `prove` and `probes` check
-that the service honors conditions. `connect` creates the clients. `translated` turns their errors into ours.
+that the service honors the conditions of writes. `connect` creates the clients. `translate_errors` turns their errors
+into StoreError or OutcomeUnknown.
 
 1. A conditional write is sent once. If a client repeated a write whose response was lost, the second would conflict
    with the first, and the client would conclude that another worker had taken the lease. So if a response is lost, the
@@ -9,11 +10,11 @@ that the service honors conditions. `connect` creates the clients. `translated` 
 2. A throttled request has certainly not been applied, so it is sent again.
 3. Reads may be repeated. botocore's standard retry mode does so.
 
-If a write is rejected, the result contains the lease as stored, from the response or, if the service does not send it,
-from a consistent read.
+If a write is rejected, the result contains the lease as stored. It comes from the response or, if the response does not
+contain it, from a consistent read.
 
-`read_listings_quickly` lets orjson parse the rows of a scan instead of boto3, which takes seven times as long. boto3
-still parses everything else in a response, and whole responses with binary values, which JSON represents as strings.
+`read_listings_quickly` lets orjson parse the rows of a scan, because boto3 takes seven times as long. boto3 still
+parses the rest of the response. If a response has binary values, which are strings in JSON, boto3 parses all of it.
 """
 
 import logging
@@ -66,8 +67,8 @@ from leasehold.stores.dynamodb.rows import (
     KEY,
     Item,
     RowDecoder,
+    application_query,
     key_of,
-    of_application,
     text,
     to_item,
     to_lease,
@@ -98,10 +99,10 @@ def read_listings_quickly(client: "DynamoDBClient") -> None:
     """Make this client parse listings with orjson, if that is installed."""
     if orjson is not None:
         for operation in ("Scan", "Query"):
-            client.meta.events.register(f"before-parse.dynamodb.{operation}", _read)
+            client.meta.events.register(f"before-parse.dynamodb.{operation}", _parse_listing)
 
 
-def _read(response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_event: object) -> None:
+def _parse_listing(response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_event: object) -> None:
     body: bytes = response_dict["body"]
     if response_dict["status_code"] >= _ERROR_STATUS or any(type_name in body for type_name in BINARY):
         return
@@ -120,7 +121,7 @@ T = TypeVar("T")
 
 ATTEMPTS = 3
 TIMEOUTS = Timeouts(connect_seconds=2, read_seconds=5, attempts=ATTEMPTS)
-"""Short enough for several tries within one lease, long enough for a page of a scan (1 MB)."""
+"""Timeouts that allow several attempts within the duration of a lease, and suffice for a page of a scan (1 MB)."""
 SEGMENT_ROWS, SEGMENTS_MAX = 10_000, 4
 """The minimum number of rows (some five pages) of a segment of a scan, and the maximum number of segments."""
 
@@ -129,7 +130,7 @@ THROTTLED = frozenset(
 )
 
 ADVICE = {
-    "ResourceNotFoundException": "there is no such table here; check its name, the region and the endpoint",
+    "ResourceNotFoundException": "the table does not exist; check its name, the region and the endpoint",
     "AccessDeniedException": (
         "these credentials may not do this (dynamodb:{asked}); a worker needs DescribeTable, Scan, BatchGetItem, "
         "PutItem, UpdateItem and DeleteItem, and CreateTable to make the table; tools that only read need the first two"
@@ -137,7 +138,7 @@ ADVICE = {
     "UnrecognizedClientException": "the credentials are not known to this endpoint; check them and the region",
     "InvalidSignatureException": "the secret key does not fit the access key, or the clock is wrong",
     "MissingAuthenticationTokenException": "no credentials were sent; set them in the environment",
-    "IncompleteSignatureException": "the credentials are not whole; check them in the environment",
+    "IncompleteSignatureException": "the credentials are incomplete; check them in the environment",
     "ExpiredTokenException": "the session token has expired; fetch new credentials",
 }
 
@@ -165,7 +166,7 @@ def connect(
         region: The region, or None for the session's.
         endpoint: The endpoint, or None for the region's.
         timeouts: The timeouts and retries.
-        directly: Bypass boto3 for calls that allow it.
+        directly: Bypass boto3 for the calls that allow it.
 
     Raises:
         StoreError: If no region is set anywhere.
@@ -185,17 +186,17 @@ def connect(
             call_directly(boto_client)
         return boto_client
 
-    with translated("dynamodb"):
+    with translate_errors("dynamodb"):
         clients = Clients(reads=client(timeouts), writes=client(evolve(timeouts, attempts=1)))
     read_listings_quickly(clients.reads)
     return clients
 
 
 @contextmanager
-def translated(table: str, *, writing: bool = False) -> Iterator[None]:
-    """Turn errors of boto3 into OutcomeUnknown, or StoreError if retrying cannot help.
+def translate_errors(table: str, *, writing: bool = False) -> Iterator[None]:
+    """Turn errors of boto3 into OutcomeUnknown, or into StoreError if a retry cannot help.
 
-    A `writing` request that is throttled raises NotWritten, because the service rejects it before it does anything.
+    If `writing`, a throttled request raises NotWritten, because the service has rejected it without doing anything.
     """
     try:
         yield
@@ -203,8 +204,8 @@ def translated(table: str, *, writing: bool = False) -> Iterator[None]:
         code, message = code_of(error), error.response.get("Error", {}).get("Message", "")
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         if code in THROTTLED or status >= 500:  # noqa: PLR2004  server errors
-            kind = NotWritten if writing and code in THROTTLED else OutcomeUnknown
-            raise kind(f"{table}: {code}: {message}") from error
+            error_class = NotWritten if writing and code in THROTTLED else OutcomeUnknown
+            raise error_class(f"{table}: {code}: {message}") from error
         advice = ADVICE[code].format(asked=error.operation_name) if code in ADVICE else message
         raise StoreError(f"{table}: {code}: {advice}") from error
     except NoRegionError as error:
@@ -231,7 +232,7 @@ def is_missing(fault: StoreError) -> bool:
     return isinstance(fault.__cause__, ClientError) and code_of(fault.__cause__) == "ResourceNotFoundException"
 
 
-def unless_throttled(call: Callable[..., T], arguments: Mapping[str, Any]) -> T:
+def retry_throttled(call: Callable[..., T], arguments: Mapping[str, Any]) -> T:
     """Make this call, and repeat it after a pause if it is throttled (rule 2)."""
     retrying = Retrying(
         retry=retry_if_exception(lambda error: isinstance(error, ClientError) and code_of(error) in THROTTLED),
@@ -243,7 +244,7 @@ def unless_throttled(call: Callable[..., T], arguments: Mapping[str, Any]) -> T:
 
 
 WAIT_SECONDS = 600
-"""How long to wait for a new table to become usable. The Kinesis Client Library waits as long."""
+"""How long to wait for a new table to become usable, in seconds. The Kinesis Client Library waits equally long."""
 
 
 def prepare(client: "DynamoDBClient", table: str, *, create: bool, prefix: str = "", protect: bool = False) -> None:
@@ -262,13 +263,13 @@ def prepare(client: "DynamoDBClient", table: str, *, create: bool, prefix: str =
     """
     created = False
     protection: dict[str, Any] = {"DeletionProtectionEnabled": True} if protect else {}
-    with translated(table):
+    with translate_errors(table):
         if _describe(client, table) is None:
             if not create:
                 key_names = f"{APPLICATION} (string) and the sort key {KEY} (string)" if prefix else f"{KEY} (string)"
                 raise StoreError(
-                    f"{table}: there is no such table, and it is not created here; is the name right, and the region? "
-                    f"(A worker creates it, unless told not to; its partition key is {key_names}.)"
+                    f"{table}: the table does not exist, and is not created here; check the name and the region "
+                    f"(by default, a worker creates the table; its partition key is {key_names})"
                 )
             names = tuple(key_of("", prefix))
             roles: Sequence[Literal["HASH", "RANGE"]] = ("HASH", "RANGE")
@@ -303,26 +304,27 @@ def prepare(client: "DynamoDBClient", table: str, *, create: bool, prefix: str =
 
 
 def prove(client: "DynamoDBClient", table: str, prefix: str = "") -> None:
-    """Check that the service honors conditions. Raises StoreError if it ignores them.
+    """Check that the service honors the conditions of writes. Raises StoreError if it ignores them.
 
-    Each probe requires a row that does not exist, so nothing is ever written that a Java worker could read. The
-    deletion is probed first: if conditions are ignored, it fails the check without leaving anything.
+    Each probe is conditional on a row that does not exist, so a service that honors conditions writes nothing that a
+    Java worker could read. The deletion is probed first. If the service ignores conditions, this probe fails without
+    leaving a row.
     """
     for probe in probes(client, table, prefix).values():
         probe()
 
 
 def probes(client: "DynamoDBClient", table: str, prefix: str = "") -> Mapping[str, Callable[[], None]]:
-    """Return the probes of `prove`, by the name of the action. Each may be called alone."""
+    """Return the probes of `prove`, by the name of the action. Each probe may be called alone."""
     lease = Lease(f"leasehold-probe-{uuid4().hex}")
     key = key_of(lease.key, prefix)
     row: Mapping[str, Any] = {"TableName": table, "Key": key}
     exists = {"ConditionExpression": f"attribute_exists({KEY})"}
 
     def probe(call: Callable[..., object], arguments: Mapping[str, Any]) -> None:
-        with translated(table):
+        with translate_errors(table):
             try:
-                unless_throttled(call, arguments)
+                retry_throttled(call, arguments)
             except ClientError as error:
                 if code_of(error) != "ConditionalCheckFailedException":
                     raise
@@ -354,7 +356,7 @@ def _describe(client: "DynamoDBClient", table: str) -> "TableDescriptionTypeDef 
 
 
 def check_key(table: str, description: "TableDescriptionTypeDef", prefix: str = "") -> None:
-    """Check the key of a table, which differs if many applications share it. Raises StoreError if it is another one.
+    """Raise StoreError if a table has the wrong key. Tables that many applications share have a different key.
 
     Args:
         table: The name of the table.
@@ -362,18 +364,18 @@ def check_key(table: str, description: "TableDescriptionTypeDef", prefix: str = 
         prefix: The prefix of one application, if many share the table.
     """
     keys = [(key["AttributeName"], key["KeyType"]) for key in description["KeySchema"]]
-    kinds = {kind["AttributeName"]: kind["AttributeType"] for kind in description["AttributeDefinitions"]}
-    single, shared = [(KEY, "HASH")], [(APPLICATION, "HASH"), (KEY, "RANGE")]
-    if keys in (single, shared) and all(kinds[name] == "S" for name, _ in keys):
-        if keys == single and prefix:
+    types = {kind["AttributeName"]: kind["AttributeType"] for kind in description["AttributeDefinitions"]}
+    single_key, shared_key = [(KEY, "HASH")], [(APPLICATION, "HASH"), (KEY, "RANGE")]
+    if keys in (single_key, shared_key) and all(types[name] == "S" for name, _ in keys):
+        if keys == single_key and prefix:
             raise StoreError(
-                f"{table}: it is the table of one application, which Java workers may share; leases under a prefix "
-                f"want a table whose key is {APPLICATION} (S, HASH), {KEY} (S, RANGE): name another one"
+                f"{table}: it is the table of one application, which Java workers may share; leases with a prefix "
+                f"need a table whose key is {APPLICATION} (S, HASH), {KEY} (S, RANGE); name another table"
             )
-        if keys == shared and not prefix:
+        if keys == shared_key and not prefix:
             raise StoreError(f"{table}: many applications share it, each under a prefix; add ?prefix=… to the URL")
         return
-    shape = ", ".join(f"{name} ({kinds[name]}, {role})" for name, role in keys)
+    shape = ", ".join(f"{name} ({types[name]}, {role})" for name, role in keys)
     raise StoreError(f"{table}: its key is {shape}, and a lease table's is {KEY} (S, HASH); name another table")
 
 
@@ -381,7 +383,7 @@ log = escaped(logging.getLogger("leasehold.dynamodb"))
 
 
 def pages_of(read_page: Callable[..., Any], requests: Sequence[dict[str, Any]]) -> Iterator[Sequence[Item]]:
-    """Yield the pages of scans or queries. If there are several, fetch them concurrently.
+    """Yield the pages of scans or queries. If there are several requests, their pages are fetched concurrently.
 
     Args:
         read_page: Makes the call.
@@ -389,12 +391,12 @@ def pages_of(read_page: Callable[..., Any], requests: Sequence[dict[str, Any]]) 
     """
 
     def fetch(request: dict[str, Any]) -> tuple[Sequence[Item], dict[str, Any] | None]:
-        # With a short lease the client does not retry, but one throttled page must not fail the whole listing.
-        page = unless_throttled(read_page, request)
+        # If leases are short, the client does not retry, but one throttled page must not fail the whole listing.
+        page = retry_throttled(read_page, request)
         last_key = page.get("LastEvaluatedKey")
         return page["Items"], {**request, "ExclusiveStartKey": last_key} if last_key else None
 
-    # Items need ten times the memory of leases, so at most one page of each question is held here.
+    # Items need ten times the memory of leases, so keep at most one page of each request.
     if len(requests) == 1:
         next_request: dict[str, Any] | None = requests[0]
         while next_request is not None:
@@ -415,7 +417,7 @@ def pages_of(read_page: Callable[..., Any], requests: Sequence[dict[str, Any]]) 
 class DynamoStore:
     """A lease table in the layout of the KCL. Thread-safe. `leaseCounter` is both the version and the epoch.
 
-    With a prefix, it is one application's part of a table that many share. The other parts are not read.
+    With a prefix, the store is one application's part of a table that many applications share. It reads no other part.
     """
 
     def __init__(
@@ -453,15 +455,14 @@ class DynamoStore:
 
     @property
     def capabilities(self) -> Capabilities:
-        """All of them."""
         return Capabilities()
 
     def list(self) -> Listing:
         """Return every lease. If any page fails, the listing fails. A deleted table is created again."""
         try:
             return self._scan()
-        except StoreError as fault:
-            if not (self._create and is_missing(fault)):
+        except StoreError as error:
+            if not (self._create and is_missing(error)):
                 raise
         log.error("table %s was deleted while in use; creating it again", self._table)
         prepare(self._clients.reads, self._table, create=True, prefix=self._prefix, protect=self._protect)
@@ -477,21 +478,21 @@ class DynamoStore:
         requests = [request]
         if not self._prefix and (segments := min(SEGMENTS_MAX, self._listed // SEGMENT_ROWS)) > 1:
             requests = [{**request, "Segment": segment, "TotalSegments": segments} for segment in range(segments)]
-        with translated(self._table):
+        with translate_errors(self._table):
             rows = self._rows.read(pages_of(read_page, requests))
         self._listed = len(rows.leases)
         if any(item["entityType"] == text(CELL) for item in rows.others):
-            raise StoreError(f"{self._table}: it has rows of layout sessions; open it by ?layout=sessions")
+            raise StoreError(f"{self._table}: it has rows of layout sessions; add ?layout=sessions to the URL")
         leases = sorted(rows.leases, key=attrgetter("key"))
         return Listing(tuple(leases), tuple(rows.malformed), to_reports(rows.others))
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
-        """Return these leases in the given order, without those that do not exist. `stale_ok` halves the price."""
+        """Return these leases in the given order, if they exist. With `stale_ok`, the read costs half as much."""
         requested, leases = tuple(keys), dict[str, Lease]()
         unique = [key_of(key, self._prefix) for key in dict.fromkeys(requested)]
 
         def read_batch(arguments: dict[str, Any]) -> Mapping[str, Any]:
-            with translated(self._table):
+            with translate_errors(self._table):
                 return cast("Mapping[str, Any]", self._clients.reads.batch_get_item(**arguments))
 
         for item in items_of(read_batch, self._table, unique, consistent=not stale_ok, attempts=ATTEMPTS):
@@ -500,7 +501,7 @@ class DynamoStore:
         return tuple(leases[key] for key in requested if key in leases)
 
     def write(self, write: Write) -> Outcome:
-        """Put, update or delete one item, under the condition of the write."""
+        """Put, update or delete one item if the condition of the write holds."""
         key, request = write.lease.key, request_of(write)
         if request is None:
             return self._lost(key)
@@ -512,11 +513,11 @@ class DynamoStore:
             case _:
                 response = self._send(self._clients.writes.update_item, {**request, "ReturnValues": "ALL_NEW"})
         if isinstance(response, ClientError):
-            # The response contains the stored row. If it does not, read the row.
+            # Most services include the stored row in the response. If this one does not, read the row.
             item: Any = response.response.get("Item")
             row = to_lease(item) if item else None
             if row is not None and row.key != key:
-                raise OutcomeUnknown(f"{self._table}: an answer is about {row.key!r} in place of {key!r}")
+                raise OutcomeUnknown(f"{self._table}: a response is about {row.key!r} instead of {key!r}")
             return Lost(key, valid_lease(row)) if row else self._lost(key)
         if isinstance(write, DeleteLease):
             return Done(write.lease)
@@ -524,19 +525,19 @@ class DynamoStore:
         return Done(valid_lease(to_lease(written) or Malformed(key, "entityType", "is no lease")))
 
     def prove(self) -> None:
-        """Check that the service honors conditions. Raises StoreError if it does not."""
+        """Check that the service honors the conditions of writes. Raises StoreError if it does not."""
         prove(self._clients.writes, self._table, self._prefix)
 
-    def layouts(self, *, requested: bool) -> tuple[bool, bool]:  # noqa: ARG002  it costs one row
-        """Return whether the table has rows of layout `sessions`, and of this layout, judging by a single row."""
+    def layouts(self, *, requested: bool) -> tuple[bool, bool]:  # noqa: ARG002  only one row is read
+        """Return whether the table has rows of layout `sessions`, and whether it has rows of this layout."""
         request: dict[str, Any] = {"TableName": self._table, "Limit": 1}
         read_page: Callable[..., Any] = self._clients.reads.scan
         if self._prefix:
-            read_page, request = self._clients.reads.query, {**request, **of_application(self._prefix)}
-        with translated(self._table):
-            rows = unless_throttled(read_page, request)["Items"]
-        ours = any(row.get("entityType") == text(CELL) for row in rows)
-        return ours, bool(rows) and not ours
+            read_page, request = self._clients.reads.query, {**request, **application_query(self._prefix)}
+        with translate_errors(self._table):
+            rows = retry_throttled(read_page, request)["Items"]
+        has_cells = any(row.get("entityType") == text(CELL) for row in rows)
+        return has_cells, bool(rows) and not has_cells
 
     def cells(self) -> DynamoCells:
         """Return the table's rows as rows of layout `sessions`."""
@@ -545,9 +546,9 @@ class DynamoStore:
             call: Callable[..., Mapping[str, Any]], arguments: Mapping[str, Any], *, may_be_rejected: bool = False
         ) -> Mapping[str, Any]:
             rejection: ClientError | None = None
-            with translated(self._table, writing=may_be_rejected):
+            with translate_errors(self._table, writing=may_be_rejected):
                 try:
-                    return unless_throttled(call, arguments)
+                    return retry_throttled(call, arguments)
                 except ClientError as error:
                     if not may_be_rejected or code_of(error) != "ConditionalCheckFailedException":
                         raise
@@ -561,14 +562,14 @@ class DynamoStore:
         self._clients.close()
 
     def _send(self, call: Callable[..., Any], request: Request) -> Mapping[str, Any] | ClientError:
-        """Send a write; return the response, or the error if its condition failed."""
+        """Send a write. Return the response, or the error if the write's condition failed."""
         if self._prefix:
             part = "Item" if "Item" in request else "Key"
             request = {**request, part: {**request[part], APPLICATION: text(self._prefix)}}
         arguments = {"TableName": self._table, "ReturnValuesOnConditionCheckFailure": "ALL_OLD", **request}
-        with translated(self._table, writing=True):
+        with translate_errors(self._table, writing=True):
             try:
-                response: Mapping[str, Any] = unless_throttled(call, arguments)
+                response: Mapping[str, Any] = retry_throttled(call, arguments)
                 check_response(arguments, response)
             except ClientError as error:
                 if code_of(error) != "ConditionalCheckFailedException":
@@ -595,9 +596,9 @@ def open_url(
         raise ValueError(f"store URL: {location!r} is not a table name: 3 to 255 letters, digits, _ . or -")
     endpoint = endpoint_of(options.get("endpoint"))
     if options.get("protect", "on") != "on":
-        raise ValueError("store URL: option 'protect' must be on; a table that is there already is not changed by it")
+        raise ValueError("store URL: option 'protect' must be on; it does not change an existing table")
     if options.get("wire", "boto3") != "boto3":
-        raise ValueError("store URL: option 'wire' must be boto3; without it calls go past boto3 where they can")
+        raise ValueError("store URL: option 'wire' must be boto3; without the option, calls bypass boto3 if they can")
     return DynamoStore(
         location,
         region=options.get("region"),
@@ -612,11 +613,11 @@ def open_url(
 
 
 PREFIX_LENGTH_MAX = 255
-"""The maximum length of a prefix. A character has at most four bytes, so this is half the limit of a partition key."""
+"""The maximum length of a prefix, in characters. With four bytes each, it is half the limit of a partition key."""
 
 
 def prefix_of(options: Mapping[str, str]) -> str:
-    """Return the prefix in a URL; "" for the table of one application. Raises ValueError if it is invalid."""
+    """Return the prefix in a URL, or "" if the table has only one application. Raises ValueError if it is invalid."""
     prefix = options.get("prefix", "")
     if len(prefix) > PREFIX_LENGTH_MAX or not prefix.isprintable():
         raise ValueError(

@@ -28,7 +28,7 @@ from leasehold.stores.dynamodb.rows import (
     to_item,
 )
 from leasehold.stores.fields import kilobytes
-from leasehold.stores.writes import created
+from leasehold.stores.writes import new_row
 
 AttributeValues = Mapping[str, AttributeValue]
 """The values of an expression, by their names without the colon."""
@@ -58,16 +58,20 @@ def _request(
     lease: Lease, condition: str, update: str, values: AttributeValues, annotations: Annotations = ()
 ) -> Request:
     """Return a request. It contains only the values used in its expressions, because the service rejects others."""
-    defined = {**_CONSTANTS, ":seen": {"N": lease.version}, **{f":{name}": value for name, value in values.items()}}
-    defined |= {f":note{n}": text(value) for n, (_, value) in enumerate(annotations)}
+    values_by_name = {
+        **_CONSTANTS,
+        ":seen": {"N": lease.version},
+        **{f":{name}": value for name, value in values.items()},
+    }
+    values_by_name |= {f":note{n}": text(value) for n, (_, value) in enumerate(annotations)}
     names = {f"#note{n}": ANNOTATION_PREFIX + name for n, (name, _) in enumerate(annotations)}
-    used = sorted(set(re.findall(r":\w+", f"{condition} {update}")))
+    used_names = sorted(set(re.findall(r":\w+", f"{condition} {update}")))
     return {
         "Key": {KEY: text(lease.key)},
         "ConditionExpression": condition,
         **({"UpdateExpression": update} if update else {}),
         **({"ExpressionAttributeNames": names} if names else {}),
-        "ExpressionAttributeValues": {name: defined[name] for name in used},
+        "ExpressionAttributeValues": {name: values_by_name[name] for name in used_names},
     }
 
 
@@ -81,19 +85,19 @@ def check_response(request: Request, response: Mapping[str, Any]) -> None:
     """
     row: Mapping[str, Any] = response.get("Attributes") or {}
     if not (update := request.get("UpdateExpression")):
-        if row and ("Item" in request or not _has(row, request["Key"])):
+        if row and ("Item" in request or not _has_values(row, request["Key"])):
             raise LookupError("it is not about the requested row")
         return
     names, values = request.get("ExpressionAttributeNames", {}), request["ExpressionAttributeValues"]
-    assigned = _ASSIGNED.findall(update.partition("REMOVE")[0])
-    expected = {names.get(name, name): values[value] for name, value in assigned}
+    assignments = _ASSIGNED.findall(update.partition("REMOVE")[0])
+    expected = {names.get(name, name): values[value] for name, value in assignments}
     if _COUNT in update and _SEEN in request["ConditionExpression"]:
         expected["leaseCounter"] = number(int(values[":seen"]["N"]) + 1)
-    if not _has(row, {**request["Key"], **expected}):
+    if not _has_values(row, {**request["Key"], **expected}):
         raise LookupError("it is not about the requested row, or not what was written there")
 
 
-def _has(row: Mapping[str, Any], expected: Mapping[str, AttributeValue]) -> bool:
+def _has_values(row: Mapping[str, Any], expected: Mapping[str, AttributeValue]) -> bool:
     """Return whether the row has these strings and numbers. The service may format a number differently."""
     return all(
         (row.get(name, {}).get("S") == value["S"])
@@ -103,21 +107,23 @@ def _has(row: Mapping[str, Any], expected: Mapping[str, AttributeValue]) -> bool
     )
 
 
-def _set(*clauses: str, annotations: Annotations = ()) -> str:
+def _set_clause(*clauses: str, annotations: Annotations = ()) -> str:
     assignments = (*clauses, *(f"#note{n} = :note{n}" for n in range(len(annotations))))
     return f"SET {', '.join(assignments)} " if assignments else ""
 
 
-def _owner(lease: Lease) -> tuple[str, AttributeValues]:
-    """Return the condition that the owner is the one seen (rule 3), and its values."""
+def _owner_condition(lease: Lease) -> tuple[str, AttributeValues]:
+    """Return the condition that the owner has not changed (rule 3), and the values of this condition."""
     if lease.owner is None:
-        free = "(attribute_not_exists(leaseOwner) OR leaseOwner = :null) AND attribute_not_exists(checkpointOwner)"
-        return f"attribute_exists({KEY}) AND {free}", {}
-    owned = "(checkpointOwner = :owner OR (leaseOwner = :owner AND attribute_not_exists(checkpointOwner)))"
-    return owned, {"owner": text(lease.owner)}
+        free_condition = (
+            "(attribute_not_exists(leaseOwner) OR leaseOwner = :null) AND attribute_not_exists(checkpointOwner)"
+        )
+        return f"attribute_exists({KEY}) AND {free_condition}", {}
+    owner_condition = "(checkpointOwner = :owner OR (leaseOwner = :owner AND attribute_not_exists(checkpointOwner)))"
+    return owner_condition, {"owner": text(lease.owner)}
 
 
-def _next_owner(lease: Lease) -> str:
+def _next_owner_condition(lease: Lease) -> str:
     """Return the condition that :owner is the owner and :heir the next owner."""
     if lease.leaving:
         return "checkpointOwner = :owner AND leaseOwner = :heir"
@@ -125,7 +131,7 @@ def _next_owner(lease: Lease) -> str:
     return f"{ours} AND attribute_not_exists(checkpointOwner)"
 
 
-def _forward(position: Position, comparison: str) -> tuple[str, AttributeValues]:
+def _checkpoint_condition(position: Position, comparison: str) -> tuple[str, AttributeValues]:
     """Return the condition that the stored checkpoint is before this one, in the order of `Position.order`.
 
     Numbers are decimal without leading zeros, so they are compared by length first. Sentinels are recognized by name,
@@ -147,42 +153,48 @@ def _forward(position: Position, comparison: str) -> tuple[str, AttributeValues]
     return f"checkpoint <> :end AND ({_STARTS} OR {before} OR {within})", {"digits": number(len(position.sequence))}
 
 
-def _move(position: Position) -> tuple[tuple[str, ...], tuple[str, ...], AttributeValues]:
+def _checkpoint_clauses(position: Position) -> tuple[tuple[str, ...], tuple[str, ...], AttributeValues]:
     """Return the clauses that set this checkpoint, the attributes to remove, and the values."""
     fields = attributes(Lease("", checkpoint=position), "checkpoint", "sub", "token")
-    stale = () if position.token else ("checkpointToken",)
-    return tuple(f"{name} = :{name}" for name in fields), stale, fields
+    stale_names = () if position.token else ("checkpointToken",)
+    return tuple(f"{name} = :{name}" for name in fields), stale_names, fields
 
 
 def request_of(write: writes.Write) -> Request | None:  # noqa: C901  a case for each write
-    """Return the request for this write, or None if its condition cannot hold for the lease as seen."""
+    """Return the request for this write, or None if the lease in the write shows that the condition cannot hold."""
     lease = write.lease
-    owned, owners = _owner(lease)
+    owner_condition, owner_values = _owner_condition(lease)
     match write:
         case writes.CreateLease():
-            return {"Item": to_item(created(lease)), "ConditionExpression": f"attribute_not_exists({KEY})"}
+            return {"Item": to_item(new_row(lease)), "ConditionExpression": f"attribute_not_exists({KEY})"}
         case writes.ClaimLease(me=me, annotations=annotations):
-            return _take(lease, me, annotations, _SEEN, {})
+            return _take_request(lease, me, annotations, _SEEN, {})
         case writes.StealLease(me=me, annotations=annotations):
             if lease.owner is not None and lease.next_owner == me:
-                return _take(lease, me, annotations, _next_owner(lease), {**owners, "heir": text(me)})
-            return _take(lease, me, annotations, owned, owners)
+                return _take_request(
+                    lease, me, annotations, _next_owner_condition(lease), {**owner_values, "heir": text(me)}
+                )
+            return _take_request(lease, me, annotations, owner_condition, owner_values)
         case writes.RenewLease(annotations=annotations):
-            unended = "" if lease.ended else " AND checkpoint <> :end"
-            weight_sets, weights = _weight(lease)
-            update = f"{_set(*weight_sets, annotations=annotations)}{_COUNT}"
-            return _request(lease, f"{_SEEN} AND {owned}{unended}", update, {**owners, **weights}, annotations)
+            not_ended = "" if lease.ended else " AND checkpoint <> :end"
+            weight_sets, weights = _weight_clauses(lease)
+            update = f"{_set_clause(*weight_sets, annotations=annotations)}{_COUNT}"
+            return _request(
+                lease, f"{_SEEN} AND {owner_condition}{not_ended}", update, {**owner_values, **weights}, annotations
+            )
         case writes.CheckpointLease():
-            return _checkpoint(write)
+            return _checkpoint_request(write)
         case writes.CheckpointLate(position=position):
             if not (position.numbered or position.ended):
-                return None  # no position is before a sentinel where reading starts
-            forward, bounds = _forward(position, "<")
-            sets, stale, fields = _move(position)
-            update = f"{_set(*sets)}{'REMOVE ' if stale else ''}{''.join(stale)}".rstrip()
-            return _request(lease, f"attribute_exists({KEY}) AND {forward}", update, {**fields, **bounds})
+                return None  # no checkpoint is before a sentinel such as TRIM_HORIZON
+            position_condition, position_values = _checkpoint_condition(position, "<")
+            sets, stale_names, fields = _checkpoint_clauses(position)
+            update = f"{_set_clause(*sets)}{'REMOVE ' if stale_names else ''}{''.join(stale_names)}".rstrip()
+            return _request(
+                lease, f"attribute_exists({KEY}) AND {position_condition}", update, {**fields, **position_values}
+            )
         case writes.ReleaseLease(me=me, to=to):
-            condition, values = (owned, owners) if lease.owner == me else (_SEEN, {})
+            condition, values = (owner_condition, owner_values) if lease.owner == me else (_SEEN, {})
             if to is None:
                 return _request(lease, condition, f"{_COUNT} REMOVE {_OWNERS}", values)
             update = f"SET leaseOwner = :to {_COUNT} REMOVE handoffOwner, handoffTo, checkpointOwner"
@@ -192,24 +204,26 @@ def request_of(write: writes.Write) -> Request | None:  # noqa: C901  a case for
                 return None
             owner_answers = "leaseOwner = :owner AND handoffOwner = :owner AND attribute_not_exists(checkpointOwner)"
             open_to_me = "(attribute_not_exists(handoffTo) OR handoffTo IN (:me, :stale))"
-            values = {**owners, "me": text(me), "stale": text(lease.next_owner or me)}
+            values = {**owner_values, "me": text(me), "stale": text(lease.next_owner or me)}
             return _request(
                 lease, f"{owner_answers} AND checkpoint <> :end AND {open_to_me}", "SET handoffTo = :me", values
             )
         case writes.WithdrawRequest(me=me):
             if lease.owner is None or lease.leaving:
                 return None
-            return _request(lease, _next_owner(lease), "REMOVE handoffTo", {**owners, "heir": text(me)})
+            return _request(lease, _next_owner_condition(lease), "REMOVE handoffTo", {**owner_values, "heir": text(me)})
         case writes.GiveLease(position=position):
-            return _give(lease, position)
+            return _give_request(lease, position)
         case writes.TakeBackLease(me=me):
             update = f"SET leaseOwner = :me, handoffOwner = :me {_COUNT} REMOVE handoffTo, checkpointOwner"
-            return _request(lease, f"{_SEEN} AND {owned}", update, {**owners, "me": text(me)})
+            return _request(lease, f"{_SEEN} AND {owner_condition}", update, {**owner_values, "me": text(me)})
         case writes.AnnotateLease(name=name, value=value):
             annotation = ((name, value),)
-            return _request(lease, owned, _set(annotations=annotation).rstrip(), owners, annotation)
+            return _request(
+                lease, owner_condition, _set_clause(annotations=annotation).rstrip(), owner_values, annotation
+            )
         case writes.ResetLease():
-            return _reset(write)
+            return _reset_request(write)
         case writes.DeleteLease():
             as_seen = "checkpoint = :end" if lease.ended else _SEEN
             return _request(lease, f"attribute_not_exists({KEY}) OR {as_seen}", "", {})
@@ -217,59 +231,66 @@ def request_of(write: writes.Write) -> Request | None:  # noqa: C901  a case for
             assert_never(write)
 
 
-def _take(lease: Lease, me: str, annotations: Annotations, condition: str, values: AttributeValues) -> Request:
+def _take_request(lease: Lease, me: str, annotations: Annotations, condition: str, values: AttributeValues) -> Request:
     # KCL reports this count in its metrics.
-    switched = ", ownerSwitchesSinceCheckpoint :one" if lease.owner not in (None, me) else ""
-    sets = _set("leaseOwner = :me", "handoffOwner = :me", annotations=annotations)
-    update = f"{sets}{_COUNT}{switched} REMOVE handoffTo, checkpointOwner"
+    switch_count = ", ownerSwitchesSinceCheckpoint :one" if lease.owner not in (None, me) else ""
+    sets = _set_clause("leaseOwner = :me", "handoffOwner = :me", annotations=annotations)
+    update = f"{sets}{_COUNT}{switch_count} REMOVE handoffTo, checkpointOwner"
     return _request(lease, condition, update, {**values, "me": text(me)}, annotations)
 
 
-def _weight(lease: Lease) -> tuple[tuple[str, ...], AttributeValues]:
+def _weight_clauses(lease: Lease) -> tuple[tuple[str, ...], AttributeValues]:
     """Return the clauses and values that set the throughput, if it is known, as KCL 3.x does in its renewals."""
     if lease.weight is None:
         return (), {}
     return ("throughputKBps = :throughput",), {"throughput": number(kilobytes(lease.weight))}
 
 
-def _checkpoint(write: writes.CheckpointLease) -> Request:
+def _checkpoint_request(write: writes.CheckpointLease) -> Request:
     lease, position = write.lease, write.position
-    owner, owners = _owner(lease)
-    forward, bounds = _forward(position, "<=")
-    moves, stale, fields = _move(position)
-    weight_sets, weights = _weight(lease)
-    sets, values = (*moves, *weight_sets), {**owners, **bounds, **fields, **weights}
+    owner_condition, owner_values = _owner_condition(lease)
+    position_condition, position_values = _checkpoint_condition(position, "<=")
+    position_sets, stale_names, fields = _checkpoint_clauses(position)
+    weight_sets, weights = _weight_clauses(lease)
+    sets, values = (*position_sets, *weight_sets), {**owner_values, **position_values, **fields, **weights}
     if position.ended and write.children:
         children = shard_ids(lease, write.children)
         sets, values = (*sets, "childShardIds = :children"), {**values, "children": children}
-    removed = (_PENDING, *stale, *((_OWNERS,) if position.ended and not write.keep_owner else ()))
-    update = f"{_set(*sets, 'ownerSwitchesSinceCheckpoint = :zero')}{_COUNT} REMOVE {', '.join(removed)}"
-    return _request(lease, f"{_SEEN} AND {owner} AND {forward}", update, values)
+    removed = (_PENDING, *stale_names, *((_OWNERS,) if position.ended and not write.keep_owner else ()))
+    update = f"{_set_clause(*sets, 'ownerSwitchesSinceCheckpoint = :zero')}{_COUNT} REMOVE {', '.join(removed)}"
+    return _request(lease, f"{_SEEN} AND {owner_condition} AND {position_condition}", update, values)
 
 
-def _give(lease: Lease, position: Position) -> Request | None:
+def _give_request(lease: Lease, position: Position) -> Request | None:
     """Return the request that gives the lease to our next owner, or completes a KCL 3.x hand-off."""
     if lease.owner is None or lease.next_owner is None:
         return None
-    forward, bounds = _forward(position, "<=")
-    sets, stale, fields = _move(position)
+    position_condition, position_values = _checkpoint_condition(position, "<=")
+    sets, stale_names, fields = _checkpoint_clauses(position)
     owner_sets = () if lease.leaving else ("leaseOwner = :heir", "handoffOwner = :heir")
-    removed = (*(("checkpointOwner", "handoffOwner") if lease.leaving else ()), "handoffTo", _PENDING, *stale)
-    update = f"{_set(*owner_sets, *sets, 'ownerSwitchesSinceCheckpoint = :zero')}{_COUNT} REMOVE {', '.join(removed)}"
+    removed = (*(("checkpointOwner", "handoffOwner") if lease.leaving else ()), "handoffTo", _PENDING, *stale_names)
+    update = (
+        f"{_set_clause(*owner_sets, *sets, 'ownerSwitchesSinceCheckpoint = :zero')}{_COUNT} REMOVE {', '.join(removed)}"
+    )
     names = {"owner": text(lease.owner), "heir": text(lease.next_owner)}
-    return _request(lease, f"{_SEEN} AND {_next_owner(lease)} AND {forward}", update, {**names, **fields, **bounds})
+    return _request(
+        lease,
+        f"{_SEEN} AND {_next_owner_condition(lease)} AND {position_condition}",
+        update,
+        {**names, **fields, **position_values},
+    )
 
 
-def _reset(write: writes.ResetLease) -> Request:
-    free, _ = _owner(evolve(write.lease, owner=None))
-    sets, stale, fields = _move(write.position)
-    # KCL reads the children of an ended lease. If the lease is processed again, they are written again when it ends.
+def _reset_request(write: writes.ResetLease) -> Request:
+    free_condition, _ = _owner_condition(evolve(write.lease, owner=None))
+    sets, stale_names, fields = _checkpoint_clauses(write.position)
+    # KCL reads the children of an ended lease. If the shard is processed again, they are written again at its end.
     children = () if write.position.ended else ("childShardIds",)
-    family = attributes(write.lease, *_FAMILY)
-    missing = tuple(ATTRIBUTES[name] for name in _FAMILY if ATTRIBUTES[name] not in family)
-    removed = ", ".join((_OWNERS, _PENDING, *stale, *children, *missing))
-    family_sets = tuple(f"{name} = :{name}" for name in family)
-    set_clause = _set(*sets, *family_sets, "ownerSwitchesSinceCheckpoint = :zero", annotations=write.annotations)
-    values = {**fields, **family, "further": number(max(1, write.epoch - write.lease.epoch))}
+    family_values = attributes(write.lease, *_FAMILY)
+    missing = tuple(ATTRIBUTES[name] for name in _FAMILY if ATTRIBUTES[name] not in family_values)
+    removed = ", ".join((_OWNERS, _PENDING, *stale_names, *children, *missing))
+    family_sets = tuple(f"{name} = :{name}" for name in family_values)
+    set_clause = _set_clause(*sets, *family_sets, "ownerSwitchesSinceCheckpoint = :zero", annotations=write.annotations)
+    values = {**fields, **family_values, "further": number(max(1, write.epoch - write.lease.epoch))}
     update = f"{set_clause}ADD leaseCounter :further REMOVE {removed}"
-    return _request(write.lease, f"{_SEEN} AND {free}", update, values, write.annotations)
+    return _request(write.lease, f"{_SEEN} AND {free_condition}", update, values, write.annotations)

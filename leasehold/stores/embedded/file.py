@@ -1,9 +1,10 @@
-"""Stores leases in a file of JSON lines, one per lease: a backup of a table for one command at a time.
+"""Stores leases in a file of JSON lines, one per lease. It is a backup of a table, for one command at a time.
 
-1. Workers cannot use it, because there is no compare-and-swap between processes.
-2. The file is replaced as a whole when the store is closed. If a command ends before, the previous backup remains.
+1. Workers cannot use such a file, because there is no compare-and-swap between processes.
+2. The file is replaced as a whole when the store is closed. If a command ends earlier, the previous backup remains.
 
-A line has the names and values of SQLite's columns (`leasehold.stores.embedded.sqlite`). A new backup has no owners.
+Each line has the names and values of the SQLite store's columns (`leasehold.stores.embedded.sqlite`). The leases in a
+new backup have no owners.
 """
 
 import json
@@ -23,7 +24,7 @@ from leasehold.stores.writes import CreateLease, Write
 
 
 class FileStore(PassingStore):
-    """A store that holds the leases of a file in memory. If anything was written, `close` replaces the file."""
+    """A store that keeps the leases of a file in memory. If anything was written, `close` replaces the file."""
 
     def __init__(self, path: str, *, create: bool = True) -> None:
         super().__init__(MemoryStore())
@@ -44,10 +45,10 @@ class FileStore(PassingStore):
             if isinstance(row, Malformed):
                 self._malformed += (row,)
             elif not isinstance(self._store.write(CreateLease(row)), Done):
-                self._malformed += (Malformed(row.key, "key", f"line {number} has a lease of an earlier line"),)
+                self._malformed += (Malformed(row.key, "key", f"line {number} repeats a lease of an earlier line"),)
 
     def list(self) -> Listing:
-        """Return every lease, and every line that is not a valid one."""
+        """Return every lease, and every line that is not a valid lease."""
         return Listing(self._store.list().leases, self._malformed)
 
     def write(self, write: Write) -> Outcome:
@@ -61,7 +62,7 @@ class FileStore(PassingStore):
         self._changed = False
         lines = "".join(f"{line_of(lease)}\n" for lease in self._store.list().leases)
         try:
-            # Only its owner may read the file, as with SQLite, because it may contain annotations and worker names.
+            # The file may contain annotations and worker names, so only its owner may read it, as with SQLite files.
             with NamedTemporaryFile("w", encoding="utf-8", dir=self._path.parent, delete=False) as temporary:
                 temporary.write(lines)
                 temporary.flush()
@@ -82,7 +83,7 @@ def _lease(number: int, line: str) -> Lease | Malformed:
     except (ValueError, RecursionError):
         columns = None
     if not isinstance(columns, dict) or not columns.keys() >= set(COLUMNS):
-        return Malformed(f"line {number}", "line", "is no JSON object with the columns of a lease")
+        return Malformed(f"line {number}", "line", "is not a JSON object with the columns of a lease")
     row: Mapping[str, Any] = columns
     return to_lease(row)
 
@@ -94,7 +95,7 @@ def open_url(
     create: bool,
     request_seconds: float | None,  # noqa: ARG001  it never waits
 ) -> FileStore:
-    """Open the store in this file. A path after two slashes is relative, after three absolute."""
+    """Open the store in this file. Its path is relative after two slashes, and absolute after three."""
     if not location.strip("/"):
         raise ValueError("store URL: file:// wants the path of a file")
     return FileStore(location, create=create)

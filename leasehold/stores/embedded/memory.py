@@ -1,7 +1,7 @@
-"""The reference stores of both layouts: dictionaries whose writes conflict as in real stores.
+"""Stores leases in memory, in both layouts. These are the reference stores, with the same conflicts as any other.
 
-Workers in one process that open the same name share a table. A store without a name has its own. To inject faults, a
-simulator wraps the store or overrides `write`.
+Workers of one process that open the same name share a table. A store without a name has a table of its own. To inject
+faults, a simulator wraps the store or overrides `write`.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -34,7 +34,6 @@ class MemoryStore:
 
     @property
     def capabilities(self) -> Capabilities:
-        """All of them."""
         return Capabilities()
 
     def list(self) -> Listing:
@@ -66,7 +65,7 @@ class MemoryStore:
         return MemoryCells(self._name)
 
     def layouts(self, *, requested: bool) -> tuple[bool, bool]:  # noqa: ARG002  it costs nothing
-        """Return whether there are rows of layout `sessions`, and of this layout."""
+        """Return whether there are rows of layout `sessions`, and whether there are rows of this layout."""
         return _has_cells(self._name), bool(self._table.rows)
 
     def close(self) -> None:
@@ -118,7 +117,7 @@ class MemoryCells:
             return name not in self._table.rows
 
     def prove(self) -> None:
-        """Do nothing: a dictionary under a lock honors conditions."""
+        """Do nothing, because conditional writes of a locked dictionary are reliable."""
 
     def close(self) -> None:
         """Do nothing: a named table lives as long as its process."""
@@ -143,8 +142,8 @@ def open_url(
     """Open the store with this name. Raises ValueError if it does not exist in this process and `create` is false."""
     if not (create or location in _shared or _has_cells(location)):
         raise ValueError(
-            f"store URL: memory://{location} is seen by the process that made it alone, and this one has not; "
-            "sqlite:///path is seen by all of this machine"
+            f"store URL: memory://{location} exists only in the process that created it, which is not this one; "
+            "all processes of this machine can use sqlite:///path"
         )
     return MemoryStore(location)
 

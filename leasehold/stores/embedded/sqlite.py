@@ -1,12 +1,12 @@
-"""Stores leases in an SQLite file: durable, for several processes on one machine, with nothing to install.
+"""Stores leases in an SQLite file, which several processes of one machine can share. Nothing needs to be installed.
 
-The row of a lease has one column per fact, so any SQLite tool can show it.
+The row of a lease has one column per field, so any SQLite tool can show it.
 
-1. Every write is one BEGIN IMMEDIATE transaction that reads the row, decides, and replaces the row.
+1. Every write is one BEGIN IMMEDIATE transaction that reads the row, checks the condition, and replaces the row.
 2. Only our own columns are written, so columns added by others survive.
-3. Rows contain no times. `Watch` measures how long a lease has not changed.
-4. If the file was removed or replaced, it is opened again. Processes that have a removed file open can still use it, so
-   two groups of workers could otherwise process every shard at the same time.
+3. Rows contain no times. `Watch` measures for how long a lease has not changed.
+4. If the file was removed or replaced, it is opened again. Otherwise, two groups of workers could process every shard
+   at the same time, because a process can still use a removed file that it has open.
 """
 
 import json
@@ -29,10 +29,10 @@ from leasehold.stores.fields import (
     BadRowField,
     CellKind,
     cells,
-    checked,
+    check_cell,
     lease_of,
     listing_of,
-    readable,
+    parse_row,
     shortened_repr,
     valid_lease,
 )
@@ -87,8 +87,8 @@ def to_row(lease: Lease) -> Mapping[str, str | int | float | None]:
 
 
 def to_lease(row: Row | Mapping[str, Any]) -> Lease | Malformed:
-    """Parse a row. It may be malformed, because SQLite accepts any value in any column."""
-    return readable(str(row["key"]), lambda: _lease(row))
+    """Parse a row. A row may be malformed, because SQLite accepts any value in any column."""
+    return parse_row(str(row["key"]), lambda: _lease(row))
 
 
 def _lease(row: Row | Mapping[str, Any]) -> Lease:
@@ -97,14 +97,14 @@ def _lease(row: Row | Mapping[str, Any]) -> Lease:
         if column := field.column:
             if not isinstance(row[column], _TYPES[field.kind]):
                 raise BadRowField(column, f"{shortened_repr(row[column])} is not of the type this column holds")
-            values[field.name] = checked(field, column, row[column])
+            values[field.name] = check_cell(field, column, row[column])
     return counted(lease_of(values, _COLUMNS), values["epoch"])
 
 
 log = escaped(logging.getLogger("leasehold.sqlite"))
 
 BUSY_SECONDS = 10.0
-"""How long a write waits for another process's write, which takes milliseconds unless something is wrong."""
+"""How long a write waits for another process, in seconds. The other write normally takes milliseconds."""
 
 _SELECT = f"SELECT {', '.join(COLUMNS)} FROM leases"  # noqa: S608  our own column names
 _INSERT = f"INSERT INTO leases ({', '.join(COLUMNS)}) VALUES ({', '.join(':' + name for name in COLUMNS)})"  # noqa: S608
@@ -127,24 +127,25 @@ class SqliteStore:
             busy_seconds: How long a write waits for other processes.
         """
         if not create and not Path(path).exists():
-            raise StoreError(f"there is no file {path}, and it is not created here; is the name right?")
+            raise StoreError(f"there is no file {path}, and it is not created here; check the name")
         self._lock = Lock()
         self._path, self._create, self._busy_seconds = path, create, busy_seconds
         self._connection = self._open()
 
     def _open(self) -> sqlite3.Connection:
         if self._create and self._path != ":memory:":
-            # Let only its owner read a new file and SQLite's files next to it, which contain annotations and worker
-            # names. Don't open an existing file: closing it would release the locks that this process holds on it.
+            # Let only its owner read a new file, and SQLite's files next to it, because they contain annotations and
+            # worker names. Don't open an existing file, because closing it would release the locks that this process
+            # holds on it.
             with suppress(OSError):  # it exists, or SQLite raises the error
                 os.close(os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-        with self._translated():
+        with self._translate_errors():
             inode = _inode(self._path)
             connection = sqlite3.connect(
                 self._path, timeout=self._busy_seconds, isolation_level=None, check_same_thread=False
             )
             connection.row_factory = sqlite3.Row
-            connection.text_factory = _text
+            connection.text_factory = _decode_text
             if self._create:
                 # With WAL, readers and the writer do not wait for each other. synchronous=FULL is SQLite's default, so
                 # a checkpoint that returned Done survives a power failure.
@@ -152,39 +153,40 @@ class SqliteStore:
                 if mode != "wal":
                     connection.close()
                     raise StoreError(
-                        f"{self._path}: SQLite keeps no write-ahead log here (it answers {mode!r}); "
+                        f"{self._path}: SQLite cannot use a write-ahead log here (journal mode {mode!r}); "
                         "name a file on a local disk"
                     )
                 connection.execute(SCHEMA)
             connection.execute(f"{_SELECT} LIMIT 0")
-        self._files = (inode, *_files(self._path)[1:])
+        self._inodes = (inode, *_file_inodes(self._path)[1:])
         return connection
 
     @contextmanager
     def current_connection(self) -> Iterator[sqlite3.Connection]:
-        """Yield a connection to the file that the path names now (rule 4).
+        """Yield a connection to the file that is now at the path (rule 4).
 
-        The path is checked before and after, because nothing that was done in a replaced file counts.
+        The path is checked before and after the connection is used, because changes to a replaced file are lost.
         """
-        with self._lock, self._translated():
-            if self._replaced():
+        with self._lock, self._translate_errors():
+            if self._is_replaced():
                 if not self._create and _inode(self._path) is None:
                     raise StoreError(f"{self._path}: the file was removed, and it is not created here")
                 log.error("%s was removed or replaced while in use; opening it again", self._path)
                 self._connection.close()
                 self._connection = self._open()
             yield self._connection
-            if self._replaced():
-                raise OutcomeUnknown(f"{self._path}: the file was removed or replaced meanwhile")
+            if self._is_replaced():
+                raise OutcomeUnknown(f"{self._path}: the file was removed or replaced in the meantime")
 
-    def _replaced(self) -> bool:
-        # The log may have been created since. If it existed before, it stays as long as we have it open.
+    def _is_replaced(self) -> bool:
+        # The write-ahead log may have been created since. If it existed before, it exists as long as we have it open.
         return any(
-            old_inode not in (None, inode) for old_inode, inode in zip(self._files, _files(self._path), strict=True)
+            old_inode not in (None, inode)
+            for old_inode, inode in zip(self._inodes, _file_inodes(self._path), strict=True)
         )
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.OperationalError as error:
@@ -194,8 +196,10 @@ class SqliteStore:
                 sqlite3.SQLITE_READONLY,
             ):
                 raise StoreError(f"{self._path}: {error}; check the folder, the permissions and the table") from error
-            written = error.sqlite_errorcode & 0xFF not in _NOT_WRITTEN and error.sqlite_errorcode not in _NOT_WRITTEN
-            raise (OutcomeUnknown if written else NotWritten)(f"{self._path}: {error}") from error
+            may_be_written = (
+                error.sqlite_errorcode & 0xFF not in _NOT_WRITTEN and error.sqlite_errorcode not in _NOT_WRITTEN
+            )
+            raise (OutcomeUnknown if may_be_written else NotWritten)(f"{self._path}: {error}") from error
         except sqlite3.DatabaseError as error:
             raise StoreError(f"{self._path} cannot be used as a lease table: {error}") from error
 
@@ -204,7 +208,7 @@ class SqliteStore:
         return SqliteCells(self)
 
     def layouts(self, *, requested: bool) -> tuple[bool, bool]:  # noqa: ARG002  it costs almost nothing
-        """Return whether the file has rows of layout `sessions`, and of this layout."""
+        """Return whether the file has rows of layout `sessions`, and whether it has rows of this layout."""
         with self.current_connection() as connection:
             has_cells = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'cells'").fetchone() is not None
             tables = ("cells", "leases") if has_cells else ("leases",)
@@ -217,7 +221,6 @@ class SqliteStore:
 
     @property
     def capabilities(self) -> Capabilities:
-        """All of them."""
         return Capabilities()
 
     def list(self) -> Listing:
@@ -233,7 +236,7 @@ class SqliteStore:
         return tuple(lease for lease in leases if lease)
 
     def write(self, write: Write) -> Outcome:
-        """Read the row, decide, and replace it in one transaction. Children are not stored: nothing reads them."""
+        """Read, check and replace the row in one transaction. Children are not stored, because nothing reads them."""
         key = write.lease.key
         with self.current_connection() as connection:
             try:
@@ -258,11 +261,11 @@ class SqliteStore:
 
 
 _NOT_WRITTEN = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE})
-"""The errors with which a transaction was not committed: another process holds the lock, or the disk takes no more."""
+"""The errors of transactions that were not committed, because another process has the lock or the disk is full."""
 
 
-def _files(path: str) -> tuple[_Inode | None, ...]:
-    """Return the inodes of the file and of the two files of its log, as the path names them now."""
+def _file_inodes(path: str) -> tuple[_Inode | None, ...]:
+    """Return the current inodes of the file and of the two files of its write-ahead log."""
     return tuple(_inode(f"{path}{suffix}") for suffix in ("", "-wal", "-shm"))
 
 
@@ -274,8 +277,8 @@ def _inode(path: str) -> _Inode | None:
     return status.st_dev, status.st_ino
 
 
-def _text(raw: bytes) -> str | bytes:
-    """Decode a string; return the bytes if they are not UTF-8, because the driver would fail the whole read."""
+def _decode_text(raw: bytes) -> str | bytes:
+    """Decode a string, or return its bytes if they are not UTF-8. The driver's decoder would fail the whole read."""
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -283,7 +286,7 @@ def _text(raw: bytes) -> str | bytes:
 
 
 class SqliteCells:
-    """Rows of layout `sessions`, in a table of their own in the same file."""
+    """Rows of layout `sessions`, in a separate table of the same file."""
 
     page_leases = PAGE_LEASES
 
@@ -325,7 +328,7 @@ class SqliteCells:
             return connection.execute("SELECT 1 FROM cells WHERE name = ?", (name,)).fetchone() is None
 
     def prove(self) -> None:
-        """Do nothing: the statements of SQLite honor conditions."""
+        """Do nothing, because the statements of SQLite honor conditions."""
 
     def close(self) -> None:
         """Close the file."""
@@ -350,7 +353,7 @@ _CELLS = "SELECT name, version, fields FROM cells"
 
 
 def cell_of(row: Row | Mapping[str, Any]) -> Stored:
-    """Parse a stored row. If its fields are invalid, the cell has none, and the caller names a missing one."""
+    """Parse a stored row. If its fields are invalid, return it without fields, so that a missing one is reported."""
     try:
         fields = json.loads(row["fields"])
     except ValueError:
@@ -365,7 +368,7 @@ def open_url(
     create: bool,
     request_seconds: float | None,
 ) -> SqliteStore:
-    """Open the store in this file. A path after two slashes is relative, after three absolute."""
+    """Open the store in this file. Its path is relative after two slashes, and absolute after three."""
     if not location.strip("/"):
         raise ValueError("store URL: sqlite:// wants the path of a file")
     busy_seconds = BUSY_SECONDS if request_seconds is None else min(BUSY_SECONDS, request_seconds)
@@ -375,6 +378,6 @@ def open_url(
         path = Path(location)
         if not path.is_absolute() or (len(path.parts) > 2 and path.parent.is_dir()):  # noqa: PLR2004  the root and a file
             raise
-        # The user may have meant a relative path: in SQLAlchemy, a path after three slashes is relative.
+        # The user may have meant a relative path, because in SQLAlchemy a path after three slashes is relative.
         hint = f"after sqlite:/// a path is absolute: the file of this folder is sqlite://{location.lstrip('/')}"
         raise StoreError(f"{error}; {hint}") from error

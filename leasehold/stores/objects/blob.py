@@ -1,8 +1,8 @@
 """Stores leases in an Azure Blob container, in the metadata of empty block blobs.
 
-Blobs are created by Put Blob under If-None-Match: *, never by Set Metadata, for which the service does not honor that
-condition. Every later write is Set Metadata under If-Match, which leaves no soft-deleted copies. A blob that does not
-change is not rewritten, and only `delete` deletes.
+Blobs are created by Put Blob with `If-None-Match: *`, never by Set Metadata, for which the service does not honor that
+condition. Every later write is Set Metadata with `If-Match`, which leaves no soft-deleted copies. A blob is not
+rewritten if it does not change, and only the method `delete` deletes blobs.
 """
 
 import os
@@ -30,7 +30,7 @@ from leasehold.stores.objects.http_adapter import DeadlineAdapter
 from leasehold.stores.objects.store import EtagStore, Layout
 from leasehold.stores.printable import said
 from leasehold.stores.protocol import Timeouts
-from leasehold.stores.requests import ObjectFields, SkewWarning, Stored, age, unanswered, unquoted_etag
+from leasehold.stores.requests import ObjectFields, SkewWarning, Stored, age, is_outcome_unknown, unquoted_etag
 from leasehold.stores.urls import date_of, endpoint_of, without_credentials
 
 CONNECTION_STRING = "AZURE_STORAGE_CONNECTION_STRING"
@@ -44,42 +44,42 @@ _SIGN_IN = f"check the key in {CONNECTION_STRING}, or give the identity the role
 
 def _check_echo(response: Any) -> None:  # noqa: ANN401  the pipeline's response has no public type
     """Raise LookupError if this is the response to another request. The service echoes the id of each request."""
-    name = "x-ms-client-request-id"
-    echoed = response.http_response.headers.get(name)
-    if echoed is not None and echoed != response.http_request.headers.get(name):
+    header = "x-ms-client-request-id"
+    echoed_id = response.http_response.headers.get(header)
+    if echoed_id is not None and echoed_id != response.http_request.headers.get(header):
         raise LookupError("it is the response to another request")
 
 
 _ONCE: Mapping[str, Any] = {"retry_total": 0, "raw_response_hook": _check_echo}
-"""The options of a write. If it were sent twice, its own first try could make the second fail."""
+"""The options of a write. A write must not be sent twice, because its first attempt could make the second fail."""
 
 _CLIENT: Mapping[str, Any] = {"initial_backoff": 0.2, "increment_base": 2, "random_jitter_range": 1}
 PAGE_LEASES = 20
-"""The leases per page of layout `sessions`.
+"""The maximum number of leases in a session row of layout `sessions`.
 
-The metadata of a blob is limited to 8 KB, and the annotations of a lease take some 300 bytes.
+The metadata of a blob is limited to 8 KB, and the annotations of a lease need some 300 bytes.
 """
 
 TIMEOUTS = Timeouts(connect_seconds=5, read_seconds=10, attempts=3)
 _CONNECTIONS = 64
 """The number of connections to keep open.
 
-A runner claims leases with twenty threads. The SDK keeps ten connections, so the other threads would have to connect
-for each request.
+A worker claims leases with twenty threads. By default, the SDK keeps ten connections, so the other threads would have
+to connect for each request.
 """
 
 
 def open_url(location: str, options: Mapping[str, str], *, create: bool, request_seconds: float | None) -> EtagStore:
     """Open the store at `account/container`.
 
-    The account's key comes from the connection string in the environment. Without one, the identity of this machine or
-    user is used.
+    The account's key comes from the connection string in the environment. Without a connection string, the identity of
+    this machine or user is used.
 
     Args:
         location: The account and the container.
         options: With `eventhub=<namespace>/<hub>` and `group` (default $Default), the blobs are in the layout of the
-            Azure SDKs. `start` is then where a partition starts that a worker has owned but never checkpointed.
-            Otherwise, leases of any source are stored below `prefix`.
+            Azure SDKs. `start` is then the position where reading starts if a partition had an owner but has no
+            checkpoint. Otherwise, leases of any source are stored below `prefix`.
         create: Create the container if it does not exist.
         request_seconds: The time limit of a request with all its retries.
 
@@ -96,14 +96,14 @@ def open_url(location: str, options: Mapping[str, str], *, create: bool, request
 def open_container(
     location: str, endpoint: str | None, *, create: bool, request_seconds: float | None = None
 ) -> ContainerClient:
-    """Return a client of `account/container`, which is created if necessary. Raises ValueError or StoreError."""
+    """Return a client of `account/container`, and create it if necessary. Raises ValueError or StoreError."""
     client = client_of(location, endpoint, request_seconds)
-    _ensure(client, create=create)
+    _ensure_container(client, create=create)
     return client
 
 
 def client_of(location: str, endpoint: str | None, request_seconds: float | None = None) -> ContainerClient:
-    """Return a client of `account/container`, without a request. Raises ValueError or StoreError."""
+    """Return a client of `account/container`. No request is sent. Raises ValueError or StoreError."""
     account, slash, container = location.partition("/")
     if not (account and slash and container) or "/" in container:
         raise ValueError("store URL: azblob:// wants account/container")
@@ -115,22 +115,24 @@ def client_of(location: str, endpoint: str | None, request_seconds: float | None
     )
     options: dict[str, Any] = {**_CLIENT, "retry_total": timeouts.attempts - 1, "transport": transport}
     # A variable set from a file may end with a newline, which would become part of the host name or the signature.
-    secret = os.environ.get(CONNECTION_STRING, "").strip()
-    if not secret.isprintable():
-        raise StoreError(f"{CONNECTION_STRING}: it has a line end or another control character in it")
-    if not secret:
+    connection_string = os.environ.get(CONNECTION_STRING, "").strip()
+    if not connection_string.isprintable():
+        raise StoreError(f"{CONNECTION_STRING}: it contains a line break or another control character")
+    if not connection_string:
         url = endpoint or f"https://{account}.blob.core.windows.net"
         if not url.startswith("https://"):
             raise ValueError(
-                f"store URL: option 'endpoint' must be https:// for an identity; else set {CONNECTION_STRING}"
+                f"store URL: option 'endpoint' must be https:// for an identity; otherwise, set {CONNECTION_STRING}"
             )
         from azure.identity import DefaultAzureCredential  # noqa: PLC0415  slow to load, and not needed with a key
 
         return ContainerClient(url, container, credential=DefaultAzureCredential(), **options)
     if endpoint:
-        raise ValueError(f"store URL: option 'endpoint' goes with an identity; {CONNECTION_STRING} names its own")
+        raise ValueError(
+            f"store URL: option 'endpoint' requires an identity; {CONNECTION_STRING} contains its own endpoint"
+        )
     try:
-        client = ContainerClient.from_connection_string(secret, container, **options)
+        client = ContainerClient.from_connection_string(connection_string, container, **options)
     except ValueError as error:
         raise StoreError(f"{CONNECTION_STRING}: it is not a storage connection string") from error
     without_credentials(client.url.partition("?")[0])
@@ -143,10 +145,10 @@ def _layout(options: Mapping[str, str]) -> Layout:
     if "eventhub" not in options:
         for option in ("group", "start"):
             if option in options:
-                raise ValueError(f"store URL: option {option!r} goes with eventhub=<namespace>/<hub>")
+                raise ValueError(f"store URL: option {option!r} requires eventhub=<namespace>/<hub>")
         return ObjectLayout(options.get("prefix", ""))
     if "layout" in options:
-        raise ValueError("store URL: option 'layout' goes with leases of our own, not with eventhub=")
+        raise ValueError("store URL: option 'layout' cannot be combined with option 'eventhub'")
     start = options.get("start", "TRIM_HORIZON")
     if start not in _STARTS:
         raise ValueError(f"store URL: option 'start' must be one of {', '.join(_STARTS)}")
@@ -163,12 +165,12 @@ def one_hub(options: Mapping[str, str]) -> tuple[str, str, str]:
     return full_namespace(namespace), hub, options.get("group", "$Default")
 
 
-def _ensure(client: ContainerClient, *, create: bool) -> None:
+def _ensure_container(client: ContainerClient, *, create: bool) -> None:
     """Check that the container exists, or create it.
 
-    The check is a listing, because an identity that may use a container might not be allowed to describe it.
+    The check lists blobs, because an identity that may use a container might not be allowed to describe it.
     """
-    with translated(client):
+    with translate_errors(client):
         try:
             next(iter(client.list_blobs(results_per_page=1)), None)
         except ResourceNotFoundError:
@@ -189,47 +191,49 @@ class BlobObjects:
 
     def list(self, prefix: str) -> tuple[Stored, ...]:
         """Return all blobs whose names begin with `prefix`, without soft-deleted ones, old versions and snapshots."""
-        dated = _Dated(self._skew)
-        with translated(self._container):
+        clock = _ServerClock(self._skew)
+        with translate_errors(self._container):
             blobs = self._container.list_blobs(
-                name_starts_with=prefix, include=["metadata"], raw_response_hook=dated.observe
+                name_starts_with=prefix, include=["metadata"], raw_response_hook=clock.observe
             )
-            # `dated.now` is the date of the blob's own page, because the next page is fetched only after it.
-            objects = tuple(_stored(blob, dated.now) for blob in blobs)
+            # `clock.now` is the date of the page with this blob, because the next page is fetched only after the last
+            # blob of this page.
+            objects = tuple(_stored(blob, clock.now) for blob in blobs)
             if not all(stored.name.startswith(prefix) for stored in objects):
                 raise LookupError("it lists blobs that were not requested")
             return objects
 
     def get(self, name: str) -> Stored | None:
         """Return the blob with this name."""
-        dated = _Dated(self._skew)
-        with translated(self._container):
+        clock = _ServerClock(self._skew)
+        with translate_errors(self._container):
             try:
-                blob = self._blob(name).get_blob_properties(raw_response_hook=dated.observe)
+                blob = self._blob(name).get_blob_properties(raw_response_hook=clock.observe)
             except ResourceNotFoundError as error:
                 if _code(error) == "BlobNotFound":
                     return None
                 raise
-            return _stored(blob, dated.now)
+            return _stored(blob, clock.now)
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
         """Create a blob by Put Blob, the only operation that honors If-None-Match: * everywhere."""
         return self._put(lambda: self._blob(name).upload_blob(b"", metadata=dict(fields), overwrite=False, **_ONCE))
 
     def put_over(self, name: str, fields: ObjectFields, etag: str) -> str | None:
-        """Replace the metadata of a blob by Set Metadata under If-Match."""
-        match: Mapping[str, Any] = {"etag": etag, "match_condition": MatchConditions.IfNotModified}
-        return self._put(lambda: self._blob(name).set_blob_metadata(dict(fields), **match, **_ONCE))
+        """Replace the metadata of a blob by Set Metadata with If-Match."""
+        condition: Mapping[str, Any] = {"etag": etag, "match_condition": MatchConditions.IfNotModified}
+        return self._put(lambda: self._blob(name).set_blob_metadata(dict(fields), **condition, **_ONCE))
 
     def delete(self, name: str, etag: str) -> bool:
-        """Delete a blob by Delete Blob under If-Match.
+        """Delete a blob by Delete Blob with If-Match.
 
-        If a blob does not exist, some services respond that the condition failed. So read it to find out.
+        If a blob does not exist, some services respond that the condition failed. In that case, the blob is read to
+        find out.
         """
-        match: Mapping[str, Any] = {"etag": etag, "match_condition": MatchConditions.IfNotModified}
-        with translated(self._container):
+        condition: Mapping[str, Any] = {"etag": etag, "match_condition": MatchConditions.IfNotModified}
+        with translate_errors(self._container):
             try:
-                self._blob(name).delete_blob(**match, **_ONCE)
+                self._blob(name).delete_blob(**condition, **_ONCE)
             except HttpResponseError as error:
                 if _code(error) not in _REJECTED:
                     raise
@@ -245,7 +249,7 @@ class BlobObjects:
         return self._container.get_blob_client(name)
 
     def _put(self, write: Callable[[], Mapping[str, Any]]) -> str | None:
-        with translated(self._container):
+        with translate_errors(self._container):
             try:
                 return unquoted_etag(str(write()["etag"]))
             except HttpResponseError as error:
@@ -254,8 +258,8 @@ class BlobObjects:
                 raise
 
 
-class _Dated:
-    """The service's clock, from the Date header of its last response."""
+class _ServerClock:
+    """Tracks the service's clock by the Date header of its last response."""
 
     def __init__(self, skew: SkewWarning) -> None:
         self._skew = skew
@@ -281,8 +285,8 @@ def _code(error: HttpResponseError) -> str:
 
 
 @contextmanager
-def translated(container: ContainerClient) -> Iterator[None]:
-    """Turn errors of the SDK into ours, without the account's key or a signature in their messages."""
+def translate_errors(container: ContainerClient) -> Iterator[None]:
+    """Turn the SDK's errors into StoreError or OutcomeUnknown. Their messages contain neither key nor signature."""
     name = container.container_name
     try:
         yield
@@ -290,7 +294,7 @@ def translated(container: ContainerClient) -> Iterator[None]:
         raise StoreError(f"container {name!r}: the service refused the credentials; {_SIGN_IN}") from error
     except HttpResponseError as error:
         status = error.status_code or 0
-        if unanswered(status):
+        if is_outcome_unknown(status):
             raise OutcomeUnknown(f"container {name!r}: no usable response (HTTP {status})") from error
         if status in _UNSIGNED:
             raise StoreError(f"container {name!r}: the service refused: {_code(error)}; {_SIGN_IN}") from error
@@ -298,9 +302,9 @@ def translated(container: ContainerClient) -> Iterator[None]:
             raise StoreError(f"container {name!r}: it does not exist; create it, or allow it to be created") from error
         raise StoreError(f"container {name!r}: the service refused: {_code(error)} (HTTP {status})") from error
     except AzureError as error:
-        # Drop the cause, which repeats the whole address, with the signature if one is used to open the account.
+        # Drop the cause, which contains the whole URL. If the account is opened with a signature, the URL includes it.
         cause = type(error).__name__
         raise OutcomeUnknown(f"container {name!r}: the service cannot be reached ({cause})") from None
     except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-        # A response of unexpected form, such as a proxy's page.
+        # The response has an unexpected form, like a proxy's error page.
         raise OutcomeUnknown(f"container {name!r}: a response cannot be parsed: {said(error)}") from error

@@ -1,11 +1,12 @@
 """Converts a lease to the blobs that the event processors of the Azure SDKs use, and back.
 
-`<namespace>/<hub>/<group>/ownership/<partition>` contains `ownerid`. If it is missing or empty, the lease has no owner.
-`<namespace>/<hub>/<group>/checkpoint/<partition>` contains `offset` and `sequencenumber`. All names are in lower case,
-and the data is in the metadata of empty blobs.
+`<namespace>/<hub>/<group>/ownership/<partition>` contains `ownerid`. If `ownerid` is missing or empty, the lease has no
+owner. `<namespace>/<hub>/<group>/checkpoint/<partition>` contains `offset` and `sequencenumber`. All names are in lower
+case, and the data is in the metadata of empty blobs.
 
-We store what the SDKs do not know in additional metadata (`handoffowner`, `handoffto`, `handoffversion`,
-`throughputkbps`, `notes`, `position`, `had`). Workers of the SDKs omit it when they write, and it is then void.
+Fields that the SDKs do not know are stored as additional metadata (`handoffowner`, `handoffto`, `handoffversion`,
+`throughputkbps`, `notes`, `position`, `had`). When a worker of an SDK writes a blob, it omits this metadata, which is
+then lost.
 """
 
 import json
@@ -15,15 +16,24 @@ from attrs import frozen
 
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Lease, Position
 from leasehold.errors import StoreError
-from leasehold.stores.fields import BadRowField, annotations, kilobytes, position, shortened_repr, text, weight, whole
+from leasehold.stores.fields import (
+    BadRowField,
+    annotations,
+    kilobytes,
+    position,
+    shortened_repr,
+    text,
+    weight,
+    whole_number,
+)
 from leasehold.stores.protocol import Capabilities
-from leasehold.stores.requests import ObjectFields, Part, Parts, owned, owner_fields
+from leasehold.stores.requests import ObjectFields, Part, Parts, owner_fields, with_owner_fields
 
 BEGINNING = "-1"
 """The offset and the sequence number just before the first event of a partition."""
 
 END_OF_STREAM = "@latest"
-"""The offset that Event Hubs interprets as the end of the partition: read only what arrives from now on."""
+"""The offset of the end of a partition. Reading starts with the next event that arrives."""
 
 NO_OFFSET = frozenset({"", "no offset"})
 """The values that some SDKs write if they do not know the offset."""
@@ -32,14 +42,14 @@ DEDUPLICATION, DEDUPLICATION_LENGTH_MAX = "had", 6000
 
 
 def full_namespace(namespace: str) -> str:
-    """Return the fully qualified namespace, which the SDKs write, so that their blobs and ours have the same names."""
+    """Return the fully qualified namespace, which the SDKs use in the names of their blobs."""
     return namespace if {".", ":"} & set(namespace) else f"{namespace}.servicebus.windows.net"
 
 
 def stream_of(namespace: str, hub: str, group: str) -> str:
     """Return the name of the stream that a consumer group's leases belong to.
 
-    It is the path of the folder that holds the group's blobs.
+    This name is the path of the folder with the group's blobs.
     """
     return f"{namespace}/{hub}/{group}".lower()
 
@@ -63,7 +73,8 @@ class EventHubLayout:
     capabilities: ClassVar[Capabilities] = Capabilities(
         owner_checked_checkpoint=False, free_annotations=False, counts_owners=False, ascii_owners=True
     )
-    """Checkpoint and ownership are two blobs, the latter also holds annotations, and official workers count nothing."""
+    """Checkpoint and ownership are two blobs, annotations are in the ownership, and official workers do not count
+    owners."""
     parts: ClassVar[tuple[Part, ...]] = ("ownership", "checkpoint")
     owned_before_checkpoint: ClassVar[bool] = True
     """The SDKs claim a partition long before they checkpoint it."""
@@ -71,23 +82,23 @@ class EventHubLayout:
     def prefix(self, part: Part) -> str:
         """Return the folder of this kind of blob, in lower case.
 
-        It ends with a slash, so that a blob `ownership-old/0` does not match.
+        The name of the folder ends with a slash, so that a blob `ownership-old/0` does not match.
         """
         return f"{self._stream}/{part}/"
 
     def name(self, key: str, part: Part) -> str:
         """Return the name of a partition's blob. Raises StoreError if the key is not a partition."""
         if not _is_partition(key):
-            raise StoreError(f"lease {key!r}: the Azure SDKs' layout has room for partitions (0, 1, …) only")
+            raise StoreError(f"lease {key!r}: the Azure SDKs' layout can only store partitions (0, 1, …)")
         return self.prefix(part) + key
 
     def key(self, name: str, part: Part) -> str | None:
-        """Return the partition from the name of a blob; None if no partition has such a blob."""
+        """Return the partition from the name of a blob, or None if no partition has such a blob."""
         partition = name.removeprefix(self.prefix(part))
         return partition if _is_partition(partition) else None
 
     def lease(self, key: str, parts: Parts) -> Lease | None:
-        """Parse the blobs of a lease. One of them is enough; a checkpoint alone is a lease without owner."""
+        """Parse the blobs of a lease. One blob is enough, and a checkpoint alone is a lease without an owner."""
         if not parts.existing:
             return None
         fields = parts.fields("ownership")
@@ -98,55 +109,56 @@ class EventHubLayout:
             weight=weight("throughputkbps", fields.get("throughputkbps")),
             annotations=annotations("notes", fields.get("notes") or "{}"),
         )
-        return owned(lease, parts, lambda fields, name: text(name, fields.get(name, "")))
+        return with_owner_fields(lease, parts, lambda fields, name: text(name, fields.get(name, "")))
 
     def ownership(self, stored: ObjectFields, before: Lease, after: Lease) -> ObjectFields:
         """Return the new metadata of the ownership.
 
         `ownerid` is always present, even if empty, because the Python SDK cannot list a blob without it.
         """
-        ours = {
-            **owner_fields(before, after, _plain),
+        our_fields = {
+            **owner_fields(before, after, _checked_ascii),
             "throughputkbps": "" if after.weight is None else repr(kilobytes(after.weight)),
             "notes": json.dumps(dict(after.annotations)) if after.annotations else "",
         }
-        return {name: value for name, value in {**stored, **ours}.items() if value or name == "ownerid"}
+        return {name: value for name, value in {**stored, **our_fields}.items() if value or name == "ownerid"}
 
     def checkpoint(self, stored: ObjectFields, after: Lease) -> ObjectFields:
         """Return the new metadata of the checkpoint. Raises StoreError if the layout cannot store the position.
 
-        `offset` and `sequencenumber` are always present, because SDKs cannot list a blob that lacks one of them.
+        `offset` and `sequencenumber` are always present, because the SDKs cannot list a blob that lacks one of them.
         """
         kept_fields, new_position = (
             {name: value for name, value in stored.items() if name not in {"position", DEDUPLICATION}},
             after.checkpoint,
         )
         if new_position.numbered:
-            # After the offset, a token may contain what deduplication knows of our Spark sinks' rows. An SDK's worker
-            # drops that part, so repeated rows then get through.
+            # After the offset, a token may contain deduplication data about the rows of our Spark sinks. A worker of an
+            # SDK drops these data, so repeated rows are then not detected.
             offset, _, written_rows = new_position.token.partition(" ")
             kept_fields |= (
-                {DEDUPLICATION: _plain(DEDUPLICATION, written_rows)}
+                {DEDUPLICATION: _checked_ascii(DEDUPLICATION, written_rows)}
                 if written_rows and len(written_rows) <= DEDUPLICATION_LENGTH_MAX
                 else {}
             )
             if not offset or new_position.sub:
                 raise StoreError(
-                    f"checkpoint {new_position.sequence}: the Azure SDKs' layout wants its offset and no sub-sequence"
+                    f"checkpoint {new_position.sequence}: the Azure SDKs' layout needs an offset and no sub-sequence"
                 )
-            return {**kept_fields, "offset": _plain("offset", offset), "sequencenumber": new_position.sequence}
+            return {**kept_fields, "offset": _checked_ascii("offset", offset), "sequencenumber": new_position.sequence}
         if new_position == LATEST:
             return {**kept_fields, "offset": END_OF_STREAM, "sequencenumber": BEGINNING}
-        # An SDK's worker that does not know where to start reads from the beginning: records repeat, but none is lost.
-        beginning = {**kept_fields, "offset": BEGINNING, "sequencenumber": BEGINNING}
+        # A worker of an SDK that does not know where to start reads from the beginning. Records repeat, but none is
+        # lost.
+        beginning_fields = {**kept_fields, "offset": BEGINNING, "sequencenumber": BEGINNING}
         return (
-            beginning
+            beginning_fields
             if new_position == TRIM_HORIZON
-            else {**beginning, "position": f"{new_position.sequence} {new_position.sub}"}
+            else {**beginning_fields, "position": f"{new_position.sequence} {new_position.sub}"}
         )
 
     def annotations(self, stored: ObjectFields, before: Lease, after: Lease) -> ObjectFields:
-        """Return the new metadata of the ownership. Never called, because the layout has no notes blob."""
+        """Return the new metadata of the ownership. This is never called, because the layout has no notes blob."""
         return self.ownership(stored, before, after)
 
     @property
@@ -155,38 +167,38 @@ class EventHubLayout:
 
 
 def _is_partition(key: str) -> bool:
-    """Return whether a partition may have this id: a number without leading zeros. A blob `007` is not partition 7."""
+    """Return whether this is the id of a partition, a number without leading zeros. A blob `007` is not partition 7."""
     return key.isascii() and key.isdigit() and (key == "0" or key[0] != "0")
 
 
-def _plain(field: str, value: str) -> str:
+def _checked_ascii(field: str, value: str) -> str:
     if not (value.isascii() and value.isprintable() and value == value.strip()):
-        raise StoreError(f"{field}: {value!r} cannot stand in a blob's metadata; use printable ASCII")
+        raise StoreError(f"{field}: {value!r} cannot be stored in a blob's metadata; use printable ASCII")
     return value
 
 
 def read_position(fields: ObjectFields, start: Position) -> Position:
     """Parse the checkpoint, from its offset if possible.
 
-    Some SDKs omit the offset or write a placeholder, and others do so with the sequence number.
+    Some SDKs omit the offset or write a placeholder instead, and others do the same with the sequence number.
     """
     offset, number = fields.get("offset", ""), fields.get("sequencenumber", "")
-    numbered = number not in ("", BEGINNING)
+    has_number = number not in ("", BEGINNING)
     if offset == BEGINNING:
         if "position" not in fields:
             return TRIM_HORIZON
         sequence, _, sub = fields["position"].partition(" ")
-        return position("position", sequence, whole("position", sub))
+        return position("position", sequence, whole_number("position", sub))
     if offset == END_OF_STREAM:
         return LATEST
     if offset in NO_OFFSET:
-        return _numbered(number) if numbered else start
-    # Without a number, the offset is enough to start from. Use 0 as the number, so that every other counts as later.
+        return _numbered_position(number) if has_number else start
+    # Without a sequence number, the offset is enough to start from. Use 0, so that any other number counts as later.
     written_rows = fields.get(DEDUPLICATION, "")
-    return _numbered(number if numbered else "0", f"{offset} {written_rows}" if written_rows else offset)
+    return _numbered_position(number if has_number else "0", f"{offset} {written_rows}" if written_rows else offset)
 
 
-def _numbered(number: str, offset: str = "") -> Position:
+def _numbered_position(number: str, offset: str = "") -> Position:
     if not (number.isascii() and number.isdigit()):
         raise BadRowField("sequencenumber", f"{shortened_repr(number)} is not a decimal sequence number")
     return position("sequencenumber", number, 0, text("offset", offset))

@@ -1,9 +1,10 @@
 """Stores leases in a bucket of Google Cloud Storage, as small objects that are written conditionally.
 
-The generation of an object, a number that the service assigns to each content, serves as its ETag; 0 means that there
-is no object. Objects are empty. The fields of a lease are in the object's metadata, which listings include, so listing
-the leases does not read any object. The service accepts about one write per second and object. A write that it rejects
-for this reason (429) has certainly not been applied, so it is sent again after a pause.
+The generation of an object serves as its ETag. It is a number that the service assigns to each new content of the
+object, and 0 means that there is no object. Objects are empty, because the fields of a lease are in the object's
+metadata. Listings include metadata, so listing the leases does not read any object. The service accepts about one write
+per second and object. A write that it rejects for this reason (429) has certainly not been applied, so it is sent again
+after a pause.
 """
 
 import os
@@ -28,21 +29,22 @@ from leasehold.stores.objects.http_adapter import DeadlineAdapter
 from leasehold.stores.objects.store import EtagStore
 from leasehold.stores.printable import printable, said, text_of
 from leasehold.stores.protocol import Timeouts
-from leasehold.stores.requests import ObjectFields, SkewWarning, Stored, age, unanswered
+from leasehold.stores.requests import ObjectFields, SkewWarning, Stored, age, is_outcome_unknown
 from leasehold.stores.urls import date_of, endpoint_of
 
 T = TypeVar("T")
 
-# Otherwise the library looks up the bucket's location for traces, in its own thread and with a right no worker has.
+# Without this variable, the library looks up the bucket's location for traces, in another thread and with rights that
+# workers lack.
 os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
 
 SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 EMULATOR = "STORAGE_EMULATOR_HOST"
 """The environment variable from which Google's own libraries read the URL of an emulator."""
 PAGE_LEASES = 20
-"""The leases per page of layout `sessions`.
+"""The maximum number of leases in a session row of layout `sessions`.
 
-The metadata of an object is limited to 8 KiB, and the annotations of a lease take some 300 bytes.
+The metadata of an object is limited to 8 KiB, and the annotations of a lease need some 300 bytes.
 """
 TIMEOUTS = Timeouts(connect_seconds=5, read_seconds=10, attempts=3)
 _ADVICE: Mapping[int, str] = {
@@ -93,7 +95,7 @@ class GcsObjects:
         self.bucket, self._location, self._timeouts = bucket, location, timeouts
         self._skew, self._thread_clock = skew or SkewWarning(), local()
         endpoint = endpoint or endpoint_of(os.environ.get(EMULATOR), f"environment variable {EMULATOR}")
-        with self._translated():
+        with self._translate_errors():
             credentials, default = (AnonymousCredentials(), "none") if endpoint else google.auth.default(scopes=[SCOPE])  # type: ignore[no-untyped-call]
             self._project = project or default
             self._session = AuthorizedSession(credentials)  # type: ignore[no-untyped-call]
@@ -104,13 +106,13 @@ class GcsObjects:
             self._client = storage.Client(self._project, credentials, _http=self._session, client_options=options)
         self._bucket = self._client.bucket(bucket)
         # The library must not repeat writes by itself (rule 3 of `leasehold.stores.requests`).
-        self._once: Any = {"timeout": (timeouts.connect_seconds, timeouts.read_seconds), "retry": None}
+        self._request_options: Any = {"timeout": (timeouts.connect_seconds, timeouts.read_seconds), "retry": None}
 
     def ensure(self, *, create: bool) -> None:
         """Create the bucket if it does not exist and `create` is true. Raises StoreError if it cannot be used."""
 
         def list_one() -> None:
-            next(self._listed(max_results=1), None)
+            next(self._iterate_listing(max_results=1), None)
 
         try:
             self._read(list_one)
@@ -119,15 +121,16 @@ class GcsObjects:
                 raise
             if not self._project:
                 raise StoreError(
-                    f"{self._where}: it does not exist, and creating it needs a project; add ?project=… to the URL"
+                    f"{self._description}: it does not exist, and creating it needs a project; "
+                    "add ?project=… to the URL"
                 ) from error
             new_bucket = self._client.bucket(self.bucket)
             new_bucket.iam_configuration.uniform_bucket_level_access_enabled = True
-            # Otherwise each overwritten object is kept, and billed, for a week.
+            # Without this setting, each overwritten object is kept and billed for a week.
             new_bucket.soft_delete_policy.retention_duration_seconds = 0
-            with self._translated():
+            with self._translate_errors():
                 try:
-                    self._client.create_bucket(new_bucket, location=self._location, **self._once)
+                    self._client.create_bucket(new_bucket, location=self._location, **self._request_options)
                 except GoogleAPICallError as error:
                     if error.code != HTTPStatus.CONFLICT:  # another worker has created it
                         raise
@@ -137,16 +140,16 @@ class GcsObjects:
         """Return all objects whose names begin with `prefix`."""
 
         def list_all() -> tuple[Stored, ...]:
-            objects = tuple(self._stored(blob) for blob in self._listed(prefix=prefix))
+            objects = tuple(self._stored(blob) for blob in self._iterate_listing(prefix=prefix))
             if not all(stored.name.startswith(prefix) for stored in objects):
                 raise LookupError("it lists objects that were not requested")
             return objects
 
         return self._read(list_all)
 
-    def _listed(self, **arguments: Any) -> Iterator[storage.Blob]:  # noqa: ANN401  the library's own
+    def _iterate_listing(self, **arguments: Any) -> Iterator[storage.Blob]:  # noqa: ANN401  the library's own
         """Iterate over a listing. Raises LookupError for a response that is not a page of a listing."""
-        blobs = self._client.list_blobs(self.bucket, fields=_FIELDS, **arguments, **self._once)
+        blobs = self._client.list_blobs(self.bucket, fields=_FIELDS, **arguments, **self._request_options)
         start_page = blobs._page_start  # noqa: SLF001  the library has no public access to the response
 
         def check_page(iterator: object, page: object, response: Mapping[str, Any]) -> None:
@@ -161,13 +164,13 @@ class GcsObjects:
         """Return the object with this name."""
 
         def get_one() -> Stored | None:
-            blob = self._bucket.get_blob(name, **self._once)
-            return blob and self._stored(_checked(blob, name))
+            blob = self._bucket.get_blob(name, **self._request_options)
+            return blob and self._stored(_checked_blob(blob, name))
 
         return self._read(get_one)
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
-        """Create an object if there is none, whose generation is then 0."""
+        """Create an object if none exists, which is the case if its generation is 0."""
         return self._put(name, fields, 0)
 
     def put_over(self, name: str, fields: ObjectFields, etag: str) -> str | None:
@@ -177,11 +180,11 @@ class GcsObjects:
     def delete(self, name: str, etag: str) -> bool:
         """Delete an object if it still has this generation."""
         if etag.isdecimal():
-            # Also address the generation: fake-gcs-server, used in tests of races, supports no other condition here.
+            # Name the generation too, because fake-gcs-server, which tests use, supports no other condition here.
             blob = self._bucket.blob(name, generation=int(etag))
-            with self._translated():
+            with self._translate_errors():
                 try:
-                    self._unless_throttled(lambda: blob.delete(if_generation_match=int(etag), **self._once))
+                    self._retry_throttled(lambda: blob.delete(if_generation_match=int(etag), **self._request_options))
                 except (PreconditionFailed, NotFound):
                     pass
                 else:
@@ -197,23 +200,25 @@ class GcsObjects:
         blob.metadata = dict(fields)
 
         def put() -> None:
-            blob.upload_from_string(b"", content_type="application/json", if_generation_match=generation, **self._once)
+            blob.upload_from_string(
+                b"", content_type="application/json", if_generation_match=generation, **self._request_options
+            )
 
-        with self._translated():
+        with self._translate_errors():
             try:
-                self._unless_throttled(put)
+                self._retry_throttled(put)
             except PreconditionFailed:
                 return None
-            return str(_checked(blob, name).generation)
+            return str(_checked_blob(blob, name).generation)
 
     def _stored(self, blob: storage.Blob) -> Stored:
         now = getattr(self._thread_clock, "now", None)
         fields = {str(name): str(text) for name, text in (blob.metadata or {}).items()}
-        written = 0.0 if now is None or blob.updated is None else age(now, blob.updated.timestamp())
-        return Stored(blob.name, str(blob.generation), fields, written)
+        age_seconds = 0.0 if now is None or blob.updated is None else age(now, blob.updated.timestamp())
+        return Stored(blob.name, str(blob.generation), fields, age_seconds)
 
     def _update_clock(self, response: requests.Response, **_more: object) -> None:
-        """Take the service's clock from the Date header of a response, for the thread that waits for it."""
+        """Store the time in a response's Date header, for the thread that waits for the response."""
         self._thread_clock.now = now = date_of(response.headers.get("date"))
         if now is not None:
             self._skew.observe(now)
@@ -228,12 +233,12 @@ class GcsObjects:
         )
 
         def send_once() -> T:
-            with self._translated():
+            with self._translate_errors():
                 return send()
 
         return retrying(send_once)
 
-    def _unless_throttled(self, write: Callable[[], T]) -> T:
+    def _retry_throttled(self, write: Callable[[], T]) -> T:
         retrying = Retrying(
             retry=retry_if_exception(lambda error: isinstance(error, TooManyRequests)),
             stop=stop_after_attempt(TIMEOUTS.attempts),
@@ -243,32 +248,32 @@ class GcsObjects:
         return retrying(write)
 
     @property
-    def _where(self) -> str:
+    def _description(self) -> str:
         return f"bucket {self.bucket!r}"
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
-        """Turn errors of the libraries into ours, without credentials in their messages."""
+    def _translate_errors(self) -> Iterator[None]:
+        """Turn errors of the libraries into StoreError or OutcomeUnknown, without credentials in the message."""
         try:
             yield
         except (TransportError, requests.RequestException) as error:
-            raise OutcomeUnknown(f"{self._where}: the service cannot be reached") from error
+            raise OutcomeUnknown(f"{self._description}: the service cannot be reached") from error
         except GoogleAPICallError as error:
             status = int(error.code or 0)
-            if unanswered(status):
-                raise OutcomeUnknown(f"{self._where}: no usable response (HTTP {status})") from error
+            if is_outcome_unknown(status):
+                raise OutcomeUnknown(f"{self._description}: no usable response (HTTP {status})") from error
             advice = _ADVICE.get(status, printable(text_of(error, 200)))
-            raise StoreError(f"{self._where}: the service refused (HTTP {status}): {advice}") from error
+            raise StoreError(f"{self._description}: the service refused (HTTP {status}): {advice}") from error
         except GoogleAuthError as error:
             if error.retryable:
-                raise OutcomeUnknown(f"{self._where}: the identity service gave no usable response") from error
-            raise StoreError(f"{self._where}: {printable(text_of(error, 200))}") from error
+                raise OutcomeUnknown(f"{self._description}: the identity service gave no usable response") from error
+            raise StoreError(f"{self._description}: {printable(text_of(error, 200))}") from error
         except (AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-            # A response of unexpected form, such as a proxy's page.
-            raise OutcomeUnknown(f"{self._where}: a response cannot be parsed: {said(error)}") from error
+            # The response has an unexpected form, like a proxy's error page.
+            raise OutcomeUnknown(f"{self._description}: a response cannot be parsed: {said(error)}") from error
 
 
-def _checked(blob: storage.Blob, name: str) -> storage.Blob:
+def _checked_blob(blob: storage.Blob, name: str) -> storage.Blob:
     """Return the blob. Raises LookupError if the response was about another object, or has no generation."""
     if blob._properties.get("name") != name or blob.generation is None:  # noqa: SLF001  `blob.name` is the requested name
         raise LookupError("it is not about the requested object")

@@ -13,20 +13,30 @@ from urllib.parse import quote, unquote
 from attrs import frozen
 
 from leasehold.balancer.model import Lease
-from leasehold.stores.fields import FIELDS, BadRowField, cells, checked, kilobytes, lease_of, text, weight, whole
+from leasehold.stores.fields import (
+    FIELDS,
+    BadRowField,
+    cells,
+    check_cell,
+    kilobytes,
+    lease_of,
+    text,
+    weight,
+    whole_number,
+)
 from leasehold.stores.protocol import Capabilities
 from leasehold.stores.requests import (
     ObjectFields,
     Part,
     Parts,
     StampedAnnotations,
-    owned,
+    decode_annotations,
+    encode_annotations,
+    encode_cell,
     owner_fields,
     percent_decoded,
     percent_encoded,
-    spelled,
-    stamped,
-    stamps,
+    with_owner_fields,
 )
 
 _NAMES = {field.name: field.object for field in FIELDS}
@@ -37,9 +47,9 @@ _CHECKPOINT = tuple(field for field in FIELDS if field.object and field.name not
 
 @frozen
 class ObjectLayout:
-    """The layout of objects below the prefix `above`; "" means the whole container or bucket."""
+    """The layout of objects below the prefix `folder`. An empty prefix means the whole container or bucket."""
 
-    above: str = ""
+    folder: str = ""
 
     capabilities: ClassVar[Capabilities] = Capabilities(owner_checked_checkpoint=False)
     """Checkpoint and ownership are two objects."""
@@ -49,14 +59,14 @@ class ObjectLayout:
 
     def prefix(self, part: Part) -> str:
         """Return the folder of this kind of object."""
-        return f"{self.above.strip('/')}/{part}/".lstrip("/")
+        return f"{self.folder.strip('/')}/{part}/".lstrip("/")
 
     def name(self, key: str, part: Part) -> str:
         """Return the name of an object, with the key encoded as a single path segment."""
         return self.prefix(part) + quote(key, safe=":")
 
     def key(self, name: str, part: Part) -> str | None:
-        """Return the key of the lease from the name of an object; None if this layout does not use such names."""
+        """Return the key of the lease from the name of an object, or None if this layout does not use such names."""
         try:
             key = text("name", unquote(name.removeprefix(self.prefix(part))))
         except BadRowField:
@@ -64,12 +74,12 @@ class ObjectLayout:
         return key if key and self.name(key, part) == name else None
 
     def lease(self, key: str, parts: Parts) -> Lease | None:
-        """Parse the objects of a lease; return None if there is no checkpoint object."""
+        """Parse the objects of a lease. Return None if there is no checkpoint object."""
         if parts.checkpoint is None:
             return None
         fields = parts.checkpoint.fields
         values = {
-            field.name: checked(
+            field.name: check_cell(
                 field,
                 field.object,
                 percent_decoded(fields, field.object) if field.kind == "text" else fields.get(field.object),
@@ -82,25 +92,25 @@ class ObjectLayout:
         # The latest annotation wins. If counters are equal, the order of these objects decides.
         latest: StampedAnnotations = {}
         for part in ("checkpoint", "ownership", "notes"):
-            for name, stamped_value in stamped(parts.fields(part)).items():
+            for name, stamped_value in decode_annotations(parts.fields(part)).items():
                 if stamped_value[1] >= latest.get(name, stamped_value)[1]:
                     latest[name] = stamped_value
         annotations = tuple(sorted((name, text) for name, (text, _) in latest.items()))
-        counter = whole("counter", ownership.get("counter", "0"))
-        return owned(
+        counter = whole_number("counter", ownership.get("counter", "0"))
+        return with_owner_fields(
             lease_of({"key": key, **values}, _NAMES, epoch=counter, annotations=annotations), parts, percent_decoded
         )
 
     def ownership(self, stored: ObjectFields, before: Lease, after: Lease) -> ObjectFields:
         """Return the new fields of the ownership, with the annotations that this write changes and its counter."""
-        counter = max(whole("counter", stored.get("counter", "0")) + 1, after.epoch)
-        ours = {
+        counter = max(whole_number("counter", stored.get("counter", "0")) + 1, after.epoch)
+        our_fields = {
             **owner_fields(before, after, lambda _field, value: percent_encoded(value)),
             "counter": str(counter),
             "weight": "" if after.weight is None else repr(kilobytes(after.weight)),
-            "notes": _stamp(stored, before, after, counter),
+            "notes": _stamped_annotations(stored, before, after, counter),
         }
-        return {name: value for name, value in {**stored, **ours}.items() if value}
+        return {name: value for name, value in {**stored, **our_fields}.items() if value}
 
     def checkpoint(self, stored: ObjectFields, after: Lease) -> ObjectFields:
         """Return the new fields of the checkpoint, with the lease's constant fields and its first annotations."""
@@ -108,17 +118,17 @@ class ObjectLayout:
             "sub": after.checkpoint.sub or "",
             "shard": after.shard if after.shard != after.key else "",
         }
-        ours = {field.object: spelled(field.kind, values[field.name]) for field in _CHECKPOINT}
+        our_fields = {field.object: encode_cell(field.kind, values[field.name]) for field in _CHECKPOINT}
         initial_annotations = {name: (text, 0) for name, text in after.annotations}
-        ours["notes"] = stored.get("notes", "") if stored else stamps(initial_annotations)
-        return {name: value for name, value in {**stored, **ours}.items() if value}
+        our_fields["notes"] = stored.get("notes", "") if stored else encode_annotations(initial_annotations)
+        return {name: value for name, value in {**stored, **our_fields}.items() if value}
 
     def annotations(self, stored: ObjectFields, before: Lease, after: Lease) -> ObjectFields:
-        """Return the new fields of the notes object. Changes get the ownership's counter, which does not change."""
-        return {**stored, "notes": _stamp(stored, before, after, after.epoch)}
+        """Return the new fields of the notes object. Changes are stamped with the ownership's counter."""
+        return {**stored, "notes": _stamped_annotations(stored, before, after, after.epoch)}
 
 
-def _stamp(stored: ObjectFields, before: Lease, after: Lease, counter: int) -> str:
+def _stamped_annotations(stored: ObjectFields, before: Lease, after: Lease, counter: int) -> str:
     """Return the annotations of one object, updated with those that this write changes."""
-    changed = {name: (text, counter) for name, text in after.annotations if before.annotation(name) != text}
-    return stamps({**stamped(stored), **changed})
+    changed_annotations = {name: (text, counter) for name, text in after.annotations if before.annotation(name) != text}
+    return encode_annotations({**decode_annotations(stored), **changed_annotations})

@@ -1,4 +1,4 @@
-"""An HTTP adapter for clients based on requests, which limits the time that a whole response may take."""
+"""Limits the time that a whole response may take, for clients based on requests."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
 """Stores leases in an S3 bucket, as small JSON objects with conditional writes (If-None-Match: *, If-Match).
 
-A listing contains the names of objects and their ETags but not their content. So only objects that have changed since
-the last listing are fetched, a few at a time.
+A listing contains the names and ETags of objects but not their content. Therefore, objects that have changed since the
+last listing are fetched, a few at a time.
 """
 
 import json
@@ -33,7 +33,7 @@ from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore
 from leasehold.stores.printable import said
 from leasehold.stores.protocol import Timeouts
-from leasehold.stores.requests import ObjectFields, SkewWarning, Stored, age, unanswered, unquoted_etag
+from leasehold.stores.requests import ObjectFields, SkewWarning, Stored, age, is_outcome_unknown, unquoted_etag
 from leasehold.stores.urls import date_of, endpoint_of, without_credentials
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ TIMEOUTS = Timeouts(connect_seconds=5, read_seconds=10, attempts=3)
 _RETRY_TORN_READS = Retrying(
     retry=retry_if_exception_type(FlexibleChecksumError), stop=stop_after_attempt(8), reraise=True
 )
-"""Repeats a read whose body does not match its checksum: in some services, a read may overlap a write."""
+"""Repeats a read whose body does not match its checksum, because some services let a read overlap a write."""
 
 
 def open_url(
@@ -89,15 +89,15 @@ class S3Objects:
     ) -> None:
         self.bucket = bucket
         self._skew = skew or SkewWarning()
-        # Reads may be repeated. If a write were sent twice, its own first try could make the second fail.
-        with self._translated():
+        # Reads may be repeated. A write must not be sent twice, because its first attempt could make the second fail.
+        with self._translate_errors():
             self._reads = _client(region, endpoint, timeouts, session)
             self._writes = _client(region, endpoint, evolve(timeouts, attempts=1), session)
         self._cached: dict[str, Stored] = {}
 
     def ensure(self, *, create: bool) -> None:
         """Create the bucket if it does not exist and `create` is true. Raises StoreError if it cannot be used."""
-        with self._translated():
+        with self._translate_errors():
             try:
                 _check_listing(self._reads.list_objects_v2(Bucket=self.bucket, MaxKeys=1), "")
             except ClientError as error:
@@ -113,18 +113,18 @@ class S3Objects:
 
     def list(self, prefix: str) -> tuple[Stored, ...]:
         """Return all objects whose names begin with `prefix`. Only objects whose ETag has changed are fetched again."""
-        listed: list[Stored | str] = []
-        with self._translated():
+        entries: list[Stored | str] = []
+        with self._translate_errors():
             for page in self._pages(prefix):
                 now = self._service_time(page)
                 for row in page.get("Contents", []):
                     cached = self._cached.get(row["Key"])
                     if cached is None or cached.etag != unquoted_etag(row["ETag"]):
-                        listed.append(row["Key"])
+                        entries.append(row["Key"])
                     else:
-                        listed.append(evolve(cached, age=age(now, row["LastModified"].timestamp())))
+                        entries.append(evolve(cached, age=age(now, row["LastModified"].timestamp())))
         with ThreadPoolExecutor(_FETCHES) as pool:
-            fetched = tuple(pool.map(lambda entry: self.get(entry) if isinstance(entry, str) else entry, listed))
+            fetched = tuple(pool.map(lambda entry: self.get(entry) if isinstance(entry, str) else entry, entries))
         objects = {stored.name: stored for stored in fetched if stored}
         self._cached = {name: stored for name, stored in self._cached.items() if not name.startswith(prefix)} | objects
         return tuple(objects.values())
@@ -134,15 +134,15 @@ class S3Objects:
         if (response_and_body := self._read(name)) is None:
             return None
         response, body = response_and_body
-        written = response["LastModified"].timestamp()
-        return Stored(name, unquoted_etag(response["ETag"]), _fields(body), age(self._service_time(response), written))
+        modified = response["LastModified"].timestamp()
+        return Stored(name, unquoted_etag(response["ETag"]), _fields(body), age(self._service_time(response), modified))
 
     def _read(self, name: str) -> "tuple[GetObjectOutputTypeDef, bytes] | None":
         def fetch() -> "tuple[GetObjectOutputTypeDef, bytes]":
             response = self._reads.get_object(Bucket=self.bucket, Key=name)
             return response, response["Body"].read()
 
-        with self._translated():
+        with self._translate_errors():
             try:
                 return _RETRY_TORN_READS(fetch)
             except ClientError as error:
@@ -151,16 +151,16 @@ class S3Objects:
         return None
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
-        """Create an object by PutObject under If-None-Match: *."""
+        """Create an object by PutObject with If-None-Match: *."""
         return self._put(name, fields, {"IfNoneMatch": "*"})
 
     def put_over(self, name: str, fields: ObjectFields, etag: str) -> str | None:
-        """Replace an object by PutObject under If-Match."""
+        """Replace an object by PutObject with If-Match."""
         return self._put(name, fields, {"IfMatch": f'"{etag}"'})
 
     def delete(self, name: str, etag: str) -> bool:
-        """Delete an object by DeleteObject under If-Match."""
-        with self._translated():
+        """Delete an object by DeleteObject with If-Match."""
+        with self._translate_errors():
             try:
                 self._writes.delete_object(Bucket=self.bucket, Key=name, IfMatch=f'"{etag}"')
             except ClientError as error:
@@ -170,11 +170,11 @@ class S3Objects:
                 return True
         return self.get(name) is None
 
-    # Objects with any content. The name of each identifies its content.
+    # Methods for objects with any content. The name of such an object identifies its content.
 
     def missing(self) -> bool:
-        """Return whether the service reports that the bucket does not exist; False if we are not allowed to ask."""
-        with self._translated():
+        """Return whether the service reports that the bucket does not exist, or False if we have no right to check."""
+        with self._translate_errors():
             try:
                 self._reads.head_bucket(Bucket=self.bucket)
             except ClientError as error:
@@ -185,7 +185,7 @@ class S3Objects:
 
     def names(self, prefix: str) -> tuple[str, ...]:
         """Return the names of all objects that begin with `prefix`."""
-        with self._translated():
+        with self._translate_errors():
             return tuple(row["Key"] for page in self._pages(prefix) for row in page.get("Contents", []))
 
     def _pages(self, prefix: str) -> "Iterator[ListObjectsV2OutputTypeDef]":
@@ -201,18 +201,19 @@ class S3Objects:
     def put_body(self, name: str, body: bytes) -> None:
         """Store an object unless one with this name exists. The client may retry, because the write is idempotent."""
         request: dict[str, Any] = {"Bucket": self.bucket, "Key": name, "Body": body, "ContentType": "application/json"}
-        with self._translated():
+        with self._translate_errors():
             try:
                 self._reads.put_object(**request, IfNoneMatch="*")
             except ClientError as error:
                 if _code(error) in _NO_CONDITIONS:
-                    self._reads.put_object(**request)  # the name identifies the content, so this cannot change it
+                    self._reads.put_object(**request)  # the name identifies the content, so this write cannot change
+                    # the content
                 elif _code(error) not in _EXISTS:
                     raise
 
     def remove(self, name: str) -> None:
         """Delete an object if it exists."""
-        with self._translated():
+        with self._translate_errors():
             self._reads.delete_object(Bucket=self.bucket, Key=name)
 
     def close(self) -> None:
@@ -222,7 +223,7 @@ class S3Objects:
 
     def _put(self, name: str, fields: ObjectFields, condition: Mapping[str, Any]) -> str | None:
         body = json.dumps(dict(fields), sort_keys=True).encode()
-        with self._translated():
+        with self._translate_errors():
             try:
                 response = self._writes.put_object(
                     Bucket=self.bucket, Key=name, Body=body, ContentType="application/json", **condition
@@ -234,7 +235,7 @@ class S3Objects:
         return unquoted_etag(response["ETag"])
 
     def _service_time(self, response: Mapping[str, Any]) -> float:
-        """Return the service's time from a response's Date header; 0 without one, so that objects have no age."""
+        """Return the service's time from a response's Date header, or 0 without one. Objects then have no age."""
         now = date_of(response["ResponseMetadata"]["HTTPHeaders"].get("date"))
         if now is None:
             return 0.0
@@ -242,14 +243,14 @@ class S3Objects:
         return now
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
-        """Turn errors of the SDK into ours, without credentials in their messages."""
+    def _translate_errors(self) -> Iterator[None]:
+        """Turn errors of the SDK into StoreError or OutcomeUnknown, without credentials in the message."""
         where = f"bucket {self.bucket!r}"
         try:
             yield
         except ClientError as error:
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-            if unanswered(status):
+            if is_outcome_unknown(status):
                 raise OutcomeUnknown(f"{where}: no usable response (HTTP {status})") from error
             hint = _ADVICE.get(_code(error), "")
             raise StoreError(f"{where}: the service refused: {_code(error)} (HTTP {status}){hint}") from error
@@ -264,7 +265,7 @@ class S3Objects:
         except BotoCoreError as error:
             raise OutcomeUnknown(f"{where}: the service cannot be reached{region_hint(error)}") from error
         except (AttributeError, LookupError, RecursionError, TypeError, ResponseParserError) as error:
-            # A response of unexpected form, such as a proxy's page.
+            # The response has an unexpected form, like a proxy's error page.
             raise OutcomeUnknown(f"{where}: a response cannot be parsed: {said(error)}") from error
 
 
@@ -299,7 +300,7 @@ def _code(error: ClientError) -> str:
 def _fields(body: bytes) -> ObjectFields:
     """Parse the content of an object.
 
-    If it is not ours, return no fields; the layout then raises an error that names the missing field.
+    If the object has other content, return no fields. The layout then raises an error that names the missing field.
     """
     try:
         fields = json.loads(body)

@@ -1,21 +1,22 @@
-"""Stores leases in objects under ETags: ownership, checkpoint and, in some layouts, notes.
+"""Stores each lease in objects with ETags, which are the ownership, the checkpoint and, in some layouts, the notes.
 
 The conditions are those of `leasehold.stores.writes`. This module orders the writes of a lease's objects. The docstring
-of `leasehold.stores.objects` explains the order, and what a crash between two writes leaves.
+of `leasehold.stores.objects` explains the order, and the state after a crash between two writes.
 
-1. An ordinary checkpoint first renews the ownership under its ETag, so a worker that has lost its lease cannot move the
-   checkpoint. The only exception is a steal between the two writes: the checkpoint then still moves forward, over
-   records that were processed. After a request, which also changes the ownership, the owner reads the ownership instead
-   of renewing it and writes the checkpoint. The gift that follows renews the lease.
-2. At the end of a shard, and in a gift that moves the checkpoint, the checkpoint is written first, so the next owner
-   starts where the last one stopped. This write does not depend on the ownership's ETag, so the ownership is read just
-   before.
+1. An ordinary checkpoint first renews the ownership on the condition that its ETag has not changed, so a worker that
+   has lost its lease cannot move the checkpoint. The only exception is a steal between the two writes. The checkpoint
+   then still moves forward, over records that were processed. After a request, which also changes the ownership, the
+   owner reads the ownership instead of renewing it and writes the checkpoint. The write that gives the lease to the
+   next owner then renews it.
+2. At the end of a shard, and in a write that gives the lease and moves the checkpoint, the checkpoint is written first.
+   The next owner therefore starts where the last owner stopped. The write of the checkpoint does not depend on the
+   ownership's ETag, so the ownership is read just before.
 3. The result of a write that takes a lease contains the checkpoint as read after that write. A checkpoint read earlier
    could miss the former owner's last one.
-4. If the first write is rejected, nothing has changed. So it is retried after a read, as long as the condition holds
-   for what was read. If the second write is rejected, the result contains the lease as stored.
-5. A lease is read in the order ownership, checkpoint. A gift writes them in the reverse order, so a next owner that
-   sees itself as the owner also sees the giver's last checkpoint.
+4. If the first write is rejected, nothing has changed. It is therefore retried after a read, as long as its condition
+   holds for the lease that was read. If the second write is rejected, the result contains the lease as stored.
+5. Reads fetch the ownership before the checkpoint. A write that gives the lease stores them in the reverse order, so a
+   next owner that reads itself as the owner also reads the giver's last checkpoint.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -24,17 +25,17 @@ from threading import Lock
 
 from leasehold.balancer.model import Lease
 from leasehold.errors import StoreError
-from leasehold.stores.fields import listing_of, readable, valid_lease
+from leasehold.stores.fields import listing_of, parse_row, valid_lease
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.protocol import ATTEMPTS, Capabilities, Done, Listing, Lost, Malformed, Outcome
 from leasehold.stores.requests import PAGE_LEASES, ObjectFields, Objects, Part, Parts, Stored, prove
-from leasehold.stores.writes import CreateLease, DeleteLease, LeaseChange, Write, applied, created
+from leasehold.stores.writes import CreateLease, DeleteLease, LeaseChange, Write, applied, new_row
 
-_LISTED = 8
-"""Reading this many objects in a listing costs client and service about as much as one request for one object."""
+_LISTED_PER_REQUEST = 8
+"""The number of objects in a listing that cost client and service about as much as a request for a single object."""
 
-_READS = 8
+_CONCURRENT_READS = 8
 """The number of objects to read concurrently."""
 
 _OWNERSHIP = ("owner", "epoch", "next_owner", "yields")
@@ -57,10 +58,10 @@ checkpoint is a lease.
 
 
 class EtagStore:
-    """A store of leases in one layout in one container or bucket. Thread-safe.
+    """A store of leases in one layout, in one container or bucket. Thread-safe.
 
-    It caches the objects of each lease as last seen, so a renewal is one conditional write without a read. If the cache
-    is stale, the write is rejected and the lease is read again.
+    The store caches the objects of each lease as last read, so a renewal is one conditional write without a read. If
+    the cache is stale, the write is rejected and the lease is read again.
     """
 
     def __init__(self, objects: Objects, layout: Layout, *, page_leases: int = PAGE_LEASES) -> None:
@@ -76,7 +77,7 @@ class EtagStore:
         self._layout = layout
         self._seen: dict[str, Parts] = {}
         self._seen_lock = Lock()
-        self._pool = ThreadPoolExecutor(_READS, thread_name_prefix="leasehold-objects")
+        self._pool = ThreadPoolExecutor(_CONCURRENT_READS, thread_name_prefix="leasehold-objects")
 
     @property
     def capabilities(self) -> Capabilities:
@@ -86,15 +87,15 @@ class EtagStore:
     def list(self) -> Listing:
         """Return every lease. Each kind of object is listed once, ownerships first."""
         with self._seen_lock:
-            before = dict(self._seen)
-        listed: dict[str, Parts] = {}
+            cached = dict(self._seen)
+        parts_by_key: dict[str, Parts] = {}
         for part in self._layout.parts:
             for stored in self._objects.list(self._layout.prefix(part)):
                 key = self._layout.key(stored.name, part)
                 if key is not None:
-                    listed[key] = listed.get(key, Parts()).having(part, stored)
-        self._cache(before, {key: listed.get(key, _NO_OBJECTS) for key in before.keys() | listed.keys()})
-        return listing_of(self._row(key, parts) for key, parts in sorted(listed.items()))
+                    parts_by_key[key] = parts_by_key.get(key, Parts()).replace(part, stored)
+        self._cache(cached, {key: parts_by_key.get(key, _NO_OBJECTS) for key in cached.keys() | parts_by_key.keys()})
+        return listing_of(self._row(key, parts) for key, parts in sorted(parts_by_key.items()))
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
         """Return these leases in the given order. Raises StoreError if one of them cannot be parsed.
@@ -106,19 +107,19 @@ class EtagStore:
         return tuple(lease for lease in leases if lease)
 
     def write(self, write: Write) -> Outcome:
-        """Write the lease's objects one by one, each under its ETag, in the order given by the rules above."""
+        """Write the lease's objects one by one, each conditional on its ETag, in the order of the rules above."""
         match write:
             case CreateLease(lease):
-                key, lease = lease.key, created(lease)
+                key, lease = lease.key, new_row(lease)
                 if self._layout.owned_before_checkpoint and self._objects.get(self._layout.name(key, "ownership")):
-                    return self._done(key, None)
+                    return self._outcome(key, None)
                 # The checkpoint comes first, so that a worker that takes the lease finds where to start.
                 parts = self._put(key, "checkpoint", Parts(), self._layout.checkpoint({}, lease))
-                annotated = bool(lease.annotations) and "notes" not in self._layout.parts
-                copied = lease.epoch > 0 and self.capabilities.counts_owners
-                if parts and (annotated or copied):
+                stores_annotations = bool(lease.annotations) and "notes" not in self._layout.parts
+                stores_counter = lease.epoch > 0 and self.capabilities.counts_owners
+                if parts and (stores_annotations or stores_counter):
                     parts = self._put(key, "ownership", parts, self._layout.ownership({}, lease, lease))
-                return self._done(key, parts)
+                return self._outcome(key, parts)
             case DeleteLease(lease):
                 for _ in range(ATTEMPTS):
                     parts = self._read_one(lease.key)
@@ -136,13 +137,13 @@ class EtagStore:
 
     def cells(self) -> "ObjectCells":
         """Return the rows of layout `sessions` below the same prefix."""
-        folder = self._layout.above if isinstance(self._layout, ObjectLayout) else ""
+        folder = self._layout.folder if isinstance(self._layout, ObjectLayout) else ""
         return ObjectCells(self._objects, folder, page_leases=self._page_leases)
 
     def layouts(self, *, requested: bool) -> tuple[bool, bool]:
-        """Return whether there are rows of layout `sessions`, and of this layout.
+        """Return whether there are rows of layout `sessions`, and whether there are rows of this layout.
 
-        Without rows of layout `sessions`, this layout is checked only if `requested`.
+        If there are no rows of layout `sessions`, this layout is checked only if `requested`.
         """
         if not isinstance(self._layout, ObjectLayout):
             return False, True  # the Azure SDKs' layout is never in layout sessions
@@ -164,124 +165,134 @@ class EtagStore:
         if parts and (outcome := self._attempt(write, parts, just_read=False)):
             return outcome
         for _ in range(ATTEMPTS):
-            # After a request it is enough to read the ownership. A rejected write returns the whole lease as stored.
-            parts = self._fetched({key: parts}, ("ownership",))[key] if parts else None
+            # After a request, it is enough to read the ownership. If the write is rejected, read the whole lease for
+            # the result.
+            parts = self._fetch({key: parts}, ("ownership",))[key] if parts else None
             if parts is None or not self._condition_holds(write, parts):
                 parts = self._read_one(key)
                 if not self._condition_holds(write, parts):
                     return Lost(key, self._lease(key, parts))
             if outcome := self._attempt(write, parts, just_read=True):
                 return outcome
-            parts = None  # read all objects: another worker may have written the notes object
+            parts = None  # next time, read all objects, because another worker may have written the notes object
         raise StoreError(f"lease {key!r}: {ATTEMPTS} conditional writes in a row were rejected")
 
     def _condition_holds(self, write: LeaseChange, parts: Parts) -> bool:
         return applied(write, self._lease(write.lease.key, parts)) is not None
 
     def _attempt(self, write: LeaseChange, parts: Parts, *, just_read: bool) -> Outcome | None:
-        """Try the write once; return None if it must be retried after another read."""
+        """Try the write once. Return None if it must be retried after another read."""
         key, layout = write.lease.key, self._layout
         before = self._lease(key, parts)
         after = applied(write, before)
         if before is None or after is None:
             return None
         owner_changed = any(getattr(before, name) != getattr(after, name) for name in _OWNERSHIP)
-        moved = any(getattr(before, name) != getattr(after, name) for name in _CHECKPOINT)
-        moved = moved or before.checkpoint.token != after.checkpoint.token  # the equality of positions ignores tokens
-        checkpoint_first = moved and (after.ended or after.owner != before.owner)
-        ownership = layout.ownership(parts.fields("ownership"), before, after)
-        if moved:
-            # Raises if the layout cannot store the position, before anything is written.
+        checkpoint_changed = any(getattr(before, name) != getattr(after, name) for name in _CHECKPOINT)
+        # The equality of positions ignores tokens.
+        checkpoint_changed = checkpoint_changed or before.checkpoint.token != after.checkpoint.token
+        checkpoint_first = checkpoint_changed and (after.ended or after.owner != before.owner)
+        ownership_fields = layout.ownership(parts.fields("ownership"), before, after)
+        if checkpoint_changed:
+            # If the layout cannot store the position, this raises an exception before anything is written.
             layout.checkpoint(parts.fields("checkpoint"), after)
-        if just_read and before.next_owner and moved and not checkpoint_first:
-            # Rule 1: another worker has requested the lease. The ownership was just read, and the gift will renew it.
-            return self._done(key, self._advance(key, parts, after))
+        if just_read and before.next_owner and checkpoint_changed and not checkpoint_first:
+            # Rule 1. Another worker has requested the lease. The ownership was just read, and giving the lease will
+            # renew it.
+            return self._outcome(key, self._advance(key, parts, after))
         if owner_changed and not checkpoint_first:
-            renewed = self._put(key, "ownership", parts, ownership)
-            if not renewed:
+            renewed_parts = self._put(key, "ownership", parts, ownership_fields)
+            if not renewed_parts:
                 return None
             if after.owner not in (None, before.owner):
                 # Rule 3. If the lease was deleted in the meantime, the ownership is an orphan, so delete it too.
-                current = renewed.having("checkpoint", self._objects.get(layout.name(key, "checkpoint")))
+                current = renewed_parts.replace("checkpoint", self._objects.get(layout.name(key, "checkpoint")))
                 if self._lease(key, current):
-                    return self._done(key, current)
+                    return self._outcome(key, current)
                 for orphan in current.existing:
                     self._objects.delete(orphan.name, orphan.etag)
                 return Lost(key, None)
-            written = self._advance(key, renewed, after) if moved else renewed
-            if written and moved and after.owner is None and not self._unchanged(key, written):
-                written = None  # claimed between the two writes of a reset, perhaps at the old checkpoint
-            return self._done(key, written)
+            written_parts = self._advance(key, renewed_parts, after) if checkpoint_changed else renewed_parts
+            if written_parts and checkpoint_changed and after.owner is None and not self._unchanged(key, written_parts):
+                written_parts = None  # claimed between the two writes of a reset, perhaps at the old checkpoint
+            return self._outcome(key, written_parts)
         # Rule 2. The first write does not depend on the ownership's ETag, so a cached ownership is not enough.
         if not just_read and not self._unchanged(key, parts):
             return None
-        written = self._advance(key, parts, after) if moved else parts
-        if not written:
-            return self._done(key, None)
+        written_parts = self._advance(key, parts, after) if checkpoint_changed else parts
+        if not written_parts:
+            return self._outcome(key, None)
         if owner_changed or (before.annotations != after.annotations and "notes" not in layout.parts):
-            written = self._put(key, "ownership", written, ownership)
+            written_parts = self._put(key, "ownership", written_parts, ownership_fields)
         elif before.annotations != after.annotations:
-            written = self._put(key, "notes", written, layout.annotations(parts.fields("notes"), before, after))
-        return self._done(key, written) if written else None
+            written_parts = self._put(
+                key, "notes", written_parts, layout.annotations(parts.fields("notes"), before, after)
+            )
+        return self._outcome(key, written_parts) if written_parts else None
 
     def _advance(self, key: str, parts: Parts, after: Lease) -> Parts | None:
-        """Move the checkpoint object forward; return None if it is already past this position, or at SHARD_END."""
+        """Move the checkpoint object forward. Return None if it is already past this position or at SHARD_END."""
         for _ in range(ATTEMPTS):
-            moved = self._put(key, "checkpoint", parts, self._layout.checkpoint(parts.fields("checkpoint"), after))
-            if moved:
-                return moved
-            parts = parts.having("checkpoint", self._objects.get(self._layout.name(key, "checkpoint")))
+            written_parts = self._put(
+                key, "checkpoint", parts, self._layout.checkpoint(parts.fields("checkpoint"), after)
+            )
+            if written_parts:
+                return written_parts
+            parts = parts.replace("checkpoint", self._objects.get(self._layout.name(key, "checkpoint")))
             current = self._lease(key, parts)
             if current is None or current.ended or current.checkpoint.order > after.checkpoint.order:
                 return None
         raise StoreError(f"lease {key!r}: {ATTEMPTS} writes of its checkpoint in a row were rejected")
 
     def _put(self, key: str, part: Part, parts: Parts, fields: ObjectFields) -> Parts | None:
-        """Replace the object in `parts`; return None if it is no longer the stored one."""
+        """Replace the object in `parts`. Return None if the stored object has changed."""
         name, stored = self._layout.name(key, part), parts.part(part)
         objects = self._objects
         etag = objects.put_over(name, fields, stored.etag) if stored else objects.put_new(name, fields)
-        return None if etag is None else parts.having(part, Stored(name, etag, fields))
+        return None if etag is None else parts.replace(part, Stored(name, etag, fields))
 
     def _read_one(self, key: str) -> Parts:
         return self._read([key])[key]
 
     def _read(self, keys: Iterable[str], *, stale_ok: bool = False) -> dict[str, Parts]:
         """Read the objects of these leases, the ownership before the checkpoint (rule 5)."""
-        first, *rest = self._layout.parts
-        before = {key: self._seen.get(key, _NO_OBJECTS) for key in keys}
-        if stale_ok and len(self._seen) < _LISTED * (len(before) - 1):
-            # One listing is cheaper than a request for each ownership, unless most leases are not asked for.
-            stored = {ownership.name: ownership for ownership in self._objects.list(self._layout.prefix(first))}
+        ownership_kind, *other_kinds = self._layout.parts
+        cached = {key: self._seen.get(key, _NO_OBJECTS) for key in keys}
+        if stale_ok and len(self._seen) < _LISTED_PER_REQUEST * (len(cached) - 1):
+            # One listing is cheaper than a request for each ownership, unless only few of the leases are requested.
+            stored = {
+                ownership.name: ownership for ownership in self._objects.list(self._layout.prefix(ownership_kind))
+            }
             current = {
-                key: parts.having(first, stored.get(self._layout.name(key, first))) for key, parts in before.items()
+                key: parts.replace(ownership_kind, stored.get(self._layout.name(key, ownership_kind)))
+                for key, parts in cached.items()
             }
         else:
-            current = self._fetched(before, (first,))
+            current = self._fetch(cached, (ownership_kind,))
         doubtful = dict(current)
-        for key, parts in before.items() if stale_ok else ():
-            old, new = self._lease(key, parts), self._lease(key, current[key])
-            if parts.ownership and old and new and old.owner == new.owner:
+        for key, parts in cached.items() if stale_ok else ():
+            cached_lease, current_lease = self._lease(key, parts), self._lease(key, current[key])
+            if parts.ownership and cached_lease and current_lease and cached_lease.owner == current_lease.owner:
                 del doubtful[key]  # same owner: use the cached checkpoint
-        current |= self._fetched(doubtful, rest)
-        self._cache(before, current)
+        current |= self._fetch(doubtful, other_kinds)
+        self._cache(cached, current)
         return current
 
-    def _fetched(self, cached: Mapping[str, Parts], kinds: Iterable[Part]) -> dict[str, Parts]:
-        """Return these leases with the given objects as stored now, read concurrently."""
+    def _fetch(self, cached: Mapping[str, Parts], kinds: Iterable[Part]) -> dict[str, Parts]:
+        """Read the objects of these kinds concurrently, and return the leases' objects with them replaced."""
         pairs = [(key, part) for part in kinds for key in cached]
         names = [self._layout.name(key, part) for key, part in pairs]
         map_function = self._pool.map if len(names) > 1 else map  # a single read needs no thread
         updated = dict(cached)
         for (key, part), stored in zip(pairs, map_function(self._objects.get, names), strict=True):
-            updated[key] = updated[key].having(part, stored)
+            updated[key] = updated[key].replace(part, stored)
         return updated
 
     def _cache(self, before: Mapping[str, Parts], read: Mapping[str, Parts]) -> None:
-        """Cache what was read, except for leases that were written since `before` was copied from the cache.
+        """Cache the objects that were read, except for leases that were written since `before` was copied.
 
-        The read may be older than such a write. With it in the cache, the owner's next result could contain a
-        checkpoint before its own last one.
+        The objects of such a lease may have been read before the write. If they were cached, the owner's next result
+        could contain a checkpoint before its own last one.
         """
         with self._seen_lock:
             for key, parts in read.items():
@@ -292,18 +303,18 @@ class EtagStore:
                         self._seen.pop(key, None)
 
     def _unchanged(self, key: str, parts: Parts) -> bool:
-        """Return whether the ownership has not changed."""
+        """Return whether the ownership still has the same ETag."""
         current = self._objects.get(self._layout.name(key, "ownership"))
         return current is not None and current.etag == parts.etag
 
     def _row(self, key: str, parts: Parts) -> Lease | Malformed | None:
-        return readable(key, lambda: self._layout.lease(key, parts))
+        return parse_row(key, lambda: self._layout.lease(key, parts))
 
     def _lease(self, key: str, parts: Parts) -> Lease | None:
         row = self._row(key, parts)
         return valid_lease(row) if row else None
 
-    def _done(self, key: str, parts: Parts | None) -> Outcome:
+    def _outcome(self, key: str, parts: Parts | None) -> Outcome:
         """Return `Done` with the lease as written, or `Lost` with the stored one if `parts` is None."""
         if parts is None:
             return Lost(key, self._lease(key, self._read_one(key)))
@@ -318,36 +329,36 @@ class ObjectCells:
 
     def __init__(self, objects: Objects, folder: str, *, page_leases: int = PAGE_LEASES) -> None:
         self.page_leases = page_leases
-        self._objects, self._above = objects, f"{folder.strip('/')}/".lstrip("/")
-        self._pool = ThreadPoolExecutor(_READS, thread_name_prefix="leasehold-sessions")
+        self._objects, self._folder_prefix = objects, f"{folder.strip('/')}/".lstrip("/")
+        self._pool = ThreadPoolExecutor(_CONCURRENT_READS, thread_name_prefix="leasehold-sessions")
 
     def list(self, *prefixes: str, consistent: bool = False) -> tuple[Stored, ...]:  # noqa: ARG002  each is consistent
         """Return the rows whose names begin with one of these prefixes."""
         return tuple(
-            self._without_folder(row) for prefix in prefixes for row in self._objects.list(self._above + prefix)
+            self._without_folder(row) for prefix in prefixes for row in self._objects.list(self._folder_prefix + prefix)
         )
 
     def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:  # noqa: ARG002  never stale
-        """Read these rows concurrently; those that do not exist are left out."""
+        """Read these rows concurrently, and leave out those that do not exist."""
         map_function = self._pool.map if len(names) > 1 else map  # a single read needs no thread
-        rows = map_function(self._objects.get, [self._above + name for name in names])
+        rows = map_function(self._objects.get, [self._folder_prefix + name for name in names])
         return {name: self._without_folder(row) for name, row in zip(names, rows, strict=True) if row is not None}
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
         """Create a row if the name is free."""
-        return self._objects.put_new(self._above + name, fields)
+        return self._objects.put_new(self._folder_prefix + name, fields)
 
     def put_over(self, name: str, fields: ObjectFields, version: str) -> str | None:
         """Replace a row if it still has this version."""
-        return self._objects.put_over(self._above + name, fields, version)
+        return self._objects.put_over(self._folder_prefix + name, fields, version)
 
     def delete(self, name: str, version: str) -> bool:
         """Delete a row if it still has this version."""
-        return self._objects.delete(self._above + name, version)
+        return self._objects.delete(self._folder_prefix + name, version)
 
     def prove(self) -> None:
         """Check that the service honors conditions. Raises StoreError if it does not."""
-        prove(self._objects, self._above)
+        prove(self._objects, self._folder_prefix)
 
     def close(self) -> None:
         """Close all connections."""
@@ -355,4 +366,4 @@ class ObjectCells:
         self._objects.close()
 
     def _without_folder(self, stored: Stored) -> Stored:
-        return Stored(stored.name.removeprefix(self._above), stored.etag, stored.fields, stored.age)
+        return Stored(stored.name.removeprefix(self._folder_prefix), stored.etag, stored.fields, stored.age)

@@ -1,4 +1,5 @@
-"""Layout `sessions`: a row for each lease, which changes with its owner, and a row for each process with the rest.
+"""Stores leases in layout `sessions`, where one write of a worker renews and checkpoints all its leases.
 
-`specs/sessions.md` has the rules (G1, G2, …) and the reason for each.
+Each lease has a row that changes with its owner. Each process has a session row with all data that change more often.
+`specs/sessions.md` contains the rules (G1, G2, …) and their reasons.
 """

@@ -1,13 +1,14 @@
-"""Writes a page of a process's session. One conditional write renews all its leases and stores all their checkpoints.
+"""Writes a page of a process's session. One conditional write renews and checkpoints all leases of the page.
 
-Callers submit tickets, and one of them writes for all. A patient ticket waits up to `gather_seconds` for the leases
-that were written together in the previous round. Other tickets are written at once, with all those that wait (G2).
+Callers submit tickets, and one of the callers writes all waiting tickets. A patient ticket waits up to `gather_seconds`
+for the leases that were written together in the previous round. A ticket that is not patient is written at once,
+together with all tickets that wait (G2).
 
-1. A group write replaces the row as it was last written or read here, and never creates it (G3).
-2. If a write is rejected or its response is lost, the page is read before it is written again. That read shows what is
-   stored, and the next write makes any write still under way fail (G8).
+1. A group write replaces the row that was last written or read here, and never creates a row (G3).
+2. If a write is rejected or its response is lost, the page is read before it is written again. That read returns the
+   stored page, and the next write makes every pending write fail (G8).
 3. A ticket is evaluated when it is written, based on the page and the row of the lease at that moment.
-4. An entry is removed from the page only after its lease was seen in a later epoch (G5).
+4. An entry is removed from the page only after the row of its lease was read with a later epoch (G5).
 """
 
 import math
@@ -38,15 +39,15 @@ from leasehold.stores.sessions.rows import (
 )
 
 GATHER_SECONDS = 0.2
-"""How long a patient ticket waits for others.
+"""How long a patient ticket waits for others, in seconds.
 
-Lease readers poll at this interval, so checkpoints that become due at the same moment arrive within this time.
+Lease readers poll at this interval, so checkpoints that become due at the same moment are submitted within this time.
 """
 
 QUIET_SECONDS = 0.05
-"""After a wait that timed out, the next groups are written once no lease has joined them for this long.
+"""How long a group waits for another lease after the previous wait has timed out, in seconds.
 
-The missing leases may be waiting for this very write, because fewer threads renew and read than there are leases.
+The missing leases may themselves be waiting for this write, because there are fewer threads than leases.
 """
 
 
@@ -96,7 +97,7 @@ class Tickets(Protocol):
 
 
 class SyncPrimitives(Protocol):
-    """The clock, locks and queues that a store uses to wait. They belong to a scheduler."""
+    """The clock, locks and queues with which a store waits. They belong to a scheduler, such as Python's threads."""
 
     def clock(self) -> float:
         """Return monotonic seconds."""
@@ -115,7 +116,7 @@ class ThreadPrimitives:
     lock = staticmethod(threading.Lock)
 
     class TicketQueue(SimpleQueue[Any]):
-        """A queue whose `get` takes the time until which to wait."""
+        """A queue whose method `get` waits until a given time."""
 
         def get(self, until: float = math.inf) -> Any:  # type: ignore[override]  # noqa: ANN401
             """Remove and return the next ticket. Wait for one until this time, then return None."""
@@ -129,7 +130,7 @@ class ThreadPrimitives:
 
 @frozen
 class EntryChange:
-    """A change of a page: the new entry of a lease, or None to remove it, and its remark if that changes."""
+    """A change of a page. It has the new entry of a lease, or None to remove it, and the lease's new remark if any."""
 
     entry: SessionEntry | None
     remark: Remark | None = None
@@ -166,13 +167,13 @@ class Page:
     Attributes:
         id: The id of the session.
         session: The session as last written or read.
-        settled: Whether `session` is certainly what is stored.
-        ended: Whether another worker has ended the session, or its row no longer exists. Nothing is written then.
-        vanished: Whether the row no longer exists although leases may name it. `session` then has the last positions
-            (G14).
-        last: The count of the last group write with a ticket of the lease, by lease.
-        superseded: The epochs of entries that the next group write removes, by lease. The rows of these leases were
-            seen in a later epoch.
+        settled: Whether `session` certainly equals the stored row.
+        ended: Whether another worker has ended the session, or its row no longer exists. Nothing is written afterwards.
+        vanished: Whether the row no longer exists although leases may still name the session. `session` then contains
+            the last known positions (G14).
+        last_counts: For each lease, the count of the last group write that contained one of its tickets.
+        superseded: For each entry that the next group write removes, its epoch, by lease. The row of each such lease
+            was read with a later epoch.
         remarks: The remarks as last written.
     """
 
@@ -188,23 +189,23 @@ class Page:
     ) -> None:
         self.id, self.session = session, Session(worker)
         self.ended, self.vanished, self.settled = False, False, True
-        self.last: dict[str, int] = {}
+        self.last_counts: dict[str, int] = {}
         self.superseded: dict[str, int] = {}
         self.remarks: Remarks = {}
         self._stored_remarks: Stored | None = None
-        self._cells, self._sync, self._gather, self._reread = cells, sync, gather_seconds, reread
+        self._cells, self._sync, self._gather_seconds, self._reread = cells, sync, gather_seconds, reread
         self._lock, self._tickets = sync.lock(), sync.queue()
         self._round: set[str] = set()
         self._previous_round: set[str] | None = None
         self._timed_out = True
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Whether there is no room for another lease."""
         return len(self.session.entries) >= self._cells.page_leases
 
     def begin(self) -> bool:
-        """Create the row. Its id is new, so there is neither a row with this id nor a write under way (G1).
+        """Create the session row. Its id is new, so no other write can be under way to a row with this id (G1).
 
         Returns:
             False if there is a row with this id.
@@ -228,11 +229,12 @@ class Page:
         with self._lock:
             if not ticket.done:
                 tickets: list[Ticket] = []
-                # Assume that the write was interrupted until it succeeds, whatever ends it, even in the clauses below.
+                # Until the write succeeds, assume that it was interrupted. An exception can occur even in the clauses
+                # below.
                 fault: StoreError | None = OutcomeUnknown(f"session {self.id}: its group write was interrupted")
                 try:
                     self._gather_into(tickets)
-                    self._written(tickets)
+                    self._write_group(tickets)
                     fault = None
                 except StoreError as error:
                     fault = error
@@ -249,7 +251,7 @@ class Page:
         return ticket.change
 
     def settle(self) -> None:
-        """Read the row, because the outcome of a write is unknown or the row was not found."""
+        """Read the session row again, after a write with unknown outcome or if the row was not found."""
         with self._lock:
             if not self.ended:
                 self._read()
@@ -263,22 +265,22 @@ class Page:
     def _gather_into(self, batch: list[Ticket]) -> None:
         """Add the tickets of one group to `batch`. At least one ticket is in the queue.
 
-        Tickets are counted in rounds. A round is complete once it has a ticket for each lease of the round before. The
-        next ticket then starts a new round, and so does a second ticket for the same lease.
+        Tickets are counted in rounds. A round is complete once it has a ticket for each lease of the previous round.
+        The next ticket then starts a new round, and so does a second ticket for the same lease.
         """
-        latest = self._sync.clock() + self._gather
+        latest = self._sync.clock() + self._gather_seconds
         patient: set[str] = set()
-        missing, until, write_now = self._missing(), latest, False
+        missing, until, write_now = self._missing_keys(), latest, False
         starts_round = missing is not None and not missing
         while (ticket := self._tickets.get(until)) is not None:
             batch.append(ticket)
             key = ticket.key
-            # Without waiting there is no need for rounds, and their sets would multiply the states of the checker.
-            if ticket.patient and self._gather:
+            # If tickets do not wait, rounds are not needed, and their sets would multiply the states of the checker.
+            if ticket.patient and self._gather_seconds:
                 if starts_round or key in self._round:
                     self._previous_round, self._round = self._round - patient, patient.copy()
                     starts_round = self._timed_out = False
-                    missing = self._missing()
+                    missing = self._missing_keys()
                 patient.add(key)
                 self._round.add(key)
                 if missing is not None:
@@ -291,15 +293,15 @@ class Page:
                 until = min(latest, self._sync.clock() + QUIET_SECONDS)
         self._timed_out = self._timed_out or until == latest
 
-    def _missing(self) -> set[str] | None:
-        """Return the page's leases that were in the previous round but not yet in this one; None in the first round."""
+    def _missing_keys(self) -> set[str] | None:
+        """Return the page's leases of the previous round that are not yet in this one, or None in the first round."""
         if self._previous_round is None:
             return None
         return {
             key for key in self._previous_round - self._round - self.superseded.keys() if key in self.session.entries
         }
 
-    def _written(self, tickets: list[Ticket]) -> None:
+    def _write_group(self, tickets: list[Ticket]) -> None:
         unknown_outcomes = 0
         for _ in range(ATTEMPTS):
             if not self.settled and not self.ended:
@@ -315,7 +317,7 @@ class Page:
                     return
             except OutcomeUnknown:
                 unknown_outcomes += 1
-                # Retry once: one read for all leases is cheaper than a read by the next write of each.
+                # Retry once, because one read for all leases is cheaper than a read by the next write of each lease.
                 if unknown_outcomes > 1:
                     raise
             self.settled = False  # another worker wrote the row, or the outcome is unknown
@@ -348,13 +350,13 @@ class Page:
         self.settled = True
         self.session = evolve(after, stored=Stored(stored.name, version, fields))
         self.superseded = {key: epoch for key, epoch in self.superseded.items() if superseded.get(key) != epoch}
-        self.last = {key: self.last.get(key, 0) for key in entries} | {
+        self.last_counts = {key: self.last_counts.get(key, 0) for key in entries} | {
             ticket.key: count for ticket in tickets if ticket.change and ticket.change.entry
         }
         return True
 
     def _write_remarks(self, remarks: Remarks) -> None:
-        """Write the remarks if they have changed. This comes first, so that a new version is seen with its remarks."""
+        """Write the remarks if they have changed. This precedes the group write, so that readers see both together."""
         if remarks == self.remarks:
             return
         name, fields, stored = REMARKS + self.id, remarks_fields(remarks), self._stored_remarks
@@ -368,7 +370,7 @@ class Page:
             stored = self._cells.read([name]).get(name)  # an earlier response was lost
 
     def _read(self) -> None:
-        """Read the session. This does not renew the leases (G3)."""
+        """Read the session row. This does not renew the leases (G3)."""
         stored = self._cells.read([SESSIONS + self.id]).get(SESSIONS + self.id)
         session = valid_row(session_of(stored)) if stored else None
         if session is None or session.ended:

@@ -1,13 +1,13 @@
 """Encodes and parses the rows of layout `sessions`, and joins them into leases.
 
-The row of a lease contains its owner, and its checkpoint when that owner took it. The session row of the owner shows
-that the owner is alive, and contains the current checkpoint of each of its leases. A third row, the session's remarks,
-contains annotations and throughput. No decision depends on them, and in the session row they would make every group
-write longer.
+The row of a lease contains its owner, and its checkpoint at the time when that owner took the lease. The session row of
+the owner shows that the owner is alive, and contains the current checkpoint of each of its leases. A third row, the
+session's remarks, contains annotations and throughput. No decision depends on the remarks. If they were part of the
+session row, every group write would be longer.
 
 1. An entry of a session counts for a lease only if it has the epoch of the lease's row (G6).
 2. If the owner of a lease was stopped, the lease has no owner (G4). Its version no longer changes, and its checkpoint
-   is the later one of row and entry.
+   is the later of the checkpoints in row and entry.
 3. The version of a lease is its epoch. Once the owner has accepted the lease, the count of the session's group writes
    is appended.
 """
@@ -25,37 +25,37 @@ from leasehold.stores.fields import (
     FIELDS,
     BadRowField,
     cells,
-    checked,
+    check_cell,
     from_json,
     lease_of,
+    parse_row,
     position,
-    readable,
     text,
     weight,
-    whole,
+    whole_number,
 )
 from leasehold.stores.protocol import Malformed
 from leasehold.stores.requests import (
     ObjectFields,
     StampedAnnotations,
     Stored,
+    decode_annotations,
+    encode_annotations,
+    encode_cell,
     percent_decoded,
     percent_encoded,
-    spelled,
-    stamped,
-    stamps,
 )
 
 LEASES, SESSIONS, REMARKS = "lease/", "session/", "told/"
-"""The prefixes of the three kinds of rows. They follow the prefix of the table in the key."""
+"""The prefixes of the three kinds of rows. In a row's key, they follow the prefix of the table."""
 
 _NAMES = {row_field.name: row_field.object for row_field in FIELDS}
 _FIELDS = tuple(row_field for row_field in FIELDS if row_field.object and row_field.name != "annotations")
 _WORDS = frozenset({"text", "worker"})
 
 
-NOWHERE = Stored("", "", {})
-"""Stands for the stored row of something that is not stored yet."""
+NOT_STORED = Stored("", "", {})
+"""A placeholder for the stored row of a value that is not stored yet."""
 
 
 @frozen
@@ -65,7 +65,8 @@ class SessionEntry:
     Attributes:
         epoch: The epoch of the lease's row when the owner accepted the lease.
         position: The checkpoint.
-        frozen: "" unless the owner was stopped. "held" if it had accepted the lease before, "given" if it had not.
+        frozen: "" unless the owner was stopped. Otherwise, "held" if the owner had accepted the lease before, and
+            "given" if it had not.
     """
 
     epoch: int
@@ -80,9 +81,9 @@ class LeaseRow:
     Attributes:
         lease: The lease as of its last change of owner, without version and idle time.
         stamps: The stamps of its annotations. If row and remark disagree about an annotation, the higher stamp wins.
-        session: The session of its owner; "" if it has no owner, or one of another library.
-        next_owners: The session of the next owner.
-        writes: The number of writes, so that no two versions of the row have equal content.
+        session: The session of the lease's owner, or "" if the lease has no owner or its owner has no session.
+        next_owners: The session of the next owner, or "".
+        writes: The number of writes of the row. It differs in any two versions, so that no two have the same content.
         stored: The row as stored.
     """
 
@@ -91,19 +92,20 @@ class LeaseRow:
     session: str = ""
     next_owners: str = ""
     writes: int = 0
-    stored: Stored = field(default=NOWHERE, eq=False)
+    stored: Stored = field(default=NOT_STORED, eq=False)
 
 
 @frozen
 class Session:
-    """A session of a worker process. A process with many leases has several (pages).
+    """A session of a worker process. A process with many leases has several sessions, called pages.
 
     Attributes:
         worker: The worker.
-        count: The number of the session's own group writes. It does not change when another worker stops the session.
+        count: The number of group writes by the session's owner. It does not change when another worker stops the
+            session.
         ended: Whether the session has ended. Nothing in it changes afterwards.
         entries: The entries by lease.
-        touched: The leases whose rows another worker has changed, and which the session's owner should read.
+        touched: The leases whose rows another worker has changed, so that the session's owner should read these rows.
         stored: The row as stored.
     """
 
@@ -112,7 +114,7 @@ class Session:
     ended: bool = False
     entries: Mapping[str, SessionEntry] = Factory(dict)
     touched: frozenset[str] = frozenset()
-    stored: Stored = field(default=NOWHERE, eq=False)
+    stored: Stored = field(default=NOT_STORED, eq=False)
 
     def entry(self, row: LeaseRow) -> SessionEntry | None:
         """Return the session's entry for this lease, if it has the epoch of the row (G6)."""
@@ -139,37 +141,37 @@ def lease_fields(row: LeaseRow) -> ObjectFields:
         "shard": lease.shard if lease.shard != lease.key else "",
         "sub": lease.checkpoint.sub or "",
     }
-    ours = {field.object: _spelled(field.kind, values[field.name]) for field in _FIELDS} | {
-        "notes": stamps({name: (value, row.stamps.get(name, 0)) for name, value in lease.annotations}),
+    our_fields = {field.object: _encoded_cell(field.kind, values[field.name]) for field in _FIELDS} | {
+        "notes": encode_annotations({name: (value, row.stamps.get(name, 0)) for name, value in lease.annotations}),
         "session": row.session,
         "heirsession": row.next_owners,
         "writes": str(row.writes),
     }
-    return {name: word for name, word in {**row.stored.fields, **ours}.items() if word}
+    return {name: word for name, word in {**row.stored.fields, **our_fields}.items() if word}
 
 
-def _spelled(kind: str, cell: object) -> str:
+def _encoded_cell(kind: str, cell: object) -> str:
     if isinstance(cell, bool):
         return "1" if cell else ""
-    return percent_encoded(str(cell)) if kind == "worker" and cell else spelled(kind, cell)  # type: ignore[arg-type]
+    return percent_encoded(str(cell)) if kind == "worker" and cell else encode_cell(kind, cell)  # type: ignore[arg-type]
 
 
 def lease_row(key: str, stored: Stored) -> LeaseRow | Malformed:
     """Parse the row of a lease."""
-    return readable(key, lambda: _lease_row(key, stored))
+    return parse_row(key, lambda: _lease_row(key, stored))
 
 
 def _lease_row(key: str, stored: Stored) -> LeaseRow:
     fields = stored.fields
     values = {
-        field.name: checked(
+        field.name: check_cell(
             field,
             field.object,
             (percent_decoded(fields, field.object) if field.kind in _WORDS else fields.get(field.object)),
         )
         for field in _FIELDS
     }
-    stamped_annotations = stamped(fields)
+    stamped_annotations = decode_annotations(fields)
     annotations = tuple(sorted((name, value) for name, (value, _) in stamped_annotations.items()))
     lease = lease_of({"key": key, **values}, _NAMES, annotations=annotations)
     return LeaseRow(
@@ -177,25 +179,25 @@ def _lease_row(key: str, stored: Stored) -> LeaseRow:
         {name: stamp for name, (_, stamp) in stamped_annotations.items()},
         fields.get("session", ""),
         fields.get("heirsession", ""),
-        whole("writes", fields.get("writes", "0")),
+        whole_number("writes", fields.get("writes", "0")),
         stored,
     )
 
 
 def session_fields(session: Session) -> ObjectFields:
     """Encode the row of a session. Entries are short, because every group write contains all of them."""
-    entries = {key: _short(entry) for key, entry in session.entries.items()}
-    ours = {
+    entries = {key: _compact_entry(entry) for key, entry in session.entries.items()}
+    our_fields = {
         "worker": percent_encoded(session.worker),
         "count": str(session.count),
         "state": "ended" if session.ended else "living",
         "leases": json.dumps(entries, separators=(",", ":")),
         "touched": json.dumps(sorted(session.touched)) if session.touched else "",
     }
-    return {name: value for name, value in {**session.stored.fields, **ours}.items() if value}
+    return {name: value for name, value in {**session.stored.fields, **our_fields}.items() if value}
 
 
-def _short(entry: SessionEntry) -> list[object]:
+def _compact_entry(entry: SessionEntry) -> list[object]:
     position = entry.position
     items: list[object] = [entry.epoch, position.sequence, position.sub, position.token, entry.frozen]
     while items[-1] in ("", 0) and len(items) > 2:  # noqa: PLR2004  epoch and position
@@ -205,7 +207,7 @@ def _short(entry: SessionEntry) -> list[object]:
 
 def session_of(stored: Stored) -> Session | Malformed:
     """Parse the row of a session."""
-    return readable(stored.name, lambda: _session(stored))
+    return parse_row(stored.name, lambda: _session(stored))
 
 
 def _session(stored: Stored) -> Session:
@@ -218,7 +220,7 @@ def _session(stored: Stored) -> Session:
     touched = from_json("touched", fields.get("touched", "[]"))
     return Session(
         percent_decoded(fields, "worker"),
-        whole("count", fields.get("count", "0")),
+        whole_number("count", fields.get("count", "0")),
         fields["state"] == "ended",
         {key: _entry(items) for key, items in entries.items()},
         frozenset(map(str, touched if isinstance(touched, list) else [])),
@@ -230,10 +232,10 @@ def _entry(items: Any) -> SessionEntry:  # noqa: ANN401  the row may contain any
     match items:
         case [int(epoch), str(sequence), *rest] if len(rest) <= 3:  # noqa: PLR2004  sub, token, frozen
             sub, token, frozen = rest + [0, "", ""][len(rest) :]
-            checkpoint = position("leases", sequence, whole("leases", sub), text("leases", token))
+            checkpoint = position("leases", sequence, whole_number("leases", sub), text("leases", token))
             return SessionEntry(epoch, checkpoint, text("leases", frozen))
         case _:
-            raise BadRowField("leases", "holds an entry that is not [epoch, position, …]")
+            raise BadRowField("leases", "has an entry that is not [epoch, position, …]")
 
 
 def remarks_fields(remarks: Remarks) -> ObjectFields:
@@ -243,15 +245,16 @@ def remarks_fields(remarks: Remarks) -> ObjectFields:
 
 
 def remarks_of(stored: Stored | None) -> Remarks:
-    """Parse the row of a session's remarks. If it is invalid, return none: no decision depends on them."""
+    """Parse the row of a session's remarks. Return none if it is invalid, because no decision depends on them."""
     remarks: dict[str, Remark] = {}
     try:
         rows = from_json("told", stored.fields.get("told", "{}")) if stored else {}
         for key, (epoch, rate, annotations) in rows.items():
             stamps = {
-                text("told", name): (text("told", value), whole("told", n)) for name, (value, n) in annotations.items()
+                text("told", name): (text("told", value), whole_number("told", n))
+                for name, (value, n) in annotations.items()
             }
-            remarks[key] = Remark(whole("told", epoch), stamps, weight("told", rate) and int(rate))
+            remarks[key] = Remark(whole_number("told", epoch), stamps, weight("told", rate) and int(rate))
     except (BadRowField, AttributeError, TypeError, ValueError):
         return {}
     return remarks
@@ -261,7 +264,7 @@ T = TypeVar("T")
 
 
 def valid_row(row: T | Malformed) -> T:
-    """Return the row. Raises StoreError if it could not be parsed, because no decision may be based on it."""
+    """Return the row, or raise StoreError if it cannot be parsed. No decision may be based on a malformed row."""
     if isinstance(row, Malformed):
         raise StoreError(f"row {row.key}: {row.field}: {row.why}; correct the row, or delete it")
     return row
@@ -274,7 +277,7 @@ class JoinedLease:
     Attributes:
         lease: The lease as the store returns it.
         row: Its row.
-        session: The session of its owner; None if there is no owner, or the session no longer exists.
+        session: The session of its owner, or None if there is no owner or the session no longer exists.
         named: The lease with the owner named by the row, whether or not that owner was stopped.
         stamps: The stamps of its annotations.
     """
@@ -292,9 +295,9 @@ class JoinedLease:
 
     @property
     def stopped(self) -> bool:
-        """Whether no write of the owner can count any more.
+        """Whether the owner's writes have no effect on the lease any more.
 
-        The owner then has no session, its session has ended, or its entry for the lease is frozen.
+        The owner then has no session, its session has ended, or the session's entry for the lease is frozen.
         """
         entry = self.entry
         return self.session is None or self.session.ended or (entry is not None and entry.frozen != "")
@@ -306,11 +309,12 @@ class JoinedLease:
         return entry is not None and entry.frozen != "given"
 
 
-def joined(row: LeaseRow, session: Session | None, remarks: Remarks) -> JoinedLease:
+def join_lease(row: LeaseRow, session: Session | None, remarks: Remarks) -> JoinedLease:
     """Join the row of a lease with the session of its owner and that session's remarks.
 
-    If the session was not found, the lease keeps the owner of its row, so it has to expire first. Either the rows were
-    read at different moments, or the session row was deleted and the owner may still write its positions (G14).
+    If the session was not found, the lease keeps the owner in its row, so it has to expire before it is claimed. The
+    two rows may have been read at different moments, or the session row was deleted and the owner may still write its
+    positions (G14).
     """
     entry = session.entry(row) if session else None
     lease, epoch = row.lease, row.lease.epoch
@@ -342,7 +346,7 @@ def joined(row: LeaseRow, session: Session | None, remarks: Remarks) -> JoinedLe
     return evolve(joined_lease, lease=evolve(named, owner=None, next_owner=None, yields=False))
 
 
-def restamped(joined_lease: JoinedLease, after: Annotations) -> dict[str, int]:
+def next_stamps(joined_lease: JoinedLease, after: Annotations) -> dict[str, int]:
     """Return the stamps of these annotations. If a value has changed, its stamp grows by one."""
     return {
         name: joined_lease.stamps.get(name, 0)
@@ -357,7 +361,7 @@ def lease_name(key: str) -> str:
 
 
 def key_of(name: str) -> str | None:
-    """Return the key of the lease from the name of its row; None if no lease has such a row."""
+    """Return the key of the lease from the name of its row, or None if no lease has such a row."""
     try:
         key = text("name", unquote(name.removeprefix(LEASES)))
     except BadRowField:
@@ -366,6 +370,6 @@ def key_of(name: str) -> str | None:
 
 
 def epoch_and_count(version: str) -> tuple[int, int]:
-    """Split a version into epoch and count, each -1 if missing."""
+    """Split a version into epoch and count. Each of them is -1 if it is missing."""
     epoch, _, count = version.partition(".")
     return (int(epoch) if epoch.isdigit() else -1), (int(count) if count.isdigit() else -1)

@@ -1,11 +1,12 @@
-"""The store of layout `sessions`. It carries out each write of the protocol as an ordered series of row writes.
+"""Stores leases in layout `sessions`. Each write of the protocol becomes an ordered series of row writes.
 
-`specs/sessions.md` has the rules and their reasons; comments here refer to them by number. To renew or checkpoint a
-lease, submit a ticket to its page (`group`). To change the owner, read the row of the lease and the session of its
-owner, stop the owner in that session, and then replace the row of the lease as read.
+Comments refer to the rules in `specs/sessions.md` by number. To renew or checkpoint a lease, the store submits a ticket
+to the lease's page (`group`). To change the owner, it reads the row of the lease and the session of its owner, stops
+the owner in that session, and then replaces the row that it read.
 
-Every worker writes the row of a lease under the version that it read. So a write that was rejected has changed nothing,
-and is evaluated again on what is stored. A write that arrives late fails if the row was written again (G8).
+Every write of a lease's row is conditional on the version that the worker read. A rejected write has therefore changed
+nothing, and is evaluated again on the stored row. A write that arrives late fails if the row has been written again
+(G8).
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -40,32 +41,32 @@ from leasehold.stores.sessions.rows import (
     Session,
     SessionEntry,
     epoch_and_count,
-    joined,
+    join_lease,
     key_of,
     lease_fields,
     lease_name,
     lease_row,
+    next_stamps,
     remarks_of,
-    restamped,
     session_fields,
     session_of,
     valid_row,
 )
-from leasehold.stores.writes import applied, created
+from leasehold.stores.writes import applied, new_row
 
 IDLE_SECONDS = 3600.0
-"""A session that no lease names and that does not change for this long is ended by a worker listing the table (G11)."""
+"""After this many seconds, a worker that lists the table ends an unchanged session that no lease names (G11)."""
 
 _TOUCHES = 4
-"""How often to try to touch a session. After that, the owner finds the request when it reads the lease's row."""
+"""The maximum number of attempts to touch a session. If all fail, the owner notices the request in the lease's row."""
 
 
 class SessionStore:
-    """A store of the leases in one table. Thread-safe. Each worker that writes through it has its own session.
+    """A store of the leases in one table. Thread-safe. Each worker that writes through the store has its own session.
 
     Args:
         cells: The rows of the table.
-        sync: The clock, locks and queues; by default those of Python's threads.
+        sync: The clock, locks and queues. The default is those of Python's threads.
         gather_seconds: How long a renewal or checkpoint waits, in seconds, to be written together with others.
         ids: Returns the id of a new session, which must be unique.
     """
@@ -78,7 +79,8 @@ class SessionStore:
         gather_seconds: float = GATHER_SECONDS,
         ids: Callable[[], str] = lambda: uuid4().hex,
     ) -> None:
-        self._cells, self._sync, self._gather, self._ids = cells, sync or ThreadPrimitives(), gather_seconds, ids
+        self._cells, self._sync = cells, sync or ThreadPrimitives()
+        self._gather_seconds, self._ids = gather_seconds, ids
         self._pages: dict[str, Page] = {}
         self._rows: dict[str, LeaseRow] = {}
         self._last_sessions: dict[str, str] = {}
@@ -90,7 +92,7 @@ class SessionStore:
 
     @property
     def capabilities(self) -> Capabilities:
-        """All but one: after another worker has taken the lease, its former owner's checkpoints are rejected (G10)."""
+        """The capabilities. Once a lease was taken, checkpoints of its former owner are rejected (G10)."""
         return Capabilities(late_checkpoints=False, groups_writes=True)
 
     # Reading
@@ -116,25 +118,27 @@ class SessionStore:
         }
         leases: list[Lease] = []
         free: dict[str, JoinedLease] = {}
-        bad = [row for row in rows.values() if isinstance(row, Malformed)]
+        malformed = [row for row in rows.values() if isinstance(row, Malformed)]
         for row in sorted(
             (row for row in rows.values() if isinstance(row, LeaseRow)), key=lambda stored_row: stored_row.lease.key
         ):
             session = sessions.get(row.session)
             if isinstance(session, Malformed):
-                bad.append(Malformed(row.lease.key, session.field, f"{session.why}, in its session {session.key}"))
+                malformed.append(
+                    Malformed(row.lease.key, session.field, f"{session.why}, in its session {session.key}")
+                )
             else:
                 joined_lease = self._joined(row, session, remarks.get(row.session, {}))
                 leases.append(joined_lease.lease)
                 if not row.session and not joined_lease.lease.ended:
                     free[row.lease.key] = joined_lease
         self._free = free
-        if not bad:
+        if not malformed:
             self._sweep(
                 {name: stored_row for name, stored_row in sessions.items() if isinstance(stored_row, Session)},
                 rows.values(),
             )
-        return Listing(tuple(leases), tuple(bad))
+        return Listing(tuple(leases), tuple(malformed))
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
         """Return these leases in the given order, without those that do not exist."""
@@ -148,11 +152,11 @@ class SessionStore:
         return tuple(joined_leases[key].lease for key in requested if key in joined_leases)
 
     def prove(self) -> None:
-        """Check that the service honors conditions. Raises StoreError if it does not."""
+        """Check that the service honors the conditions of writes. Raises StoreError if it does not."""
         self._cells.prove()
 
     def close(self) -> None:
-        """End the sessions of this process, so that other workers need not wait for them to expire, and close."""
+        """End the sessions of this process, so that other workers need not wait for their expiry, and close."""
         try:
             for page in tuple(self._pages.values()):
                 with suppress(Exception):  # the session expires instead
@@ -162,7 +166,8 @@ class SessionStore:
 
     def _read_joined(self, keys: Collection[str], *, stale_ok: bool = False) -> dict[str, JoinedLease]:
         """Return the leases with these keys, joined from rows and sessions as stored now."""
-        # Read the session that each lease named last time along with its row, because most leases keep their owner.
+        # With the row of each lease, read the session that the row named last time, because most leases keep their
+        # owner.
         likely_sessions = {last_session for key in keys if (last_session := self._last_sessions.get(key))}
         stored = self._cells.read([*map(lease_name, keys), *_session_row_names(likely_sessions)], stale_ok=stale_ok)
         rows = _rows(keys, stored)
@@ -172,8 +177,8 @@ class SessionStore:
             for key, row in rows.items()
             if not row.session or row.session in likely_sessions
         }
-        # A session read along with the row may be older than the row. Believe it only if it has an entry of the row's
-        # epoch (G13).
+        # A session that was read with the row may be older than the row. Use the session only if it has an entry with
+        # the row's epoch (G13).
         rows = {
             key: row
             for key, row in rows.items()
@@ -197,18 +202,18 @@ class SessionStore:
                 joined_leases.pop(key, None)
             for key in moved & reread_rows.keys():
                 if not reread_rows[key].session:
-                    joined_leases[key] = joined(reread_rows[key], None, {})
+                    joined_leases[key] = join_lease(reread_rows[key], None, {})
             rows = {key: reread_rows[key] for key in moved & reread_rows.keys() if reread_rows[key].session}
         if not rows:
             return joined_leases
         raise StoreError(f"{ATTEMPTS} reads in a row found a different owner of {next(iter(rows))!r}")
 
     def _joined(self, row: LeaseRow, session: Session | None, remarks: Remarks) -> JoinedLease:
-        """Join a row with its session. If the session was ours and its row is gone, use our last state of it (G14)."""
+        """Join a row with its session. If our session row is gone, use the last known state of the session (G14)."""
         page = self._pages.get(row.session) if session is None else None
         if page is None or not page.vanished:
-            return joined(row, session, remarks)
-        joined_lease = joined(row, evolve(page.session, ended=True), page.remarks)
+            return join_lease(row, session, remarks)
+        joined_lease = join_lease(row, evolve(page.session, ended=True), page.remarks)
         return evolve(joined_lease, lease=joined_lease.named)
 
     def _read_rows(self, keys: Collection[str]) -> dict[str, LeaseRow]:
@@ -220,21 +225,22 @@ class SessionStore:
         """Apply the write if its condition holds."""
         match write:
             case writes.CreateLease(lease):
-                new = LeaseRow(created(lease))
+                new = LeaseRow(new_row(lease))
                 if self._cells.put_new(lease_name(lease.key), lease_fields(new)) is None:
                     return self._lost(lease.key)
-                return Done(joined(new, None, {}).lease)
+                return Done(join_lease(new, None, {}).lease)
             case writes.RenewLease(lease) | writes.CheckpointLease(lease) if not _leaves_ended(write):
-                # Find the page that has this lease without a read.
+                # Find the page of this lease in the cache, without a read.
                 row = self._rows.get(lease.key)
                 page = self._pages.get(row.session) if row else None
                 if page is not None and not page.ended and lease.key not in self._unsettled:
-                    # The group write checks the conditions. If it is rejected, read what is stored.
-                    committed = self._committed(write, page)
+                    # The group write checks the conditions. If it is rejected, continue with a read of the stored rows.
+                    committed = self._commit(write, page)
                     if committed is not None:
                         return committed
         key = write.lease.key
-        # Claim a lease seen without owner as it was seen. If it was taken, its row's version makes the claim fail.
+        # If the lease was last read without an owner, claim it without another read. If it has been taken since then,
+        # the version of its row makes the claim fail.
         free = (
             self._free.pop(key, None) if isinstance(write, writes.ClaimLease) and key not in self._unsettled else None
         )
@@ -245,17 +251,17 @@ class SessionStore:
             if joined_lease is None:
                 self._drop_cached(key, None)
                 return Done(write.lease) if isinstance(write, writes.DeleteLease) else Lost(key, None)
-            if not self._settled(joined_lease):
+            if not self._is_settled(joined_lease):
                 continue
             outcome = self._attempt(write, joined_lease)
             if outcome is not None:
                 return outcome
         raise StoreError(f"lease {key!r}: {ATTEMPTS} conditional writes in a row were rejected")
 
-    def _settled(self, joined_lease: JoinedLease) -> bool:
-        """Return whether no write of ours is under way to this row, nor to its session if that is ours (G8).
+    def _is_settled(self, joined_lease: JoinedLease) -> bool:
+        """Return whether this process has no pending write to this row, nor to its own session in the row (G8).
 
-        If the row is still as it was before such a write, write it again, so that the other write fails.
+        If the row has not changed since a pending write was sent, it is written again, so that the pending write fails.
         """
         row, key = joined_lease.row, joined_lease.row.lease.key
         page = self._pages.get(row.session)
@@ -268,186 +274,200 @@ class SessionStore:
         self._unsettled.pop(key, None)
         return True
 
-    def _attempt(self, write: writes.LeaseChange | writes.DeleteLease, joint: JoinedLease) -> Outcome | None:  # noqa: C901  a case for each write
-        """Try the write once on what was just read; return None if another worker wrote in the meantime."""
-        seen, key, row = write.lease, write.lease.key, joint.row
+    def _attempt(self, write: writes.LeaseChange | writes.DeleteLease, joined_lease: JoinedLease) -> Outcome | None:  # noqa: C901  a case for each write
+        """Try the write once on the rows that were just read. Return None if another worker wrote in the meantime."""
+        seen, key, row = write.lease, write.lease.key, joined_lease.row
         self._drop_cached(key, row)
         page = self._pages.get(row.session)
-        mine = page if page is not None and not page.ended and not joint.stopped else None
-        stored = joint.named
-        vanished = page is not None and page.vanished and self._fresh(page, joint, seen)  # G14
-        if vanished or (mine is not None and self._fresh(mine, joint, seen)):
+        own_page = page if page is not None and not page.ended and not joined_lease.stopped else None
+        stored = joined_lease.named
+        vanished = page is not None and page.vanished and self._is_fresh(page, joined_lease, seen)  # G14
+        if vanished or (own_page is not None and self._is_fresh(own_page, joined_lease, seen)):
             stored = evolve(stored, version=seen.version)
-        # These writes depend on the actual owner, the others on the owner that the row names.
+        # Requests, resets and annotations depend on the actual owner, other writes on the owner that the row names.
         by_actual_owner = isinstance(write, writes.RequestLease | writes.ResetLease | writes.AnnotateLease)
-        after = applied(write, joint.lease if by_actual_owner else stored)
-        late = isinstance(write, writes.CheckpointLate) and epoch_and_count(seen.version)[0] != row.lease.epoch  # G10
-        if after is None or late:
-            return Lost(key, joint.lease)
+        after = applied(write, joined_lease.lease if by_actual_owner else stored)
+        # G10
+        is_late = isinstance(write, writes.CheckpointLate) and epoch_and_count(seen.version)[0] != row.lease.epoch
+        if after is None or is_late:
+            return Lost(key, joined_lease.lease)
         match write:
-            case writes.RenewLease() | writes.CheckpointLease() | writes.GiveLease() if joint.stopped and not vanished:
-                return Lost(key, joint.lease)
-            case writes.RenewLease() | writes.CheckpointLease() if mine is None and not (
+            case writes.RenewLease() | writes.CheckpointLease() | writes.GiveLease() if (
+                joined_lease.stopped and not vanished
+            ):
+                return Lost(key, joined_lease.lease)
+            case writes.RenewLease() | writes.CheckpointLease() if own_page is None and not (
                 vanished and _leaves_ended(write)
             ):
-                # Another process with this worker's name has the lease. As in other layouts, this one takes it back. Or
-                # our session row was deleted, and we take the lease again in a new session (G14).
-                return self._take(joint, after, seen.owner or "", "frozen")
+                # Either another process with this worker's name has the lease, and this process takes it back, as in
+                # other layouts. Or our session row was deleted, and we take the lease again in a new session (G14).
+                return self._take(joined_lease, after, seen.owner or "", "frozen")
             case writes.CheckpointLease() if _leaves_ended(write):
-                return self._replace(joint, _passed_row(joint, after, ""))
+                return self._replace(joined_lease, _row_with_next_owner(joined_lease, after, ""))
             case writes.RenewLease() | writes.CheckpointLease():
                 self._cache_row(row)
-                return self._committed(write, mine) if mine and joint.accepted else Lost(key, joint.lease)
-            case writes.ClaimLease(me=me) if mine is not None and mine.session.worker == me:
-                return self._accept(joint, after, mine, seen)
+                return (
+                    self._commit(write, own_page)
+                    if own_page and joined_lease.accepted
+                    else Lost(key, joined_lease.lease)
+                )
+            case writes.ClaimLease(me=me) if own_page is not None and own_page.session.worker == me:
+                return self._accept(joined_lease, after, own_page, seen)
             case writes.ClaimLease(me=me):
-                return self._take(joint, after, me, "ended" if joint.accepted else "frozen")
+                return self._take(joined_lease, after, me, "ended" if joined_lease.accepted else "frozen")
             case writes.StealLease(me=me) | writes.TakeBackLease(me=me):
-                return self._take(joint, after, me, "frozen")
+                return self._take(joined_lease, after, me, "frozen")
             case writes.GiveLease() | writes.ReleaseLease():
-                # If another process owns the lease, or the entry was never accepted, stop the owner first.
-                if not (mine is not None and joint.accepted) and not self._stop(joint, "frozen"):
+                # If another process owns the lease, or the lease was never accepted, stop the owner first.
+                if not (own_page is not None and joined_lease.accepted) and not self._stop(joined_lease, "frozen"):
                     return None
                 next_owners = row.next_owners if isinstance(write, writes.GiveLease) else ""
-                return self._replace(joint, _passed_row(joint, after, next_owners))
+                return self._replace(joined_lease, _row_with_next_owner(joined_lease, after, next_owners))
             case writes.ResetLease(epoch=epoch):
-                return self._replace(joint, _passed_row(joint, after, "", epoch))
+                return self._replace(joined_lease, _row_with_next_owner(joined_lease, after, "", epoch))
             case writes.RequestLease(me=me):
-                done = self._replace(
-                    joint, evolve(row, lease=evolve(row.lease, next_owner=me), next_owners=self._page(me).id)
+                outcome = self._replace(
+                    joined_lease, evolve(row, lease=evolve(row.lease, next_owner=me), next_owners=self._page(me).id)
                 )
-                if done is not None:
-                    self._touch(joint)
-                return done
+                if outcome is not None:
+                    self._touch(joined_lease)
+                return outcome
             case writes.WithdrawRequest():
-                return self._replace(joint, evolve(row, lease=evolve(row.lease, next_owner=None), next_owners=""))
+                return self._replace(
+                    joined_lease, evolve(row, lease=evolve(row.lease, next_owner=None), next_owners="")
+                )
             case writes.AnnotateLease(name=name, value=value):
                 # The annotation gets a higher stamp than the previous one.
                 annotations = tuple(sorted({**dict(row.lease.annotations), name: value}.items()))
-                stamps = {old: row.stamps.get(old, 0) for old, _ in row.lease.annotations}
-                stamps |= restamped(joint, ((name, value),))
+                stamps = {old_name: row.stamps.get(old_name, 0) for old_name, _ in row.lease.annotations}
+                stamps |= next_stamps(joined_lease, ((name, value),))
                 return self._replace(
-                    joint, evolve(row, lease=evolve(row.lease, annotations=annotations), stamps=stamps)
+                    joined_lease, evolve(row, lease=evolve(row.lease, annotations=annotations), stamps=stamps)
                 )
             case writes.CheckpointLate(position=position):
-                done = self._replace(joint, evolve(row, lease=evolve(row.lease, checkpoint=position)))
-                if done is not None and position.ended:
-                    self._touch(joint)
-                return done
+                outcome = self._replace(joined_lease, evolve(row, lease=evolve(row.lease, checkpoint=position)))
+                if outcome is not None and position.ended:
+                    self._touch(joined_lease)
+                return outcome
             case writes.DeleteLease():
-                return self._delete(write, joint)
+                return self._delete(write, joined_lease)
 
-    def _fresh(self, page: Page, joint: JoinedLease, lease: Lease) -> bool:
-        """Return whether the lease was seen at or after the page's last write with a ticket of this lease.
+    def _is_fresh(self, page: Page, joined_lease: JoinedLease, lease: Lease) -> bool:
+        """Return whether `lease` was read at or after the page's last write with a ticket for this lease.
 
         Writes for other leases of the page also change its count, but they do not make this lease stale.
         """
         epoch, count = epoch_and_count(lease.version)
-        return joint.accepted and epoch == joint.row.lease.epoch and count >= page.last.get(lease.key, 0)
+        return (
+            joined_lease.accepted
+            and epoch == joined_lease.row.lease.epoch
+            and count >= page.last_counts.get(lease.key, 0)
+        )
 
     # The owner's own writes
 
-    def _committed(self, write: writes.RenewLease | writes.CheckpointLease, page: Page) -> Outcome | None:
-        """Write the renewal or checkpoint through the page; return None if it was rejected."""
+    def _commit(self, write: writes.RenewLease | writes.CheckpointLease, page: Page) -> Outcome | None:
+        """Write the renewal or checkpoint through the page. Return None if it was rejected."""
         seen, key = write.lease, write.lease.key
         row: LeaseRow | None = None
 
-        def make() -> EntryChange | None:
+        def compute_change() -> EntryChange | None:
             nonlocal row
             row = self._rows.get(key)
             if row is None or row.session != page.id:
                 return None
-            joint = joined(row, page.session, page.remarks)
-            if joint.stopped or not joint.accepted or not self._fresh(page, joint, seen):
+            joined_lease = join_lease(row, page.session, page.remarks)
+            if joined_lease.stopped or not joined_lease.accepted or not self._is_fresh(page, joined_lease, seen):
                 return None
-            after = applied(write, evolve(joint.named, version=seen.version))
+            after = applied(write, evolve(joined_lease.named, version=seen.version))
             if after is None:
                 return None
-            entry = SessionEntry(joint.row.lease.epoch, after.checkpoint)
-            annotations = _extra_annotations(joint, after.annotations)
-            if not annotations and after.weight == joint.row.lease.weight:
+            entry = SessionEntry(joined_lease.row.lease.epoch, after.checkpoint)
+            annotations = _extra_annotations(joined_lease, after.annotations)
+            if not annotations and after.weight == joined_lease.row.lease.weight:
                 return EntryChange(entry)
             return EntryChange(entry, Remark(entry.epoch, annotations, after.weight))
 
-        if page.commit(Ticket(key, make, patient=write.patient)) is None or row is None:
+        if page.commit(Ticket(key, compute_change, patient=write.patient)) is None or row is None:
             return None
-        # Use the row seen by `make`, because a stale listing may have dropped it from the cache since.
-        return Done(joined(row, page.session, page.remarks).lease)
+        # Use the row that `compute_change` has read, because a stale listing may have dropped it from the cache since.
+        return Done(join_lease(row, page.session, page.remarks).lease)
 
-    def _accept(self, joint: JoinedLease, after: Lease, page: Page, seen: Lease) -> Outcome | None:
-        """Accept a lease whose row names our session, by a group write: until then the giver may take it back (G7)."""
-        self._cache_row(joint.row)
+    def _accept(self, joined_lease: JoinedLease, after: Lease, page: Page, seen: Lease) -> Outcome | None:
+        """Accept a lease whose row names our session. Before this group write, the giver may take it back (G7)."""
+        self._cache_row(joined_lease.row)
         count = epoch_and_count(seen.version)[1]
 
         def unclaimed(before: SessionEntry | None) -> bool:
-            # Another thread of this worker may have accepted the lease since it was seen.
-            return before is None if count < 0 else page.last.get(seen.key, 0) <= count
+            # Another thread of this worker may have accepted the lease since it was read.
+            return before is None if count < 0 else page.last_counts.get(seen.key, 0) <= count
 
-        if not self._entered(joint.row, after, page, unclaimed):
+        if not self._enter(joined_lease.row, after, page, unclaimed):
             return None
-        return Done(joined(joint.row, page.session, page.remarks).lease)
+        return Done(join_lease(joined_lease.row, page.session, page.remarks).lease)
 
-    def _entered(
+    def _enter(
         self,
         row: LeaseRow,
         after: Lease,
         page: Page,
         accepts: Callable[[SessionEntry | None], bool] = lambda _before: True,
     ) -> bool:
-        """Write an entry for this lease; return False if its owner was stopped in the meantime."""
+        """Write an entry for this lease. Return False if its owner was stopped in the meantime."""
 
-        def compute() -> EntryChange | None:
+        def compute_change() -> EntryChange | None:
             before = page.session.entry(row)
             if (before is not None and before.frozen) or not accepts(before):
                 return None
             position = (
                 before.position if before and before.position.order > after.checkpoint.order else after.checkpoint
             )
-            annotations = _extra_annotations(joined(row, page.session, page.remarks), after.annotations)
+            annotations = _extra_annotations(join_lease(row, page.session, page.remarks), after.annotations)
             return EntryChange(
                 SessionEntry(row.lease.epoch, position),
                 Remark(row.lease.epoch, annotations, after.weight) if annotations else None,
             )
 
-        return page.commit(Ticket(row.lease.key, compute)) is not None
+        return page.commit(Ticket(row.lease.key, compute_change)) is not None
 
     # A new owner
 
-    def _take(self, joint: JoinedLease, after: Lease, me: str, reason: str) -> Outcome | None:
+    def _take(self, joined_lease: JoinedLease, after: Lease, me: str, reason: str) -> Outcome | None:
         """Take the lease: stop the owner, replace the lease's row, then accept it in our session (G4, G7)."""
         key, page = after.key, self._page(me)
         old_entry = page.session.entries.get(key)
-        if old_entry is not None and old_entry.epoch > joint.row.lease.epoch:
-            # Either another thread of ours took the lease after the row was read. Or the row was deleted and recreated,
-            # and could reach the epoch of the old entry again. A row read after the entry shows which.
+        if old_entry is not None and old_entry.epoch > joined_lease.row.lease.epoch:
+            # Either another thread of this process took the lease after the row was read, or the row was deleted and
+            # recreated and could reach the epoch of the old entry again. Another read of the row shows which is the
+            # case.
             current = self._read_rows([key]).get(key)
-            if current is None or current.stored.etag != joint.row.stored.etag:
+            if current is None or current.stored.etag != joined_lease.row.stored.etag:
                 return None
             page.commit(Ticket(key, lambda: EntryChange(None) if page.session.entries.get(key) == old_entry else None))
-        if not self._stop(joint, reason):
+        if not self._stop(joined_lease, reason):
             return None
-        written = self._put(_passed_row(joint, evolve(after, owner=me), page.id))
+        written = self._put(_row_with_next_owner(joined_lease, evolve(after, owner=me), page.id))
         if written is None:
             return None
         self._cache_row(written)
-        if not self._entered(written, written.lease, page):
+        if not self._enter(written, written.lease, page):
             return self._lost(key)  # stopped by another worker before we could accept it
-        return Done(joined(written, page.session, page.remarks).lease)
+        return Done(join_lease(written, page.session, page.remarks).lease)
 
-    def _stop(self, joint: JoinedLease, reason: str) -> bool:
+    def _stop(self, joined_lease: JoinedLease, reason: str) -> bool:
         """Make the owner's next group write fail, so that the positions just read are its last (G4).
 
-        This replaces the version of the session that was read, so it fails if the owner has written since.
+        The write replaces the version of the session that was read, so it fails if the owner has written since.
 
         Args:
-            joint: The lease as read.
+            joined_lease: The lease as read.
             reason: "ended" to end the whole session, which has expired, or "frozen" to freeze the entry of this lease.
 
         Returns:
             Whether the owner is stopped.
         """
-        session, row, key = joint.session, joint.row, joint.row.lease.key
-        if joint.stopped or session is None:
+        session, row, key = joined_lease.session, joined_lease.row, joined_lease.row.lease.key
+        if joined_lease.stopped or session is None:
             return True
         if reason == "ended":
             stopped = evolve(session, ended=True)
@@ -455,14 +475,14 @@ class SessionStore:
             old_entry = session.entries.get(key)
             if old_entry is not None and old_entry.epoch > row.lease.epoch:
                 return False  # the row as read is older than the session
-            frozen_state = "held" if joint.accepted else "given"
-            entry = SessionEntry(row.lease.epoch, joint.named.checkpoint, frozen_state)
+            frozen_state = "held" if joined_lease.accepted else "given"
+            entry = SessionEntry(row.lease.epoch, joined_lease.named.checkpoint, frozen_state)
             stopped = evolve(session, entries={**session.entries, key: entry})
         return self._cells.put_over(session.stored.name, session_fields(stopped), session.stored.etag) is not None
 
-    def _touch(self, joint: JoinedLease) -> None:
-        """Notify the owner that its lease's row has changed: its next group write fails, so it reads the row (G9)."""
-        session, key = joint.session, joint.row.lease.key
+    def _touch(self, joined_lease: JoinedLease) -> None:
+        """Make the owner's next group write fail, so that the owner reads the lease's row, which has changed (G9)."""
+        session, key = joined_lease.session, joined_lease.row.lease.key
         for _ in range(_TOUCHES):
             if session is None or session.ended:
                 return
@@ -479,10 +499,10 @@ class SessionStore:
         """Return a session of this worker with room for another lease. Begin a new one if necessary (G1)."""
         with self._begin_lock:
             for page in self._pages.values():
-                if page.session.worker == worker and not page.ended and not page.full:
+                if page.session.worker == worker and not page.ended and not page.is_full:
                     return page
             self._pages = {name: page for name, page in self._pages.items() if not page.ended or page.vanished}
-            sync, gather_seconds = self._sync, self._gather
+            sync, gather_seconds = self._sync, self._gather_seconds
             page = Page(self._cells, self._ids(), worker, sync=sync, gather_seconds=gather_seconds, reread=self._reread)
             if not page.begin():
                 raise StoreError(f"session {page.id}: a session with this id already exists")
@@ -499,24 +519,24 @@ class SessionStore:
 
     # Rows of leases
 
-    def _replace(self, joint: JoinedLease, row: LeaseRow) -> Outcome | None:
-        """Replace the row in `joint`; return None if another worker wrote first."""
+    def _replace(self, joined_lease: JoinedLease, row: LeaseRow) -> Outcome | None:
+        """Replace the row in `joined_lease`. Return None if another worker wrote first."""
         written = self._put(row)
         if written is None:
             return None
         self._drop_cached(row.lease.key, written)
         self._cache_row(written)
-        if written.session == joint.row.session:
-            named = joint.named
-            annotations = {name: (value, joint.stamps.get(name, 0)) for name, value in named.annotations}
-            remarks = {named.key: Remark(joint.row.lease.epoch, annotations, named.weight)}
-            return Done(joined(written, joint.session, remarks).lease)
-        # A lease that was given to a session counts only once that session has accepted it.
+        if written.session == joined_lease.row.session:
+            named = joined_lease.named
+            annotations = {name: (value, joined_lease.stamps.get(name, 0)) for name, value in named.annotations}
+            remarks = {named.key: Remark(joined_lease.row.lease.epoch, annotations, named.weight)}
+            return Done(join_lease(written, joined_lease.session, remarks).lease)
+        # A session that was given the lease has no entry for it until the session accepts the lease.
         session = Session(written.lease.owner or "") if written.session else None
-        return Done(joined(written, session, {}).lease)
+        return Done(join_lease(written, session, {}).lease)
 
     def _put(self, row: LeaseRow) -> LeaseRow | None:
-        """Replace the stored row that `row` is based on; return None if it has changed (G8)."""
+        """Replace the stored row that `row` is based on. Return None if the stored row has changed (G8)."""
         before, key = row.stored, row.lease.key
         row = evolve(row, writes=row.writes + 1)
         fields = lease_fields(row)
@@ -527,11 +547,12 @@ class SessionStore:
             raise
         return None if version is None else evolve(row, stored=Stored(before.name, version, fields))
 
-    def _delete(self, write: writes.DeleteLease, joint: JoinedLease) -> Outcome | None:
-        # Stop the owner first, or its next checkpoint would be lost with the lease. An ended lease has none to lose.
-        if not joint.named.ended and not self._stop(joint, "frozen"):
+    def _delete(self, write: writes.DeleteLease, joined_lease: JoinedLease) -> Outcome | None:
+        # Stop the owner first. Otherwise, its next checkpoint would be lost with the lease. An ended lease has no next
+        # checkpoint.
+        if not joined_lease.named.ended and not self._stop(joined_lease, "frozen"):
             return None
-        stored = joint.row.stored
+        stored = joined_lease.row.stored
         if not self._cells.delete(stored.name, stored.etag):
             return None
         self._drop_cached(write.lease.key, None)
@@ -546,8 +567,8 @@ class SessionStore:
     def _drop_cached(self, key: str, row: LeaseRow | None) -> None:
         """Drop the cached row of a lease and our entries for it, if the lease has passed to a later owner (G5).
 
-        The epochs are compared because another thread may have cached a later row than this one. Without a row, no
-        entry is dropped, because the row may have been recreated since.
+        The epochs are compared because another thread may have cached a later row than this one. If `row` is None, no
+        entry is dropped, because the row may have been recreated since it was read.
         """
         cached = self._rows.get(key)
         if cached is not None and (row is None or row.lease.epoch > cached.lease.epoch):
@@ -558,13 +579,13 @@ class SessionStore:
                 page.superseded[key] = entry.epoch
 
     def _lost(self, key: str) -> Lost:
-        joint = self._read_joined([key]).get(key)
-        return Lost(key, None if joint is None else joint.lease)
+        joined_lease = self._read_joined([key]).get(key)
+        return Lost(key, None if joined_lease is None else joined_lease.lease)
 
     # Ended sessions
 
     def _sweep(self, sessions: Mapping[str, Session], rows: Collection[LeaseRow | Malformed]) -> None:
-        """Delete the sessions that had ended before these rows were read and that none of the rows names (G11)."""
+        """Delete the sessions that ended before these rows were read and that no row names (G11)."""
         now = self._sync.clock()
         referenced = {
             session_id for row in rows if isinstance(row, LeaseRow) for session_id in (row.session, row.next_owners)
@@ -590,15 +611,15 @@ class SessionStore:
         for name, session in sessions.items():
             if session.ended or name in referenced:
                 continue
-            etag, since = self._unchanged_since.get(name, ("", now))
-            unchanged_since[name] = (etag, since) if etag == session.stored.etag else (session.stored.etag, now)
+            etag, changed_at = self._unchanged_since.get(name, ("", now))
+            unchanged_since[name] = (etag, changed_at) if etag == session.stored.etag else (session.stored.etag, now)
             if now - unchanged_since[name][1] > IDLE_SECONDS:
                 self._cells.put_over(session.stored.name, session_fields(evolve(session, ended=True)), etag)
         self._unchanged_since = unchanged_since
 
 
 def _leases(stored: Iterable[Stored]) -> Iterator[tuple[str, LeaseRow | Malformed]]:
-    """Parse the rows of leases among these; yield key and row."""
+    """Parse the rows of leases among these rows, and yield each key with its row."""
     for row in stored:
         key = key_of(row.name) if row.name.startswith(LEASES) else None
         if key is not None:
@@ -606,7 +627,7 @@ def _leases(stored: Iterable[Stored]) -> Iterator[tuple[str, LeaseRow | Malforme
 
 
 def _rows(keys: Iterable[str], stored: Mapping[str, Stored]) -> dict[str, LeaseRow]:
-    """Return the rows of these leases among those that were read."""
+    """Return the rows of these leases, from the rows that were read."""
     names = {key: lease_name(key) for key in keys}
     return {key: valid_row(lease_row(key, stored[name])) for key, name in names.items() if name in stored}
 
@@ -617,28 +638,36 @@ def _session_row_names(sessions: Iterable[str]) -> list[str]:
 
 
 def _find_session(stored: Mapping[str, Stored], session: str) -> tuple[Session | None, Remarks]:
-    """Return this session and its remarks from the rows that were read."""
+    """Return this session and its remarks, from the rows that were read."""
     row = stored.get(SESSIONS + session) if session else None
     return (valid_row(session_of(row)) if row else None), remarks_of(stored.get(REMARKS + session))
 
 
 def _leaves_ended(write: writes.LeaseChange | writes.DeleteLease) -> bool:
-    """Return whether the write leaves an ended lease without owner."""
+    """Return whether the write results in an ended lease without an owner."""
     return isinstance(write, writes.CheckpointLease) and write.position.ended and not write.keep_owner
 
 
-def _passed_row(joint: JoinedLease, after: Lease, session: str, epoch: int = 0) -> LeaseRow:
+def _row_with_next_owner(joined_lease: JoinedLease, after: Lease, session: str, epoch: int = 0) -> LeaseRow:
     """Return the row with the next epoch and this session as owner. If `session` is "", the lease has no owner."""
-    epoch = max(joint.row.lease.epoch + 1, epoch)
+    epoch = max(joined_lease.row.lease.epoch + 1, epoch)
     lease = evolve(after, next_owner=None, epoch=epoch, version=Version(""), idle=0.0)
-    return evolve(joint.row, lease=lease, stamps=restamped(joint, after.annotations), session=session, next_owners="")
+    return evolve(
+        joined_lease.row,
+        lease=lease,
+        stamps=next_stamps(joined_lease, after.annotations),
+        session=session,
+        next_owners="",
+    )
 
 
-def _extra_annotations(joint: JoinedLease, annotations: Annotations) -> StampedAnnotations:
+def _extra_annotations(joined_lease: JoinedLease, annotations: Annotations) -> StampedAnnotations:
     """Return the annotations that are not in the lease's row, with higher stamps than earlier ones."""
-    stamps = restamped(joint, annotations)
+    stamps = next_stamps(joined_lease, annotations)
     return {
-        name: (value, stamps[name]) for name, value in annotations if (name, value) not in joint.row.lease.annotations
+        name: (value, stamps[name])
+        for name, value in annotations
+        if (name, value) not in joined_lease.row.lease.annotations
     }
 
 
@@ -659,7 +688,7 @@ class KeepsCells(Protocol):
 
 
 def in_layout(store: Store, requested: str | None) -> Store:
-    """Return the store of the layout that the table has, or that the user has asked for.
+    """Return the store for the layout that the table has, or that the user has requested.
 
     Args:
         store: The store of the usual layout.
@@ -667,17 +696,17 @@ def in_layout(store: Store, requested: str | None) -> Store:
 
     Raises:
         ValueError: If the layout is unknown.
-        StoreError: If the table has both layouts, or not the one asked for.
+        StoreError: If the table has both layouts, or does not have the requested one.
     """
     if requested not in {None, "sessions"}:
         raise ValueError("store URL: option 'layout' must be sessions; without it the table is in the usual layout")
     if not isinstance(store, KeepsCells):
         return store
-    sessions, usual = store.layouts(requested=requested is not None)
-    if sessions and usual:
+    has_sessions, has_usual_layout = store.layouts(requested=requested is not None)
+    if has_sessions and has_usual_layout:
         raise StoreError("the table has leases in layout sessions and in the usual one; delete those of one of them")
-    if requested and usual:
+    if requested and has_usual_layout:
         raise StoreError(
             "the table's leases are not in layout sessions; name a new table, and move them by swap or copy-leases"
         )
-    return SessionStore(store.cells()) if requested or sessions else store
+    return SessionStore(store.cells()) if requested or has_sessions else store

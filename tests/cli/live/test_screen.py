@@ -16,10 +16,10 @@ import pytest
 from attrs import evolve
 from rich.console import Console
 
-from leasehold.adapters.cli.lease_tables import said_move
-from leasehold.adapters.cli.live import HELP, LiveView, drawn_view
+from leasehold.adapters.cli.lease_tables import format_move
+from leasehold.adapters.cli.live import HELP, LiveView, draw_view
 from leasehold.adapters.consumer.status import LeaseLag
-from leasehold.adapters.report.watching import SeenMove, WatchedTable
+from leasehold.adapters.ops.watching import SeenMove, WatchedTable
 from leasehold.balancer.model import Lease, Position
 from leasehold.stores.embedded.sqlite import SqliteStore
 from leasehold.stores.writes import StealLease
@@ -40,7 +40,7 @@ READING = WatchedTable(
 def shown(view: LiveView, reading: WatchedTable = READING, width: int = 100, height: int = 20) -> list[str]:
     """Return the lines of a screen without the frame."""
     console = Console(width=width, record=True, force_terminal=False)
-    console.print(drawn_view(reading, view, width, height))
+    console.print(draw_view(reading, view, width, height))
     return console.export_text().splitlines()
 
 
@@ -50,7 +50,7 @@ def test_a_screen_holds_the_chosen_row_and_the_moves() -> None:
         lines = shown(LiveView(chosen=chosen))
         assert len(lines) <= 20
         assert sum(chosen in line for line in lines) == 1
-        assert [line.strip() for line in lines[-2:]] == [said_move(move) for move in READING.moves]
+        assert [line.strip() for line in lines[-2:]] == [format_move(move) for move in READING.moves]
         assert "40 rows by lease, rising; ? shows the keys, q leaves" in lines[-4]
 
 

@@ -6,7 +6,7 @@ import pytest
 from attrs import evolve
 
 from leasehold.adapters.cli.common.columns import Cells, Column
-from leasehold.adapters.cli.live import HELP, LiveView, after, arranged, chosen_row
+from leasehold.adapters.cli.live import HELP, LiveView, arrange_rows, chosen_row, view_after
 
 CELLS = Cells(
     (Column("lease"), Column("owner"), Column("lag s", right=True)),
@@ -17,12 +17,12 @@ CELLS = Cells(
 
 def pressed(*keys: str, view: LiveView | None = None) -> LiveView:
     """Return the view after these keys, pressed one after the other."""
-    return reduce(lambda now, key: after(now, key, arranged(CELLS, now)), keys, view or LiveView())
+    return reduce(lambda now, key: view_after(now, key, arrange_rows(CELLS, now)), keys, view or LiveView())
 
 
 def rows(view: LiveView) -> list[str]:
     """Return the first cells of what is shown."""
-    return [row[0] for row in arranged(CELLS, view).rows]
+    return [row[0] for row in arrange_rows(CELLS, view).rows]
 
 
 def test_rows_stand_in_order_of_the_first_column() -> None:
@@ -39,8 +39,8 @@ def test_numbers_fall_and_empty_cells_come_last() -> None:
 
 def test_a_style_stays_with_its_row() -> None:
     """The lease without an owner is red, wherever it is sorted."""
-    assert arranged(CELLS, pressed("s", "s")).styles == (((3, 1), "red"),)
-    assert arranged(CELLS, pressed("/", "b", "o", "b")).styles == ()
+    assert arrange_rows(CELLS, pressed("s", "s")).styles == (((3, 1), "red"),)
+    assert arrange_rows(CELLS, pressed("/", "b", "o", "b")).styles == ()
 
 
 def test_a_text_chooses_rows_in_any_case_while_it_is_typed() -> None:
@@ -64,7 +64,7 @@ def test_the_chosen_row_moves_within_what_is_shown() -> None:
     assert pressed("up").chosen == "s-0"
     assert pressed("s", "s", "down").chosen == "s-0"
     hidden = evolve(pressed("end"), words="bob")
-    assert chosen_row(arranged(CELLS, hidden), hidden) == 0
+    assert chosen_row(arrange_rows(CELLS, hidden), hidden) == 0
     assert pressed("down", view=LiveView(words="none")).chosen == ""
 
 

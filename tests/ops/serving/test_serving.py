@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 from leasehold.adapters.cli.steer.serve import app
 from leasehold.adapters.ops.serving.app import BoundedConnection, exposition, saved_page, server
 from leasehold.adapters.ops.serving.watcher import FleetRecord, LagPoint, TableWatcher, ViewRequest
-from leasehold.adapters.report.watching import SeenMove
+from leasehold.adapters.ops.watching import SeenMove
 from leasehold.adapters.worker.progress import NOTE, Progress
 from leasehold.balancer.config import Config
 from leasehold.balancer.model import SHARD_END, Lease

@@ -279,7 +279,7 @@ def test_an_answer_that_does_not_come_is_given_up_with_its_work() -> None:
     """A timeout frees the worker's turn and cancels the task of the request."""
     asking = BackgroundLoop()
     work = asyncio.sleep(3600)
-    with pytest.raises(SourceUnavailable, match=r"did not answer within 0\.02 s"):
+    with pytest.raises(SourceUnavailable, match=r"did not respond within 0\.02 s"):
         asking.run(work, 0.02)
     until(lambda: inspect.getcoroutinestate(work) == inspect.CORO_CLOSED)
     asking.close()
@@ -295,7 +295,7 @@ def test_a_question_is_given_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(silent, "result", result)
     monkeypatch.setattr(asking, "start", lambda _work: silent)
-    with pytest.raises(SourceUnavailable, match="did not answer within 30 s"):
+    with pytest.raises(SourceUnavailable, match="did not respond within 30 s"):
         asking.run(cast("Any", None))
     assert (waited, silent.cancelled()) == ([30.0], True)
     asking.close()

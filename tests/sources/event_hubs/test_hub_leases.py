@@ -4,6 +4,7 @@ import pytest
 from hub_steps import Here
 from waiters import Clock
 
+from leasehold.adapters.threads import ThreadScheduler
 from leasehold.adapters.worker.renewing import RETRY_SECONDS
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
@@ -22,7 +23,9 @@ CONFIG = Config(lease_seconds=10.0, initial_position=LATEST)
 
 def begun(here: Here, store: Store, clock: Clock, **options: str) -> Worker:
     """Return a new worker of this hub, once rows of a new group have waited long enough for their owner (L13)."""
-    worker = Worker(store=store, source=here.source(**options), me="ann", config=CONFIG, clock=clock)
+    worker = Worker(
+        store=store, source=here.source(**options), me="ann", config=CONFIG, scheduler=ThreadScheduler(clock)
+    )
     worker.turn(clock())
     clock.now += CONFIG.renew_seconds + RETRY_SECONDS
     worker.turn(clock())

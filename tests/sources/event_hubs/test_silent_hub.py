@@ -96,7 +96,7 @@ class World:
                 self.meter.read(batch, self.now)
                 self.meter.done(self.now)
                 self.due = self.now + batch.wait_seconds
-            if self.meter.untold(self.now):
+            if self.meter.annotation_due(self.now):
                 self.lease = evolve(self.lease, annotations=self.meter.annotations(self.now))
             if self.lease.annotation(NOTE):
                 yield status_of(self.lease, lag_of(self.lease, self.wall(), 50.0), self.wall(), LEASE_SECONDS)
@@ -118,7 +118,7 @@ def test_a_hub_that_hangs_is_not_ok_after_a_minute_and_well_again_afterwards(wor
     *_, last = world.live(61)
     assert (last.word, "no response for" in last.says) == ("STALLED", True)
     *_, last = world.live(60)
-    assert (last.word, "no answer within 30 s" in last.says, Link.opened) == ("STALLED", True, 1)
+    assert (last.word, "timed out after 30 s" in last.says, Link.opened) == ("STALLED", True, 1)
     world.service.hangs = False
     *_, last = world.live(100)
     assert last.ok
@@ -212,7 +212,7 @@ def test_a_stopped_hub_is_noticed_and_read_on_once_it_goes_on(here: Here, monkey
     until(lambda: not reader.read().fault)
     os.killpg(here.hubs.service.pid, signal.SIGSTOP)
     try:
-        until(lambda: "no answer within 2 s: no response for" in reader.read().fault)
+        until(lambda: "timed out after 2 s: no response for" in reader.read().fault)
     finally:
         os.killpg(here.hubs.service.pid, signal.SIGCONT)
     here.send(["b"])

@@ -33,7 +33,7 @@ def aggregate(key: str, count: int) -> bytes:
     """Return an aggregate of user records of one key."""
     packed = Aggregate(1 << 20)
     assert all(packed.add(b"%d" % number, key) for number in range(count))
-    return packed.sealed()
+    return packed.encode()
 
 
 def put(client: KinesisClient, stream: str, *records: bytes) -> list[str]:

@@ -24,7 +24,7 @@ def test_the_kpl_s_own_records_are_read(data: bytes, rows: Rows) -> None:
 def test_aggregates_are_the_kpl_s_own_bytes(data: bytes, rows: Rows) -> None:
     """Readers tested only against the KPL accept our aggregates."""
     aggregate, taken = packed(rows)
-    assert (aggregate.sealed(), aggregate.partition_key, taken) == (data, "a", list(rows))
+    assert (aggregate.encode(), aggregate.partition_key, taken) == (data, "a", list(rows))
 
 
 @settings(deadline=None)
@@ -32,7 +32,7 @@ def test_aggregates_are_the_kpl_s_own_bytes(data: bytes, rows: Rows) -> None:
 def test_a_packed_record_comes_back(rows: Rows) -> None:
     """Records keep their data, order and keys."""
     aggregate, _ = packed(rows)
-    answer = deaggregate(aggregate.sealed(), aggregate.partition_key, rows[0][1], HASH_KEYS)
+    answer = deaggregate(aggregate.encode(), aggregate.partition_key, rows[0][1], HASH_KEYS)
     assert answer.rows == tuple(rows)
     assert answer.aggregated == (len(rows) > 1)
 
@@ -43,7 +43,7 @@ def test_the_size_is_known_to_the_byte_and_never_above_the_limit(rows: Rows, lim
     """No room is wasted, and the service rejects no record for its size."""
     aggregate, taken = packed(rows, limit)
     if taken:
-        size = len(aggregate.sealed()) + len(aggregate.partition_key.encode())
+        size = len(aggregate.encode()) + len(aggregate.partition_key.encode())
         assert aggregate.size == size <= limit
     assert aggregate.count == len(taken)
 
@@ -61,20 +61,20 @@ def test_only_what_does_not_fit_is_refused(rows: Rows, limit: int) -> None:
 def test_a_refused_record_leaves_no_trace() -> None:
     """The key table does not contain the key of a record that did not fit."""
     aggregate, _ = packed([("a", None, b"1"), ("b", None, b"2")], limit=60)
-    before = aggregate.sealed()
+    before = aggregate.encode()
     assert not aggregate.add(b"x" * 60, "c", "7")
-    assert (aggregate.sealed(), aggregate.size) == (before, len(before) + 1)
+    assert (aggregate.encode(), aggregate.size) == (before, len(before) + 1)
 
 
 def test_an_empty_aggregate_is_not_sent() -> None:
     with pytest.raises(ValueError, match="without user records"):
-        Aggregate(100).sealed()
+        Aggregate(100).encode()
 
 
 def test_the_view_names_what_the_rows_hold() -> None:
     """Fields and sub-sequence numbers reach the handler as encoded."""
     aggregate, _ = packed([("a", None, b"1"), ("b", "7", b"2")])
-    answer = deaggregate(aggregate.sealed(), "a")
+    answer = deaggregate(aggregate.encode(), "a")
     users = [UserRecord(b"1", "a", None, 0), UserRecord(b"2", "b", "7", 1)]
     assert (list(answer), [answer[0], answer[-1]], len(answer)) == (users, users, 2)
 
@@ -88,9 +88,9 @@ def test_a_record_passed_on_keeps_its_own_keys() -> None:
 def test_without_a_range_nothing_is_out_of_it() -> None:
     """Records are never filtered if the filter is off."""
     aggregate, _ = packed([("a", "-5", b"1"), ("b", "x", b"2")])
-    assert deaggregate(aggregate.sealed()).reason is Reason.AGGREGATED
-    assert deaggregate(aggregate.sealed(), hash_range=HASH_KEYS).reason is Reason.BAD_HASH_KEY
-    assert deaggregate(aggregate.sealed(), hash_range=HASH_KEYS, misplaced="drop").reason is Reason.OUT_OF_RANGE
+    assert deaggregate(aggregate.encode()).reason is Reason.AGGREGATED
+    assert deaggregate(aggregate.encode(), hash_range=HASH_KEYS).reason is Reason.BAD_HASH_KEY
+    assert deaggregate(aggregate.encode(), hash_range=HASH_KEYS, misplaced="drop").reason is Reason.OUT_OF_RANGE
 
 
 def test_mutated_records_are_read_without_a_crash() -> None:

@@ -56,7 +56,7 @@ def test_the_columns_hold_the_same_rows(
     aggregates: list[list[tuple[str, None, bytes]]], hash_range: HashRange | None, misplaced: Misplaced
 ) -> None:
     """Spark gets the same records as a plain worker."""
-    records = [packed(list(rows))[0].sealed() for rows in aggregates]
+    records = [packed(list(rows))[0].encode() for rows in aggregates]
     keys = [f"outer-{place}" for place in range(len(records))]
     assert together(records, keys, hash_range, misplaced) == one_by_one(records, keys, hash_range, misplaced)
 
@@ -68,7 +68,7 @@ def test_odd_records_among_common_ones_are_not_lost_or_moved(
 ) -> None:
     """One odd record does not change the rest of its batch."""
     monkeypatch.setattr(aggregation_arrow, "_USE_SPANS", measured)
-    common = packed([("k", None, b"1"), ("l", None, b"2" * 200)])[0].sealed()
+    common = packed([("k", None, b"1"), ("l", None, b"2" * 200)])[0].encode()
     odd = [case for case in cases() if len(case.data) < 10_000]
     for case in odd:
         records, keys, whole = [common, case.data, common], ["a", "b", "c"], (case.first, case.last)
@@ -90,7 +90,7 @@ def test_mutated_records_read_alike() -> None:
 def test_every_small_size_reads_alike() -> None:
     """Several bytes are copied at a time, and short data is stored in another place than long data."""
     rows: Rows = [("k" * size + "é", None, bytes(range(1, size))) for size in range(1, 42)]
-    record = packed(rows)[0].sealed()
+    record = packed(rows)[0].encode()
     assert together([record, record], ["a", "b"], None) == one_by_one([record, record], ["a", "b"], None)
 
 
@@ -102,7 +102,7 @@ def test_more_than_arrow_can_address_is_refused() -> None:
 
 def test_keys_beyond_what_arrow_can_address_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long key of many small user records takes more bytes than the records, and could overflow the offsets."""
-    record = packed([("k" * 100, None, b"")] * 50)[0].sealed()
+    record = packed([("k" * 100, None, b"")] * 50)[0].encode()
     monkeypatch.setattr(aggregation_arrow, "_LIMIT", 5000)
     with pytest.raises(ValueError, match="records: 5000 bytes of partition keys in one batch; at most 4999 fit"):
         user_record_batch([record])

@@ -72,7 +72,7 @@ def test_both_forms_write_alike(forms: Forms, rows: Rows) -> None:
     for form in ("plain", "compiled"):
         aggregate = forms[form]["encode"].Aggregate(2000)
         taken = [aggregate.add(data, key, hash_key) for key, hash_key, data in rows]
-        written.append((taken, aggregate.size, aggregate.sealed() if aggregate.count else b""))
+        written.append((taken, aggregate.size, aggregate.encode() if aggregate.count else b""))
     assert written[0] == written[1]
 
 

@@ -397,7 +397,7 @@ def test_a_reader_says_at_its_end_what_was_dropped(
     staged: Callable[..., Stage], caplog: pytest.LogCaptureFixture
 ) -> None:
     reader = staged().reader()
-    reader._dropped.repeated(3)  # noqa: SLF001  as a response does
+    reader._dropped.add_duplicates(3)  # noqa: SLF001  as a response does
     with caplog.at_level("INFO", "leasehold.kinesis"):
         reader.close()
     assert "shard s-0: 3 duplicates from a Spark sink were dropped" in caplog.text

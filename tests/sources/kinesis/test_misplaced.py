@@ -78,7 +78,7 @@ def test_of_a_misplaced_aggregate_we_keep_what_is_the_shards_own(case: Case) -> 
 @given(ROWS, RANGES)
 def test_any_aggregate_on_any_shard_is_kept_by_its_user_records(rows: Rows, hash_range: HashRange) -> None:
     """The rule holds for generated aggregates as well as for crafted ones."""
-    check(packed(rows)[0].sealed(), hash_range)
+    check(packed(rows)[0].encode(), hash_range)
 
 
 @settings(deadline=None)
@@ -87,7 +87,7 @@ def test_no_record_of_a_misplaced_aggregate_is_read_where_it_lies(rows: Rows, ha
     """Compiled code neither returns records of other shards nor renumbers the rest."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decode, "_LOCATE", True)
-        data = packed(rows)[0].sealed()
+        data = packed(rows)[0].encode()
         whole = locate_records(data, "7", None, hash_range)
         assert whole is None or len(whole) == len(deaggregate(data, "outer", None, hash_range)) == len(rows)
 
@@ -118,7 +118,7 @@ class Kpl:
             return []
         aggregate, taken = packed([(key, None, data) for key, data in mine])
         assert len(taken) == len(mine)
-        placed = self.stream.write(Unit(shard.id, (), aggregate.sealed(), aggregate.partition_key, hash_of(mine[0][0])))
+        placed = self.stream.write(Unit(shard.id, (), aggregate.encode(), aggregate.partition_key, hash_of(mine[0][0])))
         came_to = next(each for each in self.stream.open if each.id == placed.shard)
         self.delivered |= {data for key, data in mine if inside(came_to, key)}
         return [row for row in mine if not inside(came_to, row[0])]
@@ -164,7 +164,7 @@ def test_a_record_that_a_kpl_takes_for_delivered_is_read_through_splits_and_merg
     assert {data for _, data in read(stream, "drop")} <= kpl.delivered
 
 
-AGGREGATE = packed([("a", None, b"0"), ("b", None, b"1"), ("c", None, b"2"), ("d", None, b"3")])[0].sealed()
+AGGREGATE = packed([("a", None, b"0"), ("b", None, b"1"), ("c", None, b"2"), ("d", None, b"3")])[0].encode()
 LOWER: HashRange = (0, 2**127 - 1)
 """The shard of a and c; b and d belong to the upper one."""
 

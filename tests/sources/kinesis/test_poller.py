@@ -641,7 +641,7 @@ def test_what_was_left_out_is_said_at_the_first_and_once_at_the_end(caplog: pyte
     with caplog.at_level("INFO", "leasehold"):
         for number, users in enumerate((whole, cut, more)):
             dropped.add(str(number), users)
-        dropped.repeated(4)
+        dropped.add_duplicates(4)
         dropped.close()
         dropped.close()
     assert caplog.messages == [

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from types_boto3_kinesis import KinesisClient
 
 from leasehold.adapters.cli.main import COMMANDS
-from leasehold.adapters.cli.produce import _key
+from leasehold.adapters.cli.produce import _key_function
 from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
 
 E_ACUTE = b'{"c": "\xc3\xa9"}'
@@ -58,7 +58,7 @@ def test_lines_are_produced_by_column_member_and_whole(
         (["kinesis://s?x=1"], "SOURCE URL: unknown option 'x'"),
         (["kinesis://s?wire=xml"], "SOURCE URL: option 'wire' must be cbor, json or boto3"),
         (["http://s"], "SOURCE URL: unknown scheme 'http'"),
-        (["kinesis://[hush"], "SOURCE URL: it cannot be read as a URL"),
+        (["kinesis://[hush"], "SOURCE URL: it is not a valid URL"),
         (["kinesis://s/t"], "SOURCE URL: write kinesis://STREAM"),
         (["kinesis://s", "--key", "field:0"], "--key: 'field:0' is none of"),
         (["kinesis://s", "--key", "field:" + "9" * 5000], "--key: 'field:9"),
@@ -99,7 +99,7 @@ def test_a_line_without_a_key_is_named_and_those_before_it_are_sent(
 def test_a_line_without_its_key_says_what_was_asked_of_it(key: str, line: bytes, said: str) -> None:
     """The error says which key was requested, not the name of an exception."""
     with pytest.raises(ValueError, match=re.escape(said)):
-        _key(key, ",")(line)
+        _key_function(key, ",")(line)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_line_without_its_key_says_what_was_asked_of_it(key: str, line: bytes,
 )
 def test_a_member_that_is_no_text_is_a_key_as_json_spells_it(value: str, key: str) -> None:
     """The key does not depend on the language that wrote the line."""
-    assert _key("json:who", ",")(f'{{"who": {value}}}'.encode()) == key
+    assert _key_function("json:who", ",")(f'{{"who": {value}}}'.encode()) == key
 
 
 def test_a_record_that_the_service_refuses_is_named_and_all_others_are_written(
@@ -164,7 +164,7 @@ def _line(data: bytes, **fields: str) -> bytes:
     return json.dumps({"data": base64.b64encode(data).decode()} | fields).encode() + b"\n"
 
 
-AGGREGATE = packed([("a", None, b"1"), ("b", "7", b"2")])[0].sealed()
+AGGREGATE = packed([("a", None, b"1"), ("b", "7", b"2")])[0].encode()
 
 
 def test_records_are_taken_apart_line_by_line() -> None:

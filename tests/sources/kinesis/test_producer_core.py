@@ -14,16 +14,16 @@ from stream_model import Stream
 from leasehold.adapters.sources.kinesis.hash_keys import hash_of
 from leasehold.adapters.sources.kinesis.producer.core import (
     Core,
-    Delivered,
     Entry,
+    RecordsDelivered,
     Result,
-    Retryable,
     Settings,
     ShardMap,
     Unit,
     UnitOutcome,
+    UnitRetryable,
+    UnitUnknown,
     UnitWritten,
-    Unknown,
     shard_map_of,
 )
 from leasehold.balancer.model import HASH_KEYS, Shard
@@ -98,13 +98,13 @@ class World:
         if fault == "none":
             return self.stream.write(unit)
         if fault == "throttled":
-            return Retryable("ProvisionedThroughputExceededException")
+            return UnitRetryable("ProvisionedThroughputExceededException")
         self.lost |= {entry.serial_number for entry in unit.entries}
         if fault == "lost but written":
             self.stream.write(unit)
         if fault == "lost and written late":
             self.floating.append(unit)
-        return Unknown("ReadTimeoutError")
+        return UnitUnknown("ReadTimeoutError")
 
     def land(self, _: object = None) -> None:
         """Store a request whose response was lost."""
@@ -153,7 +153,7 @@ def test_order_holds_nothing_is_lost_and_only_what_timed_out_comes_twice(
     told = [
         (result.shard, result.sequence_number, sub, entry.partition_key, entry.data)
         for result in world.results
-        if isinstance(result, Delivered)
+        if isinstance(result, RecordsDelivered)
         for sub, entry in enumerate(result.entries)
     ]
     assert sorted(int(data) for *_, data in told) == list(range(len(world.sent)))
@@ -233,7 +233,7 @@ def test_of_more_shards_than_a_request_holds_the_one_that_waits_longest_is_serve
     assert (len(served), min(served.values())) == (count, 2)
 
 
-@pytest.mark.parametrize(("outcome", "unknown"), [(Retryable("x"), False), (Unknown("x"), True)])
+@pytest.mark.parametrize(("outcome", "unknown"), [(UnitRetryable("x"), False), (UnitUnknown("x"), True)])
 def test_late_records_are_given_up_only_while_they_are_here(outcome: UnitOutcome, unknown: bool) -> None:
     """A record in a request that was sent is never reported as timed out."""
     core = a_core(on_late="fail", linger_seconds=0.0)

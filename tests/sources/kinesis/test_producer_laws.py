@@ -159,7 +159,7 @@ def test_a_log_that_raises_harms_no_record(monkeypatch: pytest.MonkeyPatch) -> N
         assert outcomes([producer.put(b"good", "k")]) == [""]
 
 
-@pytest.mark.parametrize("method", ["add", "sealed"])
+@pytest.mark.parametrize("method", ["add", "encode"])
 def test_a_record_that_cannot_be_encoded_fails_alone(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other records of its aggregate are written, in order."""
     whole, added = getattr(Aggregate, method), list[bytes]()
@@ -171,14 +171,14 @@ def test_a_record_that_cannot_be_encoded_fails_alone(method: str, monkeypatch: p
             raise MemoryError
         return first(self, data, *rest)
 
-    def sealed(self: Aggregate) -> bytes:
+    def encode(self: Aggregate) -> bytes:
         if b"bad" in added:
             raise MemoryError
         return cast("bytes", whole(self))
 
     monkeypatch.setattr(Aggregate, "add", add)
-    if method == "sealed":
-        monkeypatch.setattr(Aggregate, "sealed", sealed)
+    if method == "encode":
+        monkeypatch.setattr(Aggregate, "encode", encode)
     client = Kept()
     with producing(client, linger_seconds=60.0) as producer:
         writings = [producer.put(data, "k") for data in (b"a", b"b", b"bad", b"c", b"d")]

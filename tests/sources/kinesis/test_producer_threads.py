@@ -45,7 +45,7 @@ def test_a_listing_with_a_hole_is_looked_at_again_for_half_a_minute(monkeypatch:
     Producer(client, "orders").close()
     assert waits == [0.5, 0.5]
     monkeypatch.setattr(client, "list_shards", lambda **_: {"Shards": [half]})
-    with pytest.raises(SourceUnavailable, match="leave a gap"):
+    with pytest.raises(SourceUnavailable, match="there is a gap between its open shards"):
         Producer(client, "orders")
     assert sum(waits[2:]) == 30.0
 

@@ -18,12 +18,12 @@ from leasehold.adapters.sources.kinesis.cbor.hooks import ProducerCborHooks, Put
 from leasehold.adapters.sources.kinesis.clients import WireFormat
 from leasehold.adapters.sources.kinesis.producer import producer as put_client
 from leasehold.adapters.sources.kinesis.producer.core import (
-    Retryable,
     Settings,
     Unit,
     UnitOutcome,
+    UnitRetryable,
+    UnitUnknown,
     UnitWritten,
-    Unknown,
 )
 from leasehold.adapters.sources.kinesis.producer.producer import KinesisPutClient, Producer, client_of
 from leasehold.errors import SourceError
@@ -158,17 +158,17 @@ def test_records_that_are_refused_whole_for_their_form_go_in_json_once(
 @pytest.mark.parametrize(
     ("answer", "outcome", "after"),
     [
-        (Answer(b"<html>", "text/html", 502), Unknown("502"), "cbor"),
-        (in_cbor({"__type": "InternalFailure"}, 500), Unknown("InternalFailure"), "cbor"),
-        (Answer(b"\xff", CBOR), Unknown("ResultCountMismatch"), "json"),
-        (in_cbor([1]), Unknown("ResultCountMismatch"), "json"),
-        (in_cbor({}), Unknown("ResultCountMismatch"), "cbor"),
+        (Answer(b"<html>", "text/html", 502), UnitUnknown("502"), "cbor"),
+        (in_cbor({"__type": "InternalFailure"}, 500), UnitUnknown("InternalFailure"), "cbor"),
+        (Answer(b"\xff", CBOR), UnitUnknown("ResultCountMismatch"), "json"),
+        (in_cbor([1]), UnitUnknown("ResultCountMismatch"), "json"),
+        (in_cbor({}), UnitUnknown("ResultCountMismatch"), "cbor"),
     ],
 )
 def test_a_request_that_may_have_been_written_is_not_sent_again_by_the_hooks(
     answer: Answer, outcome: UnitOutcome, after: str, way: Way
 ) -> None:
-    """The result is Unknown, so that the producer decides about a retry."""
+    """The result is UnitUnknown, so that the producer decides about a retry."""
     requests, spoken = speaking(in_cbor(SHARDS), answer, (in_cbor if after == "cbor" else in_json)(written()), way=way)
     assert requests.put(UNITS[1:2]) == [outcome]
     assert spoken.forms == ["cbor", "cbor"]
@@ -182,7 +182,7 @@ def test_a_request_over_a_kept_connection_that_ends_is_sent_once() -> None:
     requests, spoken = speaking(*answers, way="directly")
     assert requests.put(UNITS[1:2]) == requests.put(UNITS[1:2]) == PLACED
     (outcome,) = requests.put(UNITS[1:2])
-    assert isinstance(outcome, Unknown)
+    assert isinstance(outcome, UnitUnknown)
     assert len(spoken.forms) == 4
 
 
@@ -191,7 +191,7 @@ def test_of_a_request_that_is_written_in_part_each_record_is_told(way: Way) -> N
     refused = {"ErrorCode": "ProvisionedThroughputExceededException", "ErrorMessage": "slow down"}
     answer = {"FailedRecordCount": 1, "Records": [THERE, {**refused, "ShardId": None}, THERE]}
     requests, spoken = speaking(in_cbor(SHARDS), in_cbor(answer), way=way)
-    assert requests.put(UNITS) == [*PLACED, Retryable("ProvisionedThroughputExceededException"), *PLACED]
+    assert requests.put(UNITS) == [*PLACED, UnitRetryable("ProvisionedThroughputExceededException"), *PLACED]
     assert spoken.forms == ["cbor", "cbor"]
 
 
@@ -203,7 +203,7 @@ def test_a_throttled_request_is_told_and_says_nothing_against_cbor(way: Way) -> 
         in_cbor(SHARDS), in_json(throttled, 400), in_cbor(throttled, 400), in_cbor(written()), way=way
     )
     for _ in range(2):
-        assert requests.put(UNITS[1:2]) == [Retryable("ProvisionedThroughputExceededException")]
+        assert requests.put(UNITS[1:2]) == [UnitRetryable("ProvisionedThroughputExceededException")]
     assert requests.put(UNITS[1:2]) == PLACED
     assert spoken.forms == ["cbor"] * 4
 

@@ -123,7 +123,7 @@ def test_an_answer_that_was_taken_apart_is_let_go() -> None:
     unpacking = Unpacker(None, None, misplaced="keep", dropped=DropCounter("s-0"))
     unpacking.unpack(columns)
     assert unpacking.records == USERS
-    assert (listed, columns.datas) == ([], [b"p", b"", b"q", b"r", b""])
+    assert (listed, columns.payloads) == ([], [b"p", b"", b"q", b"r", b""])
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def told_at_once(data: bytes, hash_range: HashRange | None) -> tuple[Record, ...
     assert (keeping == dropping) or keeping.reason != "aggregated"
     if keeping.reason != "aggregated":
         return None
-    users = enumerate(zip(keeping.keys, keeping.hash_keys, keeping.datas, strict=True))
+    users = enumerate(zip(keeping.keys, keeping.hash_keys, keeping.payloads, strict=True))
     return tuple(Record(each, "7", sub, key, hash_key, 1.5, True) for sub, (key, hash_key, each) in users)
 
 
@@ -197,7 +197,7 @@ def test_common_aggregates_are_read_where_they_lie(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decode, "_LOCATE", True)
-        data = packed(list(rows))[0].sealed()
+        data = packed(list(rows))[0].encode()
         assert placed(data, hash_range) == told_at_once(data, hash_range)
         assert placed(data[:-1] + bytes([data[-1] ^ 1]), hash_range) is None
 
@@ -262,4 +262,4 @@ def test_the_rows_of_an_answer_are_gone_once_they_are_columns() -> None:
 
 
 def _values(rows: RowColumns) -> tuple[list[bytes], list[str], list[Any], list[Any]]:
-    return rows.datas, rows.numbers, rows.keys, rows.arrived
+    return rows.payloads, rows.numbers, rows.keys, rows.arrived

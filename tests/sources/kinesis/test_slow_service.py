@@ -32,7 +32,7 @@ from leasehold.adapters.sources.kinesis import fan_out
 from leasehold.adapters.sources.kinesis.clients import KinesisClients, reading_client
 from leasehold.adapters.sources.kinesis.fan_out import StreamConsumer
 from leasehold.adapters.sources.kinesis.poller import RESPONSE_IS_PENDING, Poller
-from leasehold.adapters.sources.kinesis.producer.core import UnitWritten, Unknown
+from leasehold.adapters.sources.kinesis.producer.core import UnitUnknown, UnitWritten
 from leasehold.adapters.sources.kinesis.producer.producer import PUT_TIMEOUTS, QUICK_RESPONSES, KinesisPutClient
 from leasehold.adapters.sources.kinesis.source import KinesisSource
 from leasehold.adapters.sources.protocol import Batch
@@ -171,7 +171,7 @@ def test_the_time_out_grows_and_comes_back(caplog: pytest.LogCaptureFixture) -> 
     assert [len(batch.records) for batch in batches] == [1, 1]
     assert waits[:2] == [0.4] * 2  # while the timeout grows, no further backoff is needed
     said = (
-        "shard s-0: reading again in 0.4 s: Kinesis did not answer within {:g} s; "
+        "shard s-0: reading again in 0.4 s: Kinesis did not respond within {:g} s; "
         "the timeout of the next call is {:g} s"
     )
     assert [record.message for record in caplog.records][:2] == [
@@ -249,7 +249,7 @@ def test_a_service_that_has_answered_once_is_asked_once_a_turn() -> None:
             source.shards()
         assert (
             str(caught.value)
-            == f"Kinesis did not answer within {limit:g} s; the timeout of the next call is {longer:g} s"
+            == f"Kinesis did not respond within {limit:g} s; the timeout of the next call is {longer:g} s"
         )
 
 
@@ -275,7 +275,7 @@ def test_a_producer_waits_longer_for_a_slow_service_and_writes_once() -> None:
     unit = [cast("Any", SimpleNamespace(data=b"x", partition_key="k", hash_key=0))]
     service.delay = 25.0
     assert [producer.put(unit) for _ in range(4)] == [
-        *[[Unknown("ReadTimeoutError")]] * 2,
+        *[[UnitUnknown("ReadTimeoutError")]] * 2,
         *[[UnitWritten("s-0", "5")]] * 2,
     ]
     service.delay = QUICK_SECONDS

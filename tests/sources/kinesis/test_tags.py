@@ -12,7 +12,7 @@ from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
 from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate, framing_of
 from leasehold.adapters.sources.kinesis.hash_keys import hash_of
 from leasehold.adapters.sources.kinesis.poller import Poller
-from leasehold.adapters.sources.kinesis.producer.core import Bucket, Entry, ShardQueue
+from leasehold.adapters.sources.kinesis.producer.core import Entry, ShardQueue, TokenBucket
 from leasehold.adapters.spark.kinesis.poller import ArrowPoller
 from leasehold.adapters.spark.kinesis.rows import columns
 from leasehold.adapters.spark.row_buffer import RowBuffer
@@ -42,7 +42,7 @@ def sealed(rows: list[tuple[bytes, str, Tag | None, str | None]], limit: int = 1
         if not aggregate.add(data, key, hash_key, *label):
             break
         count += 1
-    made = aggregate.sealed()
+    made = aggregate.encode()
     assert len(made) + len(aggregate.partition_key.encode()) == aggregate.size <= limit
     return made, count
 
@@ -58,7 +58,7 @@ def test_tags_are_read_back_and_count_as_bytes(
         assert users.tags == ()  # a single record is not aggregated
         return
     packed = rows[:count]
-    assert list(zip(users.datas, users.keys, users.hash_keys, strict=True)) == [
+    assert list(zip(users.payloads, users.keys, users.hash_keys, strict=True)) == [
         (row[0], row[1], row[3]) for row in packed
     ]
     assert [*users.tags] == ([row[2] for row in packed] if any(row[2] for row in packed) else [])
@@ -68,7 +68,7 @@ def test_tags_are_read_back_and_count_as_bytes(
 def test_a_record_with_a_tag_takes_no_more_room_than_is_kept_for_it(data: bytes, row: int, key: str) -> None:
     """The stream accepts even the largest record that a sink accepts."""
     context = Tag("q" * 11, 10**10, 10**9, "9999-99", "e" * 8, 0).context
-    queue = ShardQueue("s", HASH_KEYS, Bucket(1.0))
+    queue = ShardQueue("s", HASH_KEYS, TokenBucket(1.0))
     entry = Entry(0, data, key, hash_of(key), str(HASH_KEYS[1]), 0.0, 1.0, context=context, row=row)
     queue.append(entry)
     unit = queue.pack(1)

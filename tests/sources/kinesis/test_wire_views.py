@@ -37,13 +37,13 @@ ROWS = st.fixed_dictionaries(
 def as_columns(rows: Any) -> tuple[object, ...]:  # noqa: ANN401  either form
     """Return all fields of the rows, in either form."""
     told = columns_of(rows)
-    return told.datas, told.numbers, told.keys, told.arrived, told.has_aggregates
+    return told.payloads, told.numbers, told.keys, told.arrived, told.has_aggregates
 
 
 def by_cbor2(body: bytes) -> tuple[tuple[object, ...], object]:
     """Return the rows and the rest of a response as cbor2 parses it. Raises ValueError or UnreadableBody."""
     with patch.object(forms, "SCAN", new=None):
-        rows, answer = forms._split(body, cbor=True)  # noqa: SLF001  the function that the scanner replaces
+        rows, answer = forms._split_rows(body, cbor=True)  # noqa: SLF001  the function that the scanner replaces
     return as_columns(rows), answer
 
 

@@ -1,10 +1,11 @@
-"""The store and the stream as one process sees them: requests take time, and meet faults on the way.
+"""One process's connections to the store and the stream, over a simulated network with delays and faults.
 
-1. A write is applied at one instant between its sending and its response, or later if it is late.
-2. Whatever goes wrong, the process learns only that the outcome is unknown.
+1. A write is applied at one moment between its request and its response. A late write is applied after the caller has
+   given up.
+2. Whatever fault occurs, the process learns only that the outcome of its request is unknown.
 
-`Exchange` handles the calls of one process: it counts each call and applies the fault planned for it. `StreamClient`
-is the stream as one process sees it.
+`Exchange` counts the calls of one process, and applies the faults that are planned for them. `Client` is its store, and
+`StreamClient` its stream.
 """
 
 import math
@@ -42,11 +43,11 @@ T = TypeVar("T")
 PAUSE_SECONDS = 1.0
 
 SubstituteResults = Mapping[str, Callable[[], Any]]
-"""What else a call may return or do, by the name of the step."""
+"""For steps of a fault that replace the call's result, by name: functions that produce the result."""
 
 
 class Exchange:
-    """The path of each call of one process to its target."""
+    """Makes the calls of one process, and applies the faults that are planned for them."""
 
     def __init__(self, world: World, caller: Caller) -> None:
         self._history, self._tasks, self._caller = world.history, world.tasks, caller
@@ -55,14 +56,14 @@ class Exchange:
         self._planned = {call_fault.number: call_fault.fault for call_fault in world.scenario.call_faults}
 
     def call(self, what: str, action: Callable[[], Any], substitutes: SubstituteResults | None = None) -> Any:  # noqa: ANN401  the call's own
-        """Make the call, or apply the fault that is due for it."""
+        """Make the call, or apply the fault that is planned for it."""
         if not self._full:
             return action()
         calls = self._history.calls
         calls.append(CallEvent(self._tasks.now, self._caller.process_id, what))
         fault = self._planned.get(len(calls) - 1)
         if fault is None:
-            # While the system refuses a resource, it refuses it to every call that needs it.
+            # While a resource is denied, every call that needs it fails.
             for name, until in self._denied.items():
                 call_prefixes, exception = DENIED[name]
                 if self._tasks.now < until and what.startswith(call_prefixes):
@@ -93,7 +94,7 @@ class Exchange:
         return result
 
     def call_user(self, name: str, user_callable: Callable[[], object]) -> Any:  # noqa: ANN401  a user's callable may return anything
-        """Call a user's callable."""
+        """Call a function that stands for a user's code."""
         return self.call(name, user_callable, {"answer": lambda: False, "generate": generated})
 
 
@@ -105,13 +106,13 @@ OTHER_WORKER = "somebody-else"
 STALE_SECONDS = 1.0
 
 UNIT_BYTES = 8192
-"""The bytes of a listing that one unit reads, at eventual consistency."""
+"""The bytes of a listing that one read unit pays for, with eventual consistency."""
 
 
 class Client:
-    """A store over a table at the other end of a network.
+    """One process's client of a lease table, by default the run's own.
 
-    By default that is the run's own table, whose writes are recorded as it takes them.
+    Unless the run has swaps, the client records each write in the history at the moment when the table applies it.
     """
 
     def __init__(
@@ -131,7 +132,7 @@ class Client:
         self._dated = world.scenario.dated
         self._listed = self._table.dated if self._dated else self._table.list
         self._calm, self._full = world.scenario.calm, world.scenario.full
-        # Each fault of a write with the sum of the probabilities up to it, so that a single draw chooses among them.
+        # Each fault is stored with its cumulative probability, so that one random number selects among them.
         faults: tuple[tuple[WriteFault, float], ...] = (
             ("lost", network.lost),
             ("unanswered", network.unanswered),
@@ -143,28 +144,28 @@ class Client:
 
     @property
     def capabilities(self) -> Capabilities:
-        """All capabilities, as of DynamoDB, except that with dated rows, as of blobs, annotations cost requests."""
+        """The capabilities of DynamoDB or, if rows are dated, those of blobs, whose annotations cost requests."""
         return Capabilities(free_annotations=not self._dated)
 
     # Reading
 
     def list(self) -> Listing:
-        """Return every lease, some perhaps as they were shortly before."""
+        """Return all leases. Some may be stale."""
         self._history.requests["list"] += 1
 
         def read() -> Listing:
             began = self._tasks.now
             self._travel()
-            listing = self._paged()
+            listing = self._read_pages()
             self._travel()
             self._history.scanned += len(listing.leases)
             self._history.listings.append((began, self._tasks.now, self._caller.process_id))
-            return self._perhaps_stale(listing)
+            return self._maybe_stale(listing)
 
         return self._read("store.list", read)
 
-    def _paged(self) -> Listing:
-        """Read the pages of a listing in turn, each as fast as the table serves it."""
+    def _read_pages(self) -> Listing:
+        """Read the pages of a listing one after another, at the speed that the table's capacity allows."""
         capacity, listing = self._capacity, self._listed()
         if capacity.bytes_per_second == capacity.table_units == math.inf:
             return listing
@@ -174,25 +175,25 @@ class Client:
             page = keys[start : start + page_rows]
             read = len(page) * capacity.row_bytes
             self._caller.wait(read / capacity.bytes_per_second)
-            self._throttled(self._world.reads, read / UNIT_BYTES)
+            self._wait_for_capacity(self._world.reads, read / UNIT_BYTES)
             current_rows = {row.key: row for row in self._listed().leases}
             rows += [current_rows[key] for key in page if key in current_rows]
         return Listing(tuple(rows))
 
-    def _throttled(self, meter: UnitBudget, units: float) -> None:
-        """Wait until the table has the capacity for this request.
+    def _wait_for_capacity(self, meter: UnitBudget, units: float) -> None:
+        """Wait until the table has capacity for this many units.
 
-        Raises OutcomeUnknown if that takes longer than `patience_seconds`.
+        Raises OutcomeUnknown if the wait exceeds the scenario's `patience_seconds`.
         """
         seconds = meter.wait(units)
         if not seconds:
             return
         self._caller.wait(min(seconds, self._capacity.patience_seconds))
         if seconds > self._capacity.patience_seconds:
-            raise OutcomeUnknown("the table asks to slow down")
+            raise OutcomeUnknown("the table throttles requests")
 
     def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
-        """Read these leases as they are or, if `stale_ok`, perhaps as they were shortly before."""
+        """Return the leases with these keys. They may be stale if `stale_ok`."""
         requested_keys = tuple(keys)
         self._history.requests["get"] += 1
         self._history.fetched += len(requested_keys)
@@ -203,15 +204,15 @@ class Client:
             if self._capacity.row_units < math.inf:
                 for key in requested_keys:
                     meter = UnitBudget(self._capacity.row_units, lambda: self._tasks.now)
-                    self._throttled(self._world.row_reads.setdefault(key, meter), 0.5 if stale_ok else 1.0)
+                    self._wait_for_capacity(self._world.row_reads.setdefault(key, meter), 0.5 if stale_ok else 1.0)
             listing = Listing(self._table.get(requested_keys))
             self._travel()
-            return self._perhaps_stale(listing) if stale_ok or self._caller.ignores_calls else listing
+            return self._maybe_stale(listing) if stale_ok or self._caller.ignores_calls else listing
 
         return self._read("store.get", read, stale_ok=stale_ok).leases
 
     def _read(self, what: str, read: Callable[[], Listing], *, stale_ok: bool = True) -> Listing:
-        """Read, and let faults falsify the result unless the read is consistent, which the service guarantees."""
+        """Read, with planned faults applied. A consistent read never returns wrong rows, as with the real service."""
 
         def stale() -> Listing:
             return self._table.with_earlier_rows(read(), STALE_SECONDS, lambda: stale_ok)
@@ -223,9 +224,9 @@ class Client:
         listing: Listing = self._exchange.call(what, read, {"stale": stale, "untrue": untrue})
         return listing
 
-    def _perhaps_stale(self, listing: Listing) -> Listing:
+    def _maybe_stale(self, listing: Listing) -> Listing:
         if self._caller.ignores_calls:
-            # An earlier version ignores this attribute, and leaves it alone.
+            # An earlier version neither reads nor changes the attribute of calls.
             rows = (
                 evolve(row, annotations=tuple(note for note in row.annotations if note[0] != CALL))
                 for row in listing.leases
@@ -239,14 +240,14 @@ class Client:
     # Writing
 
     def write(self, write: writes.Write) -> Outcome:
-        """Send the write through the network."""
+        """Send the write over the network, and return its outcome."""
         verb, key = VERBS[type(write)], write.lease.key
         self._history.requests[verb] += 1
         sent = self._tasks.now
         if self._caller.ignores_calls and isinstance(write, writes.RenewLease):
             write = evolve(write, annotations=tuple(note for note in write.annotations if note[0] != CALL))
         if self._caller.foreign:
-            # Another library steals under the version that it saw, and does not know our attributes.
+            # Another library steals only if the version is unchanged, and does not write our attributes.
             match write:
                 case writes.ClaimLease(lease, me) | writes.StealLease(lease, me):
                     write = writes.ClaimLease(lease, me)
@@ -255,25 +256,27 @@ class Client:
                 case _:
                     pass
 
-        def apply() -> Outcome:
+        def apply_write() -> Outcome:
             before = self._table.row(key)
             outcome = self._table.write(write)
-            done = isinstance(outcome, Done)
-            if done and self._caller.foreign and isinstance(write, writes.ClaimLease):
-                # Nor does it write on the row that its owner answers requests.
+            applied = isinstance(outcome, Done)
+            if applied and self._caller.foreign and isinstance(write, writes.ClaimLease):
+                # The row must also show that its new owner does not answer hand-off requests.
                 outcome = self._table.mark_unresponsive(key)
-            if self._records_writes and (self._full or verb != "renew" or not done):
-                after = outcome.lease if done and verb != "delete" else self._table.row(key)
-                who = self._caller.worker_id, self._caller.process_id
-                self._history.writes.append(WriteEvent(self._tasks.now, sent, *who, verb, key, before, after, done))
+            if self._records_writes and (self._full or verb != "renew" or not applied):
+                after = outcome.lease if applied and verb != "delete" else self._table.row(key)
+                sender = self._caller.worker_id, self._caller.process_id
+                self._history.writes.append(
+                    WriteEvent(self._tasks.now, sent, *sender, verb, key, before, after, applied)
+                )
             return outcome
 
         def rejected() -> Outcome:
             row = self._table.row(key)
             return Lost(key, row and evolve(row, owner=OTHER_WORKER, version=Version("another")))
 
-        substitutes = {"untrue": rejected, "send": lambda: self._arrive(apply, LATE_SECONDS)}
-        outcome: Outcome = self._exchange.call(f"store.{verb}", lambda: self._sent(apply), substitutes)
+        substitutes = {"untrue": rejected, "send": lambda: self._apply_later(apply_write, LATE_SECONDS)}
+        outcome: Outcome = self._exchange.call(f"store.{verb}", lambda: self._send(apply_write), substitutes)
         return outcome
 
     def close(self) -> None:
@@ -282,7 +285,7 @@ class Client:
     # Transport
 
     def read_through(self, what: str, compute: Callable[[], T]) -> T:
-        """Send another kind of request to the table. It takes effect between two waits."""
+        """Send a read to the table, and return the result. `compute` runs when the request arrives."""
 
         def read() -> T:
             self._travel()
@@ -294,13 +297,13 @@ class Client:
         return result
 
     def write_through(self, what: str, apply: Callable[[], T]) -> T:
-        """Send a write other than that of a lease."""
-        substitutes = {"send": lambda: self._arrive(apply, LATE_SECONDS)}
-        result: T = self._exchange.call(what, lambda: self._sent(apply), substitutes)
+        """Send a write of a row that is not a lease. `apply` runs when the request arrives."""
+        substitutes = {"send": lambda: self._apply_later(apply, LATE_SECONDS)}
+        result: T = self._exchange.call(what, lambda: self._send(apply), substitutes)
         return result
 
-    def _sent(self, apply: Callable[[], T]) -> T:
-        """Take a write through the network. `apply` is its effect on the table."""
+    def _send(self, apply: Callable[[], T]) -> T:
+        """Send a write over the network, with a random fault. `apply` changes the table when the write arrives."""
         fault: WriteFault | None = None
         if self._faults and self._tasks.now < self._calm:
             drawn = self._draw.random()
@@ -309,23 +312,23 @@ class Client:
             self._caller.wait(GIVE_UP_SECONDS)
             raise OutcomeUnknown("the request was lost")
         if fault == "late":
-            self._arrive(apply, self._draw.uniform(0.0, self._network.late_seconds))
+            self._apply_later(apply, self._draw.uniform(0.0, self._network.late_seconds))
             self._caller.wait(GIVE_UP_SECONDS)
-            raise OutcomeUnknown("nobody answered in time")
+            raise OutcomeUnknown("there was no response in time")
         self._travel()
-        self._throttled(self._world.writes, 1.0)
+        self._wait_for_capacity(self._world.writes, 1.0)
         outcome = apply()
         if fault == "unanswered":
             self._caller.wait(GIVE_UP_SECONDS)
-            raise OutcomeUnknown("the answer was lost")
+            raise OutcomeUnknown("the response was lost")
         if fault == "twice":
             self._caller.wait(GIVE_UP_SECONDS)
             outcome = apply()
         self._travel()
         return outcome
 
-    def _arrive(self, apply: Callable[[], object], seconds: float) -> None:
-        # Needs a task of its own, because the process may be dead by then.
+    def _apply_later(self, apply: Callable[[], object], seconds: float) -> None:
+        # The write arrives in a separate task, because the process may be dead by then.
         def arrive() -> None:
             apply()
 
@@ -350,7 +353,7 @@ SLOW_SECONDS = 6.0, 25.0
 
 
 class StreamClient:
-    """A source over the run's stream, at the other end of a network."""
+    """One process's connection to the run's stream, over the simulated network."""
 
     def __init__(self, world: World, caller: Caller, exchange: Exchange, time: Scheduler) -> None:
         self._slow, self._tasks = world.scenario.network.slow, world.tasks
@@ -364,7 +367,7 @@ class StreamClient:
         self._caller, self._exchange = caller, exchange
         self._least, self._most = world.scenario.network.reading
         self._first = tuple(world.source.listed)
-        # Separate, so that the table's faults stay as they were.
+        # A separate generator, so that requests to the stream don't change the random faults of the table.
         self._draw = random.Random(f"stream {world.scenario.seed} {caller.process_id}")  # noqa: S311  a seed is the point
 
     @property
@@ -373,25 +376,27 @@ class StreamClient:
         return self._source.stream
 
     def incarnation(self) -> str:
-        """Return when the stream was created, or "" without a call if the run does not recreate it."""
+        """Return the stream's incarnation, or "" without a request if the run does not recreate the stream."""
         return str(self.ask("source.incarnation", self._source.incarnation)) if self._source.made else ""
 
     def shards(self) -> tuple[Shard, ...]:
-        """Return the shards, or as a lie those that there were when this process started."""
-        listed: tuple[Shard, ...] = self.ask("source.shards", self._source.shards, {"untrue": lambda: self._first})
-        return listed
+        """Return the shards. The fault "untrue" returns those that were listed when this process started."""
+        shards_listed: tuple[Shard, ...] = self.ask(
+            "source.shards", self._source.shards, {"untrue": lambda: self._first}
+        )
+        return shards_listed
 
     def gone(self, shard: str) -> bool:
         """Return whether the stream reports the shard as gone."""
         return bool(self.ask("source.gone", lambda: self._source.gone(shard), shard=shard))
 
     def latest(self, lease: Lease) -> Position:
-        """Return the position that LATEST means now, which moves on."""
+        """Return the position that LATEST means at this moment."""
         position: Position = self.ask("source.latest", lambda: self._source.latest(lease), shard=lease.shard)
         return position
 
     def open(self, lease: Lease, start: Position) -> Reader:
-        """Return a reader at the other end of the same network."""
+        """Return a reader of the lease's shard, whose reads go over the same network."""
         reader: Reader = self.ask("source.open", lambda: self._source.open(lease, start), shard=lease.shard)
         return DistantReader(self, reader, lease.shard)
 
@@ -401,24 +406,27 @@ class StreamClient:
     def ask(
         self, what: str, action: Callable[[], Any], substitutes: SubstituteResults | None = None, *, shard: str = ""
     ) -> Any:  # noqa: ANN401  the call's own
-        """Send a request to the stream, about this shard unless it is "". It takes effect between two waits."""
+        """Send a request to the stream. `action` runs when the request arrives.
 
-        def send() -> Any:  # noqa: ANN401  likewise
+        `shard` is the id of the shard that the request is about, or "" if it is about none.
+        """
+
+        def exchange() -> Any:  # noqa: ANN401  likewise
             self._caller.wait_if_deaf(shard)
             self._travel()
-            answer = action()
+            result = action()
             self._travel()
-            return answer
+            return result
 
-        return self._exchange.call(what, send, substitutes)
+        return self._exchange.call(what, exchange, substitutes)
 
     @property
     def may_be_slow(self) -> bool:
-        """Whether there are times at which reads are slow."""
+        """Whether the scenario has periods in which reads are slow."""
         return bool(self._slow)
 
     def late(self, seconds: float) -> None:
-        """Wait as long as a response takes now. Raises TimeoutError after `seconds`."""
+        """If reads are slow now, wait as long as a response takes. Raises TimeoutError after `seconds`."""
         if any(period.at <= self._tasks.now < period.at + period.seconds for period in self._slow):
             delay = self._draw.uniform(*SLOW_SECONDS)
             self._caller.wait(min(delay, seconds))
@@ -431,14 +439,14 @@ class StreamClient:
 
 
 class DistantReader:
-    """A reader of the stream whose reads take time."""
+    """A reader of the stream whose reads go over the simulated network."""
 
     def __init__(self, client: StreamClient, reader: Reader, shard: str) -> None:
         self._client, self._reader, self._shard = client, reader, shard
         self._timeouts = CallTimeouts(client.clients)
 
     def read(self) -> Batch:
-        """Return the next records. If the stream may be slow, wait for them as a reader of Kinesis does."""
+        """Return the next records. If the scenario has slow periods, use the same timeouts as a Kinesis reader."""
         if not self._client.may_be_slow:
             return self.read_once()
         try:
@@ -450,7 +458,7 @@ class DistantReader:
         return batch
 
     def read_once(self) -> Batch:
-        """Return the next records, or as a lie the empty response of a service that throttles."""
+        """Return the next records. The fault "untrue" returns an empty batch, as if the service throttled the read."""
         throttled = Batch((), None, None, THROTTLED_SECONDS, fault="throttled")
         batch: Batch = self._client.ask(
             "reader.read", self._reader.read, {"untrue": lambda: throttled}, shard=self._shard
@@ -463,7 +471,7 @@ class DistantReader:
 
 
 class _TimedReading:
-    """Reads that time out after `seconds`."""
+    """A client whose reads time out after `seconds`."""
 
     def __init__(self, client: StreamClient, seconds: float) -> None:
         self._client, self._seconds = client, seconds

@@ -1,10 +1,10 @@
-"""Other tables than the usual one in a simulated fleet: the layout `sessions`, and the two tables of a swap.
+"""Simulates two special kinds of lease tables: the layout `sessions`, and a swap between two tables.
 
-In layout `sessions` the real store works on rows at the other end of the network. Requests are counted by the kind of
-row that they write, because their price depends on it.
+In layout `sessions`, the real store runs on rows that it reaches through the simulated network. Requests are counted by
+the kind of row that they write, because the price of a request depends on it.
 
-In a swap both tables are at the other end of the network, and `run_swaps` does what the command does. Neither table
-knows which of its rows are valid, so the history has the writes as their processes saw them.
+In a swap, a process reaches both tables through the network, and `run_swaps` does the work of `leasehold swap`. A table
+doesn't know which of its rows are valid, so the history contains the writes as the processes saw them.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class DistantCells:
-    """The rows of the run's table, at the other end of one process's network."""
+    """One process's connection to the rows of the table, through the simulated network."""
 
     page_leases = PAGE_LEASES
 
@@ -39,54 +39,54 @@ class DistantCells:
         self._last_etags: dict[str, str] = {}
 
     def list(self, *prefixes: str, consistent: bool = False) -> tuple[Stored, ...]:
-        """Return every row whose name begins with one of the prefixes."""
+        """Return all rows whose names begin with one of the prefixes."""
         self._history.requests["list"] += 1
         rows = self._client.read_through("store.list", lambda: self._cells.list(*prefixes, consistent=consistent))
         self._history.scanned += len(rows)
-        # A listing of objects contains only names and versions, so the changed ones must be read.
+        # An object store lists only names and versions, so a worker must then read the changed objects.
         self._history.changed_since_listed += sum(self._last_etags.get(row.name) != row.etag for row in rows)
         self._last_etags = {row.name: row.etag for row in rows}
         return rows
 
     def read(self, names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:
-        """Return the cells that exist."""
+        """Return those of the named cells that exist."""
         self._history.requests["get"] += 1
         self._history.fetched += len(names)
         self._history.fetched_stale += len(names) if stale_ok else 0
         return self._client.read_through("store.get", lambda: self._cells.read(names)) if names else {}
 
     def put_new(self, name: str, fields: ObjectFields) -> str | None:
-        """Write a cell if there is none."""
-        return self._written(name, lambda: self._cells.put_new(name, fields))
+        """Create a cell, and return its version, or None if the cell already exists."""
+        return self._write(name, lambda: self._cells.put_new(name, fields))
 
     def put_over(self, name: str, fields: ObjectFields, version: str) -> str | None:
-        """Replace this version of a cell."""
-        return self._written(name, lambda: self._cells.put_over(name, fields, version))
+        """Replace a cell if it still has this version, and return the new version; otherwise return None."""
+        return self._write(name, lambda: self._cells.put_over(name, fields, version))
 
     def delete(self, name: str, version: str) -> bool:
-        """Delete this version of a cell."""
-        return self._written(name, lambda: self._cells.delete(name, version))
+        """Delete a cell if it still has this version, and return whether it is gone."""
+        return self._write(name, lambda: self._cells.delete(name, version))
 
     def prove(self) -> None:
-        """Do nothing: conditions are kept."""
+        """Do nothing, because the simulated table always checks the conditions of writes."""
 
     def close(self) -> None:
         """Do nothing."""
 
-    def _written(self, name: str, apply: Callable[[], T]) -> T:
+    def _write(self, name: str, apply: Callable[[], T]) -> T:
         kind = name.partition("/")[0]
         self._history.requests[kind] += 1
         return self._client.write_through(f"store.{kind}", apply)
 
 
 def sessions_of(world: World, caller: Caller, client: Client, pace: SyncPrimitives) -> SessionStore:
-    """Return the store of one process. The ids of its sessions are never reused."""
+    """Return the store of one process. No two of its sessions have the same id."""
     numbers = count(1)
     return SessionStore(DistantCells(world, client), sync=pace, ids=lambda: f"{caller.process_id}-{next(numbers)}")
 
 
 class SessionClient(PassingStore):
-    """The store of one process, which records changes of leases in the history."""
+    """The store of one process, which records the writes of leases in the history."""
 
     def __init__(self, world: World, caller: Caller, client: Client, pace: SyncPrimitives) -> None:
         super().__init__(sessions_of(world, caller, client, pace))
@@ -94,17 +94,17 @@ class SessionClient(PassingStore):
         self._truth = SessionStore(world.cells, sync=pace)
 
     def write(self, write: Write) -> Outcome:
-        """Write, and record the write in the history."""
+        """Apply or reject the write, and record it in the history."""
         world, key, verb = self._world, write.lease.key, VERBS[type(write)]
         recorded = world.scenario.full or not isinstance(write, RenewLease | CheckpointLease)
         recorded = recorded or (isinstance(write, CheckpointLease) and write.position.ended)
         sent, before = world.tasks.now, self._row(key) if recorded else None
         outcome = self._store.write(write)
         if recorded:
-            done = isinstance(outcome, Done)
-            after = outcome.lease if done and verb != "delete" else self._row(key)
-            ids = self._caller.worker_id, self._caller.process_id
-            world.history.writes.append(WriteEvent(world.tasks.now, sent, *ids, verb, key, before, after, done))
+            applied = isinstance(outcome, Done)
+            after = outcome.lease if applied and verb != "delete" else self._row(key)
+            sender = self._caller.worker_id, self._caller.process_id
+            world.history.writes.append(WriteEvent(world.tasks.now, sent, *sender, verb, key, before, after, applied))
         return outcome
 
     def _row(self, key: str) -> Lease | None:
@@ -116,9 +116,9 @@ NAMES = ("memory://from", "memory://to")
 
 
 class SwapClient(PassingStore):
-    """Both tables as one process sees them. Records when each write was sent and answered.
+    """One process's store over the two tables of a swap. Records when each write was sent and answered.
 
-    `source` and `goal` are the stores of the two tables, at the other end of the network.
+    `source` and `goal` are the clients of the two tables.
     """
 
     def __init__(self, world: World, caller: Caller, source: Client, goal: Client, time: Scheduler) -> None:
@@ -127,7 +127,7 @@ class SwapClient(PassingStore):
         self._world, self._caller = world, caller
 
     def write(self, write: Write) -> Outcome:
-        """Apply or reject the write, and record it. After any exception, its outcome counts as unknown."""
+        """Apply or reject the write, and record its outcome, which is unknown if an exception is raised."""
         sent = self._world.tasks.now
         try:
             outcome = super().write(write)
@@ -159,7 +159,10 @@ class SwapClient(PassingStore):
 
 
 def run_swaps(world: World) -> None:
-    """Move the leases there and back at the times of the swaps, and carry unowned ones, as `leasehold swap` does."""
+    """Start a swap at each of the scenario's times, alternating between the tables, and move unowned leases.
+
+    This is the work of `leasehold swap`; workers move the leases that they own.
+    """
     goal_store: Store = SessionStore(world.cells, gather_seconds=0.0) if world.scenario.sessions else world.goal
     store = SwapStore((world.table, goal_store), NAMES[TO], clock=lambda: world.tasks.now)
     for number, (swap_at, end) in enumerate(pairwise((*world.scenario.swaps, world.scenario.seconds))):

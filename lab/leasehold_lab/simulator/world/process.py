@@ -1,4 +1,4 @@
-"""A process of the fleet: the real worker and the real runner under virtual time, with the faults that hit them."""
+"""Simulates one process of the fleet, by running the real worker and runner under virtual time, with faults."""
 
 import math
 import random
@@ -33,10 +33,10 @@ from leasehold_lab.simulator.world.world import FIRST_MS, World
 
 
 class OncePerCycleWorker(Worker):
-    """A worker that scans the table once per cycle, and writes no bulletins.
+    """A worker that lists the whole table once per cycle and writes no bulletins.
 
-    It still reads leases that it requested individually, which is no scan. It scans once more only to find out whether
-    an owner has died (C16).
+    It still reads single leases that it has requested. It lists the table earlier only to find out whether an owner
+    has died (C16).
     """
 
     _whole_due = -math.inf
@@ -48,17 +48,17 @@ class OncePerCycleWorker(Worker):
         if keys is None:
             seen = (sighting.lease for sighting in self.table.watch.sightings.values())
             self._whole_due = now + min(
-                self.config.cycle_seconds, seconds_until_late_owners_expire(seen, self._asking(), self.config)
+                self.config.cycle_seconds, seconds_until_late_owners_expire(seen, self._current_me(), self.config)
             )
         if self._look.keys is None:
             self._look = evolve(self._look, seconds=max(self._look.seconds, self._whole_due - now))
 
 
 class PresentWorker(Worker):
-    """A worker from before the run, which knows the table from one read and first reads its own rows."""
+    """A worker that was running before the run began. It has read the table, and starts by reading its own rows."""
 
     def start_from(self, watch: Watch) -> None:
-        """Begin with this read of the table."""
+        """Start with the result of this read of the table."""
         self.table.watch = watch
         self._look = Look(0.0, keys=tuple(lease.key for lease in watch.whole.by_owner.get(self.me, ())))
 
@@ -66,18 +66,18 @@ class PresentWorker(Worker):
 RESTART_SECONDS = 1.0
 
 UNACKNOWLEDGED = 3
-"""How many records a handler that acknowledges late leaves unacknowledged."""
+"""How many records remain unacknowledged if the handler acknowledges late."""
 
 ACKNOWLEDGES, ENDS_SHARD = 0.3, 0.5
-"""How often a handler that acknowledges at random does so after a batch, and at the end of a shard."""
+"""The probabilities that a handler that acknowledges at random does so after a batch, and at the end of a shard."""
 
 LONG_SECONDS = 1e9
 
 
 class Process:
-    """A member while it runs. Everything in it stops with it.
+    """A running process of a member of the fleet. All its tasks stop when it ends.
 
-    `number` distinguishes it from other processes with its id.
+    `number` is unique among the processes of a run.
     """
 
     def __init__(self, member: Member, number: int, world: World) -> None:
@@ -88,9 +88,9 @@ class Process:
         self._dead = False
         self._paused_until = 0.0
         self._holdings: dict[str, Holding] = {}
-        self._unacknowledged: dict[str, list[Delivery]] = {}  # by shard; one record each
+        self._unacknowledged: dict[str, list[Delivery]] = {}  # by shard; each delivery has one record
         offset = 0.0 if member.present else self._draw.uniform(0.0, 1000.0)
-        self._time = VirtualTime(world.tasks, self, offset, member.rate)
+        self._time = VirtualTime(world.tasks, self, offset, member.rate, self._draw, self.process_id)
         self._exchange = exchange = Exchange(world, self)
         kind = OncePerCycleWorker if self._scenario.scan_per_cycle else PresentWorker if member.present else Worker
         client = Client(world, self, exchange, self._draw)
@@ -105,9 +105,6 @@ class Process:
             source=StreamClient(world, self, exchange, self._time),
             me=member.worker,
             config=member.config,
-            clock=self._time.clock,
-            uniform=self._draw.uniform,
-            process=self.process_id,
             scheduler=self._time,
             if_recreated=self._scenario.if_recreated,
         )
@@ -117,7 +114,7 @@ class Process:
         self._callable_faults = tuple(
             fault for fault in self._scenario.callable_faults if fault.worker == member.worker
         )
-        # A user's callable may return anything.
+        # Typed as Any, because a user's function may return anything.
         observer: Any = self._observe
         poisoned = any(fault.what == "poison" for fault in self._callable_faults)
         handling = Handling(
@@ -142,7 +139,7 @@ class Process:
         )
 
     def run(self) -> None:
-        """Work until the end of the process, with its naps and its death."""
+        """Run the worker until the process ends, with the pauses and the ending that its member has."""
         self._record_incident("start")
         for pause in self.member.naps:
             if pause.at >= self._tasks.now:
@@ -158,9 +155,9 @@ class Process:
         try:
             self._runner.run()
         except (WorkerError, StoreError, SourceError):
-            self.die(again=True)  # its supervisor starts it again
+            self.die(again=True)  # as if a supervisor restarted it
             return
-        except (SystemExit, KeyboardInterrupt):  # raised by a handler, to end the worker
+        except (SystemExit, KeyboardInterrupt):  # a handler raised it to end the worker
             restarts = True
         self._dead = True
         self._record_incident("gone")
@@ -168,12 +165,12 @@ class Process:
             self._restart()
 
     def wait(self, seconds: float) -> None:
-        """Let virtual time pass, and block forever if the process died meanwhile."""
+        """Wait for this many seconds of virtual time, or until the end of the run if the process dies meanwhile."""
         self._tasks.sleep(seconds)
         self.wait_while_paused()
 
     def wait_if_deaf(self, shard: str) -> None:
-        """If the process gets no response about the shard now, wait until the request fails with SourceUnavailable."""
+        """If requests about this shard get no response now, wait for the timeout and raise SourceUnavailable."""
         if self.member.deaf_to and shard not in self.member.deaf_to:
             return
         if any(period.at <= self._tasks.now < period.at + period.seconds for period in self.member.deaf):
@@ -181,33 +178,36 @@ class Process:
             raise SourceUnavailable("the stream does not respond")
 
     def wait_while_paused(self) -> None:
-        """Wait while the process sleeps, and block forever once it is dead."""
+        """Block while the process is paused, or until the end of the run if it is dead."""
         while self._tasks.now < self._paused_until and not self._dead:
             self._tasks.sleep_until(self._paused_until)
         while self._dead:
             self._tasks.sleep_until(math.inf)
 
     def task_starts(self, name: str) -> None:
-        """Announce a task. Like a call, a fault may hit this."""
+        """Record that a task starts. A fault may be injected here, as into a call."""
         try:
             self._exchange.call(f"task.{name}", lambda: None)
         except MemoryError as fault:
             raise RuntimeError("can't start new thread: there is no memory for it") from fault
 
     def idle(self) -> None:
-        """Pause between two turns, when no lock is held; once the process plans no more, block its turns forever."""
+        """Block between two turns, when no lock is held, if the process is paused.
+
+        After the time at which the process stops planning, its turns block until the end of the run.
+        """
         self.wait_while_paused()
         turns = self._tasks.current is self._time.named.get("leasehold-turn")
         while turns and self._tasks.now >= self.member.plans:
             self._tasks.sleep_until(math.inf)
 
     def pause(self, seconds: float) -> None:
-        """Stand still with all tasks."""
+        """Pause all tasks of the process for this many seconds."""
         self._pause(seconds)
         self.wait_while_paused()
 
     def die(self, *, again: bool) -> None:
-        """Die, write nothing more, and start again if `again`."""
+        """Kill the process without further writes. If `again`, it is restarted later."""
         if self._dead:
             return
         self._dead = True
@@ -216,13 +216,13 @@ class Process:
             self._restart()
 
     def unforeseen(self, where: str, fault: BaseException) -> None:
-        """Record an exception that nothing provides for."""
+        """Record an exception that no code handles."""
         if isinstance(fault, Killed):
             return  # the run is over
         self._world.history.faults.append(f"{self.process_id} at {self._tasks.now:.3f} s, {where}: {said(fault)}")
 
     def _wall(self) -> float:
-        """Return the time of day. All processes agree about it."""
+        """Return the time of day, which is the same for all processes."""
         return FIRST_MS / 1000 + self._tasks.now
 
     # Faults
@@ -239,37 +239,40 @@ class Process:
         self._record_incident("leave")
         self._runner.stop()
 
-    # Callables of users
+    # Functions that stand for the user's
 
-    def _handle(self, delivery: Delivery) -> Any:  # noqa: ANN401  a user's callable may return anything
+    def _handle(self, delivery: Delivery) -> Any:  # noqa: ANN401  a user's function may return anything
         def handle() -> object:
             self._record_deliveries("record", delivery)
             if self._scenario.handling_seconds:
                 self.wait(self._scenario.handling_seconds)
-            answer = self._misbehave("handler", delivery)
-            if answer is None and self._scenario.handler is not None:
-                answer = self._scenario.handler(delivery)
-            return answer
+            result_of_handler = self._misbehave("handler", delivery)
+            if result_of_handler is None and self._scenario.handler is not None:
+                result_of_handler = self._scenario.handler(delivery)
+            return result_of_handler
 
-        with self._forgetting(delivery.shard):
+        with self._forget_on_failure(delivery.shard):
             result = self._exchange.call_user("handler", handle)
         if result is not None:
             return result
         if self._scenario.acknowledges == "return":
             self._record_deliveries("finished", delivery)
             return None
-        # A record that is dispatched again after a fault is not waited for twice.
+        # A record that is dispatched again after a fault must not be in the list twice.
         first_order, waiting = delivery.records[0].position.order, self._unacknowledged.setdefault(delivery.shard, [])
         waiting[:] = [
             unacknowledged for unacknowledged in waiting if unacknowledged.records[0].position.order < first_order
         ]
         waiting += [delivery.part([record]) for record in delivery.records]
-        self._acknowledge(delivery.shard, self._ready(len(waiting)))
+        self._acknowledge(delivery.shard, self._count_to_acknowledge(len(waiting)))
         return None
 
     @contextmanager
-    def _forgetting(self, shard: str) -> Iterator[None]:
-        """Forget the shard if the handler fails, as it stands for a child process, whose successor knows nothing."""
+    def _forget_on_failure(self, shard: str) -> Iterator[None]:
+        """Forget the shard's unacknowledged records if the handler fails.
+
+        The handler stands for a child process, whose replacement does not know the records of its predecessor.
+        """
         try:
             yield
         except BaseException:
@@ -282,7 +285,9 @@ class Process:
         def end_shard() -> None:
             waiting = len(self._unacknowledged.get(shard, ()))
             if not final_checkpoint.ended:
-                self._acknowledge(shard, waiting if self._scenario.acknowledges == "late" else self._ready(waiting))
+                self._acknowledge(
+                    shard, waiting if self._scenario.acknowledges == "late" else self._count_to_acknowledge(waiting)
+                )
             elif (
                 self._scenario.acknowledges != "random"
                 or self._tasks.now > self._scenario.calm
@@ -292,11 +297,11 @@ class Process:
                     self._record_deliveries("acknowledged", delivery)
                 final_checkpoint.end()
 
-        with self._forgetting(shard):
+        with self._forget_on_failure(shard):
             return self._exchange.call_user("final checkpoint", end_shard)
 
-    def _ready(self, waiting: int) -> int:
-        """Return how many of the waiting records are now finished."""
+    def _count_to_acknowledge(self, waiting: int) -> int:
+        """Return how many of the unacknowledged records to acknowledge now."""
         match self._scenario.acknowledges:
             case "late":
                 return max(0, waiting - UNACKNOWLEDGED)
@@ -306,17 +311,20 @@ class Process:
                 return 0
 
     def _acknowledge(self, shard: str, count: int) -> None:
-        """Report the first `count` waiting records before checkpointing them: an unanswered write may take effect."""
-        done = self._unacknowledged.get(shard, [])[:count]
-        for delivery in done:
+        """Acknowledge the first `count` unacknowledged records of the shard, by a checkpoint.
+
+        The events are recorded before the checkpoint is written, because a write without a response may take effect.
+        """
+        acknowledged = self._unacknowledged.get(shard, [])[:count]
+        for delivery in acknowledged:
             self._record_deliveries("acknowledged", delivery)
         try:
-            if not done or not self._holdings[shard].checkpoint(done[-1].records[-1].position):
+            if not acknowledged or not self._holdings[shard].checkpoint(acknowledged[-1].records[-1].position):
                 return
         except OutcomeUnknown:
-            return  # retried with the next ones
+            return  # the next checkpoint includes these records
         del self._unacknowledged[shard][:count]
-        for delivery in done:
+        for delivery in acknowledged:
             self._record_deliveries("finished", delivery)
 
     def _dead_letter(self, delivery: Delivery, _error: Exception) -> Any:  # noqa: ANN401  likewise
@@ -345,12 +353,15 @@ class Process:
         return None if fault is None else fault.done(now, self.wait)
 
     def _measure(self, holding: Holding, batch: Batch) -> Any:  # noqa: ANN401  likewise
-        if batch.records or batch.behind_seconds is not None:  # otherwise the read was not answered
+        if batch.records or batch.behind_seconds is not None:  # otherwise the read got no response
             self._record("read", holding.lease.shard)
         return self._exchange.call_user("measure", lambda: self._misbehave("measure"))
 
     def _record_deliveries(self, event: str, delivery: Delivery) -> None:
-        """Record an event of each record, with the shard as its key: the judge then checks the order in the shard."""
+        """Record an event for each record of the delivery.
+
+        The events have the shard as their key, so the judge checks the order of records within the shard.
+        """
         for record in delivery.records:
             number, shard = record.sequence_number, delivery.shard
             self._record(event, shard, (int(number), 0), shard, number, delivery.epoch)
@@ -364,7 +375,7 @@ class Process:
 
 
 def _hold(_worker: Worker, holding: Holding, _handling: Handling) -> Step:
-    """If no shard is read, release a lease as soon as it is requested."""
+    """Return the step of a lease whose shard is not read, which releases the lease as soon as it is requested."""
 
     def step(now: float) -> float:
         if holding.releasing and not holding.lost.is_set():

@@ -1,12 +1,13 @@
-"""Virtual time: tasks wait for it in one thread, and every run wakes them in the same order.
+"""Virtual time: runs all tasks in one thread, and wakes them in the same order in every run.
 
-Each task is a greenlet, so the tested code is the same that threads run: a call to a store blocks and returns later.
-Tasks due at the same time are woken in the order in which they began to wait. `VirtualTime` is the scheduler of one
-simulated process, with that process's own clock.
+Each task is a greenlet. The tested code is therefore the same code that runs in threads: a call to a store blocks, and
+returns later. If several tasks are due at the same time, they are woken in the order in which they began to wait.
+`VirtualTime` is the scheduler of one simulated process, with the process's own clock.
 """
 
 import contextlib
 import math
+import random
 from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -17,11 +18,11 @@ from greenlet import getcurrent, greenlet  # type: ignore[import-untyped]
 
 
 class Killed(BaseException):
-    """Ends the tasks that still wait when a run is over."""
+    """Raised in tasks that are still waiting when the run ends, to end them."""
 
 
 class Task:
-    """A unit of work. `wait_number` distinguishes its current wait from those that are over."""
+    """A unit of work. `wait_number` distinguishes the task's current wait from earlier ones."""
 
     __slots__ = ("greenlet", "wait_number", "waiting")
 
@@ -36,7 +37,7 @@ class Task:
 
 
 class Tasks:
-    """All tasks of one run. `now` is in seconds."""
+    """All tasks of one run. `now` is the virtual time in seconds."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -68,7 +69,7 @@ class Tasks:
         self.sleep_until(self.now + seconds)
 
     def sleep_until(self, due: float) -> None:
-        """Let other tasks run until `due` (forever if that is infinite), or until this task is woken."""
+        """Let other tasks run until the time `due`, which may be infinite, or until another task wakes this one."""
         if self._closed:
             raise Killed
         task = self.current
@@ -84,9 +85,9 @@ class Tasks:
 
     def run(self, until: float) -> None:
         """Run all tasks up to this time."""
-        dues = self._queue
-        while dues and dues[0][0] <= until:
-            due, _, wait_number, task = heappop(dues)
+        queue = self._queue
+        while queue and queue[0][0] <= until:
+            due, _, wait_number, task = heappop(queue)
             if task.wait_number == wait_number and task.waiting:
                 self.now = max(self.now, due)
                 task.waiting = False
@@ -98,10 +99,13 @@ class Tasks:
         self.now = max(self.now, until)
 
     def close(self) -> None:
-        """End the waiting tasks, or they would run when memory is cleared, or keep everything they refer to alive."""
+        """End all waiting tasks.
+
+        Otherwise they would keep everything that they refer to alive, or resume when they are garbage collected.
+        """
         self._closed = True  # a task that catches Killed must not wait again
         for task in tuple(self._alive):
-            if task.greenlet:  # started and not over
+            if task.greenlet:  # true if it has started and not finished
                 task.greenlet.throw(Killed)
         self._queue.clear()
         self._alive.clear()
@@ -113,7 +117,7 @@ class Tasks:
 
 
 class Lock:
-    """A lock held by one task at a time, and passed on in the order of requests."""
+    """A lock that tasks acquire in the order in which they requested it."""
 
     def __init__(self, tasks: Tasks) -> None:
         self._tasks = tasks
@@ -121,7 +125,7 @@ class Lock:
         self._waiting: deque[Task] = deque()
 
     def __enter__(self) -> None:
-        """Wait until the lock is free, and take it."""
+        """Acquire the lock, waiting until it is free."""
         if self._held:
             task = self._tasks.current
             self._waiting.append(task)
@@ -132,48 +136,57 @@ class Lock:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Release the lock to the next task."""
+        """Release the lock, or pass it to the task that has waited longest."""
         self._held = bool(self._waiting)
         if self._waiting:
             self._tasks.wake(self._waiting.popleft())
 
 
 ROUNDING_SECONDS = 1e-6
-"""Added to due times, which are rounded between two clocks: a task woken a moment too early would loop forever."""
+"""Added when a due time is converted to virtual time, so that rounding never wakes a task too early.
+
+Such a task would see that its time has not come yet, and wait again without any time passing, forever.
+"""
 
 
 class TaskHost(Protocol):
     """The process that the tasks belong to."""
 
     def wait_while_paused(self) -> None:
-        """Wait while the process sleeps, and block forever once it is dead."""
+        """Block while the process is paused, or forever if it is dead."""
 
     def task_starts(self, name: str) -> None:
-        """Announce a task of this name. Raises RuntimeError if the process can have no more."""
+        """Record that a task with this name starts. Raises RuntimeError if the process cannot start more tasks."""
 
     def idle(self) -> None:
-        """Pause the process, if a pause is due, while a task waits for others."""
+        """Apply a pause that is due, after a task has waited on a queue."""
 
     def unforeseen(self, where: str, fault: BaseException) -> None:
-        """Record an exception that nothing provides for."""
+        """Record an exception that no code handles."""
 
 
 class VirtualTime:
-    """The scheduler of one process, whose clock shows `offset` at the start and runs at `rate`."""
+    """The scheduler of one process. The process's clock shows `offset` at virtual time 0, and runs at `rate`.
+
+    `draw` makes what is random in the process, and `process_id` distinguishes it from others of the same worker.
+    """
 
     fatal: tuple[type[BaseException], ...] = (Killed,)
 
-    def __init__(self, tasks: Tasks, host: TaskHost, offset: float, rate: float) -> None:
+    def __init__(  # noqa: PLR0917  one caller
+        self, tasks: Tasks, host: TaskHost, offset: float, rate: float, draw: random.Random, process_id: str
+    ) -> None:
+        self.uniform, self.process_id = draw.uniform, process_id
         self.tasks, self.host, self._offset, self._rate = tasks, host, offset, rate
         self.unforeseen = host.unforeseen
         self.named: dict[str, Task] = {}
 
     def clock(self) -> float:
-        """Return the time that the process's clock shows."""
+        """Return the time on the process's clock."""
         return self._offset + self._rate * self.tasks.now
 
     def due(self, until: float) -> float:
-        """Return the virtual time at which the clock will show `until`."""
+        """Return the virtual time at which the process's clock will show `until`."""
         return (until - self._offset) / self._rate + ROUNDING_SECONDS
 
     def lock(self) -> Lock:
@@ -215,7 +228,7 @@ class VirtualQueue:
             self._time.tasks.wake(self._waiting.popleft())
 
     def get(self, until: float = math.inf) -> Any:  # noqa: ANN401  as in the protocol
-        """Remove and return the next item, or None if there is none by then."""
+        """Remove and return the next item, waiting for it until `until`. Return None if there is none by then."""
         tasks = self._time.tasks
         while not self._items and self._time.clock() < until:
             self._waiting.append(tasks.current)
@@ -227,7 +240,7 @@ class VirtualQueue:
 
 
 class VirtualExecutor:
-    """Calls each handler in a task of its own, however many there are, so a handler that hangs delays no read."""
+    """Runs each handler call in a separate task, without a limit, so a handler that hangs does not delay reads."""
 
     stuck = False
 
@@ -235,7 +248,7 @@ class VirtualExecutor:
         self._time = side
 
     def start(self, work: Callable[[], None]) -> None:
-        """Start the work."""
+        """Start the work in a new task."""
         self._time.start("leasehold-handle", work, lambda fault: self._time.unforeseen("handle", fault))
 
     def withdraw(self, work: Callable[[], None]) -> bool:  # noqa: ARG002  nothing waits for a task

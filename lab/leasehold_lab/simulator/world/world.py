@@ -1,8 +1,8 @@
-"""The world that all processes of a run share: the clock, the table, the stream, and the record of events.
+"""The environment that all processes of a run share: the clock, the table, the stream and the recorded events.
 
-`SimulatedHistory` is the history of a run, together with what the run cost the table. `SimulatedTable` is its table: a
-memory store that also keeps each row as it was before its last change. `ListSource` is an in-memory stream whose shards
-can be listed, read, split and merged.
+- `SimulatedHistory` is the history of a run, and counts the requests to the table.
+- `SimulatedTable` is a memory store that also keeps the previous version of each row.
+- `ListSource` is an in-memory stream whose shards can be listed, read, split and merged.
 """
 
 import math
@@ -29,17 +29,18 @@ from leasehold_lab.simulator.world.tasks import Tasks
 
 @define
 class SimulatedHistory(RunHistory):
-    """A history, and the requests made during it.
+    """The history of a run, with the number of requests that the table served.
 
     Attributes:
-        requests: The number of requests by verb ("list" and "get" included).
-        scanned: Rows read by listings.
-        fetched: Rows read by key.
-        fetched_stale: Of the rows read by key, how many might be stale.
-        changed_since_listed: Rows that had changed since the same process last listed them, in layout `sessions`.
-        calls: The calls of all processes, in the order in which they began, if everything is recorded.
-        listings: When each listing of the whole table began and ended, and the process that made it.
-        swaps: When each swap of tables was requested, and when every lease had arrived.
+        requests: The number of requests by verb, including "list" and "get".
+        scanned: The number of rows returned by listings.
+        fetched: The number of rows read by key.
+        fetched_stale: The number of those rows whose read was allowed to be stale.
+        changed_since_listed: In layout `sessions`, the number of rows in listings that had changed since the same
+            process last listed them.
+        calls: The calls of all processes in the order in which they began, if the scenario records everything.
+        listings: For each listing of the whole table, its start, its end and the process that made it.
+        swaps: For each finished swap of tables, the time of the request, and the time when all leases had moved.
     """
 
     requests: Counter[str] = field(factory=Counter)
@@ -53,12 +54,12 @@ class SimulatedHistory(RunHistory):
 
 
 class SimulatedTable(MemoryStore):
-    """A table that keeps the previous version of each row that changed, so that reads can be stale.
+    """A table that keeps the previous version of each changed row, so that it can serve stale reads.
 
     Args:
-        rows: The rows at the start.
-        now: Returns the time.
-        weighed: Whether to store the throughput that owners measure.
+        rows: The initial rows.
+        now: Returns the current virtual time.
+        weighed: Whether to store the throughputs that lease owners measure.
     """
 
     def __init__(self, rows: Iterable[Lease], now: Callable[[], float], *, weighed: bool = True) -> None:
@@ -69,38 +70,41 @@ class SimulatedTable(MemoryStore):
         self._table.rows.update((row.key, row) for row in rows)
 
     def list(self) -> Listing:
-        """Return every lease, as the same object until something changes, because hundreds of workers read it."""
+        """Return all leases. The result is cached until a row changes, because hundreds of workers read it."""
         if self._listing is None:
             self._listing = super().list()
         return self._listing
 
     def dated(self) -> Listing:
-        """Return every lease with its age, less the second by which the dates of blobs are rounded."""
+        """Return all leases with the age of each row, minus one second because the dates of blobs are rounded."""
         ages = {key: max(0.0, self._now() - t - 1.0) for key, (t, _) in self._before.items()}
         return Listing(tuple(evolve(row, idle=ages.get(row.key, 0.0)) for row in self.list().leases))
 
     def row(self, key: str) -> Lease | None:
-        """Return the lease with this key as it is stored now."""
+        """Return the stored lease with this key, or None if there is none."""
         return self._table.rows.get(key)
 
     def remove(self, key: str) -> None:
-        """Delete the row regardless of its owner, which no write of a worker does."""
+        """Delete the row even if the lease has an owner. Workers cannot do this."""
         del self._table.rows[key]
         self._before.pop(key, None)
         self._listing = None
 
     def mark_unresponsive(self, key: str) -> Done:
-        """Note on the row that its owner, which stands for another library, answers no requests."""
+        """Mark the lease as owned by another library, which does not answer hand-off requests."""
         before = self._table.rows[key]
         after = self._table.rows[key] = evolve(before, yields=False)
         self._before[key], self._listing = (self._now(), before), None
         return Done(after)
 
     def with_earlier_rows(self, listing: Listing, seconds: float, choose: Callable[[], bool]) -> Listing:
-        """Return the listing with some rows as they were before a change less than `seconds` ago."""
-        since = self._now() - seconds
-        earlier = ((row, *self._before.get(row.key, (-math.inf, row))) for row in listing.leases)
-        return Listing(tuple(old if t > since and choose() else row for row, t, old in earlier))
+        """Return the listing with some rows stale.
+
+        A row is replaced by its previous version if it changed less than `seconds` ago and `choose` returns True.
+        """
+        earliest_change = self._now() - seconds
+        previous_rows = ((row, *self._before.get(row.key, (-math.inf, row))) for row in listing.leases)
+        return Listing(tuple(old if t > earliest_change and choose() else row for row, t, old in previous_rows))
 
     def write(self, write: Write) -> Outcome:
         key = write.lease.key
@@ -118,23 +122,23 @@ class SimulatedTable(MemoryStore):
 
 
 class UnitBudget:
-    """A budget that grows by `per_second` units, up to those of one second. Requests beyond it wait."""
+    """A rate limit of `per_second` units. Unused units are kept for one second, and requests beyond the limit wait."""
 
     def __init__(self, per_second: float, now: Callable[[], float]) -> None:
         self._per_second, self._now = per_second, now
         self._free_at = -math.inf
 
     def wait(self, units: float) -> float:
-        """Take these units, and return how many seconds to wait for them."""
+        """Reserve these units, and return the number of seconds until they are available."""
         if self._per_second == math.inf:
             return 0.0
-        # Units not used within a second are lost.
+        # Units that are not used within a second expire.
         self._free_at = max(self._free_at, self._now() - 1.0) + units / self._per_second
         return max(0.0, self._free_at - self._now())
 
 
 FIRST_MS = 1_700_000_000_000
-"""When the first record of each shard arrived, in milliseconds since 1970. Another one arrives each millisecond."""
+"""The arrival time of each shard's first record, in Unix milliseconds. Another record arrives each millisecond."""
 
 FIRST_NUMBER = 100
 """The sequence number of the first record of each shard."""
@@ -142,7 +146,7 @@ FIRST_NUMBER = 100
 
 @define
 class ShardRecords:
-    """The records of one shard, and the shards that follow it."""
+    """The records of one shard, and its child shards."""
 
     records: list[Record] = field(factory=list)
     children: tuple[Shard, ...] = ()
@@ -154,14 +158,14 @@ class ShardRecords:
 
 @define
 class ListReader:
-    """A reader of the records of a shard after a position."""
+    """A reader of one shard, starting at a given index of its records."""
 
     shard_log: ShardRecords
     at: int
     closed: bool = False
 
     def read(self) -> Batch:
-        """Return the next records. Raises SourceError once the stream is deleted."""
+        """Return the next records. Raises SourceError if the stream was deleted."""
         if self.shard_log.deleted:
             raise SourceError("the stream that this reader was opened on was deleted")
         records = tuple(self.shard_log.records[self.at : self.at + self.shard_log.size])
@@ -179,7 +183,7 @@ class ListReader:
 
 @define
 class ListSource:
-    """An in-memory stream: its shards, and their records by key."""
+    """An in-memory stream, with its shards and their records."""
 
     listed: list[Shard] = field(factory=list)
     shard_logs: dict[str, ShardRecords] = field(factory=dict)
@@ -191,26 +195,26 @@ class ListSource:
     made: int = 0
 
     def incarnation(self) -> str:
-        """Return the stream and when it was created, or "" if the source does not know it."""
+        """Return an id that changes when the stream is recreated, or "" if recreations are not tracked."""
         return f"listed:{self.made}" if self.made else ""
 
     def shards(self) -> tuple[Shard, ...]:
-        """Return the shards, and count the listing."""
+        """Return the listed shards, and count the call."""
         if self.down:
             raise SourceUnavailable("the source cannot be reached")
         self.listings += 1
         return tuple(self.listed)
 
     def gone(self, shard: str) -> bool:
-        """Return whether the shard was declared missing."""
+        """Return whether the shard is in `missing`, the set of shards that no longer exist."""
         return shard in self.missing
 
     def latest(self, lease: Lease) -> Position:
-        """Return the time after the last record. One arrives each millisecond."""
+        """Return a position by time, after the last record. One record arrives per millisecond."""
         return at_timestamp(FIRST_MS + len(self.shard_logs.setdefault(lease.key, ShardRecords()).records))
 
     def open(self, lease: Lease, start: Position) -> Reader:
-        """Return a reader after this position. LATEST means the current end, which moves on."""
+        """Return a reader that starts after this position. LATEST means the current end of the shard."""
         self.opened.append((lease.key, start))
         shard_log = self.shard_logs.setdefault(lease.key, ShardRecords())
         if start.sequence == "AT_TIMESTAMP":
@@ -230,19 +234,19 @@ class ListSource:
         self.listed, self.shard_logs, self.made = shards, {}, self.made + 1
 
     def expire(self) -> None:
-        """Remove the closed shards from the listing, with their records."""
-        for closing in self.listed:
-            if not closing.open:
-                self.missing.add(closing.id)
-                self.shard_logs[closing.id].deleted = True
-        self.listed = [closing for closing in self.listed if closing.open]
+        """Remove all closed shards and their records, as if their retention had passed."""
+        for shard_listed in self.listed:
+            if not shard_listed.open:
+                self.missing.add(shard_listed.id)
+                self.shard_logs[shard_listed.id].deleted = True
+        self.listed = [shard_listed for shard_listed in self.listed if shard_listed.open]
 
     def end(self, name: str, *children: Shard) -> None:
-        """Close a shard, which `children` follow."""
+        """Close the shard with this id, and list its children."""
         index = next(index for index, shard in enumerate(self.listed) if shard.id == name)
         self.listed[index] = evolve(self.listed[index], open=False)
-        ending = self.shard_logs.setdefault(name, ShardRecords())
-        ending.ended, ending.children = True, children
+        shard_log = self.shard_logs.setdefault(name, ShardRecords())
+        shard_log.ended, shard_log.children = True, children
         known_ids = {child.id for child in self.listed}
         self.listed += [child for child in children if child.id not in known_ids]
 
@@ -253,33 +257,34 @@ def shard(name: str, first: int, last: int, *parents: str, open: bool = True) ->
 
 
 def even_shards(names: tuple[str, ...]) -> list[Shard]:
-    """Return the shards of a stream whose hash ranges are of equal size."""
+    """Return shards with these ids, whose hash ranges have equal sizes."""
     edges = [number * 2**128 // len(names) for number in range(len(names) + 1)]
     return [shard(name, edges[number], edges[number + 1] - 1) for number, name in enumerate(names)]
 
 
 def first_shards(scenario: Scenario) -> list[Shard]:
-    """Return the shards that the stream is created with."""
+    """Return the shards that the stream initially has."""
     if not scenario.ranged:
         return [Shard(name) for name in scenario.keys]
     return even_shards(scenario.keys) if scenario.keys else []
 
 
 def records(count: int, start: int = 0) -> list[Record]:
-    """Return numbered records."""
+    """Return `count` records, numbered from `start`."""
     return [Record(b"%d" % n, str(FIRST_NUMBER + n), partition_key=f"k-{n}") for n in range(start, start + count)]
 
 
 @frozen
 class World:
-    """The surroundings of a process.
+    """The environment that the processes of a run share.
 
     Attributes:
-        table: The table, except in layout `sessions`.
-        join: Starts one more process.
-        reads: What the table can still serve of reads.
-        writes: What the table can still serve of writes.
-        cells: The table in layout `sessions`.
+        table: The lease table, unless it has layout `sessions`. In a swap, the first table.
+        join: Starts another process.
+        reads: The rate limit of the table's reads.
+        writes: The rate limit of the table's writes.
+        row_reads: The rate limits of the reads of single rows, by key.
+        cells: The lease table if it has layout `sessions`. In a swap, the second table if it has that layout.
         goal: The second table of a swap, unless it has layout `sessions`.
     """
 
@@ -298,7 +303,10 @@ class World:
     _known: dict[Config, Watch] = field(factory=dict)
 
     def known(self, config: Config, capabilities: Capabilities) -> Watch:
-        """Return the table as read at 0 s, for members present then. Those with equal configurations share it."""
+        """Return the state of a watch that read the table at 0 s, for members that were present then.
+
+        It is computed once per configuration.
+        """
         if config not in self._known:
             self._known[config], _ = first_watch(config, capabilities).look(self.history.first, 0.0, 0.0)
         return self._known[config]
@@ -309,13 +317,13 @@ class World:
 
 
 class Caller(Protocol):
-    """A process of the fleet, as its clients of the table and of the stream see it.
+    """The interface of a process that its clients of the table and the stream use.
 
     Attributes:
-        worker_id: The id of its worker.
-        process_id: Its own id, which is never used again.
-        foreign: Whether it stands for another library.
-        ignores_calls: Whether it stands for an earlier version, which does not know calls.
+        worker_id: The id of the worker that the process runs.
+        process_id: The id of the process, which is unique in the run.
+        foreign: Whether the process simulates another library.
+        ignores_calls: Whether the process simulates an earlier version, which does not know the lookout's calls.
     """
 
     worker_id: str
@@ -324,13 +332,13 @@ class Caller(Protocol):
     ignores_calls: bool
 
     def wait(self, seconds: float) -> None:
-        """Let virtual time pass. Raises Killed if the process died meanwhile."""
+        """Wait for this many seconds of virtual time, or until the end of the run if the process dies meanwhile."""
 
     def wait_if_deaf(self, shard: str) -> None:
-        """If the process gets no response about the shard now, wait until the request fails with SourceUnavailable."""
+        """If requests about this shard get no response now, wait for the timeout and raise SourceUnavailable."""
 
     def pause(self, seconds: float) -> None:
-        """Stand still with all its tasks."""
+        """Pause all tasks of the process for this many seconds."""
 
     def die(self, *, again: bool) -> None:
-        """Die, write nothing more, and start again if `again`."""
+        """Kill the process without further writes. If `again`, it is restarted later."""

@@ -1,24 +1,24 @@
-"""Event hubs on this machine, close enough to the service that the real `azure-eventhub` client works with them.
+"""A local stand-in for Event Hubs that works with the real `azure-eventhub` client.
 
-They test the plumbing: that the real client
+With it, tests can check that the client
 
-- opens links, signs in, starts at a checkpoint and keeps to its prefetch,
-- sees added partitions,
-- loses a link to a newer epoch,
-- is rejected with a lower epoch, with none, or with a position after the partition's end,
-- and reports detachments.
+- opens links, authenticates, starts at a checkpoint and respects its prefetch limit,
+- notices added partitions,
+- loses its link to a reader with a higher epoch,
+- is rejected if its epoch is lower or missing, or if its position is after the end of the partition,
+- and reports detached links.
 
-They cannot test the behavior of the service: throttling, quotas (except for five readers without an epoch per partition
-and consumer group), the time at which retention trims, TLS, role-based access, geo-replication, or which partition a
-key falls into. Events are kept in memory.
+The stand-in does not imitate these parts of the service: throttling, quotas (except the limit of five readers without
+an epoch per partition and consumer group), the timing of retention, TLS, role-based access, geo-replication, and the
+assignment of keys to partitions. Events are kept in memory.
 
-`python -m leasehold_lab.standins.hubs.event_hubs --hub flights=4 --port 0` prints `{"port": …}` and serves until it is
-ended. It needs python-qpid-proton. No extra installs that package, because it has to be built with a C compiler and
-nothing else in leasehold needs it.
+`python -m leasehold_lab.standins.hubs.event_hubs --hub flights=4 --port 0` prints `{"port": …}`, and serves until it is
+stopped. It needs the package python-qpid-proton. No extra of leasehold installs it, because it must be built with a C
+compiler, and nothing else needs it.
 
-For a hub on a port other than the default, the SDKs use different names in blobs: with the port in Python and Go,
-without it in Java and JavaScript. Where their names must agree, hubs also serve the default port, on a loopback address
-of their own.
+If a hub has a port other than the default, the names of blobs differ between SDKs. Those for Python and Go include the
+port, and those for Java and JavaScript don't. If SDKs must share blobs, the stand-in can also listen on the default
+port of another loopback address.
 """
 
 import argparse
@@ -44,12 +44,12 @@ AMQP_PORT = 5672
 
 @frozen
 class LocalHubs:
-    """Running hubs.
+    """The running stand-in for Event Hubs.
 
     Attributes:
-        service: The process.
-        key: Signs tokens as the service's key would, and is valid for these hubs only.
-        address: A loopback address on whose AMQP port they also serve, or "".
+        service: The process of the stand-in.
+        key: The shared access key with which clients sign tokens. It is valid only for this process.
+        address: A loopback address on whose default AMQP port the process also listens, or "".
     """
 
     service: Service
@@ -58,71 +58,79 @@ class LocalHubs:
 
     @property
     def namespace(self) -> str:
-        """The host and port, or the address alone, as in blob names and source URLs."""
+        """The namespace in blob names and source URLs: `address`, or the host and port if that is empty."""
         return self.address or f"localhost:{self.service.port}"
 
     def connection_string(self, hub: str = "") -> str:
-        """Return the connection string for an SDK, if `hub` is given for that hub only."""
+        """Return a connection string for the SDKs, for one hub if `hub` is given."""
         text = f"Endpoint=sb://{self.namespace};SharedAccessKeyName={KEY_NAME};SharedAccessKey={self.key}"
-        # The value must be lower case, because the SDK compares it as a string, and uses TLS for any other value.
+        # The SDK uses TLS unless this value is exactly "true", in lower case.
         return f"{text};UseDevelopmentEmulator=true" + (f";EntityPath={hub}" if hub else "")
 
     def create(self, hub: str, partitions: int, groups: tuple[str, ...] = ()) -> None:
-        """Create a hub, after deleting any of that name. Without `groups`, every consumer group exists."""
+        """Create a hub, and delete an existing one with the same name.
+
+        Without `groups`, any consumer group may be used.
+        """
         self._ask(do="create", hub=hub, count=partitions, groups=groups)
 
     def put(self, hub: str, partition: str, bodies: Iterable[str]) -> None:
-        """Enqueue events without a client."""
+        """Enqueue events with these bodies."""
         self._ask(do="put", hub=hub, partition=partition, bodies=list(bodies))
 
     def trim(self, hub: str, partition: str, before: int) -> int:
-        """Remove the events before this sequence number, as retention does, and return how many there were."""
+        """Remove the events before this sequence number, as retention does, and return their number."""
         return int(self._ask(do="trim", hub=hub, partition=partition, before=before)["trimmed"])
 
     def add_partitions(self, hub: str, count: int) -> None:
-        """Add empty partitions while clients continue to read."""
+        """Add empty partitions to a hub."""
         self._ask(do="add-partitions", hub=hub, count=count)
 
     def detach(self, hub: str, partition: str, condition: str = "amqp:link:detach-forced") -> int:
-        """End every reader of a partition with this AMQP error, and return how many there were."""
+        """Detach all readers of a partition with this AMQP error, and return their number."""
         return int(self._ask(do="detach", hub=hub, partition=partition, condition=condition)["detached"])
 
     def drop(self, hub: str, partition: str) -> int:
-        """Cut the connection of every reader of a partition without notice, and return how many there were."""
+        """Abort the connections of all readers of a partition, and return their number."""
         return int(self._ask(do="drop", hub=hub, partition=partition)["dropped"])
 
     def look(self, hub: str) -> list[dict[str, Any]]:
-        """Return for each partition the number of `events`, and `group`, `epoch` and `sent` of its `readers`."""
+        """Return a dictionary for each partition, with the number of its `events` and a list of its `readers`.
+
+        Each reader has a `group`, an `epoch` and the number of events `sent` to it.
+        """
         return list(self._ask(do="look", hub=hub)["partitions"])
 
-    def _ask(self, **asked: object) -> dict[str, Any]:
+    def _ask(self, **request: object) -> dict[str, Any]:
         with socket.create_connection((HOST, self.service.port), SECONDS) as connection:
-            connection.sendall(json.dumps(asked).encode() + b"\n")
-            answer: dict[str, Any] = json.loads(connection.makefile("rb").readline())
-        if "error" in answer:
-            raise ServiceError(f"event-hubs: {asked.get('do')}: {answer['error']}")
-        return answer
+            connection.sendall(json.dumps(request).encode() + b"\n")
+            response: dict[str, Any] = json.loads(connection.makefile("rb").readline())
+        if "error" in response:
+            raise ServiceError(f"event-hubs: {request.get('do')}: {response['error']}")
+        return response
 
 
 def has_engine() -> bool:
-    """Return whether the AMQP engine is there. Without a compiler the package silently installs without it."""
+    """Return whether the AMQP engine is installed. Without a compiler, python-qpid-proton installs without it."""
     return importlib.util.find_spec("cproton_ffi") is not None
 
 
 @contextmanager
 def event_hubs(hubs: Mapping[str, int], *, key: str = "local-key", address: str = "") -> Iterator[LocalHubs]:
-    """Serve hubs with these names and numbers of partitions until the block ends. Every consumer group exists.
+    """Run the stand-in with these hubs until the block ends. Any consumer group may be used.
 
     Args:
-        hubs: The number of partitions of each hub.
-        key: The key that signs tokens.
-        address: A loopback address whose AMQP port is free, for SDKs that must agree on the name of the hubs.
+        hubs: The number of partitions of each hub, by name.
+        key: The shared access key with which clients sign tokens.
+        address: A loopback address whose default AMQP port is free, for SDKs that must use the same blob names.
 
     Raises:
-        ServiceError: python-qpid-proton is missing, or the process does not start.
+        ServiceError: python-qpid-proton is not installed, or the process does not start.
     """
     if not has_engine():
-        raise ServiceError("local event hubs need pip install cffi python-qpid-proton, where a C compiler is to be had")
+        raise ServiceError(
+            "local event hubs need an AMQP engine: pip install cffi python-qpid-proton, with a C compiler"
+        )
     options = [word for name, count in hubs.items() for word in ("--hub", f"{name}={count}")]
     options += ["--address", address] if address else []
 
@@ -135,13 +143,13 @@ def event_hubs(hubs: Mapping[str, int], *, key: str = "local-key", address: str 
 
 
 def main(arguments: list[str]) -> int:
-    """Serve until ended."""
+    """Serve hubs until the process is stopped."""
     parser = argparse.ArgumentParser(
         prog="leasehold_lab.standins.hubs.event_hubs", description="Event hubs on this machine."
     )
-    parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
+    parser.add_argument("--port", type=int, default=0, help="0 for any free port")
     parser.add_argument("--hub", action="append", default=[], metavar="NAME=PARTITIONS")
-    parser.add_argument("--address", default="", help=f"serve port {AMQP_PORT} of this one too")
+    parser.add_argument("--address", default="", help=f"also serve port {AMQP_PORT} of this address")
     try:
         asyncio.run(_serve(parser.parse_args(arguments)))
     except KeyboardInterrupt:
@@ -150,7 +158,7 @@ def main(arguments: list[str]) -> int:
 
 
 async def _serve(options: argparse.Namespace) -> None:
-    # Imported only by the child, so that the parent needs no AMQP engine.
+    # Imported only in the child process, so that the parent does not need the AMQP engine.
     from leasehold_lab.standins.hubs.partitions import Hub  # noqa: PLC0415
     from leasehold_lab.standins.hubs.server import serve  # noqa: PLC0415
 
@@ -159,10 +167,10 @@ async def _serve(options: argparse.Namespace) -> None:
         name, _, count = text.partition("=")
         hubs[name.lower()] = Hub.of(name, int(count))
     key = os.environ.get("EVENT_HUBS_KEY")
-    others = [await serve(hubs, key, (options.address, AMQP_PORT))] if options.address else []
+    other_servers = [await serve(hubs, key, (options.address, AMQP_PORT))] if options.address else []
     server = await serve(hubs, key, (HOST, options.port))
     print(json.dumps({"port": server.sockets[0].getsockname()[1]}), flush=True)  # noqa: T201  read by the parent
-    await asyncio.gather(*(listening.serve_forever() for listening in (server, *others)))
+    await asyncio.gather(*(listener.serve_forever() for listener in (server, *other_servers)))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Hubs, their partitions, the positions at which readers start, and events as bytes.
+"""Event hubs in memory: their partitions, the start positions of readers, and the encoding of events.
 
-Messages stay encoded: a batch is taken apart, and a hub changes only one section of the events it sends, the
-annotations. Decoding each event only to encode it again would take most of a fake's time. Nothing here depends on AMQP
-links or sockets.
+Messages are kept in their encoded form. A hub splits batches into events, and changes only one section of each event,
+the annotations. Decoding and encoding each event would take most of the stand-in's time. This module does not depend on
+AMQP links or sockets.
 """
 
 import re
@@ -17,21 +17,21 @@ from proton import Message
 
 HEADER, DELIVERY_ANNOTATIONS, ANNOTATIONS, DATA = 0x70, 0x71, 0x72, 0x75
 DESCRIBED = b"\x00\x53"
-"""The first bytes of an AMQP described type whose descriptor is a `smallulong`."""
+"""The first bytes of a described AMQP value whose descriptor is a `smallulong`."""
 
 SECTIONS = range(0x70, 0x79)
 ENVELOPE = (HEADER, DELIVERY_ANNOTATIONS, ANNOTATIONS, 0x73, 0x74)
-"""Sections that may come before the events of a batch: header, annotations, properties."""
+"""The sections that may precede the events of a batch: header, annotations and properties."""
 
 PARTITION_KEY = "x-opt-partition-key"
 
-# The high half of an AMQP type code gives the width of the value, or of the size before it.
+# The upper four bits of an AMQP type code determine the width of the value, or the width of the size that precedes it.
 _FIXED = {0x4: 0, 0x5: 1, 0x6: 2, 0x7: 4, 0x8: 8, 0x9: 16}
 _SIZED = {0xA: 1, 0xB: 4, 0xC: 1, 0xD: 4, 0xE: 1, 0xF: 4}
 
 
 def sections(message: bytes) -> Iterator[tuple[int, int, int]]:
-    """Yield each section as (descriptor, begin, end)."""
+    """Yield the sections of a message as tuples (descriptor, begin, end)."""
     position = 0
     while position < len(message):
         value = position + 3
@@ -42,22 +42,22 @@ def sections(message: bytes) -> Iterator[tuple[int, int, int]]:
             begin = value + 1 + _SIZED[half]
             end = begin + int.from_bytes(message[value + 1 : begin])
         else:
-            end = len(message)  # a described value, which only the last section, amqp-value, may hold
+            end = len(message)  # a described value, which can only be in the last section, amqp-value
         yield message[position + 2], position, end
         position = end
 
 
 def events(message: bytes) -> tuple[bytes, ...]:
-    """Return the events of a batch, or the message itself.
+    """Return the events of a batch, or the message itself if it is not a batch.
 
-    The engine does not show the message format that marks a batch. A message whose data sections all begin like a
-    message therefore counts as one.
+    A batch has a special message format, but the AMQP engine does not expose it. Therefore a message counts as a batch
+    if each of its data sections begins like a message.
     """
     parts = []
     for code, begin, end in sections(message):
         if code == DATA:
             part = message[begin + 4 + _SIZED[message[begin + 3] >> 4] : end]
-            # A message's descriptor is a small number, and more bytes follow it.
+            # A message begins with the descriptor of a section, and more bytes follow.
             if not (part.startswith(DESCRIBED) and len(part) > len(DESCRIBED) + 1 and part[len(DESCRIBED)] in SECTIONS):
                 return (message,)
             parts.append(part)
@@ -78,28 +78,28 @@ def partition_key(message: bytes) -> str | None:
 
 
 def annotated(event: bytes, sequence_number: int, offset: str, enqueued_ms: int) -> bytes:
-    """Return the event as a hub sends it, with its own annotations kept."""
-    header, pairs_encoded, count, rest = b"", b"", 0, []
+    """Return the event as a hub sends it: with the hub's annotations added to those of the event."""
+    header, pairs_encoded, count, other_sections = b"", b"", 0, []
     for code, begin, end in sections(event):
         if code == HEADER:
             header = event[begin:end]
         elif code == ANNOTATIONS:
-            # An encoded map: its size, the number of keys and values, and the keys and values.
+            # An encoded map consists of its size, the number of keys and values, and the keys and values.
             width = _SIZED[event[begin + 3] >> 4]
             pairs = begin + 4 + 2 * width
             count, pairs_encoded = int.from_bytes(event[pairs - width : pairs]), event[pairs:end]
         elif code != DELIVERY_ANNOTATIONS:
-            rest.append(event[begin:end])
-    number = _symbol("x-opt-sequence-number") + b"\x81" + sequence_number.to_bytes(8)
-    place = _symbol("x-opt-offset") + b"\xa1" + bytes((len(offset.encode()),)) + offset.encode()
-    time = _symbol("x-opt-enqueued-time") + b"\x83" + enqueued_ms.to_bytes(8)
-    pairs_encoded += number + place + time
+            other_sections.append(event[begin:end])
+    number_annotation = _symbol("x-opt-sequence-number") + b"\x81" + sequence_number.to_bytes(8)
+    offset_annotation = _symbol("x-opt-offset") + b"\xa1" + bytes((len(offset.encode()),)) + offset.encode()
+    time_annotation = _symbol("x-opt-enqueued-time") + b"\x83" + enqueued_ms.to_bytes(8)
+    pairs_encoded += number_annotation + offset_annotation + time_annotation
     annotations = b"\x00\x53\x72\xd1" + (len(pairs_encoded) + 4).to_bytes(4) + (count + 6).to_bytes(4) + pairs_encoded
-    return header + annotations + b"".join(rest)
+    return header + annotations + b"".join(other_sections)
 
 
 def plain(body: bytes) -> bytes:
-    """Return an event that contains only these bytes."""
+    """Return an encoded event whose body is these bytes."""
     return b"\x00\x53\x75\xb0" + len(body).to_bytes(4) + body
 
 
@@ -112,7 +112,7 @@ BEGINNING, LATEST = "-1", "@latest"
 
 
 class HubRejection(Exception):
-    """A request that a hub rejects with an AMQP error condition."""
+    """Raised if a hub rejects a request, with an AMQP error condition."""
 
     def __init__(self, condition: str, description: str) -> None:
         super().__init__(description)
@@ -122,10 +122,16 @@ class HubRejection(Exception):
 
 @define
 class Partition:
-    """Events in order. Offsets count bytes, so that they cannot be mistaken for sequence numbers.
+    """The events of a partition, in order.
+
+    Offsets count bytes, so a test notices if an offset is used in place of a sequence number.
 
     Attributes:
-        first: The sequence number of the oldest event that is kept.
+        events: The encoded events.
+        offsets: The offset of each event.
+        times: The time when each event was enqueued, in milliseconds since 1970.
+        readers: The links of the current readers.
+        first: The sequence number of the oldest event that is still available.
     """
 
     events: list[bytes] = Factory(list)
@@ -134,11 +140,11 @@ class Partition:
     readers: list[Any] = Factory(list)
     first: int = 0
     last: tuple[int, str, int] = (-1, BEGINNING, 0)
-    """Sequence number, offset and time (ms) of the last event ever enqueued, or -1, "-1" and 0 if there was none."""
+    """The sequence number, offset and time (ms) of the last event, even if it was trimmed. Initially -1, "-1" and 0."""
     _size: int = 0
 
     def append(self, event: bytes, now_ms: int) -> None:
-        """Enqueue one event."""
+        """Enqueue an event."""
         self.last = self.last[0] + 1, str(self._size), now_ms
         self.events.append(annotated(event, *self.last))
         self.offsets.append(self._size)
@@ -146,7 +152,7 @@ class Partition:
         self._size += len(event)
 
     def trim(self, before: int) -> int:
-        """Remove the events before this number, as retention does, and return how many there were."""
+        """Remove the events before this sequence number, as retention does, and return their number."""
         count = max(0, min(before - self.first, len(self.events)))
         for column in (self.events, self.offsets, self.times):
             del column[:count]
@@ -156,34 +162,34 @@ class Partition:
     def start(self, selector: str | None) -> int:
         """Return the sequence number at which a reader with this filter starts.
 
-        Events no longer kept are skipped silently, and a position after the last event is rejected. Raises HubRejection
-        for such a position, or for a filter that cannot be parsed.
+        If events at the position were trimmed, the reader starts at the oldest available event. Raises HubRejection if
+        the position is after the last event, or if the filter cannot be parsed.
         """
         if selector is None:
             return self.first
         match = FILTER.fullmatch(selector.strip())
         if match is None:
-            raise HubRejection("com.microsoft:argument-error", f"filter not understood: {selector}")
+            raise HubRejection("com.microsoft:argument-error", f"filter cannot be parsed: {selector}")
         what, operator, value = match.groups()
         if value == LATEST:
             return self.last[0] + 1
         if not re.fullmatch(r"-?\d+", value):
-            raise HubRejection("com.microsoft:argument-error", f"filter value is no number: {selector}")
-        place, inclusive, (number, offset, _) = int(value), operator == ">=", self.last
+            raise HubRejection("com.microsoft:argument-error", f"filter value is not a number: {selector}")
+        position, inclusive, (number, offset, _) = int(value), operator == ">=", self.last
         last = {"sequence-number": number, "offset": int(offset)}.get(what)
-        if last is not None and place > last:
+        if last is not None and position > last:
             name = what.replace("-", " ")
-            text = f"The supplied {name} '{place}' is invalid. The last {name} in the system is '{last}'"
+            text = f"The supplied {name} '{position}' is invalid. The last {name} in the system is '{last}'"
             raise HubRejection("com.microsoft:argument-error", text)
         if what == "sequence-number":
-            return max(self.first, place if inclusive else place + 1)
-        places = self.offsets if what == "offset" else self.times
-        return self.first + (bisect_left(places, place) if inclusive else bisect_right(places, place))
+            return max(self.first, position if inclusive else position + 1)
+        positions = self.offsets if what == "offset" else self.times
+        return self.first + (bisect_left(positions, position) if inclusive else bisect_right(positions, position))
 
 
 @define
 class Hub:
-    """An event hub. `groups` are its consumer groups in lower case. If empty, every group exists."""
+    """An event hub. `groups` contains its consumer groups in lower case. If empty, any consumer group may be used."""
 
     name: str
     partitions: list[Partition]
@@ -198,7 +204,7 @@ class Hub:
         return cls(name, [Partition() for _ in range(count)], group_names, int(time.time() * 1000))
 
     def add(self, count: int) -> None:
-        """Append empty partitions at run time."""
+        """Add empty partitions."""
         self.partitions.extend(Partition() for _ in range(count))
 
     def partition(self, number: str) -> Partition:
@@ -214,11 +220,14 @@ class Hub:
             raise HubRejection("amqp:not-found", f"the consumer group {group} of {self.name} could not be found")
 
     def enqueue(self, message: bytes, number: str | None) -> Partition:
-        """Store a message or a batch in the given partition, in that of its key, or in the next one in turn."""
+        """Store a message or a batch, and return its partition.
+
+        If no partition is given, the partition key determines it. Without a key, partitions are used in turn.
+        """
         if number is not None:
             partition = self.partition(number)
         elif (key := partition_key(message)) is not None:
-            # The service's own hash is not published; users may only rely on one partition per key.
+            # The hash function of the service is not public. Users can rely only on one partition per key.
             partition = self.partitions[zlib.crc32(key.encode()) % len(self.partitions)]
         else:
             partition = self.partitions[self._turn % len(self.partitions)]

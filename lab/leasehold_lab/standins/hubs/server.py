@@ -1,17 +1,17 @@
-"""The server process of `leasehold_lab.standins.hubs.event_hubs`: sockets on one side, the AMQP engine on the other.
+"""The server process of the Event Hubs stand-in. It connects sockets to an AMQP engine and to hubs in memory.
 
-One port serves both AMQP and the requests of tests. If a connection begins with `{`, it belongs to a test: each
-request is a line of JSON, and so is its response (`execute`). A `HubConnection` moves bytes. Each link that a client
-attaches sends out events (`PartitionReader`), receives events (`HubWriter`), or answers requests to `$cbs`
-(authorization) and `$management` (the properties of a hub and its partitions). The engine alone decides what AMQP
-requires. Everything runs on one event loop, so hubs need no locks.
+One port serves both AMQP and control requests of tests. If the first byte of a connection is `{`, it is a control
+connection, on which each request is a line of JSON, and so is its response (`execute`). A `HubConnection` passes bytes
+between a socket and the AMQP engine, which implements the protocol. Each link of a client has one of three purposes: to
+receive events (`PartitionLink`), to send events (`HubWriter`), or to send requests to `$cbs` (authorization) and
+`$management` (the properties of hubs and partitions). Everything runs on one event loop, so no locks are needed.
 
-Addresses are those of the service: `hub`, `hub/Partitions/n`, `hub/ConsumerGroups/group/Partitions/n`, `$cbs` and
-`$management`. A client may write a whole URL before them.
+Addresses have the same form as in the service: `hub`, `hub/Partitions/n`, `hub/ConsumerGroups/group/Partitions/n`,
+`$cbs` and `$management`. They may be preceded by a scheme and a host.
 
-AMQP lets a sender leave out the nulls at the end of a performative, and the engine does. Up to 5.15.1, `azure-eventhub`
-reads the fields by position and fails on the shorter list. Outgoing frames are therefore completed (`Padding`): only
-nulls are added, and the order of the bytes stays the same.
+AMQP allows a sender to omit nulls at the end of a performative, and the engine does. `azure-eventhub` up to version
+5.15.1 reads the fields by position, and fails if fields are missing. Therefore `Padding` adds the missing nulls to
+outgoing frames.
 """
 
 import asyncio
@@ -50,14 +50,14 @@ EPOCH = "com.microsoft:epoch"
 STOLEN = "amqp:link:stolen"
 SELECTOR = "apache.org:selector-filter:string"
 READERS_MAX = 5
-"""How many readers without an epoch one partition serves to one consumer group, as in the service."""
+"""The maximum number of readers without an epoch per partition and consumer group, as in the service."""
 
 CREDIT = 1000
 
 
 @frozen
 class LinkAddress:
-    """What an address names: a hub, possibly one of its partitions, possibly as one consumer group sees it."""
+    """A parsed address, which consists of a hub, and optionally a consumer group and a partition."""
 
     hub: str
     group: str | None = None
@@ -65,15 +65,18 @@ class LinkAddress:
 
 
 def parse_address(address: str) -> LinkAddress:
-    """Parse an address, with or without `amqps://host:port/` before it."""
+    """Parse an address, which may start with `amqps://host:port/`."""
     parts = [unquote(part) for part in urlsplit(address).path.split("/") if part]
-    named = {parts[position].lower(): parts[position + 1] for position in range(1, len(parts) - 1, 2)}
-    return LinkAddress(parts[0] if parts else "", named.get("consumergroups"), named.get("partitions"))
+    names = {parts[position].lower(): parts[position + 1] for position in range(1, len(parts) - 1, 2)}
+    return LinkAddress(parts[0] if parts else "", names.get("consumergroups"), names.get("partitions"))
 
 
 @define(eq=False)
 class PartitionLink:
-    """A client's receiver of one partition: what was sent to it, and what will be sent next."""
+    """A link on which a client receives the events of a partition.
+
+    `next` is the sequence number of the next event to send, and `sent` the number of events sent so far.
+    """
 
     link: Sender
     partition: Partition
@@ -85,9 +88,9 @@ class PartitionLink:
     sent: int = 0
 
     def pump(self) -> None:
-        """Send as many events as the client gave credit for, settled because no one waits for a response."""
+        """Send as many events as the client has given credit for. They are settled, so no response is awaited."""
         stored, first, link = self.partition.events, self.partition.first, self.link
-        self.next = max(self.next, first)  # events trimmed in the meantime never come
+        self.next = max(self.next, first)  # skip events that were trimmed in the meantime
         last = min(first + len(stored), self.next + link.credit)
         for number in range(self.next, last):
             delivery = link.delivery(str(number))
@@ -98,7 +101,7 @@ class PartitionLink:
         self.next = max(self.next, last)
 
     def end(self, condition: str, description: str) -> None:
-        """Detach the client's link, with the reason."""
+        """Detach the client's link, with this error."""
         self.partition.readers.remove(self)
         self.link.condition = Condition(condition, description)
         self.link.close()
@@ -108,81 +111,82 @@ class PartitionLink:
 def read(
     link: Sender, hub: Hub, where: LinkAddress, flush: Callable[[], None], drop: Callable[[], None]
 ) -> PartitionLink:
-    """Start to send a partition to a reader. One with an epoch ends readers whose epoch is missing, equal or lower.
+    """Start to send the events of a partition to a reader, and return the reader's link.
 
-    Raises HubRejection for a reader with a lower epoch than a current reader, for one without an epoch while another
-    has one, or for one reader too many.
+    If the reader has an epoch, the readers of its consumer group that have no epoch, or an equal or lower one, are
+    detached. Raises HubRejection if another reader has a higher epoch, if another reader has an epoch and this one has
+    none, or if there are too many readers.
     """
     group = (where.group or "").lower()
     hub.check_group(group)
     partition = hub.partition(where.partition or "")
     epoch = (link.remote_properties or {}).get(EPOCH)
-    rivals = [other for other in partition.readers if other.group == group]
-    highest = max((other.epoch for other in rivals if other.epoch is not None), default=None)
+    other_readers = [other for other in partition.readers if other.group == group]
+    highest = max((other.epoch for other in other_readers if other.epoch is not None), default=None)
     if highest is not None and epoch is None:
-        text = f"At least one receiver for the endpoint is created with epoch of '{highest}', and so non-epoch"
-        raise HubRejection(STOLEN, f"{text} receiver is not allowed.")
+        message = f"At least one receiver for the endpoint is created with epoch of '{highest}', and so non-epoch"
+        raise HubRejection(STOLEN, f"{message} receiver is not allowed.")
     if highest is not None and epoch is not None and epoch < highest:
-        text = f"Receiver with a higher epoch '{highest}' already exists."
-        raise HubRejection(STOLEN, f"{text} Receiver with epoch {epoch} cannot be created.")
-    if epoch is None and len(rivals) >= READERS_MAX:
+        message = f"Receiver with a higher epoch '{highest}' already exists."
+        raise HubRejection(STOLEN, f"{message} Receiver with epoch {epoch} cannot be created.")
+    if epoch is None and len(other_readers) >= READERS_MAX:
         limit = f"the maximum number of allowed receivers per partition in a consumer group which is {READERS_MAX}"
         raise HubRejection("amqp:resource-limit-exceeded", f"Exceeded {limit}.")
-    # The filter on the link's source contains the start, either described or plain.
+    # The filter on the link's source contains the start position, as a described or a plain value.
     filters, selector = link.remote_source.filter, None
     filters.rewind()
     if filters.next():
         value: Any = cast("dict[Any, Any]", filters.get_object() or {}).get(symbol(SELECTOR))
         selector = getattr(value, "value", value)
-    # Check the start before ending a rival: a reader that is rejected ends no one.
+    # Check the start position first, because a reader that is rejected must not detach others.
     start = partition.start(None if selector is None else str(selector))
-    for rival in rivals if epoch is not None else ():
-        rival.end(STOLEN, f"New receiver with epoch of '{epoch}' is created hence this one is disconnected.")
-    reading = PartitionLink(link, partition, group, epoch, start, flush, drop)
-    partition.readers.append(reading)
-    return reading
+    for other_reader in other_readers if epoch is not None else ():
+        other_reader.end(STOLEN, f"New receiver with epoch of '{epoch}' is created hence this one is disconnected.")
+    partition_link = PartitionLink(link, partition, group, epoch, start, flush, drop)
+    partition.readers.append(partition_link)
+    return partition_link
 
 
 @frozen
 class HubWriter:
-    """A client's sender to a hub or to one of its partitions."""
+    """A link on which a client sends events to a hub or to one of its partitions."""
 
     hub: Hub
     partition: str | None
 
     def take(self, delivery: Delivery, message: bytes) -> Partition | None:
-        """Store a message, and return the partition that grew, or None if the message was rejected."""
+        """Store a message, and return its partition, or None if the message was rejected."""
         try:
-            grown = self.hub.enqueue(message, self.partition)
+            partition = self.hub.enqueue(message, self.partition)
         except HubRejection as error:
             delivery.local.condition = Condition(error.condition, error.description)
             delivery.update(Delivery.REJECTED)
             return None
         delivery.update(Delivery.ACCEPTED)
-        return grown
+        return partition
 
 
 @frozen
 class RequestLink:
-    """One of the two links by which a client sends requests to `$cbs` or `$management`."""
+    """One of the two links that a client uses for requests to `$cbs` or `$management` and their responses."""
 
     node: str
     link: Link
 
-    def answers(self, asked: "RequestLink") -> bool:
-        """Return whether the response to a request on the link `asked` goes back by this link."""
-        return self.link.is_sender and self.node == asked.node and self.link.session == asked.link.session
+    def answers(self, request_link: "RequestLink") -> bool:
+        """Return whether responses to requests on the link `asked` are sent on this link."""
+        return self.link.is_sender and self.node == request_link.node and self.link.session == request_link.link.session
 
 
-def send_to_readers(grown: Partition | None) -> None:
-    """Send what was stored to the readers of the partition."""
-    for reading in grown.readers if grown else ():
-        reading.pump()
-        reading.flush()
+def send_to_readers(partition: Partition | None) -> None:
+    """Send new events to the readers of the partition."""
+    for reader in partition.readers if partition else ():
+        reader.pump()
+        reader.flush()
 
 
 def accept(link: Link) -> None:
-    """Confirm an attach with the settings that the client requested."""
+    """Confirm the attachment of a link, with the settings that the client requested."""
     link.source.copy(link.remote_source)
     link.target.copy(link.remote_target)
     link.snd_settle_mode, link.rcv_settle_mode = link.remote_snd_settle_mode, link.remote_rcv_settle_mode
@@ -194,7 +198,7 @@ def accept(link: Link) -> None:
 
 
 def reject(link: Link, error: HubRejection) -> None:
-    """Attach and detach at once with the reason, because that is the form of rejection that the client reports."""
+    """Detach the link with this error. Clients report the error of a link that is attached and then detached."""
     link.condition = Condition(error.condition, error.description)
     link.close()
 
@@ -203,10 +207,13 @@ PARTITION = "com.microsoft:partition"
 
 
 def is_authorized(request: Message, key: str | None) -> Message:
-    """Answer a put-token with 202, or with 401 if a key is required and the token was not signed with it."""
+    """Return the response to a put-token request.
+
+    Its status is 202, or 401 if a key is required and the token was not signed with the key.
+    """
     if key is not None:
         fields = dict(part.partition("=")[::2] for part in str(request.body).partition(" ")[2].split("&"))
-        # Use the resource as it was sent, because the SDKs disagree on the case of their escapes.
+        # Use the resource exactly as it was sent, because some SDKs escape in upper case and others in lower case.
         signed = f"{fields.get('sr')}\n{fields.get('se')}".encode()
         expected = base64.b64encode(hmac.new(key.encode(), signed, hashlib.sha256).digest()).decode()
         if not {"sr", "se", "sig"} <= fields.keys() or not hmac.compare_digest(expected, unquote(fields["sig"])):
@@ -215,7 +222,7 @@ def is_authorized(request: Message, key: str | None) -> Message:
 
 
 def describe(request: Message, hubs: dict[str, Hub]) -> Message:
-    """Answer a READ of a hub or a partition."""
+    """Return the response to a READ request for the properties of a hub or a partition."""
     properties = cast("dict[str, Any] | None", request.properties) or {}
     hub = hubs.get(str(properties.get("name")).lower())
     if hub is None:
@@ -229,19 +236,19 @@ def describe(request: Message, hubs: dict[str, Hub]) -> Message:
 
 
 def describe_hub(hub: Hub) -> dict[str, Any]:
-    """Return the properties of a hub in the form that clients read."""
+    """Return the properties of a hub as the service does."""
     numbers = [str(number) for number in range(len(hub.partitions))]
     return {
         "name": hub.name,
         "created_at": timestamp(hub.created_ms),
         "partition_count": int32(len(numbers)),
-        "georeplication_factor": int32(1),  # the client for Go reads it
+        "georeplication_factor": int32(1),  # required by the client for Go
         "partition_ids": Array(cast("Any", UNDESCRIBED), cast("Any", Data.STRING), *numbers),
     }
 
 
 def describe_partition(hub: Hub, number: str) -> dict[str, Any]:
-    """Return the properties of a partition in the form that clients read. Raises HubRejection if there is none."""
+    """Return the properties of a partition as the service does. Raises HubRejection if there is no such partition."""
     partition = hub.partition(number)
     last, offset, time_ms = partition.last
     return {
@@ -261,52 +268,52 @@ def _respond(request: Message, code: int, text: str, body: dict[str, Any] | None
 
 
 def execute(line: bytes, hubs: dict[str, Hub]) -> bytes:
-    """Execute a control line: `{"do": "create" | "put" | "trim" | "add-partitions" | …}`."""
+    """Execute a control request such as `{"do": "trim", …}`, and return its response."""
     try:
         request = json.loads(line)
-        answer = _execute(hubs, request)
+        response = _execute(hubs, request)
     except (ValueError, KeyError, HubRejection) as error:
-        answer = {"error": f"{type(error).__name__}: {error}"}
-    return json.dumps(answer).encode()
+        response = {"error": f"{type(error).__name__}: {error}"}
+    return json.dumps(response).encode()
 
 
-def _execute(hubs: dict[str, Hub], asked: dict[str, Any]) -> dict[str, Any]:
-    name = asked["hub"].lower()
-    if asked["do"] == "create":
-        former, hubs[name] = hubs.get(name), Hub.of(asked["hub"], int(asked["count"]), asked.get("groups", ()))
-        for partition in former.partitions if former else ():
+def _execute(hubs: dict[str, Hub], request: dict[str, Any]) -> dict[str, Any]:
+    name = request["hub"].lower()
+    if request["do"] == "create":
+        old_hub, hubs[name] = hubs.get(name), Hub.of(request["hub"], int(request["count"]), request.get("groups", ()))
+        for partition in old_hub.partitions if old_hub else ():
             for reading in tuple(partition.readers):
                 reading.end("amqp:not-found", "the hub was deleted, and made anew under its name")
         return {"partitions": len(hubs[name].partitions)}
     hub = hubs[name]
-    match asked["do"]:
+    match request["do"]:
         case "add-partitions":
-            hub.add(int(asked["count"]))
+            hub.add(int(request["count"]))
             return {"partitions": len(hub.partitions)}
         case "put":
-            for body in asked["bodies"]:
-                send_to_readers(hub.enqueue(plain(body.encode()), asked["partition"]))
-            return {"put": len(asked["bodies"])}
+            for body in request["bodies"]:
+                send_to_readers(hub.enqueue(plain(body.encode()), request["partition"]))
+            return {"put": len(request["bodies"])}
         case "trim":
-            return {"trimmed": hub.partition(asked["partition"]).trim(int(asked["before"]))}
+            return {"trimmed": hub.partition(request["partition"]).trim(int(request["before"]))}
         case "detach":
-            ending = tuple(hub.partition(asked["partition"]).readers)  # each leaves the list as it ends
-            for reading in ending:
-                reading.end(asked["condition"], asked.get("description", "asked for by the test"))
-            return {"detached": len(ending)}
+            readers = tuple(hub.partition(request["partition"]).readers)  # a copy, because `end` removes the reader
+            for reader in readers:
+                reader.end(request["condition"], request.get("description", "asked for by the test"))
+            return {"detached": len(readers)}
         case "drop":
-            ending = tuple(hub.partition(asked["partition"]).readers)
-            for reading in ending:
-                reading.drop()
-            return {"dropped": len(ending)}
+            readers = tuple(hub.partition(request["partition"]).readers)
+            for reader in readers:
+                reader.drop()
+            return {"dropped": len(readers)}
         case "look":
-            seen = []
+            partitions = []
             for partition in hub.partitions:
-                readers = [
+                reader_rows = [
                     {"group": reader.group, "epoch": reader.epoch, "sent": reader.sent} for reader in partition.readers
                 ]
-                seen.append({"events": len(partition.events), "readers": readers})
-            return {"partitions": seen}
+                partitions.append({"events": len(partition.events), "readers": reader_rows})
+            return {"partitions": partitions}
         case unknown:
             raise KeyError(unknown)
 
@@ -324,7 +331,7 @@ FIELDS = {
     0x40: 1,  # SASL mechanisms
     0x44: 2,  # SASL outcome
 }
-"""The number of fields that the specification gives each performative, by its descriptor."""
+"""The number of fields that each performative has in the specification, by descriptor."""
 
 HEADER = 8
 NULL = b"\x40"
@@ -332,16 +339,16 @@ LIST_0, LIST_8, LIST_32 = 0x45, 0xC0, 0xD0
 
 
 class Padding:
-    """Completes the outgoing frames of one connection, and keeps a partial frame for later."""
+    """Adds missing fields to the outgoing frames of a connection. Incomplete frames are kept until the rest arrives."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def pad(self, data: bytes) -> bytes:
-        """Return the bytes that may be sent now: every whole frame, completed."""
+        """Return the frames that are now complete, with missing fields added."""
         buffer, position, frames = self._rest + data, 0, []
         while len(buffer) - position >= HEADER:
-            # A protocol header ("AMQP" and four bytes) has no size in this place.
+            # A frame starts with its size, but a protocol header starts with "AMQP".
             start = buffer[position : position + 4]
             size = HEADER if start == b"AMQP" else int.from_bytes(start)
             if len(buffer) - position < size:
@@ -353,11 +360,11 @@ class Padding:
 
 
 def padded(frame: bytes) -> bytes:
-    """Return the frame (or protocol header, or heartbeat) with every field of its performative present."""
+    """Return the frame with missing fields added. Protocol headers and heartbeats are returned unchanged."""
     if len(frame) == HEADER:
         return frame
     code, kind = frame[10], frame[11]
-    # Get the number of fields, the encoded fields, and what follows them, from one of the three forms of a list.
+    # There are three encodings of lists. Get the number of fields, the encoded fields and the payload after them.
     if kind == LIST_0:
         count, values, payload = 0, b"", frame[12:]
     elif kind == LIST_8:
@@ -378,7 +385,7 @@ PIECE = 65536
 
 
 class HubConnection(asyncio.Protocol):
-    """A connection, from its first byte on."""
+    """A connection of a client or a test."""
 
     def __init__(self, hubs: dict[str, Hub], key: str | None) -> None:
         self._hubs = hubs
@@ -404,7 +411,7 @@ class HubConnection(asyncio.Protocol):
             self._forget(name)
 
     def data_received(self, data: bytes) -> None:
-        """Receive lines of a test if the first byte of the connection opens one, and AMQP otherwise."""
+        """Handle control requests if the first byte of the connection was `{`, and AMQP otherwise."""
         if self._lines is not None or data[:1] == b"{":
             *lines, self._lines = ((self._lines or b"") + data).split(b"\n")
             for line in lines:
@@ -412,7 +419,7 @@ class HubConnection(asyncio.Protocol):
             return
         while data:
             room = self._engine.capacity()
-            if room <= 0:  # the engine has closed its end
+            if room <= 0:  # the engine has closed its side
                 break
             self._engine.push(data[:room])
             data = data[room:]
@@ -422,7 +429,7 @@ class HubConnection(asyncio.Protocol):
         self.flush()
 
     def flush(self) -> None:
-        """Send what the engine has to send, and a heartbeat when one is due, because clients leave a silent hub."""
+        """Send the engine's output, and schedule the next heartbeat, which clients need to keep the connection open."""
         loop = asyncio.get_running_loop()
         due = self._engine.tick(loop.time())
         if due and self._alarm is None and not self._socket.is_closing():
@@ -442,21 +449,21 @@ class HubConnection(asyncio.Protocol):
         kind, link, delivery = event.type, event.link, event.delivery
         if link is not None and delivery is not None and kind is Event.DELIVERY:
             if link.is_receiver and not delivery.partial:
-                # A whole message has arrived: an event or a batch to store, or a request.
-                receiver, served = cast("Receiver", link), self._links.get(link.name)
+                # A complete message has arrived, which is an event or a batch to store, or a request.
+                receiver, role = cast("Receiver", link), self._links.get(link.name)
                 message = receiver.recv(delivery.pending) or b""
                 receiver.advance()
-                if isinstance(served, HubWriter):
-                    send_to_readers(served.take(delivery, message))
-                elif isinstance(served, RequestLink):
+                if isinstance(role, HubWriter):
+                    send_to_readers(role.take(delivery, message))
+                elif isinstance(role, RequestLink):
                     delivery.update(Delivery.ACCEPTED)
                     request = Message()
                     request.decode(message)
-                    cbs = served.node == "$cbs"
-                    answer = is_authorized(request, self._key) if cbs else describe(request, self._hubs)
+                    is_authorization = role.node == "$cbs"
+                    response = is_authorized(request, self._key) if is_authorization else describe(request, self._hubs)
                     for other in self._links.values():
-                        if isinstance(other, RequestLink) and other.answers(served):
-                            cast("Sender", other.link).send(answer)
+                        if isinstance(other, RequestLink) and other.answers(role):
+                            cast("Sender", other.link).send(response)
                 delivery.settle()
                 receiver.flow(1)
         elif link is not None and kind is Event.LINK_REMOTE_OPEN:
@@ -497,6 +504,6 @@ class HubConnection(asyncio.Protocol):
         return HubWriter(hub, where.partition)
 
 
-async def serve(hubs: dict[str, Hub], key: str | None, place: tuple[str, int]) -> asyncio.Server:
-    """Start listening, and return the server. The caller must keep a reference to it."""
-    return await asyncio.get_running_loop().create_server(lambda: HubConnection(hubs, key), *place)
+async def serve(hubs: dict[str, Hub], key: str | None, address: tuple[str, int]) -> asyncio.Server:
+    """Start to listen on this host and port, and return the server. The caller must keep a reference to it."""
+    return await asyncio.get_running_loop().create_server(lambda: HubConnection(hubs, key), *address)

@@ -1,1 +1,1 @@
-"""Parts that several commands share, such as durations as options and tables as plain text."""
+"""Code that several commands share, such as options for durations, and tables as plain text."""

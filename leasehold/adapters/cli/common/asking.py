@@ -1,4 +1,4 @@
-"""Options that several commands share, and functions that turn them into a configuration and a table."""
+"""Options that several commands share, and functions that return a configuration or a table for them."""
 
 from typing import Annotated
 
@@ -7,13 +7,13 @@ from rich.console import Console
 
 from leasehold.adapters.cli.common.times import seconds
 from leasehold.adapters.inputs import configuration_for, settings
+from leasehold.adapters.ops.watching import WatchedTable, watch_for
 from leasehold.adapters.options import Options
-from leasehold.adapters.report.watching import WatchedTable, watched
 from leasehold.balancer.config import Config
 from leasehold.stores.protocol import Store
 
 WATCH_SHARE = 1.2
-"""How long a table is watched, in multiples of `lease_seconds`. An owner that renews nothing in that time is dead."""
+"""How long a table is watched, in multiples of `lease_seconds`. An owner that doesn't renew in that time is dead."""
 
 StoreUrl = Annotated[str, typer.Argument(help="Read the leases here, a URL.", show_default=False)]
 For = Annotated[
@@ -27,16 +27,16 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def fleet_config(options: Options, source: str = "") -> Config:
-    """Return the fleet's configuration by `rules`, `lease_seconds` and `set`. Raises ValueError, naming a setting."""
-    given = {"rules": options["rules"], "lease_seconds": options["lease_seconds"]}
-    return configuration_for(source, settings(given, options["set"] or ()))
+    """Return the configuration that `rules`, `lease_seconds` and `set` define. Raises ValueError, naming a setting."""
+    base_settings = {"rules": options["rules"], "lease_seconds": options["lease_seconds"]}
+    return configuration_for(source, settings(base_settings, options["set"] or ()))
 
 
 def table_of(store: Store, config: Config, span: float | None) -> WatchedTable:
-    """Watch a table for `span` seconds and return it. On a terminal, a message shows why this takes so long."""
+    """Watch a table for `span` seconds and return its state. On a terminal, print why this takes so long."""
     span = WATCH_SHARE * config.lease_seconds if span is None else span
     console = Console(stderr=True)
     if not span or not console.is_terminal:
-        return watched(store, span, config.lease_seconds)
+        return watch_for(store, span, config.lease_seconds)
     with console.status(f"watching for {span:g} s who renews (--for 0: one look only)"):
-        return watched(store, span, config.lease_seconds)
+        return watch_for(store, span, config.lease_seconds)

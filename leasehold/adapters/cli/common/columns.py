@@ -1,6 +1,6 @@
-"""Prints tables: drawn on a terminal, or as plain text with one row per line and nothing cut.
+"""Prints tables, either drawn on a terminal, or as plain text with one complete row per line.
 
-`told` prints what `copy-leases` and `reset` did, as such a table or as JSON.
+`print_moves` prints the results of `copy-leases` and `reset` as such a table or as JSON.
 """
 
 import json
@@ -14,13 +14,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from leasehold.adapters.inputs import said_moment
+from leasehold.adapters.inputs import format_time
 from leasehold.adapters.ops.checkpoints import Move
 from leasehold.balancer.model import Position
 from leasehold.stores.printable import printable
 
 NOTHING = "-"
-"""An empty cell in plain text, so that every row has as many fields as the header."""
+"""The text of an empty cell in plain text. With it, every row has as many fields as the header."""
 
 
 @frozen
@@ -30,8 +30,8 @@ class Column:
     Attributes:
         name: The heading.
         right: Whether its cells are numbers, which are right-aligned.
-        spare: When to leave it out if the screen is too narrow: the column with the highest value goes first, and one
-            with 0 is never left out.
+        spare: Whether the column may be left out on a narrow screen. Columns with higher values are left out first, and
+            a column with 0 is never left out.
         words: Whether its cells are sentences, whose spaces are kept in plain text. Only for the last column.
     """
 
@@ -58,23 +58,23 @@ class Cells:
     styles: tuple[tuple[tuple[int, int], str], ...] = ()
 
 
-def plain(cells: Cells) -> str:
-    """Return the table as lines of fields that are two spaces apart.
+def plain_text(cells: Cells) -> str:
+    """Return the table as lines of fields, separated by two spaces.
 
-    No field is empty, and only the last one may contain spaces, if its column has `words`.
+    No field is empty. Only the last field may contain spaces, if its column has `words`.
     """
     rows = [[column.name.upper().replace(" ", "-") for column in cells.columns]]
     for row in cells.rows:
         shown = [(printable(cell), column.words) for cell, column in zip(row, cells.columns, strict=True)]
         rows.append([(cell if words else cell.replace(" ", "\\x20")) or NOTHING for cell, words in shown])
     padded = []
-    for at, column in enumerate(cells.columns):
-        width = max(len(row[at]) for row in rows)
-        padded.append([row[at].rjust(width) if column.right else row[at].ljust(width) for row in rows])
+    for index, column in enumerate(cells.columns):
+        width = max(len(row[index]) for row in rows)
+        padded.append([row[index].rjust(width) if column.right else row[index].ljust(width) for row in rows])
     return "\n".join("  ".join(row).rstrip() for row in zip(*padded, strict=True))
 
 
-def drawn(cells: Cells, width: int) -> tuple[Table, tuple[str, ...]]:
+def draw_table(cells: Cells, width: int) -> tuple[Table, tuple[str, ...]]:
     """Return the table for a screen of this width, and the names of the columns that don't fit."""
     shown = dict(enumerate(cells.columns))
     widths = {
@@ -82,7 +82,7 @@ def drawn(cells: Cells, width: int) -> tuple[Table, tuple[str, ...]]:
         for index, column in enumerate(cells.columns)
     }
     while sum(widths[index] for index in shown) + 1 > width and any(column.spare for column in shown.values()):
-        del shown[max(shown, key=lambda at: cells.columns[at].spare)]
+        del shown[max(shown, key=lambda index: cells.columns[index].spare)]
     styles = dict(cells.styles)
     table = Table(title=cells.title or None)
     for column in shown.values():
@@ -92,25 +92,25 @@ def drawn(cells: Cells, width: int) -> tuple[Table, tuple[str, ...]]:
     return table, tuple(column.name for index, column in enumerate(cells.columns) if index not in shown)
 
 
-def for_eyes(*, wide: bool) -> bool:
+def uses_drawing(*, wide: bool) -> bool:
     """Return whether to draw the table: on a terminal, unless `wide` requests plain text."""
     return not wide and sys.stdout.isatty()
 
 
-def show(cells: Cells, *, wide: bool = False) -> None:
-    """Print the table: drawn on a terminal, else (or with `wide`) as plain text."""
-    if not for_eyes(wide=wide):
-        print(plain(cells))
+def print_table(cells: Cells, *, wide: bool = False) -> None:
+    """Print the table, drawn if standard output is a terminal. Otherwise, or with `wide`, print it as plain text."""
+    if not uses_drawing(wide=wide):
+        print(plain_text(cells))
         return
     console = Console()
-    table, left_out = drawn(cells, console.width)
+    table, left_out = draw_table(cells, console.width)
     console.print(table)
     if left_out:
         console.print(hint(left_out))
 
 
 def hint(left_out: Sequence[str]) -> Text:
-    """Return the hint that names columns that don't fit."""
+    """Return a message with the names of the columns that don't fit on the screen."""
     return Text(f"no room here for: {', '.join(left_out)}; --wide shows every column", style="dim")
 
 
@@ -132,7 +132,7 @@ _WOULD = {
 }
 
 
-def told(moves: Iterable[Move], *, dry_run: bool, as_json: bool) -> typer.Exit:
+def print_moves(moves: Iterable[Move], *, dry_run: bool, as_json: bool) -> typer.Exit:
     """Print every move. Return the exception that ends the command, with status 1 if a move was refused."""
     moves = tuple(moves)
     refused = sum(move.do == "refuse" for move in moves)
@@ -153,23 +153,23 @@ def told(moves: Iterable[Move], *, dry_run: bool, as_json: bool) -> typer.Exit:
         rows = tuple(
             (
                 move.lease.key,
-                said(move.stored.checkpoint) if move.stored else "",
-                said(move.lease.checkpoint),
+                format_position(move.stored.checkpoint) if move.stored else "",
+                format_position(move.lease.checkpoint),
                 words[move.do] + (f": {move.why}" if move.why else ""),
             )
             for move in moves
         )
         columns = (Column("lease"), Column("is"), Column("wanted"), Column(outcome, words=True))
-        show(Cells(columns, rows, title="Dry run" if dry_run else ""))
+        print_table(Cells(columns, rows, title="Dry run" if dry_run else ""))
     else:
         print("There is no lease to move.")
     return typer.Exit(1 if refused else 0)
 
 
-def said(position: Position) -> str:
+def format_position(position: Position) -> str:
     """Format a position as one word."""
     if position.sequence == "AT_TIMESTAMP":
-        return f"AT_TIMESTAMP={said_moment(position.sub)}"
+        return f"AT_TIMESTAMP={format_time(position.sub)}"
     return f"{position.sequence}.{position.sub}" if position.sub else position.sequence
 
 

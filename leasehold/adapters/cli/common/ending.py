@@ -1,6 +1,7 @@
-"""Ends a command on failure, with one line on standard error and an exit status, and on signals.
+"""Ends a command on failures and on signals.
 
-A signal to end makes a command clean up what it has set up, and nothing interrupts the cleanup.
+After a failure, the command prints one line to standard error and exits with a status. After a signal, the command
+cleans up, and no further signal interrupts the cleanup.
 """
 
 import signal
@@ -22,22 +23,22 @@ from leasehold.stores.printable import printable_lines
 def ending(
     command: str, *failures: type[Exception], misuse: tuple[type[Exception], ...] = (ValueError,)
 ) -> Iterator[None]:
-    """Exit with status 1 after one of these failures, or with 2 after bad usage or if an extra is missing."""
+    """Exit with status 1 after one of the `failures`, or with status 2 after bad usage or if an extra is missing."""
     try:
         yield
     except (*misuse, *failures) as error:
         if isinstance(error, OSError) and output_fault() is not None:
-            raise  # the failure is in the output, not in the input
+            raise  # standard output could not be written, which `run_to_output` reports
         print(printable_lines(f"leasehold {command}: {error}"), file=sys.stderr)
-        final = isinstance(error, misuse) or isinstance(error.__cause__, ModuleNotFoundError)
-        raise typer.Exit(2 if final else 1) from None
+        is_misuse = isinstance(error, misuse) or isinstance(error.__cause__, ModuleNotFoundError)
+        raise typer.Exit(2 if is_misuse else 1) from None
 
 
 ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
 class Ended(BaseException):
-    """A signal asked the process to end."""
+    """A signal to end has arrived."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -46,32 +47,36 @@ class Ended(BaseException):
 
 @contextmanager
 def unwinding() -> Iterator[None]:
-    """Raise Ended in the main thread on the first signal, and ignore later ones until the context is left.
+    """Raise Ended in the main thread on the first signal, and ignore later signals until the context is left.
 
-    A signal that was ignored stays ignored, such as SIGHUP under nohup.
+    A signal that was ignored before, such as SIGHUP under nohup, stays ignored.
     """
-    before = {each: handler for each in ENDING if (handler := signal.getsignal(each)) != signal.SIG_IGN}
+    old_handlers = {
+        signal_number: handler
+        for signal_number in ENDING
+        if (handler := signal.getsignal(signal_number)) != signal.SIG_IGN
+    }
 
-    def end(number: int, _frame: object) -> None:
-        for each in before:
-            signal.signal(each, signal.SIG_IGN)
+    def raise_ended(number: int, _frame: object) -> None:
+        for signal_number in old_handlers:
+            signal.signal(signal_number, signal.SIG_IGN)
         raise Ended(number)
 
     try:
         try:
-            for each in before:
-                replace_handler(each, end)
+            for signal_number in old_handlers:
+                replace_handler(signal_number, raise_ended)
             yield
         finally:
-            # A signal that arrives while handlers are restored would interrupt this, and leave the others ignored.
-            for each in before:
-                signal.signal(each, signal.SIG_IGN)
+            # Ignore signals first: one that arrives while handlers are restored would leave the others unrestored.
+            for signal_number in old_handlers:
+                signal.signal(signal_number, signal.SIG_IGN)
     finally:
-        for each, handler in before.items():
-            restore_handler(each, handler)
+        for signal_number, handler in old_handlers.items():
+            restore_handler(signal_number, handler)
 
 
 def wait_for_the_end() -> NoReturn:
-    """Wait until a signal handler raises, even if another thread received the signal."""
+    """Wait until a signal handler raises an exception, even if another thread received the signal."""
     while True:
         time.sleep(SIGNAL_SECONDS)

@@ -1,6 +1,6 @@
-"""Draws the options of a command so that no name is cut on a terminal of 80 columns.
+"""Draws the options of a command so that no name is cut on a terminal with 80 columns.
 
-Typer puts the long, short and negative names of an option into columns of their own, which leaves too little room.
+Typer puts the long, short and negative names of an option into separate columns, which leaves too little room for each.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from typer import rich_utils
 NAME_COLUMNS = 4
 """The number of Typer's columns that contain names: long and short, positive and negative."""
 OTHER_COLUMNS = 2
-"""The columns for the type and the help."""
+"""The number of columns for the type and the help."""
 
 
 class _NamesInOneColumn(Table):
@@ -29,5 +29,5 @@ class _NamesInOneColumn(Table):
 
 
 def stack_names() -> None:
-    """Make Typer draw options this way."""
+    """Make Typer draw the names of an option in one column."""
     rich_utils.Table = _NamesInOneColumn  # type: ignore[attr-defined]

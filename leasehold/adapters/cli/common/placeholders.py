@@ -1,7 +1,7 @@
 """Lets a command show its help even if the libraries that it needs to run are not installed.
 
-A missing library is replaced by modules whose every attribute is an empty class, which is enough to import a command
-and to read its options. The process must end after the help, because the placeholders stay imported.
+A missing library is replaced by modules in which every attribute is an empty class. This is enough to import a command
+and to read its options. The process must end after showing the help, because the placeholders stay imported.
 """
 
 import sys
@@ -29,7 +29,7 @@ class _EmptyClass(type):
         return cls
 
     def __setitem__(cls, _key: object, _value: object) -> None:
-        """Accept and ignore any item."""
+        pass
 
 
 class _Placeholder(ModuleType):
@@ -57,7 +57,7 @@ class _PlaceholderFinder(MetaPathFinder, Loader):
 
 @contextmanager
 def placeholders(libraries: Collection[str]) -> Iterator[None]:
-    """Replace those of the libraries that are not installed, for imports within the context."""
+    """Replace the libraries that are not installed by placeholders, for imports within the context."""
     finder = _PlaceholderFinder(libraries)
     sys.meta_path.append(finder)
     try:

@@ -1,8 +1,8 @@
 """Prepares the standard streams of a command, and turns a failure of standard output into a message and a status.
 
-A shell closes a stream with `>&-`. Python then sets it to None, so `print` writes nothing. If standard error is closed,
-it even writes errors to standard output. The next file that is opened gets the free descriptor, so the output of a
-child process would end up in that file.
+A shell closes a stream with `>&-`. Python then sets the stream to None, so `print` writes nothing. If standard error is
+closed, `print` even writes errors to standard output. The next file that is opened gets the free descriptor, so the
+output of a child process would be written to that file.
 """
 
 import codecs
@@ -22,28 +22,28 @@ PIPE_STATUS = 141
 """The exit status that a shell shows for a program that SIGPIPE has ended."""
 
 IN_ASCII = {"≥": ">=", "…": "..."}
-"""How our own signs are written if the locale cannot encode them. A lag of `?75.0` would not be understood."""
+"""Replacements for characters that we print, if the locale cannot encode them. Python would print a lag as `?75.0`."""
 
 REPLACED, ESCAPED = "leasehold-replaced", "leasehold-escaped"
-"""The names under which Python knows our handlers of encoding errors."""
+"""The names under which our handlers of encoding errors are registered with Python."""
 
 
-def _in_ascii(other: Callable[[str], str]) -> Callable[[UnicodeError], tuple[str, int]]:
-    def replaced(error: UnicodeError) -> tuple[str, int]:
+def _ascii_error_handler(fallback: Callable[[str], str]) -> Callable[[UnicodeError], tuple[str, int]]:
+    def replace(error: UnicodeError) -> tuple[str, int]:
         if not isinstance(error, UnicodeEncodeError):
             raise error
-        left = error.object[error.start : error.end]
-        return "".join(IN_ASCII.get(sign) or other(sign) for sign in left), error.end
+        characters = error.object[error.start : error.end]
+        return "".join(IN_ASCII.get(character) or fallback(character) for character in characters), error.end
 
-    return replaced
+    return replace
 
 
-codecs.register_error(REPLACED, _in_ascii(lambda _sign: "?"))
-codecs.register_error(ESCAPED, _in_ascii(lambda sign: sign.encode("ascii", "backslashreplace").decode()))
+codecs.register_error(REPLACED, _ascii_error_handler(lambda _sign: "?"))
+codecs.register_error(ESCAPED, _ascii_error_handler(lambda sign: sign.encode("ascii", "backslashreplace").decode()))
 
 
 class _Output(io.FileIO):
-    """Standard output that remembers why a write failed. `began` is whether the process started with one."""
+    """Standard output that records why a write failed. `began` is whether it was open when the process started."""
 
     def __init__(self, *, began: bool) -> None:
         super().__init__(1, "w", closefd=False)
@@ -52,7 +52,7 @@ class _Output(io.FileIO):
     def write(self, data: "ReadableBuffer", /) -> int:
         try:
             if not self.began:
-                # End the command just like one whose reader has gone.
+                # End the command in the same way as if the reader of a pipe had gone.
                 raise BrokenPipeError(errno.EPIPE, "standard output is closed")
             written = super().write(data)
             self.fault = None
@@ -63,7 +63,7 @@ class _Output(io.FileIO):
 
 
 class _NoInput(io.RawIOBase):
-    """The standard input of a process that was started without one."""
+    """Standard input of a process that was started without standard input."""
 
     def readable(self) -> bool:
         return True
@@ -100,22 +100,22 @@ def prepare_streams() -> None:
 
 def drop_output() -> None:
     """If standard output is closed, discard what the user's code prints, as Python does."""
-    raw = _raw()
+    raw = _our_output()
     if raw is not None:
         raw.began = True  # its descriptor is that of the null device
 
 
 def output_fault() -> OSError | None:
     """Return the error of the last write to standard output, or None if it succeeded."""
-    raw = _raw()
+    raw = _our_output()
     return None if raw is None else raw.fault
 
 
 def run_to_output(command: Callable[[], object]) -> NoReturn:
-    """Run a command and exit with its status, or with 1 and a message if its output could not be written.
+    """Run a command and exit with its status, or with status 1 and a message if its output could not be written.
 
-    If the reader of a pipe has gone, there is no message, and the status is 141, as of a program that SIGPIPE ends. A
-    command that fails with a status of its own above 1 keeps that.
+    If the reader of a pipe has gone, there is no message, and the status is 141, as after SIGPIPE. If the command fails
+    with a status above 1, that status is kept.
     """
     result = SystemExit(0)
     try:
@@ -127,27 +127,27 @@ def run_to_output(command: Callable[[], object]) -> NoReturn:
             raise
     with suppress(OSError):
         sys.stdout.flush()
-    raw = _raw()
+    raw = _our_output()
     if raw is not None and raw.fault is not None:
         had_output = raw.began
         if not had_output:
             print("leasehold: standard output is closed", file=sys.stderr)
         elif not isinstance(raw.fault, BrokenPipeError):
             print(f"leasehold: standard output cannot be written: {raw.fault.strerror}", file=sys.stderr)
-        # Send buffered output to the null device, or Python would fail to write it once more at exit.
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 1)
-        os.close(nowhere)
+        # Send buffered output to the null device, otherwise Python would try to write it again at exit and fail.
+        null_device = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null_device, 1)
+        os.close(null_device)
         raw.began = True
-        gone = isinstance(raw.fault, BrokenPipeError) and had_output
+        reader_gone = isinstance(raw.fault, BrokenPipeError) and had_output
         # Click itself ends with 1 on a broken pipe.
-        result = SystemExit(PIPE_STATUS) if gone and result.code in {None, 0, 1} else result
+        result = SystemExit(PIPE_STATUS) if reader_gone and result.code in {None, 0, 1} else result
         result = result if result.code else SystemExit(1)
     raise result
 
 
-def _raw() -> _Output | None:
-    """Return our file below standard output, or None: tests and callers in Python have another one."""
+def _our_output() -> _Output | None:
+    """Return our file below standard output, or None if a test or a caller has replaced standard output."""
     file = getattr(sys.stdout, "buffer", None)
     file = getattr(file, "raw", file)
     return file if isinstance(file, _Output) else None

@@ -1,6 +1,6 @@
-"""Prints the lines that `consume` shows on a terminal: that it joined, which leases it takes and why, that it ended.
+"""Prints the lines that `consume` shows on a terminal when it joins, takes a lease, and ends.
 
-A file or a pipe only gets warnings, as with any daemon. `--verbose` logs everything.
+If standard error is a file or a pipe, `consume` writes only warnings there. With `--verbose` it logs all events.
 """
 
 import logging
@@ -23,43 +23,45 @@ class _TakenLeases(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if (why := getattr(record, "taken", None)) is not None:
             lease, rule = record.__dict__["lease"], record.__dict__["rule"]
-            _say(f"took {lease}: {why} ({rule}); {self._worker.discovery.open_shards} shards are open")
+            _print_line(f"took {lease}: {why} ({rule}); {self._worker.discovery.open_shards} shards are open")
 
 
 @contextmanager
 def start_lines(worker: Worker, source: str, store: str) -> Iterator[None]:
-    """Print these lines to standard error while the worker runs, if that is a terminal.
+    """Print the lines to standard error while the worker runs, if standard error is a terminal.
 
     Args:
         worker: The worker.
-        source: The stream, as the user named it.
-        store: The lease table, as the user named it.
+        source: The URL of the stream.
+        store: The URL of the lease table.
     """
     if not (sys.stderr and sys.stderr.isatty()):
         yield
         return
     rules = worker.config.rules.name
-    _say(f"{worker.me} joined: reads {source} with leases in {store}; rules {rules}, leasehold {version('leasehold')}")
-    _say(f"to see who reads what: leasehold leases '{store}'")
+    _print_line(
+        f"{worker.me} joined: reads {source} with leases in {store}; rules {rules}, leasehold {version('leasehold')}"
+    )
+    _print_line(f"to see who reads what: leasehold leases '{store}'")
     log, handler = logging.getLogger("leasehold.worker"), _TakenLeases(worker)
-    level, shown, others = log.level, log.getEffectiveLevel(), logging.getLogger().handlers
+    level, shown_level, other_handlers = log.level, log.getEffectiveLevel(), logging.getLogger().handlers
 
-    def as_before(record: logging.LogRecord) -> bool:
-        return record.levelno >= shown or record.name != log.name
+    def was_shown_before(record: logging.LogRecord) -> bool:
+        return record.levelno >= shown_level or record.name != log.name
 
     log.addHandler(handler)
-    for other in others:
-        other.addFilter(as_before)
-    log.setLevel(min(logging.INFO, shown))
+    for other in other_handlers:
+        other.addFilter(was_shown_before)
+    log.setLevel(min(logging.INFO, shown_level))
     try:
         yield
     finally:
         log.removeHandler(handler)
-        for other in others:
-            other.removeFilter(as_before)
+        for other in other_handlers:
+            other.removeFilter(was_shown_before)
         log.setLevel(level)
-        _say(f"{worker.me} ended")
+        _print_line(f"{worker.me} ended")
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     print(printable(text), file=sys.stderr, flush=True)

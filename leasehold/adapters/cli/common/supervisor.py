@@ -1,8 +1,8 @@
-"""Runs several processes of one command, restarts those that end by themselves, and drains all of them together.
+"""Runs several processes of one command, restarts processes that end by themselves, and drains all of them together.
 
-The supervisor has the other end of each process's standard input. Closing it asks the process to drain. If the
-supervisor dies, however suddenly, this closes it too, so no process is left behind. The supervisor also passes on the
-output of the processes, in whole lines.
+The standard input of each process is a pipe from the supervisor. When the supervisor closes the pipe, the process
+drains. If the supervisor dies, even by SIGKILL, the pipe is closed too, so no process is left behind. The supervisor
+also passes on the output of the processes, in whole lines.
 """
 
 import errno
@@ -30,25 +30,27 @@ from leasehold.stores.printable import escaped, said
 log = escaped(logging.getLogger("leasehold.supervisor"))
 
 SUPERVISED = "LEASEHOLD_SUPERVISED"
-"""If this environment variable is set, the process is supervised: it drains when its standard input ends."""
+"""If this environment variable is set, the process is supervised, and drains when its standard input ends."""
 
 LEAST_PAUSE_SECONDS = 1.0
 MOST_PAUSE_SECONDS = 60.0
 STEADY_SECONDS = 60.0
-"""If a process ran for this long, the pause before its next restart is the minimum again."""
+"""After a process has run for this long, the pause before its next restart is the minimum again."""
 SLACK_SECONDS = 5.0
-"""How much longer than its time to drain a process may take to start, close and exit before it is killed."""
+"""The time that a process may take to start, close and exit, in addition to its time to drain, before it is killed."""
 CHUNK_BYTES = 2**16
 
-PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EIO, errno.ENOMEM, errno.ENOBUFS, errno.EROFS})
-"""Errors of writes that may succeed later."""
+TEMPORARY_ERRORS = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EIO, errno.ENOMEM, errno.ENOBUFS, errno.EROFS}
+)
+"""Errors after which a write may succeed later."""
 
 REFUSED_SECONDS = 0.1, 5.0
 
 
 @define
 class _SupervisedProcess:
-    """A process of the fleet, with its latest start."""
+    """A process of the fleet, with the times of its latest and its next start."""
 
     name: str
     command: Sequence[str]
@@ -60,7 +62,7 @@ class _SupervisedProcess:
 
 @define
 class _SupervisedEnded:
-    """A process has ended, and all its output was passed on."""
+    """Event: a process has ended, and all its output was passed on."""
 
     child: _SupervisedProcess
     status: int
@@ -71,15 +73,15 @@ class Supervisor:
     """Runs a fixed number of processes.
 
     Attributes:
-        commands: The command of each process, by the name of the process, which a restart keeps.
-        drain_seconds: The time that a process has to end when asked. Five seconds later it is killed.
-        final: The exit statuses after which a restart would not help. If one process ends with one of them, all end.
+        commands: The command of each process, by the name of the process. A restarted process keeps its name.
+        drain_seconds: How long a process may take to drain. Five seconds later it is killed.
+        final: The exit statuses after which a restart would not help. If a process ends with one of them, all end.
     """
 
     commands: Mapping[str, Sequence[str]]
     drain_seconds: float
     final: Collection[int]
-    _news: ThreadQueue = field(factory=lambda: ThreadQueue(time.monotonic), init=False)
+    _events: ThreadQueue = field(factory=lambda: ThreadQueue(time.monotonic), init=False)
     _out: Lock = field(factory=Lock, init=False)
     _sinks: tuple[WholeLines, WholeLines] = field(
         factory=lambda: (WholeLines(sys.stdout), WholeLines(sys.stderr)), init=False
@@ -89,62 +91,62 @@ class Supervisor:
         """Run the processes until one of these signals arrives. Must be called in the main thread.
 
         Returns:
-            The exit status: 0 if all processes drained; the status of the process that ended all, or else of one that
-            failed while it drained; 1 if one had to be killed. A second signal kills all processes, and the status is
-            128 plus its number.
+            The exit status. It is 0 if all processes drained, and 1 if one had to be killed. If a process ended with a
+            status in `final`, or failed while it drained, it is the status of that process. A second signal kills all
+            processes, and the status is 128 plus the number of the signal.
         """
         for signal_number in ending:
-            replace_handler(signal_number, lambda number, _frame: self._news.put(number))
-        children = self.made()
+            replace_handler(signal_number, lambda number, _frame: self._events.put(number))
+        children = self.create_processes()
         try:
-            worst = self._kept(children)
+            exit_status = self._keep_running(children)
             # Ask all processes to end, and wait for them.
             running = [child for child in children if child.process is not None]
             for child in running:
-                _ask(child)
+                _request_drain(child)
             until = time.monotonic() + self.drain_seconds + SLACK_SECONDS
             while running:
-                match self._news.get(until):
+                match self._events.get(until):
                     case _SupervisedEnded(child, status):
                         running.remove(child)
-                        worst = worst or _shell_status(status)
+                        exit_status = exit_status or _shell_status(status)
                     case int(number):
-                        self._say("a second signal: %d processes are killed, and their leases expire", len(running))
+                        self._log("a second signal: %d processes are killed, and their leases expire", len(running))
                         return 128 + number
                     case None:
                         names = ", ".join(child.name for child in running)
-                        self._say("not ended within %g s, killed: %s", self.drain_seconds, names)
-                        return worst or 1
-            return worst
+                        self._log("not ended within %g s, killed: %s", self.drain_seconds, names)
+                        return exit_status or 1
+            return exit_status
         finally:
             for child in children:
                 if child.process is not None and child.process.poll() is None:
                     child.process.kill()
 
-    def made(self) -> list[_SupervisedProcess]:
-        """Return the processes, not yet started."""
+    def create_processes(self) -> list[_SupervisedProcess]:
+        """Return the processes, which are not started yet."""
         return [_SupervisedProcess(name, command) for name, command in self.commands.items()]
 
-    def _kept(self, children: list[_SupervisedProcess]) -> int:
-        """Keep the processes running. Return the status that ends all, or 0 after a signal."""
+    def _keep_running(self, children: list[_SupervisedProcess]) -> int:
+        """Start and restart the processes. Return a process's status that is in `final`, or 0 after a signal."""
         while True:
             now = time.monotonic()
             for child in children:
                 if child.process is None and child.due <= now:
                     self.attempt(child)
-            match self._news.get(min((child.due for child in children if child.process is None), default=math.inf)):
+            match self._events.get(min((child.due for child in children if child.process is None), default=math.inf)):
                 case _SupervisedEnded(child, status):
-                    # Close the standard input of the ended process, which uses a file descriptor of this process.
-                    _ask(child)
+                    # Close the pipe to the ended process, which uses a file descriptor of this process.
+                    _request_drain(child)
                     child.process = None
                     if status in self.final:
-                        self._say("%s ended with status %d: all end", child.name, status)
+                        self._log("%s ended with status %d: all end", child.name, status)
                         return status
                     now = time.monotonic()
                     if now - child.started >= STEADY_SECONDS:
                         child.pause = LEAST_PAUSE_SECONDS
                     shown = _shell_status(status)
-                    self._say("%s ended with status %d: it starts again in %g s", child.name, shown, child.pause)
+                    self._log("%s ended with status %d: it starts again in %g s", child.name, shown, child.pause)
                     child.due = now + child.pause
                     child.pause = min(MOST_PAUSE_SECONDS, 2 * child.pause)
                 case int():
@@ -153,11 +155,11 @@ class Supervisor:
                     pass
 
     def attempt(self, child: _SupervisedProcess) -> None:
-        """Start a process. If the system lacks resources for it, try again later while the others run on."""
+        """Start a process. If the system lacks resources, try again later while the other processes continue."""
         try:
             self._start(child)
         except (OSError, RuntimeError, MemoryError) as fault:
-            self._say("%s cannot be started: %s; tried again in %g s", child.name, said(fault), child.pause)
+            self._log("%s cannot be started: %s; tried again in %g s", child.name, said(fault), child.pause)
             child.process, child.due = None, time.monotonic() + child.pause
             child.pause = min(MOST_PAUSE_SECONDS, 2 * child.pause)
 
@@ -170,34 +172,36 @@ class Supervisor:
             stdout=PIPE,
             stderr=PIPE,
             env={**os.environ, SUPERVISED: "1"},
-            # Ctrl-C signals the terminal's whole process group, but these processes must end by their standard input.
+            # Ctrl-C sends a signal to the terminal's whole process group, but only the supervisor must receive it.
             start_new_session=True,
         )
         pipes = ((process.stdout, self._sinks[0]), (process.stderr, self._sinks[1]))
         relays: list[Thread] = []
 
-        def unheard(fault: BaseException) -> None:
-            """Log the failure. The process will end, because its output is closed."""
-            self._say("what %s writes cannot be passed on: %s", child.name, said(fault))
+        def on_relay_failure(fault: BaseException) -> None:
+            """Log that output is not passed on any more. The process will end, because its output is closed."""
+            self._log("what %s writes cannot be passed on: %s", child.name, said(fault))
 
         def watch() -> None:
             status = process.wait()
             for relay in relays:
-                relay.join(SLACK_SECONDS)  # a process that it left behind may keep the pipes open
-            self._news.put(_SupervisedEnded(child, status))
+                relay.join(SLACK_SECONDS)  # wait only so long: a process that it started may keep the pipes open
+            self._events.put(_SupervisedEnded(child, status))
 
-        def unseen(fault: BaseException) -> None:
-            """Kill the process and have it restarted, because its end would go unnoticed."""
-            self._say("%s is killed: its end could not be waited for: %s", child.name, said(fault))
+        def on_watch_failure(fault: BaseException) -> None:
+            """Kill the process, because its end would go unnoticed. It is then restarted."""
+            self._log("%s is killed: its end could not be waited for: %s", child.name, said(fault))
             process.kill()
-            self._news.put(_SupervisedEnded(child, process.wait()))
+            self._events.put(_SupervisedEnded(child, process.wait()))
 
         try:
             for source, sink in pipes:
                 assert source is not None  # noqa: S101  it is a pipe
-                relays.append(spawn(f"relay-{child.name}", partial(self._relay, process, source, sink), unheard))
-            spawn(f"watch-{child.name}", watch, unseen)
-        except RuntimeError:  # no thread is left to pass on its output, or to notice its end
+                relays.append(
+                    spawn(f"relay-{child.name}", partial(self._relay, process, source, sink), on_relay_failure)
+                )
+            spawn(f"watch-{child.name}", watch, on_watch_failure)
+        except RuntimeError:  # no thread could be started to pass on its output or to detect its end
             process.kill()
             process.wait()
             for pipe in (process.stdin, *(source for source, _ in pipes[len(relays) :])):
@@ -206,10 +210,11 @@ class Supervisor:
             raise
 
     def _relay(self, process: "Popen[bytes]", source: IO[bytes], sink: WholeLines) -> None:
-        """Pass on whole lines until the process closes its output, or the reader of ours closes it.
+        """Pass on whole lines until the process closes its output, or the reader of our output has gone.
 
-        In the second case the output of the process is closed. While the sink cannot be written to, such as a full
-        disk, the lines wait here and the process blocks. An incomplete last line of a killed process is dropped.
+        If the reader has gone, the process's output is closed. While the sink cannot be written to, for example because
+        a disk is full, the lines are kept here and the process blocks. If a process was killed, an incomplete last line
+        is dropped.
         """
         partial_line = b""
         with source, suppress(BrokenPipeError):
@@ -226,19 +231,19 @@ class Supervisor:
                 refused = sink.write(data)
             if refused is None:
                 return
-            if getattr(refused.why, "errno", None) not in PASSING:
-                raise refused.why
+            if getattr(refused.error, "errno", None) not in TEMPORARY_ERRORS:
+                raise refused.error
             if not pause.faults:
-                self._say("output is refused, and tried again until it is taken: %s", said(refused.why))
-            data = refused.left
+                self._log("output is refused, and tried again until it is taken: %s", said(refused.error))
+            data = refused.unwritten
             time.sleep(pause.next())
 
-    def _say(self, text: str, *values: object) -> None:
+    def _log(self, text: str, *values: object) -> None:
         with self._out:
             log.warning(text, *values)
 
 
-def _ask(child: _SupervisedProcess) -> None:
+def _request_drain(child: _SupervisedProcess) -> None:
     if child.process is not None and child.process.stdin is not None:
         child.process.stdin.close()
 
@@ -248,7 +253,7 @@ def _shell_status(status: int) -> int:
 
 
 def at_end_of_supervisor(stop: Callable[[], None]) -> None:
-    """Call `stop` once the supervisor of this process stops it, or has died. Without a supervisor, do nothing."""
+    """Call `stop` once the supervisor drains this process or has died. Without a supervisor, do nothing."""
 
     def wait() -> None:
         while os.read(0, CHUNK_BYTES):

@@ -1,4 +1,4 @@
-"""Makes the options of a command from a table of `leasehold.adapters.options`."""
+"""Adds options to a command from one of the tables in `leasehold.adapters.options`."""
 
 import inspect
 from collections.abc import Callable
@@ -14,46 +14,49 @@ Function = TypeVar("Function", bound=Callable[..., None])
 
 
 def table_options(*names: str) -> Callable[[Function], Function]:
-    """Replace `**options: Unpack[TABLE]` of a command by parameters for these options, which Typer understands.
+    """Replace `**options: Unpack[TABLE]` of a command by one parameter per option, which Typer understands.
 
     The new parameters come before the command's keyword-only parameters. The command receives their values in
     `options`, by name.
 
     Args:
-        names: The options to have; none: all that commands have.
+        names: The options to add. If there are none, add all options that are meant for commands.
     """
 
-    def decorated(command: Function) -> Function:
+    def decorate(command: Function) -> Function:
         parameters = [*inspect.signature(command).parameters.values()]
-        rest = next(each for each in parameters if each.kind is each.VAR_KEYWORD)
-        table = get_args(get_type_hints(command)[rest.name])[0]
-        made = [
+        var_keyword = next(parameter for parameter in parameters if parameter.kind is parameter.VAR_KEYWORD)
+        table = get_args(get_type_hints(command)[var_keyword.name])[0]
+        option_parameters = [
             _parameter(option)
             for name, option in options_of(table).items()
             if (name in names if names else option.in_command)
         ]
-        own = [each for each in parameters if each is not rest]
-        before = [each for each in own if each.kind is not each.KEYWORD_ONLY]
-        after = [each for each in own if each.kind is each.KEYWORD_ONLY]
-        listed = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in (*before, *made, *after)]
-        command.__signature__ = inspect.Signature(listed)  # type: ignore[attr-defined]  # Typer reads both
-        command.__annotations__ = {each.name: each.annotation for each in listed} | {"return": None}
+        other_parameters = [parameter for parameter in parameters if parameter is not var_keyword]
+        before = [parameter for parameter in other_parameters if parameter.kind is not parameter.KEYWORD_ONLY]
+        after = [parameter for parameter in other_parameters if parameter.kind is parameter.KEYWORD_ONLY]
+        ordered = [
+            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for parameter in (*before, *option_parameters, *after)
+        ]
+        command.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]  # Typer reads both
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in ordered} | {"return": None}
         return command
 
-    return decorated
+    return decorate
 
 
 def _parameter(option: Option) -> inspect.Parameter:
     kind: Any = str if str in option.types else option.types[0]
-    more: dict[str, Any] = {}
+    typer_arguments: dict[str, Any] = {}
     if option.limits is not None:
-        kind, more = float, {"parser": seconds(), "metavar": "DURATION"}
+        kind, typer_arguments = float, {"parser": seconds(), "metavar": "DURATION"}
     elif option.choices:
-        kind, more = str, {"metavar": "NAME"}  # the help has the names, and the table checks them
+        kind, typer_arguments = str, {"metavar": "NAME"}  # the help has the names, and the table checks them
     elif option.name == "set":
         kind = list[str]
     text = option.help + (f" [{option.unset}]" if option.unset else "")
     flags = option.flags or ((dashed(option.name),) if kind is not bool else ())
-    annotation = Annotated[kind | None, typer.Option(*flags, help=text, **more)]
+    annotation = Annotated[kind | None, typer.Option(*flags, help=text, **typer_arguments)]
     default = option.default
     return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

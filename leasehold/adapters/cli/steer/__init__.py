@@ -1,1 +1,1 @@
-"""The commands for operators, which show a group of workers and change it."""
+"""The commands by which operators inspect and change a group of workers."""

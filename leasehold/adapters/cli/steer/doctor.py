@@ -1,4 +1,4 @@
-"""`leasehold doctor`: checks rights, conditional writes, clocks, the table and the cost before a fleet starts."""
+"""`leasehold doctor`: checks a source and a store before a fleet starts, and estimates the cost."""
 
 import json
 from typing import Annotated, Unpack

@@ -1,4 +1,4 @@
-"""`leasehold explain`: shows what each worker would do now and by which rule, and why a lease is where it is."""
+"""`leasehold explain`: shows which actions each worker would take now, by which rule, and why a lease has its owner."""
 
 import json
 import time
@@ -18,8 +18,8 @@ from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.table_options import table_options
 from leasehold.adapters.ops.explaining import plans, rules_of, story
 from leasehold.adapters.ops.swapping import open_for_reading
+from leasehold.adapters.ops.watching import leases_by_owner
 from leasehold.adapters.options import Options
-from leasehold.adapters.report.watching import held
 from leasehold.balancer.contradictions import reported
 from leasehold.errors import StoreError
 from leasehold.stores.printable import printable
@@ -56,7 +56,7 @@ def command(
     as_json: AsJson = False,
     **options: Unpack[Options],
 ) -> None:
-    """Watch the table, and print the plans of the workers or the story of a lease."""
+    """Watch the table, and print the plans of the workers or the explanation of a lease."""
     with ending("explain", StoreError):
         if only is not None and lease is not None:
             raise ValueError("--worker and --lease: choose one of them")
@@ -69,23 +69,23 @@ def command(
         if lease is not None and row is None:
             raise ValueError(f"--lease: there is no lease {lease!r}")
     lease_story = None if row is None else story(table, config, row, worker_plans)
-    wrong = (*reported(table.leases), *table.swapping)
+    problems = (*reported(table.leases), *table.swapping)
     if as_json:
-        about = {"at": round(time.time(), 3), "rules": config.rules.name, "lease_seconds": config.lease_seconds}
-        about |= {"watched_seconds": round(table.seconds, 3), "malformed": len(table.malformed)}
-        about |= {"contradictions": list(against)} if (against := reported(table.leases)) else {}
-        about |= {"swap": list(table.swapping)} if table.swapping else {}
+        document = {"at": round(time.time(), 3), "rules": config.rules.name, "lease_seconds": config.lease_seconds}
+        document |= {"watched_seconds": round(table.seconds, 3), "malformed": len(table.malformed)}
+        document |= {"contradictions": list(conflicts)} if (conflicts := reported(table.leases)) else {}
+        document |= {"swap": list(table.swapping)} if table.swapping else {}
         plans_json = {"workers": [worker_plan.as_json() for worker_plan in chosen], "says": dict(rules_of(chosen))}
-        print(json.dumps(about | (plans_json if lease_story is None else lease_story.as_json())))
+        print(json.dumps(document | (plans_json if lease_story is None else lease_story.as_json())))
         return
     if lease_story is not None:
         past = [f"  {line}" for line in (*lease_story.past, *lease_story.reading)]
         lines = [lease_story.lease.key, f"{lease_story.status.word}: {lease_story.status.says}", *past]
         lines += [f"should have it: {lease_story.should}", f"would move: {lease_story.moves}"]
     else:
-        free = len(held(table.leases).get(None, ()))
+        free = len(leases_by_owner(table.leases).get(None, ()))
         summary = f"{len(table.unended)} unfinished leases, {free} without an owner; rules {config.rules.name}"
-        lines = [f"{summary}, lease_seconds {config.lease_seconds:g}; watched for {table.seconds:.0f} s", *wrong]
+        lines = [f"{summary}, lease_seconds {config.lease_seconds:g}; watched for {table.seconds:.0f} s", *problems]
         if not chosen:
             lines.append("no worker holds a lease; --worker NAME says what one would do")
         for worker_plan in chosen:

@@ -60,43 +60,43 @@ def command(
         if log_configuration is not None:
             print(f"--log-configuration: {log_configuration} is of Java, and ignored", file=sys.stderr)
         children = Children(settings.argv, max_records=settings.max_records, timeout_seconds=settings.timeout_seconds)
-        letter = options["dead_letter"]
-        if isinstance(letter, str):
-            letter = dead_letter_of(letter, settings.source, settings.store, dashed)
+        dead_letter = options["dead_letter"]
+        if isinstance(dead_letter, str):
+            dead_letter = dead_letter_of(dead_letter, settings.source, settings.store, dashed)
         attempts = options_of(Options)["attempts"].checked(options["attempts"], "--attempts")
         handler = ChildHandler(
-            children, attempts=attempts, dead_letter=letter, send_empty=settings.send_empty, strict=strict
+            children, attempts=attempts, dead_letter=dead_letter, send_empty=settings.send_empty, strict=strict
         )
         described = consumption(
             settings.source, settings.store, handler.handling, {**settings.options, "to": options["to"]}, dashed
         )
-        tables = settings.table_credentials.session()
-        # The file's credentials for tables are for AWS. Those for another cloud come from the environment.
+        table_session = settings.table_credentials.session()
+        # The credentials in the file are for AWS. Credentials for another cloud come from the environment.
         goal_session = (
-            tables if (to := options["to"]) is not None and store_address(to)[0] in {"dynamodb", "s3"} else None
+            table_session if (to := options["to"]) is not None and store_address(to)[0] in {"dynamodb", "s3"} else None
         )
-        described = evolve(described, sessions=(settings.credentials.session(), tables, goal_session))
+        described = evolve(described, sessions=(settings.credentials.session(), table_session, goal_session))
         signals = list[int]()
 
         def begun(runner: Runner) -> None:
             handler.set_runner(runner)
-            _note_signals(signals)
+            _record_signals(signals)
 
-        with handler, described.joined() as joined:
+        with handler, described.opened() as joined:
             described.run(joined, begun=begun)
     if strict:
         raise typer.Exit(1 if handler.fault is not None or not signals else 128 + signals[0])
 
 
-def _note_signals(told: list[int]) -> None:
+def _record_signals(signals: list[int]) -> None:
     """Record the signals that end the worker before its own handlers run."""
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         stop = signal.getsignal(signal_number)
 
-        def note(number: int, frame: FrameType | None) -> None:
-            # Must run before the worker's own handler, or the exit status could not show the signal.
-            told.append(number)
+        def record(number: int, frame: FrameType | None) -> None:
+            # Record the signal before the worker's own handler runs, otherwise the exit status could not show it.
+            signals.append(number)
             if callable(stop):  # noqa: B023  the worker's own handler is the same for each signal
                 stop(number, frame)  # noqa: B023
 
-        replace_handler(signal_number, note)
+        replace_handler(signal_number, record)

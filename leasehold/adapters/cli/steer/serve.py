@@ -79,10 +79,10 @@ def command(  # noqa: PLR0917  one for each option
         with unwinding(), ExitStack() as stack:
             record = stack.enter_context(closing(FleetRecord(history)))
             watchers = []
-            for place, url in enumerate(stores):
-                goal = goals[place] if goals and goals[place] != "-" else None
+            for index, url in enumerate(stores):
+                goal = goals[index] if goals and goals[index] != "-" else None
                 store = stack.enter_context(closing(open_for_reading(url, goal)))
-                lag_source = stack.enter_context(closing(stream_of(source[place]))) if source else None
+                lag_source = stack.enter_context(closing(stream_of(source[index]))) if source else None
                 watcher = TableWatcher(name_of(url), store, config, record, every=every, source=lag_source)
                 watchers.append(stack.enter_context(closing(watcher)))
             if once is not None:
@@ -94,7 +94,7 @@ def command(  # noqa: PLR0917  one for each option
 
 
 def _write(watchers: Sequence[TableWatcher], file: Path, every: float) -> None:
-    """Read the tables until the status of every lease is known, for at most two minutes, and write the page.
+    """Read the tables until the status of every lease is known, or for two minutes, and then write the page.
 
     Raises StoreError if a table cannot be read.
     """
@@ -114,11 +114,11 @@ def _write(watchers: Sequence[TableWatcher], file: Path, every: float) -> None:
 
 def _serve(watchers: Sequence[TableWatcher], host: str, port: int, hosts: Sequence[str]) -> None:
     page = server(watchers, hosts)
-    quiet = {"log_level": "warning", "access_log": False, "http": BoundedConnection}
-    config = uvicorn.Config(page, host=host, port=port, timeout_graceful_shutdown=1, **quiet)  # type: ignore[arg-type]
+    uvicorn_options = {"log_level": "warning", "access_log": False, "http": BoundedConnection}
+    config = uvicorn.Config(page, host=host, port=port, timeout_graceful_shutdown=1, **uvicorn_options)  # type: ignore[arg-type]
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     dual_stack = family == socket.AF_INET6 and socket.has_dualstack_ipv6()  # `::` accepts IPv4 clients, too
-    try:  # must listen before the address is printed, so that readers can connect at once
+    try:  # listen before printing the address, so that a reader of the line can connect at once
         listening = socket.create_server((host, port), family=family, dualstack_ipv6=dual_stack)
     except OSError as problem:
         raise ValueError(
@@ -128,8 +128,8 @@ def _serve(watchers: Sequence[TableWatcher], host: str, port: int, hosts: Sequen
     bound_port = listening.getsockname()[1]
     tables = "1 table" if len(watchers) == 1 else f"{len(watchers)} tables"
     serving = uvicorn.Server(config)
-    # In the main thread, uvicorn fails on a signal that arrives while it starts, or ignores it. In another thread it
-    # doesn't handle signals.
+    # Run uvicorn in another thread, in which it doesn't handle signals. In the main thread, a signal that arrives while
+    # uvicorn starts makes it fail or is ignored.
     faults: list[BaseException] = []
     thread = None
     try:

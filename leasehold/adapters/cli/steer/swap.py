@@ -1,4 +1,4 @@
-"""`leasehold swap`: moves the lease table of a running fleet to another store or layout, and back."""
+"""`leasehold swap`: moves the leases of a running fleet to another store or layout, and back."""
 
 import json
 import sys
@@ -11,7 +11,7 @@ from attrs import asdict
 from leasehold.adapters.cli.common.asking import AsJson
 from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.times import seconds
-from leasehold.adapters.inputs import said_moment
+from leasehold.adapters.inputs import format_time
 from leasehold.adapters.ops.swapping import (
     SwapProgress,
     end_swap,
@@ -87,8 +87,8 @@ def command(  # noqa: PLR0917  one for each option
                 document = {"way": "over", "from": names[0], "to": names[1], "ended_at": since}
                 print(json.dumps({name: value for name, value in document.items() if value is not None}))
             else:
-                ended_text = "" if since is None else f" (ended {said_moment(since * 1000)})"
-                print(f"from {names[0]} to {names[1]}{ended_text}: {_LAST[False]}")
+                ended_text = "" if since is None else f" (ended {format_time(since * 1000)})"
+                print(f"from {names[0]} to {names[1]}{ended_text}: {_FINAL_MESSAGES[False]}")
             return
         if status or back:
             store = open_joined(tables, names)
@@ -96,7 +96,7 @@ def command(  # noqa: PLR0917  one for each option
             store = SwapStore(tables, names[TO])
             control_row(tables, names)
         if status:
-            _tell(progress(tables, store, names[TO]), as_json=as_json)
+            _print_progress(progress(tables, store, names[TO]), as_json=as_json)
             return
         if not back:
             wait_until_known(tables, store, names[TO], wait)
@@ -104,26 +104,26 @@ def command(  # noqa: PLR0917  one for each option
         last = None
         for swap in move_until_arrived(tables, store, names[TO]):
             if swap != last:
-                _tell(swap, as_json=as_json)
+                _print_progress(swap, as_json=as_json)
             last = swap
         if back:
             set_direction(tables, "")
         else:
             end_swap(tables, store, names[TO])
         if not as_json:
-            print(_LAST[back])
+            print(_FINAL_MESSAGES[back])
 
 
-_LAST = {
+_FINAL_MESSAGES = {
     False: "the swap is over: start the workers again with --store TO alone",
     True: "every lease is back in FROM: start the workers again without --to, then delete TO's table",
 }
 
 
-def _tell(now: SwapProgress, *, as_json: bool) -> None:
+def _print_progress(swap: SwapProgress, *, as_json: bool) -> None:
     if as_json:
-        print(json.dumps({**asdict(now), "unaware": [name for name, _ in now.unaware]}), flush=True)
+        print(json.dumps({**asdict(swap), "unaware": [name for name, _ in swap.unaware]}), flush=True)
         return
-    print(now.says, flush=True)
-    if now.unaware:
-        print(f"owners that do not know TO: {', '.join(name for name, _ in now.unaware)}", file=sys.stderr)
+    print(swap.says, flush=True)
+    if swap.unaware:
+        print(f"owners that do not know TO: {', '.join(name for name, _ in swap.unaware)}", file=sys.stderr)

@@ -1,1 +1,1 @@
-"""Stores dead letters, which are records that no attempt could handle, and replays them."""
+"""Stores dead letters, which are records whose handler kept failing, and replays them."""

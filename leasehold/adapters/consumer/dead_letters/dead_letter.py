@@ -13,10 +13,10 @@ from leasehold.adapters.sources.deduplication import own_token
 from leasehold.adapters.sources.protocol import Record
 from leasehold.stores.printable import text_of
 
-TEXT_MOST = 2000
-"""How many characters of an error message a dead letter keeps, because the size of stream records is limited."""
+MAX_ERROR_TEXT = 2000
+"""The most characters of an error message that a dead letter keeps. The size of stream records is limited."""
 
-WHOLE_MOST = 1 << 53
+MAX_INTEGER = 1 << 53
 """Every JSON parser reads integers below this exactly."""
 
 _NAME = re.compile(r"(\d+)-(\d+)-.*\.json", re.ASCII)
@@ -28,7 +28,7 @@ class BadDeadLetter(Exception):
 
 @frozen
 class DeadLetterEntry:
-    """A record that no attempt could handle.
+    """A record whose handler kept failing.
 
     Attributes:
         table: The URL of the lease table with the options that identify it; "" if unknown.
@@ -37,12 +37,12 @@ class DeadLetterEntry:
         lease: The key of the lease.
         record: The record itself.
         error: The type of the exception that its handler raised.
-        text: The exception's message, cut after `TEXT_MOST` characters.
-        attempts: How often the whole batch had been dispatched.
+        text: The exception's message, cut after `MAX_ERROR_TEXT` characters.
+        attempts: How many times the whole batch had been dispatched.
         worker: The worker that wrote the dead letter.
         time_ms: When it was written, in milliseconds since 1970.
         source: The URL of the stream with the options that identify it; "" if unknown.
-        alone: How often the record was dispatched alone, while its batch was searched and by each replay.
+        alone: How many times the record was dispatched on its own, by the search of its batch and by replays.
     """
 
     table: str
@@ -60,14 +60,15 @@ class DeadLetterEntry:
 
     @property
     def name(self) -> str:
-        """The name, which is unique to the record: if it is dead-lettered twice, there is still one dead letter.
+        """The name, which is unique to the record, so that a record cannot have two dead letters.
 
-        The digest includes the record's content, because unidentified groups and streams may share shard ids and
-        sequence numbers, in emulators or after a stream was recreated.
+        The digest includes the record's content, because shard ids and sequence numbers may not be unique if the URLs
+        of table and stream are unknown, for example in emulators or after a stream was recreated.
         """
         record = self.record
         digest = hashlib.sha256(json.dumps(self._of_record()).encode()).hexdigest()[:32]
-        # Must be valid as a file and object name. The digest distinguishes shards that become equal here.
+        # The name must be valid for files and objects. If two shard ids become equal here, the digest distinguishes
+        # them.
         shard = re.sub(r"[^\w.-]", "_", self.shard, flags=re.ASCII)[-80:]
         return f"{record.sequence_number}-{record.sub_sequence_number}-{shard}-{digest}.json"
 
@@ -95,7 +96,7 @@ class DeadLetterEntry:
             "lease": self.lease,
             "sequence_number": record.sequence_number,
             "sub_sequence_number": record.sub_sequence_number,
-            # Without the part of the token about rows that Spark wrote, which does not belong to the record.
+            # Leave out the part of the token about rows that Spark wrote, which does not belong to the record.
             "offset": own_token(record.token),
             "partition_key": record.partition_key,
             "explicit_hash_key": record.explicit_hash_key,
@@ -104,7 +105,7 @@ class DeadLetterEntry:
         }
 
 
-def place_of(name: str) -> tuple[int, int, str] | None:
+def sort_key_of(name: str) -> tuple[int, int, str] | None:
     """Return the sort key of a dead letter: sequence number, sub-sequence number, name. None for any other name."""
     match = _NAME.fullmatch(name)
     return None if match is None else (int(match[1]), int(match[2]), name)
@@ -123,7 +124,7 @@ def dead_letter_for(
         source: The URL of the stream with the options that identify it.
         now: The time in seconds since 1970.
     """
-    # The handler's own exception, not its wrapper, because it is what has to be fixed.
+    # Name the handler's own exception instead of its wrapper, because that is what has to be fixed.
     cause = error.__cause__ if isinstance(error, Unhandled) and error.__cause__ is not None else error
     return DeadLetterEntry(
         table=table,
@@ -132,8 +133,9 @@ def dead_letter_for(
         lease=delivery.lease,
         record=delivery.records[0],
         error=type(cause).__name__,
-        text=text_of(cause, TEXT_MOST),
-        # Counted separately: a record that failed alone is at fault, while a failed batch only contains one that is.
+        text=text_of(cause, MAX_ERROR_TEXT),
+        # Count these separately. If a record failed on its own, it is at fault, while a failed batch merely contains
+        # such a record.
         attempts=delivery.attempts - delivery.in_parts,
         alone=min(1, delivery.in_parts),
         worker=delivery.worker,
@@ -142,13 +144,13 @@ def dead_letter_for(
     )
 
 
-def failed_again(dead_letter: DeadLetterEntry, error: Exception, *, worker: str, now: float) -> DeadLetterEntry:
+def with_failed_attempt(dead_letter: DeadLetterEntry, error: Exception, *, worker: str, now: float) -> DeadLetterEntry:
     """Return the dead letter with one more attempt by this worker and its error; `now` is in seconds since 1970."""
     return evolve(
         dead_letter,
         alone=dead_letter.alone + 1,
         error=type(error).__name__,
-        text=text_of(error, TEXT_MOST),
+        text=text_of(error, MAX_ERROR_TEXT),
         worker=worker,
         time_ms=round(now * 1000),
     )
@@ -168,9 +170,9 @@ def dead_letter_from(line: bytes) -> DeadLetterEntry:
         data = base64.b64decode(text, validate=True)
     except ValueError:
         raise BadDeadLetter("data: it is not base64") from None
-    # Dead letters are sorted by it, and `isdigit` alone accepts the digits of other scripts, too.
+    # Dead letters are sorted by this number, and `isdigit` alone would also accept the digits of other scripts.
     if not (number.isascii() and number.isdigit()):
-        raise BadDeadLetter("sequence_number: it wants a decimal number, as a text")
+        raise BadDeadLetter("sequence_number: it must be a decimal number, as a string")
     record = Record(
         data,
         number,
@@ -194,17 +196,17 @@ def dead_letter_from(line: bytes) -> DeadLetterEntry:
     )
 
 
-_NEEDED = object()
+_REQUIRED = object()
 
 
-def _field(told: dict[str, Any], name: str, kind: type, default: object = _NEEDED) -> Any:  # noqa: ANN401  by `kind`
-    value = told.get(name, default)
-    if value is _NEEDED:
+def _field(document: dict[str, Any], name: str, kind: type, default: object = _REQUIRED) -> Any:  # noqa: ANN401  by `kind`
+    value = document.get(name, default)
+    if value is _REQUIRED:
         raise BadDeadLetter(f"{name}: it is missing")
     # In Python a bool is an int.
     if value is not default and (not isinstance(value, kind) or isinstance(value, bool)):
-        raise BadDeadLetter(f"{name}: it wants {'a text' if kind is str else 'a whole number'}")
-    # Python parses integers of any length, which may not fit where they are stored.
-    if isinstance(value, int) and not 0 <= value < WHOLE_MOST:
-        raise BadDeadLetter(f"{name}: it wants a whole number from 0 to {WHOLE_MOST - 1}")
+        raise BadDeadLetter(f"{name}: it must be {'a string' if kind is str else 'a whole number'}")
+    # Python parses integers of any length, but the places where these are stored have limits.
+    if isinstance(value, int) and not 0 <= value < MAX_INTEGER:
+        raise BadDeadLetter(f"{name}: it must be a whole number from 0 to {MAX_INTEGER - 1}")
     return value

@@ -19,24 +19,24 @@ class ObjectSink:
 
     def put(self, dead_letter: DeadLetterEntry) -> None:
         """Write the object."""
-        with _said():
+        with _translate_store_errors():
             self._objects.put_body(self._prefix + dead_letter.name, dead_letter.line)
 
     def names(self) -> tuple[str, ...]:
         """List the objects directly under the prefix."""
-        with _said():
+        with _translate_store_errors():
             relative_names = (name.removeprefix(self._prefix) for name in self._objects.names(self._prefix))
             # Objects further down belong to another sink, whose prefix begins with this one.
             return tuple(name for name in relative_names if name and "/" not in name)
 
     def get(self, name: str) -> bytes | None:
         """Read the object."""
-        with _said():
+        with _translate_store_errors():
             return self._objects.body(self._prefix + name)
 
     def remove(self, name: str) -> None:
         """Remove the object."""
-        with _said():
+        with _translate_store_errors():
             self._objects.remove(self._prefix + name)
 
     def close(self) -> None:
@@ -45,7 +45,7 @@ class ObjectSink:
 
 
 @contextmanager
-def _said() -> Iterator[None]:
+def _translate_store_errors() -> Iterator[None]:
     try:
         yield
     except StoreError as fault:
@@ -53,21 +53,19 @@ def _said() -> Iterator[None]:
 
 
 def open_url(
-    place: str,
+    location: str,
     options: Mapping[str, str],
     *,
     create: bool,  # noqa: ARG001  buckets are never created
     session: boto3.Session | None = None,
 ) -> ObjectSink:
     """Open the objects at `bucket/prefix`. Raises ValueError, and DeadLetterError if there is no such bucket."""
-    bucket, _, prefix = place.partition("/")
+    bucket, _, prefix = location.partition("/")
     if not bucket:
         raise ValueError("letters URL: s3:// wants bucket/prefix")
-    chosen_session = session_of(options, "letters URL", session)
-    with _said():
-        objects = S3Objects(
-            bucket, region=options.get("region"), endpoint=options.get("endpoint"), session=chosen_session
-        )
+    aws_session = session_of(options, "letters URL", session)
+    with _translate_store_errors():
+        objects = S3Objects(bucket, region=options.get("region"), endpoint=options.get("endpoint"), session=aws_session)
         if objects.missing():
             raise DeadLetterError(f"there is no bucket {bucket!r}")
     return ObjectSink(objects, prefix)

@@ -3,15 +3,16 @@
 In a folder or bucket they are replayed in the order of their records:
 
 - A dead letter is removed only after its handler is done with it, so a killed process loses none.
-- If its handler fails again, or the dead letter cannot be read, it stays unchanged and the next one follows.
+- If its handler fails again, or the dead letter cannot be read, it stays unchanged, and the next one is replayed.
 
-In a stream they are replayed under leases of the replay's own:
+In a stream they are replayed with leases that belong to the replay:
 
-1. The checkpoint moves past a dead letter only after its handler is done with it, or after the stream has accepted it
-   again.
+1. The checkpoint moves past a dead letter only after its handler is done with it, or after it was put back into the
+   stream.
 2. A dead letter that fails again is put back at the end of the stream, with the attempt counted. A record that is not a
    dead letter is skipped.
-3. A shard ends at its tip, or before the first dead letter that this replay has put back, so none is replayed twice.
+3. A shard ends at its tip, or before the first dead letter that this replay has put back. So no dead letter is replayed
+   twice.
 """
 
 import asyncio
@@ -28,11 +29,11 @@ from leasehold.adapters.consumer.dead_letters.dead_letter import (
     BadDeadLetter,
     DeadLetterEntry,
     dead_letter_from,
-    failed_again,
-    place_of,
+    sort_key_of,
+    with_failed_attempt,
 )
 from leasehold.adapters.consumer.dead_letters.sinks import DeadLetterSink, ListedDeadLetters
-from leasehold.adapters.consumer.handling import Delivery, Handler, Handling, fault_of
+from leasehold.adapters.consumer.handling import Delivery, Handler, Handling, fault_in_result
 from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.consumer.slices import LOOK_SECONDS, is_read, run_until
 from leasehold.adapters.sources.protocol import Batch, PassingSource, Reader, Record, Source
@@ -45,7 +46,7 @@ from leasehold.stores.printable import said
 Deliver = Callable[[DeadLetterEntry], Exception | None]
 """Replays a record; returns its fault, or None if it is done. Raises DeadLetterError if no record can be replayed."""
 
-Tell = Callable[[str, str], None]
+ReportKept = Callable[[str, str], None]
 """Called with the name of a dead letter that stays, and the reason."""
 
 
@@ -64,40 +65,40 @@ class ReplayVerdict:
     strange: int = 0
 
 
-def replay(dead_letters: ListedDeadLetters, deliver: Deliver, tell: Tell) -> ReplayVerdict:
+def replay(dead_letters: ListedDeadLetters, deliver: Deliver, report_kept: ReportKept) -> ReplayVerdict:
     """Replay all dead letters.
 
     Args:
         dead_letters: Where they are stored.
         deliver: Calls the handler with a dead letter's record.
-        tell: Called with each dead letter that stays, and the reason.
+        report_kept: Called with each dead letter that stays, and the reason.
 
     Raises:
-        DeadLetterError: They cannot be listed, one cannot be removed, or `deliver` raised it. Those that were handled
-            by then have been removed.
+        DeadLetterError: The dead letters cannot be listed, one cannot be removed, or `deliver` raised it. Those that
+            were handled before have been removed.
     """
     names = dead_letters.names()
-    places = sorted(place for place in map(place_of, names) if place is not None)
+    sort_keys = sorted(sort_key for sort_key in map(sort_key_of, names) if sort_key is not None)
     verdict = ReplayVerdict()
-    for name in sorted(set(names) - {place[-1] for place in places}):
+    for name in sorted(set(names) - {sort_key[-1] for sort_key in sort_keys}):
         verdict = evolve(verdict, strange=verdict.strange + 1)
-        # Left alone, because the folder may contain other files.
-        tell(name, "it is named as no letter is")
-    for *_, name in places:
+        # Leave such files alone, because they may not be ours.
+        report_kept(name, "its name is not that of a dead letter")
+    for *_, name in sort_keys:
         try:
             line = dead_letters.get(name)
             if line is None:  # removed by another process meanwhile
                 continue
             dead_letter = dead_letter_from(line)
-        except (BadDeadLetter, DeadLetterError) as bad:
-            tell(name, f"it is no letter: {bad}" if isinstance(bad, BadDeadLetter) else str(bad))
+        except (BadDeadLetter, DeadLetterError) as error:
+            report_kept(name, f"it is not a dead letter: {error}" if isinstance(error, BadDeadLetter) else str(error))
             verdict = evolve(verdict, strange=verdict.strange + 1)
             continue
         if (fault := deliver(dead_letter)) is not None:
-            tell(name, said(fault))
+            report_kept(name, said(fault))
             verdict = evolve(verdict, failed=verdict.failed + 1)
             continue
-        # Only now: if the process is killed before this line, the dead letter is replayed again.
+        # Remove it only now. If the process is killed before this line, the dead letter is replayed again.
         dead_letters.remove(name)
         verdict = evolve(verdict, done=verdict.done + 1)
     return verdict
@@ -130,7 +131,7 @@ class HandlerCalls:
                     return await awaitable
 
                 result = self._loop.run(awaited())
-            return fault_of(result)
+            return fault_in_result(result)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  the dead letter stays after any exception
             return error if isinstance(error, Exception) else RuntimeError(said(error))
 
@@ -172,14 +173,19 @@ class DeadLetterHolding:
 
 
 OVER_SECONDS = 1.0
-"""The pause between two reads of a shard that is over, whose row must go on showing that it is."""
+"""The pause between two reads of a shard that is over. Reading continues so that its row keeps showing this."""
 
 UNKNOWN_SECONDS = 0.001
-"""The least lag of a read with records, because more may have arrived after them."""
+"""The least lag to report for a read that returned records, because more may have arrived after them."""
 
 
 def replay_stream(
-    worker: Worker, dead_letters: DeadLetterSink, deliver: Deliver, tell: Tell, *, look_seconds: float = LOOK_SECONDS
+    worker: Worker,
+    dead_letters: DeadLetterSink,
+    deliver: Deliver,
+    report_kept: ReportKept,
+    *,
+    look_seconds: float = LOOK_SECONDS,
 ) -> ReplayVerdict:
     """Replay all dead letters between the checkpoints and the end of the stream.
 
@@ -187,40 +193,46 @@ def replay_stream(
         worker: A worker whose source is a `DeadLetterSource` for its id.
         dead_letters: Stores those that fail again.
         deliver: Calls the handler with a dead letter's record.
-        tell: Called with each dead letter that stays, and the reason.
+        report_kept: Called with each dead letter that stays, and the reason.
         look_seconds: The time between two checks whether the stream has been replayed.
 
     Raises:
         DeadLetterError: A dead letter could neither be handled nor put back, or a signal ended the replay early.
         SystemExit: The handler has raised it.
         KeyboardInterrupt: The handler has raised it.
-        WorkerError: As for `run`. So are StoreError and SourceError.
+        WorkerError: The worker cannot continue.
+        StoreError: The lease table cannot be used.
+        SourceError: The stream cannot be used.
     """
-    began, calls = time.time(), _DeadLetterCalls(worker.me, dead_letters, deliver, tell)
+    began, calls = time.time(), _DeadLetterCalls(worker.me, dead_letters, deliver, report_kept)
     runner = Runner(worker, Handling(calls.handle))
     try:
-        finished = run_until(runner, lambda: is_read(worker, lambda row: _over(row, began)), look_seconds=look_seconds)
+        finished = run_until(
+            runner, lambda: is_read(worker, lambda row: _is_over(row, began)), look_seconds=look_seconds
+        )
     except SystemExit:
         if calls.broken is None:
             raise
         raise calls.broken from None
     if not finished:
-        raise DeadLetterError("it was told to end before all letters were handed over; start it again to go on")
+        raise DeadLetterError("it was stopped before all dead letters were replayed; start it again to continue")
     return calls.verdict
 
 
-def _over(lease: Lease, began: float) -> bool:
-    """Return whether the shard has ended, or its owner has reported since we began that nothing is left to replay."""
+def _is_over(lease: Lease, began: float) -> bool:
+    """Return whether the shard has ended, or its owner has reported since `began` that nothing is left to replay."""
     progress = progress_of(lease)
-    fresh = progress is not None and progress.owner == lease.owner and progress.end and (progress.read or 0.0) >= began
-    return lease.ended or fresh
+    is_fresh = (
+        progress is not None and progress.owner == lease.owner and progress.end and (progress.read or 0.0) >= began
+    )
+    return lease.ended or is_fresh
 
 
 class _DeadLetterCalls:
-    """Replays the dead letters of batches, one at a time over all shards, and counts the outcomes."""
+    """Replays the dead letters in batches, one at a time over all shards, and counts the outcomes."""
 
-    def __init__(self, me: str, dead_letters: DeadLetterSink, deliver: Deliver, tell: Tell) -> None:
-        self._me, self._letters, self._deliver, self._tell = me, dead_letters, deliver, tell
+    def __init__(self, me: str, dead_letters: DeadLetterSink, deliver: Deliver, report_kept: ReportKept) -> None:
+        self._me, self._letters, self._deliver, self._report_kept = me, dead_letters, deliver, report_kept
         self._lock = Lock()
         self.verdict = ReplayVerdict()
         self.broken: DeadLetterError | None = None
@@ -229,28 +241,28 @@ class _DeadLetterCalls:
         """Replay each of them and checkpoint after it."""
         for record in batch.records:
             with self._lock:
-                verdict = self._handed(record)
-                # Must be counted after the checkpoint is stored, otherwise one that another owner replays again would
-                # be counted twice.
+                verdict = self._replay(record)
+                # Count the dead letter only after the checkpoint is stored. Otherwise, it would be counted twice if
+                # another owner replays it again.
                 if not batch.checkpoint(record):  # the new owner counts it
                     return
                 self.verdict = verdict
 
-    def _handed(self, record: Record) -> ReplayVerdict:
-        name, verdict = f"the letter at {record.sequence_number}", self.verdict
+    def _replay(self, record: Record) -> ReplayVerdict:
+        name, verdict = f"the dead letter at {record.sequence_number}", self.verdict
         try:
             dead_letter = dead_letter_from(record.data)
             if (fault := self._deliver(dead_letter)) is None:
                 return evolve(verdict, done=verdict.done + 1)
-            # Must come before the checkpoint that follows, otherwise the dead letter could be lost (rule 2).
-            self._letters.put(failed_again(dead_letter, fault, worker=self._me, now=time.time()))
-        except BadDeadLetter as bad:
-            self._tell(name, f"it is no letter: {bad}")
+            # Put the dead letter back before the checkpoint. Otherwise, it could be lost (rule 2).
+            self._letters.put(with_failed_attempt(dead_letter, fault, worker=self._me, now=time.time()))
+        except BadDeadLetter as error:
+            self._report_kept(name, f"it is not a dead letter: {error}")
             return evolve(verdict, strange=verdict.strange + 1)
-        except DeadLetterError as broken:
-            self.broken = broken
-            raise SystemExit(1) from broken  # the worker drains and ends
-        self._tell(name, f"{type(fault).__name__}: {fault}")
+        except DeadLetterError as dead_letter_error:
+            self.broken = dead_letter_error
+            raise SystemExit(1) from dead_letter_error  # the worker drains and ends
+        self._report_kept(name, f"{type(fault).__name__}: {fault}")
         return evolve(verdict, failed=verdict.failed + 1)
 
 
@@ -285,7 +297,7 @@ class DeadLetterReader:
                     break
         if first_own is None:  # only a read that returns no records shows that nothing is left
             return evolve(batch, behind_seconds=batch.behind_seconds or UNKNOWN_SECONDS) if batch.records else batch
-        # From there on all dead letters have failed in this replay; to read on would never end (rule 3).
+        # All dead letters from here on have already failed in this replay, so reading further would never end (rule 3).
         self._over, records = True, batch.records[:first_own]
         read_to = records[-1].position if records else None
         return evolve(batch, records=records, read_to=read_to, behind_seconds=0.0, ended=False, in_columns=None)

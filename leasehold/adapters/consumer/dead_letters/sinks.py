@@ -1,4 +1,4 @@
-"""Opens the sinks of dead letters by URL.
+"""Opens sinks, in which dead letters are stored, by URL.
 
 file://folder                            one file per dead letter; file:///folder is absolute
 s3://bucket/prefix?region=…&endpoint=…   one object per dead letter
@@ -92,11 +92,11 @@ class FolderSink:
         """Write the file durably."""
         unfinished, file = self._folder / f".{uuid4().hex}.unfinished", self._folder / dead_letter.name
         try:
-            with unfinished.open("wb") as writing:
-                writing.write(dead_letter.line)
-                writing.flush()
-                # The record is checkpointed as soon as this returns, so the dead letter must survive a power failure.
-                os.fsync(writing.fileno())
+            with unfinished.open("wb") as stream:
+                stream.write(dead_letter.line)
+                stream.flush()
+                # The record is checkpointed as soon as `put` returns, so the dead letter must survive a power failure.
+                os.fsync(stream.fileno())
             try:
                 # A link fails if the name exists; a rename would overwrite the existing dead letter.
                 file.hardlink_to(unfinished)
@@ -109,19 +109,19 @@ class FolderSink:
                 unfinished.replace(file)  # a dead letter of this name is of the same record
             unfinished.unlink(missing_ok=True)
             # The directory entry must be on disk, too. Otherwise the file would be lost in a power failure.
-            self._keep()
+            self._sync_folder()
         except OSError as fault:
             with suppress(OSError):
                 unfinished.unlink(missing_ok=True)
-            # Not the whole text, which names the unfinished file.
-            raise DeadLetterError(f"no letter could be written: {fault.strerror or fault}") from fault
+            # The whole message would name the unfinished file.
+            raise DeadLetterError(f"the dead letter could not be written: {fault.strerror or fault}") from fault
 
     def names(self) -> tuple[str, ...]:
         """List the files of the folder, without hidden ones, which are unfinished."""
         try:
             return tuple(file.name for file in self._folder.iterdir() if not file.name.startswith("."))
         except OSError as fault:
-            raise DeadLetterError(f"no letters could be listed: {fault}") from fault
+            raise DeadLetterError(f"the dead letters could not be listed: {fault}") from fault
 
     def get(self, name: str) -> bytes | None:
         """Read the file."""
@@ -130,21 +130,21 @@ class FolderSink:
         except FileNotFoundError:
             return None
         except OSError as fault:
-            raise DeadLetterError(f"a letter could not be read: {fault}") from fault
+            raise DeadLetterError(f"a dead letter could not be read: {fault}") from fault
 
     def remove(self, name: str) -> None:
         """Remove the file durably."""
         try:
             (self._folder / name).unlink(missing_ok=True)
-            # Otherwise the file may reappear after a power failure, and its record be replayed again.
-            self._keep()
+            # Otherwise, the file might reappear after a power failure, and its record would be replayed again.
+            self._sync_folder()
         except OSError as fault:
-            raise DeadLetterError(f"a letter could not be removed: {fault}") from fault
+            raise DeadLetterError(f"a dead letter could not be removed: {fault}") from fault
 
     def close(self) -> None:
         """Do nothing."""
 
-    def _keep(self) -> None:
+    def _sync_folder(self) -> None:
         folder = os.open(self._folder, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -162,17 +162,17 @@ STREAMS = frozenset({"kinesis"})
 
 
 def open_url(place: str, _options: Mapping[str, str], *, create: bool) -> FolderSink:
-    """Open the folder of this name; if `create`, create it if necessary. Raises ValueError and DeadLetterError."""
+    """Open the folder of this name, creating it first if `create` is true. Raises ValueError and DeadLetterError."""
     if not place:
         raise ValueError("letters URL: it names no folder; write file://folder or file:///folder")
     try:
         if create:
             Path(place).mkdir(parents=True, exist_ok=True)
-        # A misspelled name must not look like a folder without dead letters.
+        # If the name is misspelled, it must not look like a folder without dead letters.
         elif not Path(place).is_dir():
             raise DeadLetterError(f"there is no folder {place!r}")
     except OSError as fault:
-        raise DeadLetterError(f"letters cannot be kept there: {fault}") from fault
+        raise DeadLetterError(f"dead letters cannot be stored there: {fault}") from fault
     return FolderSink(Path(place))
 
 
@@ -198,9 +198,9 @@ def dead_letters(
         >>> callable(dead_letters(f"file://{tempfile.mkdtemp()}", source="kinesis://orders"))
         True
     """
-    sink = _opened(url, "dead letter", create=True, session=session)
-    scheme, place, _ = read_url(url, "dead letter", _SCHEMES)
-    return DeadLetterHandler(sink, stream=stream, table=table, source=source, name=f"{scheme}://{place}")
+    sink = _open_sink(url, "dead letter", create=True, session=session)
+    scheme, location, _ = read_url(url, "dead letter", _SCHEMES)
+    return DeadLetterHandler(sink, stream=stream, table=table, source=source, name=f"{scheme}://{location}")
 
 
 def open_dead_letters(url: str) -> ListedDeadLetters:
@@ -208,24 +208,24 @@ def open_dead_letters(url: str) -> ListedDeadLetters:
     # A stream stores no positions for its readers, and nothing can be removed from it.
     scheme = url.partition("://")[0]
     if scheme in STREAMS:
-        raise ValueError("letters URL: letters in a stream want --store, where the replay keeps how far it has come")
-    return cast("ListedDeadLetters", _opened(url, "letters", create=False))
+        raise ValueError("letters URL: dead letters in a stream need --store, in which the replay stores its position")
+    return cast("ListedDeadLetters", _open_sink(url, "letters", create=False))
 
 
 def open_stream(url: str) -> "StreamSink":
     """Open the stream at this URL for writing. Raises ValueError, and DeadLetterError if there is no such stream."""
     if not url.startswith("kinesis://"):
         raise ValueError("stream URL: records can be put back into kinesis://STREAM")
-    return cast("StreamSink", _opened(url, "stream", create=False))
+    return cast("StreamSink", _open_sink(url, "stream", create=False))
 
 
-def _opened(url: str, kind: str, *, create: bool, session: "Session | None" = None) -> DeadLetterSink:
-    scheme, place, options = read_url(url, kind, _SCHEMES)
+def _open_sink(url: str, kind: str, *, create: bool, session: "Session | None" = None) -> DeadLetterSink:
+    scheme, location, options = read_url(url, kind, _SCHEMES)
     endpoint_of(options.get("endpoint"), f"{kind} URL")
     session_argument = session_for(_SCHEMES[scheme], session, f"{kind} URL")
     sink: DeadLetterSink = (
         _SCHEMES[scheme]
         .load("dead letter", DeadLetterError)
-        .open_url(place, options, create=create, **session_argument)
+        .open_url(location, options, create=create, **session_argument)
     )
     return sink

@@ -22,7 +22,7 @@ TRIES = 5
 
 
 class StreamSink:
-    """A stream to which records are written one after another, each acknowledged before `put` returns."""
+    """A stream to which records are written one after another. The service confirms each one before `put` returns."""
 
     def __init__(self, client: "KinesisClient", stream: str) -> None:
         self._client, self._stream = client, stream
@@ -42,11 +42,11 @@ class StreamSink:
         self._client.close()
 
     def missing(self) -> bool:
-        """Return whether the service says that there is no such stream; False if we may not ask."""
+        """Return whether the stream is known not to exist; False if we lack the permission to check."""
         try:
             self._client.describe_stream_summary(StreamName=self._stream)
         except ClientError as error:
-            # The permission to write does not imply the one to describe the stream, so other errors prove nothing.
+            # A user who may write to the stream may lack the permission to describe it, so other errors prove nothing.
             return code_of(error) == "ResourceNotFoundException"
         return False
 
@@ -73,10 +73,10 @@ def open_url(
     name = stream.name
     if not name or "," in name or "/" in name:
         raise ValueError("letters URL: kinesis:// wants the name of one stream")
-    chosen_session = session_of(options, "letters URL", session) or boto3
+    aws_session = session_of(options, "letters URL", session) or boto3
     try:
         with translate_errors(name), translate_parse_errors(name):
-            client = chosen_session.client(
+            client = aws_session.client(
                 "kinesis",
                 region_name=stream.region,
                 endpoint_url=options.get("endpoint"),
@@ -90,9 +90,9 @@ def open_url(
             if stream.arn is not None:
                 name_stream_by_arn(client, stream.arn)
             sink = StreamSink(client, name)
-            absent = sink.missing()
+            is_missing = sink.missing()
     except SourceError as fault:
         raise DeadLetterError(str(fault)) from fault
-    if absent:
+    if is_missing:
         raise DeadLetterError(f"there is no stream {name!r}")
     return sink

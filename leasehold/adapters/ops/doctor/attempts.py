@@ -1,11 +1,11 @@
-"""Tries rights, one request for each, and returns the results.
+"""Tries rights, with one request for each, and returns the results as findings.
 
 Rule 1: A right that the service denies is distinguished from a service that does not respond.
-Rule 2: If the service cannot be reached, or the object of all further requests does not exist, no more are sent.
-Rule 3: An attempt has no lasting effect. Whatever it writes, it removes.
+Rule 2: If the service cannot be reached, or the table, bucket or stream does not exist, no further requests are sent.
+Rule 3: An attempt has no lasting effect. If it writes an object, it removes that object.
 
-A `Finding` is the result of one examination. `compare_with_stream` is a pure function that checks whether the rows of a
-table are leases of this stream.
+A `Finding` is the result of one check. `compare_with_stream` is a pure function that checks whether the rows of a table
+are leases of this stream.
 """
 
 import time
@@ -21,18 +21,18 @@ from leasehold.stores.requests import SKEW_SECONDS, SkewWarning
 from leasehold.stores.urls import date_of
 
 FindingState = Literal["ok", "wrong", "unknown"]
-"""`unknown` means that it could not, or should not, be tried."""
+"""The result of a check. `unknown` means that the check could not, or should not, be made."""
 
 
 @frozen
 class Finding:
-    """The result of one examination.
+    """The result of one check.
 
     Attributes:
-        what: The name of what was examined: a right, as the service calls it, or a word such as "clock".
-        state: Whether it is in order.
+        what: The object of the check: the service's name of a right, or a word such as "clock".
+        state: Whether the check succeeded.
         says: The result, as a sentence.
-        todo: What to do about it; "" if there is nothing to do, or `says` contains it.
+        todo: What the user should do; "" if there is nothing to do, or if `says` contains the remedy.
     """
 
     what: str
@@ -46,7 +46,7 @@ class Finding:
 
 
 def none_wrong(findings: Iterable[Finding]) -> bool:
-    """Return whether nothing is wrong. Unknown results don't count as wrong."""
+    """Return whether no finding is wrong. Unknown results don't count as wrong."""
     return all(finding.state != "wrong" for finding in findings)
 
 
@@ -55,7 +55,7 @@ def clock_finding(service: str, ahead: float | None) -> Finding:
 
     Args:
         service: The name of the service.
-        ahead: By how many seconds our clock is ahead of the service's; None if the service sent no time.
+        ahead: How many seconds our clock is ahead of the service's clock; None if the service sent no time.
     """
     what = f"clock of {service}"
     if ahead is None:
@@ -72,14 +72,14 @@ _DENIED = frozenset({"AccessDeniedException", "AccessDenied", "KMSAccessDeniedEx
 _DENIED_STATUS = 403
 _DENIED_SQL = "42501"
 REQUEST_SECONDS = 5.0
-"""The timeout of a request. Requests are sent only once, because a user is waiting for the result."""
+"""The timeout of a request. Requests are not retried, because a user is waiting for the result."""
 
 HALF_SECOND = 0.5
-"""A Date header is truncated to whole seconds, so on average it is early by this much."""
+"""The average error of a Date header, whose time is truncated to whole seconds."""
 
 
 class NotTried(Exception):
-    """A right could not be tried without another right, or without a lasting effect."""
+    """A right could not be tried, because that would need another right or have a lasting effect."""
 
 
 class Absent(Exception):
@@ -95,10 +95,10 @@ class RightAttempt:
     """An attempt to use one right.
 
     Attributes:
-        right: The right, as the service calls it.
+        right: The service's name of the right.
         ask: Uses the right without a lasting effect. May return a string, which replaces "allowed" in the finding.
             Raises StoreError, SourceError, NotTried, Absent or NotALeaseTable.
-        writes: Whether it is a right to write.
+        writes: Whether this is a right to write.
     """
 
     right: str
@@ -108,13 +108,13 @@ class RightAttempt:
 
 @frozen
 class RightsTrial:
-    """The permissions on a store or a stream, and the requests that show whether they are granted.
+    """The rights on a store or a stream, and the requests that show whether they are granted.
 
     Attributes:
-        name: The name in messages, including the one about its clock.
-        attempts: One attempt per right. The first one finds out whether the service can be reached.
-        clock: The service's time, as its responses report it; None if the service has no clock of its own.
-        prove: Tries conditional writes, and raises StoreError if the conditions are ignored; None if there are none.
+        name: The name of the store or stream in messages.
+        attempts: One attempt per right. The first one shows whether the service can be reached.
+        clock: Measures the service's clock from its responses; None if the responses contain no time.
+        prove: Tries conditional writes, and raises StoreError if their conditions are ignored; None for a stream.
         close: Closes all connections.
     """
 
@@ -134,17 +134,17 @@ class ServiceClock(SkewWarning):
         self.ahead: float | None = None
 
     def observe(self, service_now: float) -> None:
-        """Record the difference to the service's clock, which is in whole seconds since 1970."""
+        """Record how far our clock is ahead of the service's time, which is in whole seconds since 1970."""
         self.ahead = self._now() - service_now - HALF_SECOND
 
-    def heard(self, http_response: Any, **_more: object) -> None:  # noqa: ANN401  botocore passes any arguments to hooks
-        """Read the time from a response's Date header. This is a botocore hook, also called after failed requests."""
+    def read_date_header(self, http_response: Any, **_more: object) -> None:  # noqa: ANN401  botocore passes any arguments to hooks
+        """Read the time from a response's Date header. Botocore calls this hook, also after failed requests."""
         if (service_time := date_of(http_response.headers.get("date"))) is not None:
             self.observe(service_time)
 
 
 def try_rights(trial: RightsTrial, *, read_only: bool) -> Iterator[Finding]:
-    """Try one right after another, until the remaining attempts would fail for the same reason (rule 2)."""
+    """Try the rights, one after another. Stop if the other attempts would fail for the same reason (rule 2)."""
     for attempt in trial.attempts:
         right, name = attempt.right, trial.name
         if attempt.writes and read_only:
@@ -162,20 +162,20 @@ def try_rights(trial: RightsTrial, *, read_only: bool) -> Iterator[Finding]:
             yield Finding("table", "wrong", str(error))
             return
         except (OutcomeUnknown, SourceUnavailable) as error:
-            # Any response at all means that the service was reached.
+            # If there was any response, even an error, the service was reached.
             if getattr(error.__cause__, "response", None) is None:
                 yield Finding(right, "wrong", f"not reached: {error}", "check the name, the region, the network")
                 return
             yield Finding(right, "unknown", f"no usable response: {error}", "ask again later")
         except (StoreError, SourceError) as error:
-            denied = _denied(error)
+            denied = _is_denied(error)
             yield Finding(right, "wrong", str(error), f"allow {right}" if denied else "")
             if not denied:
                 return
 
 
-def _denied(error: Exception) -> bool:
-    """Return whether the service denied access by name (rule 1), for the errors of all clients."""
+def _is_denied(error: Exception) -> bool:
+    """Return whether an error of any of the clients means that the service denied access (rule 1)."""
     cause: Any = error.__cause__
     if getattr(cause, "sqlstate", None) == _DENIED_SQL or getattr(cause, "code", None) == _DENIED_STATUS:
         return True
@@ -189,27 +189,27 @@ def _denied(error: Exception) -> bool:
 WHAT = "table"
 _OTHER_TABLE = "name another table, or the source that this one belongs to"
 NAMED_MAX = 3
-"""The most rows that a message names."""
+"""The maximum number of rows that a message names."""
 
 
 def compare_with_stream(
     listing: Listing, shards: tuple[Shard, ...], reads: Callable[[Lease], bool]
 ) -> tuple[Finding, ...]:
-    """Find out whether these rows are leases of the stream.
+    """Return findings about whether the rows are leases of this stream.
 
     Args:
         listing: The rows of the table.
         shards: The shards of the stream.
         reads: Returns whether the source reads a lease's stream. May raise SourceError, which becomes a finding.
     """
-    bad, leases = listing.malformed, listing.leases
-    if bad:
-        row = min(bad, key=lambda row: row.key)
+    malformed, leases = listing.malformed, listing.leases
+    if malformed:
+        row = min(malformed, key=lambda row: row.key)
         why = f"for one {row.key!r}: {row.field}: {row.why}"
         if leases:
-            sentence = f"{len(bad)} of {len(leases) + len(bad)} rows cannot be read as leases, {why}"
+            sentence = f"{len(malformed)} of {len(leases) + len(malformed)} rows cannot be read as leases, {why}"
             return (Finding(WHAT, "wrong", sentence, "mend or remove these rows: their shards are read by nobody"),)
-        sentence = f"none of its {len(bad)} rows is a lease, {why}: it is another application's"
+        sentence = f"none of its {len(malformed)} rows is a lease, {why}: it is another application's"
         return (Finding(WHAT, "wrong", sentence, _OTHER_TABLE),)
     if not leases:
         return (Finding(WHAT, "ok", f"it has no leases yet; workers make those of {len(shards)} shards"),)
@@ -229,8 +229,10 @@ def _compare_with_shards(leases: tuple[Lease, ...], others: int, listed: Mapping
         )
         return Finding(WHAT, "wrong", sentence + remark, _OTHER_TABLE)
     ranges = [(lease, lease.hash_range, listed[lease.key].hash_range) for lease in listed_leases]
-    if strange := [lease for lease, own, actual in ranges if own and actual and own != actual]:
-        sentence = f"{len(strange)} leases ({_first_keys(strange)}) have other hash ranges than the stream's shards"
+    if mismatched := [lease for lease, own, actual in ranges if own and actual and own != actual]:
+        sentence = (
+            f"{len(mismatched)} leases ({_first_keys(mismatched)}) have other hash ranges than the stream's shards"
+        )
         return Finding(
             WHAT, "wrong", f"{sentence}: it is another stream's, or the stream was made anew{remark}", _OTHER_TABLE
         )

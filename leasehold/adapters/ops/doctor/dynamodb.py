@@ -1,4 +1,4 @@
-"""Checks the permissions of a worker on a lease table in DynamoDB."""
+"""Tries the rights of a worker on a lease table in DynamoDB."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -28,7 +28,7 @@ from leasehold.stores.dynamodb.store import (
     prefix_of,
     probes,
     prove,
-    translated,
+    translate_errors,
 )
 from leasehold.stores.urls import endpoint_of
 
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
 
 
 def trial(table: str, options: Mapping[str, str]) -> RightsTrial:
-    """Return the rights on this table. Raises ValueError, StoreError."""
+    """Return the trial of the rights on this table. Raises ValueError, StoreError."""
     timeouts, prefix = TIMEOUTS.within(REQUEST_SECONDS), prefix_of(options)
     session = session_of(options) or Session()
     clients = connect(session, options.get("region"), endpoint_of(options.get("endpoint")), timeouts)
     clock = ServiceClock()
     for client in (clients.reads, clients.writes):
-        client.meta.events.register("after-call.dynamodb", clock.heard)
+        client.meta.events.register("after-call.dynamodb", clock.read_date_header)
 
     def list_rows() -> None:
-        with translated(table):
+        with translate_errors(table):
             if prefix:
                 clients.reads.query(
                     TableName=table,
@@ -59,7 +59,7 @@ def trial(table: str, options: Mapping[str, str]) -> RightsTrial:
 
     def read() -> None:
         absent: Any = key_of(f"leasehold-probe-{uuid4().hex}", prefix)
-        with translated(table):
+        with translate_errors(table):
             clients.reads.batch_get_item(RequestItems={table: {"Keys": [absent], "ConsistentRead": True}})
 
     return RightsTrial(
@@ -81,7 +81,7 @@ def trial(table: str, options: Mapping[str, str]) -> RightsTrial:
 
 def _describe_table(clients: Clients, table: str, prefix: str) -> str:
     try:
-        with translated(table):
+        with translate_errors(table):
             entry = clients.reads.describe_table(TableName=table)["Table"]
     except StoreError as error:
         cause = error.__cause__
@@ -102,9 +102,12 @@ def _describe_table(clients: Clients, table: str, prefix: str) -> str:
 
 
 def _recoverable(client: "DynamoDBClient", table: str) -> bool | None:
-    """Return whether point-in-time recovery is enabled; None if we may not ask, or the service has no such call."""
+    """Return whether point-in-time recovery is enabled.
+
+    Return None if we lack the right to call this, or if the service has no such call.
+    """
     try:
-        with translated(table):
+        with translate_errors(table):
             backups = client.describe_continuous_backups(TableName=table)["ContinuousBackupsDescription"]
     except StoreError:
         return None

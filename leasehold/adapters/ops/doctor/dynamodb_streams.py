@@ -14,10 +14,10 @@ from leasehold.stores.urls import without_credentials
 
 
 def trials(place: str, options: Mapping[str, str]) -> Iterator[RightsTrial]:
-    """Yield the rights on the table's stream.
+    """Yield the trial of the rights on the table's stream.
 
     Raises:
-        SourceError: No region is known.
+        SourceError: No region is configured.
         StoreError: The endpoint is not valid.
     """
     region, endpoint = region_of(place, options), options.get("endpoint")
@@ -28,39 +28,39 @@ def trials(place: str, options: Mapping[str, str]) -> Iterator[RightsTrial]:
     for client in (streams, tables):
         without_credentials(client.meta.endpoint_url)
     clock = ServiceClock()
-    streams.meta.events.register("after-call.dynamodb-streams", clock.heard)
+    streams.meta.events.register("after-call.dynamodb-streams", clock.read_date_header)
     examined = _ExaminedTable(streams, tables, place)
 
     def close() -> None:
         streams.close()
         tables.close()
 
-    table_attempts = () if is_arn(place) else (RightAttempt("dynamodb:DescribeTable", examined.found),)
+    table_attempts = () if is_arn(place) else (RightAttempt("dynamodb:DescribeTable", examined.describe_table),)
     attempts = (
         *table_attempts,
-        RightAttempt("dynamodb:DescribeStream", examined.described),
-        RightAttempt("dynamodb:GetShardIterator", examined.placed),
-        RightAttempt("dynamodb:GetRecords", examined.read),
+        RightAttempt("dynamodb:DescribeStream", examined.describe_stream),
+        RightAttempt("dynamodb:GetShardIterator", examined.get_iterator),
+        RightAttempt("dynamodb:GetRecords", examined.get_records),
     )
     yield RightsTrial(f"stream {place}", attempts, clock, close=close)
 
 
 class _ExaminedTable:
-    """Sends requests to one table. Each request uses values from the responses before it."""
+    """Sends requests about one table. Each request uses values from the previous responses."""
 
     def __init__(self, streams: Any, tables: Any, name: str) -> None:  # noqa: ANN401  boto3's clients
         self._streams, self._tables, self._name = streams, tables, name
         self._arn = name if is_arn(name) else ""
         self._shard, self._iterator = "", ""
 
-    def found(self) -> str:
+    def describe_table(self) -> str:
         with translate_errors(self._name, STREAMS):
             self._arn = self._tables.describe_table(TableName=self._name)["Table"].get("LatestStreamArn", "")
         if not self._arn:
             raise SourceError(f"table {self._name!r} has no stream: enable one")
         return f"its stream is {self._arn}"
 
-    def described(self) -> str:
+    def describe_stream(self) -> str:
         if not self._arn:
             raise NotTried("not tried, as the stream of the table is not known")
         with translate_errors(self._name, STREAMS):
@@ -70,14 +70,14 @@ class _ExaminedTable:
         self._shard = description["Shards"][-1]["ShardId"]
         return f"it answers, is {description['StreamStatus']}, and has {description['StreamViewType']}"
 
-    def placed(self) -> None:
+    def get_iterator(self) -> None:
         if not self._shard:
             raise NotTried("not tried, as no shard is known")
         place = {"StreamArn": self._arn, "ShardId": self._shard, "ShardIteratorType": "TRIM_HORIZON"}
         with translate_errors(self._name, STREAMS):
             self._iterator = self._streams.get_shard_iterator(**place)["ShardIterator"]
 
-    def read(self) -> None:
+    def get_records(self) -> None:
         if not self._iterator:
             raise NotTried("not tried without an iterator")
         with translate_errors(self._name, STREAMS):

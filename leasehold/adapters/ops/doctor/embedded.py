@@ -13,19 +13,19 @@ from leasehold.stores.writes import RenewLease
 
 
 def sqlite_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
-    """Return the rights on this file. Raises ValueError, StoreError."""
+    """Return the trial of the rights on this file. Raises ValueError, StoreError."""
     if place and not Path(place).exists():
 
-        def absent() -> str:
+        def raise_absent() -> str:
             raise Absent(f"there is no file {place}; a worker makes it, in a folder that it may write to")
 
-        return RightsTrial(f"SQLite file {place}", (RightAttempt("read", absent),))
+        return RightsTrial(f"SQLite file {place}", (RightAttempt("read", raise_absent),))
     store = sqlite.open_url(place, options, create=False, request_seconds=None)
     return _trial(f"SQLite file {place}", store, "it can be read")
 
 
 def memory_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
-    """Return the rights on a table in this process's memory. Raises ValueError."""
+    """Return the trial of the rights on a table in this process's memory. Raises ValueError."""
     store = memory.open_url(place, options, create=True, request_seconds=None)
     return _trial("table in memory", store, "it is of one process alone: other processes have another of this name")
 

@@ -7,20 +7,21 @@ from azure.core.exceptions import AzureError
 from azure.eventhub.exceptions import EventHubError
 
 from leasehold.adapters.ops.doctor.attempts import RightAttempt, RightsTrial
-from leasehold.adapters.sources.event_hubs.access import Access, Contended, translate_error
+from leasehold.adapters.sources.event_hubs.access import Access, LinkTakenOver, translate_error
 from leasehold.adapters.sources.event_hubs.poller import BackgroundLoop, EventHubsSource, open_url
 from leasehold.balancer.model import Lease
 from leasehold.errors import SourceError
 from leasehold.stores.objects.event_hubs_layout import BEGINNING
 
 LINK_SECONDS = 20.0
-"""The timeout to connect, to sign in and to open a link."""
+"""The timeout for connecting, signing in and opening a link, in total."""
 EMPTY_SECONDS, EMPTIES = 0.25, 4
-"""A rejected link is open for a moment first. A link that stays open for this many waits without an event is good."""
+"""The length and the number of waits after which a link without events counts as accepted. A link that is rejected is
+open for a moment, too."""
 
 
 def trials(place: str, options: Mapping[str, str]) -> Iterator[RightsTrial]:
-    """Yield the rights on a hub. Its clock cannot be checked, because its responses contain no time.
+    """Yield the trial of the rights on a hub. The service's clock cannot be checked: its responses contain no time.
 
     Raises:
         ValueError: The URL is not valid.
@@ -29,36 +30,36 @@ def trials(place: str, options: Mapping[str, str]) -> Iterator[RightsTrial]:
     source = open_url(place, options)
     examined = _ExaminedHub(source)
     attempts = (
-        RightAttempt("Listen (partitions)", examined.listed),
-        RightAttempt("Listen (last events)", examined.last),
-        RightAttempt("Listen (receive)", examined.received),
+        RightAttempt("Listen (partitions)", examined.list_partitions),
+        RightAttempt("Listen (last events)", examined.get_last_event),
+        RightAttempt("Listen (receive)", examined.receive_event),
     )
     yield RightsTrial(f"event hub {place}", attempts, close=source.close)
 
 
 class _ExaminedHub:
-    """Sends requests to one hub. All but the first are about a partition that the first response named."""
+    """Sends requests about one hub. The first lists the partitions, and the others use one of them."""
 
     def __init__(self, source: EventHubsSource) -> None:
         self._source, self._partition = source, ""
 
-    def listed(self) -> str:
+    def list_partitions(self) -> str:
         if not (partitions := self._source.shards()):
             raise SourceError("the hub has no partitions")
         self._partition = partitions[0].id
         return f"it answers, and has {len(partitions)} partitions"
 
-    def last(self) -> None:
+    def get_last_event(self) -> None:
         self._source.latest(Lease(self._partition, stream=self._source.stream))
 
-    def received(self) -> str:
+    def receive_event(self) -> str:
         access, partition = self._source.access, self._partition
         background = BackgroundLoop()
         try:
             background.run(_link(access, partition), LINK_SECONDS)
         except (EventHubError, AzureError, OSError, ValueError, ImportError) as error:
             fault = translate_error(error, access, partition)
-            if isinstance(fault, Contended):
+            if isinstance(fault, LinkTakenOver):
                 return f"group {access.group} may; a worker reads partition {partition} now, and was not disturbed"
             raise fault from error
         finally:
@@ -69,7 +70,7 @@ class _ExaminedHub:
 async def _link(access: Access, partition: str) -> None:
     """Open a link and wait for the first event or error.
 
-    The link has no owner level, so it doesn't close the link of any worker.
+    The link has no owner level, so it doesn't disconnect a worker.
     """
     arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 

@@ -1,7 +1,8 @@
-"""Runs the whole examination, in order: the source, the store, its table, and what to expect of the fleet.
+"""Examines a source and a store, and computes what to expect of a fleet that uses them.
 
-The expectations are the longest time that a shard is unread after a crash, and the cost of the store. They are computed
-for a fleet in which no worker joins or leaves. `benchmarks/checkpoint_writes.py` measures the same in virtual time.
+The checks of the source come first, then those of the store and its table. The expectations are the longest time that a
+shard is unread after a crash, and the cost of the store. They are computed for a fleet in which no worker joins or
+leaves. `benchmarks/checkpoint_writes.py` measures the same values in virtual time.
 """
 
 import math
@@ -38,7 +39,7 @@ BILLED = frozenset({"dynamodb", "s3", "azblob", "gcs"})
 MONTH = 730 * 3600
 MILLION = 1_000_000
 ROW_BYTES, UNIT_BYTES = 360, 4096
-"""The size of a lease in DynamoDB, and of a read unit. A listing is eventually consistent, which costs half a unit."""
+"""The sizes of a lease in DynamoDB and of a read unit. An eventually consistent read, such as a listing, costs half."""
 WRITE_BYTES = 1024
 """The size of a write unit."""
 SESSION_BYTES, ANNOTATIONS_BYTES = (250, 38), (330, 48)
@@ -47,12 +48,12 @@ SESSION_BYTES, ANNOTATIONS_BYTES = (250, 38), (330, 48)
 `row_bytes` of benchmarks/session_requests.py prints them, for names, sequence numbers and annotations of Kinesis.
 """
 ROW_SECONDS = 1.5
-"""Measured seconds between two reads of the lookout's row by each other worker, for `lease_seconds` 10."""
+"""The measured time between two reads of the lookout's row by another worker, if `lease_seconds` is 10."""
 
 
 @frozen
 class Price:
-    """The price of a million writes and of a million reads, in US$. Listings of objects are priced as writes."""
+    """The prices of a million writes and a million reads, in US$. Listings of objects are priced as writes."""
 
     write: float
     read: float
@@ -64,18 +65,18 @@ LIST_PRICES: Mapping[str, Price] = {
     "s3": Price(5.0, 0.4, "S3 Standard, us-east-1, 2025"),
     "gcs": Price(5.0, 0.4, "Cloud Storage Standard, one region, 2025"),
 }
-"""List prices by scheme. Azure's depend on redundancy and tier, so they are given by --write-price and --read-price."""
+"""List prices by scheme. Azure's prices depend on redundancy and tier, so users must pass them to the command."""
 
 
 @frozen
 class Load:
-    """The requests of a fleet to its store per second. For object stores, listings count as writes."""
+    """The number of requests per second of a fleet to its store. For object stores, listings count as writes."""
 
     writes: float
     reads: float
 
     def month(self, price: Price) -> float:
-        """Return the cost of 730 hours in US$."""
+        """Return the cost per month (730 hours) in US$."""
         return MONTH * (self.writes * price.write + self.reads * price.read) / MILLION
 
 
@@ -89,8 +90,8 @@ class Fleet:
         workers: The number of workers.
         checkpoint_seconds: The time between two checkpoints of a shard; 0 for one after every batch.
         shared: Whether a lookout can read the table for all workers (`capabilities.free_annotations`).
-        parts: For object stores, the number of listings that one reading of the table takes.
-        sessions: Whether its table has the layout `sessions`.
+        parts: For object stores, the number of listings that one read of the table takes.
+        sessions: Whether the table has the layout `sessions`.
     """
 
     scheme: str
@@ -103,20 +104,20 @@ class Fleet:
 
     @property
     def layout(self) -> str:
-        """The name of its layout in messages and JSON."""
+        """The name of the table's layout in messages and JSON."""
         return "sessions" if self.sessions else "usual"
 
 
 def gap_seconds(config: Config) -> float:
-    """Return the longest time that a shard is unread after its worker crashed.
+    """Return the longest time that a shard is unread after its worker has crashed.
 
-    The time ends with the first turn of another worker after the lease has expired.
+    This is the time until the lease expires, plus the time until another worker's next turn.
     """
     return config.rules.expires_above(config.lease_seconds) + config.cycle_seconds
 
 
 def gap_finding(config: Config) -> Finding:
-    """Return a finding: the longest time that a shard stays unread after a crash."""
+    """Return the finding about the longest time that a shard is unread after a crash."""
     sentence = f"a shard is unread for at most {gap_seconds(config):.1f} s after its worker crashed"
     parts = (
         f"{config.rules.expires_above(config.lease_seconds):g} s until the lease expires, {config.cycle_seconds:g} s"
@@ -133,22 +134,22 @@ def gap_finding(config: Config) -> Finding:
 
 
 def loads(fleet: Fleet, config: Config) -> tuple[Load, Load]:
-    """Return the load of a fleet at rest, and that of a fleet whose shards all receive records all the time."""
+    """Return the load of an idle fleet, and the load if all its shards receive records all the time."""
     if fleet.sessions:
         return _loads_of_sessions(fleet, config)
     objects = fleet.scheme in {"s3", "azblob", "gcs"}
-    alone = config.rules.keeps_lookout and fleet.shared
-    looks = 1 / scaled(LOOK_SECONDS, config) if alone else fleet.workers / config.cycle_seconds
-    rows = (fleet.workers - 1) / scaled(ROW_SECONDS, config) if alone else 0.0
+    has_lookout = config.rules.keeps_lookout and fleet.shared
+    looks = 1 / scaled(LOOK_SECONDS, config) if has_lookout else fleet.workers / config.cycle_seconds
+    row_reads = (fleet.workers - 1) / scaled(ROW_SECONDS, config) if has_lookout else 0.0
 
     def load(writes: float) -> Load:
         if not objects:
             scan = max(0.5, fleet.leases * ROW_BYTES / UNIT_BYTES / 2)
-            return Load(writes, looks * scan + rows / 2)
+            return Load(writes, looks * scan + row_reads / 2)
         page = 5000 if fleet.scheme == "azblob" else 1000
-        # In S3, a listing only shows which objects have changed, and each of these is read.
+        # In S3, a listing shows only which objects have changed. Each of them must then be read.
         fetched = min(writes, 2 * fleet.leases * looks) if fleet.scheme == "s3" else 0.0
-        return Load(writes + looks * fleet.parts * math.ceil(fleet.leases / page), rows + fetched)
+        return Load(writes + looks * fleet.parts * math.ceil(fleet.leases / page), row_reads + fetched)
 
     idle = fleet.leases / config.renew_seconds
     pause = fleet.checkpoint_seconds or 0.2
@@ -156,16 +157,20 @@ def loads(fleet: Fleet, config: Config) -> tuple[Load, Load]:
 
 
 def _loads_of_sessions(fleet: Fleet, config: Config) -> tuple[Load, Load]:
-    """Return the loads in the layout `sessions`: one write for all leases of a worker, plus a row of annotations."""
+    """Return the loads in the layout `sessions`, which renews all leases of a worker with one write.
+
+    Each worker also writes a row of annotations.
+    """
     average_leases = math.ceil(fleet.leases / fleet.workers)
     session_size, size_of_annotations = (
         first + more * average_leases for first, more in (SESSION_BYTES, ANNOTATIONS_BYTES)
     )
     looks = 1 / scaled(LOOK_SECONDS, config)
-    # The lookout announces itself each time it reads the table. Checkpoints don't, so they don't replace its renewals.
+    # The lookout writes a renewal each time it reads the table. Checkpoints cannot replace these renewals, because they
+    # don't contain its announcement.
     renewals = fleet.workers / config.renew_seconds + looks
     annotation_writes = fleet.workers / TELL_SECONDS + 2 * looks
-    rows = (fleet.workers - 1) / scaled(ROW_SECONDS, config)
+    row_reads = (fleet.workers - 1) / scaled(ROW_SECONDS, config)
     page = 5000 if fleet.scheme == "azblob" else 1000
     listings = 2 * math.ceil(fleet.workers / page) + math.ceil(fleet.leases / page)
 
@@ -175,9 +180,9 @@ def _loads_of_sessions(fleet: Fleet, config: Config) -> tuple[Load, Load]:
                 size_of_annotations / WRITE_BYTES
             )
             table = fleet.leases * ROW_BYTES + fleet.workers * (session_size + size_of_annotations)
-            return Load(units, looks * max(0.5, table / UNIT_BYTES / 2) + rows)
+            return Load(units, looks * max(0.5, table / UNIT_BYTES / 2) + row_reads)
         fetched = min(groups, fleet.workers * looks) + min(annotations, fleet.workers * looks)
-        return Load(groups + annotations + looks * listings, rows + (fetched if fleet.scheme == "s3" else 0.0))
+        return Load(groups + annotations + looks * listings, row_reads + (fetched if fleet.scheme == "s3" else 0.0))
 
     return load(renewals, renewals), load(
         annotation_writes + fleet.workers / (fleet.checkpoint_seconds or 0.2), annotation_writes
@@ -190,11 +195,11 @@ def layouts(fleet: Fleet) -> tuple[Fleet, ...]:
 
 
 def cost_finding(fleet: Fleet, config: Config, price: Price | None) -> Finding:
-    """Return the requests to the store and their cost in each layout, as a finding."""
-    unit, tens = (" units" if fleet.scheme == "dynamodb" else ""), 10
+    """Return the finding about the number and the cost of requests to the store, in each layout."""
+    unit, two_digits = (" units" if fleet.scheme == "dynamodb" else ""), 10
 
     def describe(load: Load) -> str:
-        writes, reads = (f"{rate:.2g}" if rate < tens else f"{rate:,.0f}" for rate in (load.writes, load.reads))
+        writes, reads = (f"{rate:.2g}" if rate < two_digits else f"{rate:,.0f}" for rate in (load.writes, load.reads))
         rates = f"{writes} writes and {reads} read{unit or 's'} a second"
         return rates + (f", US$ {load.month(price):,.2f} a month" if price else "")
 
@@ -206,18 +211,18 @@ def cost_finding(fleet: Fleet, config: Config, price: Price | None) -> Finding:
 
 
 RESPONSE_SECONDS = 0.02
-"""A store in the same region nearly always responds within this time; one on another continent takes 0.1 s or more."""
+"""The time within which a store in the same region nearly always responds. On another continent it is 0.1 s or more."""
 CELLS_MAX = 2_000_000
-"""The most leases times workers.
+"""The maximum product of leases and workers.
 
-Beyond this, DynamoDB cannot let each worker read the table after a change within the duration of a lease.
+With a larger product, DynamoDB is too slow for every worker to read the table within the duration of a lease.
 """
 
 
 def size_finding(leases: int, workers: int, config: Config) -> Finding:
-    """Return whether a fleet of this size is served in time, and which limit it would exceed first.
+    """Return the finding about whether the store is fast enough for a fleet of this size.
 
-    The finding is "unknown" from half of a limit on, and "wrong" above the limit. The limits are from docs/limits.md.
+    The state is "unknown" from half of a limit, and "wrong" above the limit. The limits are from docs/limits.md.
     """
     per_worker, cells = math.ceil(leases / workers), leases * workers
     response_seconds = RENEWERS_MOST * config.renew_seconds / max(1, per_worker)
@@ -255,7 +260,7 @@ _STORES = {
 
 @frozen
 class ExaminedFleet:
-    """The fleet that is to run, and what may be tried for it.
+    """The fleet to be examined, and which requests may be sent.
 
     Attributes:
         config: The configuration of its workers.
@@ -263,7 +268,7 @@ class ExaminedFleet:
         checkpoint_seconds: The time between two checkpoints of a shard.
         write_price: US$ for a million writes; None for the list price, if known.
         read_price: US$ for a million reads; None for the list price, if known.
-        read_only: Whether to send no writes at all, not even those that the store rejects.
+        read_only: Whether to send no writes at all, not even writes that the store must reject.
     """
 
     config: Config
@@ -286,7 +291,7 @@ class _Results:
 
 @frozen
 class Examination:
-    """The findings of an examination, and what to expect of the fleet, as JSON values."""
+    """The findings of an examination, and the expectations for the fleet as JSON values."""
 
     findings: tuple[Finding, ...]
     expected: Mapping[str, Any]
@@ -298,13 +303,13 @@ class Examination:
 
 
 def examine(source: str, store: str, fleet: ExaminedFleet) -> Examination:
-    """Examine a source and a store, each as far as it can be reached. Raises ValueError for a URL that is not valid."""
+    """Examine a source and a store. Failures become findings. Raises ValueError for a URL that is not valid."""
     scheme, place, options = source_address(source)
     store_scheme, store_place, store_options = store_address(store)
     if store_scheme == "file":
         raise ValueError("store URL: file:// is a backup, on which no fleet works; name a store")
-    for kind, each, known in (("source", scheme, _SOURCES), ("store", store_scheme, _STORES)):
-        if each not in known:
+    for kind, each, checks in (("source", scheme, _SOURCES), ("store", store_scheme, _STORES)):
+        if each not in checks:
             raise ValueError(f"{kind} URL: another package adds {each}://, and doctor has no checks for it")
     price, results = _price(store_scheme, fleet), _Results()
     with _failures_as_findings(results, "source"):
@@ -314,13 +319,13 @@ def examine(source: str, store: str, fleet: ExaminedFleet) -> Examination:
         module, name = _STORES[store_scheme]
         trial: RightsTrial = getattr(module.load("store", StoreError), name)(store_place, store_options)
         if _try_rights(results, trial, fleet):
-            # Read the rows as a worker does. This rejects a table of another shape.
+            # Read the rows as a worker does. This raises an error for a table of another shape.
             with _failures_as_findings(results, "table"):
                 table: Store = open_store(store, create=False, write=False)
                 with closing(table):
                     results.capabilities, results.listing = table.capabilities, table.list()
     if results.listing is not None:
-        _recognise(results, source, results.listing)
+        _compare_table(results, source, results.listing)
     parts = 1 if store_scheme == "dynamodb" else 2 if "eventhub" in store_options else 3
     # The gap is always known. The cost needs the number of shards, and a store that bills its requests.
     findings, expected = (
@@ -386,8 +391,8 @@ def _try_rights(results: _Results, trial: RightsTrial, fleet: ExaminedFleet) -> 
     return findings[0].state == "ok"
 
 
-def _try_conditional_writes(prove: Callable[[], object], trial: RightsTrial, found: Iterable[Finding]) -> Finding:
-    states = {finding.what: finding.state for finding in found}
+def _try_conditional_writes(prove: Callable[[], object], trial: RightsTrial, findings: Iterable[Finding]) -> Finding:
+    states = {finding.what: finding.state for finding in findings}
     if any(states.get(attempt.right) != "ok" for attempt in trial.attempts if attempt.writes):
         return Finding("conditional writes", "unknown", f"{trial.name}: not tried without all rights to write")
     try:
@@ -399,7 +404,7 @@ def _try_conditional_writes(prove: Callable[[], object], trial: RightsTrial, fou
     return Finding("conditional writes", "ok", f"{trial.name}: refused where their condition does not hold")
 
 
-def _recognise(results: _Results, url: str, listing: Listing) -> None:
+def _compare_table(results: _Results, url: str, listing: Listing) -> None:
     try:
         source: Source = open_source(url)
         with closing(source):
@@ -407,7 +412,7 @@ def _recognise(results: _Results, url: str, listing: Listing) -> None:
             reads = source.reads if isinstance(source, Selective) else lambda _lease: True
             results.findings += compare_with_stream(listing, results.shards, reads)
             incarnation = source.incarnation() if isinstance(source, Identified) else ""
-            # The shards were listed after the table was read, so shards that ended in between are no contradiction.
+            # The table was read before the shards were listed, so a shard that ended in between is no contradiction.
             conflicts = contradictions(results.shards, listing.leases, incarnation)
             results.findings += [
                 Finding("contradiction", "wrong", conflict.what)
@@ -420,7 +425,7 @@ def _recognise(results: _Results, url: str, listing: Listing) -> None:
 
 
 def _price(scheme: str, fleet: ExaminedFleet) -> Price | None:
-    """Return the price list, with the prices that the user passed in place of the listed ones."""
+    """Return the list price, in which prices that the user passed replace the listed ones."""
     listed = LIST_PRICES.get(scheme)
     if fleet.write_price is None and fleet.read_price is None:
         return listed

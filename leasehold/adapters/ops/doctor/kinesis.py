@@ -22,10 +22,10 @@ _ABSENT = "ResourceNotFoundException"
 
 
 def trials(place: str, options: Mapping[str, str]) -> Iterator[RightsTrial]:
-    """Yield the rights on each named stream.
+    """Yield a trial of the rights on each stream in the URL.
 
     Raises:
-        SourceError: No region is known.
+        SourceError: No region is configured.
         StoreError: The endpoint is not valid.
     """
     region, endpoint, session = options.get("region"), options.get("endpoint"), session_of(options, "source URL")
@@ -38,13 +38,13 @@ def trials(place: str, options: Mapping[str, str]) -> Iterator[RightsTrial]:
             )
         without_credentials(client.meta.endpoint_url)
         clock = ServiceClock()
-        client.meta.events.register("after-call.kinesis", clock.heard)
+        client.meta.events.register("after-call.kinesis", clock.read_date_header)
         examined = _ExaminedStream(client, name)
         attempts = [
-            RightAttempt("kinesis:DescribeStreamSummary", examined.described),
-            RightAttempt("kinesis:ListShards", examined.listed),
-            RightAttempt("kinesis:GetShardIterator", examined.placed),
-            RightAttempt("kinesis:GetRecords", examined.read),
+            RightAttempt("kinesis:DescribeStreamSummary", examined.describe_stream),
+            RightAttempt("kinesis:ListShards", examined.list_shards),
+            RightAttempt("kinesis:GetShardIterator", examined.get_iterator),
+            RightAttempt("kinesis:GetRecords", examined.get_records),
         ]
         if consumer := options.get("consumer"):
             attempts.append(RightAttempt("kinesis:DescribeStreamConsumer", partial(examined.consumer, consumer)))
@@ -52,27 +52,27 @@ def trials(place: str, options: Mapping[str, str]) -> Iterator[RightsTrial]:
 
 
 class _ExaminedStream:
-    """Sends requests to one stream. Each request uses values from the responses before it."""
+    """Sends requests about one stream. Each request uses values from the previous responses."""
 
     def __init__(self, client: "KinesisClient", name: str) -> None:
         self._client, self._name = client, name
         self._arn, self._encrypted = "", False
         self._shard, self._iterator = "", ""
 
-    def described(self) -> str:
+    def describe_stream(self) -> str:
         with translate_errors(self._name):
             summary = self._client.describe_stream_summary(StreamName=self._name)["StreamDescriptionSummary"]
         self._arn, self._encrypted = summary["StreamARN"], summary.get("EncryptionType") == "KMS"
         return f"it answers, and is {summary['StreamStatus']}"
 
-    def listed(self) -> None:
+    def list_shards(self) -> None:
         with translate_errors(self._name):
             rows = self._client.list_shards(StreamName=self._name)["Shards"]
         if not rows:
             raise SourceError(f"stream {self._name!r} has no shards")
         self._shard = rows[0]["ShardId"]
 
-    def placed(self) -> None:
+    def get_iterator(self) -> None:
         # If the shards could not be listed, try the name of the first shard, which exists unless the stream was
         # resharded.
         shard = self._shard or "shardId-000000000000"
@@ -82,7 +82,7 @@ class _ExaminedStream:
             )
         self._iterator = response["ShardIterator"]
 
-    def read(self) -> str:
+    def get_records(self) -> str:
         if not self._iterator:
             raise NotTried("not tried without an iterator")
         with translate_errors(self._name):
@@ -106,5 +106,5 @@ class _ExaminedStream:
                 raise
             message = f"there is no consumer {name}; a worker registers it if it may (kinesis:RegisterStreamConsumer"
             raise Absent(f"{message}, not tried)") from error
-        # Not tried, because another subscription would end a worker's.
+        # Don't try to subscribe, because a second subscription would end a worker's subscription.
         return f"consumer {entry['ConsumerName']} is {entry['ConsumerStatus']}; kinesis:SubscribeToShard is not tried"

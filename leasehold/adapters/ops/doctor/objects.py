@@ -22,12 +22,12 @@ _UNKNOWN_ETAG = "0x8D00000000000000"
 
 
 S3 = ("s3:ListBucket", "s3:GetObject", "s3:PutObject", "s3:DeleteObject")
-"""The rights to list, read, write and delete objects, as policies and roles name them."""
+"""The rights to list, read, write and delete objects, by their names in policies and roles."""
 
 BLOB = ("blobs/read (list)", "blobs/read", "blobs/write", "blobs/delete")
-"""The same rights under `Microsoft.Storage/storageAccounts/blobServices/containers/`.
+"""The same rights in Azure, under `Microsoft.Storage/storageAccounts/blobServices/containers/`.
 
-The role 'Storage Blob Data Contributor' has them all.
+The role 'Storage Blob Data Contributor' has all of them.
 """
 
 
@@ -39,13 +39,16 @@ def s3_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
         raise ValueError("store URL: s3:// wants bucket/prefix")
     endpoint, clock = endpoint_of(options.get("endpoint")), ServiceClock()
     timeouts = module.TIMEOUTS.within(REQUEST_SECONDS)
-    place_of = {"region": options.get("region"), "endpoint": endpoint, "session": module.session_of(options)}
-    objects = module.S3Objects(bucket, skew=clock, timeouts=timeouts, **place_of)
+    client_options = {"region": options.get("region"), "endpoint": endpoint, "session": module.session_of(options)}
+    objects = module.S3Objects(bucket, skew=clock, timeouts=timeouts, **client_options)
     return _trial(f"bucket {bucket}", objects, ObjectLayout(prefix), S3, clock)
 
 
 GCS = ("storage.objects.list", "storage.objects.get", "storage.objects.create", "storage.objects.delete")
-"""The role 'Storage Object User' has them all. Overwriting an object needs the last two."""
+"""The same rights in Google Cloud. The role 'Storage Object User' has all of them.
+
+To overwrite an object, a worker needs the last two.
+"""
 
 
 def gcs_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
@@ -61,10 +64,10 @@ def gcs_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
 
 
 def blob_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
-    """Return the rights on `account/container`. Raises ValueError, StoreError."""
+    """Return the trial of the rights on `account/container`. Raises ValueError, StoreError."""
     module = Scheme("leasehold.stores.objects.blob", extra="azure").load("store", StoreError)
     clock = ServiceClock()
-    # This must send no request yet, or a missing container would be an error and not a finding.
+    # Send no request yet, otherwise a missing container would raise an error instead of becoming a finding.
     client = module.client_of(place, endpoint_of(options.get("endpoint")), REQUEST_SECONDS)
     hub = EventHubLayout(*module.one_hub(options)) if "eventhub" in options else None
     layout = hub or ObjectLayout(options.get("prefix", ""))
@@ -80,11 +83,11 @@ def _trial(
     *,
     unknown: str = _UNKNOWN_ETAG,
 ) -> RightsTrial:
-    listing, reading, writing, deleting = rights
-    above = layout.prefix("ownership").removesuffix("ownership/")
-    probe = f"{above}{FOLDER}{uuid4().hex}"
+    list_right, read_right, write_right, delete_right = rights
+    folder = layout.prefix("ownership").removesuffix("ownership/")
+    probe = f"{folder}{FOLDER}{uuid4().hex}"
 
-    def listed() -> str:
+    def list_objects() -> str:
         try:
             objects.list(probe)
         except StoreError as error:
@@ -93,15 +96,15 @@ def _trial(
             raise
         return "it answers"
 
-    def written() -> None:
-        """Write under a condition that never holds. If the service ignores the condition, delete the object."""
+    def write_object() -> None:
+        """Write with a condition that never holds. If the service ignores the condition, delete the object."""
         if (etag := objects.put_over(probe, {"probe": "0"}, unknown)) is not None:
             objects.delete(probe, etag)
 
     attempts = (
-        RightAttempt(listing, listed),
-        RightAttempt(reading, partial(objects.get, probe)),
-        RightAttempt(writing, written, writes=True),
-        RightAttempt(deleting, partial(objects.delete, probe, unknown), writes=True),
+        RightAttempt(list_right, list_objects),
+        RightAttempt(read_right, partial(objects.get, probe)),
+        RightAttempt(write_right, write_object, writes=True),
+        RightAttempt(delete_right, partial(objects.delete, probe, unknown), writes=True),
     )
-    return RightsTrial(name, attempts, clock, partial(prove, objects, above), objects.close)
+    return RightsTrial(name, attempts, clock, partial(prove, objects, folder), objects.close)

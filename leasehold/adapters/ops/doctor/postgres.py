@@ -10,7 +10,7 @@ from leasehold.stores.postgres import TIMEOUTS, PostgresStore, parse_location
 
 
 def trial(place: str, options: Mapping[str, str]) -> RightsTrial:
-    """Return the rights on this table, which are tried in transactions that are rolled back.
+    """Return the trial of the rights on this table. Each attempt is a transaction that is rolled back.
 
     Raises:
         ValueError: The URL is not valid.
@@ -24,10 +24,10 @@ def trial(place: str, options: Mapping[str, str]) -> RightsTrial:
             raise
         message = f"there is no {table.name}; a worker makes it if it may (CREATE on the schema, not tried)"
 
-        def absent() -> str:
+        def raise_absent() -> str:
             raise Absent(message)
 
-        return RightsTrial(table.name, (RightAttempt("SELECT", absent),))
+        return RightsTrial(table.name, (RightAttempt("SELECT", raise_absent),))
     attempts = (
         RightAttempt("SELECT", lambda: f"it has {len(store.list().leases)} leases"),
         RightAttempt("INSERT", lambda: store.probe("INSERT"), writes=True),
@@ -39,7 +39,10 @@ def trial(place: str, options: Mapping[str, str]) -> RightsTrial:
 
 
 def _standbys(store: PostgresStore) -> str:
-    """Describe whether commits wait for standbys. If they don't, a standby that takes over may lack the last ones."""
+    """Return a sentence about whether commits wait for standbys.
+
+    Raises NotTried if they don't wait, because a standby that takes over may then lack the last commits.
+    """
     standbys, awaited = store.standbys()
     if not standbys:
         return "no standby follows it; where one does, and may take over, let commits wait for it"

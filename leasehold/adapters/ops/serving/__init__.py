@@ -1,1 +1,1 @@
-"""A small, live, read-only web page on lease tables, with metrics and health checks."""
+"""A read-only web page that shows lease tables live, with metrics and health checks."""

@@ -62,7 +62,7 @@ def exposition(states: Sequence[tuple[dict[str, Any], bool]]) -> str:
         """Add samples, leaving out unknown values so that alarms don't mistake them for zeros."""
         for name, value in values.items():
             if value is not None:
-                # Names and URLs may contain quotes and newlines, which would end a label or a sample.
+                # Escape names and URLs, because they may contain quotes or newlines that would end a label or sample.
                 quoted = {label: text.translate(ESCAPES) for label, text in labels.items()}
                 marks = ",".join(f'{label}="{text}"' for label, text in quoted.items())
                 samples_of[f"leasehold_{name}"].append(f"leasehold_{name}{{{marks}}} {float(value):g}")
@@ -81,7 +81,7 @@ def exposition(states: Sequence[tuple[dict[str, Any], bool]]) -> str:
             "contradictions": len(state["contradictions"]),
             "lag_max_seconds": total["lag_max"],
             "lag_sum_seconds": total["lag_sum"],
-            # Without a lag there is nothing that could be a bound.
+            # If the lag is unknown, so is whether it is a lower bound.
             "lag_is_lower_bound": None if total["lag_max"] is None else total["lag_at_least"],
             "owner_changes_total": total["moves"],
         }
@@ -113,7 +113,7 @@ def exposition(states: Sequence[tuple[dict[str, Any], bool]]) -> str:
 
 
 LOOK_SECONDS = 0.25
-"""Seconds between two checks for a new reading to send to open pages."""
+"""Seconds between two checks for a new read of the table, which is then sent to open pages."""
 
 REQUEST_SECONDS = 10.0
 """Seconds after which a connection without a complete request is closed."""
@@ -122,7 +122,7 @@ ROWS_MAX = 20_000
 """The most leases that a page may request."""
 
 CONNECTIONS_MAX = 200
-"""The most open connections. Each uses a file descriptor, of which a process usually has 1,024."""
+"""The maximum number of open connections. Each takes a file descriptor, and a process usually has 1,024."""
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -139,17 +139,17 @@ EMPTY = '<svg xmlns="http://www.w3.org/2000/svg"/>'
 
 PAGES = {
     "/": ("ops.serving", "page.html", "text/html"),
-    "/page.css": ("report", "page.css", "text/css"),
+    "/page.css": ("ops", "page.css", "text/css"),
     "/page.js": ("ops.serving", "page.js", "text/javascript"),
 }
-"""URL path to folder, file and media type. The style sheet is that of every page."""
+"""The static files by URL path: folder, file name and media type."""
 
 
 def server(watchers: Sequence[TableWatcher], hosts: Sequence[str]) -> Starlette:
-    """Return the application that serves these tables, and rejects requests whose Host header is not in `hosts`.
+    """Return the application that serves these tables. It rejects requests whose Host header is not in `hosts`.
 
-    The check prevents DNS rebinding: another site could otherwise read the page through a name that it points at this
-    machine.
+    The check prevents DNS rebinding. Otherwise another site could point a host name at this machine, and read the page
+    in a visitor's browser.
     """
 
     async def events(request: Request) -> Response:
@@ -160,8 +160,8 @@ def server(watchers: Sequence[TableWatcher], hosts: Sequence[str]) -> Starlette:
         sort, most = query.get("sort", "status"), decimal(query.get("most", "25"), ROWS_MAX)
         if watcher is None or most is None or sort not in SORTS:
             return _json(NO_TABLE if watcher is None else NO_VIEW, 404)
-        wanted = ViewRequest(sort, "down" in query, query.get("text", "").lower(), most)
-        return _stream(request, watchers, lambda: _groups(watchers) | watcher.view(wanted))
+        view_request = ViewRequest(sort, "down" in query, query.get("text", "").lower(), most)
+        return _stream(request, watchers, lambda: _groups(watchers) | watcher.view(view_request))
 
     async def leases(_request: Request) -> Response:
         return _json([watcher.state() for watcher in watchers])
@@ -169,7 +169,7 @@ def server(watchers: Sequence[TableWatcher], hosts: Sequence[str]) -> Starlette:
     async def lag(request: Request) -> Response:
         if (watcher := _requested_watcher(request, watchers)) is None:
             return _json(NO_TABLE, 404)
-        # Safe to serve as SVG: we draw it from numbers alone, without any name of a table, lease or worker.
+        # The SVG contains no name of a table, lease or worker, so it cannot contain a script.
         curve = await asyncio.to_thread(watcher.lag_chart, request.query_params.get("lease"))
         return Response(curve or EMPTY, media_type="image/svg+xml", headers=HEADERS)
 
@@ -212,9 +212,9 @@ EXPLAINED_MAX = 500
 
 
 def saved_page(watchers: Sequence[TableWatcher]) -> str:
-    """Return the page of the last reading of these tables as one file, which needs no server."""
+    """Return the page as one file that needs no server, with the state of the tables when they were last read."""
     tables = [_saved(watcher) for watcher in watchers]
-    # A name in the data must not end the script that contains it.
+    # Escape "<", because a name in the data must not end the script element that contains the data.
     data = json.dumps(_groups(watchers) | {"tables": tables}).replace("<", "\\u003c")
     page, style, script = (_file(folder, name).decode() for folder, name, _ in PAGES.values())
     return page.replace('<link rel="stylesheet" href="page.css">', f"<style>\n{style}</style>").replace(
@@ -239,15 +239,14 @@ def _groups(watchers: Sequence[TableWatcher]) -> dict[str, Any]:
 
 
 class BoundedConnection(H11Protocol):
-    """A connection that is closed if no complete request arrives in time; uvicorn would wait forever.
+    """A connection that is closed if no complete request arrives within REQUEST_SECONDS. Uvicorn would wait forever.
 
-    A connection that exceeds CONNECTIONS_MAX is closed at once.
+    If there are more than CONNECTIONS_MAX connections, a new connection is closed at once.
     """
 
     _deadline: TimerHandle | None = None
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]  # as in the base
-        """Wait for a request, or close the connection if there are too many."""
         super().connection_made(transport)
         if len(self.connections) > CONNECTIONS_MAX:
             transport.abort()
@@ -255,7 +254,7 @@ class BoundedConnection(H11Protocol):
             self._wait()
 
     def data_received(self, data: bytes) -> None:
-        """Stop the timer once the request is complete; the response may take any time."""
+        # Stop the timer once the request is complete, because a response may take any length of time.
         super().data_received(data)
         complete = self.conn.their_state in {DONE, CLOSED, MUST_CLOSE, ERROR}
         if self._deadline is not None and complete:
@@ -263,7 +262,6 @@ class BoundedConnection(H11Protocol):
             self._deadline = None
 
     def on_response_complete(self) -> None:
-        """Wait for the next request."""
         super().on_response_complete()
         if self._deadline is None and not self.transport.is_closing():
             self._wait()
@@ -299,7 +297,7 @@ def _json(content: object, status: int = 200) -> Response:
 
 
 def _stream(request: Request, watchers: Sequence[TableWatcher], compute: Callable[[], object]) -> Response:
-    """Stream the value of `compute` as server-sent events: at once, and after each reading, until the page closes."""
+    """Send the value of `compute` as a server-sent event now and after each read, until the page is closed."""
 
     async def events() -> AsyncIterator[str]:
         sent: list[tuple[float, str]] = []

@@ -1,7 +1,8 @@
 """Reads a table periodically in its own thread, and keeps the state that pages and monitoring request.
 
-The moves and the lag since the server started are kept in memory, or in a SQLite file if one is named. A page receives
-only what it shows: the first rows in the order that it requests. So its traffic does not grow with the table.
+The moves and the lag since the server started are kept in memory, or in a SQLite file if the user names one. A page
+receives only the rows that it shows, which are the first ones in its sort order. So its traffic does not grow with the
+table.
 """
 
 import sqlite3
@@ -17,9 +18,9 @@ from typing import Any
 from attrs import evolve, frozen
 
 from leasehold.adapters.consumer.status import Status, fleet_lag, group_status
+from leasehold.adapters.ops.chart import curve
 from leasehold.adapters.ops.explaining import plans, rules_between, rules_of, story
-from leasehold.adapters.report.chart import curve
-from leasehold.adapters.report.watching import SeenMove, TableWatch, WatchedTable, moved, picture
+from leasehold.adapters.ops.watching import SeenMove, TableWatch, WatchedTable, owner_changes, picture
 from leasehold.adapters.sources.protocol import Source
 from leasehold.adapters.threads import spawn
 from leasehold.balancer.config import Config
@@ -36,7 +37,7 @@ CREATE INDEX IF NOT EXISTS lag_at ON lag (store, at)
 """
 
 LOCKED_SECONDS = 0.5
-"""How long to wait for another process's lock. What could not be written is written with the next reading."""
+"""How long to wait for another process's lock. After a failure, the moves are written again with the next read."""
 
 RETENTION_SECONDS = 7 * 86400.0
 """The age at which moves and lag are deleted."""
@@ -44,11 +45,11 @@ RETENTION_SECONDS = 7 * 86400.0
 
 @frozen
 class LagPoint:
-    """How far behind the application was at a time.
+    """The lag of a group at a point in time.
 
     Attributes:
         at: The time, in seconds since 1970.
-        most: The lag of the lease that was furthest behind, in seconds; None if no row reported it.
+        most: The lag of the lease that was furthest behind, in seconds; None if no row contained a lag.
         total: The lag of all leases together, in seconds.
     """
 
@@ -58,10 +59,10 @@ class LagPoint:
 
 
 STRIPS_MAX = 120
-"""The number of readings for which the lag of each lease is kept, at 4 bytes per lease and reading."""
+"""The number of reads for which the lag of each lease is kept. It takes 4 bytes per lease and read."""
 
 MOVES_SHOWN, WORKERS_SHOWN = 20, 50
-"""The most rows in a page's tables of moves and of workers."""
+"""The maximum numbers of rows in a page's tables of moves and of workers."""
 
 SORTS: Mapping[str, Callable[[dict[str, Any]], Any]] = {
     "status": lambda row: (-row["number"], -(row["lag"].get("seconds") or 0.0)),
@@ -74,7 +75,7 @@ SORTS: Mapping[str, Callable[[dict[str, Any]], Any]] = {
     "switches": lambda row: -(row["lag"].get("moves") or 0),
     "host": lambda row: row["lag"].get("host") or "",
 }
-"""The sort orders of a page: strings ascend, numbers descend."""
+"""The sort orders of a page, with their keys. Strings are sorted in ascending order, numbers in descending order."""
 
 
 @frozen
@@ -84,7 +85,7 @@ class ViewRequest:
     Attributes:
         sort: One of SORTS.
         down: Whether to reverse the order.
-        text: Select the leases whose row contains this text. Lower case.
+        text: Selects the leases whose row contains this text, which is in lower case.
         most: The maximum number of rows.
     """
 
@@ -95,7 +96,7 @@ class ViewRequest:
 
 
 class HistoryError(Exception):
-    """The history can be neither read nor written now, for this reason."""
+    """The history can be neither read nor written now."""
 
 
 @contextmanager
@@ -107,10 +108,10 @@ def _translate_errors() -> Iterator[None]:
 
 
 class FleetRecord:
-    """The moves and the lag of all stores since the beginning; thread-safe.
+    """The recorded moves and lag of all stores. Thread-safe.
 
     Args:
-        path: The path of a SQLite file, which is created if it does not exist. None keeps the record in memory.
+        path: The path of a SQLite file, which is created if it does not exist; None to keep the record in memory.
 
     Raises:
         OSError: The file cannot be used.
@@ -125,7 +126,7 @@ class FleetRecord:
             raise OSError(f"--history: {path}: {error}") from error
 
     def add(self, store: str, moves: tuple[SeenMove, ...], lag: LagPoint) -> None:
-        """Record the moves and the lag of one reading, in one transaction. Raises HistoryError."""
+        """Record the moves and the lag of one read of the table, in one transaction. Raises HistoryError."""
         rows = [(store, move.at, move.key, move.before, move.after, move.rule) for move in moves]
         with _translate_errors(), self._lock, self._connection as connection:
             connection.executemany("INSERT INTO moves VALUES (?, ?, ?, ?, ?, ?)", rows)
@@ -153,22 +154,21 @@ class FleetRecord:
             return int(self._connection.execute("SELECT count(*) FROM moves WHERE store = ?", (store,)).fetchone()[0])
 
     def close(self) -> None:
-        """Close the history."""
         with self._lock:
             self._connection.close()
 
 
 UNWRITTEN_MAX = 10_000
-"""The most moves to keep while the history cannot be written. The oldest are dropped first."""
+"""The maximum number of moves to keep while the history cannot be written. The oldest moves are dropped first."""
 
 
 @frozen
 class WatchedFleet:
-    """The last reading of a table.
+    """The state of a table when it was last read.
 
     Attributes:
-        table: The reading, with the latest moves of the history. None before the first reading.
-        trouble: Why a later reading failed, or "".
+        table: The state, with the latest moves of the history. None before the first read.
+        trouble: Why a later read failed, or "".
         lag: The latest points of lag in the history.
         count: The number of moves in the history.
         unwritten: Moves that could not be written to the history yet.
@@ -184,7 +184,7 @@ class WatchedFleet:
 
     @property
     def at(self) -> float:
-        """When the table was read, in seconds since 1970; 0 before the first reading."""
+        """When the table was read, in seconds since 1970; 0 before the first read."""
         return 0.0 if self.table is None else self.table.at
 
 
@@ -196,8 +196,8 @@ class TableWatcher:
         store: The table.
         config: The configuration of the fleet, from which plans are computed.
         record: The history to which moves and lag are added.
-        every: The pause between two readings, in seconds.
-        source: If given, asked for the lag of leases whose rows do not report it.
+        every: The pause between two reads, in seconds.
+        source: If given, queried for the lag of leases whose rows do not contain a lag.
         wall: Returns seconds since 1970.
         clock: Returns monotonic seconds.
     """
@@ -223,33 +223,33 @@ class TableWatcher:
 
     @property
     def seen(self) -> WatchedFleet:
-        """The last reading of the table."""
+        """The state of the table when it was last read."""
         with self._lock:
             return self._seen
 
     @property
     def fresh(self) -> bool:
-        """Whether the last reading succeeded and is recent."""
+        """Whether the last read of the table succeeded and is recent."""
         return not self.seen.trouble and self._wall() - self.seen.at <= max(30.0, 5 * self.every)
 
     @property
     def known(self) -> bool:
-        """Whether the last reading knows the status of every lease."""
+        """Whether the status of every lease is known."""
         table = self.seen.table
         return table is not None and all(status.word != "UNKNOWN" for status in table.statuses.values())
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start reading the table in a thread."""
 
         def run() -> None:
             while not self._ending.is_set():
                 self.try_look()
                 self._ending.wait(self.every)
 
-        self._thread = spawn("leasehold-serve", run, lambda fault: self._troubled(said(fault)))
+        self._thread = spawn("leasehold-serve", run, lambda fault: self._set_trouble(said(fault)))
 
     def close(self) -> None:
-        """End the thread, waiting up to 5 s for a reading in progress."""
+        """End the thread, waiting up to 5 s for a read in progress."""
         self._ending.set()
         if self._thread is not None:
             self._thread.join(5.0)
@@ -259,18 +259,18 @@ class TableWatcher:
         try:
             self.look()
         except (StoreError, SourceError) as error:
-            self._troubled(text_of(error) or said(error))
-        except Exception as error:  # noqa: BLE001  the page shows the reason, and the next reading may succeed
-            self._troubled(said(error))
+            self._set_trouble(text_of(error) or said(error))
+        except Exception as error:  # noqa: BLE001  the page shows the reason, and the next read may succeed
+            self._set_trouble(said(error))
 
-    def _troubled(self, why: str) -> None:
+    def _set_trouble(self, why: str) -> None:
         with self._lock:
             self._seen = evolve(self._seen, trouble=why)
 
     def look(self) -> None:
         """Read the table once.
 
-        If the history cannot be written, the table is still fresh, and its moves are written with a later reading.
+        If the history cannot be written, the new state is used anyway, and its moves are written after a later read.
 
         Raises:
             StoreError: The table cannot be read.
@@ -282,12 +282,12 @@ class TableWatcher:
             rules = rules_between(previous.table, table, self.config)
             moves += tuple(
                 SeenMove(table.at, new.key, old.owner, new.owner, rules[new.key])
-                for old, new in moved(previous.table, table)
+                for old, new in owner_changes(previous.table, table)
             )
             table = evolve(table, moves=previous.table.moves)
         keys = tuple(lease.key for lease in table.leases)
         if self._strips and self._strips[-1][1] == keys:
-            keys = self._strips[-1][1]  # share one tuple of names between readings
+            keys = self._strips[-1][1]  # share one tuple of keys to save memory
         nan = float("nan")
         seconds = (table.lag(lease).seconds for lease in table.leases)
         strip = (table.at, keys, array("f", (nan if lag is None else lag for lag in seconds)))
@@ -307,7 +307,7 @@ class TableWatcher:
 
     @property
     def status(self) -> Status:
-        """The group's status as of the last reading, or UNKNOWN if that is too old."""
+        """The group's status when the table was last read, or UNKNOWN if that is too long ago."""
         seen = self.seen
         why = seen.trouble or ("" if self.fresh else "there is no reading of it, or none lately")
         return group_status({}, why) if why or seen.table is None else seen.table.status
@@ -315,29 +315,29 @@ class TableWatcher:
     def state(self) -> dict[str, Any]:
         """Return everything that the page shows, as JSON values."""
         seen, status = self.seen, self.status
-        about = {"store": self.name, "at": seen.at, "trouble": seen.trouble or seen.refused}
-        about |= {"rules": self.config.rules.name, **status.as_json(), "number": status.number}
+        document = {"store": self.name, "at": seen.at, "trouble": seen.trouble or seen.refused}
+        document |= {"rules": self.config.rules.name, **status.as_json(), "number": status.number}
         if seen.table is None:
-            return about | {"leases": [], "workers": [], "total": {}, "moves": [], "lag": []}
+            return document | {"leases": [], "workers": [], "total": {}, "moves": [], "lag": []}
         shown = picture(seen.table, self.config)
         moves = [[move.at, move.key, move.before, move.after, move.rule] for move in seen.table.moves]
         lag = [[point.at, point.most, point.total] for point in seen.lag]
-        return about | shown | {"total": shown["total"] | {"moves": seen.count}, "moves": moves, "lag": lag}
+        return document | shown | {"total": shown["total"] | {"moves": seen.count}, "moves": moves, "lag": lag}
 
-    def view(self, wanted: ViewRequest) -> dict[str, Any]:
-        """Return a page's view: the totals, the first workers and moves, and the first leases in the wanted order."""
+    def view(self, request: ViewRequest) -> dict[str, Any]:
+        """Return the data of a page: totals, the first workers and moves, and the first leases in its sort order."""
         state = self.state()
         leases = []
         for row in state.pop("leases") if state["at"] else ():
-            # Every text in a row can be searched for, including the host of its reader.
-            words = f"{row['key']} {row['owner'] or 'nobody'} {row['status']} {row['lag'].get('host') or ''}"
-            if wanted.text in words.lower():
+            # Search all strings of a row, including the host of the worker that reads the shard.
+            row_text = f"{row['key']} {row['owner'] or 'nobody'} {row['status']} {row['lag'].get('host') or ''}"
+            if request.text in row_text.lower():
                 leases.append(row)
-        ordered = sorted(leases, key=SORTS[wanted.sort], reverse=wanted.down)
+        ordered = sorted(leases, key=SORTS[request.sort], reverse=request.down)
         lag = [most for _, most, _ in state.pop("lag") if most is not None]
-        # Furthest from its target first, then furthest behind.
+        # Sort by the distance from the target first, and then by lag.
         workers = sorted(
-            state["workers"], key=lambda each: (-abs(each["leases"] - each["target"]), -(each["lag"] or 0))
+            state["workers"], key=lambda worker: (-abs(worker["leases"] - worker["target"]), -(worker["lag"] or 0))
         )
         return state | {
             "malformed": state.get("malformed", [])[:MOVES_SHOWN],
@@ -346,18 +346,18 @@ class TableWatcher:
             "moves": state["moves"][:MOVES_SHOWN],
             "workers": workers[:WORKERS_SHOWN],
             "more_workers": max(0, len(workers) - WORKERS_SHOWN),
-            "rows": [_filled_fields(row) for row in ordered[: wanted.most]],
+            "rows": [_filled_fields(row) for row in ordered[: request.most]],
             "found": len(ordered),
         }
 
     def lag_chart(self, key: str | None = None) -> str:
-        """Draw the lag of a lease, or that of the lease furthest behind, as SVG; "" without at least two points."""
+        """Return an SVG chart of a lease's lag, or of the largest lag, or "" if there are fewer than two points."""
         points = [(point.at, point.most) for point in self.seen.lag if point.most is not None]
         if key is not None:
             with self._lock:
                 strips = tuple(self._strips)
-            places = ((at, bisect_left(keys, key), keys, lags) for at, keys, lags in strips)
-            points = [(at, lags[at_key]) for at, at_key, keys, lags in places if keys[at_key : at_key + 1] == (key,)]
+            strip_indices = ((at, bisect_left(keys, key), keys, lags) for at, keys, lags in strips)
+            points = [(at, lags[index]) for at, index, keys, lags in strip_indices if keys[index : index + 1] == (key,)]
             points = [(at, lag) for at, lag in points if lag == lag]  # noqa: PLR0124  drops NaN, an unknown lag
         if len(points) < 2:  # noqa: PLR2004  a line has two ends
             return ""
@@ -377,7 +377,7 @@ class TableWatcher:
         return None if lease is None else story(table, self.config, lease, plans(table, self.config)).as_json()
 
     def explain_all(self, keys: Iterable[str]) -> dict[str, Any]:
-        """Return the output of `explain` for each of these leases and workers. The keys are the kind and the name."""
+        """Return the output of `explain` for these leases and for all workers, by kind ("lease", "worker") and name."""
         table = self.seen.table
         if table is None:
             return {"lease": {}, "worker": {}}
@@ -385,19 +385,21 @@ class TableWatcher:
         rules = rules_of(worker_plans)
         return {
             "lease": {key: story(table, self.config, leases[key], worker_plans).as_json() for key in keys},
-            "worker": {each.worker: {"workers": [each.as_json()], "rules": rules} for each in worker_plans},
+            "worker": {
+                worker_plan.worker: {"workers": [worker_plan.as_json()], "rules": rules} for worker_plan in worker_plans
+            },
         }
 
 
 def _filled_fields(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a lease that a page shows, without empty ones."""
+    """Return the fields of a lease that a page shows, leaving out empty ones."""
     lag = row["lag"]
     fields = {name: row[name] for name in ("key", "owner", "heir", "idle", "kbps", "ended", "status")}
     fields["place"] = row.get("place")
     fields |= {name: lag.get(name) for name in ("seconds", "events", "end", "age", "moves", "host", "at_least")}
     fields["says"] = None if row["status"] == "OK" else row["says"]
-    # `is not False`, because a lag of 0 equals False and must be kept. Whole numbers are sent without a decimal point,
-    # to keep each message small.
+    # Compare with `is not False`, because a lag of 0 equals False and must be kept. Send whole numbers without a
+    # decimal point, to keep messages small.
     filled = {name: value for name, value in fields.items() if value is not None and value is not False and value != ""}
     return {
         name: int(value) if isinstance(value, float) and value.is_integer() else value for name, value in filled.items()

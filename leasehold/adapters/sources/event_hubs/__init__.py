@@ -1,1 +1,1 @@
-"""Event Hubs as a source: the `azure-eventhub` client reads, and the leases determine which worker reads what."""
+"""A source for Event Hubs: the `azure-eventhub` client reads events, and leases decide which worker reads what."""

@@ -1,7 +1,7 @@
-"""Connects to an event hub as one consumer group, and translates the client's errors.
+"""Creates clients for an event hub and a consumer group, and translates their errors.
 
-We sign in with a connection string, or with the identity of this machine or user. Each error of the client becomes a
-message on which the user can act.
+The client authenticates with a connection string, or with the identity of this machine or user. Its errors are
+translated into messages that say how to fix the problem.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ from leasehold.errors import SourceError, SourceUnavailable, Trimmed
 from leasehold.stores.objects.event_hubs_layout import stream_of
 
 CONNECTION_STRING = "EVENTHUBS_CONNECTION_STRING"
-"""The environment variable with the connection string, if one is used."""
+"""The environment variable that contains the connection string. If it is not set, the identity is used."""
 
 
 class AsyncCredential:
-    """A synchronous credential of `azure-identity` for the asynchronous client.
+    """Adapts a synchronous credential of `azure-identity` to the asynchronous client.
 
-    It runs in a thread, because the asynchronous credentials would need another HTTP library.
+    The credential runs in a thread, because azure-identity's asynchronous credentials need an additional HTTP library.
     """
 
     def __init__(self, credential: TokenCredential) -> None:
@@ -54,7 +54,7 @@ class AsyncCredential:
 
 @frozen
 class Access:
-    """An event hub as a consumer group sees it.
+    """An event hub, a consumer group, and how to connect to them.
 
     Attributes:
         namespace: The fully qualified namespace, with a port if it is local.
@@ -63,8 +63,8 @@ class Access:
         secret: The connection string, or "" to use `identity`.
         identity: The credential, if there is no connection string.
         websockets: Whether to use AMQP over websockets on port 443, in case port 5671 is closed.
-        proxy: The address of an HTTP proxy, `http://host:port`, which needs websockets; "" for the proxy in
-            HTTPS_PROXY, unless NO_PROXY excludes the host.
+        proxy: The address of an HTTP proxy, `http://host:port`. It requires `websockets`. If it is "", the proxy in
+            HTTPS_PROXY is used, unless NO_PROXY excludes the host.
     """
 
     namespace: str
@@ -81,7 +81,7 @@ class Access:
         return stream_of(self.namespace, self.hub, self.group)
 
     def client(self) -> EventHubConsumerClient:
-        """Return a new client without retries, because the caller does the waiting."""
+        """Return a new client that does not retry, because retries are left to the caller."""
         options: dict[str, Any] = {"retry_total": 0, "retry_backoff_factor": 0}
         if self.websockets:
             options["transport_type"] = TransportType.AmqpOverWebsocket
@@ -95,17 +95,17 @@ class Access:
 
 
 def http_proxy_of(host: str, proxy: str) -> dict[str, Any] | None:
-    """Return the client's settings for an HTTP proxy to `host`, or None if it is reached directly.
+    """Return the client's proxy settings for connections to `host`, or None if they need no proxy.
 
     Args:
         host: The namespace, with its domain.
-        proxy: The proxy's address; "" for that of the environment (`HTTPS_PROXY`, unless `NO_PROXY` has the host).
+        proxy: The proxy's address, or "" to use the environment's (`HTTPS_PROXY`, unless `NO_PROXY` excludes the host).
 
     Raises:
         ValueError: If the address cannot be parsed. The message never repeats it, because an address from the
             environment may contain a password.
     """
-    # NO_PROXY may name a port, and the client connects to 443 unless the host has one.
+    # An entry of NO_PROXY may contain a port. The client connects to port 443, unless the host contains another one.
     target = host if ":" in host else f"{host}:443"
     address = proxy or ("" if proxy_bypass(target) else getproxies().get("https", ""))
     if not address:
@@ -131,7 +131,7 @@ _PROXY_PORTS = {"http": 80, "https": 443}
 def by_connection_string(
     secret: str, namespace: str, hub: str, group: str, *, websockets: bool = False, proxy: str = ""
 ) -> Access:
-    """Return access by a connection string.
+    """Return the access that a connection string grants.
 
     Raises:
         ValueError: If the string cannot be parsed, or is for another namespace or hub. The message never contains the
@@ -142,7 +142,7 @@ def by_connection_string(
         properties = parse_connection_string(secret)
     except ValueError:
         properties = None
-    # The text before an @ or after a ? may be secret, and a message below contains the namespace.
+    # Text before an @ or after a ? may be a secret. Reject such a namespace, because a message below would show it.
     if properties is None or set("@?#") & set(properties.fully_qualified_namespace):
         raise ValueError(f"{CONNECTION_STRING}: this is not an Event Hubs connection string")
     if properties.fully_qualified_namespace.lower() != namespace.lower():
@@ -156,7 +156,7 @@ def by_connection_string(
 
 
 def by_identity(namespace: str, hub: str, group: str, *, websockets: bool = False, proxy: str = "") -> Access:
-    """Return access as this machine or user, found by `DefaultAzureCredential`."""
+    """Return access with the identity of this machine or user, as found by `DefaultAzureCredential`."""
     from azure.identity import DefaultAzureCredential  # noqa: PLC0415  slow to load, and not needed with a key
 
     identity = AsyncCredential(DefaultAzureCredential())
@@ -164,53 +164,57 @@ def by_identity(namespace: str, hub: str, group: str, *, websockets: bool = Fals
 
 
 _EXPIRED = "CBS Authentication Expired"
-"""An error that the client raises without making a request, if its token expired while the process slept, or because
-the clock was set."""
+"""The text of an error that the client raises without a request. Its token has expired, for example because the process
+was suspended or the clock was set."""
 
 
-class Contended(SourceUnavailable):
-    """Another reader took over the partition's link. Either we lost the lease, or that reader does not have it."""
+class LinkTakenOver(SourceUnavailable):
+    """Another reader took over the partition's link.
+
+    Either this worker has lost the lease, or the other reader does not own it.
+    """
 
 
 def translate_error(error: BaseException, access: Access, partition: str | None = None) -> SourceError:
-    """Translate an error of the client into one that says what to do; SourceUnavailable if trying again may help.
+    """Translate an error of the client. The result is a SourceUnavailable if trying again may help.
 
-    Rejected credentials become a TransientRejection, because a token may be about to be renewed, or a role may have
-    just been assigned. The messages contain no part of a connection string, because the client's own messages don't.
+    Rejected credentials become a TransientRejection, because the token may soon be renewed, or the role may only just
+    have been assigned. The messages contain no part of a connection string, because the client's own messages contain
+    none.
     """
-    where = f"event hub {access.hub!r} in {access.namespace}" + (f", partition {partition}" if partition else "")
+    subject = f"event hub {access.hub!r} in {access.namespace}" + (f", partition {partition}" if partition else "")
     if isinstance(error, SourceError):
         return error
     if isinstance(error, AuthenticationError):
         if _EXPIRED in str(error):
             return SourceUnavailable(
-                f"{where}: its token has expired by this machine's clock; a new one will be requested"
+                f"{subject}: its token has expired by this machine's clock; a new one will be requested"
             )
-        return TransientRejection(f"{where}: access denied: {_credential_hint(access)} ({_first_line(error)})")
+        return TransientRejection(f"{subject}: access denied: {_credential_hint(access)} ({_first_line(error)})")
     if isinstance(error, ImportError):
-        return SourceError(f"{where}: websockets need aiohttp; install leasehold[azure]")
+        return SourceError(f"{subject}: websockets need aiohttp; install leasehold[azure]")
     if isinstance(error, ValueError):
-        return SourceError(f"{where}: {_first_line(error)}")
+        return SourceError(f"{subject}: {_first_line(error)}")
     code = (error.error if isinstance(error, EventHubError) else None) or ""
     message = _first_line(error)
     match code:
         case "link:stolen":
-            return Contended(
-                f"{where}: another reader of group {access.group!r} took it over: "
+            return LinkTakenOver(
+                f"{subject}: another reader of group {access.group!r} took it over: "
                 "the lease is lost, or two fleets share the group"
             )
         case "not-found":
-            return SourceError(f"{where}: there is no such hub or consumer group {access.group!r}; check the URL")
+            return SourceError(f"{subject}: there is no such hub or consumer group {access.group!r}; check the URL")
         case "unauthorized-access":
-            return TransientRejection(f"{where}: access denied: {_credential_hint(access)} ({message})")
+            return TransientRejection(f"{subject}: access denied: {_credential_hint(access)} ({message})")
         case "argument-error" | "argument-out-of-range" | "invalid-field":
             hint = "if the hub was recreated, set the checkpoints back with `leasehold reset`"
-            return Trimmed(f"{where}: the starting position was rejected; {hint} ({message})")
+            return Trimmed(f"{subject}: the starting position was rejected; {hint} ({message})")
         case "resource-limit-exceeded":
             hint = f"use a separate consumer group for this fleet, because others read in {access.group!r}, too"
-            return SourceUnavailable(f"{where}: too many readers; {hint} ({message})")
+            return SourceUnavailable(f"{subject}: too many readers; {hint} ({message})")
         case _:
-            return SourceUnavailable(f"{where}: {message}")
+            return SourceUnavailable(f"{subject}: {message}")
 
 
 def _credential_hint(access: Access) -> str:
@@ -223,8 +227,8 @@ _VARYING_PARTS = re.compile(
     r",? ?\b(?:tracking_?id|systemtracker|timestamp|reference)\b ?[:=] ?[^\s,)\]]*(?:T[\d:.]+Z?)?| at 0x[0-9a-f]+",
     re.IGNORECASE,
 )
-"""The parts of the client's messages that differ each time. They are removed so that a repeated fault is recognized and
-not logged at each attempt."""
+"""The parts of the client's messages that differ each time, such as timestamps. They are removed, so that a repeated
+fault is recognized and not logged at each attempt."""
 
 
 def _first_line(error: BaseException) -> str:

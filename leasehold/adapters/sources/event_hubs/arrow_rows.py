@@ -1,6 +1,6 @@
-"""Turns events of a hub into the Arrow columns of the Azure connector.
+"""Converts events of a hub into Arrow columns, named as in Azure's connector for Spark.
 
-The module needs pyarrow, which is an extra, so it is imported only when columns are requested.
+This module needs pyarrow, which is an optional dependency, so it is imported only when columns are requested.
 """
 
 import json
@@ -43,22 +43,22 @@ def rows_of(partition: str, records: Sequence[Record]) -> pa.RecordBatch:
         [own_token(record.token) for record in records],
         [int(record.sequence_number) for record in records],
         [None if record.arrived is None else round(record.arrived * 1e6) for record in records],
-        [_text(annotation.get(PUBLISHER)) for annotation in annotations],
+        [_to_text(annotation.get(PUBLISHER)) for annotation in annotations],
         [record.partition_key for record in records],
-        [_map(record.event.properties or {}) for record in records],
-        [_text(annotation.get(DEVICE)) for annotation in annotations],
-        [_map({name: annotation[name] for name in annotation.keys() - IN_COLUMNS}) for annotation in annotations],
+        [_to_map(record.event.properties or {}) for record in records],
+        [_to_text(annotation.get(DEVICE)) for annotation in annotations],
+        [_to_map({name: annotation[name] for name in annotation.keys() - IN_COLUMNS}) for annotation in annotations],
     )
     arrays = [pa.array(column, field.type) for column, field in zip(values, SCHEMA, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
-def _map(values: Mapping[Any, Any]) -> list[tuple[str, str | None]]:
-    return sorted((_text(name) or "", _text(value)) for name, value in values.items())
+def _to_map(values: Mapping[Any, Any]) -> list[tuple[str, str | None]]:
+    return sorted((_to_text(name) or "", _to_text(value)) for name, value in values.items())
 
 
-def _text(value: object) -> str | None:
-    """Convert a value as the Azure connector for Spark does: strings stay as they are, other values become JSON."""
+def _to_text(value: object) -> str | None:
+    """Convert a value as Azure's connector for Spark does. Strings stay as they are, and other values become JSON."""
     if value is None or isinstance(value, str):
         return value
     return value.decode(errors="replace") if isinstance(value, bytes) else json.dumps(value, default=str)

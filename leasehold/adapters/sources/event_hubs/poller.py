@@ -1,25 +1,27 @@
-"""An event hub as a source of records: its partitions, and a reader for each that never waits.
+"""A source that lists the partitions of an event hub, and opens a reader for each.
 
-Event loop. A source makes all calls to the client's asynchronous interface on one event loop in its own thread
-(`BackgroundLoop`). That interface is public, needs one thread for all partitions of a worker, and delivers events every
-50 ms. The blocking interface needs two threads per partition and another one of the SDK, and holds events back until
-the prefetch count is reached. We don't use the client's balancing and checkpoint stores. On the loop, a
-`PartitionReceiver` puts the events of its link into a small inbox. A `PartitionReader` takes them from there, drops
-events that were processed before, and reopens the link after faults.
+Event loop. A source runs the client's asynchronous interface on one event loop in its own thread (`BackgroundLoop`).
+Only one thread is needed for all partitions of a worker, and events are delivered every 50 ms. The client's blocking
+interface would need at least two threads per partition, and would hold events back until the prefetch count is reached.
+The client's own load balancing and checkpoint stores are not used.
 
-Owner levels. Opening a link closes all links with a lower or equal owner level. That may be the link of a worker that
-has taken the lease in the meantime (the levels of an official worker, for example, are never above ours). So the first
-batch of a link reports how long the link took to open, and a takeover is reported at once. The caller then finds out
-from the lease whether the partition is still ours.
+On the loop, a `PartitionReceiver` puts the events of its link into a small inbox. A `PartitionReader` takes them from
+the inbox, drops events that were already processed, and reopens the link after faults.
 
-Silent links. A link without events may be quiet or dead, because a link does not end if the service or the network
-hangs. The client's own timeout (`idle_timeout`) ignores the service's empty frames, so it would end quiet links, too.
-Therefore, after `PROBE_SECONDS` of silence, we request the last sequence number of the partition over a separate
-connection. If the link has delivered that event, all is well. If there is no response within `LATE_SECONDS`, that is a
-fault. If the link does not deliver the event within `DELIVERY_SECONDS`, the link is reopened.
+Owner levels. Opening a link closes all other links to the partition with a lower or equal owner level. One of them may
+belong to a worker that has taken the lease in the meantime. For example, workers of the Azure SDKs never have a higher
+level than ours. So the first batch of a link reports how long the link took to open, and if another reader closes our
+link, this is reported at once. The caller then checks the lease to see whether it still owns the partition.
 
-In a URL the default consumer group is `$Default`. A shell would expand it as a variable unless the URL is in single
-quotes: `'eventhubs://namespace/hub?group=$Default'`. The option can also be omitted.
+Silent links. If no events arrive over a link, the partition may be idle or the link may be dead, because a link is not
+closed when the service or the network hangs. The client's `idle_timeout` cannot tell the difference, because it ignores
+the service's empty frames. So after `PROBE_SECONDS` without events, the reader requests the last sequence number of the
+partition over a separate connection. If the link has already delivered that event, it works. If there is no response
+within `LATE_SECONDS`, the reader reports a fault. If the link does not deliver that event within `DELIVERY_SECONDS`,
+the reader reopens the link.
+
+Default group. The default consumer group is `$Default`. A shell expands this name as a variable, unless the URL is in
+single quotes: `'eventhubs://namespace/hub?group=$Default'`. The option `group` can also be omitted.
 """
 
 import asyncio
@@ -49,7 +51,7 @@ from leasehold.adapters.sources.deduplication import SeenRows, own_token
 from leasehold.adapters.sources.event_hubs.access import (
     CONNECTION_STRING,
     Access,
-    Contended,
+    LinkTakenOver,
     by_connection_string,
     by_identity,
     http_proxy_of,
@@ -57,7 +59,7 @@ from leasehold.adapters.sources.event_hubs.access import (
 )
 from leasehold.adapters.sources.event_hubs.records import record_of_event, tag_of
 from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Batch, Record, Settled, call_rows_of
-from leasehold.adapters.threads import seconds, spawn
+from leasehold.adapters.threads import boottime, spawn
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Shard, at_timestamp
 from leasehold.errors import SourceError, SourceUnavailable
 from leasehold.stores.fields import decimal
@@ -65,11 +67,12 @@ from leasehold.stores.objects.event_hubs_layout import BEGINNING, NO_OFFSET, ful
 from leasehold.stores.printable import escaped, said
 
 with suppress(ModuleNotFoundError):  # not available for Windows
-    # The client needs one iteration of the loop per event, and uvloop's are cheaper.
+    # The client needs one loop iteration per event, and an iteration of uvloop is cheaper.
     from uvloop import new_event_loop
 
 _COLUMNS = "leasehold.adapters.sources.event_hubs.arrow_rows"
-"""Imported only when columns are requested, because it needs pyarrow, which is an extra."""
+"""The module that creates Arrow columns. It is imported only when columns are requested, because it needs pyarrow,
+which is an optional dependency."""
 log = escaped(logging.getLogger("leasehold.event_hubs"))
 
 RESPONSE_SECONDS = 30.0
@@ -80,9 +83,10 @@ T = TypeVar("T")
 
 
 def _handle_loop_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log errors of the loop as asyncio does, except for unclosed objects of aiohttp.
+    """Log errors of the loop as asyncio does, except those about unclosed aiohttp objects.
 
-    The client forgets to close them whenever a connection over WebSockets fails, so each retry would log them.
+    The Azure client does not close these objects when a connection over WebSockets fails, so each retry would log an
+    error.
     """
     if context.keys().isdisjoint({"client_session", "connector"}):
         loop.default_exception_handler(context)
@@ -95,7 +99,7 @@ class BackgroundLoop:
         self._loop = new_event_loop()
         self._loop.set_exception_handler(_handle_loop_exception)
         self._fault: BaseException | None = None
-        self._thread = spawn("leasehold-event-hubs", self._run, self._failed)
+        self._thread = spawn("leasehold-event-hubs", self._run, self._on_error)
 
     def start(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
         """Start `work` on the loop. Canceling the returned future cancels the work.
@@ -119,7 +123,7 @@ class BackgroundLoop:
             return future.result(timeout)
         except TimeoutError:
             future.cancel()
-            raise SourceUnavailable(f"Event Hubs did not answer within {timeout:g} s") from None
+            raise SourceUnavailable(f"Event Hubs did not respond within {timeout:g} s") from None
 
     def call_soon(self, call: Callable[[], object]) -> None:
         """Schedule this call on the loop, unless it is closed."""
@@ -133,12 +137,13 @@ class BackgroundLoop:
         self.call_soon(self._loop.stop)
         self._thread.join(CLOSE_SECONDS)
 
-    def _failed(self, fault: BaseException) -> None:
-        self._fault = fault  # raised by each later call, so that shards are released and the run ends
+    def _on_error(self, fault: BaseException) -> None:
+        self._fault = fault  # each later call raises it, so that shards are released and the run ends
 
     def _run(self) -> None:
         self._loop.run_forever()
-        # When its tasks are canceled, the client closes its links. The second time, it gives up links that hang.
+        # When its tasks are canceled for the first time, the client closes its links. The second time, it gives up
+        # links that hang.
         for _ in range(2):
             tasks = asyncio.all_tasks(self._loop)
             for task in tasks:
@@ -159,8 +164,8 @@ class EventPosition:
 def event_position(position: Position) -> EventPosition:
     """Return the starting position for a reader that has processed everything up to `position`.
 
-    If there is an offset, it is used rather than the sequence number, because it is the service's own token, whose
-    format geo-replication changes.
+    If the position contains an offset, it is used instead of the sequence number. The offset is the service's own
+    token, and its format changes with geo-replication.
 
     Raises:
         ValueError: For SHARD_END, and for LATEST, which must be resolved first.
@@ -186,9 +191,9 @@ class PartitionReceiver:
         access: How to connect to the hub.
         partition: The id of the partition.
         start: Where to start.
-        epoch: The owner level. A reader with the same or a higher level ends this one, and this one ends readers with a
-            lower level. None for a reader without a level.
-        prefetch: How many events the service may send ahead. About five times as many may be in memory.
+        epoch: The owner level, or None for a reader without a level. Opening this receiver closes those with a lower or
+            equal level, and it is closed when another one with an equal or higher level is opened.
+        prefetch: The number of events that the service may send ahead. About five times this number may be in memory.
     """
 
     def __init__(
@@ -216,7 +221,8 @@ class PartitionReceiver:
         """Return the events that have arrived, in order."""
         if not self._inbox:
             return []
-        # The client delivers about fifty events at a time. Taking all of them wakes the loop only once.
+        # The client delivers about fifty events at a time. Take everything in the inbox, so that the loop is woken only
+        # once.
         records = list(chain.from_iterable(self._inbox.popleft() for _ in range(len(self._inbox))))
         self._taken += len(records)
         self._wake_if_waiting()
@@ -224,7 +230,7 @@ class PartitionReceiver:
 
     @property
     def fault(self) -> BaseException | None:
-        """The reason why no events will arrive after those in the inbox; None while receiving."""
+        """The error that ended the receiver, or None while it is running. The inbox may still contain events."""
         if self._fault is None and self._work.done():
             return ConnectionError("the receiver ended without a reason")
         return self._fault
@@ -247,39 +253,40 @@ class PartitionReceiver:
                     max_batch_size=self._prefetch,
                     starting_position=self._start.value,
                     starting_position_inclusive=self._start.inclusive,
-                    on_error=self._failed,
+                    on_error=self._on_error,
                 )
                 self._receiving = asyncio.create_task(receiving)
                 await self._receiving
-        except Exception as error:  # noqa: BLE001  the reader handles whatever ends a receiver
+        except Exception as error:  # noqa: BLE001  the reader handles any error that ends a receiver
             self._fault = self._fault or error
 
     async def _on_events(self, _context: object, events: list[EventData]) -> None:
-        # Create the records here, while the events are in the CPU cache. This thread is busy in any case.
+        # Create the records here, because the events are still in the CPU cache, and this thread is busy in any case.
         self._inbox.append([record_of_event(event) for event in events])
         self._received += len(events)
-        # While this waits, the client receives no more than its link credit. So memory is bounded if a handler is slow,
-        # and other partitions don't wait.
-        while self._not_full is not None and self._full:
+        # While this coroutine waits, the client receives no more events than its link credit allows. This limits the
+        # memory that is used if a handler is slow, without delaying other partitions.
+        while self._not_full is not None and self._is_full:
             self._not_full.clear()
             self._is_waiting = True
-            if self._full:  # `take` may have emptied the inbox just before the flag was set
+            if self._is_full:  # `take` may have emptied the inbox just before the flag was set
                 await self._not_full.wait()
             self._is_waiting = False
 
     @property
-    def _full(self) -> bool:
-        # After `close` nothing empties the inbox, so don't wait, or the task of a broken link would never end.
+    def _is_full(self) -> bool:
+        # After `close` the inbox is no longer emptied. If we still waited for that, the task of a broken link would
+        # never end.
         return 2 * (self._received - self._taken) >= self._prefetch and not self._closed
 
     def _wake_if_waiting(self) -> None:
-        # Waking the loop needlessly would cost as much as receiving a small batch.
+        # Wake the loop only if it waits, because waking it costs as much as receiving a small batch.
         if self._not_full is not None and self._is_waiting:
             self._background.call_soon(self._not_full.set)
 
-    async def _failed(self, _context: object, error: Exception) -> None:
+    async def _on_error(self, _context: object, error: Exception) -> None:
         self._fault = error
-        # By default the client would wait half a minute, and then reopen the link at its original start.
+        # If not canceled, the client would wait half a minute, and then reopen the link at its original start.
         if self._receiving is not None:
             self._receiving.cancel()
 
@@ -288,21 +295,23 @@ IDLE_SECONDS, IDLE_SECONDS_MAX = 0.05, 0.5
 FAULT_SECONDS, FAULT_SECONDS_MAX = 1.0, 30.0
 
 SILENT_SECONDS = 8.0
-"""A link that fails to deliver an existing event for this long counts as a fault."""
+"""If the partition has an event that the link has not delivered, and nothing arrives for this long, a fault is
+reported."""
 
 PROBE_SECONDS = 5.0, 20.0
-"""The silence after which we ask the service for the partition's last event. The first value applies after an event,
-the second after a response about an idle partition."""
+"""If nothing arrives over a link for this long, the reader requests the number of the partition's last event. The first
+value applies after an event, and the second after a response that shows that the partition is idle."""
 
 LATE_SECONDS = 2.0
-"""A request without a response counts as a fault after this time."""
+"""If the request for the partition's last event has no response within this time, a fault is reported."""
 
 DELIVERY_SECONDS = 2 * RESPONSE_SECONDS
-"""A link that fails to deliver an existing event for this long is reopened. Opening a link takes about twice as long as
-the response that names the event, and that response may take `RESPONSE_SECONDS`."""
+"""If the partition has an event that the link does not deliver within this time, the link is reopened. Opening a link
+takes about twice as long as the request for the last event, which may take `RESPONSE_SECONDS`."""
 
 CONTENDED_SECONDS = 10.0
-"""How long to wait before taking a link back. If the lease is lost, the worker learns that sooner."""
+"""How long to wait before reopening a link that another reader took over. If the lease was lost, the worker notices
+this earlier."""
 
 
 class PartitionReader:
@@ -321,7 +330,7 @@ class PartitionReader:
         *,
         epoch: int | None,
         prefetch: int,
-        clock: Callable[[], float] = seconds,
+        clock: Callable[[], float] = boottime,
     ) -> None:
         self._background, self._access, self._partition = background, access, partition
         self._epoch, self._prefetch, self._clock = epoch, prefetch, clock
@@ -336,7 +345,7 @@ class PartitionReader:
         self._reported_response = self._last_response  # opening the link does not count as a response
         self._probe: Future[int] | None = None
         self._idle = False
-        self._undelivered: tuple[int, float] | None = None
+        self._undelivered_event: tuple[int, float] | None = None
         self._receiver: PartitionReceiver | None = self._open_receiver()
 
     def read(self) -> Batch:
@@ -364,23 +373,30 @@ class PartitionReader:
         )
 
     def _batch(self, arrived_records: list[Record]) -> Batch:
-        # Events that were processed before can only come first, because sequence numbers increase.
+        # Only the first events can have been processed before, because sequence numbers increase.
         records = tuple(dropwhile(lambda record: int(record.sequence_number) <= self._last_number, arrived_records))
         if records:
-            # The service numbers the events of a partition without gaps, and starts at the oldest one it still has.
-            missing = int(records[0].sequence_number) - self._last_number - 1
-            if self._last_number >= 0 and missing > 0:
+            # The sequence numbers of a partition have no gaps. If the next event has expired, the service continues
+            # with the oldest one that it still has.
+            missing_count = int(records[0].sequence_number) - self._last_number - 1
+            if self._last_number >= 0 and missing_count > 0:
                 log.error(
-                    "%s: %d events after number %d have expired and are lost", self._where, missing, self._last_number
+                    "%s: %d events after number %d have expired and are lost",
+                    self._label,
+                    missing_count,
+                    self._last_number,
                 )
             last = records[-1]
-            # Drop duplicates from Spark sinks, and add the state of deduplication to the tokens of the others.
-            new = list[Record]()
-            for item in records:
-                tag = tag_of(item.event)
-                if tag is None or not self._seen.seen_before(tag, lambda: 0, item.position):
-                    new.append(item._replace(token=f"{item.token} {self._seen.token}") if self._seen else item)
-            records = tuple(new)
+            # Drop duplicates written by Spark sinks, and add the state of deduplication to the tokens of the other
+            # events.
+            kept_records = list[Record]()
+            for record in records:
+                tag = tag_of(record.event)
+                if tag is None or not self._seen.seen_before(tag, lambda: 0, record.position):
+                    kept_records.append(
+                        record._replace(token=f"{record.token} {self._seen.token}") if self._seen else record
+                    )
+            records = tuple(kept_records)
             token = f"{last.token} {self._seen.token}" if self._seen else last.token
             self._last_number, self._position = int(last.sequence_number), evolve(last.position, token=token)
         self._pause = IDLE_SECONDS
@@ -392,19 +408,19 @@ class PartitionReader:
         self._backoff.reset()
         in_columns = partial(call_rows_of, _COLUMNS, self._partition)
         opened_at, self._opened_at = self._opened_at, None
-        unlinked = 0.0 if opened_at is None else self._clock() - opened_at
+        seconds_without_link = 0.0 if opened_at is None else self._clock() - opened_at
         return Batch(
             records,
             self._position,
             self._behind,
             wait_seconds=0.0,
             in_columns=in_columns,
-            unlinked_seconds=unlinked,
+            unlinked_seconds=seconds_without_link,
             possible_duplicates=self._seen.take_possible_duplicates(),
         )
 
     @property
-    def _where(self) -> str:
+    def _label(self) -> str:
         return f"event hub {self._access.hub!r}, partition {self._partition}"
 
     def _empty_batch(self) -> Batch:
@@ -412,57 +428,61 @@ class PartitionReader:
         if self._probe is None and now - max(self._last_response, self._probed_at) > PROBE_SECONDS[self._idle]:
             self._probe, self._probed_at = self._background.start(self._last_enqueued()), now
         if self._probe is not None and (self._probe.done() or now - self._probed_at > RESPONSE_SECONDS):
-            # If there is no response, keep the link, because a slow service may be about to open it.
+            # Keep the link even if there is no response, because a slow service may be about to open it.
             probe, self._probe = self._probe, None
             if probe.cancel():
-                error: BaseException | None = TimeoutError(f"no answer within {RESPONSE_SECONDS:g} s")
+                error: BaseException | None = TimeoutError(
+                    f"the request for its last event timed out after {RESPONSE_SECONDS:g} s"
+                )
             else:
                 error = probe.exception()
             if error is not None:
                 self._probe_error = str(translate_error(error, self._access, self._partition))
                 log.warning("%s", self._probe_error)
             elif probe.result() > self._last_number:
-                self._undelivered = self._undelivered or (probe.result(), now)
+                self._undelivered_event = self._undelivered_event or (probe.result(), now)
             else:
                 self._note_response(now)
                 self._idle = True
                 if self._position.sequence != "AT_TIMESTAMP":
                     self._behind = 0.0  # the link has delivered everything
-        if self._undelivered is not None and now - self._undelivered[1] > DELIVERY_SECONDS:
+        if self._undelivered_event is not None and now - self._undelivered_event[1] > DELIVERY_SECONDS:
             return self._reopen_after(
-                ConnectionError(f"its link delivers nothing, although event {self._undelivered[0]} is there")
+                ConnectionError(f"its link delivers nothing, although event {self._undelivered_event[0]} exists")
             )
         pause, self._pause = self._pause, min(2 * self._pause, IDLE_SECONDS_MAX)
-        silence, fault = now - self._last_response, ""
-        late = self._probe is not None and now - self._probed_at > LATE_SECONDS
-        if late or self._probe_error or (self._undelivered is not None and silence > SILENT_SECONDS):
-            fault = f"{self._probe_error or self._where}: no response for {silence:.0f} s"
+        silent_seconds, fault = now - self._last_response, ""
+        is_late = self._probe is not None and now - self._probed_at > LATE_SECONDS
+        if is_late or self._probe_error or (self._undelivered_event is not None and silent_seconds > SILENT_SECONDS):
+            fault = f"{self._probe_error or self._label}: no response for {silent_seconds:.0f} s"
         previous, self._reported_response = self._reported_response, self._last_response
-        behind = None if self._behind is None or fault else 0.0
-        return Batch((), None, behind, pause, fault=fault, answered=self._last_response > previous)
+        behind_seconds = None if self._behind is None or fault else 0.0
+        return Batch((), None, behind_seconds, pause, fault=fault, answered=self._last_response > previous)
 
     def _note_response(self, now: float) -> None:
-        self._last_response, self._probe_error, self._undelivered = now, "", None
+        self._last_response, self._probe_error, self._undelivered_event = now, "", None
 
     async def _last_enqueued(self) -> int:
-        """Return the number of the last event that the link must deliver; -1 if there is none, or if it is unknown."""
+        """Return the number of the last event that the link must deliver, or -1 if there is none or it is unknown."""
         async with self._access.client() as client:
             properties = await client.get_partition_properties(self._partition)
         # If the reader starts at a time, we don't know which events to expect until the first one arrives.
-        unknown = self._position.sequence == "AT_TIMESTAMP" or properties["is_empty"]
-        return -1 if unknown else int(properties["last_enqueued_sequence_number"])
+        is_unknown = self._position.sequence == "AT_TIMESTAMP" or properties["is_empty"]
+        return -1 if is_unknown else int(properties["last_enqueued_sequence_number"])
 
     def _reopen_after(self, fault: BaseException) -> Batch:
         error = translate_error(fault, self._access, self._partition)
         self.close()
-        self._receiver = self._undelivered = None
+        self._receiver = self._undelivered_event = None
         if not isinstance(error, SourceUnavailable):
             raise error from fault
-        contended = isinstance(error, Contended)
-        wait = CONTENDED_SECONDS if contended else self._backoff.next()
+        is_taken_over = isinstance(error, LinkTakenOver)
+        wait = CONTENDED_SECONDS if is_taken_over else self._backoff.next()
         log.warning("%s; trying again in %.1f s", error, wait)
-        unlinked = math.inf if contended else 0.0
-        return Batch((), None, None, wait, fault=str(error), unlinked_seconds=unlinked, answered=contended)
+        seconds_without_link = math.inf if is_taken_over else 0.0
+        return Batch(
+            (), None, None, wait, fault=str(error), unlinked_seconds=seconds_without_link, answered=is_taken_over
+        )
 
 
 DEFAULT_GROUP = "$Default"
@@ -481,8 +501,8 @@ class EventHubsSource:
 
     Args:
         access: How to connect to the hub.
-        prefetch: How many events a partition may send ahead.
-        exclusive: Whether a partition's reader ends all others, as that of the lease's owner must.
+        prefetch: The number of events that the service may send ahead per partition.
+        exclusive: Whether opening a reader ends all other readers of the partition, as required for the lease's owner.
     """
 
     def __init__(self, access: Access, prefetch: int = PREFETCH, *, exclusive: bool = True) -> None:
@@ -502,7 +522,7 @@ class EventHubsSource:
         return True
 
     def shards(self) -> tuple[Shard, ...]:
-        """List all partitions by number, including those added at run time.
+        """List all partitions in order of their numbers, including those added after the hub was created.
 
         Raises:
             SourceUnavailable: If trying again later may help.
@@ -510,33 +530,37 @@ class EventHubsSource:
         """
         properties = self._call(lambda client: client.get_eventhub_properties())
         self._created = properties["created_at"]
-        ids = sorted(properties["partition_ids"], key=lambda each: (len(each), each))
-        return tuple(Shard(partition, stream=self.stream) for partition in ids)
+        ids = sorted(properties["partition_ids"], key=lambda partition_id: (len(partition_id), partition_id))
+        return tuple(Shard(partition_id, stream=self.stream) for partition_id in ids)
 
     def incarnation(self) -> str:
         """Return the namespace, hub and group, and the hub's creation time as of the last listing."""
         return "" if self._created is None else f"{self.stream}:{int(self._created.timestamp())}"
 
     def gone(self, shard: str) -> bool:
-        """Return whether the hub has no such partition. A recreated hub of this name may have fewer."""
+        """Return whether the hub has no such partition. A recreated hub may have fewer partitions than before."""
         return all(partition.id != shard for partition in self.shards())
 
     def latest(self, lease: Lease) -> Position:
-        """Return the position of the last event enqueued; for a partition that never had one, AT_TIMESTAMP 0.
+        """Return the position of the last event enqueued, or AT_TIMESTAMP 0 if the partition never had an event.
 
         Raises:
             SourceUnavailable: If trying again later may help.
             SourceError: If trying again cannot help.
         """
         properties = self._properties(lease.shard)
-        last = int(properties["last_enqueued_sequence_number"])
-        # For an empty partition we must not use the current time, because clocks differ, and we might skip events.
-        return at_timestamp(0) if last < 0 else Position(str(last), token=str(properties["last_enqueued_offset"]))
+        last_number = int(properties["last_enqueued_sequence_number"])
+        # For an empty partition, the current time must not be used, because clocks differ and events might be skipped.
+        return (
+            at_timestamp(0)
+            if last_number < 0
+            else Position(str(last_number), token=str(properties["last_enqueued_offset"]))
+        )
 
     def settled(self, lease: Lease, until: float) -> Settled | None:
-        """Return the last event that the hub has, and when it was enqueued, once `until` is well past.
+        """Return the partition's last event once `until` is more than `SETTLE_SECONDS` ago.
 
-        This uses the machine's clock, because the service does not return its own.
+        The time is compared with this machine's clock, because responses do not contain the service's time.
         """
         if time.time() < until + SETTLE_SECONDS:
             return None
@@ -549,7 +573,7 @@ class EventHubsSource:
     def _properties(self, partition: str) -> Any:  # noqa: ANN401  the client's own
         return self._call(lambda client: client.get_partition_properties(partition), partition)
 
-    def _call(self, request: Callable[[EventHubConsumerClient], Awaitable[Mapping[str, Any]]], *about: str) -> Any:  # noqa: ANN401  each question has a result of its own
+    def _call(self, request: Callable[[EventHubConsumerClient], Awaitable[Mapping[str, Any]]], *about: str) -> Any:  # noqa: ANN401  each request has its own result
         async def call() -> Mapping[str, Any]:
             async with self.access.client() as client:
                 return await request(client)
@@ -572,8 +596,8 @@ class EventHubsSource:
 def open_url(place: str, options: Mapping[str, str]) -> EventHubsSource:
     """Open the source at `namespace/hub`.
 
-    The key comes from the connection string in the environment. If there is none, we sign in with the identity of this
-    machine or user.
+    The client authenticates with the connection string in the environment. If there is none, it uses the identity of
+    this machine or user.
 
     Args:
         place: The namespace and the hub, with a slash in between.

@@ -14,12 +14,14 @@ OFFSET = b"x-opt-offset"
 def record_of_event(event: EventData) -> Record:
     """Convert an event into a record, which also contains the event.
 
-    It accepts anything that a sender may have written. Otherwise reading would stop at this event forever.
+    Any content that a sender may have written is accepted, because a reader could never get past an event that it
+    rejects.
 
     Raises:
-        SourceError: If the event has no valid sequence number. The service assigns one to every event.
+        SourceError: If the event has no valid sequence number, although the service assigns one to every event.
     """
-    # Read the annotations directly, because the event's properties look them up one by one, and build a datetime.
+    # Read the annotations directly. The properties of the event would look up each one separately and create a
+    # datetime.
     annotations = event.raw_amqp_message.annotations or {}
     number, key, milliseconds, offset = (
         annotations.get(NUMBER),
@@ -32,20 +34,20 @@ def record_of_event(event: EventData) -> Record:
     return Record(
         body_of(event),
         str(number),
-        partition_key=_text(key),
+        partition_key=_to_text(key),
         arrived=milliseconds / 1000 if isinstance(milliseconds, int | float) else None,
-        token=_text(offset) or "",
+        token=_to_text(offset) or "",
         event=event,
     )
 
 
 TAG = "leasehold"
-"""The application property with the tag of a Spark sink, by which a reader detects duplicates."""
+"""The application property that contains the tag of a Spark sink, by which readers detect duplicates."""
 _TAG = TAG.encode()
 
 
 def tag_of(event: EventData | None) -> Tag | None:
-    """Return the tag of an event that a Spark sink of ours wrote, or None for any other event."""
+    """Return the tag of an event written by leasehold's Spark sink, or None for any other event."""
     properties = event.raw_amqp_message.application_properties if event is not None else None
     if not properties:
         return None
@@ -55,7 +57,7 @@ def tag_of(event: EventData | None) -> Tag | None:
 
 
 def body_of(event: EventData) -> bytes:
-    """Return the bytes of an event, or the string form of an AMQP value or sequence, which has no bytes."""
+    """Return the body of an event as bytes. An AMQP value or sequence has no bytes, so its string form is encoded."""
     message = event.raw_amqp_message
     if message.body_type is AmqpMessageBodyType.DATA:
         return b"".join(message.body)
@@ -66,7 +68,7 @@ def body_of(event: EventData) -> bytes:
     return text.encode(errors="backslashreplace")
 
 
-def _text(value: object) -> str | None:
+def _to_text(value: object) -> str | None:
     if isinstance(value, bytes):
         return value.decode(errors="backslashreplace")
     return None if value is None else str(value)

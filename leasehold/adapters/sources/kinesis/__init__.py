@@ -1,1 +1,1 @@
-"""Kinesis as a source and a sink of records."""
+"""Reads records from Kinesis, and writes records to it."""

@@ -1,6 +1,6 @@
-"""Turns records of a stream into Arrow columns, named as in other connectors, plus shard id and sub-sequence number.
+"""Converts records of a stream into Arrow columns, named as in other connectors, with shard id and sub-sequence number.
 
-The module needs pyarrow, which is an extra, so it is imported only when columns are requested.
+This module needs pyarrow, which is an optional dependency, so it is imported only when columns are requested.
 """
 
 from collections.abc import Sequence
@@ -29,12 +29,12 @@ SCHEMA = pa.schema(
 def rows_of(stream: str, shard: str, records: Sequence[Record]) -> pa.RecordBatch:
     """Return the records of this shard as columns.
 
-    KinesisRecords are converted without creating an object for each record, and their data is copied once.
+    For KinesisRecords, no object is created per record, and the data is copied only once.
     """
     values = (records if isinstance(records, KinesisRecords) else KinesisRecords.of(records)).columns()
     micros = pc.round(pc.multiply(pa.array(values.arrived, pa.float64()), 1e6)).cast(pa.int64())
     columns = [
-        pa.array(values.datas, pa.binary()),
+        pa.array(values.payloads, pa.binary()),
         pa.repeat(pa.scalar(stream), len(values)),
         pa.repeat(pa.scalar(shard), len(values)),
         pa.array(values.keys, pa.string()),

@@ -27,7 +27,7 @@ log = escaped(logging.getLogger("leasehold.kinesis"))
 
 CONNECTIONS = 64
 MILLISECONDS_FROM = 10**11
-"""Larger numbers are times in milliseconds; no time in seconds reaches this for 3,000 years."""
+"""Times of at least this number are in milliseconds. A time in seconds will not reach it for 3,000 years."""
 
 WireFormat = Literal["cbor", "json", "boto3"]
 """How records are requested: in CBOR bypassing boto3, in JSON, or in CBOR through boto3."""
@@ -59,18 +59,18 @@ def reading_client(
     session: "Session | None" = None,
     arn: str | None = None,
 ) -> "KinesisClient":
-    """Return a client for many threads, which requests records in the given format.
+    """Return a client that many threads can share, and that requests records in the given format.
 
-    It leaves the times of records as the service sends them; `seconds_of` parses them. If no region is known,
-    botocore's error propagates.
+    The client does not parse the times of records, which `seconds_of` does. If no region is known, botocore's error
+    propagates.
 
     Args:
         region: The region; None for the environment's.
         endpoint: The URL of the endpoint; None for that of the region.
         wire: How records are requested.
-        read_seconds: The read timeout: after this many seconds without a byte, a connection is given up.
+        read_seconds: The read timeout: how many seconds to wait for the next bytes of a response.
         session: The session with the credentials; None for the environment's.
-        arn: The ARN of the stream, which every request then contains; None to use only the stream's name.
+        arn: The ARN of the stream, to add it to every request; None to use only the stream's name.
     """
     client: KinesisClient = create_client("kinesis", region, endpoint, read_seconds, session)
     if arn is not None:
@@ -91,12 +91,13 @@ def create_client(
     read_seconds: float,
     session: "Session | None" = None,
 ) -> Any:  # noqa: ANN401  likewise
-    """Return a client of this service for many threads, which gives up a connection silent for `read_seconds`."""
-    core = core_of(session)
-    # Converting arrival times to the local time zone is more than half of what boto3 spends on a record of 1 KB.
-    core.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=utc_time)
-    # We use botocore, because importing boto3 costs 0.1 s of CPU time and adds nothing to such a client.
-    client = core.create_client(
+    """Return a client of this service that many threads can share, with a read timeout of `read_seconds`."""
+    botocore_session = core_of(session)
+    # By default, boto3 converts arrival times to the local time zone, which takes more than half of its time for a
+    # record of 1 KB.
+    botocore_session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=utc_time)
+    # Use botocore directly, because importing boto3 takes 0.1 s of CPU time and adds nothing to such a client.
+    client = botocore_session.create_client(
         service,
         region_name=region,
         endpoint_url=endpoint,
@@ -104,12 +105,12 @@ def create_client(
             connect_timeout=5,
             read_timeout=read_seconds,
             max_pool_connections=CONNECTIONS,
-            # One quick retry. Longer waits are left to the poller, which gives its thread back.
+            # Allow one quick retry. Longer waits are left to the poller, which does not block its thread.
             retries={"mode": "standard", "total_max_attempts": 2},
         ),
     )
     bound_client(client)
-    # Do not retry a call that timed out: the next call gets a longer timeout, and this one would time out again.
+    # Do not retry a call that timed out, because it would time out again. The next call has a longer timeout.
     client.meta.events.register_first(
         f"needs-retry.{client.meta.service_model.service_id.hyphenize()}", _raise_read_timeout
     )

@@ -1,20 +1,20 @@
-"""Reads one shard by enhanced fan-out: the service pushes records, at 2 MiB/s for this consumer alone.
+"""Reads one shard by enhanced fan-out: the service pushes records, and each consumer has its own 2 MiB/s.
 
 All readers of a stream share one registered consumer. It is looked up by name, and registered if it does not exist. A
-stream can have 20 consumers (50 in the most expensive mode of Kinesis). If there is no room for ours, readers poll
-instead.
+stream can have 20 consumers (50 in the most expensive mode of Kinesis). If a stream has no room for ours, the readers
+poll instead.
 
-Each subscribed shard has a thread of its own, outside the pool that dispatches records. boto3 can read an event stream
-only by blocking on it, for up to five minutes at a time, so forty waiting shards would occupy the whole pool. The
-thread buffers a few events until the shard's reader takes them.
+Each subscribed shard has its own thread, outside the pool that dispatches records. boto3 can read an event stream only
+by blocking for up to five minutes, so in the pool forty waiting shards would occupy every thread. The shard's thread
+buffers a few events until the reader takes them.
 
 Rule 1: A subscription lasts five minutes at most. The next one starts AT the continuation number of the last event
 taken, and records already returned are dropped, so there are neither gaps nor duplicates.
 
-Rule 2: Two subscriptions to a shard start at least five seconds apart, because the service would reject a sooner one.
+Rule 2: Two subscriptions to a shard start at least five seconds apart, because the service rejects an earlier one.
 
-Rule 3: A shard has ended when the service names its children and sends no more records. If a connection ends, that
-alone does not mean that the shard has ended.
+Rule 3: A shard has ended when an event contains its child shards and no records, or no continuation number. The end of
+a connection does not mean that the shard has ended.
 
 Rule 4: If the next event of a subscription does not arrive in time, the next subscription has a longer timeout.
 """
@@ -66,7 +66,8 @@ class SubscriptionReceiver:
     """Receives events until the service ends the subscription, an error occurs, or it is closed.
 
     Args:
-        subscribe: Makes the request. It is called in the thread, because it waits for the response.
+        subscribe: Makes the request and returns the event stream. It is called in the receiver's thread, because it
+            blocks.
         clock: Returns monotonic seconds.
     """
 
@@ -78,11 +79,11 @@ class SubscriptionReceiver:
         self._closed = Event()
         self.subscribed_at: float | None = None
         self.fault: Exception | None = None
-        self._thread = spawn("leasehold-fan-out", self._run, self._failed)
+        self._thread = spawn("leasehold-fan-out", self._run, self._on_error)
 
     @property
     def ended(self) -> bool:
-        """Whether no more events will arrive. Events that arrived before may still be in the inbox."""
+        """Whether no more events will arrive. The inbox may still contain events."""
         return not self._thread.is_alive()
 
     def take(self) -> "SubscribeToShardEventTypeDef | None":
@@ -97,10 +98,11 @@ class SubscriptionReceiver:
         """Give up the subscription without waiting for its thread."""
         self._closed.set()
         self._free_slots.release()
-        # The thread blocks on the next event, and closing the stream here would block, too. Only shutting down the
-        # connection wakes the thread. The connection is a private attribute, and `shutdown` needs urllib3 2.3.
+        # The thread is blocked until the next event, and closing the stream here would block, too. Only a shutdown of
+        # the connection wakes the thread. boto3 has the connection in a private attribute, and `shutdown` needs urllib3
+        # 2.3.
         shutdown = getattr(getattr(self._stream, "_raw_stream", None), "shutdown", None)
-        with suppress(OSError, RuntimeError, ValueError):  # the connection has ended meanwhile
+        with suppress(OSError, RuntimeError, ValueError):  # the connection has already ended
             if shutdown is not None:
                 shutdown()
 
@@ -110,22 +112,25 @@ class SubscriptionReceiver:
             if self._closed.is_set():  # closed during the request
                 return
             for event in stream:
-                # While this waits, nothing is read, so the connection fills up and the service waits, too.
+                # While this thread waits for a slot, it reads nothing from the connection, so the service stops
+                # sending.
                 self._free_slots.acquire()
                 if self._closed.is_set():
                     return
                 self._inbox.append(event["SubscribeToShardEvent"])
 
-    def _failed(self, fault: BaseException) -> None:
-        # The reader handles whatever ends a subscription.
+    def _on_error(self, fault: BaseException) -> None:
+        # The reader handles any error that ends a subscription.
         self.fault = fault if isinstance(fault, Exception) else SourceUnavailable(said(fault))
 
 
 DESCRIBE_SECONDS = 1.0
-"""The interval between two requests about the consumer, shared by all readers. A stream allows 20 per second."""
+"""The shortest interval between two requests about the consumer, for all readers together. A stream allows 20 per
+second."""
 
 MAX_REJECTIONS = 3
-"""After this many rejections, the stream has no room. One alone may be due to the limit of 5 registrations a second."""
+"""After this many rejected registrations, we assume that the stream has no room for another consumer. A single
+rejection may be due to the limit of five registrations per second."""
 
 _NAME = re.compile(r"arn:.+|[a-zA-Z0-9_.-]{1,128}")
 
@@ -167,20 +172,20 @@ class StreamConsumer:
         self._lock = Lock()
 
     def arn(self) -> str | None:
-        """Return the ARN of the consumer to subscribe for, or None if readers have to poll.
+        """Return the ARN of the consumer, or None if the stream has no room for it, so that readers have to poll.
 
         Raises:
             NotActiveYet: If the consumer is still being registered.
             SourceUnavailable: If trying again later may help.
             SourceError: If trying again cannot help.
         """
-        if not self._resolved():
-            with self._lock:  # callers that waited for the lock find the ARN settled
-                if not self._resolved() and self._clock() >= self._next_check:
+        if not self._is_resolved():
+            with self._lock:  # another caller may have resolved it during the wait for the lock
+                if not self._is_resolved() and self._clock() >= self._next_check:
                     self._next_check = self._clock() + DESCRIBE_SECONDS
                     with translate_errors(self._stream):
                         self._find_or_register()
-            if not self._resolved():
+            if not self._is_resolved():
                 raise NotActiveYet(f"consumer {self.name!r} of stream {self._stream!r} is not ACTIVE yet")
         return self._arn
 
@@ -190,7 +195,7 @@ class StreamConsumer:
             if arn == self._arn != self.name:
                 self._arn = None
 
-    def _resolved(self) -> bool:
+    def _is_resolved(self) -> bool:
         return self._arn is not None or self._rejections >= MAX_REJECTIONS
 
     def _find_or_register(self) -> None:
@@ -198,20 +203,20 @@ class StreamConsumer:
         consumer = {"StreamARN": summary["StreamDescriptionSummary"]["StreamARN"], "ConsumerName": self.name}
         try:
             description = self._timeouts.call("describe_stream_consumer", **consumer)["ConsumerDescription"]
-        except ClientError as missing:
-            if code_of(missing) != "ResourceNotFoundException":
+        except ClientError as describe_error:
+            if code_of(describe_error) != "ResourceNotFoundException":
                 raise
             try:
                 description = self._timeouts.call("register_stream_consumer", **consumer)["Consumer"]
-            except ClientError as rejected:
-                if code_of(rejected) == "ResourceInUseException":  # another worker has just registered it
+            except ClientError as register_error:
+                if code_of(register_error) == "ResourceInUseException":  # another worker has just registered it
                     return
-                if code_of(rejected) != "LimitExceededException":
+                if code_of(register_error) != "LimitExceededException":
                     raise
                 self._rejections += 1
                 if self._rejections == MAX_REJECTIONS:
                     message = "stream %s has no room for consumer %r, so its shards are polled: %s"
-                    log.warning(message, self._stream, self.name, rejected)
+                    log.warning(message, self._stream, self.name, register_error)
                 return
         if description["ConsumerStatus"] == "ACTIVE":
             self._arn = description["ConsumerARN"]
@@ -219,8 +224,8 @@ class StreamConsumer:
 
 RESUBSCRIBE_SECONDS = 5.0
 CONTENDED_SECONDS = 10.0
-"""How long to wait before taking back a subscription that another reader took over. If the lease is lost, the worker
-learns that sooner."""
+"""How long to wait before subscribing again after another reader took over the subscription. If the lease was lost, the
+worker notices this earlier."""
 
 INBOX_CHECK_SECONDS, INBOX_CHECK_SECONDS_MAX = 0.01, 0.1
 """The shortest and the longest interval between two checks of the inbox, which need no request."""
@@ -275,7 +280,6 @@ class FanOut(Poller):
         self._inbox_pause = INBOX_CHECK_SECONDS
 
     def close(self) -> None:
-        """Give up the subscription."""
         super().close()
         if self._subscription is not None:
             self._subscription.close()
@@ -302,23 +306,25 @@ class FanOut(Poller):
                 StartingPosition=start,
             )
             self._subscription = SubscriptionReceiver(lambda: subscribe()["EventStream"], self._clock)
-        # Must be read before `take`: if the subscription has ended, every event is already in the inbox.
+        # Read this before calling `take`. If the subscription has ended, every event is then already in the inbox.
         subscription_ended = self._subscription.ended
         event = self._subscription.take()
         if event is not None:
             self._previous_continuation = self._continuation
             self._continuation = event.get("ContinuationSequenceNumber") or None
             records, children = event.get("Records"), event.get("ChildShards") or []
-            ended = self._continuation is None or (bool(children) and not records)  # rule 3
+            has_ended = self._continuation is None or (bool(children) and not records)  # rule 3
             body = {"Records": records, "MillisBehindLatest": event.get("MillisBehindLatest"), "ChildShards": children}
             # The form of a GetRecords response.
-            return cast("GetRecordsOutputTypeDef", body | {"NextShardIterator": None if ended else self._continuation})
+            return cast(
+                "GetRecordsOutputTypeDef", body | {"NextShardIterator": None if has_ended else self._continuation}
+            )
         if subscription_ended:
             self._end_subscription(self._subscription)
         return None
 
     def _reset_request(self) -> None:
-        """Drop the subscription, so that the next one starts before the event that could not be parsed."""
+        """Drop the subscription. The next one starts before the event that could not be parsed."""
         if self._subscription is not None:
             self._subscription.close()
             self._drop_subscription(self._subscription)
@@ -332,7 +338,7 @@ class FanOut(Poller):
             self._skip_through = Position(self._last_read, sys.maxsize).order  # rule 1
 
     def _end_subscription(self, subscription: SubscriptionReceiver) -> None:
-        """Leave an ended subscription. Raise SourceUnavailable or SourceError unless it expired or timed out."""
+        """Leave an ended subscription. Raise SourceUnavailable or SourceError, unless it expired or timed out."""
         self._drop_subscription(subscription)
         match subscription.fault:
             case None:
@@ -340,7 +346,7 @@ class FanOut(Poller):
                 self._subscription_timeouts = self._timeouts.for_subscriptions()
             case ReadTimeoutError():
                 timeout = self._subscription_timeouts.timeout(_SUBSCRIBE)
-                next_timeout = self._subscription_timeouts.timed_out(_SUBSCRIBE, timeout)  # rule 4
+                next_timeout = self._subscription_timeouts.lengthen(_SUBSCRIBE, timeout)  # rule 4
                 log.info(
                     "shard %s: no event for %g s; the timeout of the next subscription is %g s",
                     self._shard,
@@ -350,7 +356,8 @@ class FanOut(Poller):
             case HTTPError() | ParserError() | ResponseParserError() as fault:
                 raise SourceUnavailable(f"shard {self._shard}: its subscription failed: {fault}") from fault
             case ClientError() as fault if code_of(fault) == "ResourceInUseException":
-                # If it had started, another reader took over. If it was rejected, try again as soon as rule 2 allows.
+                # If the subscription had started, another reader took over. If it was rejected, try again as soon as
+                # rule 2 allows.
                 if subscription.subscribed_at is not None:
                     self._subscribe_after = self._clock() + CONTENDED_SECONDS
                 raise SourceUnavailable(_TAKEN_OVER.format(self._consumer.name, self._shard)) from fault

@@ -1,8 +1,8 @@
 """Translates the errors of Kinesis, and adapts the pace of requests to throttling.
 
 Errors become SourceUnavailable (wait and try again), SourceError (the message says what to fix), or TransientRejection
-(a rejection that may be temporary). The pauses between two requests for a shard adapt to throttling, because all
-readers of a shard share a quota of five requests per second.
+(a rejection that may be temporary). The pauses between requests for a shard become longer after throttling, because all
+readers of the shard share a quota of five requests per second.
 """
 
 from collections.abc import Iterator, Mapping
@@ -71,7 +71,8 @@ PERMANENT = frozenset(
         "ValidationException",
     }
 )
-"""Error codes that a repeated request gets again. Others may be temporary: a proxy, a wrong clock, brand-new keys."""
+"""Error codes that a repeated request would get again. Other rejections may be temporary, for example because of a
+proxy, a wrong clock, or new access keys."""
 SERVER_ERROR = 500
 
 
@@ -86,7 +87,7 @@ def translate_errors(stream: str, service: AwsService = KINESIS) -> Iterator[Non
     try:
         yield
     except ClientError as error:
-        raise _translated(error, stream, service) from error
+        raise _translate(error, stream, service) from error
     except (NoCredentialsError, PartialCredentialsError) as error:
         raise SourceError(f"no credentials for stream {stream!r}: {CREDENTIALS_FROM}") from error
     except RETRIEVAL_ERRORS as error:
@@ -96,7 +97,7 @@ def translate_errors(stream: str, service: AwsService = KINESIS) -> Iterator[Non
             f"no region for stream {stream!r}: add ?region=… to the URL or set AWS_DEFAULT_REGION"
         ) from error
     except (HTTPClientError, BotoCoreError) as error:
-        # Refused and reset connections, timeouts, and names that do not resolve.
+        # These are refused and reset connections, timeouts, and host names that cannot be resolved.
         message = f"{service.name} cannot be reached for stream {stream!r}: {error}{region_hint(error)}"
         raise SourceUnavailable(message) from error
 
@@ -105,7 +106,7 @@ def translate_errors(stream: str, service: AwsService = KINESIS) -> Iterator[Non
 def translate_parse_errors(stream: str, service: AwsService = KINESIS) -> Iterator[None]:
     """Turn parse errors of an unexpected response (a proxy's page, say) into a retryable SourceUnavailable.
 
-    The caller must not count anything of such a response as read.
+    The caller must not count any part of such a response as read.
     """
     try:
         yield
@@ -122,7 +123,7 @@ def summary_of(response: Mapping[str, Any], stream: str) -> Mapping[str, Any]:
     return summary
 
 
-def _translated(error: ClientError, stream: str, service: AwsService) -> SourceError:
+def _translate(error: ClientError, stream: str, service: AwsService) -> SourceError:
     code, text = code_of(error), str(error.response.get("Error", {}).get("Message", ""))
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     if code in THROTTLED:
@@ -135,14 +136,14 @@ def _translated(error: ClientError, stream: str, service: AwsService) -> SourceE
         message = f"the credentials for stream {stream!r} are not accepted ({code}): renew or replace them"
         return TransientRejection(message)
     if code in DENIED:
-        operation, right = error.operation_name, f"{service.iam_prefix}:{error.operation_name}"
-        writes = operation in {"PutRecord", "PutRecords"}
+        operation, permission = error.operation_name, f"{service.iam_prefix}:{error.operation_name}"
+        is_write = operation in {"PutRecord", "PutRecords"}
         if code == "KMSAccessDeniedException":
-            right = f"{'kms:GenerateDataKey' if writes else 'kms:Decrypt'} of the stream's key"
-        verb = "write to" if writes else "read"
-        return SourceError(f"these credentials cannot {verb} stream {stream!r}, because they lack {right}: {text}")
-    kind = SourceError if code in PERMANENT else TransientRejection
-    return kind(f"{service.name} rejected a request for stream {stream!r}: {code} {text}")
+            permission = f"{'kms:GenerateDataKey' if is_write else 'kms:Decrypt'} of the stream's key"
+        verb = "write to" if is_write else "read"
+        return SourceError(f"these credentials cannot {verb} stream {stream!r}, because they lack {permission}: {text}")
+    error_type = SourceError if code in PERMANENT else TransientRejection
+    return error_type(f"{service.name} rejected a request for stream {stream!r}: {code} {text}")
 
 
 TIP_SECONDS = 0.5
@@ -158,7 +159,7 @@ class PollPace:
     """The pauses between the requests for one shard, from the start of one request to the start of the next.
 
     Args:
-        poll_seconds: The shortest pause. By default it is half a second at the tip, and half of that while behind.
+        poll_seconds: The shortest pause. By default it is 0.5 s at the tip, and 0.25 s while there is more to read.
     """
 
     def __init__(self, poll_seconds: float | None = None) -> None:
@@ -167,8 +168,8 @@ class PollPace:
         self._idle = self._tip
         self._stretch = 1.0
 
-    def throttled(self) -> None:
-        """Lengthen the pauses after a throttled request, which means that others read this shard, too."""
+    def slow_down(self) -> None:
+        """Lengthen the pauses after a throttled request, because it means that other consumers read this shard, too."""
         self._stretch = min(STRETCH * self._stretch, STRETCH_MAX)
 
     def next_pause(self, *, idle: bool, behind: bool) -> float:

@@ -13,7 +13,7 @@ _DIGITS = 39  # of 2**128 - 1
 
 
 def digest_of(partition_key: bytes) -> bytes:
-    """Return the hash key of a partition key in UTF-8, as 16 bytes, which sort like the numbers."""
+    """Return the hash key of a partition key in UTF-8. It has 16 bytes, which sort in the order of the numbers."""
     digest: bytes = md5(partition_key).digest()
     return digest
 
@@ -24,17 +24,17 @@ def hash_of(partition_key: str) -> int:
 
 
 def hash_key_of(partition_key: str | None, hash_key: str | None) -> int:
-    """Return the hash key of a record: its explicit one if that is valid, else that of its partition key."""
+    """Return the hash key of a record, which is its explicit one if valid, and otherwise that of its partition key."""
     value = parse_hash_key(hash_key) if hash_key is not None else None
     return hash_of(partition_key or "") if value is None else value
 
 
 def parse_hash_key(hash_key: str) -> int | None:
-    """Parse a hash key as Java's BigInteger does (an optional sign, then digits of any script); None if invalid."""
+    """Parse a hash key as Java's BigInteger does: a sign or none, then digits of any script. Return None if invalid."""
     if len(hash_key) <= _DIGITS and hash_key.isascii() and hash_key.isdigit():  # the common case
         return int(hash_key)
     digits = hash_key[1:] if hash_key.startswith(("+", "-")) else hash_key
-    if not digits.isdecimal() or max(digits) > "\uffff":  # Java looks at one UTF-16 unit at a time
+    if not digits.isdecimal() or max(digits) > "\uffff":  # Java examines one UTF-16 unit at a time
         return None
     if len(digits) > _DIGITS:
         digits = "".join(str(decimal(digit)) for digit in digits).lstrip("0") or "0"

@@ -1,17 +1,18 @@
 """Reads one shard by GetRecords, and turns the responses into user records.
 
-A read makes one request (`Poller._request`). Then the rows of the response become columns, aggregates are unpacked, and
-records that were processed before are dropped (`Unpacker`). The batch contains the position up to which the shard has
-been read.
+Each read makes one request (`Poller._request`). The rows of the response are converted to columns, aggregates are
+unpacked, and records that were already processed are dropped (`Unpacker`). The resulting batch contains the position up
+to which the shard has been read.
 
 Rule 1: Requests are made twice a second at the tip, four times a second while behind, and every two seconds while
 nothing arrives. After throttling they are made less often (`faults.PollPace`).
 
-Rule 2: The first iterator is AT the checkpoint, because an aggregated record may be half processed. Records up to the
-checkpoint are dropped. Later iterators are AFTER the last Kinesis record read.
+Rule 2: The first iterator starts AT the checkpoint, because the checkpoint may be inside an aggregated record. Records
+up to the checkpoint are dropped. Later iterators start AFTER the last Kinesis record read.
 
-Rule 3: If a request exceeds the longest timeout, the next requests ask for fewer records until the tip is reached. Over
-a slow network, or from a busy service, megabytes may never arrive in time, and each retry would only add to the load.
+Rule 3: If a request exceeds the longest timeout, the next requests ask for fewer records until the tip is reached. If
+the network is slow or the service is busy, a response of several megabytes may never arrive in time, and each retry
+would only add to the load.
 
 Rule 4: If a request exceeds a shorter timeout, it is soon repeated with a longer one (`CallTimeouts`).
 """
@@ -74,43 +75,44 @@ if TYPE_CHECKING:  # the stubs are not installed for users
     from types_boto3_kinesis.type_defs import GetRecordsOutputTypeDef, RecordTypeDef, StartingPositionTypeDef
 
 _COLUMNS = "leasehold.adapters.sources.kinesis.arrow_rows"
-"""Imported only when columns are requested, because it needs pyarrow, which is an extra."""
+"""The module that creates Arrow columns. It is imported only when columns are requested, because it needs pyarrow,
+which is an optional dependency."""
 log = escaped(logging.getLogger("leasehold.kinesis"))
 
 _DATA, _NUMBER = itemgetter("Data"), itemgetter("SequenceNumber")
 
 
 class DropCounter:
-    """Counts the user records of a shard that are dropped. Logs each reason when it first occurs, and the totals."""
+    """Counts the dropped user records of a shard. Logs each reason when it first occurs, and the totals at the end."""
 
     def __init__(self, shard: str) -> None:
         self._shard = shard
         self._counts, self._logged = Counter[Reason](), Counter[Reason]()
-        self._repeated = 0
+        self._duplicates = 0
 
-    def add(self, number: str, users: UserRecords) -> None:
+    def add(self, number: str, user_records: UserRecords) -> None:
         """Count the dropped user records of this Kinesis record."""
-        if not users.dropped:
+        if not user_records.dropped:
             return
-        self._counts[users.reason] += users.dropped
-        if users.reason not in self._logged:
-            self._logged[users.reason] = users.dropped
+        self._counts[user_records.reason] += user_records.dropped
+        if user_records.reason not in self._logged:
+            self._logged[user_records.reason] = user_records.dropped
             explanation = (
-                ", because their aggregate went to another shard" if users.reason is Reason.OUT_OF_RANGE else ""
+                ", because their aggregate went to another shard" if user_records.reason is Reason.OUT_OF_RANGE else ""
             )
             message = "shard %s: %d user records of %s dropped: %s%s; more are counted until the reader closes"
-            log.warning(message, self._shard, users.dropped, number, users.reason, explanation)
+            log.warning(message, self._shard, user_records.dropped, number, user_records.reason, explanation)
 
-    def repeated(self, count: int) -> None:
-        """Count duplicates, which a Spark sink has sent again."""
-        self._repeated += count
+    def add_duplicates(self, count: int) -> None:
+        """Count duplicates, which are records that a Spark sink sent again."""
+        self._duplicates += count
 
     def close(self) -> None:
         """Log the counts that were not logged yet."""
-        if self._repeated:
+        if self._duplicates:
             message = "shard %s: %d duplicates from a Spark sink were dropped"
-            log.info(message, self._shard, self._repeated)
-            self._repeated = 0
+            log.info(message, self._shard, self._duplicates)
+            self._duplicates = 0
         for reason, count in (self._counts - self._logged).items():
             log.warning("shard %s: %d more user records dropped: %s", self._shard, count, reason)
         self._logged = self._counts.copy()
@@ -121,11 +123,11 @@ class Unpacker:
 
     Args:
         hash_range: The hash range of the shard; None if no aggregate is misplaced.
-        skip_through: The order of a position. Records up to it are dropped. None if all records come later.
+        skip_through: Records up to this position (as `Position.order`) are dropped. None if all records are later.
         misplaced: What to do with aggregates that have records outside the hash range.
         dropped: Counts the records that are dropped.
         whole_aggregates: Whether to keep aggregates as they are. An aggregate has the position of its last user record.
-        seen: The records of Spark sinks that were read before. Duplicates of these are dropped.
+        seen: The records of Spark sinks that were read before, whose duplicates are dropped.
 
     Attributes:
         size: The payload bytes of the rows.
@@ -159,7 +161,7 @@ class Unpacker:
     def unpack(self, response_rows: "RowViews | RowColumns | list[RecordTypeDef]") -> None:
         """Unpack all rows and empty `response_rows`."""
         rows = columns_of(response_rows)
-        self.size += sum(map(len, rows.datas))
+        self.size += sum(map(len, rows.payloads))
         if self.skip_through is None and not rows.has_aggregates:
             self._unpack_plain(rows, 0, len(rows))
             return
@@ -167,7 +169,7 @@ class Unpacker:
             for index in range(len(rows)):
                 self._unpack_whole(rows, index)
             return
-        for aggregates, group in groupby(range(len(rows)), lambda at: rows.datas[at].startswith(MAGIC)):
+        for aggregates, group in groupby(range(len(rows)), lambda index: rows.payloads[index].startswith(MAGIC)):
             if aggregates or self.skip_through is not None:
                 for index in group:
                     self._unpack_aggregate(rows, index)
@@ -177,7 +179,7 @@ class Unpacker:
 
     def _unpack_plain(self, rows: RowColumns, begin: int, end: int) -> None:
         records, count = self._columns(), end - begin
-        records.datas += rows.datas[begin:end]
+        records.payloads += rows.payloads[begin:end]
         records.numbers += rows.numbers[begin:end]
         records.subs += [0] * count
         records.keys += rows.keys[begin:end]
@@ -189,11 +191,12 @@ class Unpacker:
         self.subs = min(count, 1)
 
     def _unpack_whole(self, rows: RowColumns, index: int) -> None:
-        users = deaggregate(rows.datas[index])
-        self.subs = max(len(users) + users.dropped, 1)
+        user_records = deaggregate(rows.payloads[index])
+        self.subs = max(len(user_records) + user_records.dropped, 1)
         last = self.subs - 1
         if self.skip_through is not None:
-            # If a reader of user records stopped within the aggregate, the whole aggregate is read again.
+            # If a checkpoint is inside this aggregate, because an earlier reader returned user records, the whole
+            # aggregate is returned again.
             if (1, int(rows.numbers[index]), last) <= self.skip_through:
                 return
             self.skip_through = None
@@ -202,54 +205,54 @@ class Unpacker:
         self.subs = last + 1
 
     def _unpack_aggregate(self, rows: RowColumns, index: int) -> None:
-        data, number, arrived = rows.datas[index], rows.numbers[index], rows.arrived[index]
-        rows.datas[index] = b""
-        plain = self.skip_through is None and not self.seen
-        located = locate_records(data, number, arrived, self._hash_range) if plain else None
+        data, number, arrived = rows.payloads[index], rows.numbers[index], rows.arrived[index]
+        rows.payloads[index] = b""
+        can_locate = self.skip_through is None and not self.seen
+        located = locate_records(data, number, arrived, self._hash_range) if can_locate else None
         if located is not None:
             self._parts.append(located)
             self.subs = len(located)
             return
-        users = deaggregate(data, rows.keys[index], None, self._hash_range, misplaced=self._misplaced)
-        self._dropped.add(number, users)
+        user_records = deaggregate(data, rows.keys[index], None, self._hash_range, misplaced=self._misplaced)
+        self._dropped.add(number, user_records)
         first = 0
         if self.skip_through is not None:
             # The index of the first user record to keep. All records after it are kept, too.
             sequence = int(number)
-            first = bisect(users.subs, self.skip_through, key=lambda sub: (1, sequence, sub))
-            self.skip_through = None if first < len(users) else self.skip_through
-        self.subs = len(users) + users.dropped
-        if users.tags:
-            self._unpack_tagged(number, arrived, users, first)
+            first = bisect(user_records.subs, self.skip_through, key=lambda sub: (1, sequence, sub))
+            self.skip_through = None if first < len(user_records) else self.skip_through
+        self.subs = len(user_records) + user_records.dropped
+        if user_records.tags:
+            self._unpack_tagged(number, arrived, user_records, first)
             return
-        records, count = self._columns(), len(users) - first
+        records, count = self._columns(), len(user_records) - first
         # Usually nothing is dropped, so don't copy the columns again.
-        records.datas += users.datas[first:] if first else users.datas
+        records.payloads += user_records.payloads[first:] if first else user_records.payloads
         records.numbers += [number] * count
-        records.subs += users.subs[first:]
-        records.keys += users.keys[first:] if first else users.keys
-        records.hash_keys += users.hash_keys[first:] if first else users.hash_keys
+        records.subs += user_records.subs[first:]
+        records.keys += user_records.keys[first:] if first else user_records.keys
+        records.hash_keys += user_records.hash_keys[first:] if first else user_records.hash_keys
         records.arrived += [arrived] * count
-        records.aggregated += [users.aggregated] * count
+        records.aggregated += [user_records.aggregated] * count
         if isinstance(records, TokenedColumns):
             records.tokens += [self.seen.token] * count
 
-    def _unpack_tagged(self, number: str, arrived: float | None, users: UserRecords, first: int) -> None:
+    def _unpack_tagged(self, number: str, arrived: float | None, user_records: UserRecords, first: int) -> None:
         """Add the records of a Spark sink's aggregate that were not read before, with the tokens of their positions."""
         records, tokens = RecordColumns(), list[str]()
-        for index in range(first, len(users)):
-            key, hash_key, tag = users.keys[index], users.hash_keys[index], users.tags[index]
-            position = Position(number, users.subs[index])
+        for index in range(first, len(user_records)):
+            key, hash_key, tag = user_records.keys[index], user_records.hash_keys[index], user_records.tags[index]
+            position = Position(number, user_records.subs[index])
             if tag is not None and self.seen.seen_before(tag, partial(hash_key_of, key, hash_key), position):
                 continue
-            records.datas.append(users.datas[index])
-            records.subs.append(users.subs[index])
+            records.payloads.append(user_records.payloads[index])
+            records.subs.append(user_records.subs[index])
             records.keys.append(key)
             records.hash_keys.append(hash_key)
             tokens.append(self.seen.token)
         records.numbers, records.arrived = [number] * len(tokens), [arrived] * len(tokens)
         records.aggregated = [True] * len(tokens)
-        self._dropped.repeated(len(users) - first - len(tokens))
+        self._dropped.add_duplicates(len(user_records) - first - len(tokens))
         self._parts.append(records.with_tokens(tokens))
 
     def _columns(self) -> RecordColumns:
@@ -263,7 +266,7 @@ class Unpacker:
 def columns_of(rows: "RowViews | RowColumns | list[RecordTypeDef]") -> RowColumns:
     """Turn the rows of a response into columns, and empty `rows`.
 
-    That the last sequence number is decimal is checked elsewhere.
+    It is checked elsewhere that the last sequence number is decimal.
 
     Raises:
         TypeError: If a sequence number or a partition key is not a string.
@@ -275,14 +278,14 @@ def columns_of(rows: "RowViews | RowColumns | list[RecordTypeDef]") -> RowColumn
         rows.clear()
         return converted
     columns = RowColumns()
-    columns.datas += map(_DATA, rows)
+    columns.payloads += map(_DATA, rows)
     columns.numbers += map(_NUMBER, rows)
     "".join(columns.numbers)  # the quickest check that all of them are strings
     columns.keys += [row.get("PartitionKey") for row in rows]
     if not {str, NoneType}.issuperset(map(type, columns.keys)):
         raise TypeError("a record has a partition key that is not a string")
     columns.arrived += [seconds_of(row.get("ApproximateArrivalTimestamp")) for row in rows]
-    columns.has_aggregates = any(data.startswith(MAGIC) for data in columns.datas)
+    columns.has_aggregates = any(data.startswith(MAGIC) for data in columns.payloads)
     rows.clear()
     return columns
 
@@ -314,11 +317,11 @@ class Poller:
         rewind: Whether to start at the oldest record if the start was trimmed.
         pace: The pauses between requests.
         timeouts: The timeouts; by default that of the client.
-        max_records: The most records that one request asks for; by default the service's maximum.
+        max_records: The maximum number of records per request; by default the service's limit.
     """
 
     max_records = MAX_RECORDS
-    """The most records that one request asks for."""
+    """The maximum number of records per request."""
     service = KINESIS
     parameter_names: ClassVar[Mapping[str, str]] = {
         "Stream": "StreamName",
@@ -367,19 +370,19 @@ class Poller:
         try:
             batch = self._read_batch()
         except ResponsePending:
-            # An empty batch without a fault would count as a response, as if the shard were being read.
+            # Return a fault, because an empty batch without one would mean that the service has responded.
             return Batch((), None, None, PENDING_CHECK_SECONDS, fault=RESPONSE_IS_PENDING, answered=False)
         except SourceUnavailable as fault:
-            lengthened = isinstance(fault.__cause__, ReadTimeoutError) and self._timeouts.lengthened
-            if isinstance(fault.__cause__, ReadTimeoutError) and not lengthened:  # rule 3
+            is_lengthened = isinstance(fault.__cause__, ReadTimeoutError) and self._timeouts.lengthened
+            if isinstance(fault.__cause__, ReadTimeoutError) and not is_lengthened:  # rule 3
                 self._limit = max(self._limit // LIMIT_DIVISOR, 1)
-            throttled = isinstance(fault.__cause__, ClientError) and code_of(fault.__cause__) in THROTTLED
-            if throttled:
-                self._pace.throttled()
-            wait = FAULT_SECONDS[0] if lengthened else self._backoff.next()  # rule 4
-            empty = Batch((), None, None, wait, fault=str(fault), answered=throttled)
+            is_throttled = isinstance(fault.__cause__, ClientError) and code_of(fault.__cause__) in THROTTLED
+            if is_throttled:
+                self._pace.slow_down()
+            wait = FAULT_SECONDS[0] if is_lengthened else self._backoff.next()  # rule 4
+            empty_batch = Batch((), None, None, wait, fault=str(fault), answered=is_throttled)
             log.warning("shard %s: reading again in %.1f s: %s", self._shard, wait, fault)
-            return empty
+            return empty_batch
         if batch is None:
             return Batch((), None, None, self._pause(idle=True), fault=NO_RESPONSE)
         self._backoff.reset()
@@ -388,13 +391,13 @@ class Poller:
         return batch
 
     def close(self) -> None:
-        """Log what was dropped. The client stays open, because it belongs to the source."""
+        """Log the number of dropped records. The client stays open, because it belongs to the source."""
         self._dropped.close()
 
     def _read_batch(self) -> Batch | None:
         """Return the batch of the next response, or None if there was none.
 
-        If a response cannot be parsed, nothing of it counts as read, and the request is made again.
+        If a response cannot be parsed, no part of it counts as read, and the next read makes the same request again.
         """
         with translate_parse_errors(self._stream, self.service):
             response = self._request()
@@ -410,7 +413,7 @@ class Poller:
             raise
 
     def _reset_request(self) -> None:
-        """Do nothing, because the iterator was restored."""
+        """Prepare to repeat the last request. The iterator has already been restored, so nothing more is needed."""
 
     def _request(self) -> "GetRecordsOutputTypeDef | None":
         with translate_errors(self._stream, self.service):
@@ -442,9 +445,9 @@ class Poller:
         return cast("str", response["ShardIterator"])
 
     def _rewind_from(self, error: ClientError) -> None:
-        """Start at the oldest record if the start was trimmed and `rewind` is set; else raise Trimmed or `error`."""
-        trimmed = code_of(error) == "InvalidArgumentException" and self._start.numbered and self._last_read is None
-        if not trimmed:
+        """Restart at the oldest record if the start was trimmed and `rewind` is set. Otherwise raise an error."""
+        is_trimmed = code_of(error) == "InvalidArgumentException" and self._start.numbered and self._last_read is None
+        if not is_trimmed:
             raise error
         if not self._rewind:
             raise Trimmed(TRIMMED_TEXT.format(self._shard, self._stream, self._start.sequence)) from error
@@ -461,10 +464,10 @@ class Poller:
         return {"Type": "LATEST" if self._start.sequence == "LATEST" else "TRIM_HORIZON"}
 
     def _batch(self, response: "GetRecordsOutputTypeDef") -> Batch:
-        rows, behind = columns_of(response["Records"]), response.get("MillisBehindLatest") or 0
-        first, last = (rows.numbers[0], rows.numbers[-1]) if rows.numbers else (None, None)
+        rows, behind_milliseconds = columns_of(response["Records"]), response.get("MillisBehindLatest") or 0
+        first_number, last_number = (rows.numbers[0], rows.numbers[-1]) if rows.numbers else (None, None)
         child_shards = child_shards_from(response.get("ChildShards", ()))
-        check_shard(self._shard, first, child_shards)
+        check_shard(self._shard, first_number, child_shards)
         unpacked = Unpacker(
             self._hash_range,
             self._skip_through,
@@ -476,14 +479,16 @@ class Poller:
         unpacked.unpack(rows)
         self._skip_through, self._seen = unpacked.skip_through, unpacked.seen
         token = unpacked.seen.token
-        if first is not None:
-            self._log_gap(first)
+        if first_number is not None:
+            self._log_gap(first_number)
         batch = Batch(
             records=unpacked.records,
-            # Dropped records count as read. Otherwise the checkpoint could never pass dropped records at the tip.
-            read_to=None if last is None else Position(last, max(unpacked.subs - 1, 0), token),
-            behind_seconds=behind / 1000,
-            wait_seconds=self._pause(idle=last is None and not behind, behind=behind > 0),
+            # Dropped records count as read. Otherwise the checkpoint could not move past dropped records at the tip.
+            read_to=None if last_number is None else Position(last_number, max(unpacked.subs - 1, 0), token),
+            behind_seconds=behind_milliseconds / 1000,
+            wait_seconds=self._pause(
+                idle=last_number is None and not behind_milliseconds, behind=behind_milliseconds > 0
+            ),
             ended=not response.get("NextShardIterator"),
             children=child_shards,
             size=unpacked.size,
@@ -491,14 +496,15 @@ class Poller:
             token=token,
             possible_duplicates=self._seen.take_possible_duplicates(),
         )
-        self._iterator, self._last_read = response.get("NextShardIterator") or None, last or self._last_read
+        self._iterator, self._last_read = response.get("NextShardIterator") or None, last_number or self._last_read
         return batch
 
-    def _log_gap(self, first: str) -> None:
+    def _log_gap(self, first_number: str) -> None:
         # If the record AT the checkpoint was trimmed, the service starts with a later one.
-        if self._last_read is None and self._start.numbered and int(first) > int(self._start.sequence):
-            gap = f"the record of its checkpoint, {self._start.sequence}, was trimmed; reading continues at {first}"
-            log.warning("shard %s: %s, and any records in between are lost", self._shard, gap)
+        if self._last_read is None and self._start.numbered and int(first_number) > int(self._start.sequence):
+            message = "shard %s: the record of its checkpoint, %s, was trimmed; reading continues at %s, %s"
+            consequence = "and any records in between are lost"
+            log.warning(message, self._shard, self._start.sequence, first_number, consequence)
 
     def _pause(self, *, idle: bool, behind: bool = False) -> float:
         return self._pace.next_pause(idle=idle, behind=behind)

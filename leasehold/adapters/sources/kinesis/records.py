@@ -1,13 +1,13 @@
-"""Holds the records of Kinesis responses, marks on records, and the shards of listings.
+"""Stores the records of Kinesis responses in columns, marks records, and reads listings of shards.
 
-A response may contain hundreds of thousands of user records. Creating them all at once would dominate the cost of
-reading in time and memory, and in work for the garbage collector, which counts objects that are created and not freed.
-So records stay in columns and aggregates until the caller iterates over them.
+A response may contain hundreds of thousands of user records. Creating an object for each would take most of the time
+and memory of a read, and would start the garbage collector often, because it counts objects that are created and not
+freed. So records stay in columns and aggregates until the caller iterates over them.
 
 A mark identifies a record by its producer and a counter, so that a reader can recognize duplicates. Duplicates occur
-because a request without a response may have been carried out, and must be sent again. A producer with an epoch (a
-unique number, new at each start) prefixes every record with a mark of 20 bytes. A reader removes the mark, and asks
-`SeenMarks` whether it is a duplicate. Marks are off by default.
+because a producer must repeat a request that had no response, although the service may have carried it out. A producer
+with an epoch (a unique number that is new at each start) adds a mark of 20 bytes to the beginning of every record. A
+reader removes the mark and checks it with `SeenMarks`. Marks are off by default.
 """
 
 import re
@@ -26,7 +26,7 @@ from leasehold.adapters.sources.protocol import Record
 from leasehold.balancer.model import Shard
 
 _fast_records: "Callable[..., Iterator[Record]] | None" = None
-with suppress(ImportError):  # without the compiled module, records take twice as long to create
+with suppress(ImportError):  # without the compiled module, creating records takes twice as long
     from leasehold.adapters.sources.kinesis.cbor.scan import records as _fast_records
 
 if TYPE_CHECKING:  # the stubs are not installed for users, and `places` needs librt
@@ -39,7 +39,7 @@ class RowColumns:
     """The records of a response, as columns of the same length.
 
     Attributes:
-        datas: The data.
+        payloads: The data.
         numbers: The sequence numbers.
         keys: The partition keys; None if the stream has none.
         arrived: The times of arrival in seconds since 1970; None if unknown.
@@ -47,19 +47,18 @@ class RowColumns:
     """
 
     def __init__(self) -> None:
-        """Start empty."""
-        self.datas: list[bytes] = []
+        self.payloads: list[bytes] = []
         self.numbers: list[str] = []
         self.keys: list[str | None] = []
         self.arrived: list[float | None] = []
         self.has_aggregates = False
 
     def __len__(self) -> int:
-        return len(self.datas)
+        return len(self.payloads)
 
     def __getitem__(self, index: int) -> dict[str, object]:
         """Return a record in boto3's form."""
-        row: dict[str, object] = {"Data": self.datas[index], "SequenceNumber": self.numbers[index]}
+        row: dict[str, object] = {"Data": self.payloads[index], "SequenceNumber": self.numbers[index]}
         row["PartitionKey"], row["ApproximateArrivalTimestamp"] = self.keys[index], self.arrived[index]
         return row
 
@@ -69,13 +68,13 @@ class RowViews:
 
     Args:
         body: The response.
-        views: Views of the data, of the sequence numbers and of the partition keys, and the times of arrival as the
-            service sends them, in 64 bits each.
+        views: The views of the data, of the sequence numbers and of the partition keys, and the times of arrival in 64
+            bits each, as the service sends them.
         make_columns: Returns columns for the body and the four elements of `views`.
         has_aggregates: Whether any record has the magic bytes of an aggregate.
     """
 
-    __slots__ = ("_make_columns", "arrived", "body", "datas", "has_aggregates", "keys", "numbers")
+    __slots__ = ("_make_columns", "arrived", "body", "has_aggregates", "keys", "numbers", "payloads")
 
     def __init__(
         self,
@@ -85,9 +84,8 @@ class RowViews:
         *,
         has_aggregates: bool,
     ) -> None:
-        """Keep the arguments."""
         self.body, self.has_aggregates, self._make_columns = body, has_aggregates, make_columns
-        self.datas, self.numbers, self.keys, self.arrived = views
+        self.payloads, self.numbers, self.keys, self.arrived = views
 
     def __len__(self) -> int:
         return len(self.arrived) >> 3
@@ -100,19 +98,19 @@ class RowViews:
 
     def clear(self) -> None:
         """Free the response and drop all records."""
-        self.body = self.datas = self.numbers = self.keys = self.arrived = b""
+        self.body = self.payloads = self.numbers = self.keys = self.arrived = b""
 
     def columns(self) -> RowColumns:
         """Return the records as columns, with an object for each value."""
         rows = RowColumns()
-        columns = self._make_columns(self.body, self.datas, self.numbers, self.keys, self.arrived)
-        rows.datas, rows.numbers, rows.keys, rows.arrived = cast("Any", columns)  # no value is None
+        columns = self._make_columns(self.body, self.payloads, self.numbers, self.keys, self.arrived)
+        rows.payloads, rows.numbers, rows.keys, rows.arrived = cast("Any", columns)  # no value is None
         rows.has_aggregates = self.has_aggregates
         return rows
 
 
 _make_record = cast("Callable[[type[Record], Iterable[object]], Record]", tuple.__new__)
-"""Creates a record from its fields. Calling `Record` takes twice as long, because of its keywords and defaults."""
+"""Creates a record from its fields. Calling `Record` takes twice as long, because it has keywords and defaults."""
 
 RecordsPart = Union["RecordColumns", "LocatedRecords"]
 """A run of adjacent user records."""
@@ -121,11 +119,10 @@ RecordsPart = Union["RecordColumns", "LocatedRecords"]
 class RecordColumns:
     """User records as columns of the same length, one for each field of `Record`."""
 
-    __slots__ = ("aggregated", "arrived", "datas", "hash_keys", "keys", "numbers", "subs")
+    __slots__ = ("aggregated", "arrived", "hash_keys", "keys", "numbers", "payloads", "subs")
 
     def __init__(self) -> None:
-        """Start empty."""
-        self.datas: list[bytes] = []
+        self.payloads: list[bytes] = []
         self.numbers: list[str] = []
         self.subs: list[int] = []
         self.keys: list[str | None] = []
@@ -156,7 +153,7 @@ class RecordColumns:
                 getattr(self, name).extend(getattr(part, name))
             return
         count = len(part)
-        part.copy_to(self.datas, self.keys)
+        part.copy_to(self.payloads, self.keys)
         self.numbers += [part.number] * count
         self.subs += range(part.first, part.first + count)
         self.hash_keys += [None] * count
@@ -164,7 +161,7 @@ class RecordColumns:
         self.aggregated += [True] * count
 
     def __len__(self) -> int:
-        return len(self.datas)
+        return len(self.payloads)
 
     def __getitem__(self, rows: slice) -> Self:
         part = type(self)()
@@ -179,17 +176,16 @@ class RecordColumns:
         return map(_make_record, repeat(Record), zip(*self._columns(), repeat(""), repeat(None)))
 
     def _columns(self) -> tuple[list[object], ...]:
-        columns = self.datas, self.numbers, self.subs, self.keys, self.hash_keys, self.arrived, self.aggregated
+        columns = self.payloads, self.numbers, self.subs, self.keys, self.hash_keys, self.arrived, self.aggregated
         return cast("tuple[list[object], ...]", columns)
 
 
 class TokenedColumns(RecordColumns):
-    """User records of a stream into which a Spark sink of ours writes (`sources/deduplication.py`)."""
+    """User records of a stream into which leasehold's Spark sink writes (`sources/deduplication.py`)."""
 
     __slots__ = ("tokens",)
 
     def __init__(self) -> None:
-        """Start empty."""
         super().__init__()
         self.tokens: list[str] = []
 
@@ -206,14 +202,13 @@ class TokenedColumns(RecordColumns):
 class KinesisRecords(Sequence[Record]):
     """A sequence of user records.
 
-    It is equal to any sequence of the same records. A slice is a KinesisRecords, too, which keeps the sliced aggregates
-    in memory, while a single record does not.
+    It is equal to any sequence of the same records. A slice is also a KinesisRecords. It keeps whole aggregates in
+    memory, while a single record does not.
     """
 
     __slots__ = ("_ends", "_parts")
 
     def __init__(self, parts: Iterable[RecordsPart] = ()) -> None:
-        """Concatenate the records of these parts."""
         self._parts = [part for part in parts if len(part)]
         self._ends = [*accumulate(map(len, self._parts))]
 
@@ -235,25 +230,25 @@ class KinesisRecords(Sequence[Record]):
         return self._ends[-1] if self._ends else 0
 
     @overload
-    def __getitem__(self, at: int) -> Record: ...
+    def __getitem__(self, index: int) -> Record: ...
 
     @overload
-    def __getitem__(self, at: slice) -> Self: ...
+    def __getitem__(self, index: slice) -> Self: ...
 
-    def __getitem__(self, at: int | slice) -> Record | Self:
-        if not isinstance(at, slice):
-            at = range(len(self))[at]
-            index = bisect(self._ends, at)
-            part = self._parts[index]
-            at -= self._ends[index] - len(part)
-            return cast("Record", next(iter(part[at : at + 1])))
-        begin, end, step = at.indices(len(self))
+    def __getitem__(self, index: int | slice) -> Record | Self:
+        if not isinstance(index, slice):
+            index = range(len(self))[index]
+            part_index = bisect(self._ends, index)
+            part = self._parts[part_index]
+            index -= self._ends[part_index] - len(part)
+            return cast("Record", next(iter(part[index : index + 1])))
+        begin, end, step = index.indices(len(self))
         if step != 1:
-            return self.of([*self][at])
+            return self.of([*self][index])
         end = max(begin, end)
-        touched = slice(bisect(self._ends, begin), bisect_left(self._ends, end) + 1)
+        touched_parts = slice(bisect(self._ends, begin), bisect_left(self._ends, end) + 1)
         parts = list[RecordsPart]()
-        for part, stop in zip(self._parts[touched], self._ends[touched], strict=True):
+        for part, stop in zip(self._parts[touched_parts], self._ends[touched_parts], strict=True):
             start = stop - len(part)
             parts.append(part[max(begin - start, 0) : end - start])
         return type(self)(parts)
@@ -283,7 +278,7 @@ MARK_BYTES = _STRUCT.size
 """The number of bytes that a mark adds to a record."""
 
 EPOCHS = 1 << 64
-"""The number of epochs: each is below this."""
+"""The upper limit of epochs. Each epoch is smaller than this."""
 
 
 @frozen
@@ -308,7 +303,7 @@ def split_mark(data: bytes) -> tuple[Mark | None, bytes]:
 
 
 class SeenMarks:
-    """The marks that a reader saw recently."""
+    """The marks that a reader has recently seen."""
 
     def __init__(self, capacity: int = 1_000_000) -> None:
         """Remember at most `capacity` marks, because duplicates are seldom far apart."""
@@ -356,7 +351,7 @@ _NUMBER_BITS, _NUMBER_VERSION = 186, 2
 
 
 def check_shard(shard: str, first_number: str | None, children: Iterable[Shard]) -> None:
-    """Check that a response is about this shard, as far as we can tell.
+    """Check that a response is about this shard, as far as that can be checked.
 
     A sequence number contains the number of its shard (the Kinesis Client Library relies on this, too), and child
     shards name their parents. A response with neither records nor child shards cannot be checked.

@@ -1,4 +1,4 @@
-"""A Kinesis stream as a source: lists its shards, and opens a reader for each."""
+"""A source that lists the shards of a Kinesis stream, and opens a reader for each."""
 
 import logging
 import math
@@ -28,7 +28,7 @@ from leasehold.adapters.sources.kinesis.poller import MAX_RECORDS, Poller
 from leasehold.adapters.sources.kinesis.records import shards_from
 from leasehold.adapters.sources.kinesis.stream_arn import stream_address
 from leasehold.adapters.sources.protocol import SETTLE_SECONDS, Settled
-from leasehold.adapters.threads import seconds
+from leasehold.adapters.threads import boottime
 from leasehold.balancer.model import Lease, Position, Shard, at_timestamp
 from leasehold.errors import SourceError, SourceUnavailable
 from leasehold.stores.aws import session_of
@@ -46,15 +46,15 @@ IDENTITY_RETRY_SECONDS = 1.0, 10.0
 
 
 class PolledStream:
-    """The base class of sources whose shards are read by iterators.
+    """The base class of sources whose shards are read with iterators.
 
     Args:
         clients: The clients of the service.
         name: The name of the stream in messages.
         rewind: Whether a shard whose checkpoint was trimmed restarts at its oldest record; otherwise it is not read.
         poll_seconds: The seconds between two requests for a shard; None for the default pace of `PollPace`.
-        max_records: The most records that one request asks for; None for the service's maximum.
-        clock: Returns monotonic seconds. The responses of the service relate them to the time of day.
+        max_records: The maximum number of records per request; None for the service's limit.
+        clock: Returns monotonic seconds. The service's responses relate them to the time of day.
     """
 
     service = KINESIS
@@ -78,15 +78,15 @@ class PolledStream:
 
     @property
     def stream(self) -> str:
-        """Empty, because a table serves this stream alone and its leases do not contain its name."""
+        """Always "", because the lease table is for this stream only and the leases do not contain its name."""
         return ""
 
     def shards(self) -> tuple[Shard, ...]:
-        """List all shards, passing the response to `_note_server_time`, which learns the service's time from it."""
+        """List all shards, and pass a response to `_note_server_time`, which reads the service's time from it."""
         raise NotImplementedError
 
     def gone(self, shard: str) -> bool:
-        """Ask the stream whether this shard no longer exists."""
+        """Return whether the service no longer has this shard."""
         try:
             with translate_errors(self.name, self.service):
                 parameters: Any = {
@@ -96,17 +96,18 @@ class PolledStream:
                 }
                 self._timeouts.call("get_shard_iterator", **parameters)
         except SourceError as fault:
-            missing = (
+            is_missing = (
                 isinstance(fault.__cause__, ClientError) and code_of(fault.__cause__) == "ResourceNotFoundException"
             )
-            if not missing:
+            if not is_missing:
                 raise
-            # If the whole stream is gone, the error is the same, but then `shards` raises, so nothing is deleted.
-            return all(listed.id != shard for listed in self.shards())
+            # The error is the same if the whole stream is gone, but in this case `shards` raises, so no lease is
+            # deleted.
+            return all(listed_shard.id != shard for listed_shard in self.shards())
         return False
 
     def latest(self, lease: Lease) -> Position:  # noqa: ARG002  one clock serves all shards
-        """Return the current time by the service's clock, perhaps early but never late, which would be rejected."""
+        """Return the service's time, perhaps early but never late, because it rejects times in the future."""
         if self._epoch_offset is None:
             self.shards()
         return at_timestamp(int((self._clock() + (self._epoch_offset or 0.0)) * 1000))
@@ -120,7 +121,7 @@ class PolledStream:
         return self.name
 
     def _note_server_time(self, response: Any) -> None:  # noqa: ANN401  each service has its own
-        # The header is truncated to whole seconds, so the time derived from it is early by less than one second.
+        # The header is truncated to whole seconds, so the time that we derive from it is less than one second early.
         date = date_of(response["ResponseMetadata"]["HTTPHeaders"].get("date"))
         self._epoch_offset = (time.time() if date is None else date) - self._clock()
 
@@ -133,13 +134,13 @@ class KinesisSource(PolledStream):
             service.
         name: The name of the stream.
         rewind: Whether a shard whose checkpoint was trimmed restarts at its oldest record; otherwise it is not read.
-        misplaced: What to do with aggregates of which some records belong to another shard.
+        misplaced: What to do with aggregates that contain records of another shard.
         whole_aggregates: Whether to return aggregates as they are, instead of their user records.
-        arn: The ARN of the stream; "" to ask the service for it.
+        arn: The ARN of the stream; "" to request it from the service.
         consumer: The name or ARN of a registered consumer, to read shards by enhanced fan-out; None to poll them.
         poll_seconds: The seconds between two requests for a shard; None for the default pace of `PollPace`.
-        max_records: The most records that one request asks for; None for the service's maximum.
-        clock: Returns monotonic seconds. The responses of the service relate them to the time of day.
+        max_records: The maximum number of records per request; None for the service's limit.
+        clock: Returns monotonic seconds. The service's responses relate them to the time of day.
 
     Raises:
         ValueError: If `consumer` is not a valid name.
@@ -160,7 +161,7 @@ class KinesisSource(PolledStream):
         consumer: str | None = None,
         poll_seconds: float | None = None,
         max_records: int | None = None,
-        clock: Callable[[], float] = seconds,
+        clock: Callable[[], float] = boottime,
     ) -> None:
         clients = KinesisClients.of(client)
         super().__init__(clients, name, rewind=rewind, poll_seconds=poll_seconds, max_records=max_records, clock=clock)
@@ -170,13 +171,15 @@ class KinesisSource(PolledStream):
             self.consumer = StreamConsumer(self._client, name, consumer, timeouts=self._timeouts)
             self.reader = partial(FanOut, consumer=self.consumer)
         self._misplaced, self._whole_aggregates, self._arn = misplaced, whole_aggregates, arn
-        # Whether partition keys determine the shard. Otherwise the service does, and no aggregate is misplaced.
+        # Whether partition keys determine the shard. If the service chooses the shard itself, no aggregate is
+        # misplaced.
         self._partitioned_by_key: bool | None = None
-        # When a worker starts, all its shards need this at once, but the whole account shares one quota.
+        # When a worker starts, all its shards need the stream's identity at once, but the whole account shares one
+        # quota.
         self._identity_due, self._identity_backoff = -math.inf, Backoff(*IDENTITY_RETRY_SECONDS)
 
     def identity(self) -> str:
-        """Return the KCL's identity of the stream, `account:stream:creationEpoch`.
+        """Return the stream's identity as in the KCL, `account:stream:creationEpoch`.
 
         Raises:
             SourceUnavailable: If trying again later may help.
@@ -195,7 +198,7 @@ class KinesisSource(PolledStream):
         return self._arn or f"arn:aws:kinesis:{self._client.meta.region_name}::stream/{self.name}"
 
     def incarnation(self) -> str:
-        """Return the stream's identity, or "" if this worker is not allowed to ask for it.
+        """Return the stream's identity, or "" if the credentials do not allow the worker to request it.
 
         Raises:
             SourceUnavailable: If trying again later may help.
@@ -234,7 +237,7 @@ class KinesisSource(PolledStream):
             return shards_from(rows)
 
     def settled(self, lease: Lease, until: float) -> Settled | None:
-        """Return a result once the service's clock is well past `until`, so that a read at the tip is complete."""
+        """Return a result once the service's clock is `SETTLE_SECONDS` past `until`: a read at the tip is complete."""
         return Settled() if self.latest(lease).sub / 1000 >= until + SETTLE_SECONDS else None
 
     def open(self, lease: Lease, start: Position) -> Poller:
@@ -247,7 +250,7 @@ class KinesisSource(PolledStream):
         if self._partitioned_by_key is None:
             if self._clock() < self._identity_due:
                 raise SourceUnavailable(f"stream {self.name!r}: DescribeStreamSummary will be called again in a moment")
-            if self._identity_backoff.faults:  # after a fault, one shard asks, and the others wait for the response
+            if self._identity_backoff.faults:  # after a fault, only one shard requests it, and the others wait
                 self._identity_due = self._clock() + IDENTITY_RETRY_SECONDS[0]
             self.incarnation()
         return self.reader(
@@ -273,7 +276,10 @@ def open_url(name: str, options: Mapping[str, str], *, session: "Session | None"
         ValueError: If an option is wrong.
     """
     if options.get("if_trimmed", "TRIM_HORIZON") != "TRIM_HORIZON":
-        raise ValueError("source URL: option 'if_trimmed' must be TRIM_HORIZON; without it, such a shard is not read")
+        raise ValueError(
+            "source URL: option 'if_trimmed' must be TRIM_HORIZON; without it, a shard with a trimmed checkpoint is "
+            "not read"
+        )
     if (wire := options.get("wire", "cbor")) not in get_args(WireFormat):
         raise ValueError(
             "source URL: option 'wire' must be cbor, json or boto3; without it, records are requested in CBOR"

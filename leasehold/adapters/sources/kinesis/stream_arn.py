@@ -1,7 +1,7 @@
 """Lets requests name a stream by its ARN, which is required for a stream of another account.
 
-All our code passes `StreamName`, and a client created for an ARN adds `StreamARN` to its requests. Kinesis accepts both
-together. Local services that know only names work, too.
+Our code always passes `StreamName`, and a client that was created for an ARN adds `StreamARN` to its requests. Kinesis
+accepts both together. Local services that know only names still work.
 """
 
 import re
@@ -19,7 +19,7 @@ _ARN = re.compile(
 
 @frozen
 class StreamAddress:
-    """A stream as a user names it.
+    """Identifies a stream by its name or ARN.
 
     Attributes:
         name: The stream's name, without account and region.
@@ -59,8 +59,8 @@ def name_stream_by_arn(client: "KinesisClient", arn: str) -> None:
     """Make `client` send `StreamARN` in every request that names a stream, or reads from one."""
 
     def add_arn(params: dict[str, Any], **_event: object) -> None:
-        # Other requests need no ARN, because a page token or a consumer's ARN already identifies the stream. With a
-        # page token, Kinesis even rejects a stream's name.
+        # Other requests need no ARN, because a page token or a consumer's ARN already identifies the stream. If a
+        # request contains a page token, Kinesis even rejects a stream's name.
         if "StreamName" in params or "ShardIterator" in params:
             params["StreamARN"] = arn
 

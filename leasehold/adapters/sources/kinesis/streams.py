@@ -1,7 +1,7 @@
-"""Several Kinesis streams as one source, like KCL's multi-stream mode: one table, one worker, many streams.
+"""A source of several Kinesis streams, like the KCL's multi-stream mode: one worker and one table for many streams.
 
 A lease key is `account:stream:creationEpoch:shardId`, and the lease's stream is this key without the shard id. So a
-stream that was deleted and created again counts as another stream.
+stream that was deleted and recreated counts as another stream.
 """
 
 import logging
@@ -25,10 +25,10 @@ log = escaped(logging.getLogger("leasehold.kinesis"))
 
 
 class KinesisStreams:
-    """The streams of these sources. Streams may be added and removed while a worker reads.
+    """Reads the streams of several sources. Streams can be added and removed while a worker is running.
 
-    A worker notices a change at its next listing of shards, which `Worker.hurry` brings forward. It ignores leases of
-    other streams in the table. Apply each change to all workers of a fleet at about the same time.
+    A worker notices a change when it next lists the shards, which `Worker.hurry` brings forward. It ignores leases of
+    other streams in the table. Make each change in all workers of a fleet at about the same time.
     """
 
     def __init__(self, sources: Iterable[KinesisSource]) -> None:
@@ -36,11 +36,11 @@ class KinesisStreams:
         self._unresolved = list(sources)
         self._lock = Lock()
         self.unlisted: SourceUnavailable | None = None
-        """Why a stream is missing from the last listing, if the reason may be temporary."""
+        """The error of a stream that is missing from the last listing, if it may be temporary."""
 
     @property
     def stream(self) -> str:
-        """Empty, because each lease contains the name of its own stream."""
+        """Always "", because each lease contains the name of its own stream."""
         return ""
 
     def add(self, source: KinesisSource) -> None:
@@ -55,23 +55,21 @@ class KinesisStreams:
             self._sources = {key: source for key, source in self._sources.items() if source.name != name}
 
     def reads(self, lease: Lease) -> bool:
-        """Return whether this lease belongs to one of these streams."""
         self._resolve()
         return lease.stream in self._sources
 
     def arn(self, stream: str) -> str:
-        """Return the ARN of one of these streams."""
         return self._source(stream).arn(stream)
 
     def shards(self) -> tuple[Shard, ...]:
         """List the shards of each stream that responds.
 
         Raises:
-            SourceError: If no stream responds, this is the error of the first one. It is also raised if a stream that
-                has never responded has a permanent error, because then its name is probably wrong.
+            SourceError: If no stream responds, this is the error of the first one. If a stream has never responded, its
+                permanent error is also raised, because its name is probably wrong.
         """
         unresolved = self._resolve()
-        # A recreated stream is another stream, although its shards have the same ids as before.
+        # A recreated stream counts as another stream, although its shards have the same ids as before.
         for previous, source in tuple(self._sources.items()):
             try:
                 identity = source.incarnation() or previous
@@ -82,40 +80,36 @@ class KinesisStreams:
                 message = f"stream %s was recreated: %s is another stream, {consequence}"
                 log.warning(message, source.name, identity, previous)
                 with self._lock:
-                    renamed = {identity if key == previous else key: value for key, value in self._sources.items()}
-                    self._sources = renamed
-        permanent = [fault for fault in unresolved if not isinstance(fault, SourceUnavailable)]
-        if permanent:
-            raise permanent[0]
-        faults, listed = unresolved, []
+                    sources = {identity if key == previous else key: value for key, value in self._sources.items()}
+                    self._sources = sources
+        permanent_faults = [fault for fault in unresolved if not isinstance(fault, SourceUnavailable)]
+        if permanent_faults:
+            raise permanent_faults[0]
+        faults, shards = unresolved, []
         for stream, source in tuple(self._sources.items()):
             try:
-                listed += [_qualified(stream, shard) for shard in source.shards()]
+                shards += [_with_stream_name(stream, shard) for shard in source.shards()]
             except SourceError as fault:
                 faults.append(fault)
-        if faults and not listed:
+        if faults and not shards:
             raise faults[0]
         self.unlisted = next((fault for fault in faults if isinstance(fault, SourceUnavailable)), None)
-        for missing in faults:
-            if not isinstance(missing, SourceUnavailable):
-                log.warning("the shards of one stream could not be listed: %s", missing)
-        return tuple(listed)
+        for listing_fault in faults:
+            if not isinstance(listing_fault, SourceUnavailable):
+                log.warning("the shards of one stream could not be listed: %s", listing_fault)
+        return tuple(shards)
 
     def gone(self, shard: str) -> bool:
-        """Ask the stream whether the shard with this lease key no longer exists."""
         stream, _, shard_id = shard.rpartition(":")
         return self._source(stream).gone(shard_id)
 
     def latest(self, lease: Lease) -> Position:
-        """Return what LATEST means on this shard now."""
         return self._source(lease.stream).latest(lease)
 
     def settled(self, lease: Lease, until: float) -> Settled | None:
-        """Return what the lease's own stream returns."""
         return self._source(lease.stream).settled(lease, until)
 
     def open(self, lease: Lease, start: Position) -> Reader:
-        """Return a reader of the lease's shard."""
         return _StreamReader(self, lease.stream, self._source(lease.stream).open(lease, start))
 
     def close(self) -> None:
@@ -129,7 +123,7 @@ class KinesisStreams:
         return self._sources[stream]
 
     def _resolve(self) -> list[SourceError]:
-        """Resolve the streams without an identity; return the errors of those that did not respond."""
+        """Resolve the streams without an identity, and return the errors of those that did not respond."""
         with self._lock:
             faults: list[SourceError] = []
             for source in tuple(self._unresolved):
@@ -142,7 +136,7 @@ class KinesisStreams:
 
 
 class _StreamReader:
-    """Adds the stream's name to the ids of the child shards that a reader returns, as in lease keys."""
+    """Adds the stream's name to the ids of child shards in batches, so that they have the form of lease keys."""
 
     def __init__(self, streams: KinesisStreams, stream: str, reader: Reader) -> None:
         self._streams, self._stream, self._reader = streams, stream, reader
@@ -152,14 +146,14 @@ class _StreamReader:
         if not self._streams.reads(Lease("", stream=self._stream)):
             raise SourceError(f"stream {self._stream!r} was removed from this source")
         batch = self._reader.read()
-        return evolve(batch, children=tuple(_qualified(self._stream, child) for child in batch.children))
+        return evolve(batch, children=tuple(_with_stream_name(self._stream, child) for child in batch.children))
 
     def close(self) -> None:
         """Close all connections."""
         self._reader.close()
 
 
-def _qualified(stream: str, shard: Shard) -> Shard:
+def _with_stream_name(stream: str, shard: Shard) -> Shard:
     parents = tuple(f"{stream}:{parent}" for parent in shard.parents)
     return evolve(shard, id=f"{stream}:{shard.id}", stream=stream, parents=parents)
 

@@ -1,1 +1,1 @@
-"""The Spark data source over Event Hubs, `eventhubs-leased`."""
+"""The Spark data source for Event Hubs, `eventhubs-leased`."""

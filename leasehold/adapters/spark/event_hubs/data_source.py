@@ -1,4 +1,4 @@
-"""The Spark data source `eventhubs-leased`: an event hub, its partitions shared with the rest of the group."""
+"""The Spark data source `eventhubs-leased`, which shares the partitions of an event hub with the rest of its group."""
 
 from collections.abc import Mapping
 
@@ -32,28 +32,26 @@ class EventHubsLeased(LeasedSource):
     FORMAT, DDL = "eventhubs-leased", DDL
 
     def parse(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, StreamLocation, Bounds]:
-        """Read one hub. A partition has one reader at a time, so it may be impossible to repeat a batch."""
         parsed = event_hubs_options(options)
         spec = SourceSpec(
-            # Use an owner level, so that a process that lost the lease is disconnected when the next owner connects.
+            # Read exclusively, so that a process that lost the lease is disconnected when the next owner connects.
             open=lambda: _source(HubLocation.of(parsed), parsed.secret, parsed.prefetch, exclusive=True),
             columns=columns(),
             interval_seconds=INTERVAL_SECONDS,
             shard_rows=ALL_ROWS,
             rereadable=False,
-            # Event Hubs ignores the case of names, and one hub must not look like two.
+            # Event Hubs ignores the case of names, so use lower case. Otherwise one hub could look like two.
             stream=f"eventhubs://{parsed.namespace}/{parsed.hub}".lower(),
         )
         return spec, parsed.lease, HubLocation.of(parsed), parsed.bounds
 
     def sink_target(self, opts: OptionReader) -> SinkTarget:
-        """Write to one hub."""
         return hub_sink(opts)
 
 
 @frozen
 class HubLocation:
-    """The address of a hub. The process that opens it looks up the connection string by itself.
+    """The address of a hub. Each process that opens the hub looks up the connection string itself.
 
     Attributes:
         namespace: The fully qualified namespace.
@@ -90,15 +88,15 @@ class HubLocation:
 
     @property
     def pause_seconds(self) -> float:
-        """The time between two reads of a partition. Reading makes no request, so it can be short."""
+        """The time between two reads of a partition. It is short because reading makes no request."""
         return INTERVAL_SECONDS
 
     def open(self) -> Source:
-        """Open the hub with up to five concurrent readers per partition."""
+        """Open the hub for reading without exclusive access. The service allows five readers per partition."""
         return _source(self, self._secret(), self.prefetch, exclusive=False)
 
     def probe(self) -> BoundedSource:
-        """Open the hub with few prefetched events."""
+        """Open the hub for looking up single events, with a prefetch of one."""
         return _source(self, self._secret(), 1, exclusive=False)
 
     def _secret(self) -> str:

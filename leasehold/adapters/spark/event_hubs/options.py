@@ -1,4 +1,4 @@
-"""The options of `eventhubs-leased`: those that users of other Event Hubs connectors know, and the group's own."""
+"""Parses the options of `eventhubs-leased`: those of other Event Hubs connectors, and those of the group."""
 
 import json
 import os
@@ -35,7 +35,7 @@ class EventHubsOptions:
         file: The file with the connection string; "" for the environment.
         prefetch: How many events of a partition to prefetch.
         lease: The group's options. The store is "" if none is named, as for a batch.
-        bounds: The bounds of what is read.
+        bounds: The bounds of the records to read.
     """
 
     namespace: str
@@ -59,14 +59,17 @@ def event_hubs_options(options: Mapping[str, str]) -> EventHubsOptions:
         raise ValueError("option eventhubs.startingPositions: a partition starts where its lease says; see the docs")
     since = _position(opts, "eventhubs.startingPosition", ("-1", "TRIM_HORIZON", "EARLIEST"))
     bounds = parse_bounds(opts, "eventhubs", since, _position(opts, "eventhubs.endingPosition", ()))
-    # The SDKs' own workers expire leases after two minutes. A group without them may be quicker.
+    # The default is that of the Azure SDKs, whose workers expire leases after two minutes.
     lease = parse_lease_options(opts, "", bounds.initial(), 120.0, "maxEventsPerTrigger")
     opts.reject_unknown()
     return EventHubsOptions(namespace, hub, group, secret, file, prefetch, lease, bounds)
 
 
 def parse_hub(opts: OptionReader) -> tuple[str, str, str, str]:
-    """Return the namespace, the hub, the connection string or "", and the file that contains it. Raises ValueError."""
+    """Return the namespace, the hub, the connection string (or ""), and the file that contains the string (or "").
+
+    Raises ValueError, naming the option.
+    """
     reject_secrets(opts)
     secret, origin = read_secret(file := opts.text(FILE_OPTION))
     pairs = (part.partition("=") for part in secret.split(";") if part)
@@ -84,7 +87,7 @@ def parse_hub(opts: OptionReader) -> tuple[str, str, str, str]:
 
 
 def reject_secrets(opts: OptionReader) -> None:
-    """Raise ValueError for a secret given as an option, because Spark shows options in plans and on its pages."""
+    """Raise ValueError if a secret is given as an option, because Spark shows options in plans and on its pages."""
     if opts.text("eventhubs.connectionString"):
         raise ValueError(
             "option eventhubs.connectionString: Spark would show it in plans and on its pages; give it to the driver "
@@ -93,24 +96,25 @@ def reject_secrets(opts: OptionReader) -> None:
 
 
 def read_secret(path: str) -> tuple[str, str]:
-    """Return the connection string, or "", and where it comes from: the file if one is named, else the environment.
+    """Return the connection string (or "") and the name of its origin, for error messages.
 
-    Raises ValueError if the file cannot be read.
+    The string is read from the file at `path`, or from the environment if `path` is "". Raises ValueError if the file
+    cannot be read.
     """
     if not path:
         return os.environ.get(CONNECTION_STRING, ""), CONNECTION_STRING
     try:
         return Path(path).read_text().strip(), f"option {FILE_OPTION}"
     except (OSError, UnicodeDecodeError) as fault:
-        # Name the machine, because a file of the driver is often missing on just one executor.
-        where = f"on {socket.gethostname()} ({type(fault).__name__})"
-        raise ValueError(f"option {FILE_OPTION}: {path!r} cannot be read {where}") from None
+        # Name the machine, because the file may be missing on a single executor.
+        location = f"on {socket.gethostname()} ({type(fault).__name__})"
+        raise ValueError(f"option {FILE_OPTION}: {path!r} cannot be read {location}") from None
 
 
 def executor_secret(path: str, *, has_secret: bool) -> str:
-    """Return the connection string on an executor. Raises ValueError if only the driver has one (`has_secret`)."""
+    """Return the connection string of this process. Raises ValueError if only the driver has one (`has_secret`)."""
     secret, _ = read_secret(path)
-    # Without this check the executor would try its own identity, and be rejected for a confusing reason.
+    # Otherwise the executor would use its own identity, and its access would be denied with a confusing error.
     if has_secret and not secret:
         raise ValueError(
             f"{CONNECTION_STRING}: executors use it, and {socket.gethostname()} does not have it; set it there, too, "
@@ -120,7 +124,7 @@ def executor_secret(path: str, *, has_secret: bool) -> str:
 
 
 def _position(opts: OptionReader, name: str, first: tuple[str, ...]) -> dict[str, Any] | None:
-    """Parse a word, or the Azure connector's JSON with an offset ("-1" or "@latest") or an enqueuedTime."""
+    """Parse a position: a word, or the Azure connector's JSON with an offset ("-1", "@latest") or an enqueuedTime."""
     if not (text := opts.text(name)):
         return None
     offset, timestamp = text, ""
@@ -129,7 +133,7 @@ def _position(opts: OptionReader, name: str, first: tuple[str, ...]) -> dict[str
             position = json.loads(text)
             offset, moment = str(position.get("offset") or ""), position.get("enqueuedTime")
             timestamp = str(int(datetime.fromisoformat(moment).timestamp() * 1000)) if moment else ""
-        # Any other JSON, such as a list or a number, gets the same one sentence that names the option.
+        # Other JSON, such as a list or a number, raises different exceptions. Report all of them in the same way.
         except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
             raise ValueError(f"option {name}: not the JSON of a position (offset, enqueuedTime)") from None
     return parse_start(name, offset, first, ("@LATEST", "LATEST", "END"), timestamp)

@@ -1,9 +1,9 @@
-"""Rows of a DataFrame as events of a hub, by the official client, each with a tag in its application properties.
+"""Sends rows of a DataFrame to an event hub with the official client. Each event has a tag in its properties.
 
-A section is ordered by partition and key, and sent in that order. Each client batch is sent once the previous
-one is acknowledged. So the first copies of a section's rows arrive in the order of their numbers, whichever partition
-the service maps a key to (W1 in `sources/deduplication.py`). Rows of many keys need as many batches. If that is too
-slow, name the partition.
+A section is ordered by partition and key, and sent in that order. A batch of the client is sent only after the previous
+batch is acknowledged. So the first copies of a section's rows arrive in the order of their numbers, whichever partition
+the service maps a key to (W1 in `sources/deduplication.py`). A batch has rows of one key only, so rows with many keys
+take many batches. If that is too slow, set the partition of each row.
 """
 
 import logging
@@ -37,12 +37,12 @@ COLUMNS = SinkColumns(
 )
 RETRIES, RETRY_SECONDS = 8, 1.0
 EVENT_BYTES, PROPERTY_BYTES, BYTES_OF_CHARACTER = 2048, 16, 4
-"""At least what AMQP adds to an event and to a property, and what a character takes up in UTF-8."""
+"""Upper bounds, in bytes, for the AMQP overhead of an event and of a property, and for a character in UTF-8."""
 
 
 @frozen
 class HubSinkTarget:
-    """A hub to write to. The process that opens it looks up the connection string by itself.
+    """A hub to write to. Each process that opens the hub looks up the connection string itself.
 
     Attributes:
         namespace: The fully qualified namespace.
@@ -68,13 +68,13 @@ class HubSinkTarget:
         return _writers[self]
 
     def forget(self) -> None:
-        """Drop the writer, so that the next task opens another."""
+        """Drop the writer, so that the next task opens a new one."""
         _writers.pop(self, None)
 
     def _client(self) -> "EventHubProducerClient":
         from azure.eventhub import EventHubProducerClient  # noqa: PLC0415  an extra
 
-        # The client's own retries come at once, and before anything newer.
+        # Use the client's own retries, because a batch is then sent again before any later batch.
         options: dict[str, Any] = {"retry_total": RETRIES, "retry_backoff_factor": RETRY_SECONDS}
         if secret := executor_secret(self.file, has_secret=self.has_secret):
             return EventHubProducerClient.from_connection_string(secret, eventhub_name=self.hub, **options)
@@ -94,13 +94,16 @@ class HubRowWriter:
         self._client, self._hub = client, hub
 
     def write(self, rows: pa.Table, tag: Tag) -> None:
-        """Send these rows and wait for them. Raises SourceError, or ValueError for a row that no hub accepts."""
+        """Send these rows and wait until they are acknowledged.
+
+        Raises SourceError, or ValueError for a row that no hub accepts.
+        """
         batch, route = None, None
         try:
             self._check(rows, tag)
             for number, (body, partition, key, properties) in enumerate(row_values(rows), tag.row):
                 event = _event(body, properties, tag, number)
-                # A batch goes to one partition or has one key, so a row for another begins the next batch.
+                # All rows of a batch have the same partition or key, so any other row begins the next batch.
                 if batch is None or route != (partition, key):
                     batch = self._next(batch, partition, key)
                     route = partition, key
@@ -113,20 +116,21 @@ class HubRowWriter:
         except ValueError:
             raise
         except BaseException as fault:
-            # Do not use a connection again that has failed: the next attempt opens its own.
+            # Do not use a failed connection again. The next attempt opens a new one.
             for target in [target for target, writer in _writers.items() if writer is self]:
                 target.forget()
             try:
                 self._client.close()
-            except Exception as left:  # noqa: BLE001  the error that ended the write is raised below
-                log.debug("the client could not be closed: %s", said(left))
+            except Exception as close_error:  # noqa: BLE001  the error that ended the write is raised below
+                log.debug("the client could not be closed: %s", said(close_error))
             if isinstance(fault, KeyboardInterrupt | SystemExit):
                 raise
             raise SourceError(f"event hub {self._hub!r}: not all rows were written: {said(fault)}") from fault
 
     def _check(self, rows: pa.Table, tag: Tag) -> None:
         """Raise ValueError, naming the column, if the hub would reject any of these rows."""
-        # Rows that were sent cannot be taken back, and the section without the bad row has another edition.
+        # Check all rows before sending any. Rows that were sent cannot be removed, and without the invalid row the
+        # section would have another edition, so they would not be recognized as duplicates.
         limit = None
         for number, (body, partition, key, properties) in enumerate(row_values(rows), tag.row):
             if partition and key:
@@ -142,7 +146,7 @@ class HubRowWriter:
                 limit = self._batch(partition, key).max_size_in_bytes
             if size + EVENT_BYTES <= limit:
                 continue
-            # Only the client knows the encoded size of an event.
+            # The event may be too large. Only the client can determine the encoded size.
             try:
                 self._batch(partition, key).add(_event(body, properties, tag, number))
             except ValueError:

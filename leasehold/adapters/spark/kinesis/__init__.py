@@ -1,1 +1,1 @@
-"""Formats whose shards are polled as Kinesis shards are: `kinesis-leased`, and `dynamodb-leased` for table changes."""
+"""The Spark data sources `kinesis-leased` for Kinesis streams and `dynamodb-leased` for changes of DynamoDB tables."""

@@ -1,4 +1,4 @@
-"""The Spark data source `kinesis-leased`: a Kinesis stream, its shards shared with the rest of the group."""
+"""The Spark data source `kinesis-leased`, which shares the shards of a Kinesis stream with the rest of its group."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -26,15 +26,14 @@ class KinesisLeased(LeasedSource):
     FORMAT, DDL = "kinesis-leased", kinesis_rows.DDL
 
     def parse(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, StreamLocation, Bounds]:
-        """Read one stream. Any worker can read a shard again, from any record."""
         parsed = kinesis_options(options)
-        # Stored records are polled at the usual pace. With a consumer the service pushes events without requests.
-        live = parsed.consumer if parsed.bounds.until is None else ""
+        # A query with an ending position reads stored records, which are polled even if a consumer is configured.
+        live_consumer = parsed.consumer if parsed.bounds.until is None else ""
         spec = SourceSpec(
-            open=partial(_source, parsed.stream, {**parsed.url_options, "consumer": live}),
+            open=partial(_source, parsed.stream, {**parsed.url_options, "consumer": live_consumer}),
             open_for_replay=partial(_source, parsed.stream, parsed.url_options),
             columns=kinesis_rows.columns(parsed.name),
-            interval_seconds=0.0 if live else parsed.interval_seconds,
+            interval_seconds=0.0 if live_consumer else parsed.interval_seconds,
             shard_rows=parsed.shard_rows,
             rereadable=True,
             stream=f"kinesis://{parsed.stream}",
@@ -48,7 +47,6 @@ class KinesisLeased(LeasedSource):
         )
 
     def sink_target(self, opts: OptionReader) -> SinkTarget:
-        """Write to one stream."""
         return kinesis_sink(opts)
 
 
@@ -60,7 +58,7 @@ class KinesisLocation:
         stream: The stream's name or its ARN.
         name: The stream's name.
         options: The options of its URL.
-        pause_seconds: The time between two reads of a shard that one task reads.
+        pause_seconds: The time between two reads of a shard, if only one task reads it.
     """
 
     stream: str
@@ -74,7 +72,7 @@ class KinesisLocation:
         return kinesis_rows.columns(self.name)
 
     def open(self) -> Source:
-        """Open the stream. Records that were trimmed since a batch was planned are skipped, and the rest is read."""
+        """Open the stream for reading. Records that were trimmed after the batch was planned are skipped."""
         return _source(self.stream, {**self.options, "if_trimmed": "TRIM_HORIZON"})
 
     def probe(self) -> BoundedSource:
@@ -90,7 +88,7 @@ def _source(stream: str, options: Mapping[str, str], reader: "type[Poller] | Non
     from leasehold.adapters.spark.kinesis.poller import ArrowFanOut, ArrowPoller  # noqa: PLC0415
 
     source = open_url(stream, {name: value for name, value in options.items() if value})
-    # With a consumer the service pushes events. Stored records and repeated ranges are polled.
+    # With a registered consumer the service pushes events. Stored records and repeated ranges are polled instead.
     subscriber = source.consumer and partial(ArrowFanOut, consumer=source.consumer)
     source.reader = reader or subscriber or ArrowPoller
     return source

@@ -1,4 +1,4 @@
-"""The options of `kinesis-leased`: those that users of other Kinesis connectors know, and the group's own."""
+"""Parses the options of `kinesis-leased`: those of other Kinesis connectors, and those of the group."""
 
 import json
 from collections.abc import Mapping
@@ -17,7 +17,8 @@ from leasehold.stores.printable import printable
 from leasehold.stores.urls import ROLE
 
 MIN_INTERVAL_MS = 223
-"""The least time between two requests for one shard: 4.5 a second, of the five that all its readers share."""
+"""The least time between two requests for one shard, which allows 4.5 requests per second. All readers of a shard share
+a limit of five per second."""
 
 ROWS_PER_SHARD = 100_000
 
@@ -40,12 +41,12 @@ DATABRICKS = {
     "maxRecordsPerFetch": "kinesis.maxFetchRecordsPerShard",
     "minFetchPeriod": "kinesis.getRecords.fetchIntervalMs",
 }
-"""The Databricks connector's names of our options."""
+"""Option names of the Databricks connector, with our names for them."""
 
 
 @frozen
 class KinesisOptions:
-    """The stream that a query reads, and how fast.
+    """The stream that a query reads, and how to read it.
 
     Attributes:
         stream: The stream's name or its ARN, as the query gives it.
@@ -53,13 +54,13 @@ class KinesisOptions:
         region: The stream's region; "" for the environment's.
         endpoint: The endpoint URL; "" for the environment's.
         wire: The form in which records are requested.
-        misplaced: What to do with an aggregate that landed on a shard which does not own all of its records.
+        misplaced: Whether to "keep" or "drop" records of an aggregate whose hash keys belong to another shard.
         interval_seconds: The least time between two requests for one shard.
         shard_rows: The most rows of one shard in one batch.
         lease: The group's options. The store is "" if none is named, as for a batch.
-        bounds: The bounds of what is read.
-        start_positions: By shard, where to begin if no lease says how far the shard is done.
-        consumer: The name or ARN of the registered consumer that live reading subscribes with; "" to poll.
+        bounds: The bounds of the records to read.
+        start_positions: By shard, where to begin if no lease has a position.
+        consumer: The name or ARN of the registered consumer to subscribe with; "" to poll.
         credentials: The credential options of the source's URL; empty for the environment's credentials.
     """
 
@@ -79,7 +80,7 @@ class KinesisOptions:
 
     @property
     def url_options(self) -> dict[str, str]:
-        """The address of the stream as options of a source. The environment supplies those that are ""."""
+        """The options of the stream's URL. If an option is "", the environment supplies the value."""
         url_options = {"region": self.region, "endpoint": self.endpoint, "wire": self.wire, "misplaced": self.misplaced}
         return {**url_options, **self.credentials}
 
@@ -87,7 +88,7 @@ class KinesisOptions:
 def kinesis_options(options: Mapping[str, str]) -> KinesisOptions:
     """Parse the options. Raises ValueError, naming the option."""
     opts = OptionReader(options)
-    # Check these first, so that users of another connector learn our name, not only that theirs is unknown.
+    # Check for other connectors' names first, so that the error suggests our name for the option.
     opts.reject_renamed(DATABRICKS | {"consumer": "kinesis.consumerName", "kinesis.stsRoleArn": "kinesis.roleArn"})
     stream = opts.required("kinesis.streamName", "name the stream to read")
     region, endpoint = opts.text("kinesis.region"), opts.text("kinesis.endpointUrl")
@@ -104,17 +105,17 @@ def kinesis_options(options: Mapping[str, str]) -> KinesisOptions:
     wire = opts.choice("kinesis.wire", "cbor", "json", "boto3")
     misplaced = opts.choice("kinesis.misplaced", "keep", "drop")
     opts.ignore(WITHOUT_EFFECT)
-    interval = opts.number("kinesis.getRecords.fetchIntervalMs", 250, minimum=MIN_INTERVAL_MS) or 0
+    interval_ms = opts.number("kinesis.getRecords.fetchIntervalMs", 250, minimum=MIN_INTERVAL_MS) or 0
     rows = opts.number("kinesis.maxFetchRecordsPerShard", ROWS_PER_SHARD) or 0
-    starts, others_start = _split_by_shard(opts)
-    since = _position(others_start, "kinesis.startingPosition", ("TRIM_HORIZON", "EARLIEST"))
+    start_positions, default_start = _split_by_shard(opts)
+    since = _position(default_start, "kinesis.startingPosition", ("TRIM_HORIZON", "EARLIEST"))
     bounds = parse_bounds(opts, "kinesis", since, _position(opts, "kinesis.endingPosition", ()))
-    # The KCL names its table after the application.
+    # The KCL names its lease table after the application.
     table = opts.text("kinesis.dynamodb.tableName", opts.text("lease.applicationName"))
-    of_table = credentials_of(opts, "lease")
-    if of_table and not table:
+    table_credentials = credentials_of(opts, "lease")
+    if table_credentials and not table:
         raise ValueError("option lease.roleArn: it is for lease.applicationName; the URL of lease.store has role_arn=…")
-    url_options = {"region": region, "endpoint": opts.text("kinesis.dynamodb.endpointUrl"), **of_table}
+    url_options = {"region": region, "endpoint": opts.text("kinesis.dynamodb.endpointUrl"), **table_credentials}
     query = urlencode({name: value for name, value in url_options.items() if value})
     store = f"dynamodb://{quote(table)}{query and '?'}{query}" if table else ""
     lease = parse_lease_options(opts, store, bounds.initial(), 10.0, "maxRowsPerTrigger")
@@ -126,30 +127,30 @@ def kinesis_options(options: Mapping[str, str]) -> KinesisOptions:
         endpoint,
         wire,
         misplaced,
-        interval / 1000,
+        interval_ms / 1000,
         rows,
         lease,
         bounds,
-        starts,
+        start_positions,
         consumer,
         credentials,
     )
 
 
 def credentials_of(opts: OptionReader, prefix: str) -> dict[str, str]:
-    """Return the options of an AWS URL for credentials; none for the environment's. Raises ValueError.
+    """Return the credential options for an AWS URL, or none to use the environment's credentials. Raises ValueError.
 
     Args:
         opts: All options.
         prefix: "kinesis" for the stream's credentials, "lease" for the table's.
     """
     profile, role = opts.text(f"{prefix}.profile"), opts.text(f"{prefix}.roleArn")
-    external = opts.text(f"{prefix}.externalId")
+    external_id = opts.text(f"{prefix}.externalId")
     if role and not ROLE.fullmatch(role):
         raise ValueError(f"option {prefix}.roleArn: write arn:aws:iam::ACCOUNT:role/NAME")
-    if external and not role:
+    if external_id and not role:
         raise ValueError(f"option {prefix}.externalId: it goes with a role; give {prefix}.roleArn, or leave it out")
-    url_options = {"profile": profile, "role_arn": role, "external_id": external}
+    url_options = {"profile": profile, "role_arn": role, "external_id": external_id}
     return {name: value for name, value in url_options.items() if value}
 
 
@@ -158,7 +159,9 @@ AFTER_ALL = 2**31 - 1
 
 
 def _split_by_shard(opts: OptionReader) -> tuple[dict[str, Position], OptionReader]:
-    """Return the positions of single shards, as awslabs and Qubole write them, and the option for all other shards.
+    """Split `kinesis.startingPosition` into the positions of single shards and the option for all other shards.
+
+    The option may be the JSON of the awslabs and Qubole connectors:
 
     {"shardId-…": {"iteratorType": "AFTER_SEQUENCE_NUMBER", "iteratorPosition": "4957…"}, "default": "LATEST"}
     """
@@ -168,13 +171,12 @@ def _split_by_shard(opts: OptionReader) -> tuple[dict[str, Position], OptionRead
         document = json.loads(text) if text.startswith("{") else {}
     except (ValueError, RecursionError):
         raise ValueError(f"option {name}: not the JSON of a position") from None
-    # This is the JSON of one position for all shards, which the awslabs connector has too.
+    # Without shards, the JSON is one position for all shards, which the awslabs connector allows too.
     if not any(key.startswith("shardId") for key in document):
         return {}, OptionReader({name: text} if text else {})
     starts = dict[str, Position]()
     for shard, start in document.items():
-        # Those connectors write these next to the shards. `default` is for all other shards, and `metadata` has no
-        # effect on reading.
+        # These two keys are not shard ids. `default` is the position of all other shards, and `metadata` is ignored.
         if shard in {"default", "metadata"}:
             continue
         if isinstance(start, str):
@@ -200,18 +202,18 @@ def _split_by_shard(opts: OptionReader) -> tuple[dict[str, Position], OptionRead
 
 
 def _position(opts: OptionReader, name: str, first: tuple[str, ...]) -> dict[str, Any] | None:
-    """Parse a word, or the JSON that the awslabs connector takes: {"at_timestamp": time}."""
+    """Parse a position: a word, or the JSON of the awslabs connector, {"at_timestamp": time}."""
     text, timestamp = opts.text(name), ""
     word, _, time = text.partition(" ")
     if word.upper() == "AT_TIMESTAMP":
         timestamp = _milliseconds(name, time)
     elif text.startswith("{"):
         try:
-            (key, value), *others = json.loads(text).items()
+            (key, value), *other_keys = json.loads(text).items()
         except (ValueError, AttributeError, RecursionError):
             raise ValueError(f"option {name}: not the JSON of a position") from None
-        # A second key would otherwise be silently ignored, and it might be the one that was meant.
-        if others or key.lower() != "at_timestamp":
+        # Do not ignore a second key, which may be the one that the user meant.
+        if other_keys or key.lower() != "at_timestamp":
             raise ValueError(f'option {name}: as JSON it is {{"at_timestamp": time}}')
         timestamp = _milliseconds(name, str(value))
     return parse_start(name, text, first, ("LATEST",), timestamp) if text else None
@@ -224,7 +226,7 @@ def _milliseconds(name: str, text: str) -> str:
         moment = datetime.fromisoformat(text)
     except ValueError:
         moment = None
-    # Without an offset it would be a different time on each machine that reads the option.
+    # Reject a time without a UTC offset, which would be a different time on machines in other time zones.
     if moment is None or moment.tzinfo is None:
         raise ValueError(f"option {name}: write a time as 2026-01-31T10:23:45+00:00, or in ms since 1970")
     return str(int(moment.timestamp() * 1000))

@@ -1,4 +1,4 @@
-"""Reads one shard of Kinesis straight into columns, mostly without a Python object for each user record."""
+"""Reads one Kinesis shard directly into Arrow columns, mostly without creating a Python object per user record."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -32,14 +32,14 @@ NOTHING = pa.RecordBatch.from_pylist([], schema=SCHEMA)
 
 
 def rows_of_views(stream: str, shard: str, views: RowViews) -> pa.RecordBatch:
-    """Make columns of records without aggregates, with no object for each. Arrow copies them out of the response."""
+    """Return the columns of records without aggregates. Arrow copies the values out of the response."""
     count, body = len(views), pa.py_buffer(views.body)
     arrived = pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(views.arrived)])
-    # Responses have times in seconds or in milliseconds, which the size of the number reveals.
+    # A response has its times in seconds or in milliseconds. The size of the number shows which.
     in_milliseconds = pc.greater_equal(arrived, MILLISECONDS_FROM)
     micros = pc.multiply(arrived, pc.if_else(in_milliseconds, 1000, 1_000_000))
     columns = [
-        _values(views.datas, body, pa.binary()),
+        _values(views.payloads, body, pa.binary()),
         pa.repeat(pa.scalar(stream), count),
         pa.repeat(pa.scalar(shard), count),
         _values(views.keys, body, pa.string()),
@@ -52,10 +52,10 @@ def rows_of_views(stream: str, shard: str, views: RowViews) -> pa.RecordBatch:
 
 
 def _values(views: bytes, body: pa.Buffer, kind: pa.DataType) -> pa.Array:
-    """Return the values that the views point to: bytes, or strings that are known to be valid."""
+    """Return the values that the views point to, either bytes or strings that are known to be valid UTF-8."""
     count = len(views) >> 4
     values = pa.Array.from_buffers(pa.binary_view(), count, [None, pa.py_buffer(views), body]).cast(pa.binary())
-    # Do not cast to strings, which would check every byte once more: these are known to be valid.
+    # Do not cast to strings: a cast would check every byte again, and these are known to be valid.
     return pa.Array.from_buffers(kind, count, values.buffers())
 
 
@@ -64,20 +64,20 @@ class ArrowPoller(Poller):
 
     def _batch(self, answer: "GetRecordsOutputTypeDef") -> Batch:
         records = cast("RowViews | RowColumns | list[RecordTypeDef]", answer["Records"])
-        plain = self._skip_through is None and not self._seen
-        if plain and not isinstance(records, list | RowColumns) and len(records) and not records.has_aggregates:
-            # Nothing is dropped or de-aggregated, so make columns of the response as it is.
+        is_unfiltered = self._skip_through is None and not self._seen
+        if is_unfiltered and not isinstance(records, list | RowColumns) and len(records) and not records.has_aggregates:
+            # No record has to be dropped or de-aggregated, so convert the response directly.
             batch = rows_of_views(self._stream, self._shard, records)
             first, last = (batch["sequenceNumber"][index].as_py() for index in (0, -1))
             return self._arrow_batch(answer, batch, Position(last), (first, last), batch["data"].buffers()[2].size)
-        # Most responses of a quiet stream are empty, and making columns of nothing costs as much as a request.
+        # Handle empty responses separately: a quiet stream returns many, and creating empty columns is expensive.
         if not len(records):
             return self._arrow_batch(answer, NOTHING, None, None, 0)
         rows = columns_of(records)
         if not rows.has_aggregates:
             return super()._batch(cast("GetRecordsOutputTypeDef", {**answer, "Records": rows}))  # columns become rows
         # Measure before de-aggregation, because the throughput of a lease is that of the shard.
-        size, ends = sum(map(len, rows.datas)), (rows.numbers[0], rows.numbers[-1])
+        size, ends = sum(map(len, rows.payloads)), (rows.numbers[0], rows.numbers[-1])
         batch, end, trail = self._rows(rows)
         return evolve(self._arrow_batch(answer, batch, end, ends, size), trail=trail)
 
@@ -89,9 +89,9 @@ class ArrowPoller(Poller):
         ends: tuple[str, str] | None,
         size: int,
     ) -> ArrowBatch:
-        """Return the batch of these rows, whose records have numbers from the first to the last of `ends`."""
-        following = child_shards_from(answer.get("ChildShards", ()))
-        check_shard(self._shard, None if ends is None else ends[0], following)
+        """Return a batch of these rows. `ends` has the sequence numbers of the first and the last record."""
+        children = child_shards_from(answer.get("ChildShards", ()))
+        check_shard(self._shard, None if ends is None else ends[0], children)
         self._iterator = answer.get("NextShardIterator") or None
         behind = answer.get("MillisBehindLatest") or 0
         if ends is not None:
@@ -103,7 +103,7 @@ class ArrowPoller(Poller):
             behind_seconds=behind / 1000,
             wait_seconds=self._pause(idle=ends is None and not behind, behind=behind > 0),
             ended=self._iterator is None,
-            children=following,
+            children=children,
             size=size,
             rows=rows,
             arrived=ARRIVED,
@@ -112,66 +112,65 @@ class ArrowPoller(Poller):
         )
 
     def _rows(self, rows: RowColumns) -> tuple[pa.RecordBatch, Position, Trail | None]:
-        """Make columns of records, and return them with the position of the last record, even if it was dropped."""
-        users, others = rows_and_deaggregated(rows.datas, rows.keys, self._hash_range, self._misplaced)
-        last = others.get(len(rows) - 1)
-        # Dropped records count as seen, otherwise a tail of nothing else could never be checkpointed.
-        sub = users["sub_sequence_number"][-1].as_py() if last is None else max(len(last) + last.dropped - 1, 0)
+        """Return the columns of records, and the position of the last record, even if that record was dropped."""
+        user_rows, deaggregated = rows_and_deaggregated(rows.payloads, rows.keys, self._hash_range, self._misplaced)
+        last = deaggregated.get(len(rows) - 1)
+        # Include dropped records in the position, otherwise dropped records at the end could never be checkpointed.
+        sub = user_rows["sub_sequence_number"][-1].as_py() if last is None else max(len(last) + last.dropped - 1, 0)
         end = Position(rows.numbers[-1], sub)
-        for index, records in others.items():
+        for index, records in deaggregated.items():
             self._dropped.add(rows.numbers[index], records)
-        users, trail = self._undone(rows.numbers, users), None
-        # Only rows that a sink of ours has written carry a tag, and only those can come a second time, from a task that
-        # was tried again.
-        if self._seen or any(records.tags for records in others.values()):
-            users, trail = self._unrepeated(rows.numbers, users, others)
-        indices = users["record"]
+        user_rows, trail = self._drop_before_start(rows.numbers, user_rows), None
+        # Only rows from our Spark sink have tags. They may be duplicates, because Spark may run a task again.
+        if self._seen or any(records.tags for records in deaggregated.values()):
+            user_rows, trail = self._drop_duplicates(rows.numbers, user_rows, deaggregated)
+        indices = user_rows["record"]
         numbers = pa.array(rows.numbers, pa.string())
         times = pa.array(
             [None if arrived is None else round(arrived * 1e6) for arrived in rows.arrived], pa.timestamp("us", "UTC")
         )
         columns = [
-            users["data"],
-            pa.repeat(pa.scalar(self._stream), users.num_rows),
-            pa.repeat(pa.scalar(self._shard), users.num_rows),
-            users["partition_key"],
-            users["explicit_hash_key"],
+            user_rows["data"],
+            pa.repeat(pa.scalar(self._stream), user_rows.num_rows),
+            pa.repeat(pa.scalar(self._shard), user_rows.num_rows),
+            user_rows["partition_key"],
+            user_rows["explicit_hash_key"],
             numbers.take(indices),
-            users["sub_sequence_number"].cast(pa.int64()),
+            user_rows["sub_sequence_number"].cast(pa.int64()),
             times.take(indices),
         ]
         return pa.RecordBatch.from_arrays(columns, schema=SCHEMA), end, trail
 
-    def _unrepeated(
-        self, numbers: Sequence[str], users: pa.RecordBatch, others: Mapping[int, UserRecords]
+    def _drop_duplicates(
+        self, numbers: Sequence[str], user_rows: pa.RecordBatch, deaggregated: Mapping[int, UserRecords]
     ) -> tuple[pa.RecordBatch, Trail]:
-        """Drop duplicate rows of a Spark sink. Return the others, with what their positions carry along."""
+        """Drop duplicate rows of a Spark sink. Return the other rows, with deduplication state for their positions."""
         tags = {
             index: dict(zip(records.subs, records.tags, strict=True))
-            for index, records in others.items()
+            for index, records in deaggregated.items()
             if records.tags
         }
-        # Copy it: if a response cannot be decoded, it is requested again, and must find the state unchanged.
+        # Copy the state: if a response cannot be decoded, it is requested again, and then needs the unchanged state.
         before, seen = self._seen, self._seen.copy()
         is_new, new_rows = list[bool](), list[tuple[NewRow, ...]]()
         names = "record", "sub_sequence_number", "partition_key", "explicit_hash_key"
-        for index, sub, key, hash_key in zip(*(users[name].to_pylist() for name in names), strict=True):
+        for index, sub, key, hash_key in zip(*(user_rows[name].to_pylist() for name in names), strict=True):
             tag = tags[index][sub] if index in tags else None
             position = Position(numbers[index], sub)
-            new = tag is None or not seen.seen_before(tag, partial(hash_key_of, key, hash_key), position)
-            is_new.append(new)
-            if new:
+            row_is_new = tag is None or not seen.seen_before(tag, partial(hash_key_of, key, hash_key), position)
+            is_new.append(row_is_new)
+            if row_is_new:
                 new_rows.append(() if tag is None else ((tag, position),))
         self._seen = seen
-        self._dropped.repeated(len(is_new) - len(new_rows))
-        return users.filter(pa.array(is_new, pa.bool_())), Trail(before, new_rows)
+        self._dropped.add_duplicates(len(is_new) - len(new_rows))
+        return user_rows.filter(pa.array(is_new, pa.bool_())), Trail(before, new_rows)
 
-    def _undone(self, numbers: Sequence[str], users: pa.RecordBatch) -> pa.RecordBatch:
-        """Drop the rows before the start."""
-        # The service begins with the whole record, which may be an aggregate that is only half done.
-        if self._skip_through is None or not users.num_rows:
-            return users
-        indices, subs = users["record"].to_pylist(), users["sub_sequence_number"].to_pylist()
+    def _drop_before_start(self, numbers: Sequence[str], user_rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Drop rows that lie before the start position."""
+        # The service returns whole records. The first may be an aggregate whose first user records are already done.
+        if self._skip_through is None or not user_rows.num_rows:
+            return user_rows
+        indices, subs = user_rows["record"].to_pylist(), user_rows["sub_sequence_number"].to_pylist()
         orders = [int(number) for number in numbers]
         first = next(
             (
@@ -179,21 +178,23 @@ class ArrowPoller(Poller):
                 for row, (index, sub) in enumerate(zip(indices, subs, strict=True))
                 if (1, orders[index], sub) > self._skip_through
             ),
-            users.num_rows,
+            user_rows.num_rows,
         )
-        self._skip_through = None if first < users.num_rows else self._skip_through  # no later row is before the start
-        return users.slice(first)
+        if first < user_rows.num_rows:
+            self._skip_through = None  # no later row is before the start
+        return user_rows.slice(first)
 
 
 class ArrowFanOut(ArrowPoller, FanOut):
-    """A reader of one shard by a subscription, which makes rows of the events.
+    """A reader of one shard that subscribes to the shard and converts the pushed events to rows.
 
-    It is read only while the buffer has room. While the buffer is full, its thread holds two events, the connection
-    fills up, the service waits, and a subscription that ends is not renewed.
+    The subscription is read only while the buffer has room. While the buffer is full, the reader's thread holds at most
+    two events and stops reading from the connection, so the service waits. A subscription that ends then is not
+    renewed.
     """
 
 
 class Probe(Poller):
-    """A reader of one record at a time, for finding positions."""
+    """A poller that reads one record at a time, for looking up positions."""
 
     most = 1

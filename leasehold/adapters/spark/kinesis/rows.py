@@ -1,4 +1,4 @@
-"""The columns of `kinesis-leased`: the names that other connectors use, plus shard and sub-sequence number."""
+"""The columns of `kinesis-leased`: those of other connectors, with shard id and sub-sequence number added."""
 
 from collections.abc import Sequence
 

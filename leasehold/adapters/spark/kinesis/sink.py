@@ -1,7 +1,7 @@
-"""Rows of a DataFrame as records of a Kinesis stream, by the project's own ordered, aggregating producer.
+"""Writes rows of a DataFrame to a Kinesis stream with this project's producer, which aggregates and preserves order.
 
-One producer serves all tasks that a Spark process runs one after another. A new one for each task would list the
-stream's shards more often than Kinesis allows. After a fault the producer is abandoned, with its requests under way.
+All tasks that a Spark process runs, one after another, share one producer. A producer per task would list the stream's
+shards more often than Kinesis allows. After an error the producer and its outstanding requests are abandoned.
 """
 
 import logging
@@ -36,7 +36,7 @@ class KinesisSinkTarget:
         region: The stream's region; "" for the environment's.
         endpoint: The endpoint URL; "" for the environment's.
         wire: The form in which records are sent.
-        share: The share of each shard's write rate that a task may use.
+        share: The fraction of each shard's write limit that a task may use.
         linger_seconds: How long records may wait to be sent together.
         credentials: The credential options of a URL; empty for the environment's credentials.
     """
@@ -69,7 +69,7 @@ class KinesisRowWriter:
     """Writes sections with one producer."""
 
     def __init__(self, target: KinesisSinkTarget) -> None:
-        from leasehold.adapters.sources.kinesis.producer.core import Settings  # noqa: PLC0415  it wants boto3
+        from leasehold.adapters.sources.kinesis.producer.core import Settings  # noqa: PLC0415  needs boto3
         from leasehold.adapters.sources.kinesis.producer.producer import Producer, clients_of  # noqa: PLC0415  likewise
         from leasehold.adapters.sources.kinesis.stream_arn import stream_address  # noqa: PLC0415  likewise
         from leasehold.stores.aws import session_of  # noqa: PLC0415  likewise
@@ -84,7 +84,10 @@ class KinesisRowWriter:
         self._producer: Producer = Producer(clients, address.name, settings, requests=REQUESTS)
 
     def write(self, rows: pa.Table, tag: Tag) -> None:
-        """Write these rows and wait for them. Raises SourceError, or ValueError for a row that no stream accepts."""
+        """Write these rows and wait until they are written.
+
+        Raises SourceError, or ValueError for a row that no stream accepts.
+        """
         context, put = tag.context, self._producer.put
         self._check(rows, context)
         try:
@@ -92,24 +95,25 @@ class KinesisRowWriter:
                 put(data, key, hash_key, context=context, row=number)
                 for number, (data, key, hash_key) in enumerate(row_values(rows), tag.row)
             ]
-            # Put all before waiting for one, because a request carries many rows.
+            # Put all rows before waiting for any of them, because a request contains many rows.
             self._producer.flush()
             for outcome in pending:
                 outcome.result()
         except BaseException as fault:
-            # Send no more of these rows, because the next attempt sends them again.
+            # Close the producer, so that no more of these rows are sent. The next attempt sends them again.
             _writers.pop(self._target, None)
             try:
                 self._producer.close(0)
-            except Exception as left:  # noqa: BLE001  the error that ended the write is raised below
-                log.debug("the producer could not be closed: %s", left)
+            except Exception as close_error:  # noqa: BLE001  the error that ended the write is raised below
+                log.debug("the producer could not be closed: %s", close_error)
             if isinstance(fault, ValueError | KeyboardInterrupt | SystemExit):
                 raise
             raise SourceError(f"stream {self._target.stream}: not all rows were written: {said(fault)}") from fault
 
     def _check(self, rows: pa.Table, context: bytes) -> None:
         """Raise ValueError, naming the column, if the stream would reject any of these rows."""
-        # Rows that were sent cannot be taken back, and the section without the bad row has another edition.
+        # Check all rows before sending any. Rows that were sent cannot be removed, and without the invalid row the
+        # section would have another edition, so they would not be recognized as duplicates.
         try:
             for data, key, hash_key in row_values(_extremes(rows)):
                 self._producer.check(data, key, hash_key, context=context)
@@ -118,17 +122,20 @@ class KinesisRowWriter:
 
 
 def _extremes(rows: pa.Table) -> pa.Table:
-    """Return rows of which at least one is rejected if any of these is: the longest, and one for each hash key."""
+    """Return the rows with the largest sizes and the longest and shortest keys, and one row for each hash key.
+
+    If the stream would reject any of `rows`, it would reject one of the returned rows.
+    """
     characters = pc.utf8_length(rows["partitionKey"])
     sizes = pc.add(pc.binary_length(rows["data"]), pc.binary_length(rows["partitionKey"]))
-    longest = [
+    row_indices = [
         pc.index(lengths, extreme(lengths)).as_py()
         for lengths, extreme in ((sizes, pc.max), (characters, pc.max), (characters, pc.min))
     ]
     if rows["explicitHashKey"].null_count < rows.num_rows:
         numbered = pa.table({"key": rows["explicitHashKey"], "row": pa.array(range(rows.num_rows), pa.int64())})
-        longest += numbered.group_by("key").aggregate([("row", "min")])["row_min"].to_pylist()
-    return rows.take(longest)
+        row_indices += numbered.group_by("key").aggregate([("row", "min")])["row_min"].to_pylist()
+    return rows.take(row_indices)
 
 
 def kinesis_sink(opts: OptionReader) -> KinesisSinkTarget:
@@ -137,14 +144,14 @@ def kinesis_sink(opts: OptionReader) -> KinesisSinkTarget:
     opts.reject_renamed(
         {"streamName": "kinesis.streamName", "region": "kinesis.region", "endpoint": "kinesis.endpointUrl"}
     )
-    percent = opts.number("kinesis.sharePercent", 100, maximum=1000) or 100
-    linger = opts.number("kinesis.lingerMs", 100, minimum=0, maximum=60_000) or 0
+    share_percent = opts.number("kinesis.sharePercent", 100, maximum=1000) or 100
+    linger_ms = opts.number("kinesis.lingerMs", 100, minimum=0, maximum=60_000) or 0
     return KinesisSinkTarget(
         stream,
         opts.text("kinesis.region"),
         opts.text("kinesis.endpointUrl"),
         opts.choice("kinesis.wire", "cbor", "json"),
-        percent / 100,
-        linger / 1000,
+        share_percent / 100,
+        linger_ms / 1000,
         (*credentials_of(opts, "kinesis").items(),),
     )

@@ -1,7 +1,8 @@
-"""The Spark data source `dynamodb-leased`: the changes of a DynamoDB table, its shards shared with a group.
+"""The Spark data source `dynamodb-leased`, which reads the changes of a DynamoDB table together with its group.
 
-It supports queries only. A batch needs a time up to which everything in a shard is known, and the service has none.
-Items are JSON with DynamoDB's own types (`{"n":{"N":"17"}}`). They have no fixed columns, so use `from_json`.
+The data source supports queries, but no batches. A batch must end at a time up to which all records of a shard are
+known, and DynamoDB Streams provides no such time. Items are JSON with DynamoDB's types (`{"n":{"N":"17"}}`). Items have
+no fixed columns, so use `from_json`.
 """
 
 import json
@@ -20,7 +21,7 @@ from leasehold.adapters.spark.rows import Columns, SourceSpec
 from leasehold.balancer.model import Lease, Position
 
 INTERVAL_MS = 250
-"""The time between two requests for one shard, of which the service allows five a second."""
+"""The time between two requests for one shard. The service allows five requests per second."""
 
 ROWS_PER_SHARD = 100_000
 
@@ -47,11 +48,10 @@ class DynamoLeased(LeasedSource):
     FORMAT, DDL = "dynamodb-leased", DDL
 
     def parse(self, options: Mapping[str, str]) -> tuple[SourceSpec, LeaseOptions, None, Bounds]:
-        """Read one table's stream. For a day, any worker can read a shard again."""
         opts = OptionReader(options)
         table = opts.required("dynamodb.tableName", "name the table, or give its stream's ARN")
         url_options = {"region": opts.text("dynamodb.region"), "endpoint": opts.text("dynamodb.endpointUrl")}
-        interval = opts.number("dynamodb.getRecords.fetchIntervalMs", INTERVAL_MS, minimum=INTERVAL_MS) or 0
+        interval_ms = opts.number("dynamodb.getRecords.fetchIntervalMs", INTERVAL_MS, minimum=INTERVAL_MS) or 0
         rows = opts.number("dynamodb.maxFetchRecordsPerShard", ROWS_PER_SHARD) or 0
         opts.reject(
             {"dynamodb.endingPosition": "a table's stream is read by a query; trigger(availableNow=True) ends it"}
@@ -67,7 +67,7 @@ class DynamoLeased(LeasedSource):
         spec = SourceSpec(
             open=partial(_source, table, {name: value for name, value in url_options.items() if value}),
             columns=columns(),
-            interval_seconds=interval / 1000,
+            interval_seconds=interval_ms / 1000,
             shard_rows=rows,
             rereadable=True,
             stream=f"dynamodb-streams://{table}",
@@ -76,7 +76,7 @@ class DynamoLeased(LeasedSource):
 
 
 def _source(table: str, options: Mapping[str, str]) -> Source:
-    # Import here, because neither the planner's process nor queries of other formats need a client.
+    # Import here, because queries of other formats need no client.
     from leasehold.adapters.sources.dynamodb_streams import open_url  # noqa: PLC0415
 
     return open_url(table, options)
@@ -95,10 +95,10 @@ def _row(shard: str, record: Record) -> dict[str, Any]:
     from leasehold.adapters.sources.dynamodb_streams import canonical_json  # noqa: PLC0415  likewise
 
     event: Mapping[str, Any] = json.loads(record.data)
-    write = event["dynamodb"]
+    change = event["dynamodb"]
 
     def image(name: str) -> str | None:
-        return canonical_json(write[name]) if name in write else None
+        return canonical_json(change[name]) if name in change else None
 
     return {
         "data": record.data,
@@ -108,7 +108,7 @@ def _row(shard: str, record: Record) -> dict[str, Any]:
         "oldImage": image("OldImage"),
         "sequenceNumber": record.sequence_number,
         "createdTime": None if record.arrived is None else datetime.fromtimestamp(record.arrived, UTC),
-        # Time to live removes items by itself. Only this distinguishes such a removal from a user's.
+        # If an item expires (time to live), the service removes it. Only this field shows that no user removed it.
         "expired": (event.get("userIdentity") or {}).get("PrincipalId") == "dynamodb.amazonaws.com",
         "shardId": shard,
     }

@@ -1,10 +1,10 @@
-"""Turns the user records of many Kinesis records into Arrow columns, mostly without creating an object for each.
+"""Converts the user records of many Kinesis records into Arrow columns, mostly without creating an object for each.
 
-In aggregates of the common form, we only locate the user records, and Arrow copies their data directly from the Kinesis
-records. Everything else goes through `deaggregate`.
+If an aggregate has the form that producers usually write, we only locate its user records, and Arrow copies their data
+directly from the Kinesis record. All other records go through `deaggregate`.
 
-Apart from the digests, most of the time is spent on copying bytes, so each byte is copied only once. Checking half of
-the digests in a second thread had no measurable benefit, and a Spark task has no core to spare.
+Apart from checking digests, most of the time is spent on copying bytes, so each byte is copied only once. Checking half
+of the digests in a second thread had no measurable benefit, and a Spark task has no spare core.
 """
 
 import hashlib
@@ -23,13 +23,13 @@ from leasehold.balancer.model import HASH_KEYS, HashRange
 
 try:
     from leasehold.adapters.sources.kinesis.aggregation.spans import Spans
-except ImportError:  # librt is missing, or is not the version that it was compiled for
+except ImportError:  # librt is missing, or has another version than at compile time
     Spans = None  # type: ignore[assignment,misc]  # then everything goes through `deaggregate`
 
 _DIGEST_BYTES = 16
-_FRAME = len(MAGIC) + _DIGEST_BYTES
+_FRAME_BYTES = len(MAGIC) + _DIGEST_BYTES
 _BODY = slice(len(MAGIC), -_DIGEST_BYTES)
-_LIMIT = 1 << 31
+_MAX_BYTES = 1 << 31
 _USE_SPANS = COMPILED and Spans is not None  # uncompiled, it takes twice as long as creating objects
 
 SCHEMA = pa.schema(
@@ -43,7 +43,7 @@ SCHEMA = pa.schema(
 )
 """`record` is the index of the Kinesis record."""
 
-_FLAT = pc.get_function("cast")
+_CAST = pc.get_function("cast")
 _NULLS = pa.nulls(1 << 16, pa.string())  # enough rows for most batches, created once
 _TO_BINARY = pc.CastOptions.safe(pa.binary())
 
@@ -77,62 +77,61 @@ def rows_and_deaggregated(
 ) -> tuple[pa.RecordBatch, Mapping[int, UserRecords]]:
     """Return the rows, and the UserRecords of those Kinesis records that went through `deaggregate`, by index.
 
-    Only in these Kinesis records may user records have been dropped.
+    Only these Kinesis records can contain user records that were dropped.
     """
-    if (size := sum(map(len, records))) >= _LIMIT:
-        raise ValueError(f"records: {size} bytes in one batch; at most {_LIMIT - 1} fit")
-    located, indexes = _rows_of_spans(records, hash_range)
+    if (size := sum(map(len, records))) >= _MAX_BYTES:
+        raise ValueError(f"records: {size} bytes in one batch; at most {_MAX_BYTES - 1} fit")
+    located, indexes = _locate_rows(records, hash_range)
     keys: Sequence[str | None] = partition_keys or [None] * len(records)
     deaggregated = {
         index: deaggregate(records[index], keys[index], None, hash_range, misplaced=misplaced) for index in indexes
     }
     if located is None:
-        return _rows(deaggregated), deaggregated
+        return _to_batch(deaggregated), deaggregated
     if not deaggregated:
         return located, deaggregated
-    batch = pa.concat_batches([located, _rows(deaggregated)])
+    batch = pa.concat_batches([located, _to_batch(deaggregated)])
     return batch.take(pa.array(np.argsort(batch["record"].to_numpy(), kind="stable"))), deaggregated
 
 
-def _rows_of_spans(
-    records: Sequence[bytes], hash_range: HashRange | None
-) -> tuple[pa.RecordBatch | None, Sequence[int]]:
+def _locate_rows(records: Sequence[bytes], hash_range: HashRange | None) -> tuple[pa.RecordBatch | None, Sequence[int]]:
     """Return the rows of all aggregates in the common form, and the indexes of all other records."""
     all_indexes = range(len(records))
     if not _USE_SPANS:
         return None, all_indexes
-    # Check all digests first. Alternating between digests and spans would make both slower, because of cold caches.
-    sealed = [
+    # Check all digests first. Alternating between digests and spans would make both slower, because caches would be
+    # cold.
+    digest_matches = [
         data.startswith(MAGIC)
-        and len(data) > _FRAME
+        and len(data) > _FRAME_BYTES
         and data.endswith(hashlib.md5(memoryview(data)[_BODY], usedforsecurity=False).digest())
         for data in records
     ]
     spans = Spans()
-    others = [
+    other_indexes = [
         index
         for index, data in enumerate(records)
-        if not (sealed[index] and spans.add(data, len(MAGIC), len(data) - _DIGEST_BYTES, index))
+        if not (digest_matches[index] and spans.add(data, len(MAGIC), len(data) - _DIGEST_BYTES, index))
     ]
     # Keys outside the range are rare. If there is one, all records go through `deaggregate`.
-    if len(others) == len(records) or not _inside(spans, records, hash_range):
+    if len(other_indexes) == len(records) or not _all_inside(spans, records, hash_range):
         return None, all_indexes
-    if (size := len(spans.keys)) >= _LIMIT:
-        raise ValueError(f"records: {size} bytes of partition keys in one batch; at most {_LIMIT - 1} fit")
+    if (size := len(spans.keys)) >= _MAX_BYTES:
+        raise ValueError(f"records: {size} bytes of partition keys in one batch; at most {_MAX_BYTES - 1} fit")
     rows = len(spans.record_indexes) >> 2
     key_ends, keys = pa.py_buffer(spans.key_ends.getvalue()), pa.py_buffer(spans.keys.getvalue())
     views = [pa.py_buffer(spans.data.getvalue()), *map(pa.py_buffer, records)]
     columns = [
-        _column(pa.int32(), rows, pa.py_buffer(spans.record_indexes.getvalue())),
-        _column(pa.int32(), rows, pa.py_buffer(spans.subs.getvalue())),
-        _column(pa.string(), rows, key_ends, keys),
+        _make_column(pa.int32(), rows, pa.py_buffer(spans.record_indexes.getvalue())),
+        _make_column(pa.int32(), rows, pa.py_buffer(spans.subs.getvalue())),
+        _make_column(pa.string(), rows, key_ends, keys),
         _NULLS.slice(0, rows) if rows <= len(_NULLS) else pa.nulls(rows, pa.string()),
-        _FLAT.call([_column(pa.binary_view(), rows, *views)], _TO_BINARY),
+        _CAST.call([_make_column(pa.binary_view(), rows, *views)], _TO_BINARY),
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA), others
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA), other_indexes
 
 
-def _inside(spans: "Spans", records: Sequence[bytes], hash_range: HashRange | None) -> bool:
+def _all_inside(spans: "Spans", records: Sequence[bytes], hash_range: HashRange | None) -> bool:
     if hash_range is None or hash_range == HASH_KEYS:
         return True
     first, last = (key.to_bytes(_DIGEST_BYTES) for key in hash_range)
@@ -143,17 +142,17 @@ def _inside(spans: "Spans", records: Sequence[bytes], hash_range: HashRange | No
     )
 
 
-def _column(kind: pa.DataType, rows: int, *buffers: pa.Buffer) -> pa.Array:
-    return pa.Array.from_buffers(kind, rows, [None, *buffers])
+def _make_column(data_type: pa.DataType, rows: int, *buffers: pa.Buffer) -> pa.Array:
+    return pa.Array.from_buffers(data_type, rows, [None, *buffers])
 
 
-def _rows(deaggregated: Mapping[int, UserRecords]) -> pa.RecordBatch:
+def _to_batch(deaggregated: Mapping[int, UserRecords]) -> pa.RecordBatch:
     """Return the rows of the records that went through `deaggregate`."""
-    results = deaggregated.values()
-    rows = list(chain.from_iterable(users.rows for users in results))
-    subs = [np.asarray(users.subs, np.int32) for users in results]
+    all_user_records = deaggregated.values()
+    rows = list(chain.from_iterable(user_records.rows for user_records in all_user_records))
+    subs = [np.asarray(user_records.subs, np.int32) for user_records in all_user_records]
     columns = [
-        pa.array(np.repeat(np.array([*deaggregated], np.int32), [*map(len, results)])),
+        pa.array(np.repeat(np.array([*deaggregated], np.int32), [*map(len, all_user_records)])),
         pa.array(np.concatenate([np.zeros(0, np.int32), *subs])),
         *(pa.array([row[column] for row in rows], SCHEMA.field(2 + column).type) for column in range(3)),
     ]

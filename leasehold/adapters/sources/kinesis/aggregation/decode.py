@@ -1,11 +1,12 @@
 """Extracts the user records of a Kinesis record, with the same results as KCL 3.5.1.
 
-A Kinesis record is either returned unchanged (`aggregated` is False) or split into its user records. KCL drops records
-silently, while here every result contains a reason and a count.
+A Kinesis record is either returned unchanged (`aggregated` is False) or split into its user records. The KCL drops
+records silently, but here every result contains a reason and a count.
 
-By default we differ from KCL in one case. While a shard splits or merges, an aggregate may be written to a shard to
-which only some of its user records belong. KCL drops the whole aggregate. But the KPL counts the user records that
-belong to the shard as written, and sends only the others again, so we keep the former.
+By default, our results differ from the KCL's in one case. While a shard splits or merges, an aggregate may be written
+to a shard to which only some of its user records belong. The KCL drops the whole aggregate. However, the KPL considers
+the user records that belong to the shard to be written, and sends only the others again. So we keep the records that
+belong to the shard.
 """
 
 import hashlib
@@ -23,14 +24,14 @@ from leasehold.balancer.model import HASH_KEYS, HashRange
 
 try:
     from leasehold.adapters.sources.kinesis.aggregation.places import LocatedRecords, locate
-except ImportError:  # librt is missing, or is not the version that it was compiled for
-    LocatedRecords = locate = None  # type: ignore[assignment,misc]  # then every aggregate is taken apart at once
+except ImportError:  # librt is missing, or has another version than at compile time
+    LocatedRecords = locate = None  # type: ignore[assignment,misc]  # then all records of an aggregate are created at once
 
 MAGIC = b"\xf3\x89\x9a\xc2"
 """The first four bytes of an aggregated record. The message and its MD5 (16 bytes) follow."""
 
 _DIGEST_BYTES = 16
-_LOCATE = COMPILED and locate is not None  # uncompiled, it takes longer than taking everything apart
+_LOCATE = COMPILED and locate is not None  # uncompiled, it takes longer than creating all records
 
 UserRecordRow = tuple[str | None, str | None, bytes]
 """Partition key, explicit hash key or None, data. The partition key is None only for a record returned unchanged."""
@@ -41,7 +42,7 @@ Misplaced = Literal["keep", "drop"]
 
 keep  Keep the records inside the range. No record that a producer considers delivered is lost, but if the producer
       sends the whole aggregate again, these records are duplicated.
-drop  Drop the whole aggregate, as KCL does.
+drop  Drop the whole aggregate, as the KCL does.
 """
 
 
@@ -55,7 +56,7 @@ class Reason(StrEnum):
     EMPTY = "empty"  # a message without user records
     BAD_INDEX = "bad-index"  # kept up to a user record whose key index is not in the table
     BAD_HASH_KEY = "bad-hash-key"  # kept up to a user record whose explicit hash key is not a number
-    OUT_OF_RANGE = "out-of-range"  # some are outside the shard's hash range; these are dropped, or all are
+    OUT_OF_RANGE = "out-of-range"  # some user records are outside the shard's hash range; these or all are dropped
 
 
 MALFORMED = frozenset({Reason.BAD_MD5, Reason.BAD_PROTO, Reason.EMPTY, Reason.BAD_INDEX, Reason.BAD_HASH_KEY})
@@ -89,18 +90,18 @@ class UserRecords:
     """The user records of one Kinesis record, in order, as columns of the same length.
 
     Attributes:
-        keys: The partition keys; None only for a record returned unchanged that has none.
+        keys: The partition keys; None only for a record that has none and is returned unchanged.
         hash_keys: The explicit hash keys, or None.
-        datas: The data.
+        payloads: The data.
         subs: The sub-sequence numbers, which are indexes in the aggregate, with gaps if it was misplaced.
         reason: The result of deaggregating the record.
         dropped: The number of user records that were dropped.
-        tags: The tag of a Spark sink of ours on each record, or None; empty if no record has one.
+        tags: The tag that leasehold's Spark sink put on each record, or None; empty if no record has a tag.
     """
 
     keys: Sequence[str | None]
     hash_keys: Sequence[str | None]
-    datas: Sequence[bytes]
+    payloads: Sequence[bytes]
     subs: Sequence[int]
     reason: Reason
     dropped: int = 0
@@ -109,24 +110,24 @@ class UserRecords:
     @property
     def rows(self) -> tuple[UserRecordRow, ...]:
         """The user records as (partition key, explicit hash key, data), in a new tuple each time."""
-        return tuple(zip(self.keys, self.hash_keys, self.datas, strict=True))
+        return tuple(zip(self.keys, self.hash_keys, self.payloads, strict=True))
 
     @property
     def aggregated(self) -> bool:
         """Whether the Kinesis record was an aggregate, and not returned unchanged."""
-        return self.reason not in _PASSED_ON
+        return self.reason not in _UNCHANGED
 
     def __len__(self) -> int:
-        return len(self.datas)
+        return len(self.payloads)
 
     def __getitem__(self, index: int) -> UserRecord:
-        return UserRecord(self.datas[index], self.keys[index], self.hash_keys[index], self.subs[index])
+        return UserRecord(self.payloads[index], self.keys[index], self.hash_keys[index], self.subs[index])
 
     def __iter__(self) -> Iterator[UserRecord]:
-        return map(UserRecord, self.datas, self.keys, self.hash_keys, self.subs)
+        return map(UserRecord, self.payloads, self.keys, self.hash_keys, self.subs)
 
 
-_PASSED_ON = frozenset({Reason.PLAIN, Reason.BAD_MD5, Reason.BAD_PROTO})
+_UNCHANGED = frozenset({Reason.PLAIN, Reason.BAD_MD5, Reason.BAD_PROTO})
 
 
 def deaggregate(
@@ -138,37 +139,35 @@ def deaggregate(
     misplaced: Misplaced = "keep",
     strict: bool = False,
 ) -> UserRecords:
-    """Return the user records of one Kinesis record; with `misplaced="drop"`, those that KCL 3.5.1 would return.
+    """Return the user records of one Kinesis record. With `misplaced="drop"`, the result is that of KCL 3.5.1.
 
     Args:
         data: The data of the Kinesis record.
         partition_key: Its partition key, in case it is returned unchanged.
         explicit_hash_key: Its explicit hash key, in case it is returned unchanged.
         hash_range: The hash range of the shard. User records outside it belong to another shard, whose reader gets them
-            when they are sent again. None keeps them (for readers without a shard, and for streams that distribute
-            records themselves).
+            when they are sent again. If it is None, all records are kept (for readers without a shard, and for streams
+            that choose the shards themselves).
         misplaced: What to do with aggregates that have records outside the hash range.
         strict: Whether to raise for malformed aggregates.
 
     Raises:
         MalformedAggregate: In strict mode, for the reasons in `MALFORMED`.
     """
-    message = _message(data)
+    message = _parse_message(data)
     if isinstance(message, Message):
-        users = _kept_records(message, hash_range, misplaced)
+        user_records = _select_records(message, hash_range, misplaced)
     else:
-        users = UserRecords((partition_key,), (explicit_hash_key,), (data,), (0,), message)
-    if strict and users.reason in MALFORMED:
-        raise MalformedAggregate(f"{users.reason}: this record starts like an aggregate, but is malformed")
-    return users
+        user_records = UserRecords((partition_key,), (explicit_hash_key,), (data,), (0,), message)
+    if strict and user_records.reason in MALFORMED:
+        raise MalformedAggregate(f"{user_records.reason}: this record starts like an aggregate, but is malformed")
+    return user_records
 
 
 def locate_records(
     data: bytes, number: str, arrived: float | None, hash_range: HashRange | None = None
 ) -> "LocatedRecords | None":
-    """Return the places of all user records of an aggregate, without copying them.
-
-    Return None if `deaggregate` would drop a record.
+    """Locate all user records of an aggregate, without copying them.
 
     Args:
         data: The data of the Kinesis record.
@@ -182,12 +181,12 @@ def locate_records(
     if not _LOCATE or not data.startswith(MAGIC):
         return None
     located = locate(data, len(MAGIC), len(data) - _DIGEST_BYTES)
-    if located is None or not _are_inside(located[0], hash_range) or not _digest_matches(data):
+    if located is None or not _all_inside(located[0], hash_range) or not _digest_matches(data):
         return None
     return LocatedRecords(data, *located, number=number, arrived=arrived)
 
 
-def _message(data: bytes) -> Message | Reason:
+def _parse_message(data: bytes) -> Message | Reason:
     """Return the message in the record, or the reason why the record is returned unchanged."""
     if not data.startswith(MAGIC) or len(data) <= len(MAGIC) + _DIGEST_BYTES:
         return Reason.PLAIN
@@ -205,9 +204,9 @@ def _digest_matches(data: bytes) -> bool:
     return data.endswith(hashlib.md5(body, usedforsecurity=False).digest())
 
 
-def _kept_records(message: Message, hash_range: HashRange | None, misplaced: Misplaced) -> UserRecords:
-    """Return the rows up to the first one at which KCL stops, without those outside the range."""
-    rows, reason = len(message.datas), Reason.AGGREGATED
+def _select_records(message: Message, hash_range: HashRange | None, misplaced: Misplaced) -> UserRecords:
+    """Return the rows before the first one at which the KCL would stop, without those outside the range."""
+    rows, reason = len(message.payloads), Reason.AGGREGATED
     subs: Sequence[int] = range(rows)
     tags = tags_of(message.tags)  # before any record is dropped, because a short tag refers to the previous one
     if rows < message.total:
@@ -218,19 +217,19 @@ def _kept_records(message: Message, hash_range: HashRange | None, misplaced: Mis
         subs, reason = _select_inside(message, hash_range, misplaced, reason)
         message.keep(subs)
         tags = [tags[sub] for sub in subs] if tags else []
-    columns = message.row_keys, message.row_hash_keys, message.datas
+    columns = message.row_keys, message.row_hash_keys, message.payloads
     return UserRecords(*columns, subs, reason, message.total - len(subs), tags)
 
 
 def _provably_inside(message: Message, hash_range: HashRange) -> bool:
-    """Return whether the tables alone prove that no row is outside, so that each key is hashed only once."""
+    """Return whether the key tables show that no row is outside the range. This way, each key is hashed only once."""
     if any(_drop_reason("", hash_key, hash_range) for hash_key in message.hash_keys):
         return False
-    hashed = message.hash_keys and None not in message.row_hash_keys
-    return bool(hashed) or _are_inside(message.keys, hash_range)
+    all_have_hash_keys = message.hash_keys and None not in message.row_hash_keys
+    return bool(all_have_hash_keys) or _all_inside(message.keys, hash_range)
 
 
-def _are_inside(keys: list[str], hash_range: HashRange | None) -> bool:
+def _all_inside(keys: list[str], hash_range: HashRange | None) -> bool:
     """Return whether all partition keys are in the range."""
     if hash_range is None or hash_range == HASH_KEYS:
         return True
@@ -242,20 +241,20 @@ def _select_inside(
     message: Message, hash_range: HashRange, misplaced: Misplaced, reason: Reason
 ) -> tuple[Sequence[int], Reason]:
     """Return the indexes of the rows to keep, and the reason why others are dropped."""
-    # Cached per pair of keys, because an aggregate may use one very long hash key a million times.
+    # Cache the result for each pair of keys, because an aggregate may use one very long hash key a million times.
     drop_reason = cache(partial(_drop_reason, hash_range=hash_range))
-    kept: list[int] = []
-    for sub, keys in enumerate(zip(message.row_keys, message.row_hash_keys, strict=True)):
-        match drop_reason(*keys):
-            case Reason.BAD_HASH_KEY as malformed:
-                return kept, malformed
+    indexes: list[int] = []
+    for sub, row_keys in enumerate(zip(message.row_keys, message.row_hash_keys, strict=True)):
+        match drop_reason(*row_keys):
+            case Reason.BAD_HASH_KEY as bad_key:
+                return indexes, bad_key
             case None:
-                kept.append(sub)
-            case outside if misplaced == "drop":
-                return (), outside
-            case outside if reason is Reason.AGGREGATED:
-                reason = outside
-    return kept, reason
+                indexes.append(sub)
+            case reason_outside if misplaced == "drop":
+                return (), reason_outside
+            case reason_outside if reason is Reason.AGGREGATED:
+                reason = reason_outside
+    return indexes, reason
 
 
 def _drop_reason(key: str | None, hash_key: str | None, hash_range: HashRange) -> Reason | None:

@@ -1,6 +1,6 @@
-"""Packs user records into one Kinesis record, byte for byte as the KPL does, and knows its size in advance.
+"""Packs user records into one Kinesis record, byte for byte as the KPL does, and computes its size in advance.
 
-This is plain typed Python, because wheels contain it compiled by mypyc, and it must also run uncompiled.
+This is plain typed Python, because it must run both compiled by mypyc, as in wheels, and uncompiled.
 """
 
 import hashlib
@@ -9,7 +9,7 @@ from typing import Final
 from leasehold.adapters.sources.kinesis.aggregation.wire import TAG_KEY
 
 _MAGIC: Final = b"\xf3\x89\x9a\xc2"
-_FRAME: Final = 20  # bytes of magic and digest
+_FRAME_BYTES: Final = 20  # bytes of magic and digest
 _OUTER_KEY: Final = "a"  # as the KPL writes it; the explicit hash key determines the shard
 _CONTINUATION_BIT: Final = 0x80  # set in every byte of a varint but the last
 
@@ -31,36 +31,36 @@ def _varint(number: int) -> bytes:
     return _SMALL_VARINTS[number] if number < len(_SMALL_VARINTS) else _encode_varint(number)
 
 
-def _entry(tag: bytes, text: str) -> bytes:
+def _encode_entry(tag: bytes, text: str) -> bytes:
     """Return an entry of one of the two tables."""
     raw = text.encode()
     return tag + _varint(len(raw)) + raw
 
 
-_FIELDS: Final = 170  # upper bound for the size of tags and lengths, the hash key and the row number of one record
+_MAX_FIELD_BYTES: Final = 170  # maximum size of one record's tags, lengths, hash key and row number
 
 
 def framing_of(context: bytes) -> int:
-    """Return the maximum overhead of an aggregate with one record whose tag has this context, without data and key."""
-    return _FRAME + _FIELDS + len(context)
+    """Return the maximum size of an aggregate with one record whose tag has this context, without its data and key."""
+    return _FRAME_BYTES + _MAX_FIELD_BYTES + len(context)
 
 
 class Aggregate:
     """User records that will be sent as one Kinesis record.
 
-    Like the KPL, we send a single user record unchanged, with its own partition key. This is not possible with a tag.
+    A single user record without a tag is sent unchanged, with its own partition key, as the KPL does.
 
-    A tag consists of a context, a row, and the hash range of the shard for which the records are meant. The first
-    record of a context has the whole tag, `context.row.first-last`. The following records with the same context have
-    only the row, because otherwise the tag of a small record would be as large as the record.
+    A tag consists of a context, a row number, and the hash range of the shard for which the records are meant. The
+    first record of a context has the whole tag, `context.row.first-last`. The following records of the same context
+    have only the row number, because a whole tag may be as large as a small record.
     """
 
     def __init__(self, limit: int, first: int = 0, last: int = (1 << 128) - 1) -> None:
-        """Accept at most `limit` bytes of data and partition key, which is how Kinesis counts."""
+        """Limit the size of data and partition key, as Kinesis counts it, to `limit` bytes."""
         self._span = b".%x-%x" % (first, last)
         self.count = 0
         self._limit = limit
-        self._keys: dict[str, bytes] = {}  # the encoded reference of records to each key
+        self._keys: dict[str, bytes] = {}  # for each key, the encoded field that refers to it
         self._hash_keys: dict[str, bytes] = {}
         self._key_table: list[bytes] = []
         self._hash_key_table: list[bytes] = []
@@ -72,17 +72,17 @@ class Aggregate:
 
     @property
     def size(self) -> int:
-        """The size of the Kinesis record if it were sent now, as Kinesis counts it."""
-        return _FRAME + self._body_size + len(_OUTER_KEY) if self._framed else self._single_size
+        """The current size of the Kinesis record, as Kinesis counts it."""
+        return _FRAME_BYTES + self._body_size + len(_OUTER_KEY) if self._is_framed else self._single_size
 
     @property
-    def _framed(self) -> bool:
+    def _is_framed(self) -> bool:
         return self.count > 1 or self._tagged
 
     @property
     def partition_key(self) -> str:
-        """The partition key of the Kinesis record; empty while there are no user records."""
-        return _OUTER_KEY if self._framed else next(iter(self._keys), "")
+        """The partition key of the Kinesis record, or "" if there are no user records yet."""
+        return _OUTER_KEY if self._is_framed else next(iter(self._keys), "")
 
     def add(
         self, data: bytes, partition_key: str, explicit_hash_key: str | None = None, context: bytes = b"", row: int = 0
@@ -91,12 +91,12 @@ class Aggregate:
         key = self._keys.get(partition_key)
         key_entry = hash_key_entry = hash_key = b""
         if key is None:
-            key_entry = _entry(b"\x0a", partition_key)
+            key_entry = _encode_entry(b"\x0a", partition_key)
             key = b"\x08" + _varint(len(self._keys))
         if explicit_hash_key is not None:
             reference = self._hash_keys.get(explicit_hash_key)
             if reference is None:
-                hash_key_entry = _entry(b"\x12", explicit_hash_key)
+                hash_key_entry = _encode_entry(b"\x12", explicit_hash_key)
                 reference = b"\x10" + _varint(len(self._hash_keys))
             hash_key = reference
         head = key + hash_key + b"\x1a" + _varint(len(data))
@@ -111,7 +111,7 @@ class Aggregate:
             self._single_size = len(data) + len(partition_key.encode())
             if self._single_size > self._limit:
                 return False
-        elif _FRAME + body_size + len(_OUTER_KEY) > self._limit:
+        elif _FRAME_BYTES + body_size + len(_OUTER_KEY) > self._limit:
             return False
         if key_entry:
             self._keys[partition_key] = key
@@ -129,11 +129,11 @@ class Aggregate:
         self.count += 1
         return True
 
-    def sealed(self) -> bytes:
-        """Return the data of the Kinesis record. Raises ValueError while there are no user records."""
+    def encode(self) -> bytes:
+        """Return the data of the Kinesis record. Raises ValueError if there are no user records."""
         if self.count == 0:
             raise ValueError("an aggregate without user records cannot be sent")
-        if not self._framed:
+        if not self._is_framed:
             return self._records[1]
         body = b"".join(self._key_table + self._hash_key_table + self._records)
         # Concatenating with `+` would copy everything once more.

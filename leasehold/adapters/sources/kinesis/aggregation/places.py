@@ -1,9 +1,9 @@
-"""Locates the user records in an aggregate. Each is copied only when the caller iterates to it.
+"""Locates the user records in an aggregate, so that each is copied only when the caller iterates to it.
 
-Only the form that producers write without explicit hash keys is supported; any other form is declined.
+Only the form that producers write without explicit hash keys is supported. For any other form, `locate` returns None.
 
-This is plain typed Python, because wheels contain it compiled by mypyc, and it must also run uncompiled. It uses
-machine integers.
+This is plain typed Python, because it must run both compiled by mypyc, as in wheels, and uncompiled. It uses machine
+integers, which are faster when compiled.
 """
 
 from typing import Any, Final
@@ -20,7 +20,7 @@ _RECORD: Final = 0x1A
 _KEY_INDEX: Final = 0x08
 _DATA: Final = 0x1A
 
-_NEW: Final[Any] = tuple.__new__  # `Record` itself takes twice as long, because of its keywords and defaults
+_NEW: Final[Any] = tuple.__new__  # `Record` itself takes twice as long, because it has keywords and defaults
 _RECORD_TYPE: Final[Any] = Record
 
 
@@ -30,7 +30,8 @@ class LocatedRecords:
     Attributes:
         record: The Kinesis record.
         keys: The partition keys in its table.
-        locations: Eight bytes for each user record: the offset (4) and size (2) of its data, the index of its key (2).
+        locations: Eight bytes for each user record: the offset (4 bytes) and the size (2 bytes) of its data, and the
+            index of its key (2 bytes).
         first: The sub-sequence number of the first user record.
         number: The sequence number of the Kinesis record.
         arrived: When the Kinesis record arrived, or None.
@@ -39,7 +40,6 @@ class LocatedRecords:
     def __init__(
         self, record: bytes, keys: list[str], locations: bytes, first: int = 0, *, number: str, arrived: float | None
     ) -> None:
-        """Store the results of `locate`, and the number and time from the service."""
         self.record = record
         self.keys = keys
         self.locations = locations
@@ -58,14 +58,14 @@ class LocatedRecords:
     def __iter__(self) -> "LocatedRecordIterator":
         return LocatedRecordIterator(self)
 
-    def copy_to(self, datas: list[bytes], keys: list[str | None]) -> None:
+    def copy_to(self, payloads: list[bytes], keys: list[str | None]) -> None:
         """Append the data and the partition key of each user record to these columns."""
         record, table, locations = self.record, self.keys, self.locations
         offset: i64 = 0
         while offset < len(locations):
             entry: i64 = read_i64_le(locations, offset)
             begin: i64 = entry & 0xFFFF_FFFF
-            datas.append(record[begin : begin + (entry >> 32 & 0xFFFF)])
+            payloads.append(record[begin : begin + (entry >> 32 & 0xFFFF)])
             keys.append(table[entry >> 48])
             offset += 8
 
@@ -73,14 +73,13 @@ class LocatedRecords:
 class LocatedRecordIterator:
     """An iterator that creates one record after the other."""
 
-    def __init__(self, locate: LocatedRecords) -> None:
-        """Start at the first record."""
-        self.record = locate.record
-        self.keys: list[str] = locate.keys
-        self.locations = locate.locations
-        self.number = locate.number
-        self.arrived = locate.arrived
-        self.sub: i64 = locate.first
+    def __init__(self, located: LocatedRecords) -> None:
+        self.record = located.record
+        self.keys: list[str] = located.keys
+        self.locations = located.locations
+        self.number = located.number
+        self.arrived = located.arrived
+        self.sub: i64 = located.first
         self.at: i64 = 0
 
     def __iter__(self) -> "LocatedRecordIterator":
@@ -101,9 +100,9 @@ class LocatedRecordIterator:
 
 
 def locate(record: bytes, begin: i64, end: i64) -> tuple[list[str], bytes] | None:
-    """Return the keys and locations of the user records in record[begin:end], or None if they have another form.
+    """Return the keys and the locations of the user records in record[begin:end], or None if it has another form.
 
-    A digest must follow the end, so that reading a few bytes past it is safe.
+    A digest must follow the user records, so that reading a few bytes past `end` is safe.
     """
     locations = BytesWriter()
     keys: list[str] = []
@@ -119,12 +118,12 @@ def locate(record: bytes, begin: i64, end: i64) -> tuple[list[str], bytes] | Non
     return (keys, locations.getvalue()) if common_form else None
 
 
-# A single loop without calls is fastest. It reads integers that cover several fields instead of single bytes.
+# This is one loop without calls, because that is fastest. It reads integers that cover several fields at once.
 def add_locations(locations: BytesWriter, record: bytes, offset: i64, end: i64, key_count: i64) -> bool:
     """Add the locations of the user records in record[offset:end], as in `LocatedRecords.locations`.
 
     Args:
-        locations: The result is appended to it.
+        locations: The locations are appended to it.
         record: The Kinesis record.
         offset: The offset of the first user record.
         end: The end of the last user record.
@@ -138,7 +137,7 @@ def add_locations(locations: BytesWriter, record: bytes, offset: i64, end: i64, 
     """
     begin = offset
     while offset < end:
-        # Eight bytes contain the tag, the size, and the key's tag and index; four contain the data's tag and length.
+        # Eight bytes contain the tag, the size, and the key's tag and index. Four contain the data's tag and length.
         head: i64 = read_i64_le(record, offset)
         if head & 0xFF != _RECORD:
             return False

@@ -1,9 +1,10 @@
 """Locates user records in aggregates, as Arrow views, without creating an object or copying data for each.
 
-Only the form that producers write without explicit hash keys is supported; any other form is declined.
+Only the form that producers write without explicit hash keys is supported. For any other form, `Spans.add` returns
+False.
 
-This is plain typed Python, because wheels contain it compiled by mypyc, and it must also run uncompiled. It uses
-machine integers, because Python's took three times as long.
+This is plain typed Python, because it must run both compiled by mypyc, as in wheels, and uncompiled. It uses machine
+integers, because Python's integers took three times as long.
 """
 
 from typing import Final
@@ -33,7 +34,6 @@ class Spans:
     """
 
     def __init__(self) -> None:
-        """Start empty."""
         self.record_indexes = BytesWriter()
         self.subs = BytesWriter()
         self.keys = BytesWriter()
@@ -43,19 +43,19 @@ class Spans:
         self.tables: dict[int, bytes] = {}
 
     def add(self, record: bytes, begin: i64, end: i64, record_index: i64) -> bool:
-        """Add the user records in record[at:end], which a digest must follow.
+        """Add the user records in record[begin:end]. A digest must follow them.
 
-        If they are not in the common form, or a key is not UTF-8, add nothing and return False.
+        If they have another form, or a key is not UTF-8, add nothing and return False.
         """
         try:
             return self._add(record, begin, end, record_index)
         except (IndexError, UnicodeDecodeError):
             return False
 
-    # A single loop without calls is fastest.
+    # This is one loop without calls, because that is fastest.
     def _add(self, record: bytes, offset: i64, end: i64, record_index: i64) -> bool:
         record_indexes, subs, keys, key_ends, data = self.record_indexes, self.subs, self.keys, self.key_ends, self.data
-        table, offset = _table(record, offset, end)
+        table, offset = _locate_keys(record, offset, end)
         rows = BytesWriter()
         # Everything is validated before anything is added.
         if not add_locations(rows, record, offset, end, len(table) >> 3):
@@ -72,7 +72,7 @@ class Spans:
             write_i32_le(subs, sub)
             span: i64 = read_i64_le(table, 8 * (entry >> 48))
             key_end += (span >> 32) - (span & 0xFFFF_FFFF)
-            _copy(keys, record, span & 0xFFFF_FFFF, span >> 32)
+            _copy_bytes(keys, record, span & 0xFFFF_FFFF, span >> 32)
             write_i32_le(key_ends, i32(key_end))
             if length > _INLINE_BYTES:
                 write_i64_le(data, length | i64(read_i32_le(record, begin)) << 32)
@@ -85,7 +85,7 @@ class Spans:
         return True
 
 
-def _table(record: bytes, offset: i64, end: i64) -> tuple[bytes, i64]:
+def _locate_keys(record: bytes, offset: i64, end: i64) -> tuple[bytes, i64]:
     """Return where the partition keys begin and end, and where the table ends."""
     table = BytesWriter()
     begin: i64 = offset
@@ -99,8 +99,8 @@ def _table(record: bytes, offset: i64, end: i64) -> tuple[bytes, i64]:
     return table.getvalue(), offset
 
 
-def _copy(column: BytesWriter, record: bytes, offset: i64, stop: i64) -> None:
-    """Copy record[at:stop], up to eight bytes at a time."""
+def _copy_bytes(column: BytesWriter, record: bytes, offset: i64, stop: i64) -> None:
+    """Copy record[offset:stop], up to eight bytes at a time."""
     while offset + 8 <= stop:
         write_i64_le(column, read_i64_le(record, offset))
         offset += 8
@@ -115,12 +115,12 @@ def _copy(column: BytesWriter, record: bytes, offset: i64, stop: i64) -> None:
 
 
 def _add_inline_view(column: BytesWriter, record: bytes, offset: i64, size: i64) -> None:
-    """Add a view that contains record[at:at+size] inline, padded with zeros."""
+    """Add a view that contains record[offset:offset+size] inline, padded with zeros."""
     head: i64 = i64(read_i32_le(record, offset))
-    rest: i64 = 0
+    tail: i64 = 0
     if size < _INLINE_HEAD_BYTES:
         head &= read_i64_le(_MASKS, 8 - size)
     else:
-        rest = read_i64_le(record, offset + 4) & read_i64_le(_MASKS, 12 - size)
+        tail = read_i64_le(record, offset + 4) & read_i64_le(_MASKS, 12 - size)
     write_i64_le(column, size | head << 32)
-    write_i64_le(column, rest)
+    write_i64_le(column, tail)

@@ -6,7 +6,7 @@ It follows what the Java reader accepts rather than the protobuf documentation:
 - Unknown fields are skipped, and so are known fields with another wire type.
 - If a field occurs several times, the last value wins.
 
-This is plain typed Python, because wheels contain it compiled by mypyc, and it must also run uncompiled.
+This is plain typed Python, because it must run both compiled by mypyc, as in wheels, and uncompiled.
 """
 
 import re
@@ -44,7 +44,7 @@ _TAG_KEY: Final = 0x0A  # Tag.key
 _TAG_VALUE: Final = 0x12  # Tag.value
 
 TAG_KEY: Final = b"lh"
-"""The key of the tag by which readers detect duplicates (`sources/deduplication.py`); Java ignores tags."""
+"""The key of the tag by which readers detect duplicates (`sources/deduplication.py`). Java ignores tags."""
 
 
 class MalformedMessage(Exception):
@@ -54,34 +54,34 @@ class MalformedMessage(Exception):
 class Message:
     """The content of a message.
 
-    User records are stored as columns, because creating a tuple for each would take longer than parsing it, and burden
-    the garbage collector. From the first record whose index is not in the table, records are counted but not stored.
+    User records are stored as columns, because creating a tuple for each would take longer than parsing it, and would
+    burden the garbage collector. If the index of a record is not in the table, this record and all later ones are
+    counted but not stored.
 
     Attributes:
         keys: The table of partition keys.
         hash_keys: The table of explicit hash keys.
         row_keys: The partition key of each user record.
         row_hash_keys: The explicit hash key of each user record, or None.
-        datas: The data of each user record.
-        tags: The value of our tag on each user record, b"" if it has none; empty if no user record has one.
+        payloads: The data of each user record.
+        tags: The value of our tag on each user record, b"" if it has none; an empty list if no user record has a tag.
         total: The number of user records in the message.
     """
 
     def __init__(self) -> None:
-        """Start empty."""
         self.keys: list[str] = []
         self.hash_keys: list[str] = []
         self.row_keys: list[str] = []
         self.row_hash_keys: list[str | None] = []
-        self.datas: list[bytes] = []
+        self.payloads: list[bytes] = []
         self.tags: list[bytes] = []
         self.total = 0
 
     def keep(self, indexes: Sequence[int]) -> None:
-        """Drop all user records except those at these indexes; `total` does not change."""
+        """Drop all user records except those at these indexes. This does not change `total`."""
         self.row_keys = [self.row_keys[index] for index in indexes]
         self.row_hash_keys = [self.row_hash_keys[index] for index in indexes]
-        self.datas = [self.datas[index] for index in indexes]
+        self.payloads = [self.payloads[index] for index in indexes]
         self.tags = [self.tags[index] for index in indexes] if self.tags else []
 
 
@@ -95,78 +95,79 @@ def read(body: bytes, begin: int, end: int) -> Message:
     """
     message = Message()
     try:
-        _fields(body, begin, end, message, growing=True)
-        if len(message.datas) < message.total:
-            # An index precedes its table entry, or is not in the table. A second pass with complete tables decides.
+        _parse_fields(body, begin, end, message, is_first_pass=True)
+        if len(message.payloads) < message.total:
+            # An index either precedes its table entry or is not in the table. Parse again with complete tables to find
+            # out.
             message.keep(())
-            _fields(body, begin, end, message, growing=False)
+            _parse_fields(body, begin, end, message, is_first_pass=False)
     except IndexError:  # the message runs past the end of `body`
         raise MalformedMessage from None
     return message
 
 
-def _fields(body: bytes, at: int, end: int, message: Message, *, growing: bool) -> None:
-    """Add the user records up to the first one that cannot be resolved and, if growing, every table entry."""
+def _parse_fields(body: bytes, offset: int, end: int, message: Message, *, is_first_pass: bool) -> None:
+    """Add the user records before the first one that cannot be resolved and, in the first pass, all table entries."""
     keys, hash_keys = message.keys, message.hash_keys
     unresolved = 0
-    while at < end:
-        if growing and body[at] != _RECORD:
-            at = _common_entries(body, at, end, _KEY, keys)
-            at = _common_entries(body, at, end, _HASH_KEY, hash_keys)
+    while offset < end:
+        if is_first_pass and body[offset] != _RECORD:
+            offset = _parse_common_entries(body, offset, end, _KEY, keys)
+            offset = _parse_common_entries(body, offset, end, _HASH_KEY, hash_keys)
         if not unresolved:
-            at = _common_records(body, at, end, message)
-        if at == end:
+            offset = _parse_common_records(body, offset, end, message)
+        if offset == end:
             break
-        tag, at = _tag(body, at)
+        tag, offset = _read_tag(body, offset)
         if tag not in (_RECORD, _KEY, _HASH_KEY):
-            at = _skip(body, at, end, tag, _MAX_DEPTH)
+            offset = _skip_field(body, offset, end, tag, _MAX_DEPTH)
             continue
-        at, stop = _span(body, at, end)
+        offset, stop = _read_span(body, offset, end)
         if tag == _RECORD:
-            key, hash_key, first, last, tag_first, tag_last = _record(body, at, stop)
+            key, hash_key, first, last, tag_first, tag_last = _parse_record(body, offset, stop)
             # After a record that cannot be resolved, the others are only counted and validated.
             if unresolved or key >= len(keys) or hash_key >= len(hash_keys):
                 unresolved += 1
             else:
                 message.row_keys.append(keys[key])
                 message.row_hash_keys.append(hash_keys[hash_key] if hash_key >= 0 else None)
-                message.datas.append(body[first:last])
+                message.payloads.append(body[first:last])
                 if tag_first >= 0:
-                    message.tags += [b""] * (len(message.datas) - 1 - len(message.tags))
+                    message.tags += [b""] * (len(message.payloads) - 1 - len(message.tags))
                     message.tags.append(body[tag_first:tag_last])
-        elif growing:
-            (keys if tag == _KEY else hash_keys).append(_decode(body[at:stop]))
-        at = stop
+        elif is_first_pass:
+            (keys if tag == _KEY else hash_keys).append(_decode_utf8(body[offset:stop]))
+        offset = stop
     if message.tags:
-        message.tags += [b""] * (len(message.datas) - len(message.tags))
-    message.total = len(message.datas) + unresolved
+        message.tags += [b""] * (len(message.payloads) - len(message.tags))
+    message.total = len(message.payloads) + unresolved
 
 
-def _common_entries(body: bytes, at: int, end: int, tag: int, entries: list[str]) -> int:
-    """Read table entries of fewer than 128 bytes; return the offset of the first other field."""
-    while at < end and body[at] == tag and body[at + 1] < _CONTINUATION_BIT:
-        stop = at + 2 + body[at + 1]
+def _parse_common_entries(body: bytes, offset: int, end: int, tag: int, entries: list[str]) -> int:
+    """Read table entries of fewer than 128 bytes, and return the offset of the first other field."""
+    while offset < end and body[offset] == tag and body[offset + 1] < _CONTINUATION_BIT:
+        stop = offset + 2 + body[offset + 1]
         if stop > end:
             raise MalformedMessage
         try:
-            entries.append(body[at + 2 : stop].decode())
+            entries.append(body[offset + 2 : stop].decode())
         except UnicodeDecodeError:
-            entries.append(_decode(body[at + 2 : stop]))
-        at = stop
-    return at
+            entries.append(_decode_utf8(body[offset + 2 : stop]))
+        offset = stop
+    return offset
 
 
-def _common_records(body: bytes, at: int, end: int, message: Message) -> int:
-    """Read user records in the form that producers write; return the offset of the first other field.
+def _parse_common_records(body: bytes, begin: int, end: int, message: Message) -> int:
+    """Read user records in the form that producers write, and return the offset of the first other field.
 
-    `_fields` would have the same result, but takes several times as long. A record that is cut off by the end is left
-    to `_fields`, or raises IndexError if nothing follows the end. It is malformed either way.
+    The result is the same as that of `_parse_fields`, which takes several times as long. A record that extends past
+    `end` is malformed. It is left to `_parse_fields`, or raises IndexError if `body` stops at `end`.
     """
     keys, hash_keys = message.keys, message.hash_keys
-    row_keys, row_hash_keys, datas = message.row_keys, message.row_hash_keys, message.datas
+    row_keys, row_hash_keys, payloads = message.row_keys, message.row_hash_keys, message.payloads
     hash_key = -1
-    while at < end and body[at] == _RECORD:
-        size, offset = body[at + 1], at + 2
+    while begin < end and body[begin] == _RECORD:
+        size, offset = body[begin + 1], begin + 2
         if size >= _CONTINUATION_BIT:
             size, offset = size - _CONTINUATION_BIT + (body[offset] << 7), offset + 1
         stop = offset + size
@@ -175,8 +176,8 @@ def _common_records(body: bytes, at: int, end: int, message: Message) -> int:
         key, offset = body[offset + 1], offset + 2
         if key >= _CONTINUATION_BIT:
             key, offset = key - _CONTINUATION_BIT + (body[offset] << 7), offset + 1
-        hashed = body[offset] == _HASH_KEY_INDEX
-        if hashed:
+        has_hash_key = body[offset] == _HASH_KEY_INDEX
+        if has_hash_key:
             hash_key, offset = body[offset + 1], offset + 2
             if hash_key >= _CONTINUATION_BIT:
                 hash_key, offset = hash_key - _CONTINUATION_BIT + (body[offset] << 7), offset + 1
@@ -185,7 +186,7 @@ def _common_records(body: bytes, at: int, end: int, message: Message) -> int:
         length, offset = body[offset + 1], offset + 2
         if length >= _CONTINUATION_BIT:
             length, offset = length - _CONTINUATION_BIT + (body[offset] << 7), offset + 1
-        # A number of three bytes appears here as 2**14 or more, and is left to `_fields`.
+        # A number of three bytes appears here as 2**14 or more, and is left to `_parse_fields`.
         if (
             offset + length != stop
             or stop > end
@@ -194,134 +195,134 @@ def _common_records(body: bytes, at: int, end: int, message: Message) -> int:
             or key >= len(keys)
         ):
             break
-        if not hashed:
+        if not has_hash_key:
             row_hash_keys.append(None)
         elif hash_key < _TWO_BYTE_LIMIT and hash_key < len(hash_keys):
             row_hash_keys.append(hash_keys[hash_key])
         else:
             break
         row_keys.append(keys[key])
-        datas.append(body[offset:stop])
-        at = stop
-    return at
+        payloads.append(body[offset:stop])
+        begin = stop
+    return begin
 
 
-def _decode(raw: bytes) -> str:
-    """Decode UTF-8 as Java does: each malformed part, such as the three bytes of a surrogate, becomes one U+FFFD."""
+def _decode_utf8(raw: bytes) -> str:
+    """Decode UTF-8 as Java does. Each malformed part, such as the three bytes of a surrogate, becomes one U+FFFD."""
     return _SURROGATE.sub(b"\xff", raw).decode("utf-8", "replace")
 
 
-def _record(body: bytes, at: int, end: int) -> tuple[int, int, int, int, int, int]:
-    """Return both table indices (-1 for no hash key), and the spans of data and of our tag's value (-1 for no tag)."""
+def _parse_record(body: bytes, offset: int, end: int) -> tuple[int, int, int, int, int, int]:
+    """Return both table indices and the spans of data and of our tag's value, with -1 for no hash key or no tag."""
     key = hash_key = first = last = tag_first = tag_last = -1
-    while at < end:
-        tag, at = _tag(body, at)
+    while offset < end:
+        tag, offset = _read_tag(body, offset)
         if tag == _KEY_INDEX:
-            key, at = _varint(body, at)
+            key, offset = _read_varint(body, offset)
             key &= _LOW_32
         elif tag == _HASH_KEY_INDEX:
-            hash_key, at = _varint(body, at)
+            hash_key, offset = _read_varint(body, offset)
             hash_key &= _LOW_32
         elif tag == _DATA:
-            first, last = _span(body, at, end)
-            at = last
+            first, last = _read_span(body, offset, end)
+            offset = last
         elif tag == _TAG:
-            begin, at = _span(body, at, end)
-            value_first, value_last = _our_tag(body, begin, at)
+            begin, offset = _read_span(body, offset, end)
+            value_first, value_last = _find_our_tag(body, begin, offset)
             if value_first >= 0:
                 tag_first, tag_last = value_first, value_last
         else:
-            at = _skip(body, at, end, tag, _MAX_DEPTH - 1)
-    if at > end or key < 0 or first < 0:  # a number ran past the end, or a required field is missing
+            offset = _skip_field(body, offset, end, tag, _MAX_DEPTH - 1)
+    if offset > end or key < 0 or first < 0:  # a number ran past the end, or a required field is missing
         raise MalformedMessage
     return key, hash_key, first, last, tag_first, tag_last
 
 
-def _our_tag(body: bytes, at: int, end: int) -> tuple[int, int]:
+def _find_our_tag(body: bytes, offset: int, end: int) -> tuple[int, int]:
     """Return the span of a Tag's value if its key is ours, else -1. Java rejects a message with a malformed Tag."""
-    has_key = ours = False
+    has_key = is_our_key = False
     first = last = -1
-    while at < end:
-        tag, at = _tag(body, at)
+    while offset < end:
+        tag, offset = _read_tag(body, offset)
         if tag == _TAG_KEY:
-            begin, at = _span(body, at, end)
-            has_key, ours = True, body[begin:at] == TAG_KEY
+            begin, offset = _read_span(body, offset, end)
+            has_key, is_our_key = True, body[begin:offset] == TAG_KEY
         elif tag == _TAG_VALUE:
-            first, at = _span(body, at, end)
-            last = at
+            first, offset = _read_span(body, offset, end)
+            last = offset
         else:
-            at = _skip(body, at, end, tag, _MAX_DEPTH - 2)
-    if at > end or not has_key:
+            offset = _skip_field(body, offset, end, tag, _MAX_DEPTH - 2)
+    if offset > end or not has_key:
         raise MalformedMessage
-    return (first, last) if ours else (-1, -1)
+    return (first, last) if is_our_key else (-1, -1)
 
 
-def _skip(body: bytes, at: int, end: int, tag: int, depth: int) -> int:
+def _skip_field(body: bytes, offset: int, end: int, tag: int, depth: int) -> int:
     """Return the end of the field whose tag was just read. Groups may be nested `depth` deep."""
-    kind = tag & 7
-    if kind == _GROUP:
-        return _skip_group(body, at, end, tag, depth)
-    if kind == _VARINT:
-        at = _varint(body, at)[1]
-    elif kind == _SIZED:
-        at = _span(body, at, end)[1]
-    elif kind == _EIGHT_BYTES:
-        at += 8
-    elif kind == _FOUR_BYTES:
-        at += 4
+    wire_type = tag & 7
+    if wire_type == _GROUP:
+        return _skip_group(body, offset, end, tag, depth)
+    if wire_type == _VARINT:
+        offset = _read_varint(body, offset)[1]
+    elif wire_type == _SIZED:
+        offset = _read_span(body, offset, end)[1]
+    elif wire_type == _EIGHT_BYTES:
+        offset += 8
+    elif wire_type == _FOUR_BYTES:
+        offset += 4
     else:
         raise MalformedMessage
-    if at > end:
+    if offset > end:
         raise MalformedMessage
-    return at
+    return offset
 
 
-def _skip_group(body: bytes, at: int, end: int, tag: int, depth: int) -> int:
-    """Return the end of a group. Open groups are kept in a list, because recursion could exhaust the stack."""
+def _skip_group(body: bytes, offset: int, end: int, tag: int, depth: int) -> int:
+    """Return the end of a group. Open groups are kept in a list, because recursion might exhaust the stack."""
     ends = [tag + 1]  # the tag that closes a group is one higher than the tag that opens it
     while ends:
-        if len(ends) > depth or at >= end:
+        if len(ends) > depth or offset >= end:
             raise MalformedMessage
-        tag, at = _tag(body, at)
+        tag, offset = _read_tag(body, offset)
         if tag & 7 == _GROUP:
             ends.append(tag + 1)
         elif tag & 7 != _GROUP_END:
-            at = _skip(body, at, end, tag, depth)
+            offset = _skip_field(body, offset, end, tag, depth)
         elif tag != ends.pop():
             raise MalformedMessage
-    return at
+    return offset
 
 
-def _tag(body: bytes, at: int) -> tuple[int, int]:
-    tag, at = _varint(body, at)
+def _read_tag(body: bytes, offset: int) -> tuple[int, int]:
+    tag, offset = _read_varint(body, offset)
     tag &= _LOW_32
     if tag < 8:  # noqa: PLR2004  field number 0
         raise MalformedMessage
-    return tag, at
+    return tag, offset
 
 
-def _span(body: bytes, at: int, end: int) -> tuple[int, int]:
+def _read_span(body: bytes, offset: int, end: int) -> tuple[int, int]:
     """Return the span of the length-delimited field that follows."""
-    size, at = _varint(body, at)
+    size, offset = _read_varint(body, offset)
     # A length above 2**31 is negative in Java. Here it exceeds any end.
-    stop = at + (size & _LOW_32)
+    stop = offset + (size & _LOW_32)
     if stop > end:
         raise MalformedMessage
-    return at, stop
+    return offset, stop
 
 
-def _varint(body: bytes, at: int) -> tuple[int, int]:
+def _read_varint(body: bytes, offset: int) -> tuple[int, int]:
     """Return the low 64 bits of the number that begins here, and where it ends."""
-    value = body[at]
+    value = body[offset]
     if value < _CONTINUATION_BIT:
-        return value, at + 1
-    byte = body[at + 1]
+        return value, offset + 1
+    byte = body[offset + 1]
     if byte < _CONTINUATION_BIT:
-        return value - _CONTINUATION_BIT + (byte << 7), at + 2
+        return value - _CONTINUATION_BIT + (byte << 7), offset + 2
     value = 0
     for index in range(_VARINT_BYTES):
-        byte = body[at + index]
+        byte = body[offset + index]
         value |= (byte & 0x7F) << (7 * index)
         if byte < _CONTINUATION_BIT:
-            return value & _LOW_64, at + index + 1
+            return value & _LOW_64, offset + index + 1
     raise MalformedMessage

@@ -1,1 +1,1 @@
-"""Parses the responses of Kinesis with compiled libraries instead of boto3; everything else is left to boto3."""
+"""Parses the responses of Kinesis with compiled libraries. Everything else is left to boto3."""

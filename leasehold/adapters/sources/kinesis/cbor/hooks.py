@@ -1,26 +1,27 @@
 """Hooks into a boto3 client that send requests in CBOR and parse the records of responses.
 
-Credentials, signing, endpoints, retries, proxies and errors are left to boto3. Only the records, which are most of a
-response, are parsed here, by compiled libraries. The rest of a response is passed to boto3 as JSON, so that boto3 still
-interprets child shards, unusual numbers and errors. Subscriptions bypass boto3's event stream, which parses each record
-in Python. A producer's records are sent in CBOR and bypass boto3's serializer, which would encode them in base64.
+Credentials, signing, endpoints, retries, proxies and errors are left to boto3. Only the records, which make up most of
+a response, are parsed here, by compiled libraries. The rest of a response is passed to boto3 as JSON, so that boto3
+still interprets child shards, unusual numbers and errors. Subscriptions bypass boto3's event stream, which would parse
+each record in Python. A producer's records are sent in CBOR, and bypass boto3's serializer, which would encode them in
+base64.
 
-Rule 1: The content type of a response determines how it is parsed, whatever the request was.
+Rule 1: The content type of a response determines how it is parsed. The format of the request does not matter.
 
 Rule 2: If a service responds to CBOR in JSON, rejects it, or sends something that cannot be parsed, all later requests
 are in JSON. This is logged once.
 
-Rule 3: A failed request counts as a rejection of CBOR only if the service has never responded in CBOR, and the same
-request in JSON, which is sent at once, has another outcome.
+Rule 3: A failed request counts as a rejection of CBOR only if two conditions are met. The service has never responded
+in CBOR, and the same request in JSON, which is sent at once, has another outcome.
 
-Rule 4: A producer's records are sent in JSON until the service has responded in CBOR to a listing of shards, which is
-harmless.
+Rule 4: A producer's records are sent in JSON until the service has responded in CBOR to a listing of shards, because
+such a request can be repeated without harm.
 
-Rule 5: A producer's records are sent again in JSON only if the whole request was rejected, and not if they may have
-been written.
+Rule 5: A producer's records are sent again in JSON only if the whole request was rejected, so that none of them can
+have been written.
 
-If the service supports CBOR, `read_directly` and `put_directly` let the calls that move records bypass boto3
-(`stores/aws_calls`). They replace methods of the client, so its callers need no change.
+If the service supports CBOR, the calls that read or write records can bypass boto3 entirely (`stores/aws_calls`).
+`read_directly` and `put_directly` replace methods of the client, so its callers need no change.
 """
 
 import base64
@@ -48,7 +49,7 @@ from leasehold.stores.deadlines import bounded_response
 from leasehold.stores.printable import escaped, said
 
 SCAN: Any = None
-"""The compiled parser, which does not create an object for each record; None if only cbor2 is available."""
+"""The compiled parser, which creates no object per record, or None if only cbor2 is available."""
 with suppress(ImportError):  # not compiled
     from leasehold.adapters.sources.kinesis.cbor import scan as SCAN  # noqa: N812  a module that may be none
 
@@ -61,7 +62,7 @@ log = escaped(logging.getLogger("leasehold.kinesis"))
 CBOR = "application/x-amz-cbor-1.1"
 
 Row = dict[str, Any]
-"""A record as the service sends it, except that its data is bytes. Its time is a number (see `seconds_of`)."""
+"""A record as the service sends it, but with bytes as its data. Its time is a number (see `seconds_of`)."""
 
 ResponseRows = RowViews | list[Row]
 
@@ -78,7 +79,7 @@ class UnreadableBody(Exception):
 
 
 def is_cbor(content_type: object) -> bool:
-    """Return whether a Content-Type is CBOR. That of an event contains no version."""
+    """Return whether a Content-Type means CBOR. The Content-Type of an event contains no version."""
     return isinstance(content_type, str) and "cbor" in content_type
 
 
@@ -103,8 +104,8 @@ def split_response(body: bytes, *, cbor: bool) -> tuple[ResponseRows, bytes]:
     Raises:
         UnreadableBody: If the body cannot be parsed here. boto3 may still understand it.
     """
-    rows, rest = _split(body, cbor=cbor)
-    return rows, _to_json(rest)
+    rows, other_fields = _split_rows(body, cbor=cbor)
+    return rows, _to_json(other_fields)
 
 
 def parse_response(body: bytes | bytearray) -> dict[str, Any] | None:
@@ -113,40 +114,40 @@ def parse_response(body: bytes | bytearray) -> dict[str, Any] | None:
     boto3 must parse a response with child shards, or with a field of an unexpected type.
     """
     try:
-        rows, rest = _split(body, cbor=True)
+        rows, other_fields = _split_rows(body, cbor=True)
     except UnreadableBody:
         return None
-    # Ignore unknown fields, as boto3 does: a field that the service adds must not cost a second parse.
-    fields = {name: value for name, value in rest.items() if value is not None and name in _KNOWN_FIELDS}
-    plain = all(type(value) is _PLAIN_TYPES.get(name) for name, value in fields.items())
-    return {**fields, "Records": rows} if plain else None
+    # Ignore unknown fields, as boto3 does, so that a new field of the service does not cause a second parse.
+    fields = {name: value for name, value in other_fields.items() if value is not None and name in _KNOWN_FIELDS}
+    has_known_types = all(type(value) is _PLAIN_TYPES.get(name) for name, value in fields.items())
+    return {**fields, "Records": rows} if has_known_types else None
 
 
 def parse_event(payload: bytes, *, cbor: bool) -> dict[str, Any]:
-    """Parse an event of a subscription: rows as in a response, without null values. Raises UnreadableBody."""
-    rows, fields = _split(payload, cbor=cbor)
+    """Parse an event of a subscription. Its rows are as in a response, without null values. Raises UnreadableBody."""
+    rows, fields = _split_rows(payload, cbor=cbor)
     return {"Records": rows, **{name: value for name, value in fields.items() if value is not None}}
 
 
 def parse_message(payload: bytes | bytearray, *, cbor: bool) -> dict[str, Any]:
     """Parse a message, which must be a map. Raises UnreadableBody."""
-    message = _load(payload, cbor=cbor)
+    message = _parse_body(payload, cbor=cbor)
     if not isinstance(message, dict):
         raise UnreadableBody("it is not a map")
     return message
 
 
-def _split(body: bytes | bytearray, *, cbor: bool) -> tuple[ResponseRows, Any]:
+def _split_rows(body: bytes | bytearray, *, cbor: bool) -> tuple[ResponseRows, Any]:
     """Return the rows, with data as bytes, and the remaining fields by name."""
-    if cbor and SCAN is not None and (scanned := SCAN.viewed(body)) is not None:
-        *views, sealed, begin, end = scanned
-        message = _load(body[:begin] + _UNDEFINED + body[end:], cbor=True)
+    if cbor and SCAN is not None and (scan_result := SCAN.viewed(body)) is not None:
+        *views, has_aggregates, begin, end = scan_result
+        message = _parse_body(body[:begin] + _UNDEFINED + body[end:], cbor=True)
         if message.pop("Records") is cbor2.undefined:  # otherwise there is another field of this name
-            return RowViews(body, cast("Any", views), SCAN.columns, has_aggregates=sealed), message
-    message = _load(body, cbor=cbor)
+            return RowViews(body, cast("Any", views), SCAN.columns, has_aggregates=has_aggregates), message
+    message = _parse_body(body, cbor=cbor)
     rows: list[Row] | None = message.pop("Records", None) if isinstance(message, dict) else None
     if not isinstance(rows, list):
-        raise UnreadableBody("a response without records")
+        raise UnreadableBody("it has no list of records")
     try:
         for row in rows:
             if type(row["Data"]) is bytes:
@@ -156,34 +157,34 @@ def _split(body: bytes | bytearray, *, cbor: bool) -> tuple[ResponseRows, Any]:
             except ValueError:  # boto3 ignores characters outside the alphabet
                 row["Data"] = base64.b64decode(row["Data"])
     except (KeyError, TypeError, ValueError) as error:
-        raise UnreadableBody(f"no record: {said(error)}") from error
+        raise UnreadableBody(f"it has a malformed record: {said(error)}") from error
     return rows, message
 
 
-def _load(body: bytes | bytearray, *, cbor: bool) -> Any:  # noqa: ANN401  whatever the service wrote
+def _parse_body(body: bytes | bytearray, *, cbor: bool) -> Any:  # noqa: ANN401  whatever the service wrote
     try:
         if not cbor:
             return orjson.loads(body)
-        # Times are in milliseconds, with or without the tag for times, which by the standard would mean seconds.
+        # Ignore the tag for times. In the standard it means seconds, but Kinesis sends milliseconds with or without it.
         return cbor2.loads(body, semantic_decoders={1: lambda value, _immutable: value})
     except (cbor2.CBORDecodeError, ValueError) as error:
-        raise UnreadableBody(f"no {'CBOR' if cbor else 'JSON'}: {error}") from error
+        raise UnreadableBody(f"it is not valid {'CBOR' if cbor else 'JSON'}: {error}") from error
 
 
 def _to_json(value: object) -> bytes:
     try:
-        return orjson.dumps(value, default=_base64)
+        return orjson.dumps(value, default=_encode_base64)
     except TypeError as error:
         raise UnreadableBody(f"it has a value that JSON cannot represent: {error}") from error
 
 
-def _base64(value: object) -> str:
+def _encode_base64(value: object) -> str:
     if isinstance(value, bytes):
         return pybase64.b64encode_as_string(value)
     raise TypeError(type(value).__name__)
 
 
-_MESSAGE_BYTES = 25 << 20  # at most; the limits of the service are lower
+_MESSAGE_BYTES = 25 << 20  # the maximum; the limits of the service are lower
 _PRELUDE_BYTES = 12  # the length of the message, the length of its headers, and a checksum of both
 
 
@@ -200,25 +201,25 @@ class Subscription:
 
     def __init__(self, raw: Any, on_unreadable: Callable[[str], None]) -> None:  # noqa: ANN401  boto3 says no more of it
         self._raw_stream, self._on_unreadable = raw, on_unreadable
-        self._messages = _messages(raw)
+        self._messages = _read_messages(raw)
         first = next(self._messages, None)
-        if first is None or _headers(first).get(":event-type") != "initial-response":
+        if first is None or _headers_of(first).get(":event-type") != "initial-response":
             raise ResponseParserError("First event was not of type initial-response")
-        self.cbor = is_cbor(_headers(first).get(":content-type"))
+        self.cbor = is_cbor(_headers_of(first).get(":content-type"))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for message in self._messages:
-            if _headers(message).get(":message-type") != "event":
-                raise EventStreamError(_fault(message), "SubscribeToShard")
-            if (name := _headers(message).get(":event-type")) == "SubscribeToShardEvent":
-                yield {name: self._event(message)}
+            if _headers_of(message).get(":message-type") != "event":
+                raise EventStreamError(_error_of(message), "SubscribeToShard")
+            if (name := _headers_of(message).get(":event-type")) == "SubscribeToShardEvent":
+                yield {name: self._parse_event(message)}
 
     def close(self) -> None:
         """Close the connection."""
         self._raw_stream.close()
 
-    def _event(self, message: EventStreamMessage) -> dict[str, Any]:
-        cbor = is_cbor(_headers(message).get(":content-type"))
+    def _parse_event(self, message: EventStreamMessage) -> dict[str, Any]:
+        cbor = is_cbor(_headers_of(message).get(":content-type"))
         try:
             return parse_event(message.payload, cbor=cbor)
         except UnreadableBody as error:
@@ -228,7 +229,7 @@ class Subscription:
 
 
 class InitialResponse:
-    """A body that boto3 takes for the beginning of a subscription in JSON, while we parse the real one."""
+    """A body that looks to boto3 like the beginning of a subscription in JSON. We parse the real body."""
 
     def stream(self) -> list[bytes]:
         """Return the whole body as one chunk."""
@@ -238,51 +239,53 @@ class InitialResponse:
         """Do nothing, because nothing is open."""
 
 
-def _headers(message: EventStreamMessage) -> dict[str, Any]:
+def _headers_of(message: EventStreamMessage) -> dict[str, Any]:
     headers: Any = message.headers  # the stubs type them as a number
     return dict(headers)
 
 
-def _messages(raw: Any) -> Iterator[EventStreamMessage]:  # noqa: ANN401  as above
+def _read_messages(raw: Any) -> Iterator[EventStreamMessage]:  # noqa: ANN401  as above
     """Yield each message when it is complete.
 
-    Botocore's buffer checks the messages. We pass it only complete ones, because it copies its content with each chunk.
+    Botocore's buffer validates the messages. It receives only complete messages, because it copies its content with
+    each chunk.
     """
-    buffer, received, needed = EventStreamBuffer(), io.BytesIO(), _PRELUDE_BYTES
+    buffer, received, needed_bytes = EventStreamBuffer(), io.BytesIO(), _PRELUDE_BYTES
     if (deadline := bounded_response(raw)) is not None:
         deadline.restart()
     for chunk in raw.stream():
         received.write(chunk)
-        if received.tell() < needed:
+        if received.tell() < needed_bytes:
             continue
         data, begin = received.getvalue(), 0
-        while (needed := _size(data, begin)) <= len(data) - begin:
-            buffer.add_data(data[begin : begin + needed])
+        while (needed_bytes := _message_size(data, begin)) <= len(data) - begin:
+            buffer.add_data(data[begin : begin + needed_bytes])
             try:
                 messages = list(buffer)
             except (ArithmeticError, LookupError, StructError, TypeError, ValueError) as error:
                 # The buffer does not translate errors caused by invalid headers.
                 raise ResponseParserError(f"an event has headers that cannot be read: {said(error)}") from error
             yield from messages
-            begin += needed
+            begin += needed_bytes
         received = io.BytesIO()
         received.write(data[begin:])
-        if deadline is not None:  # each event has a new deadline, which counts only the time spent reading
+        if deadline is not None:  # a new deadline for each event, which counts only the time spent reading
             deadline.restart()
 
 
-def _size(data: bytes, begin: int) -> int:
-    """Return the length of the message that starts here, or that of a prelude if its prelude is damaged."""
+def _message_size(data: bytes, begin: int) -> int:
+    """Return the length of the message that starts at `begin`, or that of a prelude if the prelude is damaged."""
     prelude = data[begin : begin + _PRELUDE_BYTES]
     if len(prelude) < _PRELUDE_BYTES or crc32(prelude[:8]) != int.from_bytes(prelude[8:]):
         return _PRELUDE_BYTES
     size = int.from_bytes(prelude[:4])
-    # Other sizes are damaged, too. With 0 we would never make progress; with a huge one we would buffer everything.
+    # Any other size means that the message is damaged. With size 0 we would never make progress, and with a huge size
+    # we would buffer everything.
     return size if _PRELUDE_BYTES < size <= _MESSAGE_BYTES else _PRELUDE_BYTES
 
 
-def _fault(message: EventStreamMessage) -> Any:  # noqa: ANN401  like the error of a service
-    headers = _headers(message)
+def _error_of(message: EventStreamMessage) -> Any:  # noqa: ANN401  like the error of a service
+    headers = _headers_of(message)
     if (code := headers.get(":exception-type")) is None:
         return {"Error": {"Code": headers.get(":error-code", ""), "Message": headers.get(":error-message", "")}}
     try:
@@ -303,7 +306,7 @@ _INITIAL += pack(">I", crc32(_INITIAL))
 JSON = "application/x-amz-json-1.1"
 REFUSED = 300  # this status and all higher ones
 _UNDERSTOOD = THROTTLED | TRANSIENT | CREDENTIALS | DENIED | {"ResourceNotFoundException", "ExpiredIteratorException"}
-"""Errors which show that the service understood the request."""
+"""Errors that show that the service understood the request."""
 
 EventFields = dict[str, Any]
 """The part of a boto3 event that its handlers may change."""
@@ -323,7 +326,7 @@ class CborHooks:
 
     def __init__(self, client: "KinesisClient", *, cbor: bool) -> None:
         self._use_cbor = cbor
-        self._confirmed: set[str] = set()  # the operations with a response in CBOR
+        self._confirmed_operations: set[str] = set()  # the operations with a response in CBOR
         self._lock = Lock()
         events = client.meta.events
         check = cast("Callable[..., None]", self._check_response)  # the stubs do not know that its return value matters
@@ -335,7 +338,7 @@ class CborHooks:
 
     def uses_cbor(self, operation: str) -> bool:
         """Return whether requests of this operation are made in CBOR and had a response in CBOR."""
-        return self._use_cbor and operation in self._confirmed
+        return self._use_cbor and operation in self._confirmed_operations
 
     def _handlers(self) -> Handlers:
         """Return the handlers that encode the requests and decode the responses of each operation."""
@@ -345,7 +348,7 @@ class CborHooks:
         }
 
     def _encode_request(self, params: EventFields, **_event: object) -> None:
-        # Send timestamps as JSON: no local service let us verify their CBOR encoding.
+        # Send timestamps in JSON, because no local service let us verify their encoding in CBOR.
         if self._use_cbor and b"Timestamp" not in params["body"]:
             params["body"] = json_to_cbor(params["body"])
             params["headers"]["Content-Type"] = CBOR
@@ -372,44 +375,41 @@ class CborHooks:
             response_dict["body"] = InitialResponse()
 
     def _check_response(self, response: Any, request_dict: EventFields, operation: Any, **_event: object) -> int | None:  # noqa: ANN401  of boto3
-        """Return 0, the seconds to wait before the request is repeated in JSON.
-
-        If boto3 is to decide about a retry, return None.
-        """
+        """Return 0 to repeat the request in JSON without waiting, or None to let boto3 decide about a retry."""
         if response is None:
             return None
-        http, parsed = response
+        http_response, parsed = response
         code = parsed.get("Error", {}).get("Code")
         if not is_cbor(request_dict["headers"]["Content-Type"]):
-            reason, first = request_dict["context"].pop(_RETRIED_IN_JSON, ("", code))
-            if code != first and http.status_code < SERVER_ERROR:
+            reason, first_code = request_dict["context"].pop(_RETRIED_IN_JSON, ("", code))
+            if code != first_code and http_response.status_code < SERVER_ERROR:
                 self._fall_back(reason)
         elif UNREADABLE in parsed:
             return _retry_in_json(request_dict, f"its response cannot be read: {parsed[UNREADABLE]}", UNREADABLE)
-        elif is_cbor(http.headers.get("content-type")) or getattr(parsed.get("EventStream"), "cbor", False):
-            self._confirmed.add(operation.name)
-        elif http.status_code < REFUSED:
+        elif is_cbor(http_response.headers.get("content-type")) or getattr(parsed.get("EventStream"), "cbor", False):
+            self._confirmed_operations.add(operation.name)
+        elif http_response.status_code < REFUSED:
             self._fall_back("it responds in JSON")
-        elif operation.name not in self._confirmed and code not in _UNDERSTOOD:
-            return _retry_in_json(request_dict, f"it was rejected: {http.status_code} {code}", code)
+        elif operation.name not in self._confirmed_operations and code not in _UNDERSTOOD:
+            return _retry_in_json(request_dict, f"it was rejected: {http_response.status_code} {code}", code)
         return None
 
     def _fall_back(self, reason: str) -> None:
         with self._lock:
-            logged, self._use_cbor = not self._use_cbor, False
-        if not logged:
+            is_logged, self._use_cbor = not self._use_cbor, False
+        if not is_logged:
             log.warning("requests to Kinesis are in JSON from now on, and no longer in CBOR: %s", reason)
 
 
 def is_error_response(response: EventFields) -> bool:
     """Return whether the response is an error, after converting its body to JSON for boto3."""
-    failed: bool = response["status_code"] >= REFUSED
-    if failed and response["body"] and is_cbor(response["headers"].get("content-type")):
+    is_error: bool = response["status_code"] >= REFUSED
+    if is_error and response["body"] and is_cbor(response["headers"].get("content-type")):
         try:
             response["body"] = cbor_to_json(response["body"])
         except UnreadableBody:
             response["body"] = b""  # then only the status is known
-    return failed
+    return is_error
 
 
 def _retry_in_json(request: dict[str, Any], reason: str, code: str | None) -> int:
@@ -424,11 +424,11 @@ _PLACEHOLDER = [{"Data": b"", "PartitionKey": "-"}]
 
 
 class PutRows(list[Any]):
-    """The rows of a PutRecords whose keys were checked, so that boto3 need not validate them one by one."""
+    """The rows of a PutRecords request. Their keys were checked, so boto3 need not validate them one by one."""
 
 
 class ProducerCborHooks(CborHooks):
-    """Chooses the format in which a producer's client sends its records; other lists of records are left to boto3.
+    """Chooses the format in which a producer's client sends `PutRows`. Other lists of records are left to boto3.
 
     Args:
         client: Any boto3 client. Handlers are registered with it.
@@ -437,10 +437,10 @@ class ProducerCborHooks(CborHooks):
 
     def __init__(self, client: "KinesisClient", *, cbor: bool) -> None:
         super().__init__(client, cbor=cbor)
-        withhold = cast(
+        withhold_rows = cast(
             "Callable[..., None]", self._withhold_rows
         )  # the stubs do not know that its return value matters
-        client.meta.events.register("provide-client-params.kinesis.PutRecords", withhold)
+        client.meta.events.register("provide-client-params.kinesis.PutRecords", withhold_rows)
 
     def _handlers(self) -> Handlers:
         return {
@@ -449,9 +449,9 @@ class ProducerCborHooks(CborHooks):
         }
 
     def _withhold_rows(self, params: EventFields, context: EventFields, **_event: object) -> EventFields | None:
-        """Withhold the rows from boto3's serializer, which gets the other parameters."""
+        """Withhold the rows from boto3's serializer, which receives only the other parameters."""
         rows = params.get("Records")
-        if not self._use_cbor or "ListShards" not in self._confirmed or not isinstance(rows, PutRows):
+        if not self._use_cbor or "ListShards" not in self._confirmed_operations or not isinstance(rows, PutRows):
             return None
         if not rows or not all(isinstance(row["Data"], bytes) for row in rows):  # boto3 raises the right error
             return None
@@ -476,16 +476,16 @@ class ProducerCborHooks(CborHooks):
 
     def _check_response(self, response: Any, request_dict: EventFields, operation: Any, **event: object) -> int | None:  # noqa: ANN401  of boto3
         if operation.name == "PutRecords" and response is not None:
-            http, parsed = response
+            http_response, parsed = response
             if UNREADABLE in parsed:
                 self._fall_back(f"its response cannot be read: {parsed[UNREADABLE]}")
-            if UNREADABLE in parsed or http.status_code >= SERVER_ERROR:
+            if UNREADABLE in parsed or http_response.status_code >= SERVER_ERROR:
                 return None
         return super()._check_response(response, request_dict, operation, **event)
 
 
 def read_directly(client: "KinesisClient", hooks: CborHooks, arn: str | None = None) -> None:
-    """Make this client request records without boto3, naming the stream by its ARN if one is given."""
+    """Make this client request records without boto3. If `arn` is given, requests contain the stream's ARN."""
     arn_parameter = {} if arn is None else {"StreamARN": arn}
     calls, boto3_method = DirectCalls(client, ["GetRecords"]), client.get_records
 
@@ -505,9 +505,9 @@ def read_directly(client: "KinesisClient", hooks: CborHooks, arn: str | None = N
 
 
 def put_directly(client: "KinesisClient", hooks: ProducerCborHooks, arn: str | None = None) -> None:
-    """Make this client send a producer's records without boto3; other lists of records are left to boto3.
+    """Make this client send `PutRows` without boto3. Other lists of records are left to boto3.
 
-    With an `arn`, requests also name the stream by it.
+    If `arn` is given, requests contain the stream's ARN in addition to its name.
     """
     arn_parameter = {} if arn is None else {"StreamARN": arn}
     calls, boto3_method = DirectCalls(client, ["PutRecords"]), client.put_records
@@ -541,7 +541,7 @@ def _parse_put_response(body: bytes | bytearray) -> dict[str, Any] | None:
     except UnreadableBody:
         return None
     rows = response.get("Records")
-    # Each must be a dictionary of strings. If there is a null, leave it to boto3, which drops it.
+    # Each row must be a dictionary of strings. A response with a null value is left to boto3, which drops the value.
     if not isinstance(rows, list) or not all(
         type(row) is dict and {str}.issuperset(map(type, row.values())) for row in rows
     ):

@@ -1,18 +1,19 @@
-"""Decides what a producer sends next, without reading a clock, starting threads or doing I/O.
+"""Decides which records a producer sends next, without reading a clock, starting threads or doing I/O.
 
-Its inputs are records, responses, listings of shards and the time. Its outputs are requests and the records' results.
-A record waits in the queue of the shard for its hash key (`ShardMap`). It is sent in an aggregate (`Unit`) at the rate
-that the shard accepts (`Bucket`). It has its result once the unit is known to be on the right shard.
+The inputs of `Core` are records, responses, listings of shards and the time. Its outputs are requests and the results
+of records. A record waits in the queue of the shard for its hash key (`ShardMap`). It is sent in an aggregate (`Unit`)
+at the rate that the shard accepts (`TokenBucket`). Its result is set once the unit is known to be on the right shard.
 
 Rule 1: Each shard has at most one unit under way, and a rejected unit is sent again before anything newer.
 
-Rule 2: If a unit was written to another shard, it counts as written only if all its records belong there. Otherwise
-KCL drops it entirely, so its records are sent again, in order, to the shards in the new map.
+Rule 2: If a unit was written to a different shard than intended, it counts as written only if all its records belong to
+that shard. If they do not, the KCL would drop the whole unit, so its records are sent again, in order, to the shards in
+the new map.
 
 Rule 3: While a unit of a closed shard is under way, nothing is sent to that shard's children.
 
-Together the rules keep the order of every partition key. Only the records of a unit that timed out may be delivered
-twice.
+Together, these rules keep the records of each partition key in order. Only the records of a unit that timed out may be
+delivered twice.
 """
 
 from bisect import bisect_left
@@ -43,34 +44,34 @@ class ShardMap:
 
     Attributes:
         ids: The ids of the open shards.
-        lasts: Their last hash keys, in ascending order.
+        last_keys: Their last hash keys, in ascending order.
         ranges: The hash range of every listed shard by id, including closed shards.
     """
 
     ids: tuple[str, ...]
-    lasts: tuple[int, ...]
+    last_keys: tuple[int, ...]
     ranges: dict[str, HashRange] = field(eq=False)
 
     def shard_of(self, hash_key: int) -> str:
         """Return the shard for this hash key."""
-        return self.ids[bisect_left(self.lasts, hash_key)]
+        return self.ids[bisect_left(self.last_keys, hash_key)]
 
 
 def shard_map_of(shards: Iterable[Shard]) -> ShardMap | None:
     """Return the map of a complete listing, or None if the open shards do not cover the hash key space.
 
-    Such a listing was taken during a split or a merge, and a later one will be complete.
+    A listing may be incomplete during a split or a merge. A later one will be complete.
     """
     listing = tuple(shards)
-    # While a shard is being split, it may be listed as open next to its children.
+    # While a shard is being split, the listing may contain both the shard, still open, and its children.
     parents = {parent for shard in listing for parent in shard.parents}
     ranges = {shard.id: shard.hash_range for shard in listing if shard.hash_range is not None}
-    leaves = sorted((ranges[shard.id], shard.id) for shard in listing if shard.open and shard.id not in parents)
-    firsts = [first for (first, _), _ in leaves]
-    lasts = [last for (_, last), _ in leaves]
-    if [HASH_KEYS[0], *(last + 1 for last in lasts)] != [*firsts, HASH_KEYS[1] + 1]:
+    open_shards = sorted((ranges[shard.id], shard.id) for shard in listing if shard.open and shard.id not in parents)
+    first_keys = [first for (first, _), _ in open_shards]
+    last_keys = [last for (_, last), _ in open_shards]
+    if [HASH_KEYS[0], *(last + 1 for last in last_keys)] != [*first_keys, HASH_KEYS[1] + 1]:
         return None
-    return ShardMap(tuple(shard for _, shard in leaves), tuple(lasts), ranges)
+    return ShardMap(tuple(shard for _, shard in open_shards), tuple(last_keys), ranges)
 
 
 @frozen
@@ -80,13 +81,13 @@ class Settings:
     Attributes:
         record_bytes: The largest Kinesis record that the stream accepts.
         min_bytes: The minimum size of aggregates, if enough records arrive in time. One PUT payload unit is 25 KiB.
-        linger_seconds: How long a record may wait for others to share its aggregate.
-        share: The share of each shard's 1 MiB and 1,000 records per second to use. Above 1, only throttling limits the
-            producer.
-        time_to_live_seconds: The time after which a record is late.
+        linger_seconds: How long a record may wait for other records to fill its aggregate.
+        share: The share that the producer uses of each shard's 1 MiB and 1,000 records per second. Above 1, only
+            throttling limits the producer.
+        time_to_live_seconds: The time after which a record that is not written yet counts as late.
         epoch: If not None, each record is marked with this number and a counter (see `records.Mark`).
-        on_late: With "fail", a late record is given up, and newer ones are sent. With "block", it keeps its place in
-            the queue until it is written.
+        on_late: With "fail", a late record fails, and newer ones are sent. With "block", it keeps its place in the
+            queue until it is written.
     """
 
     record_bytes: int = 1 << 20
@@ -98,18 +99,18 @@ class Settings:
     epoch: int | None = None
 
 
-@define(eq=False)  # not frozen, because creating a frozen one would take four times as long, and there are many
+@define(eq=False)  # not frozen, because creating a frozen entry takes four times as long
 class Entry:
     """A user record that waits for its shard or is under way to it.
 
     Attributes:
-        serial_number: Its number among all records of this producer.
+        serial_number: The record's number among all records of this producer.
         data: The payload.
         partition_key: The partition key.
         hash_key: The hash key, which determines the shard.
         explicit_hash_key: The explicit hash key, if the caller passed one.
-        arrived: When the caller put it, by the producer's clock.
-        expires: When it becomes late.
+        arrived: When `put` was called, by the producer's clock.
+        expires: When the record becomes late, by the producer's clock.
         context: For a record of a Spark sink, its tag without row and span (`sources/deduplication.py`); else empty.
         row: For a record of a Spark sink, the row number of its tag.
     """
@@ -131,17 +132,17 @@ class Entry:
 
     @property
     def single_record_size(self) -> int:
-        """The maximum size, as Kinesis counts it, of a Kinesis record that contains only this record."""
+        """The maximum size that Kinesis counts for a Kinesis record with only this user record."""
         return len(self.data) + len(self.partition_key.encode()) + (framing_of(self.context) if self.context else 0)
 
 
 @frozen(eq=False)
 class Unit:
-    """A Kinesis record, which is accepted or sent again as a whole.
+    """A Kinesis record. It is accepted or sent again as a whole.
 
     Attributes:
-        shard: The shard for which it is meant.
-        entries: Its user records, in order.
+        shard: The shard for which the unit is meant.
+        entries: The user records in order.
         data: The data of the Kinesis record.
         partition_key: The partition key of the Kinesis record.
         hash_key: The hash key of the first user record, which determines the shard.
@@ -160,33 +161,33 @@ class Unit:
 
 
 @define
-class Bucket:
-    """A token bucket of bytes and records. One Kinesis record may overdraw it, and the next one waits.
+class TokenBucket:
+    """A token bucket of bytes and records. A Kinesis record may overdraw it, and then the next one has to wait.
 
     Attributes:
         share: The share of the shard's rate; 1.0 for all of it.
-        updated: When the bucket was last updated.
+        updated_at: When the bucket was last updated.
         bytes: The bytes that may be written.
         records: The Kinesis records that may be written.
     """
 
     share: float
-    updated: float = 0.0
+    updated_at: float = 0.0
     bytes: float = field(default=float(SHARD_BYTES_PER_SECOND))
     records: float = field(default=float(SHARD_RECORDS_PER_SECOND))
 
     def take(self, size: int, now: float) -> None:
         """Subtract a Kinesis record of this size."""
-        passed = max(0.0, now - self.updated) * self.share
-        self.updated = max(self.updated, now)
-        self.bytes = min(SHARD_BYTES_PER_SECOND, self.bytes + passed * SHARD_BYTES_PER_SECOND) - size
-        self.records = min(SHARD_RECORDS_PER_SECOND, self.records + passed * SHARD_RECORDS_PER_SECOND) - 1
+        elapsed = max(0.0, now - self.updated_at) * self.share
+        self.updated_at = max(self.updated_at, now)
+        self.bytes = min(SHARD_BYTES_PER_SECOND, self.bytes + elapsed * SHARD_BYTES_PER_SECOND) - size
+        self.records = min(SHARD_RECORDS_PER_SECOND, self.records + elapsed * SHARD_RECORDS_PER_SECOND) - 1
 
     @property
-    def ready(self) -> float:
+    def ready_at(self) -> float:
         """The time at which the bucket is no longer overdrawn."""
-        owed = max(-self.bytes / SHARD_BYTES_PER_SECOND, -self.records / SHARD_RECORDS_PER_SECOND, 0.0)
-        return self.updated + owed / self.share if owed else 0.0
+        deficit_seconds = max(-self.bytes / SHARD_BYTES_PER_SECOND, -self.records / SHARD_RECORDS_PER_SECOND, 0.0)
+        return self.updated_at + deficit_seconds / self.share if deficit_seconds else 0.0
 
 
 @define(eq=False)
@@ -198,51 +199,51 @@ class ShardQueue:
         hash_range: The hash range of the shard.
         bucket: Limits the rate of writes.
         queue: The waiting records.
-        queued: The size of the waiting records.
-        unit: The unit that was sent, or must be sent again before anything else.
-        sent: When the unit was sent; None while it waits here.
-        written_to: Where the unit was written (shard, sequence number), while the map is too old to show whether that
-            was the right shard.
+        queued_bytes: The size of the waiting records.
+        unit: The unit that was sent, or that must be sent again before anything else.
+        sent_at: When the unit was sent; None while it waits to be sent.
+        written_to: The shard and sequence number under which the unit was written. Set while the shard map is too old
+            to show whether that was the right shard.
         not_before: Nothing is sent before this time.
         faults: The number of consecutive failed attempts.
-        singles_left: How many of the oldest records must be sent one by one, to find the one that cannot be sent.
+        singles_left: The number of oldest records that must be sent one by one, to find the one that cannot be sent.
     """
 
     shard: str
     hash_range: HashRange
-    bucket: Bucket
+    bucket: TokenBucket
     queue: deque[Entry] = field(factory=deque)
-    queued: int = 0
+    queued_bytes: int = 0
     unit: Unit | None = None
-    sent: float | None = None
+    sent_at: float | None = None
     written_to: tuple[str, str] | None = None
     not_before: float = 0.0
     faults: int = 0
     singles_left: int = 0
 
     @property
-    def oldest(self) -> float:
-        """When the oldest record arrived; there must be one."""
+    def oldest_arrival(self) -> float:
+        """When the oldest record arrived. The queue must not be empty."""
         return (self.unit.entries if self.unit else self.queue)[0].arrived
 
     def append(self, entry: Entry) -> None:
         """Add the newest record."""
         self.queue.append(entry)
-        self.queued += len(entry.data) + len(entry.partition_key)  # its size, without a call
+        self.queued_bytes += len(entry.data) + len(entry.partition_key)  # the same as `entry.size`, but faster
 
     def put_back(self, entries: Iterable[Entry]) -> None:
-        """Insert records in order of age, because those of a merged shard come from two queues."""
+        """Insert records in order of age, because the records of a merged shard come from two queues."""
         self.queue = deque(merge(entries, self.queue, key=lambda entry: entry.serial_number))
-        self.queued = sum(entry.size for entry in self.queue)
+        self.queued_bytes = sum(entry.size for entry in self.queue)
 
     def popleft(self) -> Entry:
         """Remove and return the oldest record."""
         entry = self.queue.popleft()
-        self.queued -= entry.size
+        self.queued_bytes -= entry.size
         return entry
 
     def pack(self, size: int) -> Unit:
-        """Make a unit of at most `size` bytes from the oldest records. A larger record is sent alone.
+        """Create a unit of at most `size` bytes from the oldest records. A record that is larger is sent alone.
 
         If the encoder raises, the queue does not change, except for `singles_left`.
         """
@@ -255,13 +256,13 @@ class ShardQueue:
                 ):
                     break
                 entries.append(entry)
-            unit = Unit(self.shard, tuple(entries), aggregate.sealed(), aggregate.partition_key, entries[0].hash_key)
+            unit = Unit(self.shard, tuple(entries), aggregate.encode(), aggregate.partition_key, entries[0].hash_key)
         except Exception:
             self.singles_left = self.singles_left or len(entries) + 1
             raise
         for _ in entries:
             self.queue.popleft()
-        self.queued -= sum([len(entry.data) + len(entry.partition_key) for entry in entries])  # likewise
+        self.queued_bytes -= sum([len(entry.data) + len(entry.partition_key) for entry in entries])  # as in `append`
         self.singles_left = max(0, self.singles_left - 1)
         return unit
 
@@ -275,38 +276,38 @@ class UnitWritten:
 
 
 @frozen
-class Retryable:
+class UnitRetryable:
     """A unit was not written, and may be sent again."""
 
     code: str
 
 
 @frozen
-class Unknown:
+class UnitUnknown:
     """There was no response for a unit, so it may have been written."""
 
     code: str
 
 
 @frozen(eq=False)
-class Rejected:
-    """A unit would be rejected again. If it has several records, perhaps only some of them are to blame."""
+class UnitRejected:
+    """A unit was rejected, and would be rejected again. Perhaps only some of its records are invalid."""
 
     error: Exception
 
 
 @frozen(eq=False)
-class Failed:
+class UnitFailed:
     """The client raised an unexpected error, so the unit may have been written."""
 
     error: BaseException
 
 
-UnitOutcome = UnitWritten | Retryable | Unknown | Rejected | Failed
+UnitOutcome = UnitWritten | UnitRetryable | UnitUnknown | UnitRejected | UnitFailed
 
 
 @frozen(eq=False)
-class Delivered:
+class RecordsDelivered:
     """The records are in the stream. The index of a record is its sub-sequence number."""
 
     entries: tuple[Entry, ...]
@@ -315,28 +316,28 @@ class Delivered:
 
 
 @frozen(eq=False)
-class Late:
-    """The records were given up. If `unknown`, they may be in the stream nevertheless."""
+class RecordsLate:
+    """The records were given up. If `unknown` is true, they may be in the stream nevertheless."""
 
     entries: tuple[Entry, ...]
     unknown: bool
 
 
 @frozen(eq=False)
-class Unsendable:
-    """The records cannot be sent because of `error`. If `unknown`, they may be in the stream nevertheless."""
+class RecordsUnsendable:
+    """The records cannot be sent because of `error`. If `unknown` is true, they may be in the stream nevertheless."""
 
     entries: tuple[Entry, ...]
     error: BaseException
     unknown: bool
 
 
-Result = Delivered | Late | Unsendable
+Result = RecordsDelivered | RecordsLate | RecordsUnsendable
 
 
 @define
 class ProducerMetrics:
-    """The counters of a producer; see `named` for their meaning.
+    """The counters of a producer. `by_kpl_name` explains their meaning.
 
     `buffered_seconds` is a sum over user records, and `request_seconds` is a sum over requests.
     """
@@ -357,27 +358,27 @@ class ProducerMetrics:
     misplaced: int = 0
     errors: Counter[str] = field(factory=Counter)
 
-    def sent(self, units: Iterable[Unit], now: float) -> None:
+    def count_request(self, units: Iterable[Unit], now: float) -> None:
         """Count a request that was sent."""
         self.requests += 1
         for unit in units:
             self.units_sent += 1
             self.buffered_seconds += sum(now - entry.arrived for entry in unit.entries)
 
-    def accepted(self, unit: Unit) -> None:
+    def count_put(self, unit: Unit) -> None:
         """Count a unit that is on the right shard."""
         self.put += len(unit.entries)
         self.put_bytes += sum(len(entry.data) for entry in unit.entries)
         self.units_put += 1
         self.units_put_bytes += len(unit.data)
 
-    def retried(self, unit: Unit, code: str) -> None:
+    def count_retry(self, unit: Unit, code: str) -> None:
         """Count a unit that must be sent again."""
         self.errors[code] += 1
         self.retries += len(unit.entries)
 
-    def named(self) -> dict[str, float | dict[str, int]]:
-        """Return the counters by the KPL's names; times are means in milliseconds.
+    def by_kpl_name(self) -> dict[str, float | dict[str, int]]:
+        """Return the counters by the KPL's names. Times are means in milliseconds.
 
         The last three are not the KPL's:
 
@@ -428,32 +429,32 @@ class Core:
     flushing: bool = False
     _target: int = field(init=False)
     _shard_queues: dict[str, ShardQueue] = field(factory=dict)
-    _closing: list[ShardQueue] = field(factory=list)  # queues of closed shards with a unit under way
+    _closing_queues: list[ShardQueue] = field(factory=list)  # of closed shards that have a unit under way
     _round_trip: float = 0.0
     _map_due: float = inf
     _map_faults: int = 0
-    _unknown: set[int] = field(factory=set)  # serial numbers of records that may be in the stream already
-    _unsendable: list[Unsendable] = field(factory=list)
+    _unknown_serial_numbers: set[int] = field(factory=set)  # of records that may be in the stream already
+    _unsendable: list[RecordsUnsendable] = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
         self._set_target()
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether no record waits or is under way."""
-        queues = (*self._shard_queues.values(), *self._closing)
+        queues = (*self._shard_queues.values(), *self._closing_queues)
         return not any(shard_queue.queue or shard_queue.unit for shard_queue in queues)
 
     def put(self, entry: Entry) -> bool:
-        """Queue a record. Return whether something may be due sooner than before."""
+        """Queue a record. Return whether `due` may now be earlier than before."""
         shard_queue = self._shard_queue(self.shards.shard_of(entry.hash_key))
-        before = shard_queue.queued
+        queued_before = shard_queue.queued_bytes
         shard_queue.append(entry)
         self.metrics.received += 1
-        return not before or before < self._target <= shard_queue.queued
+        return not queued_before or queued_before < self._target <= shard_queue.queued_bytes
 
     def due(self) -> float:
-        """Return the time at which `request` will next have something to send, as far as we know."""
+        """Return the time at which `request` will next have something to send, as far as is known."""
         return min(map(self._shard_queue_due, self._shard_queues.values()), default=inf)
 
     def map_due(self) -> float:
@@ -461,55 +462,58 @@ class Core:
         return self._map_due
 
     def request(self, now: float) -> tuple[Unit, ...]:
-        """Return the units to send now in one request, perhaps none. Each must be passed to `unit_completed` later."""
+        """Return the units to send now in one request, if any. Pass each of them to `unit_completed` later."""
         units: list[Unit] = []
-        room = REQUEST_BYTES
+        remaining_bytes = REQUEST_BYTES
         due = [queue for queue in self._shard_queues.values() if self._shard_queue_due(queue) <= now]
-        # Oldest first. Otherwise, if more shards are due than fit in a request, the last ones might never be sent.
-        for shard_queue in sorted(due, key=lambda queue: queue.oldest):
+        # Start with the oldest records. Otherwise, if more shards are due than fit into a request, some might never be
+        # sent.
+        for shard_queue in sorted(due, key=lambda queue: queue.oldest_arrival):
             if len(units) == REQUEST_RECORDS:
                 break
             unit = shard_queue.unit = shard_queue.unit or self._pack(shard_queue)
-            if unit is not None and unit.size <= room:
-                room -= unit.size
-                shard_queue.sent = now
+            if unit is not None and unit.size <= remaining_bytes:
+                remaining_bytes -= unit.size
+                shard_queue.sent_at = now
                 shard_queue.bucket.take(unit.size, now)
                 units.append(unit)
         if units:
-            self.metrics.sent(units, now)
+            self.metrics.count_request(units, now)
         return tuple(units)
 
     def unit_completed(self, unit: Unit, outcome: UnitOutcome, now: float) -> tuple[Result, ...]:
         """Process the outcome of a unit that was sent, and return the results of its records."""
-        candidates = (*self._closing, *filter(None, [self._shard_queues.get(unit.shard)]))
+        candidates = (*self._closing_queues, *filter(None, [self._shard_queues.get(unit.shard)]))
         shard_queue = next((queue for queue in candidates if queue.unit is unit), None)
         if shard_queue is None:  # given up in the meantime
             return ()
         match outcome:
             case UnitWritten(shard, sequence_number):
-                seconds = now - shard_queue.sent if shard_queue.sent is not None else 0.0
+                seconds = now - shard_queue.sent_at if shard_queue.sent_at is not None else 0.0
                 self._round_trip = 0.8 * self._round_trip + 0.2 * seconds if self._round_trip else seconds
                 self._set_target()
-                shard_queue.sent, shard_queue.written_to = None, (shard, sequence_number)
+                shard_queue.sent_at, shard_queue.written_to = None, (shard, sequence_number)
                 if shard != unit.shard:
                     self._request_map(now)
-                # A single record is always on the shard of its own hash key, even if our map names another shard.
-                belongs = shard == unit.shard or len(unit.entries) == 1 or self._is_on_right_shard(shard_queue)
-                return self._accept(shard_queue) if belongs else ()
-            case Retryable(code):
-                self.metrics.retried(unit, code)
-            case Unknown(code):
-                self._unknown.update(entry.serial_number for entry in unit.entries)
-                self.metrics.retried(unit, code)
+                # A unit of one record is always on the shard of its hash key, even if our map has another shard for it.
+                is_on_right_shard = (
+                    shard == unit.shard or len(unit.entries) == 1 or self._is_on_right_shard(shard_queue)
+                )
+                return self._accept(shard_queue) if is_on_right_shard else ()
+            case UnitRetryable(code):
+                self.metrics.count_retry(unit, code)
+            case UnitUnknown(code):
+                self._unknown_serial_numbers.update(entry.serial_number for entry in unit.entries)
+                self.metrics.count_retry(unit, code)
                 self.metrics.unknown += len(unit.entries)
-            case Failed(error):
-                self._unknown.update(entry.serial_number for entry in unit.entries)
-                self._remove(shard_queue)
+            case UnitFailed(error):
+                self._unknown_serial_numbers.update(entry.serial_number for entry in unit.entries)
+                self._remove_unit(shard_queue)
                 return (self._give_up(unit.entries, error),)
-            case Rejected(error):
-                self.metrics.retried(unit, type(error).__name__)
+            case UnitRejected(error):
+                self.metrics.count_retry(unit, type(error).__name__)
                 if len(unit.entries) == 1:
-                    self._remove(shard_queue)
+                    self._remove_unit(shard_queue)
                     return (self._give_up(unit.entries, error),)
                 shard_queue.unit, shard_queue.singles_left = None, len(unit.entries)
                 shard_queue.put_back(unit.entries)
@@ -526,63 +530,69 @@ class Core:
             return ()
         self.shards, self._map_due = shards, inf
         for shard_queue in [queue for queue in self._shard_queues.values() if queue.shard not in shards.ids]:
-            # The waiting records of a closed shard move to other queues, but its unit under way must finish (rule 3).
+            # The waiting records of a closed shard are moved to other queues, but its unit under way must finish first
+            # (rule 3).
             del self._shard_queues[shard_queue.shard]
-            if shard_queue.sent is not None or shard_queue.written_to is not None:
-                self._closing.append(shard_queue)
-                waiting, shard_queue.queue, shard_queue.queued = shard_queue.queue, deque(), 0
+            if shard_queue.sent_at is not None or shard_queue.written_to is not None:
+                self._closing_queues.append(shard_queue)
+                waiting, shard_queue.queue, shard_queue.queued_bytes = shard_queue.queue, deque(), 0
                 self._enqueue(waiting)
             else:
                 self._requeue(shard_queue)
         results: list[Result] = []
         for shard_queue in [
-            queue for queue in (*self._shard_queues.values(), *self._closing) if queue.written_to is not None
+            queue for queue in (*self._shard_queues.values(), *self._closing_queues) if queue.written_to is not None
         ]:
             if self._is_on_right_shard(shard_queue):
                 results += self._accept(shard_queue)
                 continue
             self._map_faults += 1
-            misplaced = shard_queue.written_to is not None and shard_queue.written_to[0] in shards.ranges
-            if misplaced:
+            is_misplaced = shard_queue.written_to is not None and shard_queue.written_to[0] in shards.ranges
+            if is_misplaced:
                 self.metrics.misplaced += 1
                 shard_queue.written_to = None
                 self._retry(shard_queue, now)
-            if not misplaced or shard_queue.shard in shards.ids:  # the listing lags behind the stream
+            if not is_misplaced or shard_queue.shard in shards.ids:  # the listing lags behind the stream
                 self._request_map(now)
         if self._map_due == inf:  # otherwise another listing is due
             self._map_faults = 0
         return tuple(results)
 
-    def expire(self, now: float) -> tuple[Late, ...]:
+    def expire(self, now: float) -> tuple[RecordsLate, ...]:
         """Give up the records that are late and not under way."""
         if self.settings.on_late == "block":
             return ()
-        results: list[Late] = []
+        results: list[RecordsLate] = []
         for shard_queue in self._shard_queues.values():
             unit = shard_queue.unit
-            waiting = shard_queue.sent is None and shard_queue.written_to is None
-            if unit is not None and waiting and unit.entries[0].expires <= now:
+            is_waiting = shard_queue.sent_at is None and shard_queue.written_to is None
+            if unit is not None and is_waiting and unit.entries[0].expires <= now:
                 shard_queue.unit = None
                 shard_queue.put_back(unit.entries)
-            late: list[Entry] = []
+            late_entries: list[Entry] = []
             while shard_queue.unit is None and shard_queue.queue and shard_queue.queue[0].expires <= now:
-                late.append(shard_queue.popleft())
-            if late:
-                self.metrics.late += len(late)
-                results.append(Late(tuple(late), unknown=any(entry.serial_number in self._unknown for entry in late)))
+                late_entries.append(shard_queue.popleft())
+            if late_entries:
+                self.metrics.late += len(late_entries)
+                results.append(
+                    RecordsLate(
+                        tuple(late_entries),
+                        unknown=any(entry.serial_number in self._unknown_serial_numbers for entry in late_entries),
+                    )
+                )
         return tuple(results)
 
-    def take_unsendable(self) -> tuple[Unsendable, ...]:
+    def take_unsendable(self) -> tuple[RecordsUnsendable, ...]:
         """Return the records that `request` could not pack into units since the last call."""
         unsendable, self._unsendable = self._unsendable, []
         return tuple(unsendable)
 
-    def abandon(self) -> tuple[Late, ...]:
+    def abandon(self) -> tuple[RecordsLate, ...]:
         """Give up all records, sent or not."""
-        shard_queues = [*self._shard_queues.values(), *self._closing]
-        self._shard_queues, self._closing = {}, []
+        shard_queues = [*self._shard_queues.values(), *self._closing_queues]
+        self._shard_queues, self._closing_queues = {}, []
         abandoned = [
-            Late((*(shard_queue.unit.entries if shard_queue.unit else ()), *shard_queue.queue), unknown=True)
+            RecordsLate((*(shard_queue.unit.entries if shard_queue.unit else ()), *shard_queue.queue), unknown=True)
             for shard_queue in shard_queues
         ]
         return tuple(late for late in abandoned if late.entries)
@@ -590,67 +600,72 @@ class Core:
     def _shard_queue(self, shard: str) -> ShardQueue:
         shard_queue = self._shard_queues.get(shard)
         if shard_queue is None:
-            shard_queue = ShardQueue(shard, self.shards.ranges[shard], Bucket(self.settings.share))
+            shard_queue = ShardQueue(shard, self.shards.ranges[shard], TokenBucket(self.settings.share))
             self._shard_queues[shard] = shard_queue
         return shard_queue
 
     def _set_target(self) -> None:
-        """Set the size of aggregates to the bytes that a shard accepts during one round trip of a request."""
+        """Set the target size of aggregates to what a shard accepts during one round trip of a request."""
         bytes_in_flight = int(SHARD_BYTES_PER_SECOND * self.settings.share * self._round_trip)
         self._target = min(max(bytes_in_flight, self.settings.min_bytes), self.settings.record_bytes)
 
     def _shard_queue_due(self, shard_queue: ShardQueue) -> float:
         if (
-            shard_queue.sent is not None
+            shard_queue.sent_at is not None
             or shard_queue.written_to is not None
             or not (shard_queue.unit or shard_queue.queue)
         ):
             return inf
         first, last = shard_queue.hash_range
-        if any(closing.hash_range[0] <= last and first <= closing.hash_range[1] for closing in self._closing):  # rule 3
+        if any(
+            closing_queue.hash_range[0] <= last and first <= closing_queue.hash_range[1]
+            for closing_queue in self._closing_queues
+        ):  # rule 3
             return inf
-        due = max(shard_queue.not_before, shard_queue.bucket.ready)
-        if shard_queue.unit or self.flushing or shard_queue.queued >= self._target:
+        due = max(shard_queue.not_before, shard_queue.bucket.ready_at)
+        if shard_queue.unit or self.flushing or shard_queue.queued_bytes >= self._target:
             return due
         return max(due, shard_queue.queue[0].arrived + self.settings.linger_seconds)
 
     def _request_map(self, now: float) -> None:
         self._map_due = min(self._map_due, now + (_backoff(self._map_faults) if self._map_faults else 0.0))
 
-    def _accept(self, shard_queue: ShardQueue) -> tuple[Delivered, ...]:
+    def _accept(self, shard_queue: ShardQueue) -> tuple[RecordsDelivered, ...]:
         unit, written_to = shard_queue.unit, shard_queue.written_to
         if unit is None or written_to is None:
             return ()
-        self._remove(shard_queue)
-        if self._unknown:
-            self._unknown.difference_update(entry.serial_number for entry in unit.entries)
-        self.metrics.accepted(unit)
-        return (Delivered(unit.entries, *written_to),)
+        self._remove_unit(shard_queue)
+        if self._unknown_serial_numbers:
+            self._unknown_serial_numbers.difference_update(entry.serial_number for entry in unit.entries)
+        self.metrics.count_put(unit)
+        return (RecordsDelivered(unit.entries, *written_to),)
 
-    def _remove(self, shard_queue: ShardQueue) -> None:
-        """Remove the unit that was under way, because its records have their results."""
-        shard_queue.unit = shard_queue.written_to = shard_queue.sent = None
+    def _remove_unit(self, shard_queue: ShardQueue) -> None:
+        """Remove the unit under way, whose records have their results."""
+        shard_queue.unit = shard_queue.written_to = shard_queue.sent_at = None
         shard_queue.faults, shard_queue.not_before = 0, 0.0
-        self._closing = [closing for closing in self._closing if closing is not shard_queue]
+        self._closing_queues = [
+            closing_queue for closing_queue in self._closing_queues if closing_queue is not shard_queue
+        ]
 
     def _pack(self, shard_queue: ShardQueue) -> Unit | None:
-        """Make a unit of the oldest records, giving up each record that the encoder rejects."""
+        """Create a unit from the oldest records. Give up each record that the encoder rejects."""
         while shard_queue.queue:
-            single = shard_queue.singles_left > 0
+            is_single = shard_queue.singles_left > 0
             try:
                 return shard_queue.pack(self._target)
             except Exception as error:  # noqa: BLE001  the other records must still be sent
-                if single:
+                if is_single:
                     shard_queue.singles_left -= 1
                     self._unsendable.append(self._give_up((shard_queue.popleft(),), error))
         return None
 
-    def _give_up(self, entries: tuple[Entry, ...], error: BaseException) -> Unsendable:
+    def _give_up(self, entries: tuple[Entry, ...], error: BaseException) -> RecordsUnsendable:
         serial_numbers = {entry.serial_number for entry in entries}
-        unknown = not serial_numbers.isdisjoint(self._unknown)
-        self._unknown -= serial_numbers
+        unknown = not serial_numbers.isdisjoint(self._unknown_serial_numbers)
+        self._unknown_serial_numbers -= serial_numbers
         self.metrics.failed += len(entries)
-        return Unsendable(entries, error, unknown)
+        return RecordsUnsendable(entries, error, unknown)
 
     def _is_on_right_shard(self, shard_queue: ShardQueue) -> bool:
         """Return whether all records of the unit belong to the shard to which it was written (rule 2)."""
@@ -665,16 +680,18 @@ class Core:
 
     def _retry(self, shard_queue: ShardQueue, now: float) -> None:
         """Schedule a unit to be sent again, unchanged if its shard is still open (rule 1)."""
-        shard_queue.sent = None
+        shard_queue.sent_at = None
         shard_queue.faults += 1
         shard_queue.not_before = now + _backoff(shard_queue.faults)
         if shard_queue.shard not in self.shards.ids:
-            self._closing = [closing for closing in self._closing if closing is not shard_queue]
+            self._closing_queues = [
+                closing_queue for closing_queue in self._closing_queues if closing_queue is not shard_queue
+            ]
             self._requeue(shard_queue)
 
     def _requeue(self, shard_queue: ShardQueue) -> None:
         entries = (*(shard_queue.unit.entries if shard_queue.unit else ()), *shard_queue.queue)
-        shard_queue.unit, shard_queue.queue, shard_queue.queued = None, deque(), 0
+        shard_queue.unit, shard_queue.queue, shard_queue.queued_bytes = None, deque(), 0
         self._enqueue(entries)
 
     def _enqueue(self, entries: Iterable[Entry]) -> None:

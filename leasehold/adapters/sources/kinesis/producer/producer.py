@@ -1,21 +1,21 @@
-"""An ordered, aggregating producer for Kinesis: the threads around `Core`.
+"""A producer for Kinesis that keeps records in order and aggregates them. It runs `Core` in threads.
 
 with Producer(clients_of("eu-west-1", None, 4), "orders") as producer:
     written = producer.put(b"...", "customer-7")
 print(written.result().shard)
 
 One thread, the pump, starts the requests that are due (`_start_due_requests`). Other threads make these requests
-(`KinesisPutClient`) and pass the responses to the core, whose results wake the waiting callers.
+(`KinesisPutClient`) and pass the responses to the core. The core's results then wake the waiting callers.
 
-Rule 1: Every record that `put` accepted gets a result, unless the producer stops; then `Outcomes` has the reason. So no
-caller waits for a thread that has ended. An error that concerns only some records fails only these. An error that
-concerns the whole stream, or one in the pump, stops the producer.
+Rule 1: Every record that `put` accepted gets a result, unless the producer stops. In this case, `Outcomes` contains the
+reason. So no caller waits for a thread that has ended. If an error concerns only some records, only these records fail.
+An error that concerns the whole stream, or an error in the pump, stops the producer.
 
-Rule 2: The threads are daemons. They all start with the producer, because `_drain_at_exit` needs them when the
-interpreter is exiting and can no longer start threads. They keep the producer alive only while it has records.
+Rule 2: The threads are daemons. All of them are started together with the producer, because `_drain_at_exit` needs them
+when the interpreter is exiting and can no longer start threads. They keep the producer alive only while it has records.
 
-Rule 3: A fork copies the producer without its threads, and perhaps with its lock held. So the copy in another process
-raises before it touches the lock.
+Rule 3: A fork copies the producer without its threads, and perhaps with its lock held. So in another process, the copy
+raises an error before it uses the lock.
 """
 
 import logging
@@ -55,20 +55,20 @@ from leasehold.adapters.sources.kinesis.faults import (
 from leasehold.adapters.sources.kinesis.hash_keys import digest_of
 from leasehold.adapters.sources.kinesis.producer.core import (
     Core,
-    Delivered,
     Entry,
-    Failed,
-    Late,
-    Rejected,
+    RecordsDelivered,
+    RecordsLate,
+    RecordsUnsendable,
     Result,
-    Retryable,
     Settings,
     ShardMap,
     Unit,
+    UnitFailed,
     UnitOutcome,
+    UnitRejected,
+    UnitRetryable,
+    UnitUnknown,
     UnitWritten,
-    Unknown,
-    Unsendable,
     shard_map_of,
 )
 from leasehold.adapters.sources.kinesis.records import MARK_BYTES, Mark, shards_from, with_mark
@@ -82,8 +82,8 @@ from leasehold.stores.printable import escaped, said, text_of
 
 try:
     from leasehold.adapters.sources.kinesis.cbor.hooks import ProducerCborHooks, PutRows, put_directly
-except ImportError:  # then boto3 serializes the requests
-    PutRows, PutWire = list, None  # type: ignore[assignment,misc]  # the slow way
+except ImportError:  # without it, boto3 serializes the requests
+    PutRows, ProducerCborHooks = list, None  # type: ignore[assignment,misc]  # the slow way
 
 if TYPE_CHECKING:  # the stubs are not installed for users
     from types_boto3_kinesis import KinesisClient
@@ -91,16 +91,17 @@ if TYPE_CHECKING:  # the stubs are not installed for users
 log = escaped(logging.getLogger("leasehold.kinesis"))
 
 PUT_TIMEOUTS = 10.0, 20.0, 30.0
-"""Timeouts for the next bytes of a response. A request that times out may have been carried out, and is sent again."""
+"""How long to wait for the next bytes of a response, in seconds. A request that times out is sent again, although it
+may have been carried out."""
 QUICK_RESPONSES = 20
-"""How many consecutive quick responses restore the shortest timeout. It takes many, because a request goes to many
-shards."""
+"""The number of consecutive quick responses after which the shortest timeout is used again. It is high, because a
+request contains records for many shards."""
 
 EXIT_SECONDS = 10.0
-"""How long the exit of a process waits for the records of all producers that were not closed."""
+"""How long a process waits at its exit until the producers that were not closed have sent their records."""
 
 _RECORD_ERRORS = frozenset({"InvalidArgumentException", "SerializationException", "ValidationException"})
-"""Errors that mean that the service rejects a record, rather than the caller or the stream."""
+"""Errors which mean that the service rejects a record, and not the caller or the stream."""
 
 _NOT_SENT = (ConnectTimeoutError, EndpointConnectionError, ProxyConnectionError)
 
@@ -140,14 +141,14 @@ def client_of(
     session: boto3.Session | None = None,
     arn: str | None = None,
 ) -> "KinesisClient":
-    """Return a client that sends each request once, because we would not notice if its own retries wrote twice.
+    """Return a client that does not retry, because we would not notice if its own retries wrote a record twice.
 
     Args:
         region: The region; None for the environment's.
         endpoint: The URL of the endpoint; None for that of the region.
         connections: The number of connections, one for each concurrent request.
         wire: The format in which records are sent, if the service supports it.
-        read_seconds: After how many seconds without a byte a request is given up.
+        read_seconds: The read timeout: how many seconds to wait for the next bytes of a response.
         session: The session with the credentials; None for the environment's.
         arn: The ARN of the stream, if requests name it by ARN.
     """
@@ -178,7 +179,7 @@ class KinesisPutClient:
     """Makes the requests of a producer."""
 
     def __init__(self, client: "KinesisClient | KinesisClients", stream: str) -> None:
-        """Send requests to `stream` with `client`, which must not retry them by itself."""
+        """Use `client`, which must not retry requests by itself, to write to `stream`."""
         clients = KinesisClients.of(client)
         self._stream = stream
         self._put_timeouts, self._other_timeouts = (
@@ -201,7 +202,7 @@ class KinesisPutClient:
         return evolve(settings, record_bytes=record_bytes)
 
     def shards(self) -> ShardMap | None:
-        """Return the map of the stream's shards, or None if the open shards leave a gap.
+        """Return the map of the stream's shards, or None if there is a gap between the open shards.
 
         Raises:
             SourceUnavailable: If trying again later may help.
@@ -216,7 +217,7 @@ class KinesisPutClient:
             return shard_map_of(shards_from(rows))
 
     def put(self, units: Sequence[Unit]) -> list[UnitOutcome]:
-        """Send units together, once. If the request is rejected because of a record, send each half to find it.
+        """Send units in one request. If a record causes its rejection, send each half separately to find the record.
 
         Any other error of the client propagates.
 
@@ -235,41 +236,42 @@ class KinesisPutClient:
             code = code_of(cause) if isinstance(cause, ClientError) else type(cause).__name__
             if code in _RECORD_ERRORS or isinstance(cause, ParamValidationError):
                 if len(units) == 1:
-                    return [Rejected(fault)]
+                    return [UnitRejected(fault)]
                 half = len(units) // 2
                 return self.put(units[:half]) + self.put(units[half:])
             if not isinstance(fault, SourceUnavailable):
                 raise
-            # If the request was rejected or never sent, nothing was written. In any other case it may have been.
-            not_written = isinstance(cause, _NOT_SENT)
+            # If the request was rejected or not sent, nothing was written. In any other case, the records may have been
+            # written.
+            nothing_written = isinstance(cause, _NOT_SENT)
             if isinstance(cause, ClientError):
-                not_written = (
+                nothing_written = (
                     int(cause.response.get("ResponseMetadata", {}).get("HTTPStatusCode", SERVER_ERROR)) < SERVER_ERROR
                 )
-            return [Retryable(code) if not_written else Unknown(code)] * len(units)
+            return [UnitRetryable(code) if nothing_written else UnitUnknown(code)] * len(units)
         except ResponseParserError as error:
-            return [Unknown(type(error).__name__)] * len(units)
+            return [UnitUnknown(type(error).__name__)] * len(units)
         results = response.get("Records") if isinstance(response, dict) else None
         if not isinstance(results, list) or len(results) != len(units):
-            return [Unknown("ResultCountMismatch")] * len(units)
+            return [UnitUnknown("ResultCountMismatch")] * len(units)
         return [self._outcome(row) for row in results]
 
     def _outcome(self, row: Any) -> UnitOutcome:  # noqa: ANN401  whatever the service wrote
         match row:
             case {"ErrorCode": str(code)} if code in _RECORD_ERRORS:
                 message = row.get("ErrorMessage")
-                return Rejected(
+                return UnitRejected(
                     SourceError(f"Kinesis rejected a record for stream {self._stream!r}: {code} {message or ''}")
                 )
             case {"ErrorCode": str(code)} if code:
-                return Retryable(code)
+                return UnitRetryable(code)
             case {"ShardId": str(shard), "SequenceNumber": str(sequence_number)}:
                 return UnitWritten(shard, sequence_number)
-        return Unknown("UnreadableResult")
+        return UnitUnknown("UnreadableResult")
 
 
 _KEY_CHARACTERS = 256
-_LATE_SECONDS = 1.0  # how long after its expiry a record may be given up
+_LATE_SECONDS = 1.0  # how long after its expiry a record is given up at the latest
 _FIRST_MAP_TRIES, _FIRST_MAP_SECONDS = 60, 0.5
 
 
@@ -283,7 +285,7 @@ class Written:
 
 
 class Outcomes:
-    """Wakes the callers that wait for records of one producer, and stores the reason why it stopped."""
+    """Wakes the callers that wait for records of one producer, and stores the reason if the producer stops."""
 
     def __init__(self, lock: Lock) -> None:
         self.lock, self.changed, self.process = lock, Condition(lock), current_process()
@@ -291,11 +293,11 @@ class Outcomes:
 
     @property
     def fault(self) -> ProducerError | None:
-        """The reason why no more results will come; None while the producer is running."""
+        """The error that stopped the producer, or None while it is running."""
         return self._fault if self.process is current_process() else _wrong_process_error()
 
-    def end(self, fault: ProducerError) -> None:
-        """Fail all current and later waits. The first reason is kept."""
+    def fail_all(self, fault: ProducerError) -> None:
+        """Make all current and later waits fail. The first reason is kept."""
         self._fault = self._fault or fault
         self.changed.notify_all()
 
@@ -309,7 +311,7 @@ def _wrong_process_error() -> "ProducerError":
 
 @define(eq=False)
 class RecordFuture(Entry):
-    """The future of one record. It is also the queue entry, which halves the work of the garbage collector."""
+    """The future of one record. It is also the queue entry, because one object halves the garbage collector's work."""
 
     _outcomes: Outcomes
     _result: UnitWritten | ProducerError | None = None
@@ -346,25 +348,26 @@ class RecordFuture(Entry):
                 raise error
 
     def set_result(self, result: UnitWritten | ProducerError, index: int = 0) -> None:
-        """Set the result and free the data. Only the producer calls this, and it then wakes the waiting threads."""
+        """Set the result and free the data. Only the producer calls this. It then wakes the waiting threads."""
         self._result, self._index, self.data = result, index, b""
 
 
 class Producer:
-    """Writes records to one stream, each partition key in order, and loses none.
+    """Writes records to one stream, in order for each partition key, without losing any.
 
     A producer belongs to the process that created it. In a forked process, every call raises ProducerError, except for
-    results that were already set. If a producer is no longer referenced, it sends its remaining records, and then its
+    results that were already set. A producer that is no longer referenced sends its remaining records, and then its
     threads end.
 
     Args:
         client: The client of the service, which must not retry requests by itself. Use `clients_of`, whose timeouts
             adapt to a slow service, or `client_of`.
         stream: The name of the stream.
-        settings: How to send. The record limit is replaced by that of the stream.
-        pending_records: How many records may be accepted and not yet written before `put` waits.
-        pending_bytes: How many bytes of data may be accepted and not yet written before `put` waits.
-        requests: The maximum number of concurrent requests, each for other shards.
+        settings: The settings. The limit for the size of records is replaced by that of the stream.
+        pending_records: The maximum number of records that are accepted but not yet written. If it is reached, `put`
+            waits.
+        pending_bytes: The maximum number of bytes that are accepted but not yet written. If it is reached, `put` waits.
+        requests: The maximum number of concurrent requests, which are for different shards.
         clock: Returns monotonic seconds.
     """
 
@@ -386,15 +389,17 @@ class Producer:
             SourceError: If trying again cannot help.
         """
         self._stream, self._put_client, self._clock = stream, KinesisPutClient(client, stream), clock
-        fitted_settings = self._put_client.with_stream_limits(settings)
+        stream_settings = self._put_client.with_stream_limits(settings)
         for _ in range(_FIRST_MAP_TRIES):
             if (shards := self._put_client.shards()) is not None:
                 break
             time.sleep(_FIRST_MAP_SECONDS)
         else:
-            raise SourceUnavailable(f"the open shards of stream {stream!r} leave a gap; is it being created?")
-        self._core = Core(shards, fitted_settings)
-        self._settings = fitted_settings
+            raise SourceUnavailable(
+                f"stream {stream!r}: there is a gap between its open shards; try again once it is ACTIVE"
+            )
+        self._core = Core(shards, stream_settings)
+        self._settings = stream_settings
         self._max_pending, self._max_pending_bytes, self._max_requests = pending_records, pending_bytes, requests
         self._lock = Lock()
         self._work_available, self._not_full = Condition(self._lock), Condition(self._lock)
@@ -406,15 +411,17 @@ class Producer:
         self._fault: ProducerError | None = None
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._keep_alive = _KeepAlive()
-        reference, senders = ref(self), requests + 1  # one of them lists shards
-        run = partial(_run_pump, reference, self._keep_alive, self._work_available, self._calls, senders)
+        producer_reference, sender_count = ref(self), requests + 1  # one of them lists shards
+        run_pump = partial(
+            _run_pump, producer_reference, self._keep_alive, self._work_available, self._calls, sender_count
+        )
         self._threads: list[Thread] = []
         try:
-            for _ in range(senders):
+            for _ in range(sender_count):
                 self._threads.append(
-                    spawn("leasehold-put", partial(_run_calls, self._calls), partial(_stop, reference))
+                    spawn("leasehold-put", partial(_run_calls, self._calls), partial(_stop, producer_reference))
                 )
-            self._threads.append(spawn("leasehold-produce", run, partial(_stop, reference)))
+            self._threads.append(spawn("leasehold-produce", run_pump, partial(_stop, producer_reference)))
         except BaseException:
             for _ in self._threads:
                 self._calls.put(None)
@@ -424,7 +431,7 @@ class Producer:
     def check(
         self, data: bytes, partition_key: str, explicit_hash_key: str | None = None, *, context: bytes = b""
     ) -> int:
-        """Return the hash key of a record. Raises the same TypeError or ValueError as `put` for this record."""
+        """Return the hash key of a record. Raises the TypeError or ValueError that `put` would raise."""
         return self._check(data, partition_key, explicit_hash_key, framing_of(context) if context else 0)
 
     def put(
@@ -456,7 +463,7 @@ class Producer:
             data = _bytes_of(data)
         hash_key = self._check(data, partition_key, explicit_hash_key, framing_of(context) if context else 0)
         with self._lock:
-            if self._full:
+            if self._is_full:
                 self._wait_until_not_full()
             if self._closed:
                 raise self._closed_error()
@@ -464,37 +471,37 @@ class Producer:
                 data = with_mark(data, Mark(self._settings.epoch, self._next_serial_number))
             now, serial_number = self._clock(), self._next_serial_number
             expires = now + self._settings.time_to_live_seconds
-            fields = serial_number, data, partition_key, hash_key, explicit_hash_key, now, expires
-            # Keyword arguments would add half to the time of a call, and few records need them.
+            arguments = serial_number, data, partition_key, hash_key, explicit_hash_key, now, expires
+            # Avoid keyword arguments, which would make the call take half as long again and are needed by few records.
             make_future = partial(RecordFuture, context=context, row=row) if context else RecordFuture
-            future = make_future(*fields, self._outcomes)
+            future = make_future(*arguments, self._outcomes)
             self._next_serial_number = serial_number + 1
-            due = self._core.put(future)
+            may_be_due_earlier = self._core.put(future)
             self._pending += 1
             self._pending_bytes += len(data)
-            if due:
+            if may_be_due_earlier:
                 self._keep_alive.producer = self
                 self._work_available.notify()
         return future
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Send all records now; return whether all of them had a result within `timeout` seconds.
+        """Send all records now. Return whether all of them had a result within `timeout` seconds.
 
         Raises:
-            ProducerError: In another process than the producer's own.
+            ProducerError: If this is not the process that created the producer.
         """
         if self._process is not current_process():
             raise _wrong_process_error()
         with self._lock, self._sending_at_once():
-            return self._outcomes.changed.wait_for(lambda: self._closed or self._core.empty, timeout)
+            return self._outcomes.changed.wait_for(lambda: self._closed or self._core.is_empty, timeout)
 
     def close(self, timeout: float | None = None) -> bool:
-        """Flush, then stop; return whether all records had a result within `timeout` seconds.
+        """Flush, then stop. Return whether all records had a result within `timeout` seconds.
 
         Records without a result fail, and their number is logged as an error.
 
         Raises:
-            ProducerError: If an error had stopped the producer, or if this is not the process that created it.
+            ProducerError: If an error has stopped the producer, or if this is not the process that created it.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         self.flush(timeout)
@@ -515,28 +522,28 @@ class Producer:
         if self._process is not current_process():
             raise _wrong_process_error()
         with self._lock:
-            return self._core.metrics.named()
+            return self._core.metrics.by_kpl_name()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_raised: object) -> None:
+    def __exit__(self, exception_type: type[BaseException] | None, *_raised: object) -> None:
         try:
             self.close()
         except ProducerError:
-            if kind is None:
-                raise  # otherwise the exception that ended the block takes precedence; the fault is logged
+            if exception_type is None:
+                raise  # the exception that ended the block takes precedence; the fault is logged
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a producer cannot be sent to another process; open one in each")
 
     @property
-    def _full(self) -> bool:
+    def _is_full(self) -> bool:
         return self._pending >= self._max_pending or self._pending_bytes >= self._max_pending_bytes
 
     def _wait_until_not_full(self) -> None:
-        with self._sending_at_once():  # lingering is pointless while no record can be added
-            while self._full and not self._closed:
+        with self._sending_at_once():  # waiting for more records is pointless while none can be added
+            while self._is_full and not self._closed:
                 self._not_full.wait()
 
     @contextmanager
@@ -551,7 +558,7 @@ class Producer:
             self._core.flushing = self._flushing > 0
 
     def _check(self, data: bytes, partition_key: str, explicit_hash_key: str | None, framing: int) -> int:
-        """Return the hash key of a record. Raises as `put` does, for a record that is `framing` bytes larger."""
+        """Return the hash key of a record. Raises like `put`, as if the record were larger by `framing` bytes."""
         if not isinstance(partition_key, str):
             raise TypeError(f"partition_key: {type(partition_key).__name__} is not str")
         if not 0 < len(partition_key) <= _KEY_CHARACTERS:
@@ -575,7 +582,7 @@ class Producer:
         return hash_key
 
     def _start_due_requests(self) -> float:
-        """Start the requests that are due; return the seconds until something else is due."""
+        """Start the requests that are due. Return the seconds until another one is due."""
         now = self._clock()
         self._set_results(self._core.expire(now))
         while self._requests_under_way < self._max_requests and (units := self._core.request(now)):
@@ -585,7 +592,7 @@ class Producer:
         if not self._listing and self._core.map_due() <= now:
             self._listing = True
             self._calls.put(self._list_shards)
-        # A request or a listing that ends wakes this thread.
+        # When a request or a listing ends, it wakes this thread.
         send_at = self._core.due() if self._requests_under_way < self._max_requests else inf
         list_at = inf if self._listing else self._core.map_due()
         return max(0.0, min(send_at - now, list_at - now, _LATE_SECONDS))
@@ -599,10 +606,10 @@ class Producer:
         except SourceError as error:
             self._stop(error)
             return
-        except BaseException as error:  # noqa: BLE001  waiting callers must get any error
-            # Drop the traceback: its frames refer to the data of the records, which refer to the error.
+        except BaseException as error:  # noqa: BLE001  waiting callers must receive every error
+            # Drop the traceback. Its frames refer to the records' data, and the records refer to the error.
             fault = error.with_traceback(None)
-            outcomes = [Failed(fault)] * len(units)
+            outcomes = [UnitFailed(fault)] * len(units)
         with self._lock:
             now = self._clock()
             self._requests_under_way -= 1
@@ -627,7 +634,7 @@ class Producer:
         except SourceError as error:
             self._stop(error)
             return
-        except BaseException as error:  # noqa: BLE001  after any error, another listing may succeed
+        except BaseException as error:  # noqa: BLE001  after any error, the next listing may succeed
             fault = said(error)
         previous, self._listing_error = self._listing_error, fault
         with self._lock:
@@ -648,19 +655,19 @@ class Producer:
         log.error("stream %r: the producer has stopped with %d records not sent: %s", self._stream, unsent, self._fault)
 
     def _abandon(self) -> int:
-        """Give up every record; return how many there were."""
+        """Give up all records, and return their number."""
         with self._lock:
             self._closed = True
             abandoned = self._core.abandon()
             self._set_results(abandoned)
-            self._outcomes.end(self._closed_error())
+            self._outcomes.fail_all(self._closed_error())
             self._not_full.notify_all()
             self._work_available.notify()
         _unclosed.discard(self)
         return sum(len(late.entries) for late in abandoned)
 
     def _closed_error(self) -> "ProducerError":
-        """Return a new error for each caller, because threads that raise the same one would mix their tracebacks."""
+        """Return a new error for each caller. Threads that raise the same error would mix their tracebacks."""
         if self._fault is None:
             return ProducerError("the producer is closed")
         fault = ProducerError(*self._fault.args)
@@ -668,30 +675,30 @@ class Producer:
         return fault
 
     def _set_results(self, results: Iterable[Result]) -> None:
-        any_result = False
+        has_results = False
         for result in results:
-            any_result = True
+            has_results = True
             self._pending -= len(result.entries)
             self._pending_bytes -= sum(len(entry.data) for entry in result.entries)
             futures = cast("tuple[RecordFuture, ...]", result.entries)
-            if isinstance(result, Delivered):
+            if isinstance(result, RecordsDelivered):
                 position = UnitWritten(result.shard, result.sequence_number)
                 for index, future in enumerate(futures):
                     future.set_result(position, index)
             else:
                 for future in futures:
                     future.set_result(self._error_for(result))
-        if any_result:
+        if has_results:
             self._not_full.notify_all()
             self._outcomes.changed.notify_all()
 
-    def _error_for(self, result: Late | Unsendable) -> "ProducerError":
+    def _error_for(self, result: RecordsLate | RecordsUnsendable) -> "ProducerError":
         """Return a new error for each record; see `_closed_error`."""
         outcome = "it may be in the stream nevertheless" if result.unknown else "it was not written"
-        if isinstance(result, Unsendable):
-            failed = RecordFailed(f"the record cannot be sent, {outcome}: {said(result.error)}")
-            failed.__cause__ = result.error
-            return failed
+        if isinstance(result, RecordsUnsendable):
+            error = RecordFailed(f"the record cannot be sent, {outcome}: {said(result.error)}")
+            error.__cause__ = result.error
+            return error
         if not self._closed:
             return RecordLate(f"the record's time to live has expired; {outcome}")
         if self._fault is None:
@@ -715,28 +722,28 @@ class _KeepAlive:
 
 
 def _run_pump(
-    reference: "ref[Producer]",
+    producer_reference: "ref[Producer]",
     keep_alive: _KeepAlive,
     work_available: Condition,
     calls: "SimpleQueue[Any]",
-    senders: int,
+    sender_count: int,
 ) -> None:
     """Run the pump of a producer until it is closed or no longer referenced."""
     try:
         with work_available:
-            while (producer := reference()) is not None and not producer._closed:  # noqa: SLF001
+            while (producer := producer_reference()) is not None and not producer._closed:  # noqa: SLF001
                 seconds = producer._start_due_requests()  # noqa: SLF001
-                keep_alive.producer = None if producer._core.empty else producer  # noqa: SLF001
+                keep_alive.producer = None if producer._core.is_empty else producer  # noqa: SLF001
                 producer = None
                 work_available.wait(seconds)
     finally:
         keep_alive.producer = None
-        for _ in range(senders):
+        for _ in range(sender_count):
             calls.put(None)
 
 
 def _run_calls(calls: "SimpleQueue[Any]") -> None:
-    """Make the calls one after the other, until the queue returns None."""
+    """Make the calls in the queue one after the other, until it returns None."""
     while (call := calls.get()) is not None:
         call()
         del call

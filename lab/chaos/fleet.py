@@ -72,7 +72,7 @@ TIMEOUT_SECONDS = 4
 CHILD_SECONDS = TIMEOUT_SECONDS + 2 * EXIT_SECONDS
 """How long after the order a child may misbehave before it is killed."""
 SLEEP_NAMES = frozenset(kind.what for kind in SLEEPS)
-UNOPENED = "the store does not answer yet"
+UNOPENED = "the store does not respond yet"
 ORPHAN_SECONDS = 10.0
 DELETED_SECONDS = 30.0
 """How long after its wake-up time others may take to finish a sleeper's shards and delete their leases."""
@@ -263,7 +263,7 @@ class Fleet(Stage):
 
     def tick(self) -> None:
         """Read what has been written since, and handle processes that have ended."""
-        self._look()
+        self._read_table_and_events()
         self.ground.known({lease.shard for lease in self.leases})
         for worker, (process, child) in list(self.leaving.items()):
             if not child.running:
@@ -277,21 +277,21 @@ class Fleet(Stage):
             self.operator.tick()
         self.watched(self)
 
-    def _look(self) -> None:
+    def _read_table_and_events(self) -> None:
         # If the table does not respond, it is read later. What processes have written is read before.
         services = [place.table.kept for place in self.places.values()]
         self.history.answers += [answer for tail in self._written for answer in tail.more()]
         began = time.time()
         try:
             if not any(each and each.paused for each in services):
-                super()._look()
+                super()._read_table_and_events()
                 return
         except (OutcomeUnknown, StoreError):  # over a line without faults
             note = "the store itself did not answer"
             self.history.incidents.append(Incident(began, "trouble", "", time.time() - began, note))
         for tail in self._tails:
             for event in tail.more():
-                self._take_in(event)
+                self._record_event(event)
 
     def _over(self, process: str, child: Child) -> None:
         status = child.wait()
@@ -412,7 +412,7 @@ class Fleet(Stage):
         elif of_stream:
             subject = self.ground.begin(what, worker)
             if fault.kind == ANEW:
-                self._reshaped()
+                self._count_open_shards()
             return subject
         elif what == "restart" and kept is not None and lines is not None:
             kept.restart()

@@ -1,8 +1,8 @@
 """Replays reasons.toml: plants the violation of each reason in a copy of the tree, and expects its tests to fail.
 
-    python tests/mutation/reasons.py                  all rooms
-    python tests/mutation/reasons.py --only multilang one room
-    python tests/mutation/reasons.py --check          only whether the place and the tests of each reason exist
+    python lab/mutation/reasons.py                  all rooms
+    python lab/mutation/reasons.py --only multilang one room
+    python lab/mutation/reasons.py --check          only whether the place and the tests of each reason exist
 
 A reason is a sentence that states what goes wrong without the code next to it. reasons.toml has a list for each room:
 
@@ -29,7 +29,7 @@ from attrs import frozen
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 COPY = ROOT / "build" / "reasons"
-COPIED = ("leasehold", "tests", "specs", "docs", "pyproject.toml", "README.md", "CHANGELOG.md")
+COPIED = ("leasehold", "lab", "tests", "specs", "docs", "pyproject.toml", "README.md", "CHANGELOG.md")
 ARGUMENTS = ("-x", "-q", "-p", "no:cacheprovider", "-o", "timeout=60")
 SECONDS = 300.0
 FAILED = 1

@@ -1,6 +1,6 @@
 """SIGKILLs at the moment when a sink has a batch and Spark does not know it yet.
 
-    python tests/integration/spark_kills.py --help
+    python lab/spark/spark_kills.py --help
 
 The sink runs every frame and then skips a batch whose number it knows. Such a sink loses rows that a repeated batch has
 in addition. Each run repeats the batch in which the previous run was killed, does one more, and is killed in that one.

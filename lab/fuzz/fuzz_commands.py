@@ -12,12 +12,12 @@ from fuzzing import FuzzTarget, in_json, unsaid
 
 from leasehold.adapters import producing
 from leasehold.adapters.cli import deaggregate, produce
-from leasehold.adapters.cli.common.columns import said
+from leasehold.adapters.cli.common.columns import format_position
 from leasehold.adapters.cli.reset import read_plan
 from leasehold.adapters.consumer.dead_letters import sinks
-from leasehold.adapters.consumer.dead_letters.dead_letter import BadDeadLetter, dead_letter_from, place_of
-from leasehold.adapters.inputs import configuration, duration, moment, said_moment, settings, shift, start
-from leasehold.adapters.json_form import BadJsonField, answer
+from leasehold.adapters.consumer.dead_letters.dead_letter import BadDeadLetter, dead_letter_from, sort_key_of
+from leasehold.adapters.inputs import configuration, duration, format_time, moment, settings, shift, start
+from leasehold.adapters.json_form import BadJsonField, plan_json
 from leasehold.adapters.multilang.protocol import CheckpointRequested, Conversation, StatusReceived
 from leasehold.adapters.sources.protocol import Record
 from leasehold.adapters.spark.event_hubs.options import CONNECTION_STRING, event_hubs_options
@@ -34,17 +34,17 @@ SECRET = "hush0hush1"  # noqa: S105  nobody's
 
 
 def _planned(body: bytes) -> None:
-    json.dumps(answer(body))
+    json.dumps(plan_json(body))
 
 
 def _listed(body: bytes) -> None:
-    json.dumps(answer(body, "me"))
+    json.dumps(plan_json(body, "me"))
 
 
 def _reset(body: bytes) -> None:
     for each in read_plan(body):
-        said(each.was)
-        said(each.wanted)
+        format_position(each.was)
+        format_position(each.wanted)
 
 
 def _duration(text: str) -> None:
@@ -52,8 +52,8 @@ def _duration(text: str) -> None:
 
 
 def _moment(text: str) -> None:
-    said(start(text, NOW, "--to"))
-    assert text.strip()[:1].isalpha() or said_moment(moment(text, NOW)).endswith("Z")
+    format_position(start(text, NOW, "--to"))
+    assert text.strip()[:1].isalpha() or format_time(moment(text, NOW)).endswith("Z")
 
 
 def _options(text: str) -> None:
@@ -78,7 +78,7 @@ def _produced_to(url: str) -> None:
 
 def _lines(body: bytes) -> None:
     for how in ("line", "field:2", "json:customer", "fixed:a"):
-        produce._key(how, ",")(body).encode()
+        produce._key_function(how, ",")(body).encode()
 
 
 def _offset(stored: Any) -> None:  # noqa: ANN401  whatever Spark kept
@@ -99,7 +99,7 @@ def _of_event_hubs(told: object) -> None:
 def _letter(line: bytes) -> None:
     letter = dead_letter_from(line)
     assert dead_letter_from(letter.line) == letter
-    assert place_of(letter.name) is not None
+    assert sort_key_of(letter.name) is not None
 
 
 def _child_line(line: bytes) -> None:
@@ -148,7 +148,11 @@ COMMANDS = (
         "produced-lines", ("adapters/cli/produce.py",), _lines, (ValueError, UnicodeDecodeError), "--key |'utf-8' codec"
     ),
     FuzzTarget(
-        "keys-of-lines", ("adapters/cli/produce.py",), partial(produce._key, delimiter=","), (ValueError,), "--key: "
+        "keys-of-lines",
+        ("adapters/cli/produce.py",),
+        partial(produce._key_function, delimiter=","),
+        (ValueError,),
+        "--key: ",
     ),
     FuzzTarget("produce-urls", ("adapters/producing.py",), _produced_to, (ValueError,), "SOURCE URL: "),
     FuzzTarget("fleet-sizes", ("leasehold_lab/commands/simulate.py",), simulate._sizes, (ValueError,), "workers: "),

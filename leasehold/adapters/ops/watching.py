@@ -1,7 +1,8 @@
-"""Watches a lease table, and returns its state as one value and as the JSON that pages and monitoring read.
+"""Watches a lease table, and returns its state as a value (`WatchedTable`) and as JSON for pages and monitoring.
 
-`leases`, `serve`, `explain`, `what-if` and `report` all show a `WatchedTable`. A `TableWatch` returns one for each
-reading of the table. Between readings it remembers how long rows have been unchanged, and whether positions move.
+The commands `leases`, `serve`, `explain`, `what-if` and `report` all show a `WatchedTable`. A `TableWatch` returns one
+each time it reads the table. From one read to the next it tracks how long rows have been unchanged, and whether
+positions move.
 """
 
 import math
@@ -16,10 +17,10 @@ from leasehold.adapters.consumer.status import (
     GroupWatch,
     LeaseLag,
     Status,
-    asked,
     confirmed,
     fleet_lag,
     group_status,
+    lags_from_stream,
     lags_of,
     statuses_of,
 )
@@ -43,22 +44,22 @@ from leasehold.stores.swap import (
 )
 
 LOOK_SECONDS = 1.0
-"""The time between two readings: short enough to see each renewal of a lease of ten seconds."""
+"""The time between two reads. It is short enough to see each renewal of a lease that lasts ten seconds."""
 
-UNTOLD, NOTHING_LEARNT = LeaseLag(), History()
+UNKNOWN_LAG, EMPTY_HISTORY = LeaseLag(), History()
 ELSEWHERE = Status("UNKNOWN", "a swap moves it, or has moved it, to another table: --to TO shows both")
 
 
 @frozen
 class SeenMove:
-    """A change of owner between two readings of a table.
+    """A change of owner between two reads of a table.
 
     Attributes:
-        at: The time of the later reading, in seconds since 1970.
+        at: The time of the later read, in seconds since 1970.
         key: The key of the lease.
-        before: The owner before; None if there was none.
-        after: The owner after; None if there is none.
-        rule: The rule by which the new owner took it, or the lookout freed it; "" if the old owner released it.
+        before: The owner before the change, or None.
+        after: The owner after the change, or None.
+        rule: The rule by which the new owner took the lease, or the lookout freed it; "" if the old owner released it.
     """
 
     at: float
@@ -73,23 +74,23 @@ class WatchedTable:
     """The state of a table after it was watched for some time.
 
     Attributes:
-        leases: The leases, each with how long it has been unchanged, sorted by key.
-        history: What the watch has learned about owners.
+        leases: The leases sorted by key, each with the time for which it has been unchanged.
+        history: The history of the owners that the watch has collected.
         seconds: For how many seconds the table was watched.
         malformed: The rows that cannot be read as leases.
-        at: When it was last read, in seconds since 1970.
+        at: When the table was last read, in seconds since 1970.
         statuses: The status of each lease at that time, by key.
-        lags: How far behind each unfinished lease is, by key.
-        moves: The latest changes of owner that were seen, newest first.
-        trouble: Why the latest reading failed, or "".
-        swap: Where the leases are, if both tables of a swap were read.
-        swapping: Sentences about a swap that is in progress, or by which the table's leases have left.
-        left: The rows that a finished swap has left here, whose leases are in another table.
-        confirmed: Whether every lease that is OK is known to have a living owner. If not, look again.
+        lags: The lag of each unfinished lease, by key.
+        moves: The latest changes of owner, newest first.
+        trouble: Why the latest read failed, or "".
+        swap: How many leases each table has, if both tables of a swap were read.
+        swapping: Sentences about a swap of this table that is in progress or finished.
+        left: The rows that a finished swap has left here. Their leases are in another table.
+        confirmed: Whether every lease with the status OK is known to have a living owner. If not, read the table again.
     """
 
     leases: tuple[Lease, ...]
-    history: History = NOTHING_LEARNT
+    history: History = EMPTY_HISTORY
     seconds: float = 0.0
     malformed: tuple[Malformed, ...] = ()
     at: float = 0.0
@@ -116,11 +117,11 @@ class WatchedTable:
 
     def lag(self, lease: Lease) -> LeaseLag:
         """Return how far behind this lease is."""
-        return self.lags.get(lease.key, UNTOLD)
+        return self.lags.get(lease.key, UNKNOWN_LAG)
 
 
-def moved(before: WatchedTable, after: WatchedTable) -> tuple[tuple[Lease, Lease], ...]:
-    """Return the unfinished leases whose owner changed, each as it was and as it is."""
+def owner_changes(before: WatchedTable, after: WatchedTable) -> tuple[tuple[Lease, Lease], ...]:
+    """Return the unfinished leases whose owner changed, each as a pair of the old and the new state."""
     old = {lease.key: lease for lease in before.leases}
     return tuple(
         (old[lease.key], lease)
@@ -136,7 +137,7 @@ class TableWatch:
         store: The table.
         lease_seconds: The fleet's lease duration, for rows that don't contain it.
         limit: The seconds without a renewal after which an owner counts as dead.
-        source: If given, asked for the lag of leases whose rows do not report it.
+        source: If given, queried for the lag of leases whose rows do not contain a lag.
         clock: Returns monotonic seconds.
         wall: Returns seconds since 1970.
     """
@@ -156,26 +157,26 @@ class TableWatch:
         self._watch, self._window, self._first = Watch(), GroupWatch(), math.inf
 
     def look(self) -> WatchedTable:
-        """Read the table once. Raises StoreError or SourceError, after which it can be called again."""
+        """Read the table once. Raises StoreError or SourceError, after which `look` can be called again."""
         began = self._clock()
         listing = self._store.list()
         ended, now = self._clock(), self._wall()
-        listed, left = current_and_leftover(listing.leases)
+        listed, leftover = current_and_leftover(listing.leases)
         self._watch, leases = self._watch.look(listed, began, ended)
         self._first = min(self._first, began)
         rows = tuple(sorted(leases, key=lambda lease: lease.key))
-        here = tuple(row for row in rows if not is_marked(row))
-        lags = lags_of(here, now, self._limit)
+        unmarked = tuple(row for row in rows if not is_marked(row))
+        lags = lags_of(unmarked, now, self._limit)
         if self._source is not None:
-            lags = asked(self._source, here, lags)
-        self._window = self._window.after(began, here, lags)
-        # The owner of a marked row renews, and reports, in the other table.
-        elsewhere = dict.fromkeys((row.key for row in rows if is_marked(row) and not row.ended), ELSEWHERE)
-        statuses = statuses_of(rows, lags, now, self._lease_seconds, self._window) | elsewhere
+            lags = lags_from_stream(self._source, unmarked, lags)
+        self._window = self._window.after(began, unmarked, lags)
+        # The owner of a marked row renews the lease and writes its progress in the other table.
+        elsewhere_statuses = dict.fromkeys((row.key for row in rows if is_marked(row) and not row.ended), ELSEWHERE)
+        statuses = statuses_of(rows, lags, now, self._lease_seconds, self._window) | elsewhere_statuses
         swap = places_of(self._store.way, rows) if isinstance(self._store, SwapStore) else None
         swapping = swap_notices(listing.leases) if swap is None else (f"swap: {swap.says}",)
         watched_for, window = ended - self._first, self._window.seconds
-        known = all(confirmed(row, statuses[row.key], now, self._lease_seconds, window) for row in rows)
+        all_confirmed = all(confirmed(row, statuses[row.key], now, self._lease_seconds, window) for row in rows)
         return WatchedTable(
             rows,
             self._watch.history,
@@ -186,12 +187,12 @@ class TableWatch:
             lags=lags,
             swap=swap,
             swapping=swapping,
-            left=left,
-            confirmed=known,
+            left=leftover,
+            confirmed=all_confirmed,
         )
 
 
-def watched(
+def watch_for(
     store: Store,
     seconds: float,
     lease_seconds: float,
@@ -208,8 +209,8 @@ def watched(
         wait(min(seconds_left, LOOK_SECONDS))
 
 
-def held(leases: Iterable[Lease]) -> Mapping[str | None, Sequence[Lease]]:
-    """Return the unfinished leases of each owner; those of None have no owner."""
+def leases_by_owner(leases: Iterable[Lease]) -> Mapping[str | None, Sequence[Lease]]:
+    """Return the unfinished leases by owner. The key of leases without an owner is None."""
     owned: dict[str | None, list[Lease]] = {}
     for lease in leases:
         if not lease.ended:
@@ -217,22 +218,22 @@ def held(leases: Iterable[Lease]) -> Mapping[str | None, Sequence[Lease]]:
     return owned
 
 
-def alive(leases: Sequence[Lease], config: Config) -> tuple[Lease, ...]:
-    """Return the leases, removing owners that have not renewed for too long."""
+def without_dead_owners(leases: Sequence[Lease], config: Config) -> tuple[Lease, ...]:
+    """Return the leases, without the owners that have not renewed for too long."""
     limit = expires_above(config)
     return tuple(lease if lease.idle <= limit else evolve(lease, owner=None) for lease in leases)
 
 
 def shares(leases: Iterable[Lease], groups: Groups = None, more: Collection[str] = ()) -> Mapping[str, int]:
-    """Return the target share of each worker: the floor of the mean, plus one for those that rule M2 favors.
+    """Return the target share of each worker: the floor of the mean, plus one lease for workers that rule M2 favors.
 
-    A next owner already counts as the owner (H1). The caller decides which owners are alive: pass the leases of dead
-    ones without an owner. Leave them out only to compute the shares of the remaining leases.
+    A next owner already counts as the owner (H1). Owners are assumed to be alive, so pass the leases of dead owners
+    without an owner.
 
     Args:
         leases: The leases.
         groups: How to derive a worker's groups from its name.
-        more: Workers that count although they hold nothing.
+        more: Workers that count although they hold no lease.
     """
     working = [lease for lease in leases if not lease.ended]
     counts = Counter(dict.fromkeys((*more, *(lease.owner for lease in working if lease.owner is not None)), 0))
@@ -240,25 +241,25 @@ def shares(leases: Iterable[Lease], groups: Groups = None, more: Collection[str]
     if not counts:
         return {}
     floor, extras = divmod(len(working), len(counts))
-    lucky = favoured(counts, floor, extras, groups)
-    return {worker: floor + (worker in lucky) for worker in sorted(counts)}
+    favored = favoured(counts, floor, extras, groups)
+    return {worker: floor + (worker in favored) for worker in sorted(counts)}
 
 
 def picture(table: WatchedTable, config: Config) -> dict[str, Any]:
-    """Return everything that is shown of a table, as JSON values: totals, workers, leases, and problems."""
+    """Return the state of a table as JSON values: totals, workers, leases, and problems."""
     working, fleet = table.unended, fleet_lag(table.lags)
-    living = alive(working, config)
-    owned = held(living)
+    living = without_dead_owners(working, config)
+    owned = leases_by_owner(living)
     workers: list[dict[str, Any]] = []
     for worker, target in shares(living, config.rules.groups).items():
-        own_leases = owned.get(worker, [])  # a next owner may hold nothing yet
+        own_leases = owned.get(worker, [])  # a next owner may not hold a lease yet
         lag = fleet_lag({lease.key: table.lag(lease) for lease in own_leases})
         weight = kilobytes(sum(lease.weight or 0 for lease in own_leases))
-        shown = {"worker": worker, "leases": len(own_leases), "target": target, "lag": lag.most, "kbps": weight}
-        workers.append(shown | ({"lag_at_least": True} if lag.at_least else {}))
-    even = sum(worker_row["kbps"] for worker_row in workers) / max(len(workers), 1)
+        worker_fields = {"worker": worker, "leases": len(own_leases), "target": target, "lag": lag.most, "kbps": weight}
+        workers.append(worker_fields | ({"lag_at_least": True} if lag.at_least else {}))
+    mean_kbps = sum(worker_row["kbps"] for worker_row in workers) / max(len(workers), 1)
     for worker_row in workers:
-        worker_row["kbps_target"] = even
+        worker_row["kbps_target"] = mean_kbps
     leases = []
     for lease in table.leases:
         status = table.statuses[lease.key]
@@ -281,7 +282,7 @@ def picture(table: WatchedTable, config: Config) -> dict[str, Any]:
         "total": {
             "leases": len(working),
             "finished": len(table.leases) - len(working),
-            "unowned": len(held(working).get(None, ())),
+            "unowned": len(leases_by_owner(working).get(None, ())),
             "workers": len(owned.keys() - {None}),
             "lag_max": fleet.most,
             "lag_at_least": fleet.at_least,

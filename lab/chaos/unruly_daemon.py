@@ -1,6 +1,6 @@
 """`leasehold multilang` on the stream and the store of a run, which a .properties file cannot express.
 
-    python tests/chaos/unruly_daemon.py WRITES SOURCE STORE CYCLE_SECONDS FILE …
+    python lab/chaos/unruly_daemon.py WRITES SOURCE STORE CYCLE_SECONDS FILE …
 
 WRITES gets a line for each write of its leases.
 """

@@ -1,6 +1,6 @@
 """`leasehold consume --events` with a handler and a log that raise, are slow or hang when a file says so.
 
-    python tests/chaos/misbehaving.py ORDERS WRITES SOURCE …
+    python lab/chaos/misbehaving.py ORDERS WRITES SOURCE …
 
 WRITES gets a line for each write of its leases. Lines contain the true time, whatever time of day the process sees.
 """

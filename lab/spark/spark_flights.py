@@ -1,6 +1,6 @@
 """Flights that two Spark applications and a plain Python worker share, with faults on the way.
 
-    python tests/integration/spark_flights.py --help
+    python lab/spark/spark_flights.py --help
 
 All three land Parquet under one folder. On the way the Java of one application is killed, a shard is split, and the
 query of the other application is stopped.

@@ -1,6 +1,6 @@
 """Queries that write from copies of one checkpointLocation, or from an older one, and what a reader is given.
 
-    python tests/integration/spark_copies.py
+    python lab/spark/spark_copies.py
 
 A query reads files, one per batch, and writes their lines to a stream. Then, in turn:
 
@@ -22,7 +22,7 @@ from collections import Counter
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[2] / "tests"))
 
 from standins.spark import SOON, spark_session
 

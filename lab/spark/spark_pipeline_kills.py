@@ -1,6 +1,6 @@
 """A Spark pipeline from Kinesis into Kinesis whose processes are killed, and what readers of its output get.
 
-    python tests/integration/spark_pipeline_kills.py --help
+    python lab/spark/spark_pipeline_kills.py --help
 
 One application reads a stream and writes another with our sink, kept running by `leasehold.adapters.spark.run`. The
 connection to the output stream throttles, breaks after a request was carried out, and responds late. Both streams are
@@ -45,7 +45,7 @@ from spark_kills import Victim
 from standins import executors
 from standins.spark import ON_CLUSTER, SOON, pyspark_path, spark_session
 
-sys.path += [str(Path(__file__).parents[1] / each) for each in ("fleet", "sources/kinesis")]
+sys.path += [str(Path(__file__).parents[2] / "tests" / each) for each in ("fleet", "sources/kinesis")]
 import kcl_jar
 from faulty_line import Line, Refused, Reset, line
 

@@ -1,9 +1,9 @@
 """Plants faults that mutmut has no operator for, one at a time, and reports by room those that no test notices.
 
-    python tests/mutation/statements.py                 all rooms of statements.toml
-    python tests/mutation/statements.py worker          one room, or one module by the end of its path
-    python tests/mutation/statements.py --anew          include what was tried before
-    python tests/mutation/statements.py --seconds 150   time limit per module; the next run continues there
+    python lab/mutation/statements.py                 all rooms of statements.toml
+    python lab/mutation/statements.py worker          one room, or one module by the end of its path
+    python lab/mutation/statements.py --anew          include what was tried before
+    python lab/mutation/statements.py --seconds 150   time limit per module; the next run continues there
 
 Two statements are swapped, a guard continues instead of returning, a reset is left out, or a `finally` does nothing. A
 module and its tests are imported once. Each fault is planted into a fork of that process, in place of the function's

@@ -9,9 +9,9 @@ from fuzzing import FuzzTarget, in_json
 from odd_values import assert_said, token_of
 from standins.wire_service import Answer, Spoken
 
-from leasehold.adapters.cli.common.columns import said
+from leasehold.adapters.cli.common.columns import format_position
 from leasehold.adapters.consumer.status import lag_of
-from leasehold.adapters.json_form import answer, lease_json
+from leasehold.adapters.json_form import lease_json, plan_json
 from leasehold.adapters.worker.progress import progress_of
 from leasehold.balancer.bulletin import bulletin_of
 from leasehold.balancer.model import Bulletin, Lease
@@ -25,7 +25,7 @@ from leasehold.stores.dynamodb.store import DynamoStore
 from leasehold.stores.embedded import file
 from leasehold.stores.embedded.sqlite import COLUMNS, to_row
 from leasehold.stores.embedded.sqlite import to_lease as row_to_lease
-from leasehold.stores.fields import readable
+from leasehold.stores.fields import parse_row
 from leasehold.stores.objects import blob, s3
 from leasehold.stores.objects.event_hubs_layout import EventHubLayout
 from leasehold.stores.objects.generic_layout import ObjectLayout
@@ -34,7 +34,7 @@ from leasehold.stores.protocol import Malformed
 from leasehold.stores.requests import Parts, Stored
 from leasehold.stores.sessions.rows import (
     LeaseRow,
-    joined,
+    join_lease,
     lease_fields,
     lease_row,
     remarks_fields,
@@ -56,8 +56,8 @@ def _read(found: Lease | Malformed | None) -> Lease | None:
     assert_said(found)
     if not isinstance(found, Lease):
         return None
-    said(found.checkpoint)
-    answer(json.dumps({"leases": [lease_json(found)], "me": {"worker": "me"}}).encode())
+    format_position(found.checkpoint)
+    plan_json(json.dumps({"leases": [lease_json(found)], "me": {"worker": "me"}}).encode())
     return found
 
 
@@ -126,7 +126,7 @@ def _objects(layout: Layout, found: object) -> None:
         for part in ("ownership", "checkpoint", "notes")
         if isinstance(parts.get(part), dict)
     }
-    _read(readable("0", lambda: layout.lease("0", Parts(**stored))))
+    _read(parse_row("0", lambda: layout.lease("0", Parts(**stored))))
 
 
 def _object_name(name: str) -> None:
@@ -154,9 +154,9 @@ def _session_rows(found: object) -> None:
     assert_said(row if isinstance(row, Malformed) else None)
     if isinstance(row, Malformed) or isinstance(owner, Malformed):
         return
-    read = joined(row, owner, remarks_of(told))
+    read = join_lease(row, owner, remarks_of(told))
     if _read(read.lease) is not None:
-        again = joined(
+        again = join_lease(
             cast("LeaseRow", lease_row("s-0", evolve(lease, fields=lease_fields(row)))),
             cast("Any", session_of(evolve(session, fields=session_fields(owner)))),
             remarks_of(evolve(told, fields=remarks_fields(remarks_of(told)))),

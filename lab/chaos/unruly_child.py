@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).parents[1] / "multilang"))
+sys.path.append(str(Path(__file__).parents[2] / "tests" / "multilang"))
 
 from unruly import checkpoint, misbehave, tell
 

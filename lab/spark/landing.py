@@ -1,6 +1,6 @@
 """A plain Python worker that lands what it reads next to the Spark applications, in the same columns.
 
-python tests/integration/landing.py SOURCE_URL STORE_URL FOLDER NAME SECONDS
+python lab/spark/landing.py SOURCE_URL STORE_URL FOLDER NAME SECONDS
 """
 
 import logging

@@ -1,6 +1,6 @@
 """A sink that blocks for minutes, and what becomes of the query's leases meanwhile.
 
-    python tests/integration/spark_blocked.py --seconds 600
+    python lab/spark/spark_blocked.py --seconds 600
 
 A plain worker shares the stream and would take every lease that is not renewed. Far more rows wait than the query may
 read ahead.

@@ -1,11 +1,11 @@
 """Plants small faults into named modules, one at a time, and reports the ones that no test notices: `make mutants`.
 
-    python tests/mutation/mutants.py                                         all modules of modules.toml
-    python tests/mutation/mutants.py --only leasehold/balancer/census.py     one of them
-    python tests/mutation/mutants.py --write specs/mutants.md                write its table as a page
-    python tests/mutation/mutants.py --only codecs --write specs/mutants.md  rewrite these rows of the page
-    python tests/mutation/mutants.py --only codecs --last                    show the last run with today's excuses
-    python tests/mutation/mutants.py --only codecs --again                   retry its survivors, and what changed
+    python lab/mutation/mutants.py                                         all modules of modules.toml
+    python lab/mutation/mutants.py --only leasehold/balancer/census.py     one of them
+    python lab/mutation/mutants.py --write specs/mutants.md                write its table as a page
+    python lab/mutation/mutants.py --only codecs --write specs/mutants.md  rewrite these rows of the page
+    python lab/mutation/mutants.py --only codecs --last                    show the last run with today's excuses
+    python lab/mutation/mutants.py --only codecs --again                   retry its survivors, and what changed
 
 mutmut plants the faults in a copy under build/mutants, and stops a mutant's tests at the first that fails. The script
 exits with 1 if fewer than 95 % of a module's mutants are killed, or if equivalent.toml lists a mutant that no longer
@@ -312,7 +312,7 @@ def _by_module(text: str, opening: str) -> dict[str, list[str]]:
 PAGE = """# Mutants
 
 Small faults planted into the code, and how many of them the tests see. `make mutants` plants them with mutmut and runs
-against each the tests that `tests/mutation/modules.toml` names, in-process ones that need no service. Functions with a
+against each the tests that `lab/mutation/modules.toml` names, in-process ones that need no service. Functions with a
 decorator (properties among them) are not mutated by mutmut, nor is what stands outside of functions, nor the words of
 messages. Where "of 10" stands behind a number, that many tenths of the mutants were planted, chosen by their number.
 
@@ -320,7 +320,7 @@ messages. Where "of 10" stands behind a number, that many tenths of the mutants 
 
 ## Equivalent
 
-Nobody can tell these from the original, for the reason given; `tests/mutation/equivalent.toml` has their lines.
+Nobody can tell these from the original, for the reason given; `lab/mutation/equivalent.toml` has their lines.
 
 {equivalent}
 

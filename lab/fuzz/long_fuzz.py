@@ -1,4 +1,4 @@
-"""Fuzzes every parser for a given time: `python tests/fuzz/long_fuzz.py 600`, or with the names of some targets.
+"""Fuzzes every parser for a given time: `python lab/fuzz/long_fuzz.py 600`, or with the names of some targets.
 
 What breaks the law is added to the corpus, so that `make test` always tries it from then on. With `--engine atheris`,
 if that is installed, the same values are drawn from bytes that atheris mutates by the code they reach in leasehold, and
@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Never
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 from fuzzing import FuzzTarget, TooSlow, obeys
 from hypothesis import HealthCheck, given, settings

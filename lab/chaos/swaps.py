@@ -1,6 +1,6 @@
 """Swaps of lease tables under chaos, one per seed: workers, tables and the command itself are killed in the middle.
 
-    python tests/chaos/swaps.py 20
+    python lab/chaos/swaps.py 20
 
 Each run puts some thousand records while the leases go to TO and back. In the end all leases must be in TO, and all
 records handled in order. The pair of tables depends on the seed.

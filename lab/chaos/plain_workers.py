@@ -1,6 +1,6 @@
 """Plain workers over local services, with one fault after another drawn from a seed, and a judge that checks the run.
 
-    python tests/chaos/plain_workers.py --seed 7 --seconds 120 --source event-hubs --store azblob
+    python lab/chaos/plain_workers.py --seed 7 --seconds 120 --source event-hubs --store azblob
 
 Records are put all the time. In the end all faults are over, all records must arrive, and the workers drain. The
 verdict lists records that were lost, out of order, handled again or left waiting with no fault to explain it.
@@ -17,7 +17,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
-sys.path.extend(str(Path(__file__).parents[1] / folder) for folder in ("", "fleet", "multilang"))
+sys.path.extend(str(Path(__file__).parents[2] / "tests" / folder) for folder in ("", "fleet", "multilang"))
 
 from attrs import define, evolve, frozen
 from feed import Feed

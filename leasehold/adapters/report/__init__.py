@@ -1,1 +1,0 @@
-"""Reports on how leases are distributed, and how that changes, as figures and as a page."""
