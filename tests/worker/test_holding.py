@@ -8,6 +8,7 @@ from held_leases import Held
 from virtual_fleet import FaultyStore
 
 from leasehold.adapters.consumer.handling import Delivery
+from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.worker.annotations import latest_annotations, pinned_latest
 from leasehold.balancer.model import LATEST, SHARD_END, Lease, Position, Version, at_timestamp
 from leasehold.errors import OutcomeUnknown
@@ -57,6 +58,21 @@ def test_a_checkpoint_may_be_left_to_the_gift() -> None:
     assert len(store.writes) == count
     assert holding.release(Position("5"))
     assert (store.row("s-0").owner, store.row("s-0").checkpoint) == ("bob", Position("5"))
+
+
+def test_a_position_that_is_stored_late_is_no_new_progress() -> None:
+    """A read that gets no response delays the write, and a shard that stands would look as if it had just moved."""
+    one = Held()
+    clock, progress = one.clock, one.holding.progress
+    progress.tell("host", lambda: clock.now, clock.now)
+    progress.read(Batch((), None, 0.0, 0.0), clock.now)
+    progress.done(clock.now)
+    handled = clock.now
+    clock.now += 15
+    assert one.holding.checkpoint(Position("5"), unless_releasing=True)
+    assert progress.progress(clock.now, clock.now).done == handled
+    assert one.holding.checkpoint(Position("6"))  # of a handler that does this itself
+    assert progress.progress(clock.now, clock.now).done == clock.now
 
 
 def test_a_note_is_no_sign_of_life() -> None:

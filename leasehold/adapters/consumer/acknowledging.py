@@ -149,7 +149,10 @@ class AcknowledgingConsumer(BatchConsumer):
     def _acknowledge(self, position: Position | None, now: float) -> None:
         if position is None:
             return
+        before = self._cursor.acknowledged
         self._state.checkpoint_moved(position)
+        if self._cursor.acknowledged.order > before.order:
+            self.holding.progress.progressed(now)
         if self._last_taken is not None and position.order >= self._last_taken.order:
             # Acknowledge everything up to `delivered`, which may be after the last record, because the source may have
             # dropped later records, or the shard may have ended.

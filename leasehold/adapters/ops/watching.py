@@ -25,6 +25,7 @@ from leasehold.adapters.consumer.status import (
     statuses_of,
 )
 from leasehold.adapters.sources.protocol import Source
+from leasehold.adapters.worker.progress import progress_of
 from leasehold.balancer.config import Config
 from leasehold.balancer.contradictions import reported
 from leasehold.balancer.counting import expires_above
@@ -107,6 +108,13 @@ class WatchedTable:
     def unended(self) -> tuple[Lease, ...]:
         """The leases whose shards are not finished."""
         return tuple(lease for lease in self.leases if not lease.ended)
+
+    @property
+    def workers(self) -> frozenset[str]:
+        """The workers that own an unfinished lease, or leave one to others for a while after a failure."""
+        owners = {lease.owner for lease in self.unended if lease.owner is not None}
+        last_told = (progress_of(lease) for lease in self.unended if lease.owner is None)
+        return frozenset(owners | {each.owner for each in last_told if each is not None and each.resting(self.at, 0.0)})
 
     @property
     def status(self) -> Status:
@@ -283,7 +291,7 @@ def picture(table: WatchedTable, config: Config) -> dict[str, Any]:
             "leases": len(working),
             "finished": len(table.leases) - len(working),
             "unowned": len(leases_by_owner(working).get(None, ())),
-            "workers": len(owned_leases.keys() - {None}),
+            "workers": len(table.workers),
             "lag_max": fleet.most,
             "lag_at_least": fleet.at_least,
             "lag_sum": fleet.total if fleet.most is not None else None,

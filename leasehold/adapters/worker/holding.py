@@ -235,8 +235,10 @@ class Holding:
         def make_write(lease: Lease) -> writes.Write | None:
             if position.order <= lease.checkpoint.order or (unless_releasing and self.releasing):
                 return None
-            # Progress is noted even if the write fails, because the handler has finished with these records.
-            self.progress.progressed(self._clock())
+            # Progress is noted even if the write fails, because the handler has finished with these records. A lease
+            # reader has noted it already, and may store the position much later, after a read that got no response.
+            if not unless_releasing:
+                self.progress.progressed(self._clock())
             weighed = self._with_weight(lease)
             patient = unless_releasing  # true for checkpoints of the lease reader itself, for which no handler waits
             return writes.CheckpointLease(weighed, position, children=children, keep_owner=keep_owner, patient=patient)
