@@ -75,9 +75,9 @@ def command(  # noqa: PLR0917  one for each option
     figures = result.figures
     moves = f"{figures.moves} moves of least possible {figures.moves_minimum}, {figures.claims} claims"
     print(f"{moves}, over after {figures.seconds:.1f} s; {len(result.before)} would come without the change.")
-    unowned = figures.unowned_lease_cycles_max * config.cycle_seconds
+    unowned_seconds = figures.unowned_lease_cycles_max * config.cycle_seconds
     print(
-        f"Spread {figures.spread} leases, fullest load {figures.load:g} of the mean; longest unowned {unowned:.1f} s.\n"
+        f"Spread {figures.spread} leases, fullest load {figures.load:g} of the mean; longest unowned {unowned_seconds:.1f} s.\n"
     )
     given_away, gained = Counter(move.before for move in result.moves), Counter(move.after for move in result.moves)
     rows = tuple(

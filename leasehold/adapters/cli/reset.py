@@ -57,7 +57,7 @@ def read_plan(text: bytes) -> tuple[PlannedReset, ...]:
 
 
 def moves_of(plan: Iterable[PlannedReset], leases: Iterable[Lease], live: Collection[str]) -> tuple[Move, ...]:
-    """Return the moves of a plan, refusing those of leases whose checkpoint has changed since the plan was made.
+    """Return the moves of a plan. Moves of leases whose checkpoint has changed since the plan was made become refusals.
 
     Raises:
         ValueError: A lease does not exist.

@@ -199,7 +199,7 @@ class AcknowledgingConsumer(BatchConsumer):
         if self._last_taken is None:  # nothing is awaited, so an empty batch is done immediately
             cursor.consumer_acknowledged(cursor.read)
             holding.progress.done(now)
-        return now if batch.ended else self._state.rest_until_read()
+        return now if batch.ended else self._state.wait_for_next_read()
 
     def _give_up(self, action: str, error: Exception) -> GiveUp:
         # Log only the exception's type, because the message of a user's exception may contain a record.

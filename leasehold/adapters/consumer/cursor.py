@@ -247,8 +247,8 @@ class Cursor:
         # A lost lease comes first, because another worker owns it by now, and any write by this one would be rejected.
         if lost:
             return LeaveShard()
-        # Release the lease before anything new begins, but wait for delivered records. Otherwise, the next owner would
-        # handle them at the same time.
+        # Read no more, wait until the delivered records are handled, and then release the lease. If the lease were
+        # released first, the next owner would handle the same records at the same time.
         if leaving:
             return AwaitEvent() if self.has_unacknowledged else ReleaseAt(self.storable)
         # The end of the shard comes before a checkpoint, which SHARD_END replaces. SHARD_END is written after the

@@ -199,7 +199,7 @@ class HandlerConsumer(BatchConsumer):
         held_batch, until = self._memory.batch or batch, self._linger_deadline(now)
         if not self._record_read(batch, held_batch, now, self._window.wait_reason if until > now else ""):
             return now
-        return self._deliver(held_batch, now) if until <= now else self._state.rest_until_read(until)
+        return self._deliver(held_batch, now) if until <= now else self._state.wait_for_next_read(until)
 
     # Dispatching
 
@@ -314,7 +314,7 @@ class HandlerConsumer(BatchConsumer):
         # The end of a shard and a hand-off do not wait for the next read, so the next step is due immediately.
         if batch.ended or self.holding.releasing:
             return now
-        return self._state.rest_until_read()
+        return self._state.wait_for_next_read()
 
     def _store_if_due(self, now: float) -> bool:
         """Store the acknowledged position if a checkpoint is due; return False if the lease is lost."""

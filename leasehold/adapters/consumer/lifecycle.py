@@ -58,8 +58,8 @@ class ReadingStart:
         """Return the position at which to open a reader, or None if the lease was lost while it was pinned.
 
         Args:
-            parents: The leases of the shard's parents. At the beginning of a shard, the position inherits their token,
-                which identifies rows that Spark sinks wrote to the parents.
+            parents: The leases of the shard's parents. If the shard is read from its beginning, the position gets the
+                token of the parents, by which rows of a Spark sink are recognized if they are written again.
 
         Raises:
             OutcomeUnknown: The store does not respond; nothing has been read yet.

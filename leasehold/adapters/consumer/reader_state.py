@@ -215,9 +215,9 @@ class ReaderState:
         self.rests_until = until
         return until
 
-    def rest_until_read(self, most: float = math.inf) -> float:
-        """Rest until the source may be read again, at most until `most`; return that time."""
-        return self.rest(min(self._read_due, most))
+    def wait_for_next_read(self, limit: float = math.inf) -> float:
+        """Wait until the source may be read again, but not longer than until `limit`; return that time."""
+        return self.rest(min(self._read_due, limit))
 
     # Events of the consumer
 

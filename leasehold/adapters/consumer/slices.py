@@ -313,8 +313,8 @@ class SliceCounter:
             if inspect.isawaitable(result):
 
                 async def awaited() -> None:
-                    ended = cast("object", await result)
-                    return cast("None", count(None, records, letters) if ended is None else ended)
+                    handler_result = cast("object", await result)
+                    return cast("None", count(None, records, letters) if handler_result is None else handler_result)
 
                 return awaited()
             # The records of an awaitable are counted once it has ended. Any other result is a fault of the handler.

@@ -191,7 +191,7 @@ class ChildHandler:
         self._unawaited[holding.key].add_done_callback(self._check_message)
 
     def _checkpoint_and_store(self, holding: Holding) -> tuple[Position, Any]:
-        # Checkpoints are stored in a thread, so that the loop can serve the other children.
+        # Write checkpoints in another thread, so that the event loop can serve the other children meanwhile.
         return holding.lease.checkpoint, lambda position: asyncio.to_thread(self._store_checkpoint, holding, position)
 
     async def _await_message(self, key: str) -> None:

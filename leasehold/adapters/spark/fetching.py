@@ -103,7 +103,7 @@ class RowServer:
         return self._server.token
 
     def keep(self, number: int, task: int, batches: Sequence[pa.RecordBatch]) -> FetchedRows:
-        """Keep the rows of one task of a batch, and return how to fetch them."""
+        """Store the rows for one Spark task, and return the reference with which the task fetches them."""
         task_rows = TaskRows.of(batches)
         if self.in_memory + task_rows.memory > self._memory_limit:
             # The batch is already planned, so we cannot wait until memory is free. Move the rows to a file.
@@ -278,7 +278,7 @@ def spread_over_tasks(rows: Mapping[str, pa.RecordBatch], tasks: int) -> list[li
     by_task: list[list[pa.RecordBatch]] = [[] for _ in range(min(tasks, len(batches)))]
     for batch in batches:
         min(by_task, key=lambda task: sum(batch.num_rows for batch in task)).append(batch)
-    # Rows that came from several large batches are a table, because they were concatenated without copying.
+    # Rows of several large batches are returned as a `pyarrow.Table`, which concatenates them without copying.
     batches_of = [
         [batch.to_batches() if isinstance(batch, pa.Table) else [batch] for batch in task] for task in by_task
     ]

@@ -99,8 +99,8 @@ class Offset:
     def continued_on(self, stream: str) -> "Offset":
         """Return the offset from which a query of this stream continues.
 
-        An offset without a stream name may belong to another stream, so shards that have ended are left out. Otherwise
-        shards of our stream with the same names would count as ended without having been read.
+        An offset without a stream name may belong to another stream, so the ends of shards in it are ignored. Otherwise
+        shards of this stream with the same names would count as ended, although they were never read.
         """
         named = self.for_stream(stream)
         open_ranges = tuple(pair for pair in self.ranges if not pair[1].ends.ended)

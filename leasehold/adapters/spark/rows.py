@@ -82,14 +82,14 @@ class ArrowBatch(Batch):
     @property
     def first_arrived(self) -> float | None:
         """When the first row arrived."""
-        return super().first_arrived if self.rows is None else self._arrived_in(slice(0, 1))
+        return super().first_arrived if self.rows is None else self._arrival_time_of(slice(0, 1))
 
     @property
     def last_arrived(self) -> float | None:
         """When the last row arrived."""
-        return super().last_arrived if self.rows is None else self._arrived_in(slice(-1, None))
+        return super().last_arrived if self.rows is None else self._arrival_time_of(slice(-1, None))
 
-    def _arrived_in(self, part: slice) -> float | None:
+    def _arrival_time_of(self, part: slice) -> float | None:
         return next(iter(_seconds(self.rows[self.arrived][part])), None) if self.rows and self.arrived else None
 
     def between(self, since: float, until: float) -> Batch:

@@ -86,8 +86,8 @@ def annotated(event: bytes, sequence_number: int, offset: str, enqueued_ms: int)
         elif code == ANNOTATIONS:
             # An encoded map consists of its size, the number of keys and values, and the keys and values.
             width = _SIZED[event[begin + 3] >> 4]
-            pairs = begin + 4 + 2 * width
-            count, pairs_encoded = int.from_bytes(event[pairs - width : pairs]), event[pairs:end]
+            pairs_offset = begin + 4 + 2 * width
+            count, pairs_encoded = int.from_bytes(event[pairs_offset - width : pairs_offset]), event[pairs_offset:end]
         elif code != DELIVERY_ANNOTATIONS:
             other_sections.append(event[begin:end])
     number_annotation = _symbol("x-opt-sequence-number") + b"\x81" + sequence_number.to_bytes(8)
