@@ -77,7 +77,8 @@ def command(  # noqa: PLR0917  one for each option
     print(f"{moves}, over after {figures.seconds:.1f} s; {len(result.before)} would come without the change.")
     unowned_seconds = figures.unowned_lease_cycles_max * config.cycle_seconds
     print(
-        f"Spread {figures.spread} leases, fullest load {figures.load:g} of the mean; longest unowned {unowned_seconds:.1f} s.\n"
+        f"Spread {figures.spread} leases, fullest load {figures.load:g} of the mean; "
+        f"longest unowned {unowned_seconds:.1f} s.\n"
     )
     given_away, gained = Counter(move.before for move in result.moves), Counter(move.after for move in result.moves)
     rows = tuple(
