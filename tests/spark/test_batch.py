@@ -267,7 +267,7 @@ def test_bounds_that_hold_nothing_are_refused(since: Position, until: Position, 
 def test_a_batch_does_not_begin_at_the_present_end() -> None:
     """A batch that begins at the present end is always empty, so it is refused."""
     made = SlicedReader(Ground(), Bounds(LATEST, None, 0, "kinesis"), cores=1)
-    with pytest.raises(ValueError, match=r"begins with the oldest record or at a time, not at LATEST$"):
+    with pytest.raises(ValueError, match=r"must begin at the oldest record or at a time, not at LATEST$"):
         made.partitions()
 
 
