@@ -87,7 +87,7 @@ def test_a_command_whose_input_is_closed_says_so(command: str) -> None:
 @pytest.mark.more
 def test_a_deleted_working_folder_is_named(tmp_path: Path) -> None:
     """Commands that need no file in it go on. Otherwise, the message about the folder comes before the error."""
-    says = "leasehold: the working folder was deleted; relative paths lead nowhere\n"
+    says = "leasehold: the working folder was deleted; relative paths do not work\n"
 
     def ran_in_deleted(*words: str) -> tuple[int, str, str]:
         (folder := tmp_path / "gone").mkdir()

@@ -75,7 +75,10 @@ START_SECONDS = 150.0
 RESTART_SECONDS = 30.0
 """How long a new process may take until it reads, among twenty others."""
 UNANSWERED_SECONDS = 50.0
-"""For how long a worker takes nothing after a claim without a response, which PostgreSQL may still carry out."""
+"""For how long a worker takes nothing after a claim without a response.
+
+PostgreSQL may still carry out a claim that waits for a lock.
+"""
 STEP_SECONDS = 1.0
 SIDE_BY_SIDE = 20
 """How many trials run at once. Each has a worker, and all of them share as few as two processors."""

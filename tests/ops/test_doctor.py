@@ -150,14 +150,14 @@ OTHER = "name another table, or the source that this one belongs to"
 @pytest.mark.parametrize(
     ("listing", "finding"),
     [
-        (Listing(()), Finding("table", "ok", "it has no leases yet; workers make those of 2 shards")),
+        (Listing(()), Finding("table", "ok", "it has no leases yet; workers create those of 2 shards")),
         (Listing(ROWS), Finding("table", "ok", "it has 2 leases of this stream, and 1 owners")),
         (
             Listing((), (Malformed("k-9", "checkpoint", "is missing"), Malformed("k-8", "owner", "is odd"))),
             Finding(
                 "table",
                 "wrong",
-                "none of its 2 rows is a lease, for one 'k-8': owner: is odd: it is another application's",
+                "none of its 2 rows is a lease, for one 'k-8': owner: is odd: the table belongs to another application",
                 OTHER,
             ),
         ),
@@ -167,7 +167,7 @@ OTHER = "name another table, or the source that this one belongs to"
                 "table",
                 "wrong",
                 "1 of 3 rows cannot be read as leases, for one 'k-9': checkpoint: is missing",
-                "mend or remove these rows: their shards are read by nobody",
+                "correct or delete these rows: no worker reads their shards",
             ),
         ),
         (
@@ -175,7 +175,7 @@ OTHER = "name another table, or the source that this one belongs to"
             Finding(
                 "table",
                 "wrong",
-                "the stream has the shards of none of its 4 leases (t-0, t-1, t-2 …): it is another's",
+                "the stream has no shard for any of its 4 leases (t-0, t-1, t-2 …): it belongs to another stream",
                 OTHER,
             ),
         ),
@@ -184,8 +184,8 @@ OTHER = "name another table, or the source that this one belongs to"
             Finding(
                 "table",
                 "wrong",
-                "1 leases (s-0) have other hash ranges than the stream's shards: it is another stream's, or the stream "
-                "was made anew",
+                "1 leases (s-0) have other hash ranges than the stream's shards: it belongs to another stream, or the "
+                "stream was recreated",
                 OTHER,
             ),
         ),
@@ -194,8 +194,8 @@ OTHER = "name another table, or the source that this one belongs to"
             Finding(
                 "table",
                 "unknown",
-                "the stream has not the shards of 1 unfinished leases (s-old): past retention",
-                "workers remove them; check that nobody was that far behind",
+                "the stream has no shard for 1 unfinished leases (s-old): past retention",
+                "workers remove them; check that no worker was that far behind",
             ),
         ),
         (
@@ -218,14 +218,16 @@ def test_leases_whose_length_is_probably_in_milliseconds_are_wrong(seconds: floa
 def test_the_whole_sentence_on_time_and_money_is_right() -> None:
     """The numbers come late in the sentence, where no other test looks."""
     gap = "a shard is unread for at most 15.5 s after its worker crashed: 10.5 s until the lease expires, 5 s"
-    late = "longer while the store does not answer"
+    late = "longer while the store does not respond"
     ours, theirs = Config(lease_seconds=10, cycle_seconds=5), Config(Kcl(), lease_seconds=10, cycle_seconds=5)
-    assert gap_finding(ours) == Finding("gap", "ok", f"{gap} until the next look, mostly sooner by the lookout; {late}")
+    assert gap_finding(ours) == Finding(
+        "gap", "ok", f"{gap} until the next turn, usually sooner thanks to the lookout; {late}"
+    )
     gap = gap.replace("15.5", "15.0").replace("10.5", "10")
-    assert gap_finding(theirs) == Finding("gap", "ok", f"{gap} until the next look; {late}")
+    assert gap_finding(theirs) == Finding("gap", "ok", f"{gap} until the next turn; {late}")
     table, bucket = Fleet("dynamodb", 10, 2, 1.0), Fleet("s3", 10, 1, 1.0)
-    unit = "10 open shards, 2 workers, layout usual: at rest 1.9 writes and 0.5 read units a second"
-    busy = "under steady records 10 writes and 0.5 read units a second"
+    unit = "10 open shards, 2 workers, layout usual: when idle 1.9 writes and 0.5 read units a second"
+    busy = "with records all the time 10 writes and 0.5 read units a second"
     price = "(DynamoDB on demand, us-east-1, since November 2024)"
     other = "in layout sessions 3.5 writes and 0.9 read units a second"
     said = f"{unit}, US$ 3.26 a month; {busy}, US$ 16.59 a month; {other}, US$ 6.10 a month {price}"
@@ -235,12 +237,12 @@ def test_the_whole_sentence_on_time_and_money_is_right() -> None:
         "layout sessions" not in cost_finding(evolve(table, shared=False), Config(), None).says
     )  # the blobs of the SDKs
     told = cost_finding(evolve(table, sessions=True), Config(), None).says
-    assert "2 workers, layout sessions: at rest 1.4 writes" in told
+    assert "2 workers, layout sessions: when idle 1.4 writes" in told
     assert told.endswith("in layout usual 10 writes and 0.5 read units a second")
-    assert "under steady records 1,000 writes" in cost_finding(Fleet("s3", 500, 1, 1.0), Config(), None).says
+    assert "with records all the time 1,000 writes" in cost_finding(Fleet("s3", 500, 1, 1.0), Config(), None).says
     alone = cost_finding(bucket, Config(), None).says
-    assert alone.startswith("10 open shards, 1 worker, layout usual: at rest ")
-    assert " reads a second; under steady records " in alone
+    assert alone.startswith("10 open shards, 1 worker, layout usual: when idle ")
+    assert " reads a second; with records all the time " in alone
     # Without a lookout, each worker lists once a cycle. A checkpoint after each batch means five per second.
     assert loads(evolve(table, shared=False), Config(cycle_seconds=20.0))[0].reads == pytest.approx(0.1 * 0.5, rel=0.2)
     assert loads(evolve(table, checkpoint_seconds=0.0), Config())[1].writes == pytest.approx(50)
@@ -259,15 +261,21 @@ def test_the_whole_sentence_on_time_and_money_is_right() -> None:
 )
 def test_a_minute_is_the_limit_of_a_clock(ahead: float, state: FindingState, says: str) -> None:
     """A correct clock is not called wrong, and one that is ahead is not reported as behind."""
-    todo = "set the clock: requests are refused at 5 min, and lag is as true as clocks are" if state == "wrong" else ""
-    assert clock_finding("x", ahead) == Finding("clock of x", state, f"ours is {says} it (told in whole seconds)", todo)
-    assert clock_finding("x", None) == Finding("clock of x", "unknown", "the service told no time")
+    todo = (
+        "set the clock: the service rejects requests from 5 min on, and lag is only as accurate as the clocks"
+        if state == "wrong"
+        else ""
+    )
+    assert clock_finding("x", ahead) == Finding(
+        "clock of x", state, f"ours is {says} it (measured in whole seconds)", todo
+    )
+    assert clock_finding("x", None) == Finding("clock of x", "unknown", "the service's responses contain no time")
 
 
 def test_streams_beside_ours_are_no_fault_and_another_hub_is() -> None:
     """One table may serve many streams, and partitions of all hubs have the same numbers."""
     (found,) = compare_with_stream(Listing((*ROWS, Lease("x:s-0", stream="x"))), SHARDS, lambda lease: not lease.stream)
-    assert (found.state, "; 1 leases are of streams that are not read here" in found.says) == ("ok", True)
+    assert (found.state, "; 1 leases belong to streams that are not read here" in found.says) == ("ok", True)
 
     def refuse(_lease: Lease) -> bool:
         raise SourceError("lease '0': another hub")
@@ -435,6 +443,6 @@ def test_a_fleet_is_warned_before_it_is_too_large(leases: int, workers: int, sta
 def test_the_size_says_its_figures() -> None:
     """The warning contains the figures by which a user can judge it."""
     assert size_finding(2_000, 4, Config()).says == (
-        "500 leases a worker are renewed in time while the store answers within 636 ms; "
+        "500 leases a worker are renewed in time if the store responds within 636 ms; "
         "2000 leases x 4 workers are 8,000, of at most some 2,000,000"
     )

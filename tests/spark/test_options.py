@@ -270,7 +270,7 @@ def test_shards_begin_where_each_is_told_to() -> None:
     for wrong in ('{"shardId-1": "LATEST"}', '{"shardId-1": {"iteratorType": "AFTER_SEQUENCE_NUMBER"}}'):
         with pytest.raises(ValueError, match=r"^option kinesis.startingPosition: shardId-1 begins at"):
             kinesis_options({**KINESIS, "kinesis.startingPosition": wrong})
-    with pytest.raises(ValueError, match=r"shardId-1 wants iteratorType and iteratorPosition$"):
+    with pytest.raises(ValueError, match=r"shardId-1 needs iteratorType and iteratorPosition$"):
         kinesis_options({**KINESIS, "kinesis.startingPosition": '{"shardId-1": {"type": "x"}}'})
 
 

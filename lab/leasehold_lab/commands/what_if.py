@@ -12,7 +12,7 @@ from leasehold.adapters.cli.common.asking import (
     For,
     StoreUrl,
     fleet_config,
-    table_of,
+    watch_table,
 )
 from leasehold.adapters.cli.common.columns import Cells, Column, print_table
 from leasehold.adapters.cli.common.ending import ending
@@ -62,7 +62,7 @@ def command(  # noqa: PLR0917  one for each option
         config = fleet_config(options)
         with closing(open_for_reading(store, options["to"])) as table_store:
             dated = not table_store.capabilities.free_annotations
-            table = table_of(table_store, config, span)
+            table = watch_table(table_store, config, span)
         present = [row.owner for row in without_dead_owners(table.unended, config) if row.owner is not None]
         added = names_of(add or (), present)
         change = FleetChange(added, tuple(remove or ()), "crash" if crash else "leave", cycles, seed)

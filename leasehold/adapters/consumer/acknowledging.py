@@ -154,7 +154,7 @@ class AcknowledgingConsumer(BatchConsumer):
         if self._cursor.acknowledged.order > before.order:
             self.holding.progress.progressed(now)
         if self._last_taken is not None and position.order >= self._last_taken.order:
-            # Acknowledge everything that was delivered. This may end after the last record, because the source may have
+            # Acknowledge everything up to `delivered`, which may be after the last record, because the source may have
             # dropped later records, or the shard may have ended.
             self._last_taken = None
             self._cursor.consumer_acknowledged(self._cursor.delivered)

@@ -90,7 +90,7 @@ class ReadingStart:
         return lease.checkpoint
 
 
-def end(holding: Holding, children: tuple[Shard, ...], worker: ReadingWorker, token: str) -> bool:
+def end_shard(holding: Holding, children: tuple[Shard, ...], worker: ReadingWorker, token: str) -> bool:
     """Create the children's leases, then write SHARD_END.
 
     Args:
@@ -123,7 +123,7 @@ def end(holding: Holding, children: tuple[Shard, ...], worker: ReadingWorker, to
         # If this process was paused, other workers may have finished the children and deleted their rows.
         if not holding.confirm():
             return False
-        # If this is rejected, another worker has already created the lease, which is just as good.
+        # If the creation is rejected, another worker has already created the lease, which is just as good.
         outcome = store.write(CreateLease(create.lease))
         if isinstance(outcome, Done) and not holding.confirm():
             # Delete the lease, because the shard may be done already. If it is not, another worker's plan creates the

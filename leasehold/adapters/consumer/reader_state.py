@@ -100,7 +100,8 @@ class ReaderState:
         self.rests_until, self.checkpoint_due = -math.inf, 0.0
         self._read_due, self.unconfirmed = -math.inf, False
         self._parents_wait, self._fault_waits = PARENT_WAITS[0], Backoff(*FAULT_WAITS, uniform)
-        # Only a response resets these. If every step did, steps that send no request would make the retries endless.
+        # Only a response resets the rejections. If every step did, steps that send no request would make the retries
+        # endless.
         self._rejections, self._rejected_waits = Rejections(), Backoff(*REJECTED_WAITS, uniform)
         # For consumers that checkpoint by themselves, keep the furthest position that failed and the growing pauses
         # between requests for the final checkpoint.

@@ -34,8 +34,8 @@ class SourceSpec:
     Attributes:
         open: Opens the source.
         columns: The columns that its records become.
-        interval_seconds: The least time between two reads of a shard.
-        shard_rows: The most rows of one shard in one batch.
+        interval_seconds: The minimum time between two reads of a shard.
+        shard_rows: The maximum number of rows of one shard in one batch.
         rereadable: Whether any number of readers may read a shard at a time, so that no reader disconnects another.
         stream: The name of the stream in offsets. A checkpointLocation of another stream is rejected.
         sliced: Whether shards end at the end of a slice. Then the query ends once workers have read all of them.

@@ -46,10 +46,10 @@ def shown(view: LiveView, reading: WatchedTable = READING, width: int = 100, hei
 
 def test_a_screen_holds_the_chosen_row_and_the_moves() -> None:
     """A table longer than the screen pushes neither the moves nor the chosen row off it."""
-    for chosen in ("s-00", "s-20", "s-39"):
-        lines = shown(LiveView(chosen=chosen))
+    for selected in ("s-00", "s-20", "s-39"):
+        lines = shown(LiveView(selected=selected))
         assert len(lines) <= 20
-        assert sum(chosen in line for line in lines) == 1
+        assert sum(selected in line for line in lines) == 1
         assert [line.strip() for line in lines[-2:]] == [format_move(move) for move in READING.moves]
         assert "40 rows by lease, rising; ? shows the keys, q leaves" in lines[-4]
 
@@ -57,24 +57,24 @@ def test_a_screen_holds_the_chosen_row_and_the_moves() -> None:
 @pytest.mark.parametrize("height", [1, 5, 9])
 def test_a_small_screen_has_at_least_the_chosen_row(height: int) -> None:
     """A split terminal neither ends the view nor shows another row than the one that enter opens."""
-    lines = shown(LiveView(chosen="s-33"), height=height)
+    lines = shown(LiveView(selected="s-33"), height=height)
     assert sum("s-33" in line for line in lines) == 1
     assert not any("s-30" in line for line in lines)
 
 
 def test_a_lease_in_full_says_all_that_is_known() -> None:
     """Users do not have to read the row in the store's own console."""
-    text = "\n".join(shown(LiveView(page="lease", chosen="s-07")))
+    text = "\n".join(shown(LiveView(page="lease", selected="s-07")))
     for said in (f"{FAR.sequence}/2", "w-1", "lag seconds", "12.5", "vm-7", "note host", "[b]vm", "s-07: w-0 -> w-1"):
         assert said in text
     assert "-> x" not in text
-    gone = "\n".join(shown(LiveView(page="lease", chosen="s-99")))
+    gone = "\n".join(shown(LiveView(page="lease", selected="s-99")))
     assert "there is no lease s-99 any more" in gone
 
 
 def test_trouble_and_an_empty_table_are_said() -> None:
     """A screen that stands still does not pass for a fleet at rest."""
-    text = "\n".join(shown(LiveView(words="none"), evolve(READING, trouble="the line is down")))
+    text = "\n".join(shown(LiveView(filter_text="none"), evolve(READING, trouble="the line is down")))
     assert "the line is down; trying again" in text
     assert "0 rows by lease, rising; / none;" in text
 

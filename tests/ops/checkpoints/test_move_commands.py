@@ -227,7 +227,7 @@ def test_a_plan_is_carried_out_as_it_was_shown_and_not_over_what_moved_since(
     status, output = ran(reset.app, url, "--plan", str(plan), "--json")
     told = {lease["key"]: (lease["do"], lease.get("why", "")) for lease in json.loads(output)["leases"]}
     assert (status, told["s-0"][0], told["s-1"][0]) == (1, "back", "refuse")
-    assert told["s-1"][1].startswith("it stands at 99999, no longer at ")
+    assert told["s-1"][1].startswith("its checkpoint is 99999, no longer ")
     assert store.get(["s-0"])[0].checkpoint == TRIM_HORIZON
     assert store.get(["s-1"])[0].checkpoint == Position("99999")
 
@@ -252,7 +252,7 @@ def test_a_plan_is_carried_out_as_it_was_shown_and_not_over_what_moved_since(
         ),
         (
             '{"leases": [{"key": "s-1", "was": {"checkpoint": "1"}, "wanted": {"checkpoint": "SHARD_END"}}]}',
-            "--plan: lease 's-1': a lease ends when its shard has been read to the end, and not by hand",
+            "--plan: lease 's-1': a lease ends only when its shard has been read to the end",
         ),
     ],
 )
@@ -366,8 +366,8 @@ def test_no_table_of_a_swap_is_copied_or_reset_by_itself(tmp_path: Path) -> None
         (["--to", "7"], "--to: a sequence number belongs to one shard; name its lease with --key"),
         (["--to", "soon"], "--to: 'soon' is neither TRIM_HORIZON"),
         (["--to", "SHARD_END"], "--to: a lease ends when its shard has been read"),
-        (["--to", "AT_TIMESTAMP"], "--timestamp-ms: it goes with --to AT_TIMESTAMP"),
-        (["--to", "LATEST", "--timestamp-ms", "5"], "--timestamp-ms: it goes with --to AT_TIMESTAMP"),
+        (["--to", "AT_TIMESTAMP"], "--timestamp-ms: give it with --to AT_TIMESTAMP"),
+        (["--to", "LATEST", "--timestamp-ms", "5"], "--timestamp-ms: give it with --to AT_TIMESTAMP"),
         (["--to", "AT_TIMESTAMP", "--timestamp-ms", "9700000000000"], "--timestamp-ms: it lies in the future"),
         (["--to", "now+1h"], "--to: it lies in the future"),
         (["--to", "now", "--shift-by", "-1h"], "give one of them"),

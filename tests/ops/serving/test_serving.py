@@ -139,7 +139,7 @@ def test_health_follows_the_table(store: Table, watcher: TableWatcher, port: int
     assert [got(port, path)[0] for path in ("/healthz", "/readyz")] == [200, 200]
     store.down = True
     watcher.start()
-    while not watcher.seen.trouble:
+    while not watcher.last_state.trouble:
         time.sleep(0.01)  # the thread looks at once, and then notifies
     status, _, text = got(port, "/healthz")
     group = {"store": "memory://x", "status": "UNKNOWN", "says": "the table cannot be read: the line is down"}
@@ -300,7 +300,7 @@ def test_the_record_outlives_the_server(tmp_path: Path) -> None:
 def test_a_table_that_was_never_read_has_no_figures() -> None:
     """Metrics that were never measured are left out, because a zero would keep an alarm silent."""
     unread = TableWatcher("x", MemoryStore(), Config(), FleetRecord(), every=1.0)
-    lines = exposition([(unread.state(), unread.fresh)]).splitlines()
+    lines = exposition([(unread.state(), unread.is_fresh)]).splitlines()
     assert [line for line in lines if line[0] != "#"] == ['leasehold_up{store="x"} 0', 'leasehold_status{store="x"} 3']
 
 
@@ -408,7 +408,7 @@ def test_a_locked_history_makes_no_table_stale_and_misses_no_move(store: Table, 
         stolen = done(store.write(StealLease(row, "b")))
         watcher.look()
         locked = watcher.state()
-        assert (locked["trouble"], watcher.fresh) == ("the history cannot be used now: database is locked", True)
+        assert (locked["trouble"], watcher.is_fresh) == ("the history cannot be used now: database is locked", True)
         assert next(each["owner"] for each in locked["leases"] if each["key"] == "s-0") == "b"
         done(store.write(ReleaseLease(stolen, "b")))
         watcher.look()
@@ -438,11 +438,11 @@ def test_a_watcher_goes_on_whatever_a_reading_raises() -> None:
     looked = TableWatcher("memory://x", Odd(), Config(), FleetRecord(), every=0.01)
     troubles = []
     looked.start()
-    while looked.seen.table is None:
-        troubles.append(looked.seen.trouble)
+    while looked.last_state.table is None:
+        troubles.append(looked.last_state.trouble)
     looked.close()
     assert set(troubles) <= {"", "MemoryError", "ZeroDivisionError: odd"}
-    assert looked.seen.trouble == ""
+    assert looked.last_state.trouble == ""
 
 
 def test_half_a_request_is_not_waited_for(port: int, monkeypatch: pytest.MonkeyPatch) -> None:

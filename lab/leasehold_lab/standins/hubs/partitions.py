@@ -170,20 +170,20 @@ class Partition:
         match = FILTER.fullmatch(selector.strip())
         if match is None:
             raise HubRejection("com.microsoft:argument-error", f"filter cannot be parsed: {selector}")
-        what, operator, value = match.groups()
+        field, operator, value = match.groups()
         if value == LATEST:
             return self.last[0] + 1
         if not re.fullmatch(r"-?\d+", value):
             raise HubRejection("com.microsoft:argument-error", f"filter value is not a number: {selector}")
         position, inclusive, (number, offset, _) = int(value), operator == ">=", self.last
-        last = {"sequence-number": number, "offset": int(offset)}.get(what)
+        last = {"sequence-number": number, "offset": int(offset)}.get(field)
         if last is not None and position > last:
-            name = what.replace("-", " ")
+            name = field.replace("-", " ")
             text = f"The supplied {name} '{position}' is invalid. The last {name} in the system is '{last}'"
             raise HubRejection("com.microsoft:argument-error", text)
-        if what == "sequence-number":
+        if field == "sequence-number":
             return max(self.first, position if inclusive else position + 1)
-        positions = self.offsets if what == "offset" else self.times
+        positions = self.offsets if field == "offset" else self.times
         return self.first + (bisect_left(positions, position) if inclusive else bisect_right(positions, position))
 
 
