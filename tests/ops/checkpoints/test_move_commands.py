@@ -365,7 +365,7 @@ def test_no_table_of_a_swap_is_copied_or_reset_by_itself(tmp_path: Path) -> None
     [
         (["--to", "7"], "--to: a sequence number belongs to one shard; name its lease with --key"),
         (["--to", "soon"], "--to: 'soon' is neither TRIM_HORIZON"),
-        (["--to", "SHARD_END"], "--to: a lease ends when its shard has been read"),
+        (["--to", "SHARD_END"], "--to: a lease ends only when its shard has been read"),
         (["--to", "AT_TIMESTAMP"], "--timestamp-ms: give it with --to AT_TIMESTAMP"),
         (["--to", "LATEST", "--timestamp-ms", "5"], "--timestamp-ms: give it with --to AT_TIMESTAMP"),
         (["--to", "AT_TIMESTAMP", "--timestamp-ms", "9700000000000"], "--timestamp-ms: it lies in the future"),
