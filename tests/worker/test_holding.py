@@ -10,6 +10,7 @@ from virtual_fleet import FaultyStore
 from leasehold.adapters.consumer.handling import Delivery
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.worker.annotations import latest_annotations, pinned_latest
+from leasehold.adapters.worker.progress import progress_of
 from leasehold.balancer.model import LATEST, SHARD_END, Lease, Position, Version, at_timestamp
 from leasehold.errors import OutcomeUnknown
 from leasehold.stores.protocol import Capabilities, Lost
@@ -73,6 +74,23 @@ def test_a_position_that_is_stored_late_is_no_new_progress() -> None:
     assert progress.progress(clock.now, clock.now).done == handled
     assert one.holding.checkpoint(Position("6"))  # of a handler that does this itself
     assert progress.progress(clock.now, clock.now).done == clock.now
+
+
+def test_a_release_keeps_the_fault_of_the_dead_letter() -> None:
+    """The release stores the position before the record that failed, which is no reason to forget why it failed."""
+    one = Held()
+    clock, progress = one.clock, one.holding.progress
+    progress.tell("host", lambda: clock.now, clock.now)
+    progress.failed("its handler raised ValueError", clock.now)
+    progress.dead_letter_failed("the disk is full", clock.now)
+    progress.put_aside(60.0, clock.now)
+    one.holding.ask_release()
+    assert one.holding.release(Position("5"))
+    row = one.store.row("s-0")
+    last = progress_of(row)
+    assert (row.owner, row.checkpoint) == (None, Position("5"))
+    assert last is not None
+    assert last.cause == "its handler raised ValueError; the disk is full"
 
 
 def test_a_note_is_no_sign_of_life() -> None:

@@ -17,6 +17,7 @@ from typing import Literal
 from attrs import evolve, frozen
 
 from leasehold.adapters.worker.annotations import LATEST_MS, LATEST_POSITION, UNPINNED
+from leasehold.adapters.worker.progress import NOTE
 from leasehold.balancer.contradictions import CONTRADICTION, INCARNATION, SETTLED
 from leasehold.balancer.model import Lease, Position
 from leasehold.errors import OutcomeUnknown, StoreError
@@ -148,7 +149,8 @@ def force_checkpoint(store: Store, stored: Lease, lease: Lease, me: str, *, insi
         outcome = Done(stored) if stored.owner is None else store.write(ReleaseLease(stored, me))
         if isinstance(outcome, Done):
             # Take the meaning of LATEST and the stream's name from `lease`. Otherwise the next owner sets them (L13).
-            names = (CONTRADICTION, INCARNATION, LATEST_MS, LATEST_POSITION)
+            # What the last owner told of its progress is about another position, so its lag would be wrong.
+            names = (CONTRADICTION, INCARNATION, LATEST_MS, LATEST_POSITION, NOTE)
             present_names = (
                 name for name in names if stored.annotation(name) is not None or lease.annotation(name) is not None
             )

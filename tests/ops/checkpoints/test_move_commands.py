@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from leasehold.adapters.cli import copy_leases, reset
+from leasehold.adapters.consumer.status import LeaseLag, lag_of
 from leasehold.adapters.worker.progress import NOTE, Progress
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position
 from leasehold.stores.embedded.memory import MemoryStore
@@ -161,6 +162,16 @@ def test_a_reset_sets_what_it_is_told(here: tuple[str, MemoryStore]) -> None:
     ]
     assert ran(reset.app, url, "--to", "AT_TIMESTAMP", "--timestamp-ms", "1700000000000")[0] == 0
     assert {lease.checkpoint for lease in store.list().leases} == {Position("AT_TIMESTAMP", 1_700_000_000_000)}
+
+
+def test_the_lag_after_a_reset_is_unknown_until_the_shard_is_read(here: tuple[str, MemoryStore]) -> None:
+    """What the last owner told is about its own position. A group set back by hours would be shown seconds behind."""
+    url, store = here
+    told = Progress(at=1_700_000_000.0, owner="w-1", behind=0.0, end=True, read=1_700_000_000.0, done=1_700_000_000.0)
+    filled(url, (Lease("s-0", checkpoint=Position("7"), annotations=((NOTE, told.note),)),))
+    assert ran(reset.app, url, "--to", "TRIM_HORIZON")[0] == 0
+    (lease,) = store.list().leases
+    assert (lease.checkpoint, lag_of(lease, 1_700_000_030.0, 10.0)) == (TRIM_HORIZON, LeaseLag())
 
 
 @pytest.mark.parametrize(
