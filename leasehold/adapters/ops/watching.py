@@ -1,6 +1,6 @@
 """Watches a lease table, and returns its state as a value (`WatchedTable`) and as JSON for pages and monitoring.
 
-The commands `leases`, `serve`, `explain`, `what-if` and `report` all show a `WatchedTable`. A `TableWatch` returns one
+The commands `leases`, `serve`, `explain` and `what-if` all show a `WatchedTable`. A `TableWatch` returns one
 each time it reads the table. From one read to the next it tracks how long rows have been unchanged, and whether
 positions move.
 """
