@@ -1,4 +1,4 @@
-"""Laws of the calls that bypass boto3. Each test fails if one reason in their code is violated."""
+"""Laws of the calls that bypass boto3, each with a test that fails if the code breaks it."""
 
 import json
 import socket
@@ -30,7 +30,7 @@ SECONDS = 10.0
     ],
     ids=["wrong checksum", "other content type", "content encoding"],
 )
-def test_boto3_judges_an_answer_that_is_not_plain(told: bytes) -> None:
+def test_an_unusual_response_is_parsed_by_boto3(told: bytes) -> None:
     """boto3 can check a checksum, an unusual form or an encoding; the direct call cannot."""
     with service(answer(), told) as there, asking(there.url) as ask:
         assert ask() == "i"
@@ -44,7 +44,7 @@ def _unconnected(monkeypatch: pytest.MonkeyPatch, cause: Exception) -> None:
     monkeypatch.setattr(KeptConnections, "_open", fail)
 
 
-def test_a_connection_that_is_not_made_in_time_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_connection_raises_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that takes too long raises a timeout, after which callers pass longer timeouts."""
     with service(answer()) as there, asking(there.url, retries={"total_max_attempts": 1}) as ask:
         _unconnected(monkeypatch, TimeoutError())
@@ -52,15 +52,15 @@ def test_a_connection_that_is_not_made_in_time_is_a_timeout(monkeypatch: pytest.
             ask()
 
 
-def test_boto3_makes_the_call_if_the_certificate_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether a server is trusted is for boto3 to decide."""
+def test_boto3_makes_the_call_if_the_certificate_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """boto3 decides whether a server is trusted."""
     with service(answer(), answer()) as there, asking(there.url, retries={"total_max_attempts": 1}) as ask:
         _unconnected(monkeypatch, ssl.SSLError())
         assert ask() == "i"
         assert len(there.asked) == 2
 
 
-def test_boto3_makes_every_call_that_needs_a_certificate_of_the_client(tmp_path: Path) -> None:
+def test_boto3_makes_every_call_with_a_client_certificate(tmp_path: Path) -> None:
     """The direct call cannot present a client certificate."""
     with service(answer(), answer()) as there:
         ask = Asking(there.url, client_cert=str(tmp_path / "client.pem"))
@@ -69,8 +69,8 @@ def test_boto3_makes_every_call_that_needs_a_certificate_of_the_client(tmp_path:
         ask.close()
 
 
-def test_an_outcome_that_boto3_never_took_is_not_the_next_calls() -> None:
-    """A call that fails before it is sent does not leave its outcome to another call of the thread."""
+def test_an_unused_outcome_does_not_reach_the_next_call() -> None:
+    """A call that fails before it is sent leaves no outcome to another call of the thread."""
     question: Any = {"StreamName": "orders", "ShardId": "s-0", "ShardIteratorType": "LATEST"}
 
     def fail() -> Any:  # noqa: ANN401  as boto3
@@ -90,8 +90,8 @@ def test_an_outcome_that_boto3_never_took_is_not_the_next_calls() -> None:
         assert ask.client.get_shard_iterator(**question)["ShardIterator"] == "i"
 
 
-def test_authorities_of_a_company_need_no_extension(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python 3.13 rejects some authorities by default that boto3 trusts."""
+def test_a_company_authority_without_extensions_is_trusted(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.13 rejects by default some authorities that boto3 trusts; the direct call accepts them."""
     made: list[ssl.SSLContext] = []
     by_default = ssl.create_default_context
 
@@ -112,15 +112,15 @@ def test_authorities_of_a_company_need_no_extension(certificate: Path, monkeypat
     [answer(ITERATOR, "200 OK", "Connection: close"), answer(ITERATOR, "200 OK", "Content-Length: 22")],
     ids=["closes", "two lengths"],
 )
-def test_a_connection_is_kept_only_after_a_plain_answer(told: bytes) -> None:
+def test_a_connection_is_reused_only_after_a_plain_response(told: bytes) -> None:
     """A connection is dropped if the service announces its end, or if the length of the response is in doubt."""
     with service(answer(), told, answer()) as there, asking(there.url) as ask:
         assert (ask(), ask()) == ("i", "i")
         assert there.connections == 3
 
 
-def test_a_request_is_not_repeated_once_its_answer_has_begun() -> None:
-    """By then the service has carried out the request."""
+def test_a_request_is_not_repeated_after_its_response_began() -> None:
+    """Once a response has begun, the service has carried out the request."""
     with service(answer(), answer()) as there, asking(there.url, retries={"total_max_attempts": 1}) as ask:
         assert ask() == "i"
         there.answers[:] = [Told(answer()[:-5], ends=True), last := Told(answer())]
@@ -158,15 +158,15 @@ def _answering(far: socket.socket, before: Any = None) -> Thread:  # noqa: ANN40
     return thread
 
 
-def test_the_connection_that_was_used_last_is_used_first() -> None:
-    """The others can then fall idle, and the service closes them."""
+def test_the_most_recently_used_connection_is_used_first() -> None:
+    """Spare connections stay idle, so the service closes them."""
     with _idle(0.0) as (line, far):
         thread = _answering(far[1])
         assert line.send(b"POST / HTTP/1.1\r\n\r\n", b"", repeatable=True).status == 200
         thread.join()
 
 
-def test_a_connection_whose_answer_comes_after_close_is_closed() -> None:
+def test_a_connection_in_use_at_close_is_closed_after_its_response() -> None:
     with _idle(0.0) as (line, far):
         near = line._idle[-1]  # noqa: SLF001  the one that is used
         thread = _answering(far[1], line.close)
@@ -175,7 +175,7 @@ def test_a_connection_whose_answer_comes_after_close_is_closed() -> None:
         assert near.fileno() == -1
 
 
-def test_the_last_wait_ends_with_the_time_for_the_whole_answer() -> None:
+def test_the_last_read_ends_at_the_response_deadline() -> None:
     """The last wait ends with the deadline of the response, even if the read timeout is longer."""
     with _idle(0.0, 2.9 * SECONDS) as (line, far):
         near = line._idle[-1]  # noqa: SLF001  likewise

@@ -87,7 +87,7 @@ def dynamodb(url: str) -> DynamoStore:
         return DynamoStore("leases", region="eu-west-1", endpoint=url)
 
 
-def put_letter(url: str) -> None:
+def put_dead_letter(url: str) -> None:
     with pytest.MonkeyPatch.context() as environment:
         environment.setattr(letters, "POLL_TIMEOUTS", [SECONDS])
         environment.setattr(letters, "TRIES", 1)
@@ -108,7 +108,7 @@ ASKS: dict[str, Callable[[str], object]] = {
     "dynamodb": dynamodb,
     "kinesis shards": lambda url: KinesisSource(reading_client("x", url, read_seconds=SECONDS), "orders").shards(),
     "kinesis put": lambda url: KinesisPutClient(client_of_put("x", url, 1, read_seconds=SECONDS), "orders").shards(),
-    "letters": put_letter,
+    "letters": put_dead_letter,
 }
 
 

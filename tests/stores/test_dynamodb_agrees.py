@@ -93,7 +93,7 @@ _numbers = count()
 @pytest.mark.services
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(steps, min_size=4, max_size=14))
-def test_every_write_decides_as_the_reference(
+def test_every_write_decides_as_the_reference_store(
     store: DynamoStore, story: list[tuple[str, str, Position, str, int]]
 ) -> None:
     """Every condition in DynamoDB is that of the reference, so what is proved of the reference holds here, too."""
