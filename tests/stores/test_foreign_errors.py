@@ -302,7 +302,7 @@ def opened() -> Iterator[Callable[[Callable[[], Store]], Store]]:
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("case", WRITES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_foreign_exception_of_any_call_undoes_no_answer_and_blocks_no_one(
+def test_a_foreign_exception_undoes_no_write_and_blocks_no_worker(
     kind: Opening,
     case: str,
     after: bool,
@@ -337,7 +337,7 @@ def test_a_foreign_exception_of_any_call_undoes_no_answer_and_blocks_no_one(
                 answer.lease.next_owner,
             )
         assert left.checkpoint in {AT, NEXT, SHARD_END}
-        # The store still works for its other lease, and the next owner for this one.
+        # The store still works with its other lease, and the next owner with this one.
         assert done(store.write(CheckpointLease(rest, NEXT))).checkpoint == stored(cat, "s-1").checkpoint == NEXT
         if not left.ended:
             assert done(cat.write(ClaimLease(stored(cat, KEY), "cat"))).checkpoint == left.checkpoint
@@ -351,8 +351,8 @@ def test_a_foreign_exception_of_any_call_undoes_no_answer_and_blocks_no_one(
 
 
 @pytest.mark.parametrize("place", range(3))
-def test_closing_a_store_ends_each_session_and_closes_its_rows_whatever_one_of_them_raises(place: int) -> None:
-    """A session that could not be ended expires."""
+def test_closing_a_store_ends_every_session_even_if_one_raises(place: int) -> None:
+    """Closing goes on after an exception. A session that could not be ended expires."""
     cells, fault, closed = MemoryCells(), Fault(), list[str]()
     cells.page_leases = 1
     rows = Between(cells, fault)

@@ -93,7 +93,7 @@ LEAST_JSON = {"key": "s-1", "owner": None, "version": "0", "idle": 0.0, "checkpo
 
 
 @pytest.mark.parametrize(("lease", "written"), [(WHOLE, ROW), (LEAST, LEAST_ROW)])
-def test_a_sqlite_row_is_the_lease(lease: Lease, written: Mapping[str, Any]) -> None:
+def test_a_sqlite_row_contains_every_field_of_the_lease(lease: Lease, written: Mapping[str, Any]) -> None:
     """A worker of another version reads the same file, column by column."""
     assert list(to_row(lease).items()) == list(written.items())
     assert tuple(written) == COLUMNS
@@ -101,15 +101,14 @@ def test_a_sqlite_row_is_the_lease(lease: Lease, written: Mapping[str, Any]) -> 
 
 
 @pytest.mark.parametrize(("lease", "written"), [(WHOLE, JSON), (LEAST, LEAST_JSON)])
-def test_the_json_form_is_the_lease(lease: Lease, written: Mapping[str, Any]) -> None:
+def test_the_json_form_contains_every_field_of_the_lease(lease: Lease, written: Mapping[str, Any]) -> None:
     """Programs in other languages read these names, and people read them in this order."""
     assert list(lease_json(lease).items()) == list(written.items())
     read = lease_of(JsonValue("lease", written))
     assert (read, read.checkpoint.token) == (lease, lease.checkpoint.token)
 
 
-def test_a_new_files_columns_are_those_of_the_table() -> None:
-    """Every field has a column in a new file."""
+def test_a_new_file_has_a_column_for_every_field() -> None:
     with sqlite3.connect(":memory:") as connection:
         connection.execute(SCHEMA)
         named = [name for _, name, *_ in connection.execute("PRAGMA table_info(leases)")]
@@ -118,14 +117,12 @@ def test_a_new_files_columns_are_those_of_the_table() -> None:
 
 
 def test_every_field_of_a_lease_is_in_the_table() -> None:
-    """A field that no layout knows is lost with the process that set it."""
     made = {"checkpoint": {"checkpoint", "sub", "token"}, "hash_range": {"first_hash", "last_hash"}}
     of_a_lease = {part for name, each in fields_dict(Lease).items() if each.init for part in made.get(name, {name})}
     assert sorted(field.name for field in FIELDS) == sorted(of_a_lease)
 
 
-def test_objects_and_blobs_have_the_names_of_the_table() -> None:
-    """Every other version reads a field under this name."""
+def test_objects_and_blobs_use_the_field_names_of_the_table() -> None:
     free, numbered = (
         evolve(WHOLE, owner=None, next_owner=None, yields=False),
         evolve(WHOLE, checkpoint=Position("9", 0, "8")),
@@ -140,13 +137,11 @@ def test_objects_and_blobs_have_the_names_of_the_table() -> None:
 
 
 def test_an_item_without_its_key_is_reported() -> None:
-    """A row that was created by hand could be a lease without a name."""
     item = {name: value for name, value in to_item(LEAST).items() if name != "leaseKey"}
     assert item_to_lease(item) == Malformed("None", "leaseKey", "is missing")
 
 
-def test_the_reference_shows_the_table() -> None:
-    """Users who read a table with a tool of the service look up its attributes there."""
+def test_the_reference_page_shows_the_table_of_fields() -> None:
     head = ("JSON form, Spark", "holds", "DynamoDB", "SQLite, PostgreSQL", "our objects", "Azure SDKs' blobs", "")
     rows = [head, ("---",) * len(head)]
     for each in FIELDS:

@@ -110,7 +110,7 @@ WRITES = (1, 2, 3, 4)
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("crash", WRITES)
-def test_each_crash_in_a_move_is_gone_on_from(tables: tuple[Store, Store], crash: int) -> None:
+def test_a_move_recovers_from_a_crash_after_each_write(tables: tuple[Store, Store], crash: int) -> None:
     """A worker that dies between two writes of a move never leaves its lease in neither table, or set back."""
     store = swap_of(tables)
     seen = done(store.write(CheckpointLease(owned(store), Position("7"))))
@@ -150,10 +150,7 @@ class Counted:
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("crash", WRITES)
-def test_an_owner_whose_move_was_not_answered_goes_on_by_its_next_write(
-    tables: tuple[Store, Store], crash: int
-) -> None:
-    """A lost response in the middle does not cost the owner its lease."""
+def test_an_owner_completes_an_unanswered_move_by_its_next_write(tables: tuple[Store, Store], crash: int) -> None:
     store = swap_of(tables)
     seen = done(store.write(CheckpointLease(owned(store), Position("7"))))
     send(tables, "to")
@@ -169,7 +166,7 @@ def test_an_owner_whose_move_was_not_answered_goes_on_by_its_next_write(
     assert (moved.version[:3], moved.checkpoint) == ("to:", Position("8"))
 
 
-def test_leases_without_an_owner_are_carried_over(tables: tuple[Store, Store]) -> None:
+def test_unowned_leases_are_moved(tables: tuple[Store, Store]) -> None:
     """Finished leases have no owner who would move them, and without them the swap would never end."""
     store = swap_of(tables, "to")
     for number, checkpoint in enumerate((SHARD_END, Position("9"))):
@@ -182,7 +179,7 @@ def test_leases_without_an_owner_are_carried_over(tables: tuple[Store, Store]) -
     assert [lease.owner for lease in store.list().leases] == [None, None]
 
 
-def test_a_deleted_lease_is_gone_from_both_tables(tables: tuple[Store, Store]) -> None:
+def test_a_lease_is_deleted_from_both_tables(tables: tuple[Store, Store]) -> None:
     """Both rows are deleted, because a row that stays would count as the lease."""
     store = swap_of(tables, "to")
     seen = done(store.write(RenewLease(owned(store))))
@@ -192,7 +189,7 @@ def test_a_deleted_lease_is_gone_from_both_tables(tables: tuple[Store, Store]) -
     assert not any(table.get([KEY]) for table in tables)
 
 
-def test_new_leases_are_made_in_from_until_the_swap_is_over(tables: tuple[Store, Store]) -> None:
+def test_new_leases_are_created_in_from_until_the_swap_ends(tables: tuple[Store, Store]) -> None:
     """A worker that reads one table alone could create a lease that the other table has."""
     store = swap_of(tables, "to")
     done(store.write(CreateLease(Lease("early"))))
@@ -204,7 +201,7 @@ def test_new_leases_are_made_in_from_until_the_swap_is_over(tables: tuple[Store,
     ]
 
 
-def test_an_owner_says_that_it_knows_to(tables: tuple[Store, Store]) -> None:
+def test_an_owner_announces_that_it_knows_to(tables: tuple[Store, Store]) -> None:
     """The swap does not begin while workers read only one table."""
     store = swap_of(tables)
     row = owned(store)
@@ -213,7 +210,7 @@ def test_an_owner_says_that_it_knows_to(tables: tuple[Store, Store]) -> None:
     assert row.annotations == ()
 
 
-def test_tables_that_cannot_be_joined_are_refused() -> None:
+def test_tables_that_cannot_be_joined_are_rejected() -> None:
     """A table with old leases cannot be TO, because they would count as current."""
     tables = (MemoryStore(), MemoryStore())
     done(tables[TO].write(CreateLease(Lease("old"))))
@@ -236,8 +233,7 @@ class Uncounted(PassingStore):
         return Capabilities(counts_owners=False)
 
 
-def test_both_tables_are_opened_by_their_urls_and_closed_when_one_cannot_be(tmp_path: Path) -> None:
-    """A program with its own credentials for one of the stores can take part in a swap."""
+def test_both_tables_are_opened_by_url_and_closed_if_one_fails(tmp_path: Path) -> None:
     urls = (f"sqlite://{tmp_path}/from.db", f"sqlite://{tmp_path}/to.db")
     with closing(open_both(*urls)) as store:
         owned(store)
@@ -250,7 +246,7 @@ def test_both_tables_are_opened_by_their_urls_and_closed_when_one_cannot_be(tmp_
         open_both(urls[TO], urls[TO])
 
 
-def test_a_worker_that_names_one_table_of_a_swap_is_told(tables: tuple[Store, Store]) -> None:
+def test_a_worker_that_names_one_table_of_a_swap_is_rejected(tables: tuple[Store, Store]) -> None:
     """The worker does not claim a lease that has moved to the other table, next to its owner."""
     store = swap_of(tables)
     seen = owned(store)
@@ -263,7 +259,7 @@ def test_a_worker_that_names_one_table_of_a_swap_is_told(tables: tuple[Store, St
         reject_moved(tables[FROM].list())
 
 
-def test_workers_that_begin_in_one_moment_announce_one_swap() -> None:
+def test_workers_that_start_together_announce_one_swap() -> None:
     """None of them takes the other's control row for old leases, and ends."""
 
     class Late(PassingStore):
