@@ -104,7 +104,7 @@ class Developed:
 
 @pytest.fixture(scope="module")
 def developed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Developed]:
-    """Return what runs for the pages."""
+    """Return the outputs of `leasehold dev` for the pages."""
     made = Developed(tmp_path_factory)
     yield made
     made.keep()
@@ -149,13 +149,13 @@ def _pages() -> Iterator[object]:
     for page in sorted(PAGES, key=lambda page: dev_line(page) or ""):
         if not {block.kind for block in blocks(page)} - {"text"}:
             continue
-        # Together the pages take minutes of a core.
+        # Together the pages take minutes of CPU time.
         marks = [pytest.mark.more, pytest.mark.services, pytest.mark.slow, pytest.mark.xdist_group("docs")]
         marks.append(pytest.mark.timeout(400))
         yield pytest.param(page, marks=marks)
 
 
-def test_every_block_says_what_it_is() -> None:
+def test_every_code_block_has_a_language() -> None:
     """A block without a language is never run."""
     assert [
         f"{page}:{block.line} is {block.kind}" for page in PAGES for block in blocks(page) if block.kind not in KINDS
@@ -169,17 +169,16 @@ def test_every_exception_is_needed() -> None:
 
 
 @pytest.mark.parametrize("page", [*_pages()])
-def test_a_page_does_what_it_says(
+def test_the_snippets_of_a_page_work(
     page: str,
     tmp_path: Path,
     developed: Developed,
     request: pytest.FixtureRequest,
 ) -> None:
-    """What users copy from a page works."""
     line = dev_line(page)
     if line and "eventhubs:" in line:
         request.getfixturevalue("amqp_engine")
-    for folder in ("docs", "benchmarks"):  # the reader of a clone
+    for folder in ("docs", "benchmarks"):  # a reader who has cloned the repository
         (tmp_path / folder).symlink_to(ROOT / folder)
     developed.keep(line or "")
     reader = Reader(tmp_path, developed.pasted(line) if line else {})

@@ -60,7 +60,7 @@ class Mixed:
         return bool(mine) and all(self.stage.reading.owner(shard) == worker for shard in mine)
 
     def gifts(self) -> list[tuple[str, str, bool]]:
-        """Return the shards that passed from ours to Java's, with the worker, and whether it started to read."""
+        """Return the shards that passed from our workers to Java's, with the worker, and whether it started to read."""
         passed = []
         rows = sorted(self.stage.history.rows, key=lambda row: (row.shard, row.t))
         for shard, of_shard in groupby(rows, key=lambda row: row.shard):

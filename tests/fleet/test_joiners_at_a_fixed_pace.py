@@ -1,4 +1,4 @@
-"""A large fleet doubles in one moment, with real workers in threads and one table in a file."""
+"""A large fleet of real workers in threads doubles at one moment, over one table in a file."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -104,7 +104,7 @@ def even(table: Store) -> bool:
     return sorted(counts.values()) == [1] * 95 + [2] and not any(lease.next_owner for lease in leases)
 
 
-def test_48_that_join_48_with_97_leases_make_the_least_moves(tmp_path: Path) -> None:
+def test_48_joiners_of_48_workers_with_97_leases_make_the_fewest_moves(tmp_path: Path) -> None:
     """Two joiners must not empty an owner of two leases, which would cost 49 to 53 moves (M5)."""
     url, ledger = f"sqlite:///{tmp_path / 'leases.db'}", Ledger()
     with ExitStack() as open_now:

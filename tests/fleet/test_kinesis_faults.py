@@ -127,7 +127,7 @@ def rows(store: Store) -> list[tuple[str | None, str]]:
     return [(lease.owner, lease.checkpoint.sequence) for lease in store.list().leases]
 
 
-def test_each_record_comes_once_and_in_order_under_every_answer_of_the_service(
+def test_records_come_once_and_in_order_despite_every_fault(
     orders: Orders, stream_line: Line, table_line: Line, table: Store
 ) -> None:
     """A bad hour of the cloud neither loses records nor repeats them if no worker died."""
@@ -154,7 +154,7 @@ def test_each_record_comes_once_and_in_order_under_every_answer_of_the_service(
     assert rows(table)[0][1].isdigit()
 
 
-def test_a_stream_deleted_and_made_anew_is_said_and_not_begun_by_itself(
+def test_a_recreated_stream_is_reported_and_not_read(
     orders: Orders, stream_line: Line, table: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A stream deleted by mistake keeps its checkpoints, and an operator decides where its successor is read from."""
@@ -175,10 +175,7 @@ def test_a_stream_deleted_and_made_anew_is_said_and_not_begun_by_itself(
     assert (ended, len(orders.read), [checkpoint for _, checkpoint in rows(table)]) == ([], 5, [before])
 
 
-def test_of_two_workers_with_one_id_the_younger_ends_and_the_elder_reads_on(
-    orders: Orders, stream_line: Line, table: Store
-) -> None:
-    """A copied configuration does not process every record twice."""
+def test_the_younger_of_two_workers_with_one_id_ends(orders: Orders, stream_line: Line, table: Store) -> None:
     by = source(orders, stream_line)
     with reading(Worker(store=table, source=by, me="ann", config=CONFIG), orders.handle) as elder:
         until(lambda: rows(table)[:1] and rows(table)[0][0] == "ann", "the elder holds the shard")
@@ -189,7 +186,7 @@ def test_of_two_workers_with_one_id_the_younger_ends_and_the_elder_reads_on(
     assert ([type(each) for each in younger], elder, orders.read) == ([WorkerError], [], orders.sent)
 
 
-def test_a_table_that_may_not_be_made_ends_the_command(orders: Orders, kinesis_url: str, table_line: Line) -> None:
+def test_a_table_that_may_not_be_created_ends_the_command(orders: Orders, kinesis_url: str, table_line: Line) -> None:
     """A missing permission ends the worker, since a waiting one would look healthy."""
     stream = f"kinesis://{orders.name}?region=eu-west-1&endpoint={kinesis_url}"
     store = f"dynamodb://absent-{orders.name}?region=eu-west-1&endpoint={table_line.url}"
@@ -202,7 +199,7 @@ def test_a_table_that_may_not_be_made_ends_the_command(orders: Orders, kinesis_u
     assert table_line.asked["CreateTable"] == 1
 
 
-def test_the_largest_record_of_a_stream_that_spreads_records_is_read_whole(orders: Orders, stream_line: Line) -> None:
+def test_a_record_of_10_mib_is_read_whole(orders: Orders, stream_line: Line) -> None:
     """The service's newest streams allow records of 10 MiB without a partition key."""
     orders.put(1)
     data = b"x" * MOST_BYTES

@@ -53,10 +53,9 @@ def seen(path: Path) -> set[str]:
     return {line["sha1"] for line in lines if line["event"] == "record"}
 
 
-def test_a_slice_with_a_split_and_a_kill_in_it_is_read_whole_and_once_for_all(
+def test_a_slice_with_a_split_is_read_whole_despite_a_kill(
     kinesis_url: str, dynalite_url: str, kinesis_client: "KinesisClient", tmp_path: Path
 ) -> None:
-    """A repair of yesterday's records reads all of them, none of today's, and ends."""
     stream = f"slice-{uuid4().hex}"
     kinesis_client.create_stream(StreamName=stream, ShardCount=2)
     active(kinesis_client, stream)

@@ -134,7 +134,7 @@ def all_in(stage: Stage, table: str) -> bool:
     return {place_of(lease) for lease in stage.leases} == {table}
 
 
-def test_levels_of_a_hub_grow_while_its_leases_move(hubs: LocalHubs, dynalite_url: str, tmp_path: Path) -> None:
+def test_owner_levels_of_a_hub_grow_while_its_leases_move(hubs: LocalHubs, dynalite_url: str, tmp_path: Path) -> None:
     """The hub lets the new owner of a lease displace the old one, so no record is read twice."""
     urls = (f"dynamodb://hub-moved?region=eu-west-1&endpoint={dynalite_url}", f"sqlite://{tmp_path}/leases.db")
     names = (name_of(urls[FROM]), name_of(urls[TO]))

@@ -85,10 +85,9 @@ def drained(fleet: Fleet, living: list[str], table: TableStreams, made: Callable
     assert table.asked["DescribeTable"] > 0
 
 
-def test_three_workers_lose_nothing_while_shards_roll_and_one_is_killed(
+def test_workers_lose_no_change_while_shards_roll_and_one_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Together the components lose no change and keep each item's changes in order."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "demo")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "demo")
     put = set[int]()
@@ -130,10 +129,9 @@ def join_java(fleet: Fleet, name: str, *place: str) -> None:
 
 @pytest.mark.services
 @pytest.mark.xdist_group("java")
-def test_workers_of_ours_and_javas_adapter_share_one_lease_table_and_outlive_each_other(
+def test_our_workers_and_javas_adapter_share_a_table_and_survive_kills(
     dynamodb_local_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fleet that adds our workers to its Java ones loses no change and leaves no shard unread."""
     if absent := java_kcl.missing():
         pytest.skip(f"JAVA'S ADAPTER FOR DYNAMODB STREAMS IS NOT RUN: no {absent}")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "demo")
