@@ -1,4 +1,4 @@
-"""The demo, which newcomers run first, as they run it."""
+"""The demo, which newcomers run first, loses nothing and leaves nothing behind."""
 
 import json
 import os
@@ -16,8 +16,8 @@ pytestmark = [pytest.mark.services, pytest.mark.xdist_group("runs")]
 
 
 @pytest.mark.more
-def test_the_demo_loses_nothing_and_says_so() -> None:
-    """The verdict is earned: it is printed only after nothing was lost."""
+def test_the_demo_loses_nothing_and_prints_its_verdict() -> None:
+    """The verdict is printed only after every record was read."""
     done = subprocess.run([*DEMO, "--json"], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     verdict = json.loads(done.stdout)
@@ -27,7 +27,7 @@ def test_the_demo_loses_nothing_and_says_so() -> None:
 
 
 @pytest.mark.more
-def test_a_demo_that_is_ended_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_an_interrupted_demo_leaves_nothing_behind(tmp_path: Path) -> None:
     """The demo leaves no processes or folders when it is interrupted.
 
     Other signals end a command in the same way; tests/cli/live/test_screen.py covers them where they restore a

@@ -37,16 +37,13 @@ _numbers = count()
 
 
 def _mostly_later(rights: list[str], *now: str) -> list[Any]:
-    """Return each as a parameter.
-
-    All except those in `now` wait for `make test-more`, as each takes a second or two.
-    """
+    """Return each right as a parameter. Those not in `now` take a second or two each, and wait for `make test-more`."""
     return [pytest.param(right, marks=() if right in now else pytest.mark.more) for right in rights]
 
 
 @frozen
 class Place:
-    """A stream and a table of one application in an account, as users name them."""
+    """A stream and a table of one application in an account, under the names that users give them."""
 
     aws: Account
     name: str
@@ -73,7 +70,7 @@ class Place:
     def sign_in(self, key: str, secret: str) -> None:
         self.monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
         self.monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
-        self.monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # which remembers another
+        self.monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # which caches another session
 
     def asked(self) -> dict[str, bool]:
         """Return the rights requested on these resources so far, and whether each was granted every time."""
@@ -139,10 +136,7 @@ def consumed(place: Place, stream: str, enough: Callable[[list[bytes], str], obj
     return "".join(said)
 
 
-def test_a_consumer_reads_and_keeps_its_leases_with_the_rights_of_its_file(
-    place: Place, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Users who copy the file do not find out in production what is missing."""
+def test_a_consumer_needs_only_the_rights_of_its_file(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     place.become(place.policy("consumer"))
     said = consumed(place, place.stream, lambda read, _: len(read) == 9)
     assert (said, [line for line in caplog.messages if "may not" in line]) == ("", [])
@@ -150,17 +144,15 @@ def test_a_consumer_reads_and_keeps_its_leases_with_the_rights_of_its_file(
 
 
 @pytest.mark.parametrize("right", _mostly_later(actions("consumer"), "dynamodb:UpdateItem", "kinesis:GetRecords"))
-def test_a_consumer_without_one_of_its_rights_says_which(
-    place: Place, right: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A right that is never missed does not belong in the file, and one that is missed must be named in the error."""
+def test_a_consumer_reports_each_missing_right(place: Place, right: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Each right of the file is needed, and the error names the one that is missing."""
     place.become(place.policy("consumer", without=right))
     said = consumed(place, place.stream, lambda read, _: right in caplog.text or len(read) == 9)
     assert right in said + caplog.text
     assert place.asked()[right] is False
 
 
-def test_the_table_is_made_with_the_right_to_make_it_and_with_no_less(place: Place) -> None:
+def test_the_table_is_created_only_with_the_right_to_create_it(place: Place) -> None:
     """If the table comes from Terraform, the worker does not need the right to create it."""
     place.aws.client("dynamodb").delete_table(TableName=place.name)
     place.become(place.policy("consumer"))
@@ -177,18 +169,17 @@ def test_the_table_is_made_with_the_right_to_make_it_and_with_no_less(place: Pla
     [("STREAM", "these credentials cannot read stream"), ("TABLE", "these credentials may not")],
     ids=["STREAM", "TABLE"],
 )
-def test_the_rights_are_for_one_stream_and_one_table(
+def test_the_rights_cover_only_one_stream_and_one_table(
     place: Place, other: str, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A policy for every stream of an account would not be minimal."""
     places = {"STREAM": place.name, "TABLE": place.name, other: "another"}
     place.become(policy("consumer", **places))
     said = consumed(place, place.stream, lambda read, _: read)
     assert message in said + caplog.text
 
 
-def test_a_consumer_by_fan_out_registers_and_subscribes_with_the_rights_of_its_file(place: Place) -> None:
-    """The test shows only that the request is granted: moto has no subscriptions."""
+def test_a_fan_out_consumer_needs_only_the_rights_of_its_file(place: Place) -> None:
+    """The test shows only that the request is granted, because moto has no subscriptions."""
     place.become(place.policy("fan-out-consumer"))
     consumed(place, f"{place.stream}&consumer={place.name}", lambda *_: "kinesis:SubscribeToShard" in place.asked())
     asked = place.asked()
@@ -197,20 +188,16 @@ def test_a_consumer_by_fan_out_registers_and_subscribes_with_the_rights_of_its_f
 
 
 @pytest.mark.parametrize("right", _mostly_later(SUBSCRIBING, "kinesis:SubscribeToShard"))
-def test_a_consumer_by_fan_out_without_one_of_its_rights_says_which(
+def test_a_fan_out_consumer_reports_each_missing_right(
     place: Place, right: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The same as for a consumer that polls."""
     place.become(place.policy("fan-out-consumer", without=right))
     said = consumed(place, f"{place.stream}&consumer={place.name}", lambda *_: right in caplog.text)
     assert f"cannot read stream '{place.name}', because they lack {right}" in said + caplog.text
 
 
 @pytest.mark.parametrize("right", _mostly_later(["", *actions("producer")], "", "kinesis:PutRecords"))
-def test_a_producer_wants_the_rights_of_its_file_and_says_which_is_missing(
-    lasting: Place, right: str, tmp_path: Path
-) -> None:
-    """The same as for a consumer."""
+def test_a_producer_reports_each_missing_right(lasting: Place, right: str, tmp_path: Path) -> None:
     lines = tmp_path / "lines"
     lines.write_text("one\ntwo\n")
     lasting.become(lasting.policy("producer", without=right))
@@ -222,10 +209,8 @@ def test_a_producer_wants_the_rights_of_its_file_and_says_which_is_missing(
 
 @pytest.mark.parametrize("right", _mostly_later(["", *actions("read-only")], ""))
 @pytest.mark.parametrize("tool", ["leases", "explain", "serve"])
-def test_tools_that_only_look_want_the_rights_of_their_file_and_say_which_is_missing(
-    lasting: Place, tool: str, right: str
-) -> None:
-    """A screen on the wall does not need the right to delete checkpoints."""
+def test_reading_tools_report_each_missing_right(lasting: Place, tool: str, right: str) -> None:
+    """Tools that only read need no right to write."""
     lasting.become(lasting.policy("read-only", without=right))
     status, said = _looked(tool, lasting.table)
     assert (status, right in said) == (1 if right else 0, True)
