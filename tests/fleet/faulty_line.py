@@ -77,7 +77,7 @@ class Line:
 
     to: str
     url: str = ""
-    asked: Counter[str] = Factory(Counter)
+    requests: Counter[str] = Factory(Counter)
     closed: Event = Factory(Event)
     _faults: dict[str, deque[Fault]] = field(factory=dict)
     _lock: Lock = field(factory=Lock)
@@ -96,7 +96,7 @@ class Line:
     def next(self, operation: str) -> Fault | None:
         """Return the fault for this request, if any."""
         with self._lock:
-            self.asked[operation] += 1
+            self.requests[operation] += 1
             faults = self._faults.get(operation)
             return faults.popleft() if faults else None
 

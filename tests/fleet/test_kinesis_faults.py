@@ -196,7 +196,7 @@ def test_a_table_that_may_not_be_created_ends_the_command(orders: Orders, kinesi
     assert (refused.exit_code, forbidden.exit_code, refused.stdout + forbidden.stdout) == (1, 1, "")
     assert "AccessDeniedException: these credentials may not do this (dynamodb:CreateTable); a worker" in refused.stderr
     assert f"absent-{orders.name}" in forbidden.stderr
-    assert table_line.asked["CreateTable"] == 1
+    assert table_line.requests["CreateTable"] == 1
 
 
 def test_a_record_of_10_mib_is_read_whole(orders: Orders, stream_line: Line) -> None:

@@ -99,7 +99,7 @@ def test_a_read_only_check_writes_nothing(source: str, dynalite_url: str) -> Non
     with careless_line(dynalite_url) as line:
         status, findings = run_doctor(source, "--store", f"dynamodb://{table}?endpoint={line.url}", "--read-only")
     assert status == 0
-    assert set(line.asked) == {"DescribeTable", "DescribeContinuousBackups", "Scan", "BatchGetItem"}
+    assert set(line.requests) == {"DescribeTable", "DescribeContinuousBackups", "Scan", "BatchGetItem"}
     assert findings["conditional writes"]["state"] == "unknown"
 
 

@@ -138,13 +138,13 @@ def test_a_shared_table_worker_uses_exactly_the_rights_of_its_file(dynalite_url:
     with careless_line(dynalite_url) as line:
         url = f"dynamodb://rights-shared?prefix=a/&endpoint={line.url}"
         open_store(url).close()  # creates it
-        line.asked.clear()
+        line.requests.clear()
         store = open_store(url, create=False)
         owned(store)
         store.list()
         store.get(["none"])
         store.close()
-    assert {f"dynamodb:{operation}" for operation in line.asked} == {find, *keep}
+    assert {f"dynamodb:{operation}" for operation in line.requests} == {find, *keep}
     client.close()
     assert file[2]["Condition"] == {"ForAllValues:StringEquals": {"dynamodb:LeadingKeys": ["PREFIX"]}}
 

@@ -17,7 +17,7 @@ HOP = frozenset({"connection", "content-length", "date", "server", "transfer-enc
 
 @define
 class Careless:
-    """Requests such as `PUT If-Match` or `UpdateItem` lose their condition; `asked` are all there were.
+    """Requests such as `PUT If-Match` or `UpdateItem` lose their condition; `requests` are all there were.
 
     url  where it listens
     """
@@ -25,7 +25,7 @@ class Careless:
     to: str
     forgets: frozenset[str]
     url: str = ""
-    asked: list[str] = Factory(list)
+    requests: list[str] = Factory(list)
 
 
 @contextmanager
@@ -59,7 +59,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         headers = {name: value for name, value in self.headers.items() if self._kept(name)}
         target = self.headers.get("X-Amz-Target", "").rpartition(".")[2]
-        self.careless.asked.append(target or f"{self.command} {urlsplit(self.path).path}")
+        self.careless.requests.append(target or f"{self.command} {urlsplit(self.path).path}")
         if target in self.careless.forgets:
             said = json.loads(body)
             said.pop("ConditionExpression", None)

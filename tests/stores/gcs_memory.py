@@ -20,16 +20,16 @@ Body = dict[str, Any]
 class GcsMemory:
     """One bucket.
 
-    objects  by name: the generation, the time of the last write, and the metadata
-    faults   by method: what is returned or raised in place of a response
-    asked    the method and the query of each request
-    now      seconds since the start
+    objects   by name: the generation, the time of the last write, and the metadata
+    faults    by method: what is returned or raised in place of a response
+    requests  the method and the query of each request
+    now       seconds since the start
     """
 
     name: str | None = "leases"
     objects: dict[str, tuple[int, datetime, dict[str, str]]] = Factory(dict)
     faults: dict[str, list[int | Exception]] = Factory(dict)
-    asked: list[tuple[str, dict[str, str]]] = Factory(list)
+    requests: list[tuple[str, dict[str, str]]] = Factory(list)
     made: Body | None = None
     now: float = 0.0
     dated: bool = True
@@ -38,7 +38,7 @@ class GcsMemory:
 
     def answer(self, method: str, path: str, query: dict[str, str], body: bytes) -> tuple[int, Body]:
         """Return the status and the response."""
-        self.asked.append((method, query))
+        self.requests.append((method, query))
         if waiting := self.faults.get(method):
             fault = waiting.pop(0)
             if isinstance(fault, Exception):
@@ -55,12 +55,12 @@ class GcsMemory:
             case "GET" if name:
                 return (200, self._told(name)) if name in self.objects else (404, {})
             case "GET":
-                names = sorted(each for each in self.objects if each.startswith(query.get("prefix", "")))
+                names = sorted(key for key in self.objects if key.startswith(query.get("prefix", "")))
                 start = int(query.get("pageToken", "0"))
-                items = [self._told(each) for each in names[start : start + self.page]]
+                items = [self._told(key) for key in names[start : start + self.page]]
                 more = {"nextPageToken": str(start + self.page)} if start + self.page < len(names) else {}
-                told = {"kind": "storage#objects", "items": items, **more}
-                return 200, {name: value for name, value in told.items() if name in _asked_for(query["fields"])}
+                page = {"kind": "storage#objects", "items": items, **more}
+                return 200, {name: value for name, value in page.items() if name in _asked_for(query["fields"])}
             case "DELETE":
                 if name not in self.objects or self.objects[name][0] != int(query["generation"]):
                     return 404, {}

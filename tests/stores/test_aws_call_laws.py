@@ -22,7 +22,7 @@ SECONDS = 10.0
 
 
 @pytest.mark.parametrize(
-    "told",
+    "response",
     [
         answer(ITERATOR, "200 OK", "x-amz-crc32: 1"),
         answer(ITERATOR, form="text/plain"),
@@ -30,11 +30,11 @@ SECONDS = 10.0
     ],
     ids=["wrong checksum", "other content type", "content encoding"],
 )
-def test_an_unusual_response_is_parsed_by_boto3(told: bytes) -> None:
+def test_an_unusual_response_is_parsed_by_boto3(response: bytes) -> None:
     """boto3 can check a checksum, an unusual form or an encoding; the direct call cannot."""
-    with service(answer(), told) as there, asking(there.url) as ask:
+    with service(answer(), response) as server, asking(server.url) as ask:
         assert ask() == "i"
-        assert (ask.through_boto3, len(there.asked)) == (2, 2)
+        assert (ask.through_boto3, len(server.requests)) == (2, 2)
 
 
 def _unconnected(monkeypatch: pytest.MonkeyPatch, cause: Exception) -> None:
@@ -46,7 +46,7 @@ def _unconnected(monkeypatch: pytest.MonkeyPatch, cause: Exception) -> None:
 
 def test_a_slow_connection_raises_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that takes too long raises a timeout, after which callers pass longer timeouts."""
-    with service(answer()) as there, asking(there.url, retries={"total_max_attempts": 1}) as ask:
+    with service(answer()) as server, asking(server.url, retries={"total_max_attempts": 1}) as ask:
         _unconnected(monkeypatch, TimeoutError())
         with pytest.raises(ConnectTimeoutError):
             ask()
@@ -54,16 +54,16 @@ def test_a_slow_connection_raises_a_timeout(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_boto3_makes_the_call_if_the_certificate_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     """boto3 decides whether a server is trusted."""
-    with service(answer(), answer()) as there, asking(there.url, retries={"total_max_attempts": 1}) as ask:
+    with service(answer(), answer()) as server, asking(server.url, retries={"total_max_attempts": 1}) as ask:
         _unconnected(monkeypatch, ssl.SSLError())
         assert ask() == "i"
-        assert len(there.asked) == 2
+        assert len(server.requests) == 2
 
 
 def test_boto3_makes_every_call_with_a_client_certificate(tmp_path: Path) -> None:
     """The direct call cannot present a client certificate."""
-    with service(answer(), answer()) as there:
-        ask = Asking(there.url, client_cert=str(tmp_path / "client.pem"))
+    with service(answer(), answer()) as server:
+        ask = Asking(server.url, client_cert=str(tmp_path / "client.pem"))
         assert [ask(), ask()] == ["i", "i"]
         assert ask.through_boto3 == 2
         ask.close()
@@ -77,7 +77,7 @@ def test_an_unused_outcome_does_not_reach_the_next_call() -> None:
         raise ValueError("refused before it was sent")
 
     odd = answer(b'{"ShardIterator": "odd"}', form="text/plain")
-    with service(answer(), odd, answer()) as there, asking(there.url) as ask:
+    with service(answer(), odd, answer()) as server, asking(server.url) as ask:
         with pytest.raises(ValueError, match="before it was sent"):
             ask.calls.call(
                 "GetShardIterator",
@@ -92,41 +92,41 @@ def test_an_unused_outcome_does_not_reach_the_next_call() -> None:
 
 def test_a_company_authority_without_extensions_is_trusted(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python 3.13 rejects by default some authorities that boto3 trusts; the direct call accepts them."""
-    made: list[ssl.SSLContext] = []
+    contexts: list[ssl.SSLContext] = []
     by_default = ssl.create_default_context
 
     def strict(**named: Any) -> ssl.SSLContext:  # noqa: ANN401  as ssl's
-        made.append(by_default(**named))
-        made[-1].verify_flags |= ssl.VERIFY_X509_STRICT
-        return made[-1]
+        contexts.append(by_default(**named))
+        contexts[-1].verify_flags |= ssl.VERIFY_X509_STRICT
+        return contexts[-1]
 
     monkeypatch.setattr(ssl, "create_default_context", strict)
     client = boto3.client("kinesis", region_name="eu-west-1")
     with closing(client):
         calls.DirectCalls(client, [])._kept_connections("https", "localhost", 443, str(certificate), [])  # noqa: SLF001  no request is sent
-    assert [context.verify_flags & ssl.VERIFY_X509_STRICT for context in made] == [0]
+    assert [context.verify_flags & ssl.VERIFY_X509_STRICT for context in contexts] == [0]
 
 
 @pytest.mark.parametrize(
-    "told",
+    "response",
     [answer(ITERATOR, "200 OK", "Connection: close"), answer(ITERATOR, "200 OK", "Content-Length: 22")],
     ids=["closes", "two lengths"],
 )
-def test_a_connection_is_reused_only_after_a_plain_response(told: bytes) -> None:
+def test_a_connection_is_reused_only_after_a_plain_response(response: bytes) -> None:
     """A connection is dropped if the service announces its end, or if the length of the response is in doubt."""
-    with service(answer(), told, answer()) as there, asking(there.url) as ask:
+    with service(answer(), response, answer()) as server, asking(server.url) as ask:
         assert (ask(), ask()) == ("i", "i")
-        assert there.connections == 3
+        assert server.connections == 3
 
 
 def test_a_request_is_not_repeated_after_its_response_began() -> None:
     """Once a response has begun, the service has carried out the request."""
-    with service(answer(), answer()) as there, asking(there.url, retries={"total_max_attempts": 1}) as ask:
+    with service(answer(), answer()) as server, asking(server.url, retries={"total_max_attempts": 1}) as ask:
         assert ask() == "i"
-        there.answers[:] = [Told(answer()[:-5], ends=True), last := Told(answer())]
+        server.answers[:] = [Told(answer()[:-5], ends=True), last := Told(answer())]
         with pytest.raises(ConnectionClosedError):
             ask()
-        assert there.answers == [last]
+        assert server.answers == [last]
 
 
 @contextmanager

@@ -54,9 +54,9 @@ VARYING = {"x-amz-date", "authorization", "amz-sdk-invocation-id", "amz-sdk-requ
 
 
 def test_a_direct_call_sends_what_boto3_sends_and_reuses_its_connection() -> None:
-    with service(*[answer()] * 4) as there, asking(there.url) as ask:
+    with service(*[answer()] * 4) as server, asking(server.url) as ask:
         assert [ask(), ask(), ask()] == ["i"] * 3
-        (boto3s, boto3s_body), *ours = there.asked
+        (boto3s, boto3s_body), *ours = server.requests
         expected = {name.lower(): value for name, value in boto3s.items()}
         for head, body in ours:
             headers = {name.lower(): value for name, value in head.items()}
@@ -66,8 +66,8 @@ def test_a_direct_call_sends_what_boto3_sends_and_reuses_its_connection() -> Non
             }
             assert json.loads(body) == json.loads(boto3s_body)
             assert headers["authorization"].split("/")[2:4] == expected["authorization"].split("/")[2:4]
-        assert len({head["amz-sdk-invocation-id"] for head, _ in there.asked}) == 4
-        assert (ask.through_boto3, there.connections) == (1, 2)
+        assert len({head["amz-sdk-invocation-id"] for head, _ in server.requests}) == 4
+        assert (ask.through_boto3, server.connections) == (1, 2)
 
 
 LARGE = json.dumps({"ShardIterator": "i", "Odd": "x" * 300_000}).encode()
@@ -76,7 +76,7 @@ OLD = b'HTTP/1.0 200 OK\r\nContent-Type: %b\r\nContent-Length: 22\r\n\r\n{"Shard
 
 
 @pytest.mark.parametrize(
-    "told",
+    "response",
     [
         answer(LARGE),
         answer(json.dumps({"ShardIterator": "i"}).encode(), "200 OK", f"x-amz-crc32: {crc32(b'')}"),
@@ -89,14 +89,14 @@ OLD = b'HTTP/1.0 200 OK\r\nContent-Type: %b\r\nContent-Length: 22\r\n\r\n{"Shard
     ],
     ids=["large", "crc32", "closing", "other form", "no reason", "chunked", "HTTP/1.0", "continued"],
 )
-def test_every_form_of_a_response_is_read_without_a_second_request(told: bytes) -> None:
-    with service(answer(), told, answer()) as there, asking(there.url) as ask:
+def test_every_form_of_a_response_is_read_without_a_second_request(response: bytes) -> None:
+    with service(answer(), response, answer()) as server, asking(server.url) as ask:
         assert (ask(), ask()) == ("i", "i")
-        assert len(there.asked) == 3
+        assert len(server.requests) == 3
 
 
 @pytest.mark.parametrize(
-    "told",
+    "response",
     [
         answer(b"x" * 10)[:-5],
         answer()[:30],
@@ -109,56 +109,56 @@ def test_every_form_of_a_response_is_read_without_a_second_request(told: bytes) 
     ids=["body cut", "head cut", "no HTTP", "more", "huge", "chunk cut", "nothing"],
 )
 @pytest.mark.parametrize("again", [True, False])
-def test_a_missing_or_truncated_response_is_no_response(told: bytes, again: bool) -> None:
+def test_a_missing_or_truncated_response_is_no_response(response: bytes, again: bool) -> None:
     """A part of a response is never taken for the whole, and a request that was carried out is not sent again."""
-    with service(answer()) as there, asking(there.url, retries={"total_max_attempts": 1}) as ask:
-        there.answers[:] = [Told(told, ends=True), answered := Told(answer())]
+    with service(answer()) as server, asking(server.url, retries={"total_max_attempts": 1}) as ask:
+        server.answers[:] = [Told(response, ends=True), repeated := Told(answer())]
         with pytest.raises(ConnectionClosedError):
             ask(repeatable=again)
-        assert (len(there.asked), there.answers) == (2, [answered])
+        assert (len(server.requests), server.answers) == (2, [repeated])
         assert ask() == "i"
 
 
 def test_a_repeatable_call_is_retried_if_its_idle_connection_ended() -> None:
     """Pauses longer than a service keeps connections open do not look like a fault."""
-    with service(answer(), answer()) as there, asking(there.url, retries={"total_max_attempts": 1}) as ask:
+    with service(answer(), answer()) as server, asking(server.url, retries={"total_max_attempts": 1}) as ask:
         assert ask() == "i"
         ends = Told(ends=True)
-        there.answers[:] = [ends, Told(answer()), ends, last := Told(answer())]
-        assert (ask(), len(there.asked)) == ("i", 4)
+        server.answers[:] = [ends, Told(answer()), ends, last := Told(answer())]
+        assert (ask(), len(server.requests)) == ("i", 4)
         with pytest.raises(ConnectionClosedError):
             ask(repeatable=False)
-        assert there.answers == [last]
+        assert server.answers == [last]
 
 
 def test_a_connection_closed_by_the_service_is_not_used() -> None:
     """No write is sent on a connection that is already closed, because its outcome would be unknown."""
-    with service(*[answer()] * 3) as there, asking(there.url) as ask:
+    with service(*[answer()] * 3) as server, asking(server.url) as ask:
         assert ask() == "i"
-        there.hang_up()
+        server.hang_up()
         assert ask(repeatable=False) == "i"
-        assert (len(there.asked), ask.through_boto3) == (3, 1)
+        assert (len(server.requests), ask.through_boto3) == (3, 1)
 
 
 def test_a_rejection_raises_boto3s_error_without_a_second_request() -> None:
-    with service(answer(), refusal("ExpiredTokenException")) as there, asking(there.url) as ask:
+    with service(answer(), refusal("ExpiredTokenException")) as server, asking(server.url) as ask:
         with pytest.raises(ClientError, match=r"\(ExpiredTokenException\) .* GetShardIterator operation: as told"):
             ask()
-        assert (len(there.asked), there.connections) == (2, 2)
+        assert (len(server.requests), server.connections) == (2, 2)
 
 
 @pytest.mark.parametrize("first", [refusal("ProvisionedThroughputExceededException"), answer(b"", "503 Busy")])
 def test_boto3_retries_what_it_retries_itself(first: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """A throttled request is retried, and no more often than boto3 would retry it."""
     monkeypatch.setattr("botocore.endpoint.time.sleep", lambda _seconds: None)
-    with service(answer(), first, answer()) as there, asking(there.url) as ask:
-        assert (ask(), len(there.asked)) == ("i", 3)
+    with service(answer(), first, answer()) as server, asking(server.url) as ask:
+        assert (ask(), len(server.requests)) == ("i", 3)
 
 
 def test_a_redirect_is_followed_by_boto3() -> None:
     with (
-        service(answer(), answer(b"{}", "301 Moved", "Location: http://localhost/")) as there,
-        asking(there.url) as ask,
+        service(answer(), answer(b"{}", "301 Moved", "Location: http://localhost/")) as server,
+        asking(server.url) as ask,
         pytest.raises(ClientError, match="301"),
     ):
         ask()
@@ -166,17 +166,17 @@ def test_a_redirect_is_followed_by_boto3() -> None:
 
 def test_a_silent_service_raises_boto3s_timeout() -> None:
     """A silent service releases its thread, and gets a longer timeout the next time."""
-    with service(answer(), Told()) as there:
+    with service(answer(), Told()) as server:
         config: dict[str, Any] = {"read_timeout": 0.2, "retries": {"total_max_attempts": 1}}
-        with asking(there.url, **config) as ask, pytest.raises(ReadTimeoutError):
+        with asking(server.url, **config) as ask, pytest.raises(ReadTimeoutError):
             ask()
-        assert len(there.asked) == 2
+        assert len(server.requests) == 2
 
 
 def test_an_unreachable_service_raises_a_connection_error() -> None:
     """The error shows that nothing was sent."""
-    with service(answer()) as there, asking(there.url, retries={"total_max_attempts": 1}) as ask:
-        there.gone()
+    with service(answer()) as server, asking(server.url, retries={"total_max_attempts": 1}) as ask:
+        server.gone()
         with pytest.raises(EndpointConnectionError):
             ask()
 
@@ -193,19 +193,19 @@ def test_boto3_makes_all_calls_if_other_code_hooks_them(
     monkeypatch.setattr(calls, "_WARNED", set())
     by_boto = BaseClient._make_api_call  # type: ignore[attr-defined]  # noqa: SLF001  what others wrap
 
-    def wrapped(*given: Any) -> Any:  # noqa: ANN401  as boto3
-        return by_boto(*given)
+    def wrapped(*arguments: Any) -> Any:  # noqa: ANN401  as boto3
+        return by_boto(*arguments)
 
     session = boto3.Session()
     session.events.register("before-sign.kinesis", foreign)
-    with service(*[answer()] * 8) as there:
-        proxied = Asking(there.url, proxies={"http": there.url})
-        handled = Asking(there.url, session)
-        plain = Asking(there.url)
+    with service(*[answer()] * 8) as server:
+        proxied = Asking(server.url, proxies={"http": server.url})
+        handled = Asking(server.url, session)
+        plain = Asking(server.url)
         for ask in (proxied, handled):
             assert [ask(), ask()] == ["i", "i"]
             assert ask.through_boto3 == 2
-        again = Asking(there.url, session)
+        again = Asking(server.url, session)
         assert again() == "i"
         again.close()
         monkeypatch.setattr(BaseClient, "_make_api_call", wrapped)
@@ -237,14 +237,14 @@ def test_refreshed_credentials_are_used() -> None:
     """Calls are never signed with expired keys."""
     core = botocore.session.get_session()
     core.set_credentials("first", "secret", "token-1")
-    with service(*[answer()] * 5) as there:
-        ask = Asking(there.url, boto3.Session(botocore_session=core))
+    with service(*[answer()] * 5) as server:
+        ask = Asking(server.url, boto3.Session(botocore_session=core))
         assert [ask(), ask()] == ["i", "i"]
         keys: Any = core.get_credentials()  # boto3 refreshes these in place
         keys.access_key, keys.token = "second", "token-2"
         assert [ask(), ask()] == ["i", "i"]
         assert ask.through_boto3 == 2
-        used = [(head["Authorization"].split("/")[0][-6:], head["x-amz-security-token"]) for head, _ in there.asked]
+        used = [(head["Authorization"].split("/")[0][-6:], head["x-amz-security-token"]) for head, _ in server.requests]
         assert used == [("=first", "token-1")] * 2 + [("second", "token-2")] * 2
         ask.close()
 
@@ -253,16 +253,16 @@ def test_a_server_is_trusted_if_boto3_trusts_it(certificate: Path, monkeypatch: 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))
-    with service(*[answer(LARGE)] * 4, tls=context) as there:
-        with asking(there.url) as ask:
+    with service(*[answer(LARGE)] * 4, tls=context) as server:
+        with asking(server.url) as ask:
             assert [ask(), ask(repeatable=False)] == ["i", "i"]
-            assert (ask.through_boto3, there.connections) == (1, 2)
+            assert (ask.through_boto3, server.connections) == (1, 2)
         monkeypatch.delenv("AWS_CA_BUNDLE")
-        ask = Asking(there.url, retries={"total_max_attempts": 1})
+        ask = Asking(server.url, retries={"total_max_attempts": 1})
         with pytest.raises(SSLError):
             ask()
         ask.close()
-        assert len(there.asked) == 3
+        assert len(server.requests) == 3
 
 
 @pytest.mark.parametrize("secure", [True, False], ids=["tls", "plain"])
@@ -276,8 +276,8 @@ def test_a_duplicate_response_is_never_read_as_the_next_one(
     monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))
     twice = answer(json.dumps({"ShardIterator": "first", "Odd": odd}).encode()) * 2
     tls = context if secure else None
-    with service(answer(), tls=tls) as there, asking(there.url, retries={"total_max_attempts": 1}) as ask:
-        there.answers[:] = [Told(twice), Told(answer(b'{"ShardIterator": "second"}'))]
+    with service(answer(), tls=tls) as server, asking(server.url, retries={"total_max_attempts": 1}) as ask:
+        server.answers[:] = [Told(twice), Told(answer(b'{"ShardIterator": "second"}'))]
         with suppress(ConnectionClosedError):
             assert ask() == "first"
         assert ask() == "second"

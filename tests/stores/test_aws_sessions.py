@@ -67,8 +67,8 @@ def sts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Asked]:
 
 def _key(session: boto3.Session | None) -> str:
     assert session is not None
-    found: Any = session.get_credentials()
-    return str(found.get_frozen_credentials().access_key)
+    credentials: Any = session.get_credentials()
+    return str(credentials.get_frozen_credentials().access_key)
 
 
 def test_a_profile_in_a_url_overrides_the_environment(sts: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,8 +92,8 @@ def test_a_role_is_assumed_on_first_use_with_its_external_id(sts: Asked, profile
     signed = client._request_signer._credentials.get_frozen_credentials()  # noqa: SLF001
     assert (signed.access_key, signed.token) == ("ASIAROLE", "token")
     # Two clients cause one request, because the credentials are shared until they expire.
-    ((authorization, told),) = sts
-    assert (told["RoleArn"], told["ExternalId"], told["RoleSessionName"]) == ([ROLE], ["x-17"], ["leasehold"])
+    ((authorization, query),) = sts
+    assert (query["RoleArn"], query["ExternalId"], query["RoleSessionName"]) == ([ROLE], ["x-17"], ["leasehold"])
     assert ("AKIATEAM" if profile else "AKIAENVIRONMENT") in authorization
 
 
@@ -116,7 +116,7 @@ def test_a_callers_session_serves_source_and_store() -> None:
     "address", ["kinesis://orders", "dynamodb-streams://orders", "dynamodb://orders", "s3://orders"]
 )
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ("profile=tema", r"option 'profile': AWS's configuration has no profile 'tema'$"),
         ("role_arn=reader", r"option 'role_arn' must be arn:aws:iam::ACCOUNT:role/NAME$"),
@@ -124,10 +124,10 @@ def test_a_callers_session_serves_source_and_store() -> None:
     ],
 )
 @pytest.mark.usefixtures("sts")
-def test_a_meaningless_url_option_is_rejected(address: str, options: str, said: str) -> None:
+def test_a_meaningless_url_option_is_rejected(address: str, options: str, message: str) -> None:
     """An option without a meaning is an error. The credentials of the environment are not used instead."""
     opened = open_store if address.startswith(("dynamodb:", "s3:")) else open_source
-    with pytest.raises(ValueError, match=rf"^(store|source) URL: {said}"):
+    with pytest.raises(ValueError, match=rf"^(store|source) URL: {message}"):
         opened(f"{address}?{options}")
 
 
@@ -152,8 +152,8 @@ def test_the_providers_of_a_properties_file_are_tried_in_order(sts: Asked, monke
     role = f"software.amazon.awssdk.Unknown.KclSTSAssumeRoleSessionCredentialsProvider|{ROLE}|me|externalId=e-2"
     assert _key(credentials_of("ProfileCredentialsProvider|team").session()) == "AKIATEAM"
     assert _key(credentials_of(f"{role}|endpointRegion=us-west-2").session()) == "ASIAROLE"
-    ((authorization, told),) = sts
-    assert (told["RoleSessionName"], told["ExternalId"]) == (["me"], ["e-2"])
+    ((authorization, query),) = sts
+    assert (query["RoleSessionName"], query["ExternalId"]) == (["me"], ["e-2"])
     assert "/us-west-2/sts/" in authorization
     either = "EnvironmentVariableCredentialsProvider, ProfileCredentialsProvider|team"
     assert _key(credentials_of(either).session()) == "AKIAENVIRONMENT"
@@ -170,8 +170,8 @@ def test_a_role_can_be_assumed_at_another_endpoint(sts: Asked, monkeypatch: pyte
     with monkeypatch.context() as patched:
         endpoint = boto3.Session().client("sts").meta.endpoint_url
         patched.setenv("AWS_ENDPOINT_URL_STS", "http://127.0.0.1:9")
-        said = f"StsAssumeRoleCredentialsProvider|{ROLE}|me|endpoint={endpoint}^eu-west-3"
-        assert _key(credentials_of(said).session()) == "ASIAROLE"
+        provider_line = f"StsAssumeRoleCredentialsProvider|{ROLE}|me|endpoint={endpoint}^eu-west-3"
+        assert _key(credentials_of(provider_line).session()) == "ASIAROLE"
     assert "/eu-west-3/sts/" in sts[0][0]
 
 

@@ -56,7 +56,7 @@ def test_ownership_is_written_as_the_sdks_read_it() -> None:
 
 def test_checkpoints_are_written_as_the_sdks_read_them() -> None:
     """A missing field or an invalid number makes the SDKs' whole listing fail."""
-    written = [HUB.checkpoint({}, Lease("0", checkpoint=at)) for at in (AT_9, TRIM_HORIZON, LATEST, NOON)]
+    written = [HUB.checkpoint({}, Lease("0", checkpoint=position)) for position in (AT_9, TRIM_HORIZON, LATEST, NOON)]
     assert written == [
         {"offset": "4520", "sequencenumber": "9"},
         {"offset": "-1", "sequencenumber": "-1"},
@@ -79,10 +79,10 @@ def test_foreign_metadata_survives_and_stale_metadata_is_removed() -> None:
 def test_a_request_and_its_withdrawal_do_not_change_the_version() -> None:
     """A dead owner that receives a request does not look alive for another `lease_seconds`."""
     owned = Lease("0", owner="ann", yields=True, version=Version("0x8D"))
-    asked, renewed = evolve(owned, next_owner="bob"), evolve(owned, next_owner="bob", epoch=1)
-    request = HUB.ownership({}, owned, asked)
-    withdrawal = HUB.ownership(request, asked, owned)
-    renewal = HUB.ownership(request, asked, renewed)
+    requested, renewed = evolve(owned, next_owner="bob"), evolve(owned, next_owner="bob", epoch=1)
+    request = HUB.ownership({}, owned, requested)
+    withdrawal = HUB.ownership(request, requested, owned)
+    renewal = HUB.ownership(request, requested, renewed)
     written = [Parts(Stored("…/ownership/0", "0x8E", fields)) for fields in (request, withdrawal, renewal)]
     assert [HUB.lease("0", parts).version for parts in written] == ["0x8D", "0x8D", "0x8E"]  # type: ignore[union-attr]
 

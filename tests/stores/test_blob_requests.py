@@ -34,9 +34,9 @@ def test_each_write_is_sent_with_its_condition(objects: BlobObjects, memory: Blo
     etag = str(objects.put_new("a", {"ownerid": "ann"}))
     objects.put_over("a", {"ownerid": "bob"}, etag)
     objects.delete("a", "0x2")
-    assert memory.asked == ["new a", "over a", "delete a"]
-    told = ("if-none-match", "if-match", "x-ms-blob-type", "x-ms-meta-ownerid", "content-length")
-    assert [tuple(heads.get(name) for name in told) for heads in memory.heads] == [
+    assert memory.requests == ["new a", "over a", "delete a"]
+    header_names = ("if-none-match", "if-match", "x-ms-blob-type", "x-ms-meta-ownerid", "content-length")
+    assert [tuple(heads.get(name) for name in header_names) for heads in memory.heads] == [
         ("*", None, "BlockBlob", "ann", "0"),
         (None, "0x1", None, "bob", "0"),
         (None, "0x2", None, None, "0"),
@@ -62,14 +62,14 @@ def test_an_unanswered_write_is_sent_once(objects: BlobObjects, memory: BlobMemo
     memory.faults = [BlobFault(status, "ServerBusy")] * 9
     with pytest.raises(OutcomeUnknown, match=rf"^container 'leases': no usable response \(HTTP {status}\)$"):
         WRITES[does](objects)
-    assert len(memory.asked) == 1
+    assert len(memory.requests) == 1
 
 
 @pytest.mark.parametrize("does", READS)
 def test_an_unanswered_read_is_retried(objects: BlobObjects, memory: BlobMemory, does: str) -> None:
     memory.faults = [BlobFault(503, "ServerBusy")] * 2
     READS[does](objects)
-    assert len(memory.asked) == 3
+    assert len(memory.requests) == 3
 
 
 @ASKED
@@ -127,12 +127,12 @@ def test_a_failed_condition_is_no_fault(objects: BlobObjects, memory: BlobMemory
 def test_a_listing_reads_all_pages_and_uses_the_services_clock(objects: BlobObjects, memory: BlobMemory) -> None:
     etags = [objects.put_new(f"a/{number}", {"n": str(number)}) for number in range(5)]
     objects.put_new("b/0", {})
-    memory.asked.clear()
+    memory.requests.clear()
     memory.now = 11.0
     listed = objects.list("a/")
     assert listed == tuple(Stored(f"a/{n}", str(etags[n]), {"n": str(n)}, age=10.0) for n in range(5))
     assert objects.get("a/1") == listed[1]
-    assert memory.asked == ["list"] * 3 + ["get a/1"]
+    assert memory.requests == ["list"] * 3 + ["get a/1"]
 
 
 def test_metadata_names_are_lowercased_and_empty_values_are_none(objects: BlobObjects, memory: BlobMemory) -> None:
@@ -162,16 +162,16 @@ def test_a_container_is_created_only_if_allowed(memory: BlobMemory) -> None:
         _ensure_container(memory.client(), create=False)
     for _ in range(2):
         _ensure_container(memory.client(), create=True)
-    assert memory.asked == ["list", "list", "create", "list"]
+    assert memory.requests == ["list", "list", "create", "list"]
 
 
 def test_a_container_created_by_another_worker_is_used(memory: BlobMemory) -> None:
     memory.faults = [BlobFault(404, "ContainerNotFound")]
     _ensure_container(memory.client(), create=True)
-    assert memory.asked == ["list", "create"]
+    assert memory.requests == ["list", "create"]
 
 
 def test_closing_closes_the_connections(objects: BlobObjects, memory: BlobMemory) -> None:
     objects.list("")
     objects.close()
-    assert memory.asked[-1] == "closed"
+    assert memory.requests[-1] == "closed"

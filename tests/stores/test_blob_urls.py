@@ -33,10 +33,10 @@ def _surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
 class Identity:
     """An identity of this machine; it is never used."""
 
-    asked: list[str] = field(factory=list)
+    requests: list[str] = field(factory=list)
 
     def get_token(self, *scopes: str, **_more: Any) -> None:  # noqa: ANN401  the SDK's own
-        self.asked.extend(scopes)
+        self.requests.extend(scopes)
 
 
 def test_options_choose_the_layout() -> None:
@@ -113,8 +113,8 @@ def test_the_timeouts_of_a_client_come_from_the_url() -> None:
     usual = {"backoff": (0.2, 2, 1), "pools": [64, 64]}
     assert settings(client_of("acc/c", None)) == {**usual, "retries": 2, "connect": 5, "read": 10}
     short = blob.TIMEOUTS.within(2.5)
-    told = {"retries": short.attempts - 1, "connect": short.connect_seconds, "read": short.read_seconds}
-    assert settings(client_of("acc/c", None, 2.5)) == {**usual, **told}
+    expected = {"retries": short.attempts - 1, "connect": short.connect_seconds, "read": short.read_seconds}
+    assert settings(client_of("acc/c", None, 2.5)) == {**usual, **expected}
     assert short != Timeouts(5, 10, 3)
 
 
@@ -168,11 +168,11 @@ class Container:
     """A container that exists or not, or that is created in between."""
 
     answers: list[Exception | None]
-    asked: list[str] = field(factory=list)
+    requests: list[str] = field(factory=list)
     container_name: str = "c"
 
     def _answer(self, does: str) -> None:
-        self.asked.append(does)
+        self.requests.append(does)
         if fault := self.answers.pop(0):
             raise fault
 
@@ -184,32 +184,32 @@ class Container:
         self._answer("create")
 
     def close(self) -> None:
-        self.asked.append("close")
+        self.requests.append("close")
 
 
 def test_a_url_opens_its_container(monkeypatch: pytest.MonkeyPatch) -> None:
     """The container is the one in the URL, and is created only if the user allows it."""
-    made: list[tuple[object, ...]] = []
+    opened: list[tuple[object, ...]] = []
     absent = ResourceNotFoundError("no")
     container = Container([None, absent, None, absent, ResourceExistsError("x")])
 
     def client(*of: object) -> Container:
-        made.append(of)
+        opened.append(of)
         return container
 
     monkeypatch.setattr(blob, "client_of", client)
     store = blob.open_url("acc/c", {"prefix": "p", "endpoint": "https://e"}, create=False, request_seconds=2.5)
-    assert made == [("acc/c", "https://e", 2.5)]
+    assert opened == [("acc/c", "https://e", 2.5)]
     assert isinstance(store, EtagStore)
     assert store._layout == ObjectLayout("p")  # noqa: SLF001
     for _ in range(2):
         blob.open_container("acc/c", None, create=True)
     page = "list {'results_per_page': 1}"
-    assert container.asked == [page, page, "create", page, "create"]
-    assert made[-1] == ("acc/c", None, None)
+    assert container.requests == [page, page, "create", page, "create"]
+    assert opened[-1] == ("acc/c", None, None)
     container.answers = [absent, None, absent]
     store = blob.open_url("acc/c", {}, create=True, request_seconds=None)
     store.close()
-    assert container.asked[-3:] == [page, "create", "close"]
+    assert container.requests[-3:] == [page, "create", "close"]
     with pytest.raises(StoreError, match="container 'c'"):
         blob.open_url("acc/c", {}, create=False, request_seconds=None)

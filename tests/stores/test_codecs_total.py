@@ -43,11 +43,11 @@ def test_a_lease_survives_a_round_trip_through_its_row(lease: Lease) -> None:
 
 @given(leases)
 def test_a_lease_survives_a_round_trip_through_its_objects(lease: Lease) -> None:
-    told = evolve(lease, epoch=0, version=Version(""))
-    blank = unowned(told)
-    parts = Parts(checkpoint=Stored("c", "e", FLEET.checkpoint({}, told)))
+    expected = evolve(lease, epoch=0, version=Version(""))
+    blank = unowned(expected)
+    parts = Parts(checkpoint=Stored("c", "e", FLEET.checkpoint({}, expected)))
     assert token_of(FLEET.lease(lease.key, parts)) == token_of(blank)  # type: ignore[arg-type]
-    owned = evolve(told, owner="ann é%", yields=True)
+    owned = evolve(expected, owner="ann é%", yields=True)
     parts = parts.replace("ownership", Stored("o", "e", FLEET.ownership({}, blank, owned)))
     read = evolve(owned, epoch=1, version=Version("e"))
     assert token_of(FLEET.lease(lease.key, parts)) == token_of(read)  # type: ignore[arg-type]

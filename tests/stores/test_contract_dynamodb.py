@@ -47,8 +47,8 @@ class TestDynaliteInSegments(StoreContract):
         yield from new_store(dynalite_url, session)
 
     def test_every_lease_is_in_one_of_the_segments(self, store: DynamoStore) -> None:
-        made = [done(store.write(CreateLease(Lease(f"s-{number:02}")))) for number in range(20)]
-        assert [list(store.list().leases) for _ in range(3)] == [made] * 3
+        created = [done(store.write(CreateLease(Lease(f"s-{number:02}")))) for number in range(20)]
+        assert [list(store.list().leases) for _ in range(3)] == [created] * 3
 
 
 @pytest.mark.more
@@ -98,5 +98,5 @@ def test_a_deleted_table_is_recreated_by_a_worker_that_may(dynalite_url: str, se
         tool.list()
     assert worker.list() == Listing(())
     assert tool.list() == Listing(())
-    for each in (worker, tool, client):
-        each.close()
+    for opened in (worker, tool, client):
+        opened.close()

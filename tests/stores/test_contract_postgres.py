@@ -85,10 +85,10 @@ def test_stricter_isolation_has_one_winner_per_lease(sql: Sql, url: str, table: 
 
 def test_every_field_of_a_lease_has_a_readable_column(sql: Sql, store: PostgresStore) -> None:
     lease = Lease("s:0", stream="s", shard="0", parents=("s:p",), annotations=(("team", "Äpfel"),), weight=1500)
-    made = done(
+    created = done(
         store.write(CreateLease(evolve(lease, checkpoint=Position("41", 3, "tok é"), hash_range=(0, 2**128 - 1))))
     )
-    now = done(store.write(RequestLease(done(store.write(ClaimLease(made, "ann"))), "bob")))
+    now = done(store.write(RequestLease(done(store.write(ClaimLease(created, "ann"))), "bob")))
     assert store.get(["s:0"]) == (now,)
     ((*facts, written),) = sql("SELECT * FROM TABLE_")
     assert facts == [
@@ -290,9 +290,9 @@ def test_a_locked_row_is_an_unknown_outcome(
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """Return a folder in which a server that must not run as root can keep its files."""
-    with TemporaryDirectory(prefix="leasehold-kept-", ignore_cleanup_errors=True) as made:
-        Path(made).chmod(0o755)
-        yield Path(made)
+    with TemporaryDirectory(prefix="leasehold-kept-", ignore_cleanup_errors=True) as path:
+        Path(path).chmod(0o755)
+        yield Path(path)
 
 
 def test_a_restarted_server_is_used_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,9 +111,9 @@ def test_a_row_without_a_key_is_reported(path: str, store: SqliteStore) -> None:
 
 def test_every_field_of_a_lease_has_a_readable_column(path: str, store: SqliteStore) -> None:
     lease = Lease("s:0", stream="s", shard="0", parents=("s:p",), annotations=(("team", "Äpfel"),), weight=1500)
-    made = done(store.write(CreateLease(lease)))
-    assert (made.stream, made.shard, made.weight) == ("s", "0", 1500)
-    assert store.get(["s:0"]) == (made,)
+    created = done(store.write(CreateLease(lease)))
+    assert (created.stream, created.shard, created.weight) == ("s", "0", 1500)
+    assert store.get(["s:0"]) == (created,)
     assert sql(path, "SELECT stream, shard, parents, notes FROM leases") == [
         ("s", "0", '["s:p"]', '{"team": "Äpfel"}'),
     ]
@@ -168,10 +168,10 @@ def test_a_write_on_a_full_disk_is_an_unknown_outcome(store: SqliteStore) -> Non
 def test_a_new_file_is_readable_only_by_its_user(path: str) -> None:
     before = os.umask(0o022)
     try:
-        made = SqliteStore(path)
-        owned(made)
+        store = SqliteStore(path)
+        owned(store)
         modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in Path(path).parent.iterdir()}
-        made.close()
+        store.close()
     finally:
         os.umask(before)
     assert modes == dict.fromkeys(("leases.db", "leases.db-wal", "leases.db-shm"), 0o600)
@@ -279,8 +279,8 @@ def test_a_removed_file_is_recreated_and_shared_with_newcomers(path: str, store:
         Path(name).unlink(missing_ok=True)
     assert store.write(RenewLease(seen)) == Lost(KEY, None)
     newcomer = SqliteStore(path)
-    made = done(newcomer.write(CreateLease(seen)))
-    assert store.get([KEY]) == (made,)
+    created = done(newcomer.write(CreateLease(seen)))
+    assert store.get([KEY]) == (created,)
     newcomer.close()
 
 

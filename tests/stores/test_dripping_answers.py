@@ -127,5 +127,5 @@ def test_a_call_whose_response_drips_ends_with_its_deadline(
     """A call ends as unknown when its deadline passes, however often another byte comes, and the log shows it."""
     with dripping(drip) as url, pytest.raises((OutcomeUnknown, SourceUnavailable, DeadLetterError)):
         ASKS[ask](url)
-    warnings = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
-    assert any("127.0.0.1: the response was not complete after 0.6 s" in each for each in warnings)
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert any("127.0.0.1: the response was not complete after 0.6 s" in record for record in warnings)

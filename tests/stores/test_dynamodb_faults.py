@@ -174,8 +174,8 @@ def store(dynalite_url: str, table: str, session: Session, line: Line) -> Iterat
     """Open a store behind that connection."""
     opened = DynamoStore(table, endpoint=dynalite_url, session=session)
     if isinstance(line, DirectLine):  # boto3 makes the first call of each kind
-        made = done(opened.write(CreateLease(Lease("once"))))
-        opened.write(DeleteLease(done(opened.write(ClaimLease(made, "ann")))))
+        created = done(opened.write(CreateLease(Lease("once"))))
+        opened.write(DeleteLease(done(opened.write(ClaimLease(created, "ann")))))
         opened.list()
         opened.get(["once"])
     line.sent.clear()
@@ -297,8 +297,8 @@ def test_a_table_of_another_shape_is_rejected(dynalite_url: str, table: str, dyn
 
 def test_a_created_table_is_billed_by_request(store: DynamoStore, table: str, dynalite_client: DynamoDBClient) -> None:
     assert isinstance(store, DynamoStore)
-    made = dynalite_client.describe_table(TableName=table)["Table"]
-    assert made["BillingModeSummary"]["BillingMode"] == "PAY_PER_REQUEST"
+    description = dynalite_client.describe_table(TableName=table)["Table"]
+    assert description["BillingModeSummary"]["BillingMode"] == "PAY_PER_REQUEST"
 
 
 def raw(client: DynamoDBClient, table: str) -> dict[str, Any]:

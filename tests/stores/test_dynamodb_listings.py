@@ -70,7 +70,7 @@ def scanned(status: int, body: bytes, *, quick: bool) -> Any:  # noqa: ANN401  w
 
 
 @pytest.mark.parametrize(
-    ("status", "told"),
+    ("status", "response"),
     [
         (200, PAGE),
         (200, {**PAGE, "LastEvaluatedKey": {"leaseKey": {"S": "shardId-2"}}}),
@@ -82,9 +82,9 @@ def scanned(status: int, body: bytes, *, quick: bool) -> Any:  # noqa: ANN401  w
         (400, {"__type": "com.amazonaws.dynamodb#ResourceNotFoundException", "message": "no such table"}),
     ],
 )
-def test_parsed_rows_equal_boto3s_rows(status: int, told: dict[str, Any]) -> None:
+def test_parsed_rows_equal_boto3s_rows(status: int, response: dict[str, Any]) -> None:
     """A listing must show the same leases as a read of the same rows."""
-    for body in (json.dumps(told).encode(), orjson.dumps(told)):  # the service sends no blanks
+    for body in (json.dumps(response).encode(), orjson.dumps(response)):  # the service sends no blanks
         assert scanned(status, body, quick=True) == scanned(status, body, quick=False)
 
 
@@ -96,7 +96,7 @@ def test_rows_do_not_pass_through_boto3(monkeypatch: pytest.MonkeyPatch) -> None
         "before-parse.dynamodb.Scan", lambda response_dict, **_: read.append(response_dict)
     )
     client.scan(TableName="t")
-    assert [json.loads(each["body"]) for each in read] == [{"Count": 2, "ScannedCount": 2}]
+    assert [json.loads(parsed["body"]) for parsed in read] == [{"Count": 2, "ScannedCount": 2}]
     monkeypatch.setattr(listings, "orjson", None)  # without orjson it works as before
     assert scanned(200, json.dumps(PAGE).encode(), quick=True)["Items"] == PAGE["Items"]
 
@@ -125,7 +125,7 @@ def test_the_segments_of_a_large_table_are_read_in_parallel() -> None:
         more = {"LastEvaluatedKey": ExclusiveStartKey + 1} if ExclusiveStartKey < Segment else {}
         return {"Items": [f"{Segment}.{ExclusiveStartKey}"], **more}
 
-    rows = [str(row) for page in pages_of(look, [{"Segment": each} for each in range(4)]) for row in page]
+    rows = [str(row) for page in pages_of(look, [{"Segment": number} for number in range(4)]) for row in page]
     assert sorted(rows) == [f"{segment}.{page}" for segment in range(4) for page in range(segment + 1)]
 
 
@@ -138,4 +138,4 @@ def test_a_failed_segment_fails_the_listing() -> None:
         return {"Items": []}
 
     with pytest.raises(OutcomeUnknown):
-        list(pages_of(look, [{"Segment": each} for each in range(4)]))
+        list(pages_of(look, [{"Segment": segment} for segment in range(4)]))

@@ -66,8 +66,8 @@ def test_applications_under_different_prefixes_are_isolated(dynalite_url: str, s
     assert done(ours.write(CheckpointLease(mine, Position("7")))).checkpoint == Position("7")
     assert done(ours.write(DeleteLease(stored(ours, "shard-0")))).key == "shard-0"
     assert (ours.get(["shard-0"]), theirs.get(["shard-0"])) == ((), (other,))
-    for each in (ours, theirs):
-        each.close()
+    for store in (ours, theirs):
+        store.close()
 
 
 def test_a_row_is_javas_row_plus_one_attribute(
@@ -94,11 +94,11 @@ def test_a_listing_requests_only_its_own_rows(dynalite_url: str) -> None:
     with careless_line(dynalite_url) as line:
         url = f"dynamodb://asked?prefix=a/&endpoint={line.url}"
         store = open_store(url)
-        line.asked.clear()
+        line.requests.clear()
         seen = owned(store, key="shard-0")
         assert store.list() == Listing((seen,))
-        assert "Scan" not in line.asked
-        assert line.asked.count("Query") == 1
+        assert "Scan" not in line.requests
+        assert line.requests.count("Query") == 1
         store.close()
 
 

@@ -243,10 +243,10 @@ def test_rereading_rows_equals_a_first_read(listings: list[list[dict[str, Any]]]
         ]
         items = [item if isinstance(item.get("leaseKey"), dict) else {**item, "leaseKey": {"S": "x"}} for item in items]
         first = [to_lease(item) for item in items]
-        for found in (rows.read([items]), texts.read([as_texts(items)])):
-            assert found.leases == [each for each in first if isinstance(each, Lease)]
-            assert found.malformed == [each for each in first if isinstance(each, Malformed)]
-            assert [item for item in items if to_lease(item) is None] == found.others
+        for listing in (rows.read([items]), texts.read([as_texts(items)])):
+            assert listing.leases == [row for row in first if isinstance(row, Lease)]
+            assert listing.malformed == [row for row in first if isinstance(row, Malformed)]
+            assert [item for item in items if to_lease(item) is None] == listing.others
 
 
 def test_a_row_with_only_a_new_counter_or_annotations_is_not_decoded_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -248,7 +248,7 @@ def test_a_write_is_sent_with_its_condition(name: str) -> None:
         "UpdateExpression": update,
         "ExpressionAttributeValues": {word: typed(value) for word, value in values.items()},
     }
-    assert request_of(write) == {part: said for part, said in expected.items() if said is not None}
+    assert request_of(write) == {part: part_value for part, part_value in expected.items() if part_value is not None}
 
 
 NOTES = (("a-b", "1"), ("size", "2"))

@@ -323,10 +323,10 @@ def test_an_interrupted_reset_leaves_a_free_lease_at_its_old_position(layout: La
     with pytest.raises(OutcomeUnknown):
         store.write(ResetLease(seen, TRIM_HORIZON))
     objects.mute = frozenset()
-    (left,) = EtagStore(objects, layout).list().leases
-    assert facts(left) == facts(seen)
-    assert left.version != seen.version
-    assert done(store.write(ResetLease(left, TRIM_HORIZON))).checkpoint == TRIM_HORIZON
+    (remaining,) = EtagStore(objects, layout).list().leases
+    assert facts(remaining) == facts(seen)
+    assert remaining.version != seen.version
+    assert done(store.write(ResetLease(remaining, TRIM_HORIZON))).checkpoint == TRIM_HORIZON
 
 
 @LAYOUTS
@@ -408,8 +408,8 @@ def test_a_copied_lease_keeps_its_fencing_number() -> None:
     """The next owner never gets a number that a handler has already seen, which a fence would reject."""
     _, store = opened(OURS)
     for number in (0, 1, 2):
-        made = done(store.write(CreateLease(Lease(str(number), epoch=number))))
-        assert store.get([str(number)])[0].epoch == made.epoch == number
+        created = done(store.write(CreateLease(Lease(str(number), epoch=number))))
+        assert store.get([str(number)])[0].epoch == created.epoch == number
 
 
 def test_objects_are_read_eight_at_a_time() -> None:
@@ -431,18 +431,18 @@ def test_objects_are_read_eight_at_a_time() -> None:
 def test_the_annotations_of_a_new_lease_cost_the_fewest_writes(layout: Layout) -> None:
     """The SDKs' layout stores annotations with the ownership; ours would write one more object per lease."""
     objects, store = opened(layout)
-    made = done(store.write(CreateLease(Lease("0", annotations=(("seal", "7"),)))))
-    assert EtagStore(objects, layout).list().leases == (made,)
-    assert made.annotations == (("seal", "7"),)
+    created = done(store.write(CreateLease(Lease("0", annotations=(("seal", "7"),)))))
+    assert EtagStore(objects, layout).list().leases == (created,)
+    assert created.annotations == (("seal", "7"),)
     news = [line for line in objects.log if line.startswith("new")]
     assert news == (["new checkpoint/0", "new ownership/0"] if layout is HUB else ["new checkpoint/0"])
 
 
-@pytest.mark.parametrize(("known", "listed"), [(7, True), (8, False)])
-def test_reads_of_few_leases_use_the_cheaper_of_gets_and_a_listing(known: int, listed: bool) -> None:
+@pytest.mark.parametrize(("lease_count", "listed"), [(7, True), (8, False)])
+def test_reads_of_few_leases_use_the_cheaper_of_gets_and_a_listing(lease_count: int, listed: bool) -> None:
     """An object in a listing costs an eighth of a single request, and a listing of thousands contains many of them."""
     objects, store = opened(OURS)
-    leases = tuple(placed(store, Lease(str(number), owner="ann")) for number in range(known))
+    leases = tuple(placed(store, Lease(str(number), owner="ann")) for number in range(lease_count))
     objects.log.clear()
     assert store.get(["0", "1"], stale_ok=True) == leases[:2]
     assert objects.log == (["list ownership"] if listed else ["get ownership/0", "get ownership/1"])
@@ -467,11 +467,11 @@ def test_one_object_is_read_by_the_caller_and_two_by_named_threads() -> None:
 def test_a_checkpoint_overtaken_by_a_request_and_a_drain_is_lost(layout: Layout) -> None:
     objects, store = opened(layout)
     lease = owned(objects, store)
-    asked = done(EtagStore(objects, layout).write(RequestLease(lease, "bob")))
+    requested = done(EtagStore(objects, layout).write(RequestLease(lease, "bob")))
     drain = EtagStore(objects, layout)
     objects.before = once("over checkpoint/0", lambda: drain.write(CheckpointLate(lease, AT_10)))
     outcome = store.write(CheckpointLease(lease, AT_9))
-    assert outcome == Lost("0", evolve(asked, checkpoint=AT_10))
+    assert outcome == Lost("0", evolve(requested, checkpoint=AT_10))
 
 
 def test_a_lease_that_is_deleted_between_two_writes_is_lost() -> None:
@@ -499,14 +499,14 @@ class HeldBack(ObjectMemory):
     written: Event = field(factory=Event)
 
     def list(self, prefix: str) -> tuple[Stored, ...]:
-        found = ObjectMemory.list(self, prefix)
+        listed = ObjectMemory.list(self, prefix)
         self._hold_back(f"list {prefix.rstrip('/').rpartition('/')[2]}")
-        return found
+        return listed
 
     def get(self, name: str) -> Stored | None:
-        found = ObjectMemory.get(self, name)
+        stored = ObjectMemory.get(self, name)
         self._hold_back(f"get {name.split('/')[-2]}")
-        return found
+        return stored
 
     def _hold_back(self, line: str) -> None:
         if current_thread() is not main_thread() and line == self.last:

@@ -98,9 +98,9 @@ def test_leases_that_the_sdk_writes_are_read(ours: EtagStore, theirs: BlobCheckp
 
 def test_the_sdk_loses_leases_that_we_take(ours: EtagStore, theirs: BlobCheckpointStore) -> None:
     (record,) = claimed(theirs, "0", "sdk-1")
-    taken = done(ours.write(StealLease(ours.list().leases[0], "ann")))
+    stolen = done(ours.write(StealLease(ours.list().leases[0], "ann")))
     assert claimed(theirs, "0", "sdk-1", record["etag"]) == []
-    assert done(ours.write(RenewLease(taken))).owner == "ann"
+    assert done(ours.write(RenewLease(stolen))).owner == "ann"
 
 
 def test_leases_that_the_sdk_takes_are_lost(ours: EtagStore, theirs: BlobCheckpointStore) -> None:

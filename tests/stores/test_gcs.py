@@ -76,15 +76,15 @@ def test_conditional_writes_follow_the_matrix_on_fake_gcs(gcs_url: str) -> None:
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> GcsMemory:
     """Return the bucket behind every session."""
-    made = GcsMemory()
+    fake = GcsMemory()
 
     def session(credentials: AnonymousCredentials) -> AuthorizedSession:
         opened = AuthorizedSession(credentials)  # type: ignore[no-untyped-call]
-        opened.mount(AT, MemoryAdapter(made))
+        opened.mount(AT, MemoryAdapter(fake))
         return opened
 
     monkeypatch.setattr(gcs, "AuthorizedSession", session)
-    return made
+    return fake
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_each_write_is_sent_once_with_its_generation(objects: GcsObjects, bucket
     objects.put_over("a", {"b": "3"}, etag)
     objects.delete("a", "2")
     expected = ("ifGenerationMatch", "generation")
-    assert [(verb, [query.get(name) for name in expected]) for verb, query in bucket.asked] == [
+    assert [(verb, [query.get(name) for name in expected]) for verb, query in bucket.requests] == [
         ("POST", ["0", None]),
         ("POST", ["1", None]),
         ("DELETE", ["2", "2"]),
@@ -118,10 +118,10 @@ def test_a_listing_returns_all_fields_without_reading_objects(objects: GcsObject
     for number in range(5):
         objects.put_new(f"a/{number}", {"n": str(number)})
     objects.put_new("b/0", {"n": "other"})
-    bucket.asked.clear()
+    bucket.requests.clear()
     bucket.now = 11.0
     assert objects.list("a/") == tuple(Stored(f"a/{n}", str(n + 1), {"n": str(n)}, age=10.0) for n in range(5))
-    assert [(verb, query["prefix"]) for verb, query in bucket.asked] == [("GET", "a/")] * 2
+    assert [(verb, query["prefix"]) for verb, query in bucket.requests] == [("GET", "a/")] * 2
 
 
 def test_without_the_services_clock_every_lease_is_new(objects: GcsObjects, bucket: GcsMemory) -> None:
@@ -158,7 +158,7 @@ def test_an_unusable_response_is_an_unknown_outcome(
     bucket.faults = {method: [fault] * tries}
     with pytest.raises(OutcomeUnknown, match=r"^bucket 'leases': "):
         asked(objects, verb)
-    assert (bucket.faults, len(bucket.asked)) == ({method: []}, tries)
+    assert (bucket.faults, len(bucket.requests)) == ({method: []}, tries)
 
 
 @pytest.mark.parametrize("verb", ["POST", "DELETE"])
@@ -195,7 +195,9 @@ def test_a_bucket_is_created_only_if_allowed(bucket: GcsMemory) -> None:
         "new",
         {"retentionDurationSeconds": 0, "effectiveTime": None},
     )
-    assert [each.key for each in open_store(f"gcs://new/fleet?endpoint={AT}", create=False).list().leases] == [row.key]
+    assert [lease.key for lease in open_store(f"gcs://new/fleet?endpoint={AT}", create=False).list().leases] == [
+        row.key
+    ]
     with pytest.raises(ValueError, match="store URL: gcs:// wants bucket/prefix"):
         open_store("gcs://")
 
@@ -221,11 +223,13 @@ def test_missing_credentials_are_a_fault_unlike_an_outage(
 
 def test_doctor_tries_each_right_and_leaves_nothing(bucket: GcsMemory) -> None:
     results = list(try_rights(gcs_trial("leases/fleet", {"endpoint": AT}), read_only=False))
-    assert [(each.what, each.state) for each in results] == [(right, "ok") for right in GCS]
+    assert [(result.what, result.state) for result in results] == [(right, "ok") for right in GCS]
     assert bucket.objects == {}
     bucket.faults = {"POST": [403]}
     results = list(try_rights(gcs_trial("leases/fleet", {"endpoint": AT}), read_only=False))
-    assert [(each.what, each.todo) for each in results if each.state == "wrong"] == [(GCS[2], f"allow {GCS[2]}")]
+    assert [(result.what, result.todo) for result in results if result.state == "wrong"] == [
+        (GCS[2], f"allow {GCS[2]}")
+    ]
     bucket.name = None
     (absent,) = try_rights(gcs_trial("leases/fleet", {"endpoint": AT}), read_only=False)
     assert (absent.state, "there is no bucket leases" in absent.says) == ("unknown", True)

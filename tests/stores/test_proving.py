@@ -119,11 +119,11 @@ def test_an_s3_service_that_ignores_a_condition_is_read_only(moto_url: str, forg
         url = f"s3://{bucket}/fleet?region=eu-west-1&endpoint={line.url}"
         with pytest.raises(StoreError, match=says):
             open_store(url)
-        line.asked.clear()
+        line.requests.clear()
         store = open_store(url, create=False, write=False)
         assert store.list().leases == ()
         store.close()
-        assert {requests.split()[0] for requests in line.asked} == {"GET"}
+        assert {request.split()[0] for request in line.requests} == {"GET"}
     client = boto3.client("s3", endpoint_url=moto_url)
     assert client.list_objects_v2(Bucket=bucket)["KeyCount"] == 0
     client.close()
@@ -149,11 +149,11 @@ def test_a_dynamodb_that_ignores_conditions_is_read_only(
     with careless_line(dynalite_url, forgets) as line:
         with pytest.raises(StoreError, match=f"{table}: the service ignores the conditions of writes"):
             open_store(f"dynamodb://{table}?endpoint={line.url}")
-        line.asked.clear()
+        line.requests.clear()
         store = open_store(f"dynamodb://{table}?endpoint={line.url}", create=False, write=False)
         assert store.list().leases == ()
         store.close()
-        assert set(line.asked) <= {"DescribeTable", "Scan"}
+        assert set(line.requests) <= {"DescribeTable", "Scan"}
     assert dynalite_client.scan(TableName=table)["Items"] == []
 
 
@@ -162,7 +162,7 @@ def test_a_table_never_shows_the_probes_row(dynalite_url: str) -> None:
     """A Java worker of KCL 2.x stops taking leases at a row that is not a lease."""
     with careless_line(dynalite_url) as line:
         open_store(f"dynamodb://careful-{next(_names)}?endpoint={line.url}").close()
-        assert [requests for requests in line.asked if "Item" in requests] == ["DeleteItem", "UpdateItem", "PutItem"]
+        assert [request for request in line.requests if "Item" in request] == ["DeleteItem", "UpdateItem", "PutItem"]
 
 
 @pytest.mark.services

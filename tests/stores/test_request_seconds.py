@@ -55,18 +55,18 @@ def test_the_clients_of_aws_stores_get_the_time_limit(url: str, monkeypatch: pyt
 
 @pytest.mark.parametrize("options", ["prefix=p", "eventhub=ns/orders"])
 def test_the_client_of_azure_stores_gets_the_time_limit(options: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Any] = []
+    clients: list[Any] = []
 
     def noted(*_given: object, transport: RequestsTransport, retry_total: int, **_more: object) -> None:
         timeouts = transport.connection_config
-        made.append((timeouts.timeout + timeouts.read_timeout, retry_total))
+        clients.append((timeouts.timeout + timeouts.read_timeout, retry_total))
         raise Told
 
     monkeypatch.setenv(blob.CONNECTION_STRING, "AccountName=a;AccountKey=a2V5;EndpointSuffix=core.windows.net")
     monkeypatch.setattr("leasehold.stores.objects.blob.ContainerClient.from_connection_string", noted)
     with pytest.raises(Told):
         open_store(f"azblob://a/leases?{options}", request_seconds=THIRD)
-    assert made == [(pytest.approx(THIRD), 0)]
+    assert clients == [(pytest.approx(THIRD), 0)]
 
 
 def test_sqlite_waits_for_locks_within_the_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,8 +117,10 @@ def test_a_new_file_has_a_column_for_every_field() -> None:
 
 
 def test_every_field_of_a_lease_is_in_the_table() -> None:
-    made = {"checkpoint": {"checkpoint", "sub", "token"}, "hash_range": {"first_hash", "last_hash"}}
-    of_a_lease = {part for name, each in fields_dict(Lease).items() if each.init for part in made.get(name, {name})}
+    parts = {"checkpoint": {"checkpoint", "sub", "token"}, "hash_range": {"first_hash", "last_hash"}}
+    of_a_lease = {
+        part for name, attribute in fields_dict(Lease).items() if attribute.init for part in parts.get(name, {name})
+    }
     assert sorted(field.name for field in FIELDS) == sorted(of_a_lease)
 
 
@@ -132,8 +134,8 @@ def test_objects_and_blobs_use_the_field_names_of_the_table() -> None:
         {*layout.checkpoint({}, lease), *layout.ownership({}, before, lease)}
         for layout, before, lease in ((ours, free, WHOLE), (hub, free, numbered))
     ]
-    there = [{each.object for each in FIELDS}, {each.blob for each in FIELDS}]
-    assert [names | {""} for names in written] == [names | {"handoffversion"} for names in there]
+    layouts = [{field.object for field in FIELDS}, {field.blob for field in FIELDS}]
+    assert [names | {""} for names in written] == [names | {"handoffversion"} for names in layouts]
 
 
 def test_an_item_without_its_key_is_reported() -> None:
@@ -144,9 +146,9 @@ def test_an_item_without_its_key_is_reported() -> None:
 def test_the_reference_page_shows_the_table_of_fields() -> None:
     head = ("JSON form, Spark", "holds", "DynamoDB", "SQLite, PostgreSQL", "our objects", "Azure SDKs' blobs", "")
     rows = [head, ("---",) * len(head)]
-    for each in FIELDS:
-        name = "hash_range" if each.kind == "hash key" else JSON_NAMES.get(each.name, each.name)
-        there = (name, each.kind, each.item, each.column, each.object, each.blob, each.meaning)
-        rows.append(tuple(f"`{word}`" if word and place not in {1, 6} else word for place, word in enumerate(there)))
+    for field in FIELDS:
+        name = "hash_range" if field.kind == "hash key" else JSON_NAMES.get(field.name, field.name)
+        cells = (name, field.kind, field.item, field.column, field.object, field.blob, field.meaning)
+        rows.append(tuple(f"`{word}`" if word and place not in {1, 6} else word for place, word in enumerate(cells)))
     table = "\n".join(f"| {' | '.join(row)} |".replace("|  |", "| |").replace("|  |", "| |") for row in rows)
     assert table in (Path(__file__).parents[2] / "docs" / "lease-rows.md").read_text(), f"\n{table}"

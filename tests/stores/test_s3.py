@@ -19,9 +19,9 @@ _FORBIDDEN: Any = {"HTTPStatusCode": 403}
 
 @pytest.fixture
 def objects(moto_url: str) -> Iterator[S3Objects]:
-    made = bucket(moto_url)
-    yield made
-    made.close()
+    objects_of_bucket = bucket(moto_url)
+    yield objects_of_bucket
+    objects_of_bucket.close()
 
 
 def test_conditional_writes_follow_the_matrix(objects: S3Objects) -> None:

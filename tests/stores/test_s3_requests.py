@@ -56,7 +56,7 @@ def test_each_write_is_sent_once_with_its_condition(objects: S3Objects, bucket: 
     assert etag == "e-1"
     objects.put_over("a", {"b": "2", "a": "1"}, etag)
     objects.delete("a", "e-2")
-    assert bucket.asked == [
+    assert bucket.requests == [
         (WRITES, "put_object", {**arguments, "IfNoneMatch": "*"}),
         (WRITES, "put_object", {**arguments, "IfMatch": '"e-1"'}),
         (WRITES, "delete_object", {"Key": "a", "IfMatch": '"e-2"'}),
@@ -145,15 +145,15 @@ def test_objects_are_fetched_eight_at_a_time(objects: S3Objects, bucket: S3Bucke
 def test_a_listing_reads_all_pages_and_fetches_changed_objects(objects: S3Objects, bucket: S3Bucket) -> None:
     etags = [objects.put_new(f"a/{number}", {"n": str(number)}) for number in range(5)]
     objects.put_new("b/0", {"n": "other"})
-    bucket.asked.clear()
+    bucket.requests.clear()
     bucket.now = 11.0
     first = objects.list("a/")
     assert first == tuple(Stored(f"a/{n}", str(etags[n]), {"n": str(n)}, age=10.0) for n in range(5))
-    assert [call[:2] for call in bucket.asked] == [(READS, "paginate")] * 3 + [(READS, "get_object")] * 5
+    assert [call[:2] for call in bucket.requests] == [(READS, "paginate")] * 3 + [(READS, "get_object")] * 5
     assert objects.list("b/")[0].fields == {"n": "other"}
     etag = objects.put_over("a/1", {"n": "new"}, str(etags[1]))
     objects.delete("a/4", str(etags[4]))
-    bucket.asked.clear()
+    bucket.requests.clear()
     bucket.now = 21.0
     again = objects.list("a/")
     assert [(one.etag, one.fields["n"], one.age) for one in again] == [
@@ -162,9 +162,9 @@ def test_a_listing_reads_all_pages_and_fetches_changed_objects(objects: S3Object
         (etags[2], "2", 20.0),
         (etags[3], "3", 20.0),
     ]
-    assert [named["Key"] for _, operation, named in bucket.asked if operation == "get_object"] == ["a/1"]
+    assert [named["Key"] for _, operation, named in bucket.requests if operation == "get_object"] == ["a/1"]
     objects.list("b/")
-    assert bucket.asked[-1][1] == "paginate"
+    assert bucket.requests[-1][1] == "paginate"
 
 
 def test_an_object_deleted_during_a_listing_is_missing(objects: S3Objects, bucket: S3Bucket) -> None:
@@ -185,7 +185,7 @@ def test_a_clock_far_off_is_logged(bucket: S3Bucket, caplog: pytest.LogCaptureFi
     ahead = S3Objects("leases", skew=SkewWarning((BEGAN + timedelta(seconds=600)).timestamp))
     ahead.list("")
     assert [record.getMessage()[:35] for record in caplog.records] == ["the local clock is 600 s ahead of t"]
-    assert bucket.asked
+    assert bucket.requests
 
 
 def test_a_body_torn_by_a_write_is_read_again(objects: S3Objects, bucket: S3Bucket) -> None:
@@ -222,18 +222,18 @@ def test_a_bucket_is_created_only_if_allowed(bucket: S3Bucket) -> None:
     objects.ensure(create=True)
     assert (bucket.name, objects.missing()) == ("new", False)
     where = {"CreateBucketConfiguration": {"LocationConstraint": "eu-west-2"}}
-    assert [call for call in bucket.asked if call[1] == "create_bucket"] == [(WRITES, "create_bucket", where)]
-    assert bucket.asked[1] == (READS, "list_objects_v2", {"MaxKeys": 1})
-    bucket.asked.clear()
+    assert [call for call in bucket.requests if call[1] == "create_bucket"] == [(WRITES, "create_bucket", where)]
+    assert bucket.requests[1] == (READS, "list_objects_v2", {"MaxKeys": 1})
+    bucket.requests.clear()
     objects.ensure(create=True)
-    assert [call[1] for call in bucket.asked] == ["list_objects_v2"]
+    assert [call[1] for call in bucket.requests] == ["list_objects_v2"]
 
 
 def test_a_bucket_in_us_east_1_is_created_without_a_region(bucket: S3Bucket) -> None:
     """The service rejects that region's name."""
     remove(bucket)
     S3Objects("new", region="us-east-1").ensure(create=True)
-    assert bucket.asked[-1] == (WRITES, "create_bucket", {})
+    assert bucket.requests[-1] == (WRITES, "create_bucket", {})
 
 
 def test_a_bucket_created_by_another_worker_is_used(bucket: S3Bucket) -> None:
@@ -277,8 +277,8 @@ def test_an_object_of_any_content_is_created_once(objects: S3Objects, bucket: S3
     objects.remove("l/1")
     objects.remove("l/1")
     assert objects.body("l/1") is None
-    assert {attempts for attempts, _, _ in bucket.asked} == {READS}
-    assert bucket.asked[0][2] == {
+    assert {attempts for attempts, _, _ in bucket.requests} == {READS}
+    assert bucket.requests[0][2] == {
         "Key": "l/1",
         "Body": b"one",
         "ContentType": "application/json",
@@ -301,22 +301,22 @@ def test_objects_of_any_content_are_stored_without_conditions(objects: S3Objects
 
 
 def test_a_url_sets_bucket_prefix_and_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[tuple[str | None, str | None, Timeouts]] = []
+    created: list[tuple[str | None, str | None, Timeouts]] = []
     bucket = S3Bucket()
 
     def client(region: str | None, endpoint: str | None, patience: Timeouts, _session: object) -> S3Memory:
-        made.append((region, endpoint, patience))
+        created.append((region, endpoint, patience))
         return S3Memory(bucket, patience.attempts)
 
     monkeypatch.setattr(s3, "_client", client)
     store = open_store("s3://leases/fleet/one?region=eu-west-2&endpoint=http://127.0.0.1:1")
-    assert made == [
+    assert created == [
         ("eu-west-2", "http://127.0.0.1:1", TIMEOUTS),
         ("eu-west-2", "http://127.0.0.1:1", Timeouts(5, 10, attempts=1)),
     ]
     store.list()
     prefixes = [{"Prefix": f"fleet/one/{part}/"} for part in ("ownership", "checkpoint", "notes")]
-    assert [named for _, _, named in bucket.asked[-3:]] == prefixes
+    assert [named for _, _, named in bucket.requests[-3:]] == prefixes
     assert bucket.name == "leases"
     remove(bucket)
     with pytest.raises(StoreError, match="NoSuchBucket"):
@@ -326,17 +326,17 @@ def test_a_url_sets_bucket_prefix_and_timeout(monkeypatch: pytest.MonkeyPatch) -
     for url in ("s3://", "s3:///prefix"):
         with pytest.raises(ValueError, match="store URL: s3:// wants bucket/prefix"):
             open_store(url)
-    made.clear()
+    created.clear()
     open_store("s3://leases", request_seconds=2.5)
-    assert [patience for _, _, patience in made] == [TIMEOUTS.within(2.5)] * 2
+    assert [patience for _, _, patience in created] == [TIMEOUTS.within(2.5)] * 2
 
 
 def test_a_client_uses_the_given_timeout_and_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "test")
-    made = s3._client("eu-west-2", "http://127.0.0.1:1", Timeouts(1.5, 2.5, attempts=2))  # noqa: SLF001
-    config: Any = made.meta.config
-    assert (made.meta.region_name, made.meta.endpoint_url) == ("eu-west-2", "http://127.0.0.1:1")
+    s3_client = s3._client("eu-west-2", "http://127.0.0.1:1", Timeouts(1.5, 2.5, attempts=2))  # noqa: SLF001
+    config: Any = s3_client.meta.config
+    assert (s3_client.meta.region_name, s3_client.meta.endpoint_url) == ("eu-west-2", "http://127.0.0.1:1")
     assert (config.connect_timeout, config.read_timeout, config.max_pool_connections) == (1.5, 2.5, 16)
     assert config.retries == {"total_max_attempts": 2, "mode": "standard"}
     assert config.s3["addressing_style"] == "path"
@@ -347,12 +347,12 @@ def test_a_client_uses_the_given_timeout_and_endpoint(monkeypatch: pytest.Monkey
 
 
 def test_closing_closes_both_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[S3Memory] = []
+    clients: list[S3Memory] = []
 
     def client(_region: str | None, _endpoint: str | None, patience: Timeouts, _session: object) -> S3Memory:
-        made.append(S3Memory(S3Bucket(), patience.attempts))
-        return made[-1]
+        clients.append(S3Memory(S3Bucket(), patience.attempts))
+        return clients[-1]
 
     monkeypatch.setattr(s3, "_client", client)
     S3Objects("leases").close()
-    assert [each.closed for each in made] == [True, True]
+    assert [one.closed for one in clients] == [True, True]

@@ -87,9 +87,9 @@ def page(script: Script) -> Page:
     return page
 
 
-def second(number: int, *at: float) -> dict[float, Ticket]:
+def second(number: int, *offsets: float) -> dict[float, Ticket]:
     """Return the tickets of one second: lease 0 arrives at the first of these times, lease 1 at the next."""
-    return {number + each: ticket(str(place)) for place, each in enumerate(at)}
+    return {number + offset: ticket(str(place)) for place, offset in enumerate(offsets)}
 
 
 def test_the_first_group_waits_only_for_simultaneous_tickets(script: Script, page: Page) -> None:
@@ -139,7 +139,7 @@ def test_an_urgent_ticket_writes_the_waiting_ones_along(script: Script, page: Pa
 def test_a_new_lease_is_written_with_the_others(script: Script, page: Page) -> None:
     for number in (1, 2):
         written(script, page, second(number, 0.05, 0.1))
-    comes = {4.0: ticket("new"), **{3.0 + each: one for each, one in second(1, 0.05, 0.1).items()}}
+    comes = {4.0: ticket("new"), **{3.0 + offset: one for offset, one in second(1, 0.05, 0.1).items()}}
     assert written(script, page, comes) == [(4.1, {"new", "0", "1"})]
 
 

@@ -149,13 +149,15 @@ def test_after_any_crash_the_next_owner_starts_at_the_checkpoint(step: str, plac
         act(ann, bob, lease)
     objects.before, objects.mute = (lambda _line: None), frozenset()
     cat = two(objects)[0]
-    left = cat.get([KEY])
-    if not left:
+    leases = cat.get([KEY])
+    if not leases:
         assert step == "delete"
         return
-    taken = done(cat.write(ClaimLease(left[0], "cat")))
-    allowed = {SHARD_END} if step == "end" and left[0].ended else {AT, Position("42")} if step == "checkpoint" else {AT}
-    assert taken.checkpoint in allowed
+    claimed_lease = done(cat.write(ClaimLease(leases[0], "cat")))
+    allowed = (
+        {SHARD_END} if step == "end" and leases[0].ended else {AT, Position("42")} if step == "checkpoint" else {AT}
+    )
+    assert claimed_lease.checkpoint in allowed
 
 
 @pytest.mark.parametrize("make", [lambda lease: CheckpointLease(lease, Position("42")), RenewLease])
@@ -254,12 +256,12 @@ def test_a_session_drops_lost_leases_and_keeps_returned_ones() -> None:
     ann, bob, lease = scene(ObjectMemory())
     other = owned(ann, key="s-2")
     lease, other = (done(ann.write(RenewLease(one, annotations=(("lag", "3"),)))) for one in (lease, other))
-    taken = done(bob.write(StealLease(lease, "bob")))
+    stolen = done(bob.write(StealLease(lease, "bob")))
     lost(ann.write(RenewLease(lease)))
     other = done(ann.write(RenewLease(other)))
     (page,) = ann._pages.values()  # noqa: SLF001  what it holds is what is stored
     assert (set(page.session.entries), set(page.remarks)) == ({"s-2"}, {"s-2"})
-    back = done(ann.write(StealLease(taken, "ann")))
+    back = done(ann.write(StealLease(stolen, "ann")))
     done(ann.write(RenewLease(other)))
     assert set(page.session.entries) == {KEY, "s-2"}
     assert done(ann.write(CheckpointLease(back, Position("43")))).checkpoint == Position("43")
@@ -341,8 +343,8 @@ def test_a_session_that_will_get_a_lease_is_not_ended(monkeypatch: pytest.Monkey
     monkeypatch.setattr("leasehold.stores.sessions.store.IDLE_SECONDS", -1.0)
     for _ in range(3):
         bob.list()
-    given = done(ann.write(GiveLease(done(ann.write(RenewLease(lease))), AT)))
-    assert done(cat.write(ClaimLease(given, "cat"))).owner == "cat"
+    gift = done(ann.write(GiveLease(done(ann.write(RenewLease(lease))), AT)))
+    assert done(cat.write(ClaimLease(gift, "cat"))).owner == "cat"
     assert len(sessions(objects)) == 3, "it began none anew"
 
 
@@ -358,16 +360,16 @@ def test_a_slow_thread_keeps_a_lease_that_another_thread_took() -> None:
     """The entry of a lease just taken stays, with every checkpoint since."""
     objects = ObjectMemory()
     ann, _, lease = scene(objects, next_owner=True)
-    given = done(ann.write(GiveLease(lease, AT)))
+    gift = done(ann.write(GiveLease(lease, AT)))
     faster: list[Lease] = []
 
     def overtake(line: str) -> None:
         if line.startswith("get session"):
             objects.before = lambda _line: None
-            faster.append(done(ann.write(TakeBackLease(given, "ann"))))
+            faster.append(done(ann.write(TakeBackLease(gift, "ann"))))
 
     objects.before = overtake
-    assert lost(ann.write(TakeBackLease(given, "ann"))) == faster[0] == stored(ann, KEY)
+    assert lost(ann.write(TakeBackLease(gift, "ann"))) == faster[0] == stored(ann, KEY)
 
 
 def claimed(store: SessionStore, worker: str) -> Lease:
@@ -397,7 +399,7 @@ def test_an_outdated_listing_does_not_make_a_write_lost(write: str, monkeypatch:
     owned(ann, key="s-1")
     done(bob.write(CreateLease(Lease(KEY))))
     listed = cells.list("lease/", "session/")
-    asked = OWN_WRITES[write](ann, bob)
+    pending_write = OWN_WRITES[write](ann, bob)
 
     def meanwhile(line: str) -> None:
         if line.startswith("over session"):
@@ -406,7 +408,7 @@ def test_an_outdated_listing_does_not_make_a_write_lost(write: str, monkeypatch:
             ann.list()
 
     objects.before = meanwhile
-    assert done(ann.write(asked)) == stored(ann, KEY)
+    assert done(ann.write(pending_write)) == stored(ann, KEY)
 
 
 def test_the_session_entry_of_a_deleted_lease_is_not_reused() -> None:
@@ -439,8 +441,8 @@ def test_a_rejected_claim_returns_the_stored_lease() -> None:
 
 def rewritten(objects: ObjectMemory, name: str, **fields: str) -> None:
     """Change fields of a row, as a user with a console does."""
-    known = objects.stored[name]
-    assert objects.put_over(name, {**known.fields, **fields}, known.etag)
+    cell = objects.stored[name]
+    assert objects.put_over(name, {**cell.fields, **fields}, cell.etag)
 
 
 def test_a_lease_with_a_deleted_row_is_lost_after_the_next_listing() -> None:
@@ -575,24 +577,24 @@ def test_a_lease_and_its_session_are_read_together(monkeypatch: pytest.MonkeyPat
     objects = ObjectMemory()
     _, bob, lease = scene(objects)
     bob.list()
-    asked: list[list[str]] = []
+    reads: list[list[str]] = []
     read = bob._cells.read  # noqa: SLF001  the test counts these requests
 
     def noted(names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:
-        asked.append([name.partition("/")[0] for name in names])
+        reads.append([name.partition("/")[0] for name in names])
         return read(names, stale_ok=stale_ok)
 
     monkeypatch.setattr(bob._cells, "read", noted)  # noqa: SLF001
     assert bob.get([KEY]) == (lease,)
-    assert asked == [["lease", "session", "told"]]
+    assert reads == [["lease", "session", "told"]]
 
 
 def test_a_lease_in_a_new_session_is_read_with_that_session() -> None:
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
     assert stored(ann, KEY).owner == "ann"
-    taken = done(bob.write(StealLease(lease, "bob")))
-    ahead = done(bob.write(CheckpointLease(taken, Position("43"))))
+    stolen = done(bob.write(StealLease(lease, "bob")))
+    ahead = done(bob.write(CheckpointLease(stolen, Position("43"))))
     assert stored(ann, KEY) == ahead
 
 

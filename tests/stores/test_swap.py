@@ -119,12 +119,12 @@ def test_a_move_recovers_from_a_crash_after_each_write(tables: tuple[Store, Stor
     dying = SwapStore((counted.table(tables[FROM]), counted.table(tables[TO])), NAMES[TO], look_seconds=0.0)
     with pytest.raises(OutcomeUnknown):
         dying.write(RenewLease(seen))
-    left = stored(store)
-    assert (left.owner, left.checkpoint) == ("ann", Position("7"))
-    taken = done(store.write(ClaimLease(left, "bob")))
-    assert (taken.owner, taken.checkpoint) == ("bob", Position("7"))
-    assert taken.epoch > seen.epoch
-    moved = done(store.write(RenewLease(taken)))
+    before_claim = stored(store)
+    assert (before_claim.owner, before_claim.checkpoint) == ("ann", Position("7"))
+    claimed = done(store.write(ClaimLease(before_claim, "bob")))
+    assert (claimed.owner, claimed.checkpoint) == ("bob", Position("7"))
+    assert claimed.epoch > seen.epoch
+    moved = done(store.write(RenewLease(claimed)))
     assert moved.version.startswith("to:")
 
 
@@ -159,10 +159,10 @@ def test_an_owner_completes_an_unanswered_move_by_its_next_write(tables: tuple[S
     with pytest.raises(OutcomeUnknown):
         unlucky.write(RenewLease(seen))
     counted.left = 1000
-    found = lost(unlucky.write(RenewLease(seen)))
-    assert found is not None
-    assert found.owner == "ann"
-    moved = done(unlucky.write(CheckpointLease(found, Position("8"))))
+    current = lost(unlucky.write(RenewLease(seen)))
+    assert current is not None
+    assert current.owner == "ann"
+    moved = done(unlucky.write(CheckpointLease(current, Position("8"))))
     assert (moved.version[:3], moved.checkpoint) == ("to:", Position("8"))
 
 
@@ -238,8 +238,8 @@ def test_both_tables_are_opened_by_url_and_closed_if_one_fails(tmp_path: Path) -
     with closing(open_both(*urls)) as store:
         owned(store)
         assert store.list().leases[0].version.startswith("from:")
-    with closing(open_store(urls[TO])) as there:
-        assert [row.annotation(ORIGIN) for row in there.list().leases] == [name_of(urls[FROM])]
+    with closing(open_store(urls[TO])) as opened_to:
+        assert [row.annotation(ORIGIN) for row in opened_to.list().leases] == [name_of(urls[FROM])]
     with pytest.raises(ValueError, match="a boto3 session can only be used"):
         open_both(*urls, sessions=(None, Session()))
     with pytest.raises(ValueError, match="to: it is the store that already has the leases"):
@@ -266,9 +266,9 @@ def test_workers_that_start_together_announce_one_swap() -> None:
         """Another worker creates the control row right after this one has found none."""
 
         def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
-            found = super().get(keys, stale_ok=stale_ok)
+            leases = super().get(keys, stale_ok=stale_ok)
             control_row((both[0], both[1]), NAMES)
-            return found
+            return leases
 
     both = MemoryStore(), MemoryStore()
     assert control_row((both[0], Late(both[1])), NAMES) == control_row(both, NAMES)

@@ -40,7 +40,7 @@ def test_an_alternate_keeps_the_annotations_of_the_action() -> None:
     store = MemoryStore()
     for key in ("s-0", "s-1"):
         store.write(writes.CreateLease(Lease(key)))
-    gone, free = store.get(["s-0", "s-1"])
-    store.write(writes.ClaimLease(gone, "bob"))
-    execute(store, Claim(gone, "M1", (Claim(free, "M1"),)), "ann", annotations=NOTES)
+    taken, free = store.get(["s-0", "s-1"])
+    store.write(writes.ClaimLease(taken, "bob"))
+    execute(store, Claim(taken, "M1", (Claim(free, "M1"),)), "ann", annotations=NOTES)
     assert [(lease.owner, lease.annotations) for lease in store.list().leases] == [("bob", ()), ("ann", NOTES)]
