@@ -194,17 +194,17 @@ def test_a_restarted_service_keeps_its_leases(store: str, tmp_path: Path) -> Non
             environment = table.environment(url)
             with (
                 patch.dict(os.environ, {**ENVIRONMENT, **environment}),
-                closing(open_store(table.url.format(endpoint=url))) as made,
+                closing(open_store(table.url.format(endpoint=url))) as created,
             ):
-                yield made
+                yield created
 
         with opened() as before:
-            made = before.write(CreateLease(Lease("s-0")))
-            assert isinstance(made, Done)
+            created = before.write(CreateLease(Lease("s-0")))
+            assert isinstance(created, Done)
         table.kept.restart()
         with opened() as after:
             assert [lease.key for lease in after.list().leases] == ["s-0"]
-            assert isinstance(after.write(ClaimLease(made.lease, "a")), Done)
+            assert isinstance(after.write(ClaimLease(created.lease, "a")), Done)
 
 
 def test_each_write_is_recorded_with_its_outcome(tmp_path: Path) -> None:

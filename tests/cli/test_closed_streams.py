@@ -14,8 +14,8 @@ PROGRAM = "import sys; sys.argv[0] = 'leasehold'; from leasehold.adapters.cli im
 def ended(closed: str, *arguments: str) -> tuple[int, str, str]:
     """Return the status of this command, and what it wrote to the streams that the shell left open."""
     shell = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", PROGRAM, *arguments]
-    done = subprocess.run(shell, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
-    return done.returncode, done.stdout, done.stderr
+    completed = subprocess.run(shell, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
+    return completed.returncode, completed.stdout, completed.stderr
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])

@@ -90,33 +90,33 @@ def running(tmp_path: Path, *arguments: str) -> Iterator[tuple[dict[str, Any], "
 def leases(environment: dict[str, str]) -> list[dict[str, Any]]:
     """Return what `leases` prints for the table with no endpoint in its URL."""
     command = (*LEASEHOLD, "leases", "dynamodb://orders-app", "--json")
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **environment})
-    return list(json.loads(done.stdout)["leases"])
+    completed = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **environment})
+    return list(json.loads(completed.stdout)["leases"])
 
 
 @pytest.mark.more
 @pytest.mark.services
 def test_the_printed_lines_work_and_nothing_is_left(tmp_path: Path) -> None:
-    with running(tmp_path, "orders=2", "--rate", "50") as (told, dev):
+    with running(tmp_path, "orders=2", "--rate", "50") as (printed, dev):
         consume = (*LEASEHOLD, "consume", "kinesis://orders", "--store", "dynamodb://orders-app", "--events")
         with subprocess.Popen(
             (*consume, "--from", "trim_horizon", "--set", "cycle_seconds=1", "--checkpoint-seconds", "1000"),
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, **told["environment"]},
+            env={**os.environ, **printed["environment"]},
         ) as worker:
             assert worker.stdout is not None
             shards: set[str] = set()
             while len(shards) < 2:
                 event = json.loads(worker.stdout.readline())
                 shards |= {event["shard"]} if event["event"] == "record" else set()
-            rows = leases(told["environment"])
+            rows = leases(printed["environment"])
             while not all("reach" in row.get("notes", {}) for row in rows):
-                rows = leases(told["environment"])
+                rows = leases(printed["environment"])
             worker.terminate()
             worker.communicate(timeout=60)
         assert len(rows) == 2
-        assert told["streams"]["orders"].startswith("kinesis://orders?region=eu-west-1&endpoint=http://127.0.0.1:")
+        assert printed["streams"]["orders"].startswith("kinesis://orders?region=eu-west-1&endpoint=http://127.0.0.1:")
     assert dev.returncode == 0
     assert list(tmp_path.iterdir()) == []
 
@@ -124,9 +124,9 @@ def test_the_printed_lines_work_and_nothing_is_left(tmp_path: Path) -> None:
 @pytest.mark.more
 @pytest.mark.services
 def test_the_stream_of_a_table_is_read_and_nothing_is_left(tmp_path: Path) -> None:
-    with running(tmp_path, "table:carts=2", "--rate", "50") as (told, dev):
-        consume = (*LEASEHOLD, "consume", told["streams"]["carts"], "--store", "dynamodb://carts-app", "--events")
-        environment = {**os.environ, **told["environment"]}
+    with running(tmp_path, "table:carts=2", "--rate", "50") as (printed, dev):
+        consume = (*LEASEHOLD, "consume", printed["streams"]["carts"], "--store", "dynamodb://carts-app", "--events")
+        environment = {**os.environ, **printed["environment"]}
         command = (*consume, "--from", "trim_horizon")
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as worker:
             assert worker.stdout is not None
@@ -147,10 +147,10 @@ def test_the_stream_of_a_table_is_read_and_nothing_is_left(tmp_path: Path) -> No
 @pytest.mark.services
 @pytest.mark.usefixtures("amqp_engine")
 def test_a_local_hub_is_read_and_nothing_is_left(tmp_path: Path) -> None:
-    with running(tmp_path, "eventhubs:flights=2", "--rate", "50") as (told, dev):
-        source, table = told["streams"]["flights"], told["tables"]["flights"]
+    with running(tmp_path, "eventhubs:flights=2", "--rate", "50") as (printed, dev):
+        source, table = printed["streams"]["flights"], printed["tables"]["flights"]
         consume = (*LEASEHOLD, "consume", source, "--store", table, "--events", "--from", "trim_horizon")
-        environment = {**os.environ, **told["environment"]}
+        environment = {**os.environ, **printed["environment"]}
         with subprocess.Popen(consume, stdout=subprocess.PIPE, text=True, env=environment) as worker:
             assert worker.stdout is not None
             seen: dict[str, list[str]] = {}
@@ -173,22 +173,22 @@ def test_a_local_hub_is_read_and_nothing_is_left(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_folder_keeps_streams_and_tables(tmp_path: Path) -> None:
     """With a folder, streams and tables are still there at the next start."""
-    kept, temporary = tmp_path / "kept", tmp_path / "temporary"
+    folder, temporary = tmp_path / "kept", tmp_path / "temporary"
     temporary.mkdir()
-    with running(temporary, "orders=2", "--folder", str(kept)) as (told, _):
-        produce = (*LEASEHOLD, "produce", told["streams"]["orders"], "--json")
-        done = subprocess.run(
+    with running(temporary, "orders=2", "--folder", str(folder)) as (printed, _):
+        produce = (*LEASEHOLD, "produce", printed["streams"]["orders"], "--json")
+        completed = subprocess.run(
             produce,
             input="one\n",
             text=True,
             check=True,
             capture_output=True,
-            env=dict(os.environ) | told["environment"],
+            env=dict(os.environ) | printed["environment"],
         )
-        assert json.loads(done.stdout)["UserRecordsPut"] == 1
-        assert leases_made(told["environment"]) == 0
-    with running(temporary, "orders=2", "--folder", str(kept)) as (told, _):
-        assert leases(told["environment"]) == []
+        assert json.loads(completed.stdout)["UserRecordsPut"] == 1
+        assert leases_made(printed["environment"]) == 0
+    with running(temporary, "orders=2", "--folder", str(folder)) as (printed, _):
+        assert leases(printed["environment"]) == []
 
 
 def leases_made(environment: dict[str, str]) -> int:

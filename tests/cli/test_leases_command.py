@@ -168,10 +168,10 @@ def test_a_lag_that_is_a_lower_bound_is_marked() -> None:
 
 
 def test_a_table_in_a_swap_is_reported_as_such() -> None:
-    left = (Lease("s-0", owner=f"{MARK}east-1"), Lease("s-1", owner=MARK), Lease("s-2", owner="east-1"))
+    remaining = (Lease("s-0", owner=f"{MARK}east-1"), Lease("s-1", owner=MARK), Lease("s-2", owner="east-1"))
     assert (
         "2 leases have moved or are moving to another table (leasehold swap): look there, too; --to TO shows both"
-        in text(WatchedTable(left, swapping=swap_notices(left)))
+        in text(WatchedTable(remaining, swapping=swap_notices(remaining)))
     )
     arrived = (Lease("s-0", owner="east-1"), Lease(CONTROL, checkpoint=SHARD_END))
     notice = "leasehold-swap is not a lease: a swap into this table is not over (leasehold swap FROM TO --status)"
@@ -195,9 +195,9 @@ def test_the_old_table_of_a_finished_swap_shows_only_where_its_leases_are() -> N
     assert (table.leases, table.swapping, table.status) == ((), (says,), Status("UNKNOWN", says))
     assert text(table)[1:] == ["0 leases, 0 finished, 0 without an owner; 0 workers; UNKNOWN", says]
     written = json.dumps(_json(table))
-    found = json.loads(written)
-    assert [lease["key"] for lease in found.pop("leases")] == ["s-0", "s-1"], "scripts find the rows as before"
-    assert found | {"at": 0} == {"at": 0, "status": "UNKNOWN", "says": says, "malformed": [], "swapping": [says]}
+    document = json.loads(written)
+    assert [lease["key"] for lease in document.pop("leases")] == ["s-0", "s-1"], "scripts find the rows as before"
+    assert document | {"at": 0} == {"at": 0, "status": "UNKNOWN", "says": says, "malformed": [], "swapping": [says]}
 
 
 @pytest.mark.parametrize(
@@ -223,8 +223,8 @@ def test_the_old_table_of_a_finished_swap_shows_only_where_its_leases_are() -> N
     ],
 )
 def test_the_json_can_be_read_by_plan(lease: Lease) -> None:
-    asked = json.dumps({"leases": [lease_json(lease)], "me": {"worker": "me"}})
-    assert parse_plan_request(asked.encode()).leases == (lease,)
+    document = json.dumps({"leases": [lease_json(lease)], "me": {"worker": "me"}})
+    assert parse_plan_request(document.encode()).leases == (lease,)
 
 
 class Faulty(MemoryStore):
@@ -328,9 +328,16 @@ def test_a_missing_identity_is_reported_in_one_line(monkeypatch: pytest.MonkeyPa
 
 def progress_annotations(seconds_ago: float, **more: object) -> tuple[tuple[str, str], ...]:
     """Return the annotation of the owner, ann, who wrote it this long ago after a read at that time."""
-    at = time.time() - seconds_ago
-    values: dict[str, Any] = {"behind": 0.0, "end": True, "read": at, "done": at, "tried": at, "lease": 10.0} | more
-    return ((NOTE, Progress(at, "ann", **values).note),)
+    written_at = time.time() - seconds_ago
+    values: dict[str, Any] = {
+        "behind": 0.0,
+        "end": True,
+        "read": written_at,
+        "done": written_at,
+        "tried": written_at,
+        "lease": 10.0,
+    } | more
+    return ((NOTE, Progress(written_at, "ann", **values).note),)
 
 
 @pytest.mark.parametrize(

@@ -75,10 +75,10 @@ def test_the_version_is_the_installed_one() -> None:
 
 
 def test_h_prints_the_help_of_every_command() -> None:
-    told, of_one = called("-h"), called("leases", "-h")
-    assert (told.exit_code, of_one.exit_code) == (0, 0)
-    assert all(name in told.stdout for name in (*COMMANDS, *LABORATORY))
-    assert "Usage: leasehold leases" in of_one.stdout
+    help_of_all, help_of_one = called("-h"), called("leases", "-h")
+    assert (help_of_all.exit_code, help_of_one.exit_code) == (0, 0)
+    assert all(name in help_of_all.stdout for name in (*COMMANDS, *LABORATORY))
+    assert "Usage: leasehold leases" in help_of_one.stdout
 
 
 @pytest.mark.sampled(2)
@@ -103,10 +103,10 @@ def test_a_missing_library_is_reported_with_its_extra(library: str, capsys: pyte
 def without_extras(*calls: str) -> list[tuple[int, str, str]]:
     """Return status, output and errors of each command with no extra but `cli` installed."""
     words = json.dumps([call.split() for call in calls])
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", ONLY_THE_COMMAND_LINE, words], capture_output=True, text=True, check=False
     )
-    return [tuple(each) for each in json.loads(done.stdout)]
+    return [tuple(result) for result in json.loads(completed.stdout)]
 
 
 def test_help_needs_no_extra_and_cuts_no_option_at_80_columns() -> None:

@@ -59,20 +59,20 @@ def test_a_broken_pipe_ends_a_command_with_141(words: tuple[str, ...]) -> None:
     os.close(reading)
     with os.fdopen(writing, "wb") as output:
         env = {**os.environ, "TERM": "dumb"}
-        done = subprocess.run(
+        completed = subprocess.run(
             [*COMMAND, *words], stdout=output, stderr=subprocess.PIPE, text=True, check=False, input=STATE, env=env
         )
-    assert (done.returncode, done.stderr) == (141, "")
+    assert (completed.returncode, completed.stderr) == (141, "")
 
 
 def test_a_failed_command_keeps_its_status_on_a_broken_pipe() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "wb") as output:
-        done = subprocess.run(
+        completed = subprocess.run(
             [*COMMAND, "plan"], stdout=output, stderr=subprocess.PIPE, text=True, check=False, input="nonsense"
         )
-    assert done.returncode == 2
+    assert completed.returncode == 2
 
 
 @pytest.mark.sampled(2)
@@ -89,10 +89,10 @@ def test_a_deleted_working_folder_is_reported(tmp_path: Path) -> None:
     def ran_in_deleted(*words: str) -> tuple[int, str, str]:
         (folder := tmp_path / "gone").mkdir()
         shell = ("/bin/sh", "-c", 'rmdir "$PWD" && exec "$@"', "sh")
-        done = subprocess.run(
+        completed = subprocess.run(
             [*shell, *COMMAND, *words], capture_output=True, text=True, check=False, input=STATE, cwd=folder
         )
-        return done.returncode, done.stdout, done.stderr
+        return completed.returncode, completed.stdout, completed.stderr
 
     status, output, errors = ran_in_deleted("plan")
     assert (status, json.loads(output)["actions"][0]["do"], errors) == (0, "create", says)

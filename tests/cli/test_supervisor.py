@@ -104,9 +104,9 @@ def test_workers_end_when_the_supervisor_is_killed() -> None:
     with supervised(DRAINS, "a-0", "a-1") as (process, out):
         watched = [os.pidfd_open(pid) for pid in begun(out, 2).values()]
         process.kill()
-        assert [gone(each) for each in watched] == [True, True]
-    for each in watched:
-        os.close(each)
+        assert [gone(process_fd) for process_fd in watched] == [True, True]
+    for process_fd in watched:
+        os.close(process_fd)
 
 
 def test_a_second_signal_kills_all_workers() -> None:
@@ -115,9 +115,9 @@ def test_a_second_signal_kills_all_workers() -> None:
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGTERM)
         assert process.wait(WAIT) in {128 + signal.SIGINT, 128 + signal.SIGTERM}
-        assert [gone(each) for each in watched] == [True, True]
-    for each in watched:
-        os.close(each)
+        assert [gone(process_fd) for process_fd in watched] == [True, True]
+    for process_fd in watched:
+        os.close(process_fd)
 
 
 def test_a_worker_that_does_not_drain_is_killed_and_logged() -> None:
@@ -199,8 +199,8 @@ def test_a_process_without_a_reader_thread_is_ended(refused: int, monkeypatch: p
             raise RuntimeError("can't start new thread")
         start(thread)
 
-    def keep(*words: Any, **given: Any) -> "subprocess.Popen[bytes]":  # noqa: ANN401  as Popen has them
-        started.append(subprocess.Popen(*words, **given))
+    def keep(*words: Any, **options: Any) -> "subprocess.Popen[bytes]":  # noqa: ANN401  as Popen has them
+        started.append(subprocess.Popen(*words, **options))
         return started[-1]
 
     monkeypatch.setattr(threading.Thread, "start", refuse)

@@ -153,8 +153,8 @@ def test_code_fits_the_page_and_every_picture_has_a_caption(site: Path) -> None:
     uncaptioned = []
     for page in site.rglob("*.html"):
         drawings = page.read_text(encoding="utf-8").split('<figure class="drawn">')[1:]
-        for each in drawings:
-            rest = each.partition("</figure>")[2].lstrip()
+        for drawing in drawings:
+            rest = drawing.partition("</figure>")[2].lstrip()
             if not rest.startswith("<p>What to see: "):
                 uncaptioned.append(page.parent.name)
     assert uncaptioned == []

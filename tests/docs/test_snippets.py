@@ -31,7 +31,9 @@ def _installed(command: str) -> None:
     """Assert that the package that pip would install exists."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     requirements = [Requirement(word) for word in shlex.split(command, comments=True)[2:] if not word.startswith("-")]
-    assert {extra for each in requirements if each.name == "leasehold" for extra in each.extras} <= set(extras), command
+    assert {
+        extra for requirement in requirements if requirement.name == "leasehold" for extra in requirement.extras
+    } <= set(extras), command
 
 
 def _made(command: str) -> None:
@@ -74,7 +76,7 @@ ELSEWHERE: Mapping[str, tuple[str, Callable[[str], None]]] = {
 
 @cache
 def _listed(command: str) -> Callable[[str], None] | None:
-    return next((check for known, (_, check) in ELSEWHERE.items() if re.search(known, command)), None)
+    return next((check for pattern, (_, check) in ELSEWHERE.items() if re.search(pattern, command)), None)
 
 
 @define
@@ -165,7 +167,7 @@ def test_every_code_block_has_a_language() -> None:
 def test_every_exception_is_needed() -> None:
     """The list of exceptions contains no snippet that could be run."""
     commands = [command for page in PAGES for block in blocks(page) if block.kind == "sh" for command in block.commands]
-    assert [known for known in ELSEWHERE if not any(re.search(known, command) for command in commands)] == []
+    assert [pattern for pattern in ELSEWHERE if not any(re.search(pattern, command) for command in commands)] == []
 
 
 @pytest.mark.parametrize("page", [*_pages()])

@@ -64,9 +64,9 @@ def consumed(folder: Path, source: str, sink: str) -> str:
 def replayed(folder: Path, sink: str, *options: str) -> dict[str, int]:
     """Return the result of a replay."""
     command = [*LEASEHOLD, "replay", sink, "--json", *options]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=WAIT, check=False)
-    verdict: dict[str, int] = json.loads(done.stdout)
-    assert done.returncode == int(verdict["failed"] > 0), done.stderr
+    completed = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=WAIT, check=False)
+    verdict: dict[str, int] = json.loads(completed.stdout)
+    assert completed.returncode == int(verdict["failed"] > 0), completed.stderr
     return verdict
 
 
@@ -134,7 +134,7 @@ def test_dead_letters_can_go_to_a_stream_and_be_replayed_into_one(
     consumed(tmp_path, url(kinesis_url, stream), url(kinesis_url, other))
     (tmp_path / "box").mkdir()
     letters = [json.loads(row) for row in rows_of(kinesis_client, other)]
-    assert [(each["data"], each["text"], each["stream"]) for each in letters] == [
+    assert [(letter["data"], letter["text"], letter["stream"]) for letter in letters] == [
         ("Nw==", "poison 7", stream),
         ("MjM=", "poison 23", stream),
     ]
@@ -160,5 +160,5 @@ def test_a_missing_dead_letter_sink_is_reported_at_the_start(kinesis_url: str, m
     ):
         options = ["--store", "memory://x", "--events", "--dead-letter", sink]
         command = [*LEASEHOLD, "consume", url(kinesis_url, "orders"), *options]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=WAIT, check=False)
-        assert (done.returncode, says in done.stderr) == (1, True), done.stderr
+        completed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=WAIT, check=False)
+        assert (completed.returncode, says in completed.stderr) == (1, True), completed.stderr

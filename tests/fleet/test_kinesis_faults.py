@@ -91,23 +91,23 @@ def reading(worker: Worker, handling: Handling | Callable[[Delivery], None]) -> 
 
 @pytest.fixture
 def orders(kinesis_client: "KinesisClient") -> Orders:
-    made = Orders(kinesis_client)
-    made.make()
-    return made
+    stream = Orders(kinesis_client)
+    stream.make()
+    return stream
 
 
 @pytest.fixture
 def stream_line(kinesis_url: str) -> Iterator[Line]:
     """The faulty connection to the streams."""
-    with line(kinesis_url) as made:
-        yield made
+    with line(kinesis_url) as faulty:
+        yield faulty
 
 
 @pytest.fixture
 def table_line(dynalite_url: str) -> Iterator[Line]:
     """The faulty connection to the tables."""
-    with line(dynalite_url) as made:
-        yield made
+    with line(dynalite_url) as faulty:
+        yield faulty
 
 
 @pytest.fixture

@@ -109,7 +109,9 @@ def acknowledged(client: "KinesisClient", ports: tuple[int, int], folder: Path) 
 
 def split(client: "KinesisClient") -> None:
     """Split the first open shard in two."""
-    shard = next(each for each in shards(client) if "EndingSequenceNumber" not in each["SequenceNumberRange"])
+    shard = next(
+        shard_row for shard_row in shards(client) if "EndingSequenceNumber" not in shard_row["SequenceNumberRange"]
+    )
     first, last = (int(shard["HashKeyRange"][end]) for end in ("StartingHashKey", "EndingHashKey"))
     middle = str((first + last) // 2)
     client.split_shard(StreamName=STREAM, ShardToSplit=shard["ShardId"], NewStartingHashKey=middle)
@@ -118,8 +120,8 @@ def split(client: "KinesisClient") -> None:
 
 def merge(client: "KinesisClient") -> None:
     """Merge the two open shards with the highest keys."""
-    there = [each for each in shards(client) if "EndingSequenceNumber" not in each["SequenceNumberRange"]]
-    one, two = sorted(there, key=lambda each: int(each["HashKeyRange"]["StartingHashKey"]))[-2:]
+    open_shards = [each for each in shards(client) if "EndingSequenceNumber" not in each["SequenceNumberRange"]]
+    one, two = sorted(open_shards, key=lambda each: int(each["HashKeyRange"]["StartingHashKey"]))[-2:]
     client.merge_shards(StreamName=STREAM, ShardToMerge=one["ShardId"], AdjacentShardToMerge=two["ShardId"])
     client.get_waiter("stream_exists").wait(StreamName=STREAM, WaiterConfig=AT_ONCE)
 

@@ -90,9 +90,9 @@ def test_workers_of_a_killed_supervisor_release_and_end(stream: str, tmp_path: P
         until_reading(process, "shop-0", "shop-1")
         watched = [os.pidfd_open(pid) for pid in workers_of(process)]
         process.kill()
-        assert [bool(select.select([each], [], [], WAIT)[0]) for each in watched] == [True, True]
-    for each in watched:
-        os.close(each)
+        assert [bool(select.select([process_fd], [], [], WAIT)[0]) for process_fd in watched] == [True, True]
+    for process_fd in watched:
+        os.close(process_fd)
     assert [lease.owner for lease in open_store(url).list().leases] == [None] * SHARDS
 
 
@@ -100,5 +100,5 @@ def test_workers_of_a_killed_supervisor_release_and_end(stream: str, tmp_path: P
 def test_bad_usage_is_reported_once_and_nothing_starts(options: tuple[str, ...]) -> None:
     arguments = ["kinesis://orders", "--store", "sqlite://none.db", "--events", "--processes", "3"]
     arguments += options
-    done = CliRunner().invoke(app, arguments)
-    assert (done.exit_code, done.stdout) == (2, "")
+    result = CliRunner().invoke(app, arguments)
+    assert (result.exit_code, result.stdout) == (2, "")

@@ -51,7 +51,11 @@ def unread_seconds(fleet: Mixed, since: float) -> float:
     longest = 0.0
     readings = fleet.stage.history.events
     for shard in {event.shard for event in readings}:
-        dispatched = [each.t for each in readings if each.shard == shard and each.event == "record"]
+        dispatched = [
+            reading_event.t
+            for reading_event in readings
+            if reading_event.shard == shard and reading_event.event == "record"
+        ]
         times = [since, *sorted(t for t in dispatched if t >= since)]
         longest = max([longest, *(after - before for before, after in pairwise(times))])
     return longest

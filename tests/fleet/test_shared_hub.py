@@ -74,6 +74,6 @@ def test_a_mixed_group_reads_all_flights_despite_two_deaths(hubs: LocalHubs, tmp
         group.stage.kill("ours-2")
         assert group.settle() == [6, 6]
         judged(group, ROWS)
-        wanted = EXPIRY_SECONDS + CYCLE_SECONDS + 1
+        target = EXPIRY_SECONDS + CYCLE_SECONDS + 1
         took = {worker: round(group.takeover_seconds(worker), 1) for worker in ("official-1", "ours-2")}
-        print(f"taken over after {took} s (wanted: {wanted}); read twice for {group.doubled_seconds():.1f} s")  # noqa: T201  a measurement
+        print(f"taken over after {took} s (wanted: {target}); read twice for {group.doubled_seconds():.1f} s")  # noqa: T201  a measurement

@@ -71,8 +71,8 @@ def test_a_slice_with_a_split_is_read_whole_despite_a_kill(
         put(kinesis_client, stream, first, 60)
     arrived = arrivals(kinesis_client, stream)
     since, end = int(arrived[digest_of(5)]), int(arrived[digest_of(130)])
-    wanted = {digest for digest, ms in arrived.items() if since <= ms < end}
-    assert wanted
+    expected = {digest for digest, ms in arrived.items() if since <= ms < end}
+    assert expected
     store = f"dynamodb://{stream}?region=eu-west-1&endpoint={dynalite_url}"
     command = [sys.executable, "-c", "from leasehold.adapters.cli.main import run; run()", "consume"]
     command += [f"kinesis://{stream}?region=eu-west-1&endpoint={kinesis_url}", "--store", store, "--events"]
@@ -94,7 +94,7 @@ def test_a_slice_with_a_split_is_read_whole_despite_a_kill(
             worker.kill()
     assert [worker.returncode for worker in workers] == [0, 0], outputs
     assert all("the slice is read; " in output for output in outputs)
-    assert set().union(*(seen(tmp_path / name) for name in ("a-1", "b-1", "c-1"))) == wanted
+    assert set().union(*(seen(tmp_path / name) for name in ("a-1", "b-1", "c-1"))) == expected
     opened = open_store(store)
     leases = opened.list().leases
     opened.close()

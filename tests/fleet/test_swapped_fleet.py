@@ -109,11 +109,11 @@ def test_a_fleet_moves_to_layout_sessions_and_back(
     kinesis_url: str, kinesis_client: "KinesisClient", dynalite_url: str, tmp_path: Path
 ) -> None:
     """In layout sessions a lease's row does not change while the lease is held."""
-    there = f"dynamodb://swapped-sessions?region=eu-west-1&endpoint={dynalite_url}"
+    to_url = f"dynamodb://swapped-sessions?region=eu-west-1&endpoint={dynalite_url}"
     _moves(
         kinesis_url,
         kinesis_client,
-        (there.replace("swapped-sessions", "swapped-rows"), there.replace("?", "?layout=sessions&")),
+        (to_url.replace("swapped-sessions", "swapped-rows"), to_url.replace("?", "?layout=sessions&")),
         tmp_path,
     )
 
@@ -124,8 +124,8 @@ def test_a_fleet_moves_from_aws_to_azure_and_back(
     """In Azure's store a lease consists of three objects."""
     assert blobs
     with a_container() as container:
-        there = f"azblob://{AZURITE_ACCOUNT}/{container}?prefix=fleet/one"
-        urls = (f"dynamodb://to-azure?region=eu-west-1&endpoint={dynalite_url}", there)
+        to_url = f"azblob://{AZURITE_ACCOUNT}/{container}?prefix=fleet/one"
+        urls = (f"dynamodb://to-azure?region=eu-west-1&endpoint={dynalite_url}", to_url)
         _moves(kinesis_url, kinesis_client, urls, tmp_path)
 
 

@@ -57,7 +57,7 @@ def numbers(records: list[dict[str, Any]]) -> set[int]:
     return {int(record["sequence_number"]) for record in records}
 
 
-def verdict(fleet: Fleet, table: TableStreams, made: set[int]) -> RunVerdict:
+def verdict(fleet: Fleet, table: TableStreams, changes: set[int]) -> RunVerdict:
     """Return the demo's verdict on the dispatched changes; a lost change is known only by its number."""
     dispatched = {int(each["sequence_number"]): each for each in fleet.records()}
     history = RunHistory(
@@ -65,7 +65,7 @@ def verdict(fleet: Fleet, table: TableStreams, made: set[int]) -> RunVerdict:
             Sent(dispatched[number]["partition_key"], number, dispatched[number]["sha1"])
             if number in dispatched
             else Sent("", number, "")
-            for number in sorted(made)
+            for number in sorted(changes)
         ],
         events=[event_of(json.dumps(each)) for worker in fleet.processes for each in fleet.events(worker)],
         parents={each.id: (each.parent,) if each.parent else () for each in table.shards.values()},
@@ -75,13 +75,13 @@ def verdict(fleet: Fleet, table: TableStreams, made: set[int]) -> RunVerdict:
     return verdict_on(history)
 
 
-def drained(fleet: Fleet, living: list[str], table: TableStreams, made: Callable[[], set[int]]) -> None:
+def drained(fleet: Fleet, living: list[str], table: TableStreams, changes: Callable[[], set[int]]) -> None:
     """Wait until everything was dispatched, then stop in good order."""
-    until(lambda: made() <= numbers(fleet.records()), "every change handed over")
+    until(lambda: changes() <= numbers(fleet.records()), "every change handed over")
     for worker in living:
         fleet.processes[worker].terminate()
     assert [fleet.processes[worker].wait(60) for worker in living] == [0] * len(living)
-    assert numbers(fleet.records()) == made()
+    assert numbers(fleet.records()) == changes()
     assert table.asked["DescribeTable"] > 0
 
 

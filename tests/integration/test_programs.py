@@ -20,8 +20,8 @@ def test_each_program_can_import_its_modules(program: str) -> None:
     """No other test starts these programs, and a run of hours should not fail at its first import."""
     file = ROOT / program
     code = f"import sys; sys.path[0] = {str(file.parent)!r}; import {file.stem}"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    completed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (completed.returncode, completed.stderr) == (0, "")
 
 
 def test_the_makefile_pattern_finds_programs_of_all_folders() -> None:

@@ -58,8 +58,8 @@ def test_the_example_of_the_help_is_correct() -> None:
     command = [sys.executable, "-c", "from leasehold.adapters.cli.main import run; run()", "plan"]
     asked, _, shown = EXAMPLE.partition("<<'END'")[2].partition("END")
     ran = subprocess.run(command, input=asked, capture_output=True, text=True, cwd=ROOT, check=False)
-    answered = json.loads(shown.partition("\n\n")[0])
-    assert (ran.returncode, json.loads(ran.stdout), ran.stderr) == (0, answered, "")
+    expected = json.loads(shown.partition("\n\n")[0])
+    assert (ran.returncode, json.loads(ran.stdout), ran.stderr) == (0, expected, "")
 
 
 def test_a_request_with_all_fields_is_accepted() -> None:
@@ -188,8 +188,8 @@ def test_a_worker_led_by_a_leader_gets_its_share() -> None:
     """A program that plans through the command line can share with workers that take nothing themselves (M14)."""
     leases = [{"key": f"s-{number}", "owner": "b-1", "version": "1"} for number in range(2)]
     me = {"worker": "b-1", "history": {"led": {"java": 4.5}}}
-    answered = asked({"leases": leases, "me": me, "config": {"rules": "minimal"}})
-    assert answered["actions"] == [{"do": "release", "key": "s-1", "rule": "M14", "to": "java"}]
+    response = asked({"leases": leases, "me": me, "config": {"rules": "minimal"}})
+    assert response["actions"] == [{"do": "release", "key": "s-1", "rule": "M14", "to": "java"}]
 
 
 def test_a_fault_that_stops_a_stream_is_reported() -> None:
@@ -242,13 +242,13 @@ def test_hostile_documents_are_rejected(text: bytes) -> None:
 
 def _answered_or_refused(text: bytes) -> None:
     try:
-        told = plan_json(text)
+        response = plan_json(text)
     except BadJsonField as refused:
-        said = str(refused)
+        output = str(refused)
     else:
-        said = f"{json.dumps(told, allow_nan=False)}"
-    assert ":" in said
-    assert "\n" not in said
+        output = f"{json.dumps(response, allow_nan=False)}"
+    assert ":" in output
+    assert "\n" not in output
 
 
 WRITTEN = {
@@ -281,8 +281,8 @@ def test_a_written_document_is_read_back_unchanged(table: tuple[Lease, ...], me:
         "leases": [lease_json(lease) for lease in table],
         "me": {"worker": me.worker, "turn": me.turn, "history": _finite(history)},
     }
-    asked = parse_plan_request(json.dumps(document).encode())
-    assert (asked.leases, asked.me) == (table, me)
+    parsed = parse_plan_request(json.dumps(document).encode())
+    assert (parsed.leases, parsed.me) == (table, me)
 
 
 def _finite(value: Any) -> Any:  # noqa: ANN401  any part of a document
@@ -306,8 +306,10 @@ def test_a_look_contains_every_field_of_pythons() -> None:
     looks = [
         asked({"leases": rows, "me": {"worker": w, "history": {"hearing": {}, "full_still": 1}}}) for w in ("a", "b")
     ]
-    told = {name: value for look in looks for name, value in look.items()}
-    assert set(told) == {"actions"} | {f"look_again_{JSON_NAMES.get(each.name, each.name)}" for each in fields(Look)}
+    response = {name: value for look in looks for name, value in look.items()}
+    assert set(response) == {"actions"} | {
+        f"look_again_{JSON_NAMES.get(each.name, each.name)}" for each in fields(Look)
+    }
 
 
 def test_the_output_of_leases_plus_a_worker_is_a_request() -> None:

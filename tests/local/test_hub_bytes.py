@@ -36,7 +36,7 @@ def test_frames_can_arrive_in_any_pieces(piece: int) -> None:
     """The engine's buffer may end within a frame, so half a frame waits for the rest."""
     stream = b"AMQP\x00\x01\x00\x00" + HEARTBEAT + DETACH + TRANSFER
     padding = Padding()
-    sent = b"".join(padding.pad(stream[at : at + piece]) for at in range(0, len(stream), piece))
+    sent = b"".join(padding.pad(stream[offset : offset + piece]) for offset in range(0, len(stream), piece))
     assert sent == stream[:16] + padded(DETACH) + padded(TRANSFER)
 
 
@@ -62,8 +62,8 @@ def test_an_event_keeps_its_annotations_and_properties() -> None:
         "x-opt-offset": "4096",
         "x-opt-enqueued-time": 1_700_000_000_000,
     }
-    kept: tuple[object, ...] = (got.body, got.properties, got.subject, partition_key(sent))
-    assert kept == (b"body", {"kind": "flight"}, "s", "key")
+    received: tuple[object, ...] = (got.body, got.properties, got.subject, partition_key(sent))
+    assert received == (b"body", {"kind": "flight"}, "s", "key")
 
 
 @pytest.mark.parametrize(

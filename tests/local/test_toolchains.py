@@ -156,8 +156,8 @@ def test_the_java_wrapper_drops_a_missing_module(tmp_path: Path) -> None:
     """The wrapper drops Spark's `--add-modules` of a module that the trimmed Java lacks."""
     home = java._wrap_java(_java(tmp_path / "a runtime", "25"))  # noqa: SLF001  the wrapper is what is tested
     words = ("-cp", "a b", "--add-modules=jdk.incubator.vector", "-Dx=$HOME", "")
-    done = subprocess.run([home / "bin" / "java", *words], capture_output=True, text=True, check=True)
-    assert done.stdout == "<-cp><a b><-Dx=$HOME><>"
+    completed = subprocess.run([home / "bin" / "java", *words], capture_output=True, text=True, check=True)
+    assert completed.stdout == "<-cp><a b><-Dx=$HOME><>"
 
 
 @pytest.mark.usefixtures("no_wheels")

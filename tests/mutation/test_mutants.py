@@ -20,9 +20,9 @@ def test_every_listed_module_and_test_exists() -> None:
 def test_every_excuse_has_a_listed_module_and_a_reason() -> None:
     """An excuse for a module that is no longer mutated would never be found unused."""
     listed = {module for each in groups() for module in each.modules}
-    known = [each for module in listed for each in excuses(module)]
-    assert [each for each in known if not each.why.strip()] == []
-    assert len(known) == len(excuses(None))
+    all_excuses = [each for module in listed for each in excuses(module)]
+    assert [each for each in all_excuses if not each.why.strip()] == []
+    assert len(all_excuses) == len(excuses(None))
 
 
 def test_an_excuse_covers_only_its_own_change() -> None:
@@ -91,14 +91,14 @@ def f(self):
 
 def test_each_kind_of_fault_is_planted() -> None:
     """A kind of fault that is never planted would count as noticed."""
-    found = {(each.kind, each.line): each.source for each in faults(PLAIN)}
-    assert set(found) == {("guard", 4), ("reset", 5), ("swap", 5), ("finally", 11), ("reset", 11), ("swap", 11)}
-    assert found["guard", 4] == PLAIN.replace("return None", "if 0: return None")
-    assert found["reset", 5] == PLAIN.replace("self.told = True", "if 0: self.told = True")
-    assert found["swap", 5] == PLAIN.replace(
+    sources = {(fault.kind, fault.line): fault.source for fault in faults(PLAIN)}
+    assert set(sources) == {("guard", 4), ("reset", 5), ("swap", 5), ("finally", 11), ("reset", 11), ("swap", 11)}
+    assert sources["guard", 4] == PLAIN.replace("return None", "if 0: return None")
+    assert sources["reset", 5] == PLAIN.replace("self.told = True", "if 0: self.told = True")
+    assert sources["swap", 5] == PLAIN.replace(
         "    self.told = True\n    self.tell(1)\n", "    self.tell(1)\n    self.told = True\n"
     )
-    assert found["finally", 11] == PLAIN.replace("        self.lock.close()\n        self.tell(2)", "        pass")
+    assert sources["finally", 11] == PLAIN.replace("        self.lock.close()\n        self.tell(2)", "        pass")
 
 
 def test_faults_do_not_break_assignments_or_constructors() -> None:
@@ -138,11 +138,11 @@ def test_a_fault_is_planted_into_already_imported_functions(tmp_path: Path, monk
     module = importlib.import_module("planted")
     one = module.Some()
     one.open = True
-    found = {each.kind: each for each in faults(PLANTED)}  # the later of the two resets
-    plant(str(tmp_path / "planted.py"), found["reset"])
+    planted = {fault_of_kind.kind: fault_of_kind for fault_of_kind in faults(PLANTED)}  # the later of the two resets
+    plant(str(tmp_path / "planted.py"), planted["reset"])
     one.close()
     assert (one.open, one.name) == (True, "open")
-    plant(str(tmp_path / "planted.py"), found["guard"])
+    plant(str(tmp_path / "planted.py"), planted["guard"])
     assert one.name == "closed"
 
 

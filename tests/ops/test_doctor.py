@@ -120,7 +120,7 @@ def test_an_outage_is_distinguished_from_a_rejection(ends: RightAttempt, state: 
 
 def test_a_read_only_check_uses_no_right_to_write() -> None:
     findings = tried(raising(StoreError("asked")), FINE, read_only=True)
-    assert [each.state for each in findings] == ["unknown", "ok"]
+    assert [finding.state for finding in findings] == ["unknown", "ok"]
     assert "--read-only" in findings[0].says
     assert none_wrong(findings)
 
@@ -134,7 +134,7 @@ def test_conditions_are_tried_only_with_all_rights_to_write(
     attempt = raising(write) if isinstance(write, Exception) else evolve(write, writes=True)
     trial = RightsTrial("table t", (FINE, attempt), None, lambda: calls.append(1), lambda: None)
     assert examination._try_rights(seen, trial, examination.ExaminedFleet(Config()))  # noqa: SLF001  likewise
-    assert ([(each.state) for each in seen.findings if each.what == "conditional writes"], len(calls)) == (
+    assert ([(finding.state) for finding in seen.findings if finding.what == "conditional writes"], len(calls)) == (
         [state],
         proved,
     )
@@ -206,8 +206,8 @@ def test_the_finding_on_a_table_is_exact(listing: Listing, finding: Finding) -> 
 
 @pytest.mark.parametrize(("seconds", "state"), [(300, "ok"), (301, "wrong"), (10_000, "wrong")])
 def test_a_lease_length_in_milliseconds_is_reported(seconds: float, state: str) -> None:
-    found = gap_finding(Config(lease_seconds=seconds))
-    assert (found.state, "in milliseconds as in the KCL" in found.todo) == (state, state == "wrong")
+    finding = gap_finding(Config(lease_seconds=seconds))
+    assert (finding.state, "in milliseconds as in the KCL" in finding.todo) == (state, state == "wrong")
 
 
 def test_the_finding_on_time_and_costs_is_exact() -> None:
@@ -222,15 +222,15 @@ def test_the_finding_on_time_and_costs_is_exact() -> None:
     busy = "under steady records 10 writes and 0.5 read units a second"
     price = "(DynamoDB on demand, us-east-1, since November 2024)"
     other = "in layout sessions 3.5 writes and 0.9 read units a second"
-    said = f"{unit}, US$ 3.26 a month; {busy}, US$ 16.59 a month; {other}, US$ 6.10 a month {price}"
-    assert cost_finding(table, Config(), LIST_PRICES["dynamodb"]) == Finding("cost", "ok", said)
+    expected = f"{unit}, US$ 3.26 a month; {busy}, US$ 16.59 a month; {other}, US$ 6.10 a month {price}"
+    assert cost_finding(table, Config(), LIST_PRICES["dynamodb"]) == Finding("cost", "ok", expected)
     assert cost_finding(table, Config(), None) == Finding("cost", "ok", f"{unit}; {busy}; {other}")
     assert (
         "layout sessions" not in cost_finding(evolve(table, shared=False), Config(), None).says
     )  # the blobs of the Azure SDKs
-    told = cost_finding(evolve(table, sessions=True), Config(), None).says
-    assert "2 workers, layout sessions: at rest 1.4 writes" in told
-    assert told.endswith("in layout usual 10 writes and 0.5 read units a second")
+    sentence = cost_finding(evolve(table, sessions=True), Config(), None).says
+    assert "2 workers, layout sessions: at rest 1.4 writes" in sentence
+    assert sentence.endswith("in layout usual 10 writes and 0.5 read units a second")
     assert "under steady records 1,000 writes" in cost_finding(Fleet("s3", 500, 1, 1.0), Config(), None).says
     alone = cost_finding(bucket, Config(), None).says
     assert alone.startswith("10 open shards, 1 worker, layout usual: at rest ")
@@ -259,14 +259,16 @@ def test_a_clock_may_be_off_by_a_minute(ahead: float, state: FindingState, says:
 
 def test_leases_of_other_streams_are_fine_but_another_hub_is_a_fault() -> None:
     """One table may serve many streams, but partitions of all hubs have the same numbers."""
-    (found,) = compare_with_stream(Listing((*ROWS, Lease("x:s-0", stream="x"))), SHARDS, lambda lease: not lease.stream)
-    assert (found.state, "; 1 leases are of streams that are not read here" in found.says) == ("ok", True)
+    (finding,) = compare_with_stream(
+        Listing((*ROWS, Lease("x:s-0", stream="x"))), SHARDS, lambda lease: not lease.stream
+    )
+    assert (finding.state, "; 1 leases are of streams that are not read here" in finding.says) == ("ok", True)
 
     def refuse(_lease: Lease) -> bool:
         raise SourceError("lease '0': another hub")
 
-    (found,) = compare_with_stream(Listing(ROWS), SHARDS, refuse)
-    assert (found.state, found.says) == ("wrong", "lease '0': another hub")
+    (finding,) = compare_with_stream(Listing(ROWS), SHARDS, refuse)
+    assert (finding.state, finding.says) == ("wrong", "lease '0': another hub")
 
 
 @pytest.mark.parametrize(("ours", "ahead"), [(1000.5, 0.0), (1100.5, 100.0), (900.0, -100.5)])
@@ -325,11 +327,11 @@ def test_the_check_leaves_a_file_unchanged(tmp_path: Path) -> None:
     SqliteStore(str(tmp_path / "l.db")).close()
     trial = sqlite_trial(str(tmp_path / "l.db"), {})
     before = (tmp_path / "l.db").read_bytes()
-    assert [(each.what, each.state) for each in try_rights(trial, read_only=False)] == [("read", "ok"), ("write", "ok")]
+    assert [(one.what, one.state) for one in try_rights(trial, read_only=False)] == [("read", "ok"), ("write", "ok")]
     trial.close()
     assert (tmp_path / "l.db").read_bytes() == before
-    (found,) = try_rights(sqlite_trial(str(tmp_path / "none.db"), {}), read_only=False)
-    assert found.state == "unknown"
+    (finding,) = try_rights(sqlite_trial(str(tmp_path / "none.db"), {}), read_only=False)
+    assert finding.state == "unknown"
     assert [path.name for path in tmp_path.iterdir()] == ["l.db"]
 
 
@@ -338,9 +340,9 @@ def test_a_store_that_ignores_conditions_is_reported(monkeypatch: pytest.MonkeyP
         return Done(write.lease)
 
     monkeypatch.setattr(MemoryStore, "write", careless)
-    found = list(try_rights(memory_trial("careless", {}), read_only=False))
-    assert [each.state for each in found] == ["ok", "wrong"]
-    assert "under a condition that did not hold" in found[1].says
+    findings = list(try_rights(memory_trial("careless", {}), read_only=False))
+    assert [one.state for one in findings] == ["ok", "wrong"]
+    assert "under a condition that did not hold" in findings[1].says
 
 
 @pytest.mark.parametrize(
@@ -374,7 +376,7 @@ def test_an_unreachable_source_does_not_hide_the_store(tmp_path: Path) -> None:
     ran = CliRunner().invoke(app, [*words, "--json"])
     report = json.loads(ran.stdout)
     assert (ran.exit_code, report["well"], report["expected"]) == (1, False, {"gap_seconds": 30.55})
-    states = {each["what"]: each["state"] for each in report["findings"]}
+    states = {finding["what"]: finding["state"] for finding in report["findings"]}
     assert states == {
         "kinesis:DescribeStreamSummary": "wrong",
         "clock of stream orders": "unknown",
@@ -395,7 +397,7 @@ def test_a_store_that_bills_no_requests_costs_nothing(tmp_path: Path, monkeypatc
     words = ["kinesis://orders?endpoint=http://127.0.0.1:1&region=eu-west-1", "--store", f"sqlite://{tmp_path}/l.db"]
     report = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
     assert report["expected"] == {"gap_seconds": 30.55}
-    assert [each["what"] for each in report["findings"]][-3:] == ["table", "gap", "size"]
+    assert [finding["what"] for finding in report["findings"]][-3:] == ["table", "gap", "size"]
 
 
 @pytest.mark.parametrize(
@@ -412,8 +414,8 @@ def test_a_store_that_bills_no_requests_costs_nothing(tmp_path: Path, monkeypatc
 )
 def test_an_oversized_fleet_gets_a_warning(leases: int, workers: int, state: str, todo: str) -> None:
     """Above a limit, leases are renewed late and taken from live workers."""
-    found = size_finding(leases, workers, Config())
-    assert (found.what, found.state, found.todo.split(", or")[0]) == ("size", state, todo)
+    finding = size_finding(leases, workers, Config())
+    assert (finding.what, finding.state, finding.todo.split(", or")[0]) == ("size", state, todo)
 
 
 def test_the_finding_on_size_contains_its_figures() -> None:

@@ -58,12 +58,14 @@ def run_doctor(*words: str) -> tuple[int, dict[str, Any]]:
     """Return the exit status and the findings by name."""
     ran = CliRunner().invoke(app, [*words, "--json"])
     assert ran.stderr == ""
-    return ran.exit_code, {each["what"]: each for each in json.loads(ran.stdout)["findings"]}
+    return ran.exit_code, {finding["what"]: finding for finding in json.loads(ran.stdout)["findings"]}
 
 
 def states(findings: dict[str, Any], prefix: str) -> dict[str, str]:
     """Return the states of the findings whose names start with this."""
-    return {what.removeprefix(prefix): each["state"] for what, each in findings.items() if what.startswith(prefix)}
+    return {
+        what.removeprefix(prefix): finding["state"] for what, finding in findings.items() if what.startswith(prefix)
+    }
 
 
 def test_a_healthy_fleet_passes_and_its_table_is_unchanged(
@@ -77,7 +79,7 @@ def test_a_healthy_fleet_passes_and_its_table_is_unchanged(
     store.close()
     before = dynalite_client.scan(TableName=table)["Items"]
     status, findings = run_doctor(source, "--store", url)
-    assert (status, {each["state"] for each in findings.values()}) == (0, {"ok"})
+    assert (status, {finding["state"] for finding in findings.values()}) == (0, {"ok"})
     rights = {"DescribeTable", "Scan", "BatchGetItem", "DeleteItem", "UpdateItem", "PutItem"}
     assert states(findings, "dynamodb:").keys() == rights
     assert states(findings, "kinesis:").keys() == {
@@ -88,8 +90,8 @@ def test_a_healthy_fleet_passes_and_its_table_is_unchanged(
     }
     assert "2 leases of this stream, and 2 owners" in findings["table"]["says"]
     assert "2 open shards, 2 workers" in findings["cost"]["says"]
-    kept = "deletion protection: not told, point-in-time recovery: not told"  # dynalite reports neither
-    assert kept in findings["dynamodb:DescribeTable"]["says"]
+    protections = "deletion protection: not told, point-in-time recovery: not told"  # dynalite reports neither
+    assert protections in findings["dynamodb:DescribeTable"]["says"]
     assert dynalite_client.scan(TableName=table)["Items"] == before
 
 
@@ -189,7 +191,7 @@ def at_moto(moto_url: str) -> tuple[str, str]:
 
 def test_each_denied_right_is_reported(at_moto: tuple[str, str], rights: list[str]) -> None:
     ran = CliRunner().invoke(app, [at_moto[0], "--store", at_moto[1], "--json"])
-    findings = {each["what"]: each for each in json.loads(ran.stdout)["findings"]}
+    findings = {finding["what"]: finding for finding in json.loads(ran.stdout)["findings"]}
     assert ran.exit_code == 1
     assert {what for what, state in states(findings, "").items() if state == "wrong"} == {
         "dynamodb:BatchGetItem",
@@ -209,7 +211,7 @@ def test_buckets_and_containers_are_unchanged(
     assert (status, findings["s3:ListBucket"]["state"]) == (0, "unknown")
     open_store(url).close()
     status, findings = run_doctor(source, "--store", url)
-    assert (status, {each["state"] for each in findings.values()}) == (0, {"ok"})
+    assert (status, {finding["state"] for finding in findings.values()}) == (0, {"ok"})
     assert states(findings, "s3:").keys() == {"ListBucket", "GetObject", "PutObject", "DeleteObject"}
     assert "US$" in findings["cost"]["says"]
     client = boto3.client("s3", endpoint_url=moto_url)
@@ -221,7 +223,7 @@ def test_buckets_and_containers_are_unchanged(
     assert (status, findings["blobs/read (list)"]["state"]) == (0, "unknown")
     open_store(container).close()
     status, findings = run_doctor(source, "--store", container)
-    assert (status, {each["state"] for each in findings.values()}) == (0, {"ok"})
+    assert (status, {finding["state"] for finding in findings.values()}) == (0, {"ok"})
     assert "US$" not in findings["cost"]["says"]
 
 
@@ -294,8 +296,8 @@ def test_each_right_on_the_stream_of_a_table_is_tried(tmp_path: Path) -> None:
         assert table.arn in findings["dynamodb:DescribeTable"]["says"]
         table.denied.add("GetShardIterator")
         status, findings = run_doctor(*words)
-        told = {"GetShardIterator": "wrong", "GetRecords": "unknown"}
-        assert (status, states(findings, "dynamodb:")) == (1, dict.fromkeys(rights, "ok") | told)
+        expected = {"GetShardIterator": "wrong", "GetRecords": "unknown"}
+        assert (status, states(findings, "dynamodb:")) == (1, dict.fromkeys(rights, "ok") | expected)
         assert findings["dynamodb:GetShardIterator"]["todo"] == "allow dynamodb:GetShardIterator"
         table.status = ""
         status, findings = run_doctor(*words)
@@ -311,7 +313,7 @@ def test_a_part_of_a_shared_table_is_examined_by_its_prefix(source: str, dynalit
     with closing(open_store(url)) as store:
         placed(store, Lease("shardId-000000000000", owner="w-0"))
     status, findings = run_doctor(source, "--store", url)
-    assert (status, {each["state"] for each in findings.values()}) == (0, {"ok"})
+    assert (status, {finding["state"] for finding in findings.values()}) == (0, {"ok"})
     rights = {"DescribeTable", "Query", "BatchGetItem", "DeleteItem", "UpdateItem", "PutItem"}
     assert states(findings, "dynamodb:").keys() == rights
     status, findings = run_doctor(source, "--store", url.replace("prefix=orders/&", ""))
@@ -327,13 +329,13 @@ def test_a_postgresql_table_is_examined_and_unchanged(source: str, postgres_serv
         placed(store, Lease("shardId-000000000000", owner="w-0"))
         before = store.list()
         status, findings = run_doctor(source, "--store", url)
-        assert (status, {each["state"] for each in findings.values()}) == (0, {"ok"})
+        assert (status, {finding["state"] for finding in findings.values()}) == (0, {"ok"})
         assert {"SELECT", "INSERT", "UPDATE", "DELETE", "standbys", "conditional writes"} <= findings.keys()
         assert "no standby follows it" in findings["standbys"]["says"]
         assert store.list() == before
     with connect(conninfo_of(postgres_service), autocommit=True) as other:
-        for said in ("CREATE ROLE r_{} LOGIN", "GRANT SELECT ON {} TO r_{}"):
-            other.execute(said.replace("{}", table).encode())
+        for statement in ("CREATE ROLE r_{} LOGIN", "GRANT SELECT ON {} TO r_{}"):
+            other.execute(statement.replace("{}", table).encode())
     status, findings = run_doctor(source, "--store", url.replace("user=tester", f"user=r_{table}"))
     assert status == 1
     assert [findings[right]["todo"] for right in ("INSERT", "UPDATE", "DELETE")] == [

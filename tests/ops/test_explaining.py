@@ -59,19 +59,19 @@ def test_a_worker_is_explained_with_its_share_and_next_actions() -> None:
 
 
 def test_a_worker_at_its_share_is_explained() -> None:
-    found = plans(table(held("s-0", "a"), held("s-1", "b")), CONFIG)
-    assert [each.lines for each in found] == [("nothing: it holds its share",)] * 2
+    worker_plans = plans(table(held("s-0", "a"), held("s-1", "b")), CONFIG)
+    assert [plan.lines for plan in worker_plans] == [("nothing: it holds its share",)] * 2
 
 
 def test_a_future_worker_can_be_explained() -> None:
     """A user can see what a newcomer would take before starting it."""
-    (newcomer,) = (each for each in plans(table(*FLEET), CONFIG, ("c",)) if each.worker == "c")
+    (newcomer,) = (plan for plan in plans(table(*FLEET), CONFIG, ("c",)) if plan.worker == "c")
     assert (newcomer.held, newcomer.share, len(newcomer.actions)) == (0, 2, 1)
 
 
 def test_a_worker_of_another_library_is_distinguished() -> None:
     java = Lease("s-7", owner="java", idle=1.0)
-    assert [(each.worker, each.ours) for each in plans(table(*FLEET, java), CONFIG)] == [
+    assert [(plan.worker, plan.ours) for plan in plans(table(*FLEET, java), CONFIG)] == [
         ("a", True),
         ("b", True),
         ("java", False),
@@ -80,9 +80,9 @@ def test_a_worker_of_another_library_is_distinguished() -> None:
 
 def test_a_dead_owner_is_not_counted_and_its_lease_is_claimed() -> None:
     dead = evolve(held("s-5", "b"), idle=20.0)
-    found = plans(table(*FLEET[:5], dead, held("s-8", "c")), CONFIG)
-    assert [each.worker for each in found] == ["a", "c"]
-    tale = story(table(dead), CONFIG, dead, found)
+    worker_plans = plans(table(*FLEET[:5], dead, held("s-8", "c")), CONFIG)
+    assert [plan.worker for plan in worker_plans] == ["a", "c"]
+    tale = story(table(dead), CONFIG, dead, worker_plans)
     assert tale.past[0] == "b owns it and has not renewed it for 20.0 s: it counts as dead"
     assert tale.should.startswith("c, by M6: ")
     assert tale.moves == "at c's next look, within 20.05 s"
@@ -142,11 +142,11 @@ def test_the_command_explains_a_worker_and_a_lease(tmp_path: Path) -> None:
     url = f"sqlite://{tmp_path}/l.db"
     shown = CliRunner().invoke(app, [url, "--for", "0", "--worker", "b"])
     assert (shown.exit_code, shown.stdout.splitlines()[1]) == (0, "b  holds 1, share 3")
-    told = json.loads(CliRunner().invoke(app, [url, "--for", "0", "--json", "--rules", "kcl"]).stdout)
-    assert [(each["worker"], each["actions"][0]["rule"]) for each in told["workers"] if each["actions"]] == [
-        ("b", "K8")
-    ]
-    assert told["says"]["K8"] == SENTENCES["K8"]
+    document = json.loads(CliRunner().invoke(app, [url, "--for", "0", "--json", "--rules", "kcl"]).stdout)
+    assert [
+        (worker["worker"], worker["actions"][0]["rule"]) for worker in document["workers"] if worker["actions"]
+    ] == [("b", "K8")]
+    assert document["says"]["K8"] == SENTENCES["K8"]
     lease = CliRunner().invoke(app, [url, "--for", "0", "--lease", "s-5"])
     assert lease.stdout.splitlines() == [
         "s-5",
@@ -171,7 +171,7 @@ def test_the_command_explains_a_worker_and_a_lease(tmp_path: Path) -> None:
 def test_a_table_that_cannot_be_explained_is_reported_in_one_line(
     tmp_path: Path, arguments: list[str], status: int, says: str
 ) -> None:
-    ran = CliRunner().invoke(app, [*(each.format(tmp_path) for each in arguments), "--for", "0"])
+    ran = CliRunner().invoke(app, [*(argument.format(tmp_path) for argument in arguments), "--for", "0"])
     assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (status, "", 1)
     assert says in ran.stderr
 
@@ -231,8 +231,8 @@ def test_a_lease_that_is_not_read_is_explained_with_the_reason(reach: Progress |
     now = evolve(table(row, *FLEET[1:]), at=NOW, statuses={"s-0": status})
     tale = story(now, CONFIG, row, plans(now, CONFIG))
     assert (tale.reading, tale.status) == (lines, status)
-    said = tale.as_json()
-    assert (said["reading"], said["status"], said["says"]) == (list(lines), "STALLED", status.says)
+    document = tale.as_json()
+    assert (document["reading"], document["status"], document["says"]) == (list(lines), "STALLED", status.says)
     assert story(now, CONFIG, FLEET[6], plans(now, CONFIG)).reading == ()
 
 
@@ -253,12 +253,12 @@ def test_uneven_counts_are_explained_by_loads() -> None:
     should = story(now, CONFIG, light[0], (a, b)).should
     assert should == f"b: {b.idle_reason.removeprefix('nothing: it ')}, where its share is 4"
     # M13 does not apply without measurements, or under rules that use counts.
-    assert [each.loads for each in plans(table(*FLEET), CONFIG)] == [None, None]
-    assert [each.loads for each in plans(now, Config(Kcl()))] == [None, None]
+    assert [plan.loads for plan in plans(table(*FLEET), CONFIG)] == [None, None]
+    assert [plan.loads for plan in plans(now, Config(Kcl()))] == [None, None]
 
 
 @pytest.mark.parametrize(
-    ("lease", "said"),
+    ("lease", "expected"),
     [
         (held("s-0", "a", 2.5), "a owns it and renewed it 2.5 s ago"),
         (held("s-0", "a", 0.0), "a owns it and renewed it lately"),
@@ -267,13 +267,13 @@ def test_uneven_counts_are_explained_by_loads() -> None:
         (held("s-0", None), "nobody owns it"),
     ],
 )
-def test_the_age_of_a_renewal_is_described(lease: Lease, said: str) -> None:
+def test_the_age_of_a_renewal_is_described(lease: Lease, expected: str) -> None:
     now = table(lease)
-    assert story(now, CONFIG, lease, ()).past[0] == said
+    assert story(now, CONFIG, lease, ()).past[0] == expected
     waits = "when a worker that lacks one looks, or one comes"
-    left = 10.5 - lease.idle
-    stands = f"when workers come or go; or if a stands still for {left:.1f} s more"
-    assert story(now, CONFIG, lease, ()).moves == (waits if lease.owner is None or left < 0 else stands)
+    remaining = 10.5 - lease.idle
+    stands = f"when workers come or go; or if a stands still for {remaining:.1f} s more"
+    assert story(now, CONFIG, lease, ()).moves == (waits if lease.owner is None or remaining < 0 else stands)
 
 
 def test_the_explanation_of_a_moving_lease_is_complete() -> None:
@@ -298,9 +298,9 @@ def test_a_released_failing_lease_is_explained_during_its_cooldown() -> None:
     note = Progress(1000.0, "a", behind=9.0, done=900.0, fault="its handler raised ValueError", aside=1050.0)
     free = Lease("s-0", idle=5.0, annotations=((NOTE, note.note), ("process", "p/a")))
     seen = evolve(table(free), at=1005.0)
-    found = plans(seen, CONFIG)
-    assert [(each.worker, each.actions) for each in found] == [("a", ())]
-    tale = story(seen, CONFIG, free, found)
+    worker_plans = plans(seen, CONFIG)
+    assert [(plan.worker, plan.actions) for plan in worker_plans] == [("a", ())]
+    tale = story(seen, CONFIG, free, worker_plans)
     assert tale.should == "any worker but a, which could not handle it and leaves it to others for now"
     assert tale.moves == "when a may take it again, in 45 s; or sooner, when another worker looks"
     assert tale.reading[-2:] == (
@@ -308,7 +308,7 @@ def test_a_released_failing_lease_is_explained_during_its_cooldown() -> None:
         "a put it aside, and takes it again in 45 s at the earliest",
     )
     with_b = plans(seen, CONFIG, ("b",))
-    assert [len(each.actions) for each in with_b] == [0, 1]
+    assert [len(plan.actions) for plan in with_b] == [0, 1]
     assert story(seen, CONFIG, free, with_b).moves.startswith("at b's next look, within 20")
     later = evolve(seen, at=1051.0)
     assert "a put it aside" not in str(story(later, CONFIG, free, plans(later, CONFIG)))

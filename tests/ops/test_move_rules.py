@@ -67,9 +67,9 @@ def watched_moves(members: tuple[Member, ...], leases: int, every: float, phase:
     while table.now < 90.0:
         watcher.look()
         table.now += every
-    found = record.moves("x")
+    moves = record.moves("x")
     record.close()
-    return found
+    return moves
 
 
 # Infrequent listings first show the dead owner's leases as young, and then with another owner.

@@ -60,13 +60,13 @@ NAMES = ("memory://from", "memory://to")
 @pytest.fixture
 def tables() -> tuple[Store, Store]:
     """Return two tables; FROM has a lease of ann's, one that has ended, and one without an owner."""
-    found = (MemoryStore(), MemoryStore())
-    control_row(found, NAMES)
-    store = joined(found)
+    pair = (MemoryStore(), MemoryStore())
+    control_row(pair, NAMES)
+    store = joined(pair)
     owned(store, "ann", "s-0", Position("5"))
     done(store.write(CreateLease(Lease("s-1", checkpoint=SHARD_END))))
     done(store.write(CreateLease(Lease("s-2", checkpoint=Position("7")))))
-    return found
+    return pair
 
 
 def joined(tables: tuple[Store, Store]) -> SwapStore:
@@ -97,8 +97,8 @@ def test_a_swap_moves_all_leases_and_ends(tables: tuple[Store, Store]) -> None:
         SwapProgress("to", there=0, moving=0, gone=3, unaware=()),
     ]
     end_swap(tables, store, NAMES[TO], renewing(tables))
-    left = [(row.key, row.owner, row.checkpoint.sequence) for row in tables[TO].list().leases]
-    assert left == [("s-0", "ann", "5"), ("s-1", None, "SHARD_END"), ("s-2", None, "7")]
+    rows = [(row.key, row.owner, row.checkpoint.sequence) for row in tables[TO].list().leases]
+    assert rows == [("s-0", "ann", "5"), ("s-1", None, "SHARD_END"), ("s-2", None, "7")]
     assert stored(store, "s-0").owner == "ann"
     with pytest.raises(StoreError, match="no swap is under way"):
         progress(tables, store, NAMES[TO])
@@ -148,13 +148,13 @@ def test_an_ended_swap_shows_both_tables_and_its_end(tmp_path: Path) -> None:
         list(move_until_arrived(tables, store, names[TO], lambda _seconds: None))
         began = int(time.time())
         end_swap(tables, store, names[TO], lambda _seconds: None)
-    told = json.loads(CliRunner().invoke(swap, [*urls, "--status", "--json"]).stdout)
-    assert began <= told.pop("ended_at") <= time.time() + 1
-    assert told == {"way": "over", "from": names[FROM], "to": names[TO]}
+    status = json.loads(CliRunner().invoke(swap, [*urls, "--status", "--json"]).stdout)
+    assert began <= status.pop("ended_at") <= time.time() + 1
+    assert status == {"way": "over", "from": names[FROM], "to": names[TO]}
     shown = CliRunner().invoke(swap, [*urls, "--status"]).stdout
     assert shown.startswith(f"from {names[FROM]} to {names[TO]} (ended 20")
     listed = CliRunner().invoke(leases_command, [urls[FROM], "--json"])
-    assert [each["key"] for each in json.loads(listed.stdout)["leases"]] == ["s-1"]
+    assert [lease["key"] for lease in json.loads(listed.stdout)["leases"]] == ["s-1"]
     seen = CliRunner().invoke(leases_command, [urls[FROM], "--wide"])
     assert "0 leases, 0 finished, 0 without an owner" in seen.stderr
     assert f"the leases have moved to {names[TO]}" in seen.stderr
@@ -195,14 +195,14 @@ def test_a_swap_waits_for_workers_that_do_not_know_to(tables: tuple[Store, Store
     store = joined(tables)
     with pytest.raises(StoreError, match=r"do not know TO own leases of FROM: bob; start them again with --to TO"):
         wait_until_known(tables, store, NAMES[TO], 0.0)
-    heard: list[float] = []
+    pauses: list[float] = []
 
     def restarted(seconds: float) -> None:
-        heard.append(seconds)
+        pauses.append(seconds)
         done(store.write(ClaimLease(stored(store, "s-2"), "bob")))
 
     wait_until_known(tables, store, NAMES[TO], 60.0, restarted)
-    assert heard == [1.0]
+    assert pauses == [1.0]
 
 
 def test_a_swap_is_rejected_next_to_java_workers(tables: tuple[Store, Store]) -> None:
@@ -233,11 +233,11 @@ def half_way(tmp_path: Path) -> Iterator[tuple[str, str]]:
     """Return the URLs of two tables. Of three leases, one has moved, one is moving, and one is in FROM."""
     urls = (f"sqlite://{tmp_path}/from.db", f"sqlite://{tmp_path}/to.db")
     with closing(open_store(urls[FROM])) as source, closing(open_store(urls[TO])) as target:
-        found: tuple[Store, Store] = (source, target)
-        control_row(found, (name_of(urls[FROM]), name_of(urls[TO])))
-        store = SwapStore(found, name_of(urls[TO]), look_seconds=0.0)
+        both: tuple[Store, Store] = (source, target)
+        control_row(both, (name_of(urls[FROM]), name_of(urls[TO])))
+        store = SwapStore(both, name_of(urls[TO]), look_seconds=0.0)
         held = [owned(store, "ann", f"s-{number}", Position("5")) for number in range(3)]
-        set_direction(found, "to")
+        set_direction(both, "to")
         done(store.write(RenewLease(held[0])))
         (row,) = source.get(["s-1"])
         done(source.write(ReleaseLease(row, "", f"{MARK}ann")))
@@ -277,8 +277,8 @@ def test_serve_shows_both_tables_of_a_swap(half_way: tuple[str, str]) -> None:
             ("s-1", "FROM>TO"),
             ("s-2", "FROM"),
         ]
-        told = exposition([(watcher.state(), True)])
-        assert [line for line in told.splitlines() if line.startswith("leasehold_swap_leases")] == [
+        metrics = exposition([(watcher.state(), True)])
+        assert [line for line in metrics.splitlines() if line.startswith("leasehold_swap_leases")] == [
             f'leasehold_swap_leases{{store="sqlite://from.db",place="{place}"}} 1'
             for place in ("FROM", "on their way", "TO")
         ]
@@ -289,9 +289,9 @@ def test_serve_shows_both_tables_of_a_swap(half_way: tuple[str, str]) -> None:
 
 @pytest.mark.parametrize("side", [FROM, TO])
 def test_explain_of_one_table_reports_the_running_swap(half_way: tuple[str, str], side: int) -> None:
-    told = CliRunner().invoke(explain, [half_way[side], "--for", "0"])
+    result = CliRunner().invoke(explain, [half_way[side], "--for", "0"])
     signs = ("2 leases have moved or are moving", "a swap into this table is not over")
-    assert (told.exit_code, signs[side] in told.stdout) == (0, True)
+    assert (result.exit_code, signs[side] in result.stdout) == (0, True)
     both = CliRunner().invoke(explain, [half_way[FROM], "--to", half_way[TO], "--for", "0"])
     assert (both.exit_code, both.stdout.count("moved:")) == (0, 0)
     assert "swap: 3 leases: 1 in FROM, 1 on their way, 1 in TO; bound for TO" in both.stdout
@@ -299,12 +299,12 @@ def test_explain_of_one_table_reports_the_running_swap(half_way: tuple[str, str]
 
 def test_what_if_simulates_the_fleet_of_both_tables(half_way: tuple[str, str]) -> None:
     """A forecast counts the leases of both tables, and no mark as a worker."""
-    asked = ["--to", half_way[TO], "--for", "0", "--add", "1", "--cycles", "3", "--json"]
-    found = json.loads(CliRunner().invoke(what_if, [half_way[FROM], *asked]).stdout)
-    assert {each["worker"]: each["leases"] for each in found["workers"]} == {"added-1": 1, "ann": 2}
-    assert found["swap"] == ["swap: 3 leases: 1 in FROM, 1 on their way, 1 in TO; bound for TO"]
-    shown = CliRunner().invoke(what_if, [half_way[FROM], *asked[:-1]]).stdout.splitlines()
-    assert shown[:2] == [*found["swap"], ""]
+    arguments = ["--to", half_way[TO], "--for", "0", "--add", "1", "--cycles", "3", "--json"]
+    forecast = json.loads(CliRunner().invoke(what_if, [half_way[FROM], *arguments]).stdout)
+    assert {worker["worker"]: worker["leases"] for worker in forecast["workers"]} == {"added-1": 1, "ann": 2}
+    assert forecast["swap"] == ["swap: 3 leases: 1 in FROM, 1 on their way, 1 in TO; bound for TO"]
+    shown = CliRunner().invoke(what_if, [half_way[FROM], *arguments[:-1]]).stdout.splitlines()
+    assert shown[:2] == [*forecast["swap"], ""]
     assert shown[2].startswith("1 moves of least possible 1, 0 claims, over after ")
 
 

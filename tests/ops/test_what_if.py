@@ -69,11 +69,11 @@ def test_the_command_prints_moves_seconds_and_balance(tmp_path: Path) -> None:
     for row in ROWS:
         placed(store, row)
     store.close()
-    asked = [f"sqlite://{tmp_path}/l.db", "--for", "0", "--add", "1", "--cycles", "6"]
-    result = json.loads(CliRunner().invoke(app, [*asked, "--json"]).stdout)
-    assert {each["worker"]: each["leases"] for each in result["workers"]}["added-1"] == 3
+    arguments = [f"sqlite://{tmp_path}/l.db", "--for", "0", "--add", "1", "--cycles", "6"]
+    result = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
+    assert {worker["worker"]: worker["leases"] for worker in result["workers"]}["added-1"] == 3
     assert (len(result["moves"]), result["figures"]["moves"], result["moves_before"]) == (3, 3, 0)
-    shown = CliRunner().invoke(app, asked).stdout.splitlines()
+    shown = CliRunner().invoke(app, arguments).stdout.splitlines()
     assert shown[0].startswith("3 moves of least possible 3, 0 claims, over after ")
     assert shown[3].split() == ["WORKER", "LEASES", "GAINED", "GIVEN", "KB/S"]
 

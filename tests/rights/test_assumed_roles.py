@@ -51,8 +51,8 @@ def stream(aws: Account, monkeypatch: pytest.MonkeyPatch) -> str:
 def _records(aws: Account, name: str) -> int:
     client = aws.client("kinesis")
     shard = client.list_shards(StreamName=name)["Shards"][0]["ShardId"]
-    asked = client.get_shard_iterator(StreamName=name, ShardId=shard, ShardIteratorType="TRIM_HORIZON")
-    return len(client.get_records(ShardIterator=asked["ShardIterator"])["Records"])
+    iterator = client.get_shard_iterator(StreamName=name, ShardId=shard, ShardIteratorType="TRIM_HORIZON")
+    return len(client.get_records(ShardIterator=iterator["ShardIterator"])["Records"])
 
 
 @pytest.mark.parametrize(("write", "wire"), [(_put, "&wire=json"), (_dead_letter, "")])

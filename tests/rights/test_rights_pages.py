@@ -71,9 +71,9 @@ def test_a_fan_out_consumer_has_all_rights_of_a_polling_one() -> None:
 @pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".json")])
 def test_no_file_grants_a_wildcard(name: str) -> None:
     for statement in json.loads((FOLDER / name).read_text())["Statement"]:
-        told = json.dumps([statement["Action"], statement["Resource"]])
-        assert "*" not in told.replace("consumer/CONSUMER:*", "").replace("table/STREAM/stream/*", ""), name
-        assert set(re.findall(r"\b[A-Z]{4,}\b", told)) <= {"REGION", "ACCOUNT", "STREAM", "TABLE", "CONSUMER"}
+        granted = json.dumps([statement["Action"], statement["Resource"]])
+        assert "*" not in granted.replace("consumer/CONSUMER:*", "").replace("table/STREAM/stream/*", ""), name
+        assert set(re.findall(r"\b[A-Z]{4,}\b", granted)) <= {"REGION", "ACCOUNT", "STREAM", "TABLE", "CONSUMER"}
 
 
 def test_the_page_lists_exactly_the_files() -> None:
@@ -83,9 +83,9 @@ def test_the_page_lists_exactly_the_files() -> None:
 def test_the_azure_roles_are_those_in_the_errors() -> None:
     script = (FOLDER / "azure-roles.sh").read_text()
     bicep = (FOLDER / "azure-roles.bicep").read_text()
-    for role, known in ROLES.items():
+    for role, identifier in ROLES.items():
         assert f'--role "{role}"' in script
-        assert known in bicep
+        assert identifier in bicep
         assert role in bicep
         assert role in PAGE
     assert "Storage Blob Data Contributor" in Path(blob.__file__).read_text()
@@ -117,10 +117,10 @@ def test_a_worker_uses_the_table_of_the_terraform_file(moto_url: str) -> None:
     client.close()
 
 
-def _block(found: dict[str, Any], *labels: str) -> Any:  # noqa: ANN401  whatever stands in the file
+def _block(document: dict[str, Any], *labels: str) -> Any:  # noqa: ANN401  whatever stands in the file
     """Return the block of this kind with these labels, which the parser leaves in their quotes."""
     kind, *names = labels
-    (inner,) = found[kind]
+    (inner,) = document[kind]
     for name in names:
         inner = inner.get(name) or inner[f'"{name}"']
     return inner
@@ -167,6 +167,6 @@ def test_postgresql_users_have_the_documented_rights(postgres_service: Service) 
 
 
 def test_the_documented_table_is_the_one_that_workers_create() -> None:
-    made = re.sub(r"--.*", "", postgres_store.SCHEMA).replace("{{}}", "{}").partition("(")[2]
-    told = re.sub(r"--.*", "", (FOLDER / "postgres.sql").read_text()).partition("(")[2].partition(";")[0]
-    assert made.split() == told.split()
+    created = re.sub(r"--.*", "", postgres_store.SCHEMA).replace("{{}}", "{}").partition("(")[2]
+    documented = re.sub(r"--.*", "", (FOLDER / "postgres.sql").read_text()).partition("(")[2].partition(";")[0]
+    assert created.split() == documented.split()

@@ -67,21 +67,21 @@ def test_the_stream_and_the_leases_can_have_different_roles(aws: Account, query_
     spec, lease, *_ = KinesisLeased(query_options | more).parse(query_options | more)
     before, reader = len(aws.asked()), LeasedReader(spec, lease)
     try:
-        offset, found = reader.initialOffset(), list[bytes]()
-        while not found:
+        offset, records = reader.initialOffset(), list[bytes]()
+        while not records:
             planned = reader.latestOffset(offset, ReadMaxRows(10))
             if planned is offset:
                 continue
             for part in reader.partitions(offset, planned):
-                found += [row for batch in reader.read(part) for row in batch["data"].to_pylist()]
+                records += [row for batch in reader.read(part) for row in batch["data"].to_pylist()]
             reader.commit(planned)
             offset = planned
     finally:
         reader.stop()
-    assert found == [b"a book"]
-    asked = aws.asked()[before:]
-    assert {action.partition(":")[0] for action, _, _ in asked} == {"kinesis", "dynamodb"}
-    assert [each for each in asked if not each[2]] == []
+    assert records == [b"a book"]
+    rights = aws.asked()[before:]
+    assert {action.partition(":")[0] for action, _, _ in rights} == {"kinesis", "dynamodb"}
+    assert [right for right in rights if not right[2]] == []
 
 
 def test_a_sink_and_a_batch_use_the_role(aws: Account, query_options: dict[str, str]) -> None:
@@ -97,7 +97,7 @@ def test_a_sink_and_a_batch_use_the_role(aws: Account, query_options: dict[str, 
         assert len(source.shards()) == 1
     client = aws.client("kinesis")
     shard = client.list_shards(StreamName=query_options["kinesis.streamName"])["Shards"][0]["ShardId"]
-    asked = client.get_shard_iterator(
+    iterator = client.get_shard_iterator(
         StreamName=query_options["kinesis.streamName"], ShardId=shard, ShardIteratorType="TRIM_HORIZON"
     )
-    assert len(client.get_records(ShardIterator=asked["ShardIterator"])["Records"]) == 2
+    assert len(client.get_records(ShardIterator=iterator["ShardIterator"])["Records"]) == 2

@@ -62,11 +62,11 @@ def test_a_small_screen_shows_at_least_the_chosen_row(height: int) -> None:
 
 def test_an_opened_lease_shows_all_its_fields() -> None:
     text = "\n".join(shown(LiveView(page="lease", chosen="s-07")))
-    for said in (f"{FAR.sequence}/2", "w-1", "lag seconds", "12.5", "vm-7", "note host", "[b]vm", "s-07: w-0 -> w-1"):
-        assert said in text
+    for part in (f"{FAR.sequence}/2", "w-1", "lag seconds", "12.5", "vm-7", "note host", "[b]vm", "s-07: w-0 -> w-1"):
+        assert part in text
     assert "-> x" not in text
-    gone = "\n".join(shown(LiveView(page="lease", chosen="s-99")))
-    assert "there is no lease s-99 any more" in gone
+    missing = "\n".join(shown(LiveView(page="lease", chosen="s-99")))
+    assert "there is no lease s-99 any more" in missing
 
 
 def test_read_errors_and_an_empty_table_are_shown() -> None:

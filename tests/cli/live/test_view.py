@@ -46,9 +46,9 @@ def test_a_filter_applies_while_it_is_typed_in_any_case() -> None:
     """While a filter is typed, q is a character and does not quit."""
     typing = pressed("/", "q", "backspace", "a", "n", "left", "n")
     assert (typing.words, typing.typing, rows(typing)) == ("ann", True, ["s-0", "s-3"])
-    kept = pressed("enter", view=typing)
-    assert (kept.words, kept.typing) == ("ann", False)
-    assert pressed("escape", view=typing) == pressed("escape", view=kept) == LiveView()
+    applied = pressed("enter", view=typing)
+    assert (applied.words, applied.typing) == ("ann", False)
+    assert pressed("escape", view=typing) == pressed("escape", view=applied) == LiveView()
 
 
 def test_the_chosen_row_stays_within_the_rows_shown() -> None:

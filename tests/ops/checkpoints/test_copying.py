@@ -38,7 +38,7 @@ AT_9, AT_10 = Position("9", 0, "4520"), Position("10", 0, "4530")
 
 def leases(*checkpoints: Position, owner: str | None = None) -> tuple[Lease, ...]:
     """Return leases "0", "1", … with these checkpoints."""
-    return tuple(Lease(str(n), checkpoint=at, owner=owner) for n, at in enumerate(checkpoints))
+    return tuple(Lease(str(n), checkpoint=position, owner=owner) for n, position in enumerate(checkpoints))
 
 
 def decisions(moves: tuple[Move, ...]) -> list[tuple[str, str]]:
@@ -186,8 +186,8 @@ class Mortal:
 
     def __getattr__(self, name: str) -> object:
         """Wrap the store's methods; everything except reads counts as a write."""
-        told = getattr(self.store, name)
-        return told if name in {"get", "list", "capabilities"} else partial(self._write, told)
+        attribute = getattr(self.store, name)
+        return attribute if name in {"get", "list", "capabilities"} else partial(self._write, attribute)
 
     def _write(self, write: Callable[..., Outcome], *arguments: object, **named: object) -> Outcome:
         self.writes -= 1
@@ -251,18 +251,18 @@ def test_a_copied_lease_continues_its_fencing_number() -> None:
     source, target = MemoryStore(), MemoryStore()
     last = done(source.write(CreateLease(Lease("0", checkpoint=AT_9, epoch=502))))
     tokens = [last.epoch]
-    for at in (AT_9, AT_9, AT_10):
-        last = done(source.write(CheckpointLease(done(source.write(ClaimLease(last, "ann"))), at)))
+    for position in (AT_9, AT_9, AT_10):
+        last = done(source.write(CheckpointLease(done(source.write(ClaimLease(last, "ann"))), position)))
         tokens.append(last.epoch)
         last = done(source.write(ReleaseLease(last, "ann")))
         (move,) = checkpoint_moves.planned_copies((last,), target.list().leases, ())
         assert checkpoint_moves.verify(target, [checkpoint_moves.copy_lease(target, move)]) == (move,)
         (stored,) = target.list().leases
-        assert stored.checkpoint == at
-        taken = done(target.write(ClaimLease(stored, "bob")))
-        tokens.append(taken.epoch)
-        done(target.write(ReleaseLease(taken, "bob")))
-        last = done(source.write(ResetLease(last, at, epoch=taken.epoch + 10)))
+        assert stored.checkpoint == position
+        claimed = done(target.write(ClaimLease(stored, "bob")))
+        tokens.append(claimed.epoch)
+        done(target.write(ReleaseLease(claimed, "bob")))
+        last = done(source.write(ResetLease(last, position, epoch=claimed.epoch + 10)))
     assert tokens == sorted(set(tokens))
 
 

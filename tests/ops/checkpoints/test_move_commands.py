@@ -210,9 +210,9 @@ def test_a_reset_plan_is_not_applied_to_leases_that_moved_since(
     moved = store.get(["s-1"])[0]
     done(store.write(CheckpointLate(moved, Position("99999"))))
     status, output = ran(reset.app, url, "--plan", str(plan), "--json")
-    told = {lease["key"]: (lease["do"], lease.get("why", "")) for lease in json.loads(output)["leases"]}
-    assert (status, told["s-0"][0], told["s-1"][0]) == (1, "back", "refuse")
-    assert told["s-1"][1].startswith("it stands at 99999, no longer at ")
+    results = {lease["key"]: (lease["do"], lease.get("why", "")) for lease in json.loads(output)["leases"]}
+    assert (status, results["s-0"][0], results["s-1"][0]) == (1, "back", "refuse")
+    assert results["s-1"][1].startswith("it stands at 99999, no longer at ")
     assert store.get(["s-0"])[0].checkpoint == TRIM_HORIZON
     assert store.get(["s-1"])[0].checkpoint == Position("99999")
 
@@ -304,8 +304,8 @@ def test_leases_of_a_living_fleet_are_copied_only_if_forced(
     assert (status, [lease["why"] for lease in json.loads(output)["leases"]]) == (1, [why, why])
     assert slept == [40.0]
     assert [lease.key for lease in target.list().leases] == ["1"]
-    asked = ("--even-if-read", "--even-if-owned")
-    assert copied(f"memory://{name}", url, *asked) == (0, [("0", "create"), ("1", "forward")])
+    options = ("--even-if-read", "--even-if-owned")
+    assert copied(f"memory://{name}", url, *options) == (0, [("0", "create"), ("1", "forward")])
     assert slept == [40.0]
 
 

@@ -89,7 +89,7 @@ def _fires(incident: Incident, alert: str, folder: Path) -> bool:
 
 def test_every_alarm_uses_metrics_that_exist() -> None:
     text = RULES.read_text()
-    told = {line["series"].partition("{")[0] for line in series(healthy)}
+    exported = {line["series"].partition("{")[0] for line in series(healthy)}
     named = set(re.findall(r"leasehold_[a-z_]+", text))
     assert len(re.findall(r"alert: ", text)) == 6
-    assert named - told == set()
+    assert named - exported == set()

@@ -33,8 +33,8 @@ def scaled() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def api() -> Iterator[KubernetesApi]:
     """Start the API server of an empty cluster with KEDA's definitions, if the user allows the minutes to build it."""
-    with tried_on_kubernetes("AUTOSCALING IS") as found:
-        yield found
+    with tried_on_kubernetes("AUTOSCALING IS") as server:
+        yield server
 
 
 @pytest.mark.more
@@ -42,7 +42,7 @@ def api() -> Iterator[KubernetesApi]:
 @pytest.mark.timeout(2000)  # the first time it is built
 def test_kubernetes_accepts_the_examples(api: KubernetesApi) -> None:
     objects = example("keda.yml") + example("hpa.yml")
-    assert [api.create(each) for each in objects] == [(201, "")] * 5
+    assert [api.create(one) for one in objects] == [(201, "")] * 5
 
 
 @pytest.mark.more
@@ -59,8 +59,8 @@ def test_kubernetes_rejects_a_wrong_example(api: KubernetesApi, field: str, valu
     """The API server rejects an example with a planted mistake, so its acceptance of the others means something."""
     wrong = deepcopy(scaled())
     wrong["metadata"]["name"], wrong["spec"][field] = "wrong", value
-    status, said = api.create(wrong)
-    assert (status // 100, says in said) == (4, True), said
+    status, message = api.create(wrong)
+    assert (status // 100, says in message) == (4, True), message
 
 
 def test_the_scaling_metric_is_one_that_the_server_exports() -> None:
@@ -69,10 +69,10 @@ def test_the_scaling_metric_is_one_that_the_server_exports() -> None:
     watcher = TableWatcher("dynamodb://orders-app", table, Config(), FleetRecord(), every=1.0, wall=lambda: BEGAN + 540)
     watcher.look()
     (trigger,) = scaled()["spec"]["triggers"]
-    told = exposition([(watcher.state(), True)]).splitlines()
-    assert f"{trigger['metadata']['valueLocation']} 95" in told
+    lines = exposition([(watcher.state(), True)]).splitlines()
+    assert f"{trigger['metadata']['valueLocation']} 95" in lines
     (metric,) = example("hpa.yml")[0]["spec"]["metrics"]
-    assert any(line.startswith(metric["external"]["metric"]["name"] + "{") for line in told)
+    assert any(line.startswith(metric["external"]["metric"]["name"] + "{") for line in lines)
 
 
 def test_containers_use_options_that_exist() -> None:

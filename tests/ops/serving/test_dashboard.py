@@ -15,8 +15,8 @@ BOARD = Path(__file__).parents[3] / "docs" / "dashboards" / "grafana.json"
 
 
 def panels() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(BOARD.read_text())["panels"]
-    return found
+    board_panels: list[dict[str, Any]] = json.loads(BOARD.read_text())["panels"]
+    return board_panels
 
 
 def panel_queries() -> list[str]:
@@ -26,7 +26,7 @@ def panel_queries() -> list[str]:
 
 def test_every_panel_uses_metrics_that_exist() -> None:
     """An empty panel would look like good news."""
-    named = {name for asked in panel_queries() for name in re.findall(r"leasehold_[a-z_]+", asked)}
+    named = {name for query in panel_queries() for name in re.findall(r"leasehold_[a-z_]+", query)}
     assert named - HELP.keys() == set()
     assert len(named) >= len(HELP) - 2
 
@@ -48,8 +48,8 @@ def test_panels_do_not_overlap() -> None:
 def test_prometheus_can_parse_every_query(tmp_path: Path) -> None:
     if shutil.which("promtool") is None:
         pytest.skip("NO PROMTOOL: the dashboard's questions were not tried; it comes with Debian's package prometheus")
-    rules = [{"record": f"asked:{place}", "expr": asked} for place, asked in enumerate(panel_queries())]
-    asked = tmp_path / "rules.yml"
-    asked.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
-    done = subprocess.run(("promtool", "check", "rules", str(asked)), capture_output=True, text=True, check=False)
+    rules = [{"record": f"asked:{place}", "expr": rule_file} for place, rule_file in enumerate(panel_queries())]
+    rule_file = tmp_path / "rules.yml"
+    rule_file.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
+    done = subprocess.run(("promtool", "check", "rules", str(rule_file)), capture_output=True, text=True, check=False)
     assert (done.returncode, f"{len(rules)} rules found" in done.stdout) == (0, True), done.stdout + done.stderr

@@ -50,8 +50,8 @@ def test_the_page_shows_leases_moves_and_explains_on_click(chromium: str, tmp_pa
         moves = page.evaluate("document.getElementById('moves').innerText")
         assert moves.split()[-4:] == ["s-1", "a", "c", "H2"]
         page.evaluate("[...document.querySelectorAll('#leases button')].find(one => one.textContent === 's-0').click()")
-        said = page.until("document.getElementById('explain').open && document.getElementById('said').innerText")
-        assert "Should have it: a: it holds 1 where its share is 1" in said
+        explanation = page.until("document.getElementById('explain').open && document.getElementById('said').innerText")
+        assert "Should have it: a: it holds 1 where its share is 1" in explanation
         assert page.evaluate("document.querySelectorAll('#leases b').length") == 0
 
 
@@ -71,8 +71,8 @@ def test_a_saved_page_sorts_filters_and_explains_without_a_server(chromium: str,
         keys = "[...document.querySelectorAll('#leases tbody td:first-child')].map(one => one.textContent).join()"
         assert page.evaluate(keys) == ",".join(sorted(("s-0", "s-1", EVIL)))
         page.evaluate("[...document.querySelectorAll('#leases button')].find(one => one.textContent === 's-0').click()")
-        said = page.until("document.getElementById('explain').open && document.getElementById('said').innerText")
-        assert "Should have it: a" in said
+        explanation = page.until("document.getElementById('explain').open && document.getElementById('said').innerText")
+        assert "Should have it: a" in explanation
         assert page.evaluate("document.querySelectorAll('#leases b').length") == 0
 
 

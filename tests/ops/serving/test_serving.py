@@ -53,9 +53,9 @@ def store() -> Table:
 @pytest.fixture
 def watcher(store: Table) -> TableWatcher:
     """Return a watcher that has read the table once."""
-    found = TableWatcher("memory://x", store, Config(), FleetRecord(), every=60.0)
-    found.look()
-    return found
+    table_watcher = TableWatcher("memory://x", store, Config(), FleetRecord(), every=60.0)
+    table_watcher.look()
+    return table_watcher
 
 
 @pytest.fixture
@@ -83,11 +83,14 @@ def fetch(port: int, path: str, method: str = "GET", **headers: str) -> tuple[in
 
 
 def test_the_json_contains_owners_and_lag(port: int) -> None:
-    (told,) = json.loads(fetch(port, "/leases.json")[2])
-    whole = {name: told["total"][name] for name in ("leases", "finished", "workers", "not_ok", "lag_max", "moves")}
+    (table,) = json.loads(fetch(port, "/leases.json")[2])
+    whole = {name: table["total"][name] for name in ("leases", "finished", "workers", "not_ok", "lag_max", "moves")}
     assert whole == {"leases": 5, "finished": 1, "workers": 2, "not_ok": 0, "lag_max": 12.5, "moves": 0}
-    assert [(each["worker"], each["leases"], each["target"]) for each in told["workers"]] == [("a", 3, 3), ("b", 2, 2)]
-    first = next(lease for lease in told["leases"] if lease["key"] == "s-0")
+    assert [(worker_row["worker"], worker_row["leases"], worker_row["target"]) for worker_row in table["workers"]] == [
+        ("a", 3, 3),
+        ("b", 2, 2),
+    ]
+    first = next(lease for lease in table["leases"] if lease["key"] == "s-0")
     assert (first["owner"], first["lag"]["seconds"], first["lag"]["host"], first["lag"]["moves"]) == (
         "a",
         12.5,
@@ -100,13 +103,13 @@ def test_a_move_is_shown_with_its_rule(store: Table, watcher: TableWatcher, port
     (row,) = store.get(["s-0"])
     done(store.write(StealLease(row, "c")))
     watcher.look()
-    (told,) = json.loads(fetch(port, "/leases.json")[2])
-    assert [move[1:] for move in told["moves"]] == [["s-0", "a", "c", "H2"]]
+    (table,) = json.loads(fetch(port, "/leases.json")[2])
+    assert [move[1:] for move in table["moves"]] == [["s-0", "a", "c", "H2"]]
     done(store.write(ReleaseLease(evolve(row, owner="c"), "c")))
     watcher.look()
-    (told,) = json.loads(fetch(port, "/leases.json")[2])
-    assert told["moves"][0][1:] == ["s-0", "c", None, ""]
-    assert (told["total"]["unowned"], told["total"]["not_ok"], told["total"]["moves"]) == (1, 0, 2)
+    (table,) = json.loads(fetch(port, "/leases.json")[2])
+    assert table["moves"][0][1:] == ["s-0", "c", None, ""]
+    assert (table["total"]["unowned"], table["total"]["not_ok"], table["total"]["moves"]) == (1, 0, 2)
 
 
 def test_the_lag_curve_has_a_point_for_each_read_with_lags(watcher: TableWatcher, port: int) -> None:
@@ -143,9 +146,9 @@ def test_health_follows_the_table(store: Table, watcher: TableWatcher, port: int
     assert (status, json.loads(text)) == (503, {"ok": False, "groups": [group]})
     status, _, text = fetch(port, "/readyz")
     assert (status, json.loads(text)) == (503, {"ok": False, "stale": ["memory://x"]})
-    told = fetch(port, "/metrics")[2]
-    assert 'leasehold_up{store="memory://x"} 0\n' in told
-    assert 'leasehold_status{store="memory://x"} 3\n' in told
+    metrics = fetch(port, "/metrics")[2]
+    assert 'leasehold_up{store="memory://x"} 0\n' in metrics
+    assert 'leasehold_status{store="memory://x"} 3\n' in metrics
     assert json.loads(fetch(port, "/leases.json")[2])[0]["trouble"] == "the line is down"
     watcher.close()
 
@@ -210,7 +213,7 @@ def test_a_page_receives_an_event_after_each_read(store: Table, watcher: TableWa
         placed(store, held("s-7", "c"))
         watcher.look()
         second = json.loads(answer.readline().removeprefix(b"data: "))
-    assert [len(told[0]["leases"]) for told in (first, second)] == [6, 7]
+    assert [len(event[0]["leases"]) for event in (first, second)] == [6, 7]
 
 
 def seen(port: int, query: str) -> tuple[dict[str, Any], int]:
@@ -233,9 +236,9 @@ def seen(port: int, query: str) -> tuple[dict[str, Any], int]:
 )
 def test_a_page_receives_the_first_leases_in_its_order(port: int, query: str, keys: list[str]) -> None:
     """A lease with a problem is not hidden after a thousand healthy ones."""
-    told, _ = seen(port, query)
-    assert [row["key"] for row in told["rows"]][:3] == keys
-    assert [group["store"] for group in told["groups"]] == ["memory://x"]
+    event, _ = seen(port, query)
+    assert [row["key"] for row in event["rows"]][:3] == keys
+    assert [group["store"] for group in event["groups"]] == ["memory://x"]
 
 
 @pytest.mark.parametrize("query", ["?sort=colour", "?most=-1", "?most=20001", "?table=1"])
@@ -251,15 +254,15 @@ def test_an_event_does_not_grow_with_the_number_of_leases(store: Table, watcher:
         placed(store, held(f"shardId-{number:012}", f"worker-{number % 50}.example", float(number), number))
     watcher.look()
     assert seen(port, "")[1] <= 10_000
-    told, size = seen(port, "?most=100")
-    assert (told["found"], len(told["rows"]), len(told["workers"])) == (1006, 100, 50)
+    event, size = seen(port, "?most=100")
+    assert (event["found"], len(event["rows"]), len(event["workers"])) == (1006, 100, 50)
     assert size <= 20_000
 
 
 def test_a_page_distinguishes_no_lag_from_an_unknown_lag(port: int) -> None:
     """A lease at the end of its shard does not look like one whose owner is silent."""
-    told = {row["key"]: row.get("seconds") for row in seen(port, "?sort=key")[0]["rows"]}
-    assert (told["s-0"], told["s-1"], told["s-9"]) == (12.5, 0.0, None)
+    lags = {row["key"]: row.get("seconds") for row in seen(port, "?sort=key")[0]["rows"]}
+    assert (lags["s-0"], lags["s-1"], lags["s-9"]) == (12.5, 0.0, None)
 
 
 def test_the_lag_curve_of_a_lease_is_drawn_from_its_reads(store: Table, watcher: TableWatcher, port: int) -> None:
@@ -318,27 +321,27 @@ def test_the_command_serves_until_ctrl_c(tmp_path: Path) -> None:
     ) as serving:
         assert serving.stdout is not None
         port = int(serving.stdout.readline().partition("/ (")[0].rpartition(":")[2])
-        told: dict[str, Any] = {}
-        while not told.get("leases"):
-            (told,) = json.loads(fetch(port, "/leases.json")[2])
+        document: dict[str, Any] = {}
+        while not document.get("leases"):
+            (document,) = json.loads(fetch(port, "/leases.json")[2])
         serving.send_signal(signal.SIGINT)
         assert serving.wait(30) == 0
-    assert told["store"] == f"sqlite://{tmp_path}/l.db"
+    assert document["store"] == f"sqlite://{tmp_path}/l.db"
 
 
 def test_ctrl_c_right_after_the_start_ends_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A user who presses Ctrl-C as the address appears neither waits forever nor sees a traceback."""
     SqliteStore(str(tmp_path / "l.db")).close()
-    said: list[str] = []
+    printed: list[str] = []
 
     def pressed(text: str, *, flush: bool) -> None:
-        said.append(text)
+        printed.append(text)
         assert flush
         signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr("leasehold.adapters.cli.steer.serve.print", pressed, raising=False)
     ended = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db", "--port", "0"])
-    assert (ended.exit_code, ended.output, len(said)) == (0, "", 1)
+    assert (ended.exit_code, ended.output, len(printed)) == (0, "", 1)
 
 
 @pytest.mark.parametrize(
@@ -353,15 +356,15 @@ def test_ctrl_c_right_after_the_start_ends_the_command(tmp_path: Path, monkeypat
 def test_a_page_that_cannot_be_served_is_reported_in_one_line(
     tmp_path: Path, arguments: list[str], status: int, says: str
 ) -> None:
-    ran = CliRunner().invoke(app, [each.format(tmp_path) for each in arguments])
+    ran = CliRunner().invoke(app, [argument.format(tmp_path) for argument in arguments])
     assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (status, "", 1)
     assert says in ran.stderr
 
 
 def test_a_port_in_use_is_reported_with_the_option_to_change(tmp_path: Path) -> None:
     SqliteStore(str(tmp_path / "l.db")).close()
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
         ran = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db", "--port", str(port)])
     assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (2, "", 1)
     assert f"--port {port}: Address already in use" in ran.stderr
@@ -397,14 +400,14 @@ def test_a_locked_history_neither_stops_reads_nor_loses_moves(store: Table, tmp_
         watcher.look()
         locked = watcher.state()
         assert (locked["trouble"], watcher.fresh) == ("the history cannot be used now: database is locked", True)
-        assert next(each["owner"] for each in locked["leases"] if each["key"] == "s-0") == "b"
+        assert next(one["owner"] for one in locked["leases"] if one["key"] == "s-0") == "b"
         done(store.write(ReleaseLease(stolen, "b")))
         watcher.look()
         other.execute("ROLLBACK")
         watcher.look()
-        told = watcher.state()
-        assert (told["trouble"], told["total"]["moves"]) == ("", 2)
-        assert sorted((move[2], move[3]) for move in told["moves"]) == [("a", "b"), ("b", None)]
+        current = watcher.state()
+        assert (current["trouble"], current["total"]["moves"]) == ("", 2)
+        assert sorted((move[2], move[3]) for move in current["moves"]) == [("a", "b"), ("b", None)]
 
 
 class Odd(Table):
@@ -453,12 +456,12 @@ def test_connections_are_limited_and_a_later_request_is_served(port: int, monkey
     """Clients cannot use up all descriptors, which the process needs to read its tables."""
     monkeypatch.setattr("leasehold.adapters.ops.serving.app.CONNECTIONS_MAX", 5)
     with ExitStack() as stack:
-        made = [
+        connections = [
             stack.enter_context(closing(socket.create_connection(("127.0.0.1", port), timeout=30))) for _ in range(8)
         ]
-        assert [receive_until_closed(each) for each in made[5:]] == [b""] * 3
-        for each in made[:5]:
-            each.close()
+        assert [receive_until_closed(connection) for connection in connections[5:]] == [b""] * 3
+        for connection in connections[:5]:
+            connection.close()
     while True:
         with suppress(OSError, http.client.HTTPException):
             assert fetch(port, "/healthz")[0] == 200
@@ -476,11 +479,11 @@ def test_the_time_limit_spares_the_stream_of_an_open_page(port: int, monkeypatch
 
 def receive_until_closed(connection: socket.socket) -> bytes:
     """Return what arrives until the other end closes; a reset counts as a close."""
-    told = b""
+    received = b""
     with suppress(ConnectionError):
         while more := connection.recv(65536):
-            told += more
-    return told
+            received += more
+    return received
 
 
 def test_a_saved_page_contains_all_that_the_served_one_requests(watcher: TableWatcher) -> None:
