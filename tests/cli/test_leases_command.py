@@ -179,7 +179,7 @@ def test_a_table_in_a_swap_is_reported_as_such() -> None:
     assert not any("swap" in line for line in text(WatchedTable(LEASES)))
 
 
-def test_the_old_table_of_a_finished_swap_shows_only_where_its_leases_are() -> None:
+def test_the_old_table_of_a_finished_swap_points_to_the_new_one() -> None:
     """Rows that remain in the old table are not leases, and it does not show the state of the group."""
     store = MemoryStore()
     stale = Progress(time.time() - 500, "east-1", behind=1.0, read=time.time() - 500)

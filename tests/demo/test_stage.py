@@ -58,7 +58,6 @@ def test_a_child_does_not_inherit_credentials(tmp_path: Path, monkeypatch: pytes
 
 
 def test_an_incomplete_line_is_not_read(tmp_path: Path) -> None:
-    """A killed worker's unfinished line does not end the demo, and no record is read twice."""
     path = tmp_path / "lines"
     tail = Tail(path, bytes.decode)
     path.write_text("one\ntw")

@@ -110,7 +110,6 @@ def all_but_poison() -> list[str]:
 def test_poisoned_records_become_dead_letters_that_a_replay_dispatches(
     kinesis_url: str, moto_url: str, stream: str, tmp_path: Path, kind: str
 ) -> None:
-    """No record disappears between the consumer, the sink and the replay."""
     sink = "file://box"
     if kind == "s3":
         boto3.client("s3", endpoint_url=moto_url).create_bucket(

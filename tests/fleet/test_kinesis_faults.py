@@ -130,7 +130,6 @@ def rows(store: Store) -> list[tuple[str | None, str]]:
 def test_records_come_once_and_in_order_despite_every_fault(
     orders: Orders, stream_line: Line, table_line: Line, table: Store
 ) -> None:
-    """A bad hour of the cloud neither loses records nor repeats them if no worker died."""
     orders.put(20)
     worker = Worker(store=table, source=source(orders, stream_line), me="ann", config=UNHURRIED)
     with reading(worker, orders.handle) as ended:
@@ -187,7 +186,6 @@ def test_the_younger_of_two_workers_with_one_id_ends(orders: Orders, stream_line
 
 
 def test_a_table_that_may_not_be_created_ends_the_command(orders: Orders, kinesis_url: str, table_line: Line) -> None:
-    """A missing permission ends the worker, since a waiting one would look healthy."""
     stream = f"kinesis://{orders.name}?region=eu-west-1&endpoint={kinesis_url}"
     store = f"dynamodb://absent-{orders.name}?region=eu-west-1&endpoint={table_line.url}"
     table_line.fail("CreateTable", Refused("AccessDeniedException"))

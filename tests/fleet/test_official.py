@@ -20,7 +20,6 @@ LISTED = "".join(f"{hashlib.sha256(name.encode()).hexdigest()}  {name}.jar\n" fo
     ],
 )
 def test_unlisted_jars_are_rejected(jars: dict[str, str], wrong: str, tmp_path: Path) -> None:
-    """A repository cannot substitute files that were not tested."""
     for name, content in jars.items():
         (tmp_path / f"{name}.jar").write_text(content)
     with pytest.raises(ServiceError, match=f"not what was tested: {wrong}$"):
@@ -43,7 +42,6 @@ def test_a_missing_tool_is_reported(language: str, tools: str, monkeypatch: pyte
 
 
 def test_an_old_go_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An old Go would fail with an error about a file that it cannot parse."""
     go = tmp_path / "go"
     go.write_text("#!/bin/sh\necho go version go1.19.8 linux/amd64\n")
     go.chmod(0o755)

@@ -90,7 +90,6 @@ def judged(group: Group, makes: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_the_processor_of_each_language_can_be_built(language: str) -> None:
-    """A language whose processor cannot be built is reported, not just left out of the group."""
     try:
         program, *_ = MAKES[language].start()
     except ServiceError as missing:

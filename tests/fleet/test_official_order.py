@@ -40,7 +40,6 @@ def test_our_workers_must_dispatch_in_order() -> None:
 
 
 def test_lost_records_and_disorder_between_workers_are_detected() -> None:
-    """Sorting a tenure's records hides neither a loss nor disorder between owners."""
     assert faults(tenure("official-2", 1.0, 0, 1, 4, 5, 3)) == {"lost"}
     assert faults(tenure("official-2", 1.0, 0, 5), tenure("ours-1", 9.0, 1, 2, 3, 4)) == {"out of order"}
     assert faults(tenure("official-2", 1.0, 0, 5), tenure("official-2", 9.0, 1, 2, 3, 4)) == {"out of order"}

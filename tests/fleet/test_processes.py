@@ -66,7 +66,6 @@ def workers_of(process: "subprocess.Popen[str]") -> list[int]:
 
 
 def test_supervised_workers_share_restart_and_drain(stream: str, tmp_path: Path) -> None:
-    """A crashed worker is restarted, and a deployment leaves no leases that must expire."""
     url = f"sqlite:///{tmp_path}/leases.db"
     with consuming(stream, url) as process:
         until_reading(process, "shop-0", "shop-1")

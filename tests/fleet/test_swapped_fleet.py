@@ -100,7 +100,6 @@ def there_and_back(ground: Ground) -> None:
 def test_a_fleet_moves_from_dynamodb_to_sqlite_and_back(
     kinesis_url: str, kinesis_client: "KinesisClient", dynalite_url: str, tmp_path: Path
 ) -> None:
-    """Real processes and services lose no record, and read none twice."""
     urls = (f"dynamodb://swapped?region=eu-west-1&endpoint={dynalite_url}", f"sqlite://{tmp_path}/leases.db")
     _moves(kinesis_url, kinesis_client, urls, tmp_path)
 

@@ -17,7 +17,6 @@ PROGRAMS = sorted(
 @pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_each_program_can_import_its_modules(program: str) -> None:
-    """No other test starts these programs, and a run of hours should not fail at its first import."""
     file = ROOT / program
     code = f"import sys; sys.path[0] = {str(file.parent)!r}; import {file.stem}"
     completed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)

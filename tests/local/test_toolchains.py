@@ -75,7 +75,6 @@ def test_downloads_go_to_the_right_cache(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_missing_cargo_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The ServiceError lets tests of fan-out be skipped with a reason."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CARGO_HOME", str(tmp_path))
     with pytest.raises(ServiceError, match="put cargo on the PATH"), ferrokinesis():
@@ -83,7 +82,6 @@ def test_missing_cargo_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 
 def test_missing_go_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ServiceError lets tests of S3's races be skipped with a reason."""
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ServiceError, match="put go on the PATH"), versitygw():
         pass

@@ -42,7 +42,6 @@ def test_equivalent_mutants_are_not_counted_and_unused_excuses_fail() -> None:
 
 
 def test_a_part_of_the_page_can_be_rewritten() -> None:
-    """After a change to one module, the page is updated without running all of them for an hour."""
     first, second = (each.modules[0] for each in groups()[:2])
     alive = Mutant("x", "f", "a", "b")
     both = [Tally(module, "", 10, (alive,), 0, 0, ()) for module in (first, second)]

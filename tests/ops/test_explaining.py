@@ -64,7 +64,6 @@ def test_a_worker_at_its_share_is_explained() -> None:
 
 
 def test_a_future_worker_can_be_explained() -> None:
-    """A user can see what a newcomer would take before starting it."""
     (newcomer,) = (plan for plan in plans(table(*FLEET), CONFIG, ("c",)) if plan.worker == "c")
     assert (newcomer.held, newcomer.share, len(newcomer.actions)) == (0, 2, 1)
 

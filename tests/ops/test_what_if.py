@@ -56,7 +56,6 @@ def test_the_same_seed_gives_the_same_forecast() -> None:
 
 
 def test_newcomers_get_unused_names() -> None:
-    """A name that already exists is not simulated as the same worker."""
     assert names_of(["2", "z"], ["added-1"]) == ("added-2", "added-3", "z")
     with pytest.raises(ValueError, match="--add: there is a worker 'w-1' already"):
         names_of(["w-1"], ["w-1"])

@@ -25,7 +25,6 @@ LEAVING = Lease("s-0", owner="ann", next_owner="java-1", leaving=True, version=V
     "write", [ClaimLease(LEAVING, "bob"), StealLease(LEAVING, "bob"), TakeBackLease(LEAVING, "bob")], ids=repr
 )
 def test_taking_a_lease_ends_its_handoff(write: Write) -> None:
-    """Taking a lease clears its next owner."""
     assert applied(write, LEAVING) == Lease("s-0", owner="bob", yields=True, version=Version("8"), epoch=8)
 
 
@@ -63,7 +62,6 @@ def test_a_new_lease_has_sorted_annotations_and_no_observed_fields() -> None:
 
 
 def test_a_repeated_request_of_the_same_worker_succeeds() -> None:
-    """A request whose response was lost can be repeated."""
     seen = Lease("s-0", owner="ann", yields=True, version=Version("7"), epoch=7)
     requested = evolve(seen, next_owner="bob")
     assert applied(RequestLease(seen, "bob"), requested) == requested

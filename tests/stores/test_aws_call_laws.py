@@ -45,7 +45,6 @@ def _unconnected(monkeypatch: pytest.MonkeyPatch, cause: Exception) -> None:
 
 
 def test_a_slow_connection_raises_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection that takes too long raises a timeout, after which callers pass longer timeouts."""
     with service(answer()) as server, asking(server.url, retries={"total_max_attempts": 1}) as ask:
         _unconnected(monkeypatch, TimeoutError())
         with pytest.raises(ConnectTimeoutError):
@@ -176,7 +175,6 @@ def test_a_connection_in_use_at_close_is_closed_after_its_response() -> None:
 
 
 def test_the_last_read_ends_at_the_response_deadline() -> None:
-    """The last wait ends with the deadline of the response, even if the read timeout is longer."""
     with _idle(0.0, 2.9 * SECONDS) as (line, far):
         near = line._idle[-1]  # noqa: SLF001  likewise
         thread = _answering(far[1])

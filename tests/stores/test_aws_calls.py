@@ -149,7 +149,6 @@ def test_a_rejection_raises_boto3s_error_without_a_second_request() -> None:
 
 @pytest.mark.parametrize("first", [refusal("ProvisionedThroughputExceededException"), answer(b"", "503 Busy")])
 def test_boto3_retries_what_it_retries_itself(first: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A throttled request is retried, and no more often than boto3 would retry it."""
     monkeypatch.setattr("botocore.endpoint.time.sleep", lambda _seconds: None)
     with service(answer(), first, answer()) as server, asking(server.url) as ask:
         assert (ask(), len(server.requests)) == ("i", 3)
@@ -234,7 +233,6 @@ def test_boto3_connections_have_a_read_deadline_or_a_warning_is_logged(
 
 
 def test_refreshed_credentials_are_used() -> None:
-    """Calls are never signed with expired keys."""
     core = botocore.session.get_session()
     core.set_credentials("first", "secret", "token-1")
     with service(*[answer()] * 5) as server:

@@ -148,7 +148,6 @@ def test_a_missing_profile_of_the_environment_is_reported(
 
 
 def test_the_providers_of_a_properties_file_are_tried_in_order(sts: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records are read with exactly the credentials that the file names."""
     role = f"software.amazon.awssdk.Unknown.KclSTSAssumeRoleSessionCredentialsProvider|{ROLE}|me|externalId=e-2"
     assert _key(credentials_of("ProfileCredentialsProvider|team").session()) == "AKIATEAM"
     assert _key(credentials_of(f"{role}|endpointRegion=us-west-2").session()) == "ASIAROLE"

@@ -145,7 +145,6 @@ DOWN: tuple[Callable[[Store, Lease], object], ...] = (
 
 
 def test_a_missing_container_raises_a_fault(objects: BlobObjects, blobs: ContainerClient) -> None:
-    """A missing container is an error, and does not mean that there are no leases."""
     store = EtagStore(objects, HUB)
     lease = placed(store, Lease("0", owner="ann"))
     blobs.delete_container()

@@ -134,7 +134,6 @@ def test_ownership_is_read(fields: ObjectFields, owner: str | None, next_owner: 
     ],
 )
 def test_checkpoints_of_every_sdk_are_read(fields: ObjectFields, expected: Position) -> None:
-    """Checkpoints of every SDK are read, whatever fields they leave out."""
     lease = evolve(HUB, start=LATEST).lease("0", Parts(checkpoint=Stored("…/checkpoint/0", "0x8D", fields)))
     assert lease is not None
     assert (lease.checkpoint, lease.checkpoint.token) == (expected, expected.token)

@@ -86,7 +86,6 @@ def test_an_unanswered_read_is_retried(objects: BlobObjects, memory: BlobMemory,
 def test_a_permanent_rejection_is_a_fault(
     objects: BlobObjects, memory: BlobMemory, ask: Callable[[BlobObjects], object], fault: BlobFault, says: str
 ) -> None:
-    """A worker without rights fails instead of retrying forever."""
     memory.faults = [fault] * 9
     with pytest.raises(StoreError, match=f"^container 'leases': {says}") as refused:
         ask(objects)

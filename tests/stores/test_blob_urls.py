@@ -76,7 +76,6 @@ def test_conflicting_options_are_reported(options: dict[str, str], says: str) ->
     ],
 )
 def test_a_namespace_is_spelled_as_the_sdks_write_it(name: str, full: str) -> None:
-    """The SDKs' blobs and ours have the same names, so workers of both share the partitions."""
     assert one_hub({"eventhub": f"{name}/hub"}) == (full, "hub", "$Default")
 
 

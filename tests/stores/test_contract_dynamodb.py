@@ -84,7 +84,6 @@ def test_one_winner_between_processes_on_dynamodb_local(dynamodb_local_url: str)
 
 @pytest.mark.services
 def test_a_deleted_table_is_recreated_by_a_worker_that_may(dynalite_url: str, session: Session) -> None:
-    """Only workers create tables, and the fleet does not have to wait until another worker starts."""
     table = f"leases-{next(_numbers)}"
     worker = DynamoStore(table, endpoint=dynalite_url, session=session)
     tool = DynamoStore(table, endpoint=dynalite_url, session=session, create=False)

@@ -18,7 +18,6 @@ class TestMemory(StoreContract):
 
 
 def test_only_a_named_table_is_shared() -> None:
-    """Workers of one process share a table by its name, and tests do not disturb each other."""
     row = done(MemoryStore("shared-by-name").write(CreateLease(Lease("s-0"))))
     assert MemoryStore("shared-by-name").get(["s-0"]) == (row,)
     assert MemoryStore("another").get(["s-0"]) == MemoryStore().get(["s-0"]) == ()

@@ -99,7 +99,6 @@ def test_every_field_of_a_lease_has_a_readable_column(sql: Sql, store: PostgresS
 
 
 def test_a_write_finds_its_row_by_the_index(store: PostgresStore, sql: Sql, table: str) -> None:
-    """A renewal in a large fleet does not read the whole table."""
     seen = owned(store)
     sql(
         "INSERT INTO TABLE_ (key, shard, counter, checkpoint) "
@@ -146,7 +145,6 @@ def test_a_row_edited_by_hand_is_read_before_it_is_written(sql: Sql, store: Post
     ],
 )
 def test_a_row_that_is_no_lease_is_reported(sql: Sql, store: PostgresStore, spoil: str, field: str, why: str) -> None:
-    """One invalid row does not stop the workers, and is not taken for a lease that starts again."""
     seen, good = owned(store), owned(store, key="good")
     sql(f"UPDATE TABLE_ SET {spoil} WHERE key <> 'good'")  # noqa: S608  the test's own words
     assert store.list() == Listing((good,), (Malformed(KEY, field, why),))
@@ -220,7 +218,6 @@ def test_a_read_only_user_can_list_and_learns_which_rights_are_missing(
 
 
 def test_a_dropped_table_is_recreated_by_a_worker_that_may(sql: Sql, url: str, store: PostgresStore) -> None:
-    """Only workers create tables, and the fleet does not have to wait until another worker starts."""
     seen = owned(store)
     tool = open_store(url, create=False, write=False)
     sql("DROP TABLE TABLE_")
@@ -243,7 +240,6 @@ def test_a_key_that_the_service_cannot_hold_is_a_fault(store: PostgresStore) -> 
 
 
 def test_a_server_restart_costs_one_unknown_outcome(sql: Sql, store: PostgresStore, table: str) -> None:
-    """After a restart of the server, one write fails, and not one for each connection of the pool."""
     seen = owned(store)
     with ThreadPoolExecutor(CONNECTIONS) as pool:
         list(pool.map(lambda _: store.get([KEY]), range(8 * CONNECTIONS)))
@@ -320,7 +316,6 @@ def _answers(store: Store) -> bool:
 
 
 def test_an_address_without_a_server_is_an_unknown_outcome() -> None:
-    """A worker waits for the server instead of ending."""
     with pytest.raises(OutcomeUnknown, match=r"table leases of 127\.0\.0\.1/app"):
         open_store("postgres://127.0.0.1:1/app")
 

@@ -107,7 +107,6 @@ class TestDynaliteUnderAPrefix(StoreContract):
 
 @pytest.mark.services
 def test_two_applications_of_one_table_each_have_their_layout(dynalite_url: str) -> None:
-    """One application never sees the other's rows, so it neither rejects the table as mixed nor reads their shards."""
     url = f"dynamodb://sessions-pair?endpoint={dynalite_url}&prefix="
     usual, ours = open_store(f"{url}orders/"), open_store(f"{url}orders&layout=sessions")
     done(usual.write(CreateLease(Lease("shard-0"))))

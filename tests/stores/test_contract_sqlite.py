@@ -93,7 +93,6 @@ def test_foreign_columns_survive_a_renewal(path: str, store: SqliteStore) -> Non
     ],
 )
 def test_a_row_that_is_no_lease_is_reported(path: str, store: SqliteStore, spoil: str, field: str, why: str) -> None:
-    """One invalid row does not stop the workers, and is not taken for a lease that starts again."""
     seen = owned(store)
     good = owned(store, key="good")
     sql(path, f"UPDATE leases SET {spoil} WHERE key = '{KEY}'")  # noqa: S608  the test's own words

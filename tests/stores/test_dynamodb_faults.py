@@ -193,7 +193,6 @@ def test_an_unanswered_write_is_sent_once(store: DynamoStore, line: Line, answer
 
 
 def test_the_next_read_settles_a_lost_reply(store: DynamoStore, line: Line) -> None:
-    """A worker whose renewal got no response still owns the lease, and learns so by its next read."""
     seen = owned(store)
     line.lose_reply = True
     with pytest.raises(OutcomeUnknown):
@@ -264,7 +263,6 @@ def test_an_unreachable_endpoint_is_an_unknown_outcome(line: Line, session: Sess
 
 
 def test_an_expired_login_is_reported_and_retried(store: DynamoStore, line: Line, table: str) -> None:
-    """A worker continues after somebody has logged in."""
     line.answers = [SSOTokenLoadError(error_msg="none")] * 3
     with pytest.raises(OutcomeUnknown, match=f"^{table}: no credentials of AWS: .*; run aws sso login$"):
         store.list()

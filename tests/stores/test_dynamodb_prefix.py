@@ -90,7 +90,6 @@ def test_a_row_is_javas_row_plus_one_attribute(
 
 
 def test_a_listing_requests_only_its_own_rows(dynalite_url: str) -> None:
-    """Listing a small application does not cost as much as all rows of the large ones."""
     with careless_line(dynalite_url) as line:
         url = f"dynamodb://asked?prefix=a/&endpoint={line.url}"
         store = open_store(url)

@@ -249,7 +249,7 @@ def test_rereading_rows_equals_a_first_read(listings: list[list[dict[str, Any]]]
             assert [item for item in items if to_lease(item) is None] == listing.others
 
 
-def test_a_row_with_only_a_new_counter_or_annotations_is_not_decoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_with_a_new_counter_and_annotations_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[Any] = []
 
     def decode(item: Item) -> Lease | Malformed | None:

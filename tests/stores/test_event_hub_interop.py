@@ -66,7 +66,6 @@ def claimed(store: BlobCheckpointStore, partition: str, owner: str, etag: str | 
 
 
 def test_the_sdk_reads_rows_that_we_write(ours: EtagStore, theirs: BlobCheckpointStore) -> None:
-    """An official worker starts our partitions where we stopped, and its listing does not fail."""
     lease = placed(ours, Lease("0", owner="ann"))
     done(ours.write(CreateLease(Lease("1"))))
     assert checkpoints(theirs) == {"0": ("-1", -1), "1": ("-1", -1)}

@@ -52,7 +52,6 @@ class TestFile(StoreContract):
 
 
 def test_a_line_contains_the_whole_lease(path: Path) -> None:
-    """A backup of another version can be restored, and fencing numbers never go down."""
     store = open_store(f"file://{path}")
     assert done(store.write(CreateLease(WHOLE))) == WHOLE
     store.close()

@@ -49,7 +49,6 @@ def test_a_key_is_one_segment_of_a_name() -> None:
 
 
 def test_an_empty_prefix_covers_the_whole_container() -> None:
-    """Without a prefix, names begin with the kind of the object, and not with a slash."""
     assert ObjectLayout().name("s-0", "notes") == ObjectLayout("/").name("s-0", "notes") == "notes/s-0"
 
 
@@ -178,7 +177,6 @@ def test_a_request_to_a_former_owner_names_no_next_owner() -> None:
 
 
 def test_annotations_from_the_creation_do_not_become_newest() -> None:
-    """A checkpoint does not make an overruled annotation the newest again."""
     born = FLEET.checkpoint({}, WHOLE)
     later = evolve(WHOLE, checkpoint=Position("42"), annotations=(("seal", "batch 8"),))
     assert FLEET.checkpoint(born, later)["notes"] == born["notes"] == '{"seal": ["batch 7", 0]}'

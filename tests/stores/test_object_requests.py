@@ -11,7 +11,6 @@ def test_an_age_allows_for_times_in_whole_seconds() -> None:
 
 
 def test_a_quoted_and_an_unquoted_etag_are_equal() -> None:
-    """Listings return unquoted ETags and other responses quoted ones."""
     assert [unquoted_etag(etag) for etag in ('"0x8D"', "0x8D", '"X-1X"')] == ["0x8D", "0x8D", "X-1X"]
 
 

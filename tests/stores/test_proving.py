@@ -76,7 +76,6 @@ def test_a_bucket_that_ignores_a_condition_is_rejected(layout: Layout, ignores: 
 
 @pytest.mark.parametrize("layout", [FLEET, HUB])
 def test_the_probe_leaves_a_bucket_unchanged(layout: Layout) -> None:
-    """The folder does not fill with one object per start, and the probe's object is not read as a lease."""
     memory = ObjectMemory()
     store = EtagStore(memory, layout)
     row = done(store.write(CreateLease(Lease("0"))))
@@ -96,7 +95,6 @@ def test_the_probe_leaves_a_bucket_unchanged(layout: Layout) -> None:
 
 
 def test_a_probe_with_a_lost_reply_leaves_nothing_and_rejects_nothing() -> None:
-    """A good service on a bad connection is not rejected."""
     memory = ObjectMemory(mute=frozenset({"over"}))
     with pytest.raises(OutcomeUnknown):
         EtagStore(memory, FLEET).prove()

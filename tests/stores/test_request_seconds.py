@@ -29,7 +29,6 @@ def test_a_request_with_all_retries_stays_within_its_time_limit(usual: Timeouts,
 
 
 def test_timeouts_are_unchanged_without_a_limit() -> None:
-    """A tool, which holds no lease, does not give up early on a slow connection."""
     usual = Timeouts(2, 5, 3)
     assert (usual.within(None), usual.within(60.0)) == (usual, usual)
 

@@ -94,7 +94,6 @@ LEAST_JSON = {"key": "s-1", "owner": None, "version": "0", "idle": 0.0, "checkpo
 
 @pytest.mark.parametrize(("lease", "written"), [(WHOLE, ROW), (LEAST, LEAST_ROW)])
 def test_a_sqlite_row_contains_every_field_of_the_lease(lease: Lease, written: Mapping[str, Any]) -> None:
-    """A worker of another version reads the same file, column by column."""
     assert list(to_row(lease).items()) == list(written.items())
     assert tuple(written) == COLUMNS
     assert to_lease(written) == evolve(lease, idle=0.0, held=LEAST.held, next_owner_idle=0.0)

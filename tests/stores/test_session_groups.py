@@ -104,7 +104,6 @@ def test_a_group_waits_for_all_leases_of_the_previous_round(script: Script, page
 
 
 def test_a_complete_group_is_written_immediately(script: Script, page: Page) -> None:
-    """A checkpoint holds up its reader no longer than necessary."""
     written(script, page, second(1, 0.0, 0.01))
     assert written(script, page, second(2, 0.0, 0.01)) == [(2.01, {"0", "1"})]
 
@@ -163,7 +162,6 @@ def test_a_group_does_not_wait_for_impatient_tickets(script: Script, page: Page)
 
 
 def test_a_ticket_just_before_a_round_belongs_to_it(script: Script, page: Page) -> None:
-    """The lease is expected in that round, so it is not written alone in the next one."""
     written(script, page, {1.0: ticket("0")})
     written(script, page, {2.0: ticket("1"), 2.04: ticket("0")})
     assert written(script, page, {3.0: ticket("0"), 3.1: ticket("1")}) == [(3.1, {"0", "1"})]
@@ -204,7 +202,6 @@ def test_a_failed_group_write_reports_no_ticket_as_done(script: Script, error: B
 def test_a_dequeued_ticket_always_gets_a_result(
     script: Script, page: Page, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A ticket that was taken from the queue gets a result, whatever ends the wait for others."""
     other = ticket("1")
     script.waiting.append(other)
     monkeypatch.setattr(page, "_write_group", lambda _tickets: pytest.fail("nothing was gathered"))
@@ -228,7 +225,6 @@ def test_a_dequeued_ticket_always_gets_a_result(
 def test_an_interrupt_during_error_handling_reports_no_ticket_as_done(
     script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only a write that succeeded is reported as done."""
     rows = Breaking(ObjectMemory(), "")
     page = Page(rows, "one", "ann", sync=script, gather_seconds=0.2, reread=lambda _keys: None)
     assert page.begin()

@@ -175,7 +175,6 @@ def test_the_next_group_write_settles_an_unanswered_one(make: Callable[[Lease], 
 
 
 def test_a_lease_can_be_released_after_an_unanswered_group_write() -> None:
-    """The owner can release the lease at once, and no checkpoint is undone."""
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
     objects.mute = frozenset({"over"})
@@ -268,7 +267,6 @@ def test_a_session_drops_lost_leases_and_keeps_returned_ones() -> None:
 
 
 def test_the_leases_of_an_ended_session_are_free_at_once() -> None:
-    """Workers that take one of a dead worker's leases do not wait again for the others."""
     ann, bob, _ = scene(ObjectMemory())
     owned(ann, key="s-2")
     done(bob.write(ClaimLease(stored(bob, KEY), "bob")))
@@ -423,7 +421,6 @@ def test_the_session_entry_of_a_deleted_lease_is_not_reused() -> None:
 
 
 def test_a_rejected_claim_returns_the_stored_lease() -> None:
-    """A worker must not retry again and again for a lease that looks free and has another reader."""
     ann, bob, lease = scene(ObjectMemory())
 
     def freed(lease: Lease) -> Lease:
@@ -502,7 +499,7 @@ def test_each_lease_of_a_deleted_session_keeps_its_position() -> None:
     assert [stored(bob, key).checkpoint for key in (KEY, "s-2")] == [AT, Position("7")]
 
 
-def test_a_claimed_lease_of_a_deleted_session_is_lost_to_its_former_owner() -> None:
+def test_a_claimed_lease_of_a_deleted_session_leaves_its_owner() -> None:
     """What the former owner remembers counts only as long as the row names its session."""
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
@@ -573,7 +570,6 @@ def test_a_write_during_a_request_still_returns_the_request() -> None:
 
 
 def test_a_lease_and_its_session_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading the bulletin's row does not take two round trips."""
     objects = ObjectMemory()
     _, bob, lease = scene(objects)
     bob.list()
@@ -630,7 +626,7 @@ def test_a_claim_of_a_lease_taken_since_the_listing_is_rejected() -> None:
 # Which layout a table has
 
 
-def test_the_layout_of_a_table_is_recognized_and_a_mixed_one_rejected(tmp_path: Path) -> None:
+def test_the_layout_is_recognized_and_a_mixed_table_rejected(tmp_path: Path) -> None:
     """A worker without the option uses the layout that the table has, and a table with both is rejected."""
     url = f"sqlite://{tmp_path}/leases.db"
     first = open_store(f"{url}?layout=sessions")

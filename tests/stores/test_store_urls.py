@@ -64,7 +64,6 @@ def test_a_sqlite_url_is_relative_after_two_slashes(tmp_path: Path, monkeypatch:
 
 
 def test_a_memory_table_of_another_process_is_rejected() -> None:
-    """An operator must not see an empty table and believe that the fleet is gone."""
     with pytest.raises(ValueError, match="memory://elsewhere exists only in the process that created it"):
         open_store("memory://elsewhere", create=False)
 

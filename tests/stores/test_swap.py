@@ -260,8 +260,6 @@ def test_a_worker_that_names_one_table_of_a_swap_is_rejected(tables: tuple[Store
 
 
 def test_workers_that_start_together_announce_one_swap() -> None:
-    """None of them takes the other's control row for old leases, and ends."""
-
     class Late(PassingStore):
         """Another worker creates the control row right after this one has found none."""
 

@@ -92,7 +92,6 @@ def test_leases_stay_while_the_direction_is_unknown() -> None:
 
 
 def test_the_direction_is_read_every_two_seconds() -> None:
-    """Renewals do not each cost a read of TO, and a fleet that is sent back learns it soon."""
     now = [100.0]
     store = joined(goal := Goal(), now)
     seen, looks = owned(store), []
@@ -105,7 +104,6 @@ def test_the_direction_is_read_every_two_seconds() -> None:
 
 
 def test_a_worker_moves_a_few_leases_at_once_and_renews_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Renewals do not wait for moves, so no lease expires."""
     monkeypatch.setattr(swap, "MOVES_AT_ONCE", 1)
     met: list[Lease] = []
     store = joined(goal := Goal(meets=lambda: met.append(done(store.write(RenewLease(other))))))
@@ -134,7 +132,7 @@ def test_a_failed_move_does_not_block_others(monkeypatch: pytest.MonkeyPatch) ->
     assert done(store.write(RenewLease(stored(store, "s-0")))).version.startswith("to:")
 
 
-def test_writes_under_an_owner_follow_the_lease_and_stale_releases_do_not() -> None:
+def test_annotations_follow_a_moved_lease_and_stale_releases_are_lost() -> None:
     """No annotation is lost in a move, and no lease is taken from an owner that has renewed since."""
     store = joined(goal := Goal())
     seen = owned(store)
@@ -147,7 +145,6 @@ def test_writes_under_an_owner_follow_the_lease_and_stale_releases_do_not() -> N
 
 
 def test_joined_tables_have_only_the_capabilities_of_both() -> None:
-    """A worker does not rely on late checkpoints or group renewals that one of the tables lacks."""
     one, grouped = (MemoryStore(), SessionStore(MemoryStore().cells()))
     for tables in ((one, grouped), (grouped, one)):
         capabilities = SwapStore(tables, NAMES[TO]).capabilities
