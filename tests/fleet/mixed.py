@@ -46,7 +46,7 @@ class Mixed:
     def table(self) -> str:
         return self.stage.store_url.removeprefix("dynamodb://").partition("?")[0]
 
-    def java_said(self) -> str:
+    def java_log(self) -> str:
         """Return the whole log of the Java workers."""
         return "".join(log.read_text() for log in sorted(self.stage.folder.glob("java-*.log")))
 

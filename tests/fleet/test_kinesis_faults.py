@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import pytest
 from attrs import Factory, define, evolve, field
-from faulty_line import Line, Refused, Reset, Said, line
+from faulty_line import Altered, Line, Refused, Reset, line
 from typer.testing import CliRunner
 from waiters import AT_ONCE, until
 
@@ -202,7 +202,7 @@ def test_a_record_of_10_mib_is_read_whole(orders: Orders, stream_line: Line) -> 
     orders.put(1)
     data = b"x" * MOST_BYTES
     large = {"SequenceNumber": "7", "Data": base64.b64encode(data).decode(), "ApproximateArrivalTimestamp": 1.5}
-    stream_line.fail("GetRecords", Said({"Records": [large], "MillisBehindLatest": 0}))
+    stream_line.fail("GetRecords", Altered({"Records": [large], "MillisBehindLatest": 0}))
     with closing(source(orders, stream_line)) as stream:
         reader = stream.open(Lease("shardId-000000000000", hash_range=(0, 1)), TRIM_HORIZON)
         batch = reader.read()

@@ -35,7 +35,7 @@ def kinds(fleet: Mixed, client: DynamoDBClient) -> set[str]:
     return {item["entityType"]["S"] for item in items if "entityType" in item}
 
 
-def told_lag(store: str, *more: str) -> list[float | None]:
+def shown_lag(store: str, *more: str) -> list[float | None]:
     """Return the lag in seconds that `leasehold leases` shows for each lease."""
     command = (sys.executable, "-m", "leasehold.adapters.cli.main", "leases", store, "--json", *more)
     lags = json.loads(subprocess.check_output(command, text=True))["lags"]
@@ -117,7 +117,7 @@ def test_our_worker_follows_the_assignments_of_a_java_3_leader(
         fleet.join_java("java-1")
         # As leader it weighs our load by the throughput in our rows, and moves some leases to itself.
         assert stage.until(lambda: reported() and fleet.read_by("java-1"), WAIT_SECONDS)
-        assert "Worker : ours-1 and total leases : 4 and totalThroughput : 40.0\n" in fleet.java_said()
+        assert "Worker : ours-1 and total leases : 4 and totalThroughput : 40.0\n" in fleet.java_log()
         verdict = fleet.finish()
         assert (verdict.faults, verdict.lost, verdict.duplicates) == ((), 0, 0), verdict
 
@@ -174,8 +174,8 @@ def test_a_handoff_within_an_aggregated_record_skips_nothing(kinesis_url: str, d
             return [lease.checkpoint for lease in stage.leases] == [Position(number, 6)]
 
         assert stage.until(held, WAIT_SECONDS)
-        assert told_lag(stage.store_url) == [None]
-        (lag,) = told_lag(stage.store_url, "--source", stage.stream.url)
+        assert shown_lag(stage.store_url) == [None]
+        (lag,) = shown_lag(stage.store_url, "--source", stage.stream.url)
         assert lag is not None
         assert lag > 0
         stage.kill("java-1")

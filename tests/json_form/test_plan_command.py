@@ -50,20 +50,20 @@ WHOLE: dict[str, Any] = {
 }
 
 
-def asked(document: object) -> dict[str, Any]:
+def run_plan(document: object) -> dict[str, Any]:
     return plan_json(json.dumps(document).encode())
 
 
 def test_the_example_of_the_help_is_correct() -> None:
     command = [sys.executable, "-c", "from leasehold.adapters.cli.main import run; run()", "plan"]
-    asked, _, shown = EXAMPLE.partition("<<'END'")[2].partition("END")
-    ran = subprocess.run(command, input=asked, capture_output=True, text=True, cwd=ROOT, check=False)
+    example, _, shown = EXAMPLE.partition("<<'END'")[2].partition("END")
+    ran = subprocess.run(command, input=example, capture_output=True, text=True, cwd=ROOT, check=False)
     expected = json.loads(shown.partition("\n\n")[0])
     assert (ran.returncode, json.loads(ran.stdout), ran.stderr) == (0, expected, "")
 
 
 def test_a_request_with_all_fields_is_accepted() -> None:
-    assert asked(WHOLE) == {
+    assert run_plan(WHOLE) == {
         "actions": [{"do": "claim", "key": "s-1", "rule": "K5"}],
         "look_again_seconds": 20.05,
     }
@@ -125,7 +125,7 @@ def test_an_error_names_the_lease_and_the_field(where: str, value: object, compl
         inner = inner[int(step) if step.isdigit() else step]
     inner[int(last) if last.isdigit() else last] = value
     with pytest.raises(BadJsonField) as error:
-        asked(document)
+        run_plan(document)
     assert str(error.value).startswith(complaint)
 
 
@@ -153,7 +153,7 @@ def test_an_error_names_the_lease_and_the_field(where: str, value: object, compl
     ],
 )
 def test_every_rule_set_and_option_can_be_selected(config: dict[str, Any], rule: str) -> None:
-    (action,) = asked(WHOLE | {"config": config})["actions"]
+    (action,) = run_plan(WHOLE | {"config": config})["actions"]
     assert (action["do"], action["key"], action["rule"]) == ("claim", "s-1", rule)
 
 
@@ -188,13 +188,13 @@ def test_a_worker_led_by_a_leader_gets_its_share() -> None:
     """A program that plans through the command line can share with workers that take nothing themselves (M14)."""
     leases = [{"key": f"s-{number}", "owner": "b-1", "version": "1"} for number in range(2)]
     me = {"worker": "b-1", "history": {"led": {"java": 4.5}}}
-    response = asked({"leases": leases, "me": me, "config": {"rules": "minimal"}})
+    response = run_plan({"leases": leases, "me": me, "config": {"rules": "minimal"}})
     assert response["actions"] == [{"do": "release", "key": "s-1", "rule": "M14", "to": "java"}]
 
 
 def test_a_fault_that_stops_a_stream_is_reported() -> None:
     shards = [SHARD, SHARD | {"id": "s-1", "parents": ["s-0"]}]
-    (problem,) = asked(WHOLE | {"shards": shards, "leases": []})["problems"]
+    (problem,) = run_plan(WHOLE | {"shards": shards, "leases": []})["problems"]
     assert (problem["shard"], problem["what"][:20]) == ("s-0", "is open but has a ch")
 
 
@@ -217,18 +217,18 @@ def test_no_document_ends_in_a_traceback(data: st.DataObject) -> None:
                 place[key] = data.draw(json_values)
                 break
             place = place[key]
-    _answered_or_refused(json.dumps(document).encode())
+    _planned_or_rejected(json.dumps(document).encode())
 
 
 def test_an_unknown_field_is_reported_in_one_line() -> None:
     """A name with a line break or with terminal escapes neither forges nor hides what is printed about it."""
     with pytest.raises(BadJsonField, match=r"^a\\nb\\x1b\[2J: unknown field$"):
-        asked(WHOLE | {"a\nb\x1b[2J": 1})
+        run_plan(WHOLE | {"a\nb\x1b[2J": 1})
 
 
 @given(st.binary() | st.text().map(str.encode))
 def test_no_bytes_end_in_a_traceback(text: bytes) -> None:
-    _answered_or_refused(text)
+    _planned_or_rejected(text)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_hostile_documents_are_rejected(text: bytes) -> None:
         plan_json(text)
 
 
-def _answered_or_refused(text: bytes) -> None:
+def _planned_or_rejected(text: bytes) -> None:
     try:
         response = plan_json(text)
     except BadJsonField as refused:
@@ -297,14 +297,14 @@ def test_a_partial_table_is_planned_as_in_python() -> None:
     """Nothing may be taken on the basis of a few rows; only in this form, the same rows led to steals."""
     rows = [{"key": f"s-{n}", "owner": "a", "idle": 0} for n in range(6)]
     me = {"worker": "b", "history": {"full_still": 1, "paces": {"a": 3}, "hearing": None}}
-    assert [each["do"] for each in asked({"leases": rows, "me": {"worker": "b"}})["actions"]] == ["steal"]
-    assert asked({"leases": rows, "me": me})["actions"] == []
+    assert [each["do"] for each in run_plan({"leases": rows, "me": {"worker": "b"}})["actions"]] == ["steal"]
+    assert run_plan({"leases": rows, "me": me})["actions"] == []
 
 
 def test_a_look_contains_every_field_of_pythons() -> None:
     rows = [{"key": f"s-{n}", "owner": w, "idle": 1, "notes": {"process": f"p/{w}"}} for n, w in enumerate("ab")]
     looks = [
-        asked({"leases": rows, "me": {"worker": w, "history": {"hearing": {}, "full_still": 1}}}) for w in ("a", "b")
+        run_plan({"leases": rows, "me": {"worker": w, "history": {"hearing": {}, "full_still": 1}}}) for w in ("a", "b")
     ]
     response = {name: value for look in looks for name, value in look.items()}
     assert set(response) == {"actions"} | {

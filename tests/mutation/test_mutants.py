@@ -156,14 +156,14 @@ def test_a_mutant_is_retried_only_after_its_function_or_tests_change(
     (moved,) = faults("x = 1\ndef f(self):\n    if self.over:\n        return\n    g()\n")
     (other,) = faults("def f(self):\n    if self.over:\n        return\n    h()\n")
 
-    def told(*asked: Fault) -> list[bool | None]:
-        return [Verdicts(0.0, anew=False).get("m", each, ["a"]) for each in asked]
+    def verdicts_of(*tried_faults: Fault) -> list[bool | None]:
+        return [Verdicts(0.0, anew=False).get("m", fault, ["a"]) for fault in tried_faults]
 
     Verdicts(0.0, anew=False).add("m", guard, ["a"], seen=False)
-    assert told(guard, moved, other) == [False, False, None]
+    assert verdicts_of(guard, moved, other) == [False, False, None]
     texts["a"] = "with another test"
-    assert told(guard) == [None]
+    assert verdicts_of(guard) == [None]
     Verdicts(0.0, anew=False).add("m", guard, ["a"], seen=True)
     texts["a"] = "with one more"
-    assert told(guard, moved, other) == [True, True, None]
+    assert verdicts_of(guard, moved, other) == [True, True, None]
     assert Verdicts(0.0, anew=True).get("m", guard, ["a"]) is None

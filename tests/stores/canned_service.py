@@ -30,7 +30,7 @@ def refusal(code: str) -> bytes:
 
 
 @frozen
-class Told:
+class CannedResponse:
     """What a service does for one request: it writes these bytes, and may then close the connection."""
 
     what: bytes = b""
@@ -38,14 +38,14 @@ class Told:
 
 
 @define
-class Bytes:
+class CannedServer:
     """A service that responds with given bytes.
 
     requests     the head and the body of each request
     connections  the number of connections accepted
     """
 
-    answers: list[Told]
+    answers: list[CannedResponse]
     tls: ssl.SSLContext | None = None
     requests: list[tuple[HTTPMessage, bytes]] = Factory(list)
     connections: int = 0
@@ -91,9 +91,11 @@ class Bytes:
 
 
 @contextmanager
-def service(*answers: bytes | Told, tls: ssl.SSLContext | None = None) -> Iterator[Bytes]:
+def service(*answers: bytes | CannedResponse, tls: ssl.SSLContext | None = None) -> Iterator[CannedServer]:
     """Run such a service on the loopback interface."""
-    canned = Bytes([response if isinstance(response, Told) else Told(response) for response in answers], tls)
+    canned = CannedServer(
+        [response if isinstance(response, CannedResponse) else CannedResponse(response) for response in answers], tls
+    )
     with socket.create_server(("127.0.0.1", 0)) as server:
         canned.server = server
         canned.url = f"{'https' if tls else 'http'}://localhost:{server.getsockname()[1]}"
@@ -108,7 +110,7 @@ def service(*answers: bytes | Told, tls: ssl.SSLContext | None = None) -> Iterat
             thread.join()
 
 
-class Asking:
+class DirectClient:
     """A client of boto3 whose GetShardIterator goes past it, and a way to call it."""
 
     def __init__(self, url: str, session: Any = None, **config: Any) -> None:  # noqa: ANN401  boto3 has no type for it
@@ -137,9 +139,9 @@ class Asking:
 
 
 @contextmanager
-def asking(url: str, **config: Any) -> Iterator[Asking]:  # noqa: ANN401  boto3 has no type for it
+def direct_client(url: str, **config: Any) -> Iterator[DirectClient]:  # noqa: ANN401  boto3 has no type for it
     """Return a client that has made one call, so that it knows how boto3 makes calls."""
-    client = Asking(url, **config)
+    client = DirectClient(url, **config)
     try:
         assert client() == "i"
         yield client

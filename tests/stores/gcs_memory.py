@@ -53,14 +53,14 @@ class GcsMemory:
             return 404, {}
         match method:
             case "GET" if name:
-                return (200, self._told(name)) if name in self.objects else (404, {})
+                return (200, self._resource(name)) if name in self.objects else (404, {})
             case "GET":
                 names = sorted(key for key in self.objects if key.startswith(query.get("prefix", "")))
                 start = int(query.get("pageToken", "0"))
-                items = [self._told(key) for key in names[start : start + self.page]]
+                items = [self._resource(key) for key in names[start : start + self.page]]
                 more = {"nextPageToken": str(start + self.page)} if start + self.page < len(names) else {}
                 page = {"kind": "storage#objects", "items": items, **more}
-                return 200, {name: value for name, value in page.items() if name in _asked_for(query["fields"])}
+                return 200, {name: value for name, value in page.items() if name in _top_level_fields(query["fields"])}
             case "DELETE":
                 if name not in self.objects or self.objects[name][0] != int(query["generation"]):
                     return 404, {}
@@ -75,12 +75,12 @@ class GcsMemory:
                     return 412, {}
                 self.generations += 1
                 self.objects[sent["name"]] = self.generations, self._time(), sent["metadata"]
-                return 200, self._told(sent["name"])
+                return 200, self._resource(sent["name"])
 
     def _time(self) -> datetime:
         return BEGAN + timedelta(seconds=self.now)
 
-    def _told(self, name: str) -> Body:
+    def _resource(self, name: str) -> Body:
         generation, written, metadata = self.objects[name]
         return {
             "name": name,
@@ -94,7 +94,7 @@ class GcsMemory:
         return {"date": format_datetime(self._time(), usegmt=True)} if self.dated else {}
 
 
-def _asked_for(fields: str) -> set[str]:
+def _top_level_fields(fields: str) -> set[str]:
     """Return the top-level names in a `fields` parameter; the service omits all other fields."""
     return set(re.sub(r"\(.*?\)", "", fields).split(","))
 

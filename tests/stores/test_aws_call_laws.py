@@ -12,7 +12,7 @@ from typing import Any
 import boto3
 import pytest
 from botocore.exceptions import ConnectionClosedError, ConnectTimeoutError
-from canned_service import Asking, Told, answer, asking, service
+from canned_service import CannedResponse, DirectClient, answer, direct_client, service
 
 from leasehold.stores.aws_calls import calls
 from leasehold.stores.aws_calls.connections import ConnectFailed, KeptConnections
@@ -32,7 +32,7 @@ SECONDS = 10.0
 )
 def test_an_unusual_response_is_parsed_by_boto3(response: bytes) -> None:
     """boto3 can check a checksum, an unusual form or an encoding; the direct call cannot."""
-    with service(answer(), response) as server, asking(server.url) as ask:
+    with service(answer(), response) as server, direct_client(server.url) as ask:
         assert ask() == "i"
         assert (ask.through_boto3, len(server.requests)) == (2, 2)
 
@@ -45,7 +45,7 @@ def _unconnected(monkeypatch: pytest.MonkeyPatch, cause: Exception) -> None:
 
 
 def test_a_slow_connection_raises_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    with service(answer()) as server, asking(server.url, retries={"total_max_attempts": 1}) as ask:
+    with service(answer()) as server, direct_client(server.url, retries={"total_max_attempts": 1}) as ask:
         _unconnected(monkeypatch, TimeoutError())
         with pytest.raises(ConnectTimeoutError):
             ask()
@@ -53,7 +53,7 @@ def test_a_slow_connection_raises_a_timeout(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_boto3_makes_the_call_if_the_certificate_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     """boto3 decides whether a server is trusted."""
-    with service(answer(), answer()) as server, asking(server.url, retries={"total_max_attempts": 1}) as ask:
+    with service(answer(), answer()) as server, direct_client(server.url, retries={"total_max_attempts": 1}) as ask:
         _unconnected(monkeypatch, ssl.SSLError())
         assert ask() == "i"
         assert len(server.requests) == 2
@@ -62,7 +62,7 @@ def test_boto3_makes_the_call_if_the_certificate_is_rejected(monkeypatch: pytest
 def test_boto3_makes_every_call_with_a_client_certificate(tmp_path: Path) -> None:
     """The direct call cannot present a client certificate."""
     with service(answer(), answer()) as server:
-        ask = Asking(server.url, client_cert=str(tmp_path / "client.pem"))
+        ask = DirectClient(server.url, client_cert=str(tmp_path / "client.pem"))
         assert [ask(), ask()] == ["i", "i"]
         assert ask.through_boto3 == 2
         ask.close()
@@ -76,7 +76,7 @@ def test_an_unused_outcome_does_not_reach_the_next_call() -> None:
         raise ValueError("refused before it was sent")
 
     odd = answer(b'{"ShardIterator": "odd"}', form="text/plain")
-    with service(answer(), odd, answer()) as server, asking(server.url) as ask:
+    with service(answer(), odd, answer()) as server, direct_client(server.url) as ask:
         with pytest.raises(ValueError, match="before it was sent"):
             ask.calls.call(
                 "GetShardIterator",
@@ -113,16 +113,16 @@ def test_a_company_authority_without_extensions_is_trusted(certificate: Path, mo
 )
 def test_a_connection_is_reused_only_after_a_plain_response(response: bytes) -> None:
     """A connection is dropped if the service announces its end, or if the length of the response is in doubt."""
-    with service(answer(), response, answer()) as server, asking(server.url) as ask:
+    with service(answer(), response, answer()) as server, direct_client(server.url) as ask:
         assert (ask(), ask()) == ("i", "i")
         assert server.connections == 3
 
 
 def test_a_request_is_not_repeated_after_its_response_began() -> None:
     """Once a response has begun, the service has carried out the request."""
-    with service(answer(), answer()) as server, asking(server.url, retries={"total_max_attempts": 1}) as ask:
+    with service(answer(), answer()) as server, direct_client(server.url, retries={"total_max_attempts": 1}) as ask:
         assert ask() == "i"
-        server.answers[:] = [Told(answer()[:-5], ends=True), last := Told(answer())]
+        server.answers[:] = [CannedResponse(answer()[:-5], ends=True), last := CannedResponse(answer())]
         with pytest.raises(ConnectionClosedError):
             ask()
         assert server.answers == [last]

@@ -20,7 +20,7 @@ from botocore.exceptions import (
     ReadTimeoutError,
     SSLError,
 )
-from canned_service import JSON, Asking, Told, answer, asking, refusal, service
+from canned_service import JSON, CannedResponse, DirectClient, answer, direct_client, refusal, service
 
 from leasehold.stores import deadlines
 from leasehold.stores.aws_calls import calls
@@ -54,7 +54,7 @@ VARYING = {"x-amz-date", "authorization", "amz-sdk-invocation-id", "amz-sdk-requ
 
 
 def test_a_direct_call_sends_what_boto3_sends_and_reuses_its_connection() -> None:
-    with service(*[answer()] * 4) as server, asking(server.url) as ask:
+    with service(*[answer()] * 4) as server, direct_client(server.url) as ask:
         assert [ask(), ask(), ask()] == ["i"] * 3
         (boto3s, boto3s_body), *ours = server.requests
         expected = {name.lower(): value for name, value in boto3s.items()}
@@ -90,7 +90,7 @@ OLD = b'HTTP/1.0 200 OK\r\nContent-Type: %b\r\nContent-Length: 22\r\n\r\n{"Shard
     ids=["large", "crc32", "closing", "other form", "no reason", "chunked", "HTTP/1.0", "continued"],
 )
 def test_every_form_of_a_response_is_read_without_a_second_request(response: bytes) -> None:
-    with service(answer(), response, answer()) as server, asking(server.url) as ask:
+    with service(answer(), response, answer()) as server, direct_client(server.url) as ask:
         assert (ask(), ask()) == ("i", "i")
         assert len(server.requests) == 3
 
@@ -111,8 +111,8 @@ def test_every_form_of_a_response_is_read_without_a_second_request(response: byt
 @pytest.mark.parametrize("again", [True, False])
 def test_a_missing_or_truncated_response_is_no_response(response: bytes, again: bool) -> None:
     """A part of a response is never taken for the whole, and a request that was carried out is not sent again."""
-    with service(answer()) as server, asking(server.url, retries={"total_max_attempts": 1}) as ask:
-        server.answers[:] = [Told(response, ends=True), repeated := Told(answer())]
+    with service(answer()) as server, direct_client(server.url, retries={"total_max_attempts": 1}) as ask:
+        server.answers[:] = [CannedResponse(response, ends=True), repeated := CannedResponse(answer())]
         with pytest.raises(ConnectionClosedError):
             ask(repeatable=again)
         assert (len(server.requests), server.answers) == (2, [repeated])
@@ -121,10 +121,10 @@ def test_a_missing_or_truncated_response_is_no_response(response: bytes, again: 
 
 def test_a_repeatable_call_is_retried_if_its_idle_connection_ended() -> None:
     """Pauses longer than a service keeps connections open do not look like a fault."""
-    with service(answer(), answer()) as server, asking(server.url, retries={"total_max_attempts": 1}) as ask:
+    with service(answer(), answer()) as server, direct_client(server.url, retries={"total_max_attempts": 1}) as ask:
         assert ask() == "i"
-        ends = Told(ends=True)
-        server.answers[:] = [ends, Told(answer()), ends, last := Told(answer())]
+        ends = CannedResponse(ends=True)
+        server.answers[:] = [ends, CannedResponse(answer()), ends, last := CannedResponse(answer())]
         assert (ask(), len(server.requests)) == ("i", 4)
         with pytest.raises(ConnectionClosedError):
             ask(repeatable=False)
@@ -133,7 +133,7 @@ def test_a_repeatable_call_is_retried_if_its_idle_connection_ended() -> None:
 
 def test_a_connection_closed_by_the_service_is_not_used() -> None:
     """No write is sent on a connection that is already closed, because its outcome would be unknown."""
-    with service(*[answer()] * 3) as server, asking(server.url) as ask:
+    with service(*[answer()] * 3) as server, direct_client(server.url) as ask:
         assert ask() == "i"
         server.hang_up()
         assert ask(repeatable=False) == "i"
@@ -141,7 +141,7 @@ def test_a_connection_closed_by_the_service_is_not_used() -> None:
 
 
 def test_a_rejection_raises_boto3s_error_without_a_second_request() -> None:
-    with service(answer(), refusal("ExpiredTokenException")) as server, asking(server.url) as ask:
+    with service(answer(), refusal("ExpiredTokenException")) as server, direct_client(server.url) as ask:
         with pytest.raises(ClientError, match=r"\(ExpiredTokenException\) .* GetShardIterator operation: as told"):
             ask()
         assert (len(server.requests), server.connections) == (2, 2)
@@ -150,14 +150,14 @@ def test_a_rejection_raises_boto3s_error_without_a_second_request() -> None:
 @pytest.mark.parametrize("first", [refusal("ProvisionedThroughputExceededException"), answer(b"", "503 Busy")])
 def test_boto3_retries_what_it_retries_itself(first: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("botocore.endpoint.time.sleep", lambda _seconds: None)
-    with service(answer(), first, answer()) as server, asking(server.url) as ask:
+    with service(answer(), first, answer()) as server, direct_client(server.url) as ask:
         assert (ask(), len(server.requests)) == ("i", 3)
 
 
 def test_a_redirect_is_followed_by_boto3() -> None:
     with (
         service(answer(), answer(b"{}", "301 Moved", "Location: http://localhost/")) as server,
-        asking(server.url) as ask,
+        direct_client(server.url) as ask,
         pytest.raises(ClientError, match="301"),
     ):
         ask()
@@ -165,16 +165,16 @@ def test_a_redirect_is_followed_by_boto3() -> None:
 
 def test_a_silent_service_raises_boto3s_timeout() -> None:
     """A silent service releases its thread, and gets a longer timeout the next time."""
-    with service(answer(), Told()) as server:
+    with service(answer(), CannedResponse()) as server:
         config: dict[str, Any] = {"read_timeout": 0.2, "retries": {"total_max_attempts": 1}}
-        with asking(server.url, **config) as ask, pytest.raises(ReadTimeoutError):
+        with direct_client(server.url, **config) as ask, pytest.raises(ReadTimeoutError):
             ask()
         assert len(server.requests) == 2
 
 
 def test_an_unreachable_service_raises_a_connection_error() -> None:
     """The error shows that nothing was sent."""
-    with service(answer()) as server, asking(server.url, retries={"total_max_attempts": 1}) as ask:
+    with service(answer()) as server, direct_client(server.url, retries={"total_max_attempts": 1}) as ask:
         server.gone()
         with pytest.raises(EndpointConnectionError):
             ask()
@@ -198,13 +198,13 @@ def test_boto3_makes_all_calls_if_other_code_hooks_them(
     session = boto3.Session()
     session.events.register("before-sign.kinesis", foreign)
     with service(*[answer()] * 8) as server:
-        proxied = Asking(server.url, proxies={"http": server.url})
-        handled = Asking(server.url, session)
-        plain = Asking(server.url)
+        proxied = DirectClient(server.url, proxies={"http": server.url})
+        handled = DirectClient(server.url, session)
+        plain = DirectClient(server.url)
         for ask in (proxied, handled):
             assert [ask(), ask()] == ["i", "i"]
             assert ask.through_boto3 == 2
-        again = Asking(server.url, session)
+        again = DirectClient(server.url, session)
         assert again() == "i"
         again.close()
         monkeypatch.setattr(BaseClient, "_make_api_call", wrapped)
@@ -236,7 +236,7 @@ def test_refreshed_credentials_are_used() -> None:
     core = botocore.session.get_session()
     core.set_credentials("first", "secret", "token-1")
     with service(*[answer()] * 5) as server:
-        ask = Asking(server.url, boto3.Session(botocore_session=core))
+        ask = DirectClient(server.url, boto3.Session(botocore_session=core))
         assert [ask(), ask()] == ["i", "i"]
         keys: Any = core.get_credentials()  # boto3 refreshes these in place
         keys.access_key, keys.token = "second", "token-2"
@@ -252,11 +252,11 @@ def test_a_server_is_trusted_if_boto3_trusts_it(certificate: Path, monkeypatch: 
     context.load_cert_chain(certificate)
     monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))
     with service(*[answer(LARGE)] * 4, tls=context) as server:
-        with asking(server.url) as ask:
+        with direct_client(server.url) as ask:
             assert [ask(), ask(repeatable=False)] == ["i", "i"]
             assert (ask.through_boto3, server.connections) == (1, 2)
         monkeypatch.delenv("AWS_CA_BUNDLE")
-        ask = Asking(server.url, retries={"total_max_attempts": 1})
+        ask = DirectClient(server.url, retries={"total_max_attempts": 1})
         with pytest.raises(SSLError):
             ask()
         ask.close()
@@ -274,8 +274,8 @@ def test_a_duplicate_response_is_never_read_as_the_next_one(
     monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))
     twice = answer(json.dumps({"ShardIterator": "first", "Odd": odd}).encode()) * 2
     tls = context if secure else None
-    with service(answer(), tls=tls) as server, asking(server.url, retries={"total_max_attempts": 1}) as ask:
-        server.answers[:] = [Told(twice), Told(answer(b'{"ShardIterator": "second"}'))]
+    with service(answer(), tls=tls) as server, direct_client(server.url, retries={"total_max_attempts": 1}) as ask:
+        server.answers[:] = [CannedResponse(twice), CannedResponse(answer(b'{"ShardIterator": "second"}'))]
         with suppress(ConnectionClosedError):
             assert ask() == "first"
         assert ask() == "second"

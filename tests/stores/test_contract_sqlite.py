@@ -313,14 +313,14 @@ def test_a_write_during_a_replacement_is_an_unknown_outcome(path: str, store: Sq
     """A claim in a file that was replaced must not be trusted."""
     seen = done(store.write(CreateLease(FULL)))
 
-    def robbed() -> None:
+    def write_during_replacement() -> None:
         with store.current_connection() as connection:
             connection.execute("UPDATE leases SET owner = 'ann'")
             for name in beside(path):
                 Path(name).unlink(missing_ok=True)
 
     with pytest.raises(OutcomeUnknown, match="removed or replaced in the meantime"):
-        robbed()
+        write_during_replacement()
     assert store.get([seen.key]) == ()
 
 

@@ -61,7 +61,7 @@ def reply(status: int, code: str) -> AWSResponse:
 
 
 @define
-class Told:
+class ResponseBody:
     """The body of a response."""
 
     told: dict[str, Any]
@@ -121,7 +121,7 @@ class DirectLine(Line):
         super().__init__(Session())
         ask, send = DirectCallsLine.send, URLLib3Session.send
 
-        def asked(line: DirectCallsLine, head: bytes, body: bytes, *, repeatable: bool) -> CompleteResponse:
+        def forward(line: DirectCallsLine, head: bytes, body: bytes, *, repeatable: bool) -> CompleteResponse:
             response = self._next(head, body)
             if isinstance(response, AWSResponse):
                 headers = {"content-type": "application/x-amz-json-1.0"}
@@ -136,7 +136,7 @@ class DirectLine(Line):
             head = b"x-amz-target: " + cast("bytes", request.headers["X-Amz-Target"])
             return self._next(head, cast("bytes", request.body)) or send(session, request)
 
-        monkeypatch.setattr(DirectCallsLine, "send", asked)
+        monkeypatch.setattr(DirectCallsLine, "send", forward)
         monkeypatch.setattr(URLLib3Session, "send", sent)
 
     def _next(self, head: bytes, body: bytes) -> AWSResponse | None:
@@ -416,7 +416,7 @@ ANSWERS: dict[str, tuple[Write, dict[str, Any]]] = {
 def test_a_write_needs_a_response_about_its_own_row(store: DynamoStore, line: Line, name: str) -> None:
     """A write is Done only if its own response says so."""
     write, body = ANSWERS[name]
-    line.answers.append(AWSResponse("http://the-service", 200, HTTPHeaders(), Told(body)))
+    line.answers.append(AWSResponse("http://the-service", 200, HTTPHeaders(), ResponseBody(body)))
     with pytest.raises(OutcomeUnknown, match="a response cannot be parsed"):
         store.write(write)
 
@@ -424,14 +424,16 @@ def test_a_write_needs_a_response_about_its_own_row(store: DynamoStore, line: Li
 def test_a_rejection_about_another_row_is_ignored(store: DynamoStore, line: Line) -> None:
     """A lease is Lost only if the rejection contains its own row."""
     refusal = {"__type": "com.amazonaws.dynamodb.v20120810#ConditionalCheckFailedException", "Item": OTHERS}
-    line.answers.append(AWSResponse("http://the-service", 400, HTTPHeaders(), Told(refusal)))
+    line.answers.append(AWSResponse("http://the-service", 400, HTTPHeaders(), ResponseBody(refusal)))
     with pytest.raises(OutcomeUnknown, match="a response is about 's-2' instead of 's-1'"):
         store.write(FORWARD)
 
 
 def test_rows_that_were_not_requested_are_rejected(store: DynamoStore, line: Line, table: str) -> None:
     """A lease is missing only if the response is about it."""
-    line.answers.append(AWSResponse("http://the-service", 200, HTTPHeaders(), Told({"Responses": {table: [OTHERS]}})))
+    line.answers.append(
+        AWSResponse("http://the-service", 200, HTTPHeaders(), ResponseBody({"Responses": {table: [OTHERS]}}))
+    )
     with pytest.raises(OutcomeUnknown, match="rows that were not requested"):
         store.get(["s-1"])
 
@@ -458,7 +460,7 @@ def test_a_session_write_needs_a_response_about_its_own_row(
     store: DynamoStore, line: Line, case: tuple[str, str]
 ) -> None:
     """A session row is written only if its own response says so."""
-    line.answers.append(AWSResponse("http://the-service", 200, HTTPHeaders(), Told(CELL_ANSWERS[case])))
+    line.answers.append(AWSResponse("http://the-service", 200, HTTPHeaders(), ResponseBody(CELL_ANSWERS[case])))
     with pytest.raises(OutcomeUnknown, match="a response is not about the write of row 'r-1'"):
         CELL_WRITES[case[0]](store.cells())
 

@@ -206,10 +206,10 @@ def postgresql(request: pytest.FixtureRequest) -> Table:
     fault, url = Fault(), store_url(request.getfixturevalue("postgres_service"), f"foreign_{next(_numbers)}")
     bounded, execute = postgres._DeadlineConnection, postgres._DeadlineConnection.execute  # noqa: SLF001  its driver
 
-    def asked_of(connection: Any, *args: Any, **named: Any) -> Any:  # noqa: ANN401  as psycopg's
+    def execute_with_faults(connection: Any, *args: Any, **named: Any) -> Any:  # noqa: ANN401  as psycopg's
         return fault.around(execute)(connection, *args, **named)
 
-    request.getfixturevalue("monkeypatch").setattr(bounded, "execute", asked_of)
+    request.getfixturevalue("monkeypatch").setattr(bounded, "execute", execute_with_faults)
     return Table(lambda: open_store(url), lambda: open_store(url), fault)
 
 

@@ -135,7 +135,7 @@ FAULTS = (408, 500, 503, requests.ConnectionError("x"), TransportError("x"), Val
 VERBS = pytest.mark.parametrize("verb", ["POST", "DELETE", "GET", "LIST"])
 
 
-def asked(objects: GcsObjects, verb: str) -> None:
+def call_on_object(objects: GcsObjects, verb: str) -> None:
     """Call this method for an existing object."""
     match verb:
         case "POST":
@@ -157,7 +157,7 @@ def test_an_unusable_response_is_an_unknown_outcome(
     tries = 1 if verb in {"POST", "DELETE"} else gcs.TIMEOUTS.attempts
     bucket.faults = {method: [fault] * tries}
     with pytest.raises(OutcomeUnknown, match=r"^bucket 'leases': "):
-        asked(objects, verb)
+        call_on_object(objects, verb)
     assert (bucket.faults, len(bucket.requests)) == ({method: []}, tries)
 
 
@@ -180,7 +180,7 @@ def test_a_permanent_rejection_is_a_fault(
 ) -> None:
     bucket.faults = {"GET" if verb == "LIST" else verb: [status]}
     with pytest.raises(StoreError, match=rf"^bucket 'leases': the service refused \(HTTP {status}\): .*{says}") as no:
-        asked(objects, verb)
+        call_on_object(objects, verb)
     assert not isinstance(no.value, OutcomeUnknown)
 
 

@@ -33,19 +33,19 @@ def test_timeouts_are_unchanged_without_a_limit() -> None:
     assert (usual.within(None), usual.within(60.0)) == (usual, usual)
 
 
-class Told(Exception):
+class ClientSettings(Exception):
     """The settings of a client."""
 
 
 def tells(*_given: object, config: Config, **_more: object) -> None:
     """Return a double in place of a client."""
-    raise Told(config)
+    raise ClientSettings(config)
 
 
 @pytest.mark.parametrize("url", ["dynamodb://leases?region=eu-west-1", "s3://leases/p?region=eu-west-1"])
 def test_the_clients_of_aws_stores_get_the_time_limit(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("boto3.session.Session.client", tells)
-    with pytest.raises(Told) as configs:
+    with pytest.raises(ClientSettings) as configs:
         open_store(url, request_seconds=THIRD)
     (config,) = configs.value.args
     assert config.connect_timeout + config.read_timeout == pytest.approx(THIRD)
@@ -59,11 +59,11 @@ def test_the_client_of_azure_stores_gets_the_time_limit(options: str, monkeypatc
     def noted(*_given: object, transport: RequestsTransport, retry_total: int, **_more: object) -> None:
         timeouts = transport.connection_config
         clients.append((timeouts.timeout + timeouts.read_timeout, retry_total))
-        raise Told
+        raise ClientSettings
 
     monkeypatch.setenv(blob.CONNECTION_STRING, "AccountName=a;AccountKey=a2V5;EndpointSuffix=core.windows.net")
     monkeypatch.setattr("leasehold.stores.objects.blob.ContainerClient.from_connection_string", noted)
-    with pytest.raises(Told):
+    with pytest.raises(ClientSettings):
         open_store(f"azblob://a/leases?{options}", request_seconds=THIRD)
     assert clients == [(pytest.approx(THIRD), 0)]
 

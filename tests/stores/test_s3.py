@@ -30,10 +30,10 @@ def test_conditional_writes_follow_the_matrix(objects: S3Objects) -> None:
 
 
 def test_a_clock_that_the_service_rejects_is_reported(objects: S3Objects, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(_client: object, operation: str, _arguments: object) -> object:
+    def reject(_client: object, operation: str, _arguments: object) -> object:
         raise ClientError({"Error": {"Code": "RequestTimeTooSkewed"}, "ResponseMetadata": _FORBIDDEN}, operation)
 
-    monkeypatch.setattr(BaseClient, "_make_api_call", refused)
+    monkeypatch.setattr(BaseClient, "_make_api_call", reject)
     with pytest.raises(StoreError, match=r"RequestTimeTooSkewed \(HTTP 403\); set this machine's clock"):
         objects.get("a")
 

@@ -74,7 +74,7 @@ def test_a_failed_condition_is_no_fault(objects: S3Objects, bucket: S3Bucket, co
 OPERATIONS = pytest.mark.parametrize("operation", ["put_object", "delete_object", "get_object", "paginate"])
 
 
-def asked(objects: S3Objects, operation: str) -> None:
+def call_on_object(objects: S3Objects, operation: str) -> None:
     """Call this method for an existing object."""
     match operation:
         case "put_object":
@@ -94,7 +94,7 @@ def test_an_unusable_response_is_an_unknown_outcome(
 ) -> None:
     bucket.faults = {operation: [refusal("InternalError", status)]}
     with pytest.raises(OutcomeUnknown, match=rf"^bucket 'leases': no usable response \(HTTP {status}\)$"):
-        asked(objects, operation)
+        call_on_object(objects, operation)
 
 
 @OPERATIONS
@@ -104,7 +104,7 @@ def test_a_permanent_rejection_is_a_fault(objects: S3Objects, bucket: S3Bucket, 
     with pytest.raises(
         StoreError, match=rf"^bucket 'leases': the service refused: AccessDenied \(HTTP {status}\)$"
     ) as no:
-        asked(objects, operation)
+        call_on_object(objects, operation)
     assert not isinstance(no.value, OutcomeUnknown)
 
 
@@ -112,17 +112,17 @@ def test_a_permanent_rejection_is_a_fault(objects: S3Objects, bucket: S3Bucket, 
 def test_an_unreachable_service_is_an_unknown_outcome(objects: S3Objects, bucket: S3Bucket, operation: str) -> None:
     bucket.faults = {operation: [EndpointConnectionError(endpoint_url="http://x")]}
     with pytest.raises(OutcomeUnknown, match=r"^bucket 'leases': the service cannot be reached$"):
-        asked(objects, operation)
+        call_on_object(objects, operation)
     bucket.faults = {operation: [EndpointConnectionError(endpoint_url="https://s3.eu-nowhere-9.amazonaws.com/")]}
     with pytest.raises(OutcomeUnknown, match=r"be reached \(is the region right\?\)$"):
-        asked(objects, operation)
+        call_on_object(objects, operation)
     bucket.faults = {operation: [NoCredentialsError()]}
     with pytest.raises(StoreError, match=r"^bucket 'leases': no credentials of AWS: .* a role$") as no:
-        asked(objects, operation)
+        call_on_object(objects, operation)
     assert not isinstance(no.value, OutcomeUnknown)
     bucket.faults = {operation: [SSOTokenLoadError(error_msg="none")]}
     with pytest.raises(OutcomeUnknown, match=r"^bucket 'leases': no credentials of AWS: .*; run aws sso login$"):
-        asked(objects, operation)
+        call_on_object(objects, operation)
 
 
 @pytest.mark.parametrize("error", [{}, {"Error": {}}])

@@ -29,7 +29,7 @@ KEY = "a2V5"
 
 
 @contextmanager
-def answering(body: str) -> Iterator[str]:
+def responding(body: str) -> Iterator[str]:
     """Run a service that sends this body to everything, and yield its address."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -132,7 +132,7 @@ def test_a_response_of_another_service_is_an_unknown_outcome(ask: str, body: str
     """A store is empty only if its service says so, in a response about what was requested."""
     if (ask, body) == ("gcs ensure", "another listing of Google"):
         return  # it checks that the bucket exists, whatever it contains
-    with answering(BODIES[body]) as url, pytest.raises((OutcomeUnknown, SourceUnavailable, DeadLetterError)):
+    with responding(BODIES[body]) as url, pytest.raises((OutcomeUnknown, SourceUnavailable, DeadLetterError)):
         ASKS[ask](url)
 
 

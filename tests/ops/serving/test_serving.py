@@ -376,14 +376,14 @@ def test_a_page_at_every_address_is_reachable_by_ipv4(tmp_path: Path, monkeypatc
     SqliteStore(str(tmp_path / "l.db")).close()
     reached: list[int] = []
 
-    def said(text: str, *, flush: bool) -> None:
+    def capture(text: str, *, flush: bool) -> None:
         assert flush
         port = int(text.partition("/ (")[0].rpartition(":")[2])
         socket.create_connection(("127.0.0.1", port), 10).close()
         reached.append(port)
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr("leasehold.adapters.cli.steer.serve.print", said, raising=False)
+    monkeypatch.setattr("leasehold.adapters.cli.steer.serve.print", capture, raising=False)
     ended = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db", "--host", "::", "--port", "0"])
     assert (ended.exit_code, len(reached)) == (0, 1)
 
