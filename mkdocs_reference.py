@@ -15,7 +15,7 @@ from mkdocs.structure.pages import Page
 from typer.main import get_command
 
 from leasehold.adapters.cli.main import GROUPS, app
-from leasehold.adapters.inputs import dashed
+from leasehold.adapters.inputs import flag_name
 from leasehold.adapters.json_form import RULES
 from leasehold.adapters.ops.serving.app import HELP
 from leasehold.adapters.options import Options, ProduceOptions, options_of
@@ -67,7 +67,7 @@ def _options(of: type) -> str:
     rows = list[tuple[str, ...]]()
     for name, option in options_of(of).items():
         default = option.unset or ("" if option.default is None else str(option.default))
-        flags = (option.flags or (dashed(name),)) if option.in_command else ("only in Python",)
+        flags = (option.flags or (flag_name(name),)) if option.in_command else ("only in Python",)
         shown = ", ".join(f"`{flag}`" if flag.startswith("--") else flag for flag in flags)
         default = default.replace("_", "_<wbr>")  # otherwise the name of a variable widens its column
         rows.append((f"`{name}`", shown, ", ".join(map(_type, option.types)), default, option.help))

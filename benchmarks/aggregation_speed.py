@@ -45,7 +45,7 @@ class Shape:
     def rows(self) -> Rows:
         """Return the user records."""
         data = hashlib.sha256(self.name.encode()).digest() * (self.size // 32 + 1)
-        hash_keys = [f"{place * 7919 + 1:039d}".lstrip("0") if self.hashed else None for place in range(self.count)]
+        hash_keys = [f"{index * 7919 + 1:039d}".lstrip("0") if self.hashed else None for index in range(self.count)]
         return [(f"key-{i % self.keys:06d}", hash_keys[i], data[: self.size]) for i in range(self.count)]
 
 
@@ -86,8 +86,8 @@ def _pack(encode: ModuleType, rows: Rows) -> bytes:
     aggregate = encode.Aggregate(1 << 20)
     for key, hash_key, data in rows:
         aggregate.add(data, key, hash_key)
-    sealed: bytes = aggregate.encode()
-    return sealed
+    encoded: bytes = aggregate.encode()
+    return encoded
 
 
 def _pack_with_peer(rows: Rows) -> bytes:

@@ -80,8 +80,10 @@ ONE, FIRST, FOUR = Death("one", 0), Death("the lookout", 1), Death("the first fo
 def seconds_after_failed_lookout(seed: int, *, joins: bool) -> float:
     """Return the seconds until all leases are owned again, if one of twelve workers dies while the lookout has failed.
 
-    joins  If true, a new worker with the first rank has joined four seconds before the death. Otherwise the lookout has
-           become a zombie, which renews its leases but does not plan.
+    Args:
+        seed: The seed of the scenario.
+        joins: If true, a new worker with the first rank has joined four seconds before the death. Otherwise the lookout
+            has become a zombie, which renews its leases but does not plan.
     """
     draw = random.Random(seed)  # noqa: S311  a seed is the point
     death_at = 40.0 + draw.uniform(0.0, 20.0)

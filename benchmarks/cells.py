@@ -48,8 +48,8 @@ def balance_cells(cell_of: dict[str, str], cells: list[str]) -> tuple[dict[str, 
 def look_seconds(leases: int, workers: int) -> tuple[float, float]:
     """Return the processor seconds of a read of the whole table with a plan, and of a read of a single row."""
     table = tuple(
-        Lease(f"s-{place:06}", owner=(name := f"w-{place % workers}"), annotations=(("process", f"p/{name}"),))
-        for place in range(leases)
+        Lease(f"s-{index:06}", owner=(name := f"w-{index % workers}"), annotations=(("process", f"p/{name}"),))
+        for index in range(leases)
     )
     watch, _ = Watch(bulletins=BulletinTracker()).look(table, 0.0, 0.5)
     now = 1.0
@@ -107,22 +107,22 @@ def main() -> None:
 
 def _print_shares(leases: int, workers: Counter[str], cells: list[str]) -> None:
     """Print the leases per worker if a digest assigns leases to cells, and if all cells have equally many leases."""
-    by_digest = Counter(assign_cells([f"s-{place:06}" for place in range(leases)], cells).values())
+    by_digest = Counter(assign_cells([f"s-{index:06}" for index in range(leases)], cells).values())
     for division, by_cell in (
         ("by digest", by_digest),
         ("in equal parts", Counter(dict.fromkeys(cells, leases // len(cells)))),
     ):
-        least = min(by_cell[cell] // workers[cell] for cell in cells)
-        most = max(-(-by_cell[cell] // workers[cell]) for cell in cells)
+        smallest_share = min(by_cell[cell] // workers[cell] for cell in cells)
+        largest_share = max(-(-by_cell[cell] // workers[cell]) for cell in cells)
         print(
             f"leases to cells {division}: {min(by_cell.values()):,} to {max(by_cell.values()):,} a cell, "
-            f"{least} to {most} a worker"
+            f"{smallest_share} to {largest_share} a worker"
         )
 
 
-def _print_counts(what: str, cell_of: dict[str, str], moves: int) -> None:
+def _print_counts(label: str, cell_of: dict[str, str], moves: int) -> None:
     counts = Counter(cell_of.values())
-    print(f"{what}: {min(counts.values())} to {max(counts.values())} workers a cell, {moves} moved")
+    print(f"{label}: {min(counts.values())} to {max(counts.values())} workers a cell, {moves} moved")
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ class TableCost:
 
 
 def measure(shards: int, workers: int, checkpoints: float, seconds: float) -> TableCost:
-    """Simulate a fleet at rest for `seconds`, and return its cost without that of the start.
+    """Simulate a balanced fleet for `seconds`, and return its cost without that of the start.
 
     When a fleet starts, its workers make additional listings to find each other.
     """

@@ -144,8 +144,8 @@ def fill_stream(endpoint: str, name: str, rows: list[tuple[int, bytes]]) -> Stre
     step = 500 if len(rows[0][1]) <= PLAIN_BYTES else 50
     for start in range(0, len(rows), step):
         sent = [
-            {"Data": data, "PartitionKey": "a", "ExplicitHashKey": str(place)}
-            for place, data in rows[start : start + step]
+            {"Data": data, "PartitionKey": "a", "ExplicitHashKey": str(index)}
+            for index, data in rows[start : start + step]
         ]
         assert client.put_records(StreamName=name, Records=sent)["FailedRecordCount"] == 0
     return Stream(endpoint, name, len(rows), sum(len(data) for _, data in rows))
@@ -185,7 +185,7 @@ def run_in_process(read: Callable[[Stream, int], Run], stream: Stream, users: in
         return pool.submit(read, stream, users).result()
 
 
-def compare(what: str, stream: Stream, users: int, rounds: int, table: Table) -> bool:
+def compare(label: str, stream: Stream, users: int, rounds: int, table: Table) -> bool:
     """Add both sides' medians to the table, and return whether the worker is fast enough."""
     runs: dict[str, list[Run]] = {"bare": [], "ours": []}
     for _ in range(rounds):
@@ -194,13 +194,13 @@ def compare(what: str, stream: Stream, users: int, rounds: int, table: Table) ->
     ratio = statistics.median(
         loop_run.seconds / worker_run.seconds for loop_run, worker_run in zip(runs["bare"], runs["ours"], strict=True)
     )
-    good = ratio >= BARS[what]
+    good = ratio >= BARS[label]
     for name, side_runs in runs.items():
         speeds = [stream.kinesis_bytes / 1e6 / run.seconds for run in side_runs]
         work = statistics.median(run.processor_seconds for run in side_runs) / stream.kinesis_bytes * 1e9
         spread = f"{min(speeds):.1f}-{max(speeds):.1f}"
-        verdict = (f"{ratio:.2f}", f"{BARS[what]}", "pass" if good else "FAIL") if name == "ours" else ()
-        table.add_row(f"{what}, {name}", f"{statistics.median(speeds):.1f}", spread, f"{work:.1f}", *verdict)
+        verdict = (f"{ratio:.2f}", f"{BARS[label]}", "pass" if good else "FAIL") if name == "ours" else ()
+        table.add_row(f"{label}, {name}", f"{statistics.median(speeds):.1f}", spread, f"{work:.1f}", *verdict)
     return good
 
 
@@ -242,7 +242,7 @@ def memory(minutes: float) -> bool:
     with kinesis_local() as service, ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         stream = fill_stream(service.url, "memory", rows)
         client = client_of(service.url)
-        records = [{"Data": data, "PartitionKey": "a", "ExplicitHashKey": str(place)} for place, data in rows]
+        records = [{"Data": data, "PartitionKey": "a", "ExplicitHashKey": str(hash_key)} for hash_key, data in rows]
         watching = pool.submit(watch_memory, stream, 60 * minutes)
         while not watching.done():
             client.put_records(StreamName=stream.name, Records=records)

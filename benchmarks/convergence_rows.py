@@ -12,7 +12,7 @@ STILL_CYCLES = 40.0
 """The number of cycles after balance in which only renewals may be written."""
 
 LARGE, HUGE = 30_000, 1_000_000
-"""Sizes of fleets, as leases times workers. The cost of simulating a cycle is proportional to this size."""
+"""Limits for the size of a fleet (leases times workers), to which the cost of simulating a cycle is proportional."""
 
 FEW = ("kcl", "dotnet")
 """The rule sets that are compared in large fleets."""
@@ -32,8 +32,9 @@ class Bar:
 class Row:
     """A scenario with its limits, and the rule sets of other libraries that are compared.
 
-    against  the name and the rules of another line, whose moves and cycles this row must not exceed
-    why      the reason if the row misses a limit
+    Attributes:
+        against: The name and the rules of another line, whose moves and cycles this row must not exceed.
+        why: The reason if the row misses a limit.
     """
 
     name: str
@@ -79,23 +80,24 @@ def moves(*, factor: float = 1.0, more: float = 1.0) -> Bar:
 
 
 ASKED = (
-    "An owner that answers requests hands over at its next renewal, up to 3.3 s or 0.17 cycles after it was asked: the"
-    " last newcomer comes after 0.9 cycles, asks for its share a cycle later, and waits. A theft would not wait, and"
-    " what the victim had read and not checkpointed would be read twice. A gift whose heir waits for a stalled request"
-    " is taken back after 2 s, asked for again at once and given at a further renewal."
+    "An owner that answers requests hands a lease off at its next renewal, up to 3.3 s (0.17 cycles) after the request."
+    " The last newcomer starts after 0.9 cycles, requests its share a cycle later, and waits. A steal would not wait,"
+    " but records without a checkpoint would be read twice. If the next owner's request stalls, the lease is taken back"
+    " after 2 s, requested again immediately, and given at a later renewal."
 )
 UNSEEN = (
-    "Of two hundred that join at once one or two find that others have asked for all four leases they drew. Nobody sees"
-    " them, so that shares are computed without them: a few leases move a second time, a cycle or two later."
+    "If two hundred workers join at the same time, one or two of them find that others have requested all four leases"
+    " that they chose. No other worker sees them, so shares are computed without them, and a few leases move again one"
+    " or two cycles later."
 )
 CROWD = (
-    "A thousand newcomers draw their first lease out of two thousand within 0.6 s, and none sees whom a request of 5 to"
-    " 50 ms has under way: one in thirty meets somebody. Hardly any finds all its alternates taken too. The hint leaves"
-    " none."
+    "A thousand newcomers choose their first lease out of two thousand within 0.6 s, and none sees the requests that"
+    " are in progress, which take 5 to 50 ms. One in thirty chooses a lease that another worker has just requested, but"
+    " hardly any of them finds all its alternates taken, too. With the hint, none does."
 )
 BOTH_COUNT = (
-    "Children are created before their parent's end is written, so that a crash between the two strands nobody: for a"
-    " moment both count, and who looks then takes a lease more than its part is a second later. It is handed on."
+    "Children are created before the end of their parent is written, so that a crash between the two is harmless. For a"
+    " moment both count, and a worker that reads the table then takes a lease too many, which it later hands off."
 )
 
 QUIET = Bar("then quiet", lambda figures: figures["quiet_after"] <= figures["cycles"] + 0.5)
@@ -168,12 +170,12 @@ def _lives() -> tuple[Row, ...]:
     reshard = evolve(asking(100, 10), kind="reshard", cycles=12)
     once = Bar("owner changes per lease = 1", lambda figures: figures["changes_per_lease"] <= 1.0)
     weights = evolve(asking(1000, 50), kind="weights")
-    settled = Bar("max/mean <= 1.15", lambda figures: figures["load"] <= 1.15)
+    balanced_load = Bar("max/mean <= 1.15", lambda figures: figures["load"] <= 1.15)
     few = most("moves", 80)
     return (
         Row("500 leases, 50 restarted in turn, grace", rolling, (once,), ("kcl", "dotnet")),
         Row("100 leases, 10, every shard splits", reshard, (most("moves", 0),), ("kcl", "dotnet"), why=BOTH_COUNT),
-        Row("1000 leases, 50, throughputs log-normal", weights, (settled, few, QUIET), ()),
+        Row("1000 leases, 50, throughputs log-normal", weights, (balanced_load, few, QUIET), ()),
     )
 
 

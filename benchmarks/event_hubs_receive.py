@@ -110,7 +110,7 @@ def read_with_ours(hubs: LocalHubs, partitions: int, clock: Clock, prefetch: int
 
 
 def without_tasks(hubs: LocalHubs, partitions: int, clock: Clock, prefetch: int) -> None:
-    """Read with our readers, but let the client await each frame without a timeout, which would need a task."""
+    """Read with our readers, but let the client await each frame without a timeout, because a timeout needs a task."""
 
     class Bare(ModuleType):
         """A replacement of the module `asyncio` in the client's transport."""

@@ -1,4 +1,4 @@
-"""Computes how often the lease of a living worker is taken in a fleet at rest, from the constants of the cadence.
+"""Computes how often the lease of a living worker is taken in a balanced fleet, from the constants of the cadence.
 
    python benchmarks/false_takeovers.py
 

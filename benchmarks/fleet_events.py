@@ -2,8 +2,9 @@
 
     python benchmarks/fleet_events.py [--workers 10,20,40,80] [--each 20] [--only PATTERN] [--json]
 
-The fleet has twenty leases per worker, or as many as --each says. It runs in the simulator under virtual time, so the
-figures are the same on all machines, except the number of virtual seconds simulated in one second of processor time.
+The fleet has twenty leases per worker, or the number given by --each. It runs in the simulator under virtual time, so
+the figures are the same on all machines, except the number of virtual seconds simulated in one second of processor
+time.
 All workers except those that join were running before the run began, and know the table (`Member.present`).
 
 "above rest" is the number of listings in the minute after the event, minus those in the same minute of the same fleet
@@ -53,13 +54,14 @@ The worker with the first rank is the lookout.
 class EventFigures:
     """The figures of one run.
 
-    listings  the listings after the event
-    rows      the rows that these listings returned
-    unowned   the longest time in seconds that a lease had no owner
-    even      the seconds until the last change of owner
-    moves     the number of changes of owner
-    together  the maximum number of simultaneous listings
-    speed     virtual seconds simulated in one second of processor time
+    Attributes:
+        listings: The listings after the event.
+        rows: The rows that these listings returned.
+        unowned: The longest time in seconds that a lease had no owner.
+        even: The seconds until the last change of owner.
+        moves: The number of changes of owner.
+        together: The maximum number of simultaneous listings.
+        speed: Virtual seconds simulated in one second of processor time.
     """
 
     listings: int

@@ -17,10 +17,11 @@ READ_SECONDS = 0.2
 class Flow:
     """A source with shards of equal size that never end.
 
-    shards  the number of shards
-    rate    the number of new records per second in each shard
-    clock   returns the time in seconds
-    began   the time when the shards started to grow, by default now
+    Args:
+        shards: The number of shards.
+        rate: The number of new records per second in each shard.
+        clock: Returns the time in seconds.
+        began: The time when the shards started to grow, by default now.
     """
 
     stream = ""

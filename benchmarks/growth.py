@@ -84,8 +84,10 @@ def main() -> None:
     arguments = options.parse_args()
     growths: dict[str, Growth] = {}
     for size in CHECK_SIZES if arguments.check else SIZES:
-        for what, work in (operations(size) if arguments.check else operations(size) | peer_operations(size)).items():
-            growth = growths.setdefault(what, Growth(what))
+        for operation, work in (
+            operations(size) if arguments.check else operations(size) | peer_operations(size)
+        ).items():
+            growth = growths.setdefault(operation, Growth(operation))
             growth.calls[size] = _calls(work)
             if not arguments.check:
                 growth.milliseconds[size] = 1e3 * min(_seconds(work) for _ in range(3))
@@ -97,7 +99,11 @@ def main() -> None:
             }
             for growth_of_operation in growths.values()
         }
-        print(json.dumps({what: row | {"exponent": growths[what].exponent} for what, row in json_rows.items()}))
+        print(
+            json.dumps(
+                {operation: row | {"exponent": growths[operation].exponent} for operation, row in json_rows.items()}
+            )
+        )
     else:
         _print(list(growths.values()))
     sys.exit(
@@ -109,13 +115,13 @@ def main() -> None:
 
 def operations(workers: int) -> dict[str, Work]:
     """Return the operations of a worker in a fleet of this size, by name."""
-    leases = tuple(_lease(place, workers) for place in range(LEASES_EACH * workers))
-    joined = tuple(evolve(each, owner="w-1") if each.owner == ME.worker else each for each in leases)
-    dead = tuple(evolve(each, idle=60.0) if each.owner == "w-1" else each for each in leases)
+    leases = tuple(_lease(index, workers) for index in range(LEASES_EACH * workers))
+    joined = tuple(evolve(lease, owner="w-1") if lease.owner == ME.worker else lease for lease in leases)
+    dead = tuple(evolve(lease, idle=60.0) if lease.owner == "w-1" else lease for lease in leases)
     watch, _ = Watch().look(leases, 0.0, 1.0)
     clock = count(2)
-    items = [to_item(each) for each in leases]
-    known_rows, seen_rows, answers = RowDecoder(), Watch(), cycle([_pages(items, each) for each in "89"])
+    items = [to_item(lease) for lease in leases]
+    known_rows, seen_rows, answers = RowDecoder(), Watch(), cycle([_pages(items, counter) for counter in "89"])
 
     def look_again_at_all() -> object:
         nonlocal seen_rows
@@ -128,12 +134,14 @@ def operations(workers: int) -> dict[str, Work]:
         return leases_now
 
     look_again_at_all()
-    measured = tuple(evolve(each, weight=20_000 + 7 * place % 1_000) for place, each in enumerate(leases))
+    measured = tuple(evolve(lease, weight=20_000 + 7 * index % 1_000) for index, lease in enumerate(leases))
     lags = lags_of(leases, 0.0, 10.0)
     shown = WatchedTable(leases, lags=lags, statuses=statuses_of(leases, lags, 0.0, 10.0))
-    ten_workers = tuple(evolve(each, owner=f"w-{place % 10}") for place, each in enumerate(leases))
+    ten_workers = tuple(evolve(lease, owner=f"w-{index % 10}") for index, lease in enumerate(leases))
 
-    signed = tuple(evolve(each, annotations=(("process", f"p/{each.owner}"), ("bulletin", "1 1 1"))) for each in leases)
+    signed = tuple(
+        evolve(lease, annotations=(("process", f"p/{lease.owner}"), ("bulletin", "1 1 1"))) for lease in leases
+    )
     hearing, _ = Watch(bulletins=BulletinTracker()).look(signed, 0.0, 0.5)
     hearing, leases_known = hearing.look(signed[:1], 1.0, 1.1, [signed[0].key])
     row = lookout_ranks(leases_known, CONFIG).row or signed[0]
@@ -151,13 +159,13 @@ def operations(workers: int) -> dict[str, Work]:
 
     def look(rows: tuple[Lease, ...], requested_keys: tuple[str, ...] | None) -> object:
         now = float(next(clock))
-        renewed = tuple(evolve(each, version=Version(f"{each.epoch}.{now}")) for each in rows)
+        renewed = tuple(evolve(lease, version=Version(f"{lease.epoch}.{now}")) for lease in rows)
         return watch.look(renewed, now, now + 0.5, requested_keys)
 
     identity = Identity(ME.worker, "p", lambda: "")
     holdings = tuple(
-        Holding(MemoryStore(), each, identity=identity, clock=lambda: 0.0, begun=0.0, lease_seconds=10.0)
-        for each in leases
+        Holding(MemoryStore(), lease, identity=identity, clock=lambda: 0.0, begun=0.0, lease_seconds=10.0)
+        for lease in leases
     )
     renewing = Renewing(CONFIG, lambda _holding: None)
     renewing.begin(holdings, 0.1, ME, Look(0.0), map)
@@ -186,22 +194,22 @@ def operations(workers: int) -> dict[str, Work]:
 
 def peer_operations(workers: int) -> dict[str, Work]:
     """Return the same decisions as made by azure-eventhub's function and by our planner."""
-    leases = tuple(_lease(place, workers) for place in range(LEASES_EACH * workers))
+    leases = tuple(_lease(index, workers) for index in range(LEASES_EACH * workers))
     dead_workers = {f"w-{number}" for number in range(1, workers, 10)}
-    dead = tuple(evolve(each, idle=60.0) if each.owner in dead_workers else each for each in leases)
+    dead = tuple(evolve(lease, idle=60.0) if lease.owner in dead_workers else lease for lease in leases)
     manager = OwnershipManager(Mock(), "$Default", "w-new", None, 1e6, LoadBalancingStrategy.BALANCED, None)
-    now, ids = time.time(), [each.key for each in leases]
+    now, ids = time.time(), [lease.key for lease in leases]
 
     def azure_operation(rows: tuple[Lease, ...]) -> Work:
         # The function changes its argument, but only one row of ten thousand in each call.
         owned = [
             {
-                "partition_id": each.key,
-                "owner_id": each.owner,
-                "etag": each.key,
-                "last_modified_time": 0.0 if each.owner in dead_workers and rows is dead else now,
+                "partition_id": lease.key,
+                "owner_id": lease.owner,
+                "etag": lease.key,
+                "last_modified_time": 0.0 if lease.owner in dead_workers and rows is dead else now,
             }
-            for each in rows
+            for lease in rows
         ]
         return lambda: manager._balance_ownership(owned, ids)  # noqa: SLF001  the peer's decision, by itself
 
@@ -214,23 +222,25 @@ def peer_operations(workers: int) -> dict[str, Work]:
     }
 
 
-def _lease(place: int, workers: int) -> Lease:
-    name = f"shardId-{place:012d}"
-    at = Position(str(1_000 + place))
-    return Lease(name, shard=name, owner=f"w-{place % workers}", version=Version("7"), idle=1.0, checkpoint=at, epoch=7)
+def _lease(index: int, workers: int) -> Lease:
+    name = f"shardId-{index:012d}"
+    position = Position(str(1_000 + index))
+    return Lease(
+        name, shard=name, owner=f"w-{index % workers}", version=Version("7"), idle=1.0, checkpoint=position, epoch=7
+    )
 
 
 def _pages(items: list[Item], counter: str) -> list[bytes]:
     """Return DynamoDB's responses with these rows, all of them renewed. Each response has about 2,000 rows."""
     rows = [{**item, "leaseCounter": {"N": counter}} for item in items]
-    parts = [rows[place : place + PAGE_ROWS] for place in range(0, len(rows), PAGE_ROWS)]
+    parts = [rows[start : start + PAGE_ROWS] for start in range(0, len(rows), PAGE_ROWS)]
     return [orjson.dumps({"Count": len(part), "Items": part, "ScannedCount": len(part)}) for part in parts]
 
 
 def _split(workers: int) -> tuple[Lease, ...]:
-    parents = [Lease(f"p-{place}", checkpoint=SHARD_END) for place in range(LEASES_EACH * workers)]
+    parents = [Lease(f"p-{index}", checkpoint=SHARD_END) for index in range(LEASES_EACH * workers)]
     children = [
-        evolve(_lease(place, workers), parents=(parent.key,), yields=True) for place, parent in enumerate(parents)
+        evolve(_lease(index, workers), parents=(parent.key,), yields=True) for index, parent in enumerate(parents)
     ]
     return (*parents, *children)
 

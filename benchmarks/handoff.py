@@ -111,9 +111,9 @@ def silence_after_giver_death(place: Target) -> tuple[float, float]:
         return longest_silence(handoff_fleet.events, requested_shards), longest_silence(handoff_fleet.events)
 
 
-def print_line(what: str, figure: str, *, good: bool) -> bool:
+def print_line(label: str, figure: str, *, good: bool) -> bool:
     """Print a line of the table."""
-    print(f"{'pass' if good else 'FAIL'}  {what:58} {figure}")
+    print(f"{'pass' if good else 'FAIL'}  {label:58} {figure}")
     return good
 
 

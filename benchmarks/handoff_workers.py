@@ -98,7 +98,7 @@ def member(name: str, table: Table, faults: Faults, pipe: "Connection") -> None:
         pipe.recv()
         runner.stop()
 
-    def send(*words: Any) -> None:  # noqa: ANN401  an event, or the lease that was asked for
+    def send(*words: Any) -> None:  # noqa: ANN401  an event, or the requested lease
         with send_lock:
             pipe.send(words)
 
@@ -181,13 +181,13 @@ class Fleet:
         """
         os.kill(cast("int", self.members[name].process.pid), signal.SIGSTOP)
 
-    def until(self, holds: Callable[[], bool], seconds: float, what: str) -> None:
+    def until(self, holds: Callable[[], bool], seconds: float, condition: str) -> None:
         """Wait until `holds` returns True, or exit with an error message after `seconds`."""
         deadline = NOW() + seconds
         while not holds():
             if NOW() > deadline:
                 counts = {name: len(fleet_member.held) for name, fleet_member in self.members.items()}
-                raise SystemExit(f"FAIL: not within {seconds:g} s: {what}; {counts}")
+                raise SystemExit(f"FAIL: not within {seconds:g} s: {condition}; {counts}")
             time.sleep(0.02)
 
     def holds(self, name: str, count: int) -> Callable[[], bool]:

@@ -51,8 +51,8 @@ STORES = {"memory": 10_000, "sqlite": 10_000, "dynalite": 10_000, "azurite": 2_0
 ABOUT = (
     "# Load and size",
     "",
-    "Lines of `python benchmarks/load.py --write`, each as its part was last run; do not edit. What each part does:",
-    "`python benchmarks/load.py --help`. Two cores, shared with whatever the load average before each line tells of.",
+    "Written by `python benchmarks/load.py --write`; do not edit. Each line is the last run of its part, which",
+    "`python benchmarks/load.py --help` describes. The machine has two cores and other load; see the averages.",
     "",
 )
 HEAD = ("| part | what | figures | load average before |", "|---|---|---|---|")
@@ -68,8 +68,8 @@ class EndlessReader:
 
     def read(self) -> Batch:
         """Return records that don't share memory, as if they came from a connection."""
-        at = time.time_ns()
-        batch = tuple(Record(os.urandom(1024), str(at + number)) for number in range(self.records))
+        arrival_ns = time.time_ns()
+        batch = tuple(Record(os.urandom(1024), str(arrival_ns + number)) for number in range(self.records))
         return Batch(batch, batch[-1].position, 0.0, wait_seconds=1.0)
 
     def close(self) -> None:
@@ -93,7 +93,7 @@ class Endless:
         return False
 
     def latest(self, _lease: Lease) -> Position:
-        """Nobody asks: reading begins at the oldest record."""
+        """Return LATEST. This is not called, because reading starts at the oldest record."""
         return LATEST
 
     def open(self, _lease: Lease, _start: Position) -> EndlessReader:
@@ -230,15 +230,15 @@ def busy(minutes: float, count: int = 100) -> Figures:
     finally:
         for burner in burners:
             burner.kill()
-    settled = samples[len(samples) // 3 :]
+    later_samples = samples[len(samples) // 3 :]
     return {
         "minutes": f"{minutes:g}",
-        "memory": f"{settled[-1].mib:.0f} MiB",
-        "memory slope": f"{memory_growth(settled):+.1f} MiB an hour",
-        "open files and sockets": f"{settled[0].files} to {settled[-1].files}",
-        "oldest confirmation": f"{max(sample.oldest for sample in settled):.1f} s",
-        "looks that found a missed renewal": str(sum(sample.oldest > LEASE_SECONDS for sample in settled)),
-        "looks with less than all leases": str(sum(sample.held < count for sample in settled)),
+        "memory": f"{later_samples[-1].mib:.0f} MiB",
+        "memory slope": f"{memory_growth(later_samples):+.1f} MiB an hour",
+        "open files and sockets": f"{later_samples[0].files} to {later_samples[-1].files}",
+        "oldest confirmation": f"{max(sample.oldest for sample in later_samples):.1f} s",
+        "looks that found a missed renewal": str(sum(sample.oldest > LEASE_SECONDS for sample in later_samples)),
+        "looks with less than all leases": str(sum(sample.held < count for sample in later_samples)),
     }
 
 
@@ -251,7 +251,7 @@ def memory_growth(samples: list[Sample]) -> float:
 
 
 def day(hours: float) -> Figures:
-    """Simulate a small fleet at rest for this number of hours."""
+    """Simulate a small balanced fleet for this number of hours."""
     question = SimulationQuestion(6, (3,), "minimal", kind="steady", pace="own", pauses=2.0, checkpoints=60.0)
     cycles = hours * 3600 / config_of(question).cycle_seconds
     question = SimulationQuestion(
@@ -298,7 +298,7 @@ def main() -> None:
         for name, (work, arguments) in measurements.items():
             if {part, name} & set(options.parts) or not options.parts:
                 load = os.getloadavg()[0]
-                figures = ", ".join(f"{what} {figure}" for what, figure in run_in_process(work, arguments).items())
+                figures = ", ".join(f"{label} {figure}" for label, figure in run_in_process(work, arguments).items())
                 lines.append(f"| {part} | {name} | {figures} | {load:.1f} |")
                 print(lines[-1], flush=True)
     if options.write:

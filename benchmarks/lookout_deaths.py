@@ -42,10 +42,11 @@ ROUGH = Network(stall=0.005, lost=0.01, unanswered=0.01, late=0.005, late_second
 class Fleet:
     """A fleet in which workers die.
 
-    kcl    which workers simulate KCL 2.x: "none", "half" (every second one) or "all"
-    rough  whether requests to the table fail often
-    most   the limit after any death, in seconds
-    seeds  the maximum number of seeds, because a large fleet takes minutes
+    Attributes:
+        kcl: Which workers simulate KCL 2.x: "none", "half" (every second one) or "all".
+        rough: Whether requests to the table fail often.
+        most: The limit after any death, in seconds.
+        seeds: The maximum number of seeds, because a large fleet takes minutes.
     """
 
     name: str

@@ -53,9 +53,10 @@ class Step:
 class Story:
     """The events of the run.
 
-    killed  the id of the killed worker
-    owners  the initial owner of each lease
-    passed  the changes of owners, each as the time, the lease and the new owner
+    Attributes:
+        killed: The id of the killed worker.
+        owners: The initial owner of each lease.
+        passed: The changes of owners, each as the time, the lease and the new owner.
     """
 
     killed: str
@@ -65,12 +66,12 @@ class Story:
     @property
     def freed(self) -> tuple[float, float]:
         """The times when the first and the last lease of the killed worker were taken."""
-        times = [at for at, _, owner in self.passed if owner and at < COMES]
+        times = [time for time, _, owner in self.passed if owner and time < COMES]
         return min(times), max(times)
 
 
 def simulate_story() -> Story:
-    """Simulate a fleet at rest, the kill, and a worker that joins later, and return the events."""
+    """Simulate a balanced fleet, the kill, and a worker that joins later, and return the events."""
     fleet = fleet_of(ASKED)
     joining_worker = Member(NEW, config_of(ASKED), starts=fleet.since + COMES - KILLED)
     history = run(evolve(fleet.scenario, members=(*fleet.scenario.members, joining_worker)))
@@ -125,7 +126,7 @@ def animated_element(name: str, steps: list[Step], still: str, words: str) -> tu
 def draw(events: Story) -> str:
     """Return the animation as SVG."""
     workers = [*sorted(set(events.owners.values())), NEW]
-    names = {worker: f"worker-{place}" for place, worker in enumerate(workers, 1)}
+    names = {worker: f"worker-{index}" for index, worker in enumerate(workers, 1)}
     first, last = events.freed
     leases_of_new_worker = sum(owner == NEW for _, _, owner in events.passed)
     frames: list[str] = []
@@ -137,16 +138,16 @@ def draw(events: Story) -> str:
         elements.append(element)
 
     visible, hidden, pale = "opacity: 1", "opacity: 0", "opacity: 0.3"
-    for place, worker in enumerate(workers):
-        x = 20 + place * COLUMN
+    for index, worker in enumerate(workers):
+        x = 20 + index * COLUMN
         box = f'<rect class="box" x="{x}" y="{TOP}" width="{COLUMN - 10}" height="150" rx="10"/>'
         box += f'<text x="{x + 57}" y="{TOP + 24}">{names[worker]}</text>'
         killed_label = f'<text class="gone" x="{x + 57}" y="{TOP + 170}">killed</text>'
         if worker == events.killed:
-            add(f"box-{place}", [Step(0, visible), Step(KILLED, "opacity: 0.45")], "opacity: 0.45", box)
-            add(f"gone-{place}", [Step(0, hidden), Step(KILLED, visible)], visible, killed_label)
+            add(f"box-{index}", [Step(0, visible), Step(KILLED, "opacity: 0.45")], "opacity: 0.45", box)
+            add(f"gone-{index}", [Step(0, hidden), Step(KILLED, visible)], visible, killed_label)
         elif worker == NEW:
-            add(f"box-{place}", [Step(0, pale), Step(COMES, visible)], pale, box)
+            add(f"box-{index}", [Step(0, pale), Step(COMES, visible)], pale, box)
         else:
             elements.append(box)
     captions = [
@@ -156,12 +157,12 @@ def draw(events: Story) -> str:
         (last + 3, "all is read again, from the checkpoints"),
         (COMES, f"{names[NEW]} starts: {leases_of_new_worker} leases are handed over"),
     ]
-    ends = [at for at, _ in captions[1:]] + [ENDS]
-    for place, ((at, words), end) in enumerate(zip(captions, ends, strict=True)):
-        steps = [Step(0, visible if at == 0 else hidden), *([Step(at, visible)] if at else [])]
+    ends = [time for time, _ in captions[1:]] + [ENDS]
+    for index, ((time, words), end) in enumerate(zip(captions, ends, strict=True)):
+        steps = [Step(0, visible if time == 0 else hidden), *([Step(time, visible)] if time else [])]
         steps += [Step(end, hidden)] if end < ENDS else []
         text = f'<text class="said" x="{WIDTH / 2:.0f}" y="34">{words}</text>'
-        add(f"said-{place}", steps, visible if place == len(captions) - 2 else hidden, text)
+        add(f"said-{index}", steps, visible if index == len(captions) - 2 else hidden, text)
     for key, steps in positions_of_leases(events, workers).items():
         colour = COLOURS[workers.index(events.owners[key])]
         square = f'<rect width="{SIZE}" height="{SIZE}" rx="6" fill="{colour}"/>'

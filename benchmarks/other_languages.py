@@ -20,7 +20,7 @@ from attrs import Factory, frozen
 from libraries import java_daemon, kclpy
 from standins.go_tool import run_go
 
-from leasehold.adapters.toolchain import ServiceError, filled
+from leasehold.adapters.toolchain import ServiceError, fill_once
 
 PROGRAMS = Path(__file__).with_name("peer_programs")
 KCL = "3.5.1"
@@ -34,12 +34,13 @@ KCL_PAUSE = 1500
 class Peer:
     """A reader to measure.
 
-    words        the command line. {url} is replaced by the server's URL, {proxy} by that of a proxy for HTTP/2 without
-                 TLS, {dynamodb} by that of a DynamoDB, {table} by an unused table name, and {folder} by a folder with
-                 `files`
-    files        the contents of files by name, with the same placeholders
-    environment  additional environment variables
-    settling     the number of polls before the measurement, which starts at least 3 seconds after the first poll
+    Attributes:
+        words: The command line. {url} is replaced by the server's URL, {proxy} by that of a proxy for HTTP/2 without
+            TLS, {dynamodb} by that of a DynamoDB, {table} by an unused table name, and {folder} by a folder with
+            `files`.
+        files: The contents of files by name, with the same placeholders.
+        environment: Additional environment variables.
+        settling: The number of polls before the measurement, which starts at least 3 seconds after the first poll.
     """
 
     words: Sequence[str]
@@ -145,7 +146,7 @@ def proxy(url: str) -> Iterator[str]:
 def _build_once(name: str, fill: Callable[[Path], None]) -> Path:
     sources = sorted(file for file in (PROGRAMS / name).rglob("*") if file.is_file())
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in sources)).hexdigest()[:12]
-    return filled(f"peers/{name}-{digest}", fill, shared=True)
+    return fill_once(f"peers/{name}-{digest}", fill, shared=True)
 
 
 def _go() -> Path:

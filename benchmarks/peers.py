@@ -63,8 +63,9 @@ CHILDREN = 20
 class Case:
     """A stream to serve: the number of shards, and the number and size of the records in a response.
 
-    bars  the limits for ours, by the name of a column
-    pace  the seconds between two requests of ours for a shard; None means the default
+    Attributes:
+        bars: The limits for ours, by the name of a column.
+        pace: The seconds between two requests of ours for a shard; None means the default.
     """
 
     name: str
@@ -103,7 +104,7 @@ class Counting(Handler):
     def do_POST(self) -> None:  # noqa: N802  likewise
         """Respond to a request, and count it if it is a poll."""
         if self.headers["X-Amz-Target"].endswith("GetRecords"):
-            Counting.polls += 1  # not atomic, but threads seldom collide, and equally for all readers
+            Counting.polls += 1  # this is not atomic, but few increments are lost, and equally many for all readers
         super().do_POST()
 
     def _records(self, form: str) -> bytes:
@@ -224,11 +225,12 @@ def readers(case: Case, also: Mapping[str, str]) -> dict[str, Peer]:
 class Cost:
     """The costs of a reader.
 
-    start    processor seconds until the first poll
-    poll     processor seconds per poll
-    core     the fraction of a core
-    threads  the number of threads
-    memory   memory in MiB
+    Attributes:
+        start: Processor seconds until the first poll.
+        poll: Processor seconds per poll.
+        core: The fraction of a core.
+        threads: The number of threads.
+        memory: Memory in MiB.
     """
 
     start: float

@@ -102,13 +102,13 @@ def _measure(state: str, repeats: int, report: dict[str, Any]) -> None:
 
 def _leases(state: str, leases: int, workers: int) -> tuple[Lease, ...]:
     idle = 3600.0 if state == "all expired" else 1.0
-    owners = [f"w-{place % workers}" for place in range(leases)]
+    owners = [f"w-{index % workers}" for index in range(leases)]
     if state in {"acting", "filling"}:
         already_owned = workers if state == "filling" else 0  # new workers have one lease each, or none
-        owners[already_owned:] = [f"w-{place % (workers // 2)}" for place in range(already_owned, leases)]
+        owners[already_owned:] = [f"w-{index % (workers // 2)}" for index in range(already_owned, leases)]
     return tuple(
-        Lease(f"shardId-{place:012d}", owner=owner, version=Version("7"), idle=idle)
-        for place, owner in enumerate(owners)
+        Lease(f"shardId-{index:012d}", owner=owner, version=Version("7"), idle=idle)
+        for index, owner in enumerate(owners)
     )
 
 
@@ -153,7 +153,7 @@ class _Peer:
             for lease in self._leases
         ]
         began = time.process_time()
-        self._manager._balance_ownership(records, self._ids)  # noqa: SLF001  what the SDK calls once a cycle
+        self._manager._balance_ownership(records, self._ids)  # noqa: SLF001  the method that the SDK calls once per cycle
         return time.process_time() - began
 
 

@@ -35,7 +35,7 @@ from types_boto3_kinesis.type_defs import PutRecordsRequestEntryTypeDef
 from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
 from leasehold.adapters.sources.kinesis.producer.core import Settings
 from leasehold.adapters.sources.kinesis.producer.producer import Producer, client_of
-from leasehold.adapters.toolchain import filled
+from leasehold.adapters.toolchain import fill_once
 from leasehold_lab.standins.services import kinesis_local
 
 BAR = 3.0
@@ -59,7 +59,7 @@ KEYS = 1000
 
 def rows(count: int) -> list[tuple[str, bytes]]:
     """Return `count` rows, each as a key and data."""
-    return [(f"key-{place % KEYS:04d}", f"{place:010d}".encode() * 10) for place in range(count)]
+    return [(f"key-{number % KEYS:04d}", f"{number:010d}".encode() * 10) for number in range(count)]
 
 
 def send_with_ours(client: KinesisClient, stream: str, rows_to_send: list[tuple[str, bytes]], share: float) -> None:
@@ -115,8 +115,8 @@ def measure(client: KinesisClient, shards: int, count: int, write: Callable[[str
 
 def _cpu() -> float:
     """Return the processor seconds of this process and of its finished child processes."""
-    own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
-    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+    this_process, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return this_process.ru_utime + this_process.ru_stime + children.ru_utime + children.ru_stime
 
 
 def peer_python() -> Path:
@@ -140,7 +140,7 @@ def peer_python() -> Path:
         subprocess.run(install, check=True)  # noqa: S603  likewise
 
     digest = hashlib.sha256(LOCK.read_bytes()).hexdigest()[:12]
-    return filled(f"async-kinesis-{digest}", fill) / "bin" / "python"
+    return fill_once(f"async-kinesis-{digest}", fill) / "bin" / "python"
 
 
 def results_table(medians: dict[str, tuple[float, ...]], about: str) -> Table:

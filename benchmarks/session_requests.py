@@ -78,7 +78,7 @@ def row_bytes(leases: int) -> Rows:
 
 @frozen
 class RequestRates:
-    """The requests per second of a fleet at rest that reads. `changed` counts rows that changed between listings."""
+    """The requests per second of a balanced fleet that reads. `changed` counts rows that changed between listings."""
 
     sessions: float
     told: float

@@ -1,4 +1,4 @@
-"""Counts the requests per second of a worker at rest to a table in layout `sessions`, for different sizes of fleets.
+"""Counts the requests per second of a balanced fleet's worker to a table in layout `sessions`, for several fleet sizes.
 
 `python benchmarks/sessions_at_rest.py` prints a table. Small fleets run in the simulator, with records on every shard
 and one checkpoint per second. Their figures are the mean of all workers, including the lookout. For large fleets, the
@@ -29,9 +29,10 @@ CONFIG = Config()
 class RequestRates:
     """The requests of one worker per second.
 
-    writes  writes of sessions, and of the rows in which sessions report their progress
-    reads   reads and listings of the table
-    rows    leases per read; each lease is three rows: the lease's, its session's, and the session's progress
+    Attributes:
+        writes: Writes of sessions, and of the rows in which sessions report their progress.
+        reads: Reads and listings of the table.
+        rows: Leases per read. Each lease has three rows: its own, that of its session, and the session's progress.
     """
 
     writes: float

@@ -99,7 +99,7 @@ class Stream:
 
 
 class Unshared:
-    """Reads ahead like a query's lease loop, but for a query that reads all shards and has no lease table."""
+    """Reads ahead like a query's lease loop, for a query that reads all shards and has no lease table."""
 
     handing_off, may_end, answered_reads, undecided = False, True, 0, 0
     awaited: Mapping[str, str] = {}
@@ -197,7 +197,7 @@ class Files:
 
     def partitions(self, number: int, tasks: Sequence[Sequence[pa.RecordBatch]]) -> list[FileRows]:
         """Write a file with the rows of each task."""
-        return [self._written(f"{number}-{place}.arrow", batches) for place, batches in enumerate(tasks)]
+        return [self._written(f"{number}-{index}.arrow", batches) for index, batches in enumerate(tasks)]
 
     def discard(self, number: int) -> None:
         """Remove the files of a batch."""

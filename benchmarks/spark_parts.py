@@ -59,6 +59,6 @@ def _descendants(root: int) -> Iterator[Path]:
             parents[int(process.name)] = int(fields[1])
     for number, above in parents.items():
         while above not in {0, root}:
-            above = parents.get(above, 0)  # noqa: PLW2901  up to the root, or to nobody
+            above = parents.get(above, 0)  # noqa: PLW2901  up to the root, or to 0
         if above == root:
             yield Path("/proc") / str(number)

@@ -48,8 +48,8 @@ def kinesis_number(shard: int) -> int:
     It consists of a version, the creation time of the shard, the shard, a count, the time of the record, the shard and
     the version.
     """
-    count, at = DRAW.randrange(1 << 34), NOW - DRAW.randrange(DAY)
-    return int(f"2{BORN:09x}{shard % 16:x}{count:016x}00{at:09x}{shard:08x}2", 16)
+    count, millis = DRAW.randrange(1 << 34), NOW - DRAW.randrange(DAY)
+    return int(f"2{BORN:09x}{shard % 16:x}{count:016x}00{millis:09x}{shard:08x}2", 16)
 
 
 def key_of(shard: int) -> str:
@@ -136,7 +136,7 @@ class Planner:
             self.offset = end
 
     def plan_with_rows(self, shard_count: int) -> Planned:
-        """Put a record into `moved` shards, let the loop read the records, and plan a batch."""
+        """Put a record into each of `shard_count` shards, let the loop read the records, and plan a batch."""
         assert self.reader._run is not None  # noqa: SLF001  internal state
         loop = self.reader._run._loop  # noqa: SLF001  as above
         assert isinstance(loop, Stepped)

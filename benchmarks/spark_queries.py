@@ -37,7 +37,7 @@ from leasehold_lab.demo.child import ENVIRONMENT, Child
 from leasehold_lab.demo.stage import Stream, client, services
 
 SETTLE_SECONDS = 20.0
-"""The time that two queries have to divide the shards before the measurement starts."""
+"""The time before the measurement starts, in which two queries divide the shards."""
 SHARDS, PUTS, PUT_ROWS, ROW_BYTES = 8, 300, 100, 100
 PAUSE_SECONDS, WAIT_SECONDS = 0.2, 900.0
 

@@ -73,7 +73,8 @@ class Load:
 
         It contains a placeholder for the part of sequence numbers that changes.
 
-        next_one  the field with the next position: an iterator in a response, or a sequence number in an event
+        Args:
+            next_one: The field with the next position: an iterator in a response, or a sequence number in an event.
         """
         record = {"Data": self._record(), "PartitionKey": "k", "ApproximateArrivalTimestamp": 1_795_363_072_573}
         place = PLACE.decode()
@@ -83,10 +84,10 @@ class Load:
     def _record(self) -> bytes:
         if self.in_one == 1:
             return b"x" * self.size
-        made = Aggregate(1 << 20)
+        aggregate = Aggregate(1 << 20)
         for _ in range(self.in_one):
-            assert made.add(b"x" * self.size, "k")
-        return made.encode()
+            assert aggregate.add(b"x" * self.size, "k")
+        return aggregate.encode()
 
 
 LOADS = (
@@ -116,12 +117,12 @@ def serve(load: Load, ports: Any, shard_count: int = SHARDS) -> None:  # noqa: A
 
         def do_POST(self) -> None:
             body, form = self.rfile.read(int(self.headers["Content-Length"])), self.headers["Content-Type"]
-            asked = cbor2.loads(body) if form == CBOR else json.loads(body)
+            request = cbor2.loads(body) if form == CBOR else json.loads(body)
             wanted = self.headers["X-Amz-Target"].rpartition(".")[2]
             if wanted == "SubscribeToShard":
                 self._send("application/cbor" if form == CBOR else "application/json", events[form])
             else:
-                self._say(form, self._answer(wanted, asked, form))
+                self._say(form, self._answer(wanted, request, form))
 
         def _send(self, form: str, body: bytes) -> None:
             """Send events until the client closes the connection. If it does not read, this blocks."""
@@ -136,14 +137,14 @@ def serve(load: Load, ports: Any, shard_count: int = SHARDS) -> None:  # noqa: A
                     message = frame("SubscribeToShardEvent", form, body.replace(PLACE, b"%010d" % number))
             self.close_connection = True
 
-        def _answer(self, wanted: str, asked: Mapping[str, Any], form: str) -> bytes:
+        def _answer(self, wanted: str, request: Mapping[str, Any], form: str) -> bytes:
             if wanted == "GetRecords":
-                number = int(asked["ShardIterator"].rpartition(" ")[2])
+                number = int(request["ShardIterator"].rpartition(" ")[2])
                 return bodies[form].replace(PLACE, b"%010d" % (number + 1))
             if wanted == "GetShardIterator":
                 # A sequence number consists of a 1, ten digits for the response, and the record's number in it. The
                 # iterator starts with that response.
-                number = asked.get("StartingSequenceNumber", "")
+                number = request.get("StartingSequenceNumber", "")
                 begins = int(number[1:11]) - 1 if number else 0
                 return json.dumps({"ShardIterator": f"shard {begins}"}).encode()
             return json.dumps({"Shards": shards} if wanted == "ListShards" else summary).encode()

@@ -46,9 +46,10 @@ FAIR = {"spark.scheduler.mode": "FAIR"}
 class Case:
     """The settings of the first application.
 
-    executor  the number of cores of each executor
-    rows      whether there are rows all the time
-    pool      whether the second application is a job of the first one
+    Attributes:
+        executor: The number of cores of each executor.
+        rows: Whether there are rows all the time.
+        pool: Whether the second application is a job of the first one.
     """
 
     name: str
@@ -102,7 +103,7 @@ def run_first(spark: SparkSession, folder: Path, options: Mapping[str, str]) -> 
 
     query, batches, job = start_query(start), 0, Thread(target=run_second, args=(spark, folder), daemon=True)
     while query.isActive:
-        batches += any(each["numInputRows"] for each in query.recentProgress)
+        batches += any(progress["numInputRows"] for progress in query.recentProgress)
         if batches:
             java = spark.sparkContext._jsc  # noqa: SLF001  there is no public name in Python
             sys.stdout.write(f"{java.sc().getExecutorMemoryStatus().size() - 1}\n")  # without the driver
@@ -148,7 +149,7 @@ def measure(case: Case, master: str, kinesis: str) -> tuple[int, int]:
 
 
 def wait_until_constant(read_count: Callable[[], int], query_process: Child, *, maximum: int | None = None) -> int:
-    """Return the result of `look` when it has been constant for long enough, or has reached its maximum."""
+    """Return the result of `read_count` when it has been constant for long enough, or has reached its maximum."""
     start_time, count, count_since = time.monotonic(), read_count(), time.monotonic()
     long_enough = {UNKNOWN: WAIT_SECONDS, 0: NOTHING_SECONDS if maximum else STANDS_SECONDS}
     while count != maximum and time.monotonic() - count_since < long_enough.get(count, STANDS_SECONDS):

@@ -62,10 +62,11 @@ STARTS = 12
 class Figures:
     """The figures of one query after its warm-up.
 
-    rate      rows per second
-    rows      the number of rows
-    spent     processor seconds of Spark's and Python's processes, by part
-    triggers  the duration of each trigger, in ms
+    Attributes:
+        rate: Rows per second.
+        rows: The number of rows.
+        spent: Processor seconds of Spark's and Python's processes, by part.
+        triggers: The duration of each trigger, in ms.
     """
 
     rate: float
@@ -76,7 +77,7 @@ class Figures:
     @property
     def seconds(self) -> float:
         """The processor time of all processes, without Java's JIT compilation."""
-        return sum(each for part, each in self.spent.items() if part != COMPILING)
+        return sum(seconds for part, seconds in self.spent.items() if part != COMPILING)
 
     @property
     def work(self) -> float:
@@ -88,8 +89,9 @@ class Figures:
 class Costs:
     """The costs of a row and of a batch, computed from batches of two sizes.
 
-    row    microseconds of processor time per row, by part
-    batch  milliseconds per batch, without the cost of its rows
+    Attributes:
+        row: Microseconds of processor time per row, by part.
+        batch: Milliseconds per batch, without the cost of its rows.
     """
 
     row: Mapping[str, float]
@@ -200,11 +202,11 @@ def median_trigger(figures: Figures) -> float:
     return statistics.median(figures.triggers)
 
 
-def verdict(what: str, value: float, bar: float, *, is_minimum: bool = True) -> bool:
+def verdict(label: str, value: float, bar: float, *, is_minimum: bool = True) -> bool:
     """Print a line of the table, and return whether the limit is met."""
     meets_limit = value >= bar if is_minimum else value <= bar
     print(
-        f"{what:44} {value:5.2f}   {'>=' if is_minimum else '<='} {bar}   {'PASS' if meets_limit else 'FAIL'}",
+        f"{label:44} {value:5.2f}   {'>=' if is_minimum else '<='} {bar}   {'PASS' if meets_limit else 'FAIL'}",
         flush=True,
     )
     return meets_limit

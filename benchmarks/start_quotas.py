@@ -108,7 +108,7 @@ def worker(tasks: Tasks, service: Service, name: str, shard_count: int, opened: 
         source.shards()
         source.incarnation()
     except SourceUnavailable:
-        pass  # retried at its next listing; meanwhile it takes its leases and opens their shards
+        pass  # the worker retries at its next listing, and meanwhile takes its leases and opens their shards
     for number in range(shard_count):
         tasks.start(partial(_open_shard, tasks, service, source, Lease(f"{name}-{number}"), opened))
 

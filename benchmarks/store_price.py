@@ -83,7 +83,7 @@ class Requests:
 
 
 def count_requests(leases: int, workers: int, checkpoints: float, seconds: float, *, dated: bool) -> Requests:
-    """Return the requests of a fleet at rest that reads its shards, without those of its start.
+    """Return the requests of a balanced fleet that reads its shards, without those of its start.
 
     When a fleet starts, its workers make additional listings to find each other.
     """

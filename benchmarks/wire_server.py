@@ -28,8 +28,9 @@ NEXT = "n" * 200  # about as long as a real iterator
 class Load:
     """The contents of a response.
 
-    records  the number of Kinesis records, of `size` bytes each
-    users    the number of user records of 100 bytes in each, or 0 if they are not aggregates
+    Attributes:
+        records: The number of Kinesis records, of `size` bytes each.
+        users: The number of user records of 100 bytes in each, or 0 if they are not aggregates.
     """
 
     name: str

@@ -27,7 +27,7 @@ from standins.versitygw import versitygw
 from types_boto3_dynamodb import DynamoDBClient
 from types_boto3_kinesis import KinesisClient
 
-from leasehold.adapters.toolchain import ServiceError, filled
+from leasehold.adapters.toolchain import ServiceError, fill_once
 from leasehold_lab.demo import pytest_plugin
 from leasehold_lab.standins.node import Service, install
 from leasehold_lab.standins.postgres import postgres
@@ -222,7 +222,7 @@ def axe() -> str:
     """Return the source of axe-core, which checks whether a page is accessible."""
     tree = Path(__file__).parent / "javascript" / "axe"
     lock = (tree / "package-lock.json").read_bytes()
-    folder = filled(f"node/axe-{sha256(lock).hexdigest()[:12]}", partial(install, tree))
+    folder = fill_once(f"node/axe-{sha256(lock).hexdigest()[:12]}", partial(install, tree))
     return (folder / "node_modules" / "axe-core" / "axe.min.js").read_text(encoding="utf-8")
 
 

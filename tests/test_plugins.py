@@ -130,7 +130,7 @@ def test_an_entry_point_adds_a_command(environment: dict[str, str]) -> None:
     shown = command(environment, "--help").stdout
     assert "A command of acme-leases." in shown
     assert "Usage: leasehold plan" in command(environment, "plan", "--help").stdout
-    assert "Answer one listing" in shown
+    assert "Plan the actions of one worker" in shown
 
 
 def test_doctor_says_that_it_has_no_checks_for_the_store_of_another_package(environment: dict[str, str]) -> None:

@@ -145,7 +145,7 @@ async def arun(
                         await ended.wait()
                 raise
     finally:
-        # This is also reached after GeneratorExit (the coroutine was closed or dropped), when nothing can be awaited.
+        # After GeneratorExit (the coroutine was closed or dropped) nothing can be awaited, so drain in the background.
         background.drain_by_exit()
     return background.result()
 
@@ -239,7 +239,7 @@ def produce(source: str, *, session: "Session | None" = None, **options: Unpack[
     Args:
         source: The stream to write to, as a URL such as `kinesis://orders`. The URL's options `profile`, `role_arn` and
             `external_id` select credentials.
-        session: A boto3 session with the credentials; None: those of the URL or of the environment.
+        session: A boto3 session with the credentials; by default those of the URL or of the environment.
         options: The options of `leasehold produce` that do not concern input lines, with `_` for `-`.
 
     Returns:
@@ -272,7 +272,7 @@ class WorkerThread:
 
     Args:
         settings: The worker's configuration.
-        executor: Where handlers are called; None: in threads.
+        executor: Calls the handlers; by default in threads.
         on_end: Called in the worker's thread once the worker has ended.
     """
 

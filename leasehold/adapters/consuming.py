@@ -39,7 +39,7 @@ from leasehold.adapters.inputs import (
 )
 from leasehold.adapters.lambda_handlers import BATCH_SIZE, PREFIX, LambdaFunction, lambda_function
 from leasehold.adapters.lambda_processes import ParallelFunction
-from leasehold.adapters.options import MIB, Options, checked, options_of
+from leasehold.adapters.options import MIB, Options, check_options, options_of
 from leasehold.adapters.sources.call_timeouts import Backoff
 from leasehold.adapters.sources.protocol import Source
 from leasehold.adapters.sources.urls import open_source, source_address
@@ -195,7 +195,7 @@ def consumption(
         TypeError: There is no such option.
         DeadLetterError: The dead letter cannot be opened.
     """
-    given_options, values = checked(Options, options, named)
+    given_options, values = check_options(Options, options, named)
     _check_source_and_leases(source, leases, named)
     for address, url in ((source_address, source), (store_address, leases)):
         if isinstance(url, str) and address(url)[0] == "file":
@@ -347,7 +347,7 @@ def _identity(scheme: str, location: str, options: Mapping[str, str]) -> str:
 
     A file is identified by its full path, because two groups may each have a file called `leases.db`.
     """
-    if scheme == "sqlite" and (folder := _folder()) is not None:
+    if scheme == "sqlite" and (folder := _working_folder()) is not None:
         location = str(folder / location)
     identifying = urlencode({name: options[name] for name in _IDENTIFYING if name in options}, safe="/:$")
     return f"{scheme}://{location}" + (f"?{identifying}" if identifying else "")
@@ -379,7 +379,7 @@ def _load(text: str) -> Callable[..., Any]:
     module, _, name = text.partition(":")
     if not module or not name:
         raise ValueError(f"{text!r} is not of the form module:function")
-    folder = _folder()
+    folder = _working_folder()
     folder_name = str(folder)
     if folder is not None and folder_name not in sys.path:
         # Unlike `python -m`, a command does not import from the working folder. Add it last, so that a file in it
@@ -402,7 +402,7 @@ def _load(text: str) -> Callable[..., Any]:
     return function
 
 
-def _folder() -> Path | None:
+def _working_folder() -> Path | None:
     """Return the working folder, or None if it was deleted."""
     try:
         return Path.cwd()

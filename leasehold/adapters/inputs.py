@@ -19,7 +19,7 @@ from leasehold.balancer.model import SENTINELS, Position, at_timestamp
 from leasehold.stores.printable import did_you_mean
 
 
-def dashed(option: str) -> str:
+def flag_name(option: str) -> str:
     """Return the name of an option as it is written on the command line."""
     return f"--{option.replace('_', '-')}"
 

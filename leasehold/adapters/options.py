@@ -2,7 +2,7 @@
 
 `Options` and `ProduceOptions` are the tables. A field's annotation contains its type in Python and an `Option` with the
 rest. A table defines the keyword arguments of the functions of `leasehold` and the flags of the commands
-(`cli.common.table_options`). `checked` checks values against it, and the reference page lists it.
+(`cli.common.table_options`). `check_options` checks values against it, and the reference page lists it.
 """
 
 import logging
@@ -102,7 +102,7 @@ def options_of(table: type) -> Mapping[str, Option]:
     return options
 
 
-def checked(
+def check_options(
     table: type, given: Mapping[str, Any], named: Callable[[str], str] = str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Check the options by their table.

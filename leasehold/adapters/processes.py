@@ -24,7 +24,8 @@ def current_process() -> object:
 def call_at_exit(call: Callable[[], object]) -> None:
     """Register a function to call at the normal exit of this process, but not of its forked children.
 
-    This also works in a child process of `multiprocessing`, which runs its own finalizers but no `atexit` functions.
+    The function is also called in a child process of `multiprocessing`, which runs its own finalizers but no `atexit`
+    functions.
     """
     registering_process = _process
 

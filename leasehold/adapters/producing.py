@@ -5,7 +5,7 @@ from typing import cast, get_args
 
 import boto3
 
-from leasehold.adapters.options import ProduceOptions, checked
+from leasehold.adapters.options import ProduceOptions, check_options
 from leasehold.adapters.sources.kinesis.clients import WireFormat
 from leasehold.adapters.sources.kinesis.producer.core import Settings
 from leasehold.adapters.sources.kinesis.producer.producer import Producer, clients_of
@@ -31,7 +31,7 @@ def open_producer(
         source: The stream to write to, as a URL.
         options: The options.
         named: Returns an option's name as the caller's user writes it, for error messages.
-        session: A boto3 session with the credentials; None: those of the URL or of the environment.
+        session: A boto3 session with the credentials; by default those of the URL or of the environment.
 
     Raises:
         ValueError: The URL or an option is wrong. The message says why and never repeats the URL.
@@ -48,7 +48,7 @@ def open_producer(
         raise ValueError("SOURCE URL: option 'wire' must be cbor, json or boto3; without it, records are sent in CBOR")
     endpoint = endpoint_of(url_options.get("endpoint"), "SOURCE URL")
     credentials = session_of(url_options, "SOURCE URL", session)
-    _, values = checked(ProduceOptions, options, named)
+    _, values = check_options(ProduceOptions, options, named)
     settings = Settings(
         linger_seconds=values["linger_ms"] / 1000,
         share=values["share"],

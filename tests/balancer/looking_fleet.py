@@ -1,4 +1,4 @@
-"""A fleet of six workers and eighteen leases, its lookout, and the listings that each worker reads."""
+"""A fleet of six workers and eighteen leases with a lookout, for tests of when workers read the table."""
 
 from typing import Any
 
@@ -15,10 +15,10 @@ from leasehold.balancer.rules.minimal import Minimal
 CONFIG = Config(rules=Minimal())
 HEARING = BulletinState(latest=Bulletin(7, 2, 1), acts_read=2)
 QUIET = History(owners_still=90.0, fleet_still=90.0, full_still=5.0, hearing=HEARING)
-"""A row was read alone, and nothing is new."""
+"""The history of a worker that has just read one row without news."""
 
 FULL = evolve(QUIET, full_still=0.0)
-"""The whole table was read."""
+"""The history of a worker that has just listed the whole table."""
 
 
 def heard(**what: Any) -> History:  # noqa: ANN401  any field of a BulletinState
@@ -34,11 +34,11 @@ LOOKOUT, NEXT, *THIRDS, READER, LAST = lookout_ranks(TABLE, CONFIG).ranks
 TABLE = tuple(row(lease.key, lease.owner, bulletin="7 2 1") if lease.owner == LOOKOUT else lease for lease in TABLE)
 BOARD = bulletin_row(TABLE, LOOKOUT)
 ROWS = [each.key for name in (LOOKOUT, NEXT, *THIRDS) if (each := bulletin_row(TABLE, name)) is not None]
-"""Of the lookout, and of who stands in for it."""
+"""The keys of the bulletin rows of the lookout and of its possible stand-ins."""
 
 
 def told(looks: int, acts: int, warns: int, *called: str, row: str = "") -> Annotations:
-    """Return what a lookout writes on its rows: the counts, and the workers that it calls."""
+    """Return the annotations that a lookout writes to its rows: the counters, and the call."""
     words = " ".join((f"{looks} 0 {row or ','.join(ROWS)}", *called))
     return bulletin_annotations(Bulletin(looks, acts, warns), (("call", words),))
 

@@ -1,8 +1,8 @@
-"""Runs planned moves on real workers while their writes fail: lost, unanswered, or the last of their process.
+"""Runs hand-offs between real workers whose writes fail, are applied without a response, or are followed by a death.
 
 `python tests/balancer/planned_moves.py` tries every fault alone and in pairs on all cores, and prints each breach. The
-checker shows what the rules decide under every interleaving; this script shows that carrying the decisions out loses
-and repeats nothing.
+checker tests the decisions of the rules under every interleaving, and this script tests that no record is lost or
+repeated when workers carry the decisions out.
 """
 
 import logging
@@ -36,7 +36,7 @@ STARTS = (3.0, 4.1, 5.2, 6.3, 7.4)
 app = typer.Typer(add_completion=False)
 
 FAULTS = ("pause + raise unanswered", "do + pause + raise unanswered", *DEATHS)
-"""Fates of a write: lost, its answer lost, or its process's last, which perhaps comes again."""
+"""Faults of a write: the request is lost, the response is lost, or the process dies, and may be started again."""
 
 
 @frozen
@@ -47,7 +47,7 @@ class MoveScenario:
     call_faults: tuple[CallFault, ...] = ()
 
     def told(self) -> SimulatedHistory:
-        """The history of this scenario."""
+        """Run the scenario, and return its history."""
         config = Config(initial_position=TRIM_HORIZON)
         members = (Member(GIVER, config), Member(TAKER, config, starts=self.starts))
         network, owners = Network(stall=0.0, unanswered=0.0), (GIVER, GIVER)
@@ -64,7 +64,7 @@ def breaches(story: MoveScenario) -> tuple[str, ...]:
 
 
 def writes_of(history: SimulatedHistory) -> list[int]:
-    """Return the numbers of the calls that wrote, from the request for the move to shortly after it."""
+    """Return the numbers of the write calls, from the request for the hand-off to shortly after it."""
     asked_at = min((write.sent for write in history.writes if write.verb == "request"), default=math.inf)
     moved = max((change.t for change in changes(history.writes)), default=0.0)
     return [
@@ -75,13 +75,16 @@ def writes_of(history: SimulatedHistory) -> list[int]:
 
 
 def alone(starts: Iterable[float] = STARTS) -> Iterator[MoveScenario]:
-    """Return the scenarios in which one write meets one fault, for each write and each fault."""
+    """Return a scenario for each write and each fault of it."""
     for start in starts:
         yield from _one_more(MoveScenario(start))
 
 
 def pairs(starts: Iterable[float] = STARTS) -> Iterator[MoveScenario]:
-    """Return the scenarios with two faults, the second at any later write: the first fault makes the move longer."""
+    """Return the scenarios with two faults, of which the second affects any later write.
+
+    After the first fault, the hand-off takes more writes.
+    """
     for story in alone(starts):
         yield from _one_more(story)
 
@@ -95,8 +98,8 @@ def _one_more(story: MoveScenario) -> Iterator[MoveScenario]:
 
 @app.command()
 def main(*, jobs: Annotated[int, typer.Option(min=1, help="Stories told at a time.")] = os.cpu_count() or 1) -> None:
-    """Try one fault at every step of the owner's rounds, and two at some; exit 1 if a law is broken."""
-    logging.disable(logging.CRITICAL)  # each fault would be logged by the worker that it hits
+    """Try one fault at each step of the owner's cycle, and two faults at some steps; exit 1 if a law is broken."""
+    logging.disable(logging.CRITICAL)  # otherwise workers would log each fault
     stories = [*alone(), *pairs(STARTS[:2])]
     with ProcessPoolExecutor(jobs) as pool:
         results = zip(stories, track(pool.map(breaches, stories, chunksize=50), "moves", len(stories)), strict=True)

@@ -1,4 +1,4 @@
-"""When each worker reads the table: the lookout, its stand-ins and its readers."""
+"""When the lookout, its stand-ins and the other workers read the table."""
 
 import math
 from typing import Any

@@ -43,13 +43,13 @@ assert BOARD is not None
 BOARD_KEY = BOARD.key
 NEWS = Bulletin(8, 3, 1)
 MORE = (*TABLE, *(row(f"t-{place:02}", f"w-{place % 6}") for place in range(42)))
-"""A table that costs more to list than a few rows to read."""
+"""A table so large that a listing costs more than reading a few rows."""
 
 FREE = (*TABLE, row("s-x", None), row("s-y", None))
 
 
 def called(*words: str, row: str = BOARD_KEY, acts_read: int = 2) -> History:
-    """Return the call that a reader sees if it has not listed the table since *acts* moved."""
+    """Return the call that a worker reads if it has not listed the table since the counter *acts* changed."""
     text = " ".join((f"8 0 {row}", *words))
     return heard(latest=NEWS, acts_read=acts_read, looks_still=1.0, call=text)
 

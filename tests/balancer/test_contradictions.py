@@ -24,7 +24,7 @@ SPLIT = (shard("0", 0, 99, open=False), shard("1", 0, 49, "0"), shard("2", 50, 9
 
 
 def _kept(shards: tuple[Shard, ...], incarnation: str) -> dict[str, Lease]:
-    """Return the leases of a fleet that has been reading this stream."""
+    """Return the leases of a fleet that has read this stream for a while."""
     note = ((INCARNATION, incarnation),) if incarnation else ()
     return {
         each.id: Lease(

@@ -1,4 +1,4 @@
-"""Small fleets, turn by turn, compared with a slow and obvious second algorithm."""
+"""Small fleets, simulated turn by turn and compared with a slow but simple algorithm."""
 
 from itertools import combinations_with_replacement
 

@@ -1,4 +1,4 @@
-"""Which workers count as alive, which leases are in play, and who signed them: one listing at a time."""
+"""Which workers count as alive, which leases count for the shares, and which owners are ours, for single listings."""
 
 import pytest
 from attrs import evolve
@@ -82,7 +82,7 @@ def test_led_worker_counts_while_others_wait() -> None:
 
 
 def test_rule_sets_without_waiting_ignore_led_workers() -> None:
-    """A worker that plans as KCL 2.x does also works next to a KCL 3.x leader."""
+    """A worker with the rules of KCL 2.x also works in a fleet with a KCL 3.x leader."""
     me = Me("me", history=History(led=(("k", 1.0),)))
     assert dict(take_census([], me, Config(rules=Kcl())).counts) == {"me": 0}
     assert plan([Lease("0")], None, me, Config(rules=Kcl()))[0].lease.key == "0"

@@ -12,7 +12,7 @@ CONFIG = Config(rules=Minimal(), lease_seconds=10.0, cycle_seconds=20.0)
 LONG = Config(rules=Minimal(), lease_seconds=60.0, cycle_seconds=20.0)
 HEARD = BulletinState()
 OFTEN = Me("a", history=History(full_apart=1.0))
-"""It has read the table twice in a second."""
+"""The history of a worker that has read the table twice in a second."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The laws that every rule set keeps, whatever the listing."""
+"""The laws that every rule set keeps for every listing."""
 
 import math
 import os
@@ -39,7 +39,7 @@ def test_fleet_comes_to_rest_under_every_rule_set(kind: type[RuleSet]) -> None:
 
 
 def evolve_known(rules: RuleSet, **options: object) -> RuleSet:
-    """Apply these options to the rules that have them."""
+    """Set those of the options that the rules have."""
     known: dict[str, Any] = {name: value for name, value in options.items() if name in fields_dict(type(rules))}
     return evolve(rules, **known)
 

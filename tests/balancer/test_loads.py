@@ -158,7 +158,7 @@ def test_counts_decide_beside_workers_of_other_libraries() -> None:
 
 
 def shares_of(*leases: Lease, led: tuple[str, ...] = (), **expected: int) -> Shares:
-    """Return the shares of these leases if counts may differ by one for the sake of loads."""
+    """Return the shares of these leases if counts may differ by one in order to balance loads."""
     census = evolve(take_census(leases, Me("a"), CONFIG), led=led)
     counts = {**dict(census.counts), **expected}
     return Shares(census, CONFIG, counts, len(leases) // len(counts), 0, None, len(leases), 1, non_bulletin_last=False)
@@ -190,7 +190,7 @@ def test_unmeasured_leases_have_the_average_weight() -> None:
 
 
 def test_only_present_or_led_workers_take_for_their_count() -> None:
-    """M13: Loads are balanced without waiting for announced workers that have not come."""
+    """M13: Loads are balanced without waiting for expected workers that have not joined."""
     fullest = tuple(Lease(f"b-{place}", owner="b", weight=100) for place in range(11))
     one = Lease("a-0", owner="a", weight=1)
     shares = shares_of(one, *fullest, led=("l",), expected=0, l=0)

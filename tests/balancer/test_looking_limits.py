@@ -1,6 +1,6 @@
-"""What a worker does exactly at each limit that decides when it reads the table.
+"""What a worker does exactly at each limit that determines when it reads the table.
 
-Workers of two versions, or two languages, that treat one limit differently read different tables.
+If workers of different versions or languages treated a limit differently, they would read the table at different times.
 """
 
 import pytest
@@ -44,7 +44,7 @@ LONG_AGO = evolve(FULL, hearing=evolve(HEARING, acts_still=CONFIG.cycle_seconds)
 
 
 def abdicating(acts_read: int) -> tuple[tuple[Lease, ...], History]:
-    """Return what READER sees if it was the lookout until now and has read `acts` as given."""
+    """Return the leases and the state of READER, if it was the lookout until now and has read this value of `acts`."""
     old = tuple(
         evolve(x, annotations=row("", READER, bulletin="9 2 1").annotations) if x.owner == READER else x for x in TABLE
     )
@@ -102,7 +102,7 @@ def test_owner_watches_for_requests_for_fifteen_seconds(fleet_still: float, keys
 
 
 def test_worker_with_its_share_does_not_watch_for_requests() -> None:
-    """C7: A worker that has no more than its share does not watch for requests, because none will come."""
+    """C7: A worker that has no more than its share does not watch for requests, because there will be none."""
     assert look(READER, TABLE, evolve(QUIET, fleet_still=14.0)) == Look(2.5, keys=KEYS, stale_ok=True)
 
 
@@ -195,7 +195,7 @@ def test_newcomer_without_a_share_causes_no_call(leases: int, acts: int) -> None
 
 
 def uneven(*others: Lease) -> tuple[Lease, ...]:
-    """Return all leases of the fleet except those of LAST, and these."""
+    """Return the leases of all workers except LAST, and these additional leases."""
     return (*(lease for lease in TABLE if lease.owner != LAST), *others)
 
 
@@ -218,7 +218,7 @@ def weighed(**weights: tuple[int, ...]) -> tuple[Lease, ...]:
 
 
 def called(leases: tuple[Lease, ...], config: Config = CONFIG) -> bool:
-    """Return whether the lookout of these otherwise quiet leases calls the fleet."""
+    """Return whether the lookout calls all workers of a fleet with these leases, in which nothing else happens."""
     history = evolve(LONG_AGO, hearing=evolve(HEARING, latest=Bulletin(), acts_still=CONFIG.cycle_seconds))
     me = Me(lookout_ranks(leases, config).ranks[0], history=history)
     return look_again((), leases, me, config).annotations[:1] == bulletin_annotations(Bulletin(1, 1, 0))

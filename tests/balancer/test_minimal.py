@@ -1,4 +1,4 @@
-"""Single turns of our own rules at their limits: which workers lose leases, which keep them, and for how long."""
+"""Single turns of the rule set `minimal` at its limits: which workers lose leases, which keep them, and how long."""
 
 import math
 
@@ -13,7 +13,7 @@ from leasehold.balancer.plan import plan
 from leasehold.balancer.rules.minimal import Minimal
 
 STILL = History(owners_still=90.0, fleet_still=90.0)
-"""Longer than three cycles of twenty seconds: whoever should have done something has not."""
+"""A time longer than three cycles of twenty seconds, after which workers act in place of others."""
 
 LATELY = History(owners_still=30.0, fleet_still=30.0)
 
@@ -23,7 +23,7 @@ def config(**rules: object) -> Config:
 
 
 def held(owner: str, *weights: int | None) -> list[Lease]:
-    """Return leases of these weights, in units of 10 kB/s; with less traffic, counts alone would decide."""
+    """Return leases with these weights in units of 10 kB/s. With less traffic, only counts would decide."""
     sizes = (None if weight is None else 10_000 * weight for weight in weights)
     return [Lease(f"{owner}-{place}", owner=owner, weight=size) for place, size in enumerate(sizes)]
 
@@ -110,7 +110,7 @@ def test_worker_takes_free_leases_and_the_rest_from_living_workers() -> None:
 
 
 def test_leases_of_missing_expected_workers_are_taken() -> None:
-    """M9: The leases of expected workers that do not come are taken after a while, so all shards are read."""
+    """M9: The leases of expected workers that do not join are taken after a while, so all shards are read."""
     table = [*count("a", 2), *count("b", 2)]
     assert turn([*table, *free(4, 30.0)], expected_workers=4) == []
     assert turn([*table, *free(4, 71.0)], expected_workers=4) == [("M6", ""), ("M6", "")]

@@ -1,4 +1,4 @@
-"""A planned move under way, one lease and one listing at a time: which worker acts, and when none does."""
+"""Hand-offs in progress, for single leases and listings: which worker acts, and when none does."""
 
 import pytest
 from attrs import evolve
@@ -17,12 +17,12 @@ ASKED = Lease("s-0", owner="ann", next_owner="bob", yields=True)
 
 
 def steps(worker: str, *leases: Lease) -> tuple[Claim | Release | Steal, ...]:
-    """Return what this worker does about the moves that it reads."""
+    """Return the actions of this worker for the hand-offs in progress."""
     return handoffs(take_census(leases, Me(worker), CONFIG), CONFIG)
 
 
 def moves(*leases: Lease, worker: str = "ann") -> dict[str, tuple[str, str]]:
-    """Return owner and next owner of the moves that will still be made."""
+    """Return the owner and the next owner of each hand-off that is not finished."""
     return live_moves(take_census(leases, Me(worker), CONFIG), CONFIG)
 
 

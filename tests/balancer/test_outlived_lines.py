@@ -1,4 +1,4 @@
-"""Once a stream was read, no later outage skips a listed record, however many generations of shards expired in it."""
+"""After a stream was read, no outage skips a record that is still listed, however many shards expired meanwhile."""
 
 from attrs import evolve, frozen
 from hypothesis import given
@@ -19,7 +19,7 @@ MOST_ROUNDS = 40
 
 @frozen
 class Lineage:
-    """All shards that a stream ever had, oldest first, and the ids of those that were open after each reshard."""
+    """All shards that a stream has ever had, in order of age, and the ids of the open ones after each reshard."""
 
     shards: tuple[Shard, ...]
     cuts: tuple[tuple[str, ...], ...]
@@ -62,7 +62,7 @@ def lineages(draw: st.DrawFn) -> Lineage:
 
 @frozen
 class Outage:
-    """A lineage, the shards of it that are still listed, and the leases as they were when every worker stopped."""
+    """A lineage, its shards that are still listed, and the leases at the time when all workers stopped."""
 
     lineage: Lineage
     listed: tuple[Shard, ...]
@@ -108,7 +108,7 @@ class Outcome:
 
 
 def settled(listed: tuple[Shard, ...], leases: tuple[Lease, ...], data: st.DataObject | None = None) -> Outcome:
-    """Let several workers plan from one listing and read what they may, until nothing changes.
+    """Let several workers plan from one listing and read all shards that they may, until nothing changes.
 
     If given, `data` draws which planned actions are carried out in the first rounds, as when workers die.
     """

@@ -1,4 +1,4 @@
-"""A pause of the store does not change an owner's pace: a worker that dies after one is found dead as soon as usual."""
+"""A pause of the store does not extend the leases of workers that die afterwards."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ EVERY = 1.0
 
 
 def renewed(pauses: Sequence[tuple[float, float]], phase: float, pace: float, until: float) -> list[float]:
-    """Return when an owner of this pace renews, if no request is answered between these times (began, ended)."""
+    """Return the times at which an owner renews, if requests get no response between these times (began, ended)."""
     times, t = [], phase
     while t < until:
         ended = next((end for begin, end in pauses if begin <= t < end), None)
@@ -41,7 +41,7 @@ def table(signs: dict[str, list[float]], t: float) -> list[Lease]:
 
 
 def lived(signs: dict[str, list[float]], pauses: Sequence[tuple[float, float]], until: float) -> tuple[float, set[str]]:
-    """Return when the lease of "a" was first seen expired, and which workers were reported as slow."""
+    """Return the time when the lease of "a" first counted as expired, and the workers that were reported as slow."""
     watch, t, slow = Watch(), 0.0, set[str]()
     while t < until:
         if not any(begin <= t < end for begin, end in pauses):

@@ -1,4 +1,4 @@
-"""Planned moves under every single fault, and proof that a wrong implementation would be noticed."""
+"""Hand-offs with every single fault, and a wrong implementation that the same test detects."""
 
 import logging
 
@@ -19,7 +19,7 @@ def test_hand_off_survives_every_single_fault(caplog: pytest.LogCaptureFixture) 
 
 
 def careless(write: Write, stored: Lease | None) -> Lease | None:
-    """Apply the write, but check only the owner when a gift is taken back."""
+    """Apply the write, but when a lease is taken back, check only its owner."""
     return applied(StealLease(write.lease, write.me) if isinstance(write, TakeBackLease) else write, stored)
 
 

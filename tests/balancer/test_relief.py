@@ -1,4 +1,4 @@
-"""Which lease evens out two loads, and in which order: the reason for each part of the choice (M13)."""
+"""Which leases move to balance loads, and in which order (M13)."""
 
 from random import Random
 
@@ -55,7 +55,7 @@ def test_load_is_the_sum_of_all_leases() -> None:
 
 
 def weighed(**weights: tuple[int | None, ...]) -> dict[str, list[Lease]]:
-    """Return leases of these weights by owner, in units of 10 kB/s; each key ends with the weight."""
+    """Return leases with these weights in units of 10 kB/s, by owner. Each key ends with the weight."""
     return {
         owner: [Lease(f"{owner}-{each}", owner=owner, weight=None if each is None else 10_000 * each) for each in every]
         for owner, every in weights.items()
@@ -98,7 +98,7 @@ def moves(
     most: int | None = None,
     settling: float = 0.0,
 ) -> dict[str, str]:
-    """Return what should move in this fleet if these leases are on their way from an owner to a next owner."""
+    """Return the leases that should move in this fleet, while the leases in `moving` are being handed off."""
     census = take_census([lease for each in held.values() for lease in each], Me("a"), Config(rules=Minimal()))
     return takers(census, census.counts, floor, moving or {}, most, settling=settling)
 

@@ -1,4 +1,4 @@
-"""Which workers are alive by their reports, listing by listing (M14)."""
+"""Which led workers count as alive according to their reports (M14)."""
 
 import math
 
@@ -9,7 +9,7 @@ J, K = Lease("s-1", owner="j"), Lease("s-2", owner="k")
 
 
 def reported(**stamps: str) -> Reports:
-    """Return reports of j, who leads, and of others."""
+    """Return the reports of the leader j and of other workers."""
     return Reports("j", tuple(sorted(stamps.items())))
 
 
@@ -71,7 +71,7 @@ def test_no_lease_is_given_before_all_workers_without_leases_have_reported() -> 
 
 
 def test_waiting_starts_again_with_each_lease_given() -> None:
-    """Workers are waited for as long as their leader is still giving them leases."""
+    """The wait for workers continues as long as their leader gives them leases."""
     roll = WorkerReports().after(reported(), (), ended=0).after(reported(j="1"), (), ended=1)
     roll = roll.after(reported(j="1"), (J,), ended=9)
     assert roll.led(began=10) == (("j", 1),)
@@ -79,7 +79,7 @@ def test_waiting_starts_again_with_each_lease_given() -> None:
     assert roll.led(began=13) == (("j", 4),)
 
 
-def test_no_worker_is_led_after_the_leader_is_gone() -> None:
+def test_no_worker_is_led_without_a_leader() -> None:
     """No lease is released for led workers if their leader is silent or gone."""
     roll = WorkerReports().after(reported(), (), ended=0).after(reported(j="1", k="1"), (), ended=1)
     assert roll.after(Reports(None, (("k", "2"),)), (), ended=9).led(began=10) == ()

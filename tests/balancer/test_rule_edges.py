@@ -1,4 +1,4 @@
-"""The limits at which the rules of other libraries and of groups begin or stop to apply."""
+"""The limits of the rules of other libraries and of groups."""
 
 import pytest
 
@@ -13,7 +13,7 @@ from leasehold.balancer.rules.shares import least_moves, path_of
 
 
 def did(rules: RuleSet, owners: str, turn: int = 0) -> list[Action]:
-    """Return what worker a does if the leases s-0, s-1 … have these owners; "-" is none."""
+    """Return the actions of worker a if the leases s-0, s-1 … have these owners. "-" means no owner."""
     leases = [
         Lease(f"s-{place}", owner=None if owner == "-" else owner, idle=0.0) for place, owner in enumerate(owners)
     ]
@@ -47,7 +47,7 @@ def test_ownership_is_renewed_three_times_before_it_expires() -> None:
 
 @pytest.mark.parametrize("seconds", [0.5, 120.0])
 def test_ownership_of_dotnet_and_java_expires_exactly_at_its_limit(seconds: float) -> None:
-    """The worker agrees with its peers on whether it still owns the partition."""
+    """A worker and its peers decide in the same way whether the worker still owns a partition."""
     expires = {dialect: EventHubs(dialect).expires_above(seconds) for dialect in ("dotnet", "java", "python", "gist")}
     assert all(0.999 * seconds < expires[dialect] < seconds for dialect in ("dotnet", "java"))
     assert expires["python"] == expires["gist"] == seconds

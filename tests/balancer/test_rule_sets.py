@@ -1,4 +1,4 @@
-"""A rule set joins by one line in a list; no other part has to know about it."""
+"""A rule set is added by one line in a list, without other changes."""
 
 import json
 import re

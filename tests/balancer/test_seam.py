@@ -1,4 +1,4 @@
-"""What the planner returns besides actions: when to look again, which owners renew too slowly, and how it draws."""
+"""What the planner returns besides actions: when to read the table again, slow owners, and random draws."""
 
 from hashlib import blake2b
 
@@ -189,7 +189,7 @@ def test_table_is_listed_when_requests_are_settled() -> None:
 
 
 def test_no_wait_exceeds_a_cycle() -> None:
-    """A fleet that is told to look twice a second does so after a new shard, too."""
+    """A fleet whose cycle takes half a second reads the table after half a second even if a shard is new."""
     assert look_again([Create(S0, "L3")], [], Me("a"), Config(rules=Kcl(), cycle_seconds=0.5)) == Look(0.5)
 
 

@@ -1,4 +1,4 @@
-"""Which shards belong to one line, which leases are obsolete, and what a hole is: one listing at a time."""
+"""Which shards are related, which leases are obsolete, and what a hole is, for single listings."""
 
 import pytest
 from attrs import evolve
@@ -81,7 +81,7 @@ def test_ended_lease_stays_until_each_child_has_begun() -> None:
 
 
 def test_ended_lease_is_deleted_after_its_parents() -> None:
-    """While parents are left, it is deleted after them, so that they do not look unread."""
+    """An ended lease is deleted after its parents' leases. Otherwise the parents would look unread."""
     child = Lease("1", parents=("0",), checkpoint=SHARD_END)
     grandchild = Lease("2", parents=("1",), checkpoint=READ)
     assert deletable([DONE, child, grandchild, *owners("a")], "a") == {"0"}
@@ -198,7 +198,7 @@ def test_child_of_a_finished_shard_waits_for_its_other_parent() -> None:
     assert "2" not in made([done, other], [shard("1", open=False), shard("2", "0", "1")])
 
 
-def test_the_child_of_an_expired_shard_waits_for_the_row_of_its_other_parent() -> None:
+def test_child_of_expired_shard_waits_for_row_of_other_parent() -> None:
     """L9: A worker that dies between the two creations must not leave a parent that counts as finished."""
     expired = Lease("0", checkpoint=READ, hash_range=(0, 4))
     listed = [shard("1", keys=(5, 9), open=False), shard("2", "0", "1")]
@@ -210,7 +210,7 @@ def test_the_child_of_an_expired_shard_waits_for_the_row_of_its_other_parent() -
 
 
 def begun(gone: list[Lease], shards: list[Shard], leases: list[Lease], start: Position = LATEST) -> dict[str, Position]:
-    """Return the start position of what a worker that has seen these leases creates."""
+    """Return the start positions of the leases that a worker creates if it has read these leases before."""
     me = Me("w", history=History(gone=tuple(gone)))
     actions = plan(leases, shards, me, Config(initial_position=start))
     return {action.lease.key: action.lease.checkpoint for action in actions if isinstance(action, Create)}
@@ -227,8 +227,8 @@ def test_deleted_lease_starts_at_its_last_known_position() -> None:
 
 
 @pytest.mark.parametrize("start", [LATEST, TRIM_HORIZON])
-def test_a_finished_lease_whose_row_is_gone_is_not_begun_again(start: Position) -> None:
-    """A parent is not read again next to its children, and no child skips its first records under LATEST."""
+def test_ended_lease_with_deleted_row_is_not_created_again(start: Position) -> None:
+    """An ended parent is not read again next to its children, and no child skips its first records under LATEST."""
     line = [shard("0", open=False), shard("1", "0"), shard("2", "0")]
     ended = Lease("0", checkpoint=SHARD_END)
     assert begun([ended], line, [], start) == {"1": TRIM_HORIZON, "2": TRIM_HORIZON}

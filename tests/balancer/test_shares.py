@@ -1,4 +1,4 @@
-"""The shares of `minimal` compared with all possible divisions, and the inputs that must not change them."""
+"""The shares of the rule set `minimal`, compared with all possible divisions."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ def shares_of(counts: dict[str, int], leases: int, groups: Groups) -> dict[str, 
 
 
 def even_shares(workers: tuple[str, ...], leases: int, groups: Groups) -> list[dict[str, int]]:
-    """Return every assignment of the extras that is even for workers and for groups of every level, by trying all."""
+    """Try all assignments of the extra leases, and return those that are even for workers and for groups."""
     floor, extras = divmod(leases, len(workers))
     tried = [{worker: floor + (worker in lucky) for worker in workers} for lucky in combinations(workers, extras)]
     paths = {worker: path_of(worker, groups) for worker in workers}
@@ -177,7 +177,7 @@ def test_least_moves_are_those_of_the_cheapest_even_division(grouping: str) -> N
 
 @pytest.mark.parametrize("grouping", GROUPINGS)
 def test_division_is_uneven_unless_it_is_an_even_one(grouping: str) -> None:
-    """S8: Exactly the even divisions count as even. The checker and the judge use this for a fleet at rest."""
+    """S8: Exactly the even divisions count as even. The checker and the judge use this for a balanced fleet."""
     groups, names = GROUPINGS[grouping]
     assert uneven({"a": 9}, (), 9, groups) == ""
     for size in range(1, 6):

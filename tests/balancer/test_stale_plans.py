@@ -1,4 +1,4 @@
-"""Fleets whose workers plan from their own listings, which may be a cycle old by the time they write (M13, S9)."""
+"""Fleets whose workers plan from listings that may be a cycle old when they write (M13, S9)."""
 
 import heapq
 from collections import Counter
@@ -23,7 +23,7 @@ CYCLES = 20
 
 @frozen
 class Move:
-    """A move of one lease from one owner to another, by this rule."""
+    """A move of a lease between two owners, with the rule that caused it."""
 
     key: str
     rule: str
@@ -41,7 +41,7 @@ class Settling:
 
     @property
     def repeated(self) -> list[tuple[str, ...]]:
-        """The rules by which each lease moved that moved more than once."""
+        """For each lease that moved more than once, the rules of its moves."""
         rules: dict[str, tuple[str, ...]] = {}
         for move in self.moves:
             rules[move.key] = (*rules.get(move.key, ()), move.rule)
@@ -49,10 +49,10 @@ class Settling:
 
 
 def settling(seed: int, *, even: bool, asked: bool, unit: int = 65_536) -> Settling:
-    """Run two to eight workers with two to twelve leases each (if uneven, one to twice that) of log-normal throughput.
+    """Simulate two to eight workers with two to twelve leases each, whose throughputs are log-normal.
 
-    even   whether all begin with the same number of leases
-    asked  whether owners receive requests for leases, and give them 0.5 to 15 s later (H2)
+    If `even`, all workers start with the same number of leases. Otherwise each starts with one to twice the number. If
+    `asked`, owners receive requests for leases, and give them 0.5 to 15 s later (H2).
     """
     random = Random(seed)  # noqa: S311  a seed, not a secret
     workers = [f"w-{number}" for number in range(random.randint(2, 8))]

@@ -1,4 +1,4 @@
-"""Which leases fall to workers that read no bulletins, and which worker takes them (M15)."""
+"""Which leases fall to the share of other libraries' workers ("strangers"), and which worker takes them (M15)."""
 
 from collections import Counter
 
@@ -24,14 +24,14 @@ def held(owner: str, number: int) -> tuple[Lease, ...]:
 
 
 def free(number: int, epoch: int = 9) -> tuple[Lease, ...]:
-    """Return leases without an owner; they had one unless their epoch is 0."""
+    """Return leases without an owner. If their epoch is not 0, they were owned before."""
     return tuple(
         Lease(f"f-{place:02}", idle=2.0, epoch=epoch, checkpoint=TRIM_HORIZON, parents=()) for place in range(number)
     )
 
 
 def claimed(table: tuple[Lease, ...], history: History = HEARD, config: Config = CONFIG) -> Counter[str]:
-    """Return the rules by which our workers claim now, all from the same listing; no lease appears twice."""
+    """Return the rules of the claims that our workers plan from the same listing, and check that no lease is twice."""
     claims = [
         action
         for worker in OURS
@@ -44,13 +44,13 @@ def claimed(table: tuple[Lease, ...], history: History = HEARD, config: Config =
 
 BALANCED = tuple(lease for owner in OURS for lease in held(owner, 6))
 DIED = (*BALANCED, *(lease for owner in STRANGERS for lease in held(owner, 3)), *free(6))
-"""What six leases of a dead stranger fall to two living ones for, who come within twenty seconds."""
+"""A table of balanced workers, two living strangers, and six free leases of a dead stranger."""
 
 
 def test_freed_lease_of_strangers_is_taken_by_our_workers() -> None:
-    """The lease is not left unread until the strangers look, up to 20 s after it was freed.
+    """One of our workers takes the lease, so that it is read before the strangers list the table, up to 20 s later.
 
-    One of ours takes it, so that they do not collide.
+    Only one of them takes it, so that they do not collide.
     """
     assert claimed(DIED) == {"M15": 6}
 
@@ -92,7 +92,7 @@ def test_max_leases_applies_to_strangers_leases() -> None:
 
 
 def test_expected_worker_is_no_stranger() -> None:
-    """M1: A fleet that restarts on an old table waits for the workers that it was told to expect."""
+    """M1: A fleet that restarts on an old table waits for the workers that its configuration expects."""
     expecting = Config(Minimal(expected_workers=(*OURS, "b-4", "b-5")))
     assert claimed((*BALANCED, *free(12)), config=expecting) == {}
 

@@ -1,4 +1,4 @@
-"""How long leases stand still, as seen in successive listings."""
+"""How the idle times of leases are computed from successive reads of the table."""
 
 import math
 from collections.abc import Sequence
@@ -234,7 +234,7 @@ def test_holes_are_counted_only_in_full_reads() -> None:
 
 
 def steps(*versions: str, owner: str = "a") -> list[Lease]:
-    """Yield the row as this owner left it, listing by listing."""
+    """Yield the row of this owner in successive listings."""
     return [evolve(ROW, owner=owner, version=Version(version)) for version in versions]
 
 
@@ -259,7 +259,7 @@ def test_next_owner_idle_is_zero_without_a_next_owner() -> None:
 
 
 def test_later_lease_is_held_since_its_creation() -> None:
-    """The owner does not look like one that has held the lease forever, and keeps it."""
+    """The owner of a lease that was created later is not treated as if it had always held the lease."""
     watch, _ = Watch().look([ROW], began=0, ended=1)
     watch, _ = watch.look([ROW, evolve(ROW, key="s-2")], began=9, ended=10)
     _, leases = watch.look([ROW, evolve(ROW, key="s-2")], began=19, ended=20)
@@ -267,7 +267,7 @@ def test_later_lease_is_held_since_its_creation() -> None:
 
 
 def stood_still(rows: list[Lease], then: list[Lease]) -> tuple[float, float]:
-    """Return how long owners and fleet stood still at a second listing, ten seconds after the first."""
+    """Return the idle times of owners and fleet at a second listing, ten seconds after the first."""
     watch, _ = Watch().look(rows, began=0, ended=0)
     watch, _ = watch.look(then, began=10, ended=10)
     return watch.history.owners_still, watch.history.fleet_still
@@ -363,7 +363,7 @@ def readings(draw: st.DrawFn) -> list[tuple[list[str] | None, list[Lease], float
 
 
 def anew(before: Watch, after: Watch, ended: float, *, whole: bool) -> History:
-    """Return owners, fleet, holes and lost rows after a listing, computed from all leases before and after it."""
+    """Compute the owners, fleet, holes and lost rows after a listing from all leases before and after it."""
 
     def seen(watch: Watch) -> dict[str, Lease]:
         return {key: watch.sightings[key].lease for key in watch.sightings}

@@ -1,4 +1,4 @@
-"""A rule set as a user would add one: this file, and a line in the list of rule sets."""
+"""An example of a rule set that a user adds, by this file and a line in the list of rule sets."""
 
 from attrs import field, frozen
 
@@ -11,9 +11,10 @@ from leasehold.balancer.rule_set import FleetSeconds, RuleSet, number
 
 @frozen
 class Toy(RuleSet):
-    """Take what is free, a few at a time; otherwise one lease of the first worker that holds two more.
+    """Take a few free leases, or otherwise one lease of the first worker that has two more leases than this one.
 
-    most  how many free leases one worker claims in a turn
+    Attributes:
+        most: How many free leases one worker claims in a turn.
     """
 
     name = "toy"
@@ -22,7 +23,7 @@ class Toy(RuleSet):
     most: int = field(default=2, validator=number(1, whole=True))
 
     def take(self, census: Census, me: Me, _config: FleetSeconds) -> tuple[Action, ...]:
-        """Return all that this worker takes in one turn."""
+        """Return the leases that this worker takes in one turn."""
         if census.available:
             return tuple(Claim(lease, "T1") for lease in draw(census.available, me, self.most))
         fuller = {owner for owner, count in census.counts.items() if count >= len(census.mine) + 2}

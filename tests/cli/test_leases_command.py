@@ -152,6 +152,15 @@ def test_an_empty_table_has_a_status_and_a_message() -> None:
     )
 
 
+def test_a_worker_that_put_its_only_lease_aside_is_a_worker() -> None:
+    """Otherwise an operator would look for a worker that died. Once it may take the lease again, nobody knows."""
+    note = ((NOTE, Progress(at=100.0, owner="w-1", aside=160.0, fault="its handler raised ValueError").note),)
+    table = WatchedTable((Lease("s-0", annotations=note),), statuses={"s-0": Status("STALLED", "")}, at=110.0)
+    later = evolve(table, at=161.0)
+    assert [totals_and_problems(each)[0].split("; ")[1] for each in (table, later)] == ["1 workers", "0 workers"]
+    assert [picture(each, Config())["total"]["workers"] for each in (table, later)] == [1, 0]
+
+
 def test_a_lag_that_is_a_lower_bound_is_marked() -> None:
     """The mark appears in the table, in the sum below it, in the picture that pages read, and in `explain`."""
     lease = Lease("s-0", owner="w-1", checkpoint=Position("7"))

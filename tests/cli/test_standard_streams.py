@@ -84,7 +84,7 @@ def test_closed_input_is_bad_usage(command: str) -> None:
 @pytest.mark.more
 def test_a_deleted_working_folder_is_reported(tmp_path: Path) -> None:
     """Commands that need no file in the folder continue. Otherwise, the message about the folder precedes the error."""
-    says = "leasehold: the working folder was deleted; relative paths lead nowhere\n"
+    says = "leasehold: the working folder was deleted; relative paths do not work\n"
 
     def ran_in_deleted(*words: str) -> tuple[int, str, str]:
         (folder := tmp_path / "gone").mkdir()

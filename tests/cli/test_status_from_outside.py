@@ -72,6 +72,13 @@ ASIDE_SECONDS = 60.0
 """For how long a worker leaves a lease to others that it could not handle."""
 START_SECONDS = 150.0
 """All workers start at once, on as few as two processors."""
+RESTART_SECONDS = 30.0
+"""How long a new process may take until it reads, among twenty others."""
+UNANSWERED_SECONDS = 50.0
+"""For how long a worker takes nothing after a claim without a response.
+
+PostgreSQL may still carry out a claim that waits for a lock.
+"""
 STEP_SECONDS = 1.0
 SIDE_BY_SIDE = 20
 """How many trials run at once. Each has a worker, and all of them share as few as two processors."""
@@ -144,8 +151,7 @@ SHOWN = {
     "stream refused": (STALLED, r"AccessDenied|may not|lack"),
     "stream cut": (STALLED, rf"onnection|reach|{SILENT}"),
     "stream deleted": (STALLED, r"not found|there is no|no longer exists"),
-    # A request that was rejected in between is a fault for a minute, for which the lease is left to others.
-    "stream recreated": (("UNREAD", "STALLED"), r"was made anew|not found"),
+    "stream recreated": (("UNREAD",), r"was made anew"),
     "other stream": (OK, ""),  # a worker that reads another stream refuses the table, and the group goes on
     "handler raises": (STALLED, RAISED),
     "handler poison": (STALLED, RAISED),
@@ -220,11 +226,18 @@ ROWS = [
     ("kinesis", "postgres", "worker", "killed"),
     ("kinesis", "postgres", "clock", "backwards"),
 ]
-CASES = [
-    Case(source, store, where, how, *SHOWN[f"{where} {how}"])
-    for source, store, where, hows in ROWS
-    for how in hows.split()
-]
+HARMLESS = {"kinesis-azblob-table-dripping", "kinesis-s3-table-dripping"}
+"""Their responses to renewals and checkpoints have no content that could come late."""
+
+
+def case_of(source: str, store: str, where: str, how: str) -> Case:
+    """Return the case, with what must be shown."""
+    words, cause = SHOWN[f"{where} {how}"]
+    case = Case(source, store, where, how, words, cause)
+    return evolve(case, words=OK, cause="") if case.name in HARMLESS else case
+
+
+CASES = [case_of(source, store, where, how) for source, store, where, hows in ROWS for how in hows.split()]
 
 
 @define
@@ -464,16 +477,16 @@ class Trial:
         elif self.case.where == "other":
             self.create_stream(f"{self.case.name}-2")
         elif self.case.where in {"handler", "async"}:
+            self.mode(self.case.how)
             if self.case.how == "poison":
                 self.send("poison")
-            self.mode(self.case.how)
         elif self.case.where == "letter":
             if self.case.how == "full":
                 self.limit_files(1)
             else:
                 self.letters.rmdir()
-            self.send("poison")
             self.mode("poison")
+            self.send("poison")
         elif self.case.how == "locked" and self.case.store == "postgres":
             assert self.services.postgres is not None
             import psycopg  # noqa: PLC0415  from an extra
@@ -622,8 +635,12 @@ class Trial:
             self.heal()
             again, table = self.until(lambda found: found.status.ok, 120)
             # A lease that was put aside is taken again after a minute, since there is no other worker.
-            aside = re.search("not taken again|leaving its leases to others", (self.folder / "worker.log").read_text())
-            if again > AGAIN_SECONDS + (ASIDE_SECONDS if aside else 0.0):
+            log = (self.folder / "worker.log").read_text()  # which a full disk does not take
+            aside = "put it aside" in told["says"] or re.search("not taken again|leaving its leases to others", log)
+            most = AGAIN_SECONDS + (ASIDE_SECONDS if aside else 0.0)
+            most += RESTART_SECONDS if self.case.how in {"killed", "deleted", "recreated"} else 0.0
+            most += UNANSWERED_SECONDS if (self.case.store, self.case.how) == ("postgres", "locked") else 0.0
+            if again > most:
                 wrong.append(f"not OK again: {table and table.status}")
         finally:
             with suppress(OSError):

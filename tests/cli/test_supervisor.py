@@ -135,7 +135,7 @@ def test_bad_usage_in_one_worker_ends_all() -> None:
     with supervised(code, "a-0", "a-1") as (process, _out):
         assert process.wait(WAIT) == 2
         assert process.stderr is not None
-        assert process.stderr.read() == "a-1 ended with status 2: all end\n"
+        assert process.stderr.read() == "a-1 ended with status 2, so all processes end\n"
 
 
 def test_output_lines_of_workers_are_not_interleaved() -> None:

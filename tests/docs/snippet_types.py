@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pages import PAGES, ROOT, blocks
 
-from leasehold.adapters.toolchain import filled
+from leasehold.adapters.toolchain import fill_once
 from leasehold_lab.standins.node import find_node, install
 
 TREE = ROOT / "tests" / "javascript" / "pyright"
@@ -22,7 +22,7 @@ UNTYPED = ("boto3", "pyarrow")
 
 def _pyright() -> list[str]:
     lock = (TREE / "package-lock.json").read_bytes()
-    folder = filled(f"node/pyright-{sha256(lock).hexdigest()[:12]}", partial(install, TREE))
+    folder = fill_once(f"node/pyright-{sha256(lock).hexdigest()[:12]}", partial(install, TREE))
     return [*find_node().node, str(folder / "node_modules" / "pyright" / "index.js")]
 
 

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from leasehold.adapters.toolchain import filled
+from leasehold.adapters.toolchain import fill_once
 from leasehold_lab.demo.child import Child
 from leasehold_lab.demo.stage import Stage
 
@@ -36,7 +36,7 @@ def compiled(source: Path, name: str, *properties: str) -> Path:
         _run(*fetch, f"-DoutputDirectory={folder / 'jars'}")
         _run("javac", "-nowarn", "-d", str(folder), "-cp", f"{folder / 'jars'}/*", str(source))
 
-    return filled(f"java/{name}-{digest}", fill)
+    return fill_once(f"java/{name}-{digest}", fill)
 
 
 def java_worker(

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from attrs import frozen
 
-from leasehold.adapters.toolchain import ServiceError, filled
+from leasehold.adapters.toolchain import ServiceError, fill_once
 from leasehold_lab.standins.node import find_node, install
 
 HERE, TESTS = Path(__file__).parent, Path(__file__).parents[1]
@@ -115,7 +115,7 @@ def _built(tree: Path, fill: Callable[[Path], None]) -> Path:
     """Return the folder filled for this state of a tree."""
     files = sorted(path for path in tree.iterdir() if path.is_file())
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
-    return filled(f"{tree.parent.name}/event-processor-{digest}", fill)
+    return fill_once(f"{tree.parent.name}/event-processor-{digest}", fill)
 
 
 def _need(*tools: str) -> None:

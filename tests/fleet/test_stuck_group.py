@@ -17,6 +17,7 @@ from azure.eventhub._eventprocessor.ownership_manager import OwnershipManager
 from azure.eventhub.extensions.checkpointstoreblob import BlobCheckpointStore
 from hub_stage import a_container
 
+from leasehold.adapters.threads import ThreadScheduler
 from leasehold.adapters.worker.scheduler import Unread
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
@@ -98,8 +99,8 @@ def test_our_worker_balances_the_group(group: Blobs, ours: str, rules: RuleSet, 
     with closing(open_store(group.url)) as store:
         stream = stream_of(NAMESPACE, HUB, GROUP)
         source = ListSource([Shard(pid, stream) for pid in PARTITIONS], stream=stream)
-        alone: dict[str, Any] = {"consumer": Unread(), "clock": lambda: now, "process": "p-1"}
-        worker = Worker(store=store, source=source, me=ours, config=config, **alone)
+        scheduler = ThreadScheduler(lambda: now, process_id="p-1")
+        worker = Worker(store=store, source=source, me=ours, config=config, consumer=Unread(), scheduler=scheduler)
         managers = [group.official(me, LoadBalancingStrategy.GREEDY) for me in "abc" if me != ours]
         for _ in range(CYCLES):
             now += CYCLE

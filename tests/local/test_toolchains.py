@@ -10,7 +10,7 @@ from standins.ferrokinesis import ferrokinesis
 from standins.versitygw import versitygw
 
 from leasehold.adapters import toolchain as java
-from leasehold.adapters.toolchain import PROJECT, ServiceError, cache_folder, filled
+from leasehold.adapters.toolchain import PROJECT, ServiceError, cache_folder, fill_once
 from leasehold_lab.standins import node
 
 
@@ -45,7 +45,7 @@ def test_a_folder_is_filled_once_by_concurrent_callers() -> None:
         both_fill.wait(0.5)
 
     with ThreadPoolExecutor(2) as pool:
-        folders = set(pool.map(lambda _: filled("jars", fill), range(2)))
+        folders = set(pool.map(lambda _: fill_once("jars", fill), range(2)))
     assert (folders, fills) == ({cache_folder() / "jars"}, [cache_folder() / "jars"])
 
 
@@ -54,8 +54,8 @@ def test_a_folder_is_filled_again_after_a_failure() -> None:
         raise ServiceError("the network is down")
 
     with pytest.raises(ServiceError, match="the network is down"):
-        filled("jars", fail)
-    folder = filled("jars", lambda folder: (folder / "jar").touch())
+        fill_once("jars", fail)
+    folder = fill_once("jars", lambda folder: (folder / "jar").touch())
     assert (folder / "jar").exists()
 
 

@@ -8,7 +8,7 @@ import sys
 import tarfile
 from pathlib import Path
 
-from leasehold.adapters.toolchain import ServiceError, filled
+from leasehold.adapters.toolchain import ServiceError, fill_once
 from leasehold_lab.standins.node import find_node, install
 
 KCLPY = "amazon_kclpy==3.1.3 --hash=sha256:146bf4a85c79eb6d3c842075d7fe2a1ffad3f2944c24db202add5e2a875259c9"
@@ -38,7 +38,7 @@ def kclpy() -> Path:
         # Samples are found on the PATH, as if the library were installed.
         (folder / "amazon_kclpy-3.1.3" / "samples" / "sample_kclpy_app.py").chmod(0o755)
 
-    return filled(f"kclpy/{hashlib.sha256(KCLPY.encode()).hexdigest()[:12]}", fill) / "amazon_kclpy-3.1.3"
+    return fill_once(f"kclpy/{hashlib.sha256(KCLPY.encode()).hexdigest()[:12]}", fill) / "amazon_kclpy-3.1.3"
 
 
 def kclpy_environment() -> dict[str, str]:
@@ -56,7 +56,7 @@ def node_processor() -> str:
         shutil.copy(NODE_TREE / "processor.cjs", folder)  # next to the packages, where Node looks for them
 
     digest = hashlib.sha256(b"".join(each.read_bytes() for each in sorted(NODE_TREE.iterdir()))).hexdigest()[:12]
-    return " ".join((*node.node, str(filled(f"javascript/multilang-{digest}", fill) / "processor.cjs")))
+    return " ".join((*node.node, str(fill_once(f"javascript/multilang-{digest}", fill) / "processor.cjs")))
 
 
 def _cloned(folder: Path, name: str) -> None:
@@ -83,7 +83,7 @@ def node_sample() -> tuple[Path, str]:
         install(NODE_TREE, folder)  # the sample's logging library, where the sample looks for it
         _cloned(folder / "repository", NODES)
 
-    folder = filled(f"javascript/aws-kcl-{COMMITS[NODES][:12]}", fill)
+    folder = fill_once(f"javascript/aws-kcl-{COMMITS[NODES][:12]}", fill)
     there = f"{Path(node.node[0]).parent}{os.pathsep}{PATH}"
     return folder / "repository" / "samples" / "basic_sample" / "consumer", there
 
@@ -96,7 +96,7 @@ def ruby_sample() -> tuple[Path, dict[str, str]]:
         or subprocess.run((ruby, "-e", "require 'multi_json'"), capture_output=True, check=False).returncode
     ):
         raise ServiceError("no ruby on the PATH, or none with the gem multi_json")
-    folder = filled(f"ruby/aws-kclrb-{COMMITS[RUBYS][:12]}", lambda folder: _cloned(folder / "repository", RUBYS))
+    folder = fill_once(f"ruby/aws-kclrb-{COMMITS[RUBYS][:12]}", lambda folder: _cloned(folder / "repository", RUBYS))
     samples, library = folder / "repository" / "samples", folder / "repository" / "lib"
     there = os.environ.get("RUBYLIB")
     return samples, {
@@ -117,7 +117,7 @@ def java_daemon(*options: str) -> tuple[str, ...]:
         if done.returncode:
             raise ServiceError(f"the MultiLangDaemon cannot be fetched: {done.stdout[-300:]}")
 
-    folder = filled(f"java/multilang-{hashlib.sha256(pom.read_bytes()).hexdigest()[:12]}", fill)
+    folder = fill_once(f"java/multilang-{hashlib.sha256(pom.read_bytes()).hexdigest()[:12]}", fill)
     return (
         str(shutil.which("java")),
         *options,

@@ -41,16 +41,16 @@ def test_each_record_that_ends_its_child_is_found_and_no_other(
         heard, died = list[int](), False
         while at < count and not died:
             size = cuts[(at + deaths) % len(cuts)]
-            for part in search.parts(records[at : at + size], (0, checkpoint, 0)):
+            for part in search.split(records[at : at + size], (0, checkpoint, 0)):
                 numbers = [int(each.sequence_number) for each in part]
                 if bad & set(numbers):
                     died, deaths = True, deaths + 1
-                    if (record := search.failed(part)) is not None:
+                    if (record := search.record_failure(part)) is not None:
                         letters.add(int(record.sequence_number))
-                        search.dead_lettered(record)
+                        search.record_dead_letter(record)
                     break
                 heard += numbers
-                search.passed(part)
+                search.record_success(part)
                 if acknowledges:
                     checkpoint = numbers[-1]
             at += size
@@ -66,17 +66,17 @@ def test_faults_are_counted_together_only_until_their_records_have_passed() -> N
     """A record is blamed only for faults that occurred since a child last got past it."""
     search, records = RecordSearch(ATTEMPTS), _records(2 * ATTEMPTS)
     for record in records:
-        assert search.failed([record]) is None
-        search.passed([record])
+        assert search.record_failure([record]) is None
+        search.record_success([record])
 
 
 def test_records_before_the_failed_one_reset_no_faults() -> None:
     """The bad record is found although smaller batches repeat the records before it each time."""
     search, records = RecordSearch(ATTEMPTS), _records(2)
     for _ in range(ATTEMPTS - 1):
-        assert search.failed(records[1:]) is None
-        search.passed(records[:1])
-    assert search.failed(records[1:]) == records[1]
+        assert search.record_failure(records[1:]) is None
+        search.record_success(records[:1])
+    assert search.record_failure(records[1:]) == records[1]
 
 
 def test_a_search_that_is_over_blames_no_later_record_for_its_first_fault() -> None:
@@ -85,16 +85,16 @@ def test_a_search_that_is_over_blames_no_later_record_for_its_first_fault() -> N
     for blamed in (True, False):
         search = RecordSearch(2)
         part = records[:1] if blamed else records[:4]
-        assert search.failed(part) is None
-        culprit = search.failed(part)
+        assert search.record_failure(part) is None
+        culprit = search.record_failure(part)
         if blamed:
             assert culprit == records[0]
-            search.dead_lettered(records[0])
+            search.record_dead_letter(records[0])
         else:
             assert culprit is None
-            for each in search.parts(records[:4], (0, 0, 0)):
-                search.passed(each)
-        assert search.failed(records[4:]) is None
+            for each in search.split(records[:4], (0, 0, 0)):
+                search.record_success(each)
+        assert search.record_failure(records[4:]) is None
 
 
 def test_the_attempts_are_enough_for_a_search() -> None:
@@ -102,11 +102,11 @@ def test_the_attempts_are_enough_for_a_search() -> None:
     search, deaths, culprit = RecordSearch(ATTEMPTS), 0, None
     records = _records(DEFAULT_MAX_RECORDS)
     while culprit is None:
-        for part in search.parts(records, (0, 0, 0)):
+        for part in search.split(records, (0, 0, 0)):
             if part[-1] is records[-1]:
-                deaths, culprit = deaths + 1, search.failed(part)
+                deaths, culprit = deaths + 1, search.record_failure(part)
                 break
-            search.passed(part)
+            search.record_success(part)
     assert culprit == records[-1]
     handling = ChildHandler(Children(["x"]), attempts=ATTEMPTS, dead_letter=lambda _delivery, _error: None).handling
     assert handling.attempts == ATTEMPTS + SEARCH_ATTEMPTS

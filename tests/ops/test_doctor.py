@@ -146,14 +146,14 @@ OTHER = "name another table, or the source that this one belongs to"
 @pytest.mark.parametrize(
     ("listing", "finding"),
     [
-        (Listing(()), Finding("table", "ok", "it has no leases yet; workers make those of 2 shards")),
+        (Listing(()), Finding("table", "ok", "it has no leases yet; workers create those of 2 shards")),
         (Listing(ROWS), Finding("table", "ok", "it has 2 leases of this stream, and 1 owners")),
         (
             Listing((), (Malformed("k-9", "checkpoint", "is missing"), Malformed("k-8", "owner", "is odd"))),
             Finding(
                 "table",
                 "wrong",
-                "none of its 2 rows is a lease, for one 'k-8': owner: is odd: it is another application's",
+                "none of its 2 rows is a lease, for one 'k-8': owner: is odd: the table belongs to another application",
                 OTHER,
             ),
         ),
@@ -163,7 +163,7 @@ OTHER = "name another table, or the source that this one belongs to"
                 "table",
                 "wrong",
                 "1 of 3 rows cannot be read as leases, for one 'k-9': checkpoint: is missing",
-                "mend or remove these rows: their shards are read by nobody",
+                "correct or delete these rows: no worker reads their shards",
             ),
         ),
         (
@@ -171,7 +171,7 @@ OTHER = "name another table, or the source that this one belongs to"
             Finding(
                 "table",
                 "wrong",
-                "the stream has the shards of none of its 4 leases (t-0, t-1, t-2 …): it is another's",
+                "the stream has no shard for any of its 4 leases (t-0, t-1, t-2 …): it belongs to another stream",
                 OTHER,
             ),
         ),
@@ -180,8 +180,8 @@ OTHER = "name another table, or the source that this one belongs to"
             Finding(
                 "table",
                 "wrong",
-                "1 leases (s-0) have other hash ranges than the stream's shards: it is another stream's, or the stream "
-                "was made anew",
+                "1 leases (s-0) have other hash ranges than the stream's shards: it belongs to another stream, or the "
+                "stream was recreated",
                 OTHER,
             ),
         ),
@@ -190,8 +190,8 @@ OTHER = "name another table, or the source that this one belongs to"
             Finding(
                 "table",
                 "unknown",
-                "the stream has not the shards of 1 unfinished leases (s-old): past retention",
-                "workers remove them; check that nobody was that far behind",
+                "the stream has no shard for 1 unfinished leases (s-old): past retention",
+                "workers remove them; check that no worker was that far behind",
             ),
         ),
         (
@@ -212,14 +212,16 @@ def test_a_lease_length_in_milliseconds_is_reported(seconds: float, state: str) 
 
 def test_the_finding_on_time_and_costs_is_exact() -> None:
     gap = "a shard is unread for at most 15.5 s after its worker crashed: 10.5 s until the lease expires, 5 s"
-    late = "longer while the store does not answer"
+    late = "longer while the store does not respond"
     ours, theirs = Config(lease_seconds=10, cycle_seconds=5), Config(Kcl(), lease_seconds=10, cycle_seconds=5)
-    assert gap_finding(ours) == Finding("gap", "ok", f"{gap} until the next look, mostly sooner by the lookout; {late}")
+    assert gap_finding(ours) == Finding(
+        "gap", "ok", f"{gap} until the next turn, usually sooner thanks to the lookout; {late}"
+    )
     gap = gap.replace("15.5", "15.0").replace("10.5", "10")
-    assert gap_finding(theirs) == Finding("gap", "ok", f"{gap} until the next look; {late}")
+    assert gap_finding(theirs) == Finding("gap", "ok", f"{gap} until the next turn; {late}")
     table, bucket = Fleet("dynamodb", 10, 2, 1.0), Fleet("s3", 10, 1, 1.0)
-    unit = "10 open shards, 2 workers, layout usual: at rest 1.9 writes and 0.5 read units a second"
-    busy = "under steady records 10 writes and 0.5 read units a second"
+    unit = "10 open shards, 2 workers, layout usual: when idle 1.9 writes and 0.5 read units a second"
+    busy = "with records all the time 10 writes and 0.5 read units a second"
     price = "(DynamoDB on demand, us-east-1, since November 2024)"
     other = "in layout sessions 3.5 writes and 0.9 read units a second"
     expected = f"{unit}, US$ 3.26 a month; {busy}, US$ 16.59 a month; {other}, US$ 6.10 a month {price}"
@@ -229,12 +231,12 @@ def test_the_finding_on_time_and_costs_is_exact() -> None:
         "layout sessions" not in cost_finding(evolve(table, shared=False), Config(), None).says
     )  # the blobs of the Azure SDKs
     sentence = cost_finding(evolve(table, sessions=True), Config(), None).says
-    assert "2 workers, layout sessions: at rest 1.4 writes" in sentence
+    assert "2 workers, layout sessions: when idle 1.4 writes" in sentence
     assert sentence.endswith("in layout usual 10 writes and 0.5 read units a second")
-    assert "under steady records 1,000 writes" in cost_finding(Fleet("s3", 500, 1, 1.0), Config(), None).says
+    assert "with records all the time 1,000 writes" in cost_finding(Fleet("s3", 500, 1, 1.0), Config(), None).says
     alone = cost_finding(bucket, Config(), None).says
-    assert alone.startswith("10 open shards, 1 worker, layout usual: at rest ")
-    assert " reads a second; under steady records " in alone
+    assert alone.startswith("10 open shards, 1 worker, layout usual: when idle ")
+    assert " reads a second; with records all the time " in alone
     # Without a lookout, each worker lists once a cycle. A checkpoint after each batch means five per second.
     assert loads(evolve(table, shared=False), Config(cycle_seconds=20.0))[0].reads == pytest.approx(0.1 * 0.5, rel=0.2)
     assert loads(evolve(table, checkpoint_seconds=0.0), Config())[1].writes == pytest.approx(50)
@@ -252,9 +254,15 @@ def test_the_finding_on_time_and_costs_is_exact() -> None:
     ],
 )
 def test_a_clock_may_be_off_by_a_minute(ahead: float, state: FindingState, says: str) -> None:
-    todo = "set the clock: requests are refused at 5 min, and lag is as true as clocks are" if state == "wrong" else ""
-    assert clock_finding("x", ahead) == Finding("clock of x", state, f"ours is {says} it (told in whole seconds)", todo)
-    assert clock_finding("x", None) == Finding("clock of x", "unknown", "the service told no time")
+    todo = (
+        "set the clock: the service rejects requests from 5 min on, and lag is only as accurate as the clocks"
+        if state == "wrong"
+        else ""
+    )
+    assert clock_finding("x", ahead) == Finding(
+        "clock of x", state, f"ours is {says} it (measured in whole seconds)", todo
+    )
+    assert clock_finding("x", None) == Finding("clock of x", "unknown", "the service's responses contain no time")
 
 
 def test_leases_of_other_streams_are_fine_but_another_hub_is_a_fault() -> None:
@@ -262,7 +270,7 @@ def test_leases_of_other_streams_are_fine_but_another_hub_is_a_fault() -> None:
     (finding,) = compare_with_stream(
         Listing((*ROWS, Lease("x:s-0", stream="x"))), SHARDS, lambda lease: not lease.stream
     )
-    assert (finding.state, "; 1 leases are of streams that are not read here" in finding.says) == ("ok", True)
+    assert (finding.state, "; 1 leases belong to streams that are not read here" in finding.says) == ("ok", True)
 
     def refuse(_lease: Lease) -> bool:
         raise SourceError("lease '0': another hub")
@@ -365,7 +373,7 @@ def test_a_store_that_cannot_be_examined_exits_2(arguments: list[str], says: str
 
 
 def test_every_store_and_source_can_be_examined() -> None:
-    # No fleet uses a backup.
+    # No fleet works on a backup.
     assert set(examination._STORES) == set(stores._SCHEMES) - {"file"}  # noqa: SLF001  two lists of the same
     assert set(examination._SOURCES) == set(sources._SCHEMES)  # noqa: SLF001  likewise
 
@@ -420,6 +428,6 @@ def test_an_oversized_fleet_gets_a_warning(leases: int, workers: int, state: str
 
 def test_the_finding_on_size_contains_its_figures() -> None:
     assert size_finding(2_000, 4, Config()).says == (
-        "500 leases a worker are renewed in time while the store answers within 636 ms; "
+        "500 leases a worker are renewed in time if the store responds within 636 ms; "
         "2000 leases x 4 workers are 8,000, of at most some 2,000,000"
     )

@@ -90,7 +90,7 @@ def test_a_healthy_fleet_passes_and_its_table_is_unchanged(
     }
     assert "2 leases of this stream, and 2 owners" in findings["table"]["says"]
     assert "2 open shards, 2 workers" in findings["cost"]["says"]
-    protections = "deletion protection: not told, point-in-time recovery: not told"  # dynalite reports neither
+    protections = "deletion protection: unknown, point-in-time recovery: unknown"  # dynalite reports neither
     assert protections in findings["dynamodb:DescribeTable"]["says"]
     assert dynalite_client.scan(TableName=table)["Items"] == before
 
@@ -245,7 +245,7 @@ def test_a_hub_is_examined_while_a_worker_reads_it(
         until(lambda: reader.read().records)
         listed, last, received = of_hub(place)
         assert {listed.state, last.state, received.state} == {"ok"}
-        assert "a worker reads partition 0 now" in received.says
+        assert "a worker reads partition 0 undisturbed" in received.says
         assert [each["epoch"] for each in hubs.look("orders")[0]["readers"]] == [3]
         worker.close()
         assert [each.state for each in of_hub(place, group="absent")] == ["ok", "ok", "wrong"]

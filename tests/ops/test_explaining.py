@@ -24,7 +24,7 @@ from leasehold.stores.writes import RenewLease
 from leasehold_lab.contract.actors import done, placed
 
 CONFIG = Config()
-OVER = "nothing: it holds more than its share, and leaves the others alone (M3)"
+OVER = "nothing: it holds more than its share, and takes no leases from others (M3)"
 
 
 def held(key: str, owner: str | None, idle: float = 1.0) -> Lease:
@@ -54,7 +54,7 @@ def test_a_worker_is_explained_with_its_share_and_next_actions() -> None:
     a, b = plans(table(*FLEET), CONFIG)
     assert (a.held, a.share, a.ours, a.lines) == (5, 3, True, (OVER,))
     assert (b.held, b.share) == (1, 3)
-    assert [line.split(" s-")[0] for line in b.lines] == ["would ask a for"] * 2
+    assert [line.split(" s-")[0] for line in b.lines] == ["would request"] * 2
     assert all(line.endswith("(H2)") for line in b.lines)
 
 
@@ -84,16 +84,16 @@ def test_a_dead_owner_is_not_counted_and_its_lease_is_claimed() -> None:
     tale = story(table(dead), CONFIG, dead, worker_plans)
     assert tale.past[0] == "b owns it and has not renewed it for 20.0 s: it counts as dead"
     assert tale.should.startswith("c, by M6: ")
-    assert tale.moves == "at c's next look, within 20.05 s"
+    assert tale.moves == "at c's next turn, within 20.05 s"
     tale = story(table(*FLEET), CONFIG, FLEET[0], plans(table(*FLEET), CONFIG))
-    assert tale.moves == "at b's next look, within 20.05 s, after the running batch"
+    assert tale.moves == "at b's next turn, within 20.05 s, after the running batch"
 
 
 @pytest.mark.parametrize(
     ("lease", "should", "moves"),
     [
-        (FLEET[6], "nobody: it is finished", "never"),
-        (FLEET[5], "b: it holds 1 where its share is 3, no more than its share", "when workers come or go; or if b"),
+        (FLEET[6], "no worker: it is finished", "never"),
+        (FLEET[5], "b: it holds 1 where its share is 3, no more than its share", "when workers join or leave; or if b"),
         (evolve(FLEET[5], next_owner="a"), "", "once its owner has finished"),
     ],
 )
@@ -150,11 +150,11 @@ def test_the_command_explains_a_worker_and_a_lease(tmp_path: Path) -> None:
     assert lease.stdout.splitlines() == [
         "s-5",
         "UNKNOWN: b tells nothing of its reading: watch it (--watch)",
-        "  b owns it; one look does not tell when it was renewed",
+        "  b owns it; a single read of the table does not show when it was renewed",
         "  checkpoint TRIM_HORIZON",
         "  its row tells nothing of its reading",
         "should have it: b: it holds 1 where its share is 3, no more than its share",
-        "would move: when workers come or go; or if b stands still for 10.5 s more",
+        "would move: when workers join or leave; or if b renews nothing for another 10.5 s",
     ]
 
 
@@ -200,25 +200,25 @@ TOLD = Progress(
         (
             TOLD,
             (
-                "its owner told of its reading 5.0 s ago",
-                "it was 62.0 s behind then; it was last read 60.0 s ago, and last tried 6.0 s ago",
+                "its owner wrote its progress 5.0 s ago",
+                "its lag was 62.0 s then; it was last read 60.0 s ago, and last tried 6.0 s ago",
                 "the last fault: asked to slow down",
-                "its handler has been at work for 55.0 s without an end or a checkpoint",
+                "its handler has been running for 55.0 s without an end or a checkpoint",
             ),
         ),
         (
             evolve(TOLD, tried=TOLD.read, fault="", work=None, behind=None, excused="its parents are not done"),
             (
-                "its owner told of its reading 5.0 s ago",
-                "how far behind it was, nobody knows; it was last read 60.0 s ago",
+                "its owner wrote its progress 5.0 s ago",
+                "its lag was unknown; it was last read 60.0 s ago",
                 "it is not read now: its parents are not done",
             ),
         ),
         (
             Progress(NOW - 9, "z"),
             (
-                "z, who had it before, told of its reading 9.0 s ago",
-                "how far behind it was, nobody knows; it has not been read since it came to z",
+                "z, who had it before, wrote its progress 9.0 s ago",
+                "its lag was unknown; it has not been read since it came to z",
             ),
         ),
         (None, ("its row tells nothing of its reading",)),
@@ -243,10 +243,10 @@ def test_uneven_counts_are_explained_by_loads() -> None:
     a, b = plans(now, CONFIG)
     by_load = "as throughput is balanced before counts (M13): its leases bring"
     assert a.lines == (
-        f"nothing: it holds less than its share, {by_load} 12288.0 KB/s, those of the mean worker 12240.6",
+        f"nothing: it holds less than its share, {by_load} 12288.0 KB/s, and the mean over all workers is 12240.6",
     )
     assert b.lines == (
-        f"nothing: it holds more than its share, {by_load} 12193.1 KB/s, those of the mean worker 12240.6",
+        f"nothing: it holds more than its share, {by_load} 12193.1 KB/s, and the mean over all workers is 12240.6",
     )
     assert rules_of((a, b)) == {"M13": SENTENCES["M13"]}
     should = story(now, CONFIG, light[0], (a, b)).should
@@ -269,9 +269,9 @@ def test_uneven_counts_are_explained_by_loads() -> None:
 def test_the_age_of_a_renewal_is_described(lease: Lease, expected: str) -> None:
     now = table(lease)
     assert story(now, CONFIG, lease, ()).past[0] == expected
-    waits = "when a worker that lacks one looks, or one comes"
+    waits = "at the turn of a worker below its share, or when a worker joins"
     remaining = 10.5 - lease.idle
-    stands = f"when workers come or go; or if a stands still for {remaining:.1f} s more"
+    stands = f"when workers join or leave; or if a renews nothing for another {remaining:.1f} s"
     assert story(now, CONFIG, lease, ()).moves == (waits if lease.owner is None or remaining < 0 else stands)
 
 
@@ -281,14 +281,14 @@ def test_the_explanation_of_a_moving_lease_is_complete() -> None:
     now = table(*FLEET[:5], lease)
     assert story(now, CONFIG, lease, plans(now, CONFIG)).past == (
         "b owns it and renewed it 1.0 s ago",
-        "it came to b 7 s ago, while this was watching",
-        "it is on its way to a",
-        "b answers no requests: whoever should have it steals it",
+        "b took it 7 s ago, while the table was watched",
+        "it is being handed off to a",
+        "b answers no requests, so a worker that should have it steals it",
         "checkpoint TRIM_HORIZON",
     )
     ended = FLEET[6]
     tale = story(table(*FLEET), CONFIG, ended, ())
-    assert tale.past == ("its shard has been read to the end", "nobody needs to own it", "checkpoint SHARD_END")
+    assert tale.past == ("its shard has been read to the end", "it needs no owner", "checkpoint SHARD_END")
     assert tale.moves == "never: the row is removed once the children of its shard are being read"
 
 
@@ -301,13 +301,13 @@ def test_a_released_failing_lease_is_explained_during_its_cooldown() -> None:
     assert [(plan.worker, plan.actions) for plan in worker_plans] == [("a", ())]
     tale = story(seen, CONFIG, free, worker_plans)
     assert tale.should == "any worker but a, which could not handle it and leaves it to others for now"
-    assert tale.moves == "when a may take it again, in 45 s; or sooner, when another worker looks"
+    assert tale.moves == "when a may take it again, in 45 s; or sooner, at another worker's turn"
     assert tale.reading[-2:] == (
         "the last fault: its handler raised ValueError",
-        "a put it aside, and takes it again in 45 s at the earliest",
+        "a put it aside, and may take it again in 45 s",
     )
     with_b = plans(seen, CONFIG, ("b",))
     assert [len(plan.actions) for plan in with_b] == [0, 1]
-    assert story(seen, CONFIG, free, with_b).moves.startswith("at b's next look, within 20")
+    assert story(seen, CONFIG, free, with_b).moves.startswith("at b's next turn, within 20")
     later = evolve(seen, at=1051.0)
     assert "a put it aside" not in str(story(later, CONFIG, free, plans(later, CONFIG)))

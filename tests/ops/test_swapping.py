@@ -284,7 +284,7 @@ def test_serve_shows_both_tables_of_a_swap(half_way: tuple[str, str]) -> None:
         ]
         story = watcher.explain(None, "s-1")
     assert story is not None
-    assert "it is on its way from FROM to TO" in story["past"]
+    assert "a swap is moving it from FROM to TO" in story["past"]
 
 
 @pytest.mark.parametrize("side", [FROM, TO])

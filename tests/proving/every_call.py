@@ -1,8 +1,8 @@
-"""Every call of a worker meets every fault, one at a time, and the judge checks the resulting history.
+"""Injects each possible fault into each call of a worker, one at a time, and lets the judge check the history.
 
 Each scenario is a small fleet under virtual time. It runs once to number its calls, and then once for each call of the
-worker under test and each fault that such a call can meet (`faults_of`). SQLite is tested like this. `python
-tests/proving/every_call.py` runs all of them on all cores.
+worker under test and each fault that such a call can have (`faults_of`). SQLite itself is tested in a similar way.
+`python tests/proving/every_call.py` runs all combinations on all cores.
 """
 
 import math
@@ -36,18 +36,18 @@ HERO, PEER = "a-0", "a-1"
 CALM, SECONDS, AT_REST = 40.0, 60.0, 5.0
 
 UNREAD_SECONDS = 21.0
-"""The longest time without a reader: a lease and eight seconds after a death, and a hang of 15 s takes no longer."""
+"""The longest time that a shard may be unread, which is a lease and eight seconds after a death, or a hang of 15 s."""
 
 PASSING_SECONDS = 5.0
-"""So much longer than undisturbed may a shard go without a reader where a service refused one call."""
+"""The additional time that a shard may be unread if a service rejected a single call."""
 
 SERVICES = ("store.", "source.", "reader.")
 
 LONG = ("late", "hang", "freeze", "untrue")
-"""After one of these a worker may let a lease go that it holds: it cannot know, or was told otherwise."""
+"""Faults after which a worker may stop reading a lease that it still holds, because it cannot know that it does."""
 
 FOREIGN = tuple(f"{effect}raise {name}" for effect in ("", "do + ") for name in ("value", "key", "memory", "recursion"))
-"""Exceptions that are not ours, as a library that a store or source uses may raise them once."""
+"""Unexpected exceptions, such as a library that a store or source uses may raise once."""
 
 PASSING = (
     *FOREIGN,
@@ -57,10 +57,10 @@ PASSING = (
     "raise rejected",
     "do + raise rejected",
 )
-"""One request too many for a service, or one that it did not answer or rejected once: the next one is answered."""
+"""Temporary faults of a single request, after which the next request succeeds."""
 
 ANY = ("value", "key", "os", "memory", "runtime", "timeout", "recursion", "unicode", "stop")
-"""Exceptions that any library may raise, and any callable."""
+"""Exceptions that any library or function may raise."""
 
 HEEDED = (
     "unanswered",
@@ -113,14 +113,14 @@ PLAIN = Scenario(
     handling_seconds=0.2,
     bench_seconds=10.0,
 )
-"""Two workers with a shard each, at rest."""
+"""The members of a balanced fleet: two workers with one shard each."""
 
 JOINS = 7.3
 
 
 @frozen
 class CallStory:
-    """A fleet, and the calls of one worker in it (the hero) between two moments."""
+    """A fleet, and the worker under test (the hero), whose calls between two times get faults."""
 
     name: str
     since: float
@@ -180,14 +180,14 @@ STORIES = (
 
 
 def calls_of(story: CallStory, history: SimulatedHistory) -> Iterator[tuple[int, CallEvent]]:
-    """Return the calls that the scenario is about, by number."""
+    """Return the calls of the worker under test, by number."""
     for number, call in enumerate(history.calls):
         if call.process.startswith(f"{HERO}#") and story.since <= call.t <= story.until:
             yield number, call
 
 
 def call_faults(story: CallStory, *, whole: bool = False) -> Iterator[CallFault]:
-    """Return every fault of the first call of each name; if `whole`, of every call, and every exception."""
+    """Return all faults of the first call of each name. If `whole`, return all faults of all calls."""
     seen: set[str] = set()
     for number, call in calls_of(story, undisturbed(story)):
         if whole or call.what not in seen:
@@ -198,8 +198,8 @@ def call_faults(story: CallStory, *, whole: bool = False) -> Iterator[CallFault]
 def faults_of(what: str, *, whole: bool = False) -> tuple[str, ...]:
     """Return the faults that a call of this name can meet.
 
-    Of the exceptions that any library may raise, one is raised before the effect and one after; if `whole`, each
-    is.
+    Of the exceptions that any library may raise, one is raised before the effect of the call, and one after it. If
+    `whole`, each of them is raised.
     """
     kind, _, verb = what.partition(".")
     if kind == "task":
@@ -220,12 +220,12 @@ def faults_of(what: str, *, whole: bool = False) -> tuple[str, ...]:
 
 
 def _denials(what: str) -> Iterator[str]:
-    """Return the rights that can be denied from a call of this name on, which needs them itself."""
+    """Return the steps that deny a resource which a call of this name needs."""
     return (f"deny {name}" for name, (starts, _) in DENIED.items() if what.startswith(starts))
 
 
 def told(story: CallStory, *befalling: CallFault) -> SimulatedHistory:
-    """Return the history of the scenario with this fault; records count from where reading was to begin."""
+    """Run the scenario with this fault, and return its history from the start position of reading on."""
     history = run(evolve(story.scenario, call_faults=befalling))
     first = {shard: _first_due(history, shard) for shard in history.parents}
     history.sent = [sent for sent in history.sent if sent.number >= first[sent.key]]
@@ -233,9 +233,9 @@ def told(story: CallStory, *befalling: CallFault) -> SimulatedHistory:
 
 
 def breaches(story: CallStory, *befalling: CallFault) -> tuple[str, ...]:
-    """Return every breach of a law in the scenario with this fault.
+    """Run the scenario with this fault, and return all breaches.
 
-    These are the judge's breaches, and shards that are read late or never.
+    These are the breaches that the judge finds, and shards that are read late or never.
     """
     history = told(story, *befalling)
     limits = Limits(
@@ -271,7 +271,10 @@ def undisturbed(story: CallStory) -> SimulatedHistory:
 
 
 def forsaken(history: RunHistory) -> Iterator[str]:
-    """Return the leases that a process stopped reading as lost although it held them: its own write was the last."""
+    """Return the leases that a process stopped reading although it still held them.
+
+    A process held a lease if the last write of the lease was its own, and had not expired.
+    """
     for event in history.of_kinds("lease-lost"):
         earlier = [write for write in history.writes if write.key == event.shard and write.done and write.t <= event.t]
         last = earlier[-1]
@@ -281,10 +284,10 @@ def forsaken(history: RunHistory) -> Iterator[str]:
 
 
 def unread(history: RunHistory, until: float, *, due: bool = False) -> Mapping[str, float]:
-    """Return by shard the longest time in seconds in which it was neither read nor handled, up to its end or a moment.
+    """Return, for each shard, the longest time in seconds in which it was neither read nor handled, until its end.
 
-    due  whether the time counts from when the shard was to be read (the beginning of the scenario or the end of its
-             parents) and not from its first read
+    The time counts from the first read of the shard. If `due`, it counts from the time when the shard could be read,
+    which is the start of the scenario or the end of its parents.
     """
     times: dict[str, list[float]] = {shard: [] for shard in history.parents}
     for event in history.events:
@@ -299,14 +302,14 @@ def unread(history: RunHistory, until: float, *, due: bool = False) -> Mapping[s
 
 
 def _first_due(history: RunHistory, shard: str) -> int:
-    """Return the first record that was due: where reading began at LATEST, by the time that was noted first."""
+    """Return the number of the first record to read, which depends on the fixed start if reading starts at LATEST."""
     rows = (write.after for write in history.writes if write.done and write.key == shard)
     notes = (row.annotation("latest_ms") for row in rows if row is not None)
     return FIRST_NUMBER + next((int(noted) - FIRST_MS for noted in notes if noted), 0)
 
 
 def tried(asked: tuple[int, CallFault]) -> tuple[str, ...]:
-    """Return the breaches of the scenario at this index with this fault, each described in full."""
+    """Return full descriptions of the breaches in the scenario at this index with this fault."""
     story, mishap = STORIES[asked[0]], asked[1]
     found = breaches(story, mishap)
     if not found:

@@ -36,7 +36,7 @@ def main(
     ] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
 ) -> None:
-    """Simulate fleets with all faults on; exit 1 if the judge finds a breach."""
+    """Simulate fleets with all kinds of faults. Exit with status 1 if the judge finds a breach."""
     console = Console(stderr=True)
     every = itertools.count(first)
     chosen = (seed for seed in every if trial(seed).scenario.acknowledges != "return") if acknowledging else every
@@ -55,7 +55,7 @@ def main(
 
 
 def tried(seeds: Iterable[int], jobs: int) -> Iterator[tuple[int, tuple[Breach, ...]]]:
-    """Yield each seed with its breaches, in order. Logs of the workers are discarded, since faults are expected."""
+    """Yield each seed with its breaches, in order. The workers' logs are discarded, because faults are expected."""
     logging.getLogger("leasehold").setLevel(logging.CRITICAL)
     if jobs == 1:
         yield from map(breaches_of_seed, seeds)

@@ -1,4 +1,4 @@
-"""Faults planted into the cadence each show in a simulated fleet, and a sound fleet stays within the limit."""
+"""Each fault that is planted into the cadence is detected in a simulated fleet, and a fleet without faults is not."""
 
 import math
 import random
@@ -37,12 +37,12 @@ ORDINARY = OTHERS[5]
 CRASH, END = 44.0, 90.0
 
 OWNED_AGAIN_SECONDS = 18.0
-"""lease_seconds and 8 s: how long a lease may have no living owner after a death."""
+"""The longest time that a lease may have no living owner after a death, which is `lease_seconds` and 8 s."""
 
 
 @frozen
 class Story:
-    """A worker dies at CRASH; `joins` came four seconds earlier, the others were there; `stuck` plans no more."""
+    """A fleet in which a worker dies at CRASH. `joins` starts four seconds before that, and `stuck` stops planning."""
 
     dies: str
     joins: str = ""
@@ -57,7 +57,7 @@ STORIES = {
 
 
 def lived(story: Story, earlier: Sequence[str] = ()) -> SimulatedHistory:
-    """Return the history of 48 leases; some workers may be of an earlier version, which knows no calls."""
+    """Simulate 48 leases, with some workers of an earlier version without calls, and return the history."""
     draw = random.Random(1)  # noqa: S311  a seed is the point
     present = tuple(name for name in WORKERS if name != story.joins)
     members = [
@@ -96,7 +96,7 @@ def sound(name: str) -> SimulatedHistory:
 
 @pytest.mark.parametrize("name", STORIES)
 def test_fleet_without_faults_owns_all_leases_in_time(name: str) -> None:
-    """After a death, a fleet without planted faults owns all leases again within the limit that users are promised."""
+    """After a death, a fleet without planted faults owns all leases again within the documented limit."""
     assert longest_unowned(sound(name)) <= OWNED_AGAIN_SECONDS
     assert judge(sound(name), Limits(dict.fromkeys(WORKERS, 10.0), settled=END - 5.0)) == ()
 

@@ -1,4 +1,4 @@
-"""Fleets with all faults on: ten here, more in `make test-more`; `make soak` runs ten thousand."""
+"""Ten random fleets with all kinds of faults. `make test-more` runs more, and `make soak` runs ten thousand."""
 
 from collections.abc import Iterable, Iterator
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 
 CHUNK = 10
 JOINED = (257, 3703, 6439, 20531, 21184, 214836, 801220, 806531)
-"""Fleets that workers join after rows were deleted; each lost records, left them unread, or read a child first."""
+"""Seeds of fleets that workers join after rows were deleted. Each of them has revealed a fault in the past."""
 CHUNKS = [0, *(pytest.param(chunk, marks=pytest.mark.more) for chunk in range(1, 20))]
 
 
@@ -25,7 +25,7 @@ def _quiet() -> Iterator[None]:
 
 @pytest.mark.parametrize("chunk", CHUNKS)
 def test_the_judge_has_nothing_to_say(chunk: int) -> None:
-    """Under random interleavings of faults, no record and no lease is lost, and a balanced fleet stays at rest."""
+    """Under random interleavings of faults, no record and no lease is lost, and a balanced fleet makes no moves."""
     assert _said(range(chunk * CHUNK, (chunk + 1) * CHUNK)) == {}
 
 

@@ -1,4 +1,4 @@
-"""The exhaustive checker: what it must find, what it must not, and the table it left in specs/."""
+"""The faults that the exhaustive checker must find, those that it must not, and the table of results in specs/."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ CASES = [
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("case", CASES)
 def test_every_interleaving_has_only_known_faults(case: Case) -> None:
-    """There is no livelock, no ignored lease and no uneven rest except the known ones, and the page is current."""
+    """The checker finds no faults except the known ones, and the stored page is current."""
     verdict = judge(case)
     assert surprises((case,), (verdict,)) == []
     row = page_of((verdict,), "").splitlines()[-1]

@@ -1,7 +1,7 @@
-"""L-one-way for the stream: a worker that gets no response from the stream holds up no shard for long.
+"""A worker that gets no response from the stream does not keep its shards from being read (L-one-way).
 
-Its line to the lease table works, so its leases look alive to others. No shard is unread for longer than two lease
-times while another worker is healthy.
+Its connection to the lease table works, so its leases do not expire. No shard is unread for longer than two lease
+durations while another worker is healthy.
 """
 
 import math
@@ -63,7 +63,7 @@ def history_of(
     well: int = 1,
     gives_up_seconds: float = 5.0,
 ) -> SimulatedHistory:
-    """Return the history of a fleet in which some workers get no response from the stream for a while."""
+    """Simulate a fleet in which some workers get no response from the stream for a while, and return its history."""
     names = (SICK, *(f"{WELL}-{number}" for number in range(well)))
     members = tuple(
         Member(
@@ -107,13 +107,13 @@ def test_shard_of_a_worker_without_stream_is_read_within_two_lease_times(
     )
     # Where each worker reads the table once per cycle, it also learns of a free lease up to a cycle later.
     looks = CONFIGS[rules].cycle_seconds if layout == "dated objects" else 0.0
-    # Who knows of no other worker that reads the stream waits longer before it lets others try (D4).
+    # A worker that knows no other worker that reads the stream waits longer before it releases its leases (D4).
     unknown = shards == 1 or layout == "dated objects"
     assert longest_unread(history) <= (4 if unknown else 2) * LEASE_SECONDS + looks
 
 
 def released(history: SimulatedHistory, since: float = SINCE) -> list[tuple[str, str, float]]:
-    """Return which worker released which lease, and when."""
+    """Return all releases of leases, with their workers and times."""
     return [
         (write.worker, write.key, write.t)
         for write in history.writes
@@ -146,7 +146,7 @@ def test_workers_keep_their_leases_in_an_outage_of_the_stream(layout: str, rules
 
 
 def test_single_worker_releases_one_lease_at_a_time() -> None:
-    """It cannot know whether it is alone: another worker may be idle. The waits between two trials grow."""
+    """The worker cannot know whether it is alone, because another worker may be idle. Its waits between trials grow."""
     history = history_of(CONFIGS["minimal"], shards=3, since=0.0, well=0)
     times = [at - SINCE for _, _, at in released(history)]
     assert len(times) in {2, 3}
@@ -181,7 +181,7 @@ def lone_history(
     gives_up_seconds: float = 5.0,
     lasting: float = math.inf,
 ) -> SimulatedHistory:
-    """Return the history of two workers with three leases each, of which some get no response about one shard."""
+    """Simulate two workers with three leases each, of which some get no response about one shard."""
     names = SICK, WELL
     members = tuple(
         Member(

@@ -1,7 +1,7 @@
-"""The stored digests of histories: a change that is meant to alter nothing must leave each of them as it is.
+"""Compares the histories of simulated fleets with stored digests, which a refactoring must not change.
 
-After a change that is meant to alter some, `python -m leasehold_lab.simulator.digests --write
-tests/proving/digests.txt` stores them again, and the commit says what changed.
+After a change of behavior, `python -m leasehold_lab.simulator.digests --write tests/proving/digests.txt` stores them
+again. The commit message explains the change.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The law of deployments: a drain, however slow its batches, handles no record twice and lets no lease expire."""
+"""A drain handles no record twice and lets no lease expire, however slow its batches are."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ STOPS = 20.0
 
 SLOW, MORE = pytest.mark.slow, pytest.mark.more
 SEEDS = [0, *(pytest.param(seed, marks=SLOW if seed < 2 else MORE) for seed in range(1, 10))]
-"""Each history takes a fifth of a second of a processor."""
+"""The number of seeds. Each history takes a fifth of a second of processor time."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -42,9 +42,10 @@ def drained(
     drain_seconds: float = 30.0,
     peers: bool = True,
 ) -> SimulatedHistory:
-    """Stop a worker of many shards at a moment of its batches that the seed draws, next to a peer.
+    """Stop a worker with many shards at a random moment of its batches, in a fleet with another worker.
 
-    newcomer  seconds before the stop at which a newcomer joins, so that next owners wait for the leaver's leases
+    If `newcomer` is given, another worker joins that many seconds before the stop, so that there are next owners
+    waiting for leases of the stopped worker.
     """
     stop = STOPS + Random(seed).uniform(0.0, min(handling, 14.0))  # noqa: S311  a seed, not a secret
     joins = () if newcomer is None else (Member(NEWCOMER, config, starts=stop - newcomer),)
@@ -72,7 +73,7 @@ def twice(history: SimulatedHistory) -> list[tuple[str, str]]:
 
 
 def expiries(history: SimulatedHistory) -> list[str]:
-    """Return the leases that another worker took or freed before their owner had released them."""
+    """Return the leases that other workers took or freed before their owner released them."""
     return [
         f"{write.worker} {write.verb} {write.key} of {write.before.owner} at {write.t:.1f}"
         for write in history.writes
@@ -82,7 +83,7 @@ def expiries(history: SimulatedHistory) -> list[str]:
 
 
 def gaps(history: SimulatedHistory) -> list[str]:
-    """Return the leases that the leaver still had in its drain and did not renew, with room for a request."""
+    """Return the leases that the draining worker held but did not renew in time."""
     (stop,) = (each.t for each in history.incidents if each.what == "leave")
     (gone,) = (each.t for each in history.incidents if each.what == "gone")
     written = {each.key: [stop - LEASE] for each in history.first}

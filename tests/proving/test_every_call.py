@@ -1,4 +1,4 @@
-"""Every call of a worker meets every fault, one at a time: no lease, owner or record is lost, no shard stays unread."""
+"""No single fault of any call of a worker loses a record or leaves a shard unread."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from leasehold_lab.simulator.question import unlogged
 pytestmark = pytest.mark.slow
 
 EACH = 20
-"""Here one mishap of so many is tried, and another by `make test-more`; `make soak` tries all of them."""
+"""One fault out of this many is tested here, and another one by `make test-more`. `make soak` tests all faults."""
 
 
 @pytest.fixture(autouse=True, scope="module")

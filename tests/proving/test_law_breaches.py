@@ -1,4 +1,4 @@
-"""Every law of the seam finds the fault that is planted for it, and describes the breach."""
+"""Every law of `leasehold.testing` finds the fault that is planted for it, and describes the breach."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -24,7 +24,7 @@ Actions = tuple[Action, ...]
 
 @pytest.fixture(autouse=True)
 def _unshrunk() -> Iterator[None]:
-    """Skip shrinking: a planted fault is found and named before it is made smaller, which takes most of the time."""
+    """Disable shrinking, which takes most of the time and is not needed to find and name a planted fault."""
     before = settings.get_current_profile_name()
     settings.register_profile("unshrunk", settings.get_profile(before), phases=(Phase.generate,))
     settings.load_profile("unshrunk")
@@ -33,7 +33,7 @@ def _unshrunk() -> Iterator[None]:
 
 
 def but(change: Callable[[Actions, list[Lease], Me], Iterable[Action]]) -> Planner:
-    """Return a planner whose result is changed."""
+    """Return a planner whose plans are changed by a function."""
 
     def planned(leases: Iterable[Lease], shards: Iterable[Shard] | None, me: Me, config: Config) -> Actions:
         table = list(leases)
@@ -101,7 +101,7 @@ def test_planted_fault_is_found_and_named(name: str) -> None:
     """Each law finds the fault that was made to break it, and names the breach."""
     law, planner, words = PLANTED[name]
     with pytest.raises(LawBroken, match=words):
-        law.check(planner, Kcl(), examples=2000)  # with 100 examples, none shows it once in a few hundred runs
+        law.check(planner, Kcl(), examples=2000)  # with 100 examples, the fault is missed in one of a few hundred runs
 
 
 def test_planner_that_fails_on_one_row_is_found() -> None:

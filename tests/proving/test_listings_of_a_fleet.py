@@ -1,4 +1,4 @@
-"""How often the workers of a simulated fleet list the whole table, at rest and while all are replaced in turn."""
+"""How often the workers of a simulated fleet list the whole table, both when balanced and in a rolling replacement."""
 
 from attrs import evolve
 

@@ -1,4 +1,4 @@
-"""Many workers join one that owns everything."""
+"""Many workers join one that owns all leases."""
 
 import pytest
 from attrs import evolve

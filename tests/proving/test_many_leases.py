@@ -1,4 +1,4 @@
-"""Workers that hold many leases over a slow store: each lease is renewed in time, or the log says why not."""
+"""Workers with many leases and a slow store renew each lease in time, or log the reason if they cannot."""
 
 import logging
 
@@ -10,11 +10,11 @@ from leasehold_lab.simulator.run import run
 from leasehold_lab.simulator.scenario import Member, Network, Scenario, group_of
 
 SLOW_SECONDS = 0.5
-"""Ten renewals at a time are twenty a second, and 106 while a renewal is due once."""
+"""With ten concurrent renewals, twenty leases are renewed per second, and 106 in the interval between renewals."""
 
 
 def changed_hands(leases: int, seconds: float = 40.0) -> int:
-    """Return how many times leases changed owner, with two workers that hold this many each and no deaths."""
+    """Return the number of owner changes in a fleet of two workers with this many leases each, without deaths."""
     names = group_of(0, 2)
     members = tuple(Member(name, Config(), present=True) for name in names)
     network = Network(latency=(SLOW_SECONDS, SLOW_SECONDS), stall=0.0, unanswered=0.0)

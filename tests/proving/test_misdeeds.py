@@ -1,4 +1,4 @@
-"""Whatever users' callables raise or return, nothing unfinished is checkpointed and no held shard stays unread."""
+"""Whatever a user's functions raise or return, no unfinished record is checkpointed, and every held shard is read."""
 
 import logging
 from collections import Counter
@@ -33,7 +33,7 @@ def _quiet() -> Iterator[None]:
 
 
 def told(whose: CallableKind, what: Deviation, seconds: float = 25.0) -> RunHistory:
-    """Run a worker of four shards whose callable does this for a while, and one whose callable works."""
+    """Run two workers with four shards, one of which has a faulty function for a while, and return the history."""
     members = tuple(Member(worker, CONFIG) for worker in WORKERS)
     owners = (WORKERS[0],) * 2 + (WORKERS[1],) * 2
     faults = (CallableFault(WORKERS[0], whose, what, 20.0, seconds),)
@@ -49,7 +49,7 @@ def test_both_laws_hold_whatever_a_callable_does(whose: CallableKind, what: Devi
 
 
 def poisoned(*more: CallableFault) -> RunHistory:
-    """Run a fleet whose handlers fail on poisonous records for a while, along with other events.
+    """Run a fleet whose handlers fail on poisonous records for a while, with additional faults.
 
     At first the handlers hang, so that batches are long and hold poison between other records.
     """

@@ -1,5 +1,5 @@
-"""The checker of layout `sessions` finds nothing in the protocol, and finds each of the orders that lose."""
-# ruff: noqa: SLF001  each plant changes one step of the code under test
+"""The checker of layout `sessions` finds no fault in the protocol, and finds each planted fault."""
+# ruff: noqa: SLF001  each planted fault changes one step of the code under test
 
 import json
 from collections.abc import Callable
@@ -52,7 +52,7 @@ def row_before_the_owner_is_stopped(patched: pytest.MonkeyPatch) -> None:
 
 
 def going_on_after_an_unknown_release(patched: pytest.MonkeyPatch) -> None:
-    """Go on as if no released entry were still on its way."""
+    """Continue as if no write that releases an entry were in progress."""
 
     def put(self: SessionStore, row: LeaseRow) -> LeaseRow | None:
         self._unsettled = {}
@@ -199,7 +199,7 @@ def late_checkpoints_of_any_epoch(patched: pytest.MonkeyPatch) -> None:
 
 
 def removing_by_a_list_from_before(patched: pytest.MonkeyPatch) -> None:
-    """Remove a session because an earlier read of the leases names it nowhere."""
+    """Remove a session because no lease in an earlier listing names it."""
     before: dict[str, set[str]] = {}
 
     def sweep(self: SessionStore, found: Any, read: Any) -> None:  # noqa: ANN401

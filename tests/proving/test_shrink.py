@@ -1,4 +1,4 @@
-"""A failing fleet is made smaller as long as it still fails."""
+"""A failing scenario is simplified as long as it still fails."""
 
 from leasehold_lab.simulator.chaos import trial
 from leasehold_lab.simulator.run import FAULTS, description_of, shrink
@@ -6,7 +6,7 @@ from leasehold_lab.simulator.scenario import Scenario
 
 
 def fails(scenario: Scenario) -> bool:
-    """A fault that needs one worker, two leases, and lost requests."""
+    """Return whether the scenario has a fault that needs one worker, two leases, and lost requests."""
     return (
         any(member.worker == "b-1" for member in scenario.members)
         and len(scenario.owners) >= 2

@@ -1,4 +1,4 @@
-"""`leasehold simulate`: one fleet, many seeds, and the same many on Spark."""
+"""`leasehold simulate` for one seed, and for many seeds on this machine and on Spark."""
 
 import json
 import logging
@@ -26,7 +26,7 @@ AT_LEAST = {
 
 
 def answered(*arguments: str) -> Any:  # noqa: ANN401  JSON
-    """Return the command's JSON from a process of its own, since a sweep forks its processes from it."""
+    """Run the command in a separate process, because a sweep forks it, and return its JSON."""
     command = [sys.executable, "-m", "leasehold.adapters.cli.main", "simulate", *arguments, "--json"]
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 

@@ -1,4 +1,4 @@
-"""Every breach, planted once into the history of a good run, is found and named."""
+"""The judge finds and names each breach that is planted into the history of a good run."""
 
 import functools
 import re
@@ -71,7 +71,7 @@ def two_holders() -> RunHistory:
 
 
 def counter() -> RunHistory:
-    """Change the owner in a way that the former owner may not notice."""
+    """Change the owner without incrementing the counter."""
     return planted(taken("steal", 50.0, epoch=0))
 
 
@@ -188,12 +188,12 @@ def held_unread() -> RunHistory:
 
 
 def unforeseen() -> RunHistory:
-    """Raise an exception that no code provides for."""
+    """Record an exception that no code handles."""
     return evolve(good(), faults=["a-000#0: KeyError"])
 
 
 def checkpoint_of_another() -> RunHistory:
-    """Confirm a checkpoint after another worker has taken the lease, judged only by what the processes saw."""
+    """Confirm a checkpoint after another worker took the lease, recorded only by the processes."""
     row = last("s-0", 50.0)
     new_owner, owner = f"{other(row)}#9", row.process
     answers = [

@@ -1,6 +1,6 @@
-"""A worker sleeps through every event that can happen to what it holds, and wakes.
+"""A worker is paused during every kind of event that can happen to its leases.
 
-What was checkpointed meanwhile is not handled again, and every record that still exists is handled.
+Records that were checkpointed meanwhile are not handled again, and all other records that still exist are handled.
 """
 
 from collections.abc import Iterator
@@ -55,13 +55,13 @@ def _quiet() -> Iterator[None]:
 
 
 def slept(scenario: Scenario, events: tuple[Reshape, ...], at: float) -> SimulatedHistory:
-    """Return the history of a fleet in which the hero sleeps from this moment on."""
+    """Return the history of a fleet in which the worker under test (the hero) is paused at this time."""
     members = (Member(HERO, CONFIG, naps=(Nap(at, SLEEP_SECONDS),)), Member(PEER, CONFIG))
     return run(evolve(scenario, members=members, reshapes=events))
 
 
 def repeated(history: SimulatedHistory, reset_at: float) -> list[str]:
-    """Describe the records that were handled after a checkpoint beyond them was stored.
+    """Describe the records that were handled although a later checkpoint was stored before.
 
     A reset voids the checkpoints of open shards.
     """
@@ -103,7 +103,7 @@ def unhandled(history: SimulatedHistory) -> list[str]:
 
 
 def breaches(layout: str, event: str, at: float) -> dict[str, list[str]]:
-    """Return the breaches of one sleep."""
+    """Return the breaches in one scenario."""
     resets = [each.at for each in EVENTS[event] if each.what == "reset"]
     history = slept(LAYOUTS[layout], EVENTS[event], at)
     found = {

@@ -1,4 +1,4 @@
-"""Simulations of fleets that start at one moment, of deaths where all workers list, next to KCL, and of traffic."""
+"""Simulated starts of whole fleets, deaths in fleets whose workers all list the table or run KCL, and write traffic."""
 
 import pytest
 from attrs import evolve
@@ -45,7 +45,7 @@ def test_simulated_kcl_worker_does_not_sign_its_leases() -> None:
     assert our_workers(rows.values()) <= {member.worker for member in members if not member.foreign}
 
 
-def test_a_checkpoint_is_a_renewal() -> None:
+def test_checkpoint_counts_as_renewal() -> None:
     """C2: A checkpoint also renews the lease, so no renewal follows it sooner than after a full interval."""
     steady = SimulationQuestion(60, (6,), kind="steady", pace="own", checkpoints=5.0, cycles=3.0)
     ours, theirs = (answer(evolve(steady, rules=rules)).traffic.write_units for rules in ("minimal", "kcl"))

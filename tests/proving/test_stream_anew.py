@@ -1,4 +1,4 @@
-"""A stream that is deleted and recreated under its name, in mid-run, under a seed's other faults."""
+"""A stream is deleted and recreated with the same name during a run with other random faults."""
 
 import random
 
@@ -14,13 +14,13 @@ from leasehold_lab.simulator.scenario import Member, Reshape, Scenario
 from leasehold_lab.simulator.world.world import SimulatedHistory
 
 FURTHER = 2_000_000
-"""The numbers of the second stream are above this."""
+"""The sequence numbers of the recreated stream are larger than this."""
 
 SLOW, MORE = pytest.mark.slow, pytest.mark.more
 UNTOLD = (1180, 1556, 1848)
 """Owners whose rows are in blobs read the second stream until their next listing of shards, five minutes later."""
 BEGUN_UNHELD = (1564, 2655)
-"""All rows are deleted while nobody holds the new stream's leases: a worker that joined began them at LATEST."""
+"""All rows are deleted while the new stream's leases are free, so a worker that joins starts them at LATEST."""
 SEEDS = [
     0,
     2,
@@ -31,7 +31,7 @@ SEEDS = [
 
 
 def _scenario(seed: int) -> Scenario:
-    """Return the seed's fleet and faults; the stream is recreated after a reshard, and perhaps split again."""
+    """Return the scenario of this seed, in which the stream is recreated after a reshard, and perhaps split again."""
     scenario, draw = trial(seed, Minimal()).scenario, random.Random(f"anew {seed}")  # noqa: S311  a seed is the point
     at = draw.uniform(30.0, FAULTS_END - 30.0)
     before = tuple(each for each in scenario.reshapes if each.at < at)
@@ -44,7 +44,7 @@ def _scenario(seed: int) -> Scenario:
 
 
 def _handed(history: SimulatedHistory) -> list[ReadingEvent]:
-    """Return the handled records of the second stream, in order of time."""
+    """Return the handled records of the recreated stream, in order of time."""
     return [event for event in history.events if event.event == "record" and event.place[0] >= FURTHER]
 
 
@@ -65,7 +65,7 @@ def test_every_record_of_the_second_stream_is_handed_over_in_order(seed: int) ->
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", [*SEEDS, *(pytest.param(seed, marks=SLOW) for seed in UNTOLD)])
 def test_no_record_of_the_second_stream_is_handed_over_unasked(seed: int, caplog: pytest.LogCaptureFixture) -> None:
-    """A worker never goes on from positions of the old stream, which would skip records of the new one.
+    """A worker never continues at positions of the old stream, which would skip records of the new one.
 
     A worker that has not listed the shards since may take a lease that another one released, until it learns of the
     new stream. If rows are deleted while no worker holds them, this counts as a request to start again: the next

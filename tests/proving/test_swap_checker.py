@@ -1,5 +1,5 @@
-"""The checker of a swap finds nothing in the protocol, and finds each of the orders that lose."""
-# ruff: noqa: SLF001  each plant changes one step of the code under test
+"""The checker of a swap finds no fault in the protocol, and finds each planted fault."""
+# ruff: noqa: SLF001  each planted fault changes one step of the code under test
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -42,7 +42,7 @@ def claiming_by_the_copys_checkpoint(patched: pytest.MonkeyPatch) -> None:
 
 
 def claiming_by_the_checkpoint_of_an_earlier_turn(patched: pytest.MonkeyPatch) -> None:
-    """Trust what is left from the last time that the lease was there (W3)."""
+    """Trust the checkpoint of an earlier period in which the lease was in this table (W3)."""
     real = CheckedTable.write
 
     def write(self: CheckedTable, asked: Write) -> Outcome:
@@ -104,7 +104,7 @@ def believing_two_moments(patched: pytest.MonkeyPatch) -> None:
 
 
 def freeing_what_is_left_before_it_is_a_copy(patched: pytest.MonkeyPatch) -> None:
-    """Free what is left of an earlier turn before it is a copy; a worker that read the other row before trusts it."""
+    """Free the row of an earlier period before it is a copy. A worker that read the other row before trusts it."""
     patched.setattr(swap, "is_unclaimed_copy", lambda _row: False)
 
     def side(self: RowPair) -> int:

@@ -1,4 +1,4 @@
-"""A fleet whose lease table moves to another store and back, again and again, while its workers are killed."""
+"""A fleet whose lease table is repeatedly swapped to another store and back while workers are killed."""
 
 import math
 import random
@@ -17,15 +17,15 @@ from leasehold_lab.simulator.world.world import SimulatedHistory
 
 WORKERS, LEASES, LEASE_SECONDS = ("ann", "bob", "cid", "dan"), 8, 10.0
 TURN_SECONDS = 900.0
-"""From one move to the next, and how long a worker lives on average."""
+"""The time between two swaps, and the mean lifetime of a worker."""
 ENDINGS: tuple[MemberEnding, ...] = ("crash", "crash", "leave")
 FAULTS = Network(lost=0.001, unanswered=0.002, late=0.001)
 
 
 def swapped(seed: int, turns: int, *, sessions: bool, turn_seconds: float = TURN_SECONDS) -> Scenario:
-    """Run four workers, each of which dies or leaves in every turn and returns; leases go there, back, and there again.
+    """Return a scenario of four workers that die or leave in every turn and return, while leases move there and back.
 
-    sessions  whether the second table is in that layout
+    If `sessions`, the second table has the layout `sessions`.
     """
     draw, seconds, peace = random.Random(seed), turns * turn_seconds, turn_seconds / 3  # noqa: S311  a seed is the point
     members = []
@@ -58,7 +58,7 @@ def breaches(history: SimulatedHistory) -> tuple[Breach, ...]:
 
 
 def judged(scenario: Scenario) -> None:
-    """Run it, and assert that every lease arrived each time, nothing was lost, and no shard had two readers."""
+    """Run the scenario, and check that each swap finished, no record was lost, and no shard had two readers."""
     history = run(scenario)
     assert breaches(history) == ()
     assert [asked for asked, _ in history.swaps] == list(scenario.swaps)

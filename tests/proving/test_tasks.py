@@ -1,4 +1,4 @@
-"""Tasks under virtual time."""
+"""Tests of the scheduler of virtual time."""
 
 import math
 

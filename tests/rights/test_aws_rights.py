@@ -239,4 +239,4 @@ def _served(table: str) -> tuple[int, str]:
         return 1, str(fault)
     finally:
         record.close()
-    return (0, "") if watcher.fresh else (1, str(watcher.state()))
+    return (0, "") if watcher.is_fresh else (1, str(watcher.state()))

@@ -232,7 +232,7 @@ def test_a_part_of_which_nothing_is_heard_fails(monkeypatch: pytest.MonkeyPatch)
     (part,) = made.partitions()
     monkeypatch.setattr(reader, "STALL_SECONDS", -1.0)
     ground.stream.unreachable = 1
-    with pytest.raises(TimeoutError, match="shard a: nothing came of it"):
+    with pytest.raises(TimeoutError, match="shard a: reading it made no progress"):
         list(made.read(part))
 
 
@@ -242,7 +242,7 @@ def test_an_end_to_come_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     ground.stream.put("a", [1.0])
     monkeypatch.setattr(planning, "AHEAD_SECONDS", 0.0)
     made = SlicedReader(ground, Bounds(None, at_timestamp(NOW + 60_000), 1, "kinesis"), cores=1)
-    with pytest.raises(ValueError, match=r"^option kinesis\.endingPosition: it lies in the future, and a batch"):
+    with pytest.raises(ValueError, match=r"^option kinesis\.endingPosition: it lies in the future; use readStream"):
         made.partitions()
 
 
@@ -254,7 +254,7 @@ def test_an_end_to_come_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
             at_timestamp(5),
             "option kinesis.endingPosition: it is not later than kinesis.startingPosition",
         ),
-        (LATEST, at_timestamp(5), "option kinesis.startingPosition: what ends by itself begins with the oldest record"),
+        (LATEST, at_timestamp(5), "option kinesis.startingPosition: a batch, or a query with an ending position, must"),
     ],
 )
 def test_bounds_that_hold_nothing_are_refused(since: Position, until: Position, said: str) -> None:
@@ -267,13 +267,15 @@ def test_bounds_that_hold_nothing_are_refused(since: Position, until: Position, 
 def test_a_batch_does_not_begin_at_the_present_end() -> None:
     """A batch that begins at the present end is always empty, so it is refused."""
     made = SlicedReader(Ground(), Bounds(LATEST, None, 0, "kinesis"), cores=1)
-    with pytest.raises(ValueError, match=r"begins with the oldest record or at a time, not at LATEST$"):
+    with pytest.raises(ValueError, match=r"must begin at the oldest record or at a time, not at LATEST$"):
         made.partitions()
 
 
 def test_a_query_needs_a_time_to_end_at() -> None:
     """The end of a query must be a time, because the latest record differs for each worker of a group."""
-    with pytest.raises(ValueError, match=r"^option eventhubs\.endingPosition: a query wants a time, since LATEST"):
+    with pytest.raises(
+        ValueError, match=r"^option eventhubs\.endingPosition: a query needs a time here, because LATEST"
+    ):
         Bounds(None, LATEST, 0, "eventhubs").query_slice()
     assert Bounds(LATEST, None, 0, "eventhubs").query_slice() is None
     assert Bounds(None, None, 0, "kinesis").initial() == {"initial_position": "LATEST"}
@@ -361,6 +363,6 @@ def test_the_checkpoint_of_another_slice_is_refused(tmp_path: Path) -> None:
     query = query_of(ground, tmp_path / "b.db", Slice(TRIM_HORIZON, UNTIL))
     query.prepareForTriggerAvailableNow()
     with pytest.raises(
-        ValueError, match=r"is of kinesis://s 0\.\.1059999, and the query reads kinesis://s 0\.\.1060000"
+        ValueError, match=r"is of kinesis://s 0\.\.1059999, but the query reads kinesis://s 0\.\.1060000"
     ):
         query.latestOffset(before, query.getDefaultReadLimit())

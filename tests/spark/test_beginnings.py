@@ -74,7 +74,7 @@ def test_a_wrong_stream_is_one_sentence_and_leaves_no_table_behind(
 def test_a_query_by_trigger_once_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     """With that trigger a query ends without a row, so that a job never makes progress."""
     error = refusal(spark, tmp_path, {"once": True}, {"lease.store": f"sqlite://{tmp_path}/leases.db"})
-    assert "trigger(availableNow=True) reads what is there now" in error.splitlines()[0]
+    assert "trigger(availableNow=True) reads what exists now" in error.splitlines()[0]
     assert "Traceback" not in error
     assert not (tmp_path / "leases.db").exists()
 

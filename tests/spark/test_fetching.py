@@ -216,5 +216,5 @@ def test_a_planner_that_is_gone_is_not_told_as_a_firewall() -> None:
     """If the planner was killed for its memory, the message does not send the user to the firewall."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    with pytest.raises(RuntimeError, match=r"the process that had them is gone, killed perhaps for its memory"):
+    with pytest.raises(RuntimeError, match=r"the process that had them is gone, perhaps killed for lack of memory"):
         list(fetching.fetch_rows(fetching.FetchedRows("127.0.0.1", port, bytes(fetching.TOKEN_BYTES), 1, 0)))

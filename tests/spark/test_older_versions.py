@@ -154,7 +154,7 @@ def test_a_slice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("leasehold.adapters.spark.leased_source.HAS_AVAILABLE_NOW", False)
     options = parse_lease_options(OptionReader({"lease.cores": "1"}), "sqlite:///unused", {}, 10.0, "maxRowsPerTrigger")
     spec = a_reader(Stream({}), Mortal(MemoryStore()), rereadable=True, flush="true")._source_spec  # noqa: SLF001  what it reads
-    with pytest.raises(ValueError, match=r"^option endingPosition: this Spark does not tell a query when to end"):
+    with pytest.raises(ValueError, match=r"^option endingPosition: this version of Spark does not announce triggers"):
         SlicedQuery(spec, options, Slice(TRIM_HORIZON, 1)).latestOffset()
 
 

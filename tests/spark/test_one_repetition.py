@@ -184,7 +184,7 @@ def test_a_range_is_read_in_pieces_from_its_beginning_to_its_end_and_no_further(
     wanted = evolve(WANTED, epoch=7)
     trial = Trial(Script([records(1), ALL_READ, records(2), records(3, 4), records(5)]), wanted=wanted)
     again = trial.repetition()
-    assert again.problem == "it does not answer"
+    assert again.problem == "the source has not responded"
     assert numbers(again) == ["1", "2", "3"]
     ((lease, start),) = trial.script.opened
     assert (lease, start, trial.script.closed) == (evolve(trial.row, epoch=7), TRIM_HORIZON, 1)
@@ -375,7 +375,9 @@ def test_a_note_that_is_refused_thrice_fails_the_batch() -> None:
     """Spark does not commit a batch whose missing range is not noted, because the next run takes it for done."""
     trial = Trial(Script([Trimmed("gone")]))
     trial.store.refusing = 3
-    with pytest.raises(OutcomeUnknown, match="lease a: that a range could not be repeated was refused 3 times"):
+    with pytest.raises(
+        OutcomeUnknown, match="lease a: the note that a range could not be repeated was rejected 3 times"
+    ):
         trial.repetition().rows()
     assert trial.row.annotation(UNREAD) is None
 
@@ -453,9 +455,9 @@ def test_a_wait_is_told_what_is_left_and_every_tenth_look_is_said(
     trial, looks = Trial(Script([MUTE] * 2000)), Looks(most)
     with caplog.at_level(logging.WARNING), pytest.raises(TimeoutError, match="enough"):
         replay_batch(Offset(1, (("a", trial.wanted),)), trial.place, looks)
-    assert looks.told == [({"a": "it does not answer"}, 0)] * most
+    assert looks.told == [({"a": "the source has not responded"}, 0)] * most
     messages = [each.getMessage() for each in caplog.records]
-    assert messages == ["the repeated batch waits for a (it does not answer)"] * said
+    assert messages == ["the repeated batch waits for a (the source has not responded)"] * said
 
 
 def test_sixteen_ranges_are_read_at_once_by_threads_that_say_whose_they_are() -> None:

@@ -64,7 +64,7 @@ def test_the_stream_and_the_lease_table_have_credentials_of_their_own() -> None:
         == "dynamodb://orders?role_arn=arn%3Aaws%3Aiam%3A%3A123456789012%3Arole%2Freader&external_id=x-17"
     )
     elsewhere = {"kinesis.streamname": "s", "lease.store": "s3://leases/orders", "lease.profile": "leases"}
-    with pytest.raises(ValueError, match=r"the URL of lease\.store has role_arn="):
+    with pytest.raises(ValueError, match=r"in lease\.store, write role_arn="):
         kinesis_options(elsewhere)
 
 
@@ -106,7 +106,7 @@ def test_a_time_may_be_written_as_elsewhere(text: str) -> None:
         ("kinesis.stream", "s", "unknown; choose among kinesis.consumerName"),
         ("initialposition", "latest", "unknown; did you mean kinesis.startingPosition?"),
         ("streamname", "s", "unknown; did you mean kinesis.streamName?"),
-        ("kinesis.consumertype", "efo", "name the consumer, by kinesis.consumerName"),
+        ("kinesis.consumertype", "efo", "name the consumer with kinesis.consumerName"),
         ("kinesis.consumername", "app", "set kinesis.consumerType to SubscribeToShard"),
         ("consumermode", "efo", "unknown; did you mean kinesis.consumerType?"),
         ("lease.transport", "spool", "'spool' is not one of auto, fetch, embedded"),
@@ -270,7 +270,7 @@ def test_shards_begin_where_each_is_told_to() -> None:
     for wrong in ('{"shardId-1": "LATEST"}', '{"shardId-1": {"iteratorType": "AFTER_SEQUENCE_NUMBER"}}'):
         with pytest.raises(ValueError, match=r"^option kinesis.startingPosition: shardId-1 begins at"):
             kinesis_options({**KINESIS, "kinesis.startingPosition": wrong})
-    with pytest.raises(ValueError, match=r"shardId-1 wants iteratorType and iteratorPosition$"):
+    with pytest.raises(ValueError, match=r"shardId-1 needs iteratorType and iteratorPosition$"):
         kinesis_options({**KINESIS, "kinesis.startingPosition": '{"shardId-1": {"type": "x"}}'})
 
 

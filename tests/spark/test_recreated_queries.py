@@ -147,7 +147,7 @@ def test_an_offset_that_names_no_incarnation_goes_on_where_nothing_was_made_anew
     assert again.offset["i"] == "fake:1000"
 
 
-@pytest.mark.parametrize(("made", "told"), [(1000, "fake:2000, and the query reads fake:1000"), (0, "")])
+@pytest.mark.parametrize(("made", "told"), [(1000, "fake:2000, but the query reads fake:1000"), (0, "")])
 def test_an_offset_of_a_later_stream_is_refused_and_one_of_an_unknown_kept(table: Table, made: int, told: str) -> None:
     """Even if a listing is outdated, an offset's ranges are not read from another incarnation of the stream."""
     table.stream.made = 2000

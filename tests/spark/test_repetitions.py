@@ -160,7 +160,7 @@ def test_an_offset_of_another_stream_is_refused_before_anything_is_opened(tmp_pa
     source_spec = SourceSpec(_never, columns("fake"), 0.01, 100, rereadable=True, stream="kinesis://flights")
     reader = LeasedReader(source_spec, options(tmp_path / "leases.db", "LATEST"), _never)
     more = {"latestOffset": (reader.getDefaultReadLimit(),), "partitions": (other,), "commit": ()}[call]
-    with pytest.raises(ValueError, match=r"is of kinesis://orders, and the query reads kinesis://flights; [^\n]*$"):
+    with pytest.raises(ValueError, match=r"is of kinesis://orders, but the query reads kinesis://flights; [^\n]*$"):
         getattr(reader, call)(other, *more)
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from leasehold.adapters.toolchain import ServiceError, filled, java_home
+from leasehold.adapters.toolchain import ServiceError, fill_once, java_home
 from leasehold_lab.standins.node import Command, Service, serving
 
 VERSION = "2.6.1"
@@ -36,7 +36,7 @@ def dynamodb_local() -> Iterator[Service]:
     """
     if not opted_in():
         raise ServiceError(f"DynamoDB Local has a licence of its own; set {OPT_IN}=1 to accept it and fetch it")
-    jars = filled(f"dynamodb-local-{VERSION}", _fetch) / "lib"
+    jars = fill_once(f"dynamodb-local-{VERSION}", _fetch) / "lib"
     java = str(java_home() / "bin" / "java")
 
     def command(port: int) -> Command:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from leasehold.adapters.toolchain import filled
+from leasehold.adapters.toolchain import fill_once
 from leasehold_lab.standins.node import HOST, Command, Service, serving
 from standins.go_tool import fetched, run_go
 
@@ -16,7 +16,7 @@ CHECKSUM = "h1:K03sAvbLvDz4hAynpCCUqnNRp+ik9JFSvHbkD/wTPOU="
 @contextmanager
 def fake_gcs() -> Iterator[Service]:
     """Run a service with buckets in memory, open to all. Raises ServiceError with go's output, or without go."""
-    program = str(filled(f"fake-gcs-server-{VERSION}", _build, shared=True) / "fake-gcs-server")
+    program = str(fill_once(f"fake-gcs-server-{VERSION}", _build, shared=True) / "fake-gcs-server")
 
     def command(port: int) -> Command:
         place = ("-host", HOST, "-port", str(port), "-public-host", f"{HOST}:{port}")

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from leasehold.adapters.toolchain import ServiceError, filled
+from leasehold.adapters.toolchain import ServiceError, fill_once
 from leasehold_lab.standins.node import Command, Service, serving
 
 PROGRAM = Path(__file__).parent / "rust"
@@ -33,7 +33,7 @@ def ferrokinesis(*, subscription_seconds: float = 300.0, event_records: int = 10
 
     Raises ServiceError with cargo's output, or if there is no cargo.
     """
-    program = str(filled(f"ferrokinesis-{_digest()}", _build, shared=True) / BINARY)
+    program = str(fill_once(f"ferrokinesis-{_digest()}", _build, shared=True) / BINARY)
 
     def command(port: int) -> Command:
         return Command((program, str(port), str(round(1000 * subscription_seconds)), str(event_records)))

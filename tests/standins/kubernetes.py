@@ -23,7 +23,7 @@ import pytest
 import yaml
 from attrs import frozen
 
-from leasehold.adapters.toolchain import ServiceError, filled
+from leasehold.adapters.toolchain import ServiceError, fill_once
 from leasehold_lab.standins.node import POLL_SECONDS, Command, serving
 from standins.go_tool import fetched, run_go
 
@@ -91,7 +91,7 @@ def kubernetes() -> Iterator[KubernetesApi]:
 
     Raises ServiceError with go's output, or if there is no go.
     """
-    folder, token = filled(f"kube-api-{_digest()}", _build, shared=True), secrets.token_hex()
+    folder, token = fill_once(f"kube-api-{_digest()}", _build, shared=True), secrets.token_hex()
 
     def command(port: int) -> Command:
         return Command((str(folder / BINARY), str(port)), {"TOKEN": token})

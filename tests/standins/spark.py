@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from leasehold.adapters.toolchain import filled, java_home
+from leasehold.adapters.toolchain import fill_once, java_home
 from leasehold_lab.standins.node import Command, free_port, serving
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def pyspark_path(version: str) -> Path:
         locked = ("--no-build-isolation", "--require-hashes", "--no-deps")
         uv("pip", "install", "-q", "--python", sys.executable, "--target", str(folder), *locked, "-r", str(lock))
 
-    return filled(f"pyspark/{version}-{blake2b(lock.read_bytes(), digest_size=6).hexdigest()}", fill)
+    return fill_once(f"pyspark/{version}-{blake2b(lock.read_bytes(), digest_size=6).hexdigest()}", fill)
 
 
 @contextmanager

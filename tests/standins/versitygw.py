@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from leasehold.adapters.toolchain import filled
+from leasehold.adapters.toolchain import fill_once
 from leasehold_lab.standins.node import HOST, Command, Service, serving
 from standins.go_tool import fetched, run_go
 
@@ -22,7 +22,7 @@ def versitygw(key: str = KEY_ID, kept: Path | None = None) -> Iterator[Service]:
 
     Raises ServiceError with go's output, or if there is no go.
     """
-    program = str(filled(f"versitygw-{VERSION}", _build, shared=True) / "versitygw")
+    program = str(fill_once(f"versitygw-{VERSION}", _build, shared=True) / "versitygw")
     with tempfile.TemporaryDirectory(prefix="leasehold-buckets-", ignore_cleanup_errors=True) as place:
         buckets, facts = (Path(kept or place, name) for name in ("buckets", "facts"))
         for folder in (buckets, facts):

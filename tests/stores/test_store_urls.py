@@ -30,7 +30,7 @@ from leasehold_lab.contract.actors import done
         ("dynamodb://t?region=a&region=b", r"option 'region' must have one value"),
         (
             "azblob://a/c?eventhub=n/h&group=",
-            r"option 'group' must have one value; in a shell, \$Default .* single quotes",
+            r"option 'group' must have one value; in a shell, put single quotes around a URL with \$Default",
         ),
         ("dynamodb://?region=eu-west-1", r"dynamodb:// needs a table name"),
         ("dynamodb://a/b", r"'a/b' is not a table name"),

@@ -214,7 +214,7 @@ def test_tables_that_cannot_be_joined_are_rejected() -> None:
     """A table with old leases cannot be TO, because they would count as current."""
     tables = (MemoryStore(), MemoryStore())
     done(tables[TO].write(CreateLease(Lease("old"))))
-    with pytest.raises(StoreError, match="is no part of a swap"):
+    with pytest.raises(StoreError, match="is not part of a swap"):
         control_row(tables, NAMES)
     tables = (MemoryStore(), MemoryStore())
     control_row(tables, NAMES)

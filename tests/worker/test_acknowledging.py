@@ -124,6 +124,22 @@ def test_only_what_is_acknowledged_is_checkpointed() -> None:
     assert checkpoints == [str(first), str(third), str(third)]
 
 
+def test_an_acknowledgement_is_progress_once() -> None:
+    """A consumer that is done with a part of what it has does not look stuck, and one that repeats itself does."""
+    scene = Scene()
+    scene.steps()
+    clock, progress = scene.harness.clock, scene.harness.holding.progress
+    progress.tell("host", lambda: clock.now, clock.now)
+    scene.consumer.acknowledge(numbers(scene)[0])
+    moved = []
+    for _ in range(2):
+        clock.now += 2
+        before = clock.now
+        scene.steps(2)
+        moved.append((progress.progress(clock.now, clock.now).done or 0.0) > before - 1.0)
+    assert moved == [True, False]
+
+
 def test_a_batch_without_room_is_offered_again_and_none_is_read_after_it() -> None:
     """Memory stays bounded while a consumer has no room, and order is kept."""
     scene = Scene()

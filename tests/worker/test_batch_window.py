@@ -15,7 +15,7 @@ from leasehold.adapters.consumer.lease_reader import LeaseReader
 from leasehold.adapters.consumer.memory import MemoryBudget
 from leasehold.adapters.consumer.status import lag_of, status_of
 from leasehold.adapters.consuming import consumption
-from leasehold.adapters.inputs import dashed
+from leasehold.adapters.inputs import flag_name
 from leasehold.adapters.options import Options
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.balancer.model import Position, Shard
@@ -283,4 +283,4 @@ def test_the_option_is_a_duration() -> None:
     described = consumption(shard_of(0).source, "memory://window", print, Options(linger_seconds="2m"))
     assert described.handling.linger_seconds == 120
     with pytest.raises(ValueError, match="--linger-seconds"):
-        consumption(shard_of(0).source, "memory://window", print, Options(linger_seconds=-1), dashed)
+        consumption(shard_of(0).source, "memory://window", print, Options(linger_seconds=-1), flag_name)

@@ -8,7 +8,7 @@ import pytest
 from attrs import fields
 
 from leasehold.adapters.consuming import consumption
-from leasehold.adapters.inputs import SETTING_LIMITS, checked_duration, dashed
+from leasehold.adapters.inputs import SETTING_LIMITS, checked_duration, flag_name
 from leasehold.adapters.options import Options, ProduceOptions, options_of
 from leasehold.balancer.config import RULE_SETS, Config
 
@@ -23,7 +23,7 @@ SET = {
 
 def consumed(**options: Any) -> None:  # noqa: ANN401  each option has its own type
     """Check these options as the command does, without opening anything."""
-    consumption("kinesis://orders?region=eu-west-1", "memory://x", lambda _batch: None, options, dashed)  # type: ignore[arg-type]
+    consumption("kinesis://orders?region=eu-west-1", "memory://x", lambda _batch: None, options, flag_name)  # type: ignore[arg-type]
 
 
 LIMITS = SETTING_LIMITS | {

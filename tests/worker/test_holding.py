@@ -8,7 +8,9 @@ from held_leases import Held
 from virtual_fleet import FaultyStore
 
 from leasehold.adapters.consumer.handling import Delivery
+from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.worker.annotations import latest_annotations, pinned_latest
+from leasehold.adapters.worker.progress import progress_of
 from leasehold.balancer.model import LATEST, SHARD_END, Lease, Position, Version, at_timestamp
 from leasehold.errors import OutcomeUnknown
 from leasehold.stores.protocol import Capabilities, Lost
@@ -57,6 +59,38 @@ def test_a_checkpoint_may_be_left_to_the_gift() -> None:
     assert len(store.writes) == count
     assert holding.release(Position("5"))
     assert (store.row("s-0").owner, store.row("s-0").checkpoint) == ("bob", Position("5"))
+
+
+def test_a_position_that_is_stored_late_is_no_new_progress() -> None:
+    """A read that gets no response delays the write, and a shard that stands would look as if it had just moved."""
+    one = Held()
+    clock, progress = one.clock, one.holding.progress
+    progress.tell("host", lambda: clock.now, clock.now)
+    progress.read(Batch((), None, 0.0, 0.0), clock.now)
+    progress.done(clock.now)
+    handled = clock.now
+    clock.now += 15
+    assert one.holding.checkpoint(Position("5"), unless_releasing=True)
+    assert progress.progress(clock.now, clock.now).done == handled
+    assert one.holding.checkpoint(Position("6"))  # of a handler that does this itself
+    assert progress.progress(clock.now, clock.now).done == clock.now
+
+
+def test_a_release_keeps_the_fault_of_the_dead_letter() -> None:
+    """The release stores the position before the record that failed, which is no reason to forget why it failed."""
+    one = Held()
+    clock, progress = one.clock, one.holding.progress
+    progress.tell("host", lambda: clock.now, clock.now)
+    progress.failed("its handler raised ValueError", clock.now)
+    progress.dead_letter_failed("the disk is full", clock.now)
+    progress.put_aside(60.0, clock.now)
+    one.holding.ask_release()
+    assert one.holding.release(Position("5"))
+    row = one.store.row("s-0")
+    last = progress_of(row)
+    assert (row.owner, row.checkpoint) == (None, Position("5"))
+    assert last is not None
+    assert last.cause == "its handler raised ValueError; the disk is full"
 
 
 def test_a_note_is_no_sign_of_life() -> None:

@@ -200,7 +200,7 @@ def test_a_replay_says_what_became_of_the_letters(tmp_path: Path) -> None:
     """The report shows whether anything is left."""
     folder = filled(tmp_path / "box", letter("1"))
     done = CliRunner().invoke(app, ["replay", url(folder), "--handler", f"{__name__}:taken"])
-    assert (done.exit_code, done.stdout) == (0, "1 letter: 1 handed over and removed, 0 failed again and stay\n")
+    assert (done.exit_code, done.stdout) == (0, "1 dead letter: 1 processed and removed, 0 failed again and stay\n")
 
 
 SECRET = "hunter2"  # noqa: S105  a made-up password
@@ -214,11 +214,11 @@ TAKEN, STORE = ("--handler", "json:dumps"), ("--store", "memory://x")
         (["file:///nowhere/at/all", *TAKEN], 1, "there is no folder '/nowhere/at/all'"),
         (["file://", *TAKEN], 2, "it names no folder"),
         (["kinesis://letters", *TAKEN], 2, "dead letters in a stream need --store"),
-        (["file:///tmp", *TAKEN, *STORE], 2, "--store: it goes with letters in a stream"),
-        (["file:///tmp", *TAKEN, "--from", "now-1h"], 2, "--from: it goes with letters in a stream"),
+        (["file:///tmp", *TAKEN, *STORE], 2, "--store: it is only for dead letters in a stream"),
+        (["file:///tmp", *TAKEN, "--from", "now-1h"], 2, "--from: it is only for dead letters in a stream"),
         (["kinesis://letters", *TAKEN, *STORE, "--from", "LATEST"], 2, "--from: a replay begins at TRIM_HORIZON"),
         (["kinesis://letters", *TAKEN, *STORE, "--from", "soon"], 2, "--from: 'soon' is neither"),
-        (["kinesis://a?region=x", *STORE, "--to", "kinesis://a"], 2, "--to: it is the stream that the letters are in"),
+        (["kinesis://a?region=x", *STORE, "--to", "kinesis://a"], 2, "--to: the dead letters are in this stream"),
         (["ftp://x", *TAKEN], 2, "letters URL: unknown scheme 'ftp'"),
         ([f"s3://key:{SECRET}@bucket/p", *TAKEN], 2, "credentials do not belong in it"),
         ([f"s3://b/p?endpoint=http://k:{SECRET}@h", *TAKEN], 2, "credentials do not belong in it"),

@@ -76,7 +76,7 @@ def test_a_batch_is_followed_by_its_own_wait() -> None:
     """The source says when it may be read again."""
     state = state_of()
     read_to(state, TWENTY, now=7.0)
-    assert state.rest_until_read() == 8.0
+    assert state.wait_for_next_read() == 8.0
 
 
 def test_waits_after_faults_grow_until_a_step_succeeds() -> None:

@@ -16,7 +16,7 @@ from leasehold.adapters.consumer.dispatcher import Dispatcher
 from leasehold.adapters.consumer.handler_consumer import HandlerConsumer
 from leasehold.adapters.consumer.handling import Delivery
 from leasehold.adapters.consumer.lease_reader import EXPIRED_CHECK_SECONDS, LeaseReader
-from leasehold.adapters.consumer.lifecycle import end
+from leasehold.adapters.consumer.lifecycle import end_shard
 from leasehold.adapters.consumer.memory import MemoryBudget
 from leasehold.adapters.sources.protocol import Batch
 from leasehold.adapters.worker.holding import MEASURE_SECONDS
@@ -61,7 +61,7 @@ def test_a_worker_that_slept_before_the_end_of_its_shard_creates_no_children() -
             rob()
         else:
             harness.store.passes = rob
-        assert not end(harness.holding, children, harness.worker, "")
+        assert not end_shard(harness.holding, children, harness.worker, "")
         assert [lease.key for lease in harness.store.list().leases] == ["s-0"]
 
 

@@ -23,7 +23,7 @@ from leasehold.adapters.consumer.lease_reader import LeaseReader
 from leasehold.adapters.consumer.memory import MemoryBudget
 from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.consuming import consumption
-from leasehold.adapters.inputs import dashed
+from leasehold.adapters.inputs import flag_name
 from leasehold.adapters.options import Options
 from leasehold.adapters.sources.protocol import Record
 from leasehold.balancer.model import Position
@@ -218,4 +218,4 @@ def test_the_option_goes_with_a_dead_letter() -> None:
     options = Options(max_age_seconds="1h", dead_letter=take)
     assert consumption(ListSource(), "memory://aged", print, options).handling.max_age_seconds == 3600
     with pytest.raises(ValueError, match="--max-age-seconds: it goes with --dead-letter"):
-        consumption(ListSource(), "memory://aged", print, Options(max_age_seconds=60), dashed)
+        consumption(ListSource(), "memory://aged", print, Options(max_age_seconds=60), flag_name)

@@ -123,14 +123,14 @@ def batch(*arrived: float | None, first: int = 1, behind: float | None = 3.0, en
 def test_a_reading_that_is_all_within_the_slice_stays_as_it_is(times: tuple[float | None, ...]) -> None:
     """Such a batch is not taken apart record by record."""
     read = batch(*times)
-    assert CUT.within(read) is read
+    assert CUT.cut_batch(read) is read
 
 
 @pytest.mark.parametrize("outside", [999.9, 1060.0])
 def test_a_record_that_arrived_before_or_after_is_left_out(outside: float) -> None:
     """Adjacent slices do not both process a record."""
     read = batch(1000.0, outside, None)
-    within = CUT.within(read)
+    within = CUT.cut_batch(read)
     assert (within.records, within.end) == ((read.records[0], read.records[2]), Position("3"))
 
 

@@ -331,7 +331,7 @@ def test_in_a_fault_of_more_than_a_minute_the_group_is_not_ok_and_afterwards_it_
     watched, once = world.watcher.status, world.once()
     assert stays == (not watched.ok), watched
     assert stays == (not once.ok), once
-    seen = world.watcher.seen.table
+    seen = world.watcher.last_state.table
     for key in world.source.faults:
         assert seen is not None
         lag = seen.lags[key]
@@ -363,7 +363,7 @@ def test_a_shard_whose_handler_fails_is_named_at_every_look_with_the_age_of_its_
     wrong, stood = list[str](), dict.fromkeys(stuck, 0.0)
 
     def look() -> None:
-        table = world.watcher.seen.table
+        table = world.watcher.last_state.table
         assert table is not None
         for key in stuck:
             status, lag = table.statuses[key], table.lags[key].seconds or 0.0

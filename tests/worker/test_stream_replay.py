@@ -9,7 +9,7 @@ from written_letters import letter
 
 from leasehold.adapters.consumer.dead_letters.dead_letter import DeadLetterEntry
 from leasehold.adapters.consumer.dead_letters.replaying import DeadLetterSource, ReplayVerdict, replay_stream
-from leasehold.adapters.consumer.slices import NOTE, own_table
+from leasehold.adapters.consumer.slices import NOTE, exclusive_table
 from leasehold.adapters.sources.protocol import Record
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
@@ -43,7 +43,7 @@ class Post:
 
     def replay(self, name: str, deliver: Callable[[DeadLetterEntry], None] | None = None) -> ReplayVerdict:
         """Replay everything that is there."""
-        table = own_table(self.store, "replay", "letters")
+        table = exclusive_table(self.store, "replay", "letters")
         config = Config(initial_position=TRIM_HORIZON, lease_seconds=1.0)
         worker = Worker(store=table, source=DeadLetterSource(self.source, name), me=name, config=config)
         return replay_stream(worker, self, deliver or self.deliver, lambda *_: None, look_seconds=0.05)
@@ -100,8 +100,8 @@ def test_two_replays_at_once_share_the_letters_and_both_end() -> None:
 def test_the_table_of_a_fleet_is_refused() -> None:
     """A replay does not take the leases of that group, whose shards have the same names."""
     post = filled("1")
-    own_table(post.store, "slice", "0..9")
+    exclusive_table(post.store, "slice", "0..9")
     post.replay("r-1")
     assert {lease.annotation(NOTE) for lease in post.store.list().leases} == {"letters"}
     with pytest.raises(ValueError, match="replay: its table holds leases of another replay"):
-        own_table(post.store, "replay", "other letters")
+        exclusive_table(post.store, "replay", "other letters")

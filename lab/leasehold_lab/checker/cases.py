@@ -119,10 +119,10 @@ def _fault_cases(leases: int, workers: int) -> tuple[Case, ...]:
 def _mixed_cases(leases: int, peer: str) -> tuple[Case, ...]:
     rules = PEERS[peer]
     # Two of three workers with a peer's rules have the same known faults as a fleet with only those rules.
-    known = KNOWN.get((peer, leases, 3), frozenset())
+    known_faults = KNOWN.get((peer, leases, 3), frozenset())
     return (
         Case(f"two minimal, one {peer}", _fleet(leases, (OURS, rules, OURS))),
-        Case(f"one minimal, two {peer}", _fleet(leases, (rules, OURS, rules)), known=known),
+        Case(f"one minimal, two {peer}", _fleet(leases, (rules, OURS, rules)), known=known_faults),
     )
 
 
@@ -141,8 +141,8 @@ def _led_cases(leases: int) -> tuple[Case, ...]:
 
 
 def _peer_case(peer: str, leases: int, workers: int) -> Case:
-    known = KNOWN.get((peer, leases, workers), frozenset())
-    return Case(peer, _fleet(leases, (PEERS[peer],) * workers), known=known)
+    known_faults = KNOWN.get((peer, leases, workers), frozenset())
+    return Case(peer, _fleet(leases, (PEERS[peer],) * workers), known=known_faults)
 
 
 def _stuck_4_2_2() -> Case:

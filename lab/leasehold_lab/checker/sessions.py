@@ -842,8 +842,8 @@ def _replace_worker(
     return (*workers[:number], worker_state, *workers[number + 1 :])
 
 
-def _use_fault(left: tuple[tuple[str, int], ...], fault: str) -> tuple[tuple[str, int], ...]:
-    return tuple((name, count - (name == fault)) for name, count in left)
+def _use_fault(remaining: tuple[tuple[str, int], ...], fault: str) -> tuple[tuple[str, int], ...]:
+    return tuple((name, count - (name == fault)) for name, count in remaining)
 
 
 def _request_text(request: CellRequest) -> str:

@@ -1,4 +1,4 @@
-"""Checks the swap of two lease tables, by running the real `SwapStore` of a few workers in every order of requests.
+"""Checks the swap of two lease tables: a few workers use the real `SwapStore`, and their requests run in every order.
 
 The search, the faults and the laws are those of `sessions`, but here each request is a whole read or write of one of
 the two tables. Both tables check the conditions of writes, as every store does. In addition, a worker may choose the

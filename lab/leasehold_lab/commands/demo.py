@@ -71,11 +71,11 @@ def _open_story(console: Console, rate: int, *, live: bool) -> Iterator[Story]:
             return
         screen = Screen(stage, story, encoding=console.encoding)
         # The thread that reads the table also draws the screen, so nothing changes while the screen is drawn.
-        with Live(screen, console=console, auto_refresh=False) as drawn:
+        with Live(screen, console=console, auto_refresh=False) as live_screen:
 
             def show() -> None:
                 screen.count()
-                drawn.refresh()
+                live_screen.refresh()
 
             story.shown = show
             yield story

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from leasehold.adapters.cli.common.asking import AsJson
-from leasehold.adapters.cli.common.ending import Ended, ending, unwinding, wait_for_the_end
+from leasehold.adapters.cli.common.ending import Ended, ending, unwinding, wait_for_signal
 from leasehold.adapters.toolchain import ServiceError
 from leasehold.errors import StoreError
 from leasehold.stores.urls import open_store
@@ -78,11 +78,11 @@ def command(
                 sources = {name: stream.source for name, stream in running.streams.items()}
                 tables = {name: stream.table for name, stream in running.streams.items()}
                 described = {"streams": sources, "tables": tables, "environment": dict(running.environment)}
-                print(json.dumps(described), flush=True)  # a reader at the other end of a pipe waits for it
-                wait_for_the_end()
+                print(json.dumps(described), flush=True)  # flushed, because a program may be waiting for it on a pipe
+                wait_for_signal()
             with _page(running) as page:
                 _print_streams(running, page)
-                wait_for_the_end()
+                wait_for_signal()
 
 
 @contextmanager

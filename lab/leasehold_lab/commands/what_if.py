@@ -12,7 +12,7 @@ from leasehold.adapters.cli.common.asking import (
     For,
     StoreUrl,
     fleet_config,
-    table_of,
+    watch_table,
 )
 from leasehold.adapters.cli.common.columns import Cells, Column, print_table
 from leasehold.adapters.cli.common.ending import ending
@@ -62,7 +62,7 @@ def command(  # noqa: PLR0917  one for each option
         config = fleet_config(options)
         with closing(open_for_reading(store, options["to"])) as table_store:
             dated = not table_store.capabilities.free_annotations
-            table = table_of(table_store, config, span)
+            table = watch_table(table_store, config, span)
         present = [row.owner for row in without_dead_owners(table.unended, config) if row.owner is not None]
         added = names_of(add or (), present)
         change = FleetChange(added, tuple(remove or ()), "crash" if crash else "leave", cycles, seed)
@@ -75,9 +75,10 @@ def command(  # noqa: PLR0917  one for each option
     figures = result.figures
     moves = f"{figures.moves} moves of least possible {figures.moves_minimum}, {figures.claims} claims"
     print(f"{moves}, over after {figures.seconds:.1f} s; {len(result.before)} would come without the change.")
-    unowned = figures.unowned_lease_cycles_max * config.cycle_seconds
+    unowned_seconds = figures.unowned_lease_cycles_max * config.cycle_seconds
     print(
-        f"Spread {figures.spread} leases, fullest load {figures.load:g} of the mean; longest unowned {unowned:.1f} s.\n"
+        f"Spread {figures.spread} leases, fullest load {figures.load:g} of the mean; "
+        f"longest unowned {unowned_seconds:.1f} s.\n"
     )
     given_away, gained = Counter(move.before for move in result.moves), Counter(move.after for move in result.moves)
     rows = tuple(

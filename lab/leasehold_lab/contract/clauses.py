@@ -404,12 +404,12 @@ class Handoff:
     def test_gift_requires_current_version_owner_and_next_owner(self, store: Store) -> None:
         """A gift requires the current version, owner and next owner, so a worker that withdrew gets no lease."""
         initial = requested(store)
-        moved = done(store.write(RenewLease(initial)))
-        assert lost(store.write(GiveLease(initial, Position("41")))) == moved
-        assert lost(store.write(GiveLease(evolve(moved, owner="cat"), Position("41")))) == moved
-        assert lost(store.write(GiveLease(evolve(moved, next_owner="cat"), Position("41")))) == moved
-        alone = done(store.write(WithdrawRequest(moved, "bob")))
-        assert lost(store.write(GiveLease(moved, Position("41")))) == alone
+        renewed_lease = done(store.write(RenewLease(initial)))
+        assert lost(store.write(GiveLease(initial, Position("41")))) == renewed_lease
+        assert lost(store.write(GiveLease(evolve(renewed_lease, owner="cat"), Position("41")))) == renewed_lease
+        assert lost(store.write(GiveLease(evolve(renewed_lease, next_owner="cat"), Position("41")))) == renewed_lease
+        alone = done(store.write(WithdrawRequest(renewed_lease, "bob")))
+        assert lost(store.write(GiveLease(renewed_lease, Position("41")))) == alone
         assert lost(store.write(GiveLease(alone, Position("41")))) == alone
         assert stored(store).checkpoint == TRIM_HORIZON
 

@@ -126,9 +126,9 @@ class Screen:
         return self._marks.reads if self._stage.reading.owner(lease.shard) == worker else self._marks.owns
 
     def _lines(self, said: list[tuple[float, str]], style: str) -> Iterator[RenderableType]:
-        for seconds, what in said:
+        for seconds, sentence in said:
             line = Table.grid(padding=(0, 1))
-            line.add_row(Text(f"{seconds:5.1f} s", "dim"), Text(what, style))
+            line.add_row(Text(f"{seconds:5.1f} s", "dim"), Text(sentence, style))
             yield line
 
 

@@ -319,7 +319,7 @@ class Stage:
         self.until(lambda: False, seconds)
 
     def living(self) -> tuple[str, ...]:
-        """Return the names of the workers that are running and were not told to drain."""
+        """Return the names of the workers that are running and not draining."""
         return tuple(worker for worker, state in self.workers.items() if state == AT_WORK)
 
     def held(self) -> Mapping[str, int]:

@@ -82,8 +82,8 @@ class Story:
         self.sent += self._produced.more()
         self.shown()
 
-    def _say(self, what: str) -> None:
-        self.said.append((self.seconds, what))
+    def _say(self, sentence: str) -> None:
+        self.said.append((self.seconds, sentence))
         self.heard(*self.said[-1])
         self.shown()
 
@@ -119,9 +119,9 @@ class Story:
         self._stage.join(worker)
         self._wait_until_balanced()
 
-    def _start_chapter(self, chapter: str, what: str) -> None:
+    def _start_chapter(self, chapter: str, sentence: str) -> None:
         self.chapter = chapter
-        self._say(what)
+        self._say(sentence)
 
     def _wait_until_balanced(self) -> None:
         stage = self._stage

@@ -155,7 +155,9 @@ def only_holders_dispatch(run: JudgedRun) -> Iterator[Breach]:
             write = next(writes, None)
         expiry = expiry_times.get((process, shard), 0.0)
         # A paused process cannot notice that it lost the lease, and needs a moment after the pause to notice.
-        asleep = any(who == process and begin <= t and end > t - limits.notice_seconds for who, begin, end in run.naps)
+        asleep = any(
+            sleeper == process and begin <= t and end > t - limits.notice_seconds for sleeper, begin, end in run.naps
+        )
         if owners.get(shard) != worker_of(process) and t > expiry + limits.notice_seconds and not asleep:
             holding = f"held until {expiry:.3f}" if expiry else "never held"
             why = f"{process} handed over {next(records).place[0]} of {shard}, which it {holding}"
@@ -173,7 +175,9 @@ def everything_held_is_read(run: JudgedRun) -> Iterator[Breach]:
         times_in_span = [t for t in activity_times[span.process, span.key] if span.begin < t < span.end]
         for since, until in pairwise((span.begin, *times_in_span, span.end)):
             pauses = (
-                end - begin for who, begin, end in run.naps if who == span.process and begin < until and end > since
+                end - begin
+                for sleeper, begin, end in run.naps
+                if sleeper == span.process and begin < until and end > since
             )
             if until - since - sum(pauses) > UNREAD_SECONDS:
                 why = f"{span.process} held {span.key} from {since:.3f} and did not read it"
@@ -312,15 +316,15 @@ def finished_stays_finished(run: JudgedRun) -> Iterator[Breach]:
 
 
 def _decreases(
-    what: BreachKind,
+    kind: BreachKind,
     earlier_answers: Sequence[WriteAnswer],
     later_answers: Sequence[WriteAnswer],
     value: Callable[[WriteAnswer], Any],
 ) -> Iterator[Breach]:
     """Yield a breach for the first write whose value is lower than that of an earlier write.
 
-    A write in `before` is earlier than one in `after` if its response arrived before the other was sent. `after` must
-    be sorted by `sent`.
+    A write in `earlier_answers` is earlier than one in `later_answers` if its response arrived before the other write
+    was sent. `later_answers` must be sorted by `sent`.
     """
     waiting = sorted(earlier_answers, key=lambda each: each.t, reverse=True)
     highest: WriteAnswer | None = None
@@ -331,7 +335,7 @@ def _decreases(
         if highest is not None and value(answer) < value(highest):
             first_value = f"of {answer.shard}: {value(highest)} was answered to {highest.process}"
             why = f"{first_value}, and {value(answer)} to the later {answer.verb} of {answer.process}"
-            yield Breach(what, answer.t, why)
+            yield Breach(kind, answer.t, why)
             return
 
 
@@ -395,8 +399,8 @@ def only_writers_dispatch(run: JudgedRun) -> Iterator[Breach]:
         last_time = own_times[count - 1] if (count := bisect_right(own_times, record.t)) else -math.inf
         expiry = last_time + limits.lease_seconds.get(record.worker, math.inf)
         asleep = any(
-            who in {record.process, record.worker} and begin <= record.t and end > expiry
-            for who, begin, end in run.naps
+            sleeper in {record.process, record.worker} and begin <= record.t and end > expiry
+            for sleeper, begin, end in run.naps
         )
         if record.t > expiry + limits.notice_seconds and not asleep and holding not in reported:
             reported.add(holding)

@@ -80,7 +80,7 @@ def simulate(
         going: The number of workers that crash or leave.
         seed: The seed of all random numbers.
         cycles: The duration after the event, in units of `Config(rules).cycle_seconds`. During the last two cycles the
-            fleet must be at rest.
+            fleet must be balanced, and make no moves.
         handler: Called with every batch. No virtual time passes while it runs. Without a handler, records are only
             added to the history.
         network: The delays and faults of requests. By default, two in a thousand requests stall, and as many responses
@@ -240,6 +240,6 @@ def least_moves(counts: Iterable[int]) -> int:
     Args:
         counts: The number of leases of each worker.
     """
-    workers = {str(place): count for place, count in enumerate(counts)}
+    workers = {str(index): count for index, count in enumerate(counts)}
     owners = {(worker, number): worker for worker, count in workers.items() for number in range(count)}
     return groups.least_moves(owners, workers)

@@ -110,7 +110,7 @@ class SmallFleet(Pasteable):
     @property
     def leases(self) -> tuple[Lease, ...]:
         """The initial leases."""
-        return tuple(Lease(f"s-{place:02}", owner=owner, idle=self.idle) for place, owner in enumerate(self.owners))
+        return tuple(Lease(f"s-{index:02}", owner=owner, idle=self.idle) for index, owner in enumerate(self.owners))
 
 
 WORKERS = ("a-1", "a-2", "b-1", "b-2", "c")
@@ -248,8 +248,8 @@ def listings(draw: st.DrawFn) -> tuple[Shard, ...] | None:
     names = draw(st.lists(st.sampled_from([f"s-{number}" for number in range(10)]), unique=True))
     sound = draw(st.booleans())
     shards = []
-    for place, name in enumerate(names):
-        eligible = [*names[:place], "long-gone"] if sound else [*names, "long-gone"]
+    for index, name in enumerate(names):
+        eligible = [*names[:index], "long-gone"] if sound else [*names, "long-gone"]
         shards.append(
             Shard(
                 id=name,
@@ -293,7 +293,7 @@ def balanced_fleets(draw: st.DrawFn, rules: st.SearchStrategy[RuleSet] | None = 
     count = draw(st.integers(0, 12))
     if config.rules.groups is not None:
         count -= count % len(names)  # the remainder would have to be evenly divided among the groups, too
-    owners = tuple(names[place % len(names)] for place in range(count))
+    owners = tuple(names[index % len(names)] for index in range(count))
     return SmallFleet(names, owners, config, draw(st.floats(0, 9.9)), draw(st.integers(0, 3)))
 
 
@@ -310,12 +310,12 @@ def weighed_fleets(draw: st.DrawFn, rules: st.SearchStrategy[RuleSet] | None = N
     weight = (st.integers(1, 100) | st.integers(0, 5000)).map(lambda bytes_: unit * bytes_)
     table = tuple(
         Lease(
-            f"s-{place:02}",
+            f"s-{index:02}",
             owner=None if draw(st.floats(0, 1)) < free else owner,
-            weight=draw(weight) if place else draw(st.none() | weight),
+            weight=draw(weight) if index else draw(st.none() | weight),
             annotations=(("process", f"p/{owner}"),),
             yields=draw(st.booleans()),
         )
-        for place, owner in enumerate(owners)
+        for index, owner in enumerate(owners)
     )
     return Scene(table, None, Me(WORKERS[0], draw(st.integers(0, 3))), draw(configs(rules)))

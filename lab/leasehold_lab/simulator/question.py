@@ -124,7 +124,7 @@ def answer(question: SimulationQuestion) -> FleetOutcome:
 
 def groups_of(question: SimulationQuestion) -> tuple[tuple[str, ...], ...]:
     """Return the worker ids of each group."""
-    return tuple(fleets.group_of(place, size) for place, size in enumerate(question.workers))
+    return tuple(fleets.group_of(index, size) for index, size in enumerate(question.workers))
 
 
 def all_workers(question: SimulationQuestion) -> tuple[str, ...]:

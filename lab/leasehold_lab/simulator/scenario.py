@@ -384,7 +384,7 @@ def mixed(fleet: FleetScenario, peer: Config, share: float, seed: int) -> FleetS
 
 
 def known(fleet: FleetScenario) -> FleetScenario:
-    """Return the fleet with the members that are present at the start already knowing the table.
+    """Return the fleet in which the members that are present at the start already know the table.
 
     Otherwise each of them starts with two reads of the whole table, which would take most of the time to simulate.
     """

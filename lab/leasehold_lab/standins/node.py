@@ -23,7 +23,7 @@ from typing import BinaryIO
 
 from attrs import Factory, frozen
 
-from leasehold.adapters.toolchain import ServiceError, filled
+from leasehold.adapters.toolchain import ServiceError, fill_once
 from leasehold_lab.standins import guard
 
 LOCKS = Path(__file__).parent / "node"
@@ -201,7 +201,7 @@ def installed(tree: str) -> Path:
     """
     lock = (LOCKS / tree / "package-lock.json").read_bytes()
     name = f"node/{tree}-{hashlib.sha256(lock).hexdigest()[:12]}"
-    return filled(name, functools.partial(install, LOCKS / tree)) / "node_modules"
+    return fill_once(name, functools.partial(install, LOCKS / tree)) / "node_modules"
 
 
 def install(tree: Path, folder: Path) -> None:
@@ -237,7 +237,7 @@ def install(tree: Path, folder: Path) -> None:
         raise ServiceError(f"npm could not install the {tree.name} tree:\n{output.strip()}")
 
 
-def _watched(command: "subprocess.Popen[str]", what: str, folder: Path) -> str:
+def _watched(command: "subprocess.Popen[str]", label: str, folder: Path) -> str:
     """Wait for npm, and show its progress. Raises TimeoutExpired if npm takes too long.
 
     On a terminal, the progress is one line that is updated. Otherwise a line is printed every few seconds.
@@ -246,7 +246,7 @@ def _watched(command: "subprocess.Popen[str]", what: str, folder: Path) -> str:
     while True:
         if is_terminal or seconds % PROGRESS_SECONDS == 0:
             packages = sum(1 for _ in folder.glob("node_modules/**/package.json"))
-            progress = f"{what} ... {seconds} s, {packages} packages" if seconds else f"{what} ..."
+            progress = f"{label} ... {seconds} s, {packages} packages" if seconds else f"{label} ..."
             start, end = ("\r", "") if is_terminal else ("", "\n")
             print(f"{start}{progress}", end=end, file=sys.stderr, flush=True)  # noqa: T201  progress
         try:

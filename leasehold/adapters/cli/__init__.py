@@ -62,7 +62,7 @@ def run() -> None:
     try:
         Path.cwd()
     except FileNotFoundError:
-        print("leasehold: the working folder was deleted; relative paths lead nowhere", file=sys.stderr)
+        print("leasehold: the working folder was deleted; relative paths do not work", file=sys.stderr)
     with imported_for("leasehold"):
         from leasehold.adapters.cli import main  # noqa: PLC0415  an extra
     run_to_output(main.run)

@@ -9,13 +9,13 @@ import typer
 from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.standard_streams import drop_output
 from leasehold.adapters.cli.common.start_lines import start_lines
-from leasehold.adapters.cli.common.supervisor import Supervisor, at_end_of_supervisor
+from leasehold.adapters.cli.common.supervisor import Supervisor, call_at_end_of_supervisor
 from leasehold.adapters.cli.common.table_options import table_options
 from leasehold.adapters.consumer.events import CLOSED_STATUS, EventLines, JsonLines
 from leasehold.adapters.consumer.handling import Handling
 from leasehold.adapters.consumer.runner import termination_signals
 from leasehold.adapters.consuming import Consumption, consumption, worker_id
-from leasehold.adapters.inputs import dashed
+from leasehold.adapters.inputs import flag_name
 from leasehold.adapters.options import Options
 from leasehold.errors import DeadLetterError, SourceError, StoreError, WorkerError
 from leasehold.stores.urls import store_address
@@ -23,51 +23,54 @@ from leasehold.stores.urls import store_address
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 MORE = """
-SOURCE is a URL: `kinesis://stream?region=…`. All workers that name the same source and store share its
-shards. SIGTERM, SIGHUP (not under nohup) or Ctrl-C finishes the running batches, checkpoints and releases, within
-`--drain-seconds`; what is not released by then expires. A second one ends at once.
+SOURCE is a URL: `kinesis://stream?region=…`. All workers that name the same source and store share its shards.
 
-A handler is a function of one batch (`records`, `lease`, `shard`, `epoch`, `lost`, `checkpoint()`), plain or async;
-when it returns None, the batch is done, and the next checkpoint covers it (`--checkpoint-seconds`). When it raises,
-or returns anything else, the batch is handed over again after a growing wait, up to `--attempts`; then its shard stops
-here, says so, and its lease is released for another worker to try. Nothing is skipped, unless `--dead-letter` takes it:
-then the batch is handed over in halves, in order and without waits, until the records that fail are found; these alone
-go to the dead letter, and the shard goes on. `leasehold replay` hands them over again. A letter that cannot be written
-stops the shard. A handler at work for longer than a minute is said; beyond `--handler-seconds` its lease is released
-likewise.
+SIGTERM, SIGHUP (not under nohup) or Ctrl-C drains the worker: it finishes the running batches, writes checkpoints and
+releases its leases, within `--drain-seconds`. Leases that are not released by then expire. A second signal ends the
+worker at once.
+
+A handler is a function of one batch (`records`, `lease`, `shard`, `epoch`, `lost`, `checkpoint()`), plain or async. If
+it returns None, the batch is done, and the next checkpoint covers it (`--checkpoint-seconds`). If it raises or returns
+anything else, the batch is tried again after a growing wait, up to `--attempts` times. Then this worker logs it, stops
+reading the shard, and releases its lease for another worker to try. Nothing is skipped unless `--dead-letter` is given.
+With it, the batch is searched in halves, in order and without waits, until the failing records are found; only these
+are dead-lettered, and the shard continues. `leasehold replay` processes dead letters again. If a dead letter cannot be
+written, the shard stops. A handler that runs for longer than a minute is logged; after `--handler-seconds` its lease is
+released in the same way.
 
 `--handler lambda:app.handler` calls an AWS Lambda function with the events of an event source mapping, one call at a
-time; `lambda:app.handler?report_batch_item_failures=true` reads its response, too. Batches have up to 100 records
-unless `--max-records` says otherwise. `--concurrency N` calls it for up to N parts of a batch at a time, each with its
-own keys and in a process of its own.
+time; with `lambda:app.handler?report_batch_item_failures=true` its response is read, too. Batches have up to 100
+records unless `--max-records` is given. `--concurrency N` calls it for up to N parts of a batch at a time, each with
+its own keys and in a process of its own.
 
-Seconds can be written as durations: `90`, `1.5s`, `5m`, `2h`, `1d12h`, `PT2H`. `--from` is where reading begins on a
-shard whose lease is new; `leasehold reset` moves the checkpoint of one that is there. Where the stream or the store
-does not answer, a worker goes on trying until it is told to end, and says so; with `--no-wait` it ends with status 1
-if they do not answer at the start.
+Seconds can be written as durations: `90`, `1.5s`, `5m`, `2h`, `1d12h`, `PT2H`. `--from` is where reading begins if a
+shard's lease is new; `leasehold reset` moves the checkpoint of an existing lease. If the stream or the store does not
+respond, the worker logs this and keeps trying until it is stopped. With `--no-wait` it ends with status 1 if they do
+not respond at the start.
 
-`--to` names the store to which `leasehold swap` moves the leases while the workers read; until then they stay where
-they are. Every worker of the fleet needs it before the swap begins.
+`--to` names the store to which `leasehold swap` moves the leases while the workers read; until then the leases stay
+where they are. Every worker of the fleet needs this option before the swap begins.
 
-With `--until` the workers read a slice: what arrived from `--from` (a time, or TRIM_HORIZON) up to that time. Its
-leases want a store of their own, which all workers of the slice name with the same two times; `now` means another time
-to each of them. A shard is finished when all that arrived in time is handled, and so are the children of those closed
-within the slice. Each worker ends once the whole slice is read, and says how much of it was its own; one that is killed
-is started again with the same times, and goes on. Event hubs: name a consumer group of the slice's own.
+With `--until` the workers read a slice: the records that arrived from `--from` (a time, or TRIM_HORIZON) up to that
+time. A slice needs a store of its own, and all its workers need the same two times; `now` is a different time for each
+of them. A shard is finished when all its records of the slice are handled; children of shards that were closed within
+the slice are read, too. Each worker ends once the whole slice is read, and prints how much of it that worker has
+handled. A killed worker is started again with the same times, and continues. For event hubs, name a separate consumer
+group for the slice.
 
-`--log json` writes an object a line to standard error: `at`, `level`, `logger`, `worker`, `message`, and where they
-apply `lease`, `rule` (the numbered rule that asked) and `outcome` (done, refused, unknown: what the store made of it);
-with `--verbose` one for each lease that is created, taken or asked for.
+`--log json` writes one object per line to standard error: `at`, `level`, `logger`, `worker`, `message`, and if they
+apply `lease`, `rule` (the number of the rule that requested the action) and `outcome` (done, refused or unknown: the
+result of the write to the store). With `--verbose` there is a line for each lease that is created, taken or requested.
 
-`--processes N` runs N workers here, as a thread of Python uses one processor: its interpreter has one lock. They are
-ID-0 to ID-(N-1), of the ID given as `--worker`, also after a restart; each has its own `--memory-mib`. A signal drains
-them together. One that ends by itself is started again, after a pause that grows from 1 s to 60 s; ending with status
-2 or 141, or with `--no-wait` 1, it ends them all. One that has not ended 5 s after `--drain-seconds` is killed, and the
-status is 1.
+`--processes N` runs N workers, because a thread of Python uses only one processor at a time. They are named ID-0 to
+ID-(N-1), after the ID given as `--worker`, also after a restart; each has its own `--memory-mib`. A signal drains them
+together. One that ends by itself is started again, after a pause that grows from 1 s to 60 s. If one ends with status 2
+or 141, or with `--no-wait` 1, all end. One that has not ended 5 s after `--drain-seconds` is killed, and the status is
+1.
 
-Exit status: 0 after a drain, or when the slice is read; 1 when the worker could not go on, or was told to end before
-the slice was read; 2 on bad usage; 141 when the reader of `--events` has gone; a handler that raises SystemExit ends
-the worker with its own.
+Exit status: 0 after a drain, or when the slice is read; 1 if the worker could not continue, or was stopped before the
+slice was read; 2 on bad usage; 141 if the reader of `--events` has gone. If a handler raises SystemExit, the worker
+ends with its status.
 """
 
 
@@ -101,18 +104,20 @@ def command(
         if events and sys.__stdout__ is None:
             print("leasehold consume: standard output is closed, so no one can read the events", file=sys.stderr)
             raise typer.Exit(CLOSED_STATUS)
-        described = consumption(source, store, chosen_handler, options, dashed)
+        setup = consumption(source, store, chosen_handler, options, flag_name)
         if processes < 1:
             raise ValueError(f"--processes: {processes} is not a whole number above 0")
         if processes > 1:
-            raise typer.Exit(_run_supervised(me, store, processes, described))
-        with described.opened() as worker, start_lines(worker, source, store):
-            verdict = described.run(worker, begun=lambda runner: at_end_of_supervisor(runner.stop))
+            raise typer.Exit(_run_supervised(me, store, processes, setup))
+        with setup.opened() as worker, start_lines(worker, source, store):
+            verdict = setup.run(worker, begun=lambda runner: call_at_end_of_supervisor(runner.stop))
     if verdict is not None:
         summary = f"handled here: {verdict.records} records, and {verdict.shards} of its shards to their end"
-        letters_note = f", {verdict.letters} went to the dead letter" if verdict.letters else ""
-        state = "the slice is read" if verdict.finished else "the slice is not read to its end: start again to go on"
-        print(f"{state}; {summary}{letters_note}", file=sys.stderr if events else sys.stdout)
+        letters_note = f", {verdict.letters} were dead-lettered" if verdict.letters else ""
+        slice_state = (
+            "the slice is read" if verdict.finished else "the slice is not read completely: start again to continue"
+        )
+        print(f"{slice_state}; {summary}{letters_note}", file=sys.stderr if events else sys.stdout)
         raise typer.Exit(0 if verdict.finished else 1)
 
 
@@ -124,24 +129,28 @@ def _handler(handler: str | None, me: str, options: Options, *, events: bool) ->
         return handler
     for name in ("concurrency", "linger_seconds"):
         if options.get(name):  # 0 is the default
-            raise ValueError(f"{dashed(name)}: it goes with --handler")
+            raise ValueError(f"{flag_name(name)}: it goes with --handler")
     return EventLines(me, sys.stdout).handling
 
 
-def _run_supervised(me: str, store: str, processes: int, described: Consumption) -> int:
+def _run_supervised(me: str, store: str, processes: int, setup: Consumption) -> int:
     """Run this command as several processes, and return the exit status.
 
     Raises ValueError if they cannot share the leases.
     """
     if store_address(store)[0] == "memory":
-        raise ValueError("--processes: they cannot share memory://, which is of one process; sqlite:// would do")
-    if described.cut is not None:
-        raise ValueError("--processes: a slice ends by itself, and they would be started again; start several commands")
+        raise ValueError(
+            "--processes: they cannot share memory://, which exists in one process; use sqlite:// or another store"
+        )
+    if setup.cut is not None:
+        raise ValueError(
+            "--processes: workers of a slice end by themselves, and would be started again; start several commands"
+        )
     arguments = sys.argv[1:]  # if an option is repeated, the last one counts
     options = arguments.index("--") if "--" in arguments else len(arguments)
     commands = {}
     for name in (f"{me}-{number}" for number in range(processes)):
         words = (*arguments[:options], "--worker", name, "--processes", "1", *arguments[options:])
         commands[name] = (sys.executable, "-P", "-c", "from leasehold.adapters.cli import run; run()", *words)
-    final = {2, CLOSED_STATUS} | (set() if described.options["wait"] else {1})
-    return Supervisor(commands, described.options["drain_seconds"], final).run(termination_signals())
+    final = {2, CLOSED_STATUS} | (set() if setup.options["wait"] else {1})
+    return Supervisor(commands, setup.options["drain_seconds"], final).run(termination_signals())

@@ -25,28 +25,27 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 MORE = """
 FROM and TO are store URLs: `dynamodb://…`, `azblob://…`, `s3://…`, `gcs://…`, `postgres://…`, `sqlite:///…`. Stop the
-workers of FROM first, and start those of TO afterwards: what is processed in between is processed twice.
-While an owner of a lease of FROM is alive nothing is copied, unless `--even-if-read` says so.
+workers of FROM first, and start those of TO afterwards; otherwise records in between are processed twice. While an
+owner of a lease in FROM is alive, nothing is copied, unless `--even-if-read` is given.
 
-A lease that TO does not have is created, without an owner. One that it has is moved forward, never back: a
-later checkpoint stays, is reported as refused, and `leasehold reset` is the way to set it back. A lease of
-TO whose owner is alive is refused too. Where a store does not tell how long ago an owner renewed, this takes
-`--still-seconds` to find out, for both stores at once. The fencing number that handlers are given goes on in TO
-above the one in FROM, except in the blobs of the Azure SDKs, which have none. Afterwards every lease written
-is read again and compared. A dry run makes nothing at all, so TO must be there.
+A lease that TO does not have is created without an owner. A lease that TO has is moved forward, never back: if its
+checkpoint is later, the copy is refused; use `leasehold reset` to set it back. A copy is also refused if the lease's
+owner in TO is alive. If a store does not show when an owner last renewed, this takes `--still-seconds`, for both stores
+at once. The fencing numbers of handlers in TO continue above those in FROM, except in the blobs of the Azure SDKs,
+which have none. Afterwards every written lease is read again and compared. A dry run creates nothing, so TO must exist.
 
-`file:///path.jsonl` is a backup, a line of JSON for each lease, and may be made while the fleet reads: whoever restores
-it reads again what was done since. It is in its place when the command ends, or not at all. A backup that is there
-already is moved forward, too.
+`file:///path.jsonl` is a backup with a line of JSON for each lease. It can be made while the fleet reads; after it is
+restored, later records are processed again. The file is complete when the command ends, or is not written at all. In an
+existing backup, checkpoints are moved forward, too.
 
-A partition has its id for a key in every store, so a hub's checkpoints can go from DynamoDB to the blobs of
-the Azure SDKs and back as they are. (Those blobs want each checkpoint's offset, which any worker here stores.)
-Where a table serves several streams, `--strip` and `--add` change the keys' prefix. Leases of a hub name their
-namespace, hub and group, and a worker of another refuses them: `--stream namespace/hub/group`, in lower case,
-begins a new group where an old one stands.
+The key of a partition is its id in every store, so a hub's checkpoints can be copied unchanged from DynamoDB to the
+blobs of the Azure SDKs and back. (Those blobs need the offset of each checkpoint, which every worker here stores.) If
+a table serves several streams, `--strip` and `--add` change the prefix of the keys. Leases of a hub name their
+namespace, hub and group, and workers of another group refuse them: `--stream namespace/hub/group`, in lower case,
+starts a new group at the checkpoints of an old one.
 
-Exit status: 0 if every checkpoint is in TO, 1 if any was refused or a store failed (run it again: what is
-done is not done twice), 2 on bad usage.
+Exit status: 0 if every checkpoint is in TO; 1 if any copy was refused or a store failed (run it again: finished copies
+are not repeated); 2 on bad usage.
 """
 
 
@@ -54,14 +53,14 @@ done is not done twice), 2 on bad usage.
 def command(  # noqa: PLR0917  one for each option
     from_: Annotated[str, typer.Argument(metavar="FROM", help="Read this store, a URL.", show_default=False)],
     to: Annotated[str, typer.Argument(metavar="TO", help="Write this store, a URL.", show_default=False)],
-    strip: Annotated[str, typer.Option(help="Copy only keys that begin with this, without it.")] = "",
-    add: Annotated[str, typer.Option(help="Put this before every key.")] = "",
-    stream: Annotated[str | None, typer.Option(help="Say that they are of this stream. [what FROM says]")] = None,
+    strip: Annotated[str, typer.Option(help="Copy only keys with this prefix, and remove it.")] = "",
+    add: Annotated[str, typer.Option(help="Add this prefix to every key.")] = "",
+    stream: Annotated[str | None, typer.Option(help="Set the stream of the leases. [as in FROM]")] = None,
     dry_run: DryRun = False,
     still_seconds: StillSeconds = STILL_SECONDS,
     even_if_owned: EvenIfOwned = False,
     even_if_read: Annotated[bool, typer.Option("--even-if-read", help="Copy while a fleet reads FROM, too.")] = False,
-    create: Annotated[bool, typer.Option(help="Make TO's table or container if there is none.")] = True,
+    create: Annotated[bool, typer.Option(help="Create TO's table or container if there is none.")] = True,
     as_json: AsJson = False,
 ) -> None:
     """Copy the leases, verify the copies, and print each move."""
@@ -70,10 +69,13 @@ def command(  # noqa: PLR0917  one for each option
         closing(open_store(from_, create=False, write=False)) as source,
         closing(open_store(to, create=create and not dry_run, write=not dry_run)) as target,
     ):
-        chosen = tuple(lease for lease in read_leases(source, "FROM") if lease.key.startswith(strip))
+        selected_leases = tuple(lease for lease in read_leases(source, "FROM") if lease.key.startswith(strip))
         # A backup may be made while a fleet reads. After it is restored, later records are processed again.
         owners_ignored = even_if_read or store_address(to)[0] == "file"
-        leases, watched_leases = rename_prefix(chosen, strip, add, stream), () if owners_ignored else chosen
+        leases, watched_leases = (
+            rename_prefix(selected_leases, strip, add, stream),
+            () if owners_ignored else selected_leases,
+        )
         # Watch the owners in FROM only if there is a lease to write, and in TO only the owners of leases to write.
         stored, counts = read_leases(target, "TO"), target.capabilities.counts_owners
         to_write = [move for move in planned_copies(leases, stored, (), counts=counts) if needs_write(move)]
@@ -87,6 +89,8 @@ def command(  # noqa: PLR0917  one for each option
             why = f"FROM is still read by {', '.join(owners)}; stop its workers first"
             moves = tuple(move.refused(why) if needs_write(move) else move for move in moves)
         if not dry_run:
-            written = [copy_lease(target, move, insist=even_if_owned) if needs_write(move) else move for move in moves]
-            moves = verify(target, written)
+            written_moves = [
+                copy_lease(target, move, insist=even_if_owned) if needs_write(move) else move for move in moves
+            ]
+            moves = verify(target, written_moves)
         raise print_moves(moves, dry_run=dry_run, as_json=as_json)

@@ -23,19 +23,19 @@ from leasehold.stores.fields import decimal, escape_surrogates
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 MORE = """
-One JSON object a line, in and out. In: `data` (base64) and, if you have them, `partition_key` and
-`sequence_number`. Out: `data`, `partition_key`, `explicit_hash_key`, `sequence_number`,
-`sub_sequence_number`, `aggregated`. What was dropped, and why, is said on stderr at the end:
+Input and output have one JSON object per line. Input: `data` (base64) and, if you have them, `partition_key` and
+`sequence_number`. Output: `data`, `partition_key`, `explicit_hash_key`, `sequence_number`, `sub_sequence_number`,
+`aggregated`. At the end, standard error shows which records were dropped, and why:
 
-`plain` and `bad-md5`, `bad-proto`: passed on as they came · `bad-index`, `bad-hash-key`: kept up to the
-broken user record · `out-of-range`: the user records outside the hash range are dropped, with `--misplaced drop`
-all of them, as KCL does · `empty`: there was nothing in it.
+`plain` and `bad-md5`, `bad-proto`: passed on unchanged · `bad-index`, `bad-hash-key`: kept up to the broken user
+record · `out-of-range`: the user records outside the hash range are dropped, or with `--misplaced drop` all of them, as
+in the KCL · `empty`: the aggregate contains no user records.
 
 Exit status: 0, or 2 on bad usage, on a line that cannot be read, and with `--strict` on a malformed aggregate.
 """
 
 
-@app.command(help="Take Kinesis records apart into their user records, as a worker does.", epilog=MORE)
+@app.command(help="Extract the user records of Kinesis records, as a worker does.", epilog=MORE)
 def command(
     file: Annotated[Path | None, typer.Argument(help="Read JSON lines from this file, or from standard input.")] = None,
     hash_range: Annotated[
@@ -43,7 +43,7 @@ def command(
     ] = None,
     misplaced: Annotated[
         Misplaced,
-        typer.Option(help="Choose what to do with an aggregate's records inside the range if others are not."),
+        typer.Option(help="Keep or drop records in the range if others of their aggregate are not."),
     ] = "keep",
     strict: Annotated[bool, typer.Option("--strict", help="Treat a malformed aggregate as an error.")] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print the summary as JSON, too.")] = False,
@@ -55,7 +55,7 @@ def command(
         if hash_range is not None:
             first, last = (decimal(key, HASH_KEYS[1]) for key in hash_range)
             if first is None or last is None:
-                raise ValueError("--hash-range: wants two decimal numbers from 0 to 2**128 - 1")
+                raise ValueError("--hash-range: needs two decimal numbers from 0 to 2**128 - 1")
             if first > last:
                 raise ValueError("--hash-range: the first hash key is above the last")
             within = first, last
@@ -82,14 +82,14 @@ def _print(number: int, line: str, within: HashRange | None, misplaced: Misplace
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
-        raise ValueError(f"line {number}: not JSON; write one object a line") from None
+        raise ValueError(f"line {number}: not JSON; write one object per line") from None
     if not isinstance(row, dict) or not isinstance(row.get("data"), str):
-        raise ValueError(f"line {number}: data: wants an object with the record's data in base64")  # noqa: TRY004  the user's mistake
+        raise ValueError(f"line {number}: data: needs an object with the record's data in base64")  # noqa: TRY004  the user's mistake
     for name in ("partition_key", "explicit_hash_key", "sequence_number"):
         value = row.get(name)
         # JSON may contain lone surrogates, which cannot be encoded.
         if value is not None and not (isinstance(value, str) and escape_surrogates(value) == value):
-            raise ValueError(f"line {number}: {name}: wants a text")
+            raise ValueError(f"line {number}: {name}: needs a string")
     try:
         data = base64.b64decode(row["data"], validate=True)
     except ValueError:
@@ -99,13 +99,13 @@ def _print(number: int, line: str, within: HashRange | None, misplaced: Misplace
         decoded = deaggregate(data, *keys, within, misplaced=misplaced, strict=strict)
     except MalformedAggregate as error:
         raise ValueError(f"line {number}: {error}") from None
-    for user in decoded:
+    for user_record in decoded:
         document = {
-            "data": base64.b64encode(user.data).decode(),
-            "partition_key": user.partition_key,
-            "explicit_hash_key": user.explicit_hash_key,
+            "data": base64.b64encode(user_record.data).decode(),
+            "partition_key": user_record.partition_key,
+            "explicit_hash_key": user_record.explicit_hash_key,
             "sequence_number": row.get("sequence_number"),
-            "sub_sequence_number": user.sub_sequence_number,
+            "sub_sequence_number": user_record.sub_sequence_number,
             "aggregated": decoded.aggregated,
         }
         print(json.dumps(document, ensure_ascii=False))

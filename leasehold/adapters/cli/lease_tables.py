@@ -9,7 +9,7 @@ from itertools import groupby
 from rich.console import Group
 from rich.text import Text
 
-from leasehold.adapters.cli.common.columns import Cells, Column, draw_table, hint
+from leasehold.adapters.cli.common.columns import Cells, Column, draw_table, hidden_columns_hint
 from leasehold.adapters.consumer.status import NUMBERS, FleetLag, Status, fleet_lag
 from leasehold.adapters.ops.watching import SeenMove, WatchedTable, leases_by_owner, shares
 from leasehold.balancer.contradictions import reported
@@ -39,10 +39,10 @@ def table_cells(table: WatchedTable, by: str | None, *, full: bool = False) -> C
             return _share_rows("worker", lambda lease: lease.owner or "nobody", table)
         case "group":
 
-            def group(lease: Lease) -> str:
+            def group_of_owner(lease: Lease) -> str:
                 return "nobody" if lease.owner is None else path_of(lease.owner, "prefix")[0] or "(none)"
 
-            return _share_rows("group", group, table)
+            return _share_rows("group", group_of_owner, table)
         case _:
             return _lease_rows(table, full=full)
 
@@ -61,11 +61,10 @@ def format_move(move: SeenMove) -> str:
 
 def totals_and_problems(table: WatchedTable) -> tuple[str, tuple[str, ...]]:
     """Return a sentence with the totals over all leases, and sentences about problems."""
-    working, lag = table.unended, fleet_lag(table.lags)
-    owned = leases_by_owner(working)
-    unowned = len(owned.get(None, ()))
-    total = f"{len(table.leases)} leases, {len(table.leases) - len(working)} finished, {unowned} without an owner"
-    total += f"; {len(owned.keys() - {None})} workers" + _lag_text(lag)
+    unfinished, lag = table.unended, fleet_lag(table.lags)
+    unowned = sum(lease.owner is None for lease in unfinished)
+    total = f"{len(table.leases)} leases, {len(table.leases) - len(unfinished)} finished, {unowned} without an owner"
+    total += f"; {len(table.workers)} workers" + _lag_text(lag)
     total += f"; {table.status.word}" if table.statuses or not table.leases else ""
     # Group the leases that are not OK by status, with the worst status first.
     keys_by_status: dict[Status, list[str]] = {}
@@ -76,7 +75,7 @@ def totals_and_problems(table: WatchedTable) -> tuple[str, tuple[str, ...]]:
     for status, keys in sorted(keys_by_status.items(), key=lambda each: (-each[0].number, each[1])):
         problems.append(f"{status.word} {few(keys, NAMED_MAX)}: {status.says}")
     if len(problems) > SENTENCES_MAX:
-        problems[SENTENCES_MAX:] = [f"and {len(problems) - SENTENCES_MAX} more sentences: --json has all"]
+        problems[SENTENCES_MAX:] = [f"and {len(problems) - SENTENCES_MAX} more; --json shows all"]
     problems += [f"{row.key} cannot be read: {row.field}: {row.why}" for row in table.malformed]
     problems += reported(table.leases)
     if not (table.leases or table.trouble or table.swapping):
@@ -98,13 +97,13 @@ def _lag_text(lag: FleetLag) -> str:
 
 def draw_page(table: WatchedTable, by: str | None, width: int) -> Group:
     """Return a table for a screen of this width, with the totals, the problems, and the latest moves below."""
-    shown, left_out = draw_table(table_cells(table, by), width)
+    drawn_table, left_out = draw_table(table_cells(table, by), width)
     total, problems = totals_and_problems(table)
-    hints = [hint(left_out)] if left_out else []
+    hints = [hidden_columns_hint(left_out)] if left_out else []
     moves = (
-        Text(printable(format_move(move)), style="" if place else "bold") for place, move in enumerate(table.moves)
+        Text(printable(format_move(move)), style="" if index else "bold") for index, move in enumerate(table.moves)
     )
-    return Group(shown, *hints, Text(total), *(Text(printable(line), style="red") for line in problems), *moves)
+    return Group(drawn_table, *hints, Text(total), *(Text(printable(line), style="red") for line in problems), *moves)
 
 
 LEASE_COLUMNS = (
@@ -146,7 +145,7 @@ def _lease_rows(table: WatchedTable, *, full: bool) -> Cells:
         rows.append((*row, "" if lag.events is None else str(lag.events)) if counted else row)
         highlighted += [(number, 1)] if lease.owner is None else []
         highlighted += [(number, 2)] if status not in {"", "OK"} else []
-    styles = tuple((place, "bold red") for place in highlighted)
+    styles = tuple((position, "bold red") for position in highlighted)
     columns = LEASE_COLUMNS + ((PLACE,) if table.swap else ()) + ((EVENTS,) if counted else ())
     return Cells(columns, tuple(rows), styles=styles)
 
@@ -193,23 +192,23 @@ SHARE_COLUMNS = (
 )
 
 
-def _share_rows(name: str, place: Callable[[Lease], str], table: WatchedTable) -> Cells:
-    """Return one row for each group of unfinished leases, grouped by `place`."""
-    working = sorted(table.unended, key=lambda lease: (place(lease), lease.key))
+def _share_rows(name: str, group_of: Callable[[Lease], str], table: WatchedTable) -> Cells:
+    """Return one row for each group of unfinished leases, grouped by `group_of`."""
+    unfinished = sorted(table.unended, key=lambda lease: (group_of(lease), lease.key))
     targets: Counter[str] = Counter()
-    for worker, target in shares(working).items():
-        targets[place(Lease("", owner=worker))] += target
+    for worker, target in shares(unfinished).items():
+        targets[group_of(Lease("", owner=worker))] += target
     rows = []
-    for where, group in groupby(working, key=place):
+    for group_name, group in groupby(unfinished, key=group_of):
         members = tuple(group)
         weights = [lease.weight for lease in members if lease.weight is not None]
         lag = fleet_lag({lease.key: table.lag(lease) for lease in members})
         rows.append(
             (
-                where,
+                group_name,
                 str(len(members)),
-                str(targets[where]) if where in targets else "",
-                f"{len(members) / len(working):.1%}",
+                str(targets[group_name]) if group_name in targets else "",
+                f"{len(members) / len(unfinished):.1%}",
                 str(len(leases_by_owner(members).keys() - {None})),
                 _format_bound(lag.most, at_least=lag.at_least),
                 max((status_word(table, lease) for lease in members), key=lambda each: NUMBERS.get(each, -1)),

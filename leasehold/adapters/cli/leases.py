@@ -45,44 +45,45 @@ MORE = """
 STORE is a URL: `dynamodb://table?region=…`, `sqlite:///path`, `azblob://account/container`, `s3://bucket/prefix`,
 `gcs://bucket/prefix`, `postgres://host/database`.
 A path after `sqlite:///` is absolute (`sqlite:///srv/orders.db` is `/srv/orders.db`), after `sqlite://` relative.
-Nothing is written, and nothing is made.
+The command writes and creates nothing.
 
-`status` is one word for each lease, and for the group that of its worst lease, with a sentence below the table:
+`status` is one word for each lease. The group has the status of its worst lease, with a sentence below the table:
 
 STATUSES
 
-`--check` ends with that number; 1 is a store that failed, 2 bad usage. Rows of the Java KCL and of the Azure SDKs say
-nothing of their reading: with `--watch` the table is watched, with `--check` until the status is known, two minutes at
-most, and `--source URL` says whether anything waits.
+`--check` ends with that number as exit status; 1 means that a store failed, and 2 bad usage. Rows of the Java KCL and
+of the Azure SDKs contain nothing about the progress of reading. For these, `--watch` watches the table, `--check` waits
+until the status is known, for at most two minutes, and `--source URL` shows whether records are waiting.
 
-`lag` is how far behind the tip of its shard the reading of a lease is, as its owner last told in the row (its batch at
-work counts as unread); of a lease that nobody reads, that and the time since. `end` is whether the tip was reached;
-`age` how long the last record that was done had been in the stream when its owner told of it; `switches` how often the
-lease passed between workers, as far as ours saw. Rows of the Java KCL and blobs of the Azure SDKs tell none of it:
-`--source URL` then asks the stream, once for each such lease (Kinesis: one read of the five a second that a shard
-allows; Event Hubs: events, as a count). `target` is how many leases a worker or a group should hold.
+`lag` is how far a lease is behind the tip of its shard, as its owner last wrote to the row (a running batch counts as
+unread). If no worker reads the shard, the time since then is added. `end` is whether the tip was reached. `age` is how
+long the last processed record had been in the stream when the owner wrote it. `switches` is how often the lease passed
+between workers, as far as our workers saw. Rows of the Java KCL and blobs of the Azure SDKs have none of these columns.
+For them, `--source URL` queries the stream, once for each such lease (Kinesis: one read of the five per second that a
+shard allows; Event Hubs: the lag as a number of events). `target` is how many leases a worker or a group should hold.
 
-If a row was last annotated longer ago than its owner renews it, the owner may be dead. The table is then read again,
+If a row was last annotated longer ago than its owner renews it, the owner may be dead. The table is then read again
 every second, until the row has changed or a renewal is overdue (8 s with leases of 10 s).
 
-`idle` is for how long a lease has stood still. A single look knows that only where the store keeps each row's
-age; with `--watch` it is also counted from the first look on, until Ctrl-C.
+`idle` is how long a lease has been unchanged. A single read shows it only if the store keeps each row's age; with
+`--watch` it is also counted from the first read on, until Ctrl-C.
 
-On a screen, columns that do not fit are left out and named. In a pipe or a file, and with `--wide`, each lease is one
-line of as many fields as the header, nothing is cut, an empty field is `-`, and the total goes to standard error:
+On a terminal, columns that do not fit are left out, and a line names them. In a pipe or a file, and with `--wide`, each
+lease is one line with as many fields as the header, nothing is cut, an empty field is `-`, and the total goes to
+standard error:
 
     leasehold leases sqlite:///srv/orders.db | awk '$2 == "nobody" {print $1}'
 
-`--watch` shows the latest changes of owner below the table, as they happen. Where standard input is a terminal too,
-keys steer it: `s` sorts by the next column, `/` shows only rows with a text, enter shows one lease in full, `b` a row
-for each worker or group, `?` all keys, `q` leaves.
+`--watch` shows the latest changes of owner below the table, as they happen. If standard input is a terminal too, keys
+control the view: `s` sorts by the next column, `/` shows only rows that contain a text, enter shows the details of a
+lease, `b` shows a row for each worker or group, `?` shows all keys, and `q` leaves.
 
-While `leasehold swap` moves the leases to another store, `--to` names that store: of each lease `table` then says which
-of the two has it.
+While `leasehold swap` moves the leases to another store, name that store with `--to`: the column `table` then shows
+which of the two has each lease.
 
-`--by worker` and `--by group` count unfinished leases; a worker's group is the text before the last "-" of its id.
+`--by worker` and `--by group` count unfinished leases. A worker's group is the text before the last "-" of its id.
 
-`--json` prints one object (with `--watch` one line for each look), whose leases `leasehold plan` can read; `at` is the
+`--json` prints one object (with `--watch` one line for each read), whose leases `leasehold plan` can read; `at` is the
 time, in seconds since 1970.
 """
 
@@ -112,30 +113,30 @@ def table_states(
         source: If given, queried for the lag of leases whose rows do not contain a lag.
         clock: Returns monotonic seconds.
     """
-    watch, shown = TableWatch(store, LEASE_SECONDS, patience(LEASE_SECONDS), source, clock=clock), WatchedTable(())
+    watch, state = TableWatch(store, LEASE_SECONDS, patience(LEASE_SECONDS), source, clock=clock), WatchedTable(())
     while True:
         try:
             table = watch.look()
         except OutcomeUnknown as error:
-            yield evolve(shown, trouble=str(error))
+            yield evolve(state, trouble=str(error))
         else:
-            moves = tuple(SeenMove(table.at, new.key, old.owner, new.owner) for old, new in owner_changes(shown, table))
-            shown = evolve(table, moves=(*moves, *shown.moves)[:MOVES_SHOWN])
-            yield shown
+            moves = tuple(SeenMove(table.at, new.key, old.owner, new.owner) for old, new in owner_changes(state, table))
+            state = evolve(table, moves=(*moves, *state.moves)[:MOVES_SHOWN])
+            yield state
         wait(every)
 
 
-@app.command(help="Show who holds what, and how far they are.", epilog=MORE)
+@app.command(help="Show the leases with their owners, status and lag.", epilog=MORE)
 @table_options("to")
 def command(  # noqa: PLR0917  one for each option
     store: StoreUrl,
-    watch: Annotated[bool, typer.Option("--watch", help="Look again and again, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Read the table repeatedly, until Ctrl-C.")] = False,
     by: Annotated[By | None, typer.Option(help="Show one row for each worker or group.")] = None,
-    every: Annotated[float, typer.Option(help="Wait this long between two looks.", parser=seconds(0.1))] = 2.0,
-    wide: Annotated[bool, typer.Option("--wide", help="Print every column as plain text, on a screen, too.")] = False,
-    source: Annotated[str | None, typer.Option(help="Ask this stream for lag that no row tells.")] = None,
+    every: Annotated[float, typer.Option(help="Wait this long between two reads.", parser=seconds(0.1))] = 2.0,
+    wide: Annotated[bool, typer.Option("--wide", help="Print every column as plain text, even on a terminal.")] = False,
+    source: Annotated[str | None, typer.Option(help="Query this stream for lag that rows do not contain.")] = None,
     as_json: AsJson = False,
-    check: Annotated[bool, typer.Option("--check", help="End with the group's status as a number; 0: OK.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Exit with the group's status as a number; 0 is OK.")] = False,
     **options: Unpack[Options],
 ) -> None:
     """Show the table once, or repeatedly with `--watch`."""
@@ -163,7 +164,7 @@ def command(  # noqa: PLR0917  one for each option
 
 def confirmed_states(states: Iterator[WatchedTable]) -> Iterator[WatchedTable]:
     """Yield only the states in which every lease with the status OK has an owner that is known to be alive."""
-    return (shown for shown in states if shown.confirmed or shown.trouble)
+    return (state for state in states if state.confirmed or state.trouble)
 
 
 def known_states(
@@ -173,11 +174,11 @@ def known_states(
 
     Without `watch`, yield every state from the beginning.
     """
-    until = clock() + STEPS * STEP_SECONDS
-    for shown in states:
-        all_known = all(status.word != "UNKNOWN" for status in shown.statuses.values())
-        if not watch or (all_known and not shown.trouble) or clock() >= until:
-            yield shown
+    deadline = clock() + STEPS * STEP_SECONDS
+    for state in states:
+        all_known = all(status.word != "UNKNOWN" for status in state.statuses.values())
+        if not watch or (all_known and not state.trouble) or clock() >= deadline:
+            yield state
 
 
 def can_use_keys() -> bool:
@@ -185,7 +186,9 @@ def can_use_keys() -> bool:
     if not sys.stdin.isatty():
         return False
     if not has_keys():
-        print("leasehold leases: no keys here, for this Python has no termios; Ctrl-C leaves", file=sys.stderr)
+        print(
+            "leasehold leases: keys cannot be used, because this Python has no termios; Ctrl-C leaves", file=sys.stderr
+        )
         return False
     return True
 
@@ -194,7 +197,7 @@ def stream_of(url: str) -> Source:
     """Open the source to read lag from. Raises ValueError if this would replace the subscription of a consumer."""
     if "consumer" in source_address(url)[2]:
         raise ValueError(
-            "--source: leave consumer out of it; asking would end the subscription of the worker that reads"
+            "--source: leave out consumer; with it, this would end the subscription of the worker that reads"
         )
     return open_source(url)
 

@@ -64,22 +64,22 @@ class LiveView:
     Attributes:
         by: The subject of a row: "worker", "group", or None for a lease.
         sort: The column by which rows are sorted; "" for the first one.
-        turned: Whether the order is reversed. By default strings ascend and numbers descend.
-        words: The text that a row must contain in one of its cells to be shown.
-        typing: Whether keys are added to `words`.
-        chosen: The first cell of the selected row; "" for the first row.
+        is_reversed: Whether the order is reversed. By default strings ascend and numbers descend.
+        filter_text: The text that a row must contain in one of its cells to be shown.
+        typing: Whether keys are added to `filter_text`.
+        selected: The first cell of the selected row; "" for the first row.
         page: The page that fills the screen.
-        left: Whether the user has left the view.
+        is_closed: Whether the user has left the view.
     """
 
     by: str | None = None
     sort: str = ""
-    turned: bool = False
-    words: str = ""
+    is_reversed: bool = False
+    filter_text: str = ""
     typing: bool = False
-    chosen: str = ""
+    selected: str = ""
     page: Literal["table", "lease", "help"] = "table"
-    left: bool = False
+    is_closed: bool = False
 
 
 def arrange_rows(cells: Cells, view: LiveView) -> Cells:
@@ -91,13 +91,15 @@ def arrange_rows(cells: Cells, view: LiveView) -> Cells:
         return (float(text) if text.replace(".", "", 1).isdecimal() else math.inf), cells.rows[number][sort_index]
 
     sort_index = sorted_by(cells, view)
-    words = view.words.lower()
-    matching = [number for number, row in enumerate(cells.rows) if any(words in cell.lower() for cell in row)]
-    filled = [number for number in matching if cells.rows[number][sort_index]]
-    order = sorted(filled, key=rank, reverse=cells.columns[sort_index].right != view.turned)
-    order += [number for number in matching if not cells.rows[number][sort_index]]
-    places = {number: place for place, number in enumerate(order)}
-    styles = tuple(((places[row], column), style) for (row, column), style in cells.styles if row in places)
+    filter_text = view.filter_text.lower()
+    matching_rows = [
+        number for number, row in enumerate(cells.rows) if any(filter_text in cell.lower() for cell in row)
+    ]
+    filled_rows = [number for number in matching_rows if cells.rows[number][sort_index]]
+    order = sorted(filled_rows, key=rank, reverse=cells.columns[sort_index].right != view.is_reversed)
+    order += [number for number in matching_rows if not cells.rows[number][sort_index]]
+    new_indices = {number: new_index for new_index, number in enumerate(order)}
+    styles = tuple(((new_indices[row], column), style) for (row, column), style in cells.styles if row in new_indices)
     return evolve(cells, rows=tuple(cells.rows[number] for number in order), styles=styles)
 
 
@@ -106,65 +108,65 @@ def sorted_by(cells: Cells, view: LiveView) -> int:
     return next((index for index, column in enumerate(cells.columns) if column.name == view.sort), 0)
 
 
-def chosen_row(shown: Cells, view: LiveView) -> int:
+def selected_row(visible: Cells, view: LiveView) -> int:
     """Return the index of the selected row among those shown."""
-    return next((number for number, row in enumerate(shown.rows) if row[0] == view.chosen), 0)
+    return next((number for number, row in enumerate(visible.rows) if row[0] == view.selected), 0)
 
 
-def view_after(view: LiveView, key: str, shown: Cells) -> LiveView:
+def view_after(view: LiveView, key: str, visible: Cells) -> LiveView:
     """Return the view after a key press. A key without a meaning leaves the view unchanged.
 
     Args:
         view: The view before the key press.
         key: A character, or the name of a key.
-        shown: The rows that the view shows.
+        visible: The rows that the view shows.
     """
     if view.typing:
         match key:
             case "enter":
                 return evolve(view, typing=False)
             case "escape":
-                return evolve(view, typing=False, words="")
+                return evolve(view, typing=False, filter_text="")
             case "backspace":
-                return evolve(view, words=view.words[:-1])
+                return evolve(view, filter_text=view.filter_text[:-1])
             case _:
-                return evolve(view, words=view.words + key) if len(key) == 1 and key.isprintable() else view
+                return evolve(view, filter_text=view.filter_text + key) if len(key) == 1 and key.isprintable() else view
     match key, view.page:
         case "q", _:
-            return evolve(view, left=True)
+            return evolve(view, is_closed=True)
         case _, "help":
             return evolve(view, page="table")
         case "?", _:
             return evolve(view, page="help")
     if key in _STEPS or key in _ENDS:
-        if not shown.rows:
+        if not visible.rows:
             return view
-        last = len(shown.rows) - 1
-        place = _ENDS[key] % (last + 1) if key in _ENDS else chosen_row(shown, view) + _STEPS[key]
-        return evolve(view, chosen=shown.rows[max(0, min(last, place))][0])
+        last = len(visible.rows) - 1
+        row_index = _ENDS[key] % (last + 1) if key in _ENDS else selected_row(visible, view) + _STEPS[key]
+        return evolve(view, selected=visible.rows[max(0, min(last, row_index))][0])
     if view.page == "lease":
         return evolve(view, page="table") if key == "escape" else view
-    return _after_table_key(view, key, shown)
+    return _after_table_key(view, key, visible)
 
 
-def _after_table_key(view: LiveView, key: str, shown: Cells) -> LiveView:
+def _after_table_key(view: LiveView, key: str, visible: Cells) -> LiveView:
     """Return the view of the table after a key press that sorts, filters, or opens rows."""
     match key:
         case "escape":
-            return evolve(view, words="")
+            return evolve(view, filter_text="")
         case "/":
             return evolve(view, typing=True)
         case "r":
-            return evolve(view, turned=not view.turned)
+            return evolve(view, is_reversed=not view.is_reversed)
         case "s":
-            names = [column.name for column in shown.columns]
-            return evolve(view, sort=names[(sorted_by(shown, view) + 1) % len(names)], turned=False)
+            names = [column.name for column in visible.columns]
+            return evolve(view, sort=names[(sorted_by(visible, view) + 1) % len(names)], is_reversed=False)
         case "b":
             return LiveView(UNITS[(UNITS.index(view.by) + 1) % len(UNITS)])
-        case "enter" if shown.rows:
-            chosen = shown.rows[chosen_row(shown, view)][0]
+        case "enter" if visible.rows:
+            selected = visible.rows[selected_row(visible, view)][0]
             # For a worker or a group, show the table of its leases. For a lease, show its details.
-            return LiveView(words=chosen) if view.by else evolve(view, page="lease", chosen=chosen)
+            return LiveView(filter_text=selected) if view.by else evolve(view, page="lease", selected=selected)
         case _:
             return view
 
@@ -244,7 +246,8 @@ def terminal_keys(fd: int) -> Iterator[TerminalKeys]:
     original = termios.tcgetattr(fd)
     try:
         tty.setcbreak(fd)
-        # Disable suspending: a suspended process would leave its view on the screen, and the shell without echo.
+        # Disable suspending, because a suspended process would leave its view on the screen, and the shell without
+        # echo.
         modes = termios.tcgetattr(fd)
         modes[6][termios.VSUSP] = b"\0"
         termios.tcsetattr(fd, termios.TCSANOW, modes)
@@ -285,7 +288,7 @@ def run_live_view(states: Iterable[WatchedTable], by: str | None, every: float) 
                     return
                 for key in pressed:
                     view = view_after(view, key, arrange_rows(table_cells(table, view.by), view))
-                if view.left:
+                if view.is_closed:
                     return
 
 
@@ -302,23 +305,23 @@ def draw_view(table: WatchedTable, view: LiveView, width: int, height: int) -> G
 
 def _table(table: WatchedTable, view: LiveView, width: int, height: int) -> Group:
     """Return the rows that fit on the screen, with the selected row marked, and the totals and moves below."""
-    shown = arrange_rows(table_cells(table, view.by), view)
-    column = shown.columns[sorted_by(shown, view)]
-    order = "falling" if column.right != view.turned else "rising"
-    words = f"; / {view.words}{'_' if view.typing else ''}" if view.words or view.typing else ""
-    state = f"{len(shown.rows)} rows by {column.name}, {order}{words}; ? shows the keys, q leaves"
+    visible = arrange_rows(table_cells(table, view.by), view)
+    column = visible.columns[sorted_by(visible, view)]
+    order = "falling" if column.right != view.is_reversed else "rising"
+    filter_text = f"; / {view.filter_text}{'_' if view.typing else ''}" if view.filter_text or view.typing else ""
+    state = f"{len(visible.rows)} rows by {column.name}, {order}{filter_text}; ? shows the keys, q leaves"
     total, problems = totals_and_problems(table)
     lines = [_line(state, "dim"), _line(total), *(_line(text, "red") for text in problems)]
     moves = _moves(table.moves)[: max(0, (height - FRAME_LINES - len(lines)) // 2)]
     # One line is reserved for the names of columns that don't fit.
     row_count = max(1, height - FRAME_LINES - len(lines) - len(moves) - 1)
-    chosen = chosen_row(shown, view)
-    first = max(0, min(chosen - row_count // 2, len(shown.rows) - row_count))
-    styles = {(row - first, place): style for (row, place), style in shown.styles}
-    for place in range(len(shown.columns) if shown.rows else 0):
-        position = (chosen - first, place)
-        styles[position] = f"{styles.get(position, '')} {CHOSEN}".strip()
-    window = evolve(shown, rows=shown.rows[first : first + row_count], styles=tuple(styles.items()))
+    selected = selected_row(visible, view)
+    first = max(0, min(selected - row_count // 2, len(visible.rows) - row_count))
+    styles = {(row - first, column_index): style for (row, column_index), style in visible.styles}
+    for column_index in range(len(visible.columns) if visible.rows else 0):
+        cell_position = (selected - first, column_index)
+        styles[cell_position] = f"{styles.get(cell_position, '')} {CHOSEN}".strip()
+    window = evolve(visible, rows=visible.rows[first : first + row_count], styles=tuple(styles.items()))
     rows, left_out = draw_table(window, width)
     hints = [_line(f"no room here for: {', '.join(left_out)}; enter shows all of a lease", "dim")] if left_out else []
     return Group(rows, *hints, *lines, *moves)
@@ -326,10 +329,10 @@ def _table(table: WatchedTable, view: LiveView, width: int, height: int) -> Grou
 
 def _lease(table: WatchedTable, view: LiveView) -> Group:
     """Return all details of a lease as names and values, first those of its row, then its lag."""
-    lease = next((row for row in table.leases if row.key == view.chosen), None)
+    lease = next((row for row in table.leases if row.key == view.selected), None)
     back = _line("escape goes back, up and down to other leases, q leaves", "dim")
     if lease is None:
-        return Group(_line(f"there is no lease {view.chosen} any more", "red"), back)
+        return Group(_line(f"there is no lease {view.selected} any more", "red"), back)
     values = lease_json(lease) | {
         "owner": lease.owner or "nobody",
         "checkpoint": format_checkpoint(lease.checkpoint, full=True),
@@ -357,7 +360,7 @@ def _pairs(title: str, pairs: Iterable[tuple[str, str]]) -> Table:
 
 
 def _moves(moves: tuple[SeenMove, ...]) -> list[Text]:
-    return [_line(format_move(move), "" if place else "bold") for place, move in enumerate(moves)]
+    return [_line(format_move(move), "" if index else "bold") for index, move in enumerate(moves)]
 
 
 def _line(text: str, style: str = "") -> Text:

@@ -20,17 +20,17 @@ from leasehold.stores.printable import did_you_mean
 COMMANDS = {
     "consume": ("consume", "Join a group of workers and process this worker's shards."),
     "copy-leases": ("copy_leases", "Copy checkpoints from one store to another."),
-    "deaggregate": ("deaggregate", "Take Kinesis records apart into their user records, as KCL does."),
-    "doctor": ("steer.doctor", "Try rights, conditional writes and clocks, and say what to expect."),
-    "explain": ("steer.explain", "Say what each worker would do now, and why a lease is where it is."),
-    "leases": ("leases", "Show who holds what, and how far they are."),
-    "multilang": ("steer.multilang", "Run the processors of amazon_kclpy, aws-kcl and the others, without Java."),
-    "pipeline": ("pipeline", "Land a leased stream as Parquet, with Spark."),
-    "plan": ("plan", "Answer one listing, as JSON, with the actions of one worker."),
+    "deaggregate": ("deaggregate", "Extract the user records of Kinesis records, as the KCL does."),
+    "doctor": ("steer.doctor", "Check rights, conditional writes and clocks, and estimate costs."),
+    "explain": ("steer.explain", "Explain what each worker would do now, and why a lease has its owner."),
+    "leases": ("leases", "Show the leases with their owners, status and lag."),
+    "multilang": ("steer.multilang", "Run KCL record processors in any language, without Java."),
+    "pipeline": ("pipeline", "Write a stream to Parquet files, with Spark."),
+    "plan": ("plan", "Plan the actions of one worker from a listing, as JSON."),
     "produce": ("produce", "Write lines to a stream, aggregated, each key in order."),
-    "replay": ("replay", "Hand dead letters over again; those that fail again stay."),
+    "replay": ("replay", "Process dead letters again; those that fail again stay."),
     "reset": ("reset", "Set checkpoints back or forward."),
-    "serve": ("steer.serve", "Serve lease tables as a live, read-only page."),
+    "serve": ("steer.serve", "Serve a live, read-only web page of lease tables."),
     "swap": ("steer.swap", "Move the lease table of a running fleet to another store or layout."),
 }
 """Our commands, each with its module in this folder, which contains an `app`, and its line in the help."""
@@ -72,7 +72,7 @@ class LazyCommands(TyperGroup):
         if name is None:
             return (None, line, rest)
         with imported_for(f"leasehold {name}"):
-            return (name, get_command(_import_app(name, help_asked=bool(HELP.intersection(rest)))), rest)
+            return (name, get_command(_import_app(name, help_requested=bool(HELP.intersection(rest)))), rest)
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401  likewise
         """Run the command, rewriting Click's usage errors in our style."""
@@ -109,12 +109,12 @@ def _placeholder_command() -> None:
     """Stand for a command in the help."""
 
 
-def _import_app(name: str, *, help_asked: bool) -> typer.Typer:
+def _import_app(name: str, *, help_requested: bool) -> typer.Typer:
     """Import a command. If libraries are missing and only the command's help is requested, import it without them."""
     try:
         loaded_app = _load_app(name)
     except ModuleNotFoundError as error:
-        if not help_asked:
+        if not help_requested:
             raise
         missing = error
         if error.name == "leasehold_lab":
@@ -141,8 +141,8 @@ stack_names()
 app = typer.Typer(cls=LazyCommands, no_args_is_help=True, context_settings={"help_option_names": sorted(HELP)})
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         print(f"leasehold {version('leasehold')}")
         raise typer.Exit
 
@@ -150,11 +150,11 @@ def _print_version(asked: bool) -> None:
 @app.callback()
 def leasehold(
     _version: Annotated[
-        bool, typer.Option("--version", help="Print the version, and end.", is_eager=True, callback=_print_version)
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
-    """Share the shards of a stream among a fleet of workers, with nothing between them but a lease table."""
-    # These log a page for each token that they cannot get. The command prints one line instead.
+    """Share the shards of a stream among a fleet of workers that coordinate only through a lease table."""
+    # These libraries log a page of text for each token that they cannot get. The command prints one line instead.
     for library in ("azure.identity", "botocore.credentials", "botocore.tokens"):
         logging.getLogger(library).setLevel(logging.CRITICAL)
 

@@ -27,31 +27,32 @@ OUR_ERROR = re.compile(r"\b(?:leasehold\.[\w.]+|ValueError|ImportError): (.+)")
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 MORE = """
-`--set` gives the source's own options: `--set kinesis.streamName=flights --set lease.store=dynamodb://flights`.
+`--set` sets options of the source: `--set kinesis.streamName=flights --set lease.store=dynamodb://flights`.
 
-`FOLDER/rows/NAME` gets the source's columns, one row for each record. A batch that is replayed is written once.
-`FOLDER/progress/NAME` is the query's checkpointLocation. Give each of several queries on one lease table a `--name`.
+`FOLDER/rows/NAME` contains the source's columns, with one row for each record. A batch that is repeated is written
+once. `FOLDER/progress/NAME` is the query's checkpointLocation. If several queries use one lease table, give each a
+`--name`.
 
 Each batch is printed as one line of JSON. The command runs until Ctrl-C (or SIGTERM), which stops the query and
-releases its leases. The same file can be given to spark-submit.
+releases its leases. This module can also be passed to spark-submit.
 """
 
 
 SourceFormat = Literal["kinesis-leased", "dynamodb-leased", "eventhubs-leased"]
 
 
-@app.command(help="Land a stream as Parquet.", epilog=MORE)
+@app.command(help="Write a stream to Parquet files.", epilog=MORE)
 def command(
-    source: Annotated[SourceFormat, typer.Argument(help="Where records come from.", show_default=False)],
-    folder: Annotated[str, typer.Option(help="Where everything is written.", show_default=False)],
-    options: Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE: an option of the source.")] = None,
-    name: Annotated[str, typer.Option(help="This query's.")] = "main",
-    once: Annotated[bool, typer.Option("--once", help="Read what is there, and end.")] = False,
+    source: Annotated[SourceFormat, typer.Argument(help="Read from a source of this format.", show_default=False)],
+    folder: Annotated[str, typer.Option(help="Write rows and progress to this folder.", show_default=False)],
+    options: Annotated[list[str] | None, typer.Option("--set", help="Set an option of the source: NAME=VALUE.")] = None,
+    name: Annotated[str, typer.Option(help="Name the query.")] = "main",
+    once: Annotated[bool, typer.Option("--once", help="Read what exists now, and exit.")] = False,
 ) -> None:
     """Run the query until it ends or is stopped, and report an error in one line."""
     try:
         source_options = _options(options or ())
-        # Check for secrets here: the page of a Spark Connect server shows every option, even a rejected one.
+        # Check for secrets here, because the page of a Spark Connect server shows every option, even a rejected one.
         reject_secrets(OptionReader(source_options))
         # py4j logs the traceback of each call that is interrupted, although it also raises the exception.
         logging.getLogger("py4j").setLevel(logging.CRITICAL)

@@ -20,7 +20,7 @@ LEASE = "\n".join(
 )
 
 EXAMPLE = f"""
-One JSON object on standard input, one on standard output. Nothing is read or written besides.
+The input is one JSON object on standard input, and the output one on standard output. Nothing else is read or written.
 
     leasehold plan <<'END'
     {{"leases": [{{"key": "s-0", "owner": "a-1", "idle": 2.5, "version": "17"}},
@@ -30,24 +30,24 @@ One JSON object on standard input, one on standard output. Nothing is read or wr
     END
     {{"actions": [{{"do": "claim", "key": "s-1", "rule": "K5"}}], "look_again_seconds": 20.05}}
 
-`leases`: what one reading of the table showed. `idle` is for how many seconds the version has stood
-still; null where the lease was first seen without an owner. `checkpoint` is TRIM_HORIZON, LATEST,
-AT_TIMESTAMP, SHARD_END or a decimal string, `sub` its sub-sequence number. All fields of a lease, but for `hash_range`
-(first and last hash key, as decimal strings):
+`leases`: the rows of one read of the table. `idle` is for how many seconds the version has been unchanged; null if the
+lease had no owner when it was first seen. `checkpoint` is TRIM_HORIZON, LATEST, AT_TIMESTAMP, SHARD_END or a decimal
+string, and `sub` its sub-sequence number. A lease has these fields, and `hash_range` (its first and last hash key, as
+decimal strings):
 
 {LEASE}
 
-`shards`: the complete listing of the streams (`id`, `parents`, `hash_range`, `open`); left out, no
-lease is created or deleted.
+`shards`: the complete listing of the streams (`id`, `parents`, `hash_range`, `open`). Without it, no lease is created
+or deleted.
 
-`me`: who asks (`worker`), and for which `turn`; the turn is all the chance there is. `history` is what earlier
-readings taught: `owners_still` and `fleet_still`, seconds; `full_still`, seconds since the whole table was read,
-above 0 where `leases` holds some rows as they were then; `full_apart`, seconds between the last two readings of all,
-null before the second; `full_took`, seconds that the last of them took; `holes`; `gaps`, `paces` and `led`, seconds by
-worker; `hearing` of bulletins (`latest` with `looks`, `acts` and `warns`; `acts_read`, `acts_still`, `looks_still`,
-`warned`, `turned`, `call`).
+`me`: the worker to plan for (`worker`), and its `turn`; random choices depend only on the turn. `history` is the state
+from earlier reads of the table: `owners_still` and `fleet_still`, seconds; `full_still`, seconds since the whole table
+was read, above 0 if `leases` contains rows of that read; `full_apart`, seconds between the last two reads of the whole
+table, null before the second; `full_took`, seconds that the last of them took; `holes`; `gaps`, `paces` and `led`,
+seconds by worker; `hearing` of bulletins (`latest` with `looks`, `acts` and `warns`; `acts_read`, `acts_still`,
+`looks_still`, `warned`, `turned`, `call`).
 
-With `--worker ID` no `me` is needed, and the output of `leasehold leases --json` can be given as it is:
+With `--worker ID` no `me` is needed, and the output of `leasehold leases --json` can be passed unchanged:
 
     leasehold leases sqlite:///orders.db --json | leasehold plan --worker b-1
 
@@ -59,24 +59,23 @@ With `--worker ID` no `me` is needed, and the output of `leasehold leases --json
 `dialect` is gist, dotnet, java or python, `mode` balanced or greedy; `groups` is "prefix" or a list of separators,
 `expected_workers` a number or a list of names.
 
-When to look again: `look_again_seconds`; `look_again_keys`, the only rows that need be read then (left out: all);
-`look_again_stale_ok`, where a reading may be eventually consistent; `look_again_notes`, for the next renewals to carry.
+The next read of the table: `look_again_seconds`, when to read; `look_again_keys`, the only rows to read (without it,
+all rows); `look_again_stale_ok`, whether the read may be eventually consistent; `look_again_notes`, annotations to
+write with the next renewals.
 
-An action's `do` is create, renew, claim, steal (`from`), request-handoff (`from`), release
-(`to`) or delete; `rule` is the numbered rule of specs/ that asked for it.
+An action's `do` is create, renew, claim, steal (`from`), request-handoff (`from`), release (`to`) or delete; `rule` is
+the number of the rule in specs/ that requires it.
 
-A bad value or an unknown field: exit status 2, and one line on standard error that names the field.
+After a bad value or an unknown field, the exit status is 2, and one line on standard error names the field.
 """
 
 
-@app.command(help="Answer one listing, as JSON, with the actions of one worker.", epilog=EXAMPLE)
+@app.command(help="Plan the actions of one worker from a listing, as JSON.", epilog=EXAMPLE)
 def command(
-    indent: Annotated[
-        int | None, typer.Option(help="Spread the answer over lines, indented by this much.", min=0)
-    ] = None,
+    indent: Annotated[int | None, typer.Option(help="Indent the JSON by this many spaces.", min=0)] = None,
     worker: Annotated[
         str | None,
-        typer.Option(help="Ask as this worker, where the input does not say who asks.", show_default=False),
+        typer.Option(help="Plan for this worker if the input names none.", show_default=False),
     ] = None,
 ) -> None:
     """Read a JSON request from standard input, and print the plan."""

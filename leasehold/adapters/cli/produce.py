@@ -15,7 +15,7 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.table_options import table_options
-from leasehold.adapters.inputs import dashed
+from leasehold.adapters.inputs import flag_name
 from leasehold.adapters.options import ProduceOptions
 from leasehold.adapters.producing import open_producer
 from leasehold.adapters.signals import replace_handler, restore_handler
@@ -32,18 +32,19 @@ STEP = 1000  # lines between two updates of the progress
 MORE = """
 SOURCE is a URL: `kinesis://stream?region=…`. Each line is one record; empty lines are skipped. The partition key:
 
-`line` the whole line · `field:3` the third column, see `--delimiter` · `json:customer` that member of the line,
-a JSON object, if it isn't null · `fixed:text` the same for all (keeps them all in order, on one shard).
+`line` the whole line · `field:3` the third column, see `--delimiter` · `json:customer` that member of the line, which
+is a JSON object, if the member isn't null · `fixed:text` the same key for all lines (keeps them in order, on one
+shard).
 
-SIGTERM or Ctrl-C stops reading and sends what was read; a second one ends at once.
+SIGTERM or Ctrl-C stops reading and sends the lines that were read; a second signal ends the command at once.
 
-Exit status: 0 when every line read is in the stream, 1 when not, 2 on bad usage.
+Exit status: 0 if every line that was read is in the stream, 1 if not, 2 on bad usage.
 """
 
 Key = Callable[[bytes], str]
 
 
-@app.command(help="Write lines to a stream: aggregated as the KPL does, each key in order, none lost.", epilog=MORE)
+@app.command(help="Write lines to a stream, aggregated like the KPL, each key in order.", epilog=MORE)
 @table_options()
 def command(
     source: Annotated[str, typer.Argument(help="Write to this stream, a URL.", show_default=False)],
@@ -62,8 +63,8 @@ def command(
     with ending("produce", SourceError, ProducerError, misuse=(ValueError, OSError)):
         key_of = _key_function(key, delimiter)
         with file.open("rb") if file else sys.stdin.buffer as lines:
-            written = _write(open_producer(source, options, dashed), lines, key_of)
-    names = {"UserRecordsPut": "records written", "KinesisRecordsPut": "as Kinesis records", "AllErrors": "refusals"}
+            written = _write(open_producer(source, options, flag_name), lines, key_of)
+    names = {"UserRecordsPut": "records written", "KinesisRecordsPut": "as Kinesis records", "AllErrors": "rejections"}
     names |= {"UserRecordExpired": "given up", "UserRecordsOutcomeUnknown": "perhaps written twice"}
     if written["UserRecordsFailed"]:
         names |= {"UserRecordsFailed": "refused"}
@@ -94,7 +95,7 @@ def _member(line: bytes, name: str) -> str:
         raise ValueError(f"--key json:{name}: it is not JSON") from None
     # Treat null like a missing member. Otherwise all lines without a key would share the key "null", and one shard.
     if not isinstance(document, dict) or document.get(name) is None:
-        raise ValueError(f"--key json:{name}: it is no object with a member {name!r} other than null")
+        raise ValueError(f"--key json:{name}: it is not an object with a member {name!r} that is not null")
     value = document[name]
     try:
         dumped = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
@@ -107,7 +108,7 @@ def _member(line: bytes, name: str) -> str:
 
 
 def _not_json(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def _field(line: bytes, number: int, delimiter: str) -> str:
@@ -125,7 +126,7 @@ def _write(producer: Producer, lines: BinaryIO, key_of: Key) -> dict[str, float 
     progress = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
     under_way = deque[tuple[int, RecordFuture]]()
     with _EndRequest() as end_request, producer, progress:
-        task = progress.add_task("", total=None)
+        progress_task = progress.add_task("", total=None)
         for number, line in enumerate(end_request.lines(lines), 1):
             if data := line.rstrip(b"\r\n"):
                 try:
@@ -133,9 +134,9 @@ def _write(producer: Producer, lines: BinaryIO, key_of: Key) -> dict[str, float 
                 except UnicodeDecodeError:
                     raise ValueError(f"line {number}: its partition key is not UTF-8") from None
                 except ValueError as error:
-                    raise ValueError(f"line {number}: no record can be made of it: {error}") from None
+                    raise ValueError(f"line {number}: it cannot become a record: {error}") from None
             if number % STEP == 0:
-                progress.update(task, completed=number)
+                progress.update(progress_task, completed=number)
                 while under_way and under_way[0][1].done:
                     _report_failure(*under_way.popleft())
         producer.flush()

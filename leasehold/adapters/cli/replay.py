@@ -22,7 +22,7 @@ from leasehold.adapters.consumer.dead_letters.replaying import (
 )
 from leasehold.adapters.consumer.dead_letters.sinks import open_dead_letters, open_stream
 from leasehold.adapters.consumer.handling import Handling
-from leasehold.adapters.consumer.slices import own_table
+from leasehold.adapters.consumer.slices import exclusive_table
 from leasehold.adapters.consuming import load
 from leasehold.adapters.inputs import start
 from leasehold.adapters.sources.urls import open_source
@@ -36,44 +36,46 @@ from leasehold.stores.urls import open_store
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 MORE = """
-LETTERS is where `leasehold consume --dead-letter` has put them: `file://folder`, `s3://bucket/prefix?region=…`,
-`kinesis://stream?region=…`.
+LETTERS is where `leasehold consume --dead-letter` has put the dead letters: `file://folder`,
+`s3://bucket/prefix?region=…`, `kinesis://stream?region=…`.
 
-The letters are handed over one at a time, in the order of their sequence numbers: to a handler, as batches of one
-record, or back into a stream, with the keys that they had. A letter is removed only once its handler is done, or the
-stream has acknowledged it; one whose handler fails again, or that cannot be read, stays, is said by its name, and the
-next one follows. A stream that takes a record no more ends the replay, for the sake of order. Where this is killed,
-running it again does the rest: the letter at work then comes once more. Run one at a time.
+Dead letters are processed one at a time, in the order of their sequence numbers: a handler gets batches of one record,
+or the records are put back into a stream with their original keys. A dead letter is removed only once its handler is
+done, or the stream has acknowledged it. If its handler fails again, or it cannot be read, it stays, its name is
+printed, and the next one follows. If the stream accepts no more records, the replay ends, to preserve the order. If the
+command is killed, run it again for the remaining ones; the dead letter in progress is then processed once more. Run one
+replay at a time.
 
-Letters in a stream cannot be removed. `--store` names a lease table of the replay's own, whose checkpoints say what is
-done: the next replay with that table begins behind it, the first one at `--from`. One whose handler fails again is put
-back at the end of the stream, with the attempt counted, for the next replay; what is no letter is said and passed. Each
-shard's letters come in the order in which they were put. It ends by itself when all is done that was there.
+Dead letters in a stream cannot be removed. `--store` names a lease table for the replay alone, whose checkpoints show
+what is done: the next replay with that table begins after them, the first one at `--from`. A dead letter whose handler
+fails again is put back at the end of the stream for the next replay, with the attempt counted. A record that is no dead
+letter is reported and skipped. The dead letters of each shard come in the order in which they were put. The replay ends
+when all dead letters that existed at its start are done.
 
-A handler finds in its batch the lease, shard and stream of the record, `attempts` counted on, `epoch` None, and
-`lost` False; `checkpoint()` does nothing.
+In its batch, a handler finds the lease, shard and stream of the record. `attempts` continues to count, `epoch` is None,
+`lost` is False, and `checkpoint()` does nothing.
 
-Exit status: 0 if every letter is done; 1 if any stays, or they cannot be listed; 2 on bad usage.
+Exit status: 0 if every dead letter is done; 1 if any stays, or they cannot be listed; 2 on bad usage.
 """
 
-FOLDER = "handed over and removed", "stay"
-STREAM = "handed over", "are put back at the end"
+FOLDER = "processed and removed", "stay"
+STREAM = "processed", "were put back at the end"
 """Labels for dead letters that were handled, and for those that failed again."""
 
 
-@app.command(help="Hand dead letters over again, in order; those that fail again stay.", epilog=MORE)
+@app.command(help="Process dead letters again, in order; those that fail again stay.", epilog=MORE)
 def command(  # noqa: PLR0917  one for each option
     dead_letters: Annotated[str, typer.Argument(help="Read the dead letters here, a URL.", show_default=False)],
     handler: Annotated[str | None, typer.Option(help="Call module:function with each record.")] = None,
     to: Annotated[str | None, typer.Option(help="Put the records back into this stream: kinesis://….")] = None,
     store: Annotated[
-        str | None, typer.Option(help="Keep the replay's own leases here; for letters in a stream.")
+        str | None, typer.Option(help="Keep the replay's leases here, for dead letters in a stream.")
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option("--from", help="Start shards of letters without a lease at TRIM_HORIZON or a time."),
+        typer.Option("--from", help="Start shards without a lease at TRIM_HORIZON or a time."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Dispatch or put back every dead letter, and print the result."""
     with ending("replay", DeadLetterError, WorkerError, StoreError, SourceError):
@@ -82,7 +84,7 @@ def command(  # noqa: PLR0917  one for each option
         if store is None:
             sink = open_dead_letters(dead_letters)
             if since is not None:
-                raise ValueError("--from: it goes with letters in a stream")
+                raise ValueError("--from: it is only for dead letters in a stream")
             with _open_delivery(handler, to) as deliver:
                 verdict = replay(sink, deliver, _print_failure)
         else:
@@ -92,22 +94,22 @@ def command(  # noqa: PLR0917  one for each option
     else:
         done_label, failed_label = FOLDER if store is None else STREAM
         count = verdict.done + verdict.failed + verdict.strange
-        count_text = "1 letter" if count == 1 else f"{count} letters"
-        strange = f", {verdict.strange} are no letters, or cannot be read" if verdict.strange else ""
-        print(f"{count_text}: {verdict.done} {done_label}, {verdict.failed} failed again and {failed_label}{strange}")
+        count_text = "1 dead letter" if count == 1 else f"{count} dead letters"
+        others = f", {verdict.strange} are no dead letters, or cannot be read" if verdict.strange else ""
+        print(f"{count_text}: {verdict.done} {done_label}, {verdict.failed} failed again and {failed_label}{others}")
     if verdict.failed or verdict.strange:
         raise typer.Exit(1)
 
 
 def _in_stream(dead_letters: str, store: str, since: str | None, handler: str | None, to: str | None) -> ReplayVerdict:
-    begin = TRIM_HORIZON if since is None else start(since, time.time(), "--from")
-    place = dead_letters.partition("?")[0]
-    if not place.startswith("kinesis://"):
-        raise ValueError("--store: it goes with letters in a stream, kinesis://…")
-    if begin == LATEST:
+    start_position = TRIM_HORIZON if since is None else start(since, time.time(), "--from")
+    stream_url = dead_letters.partition("?")[0]
+    if not stream_url.startswith("kinesis://"):
+        raise ValueError("--store: it is only for dead letters in a stream, kinesis://…")
+    if start_position == LATEST:
         raise ValueError("--from: a replay begins at TRIM_HORIZON or at a time")
-    if to is not None and to.partition("?")[0] == place:
-        raise ValueError("--to: it is the stream that the letters are in")
+    if to is not None and to.partition("?")[0] == stream_url:
+        raise ValueError("--to: the dead letters are in this stream; name another")
     me = f"replay-{uuid4().hex[:12]}"
     with (
         _open_delivery(handler, to) as deliver,
@@ -115,8 +117,8 @@ def _in_stream(dead_letters: str, store: str, since: str | None, handler: str | 
         closing(open_source(dead_letters)) as source,
         closing(open_store(store)) as table,
     ):
-        own_store, letters = own_table(table, "replay", f"replay of {place}"), DeadLetterSource(source, me)
-        worker = Worker(store=own_store, source=letters, me=me, config=Config(initial_position=begin))
+        own_store, letters = exclusive_table(table, "replay", f"replay of {stream_url}"), DeadLetterSource(source, me)
+        worker = Worker(store=own_store, source=letters, me=me, config=Config(initial_position=start_position))
         return replay_stream(worker, sink, deliver, _print_failure)
 
 

@@ -57,7 +57,7 @@ def read_plan(text: bytes) -> tuple[PlannedReset, ...]:
 
 
 def moves_of(plan: Iterable[PlannedReset], leases: Iterable[Lease], live: Collection[str]) -> tuple[Move, ...]:
-    """Return the moves of a plan, refusing those of leases whose checkpoint has changed since the plan was made.
+    """Return the moves of a plan. Moves of leases whose checkpoint has changed since the plan was made become refusals.
 
     Raises:
         ValueError: A lease does not exist.
@@ -70,7 +70,7 @@ def moves_of(plan: Iterable[PlannedReset], leases: Iterable[Lease], live: Collec
         (move,) = planned_resets((by_key[planned.key],), planned.wanted, live)
         current = by_key[planned.key].checkpoint
         reason = (
-            f"it stands at {format_position(current)}, no longer at {format_position(planned.was)}; make the plan anew"
+            f"its checkpoint is {format_position(current)}, no longer {format_position(planned.was)}; make a new plan"
         )
         moves.append(move if current in {planned.was, planned.wanted} else move.refused(reason))
     return tuple(moves)
@@ -85,29 +85,28 @@ def _parse_position(value: JsonValue) -> Position:
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 MORE = """
-`--to` is TRIM_HORIZON, LATEST, a time (`2026-11-22T06:00Z`, UTC where it names no zone; `now-2h`; AT_TIMESTAMP with
+`--to` is TRIM_HORIZON, LATEST, a time (`2026-11-22T06:00Z`, in UTC if it has no zone; `now-2h`; AT_TIMESTAMP with
 `--timestamp-ms`) or a sequence number (with one `--key`; for an event hub with `--offset` too). Without `--key` every
-lease is set, those of finished shards included.
+lease is set, including those of finished shards.
 
-`--shift-by -15m` sets each lease to a time so far from where it stands: from the arrival of the last record that was
-done, as the row tells of leases that our workers read, or from the time that a checkpoint is. Finished ones stay.
+`--shift-by -15m` moves each lease by that much from its current time, which is the arrival time of the last processed
+record (in the rows of our workers), or the time in the checkpoint. Finished leases are not changed.
 
-`--plan FILE` carries out what `--dry-run --json` printed into it, `-` being standard input: each lease is set where the
-plan says, and refused if it has moved since the plan was made.
+`--plan FILE` carries out the output of `--dry-run --json`; `-` is standard input. Each lease is set to the position in
+the plan, and refused if it has moved since the plan was made.
 
     leasehold reset STORE --to now-2h --dry-run --json > plan.json
     leasehold reset STORE --plan plan.json
 
-A lease whose owner is alive is refused: stop the workers first. Where a store does not tell how long ago an
-owner renewed, this takes `--still-seconds` to find out; `--even-if-owned` does not ask, and an owner then
-learns at its next renewal that its lease is gone.
+A reset is refused if the lease's owner is alive: stop the workers first. If a store does not show when an owner last
+renewed, this takes `--still-seconds`. With `--even-if-owned` owners are not checked; an owner then loses its lease, and
+notices this at its next renewal.
 
-A lease that goes forward to a number keeps everything else it says. One that goes back, or to a start, loses its
-owner, and its fencing number grows. There is no moment without a lease: where this is ended half-way, each lease
-stands where it stood or where it was to be set, and running it again does the rest.
+If a lease moves forward to a number, only its checkpoint changes. If it moves back, or to a start position, it loses
+its owner, and its fencing number grows. The lease exists at all times: if this command is interrupted, each lease has
+its old or its new checkpoint, and running the command again does the rest.
 
-Exit status: 0 if every lease stands where it was to be set, 1 if any was refused or the store failed, 2 on
-bad usage.
+Exit status: 0 if every lease was set; 1 if any was refused or the store failed; 2 on bad usage.
 """
 
 
@@ -115,7 +114,7 @@ bad usage.
 def command(  # noqa: PLR0917  one for each option
     store: StoreUrl,
     to: Annotated[str | None, typer.Option(help="Set this position or time.", show_default=False)] = None,
-    shift_by: Annotated[str | None, typer.Option(help="Move each from where it stands: -15m, +1h.")] = None,
+    shift_by: Annotated[str | None, typer.Option(help="Move each by this time: -15m, +1h.")] = None,
     plan: Annotated[
         str | None, typer.Option(help="Carry out this file, which --dry-run --json wrote.", show_default=False)
     ] = None,
@@ -123,8 +122,8 @@ def command(  # noqa: PLR0917  one for each option
     timestamp_ms: Annotated[
         int | None, typer.Option(help="Set this time with AT_TIMESTAMP: ms since 1970.", min=0)
     ] = None,
-    sub: Annotated[int, typer.Option(help="Set this sub-sequence number with a number.", min=0)] = 0,
-    offset: Annotated[str, typer.Option(help="Set this offset with an event hub's number.")] = "",
+    sub: Annotated[int, typer.Option(help="Set this sub-sequence number, with a sequence number.", min=0)] = 0,
+    offset: Annotated[str, typer.Option(help="Set this offset, with an event hub's number.")] = "",
     dry_run: DryRun = False,
     still_seconds: StillSeconds = STILL_SECONDS,
     even_if_owned: EvenIfOwned = False,
@@ -135,7 +134,7 @@ def command(  # noqa: PLR0917  one for each option
         if [to, shift_by, plan].count(None) != 2:  # noqa: PLR2004  all but one
             raise ValueError("--to, --shift-by and --plan: give one of them")
         if plan is not None and key:
-            raise ValueError("--key: a plan names its leases itself")
+            raise ValueError("--key: a plan already names its leases")
         # Check all options before opening the store.
         position = None if to is None else _position(to, timestamp_ms, sub, offset, keys=len(key or ()))
         seconds_on = 0.0 if shift_by is None else shift(shift_by)
@@ -147,27 +146,27 @@ def command(  # noqa: PLR0917  one for each option
                 raise ValueError(f"--plan: {error}") from None
             for planned in resets:
                 _check(planned.wanted, f"--plan: lease {planned.key!r}")
-        with closing(open_store(store, create=False, write=not dry_run)) as opened:
-            leases = read_leases(opened, "store")
+        with closing(open_store(store, create=False, write=not dry_run)) as open_table:
+            leases = read_leases(open_table, "store")
             by_key = {lease.key: lease for lease in leases}
             for name in key or ():
                 if name not in by_key:
                     raise ValueError(f"--key: there is no lease {name!r}")
             leases = tuple(by_key[name] for name in key) if key else leases
-            live = frozenset[str]() if even_if_owned else live_keys(opened, leases, still_seconds)
+            live = frozenset[str]() if even_if_owned else live_keys(open_table, leases, still_seconds)
             if position is not None:
                 moves = planned_resets(leases, position, live)
             elif plan is not None:
                 moves = moves_of(resets, leases, live)
             else:
                 moves = _shifted_moves(leases, seconds_on, live)
-            results = moves if dry_run else tuple(reset(opened, move, insist=even_if_owned) for move in moves)
+            results = moves if dry_run else tuple(reset(open_table, move, insist=even_if_owned) for move in moves)
             raise print_moves(results, dry_run=dry_run, as_json=as_json)
 
 
 def _position(to: str, timestamp_ms: int | None, sub: int, offset: str, *, keys: int) -> Position:
     if (named(to) == "AT_TIMESTAMP") != (timestamp_ms is not None):
-        raise ValueError("--timestamp-ms: it goes with --to AT_TIMESTAMP, and only with it")
+        raise ValueError("--timestamp-ms: give it with --to AT_TIMESTAMP, and only then")
     if to.isascii() and to.isdigit():
         position = Position(to, sub, offset)
     elif timestamp_ms is not None:
@@ -187,7 +186,7 @@ def _check(position: Position, field: str) -> None:
     if position.sequence == "AT_TIMESTAMP" and position.sub > time() * 1000:
         raise ValueError(f"{field}: it lies in the future")
     if position.ended:
-        raise ValueError(f"{field}: a lease ends when its shard has been read to the end, and not by hand")
+        raise ValueError(f"{field}: a lease ends only when its shard has been read to the end")
 
 
 def _shifted_moves(leases: tuple[Lease, ...], seconds_on: float, live: frozenset[str]) -> tuple[Move, ...]:
@@ -199,13 +198,13 @@ def _shifted_moves(leases: tuple[Lease, ...], seconds_on: float, live: frozenset
             continue
         # Use the arrival time of the last processed record, or the checkpoint itself if it is a time.
         progress = progress_of(lease) if lease.checkpoint.numbered else None
-        seconds_at = None if progress is None else progress.arrived
+        checkpoint_seconds = None if progress is None else progress.arrived
         if lease.checkpoint.sequence == "AT_TIMESTAMP":
-            seconds_at = lease.checkpoint.sub / 1000
-        if seconds_at is None:
+            checkpoint_seconds = lease.checkpoint.sub / 1000
+        if checkpoint_seconds is None:
             raise ValueError(
-                f"--shift-by: the row of lease {lease.key!r} does not tell of which time its checkpoint is; "
-                "set a time by --to, or name other leases by --key"
+                f"--shift-by: the row of lease {lease.key!r} does not contain the time of its checkpoint; "
+                "set a time with --to, or name other leases with --key"
             )
-        moves += planned_resets((lease,), at_timestamp(round(min(now, seconds_at + seconds_on) * 1000)), live)
+        moves += planned_resets((lease,), at_timestamp(round(min(now, checkpoint_seconds + seconds_on) * 1000)), live)
     return tuple(moves)

@@ -149,9 +149,12 @@ class AcknowledgingConsumer(BatchConsumer):
     def _acknowledge(self, position: Position | None, now: float) -> None:
         if position is None:
             return
+        before = self._cursor.acknowledged
         self._state.checkpoint_moved(position)
+        if self._cursor.acknowledged.order > before.order:
+            self.holding.progress.progressed(now)
         if self._last_taken is not None and position.order >= self._last_taken.order:
-            # Acknowledge everything that was delivered. This may end after the last record, because the source may have
+            # Acknowledge everything up to `delivered`, which may be after the last record, because the source may have
             # dropped later records, or the shard may have ended.
             self._last_taken = None
             self._cursor.consumer_acknowledged(self._cursor.delivered)
@@ -196,7 +199,7 @@ class AcknowledgingConsumer(BatchConsumer):
         if self._last_taken is None:  # nothing is awaited, so an empty batch is done immediately
             cursor.consumer_acknowledged(cursor.read)
             holding.progress.done(now)
-        return now if batch.ended else self._state.rest_until_read()
+        return now if batch.ended else self._state.wait_for_next_read()
 
     def _give_up(self, action: str, error: Exception) -> GiveUp:
         # Log only the exception's type, because the message of a user's exception may contain a record.

@@ -31,11 +31,11 @@ class BatchWindow:
         self._until: float | None = None
 
     @property
-    def why(self) -> str:
+    def wait_reason(self) -> str:
         """Why records wait, for the status of the lease."""
         return f"its records wait up to {self._seconds:g} s for more (linger_seconds)"
 
-    def until(self, batch: Batch | None, count: Callable[[Batch], int], now: float) -> float:
+    def closing_time(self, batch: Batch | None, count: Callable[[Batch], int], now: float) -> float:
         """Open the window if necessary; return when it closes, or minus infinity if records must not wait.
 
         Args:

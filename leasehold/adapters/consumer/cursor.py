@@ -244,22 +244,23 @@ class Cursor:
             free: Whether the consumer can take a batch now.
             room: Whether more may be read.
         """
-        # Check this first, because another worker owns the lease by now, and any write by this one would be rejected.
+        # A lost lease comes first, because another worker owns it by now, and any write by this one would be rejected.
         if lost:
             return LeaveShard()
-        # Release the lease before anything new begins, but wait for delivered records. Otherwise, the next owner would
-        # handle them at the same time.
+        # Read no more, wait until the delivered records are handled, and then release the lease. If the lease were
+        # released first, the next owner would handle the same records at the same time.
         if leaving:
             return AwaitEvent() if self.has_unacknowledged else ReleaseAt(self.storable)
-        # Check this before the checkpoint, which SHARD_END replaces. SHARD_END is written after the children's leases.
+        # The end of the shard comes before a checkpoint, which SHARD_END replaces. SHARD_END is written after the
+        # children's leases.
         if self.acknowledged.ended:
             return EndShard(self.children)
         # Store a checkpoint before delivering more rows. Otherwise, a consumer that is busy for a long time would delay
         # the checkpoint of rows that are already done.
         if write and (unstored := self.unstored) is not None:
             return StoreCheckpoint(unstored)
-        # Check this after the checkpoint, which first renews an expired lease, and is rejected if another worker has
-        # taken the lease.
+        # An expired lease comes after a checkpoint, because a checkpoint first renews the lease, and is rejected if
+        # another worker has taken the lease.
         if expired:
             return AwaitEvent()
         # Deliver held rows before reading more, which limits memory and keeps the rows in order.
@@ -332,7 +333,8 @@ class ShardPull:
         try:
             self.close()
         finally:
-            # Do this even if closing failed, because the rows are gone and that reader is not used again.
+            # Drop the rows even if closing failed, because they are no longer in memory and that reader is not used
+            # again.
             self.cursor.rows_dropped()
 
     def close(self) -> None:

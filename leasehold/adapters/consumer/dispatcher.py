@@ -188,7 +188,7 @@ class Dispatcher:
 
     def check(self, handler_call: HandlerCall, now: float) -> CallState:
         """Give up the call if it has taken too long, and return its state. Every state but `Running` is final."""
-        # Check this first, so that a handler that has finished is not given up for being slow.
+        # Check the outcome first, so that a handler that has finished is not given up for being slow.
         if handler_call.outcome is not None:
             return handler_call.outcome
         holding, handling = handler_call.holding, handler_call.handling

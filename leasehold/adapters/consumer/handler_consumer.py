@@ -58,7 +58,7 @@ from leasehold.adapters.consumer.handling import (
 from leasehold.adapters.consumer.lease_reader import LeaseReader
 from leasehold.adapters.consumer.lifecycle import (
     ReadingWorker,
-    end,
+    end_shard,
 )
 from leasehold.adapters.consumer.memory import MemoryBudget, MemoryShare
 from leasehold.adapters.consumer.port import GiveUp, HeldShard, Leave, Next, Ready, Relinquish
@@ -175,7 +175,7 @@ class HandlerConsumer(BatchConsumer):
 
     def _linger_deadline(self, now: float) -> float:
         """Return the time until which the held records wait for more. If they do not wait, that time is in the past."""
-        return self._window.until(self._memory.batch, lambda batch: len(self._attempts.remaining(batch)), now)
+        return self._window.closing_time(self._memory.batch, lambda batch: len(self._attempts.remaining(batch)), now)
 
     def step_ended(self, until: float) -> None:
         """Allow the batch to be dropped until the next step."""
@@ -197,9 +197,9 @@ class HandlerConsumer(BatchConsumer):
     def batch_read(self, batch: Batch, now: float) -> Next:
         """Dispatch this batch, or have it wait for more."""
         held_batch, until = self._memory.batch or batch, self._linger_deadline(now)
-        if not self._record_read(batch, held_batch, now, self._window.why if until > now else ""):
+        if not self._record_read(batch, held_batch, now, self._window.wait_reason if until > now else ""):
             return now
-        return self._deliver(held_batch, now) if until <= now else self._state.rest_until_read(until)
+        return self._deliver(held_batch, now) if until <= now else self._state.wait_for_next_read(until)
 
     # Dispatching
 
@@ -307,14 +307,14 @@ class HandlerConsumer(BatchConsumer):
         self._memory.clear()
         self._window.renew()
         if self._attempts.failing and self._state.past_failures:
-            # Only now, because a batch that never failed must not reset the attempts of one that did.
+            # A batch that never failed must not reset the attempts of one that did.
             self._attempts.record_done(batch)
         if not self._store_if_due(now):
             return Leave("lease-lost")
         # The end of a shard and a hand-off do not wait for the next read, so the next step is due immediately.
         if batch.ended or self.holding.releasing:
             return now
-        return self._state.rest_until_read()
+        return self._state.wait_for_next_read()
 
     def _store_if_due(self, now: float) -> bool:
         """Store the acknowledged position if a checkpoint is due; return False if the lease is lost."""
@@ -378,7 +378,7 @@ class HandlerConsumer(BatchConsumer):
             holding.renew()
 
         def finish() -> bool:
-            return end(holding, cursor.children, worker, cursor.delivered.token)
+            return end_shard(holding, cursor.children, worker, cursor.delivered.token)
 
         call = FinalCheckpoint(ended, holding, finish)
         return self._dispatch(
@@ -392,8 +392,8 @@ class HandlerConsumer(BatchConsumer):
             return Leave("shard-ended")
         state.checkpoint_moved(holding.lease.checkpoint)
         if ended or fault is not None:
-            # Do this even if the lease is to be released. If the next owner withdraws its request, the handler has to
-            # start from the checkpoint.
+            # Read again even if the lease is to be released. If the next owner withdraws its request, the handler has
+            # to start from the checkpoint.
             self._reread_unacknowledged()
         if not ended or isinstance(fault, Ending | Withdrawn):
             state.final_requested = not ended

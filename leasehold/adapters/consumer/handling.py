@@ -381,22 +381,22 @@ class ShardConsumer(Protocol):
     def offer(self, batch: Delivery) -> bool:
         """Take this batch; return False if there is no room for it now, so that it is offered again later.
 
-        If this raises, the batch is offered again after a wait, up to `attempts` times in total. Then the shard is left
-        to other workers.
+        If `offer` raises, the batch is offered again after a wait, up to `attempts` times in total. Then the shard is
+        left to other workers.
         """
 
     def acknowledged(self) -> Position | None:
         """Return the position up to which all records are done, or None if none are.
 
-        It is the `position` of a record, or the `read_to` of a batch. If this raises, the shard is left to other
-        workers.
+        The position is that of a record, or the `read_to` of a batch. If `acknowledged` raises, the shard is left to
+        other workers.
         """
 
     def withdraw(self) -> bool:
         """Finish or drop the batches that were taken, because the lease is to be released; return whether that is done.
 
-        This is called again until it returns True. The lease is then released with the acknowledged position. If the
-        lease is not released after all, the records that were not acknowledged are offered again.
+        `withdraw` is called again until it returns True. The lease is then released with the acknowledged position. If
+        the lease is not released after all, the records that were not acknowledged are offered again.
         """
 
     def close(self, happening: Happening) -> None:
@@ -448,9 +448,10 @@ class Handling:
             threads.
         slow: Called each time a handler is logged as slow.
         dead_lettered: Called each time the dead letter has taken a record.
-        final_checkpoint: Set this if the handler checkpoints by itself. It is called before a lease is released and at
-            the end of a shard. A batch is then not done when the handler returns, and after a fault reading starts
-            again at the checkpoint. This cannot be combined with `dead_letter`, `max_records` or `linger_seconds`.
+        final_checkpoint: A callable for a handler that checkpoints by itself. It is called before a lease is released
+            and at the end of a shard. A batch is then not done when the handler returns, and after a fault reading
+            starts again at the checkpoint. This cannot be combined with `dead_letter`, `max_records` or
+            `linger_seconds`.
         consumer: Makes the consumer that takes the place of the handler; see `of_consumer`.
 
     Examples:

@@ -28,7 +28,7 @@ from leasehold.adapters.consumer.cursor import (
     StoreCheckpoint,
 )
 from leasehold.adapters.consumer.handling import Happening
-from leasehold.adapters.consumer.lifecycle import ReadingStart, end
+from leasehold.adapters.consumer.lifecycle import ReadingStart, end_shard
 from leasehold.adapters.consumer.port import ConsumerPort, GiveUp, HeldShard, Leave, Next, Ready, Relinquish
 from leasehold.adapters.consumer.reader_state import BeginReading, ReaderOrder, RequestFinalCheckpoint
 from leasehold.balancer.lineage import readable
@@ -118,7 +118,7 @@ class LeaseReader:
                 # If the next owner has withdrawn its request, the lease stays here and reading continues immediately.
                 return self._leave("stopped") if holding.release(at) else now
             case EndShard(children):
-                if not end(holding, children, worker, self._shard.cursor.acknowledged.token):
+                if not end_shard(holding, children, worker, self._shard.cursor.acknowledged.token):
                     return self._leave("lease-lost")
                 worker.hurry()  # the children have leases now, which may have no owner yet
                 return self._leave("shard-ended")

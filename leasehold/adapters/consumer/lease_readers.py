@@ -92,7 +92,7 @@ class LeaseReaders:
     def begin(self, holding: Holding) -> None:
         """Start reading this lease, which the worker has just taken.
 
-        This runs in the task that wrote the claim, so opening the shard is left to the first step.
+        The caller is the task that wrote the claim, so opening the shard is left to the first step.
         """
         try:
             if not self.taking:

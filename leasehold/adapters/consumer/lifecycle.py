@@ -58,8 +58,8 @@ class ReadingStart:
         """Return the position at which to open a reader, or None if the lease was lost while it was pinned.
 
         Args:
-            parents: The leases of the shard's parents. At the beginning of a shard, the position inherits their token,
-                which identifies rows that Spark sinks wrote to the parents.
+            parents: The leases of the shard's parents. If the shard is read from its beginning, the position gets the
+                token of the parents, by which rows of a Spark sink are recognized if they are written again.
 
         Raises:
             OutcomeUnknown: The store does not respond; nothing has been read yet.
@@ -90,7 +90,7 @@ class ReadingStart:
         return lease.checkpoint
 
 
-def end(holding: Holding, children: tuple[Shard, ...], worker: ReadingWorker, token: str) -> bool:
+def end_shard(holding: Holding, children: tuple[Shard, ...], worker: ReadingWorker, token: str) -> bool:
     """Create the children's leases, then write SHARD_END.
 
     Args:
@@ -123,7 +123,7 @@ def end(holding: Holding, children: tuple[Shard, ...], worker: ReadingWorker, to
         # If this process was paused, other workers may have finished the children and deleted their rows.
         if not holding.confirm():
             return False
-        # If this is rejected, another worker has already created the lease, which is just as good.
+        # If the creation is rejected, another worker has already created the lease, which is just as good.
         outcome = store.write(CreateLease(create.lease))
         if isinstance(outcome, Done) and not holding.confirm():
             # Delete the lease, because the shard may be done already. If it is not, another worker's plan creates the

@@ -113,7 +113,7 @@ class MemoryShare:
     def request_more(self) -> bool:
         """Request memory for another read in addition to the held batch; return whether it is granted.
 
-        This never waits, so two lease readers cannot wait for each other's batches.
+        The request never waits, so two lease readers cannot wait for each other's batches.
         """
         budget = self._budget
         with budget.lock:
@@ -154,7 +154,7 @@ class MemoryShare:
 
     def drop(self) -> None:
         """Drop the batch, because other lease readers need its memory. Called by the budget."""
-        self.dropped = True  # first, so that a reader that finds no batch knows why
+        self.dropped = True  # set first, so that a reader that finds no batch knows why
         self.batch = None
 
     def clear(self) -> None:

@@ -199,7 +199,8 @@ class WorkerMetrics:
         )
 
     def _table_observation(self, number: Callable[[], float]) -> Iterable[Observation]:
-        # Without this check, workers that read the table long ago would report outdated figures next to current ones.
+        # Workers that read the table long ago do not report, because outdated figures would appear next to current
+        # ones.
         return self._observation(number()) if self._is_fresh() else ()
 
     def _observation(self, number: float) -> Iterable[Observation]:

@@ -100,7 +100,8 @@ class ReaderState:
         self.rests_until, self.checkpoint_due = -math.inf, 0.0
         self._read_due, self.unconfirmed = -math.inf, False
         self._parents_wait, self._fault_waits = PARENT_WAITS[0], Backoff(*FAULT_WAITS, uniform)
-        # Only a response resets these. If every step did, steps that send no request would make the retries endless.
+        # Only a response resets the rejections. If every step did, steps that send no request would make the retries
+        # endless.
         self._rejections, self._rejected_waits = Rejections(), Backoff(*REJECTED_WAITS, uniform)
         # For consumers that checkpoint by themselves, keep the furthest position that failed and the growing pauses
         # between requests for the final checkpoint.
@@ -214,9 +215,9 @@ class ReaderState:
         self.rests_until = until
         return until
 
-    def rest_until_read(self, most: float = math.inf) -> float:
-        """Rest until the source may be read again, at most until `most`; return that time."""
-        return self.rest(min(self._read_due, most))
+    def wait_for_next_read(self, limit: float = math.inf) -> float:
+        """Wait until the source may be read again, but not longer than until `limit`; return that time."""
+        return self.rest(min(self._read_due, limit))
 
     # Events of the consumer
 

@@ -215,7 +215,8 @@ class Schedule:
             case _ as never:
                 assert_never(never)
         if all(step.abandoned for step in self._steps.values()):
-            # Check this after every message, because any step may be the last one that a drain waits for.
+            # Check after every message whether drains are over, because any step may be the last one that they wait
+            # for.
             while self._drains:
                 self._drains.pop().put(True)
 

@@ -65,11 +65,11 @@ class Slice:
     def begin(self) -> Position:
         """The position at which to start reading each shard.
 
-        This is a little before `since`, because arrival times are not strictly in order.
+        The position is a little before `since`, because arrival times are not strictly in order.
         """
         return at_timestamp(max(0, self.since_ms - round(LATE_SECONDS * 1000))) if self.since_ms else TRIM_HORIZON
 
-    def within(self, batch: Batch) -> Batch:
+    def cut_batch(self, batch: Batch) -> Batch:
         """Return the part of the batch that belongs to the slice (rule 3)."""
         since, until = self.since_ms / 1000, self.until_ms / 1000
         # Most batches lie completely within the slice. Return them unchanged, with their columns.
@@ -83,8 +83,8 @@ class Slice:
         return f"{self.since_ms}..{self.until_ms}"
 
     def store(self, store: Store) -> "SliceStore":
-        """Return the store for this slice. It must be empty or contain only leases of the slice; see `own_table`."""
-        return own_table(store, "slice", self.note)
+        """Return the store, which must be empty or contain only leases of this slice; see `exclusive_table`."""
+        return exclusive_table(store, "slice", self.note)
 
     def source(self, source: Source) -> "SliceSource":
         """Return the source cut to the slice. Raises ValueError if the source can't detect that a time is reached."""
@@ -93,7 +93,7 @@ class Slice:
         return SliceSource(source, source, self)
 
 
-def own_table(store: Store, kind: str, note: str) -> "SliceStore":
+def exclusive_table(store: Store, kind: str, note: str) -> "SliceStore":
     """Return the store, which must be empty or contain only leases with this annotation.
 
     Args:
@@ -146,7 +146,7 @@ class SliceSource(PassingSource):
     def open(self, lease: Lease, start: Position) -> "SliceReader":
         """Open a reader just after `start`, or at the beginning of the slice if `start` is not a number.
 
-        This also holds for a child shard, whose lease starts at TRIM_HORIZON.
+        A child shard, whose lease starts at TRIM_HORIZON, is also read from the beginning of the slice.
         """
         begin = start if start.numbered else self._cut.begin
         return SliceReader(super().open(lease, begin), self._bounded, lease, self._cut, begin)
@@ -162,7 +162,8 @@ class SliceReader:
 
     def read(self) -> Batch:
         """Read once. Raises SourceUnavailable or SourceError, before anything is read."""
-        # Check this before the read, so that the read includes every record that arrived in time.
+        # Ask the source before the read which record is the last of the slice, so that the read includes all records
+        # that arrived in time.
         self._settled = self._settled or self._source.settled(self._lease, self._until)
         batch = self._reader.read()
         self._reached = batch.end or self._reached
@@ -180,7 +181,7 @@ class SliceReader:
                 # If all records of this shard arrived before the slice, the slice is over before the first one is read.
                 is_before = arrived is not None and arrived * 1000 < self._cut.begin.sub
                 is_over = is_before or self._reached.order >= last_position.order
-        return evolve(self._cut.within(batch), ended=is_over)
+        return evolve(self._cut.cut_batch(batch), ended=is_over)
 
     def close(self) -> None:
         """Close the reader."""
@@ -261,7 +262,7 @@ def run_until(
     def watch() -> None:
         while not stop_watching.wait(look_seconds):
             if is_over():
-                # Set this before the run ends, because `is_finished` is checked afterwards.
+                # Set `is_finished` before the run ends, because it is checked afterwards.
                 is_finished.set()
                 runner.stop()
                 return
@@ -312,8 +313,8 @@ class SliceCounter:
             if inspect.isawaitable(result):
 
                 async def awaited() -> None:
-                    ended = cast("object", await result)
-                    return cast("None", count(None, records, letters) if ended is None else ended)
+                    handler_result = cast("object", await result)
+                    return cast("None", count(None, records, letters) if handler_result is None else handler_result)
 
                 return awaited()
             # The records of an awaitable are counted once it has ended. Any other result is a fault of the handler.

@@ -337,10 +337,10 @@ def status_of(
     # others for a while.
     if progress is not None and progress.resting(now, limit_seconds) and (lease.owner is None or not is_recent):
         released_by = (
-            f"; {progress.owner} put it aside until {_utc(progress.aside or 0.0)}" if lease.owner is None else ""
+            f"; {progress.owner} put it aside until {_format_utc(progress.aside or 0.0)}" if lease.owner is None else ""
         )
         return Status("STALLED", f"{_stalled_reason(progress, now)}{released_by}")
-    # Check this before the annotation's own status, which is outdated if no worker reads the lease.
+    # A missing owner comes before the annotation's own status, which is outdated if no worker reads the lease.
     if unrenewed_seconds > limit_seconds or (lease.owner is None and not is_recent):
         return _unowned_status(lease, progress, unrenewed_seconds, limit_seconds, watched)
     by_owner = progress is not None and progress.owner == lease.owner and progress.at != watch.former
@@ -357,7 +357,8 @@ def status_of(
         unrenewed_seconds >= late_seconds and watched >= min(late_seconds, CONFIRM_SECONDS)
     )
     if status.ok and lease.owner is not None and is_unrenewed:
-        # The owner may be dead. This is unknown until it renews the lease, or another worker takes the lease.
+        # The owner may be dead. Whether it is remains unknown until it renews the lease, or another worker takes the
+        # lease.
         return Status(
             "UNKNOWN",
             f"{lease.owner} owns it and has not renewed it for {unrenewed_seconds:.0f} s; "
@@ -420,10 +421,10 @@ def _annotated_status(progress: Progress, now: float, limit_seconds: float) -> S
     handler_began, stalled_seconds = progress.work, 0.0 if progress.done is None else now - progress.done
     if stalled_seconds <= limit_seconds:
         if progress.grows:
-            return Status("BEHIND", f"{_behind(progress)}, and falling further behind for two minutes")
+            return Status("BEHIND", f"{_lag_text(progress)}, and falling further behind for two minutes")
         # `excused` is the owner's reason for not reading now, for example that the parents are not done.
-        return Status("OK", progress.excused or _behind(progress))
-    # Check this before the fault. If a handler never returns, it is the cause, whatever failed before.
+        return Status("OK", progress.excused or _lag_text(progress))
+    # A hanging handler comes before a fault. If a handler never returns, it is the cause, whatever failed before.
     if handler_began is not None and now - handler_began > limit_seconds:
         return Status(
             "HUNG", f"its handler has been at work for {now - handler_began:.0f} s, without an end or a checkpoint"
@@ -441,11 +442,11 @@ def _stalled_reason(progress: Progress, now: float) -> str:
     return f"it has not moved for {stalled_seconds:.0f} s: {progress.cause or 'its owner could not continue'}"
 
 
-def _utc(at: float) -> str:
+def _format_utc(at: float) -> str:
     return f"{time.strftime('%H:%M:%S', time.gmtime(at))} UTC"  # not datetime, whose range rows may exceed
 
 
-def _behind(progress: Progress) -> str:
+def _lag_text(progress: Progress) -> str:
     if progress.behind is None:
         return "not read yet" if progress.read is None else "read, how far behind is not known"
     return "read to the tip" if progress.end else f"{progress.behind:.1f} s behind"
@@ -455,7 +456,7 @@ def _observed_status(lease: Lease, lag: LeaseLag, watched: float, watch: LeaseWa
     """Return the status of a lease without our annotation (another library's), according to what was observed."""
     lag_amount = lag.seconds if lag.events is None else float(lag.events)
     lag_text = f"{lag.events} events behind" if lag.events is not None else f"{lag_amount or 0.0:.1f} s behind"
-    # Check this first. Once a shard was read to its tip, its position does not move until more records arrive.
+    # A shard at its tip comes first, because its position does not move until more records arrive.
     if lag_amount == 0:
         return Status("OK", "read to the tip")
     if watch.grows and watch.moved:

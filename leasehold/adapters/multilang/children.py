@@ -185,8 +185,8 @@ class ChildProcess:
 
     async def _wait_for_exit(self) -> None:
         """Wait until the process ends. Don't wait for its pipes, which other processes may have inherited."""
-        until = self._loop.time() + EXIT_SECONDS
-        while self._process.returncode is None and self._loop.time() < until:  # noqa: ASYNC110  see above
+        deadline = self._loop.time() + EXIT_SECONDS
+        while self._process.returncode is None and self._loop.time() < deadline:  # noqa: ASYNC110  see above
             await asyncio.sleep(EXIT_SECONDS / 100)
 
     def _write(self) -> None:
@@ -321,7 +321,7 @@ class Children:
             store: Stores checkpoints, in case a child must be started first.
 
         Raises:
-            ChildFault: If the child failed. It has ended.
+            ChildFault: If the child failed. The child has then been ended.
             ChildNotStarted: If no child could be started.
         """
         async with self._lock_of(shard):
@@ -369,7 +369,8 @@ class Children:
         acquiring = asyncio.ensure_future(lock.acquire())
         done, _ = await asyncio.wait({acquiring}, timeout=LEASE_MOVING_SECONDS)
         if not done and (child := self._children.get(shard)) is not None:
-            # Kill the child: another worker may already process the same records, and the shard's next child must wait.
+            # Kill the child, because another worker may already process the same records, and the shard's next child
+            # must wait.
             log.warning(
                 "shard %s, child %d: killed, because its lease is lost and it is still working", shard, child.pid
             )

@@ -57,7 +57,7 @@ class RecordSearch:
         self._suspects: tuple[PositionKey, PositionKey] | None = None  # the first and the last one
         self._dead_lettered = set[PositionKey]()
 
-    def parts(self, records: Sequence[Record], checkpoint: PositionKey) -> list[Sequence[Record]]:
+    def split(self, records: Sequence[Record], checkpoint: PositionKey) -> list[Sequence[Record]]:
         """Split records into messages, in order, leaving out those that were dead-lettered."""
         self._dead_lettered = {order for order in self._dead_lettered if order > checkpoint}
         remaining = [record for record in records if record.position.order not in self._dead_lettered]
@@ -70,7 +70,7 @@ class RecordSearch:
         half = (len(suspects) + 1) // 2
         return [part for part in (before, suspects[:half], suspects[half:], after) if part]
 
-    def passed(self, part: Sequence[Record]) -> None:
+    def record_success(self, part: Sequence[Record]) -> None:
         """Record that the child has processed this part."""
         end = part[-1].position.order
         if self._suspects is not None and end >= self._suspects[1]:
@@ -78,7 +78,7 @@ class RecordSearch:
         if self._suspects is None and end >= self._failed_at:
             self._faults = 0
 
-    def failed(self, part: Sequence[Record]) -> Record | None:
+    def record_failure(self, part: Sequence[Record]) -> Record | None:
         """Record that the child ended while processing this part. Return the part's record if there is only one."""
         self._faults += 1
         self._failed_at = max(self._failed_at, part[-1].position.order)
@@ -87,7 +87,7 @@ class RecordSearch:
         self._suspects = part[0].position.order, part[-1].position.order
         return part[0] if len(part) == 1 else None
 
-    def dead_lettered(self, record: Record) -> None:
+    def record_dead_letter(self, record: Record) -> None:
         """Record that this record was dead-lettered."""
         self._dead_lettered.add(record.position.order)
         self._suspects, self._faults = None, 0
@@ -191,7 +191,7 @@ class ChildHandler:
         self._unawaited[holding.key].add_done_callback(self._check_message)
 
     def _checkpoint_and_store(self, holding: Holding) -> tuple[Position, Any]:
-        # Checkpoints are stored in a thread, so that the loop can serve the other children.
+        # Write checkpoints in another thread, so that the event loop can serve the other children meanwhile.
         return holding.lease.checkpoint, lambda position: asyncio.to_thread(self._store_checkpoint, holding, position)
 
     async def _await_message(self, key: str) -> None:
@@ -201,9 +201,9 @@ class ChildHandler:
 
     def _check_message(self, message: "Future[None]") -> None:
         if not message.cancelled() and (fault := message.exception()) is not None:
-            self._failed(fault)
+            self._stop_if_strict(fault)
 
-    def _failed(self, fault: BaseException) -> None:
+    def _stop_if_strict(self, fault: BaseException) -> None:
         """Stop the worker because of this fault, if `strict` is set."""
         if self._strict and self.fault is None and isinstance(fault, ChildFault | ChildNotStarted):
             log.error("the worker stops, because a child has failed: %s", said(fault))
@@ -218,18 +218,18 @@ class ChildHandler:
         holding = self._holdings[delivery.lease]
         checkpoint, store = self._checkpoint_and_store(holding)
         search = self._searches.setdefault(holding.key, RecordSearch(self._attempts))
-        parts = search.parts(delivery.records, checkpoint.order) if self._dead_letter else [delivery.records]
+        parts = search.split(delivery.records, checkpoint.order) if self._dead_letter else [delivery.records]
         for part in parts:
             message = self._children.process(delivery.shard, checkpoint, part, delivery.behind_seconds, store)
             try:
                 await asyncio.wrap_future(self._submit(message))
             except (ChildFault, ChildNotStarted) as fault:
-                self._failed(fault)
+                self._stop_if_strict(fault)
                 # If a child was killed because its lease is lost, no record is the cause.
                 if self._dead_letter is not None and isinstance(fault, ChildFault) and not holding.lost.is_set():
                     await self._search(search, part, delivery, fault, self._dead_letter)
                 raise
-            search.passed(part)
+            search.record_success(part)
 
     async def _search(
         self,
@@ -239,12 +239,12 @@ class ChildHandler:
         fault: ChildFault,
         dead_letter: DeadLetter,
     ) -> None:
-        if (record := search.failed(part)) is None:
+        if (record := search.record_failure(part)) is None:
             return
         result = await asyncio.to_thread(dead_letter, delivery.part([record]), fault)
         if inspect.isawaitable(result):
             await result
-        search.dead_lettered(record)
+        search.record_dead_letter(record)
         log.warning(
             "shard %s: record %s.%s was dead-lettered, because it ends every child: %s",
             delivery.lease,
@@ -266,7 +266,7 @@ class ChildHandler:
             else:
                 await asyncio.wrap_future(self._submit(self._children.request_shutdown(shard)))
         except (ChildFault, ChildNotStarted) as fault:
-            self._failed(fault)
+            self._stop_if_strict(fault)
             raise
 
     # Checkpoints

@@ -194,7 +194,7 @@ class MultiLangSettings:
     support: tuple[Support, ...]
 
     def table(self) -> str:
-        """Return the table that is printed at startup. It has a line per key, without values, which may be secret."""
+        """Return the table that is printed at startup, with a line per key. Values are left out: they may be secret."""
         widest = max(len(row.key) for row in self.support)
         return "\n".join(f"{row.key:<{widest}}  {row.level:<7}  {row.meaning}".rstrip() for row in self.support)
 

@@ -241,7 +241,7 @@ class Conversation:
 
     def _send(self, message: dict[str, Any]) -> None:
         text = json.dumps(message, ensure_ascii=False, separators=(",", ":"))
-        # Node treats these two as line ends. They only occur in strings, where JSON allows the escapes.
+        # Escape these two characters, because Node treats them as line ends. They occur only in JSON strings.
         self._outgoing.append(text.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029") + "\n")
 
     def _take_request(self) -> tuple[_CheckpointRequest, Position]:
@@ -272,15 +272,15 @@ class Conversation:
         if not self._initialized or self.pending_action in WITHOUT_CHECKPOINT:
             self._send(request.response("InvalidStateException"))
             return None
-        last, number, sub = self.delivered, request.sequence, request.sub or 0
+        last_delivered, number, sub = self.delivered, request.sequence, request.sub or 0
         position: Position | None = None  # stays None if the request is out of range
         if number is None:
-            position = SHARD_END if self._shard_ended_sent else last
+            position = SHARD_END if self._shard_ended_sent else last_delivered
         elif number.isascii() and number.isdigit() and len(number) <= MAX_DIGITS and sub >= 0:
             requested = Position(str(int(number)), sub)
-            if self._shard_ended_sent and requested.order == last.order:
+            if self._shard_ended_sent and requested.order == last_delivered.order:
                 position = SHARD_END
-            elif self.acknowledged.order <= requested.order <= last.order:
+            elif self.acknowledged.order <= requested.order <= last_delivered.order:
                 position = requested
         if position is None:
             self._send(request.response("IllegalArgumentException"))
@@ -297,7 +297,7 @@ def _record_json(record: Record) -> dict[str, Any]:
         "data": b64encode(record.data).decode(),
         "partitionKey": record.partition_key,
         "sequenceNumber": record.sequence_number,
-        # This must not be null, because kclpy calls int() on the value. Kinesis always sends a time.
+        # The arrival time must not be null, because kclpy calls int() on it. Kinesis always sends a time.
         "approximateArrivalTimestamp": round((record.arrived or 0) * 1000),
         "subSequenceNumber": record.sub_sequence_number,
         "action": "record",  # kclpy decodes every object by its action, even nested objects

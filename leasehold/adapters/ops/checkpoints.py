@@ -17,6 +17,7 @@ from typing import Literal
 from attrs import evolve, frozen
 
 from leasehold.adapters.worker.annotations import LATEST_MS, LATEST_POSITION, UNPINNED
+from leasehold.adapters.worker.progress import NOTE
 from leasehold.balancer.contradictions import CONTRADICTION, INCARNATION, SETTLED
 from leasehold.balancer.model import Lease, Position
 from leasehold.errors import OutcomeUnknown, StoreError
@@ -91,9 +92,7 @@ def read_leases(store: Store, which: str) -> tuple[Lease, ...]:
     if any(lease.key == CONTROL for lease in listing.leases):
         raise StoreError(f"{which}: a swap into this table is not over; wait for it (leasehold swap FROM TO --status)")
     if moved_count := sum(map(is_marked, listing.leases)):
-        raise StoreError(
-            f"{which}: leasehold swap moved {moved_count} of these leases to another table; name that, once it ends"
-        )
+        raise StoreError(f"{which}: leasehold swap moved {moved_count} of these leases to another table; name that one")
     return listing.leases
 
 
@@ -150,7 +149,8 @@ def force_checkpoint(store: Store, stored: Lease, lease: Lease, me: str, *, insi
         outcome = Done(stored) if stored.owner is None else store.write(ReleaseLease(stored, me))
         if isinstance(outcome, Done):
             # Take the meaning of LATEST and the stream's name from `lease`. Otherwise the next owner sets them (L13).
-            names = (CONTRADICTION, INCARNATION, LATEST_MS, LATEST_POSITION)
+            # What the last owner told of its progress is about another position, so its lag would be wrong.
+            names = (CONTRADICTION, INCARNATION, LATEST_MS, LATEST_POSITION, NOTE)
             present_names = (
                 name for name in names if stored.annotation(name) is not None or lease.annotation(name) is not None
             )
@@ -173,7 +173,7 @@ def carry_out(move: Move, write: Callable[[], Outcome]) -> Move:
         raise
     except StoreError as error:
         return move.refused(str(error))
-    return move if isinstance(outcome, Done) else move.refused("somebody else wrote it meanwhile")
+    return move if isinstance(outcome, Done) else move.refused("another process changed it in the meantime")
 
 
 # From one store to another
@@ -274,7 +274,7 @@ def verify(target: Store, moves: Iterable[Move]) -> tuple[Move, ...]:
         has_checkpoint = row is not None and row.checkpoint.order >= lease.checkpoint.order
         return has_checkpoint and row is not None and not (counts and _epoch_is_behind(row, lease))
 
-    missing = "it was written, and is not there now"
+    missing = "it was written, but is missing now"
     return tuple(move if not needs_write(move) or is_stored(move.lease) else move.refused(missing) for move in moves)
 
 
@@ -288,7 +288,8 @@ def planned_resets(leases: Iterable[Lease], position: Position, live: Collection
         lease = without_owner(stored, position)
         is_forward = position.order > stored.checkpoint.order and position.numbered
         move = Move("forward" if is_forward else "back", lease, stored)
-        # If the row names its stream, write the row even if the position is the same: the stream may be a new one.
+        # If the row names its stream, write the row even if the position is the same, because the stream may be a new
+        # one.
         names_stream = stored.annotation(INCARNATION) not in {None, SETTLED}
         if stored.checkpoint == position and stored.checkpoint.token == position.token and not names_stream:
             move = Move("same", lease, stored)

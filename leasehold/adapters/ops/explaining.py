@@ -36,8 +36,8 @@ HANDOFF_RULE = "H2"
 
 def rules_between(before: WatchedTable, after: WatchedTable, config: Config) -> Mapping[str, str]:
     """Return the rule of each move, by lease key. The rule is "" if no plan explains the move, such as a release."""
-    moves = owner_changes(before, after)
-    if not moves:
+    changes = owner_changes(before, after)
+    if not changes:
         return {}
     # When a lease was taken, it may have been idle for longer than the earlier read shows, by up to two intervals. Its
     # version may be almost one interval older than we know, and it may have been taken just before the later read.
@@ -62,24 +62,24 @@ def rules_between(before: WatchedTable, after: WatchedTable, config: Config) -> 
         and row_after[0] == lease.owner
         and row_after[1] != lease.version
     }
-    losers = {old.owner for old, new in moves if old.next_owner is None or old.next_owner != new.owner}
-    dead = frozenset(owner for owner in silent_owners if owner in losers or is_late(owner))
+    owners_with_losses = {old.owner for old, new in changes if old.next_owner is None or old.next_owner != new.owner}
+    dead = frozenset(owner for owner in silent_owners if owner in owners_with_losses or is_late(owner))
 
-    freed = tuple(evolve(lease, owner=None) if lease.owner in dead else lease for lease in before.leases)
-    movers = {new.owner for _, new in moves if new.owner is not None}
-    takings_before = {worker: takings(before.leases, worker) for worker in movers}
-    takings_freed = {worker: takings(freed, worker) for worker in movers} if dead else takings_before
+    table_freed = tuple(evolve(lease, owner=None) if lease.owner in dead else lease for lease in before.leases)
+    new_owners = {new.owner for _, new in changes if new.owner is not None}
+    takings_before = {worker: takings(before.leases, worker) for worker in new_owners}
+    takings_freed = {worker: takings(table_freed, worker) for worker in new_owners} if dead else takings_before
     # The table after every newcomer has taken its first lease, and has held its leases for a long time.
-    first_leases = {new.owner: new.key for _, new in reversed(moves)}
-    initial_owners = {first_leases[owner]: owner for owner in movers - {lease.owner for lease in freed}}
-    joined = tuple(
-        evolve(lease, owner=owner, idle=0.0, held=math.inf, next_owner=None) if owner in movers else lease
-        for lease in freed
+    first_leases = {new.owner: new.key for _, new in reversed(changes)}
+    initial_owners = {first_leases[owner]: owner for owner in new_owners - {lease.owner for lease in table_freed}}
+    table_joined = tuple(
+        evolve(lease, owner=owner, idle=0.0, held=math.inf, next_owner=None) if owner in new_owners else lease
+        for lease in table_freed
         for owner in [initial_owners.get(lease.key, lease.owner)]
     )
-    takings_joined = {worker: takings(joined, worker) for worker in movers if not takings_freed[worker]}
+    takings_joined = {worker: takings(table_joined, worker) for worker in new_owners if not takings_freed[worker]}
     rules = {}
-    for old, new in moves:
+    for old, new in changes:
         if new.owner is None:
             # A live owner renews within `renew_seconds`. If the owner wasn't late, it may have released the lease.
             overdue = old.idle > config.renew_seconds and old.owner in dead and is_late(old.owner)
@@ -114,41 +114,41 @@ def _likely_rule(old: Lease, takings_before: tuple[Taking, ...], takings_freed: 
 
 
 SENTENCES = {
-    "C2": "a worker renews its own leases, so that nobody takes it for dead",
-    "C4": "the lookout writes its bulletin with a renewal, so that the others need not read the table",
-    "C6": "the lookout frees what has expired, for those whose share it is to claim",
+    "C2": "a worker renews its own leases, so that other workers do not take it for dead",
+    "C4": "the lookout adds its bulletin to a renewal, so that the other workers need not read the table",
+    "C6": "the lookout frees expired leases, and workers below their share claim them",
     "E3": "Azure's Python rule: a worker below its share takes an inactive partition, else one of an owner above it",
     "E4": "Azure's .NET rule: a worker below its share takes an inactive partition, else one of an owner far above it",
     "E5": "Azure's Java rule: unless all is even, the emptiest takes an inactive partition, else one of the fullest",
-    "E6": "the Event Hubs gist: a worker at or below its share takes an inactive partition, else one of the fuller",
-    "E7": "an owner writes all its partitions again, before a peer may expire them",
-    "H2": "the owner answers requests, so it is asked: it finishes its batch and gives the lease; nothing comes twice",
-    "H3": "the owner was asked for the lease: it finishes its batch, and gives the lease to its heir",
-    "H4": "the lease was promised to this worker: it takes it where the owner died, gave too late, or took it back",
-    "K5": "KCL's rule for very old leases: what nobody has renewed for long is taken first, above the target too",
-    "K7": "KCL's rule: a worker below its target takes what is available, and robs nobody meanwhile",
-    "K8": "KCL's rule: with nothing available, a worker below its target steals from the owner with most leases",
-    "K10": "a worker renews its own leases once they stood still for a third of lease_seconds",
+    "E6": "the Event Hubs gist: a worker at or below its share takes an inactive partition, else one of a fuller owner",
+    "E7": "an owner renews all its partitions before another worker may expire them",
+    "H2": "the owner answers requests, so the lease is requested: the owner finishes its batch and hands it off",
+    "H3": "the lease was requested: its owner finishes its batch, and hands the lease off to the next owner",
+    "H4": "this worker is the next owner: it takes the lease if the owner died, gave it too late, or took it back",
+    "K5": "KCL's rule for very old leases: a lease that was long not renewed is taken first, even above the target",
+    "K7": "KCL's rule: a worker below its target takes available leases, and steals none meanwhile",
+    "K8": "KCL's rule: if no lease is available, a worker below its target steals from the owner with the most leases",
+    "K10": "a worker renews its own leases once they are unchanged for a third of lease_seconds",
     "L3": "a shard whose parents have ended gets its lease, at the parents' end",
-    "L4": "an open shard that descends from no lease gets one, at the initial position",
+    "L4": "an open shard gets a lease at the initial position if neither it nor an ancestor has one",
     "L5": "an open shard whose ancestors are leased gets its lease only when its turn comes",
-    "L6": "a partition that came later is read from its beginning",
-    "L7": "a hash range that no lease covers gets its lease",
-    "L8": "the lease of a finished shard goes once its children are being read",
-    "L9": "the children of a shard that is gone get their leases first",
-    "L10": "the lease of a shard that is gone from the stream is removed",
-    "L13": "a lease whose row was deleted begins where it was last seen",
-    "M3": "a worker that holds no less than its share leaves the others alone",
-    "M5": "a worker that holds nothing takes one lease first, so that all see it before shares are made anew",
-    "M6": "a worker that holds less than its share takes what it lacks: free leases first, then the others' surplus",
-    "M9": "somebody else should have acted long ago: after `patience` cycles anybody does",
-    "M11": "beside workers that never steal, the overloaded lets one lease go",
-    "M12": "a successor in a rolling restart takes at once as many leases as the others hold",
-    "M13": "counts are even, and throughput is not: one lease goes from the most loaded to the least",
-    "M14": "a KCL 3.x leader's worker takes nothing by itself, so the owner gives it what it lacks",
-    "M15": "what a dead worker left to KCL 2.x, which looks seldom, is taken at once by one of ours",
-    "R1": "kcl-rust's rule: free leases are claimed, up to leases_to_acquire and max_leases",
-    "R2": "kcl-rust's rule: with nothing free, one lease of the fullest owner, if it has at least two more",
+    "L6": "a partition that was added later is read from its beginning",
+    "L7": "a hash range that no lease covers gets a lease",
+    "L8": "the lease of a finished shard is deleted once its children are being read",
+    "L9": "if a shard is gone from the stream, its children get their leases before its own lease is deleted",
+    "L10": "the lease of a shard that is gone from the stream is deleted",
+    "L13": "a lease whose row was deleted begins at the position where it was last seen",
+    "M3": "a worker that holds at least its share takes no leases from others",
+    "M5": "a worker without leases takes one first, so that all workers see it before shares are computed again",
+    "M6": "a worker below its share takes the leases that it lacks: free leases first, then others' surplus",
+    "M9": "another worker should have acted long ago: after `patience` cycles any worker does",
+    "M11": "next to workers that never steal, an overloaded worker releases one lease",
+    "M12": "a successor in a rolling restart takes as many leases at once as the other workers hold",
+    "M13": "counts are even, but throughput is not: one lease moves from the most to the least loaded worker",
+    "M14": "a worker of a KCL 3.x leader takes no leases by itself, so the owner gives it those that it lacks",
+    "M15": "one of our workers takes the leases of a dead worker at once, because KCL 2.x reads the table seldom",
+    "R1": "kcl-rust's rule: a worker claims free leases, up to leases_to_acquire and max_leases",
+    "R2": "kcl-rust's rule: if none is free, a worker steals one from the fullest owner if that has at least two more",
     "R3": "a worker renews its own leases",
 }
 """A sentence for each rule, by the rule's number in specs/."""
@@ -189,13 +189,13 @@ class WorkerPlan:
         if self.loads is not None:
             own_load, mean_load = map(kilobytes, self.loads)
             comparison = "more" if self.held > self.share else "less"
-            loads = f"its leases bring {own_load:.1f} KB/s, those of the mean worker {mean_load:.1f}"
+            loads = f"its leases bring {own_load:.1f} KB/s, and the mean over all workers is {mean_load:.1f}"
             return (
                 f"nothing: it holds {comparison} than its share, as throughput is balanced before counts (M13): {loads}"
             )
         if self.held > self.share:
-            return "nothing: it holds more than its share, and leaves the others alone (M3)"
-        return "nothing: it holds less than its share, and nothing that it may take is there"
+            return "nothing: it holds more than its share, and takes no leases from others (M3)"
+        return "nothing: it holds less than its share, but there is no lease that it may take"
 
     def as_json(self) -> dict[str, Any]:
         """Return the plan as JSON values."""
@@ -221,11 +221,11 @@ def describe_action(action: Action) -> str:
         case Steal(from_owner=from_owner):
             return f"would steal {key} from {from_owner} {rule_note}"
         case RequestHandoff(from_owner=from_owner):
-            return f"would ask {from_owner} for {key} {rule_note}"
+            return f"would request {key} from {from_owner} {rule_note}"
         case Release(next_owner=None):
-            return f"would let {key} go {rule_note}"
+            return f"would release {key} {rule_note}"
         case Release(next_owner=next_owner):
-            return f"would finish its batch of {key} and give it to {next_owner} {rule_note}"
+            return f"would finish its batch of {key} and hand the lease off to {next_owner} {rule_note}"
         case _:
             return f"would {type(action).__name__.lower()} {key} {rule_note}"
 
@@ -235,15 +235,17 @@ def plans(table: WatchedTable, config: Config, extra_workers: Sequence[str] = ()
 
     Each plan is that of a worker's first turn. Some rules choose at random, so a worker may choose another lease.
     """
-    living = without_dead_owners(table.leases, config)
+    live_leases = without_dead_owners(table.leases, config)
     aside_by_key = {
-        lease.key: progress for lease in living if (progress := aside_progress(lease, table.at)) is not None
+        lease.key: progress for lease in live_leases if (progress := aside_progress(lease, table.at)) is not None
     }
     # Workers that put a lease aside may hold no leases.
     extra_workers = (*extra_workers, *{progress.owner for progress in aside_by_key.values()})
-    names = {worker for lease in living for worker in (lease.owner, lease.next_owner) if worker} | set(extra_workers)
-    our_names, targets = our_workers(table.leases), shares(living, config.rules.groups, extra_workers)
-    working = [lease for lease in living if not lease.ended]
+    names = {worker for lease in live_leases for worker in (lease.owner, lease.next_owner) if worker} | set(
+        extra_workers
+    )
+    our_names, targets = our_workers(table.leases), shares(live_leases, config.rules.groups, extra_workers)
+    working = [lease for lease in live_leases if not lease.ended]
     # The load of each worker, if M13 lets counts differ to balance loads; otherwise empty.
     loads: dict[str | None, int] = {}
     if config.rules.weighs_loads and targets and slack(working, len(working) // len(targets)):
@@ -252,7 +254,7 @@ def plans(table: WatchedTable, config: Config, extra_workers: Sequence[str] = ()
             if lease.owner is not None:
                 loads[lease.owner] += lease.weight or 0
     mean = sum(loads.values()) // len(loads) if loads else 0
-    owned = leases_by_owner(working)
+    owned_leases = leases_by_owner(working)
     # Build the index once for all plans, otherwise each plan would scan every lease.
     table_index = KnownLeases(FullReading(table.leases), {})
     results = []
@@ -262,7 +264,7 @@ def plans(table: WatchedTable, config: Config, extra_workers: Sequence[str] = ()
             WorkerPlan(
                 worker,
                 worker in our_names or worker in extra_workers,
-                len(owned.get(worker, ())),
+                len(owned_leases.get(worker, ())),
                 targets.get(worker, 0),
                 tuple(
                     action
@@ -353,12 +355,8 @@ def _describe_reading(lease: Lease, now: float, lag: LeaseLag) -> tuple[str, ...
         return () if lease.ended else ("its row tells nothing of its reading",)
     now = max(now, progress.at)
     source = "its owner" if progress.owner == lease.owner else f"{progress.owner}, who had it before,"
-    lines = [f"{source} told of its reading {now - progress.at:.1f} s ago"]
-    lag_sentence = (
-        "how far behind it was, nobody knows"
-        if progress.behind is None
-        else f"it was {progress.behind:.1f} s behind then"
-    )
+    lines = [f"{source} wrote its progress {now - progress.at:.1f} s ago"]
+    lag_sentence = "its lag was unknown" if progress.behind is None else f"its lag was {progress.behind:.1f} s then"
     # An owner reports only times since it took the lease, even if it had held the lease before.
     unread_sentence = f"has not been read since it came to {progress.owner}"
     read_sentence = unread_sentence if progress.read is None else f"was last read {now - progress.read:.1f} s ago"
@@ -367,16 +365,16 @@ def _describe_reading(lease: Lease, now: float, lag: LeaseLag) -> tuple[str, ...
     )
     lines.append(f"{lag_sentence}; it {read_sentence}{tried_sentence}")
     if lag.at_least and lag.seconds is not None:
-        lines.append(f"it is at least {lag.seconds:.1f} s behind: nothing was heard of the stream since")
+        lines.append(f"its lag is at least {lag.seconds:.1f} s: there was no news of the stream since then")
     if progress.cause:
         lines.append(f"the last fault: {progress.cause}")
     if progress.resting(now, 0.0) and lease.owner is None:
         seconds_left = (progress.aside or now) - now
-        lines.append(f"{progress.owner} put it aside, and takes it again in {seconds_left:.0f} s at the earliest")
+        lines.append(f"{progress.owner} put it aside, and may take it again in {seconds_left:.0f} s")
     if progress.excused:
         lines.append(f"it is not read now: {progress.excused}")
     if progress.work is not None:
-        lines.append(f"its handler has been at work for {now - progress.work:.1f} s without an end or a checkpoint")
+        lines.append(f"its handler has been running for {now - progress.work:.1f} s without an end or a checkpoint")
     return tuple(lines)
 
 
@@ -385,7 +383,7 @@ def _describe_past(table: WatchedTable, lease: Lease, config: Config) -> tuple[s
     if lease.ended:
         lines.append("its shard has been read to the end")
     if lease.owner is None:
-        lines.append("nobody owns it" if not lease.ended else "nobody needs to own it")
+        lines.append("nobody owns it" if not lease.ended else "it needs no owner")
     elif lease.idle > expires_above(config):
         lines.append(f"{lease.owner} owns it and has not renewed it for {lease.idle:.1f} s: it counts as dead")
     elif lease.idle > 0:
@@ -393,16 +391,16 @@ def _describe_past(table: WatchedTable, lease: Lease, config: Config) -> tuple[s
     elif table.seconds > 1:
         lines.append(f"{lease.owner} owns it and renewed it lately")
     else:
-        lines.append(f"{lease.owner} owns it; one look does not tell when it was renewed")
+        lines.append(f"{lease.owner} owns it; a single read of the table does not show when it was renewed")
     if not math.isinf(lease.held) and lease.owner is not None:
-        lines.append(f"it came to {lease.owner} {lease.held:.0f} s ago, while this was watching")
+        lines.append(f"{lease.owner} took it {lease.held:.0f} s ago, while the table was watched")
     if lease.next_owner is not None:
-        lines.append(f"it is on its way to {lease.next_owner}")
+        lines.append(f"it is being handed off to {lease.next_owner}")
     if lease.owner is not None and not lease.yields:
-        lines.append(f"{lease.owner} answers no requests: whoever should have it steals it")
+        lines.append(f"{lease.owner} answers no requests, so a worker that should have it steals it")
     if table.swap is not None:
         place, _, goal = place_of(lease).partition(">")
-        lines.append(f"it is on its way from {place} to {goal}" if goal else f"of both tables, {place} has it")
+        lines.append(f"a swap is moving it from {place} to {goal}" if goal else f"during the swap, it is in {place}")
     return (*lines, f"checkpoint {lease.checkpoint.sequence}", *reported([lease]))
 
 
@@ -413,7 +411,7 @@ def _describe_target(
     aside: Progress | None,
 ) -> str:
     if lease.ended:
-        return "nobody: it is finished"
+        return "no worker: it is finished"
     if takers:
         names = ", ".join(worker_plan.worker for worker_plan, _ in takers)
         rule = takers[0][1].rule
@@ -422,8 +420,8 @@ def _describe_target(
         return f"any worker but {aside.owner}, which could not handle it and leaves it to others for now"
     holder = next((worker_plan for worker_plan in worker_plans if worker_plan.worker == lease.owner), None)
     if holder is None:
-        return "nobody wants it now: a worker that holds less than its share, or a new one, claims it"
-    surplus = "more than its share, and nobody who lacks one takes this one first (M4)"
+        return "no worker now: a worker below its share, or a new one, will claim it"
+    surplus = "more than its share, and workers below their share take other leases first (M4)"
     if holder.loads is not None and holder.held != holder.share:
         return f"{holder.worker}: {holder.idle_reason.removeprefix('nothing: it ')}, where its share is {holder.share}"
     balance = surplus if holder.held > holder.share else "no more than its share"
@@ -434,15 +432,15 @@ def _describe_next_move(lease: Lease, config: Config, takers: Sequence[tuple[Wor
     if lease.ended:
         return "never: the row is removed once the children of its shard are being read"
     if takers and isinstance(takers[0][1], Claim):
-        return f"at {takers[0][0].worker}'s next look, within {config.cycle_seconds:g} s"
+        return f"at {takers[0][0].worker}'s next turn, within {config.cycle_seconds:g} s"
     if takers:
-        return f"at {takers[0][0].worker}'s next look, within {config.cycle_seconds:g} s, after the running batch"
+        return f"at {takers[0][0].worker}'s next turn, within {config.cycle_seconds:g} s, after the running batch"
     if lease.next_owner is not None:
         return "once its owner has finished the running batch"
     if (aside := aside_progress(lease, now)) is not None:
         seconds_left = (aside.aside or now) - now
-        return f"when {aside.owner} may take it again, in {seconds_left:.0f} s; or sooner, when another worker looks"
+        return f"when {aside.owner} may take it again, in {seconds_left:.0f} s; or sooner, at another worker's turn"
     seconds_left = expires_above(config) - lease.idle
     if lease.owner is None or seconds_left < 0:
-        return "when a worker that lacks one looks, or one comes"
-    return f"when workers come or go; or if {lease.owner} stands still for {seconds_left:.1f} s more"
+        return "at the turn of a worker below its share, or when a worker joins"
+    return f"when workers join or leave; or if {lease.owner} renews nothing for another {seconds_left:.1f} s"

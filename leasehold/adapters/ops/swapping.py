@@ -147,7 +147,7 @@ def set_direction(tables: tuple[Store, Store], direction: Direction) -> None:
     if direction == "from" and direction_of(control) == "closed":
         raise StoreError("every lease has moved and the swap is ending; to go back, swap in the other direction")
     if not isinstance(tables[TO].write(AnnotateLease(control, DIRECTION, direction)), Done):
-        raise StoreError("another changed the swap's control row in the same moment; run it again")
+        raise StoreError("another process changed the swap's control row at the same time; run the command again")
 
 
 def move_until_arrived(
@@ -191,8 +191,8 @@ def wait_until_known(
     pause: Callable[[float], object] = sleep,
 ) -> None:
     """Wait until every owner in FROM has announced that it knows TO (W8). Raises StoreError after `wait_seconds`."""
-    until = monotonic() + wait_seconds
+    deadline = monotonic() + wait_seconds
     while (swap := progress(tables, store, goal_name)).unaware:
-        if any(not is_ours for _, is_ours in swap.unaware) or monotonic() >= until:
+        if any(not is_ours for _, is_ours in swap.unaware) or monotonic() >= deadline:
             raise StoreError(unaware_message(swap.unaware))
         pause(LOOK_SECONDS)

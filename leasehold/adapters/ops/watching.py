@@ -25,6 +25,7 @@ from leasehold.adapters.consumer.status import (
     statuses_of,
 )
 from leasehold.adapters.sources.protocol import Source
+from leasehold.adapters.worker.progress import progress_of
 from leasehold.balancer.config import Config
 from leasehold.balancer.contradictions import reported
 from leasehold.balancer.counting import expires_above
@@ -109,6 +110,13 @@ class WatchedTable:
         return tuple(lease for lease in self.leases if not lease.ended)
 
     @property
+    def workers(self) -> frozenset[str]:
+        """The workers that own an unfinished lease, or leave one to others for a while after a failure."""
+        owners = {lease.owner for lease in self.unended if lease.owner is not None}
+        last_told = (progress_of(lease) for lease in self.unended if lease.owner is None)
+        return frozenset(owners | {each.owner for each in last_told if each is not None and each.resting(self.at, 0.0)})
+
+    @property
     def status(self) -> Status:
         """The status of the whole group."""
         if not (self.statuses or self.trouble) and self.swapping:
@@ -158,24 +166,24 @@ class TableWatch:
 
     def look(self) -> WatchedTable:
         """Read the table once. Raises StoreError or SourceError, after which `look` can be called again."""
-        began = self._clock()
+        started_at = self._clock()
         listing = self._store.list()
-        ended, now = self._clock(), self._wall()
+        ended_at, now = self._clock(), self._wall()
         listed, leftover = current_and_leftover(listing.leases)
-        self._watch, leases = self._watch.look(listed, began, ended)
-        self._first = min(self._first, began)
+        self._watch, leases = self._watch.look(listed, started_at, ended_at)
+        self._first = min(self._first, started_at)
         rows = tuple(sorted(leases, key=lambda lease: lease.key))
         unmarked = tuple(row for row in rows if not is_marked(row))
         lags = lags_of(unmarked, now, self._limit)
         if self._source is not None:
             lags = lags_from_stream(self._source, unmarked, lags)
-        self._window = self._window.after(began, unmarked, lags)
+        self._window = self._window.after(started_at, unmarked, lags)
         # The owner of a marked row renews the lease and writes its progress in the other table.
         elsewhere_statuses = dict.fromkeys((row.key for row in rows if is_marked(row) and not row.ended), ELSEWHERE)
         statuses = statuses_of(rows, lags, now, self._lease_seconds, self._window) | elsewhere_statuses
         swap = places_of(self._store.way, rows) if isinstance(self._store, SwapStore) else None
         swapping = swap_notices(listing.leases) if swap is None else (f"swap: {swap.says}",)
-        watched_for, window = ended - self._first, self._window.seconds
+        watched_for, window = ended_at - self._first, self._window.seconds
         all_confirmed = all(confirmed(row, statuses[row.key], now, self._lease_seconds, window) for row in rows)
         return WatchedTable(
             rows,
@@ -248,11 +256,11 @@ def shares(leases: Iterable[Lease], groups: Groups = None, more: Collection[str]
 def picture(table: WatchedTable, config: Config) -> dict[str, Any]:
     """Return the state of a table as JSON values: totals, workers, leases, and problems."""
     working, fleet = table.unended, fleet_lag(table.lags)
-    living = without_dead_owners(working, config)
-    owned = leases_by_owner(living)
+    live_leases = without_dead_owners(working, config)
+    owned_leases = leases_by_owner(live_leases)
     workers: list[dict[str, Any]] = []
-    for worker, target in shares(living, config.rules.groups).items():
-        own_leases = owned.get(worker, [])  # a next owner may not hold a lease yet
+    for worker, target in shares(live_leases, config.rules.groups).items():
+        own_leases = owned_leases.get(worker, [])  # a next owner may not hold a lease yet
         lag = fleet_lag({lease.key: table.lag(lease) for lease in own_leases})
         weight = kilobytes(sum(lease.weight or 0 for lease in own_leases))
         worker_fields = {"worker": worker, "leases": len(own_leases), "target": target, "lag": lag.most, "kbps": weight}
@@ -283,7 +291,7 @@ def picture(table: WatchedTable, config: Config) -> dict[str, Any]:
             "leases": len(working),
             "finished": len(table.leases) - len(working),
             "unowned": len(leases_by_owner(working).get(None, ())),
-            "workers": len(owned.keys() - {None}),
+            "workers": len(table.workers),
             "lag_max": fleet.most,
             "lag_at_least": fleet.at_least,
             "lag_sum": fleet.total if fleet.most is not None else None,

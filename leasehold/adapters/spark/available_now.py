@@ -67,9 +67,9 @@ class ShardTip:
         if not target.numbered:
             # A time of zero means that the shard never had a record. Otherwise use the lag that the source reports.
             # If new records keep arriving, it is enough that reading is well past the time of the request.
-            past = behind is not None and now - self.requested_at > behind + PAST_SECONDS
+            is_past_target = behind is not None and now - self.requested_at > behind + PAST_SECONDS
             # A closed shard may return its last records in one read, and its end only in the next.
-            self.reached = target.sub == 0 or (behind == 0 and not closed) or past
+            self.reached = target.sub == 0 or (behind == 0 and not closed) or is_past_target
         elif read.order >= target.order:
             self.reached = True
             return read.order == target.order

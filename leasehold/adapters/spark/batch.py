@@ -38,8 +38,8 @@ from leasehold.stores.printable import escaped
 log = escaped(logging.getLogger("leasehold.spark"))
 
 MAX_PARTS = 4
-"""The most parts of one shard. A Kinesis shard allows five requests and 2 MB per second. Event Hubs allows five readers
-per partition."""
+"""The maximum number of parts of one shard. A Kinesis shard allows five requests and 2 MB per second. Event Hubs allows
+five readers per partition."""
 FOREVER_MS = 2**53
 THREADS = 16
 PROBE_SECONDS, LOOK_SECONDS, AHEAD_SECONDS = 20.0, 0.2, 10.0
@@ -67,7 +67,7 @@ class Bounds:
         if self.until is None:
             return
         if self.since == LATEST:
-            raise ValueError(self._no_beginning)
+            raise ValueError(self._start_error)
         begins_ms = self.begins.sub if self.begins.sequence == "AT_TIMESTAMP" else -1  # TRIM_HORIZON is before any time
         if self.until != LATEST and self.until.sub <= begins_ms:
             raise ValueError(
@@ -78,7 +78,7 @@ class Bounds:
     def begins(self) -> Position:
         """Where a batch begins. Raises ValueError if that is the present end."""
         if self.since == LATEST:
-            raise ValueError(self._no_beginning)
+            raise ValueError(self._start_error)
         return self.since or TRIM_HORIZON
 
     def initial(self) -> dict[str, Any]:
@@ -91,16 +91,16 @@ class Bounds:
         """Return the slice after which the query ends, or None if the query does not end. Raises ValueError."""
         if self.until == LATEST:
             raise ValueError(
-                f"option {self.source}.endingPosition: a query wants a time, since LATEST is another one for each "
-                "worker; without it, trigger(availableNow=True) ends with what is there"
+                f"option {self.source}.endingPosition: a query needs a time here, because LATEST differs between its "
+                "workers; to read what exists now, leave it out and use trigger(availableNow=True)"
             )
         return None if self.until is None else Slice(self.begins, self.until.sub)
 
     @property
-    def _no_beginning(self) -> str:
+    def _start_error(self) -> str:
         return (
-            f"option {self.source}.startingPosition: what ends by itself begins with the oldest record or at a time, "
-            "not at LATEST"
+            f"option {self.source}.startingPosition: a batch, or a query with an ending position, must begin at the "
+            "oldest record or at a time, not at LATEST"
         )
 
 
@@ -176,7 +176,7 @@ def split_range(
     begins: Position, cuts: Iterable[Position], ends: Position | None
 ) -> list[tuple[Position, Position | None]]:
     """Return parts that cover `begins` to `ends` without a gap, cut after each position of `cuts` (rule 1)."""
-    # The default is larger than any position: if the slice ends at a time, every cut lies before its end.
+    # The default is larger than any position. If the slice ends at a time, every cut lies before its end.
     end_order = (2, 0, 0) if ends is None else ends.order
     cuts_by_order = {cut.order: cut for cut in cuts if begins.order < cut.order < end_order}
     inner_cuts = [cuts_by_order[order] for order in sorted(cuts_by_order)]
@@ -196,15 +196,15 @@ def plan_parts(location: StreamLocation, bounds: Bounds, tasks: int) -> list[Sha
     begins = bounds.begins  # check this before anything is opened
     with closing(location.probe()) as source:
         # List the shards first, because we need a shard to look up the end of the batch.
-        if not (listed := source.shards()):
+        if not (shards := source.shards()):
             return []
-        if (until_ms := _settled_end_ms(source, _lease(listed[0]), bounds)) <= begins.sub:
+        if (until_ms := _settled_end_ms(source, _lease(shards[0]), bounds)) <= begins.sub:
             return []  # the batch begins in the future
-        listed = source.shards()  # rule 3
-        planner = _ShardPlanner(location, source, Slice(begins, until_ms), min(MAX_PARTS, -(-tasks // len(listed))))
-        # Use threads: each shard takes several requests, and a large stream has hundreds of shards.
+        shards = source.shards()  # rule 3
+        planner = _ShardPlanner(location, source, Slice(begins, until_ms), min(MAX_PARTS, -(-tasks // len(shards))))
+        # Use threads, because each shard takes several requests, and a large stream has hundreds of shards.
         with ThreadPoolExecutor(THREADS, thread_name_prefix="leasehold-plan") as pool:
-            rows = zip_longest(*pool.map(planner.parts, listed))
+            rows = zip_longest(*pool.map(planner.parts, shards))
         # Tasks start in this order. With few cores, every shard is begun before a second task reads any of them.
         return [part for row in rows for part in row if part is not None]
 
@@ -223,7 +223,7 @@ def _settled_end_ms(source: BoundedSource, lease: Lease, bounds: Bounds) -> int:
     while source.settled(lease, until_ms / 1000 - SETTLE_SECONDS) is None:
         if time.monotonic() > deadline:
             name = f"option {bounds.source}.endingPosition"
-            raise ValueError(f"{name}: it lies in the future, and a batch reads what is there; stream to read on")
+            raise ValueError(f"{name}: it lies in the future; use readStream to read records that do not exist yet")
         time.sleep(LOOK_SECONDS)
     return until_ms
 
@@ -249,7 +249,8 @@ class _ShardPlanner:
         tip = Settled()
         if self._parts_per_shard > 1 or cut.until_ms == FOREVER_MS:
             tip = _last_record(self._source, lease)
-        # Don't make a task for a shard without records. It would wait at the tip until the service reports no lag.
+        # Don't make a task for a shard without records, because the task would wait at the tip until the lag is
+        # reported as 0.
         if tip.last == TRIM_HORIZON or (tip.arrived is not None and tip.arrived * 1000 < cut.begin.sub):
             return []
         if cut.until_ms == FOREVER_MS:
@@ -259,13 +260,13 @@ class _ShardPlanner:
         if self._parts_per_shard > 1 and (first_record := self._first_record(lease, cut.begin)) is not None:
             # Start at the first record. If we also cut a long time without records, most tasks would be empty.
             times = split_times(max(first_record[1], cut.since_ms), newest_ms, self._parts_per_shard)
-            first_records = (self._first_record(lease, at_timestamp(moment)) for moment in times)
+            first_records = (self._first_record(lease, at_timestamp(time_ms)) for time_ms in times)
             cuts = [record[0] for record in first_records if record is not None]
-        spans = split_range(cut.begin, cuts, ends)
+        ranges = split_range(cut.begin, cuts, ends)
         # Tasks read the parts of a shard at the same time and share the service's limit on requests for the shard.
-        pause = self._location.pause_seconds * len(spans)
+        pause = self._location.pause_seconds * len(ranges)
         return [
-            ShardPart(cut, shard.id, shard.hash_range, part_begin, part_end, pause) for part_begin, part_end in spans
+            ShardPart(cut, shard.id, shard.hash_range, part_begin, part_end, pause) for part_begin, part_end in ranges
         ]
 
     def _first_record(self, lease: Lease, start: Position) -> tuple[Position, int] | None:
@@ -319,7 +320,9 @@ class PartReader:
     def rows(self) -> Iterator[pa.RecordBatch]:
         """Read all rows. Raises SourceError, or TimeoutError if the source makes no progress for `STALL_SECONDS`."""
         read_started = time.monotonic()
-        with closing(read_through(self._pull, self._columns, self._lease, within=self._part.cut.within)) as responses:
+        with closing(
+            read_through(self._pull, self._columns, self._lease, within=self._part.cut.cut_batch)
+        ) as responses:
             for response, batches in responses:
                 if isinstance(response, SourceUnavailable):
                     log.warning("shard %s: trying again: %s", self._part.shard, response)
@@ -336,8 +339,8 @@ class PartReader:
             self._last_progress_at = now
         elif now - self._last_progress_at > STALL_SECONDS:
             raise TimeoutError(
-                f"shard {self._part.shard}: nothing came of it for {STALL_SECONDS:g} s; the task's log may say why it "
-                "cannot be read"
+                f"shard {self._part.shard}: reading it made no progress for {STALL_SECONDS:g} s; the task's log may "
+                "contain the reason"
             )
         if isinstance(response, SourceUnavailable):
             return self._faults.next()

@@ -84,10 +84,10 @@ class RowServer:
     def __init__(self, address: Address, memory_limit: int, folder: str) -> None:
         self._address, self._memory_limit, self._folder = address, memory_limit, folder
         self._server = _listen(address)
-        spawn("leasehold-rows", lambda: self._server.serve_forever(0.1), self._failed)
+        spawn("leasehold-rows", lambda: self._server.serve_forever(0.1), self._on_failure)
         log.info("tasks fetch rows from %s, port %d", address.host, self.port)
 
-    def _failed(self, fault: BaseException) -> None:
+    def _on_failure(self, fault: BaseException) -> None:
         """Close the port, so that tasks fail at once instead of waiting for rows that never arrive."""
         log.error("the row server has failed, so tasks cannot fetch rows any more: %s", said(fault), exc_info=fault)
         self._server.server_close()
@@ -103,7 +103,7 @@ class RowServer:
         return self._server.token
 
     def keep(self, number: int, task: int, batches: Sequence[pa.RecordBatch]) -> FetchedRows:
-        """Keep the rows of one task of a batch, and return how to fetch them."""
+        """Store the rows for one Spark task, and return the reference with which the task fetches them."""
         task_rows = TaskRows.of(batches)
         if self.in_memory + task_rows.memory > self._memory_limit:
             # The batch is already planned, so we cannot wait until memory is free. Move the rows to a file.
@@ -251,7 +251,7 @@ class Transport:
                 embedded.append(EmbeddedRows(sink.getvalue().to_pybytes()))
             return embedded
         if self._server is None and tasks:
-            # Open the port only for the first rows: a query without rows needs none.
+            # Open the port only for the first rows, because a query without rows needs none.
             self._server = RowServer(self._address, self._memory, self._folder)
         server = self._server
         return [] if server is None else [server.keep(number, task, batches) for task, batches in enumerate(tasks)]
@@ -277,9 +277,11 @@ def spread_over_tasks(rows: Mapping[str, pa.RecordBatch], tasks: int) -> list[li
     batches = [rows[key] for _, key in by_size]
     by_task: list[list[pa.RecordBatch]] = [[] for _ in range(min(tasks, len(batches)))]
     for batch in batches:
-        min(by_task, key=lambda task: sum(each.num_rows for each in task)).append(batch)
-    # Rows that came from several large batches are a table, because they were concatenated without copying.
-    batches_of = [[each.to_batches() if isinstance(each, pa.Table) else [each] for each in task] for task in by_task]
+        min(by_task, key=lambda task: sum(batch.num_rows for batch in task)).append(batch)
+    # Rows of several large batches are returned as a `pyarrow.Table`, which concatenates them without copying.
+    batches_of = [
+        [batch.to_batches() if isinstance(batch, pa.Table) else [batch] for batch in task] for task in by_task
+    ]
     return [[part for parts in task for part in parts] for task in batches_of]
 
 
@@ -309,13 +311,13 @@ def fetch_rows(rows: FetchedRows) -> Iterator[pa.RecordBatch]:
                     raise ConnectionError("the driver closed the connection before it had sent all rows")
     except (OSError, pa.ArrowInvalid) as fault:
         remedy = (
-            "let executors connect there, as they do to Spark's own ports, with lease.fetchPort where only some are "
-            "open; or set lease.transport to embedded"
+            "let executors connect there, as they do to Spark's own ports, and set lease.fetchPort if only some ports "
+            "are open; or set lease.transport to embedded"
         )
         if isinstance(fault, ConnectionError | pa.ArrowInvalid):  # not a firewall, which would cause a timeout
             remedy = (
-                "the process that had them is gone, killed perhaps for its memory: the system's log names what the OOM "
-                f"killer has ended. If it lives, its port is refused to executors: {remedy}"
+                "the process that had them is gone, perhaps killed for lack of memory: the system's log names the "
+                f"processes that the OOM killer has ended. If it is alive, executors cannot reach its port: {remedy}"
             )
         reason = printable(text_of(fault))
         raise RuntimeError(

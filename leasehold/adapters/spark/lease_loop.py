@@ -160,7 +160,8 @@ class LeaseLoop:
             )
 
         def should_stop() -> bool:
-            # End the wait if a lease is handed off: its next owner waits for the lease, which waits for Spark's commit.
+            # End the wait if a lease is handed off, because its next owner waits for the lease, which waits for Spark's
+            # commit.
             return (
                 self.handing_off or is_full() or not any(prefetcher.behind for prefetcher in self._prefetchers.values())
             )
@@ -178,22 +179,22 @@ class LeaseLoop:
         """Take the rows of the next batch.
 
         Args:
-            rows: The most rows, over all shards.
-            shard_rows: The most rows of one shard.
-            size: The most bytes, over all shards.
+            rows: The maximum number of rows, over all shards.
+            shard_rows: The maximum number of rows of one shard.
+            size: The maximum number of bytes, over all shards.
 
         Returns:
             Where the next range of each held shard begins, and the rows of the shards that have any.
         """
         with self._changed:
-            # Read `range_start` only once per shard: a lease may be lost or expire in the meantime.
+            # Read `range_start` only once per shard, because a lease may be lost or expire in the meantime.
             range_starts = {
                 key: range_start
                 for key, prefetcher in self._prefetchers.items()
                 if (range_start := prefetcher.range_start) is not None
             }
             prefetchers = {key: self._prefetchers[key] for key in range_starts}
-            # Apply the limit per shard first: a shard that is far behind must not fill the whole batch.
+            # Apply the limit per shard first, because a shard that is far behind must not fill the whole batch.
             buffered_counts = {
                 key: min(shard_rows, count)
                 for key, prefetcher in prefetchers.items()
@@ -214,7 +215,7 @@ class LeaseLoop:
         return range_starts, taken_chunks
 
     def commit(self, ends: Mapping[str, Position]) -> None:
-        """Record that Spark has committed up to these positions. They are written as checkpoints of the held leases."""
+        """Record that Spark has committed up to these positions, and have the checkpoints of held leases written."""
         with self._changed:
             # Keep the positions of leases that we do not hold, too: if we get such a lease again, reading continues
             # after the records that the sink has.
@@ -224,7 +225,7 @@ class LeaseLoop:
                 self._prefetchers[key].commit(ends[key])
         for key in held_keys:
             self._runner.hurry(key)
-        # Leases that this run never held need no warning: they were held by an earlier run.
+        # Leases that this run never held need no warning, because they were held by an earlier run.
         if lost_keys := sorted((ends.keys() & self._ever_held) - set(held_keys)):
             log.warning(
                 "leases were lost to other workers, which write their checkpoints from now on: %s", few(lost_keys)
@@ -245,7 +246,7 @@ class LeaseLoop:
         now = self._worker.clock()
         with self._changed:
             prefetchers = tuple(self._prefetchers.values())
-        # An AvailableNow query that has caught up has no lag: records that arrive later are for the next run.
+        # An AvailableNow query that has caught up has no lag, because records that arrive later are for the next run.
         lags = {
             prefetcher.key: 0.0 if prefetcher.caught_up else prefetcher.holding.progress.behind(now)
             for prefetcher in prefetchers
@@ -271,7 +272,7 @@ class LeaseLoop:
     def awaited(self) -> Mapping[str, str]:
         """The shards that may have more to read for an AvailableNow query, each with the reason.
 
-        These are shards that this worker holds, and other shards without a living owner.
+        The result contains shards that this worker holds, and other shards without a living owner.
         """
         with self._changed:
             statuses = {
@@ -320,7 +321,7 @@ class LeaseLoop:
         return prefetching_reader(prefetcher).step
 
     def _prefetchers_with_rows(self) -> Iterator[ShardPrefetcher]:
-        # Check `buffered` first: it is cheaper than `range_start`, and most shards have no rows.
+        # Check `buffered` first, because it is cheaper than `range_start`, and most shards have no rows.
         return (
             prefetcher
             for prefetcher in self._prefetchers.values()
@@ -369,15 +370,15 @@ class Watchdog:
                 no longer runs.
         """
         if os.getppid() != self._parent:
-            raise ProcessLookupError("Spark's own process is gone: nobody waits for these shards any more")
+            raise ProcessLookupError("Spark's own process is gone, so no query waits for these shards any more")
         state, now = (frozenset(awaited), answered_reads), self._clock()
         # A changed set of shards, or one more response, counts as progress.
         if state != self._last_state:
             self._last_state, self._since = state, now
         elif now - self._since > self._seconds:
             raise TimeoutError(
-                f"{self._activity}: nothing was read for {self._seconds:g} s of {with_reasons(awaited)}; what was read "
-                "before is in the sink: see why they cannot be read, and start the query again"
+                f"{self._activity}: nothing was read for {self._seconds:g} s of {with_reasons(awaited)}; earlier rows "
+                "are in the sink. Find out why these shards cannot be read, and start the query again"
             )
 
 

@@ -93,7 +93,7 @@ class LeasedSource(DataSource):
                 raise ValueError("option lease.store: is missing; give the URL of the lease table, as dynamodb://TABLE")
             cut = bounds.query_slice()
             if cut is not None and spec.start_positions:
-                raise ValueError("option startingPosition: shards of a query that ends by itself begin at one time")
+                raise ValueError("option startingPosition: with an ending position, all shards must begin at one time")
         return LeasedReader(spec, lease) if cut is None else SlicedQuery(spec, lease, cut)
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -103,11 +103,11 @@ class LeasedSource(DataSource):
             _check_schema(schema, spec)
             if location is None:
                 raise ValueError(
-                    f"format {self.FORMAT}: there are no batches of it; readStream with trigger(availableNow=True) "
-                    "reads what is there now, and ends"
+                    f"format {self.FORMAT}: it does not support batches; to read what exists now, use readStream with "
+                    "trigger(availableNow=True)"
                 )
             if spec.start_positions:
-                raise ValueError("option startingPosition: the shards of a batch begin at one time")
+                raise ValueError("option startingPosition: all shards of a batch must begin at one time")
         return SlicedReader(location, bounds, lease.cores)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
@@ -122,7 +122,7 @@ class LeasedSource(DataSource):
 
     def _parse_sink(self, schema: StructType, *, replaces: bool) -> tuple[SinkTarget, WriteIdentity]:
         if replaces:
-            raise ValueError('mode: what is in a stream stays; use mode("append"), or outputMode("append")')
+            raise ValueError('mode: a stream cannot be overwritten; use mode("append"), or outputMode("append")')
         # Drop the options that `register` takes from the session, because a sink does not use them.
         options = OptionReader(
             {name: value for name, value in self._all_options.items() if not name.lower().startswith("lease.")}
@@ -148,15 +148,15 @@ class LeasedSource(DataSource):
 
     def sink_target(self, opts: OptionReader) -> SinkTarget:  # noqa: ARG002  for those that can be written to
         """Return the stream to write to. Raises ValueError, naming the option."""
-        raise ValueError(f"format {self.FORMAT}: nothing can be written to it")
+        raise ValueError(f"format {self.FORMAT}: it does not support writing")
 
 
 ASYNC_UNSUPPORTED = (
-    "not with this sink: after a crash Spark would make other batches under the numbers of those that it has written"
+    "this sink does not support it: after a crash Spark would give the numbers of written batches to different ones"
 )
 ONCE_UNSUPPORTED = (
-    "trigger(once=True): Spark never says that its only batch is in the sink, so no lease could move; "
-    "trigger(availableNow=True) reads what is there now, commits it, and ends"
+    "trigger(once=True): Spark never commits its only batch, so no checkpoint could be written; use "
+    "trigger(availableNow=True), which reads what exists now, commits it, and ends"
 )
 
 
@@ -177,7 +177,8 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last_planned: dict[str, Any] | None = None  # the end of the last batch that Spark planned
 
     def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
-        # Executors call only `read`, which needs only its partition. Send them no options: these may contain a secret.
+        # Executors call only `read`, which needs only its partition. Send them no options, because these may contain a
+        # secret.
         return recreator(type(self), {}), ()
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  Spark's name
@@ -283,7 +284,9 @@ class SlicedQuery(LeasedReader):
         self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
     ) -> dict[str, Any]:
         if not HAS_AVAILABLE_NOW:
-            raise ValueError("option endingPosition: this Spark does not tell a query when to end; 4.2 is the first")
+            raise ValueError(
+                "option endingPosition: this version of Spark does not announce triggers; use 4.2 or later"
+            )
         if not self._only_now:
             raise ValueError(
                 "option endingPosition: the query would not end with this trigger; use trigger(availableNow=True)"
@@ -299,5 +302,5 @@ def _check_schema(schema: StructType, spec: SourceSpec) -> None:
     if names_and_types(schema) != names_and_types(expected):
         raise ValueError(
             f"schema: the columns are {', '.join(column.name for column in expected)}, and cannot be chosen: leave out "
-            ".schema(...), and take a record apart by from_json or the like"
+            ".schema(...), and parse records with from_json or similar functions"
         )

@@ -42,7 +42,7 @@ class Range:
     @property
     def empty(self) -> bool:
         """Whether the range contains no records."""
-        # Compare identity first: an offset may have thousands of quiet shards, and comparing positions is slow.
+        # Compare identity first, because an offset may have thousands of quiet shards, and comparing positions is slow.
         return self.begins is self.ends or self.begins == self.ends
 
     @cached_property
@@ -92,15 +92,15 @@ class Offset:
         """Return the offset with the name of its stream. Raises ValueError if it was written for another stream."""
         if self.stream and stream and self.stream != stream:
             raise ValueError(
-                f"offset: the checkpointLocation is of {self.stream}, and the query reads {stream}; give it its own"
+                f"offset: the checkpointLocation is of {self.stream}, but the query reads {stream}; give it another one"
             )
         return evolve(self, stream=stream or self.stream)
 
     def continued_on(self, stream: str) -> "Offset":
         """Return the offset from which a query of this stream continues.
 
-        An offset without a stream name may belong to another stream, so shards that have ended are left out. Otherwise
-        shards of our stream with the same names would count as ended without having been read.
+        An offset without a stream name may belong to another stream, so the ends of shards in it are ignored. Otherwise
+        shards of this stream with the same names would count as ended, although they were never read.
         """
         named = self.for_stream(stream)
         open_ranges = tuple(pair for pair in self.ranges if not pair[1].ends.ended)
@@ -159,7 +159,7 @@ def advance(
                 raise ValueError(f"ends: {key} would go back from {begins.sequence} to {end.sequence}")
             ranges[key] = Range(begins, end, holding.epoch)
         elif previous is not None and previous.begins is begins is previous.ends and previous.epoch == holding.epoch:
-            # Nothing has changed, so reuse the object and its cached strings: there may be thousands of quiet shards.
+            # Nothing has changed, so reuse the object and its cached strings. There may be thousands of quiet shards.
             ranges[key] = previous
         else:
             ranges[key] = Range(begins, begins, holding.epoch)
@@ -229,7 +229,7 @@ def encode(offset: Offset) -> dict[str, Any]:
 
 def decode(stored: object) -> Offset:
     """Return the offset from its JSON value. Raises ValueError if another source or a later version wrote it."""
-    # Check the version first: in a later version these fields may have another meaning.
+    # Check the version first, because in a later version these fields may have another meaning.
     version = stored.get("v") if isinstance(stored, Mapping) else None
     if not isinstance(stored, Mapping) or version not in (
         READABLE_VERSION,
@@ -237,7 +237,7 @@ def decode(stored: object) -> Offset:
     ):  # not a set: the value may be unhashable
         raise ValueError(
             f"offset: version {version!r} was not written by this source; "
-            "give the query a checkpointLocation of its own, and the lease table says where to go on"
+            "give the query a checkpointLocation of its own, and it continues at the checkpoints of the lease table"
         )
     try:
         if version == PACKED_VERSION:
@@ -318,7 +318,7 @@ def unpack(stored: Sequence[str | int]) -> Iterator[PackedRange]:
         raise ValueError(str(fault)) from fault
     # Wrong column widths would give positions that were never written, but look valid.
     if len(widths) != COLUMNS or not 0 < count <= len(text) == count * sum(widths):
-        raise ValueError("its packed ranges are not as long as they say")
+        raise ValueError("the length of its packed ranges does not match their widths")
     columns, start = [], 0
     for width in widths:
         column = text[start : start + count * width]

@@ -122,10 +122,10 @@ class LeaseOptions:
         flush: Whether to plan an empty batch when no rows arrive, so that Spark commits the batch before it.
         fetch: Where tasks fetch rows, or None to embed rows in tasks.
         spool_folder: Where to keep rows on disk until tasks fetch them; "" for the system's default.
-        buffer_rows: The most rows to read ahead.
-        buffer_bytes: The most bytes to read ahead.
-        trigger_rows: The most rows in one batch.
-        trigger_bytes: The most bytes in one batch.
+        buffer_rows: The maximum number of rows to read ahead.
+        buffer_bytes: The maximum number of bytes to read ahead.
+        trigger_rows: The maximum number of rows in one batch.
+        trigger_bytes: The maximum number of bytes in one batch.
         cores: The cores of the whole session.
         shards_per_task: The number of shards per task; 0 for the number of shards divided by the cores, rounded up.
         if_recreated: Where to restart the leases if the stream was recreated under its name; None to end the query.
@@ -170,18 +170,19 @@ def parse_lease_options(
         store: The URL to use if `lease.store` is left out; "" if there is no such default.
         position: `initial_position` and `timestamp_ms`, as in a configuration.
         seconds: The default duration of a lease.
-        rows: This source's name of the option for the most rows in a batch.
+        rows: This source's name of the option for the maximum number of rows in a batch.
     """
     # `register` sets this option for the session, except for a client of Spark Connect, where the default is used.
     cores = opts.number("lease.cores", os.cpu_count()) or 1
     url = opts.text("lease.store", store)
     if url.startswith("memory:"):
         raise ValueError(
-            "option lease.store: memory:// exists within one process, and each query has its own; use sqlite:// here"
+            "option lease.store: memory:// exists within one process, but each query has a process of its own; use "
+            "sqlite:// here"
         )
     if opts.text("lease.to"):
         raise ValueError(
-            "option lease.to: queries of Spark take no part in `leasehold swap`; stop them, move their leases by "
+            "option lease.to: queries of Spark take no part in `leasehold swap`; stop them, copy their leases with "
             "`leasehold copy-leases FROM TO`, and start them again with the new lease.store"
         )
     buffer_bytes = opts.number("lease.bufferBytes", 256 * MIB, minimum=MIB) or 0
@@ -238,14 +239,16 @@ def _config(opts: OptionReader, position: Mapping[str, Any], seconds: float, cor
         raise ValueError(f"option lease.rules: {printable(text_of(error))}") from None
 
 
-def parse_start(name: str, text: str, first: Collection[str], last: Collection[str], timestamp: str) -> dict[str, Any]:
+def parse_start(
+    name: str, text: str, oldest_words: Collection[str], newest_words: Collection[str], timestamp: str
+) -> dict[str, Any]:
     """Parse a position written as in other connectors. Raises ValueError, naming the option.
 
     Args:
         name: The option.
         text: Its value.
-        first: The words for the oldest record.
-        last: The words for the present end.
+        oldest_words: The words for the oldest record.
+        newest_words: The words for the present end.
         timestamp: If the value is a time, its milliseconds since 1970, otherwise "".
     """
     if timestamp:
@@ -253,8 +256,8 @@ def parse_start(name: str, text: str, first: Collection[str], last: Collection[s
         if milliseconds is None:
             raise ValueError(f"option {name}: the time must be whole milliseconds since 1970, not {timestamp!r}")
         return {"initial_position": "AT_TIMESTAMP", "timestamp_ms": checked_time(milliseconds, f"option {name}")}
-    if text.upper() in first:
+    if text.upper() in oldest_words:
         return {"initial_position": "TRIM_HORIZON"}
-    if text.upper() in last:
+    if text.upper() in newest_words:
         return {"initial_position": "LATEST"}
-    raise ValueError(f"option {name}: {text!r} is none of {', '.join([*first, *last])}, or a time")
+    raise ValueError(f"option {name}: {text!r} is none of {', '.join([*oldest_words, *newest_words])}, or a time")

@@ -54,7 +54,7 @@ SETTINGS: dict[str, bool | float | int | str | None] = {
     "spark.sql.shuffle.partitions": 2,
     "spark.log.level": "ERROR",
 }
-"""Settings of a session on this machine alone. It has no web page and uses only the loopback network."""
+"""Settings of a session on this machine alone, without a web page and with only the loopback network."""
 
 
 def session(name: str) -> SparkSession:

@@ -49,9 +49,9 @@ class ReadAheadPace:
 
     Attributes:
         columns: The columns that records become.
-        rows: The most rows to buffer, over all shards.
-        bytes: The most bytes to buffer, over all shards.
-        interval_seconds: The least time between the starts of two reads of a shard.
+        rows: The maximum number of rows to buffer, over all shards.
+        bytes: The maximum number of bytes to buffer, over all shards.
+        interval_seconds: The minimum time between the starts of two reads of a shard.
     """
 
     columns: Columns
@@ -199,7 +199,7 @@ class ShardPrefetcher(ConsumerPort):
         return Ready(
             free=False,  # Spark takes rows itself (`take`)
             room=not (is_releasing or self._is_blocked(now)),
-            # Do not wait for rows that an earlier run planned and did not commit: this run may never plan them.
+            # Do not wait for rows that an earlier run planned and did not commit, because this run may never plan them.
             working=self._rows_taken and cursor.has_unacknowledged and not self._shared.ending,
             look_seconds=COMMIT_SECONDS if is_releasing else ROOM_SECONDS,
         )
@@ -229,9 +229,9 @@ class ShardPrefetcher(ConsumerPort):
         lease = self.holding.lease
         query_position = self._shared.resume(self.holding, lease.checkpoint)
         if query_position == lease.checkpoint:
-            pinned = stored()
+            lease_start = stored()
             # Prefer the token of the query's own position, which exists even if the leases of the parents are gone.
-            return None if pinned is None else evolve(pinned, token=query_position.token or pinned.token)
+            return None if lease_start is None else evolve(lease_start, token=query_position.token or lease_start.token)
         # Do not use the checkpoint of a recreated row: LATEST would skip the records since the last batch.
         log.info(
             "shard %s: its lease has checkpoint %s, but this query continues after %s",
@@ -258,7 +258,7 @@ class ShardPrefetcher(ConsumerPort):
     def admit(self, now: float) -> float | None:
         """Return None to read now, or the time of the next check if an AvailableNow query has caught up."""
         if self._shared.only_now and self._tip.target is None:
-            # Request the tip once the shard is opened: records that arrive from now on are for the next run.
+            # Request the tip once the shard is opened. Records that arrive from now on are for the next run.
             self._tip.set_target(self._worker.source.latest(self.holding.lease), now)
             self._update_tip(now, behind=None)
         if self._tip.reached:

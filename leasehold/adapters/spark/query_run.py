@@ -73,7 +73,8 @@ class QueryRun:
         trigger_bytes = options.trigger_bytes
         self._trigger_bytes = min(trigger_bytes, EMBEDDED_BYTES) if options.fetch is None else trigger_bytes
         self._source = source_spec.open()
-        # Open the table by its own URL, not for a swap of tables: a swap raises the epochs that replays compare.
+        # Open the table by its own URL, not for a swap of tables, because a swap raises the epochs that replays
+        # compare.
         self._store = open_lease_table(open_store, options.store, self._source, create=options.create)
         self._replay_source = self._source if source_spec.open_for_replay is None else source_spec.open_for_replay()
         self._replay_context = ReplayContext(
@@ -123,15 +124,16 @@ class QueryRun:
             if self._default_incarnation is None and offset.keys:
                 annotations = [lease.annotation(INCARNATION) for lease in self._store.get(offset.keys)]
                 self._default_incarnation = next(
-                    (note for note in annotations if note and created_later(current, note)), ""
+                    (incarnation for incarnation in annotations if incarnation and created_later(current, incarnation)),
+                    "",
                 )
             former = self._default_incarnation or current
         if current in {"", former}:
-            # Return the same object if possible: a new one sorts its ranges, and there may be thousands.
+            # Return the same object if possible, because a new one sorts its ranges, and there may be thousands.
             return offset if offset.incarnation == former else evolve(offset, incarnation=former)
         if not created_later(current, former):
             raise SourceError(
-                f"offset: the checkpointLocation is of {former}, and the query reads {current}; give it its own"
+                f"offset: the checkpointLocation is of {former}, but the query reads {current}; give it another one"
             )
         if (restart_position := self._options.if_recreated) is None:
             raise SourceError(
@@ -209,7 +211,8 @@ class QueryRun:
         """Return the tasks of the batch that ends at `end`."""
         if end.number not in self._partitions:
             plan = self._plans.get(end.number)
-            # Compare the offsets, not their numbers: another run may have planned a different batch under this number.
+            # Compare the offsets, not their numbers, because another run may have planned a different batch under this
+            # number.
             plan = plan if plan is not None and plan.end == end else None
             rows = self._replay(end) if plan is None else plan.rows
             # A repeated batch keeps its number of tasks, because a sink may identify a row by its index in a task.
@@ -233,8 +236,8 @@ class QueryRun:
     def report(self) -> dict[str, Any]:
         """Return the lag of reading: the largest lag, and the lags of the shards furthest behind."""
         behind = {key: round(seconds * 1000) for key, seconds in self._loop.behind.items()}
-        worst = sorted(((key, lag) for key, lag in behind.items() if lag), key=lambda pair: (-pair[1], pair[0]))
-        reported_lags = dict(sorted(worst[:REPORTED_SHARDS]))
+        largest_lags = sorted(((key, lag) for key, lag in behind.items() if lag), key=lambda pair: (-pair[1], pair[0]))
+        reported_lags = dict(sorted(largest_lags[:REPORTED_SHARDS]))
         worst_lag, undecided = max(behind.values(), default=0), self._loop.undecided
         return {
             "shards": len(behind),
@@ -293,7 +296,9 @@ class QueryRun:
                 if not self._is_catching_up():
                     return None
                 continue
-            self._watchdog.check({"(others)": "they read on"}, time.monotonic_ns())  # never counts as stuck
+            self._watchdog.check(
+                {"(others)": "other workers still read the slice"}, time.monotonic_ns()
+            )  # never counts as stuck
 
     def _is_catching_up(self) -> bool:
         """Return whether this may be an AvailableNow run that has not yet read all records that existed at its start.
@@ -317,10 +322,10 @@ class QueryRun:
 
     def _uncheckpointed(self, start: Offset, held: Mapping[str, RangeStart]) -> list[tuple[str, Range]]:
         """Return empty ranges at the uncheckpointed ends of the previous batch, for shards absent from this one."""
-        absent = [(key, part) for key, part in start.ranges if key not in held or held[key].begins.ended]
+        absent_parts = [(key, part) for key, part in start.ranges if key not in held or held[key].begins.ended]
         positions = [
             (key, self._planned_ends.get(key) or self._completed_end(key, start, part), part.epoch)
-            for key, part in absent
+            for key, part in absent_parts
         ]
         return [
             (key, Range(end, end, epoch)) for key, end, epoch in positions if not self._loop.is_checkpointed(key, end)

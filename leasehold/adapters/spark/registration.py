@@ -35,7 +35,7 @@ def register(spark: "SparkSession") -> None:
     cores = {} if is_remote() else {"lease.cores": str(spark.sparkContext.defaultParallelism)}
     session_options = cores | driver_address(spark)
     for format_class in (KinesisLeased, DynamoLeased, EventHubsLeased):
-        # Create a subclass: unlike an imported class, it is pickled by value, with its attributes.
+        # Create a subclass, because unlike an imported class it is pickled by value, with its attributes.
         for_session: type[LeasedSource] = type(f"{format_class.__name__}Here", (format_class,), {})
         for_session.session_options = session_options
         spark.dataSource.register(for_session)

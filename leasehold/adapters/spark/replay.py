@@ -85,17 +85,17 @@ def replay_batch(offset: Offset, context: ReplayContext, watchdog: Watchdog) -> 
 
     Raises the errors of `watchdog`, SourceError if trying again cannot help, and StoreError.
     """
-    ranges = {key: each for key, each in offset.ranges if not each.empty}
+    ranges = {key: part for key, part in offset.ranges if not part.empty}
     leases, cancelled = _leases(ranges, context), Event()
     # Leave out ranges that an earlier run has given up (rule 2).
-    parts = {key: each for key, each in ranges.items() if not _is_given_up(leases[key], each)}
-    replays = {key: RangeReplay(leases[key], each, context, cancelled) for key, each in parts.items()}
+    parts = {key: part for key, part in ranges.items() if not _is_given_up(leases[key], part)}
+    replays = {key: RangeReplay(leases[key], part, context, cancelled) for key, part in parts.items()}
     with ThreadPoolExecutor(THREADS, thread_name_prefix="leasehold-replay") as pool:
         try:
-            futures = {key: pool.submit(each.rows) for key, each in replays.items()}
+            futures = {key: pool.submit(replay.rows) for key, replay in replays.items()}
             polls = 0
-            while awaited := {key: replays[key].problem for key, each in futures.items() if not each.done()}:
-                watchdog.check(awaited, sum(each.answered_reads for each in replays.values()))
+            while awaited := {key: replays[key].problem for key, future in futures.items() if not future.done()}:
+                watchdog.check(awaited, sum(replay.answered_reads for replay in replays.values()))
                 # Log the wait now and then, so that a query that waits for a stream does not seem to hang.
                 polls += 1
                 if not polls % LOG_EVERY:
@@ -106,7 +106,7 @@ def replay_batch(offset: Offset, context: ReplayContext, watchdog: Watchdog) -> 
                     future.result()
         finally:
             cancelled.set()  # if one range fails, end the others, because the query fails
-    rows_by_key = {key: each.result() for key, each in futures.items()}
+    rows_by_key = {key: future.result() for key, future in futures.items()}
     return {key: rows for key, rows in rows_by_key.items() if rows is not None}
 
 
@@ -118,8 +118,8 @@ def delivered_keys(offset: Offset, context: ReplayContext) -> frozenset[str]:
     ranges = dict(offset.ranges)
     leases = {lease.key: lease for lease in context.store.get(ranges)}
     # If a row is missing, assume that its lease had no other owner. The row will be recreated from this offset.
-    leases_by_key = {key: leases.get(key, Lease(key, epoch=each.epoch)) for key, each in ranges.items()}
-    return frozenset(key for key, each in ranges.items() if context.was_delivered(leases_by_key[key], each))
+    leases_by_key = {key: leases.get(key, Lease(key, epoch=part.epoch)) for key, part in ranges.items()}
+    return frozenset(key for key, part in ranges.items() if context.was_delivered(leases_by_key[key], part))
 
 
 def _is_given_up(lease: Lease, part: Range) -> bool:
@@ -149,7 +149,7 @@ class RangeReplay:
     """
 
     def __init__(self, lease: Lease, part: Range, context: ReplayContext, cancelled: Event) -> None:
-        self.problem, self.answered_reads = "it does not answer", 0
+        self.problem, self.answered_reads = "the source has not responded", 0
         self._lease, self._part, self._context, self._cancelled = lease, part, context, cancelled
         self._cursor = Cursor(part.begins, until=part.ends)
         # Open the reader with the epoch of the range, so that it does not disconnect a reader with a later epoch.
@@ -206,9 +206,9 @@ class RangeReplay:
         elif response.behind_seconds is not None:
             self.answered_reads += 1
             self._tip_silence = 0.0 if response.behind_seconds else self._tip_silence + pause
-            # Count only empty responses at the tip: a response behind the tip shows that more records will follow.
+            # Count only empty responses at the tip. A response behind the tip shows that more records will follow.
             if self._tip_silence > SILENT_SECONDS:
-                raise Trimmed(f"nothing comes up to {self._part.ends.sequence}, and the source says that this is all")
+                raise Trimmed(f"no record comes up to {self._part.ends.sequence}, and the shard is read to its tip")
         return pause
 
     def _check_silent_link(self, silence: float) -> None:
@@ -233,7 +233,7 @@ class RangeReplay:
             self.problem = str(fault)
             self._link_silence = self._checked_at = 0.0  # while the source is unavailable, silence does not count
         else:
-            raise Trimmed(f"nothing comes up to {self._part.ends.sequence}, although the source answers")
+            raise Trimmed(f"no record comes up to {self._part.ends.sequence}, although the source responds")
 
     def _record_unread(self) -> None:
         """Write to the lease that the sink lacks this range, so that the next run does not count it as delivered."""
@@ -249,5 +249,5 @@ class RangeReplay:
             else:
                 return
         raise OutcomeUnknown(
-            f"lease {self._lease.key}: that a range could not be repeated was refused {ATTEMPTS} times"
+            f"lease {self._lease.key}: the note that a range could not be repeated was rejected {ATTEMPTS} times"
         )

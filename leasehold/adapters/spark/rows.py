@@ -34,8 +34,8 @@ class SourceSpec:
     Attributes:
         open: Opens the source.
         columns: The columns that its records become.
-        interval_seconds: The least time between two reads of a shard.
-        shard_rows: The most rows of one shard in one batch.
+        interval_seconds: The minimum time between two reads of a shard.
+        shard_rows: The maximum number of rows of one shard in one batch.
         rereadable: Whether any number of readers may read a shard at a time, so that no reader disconnects another.
         stream: The name of the stream in offsets. A checkpointLocation of another stream is rejected.
         sliced: Whether shards end at the end of a slice. Then the query ends once workers have read all of them.
@@ -82,14 +82,14 @@ class ArrowBatch(Batch):
     @property
     def first_arrived(self) -> float | None:
         """When the first row arrived."""
-        return super().first_arrived if self.rows is None else self._arrived_in(slice(0, 1))
+        return super().first_arrived if self.rows is None else self._arrival_time_of(slice(0, 1))
 
     @property
     def last_arrived(self) -> float | None:
         """When the last row arrived."""
-        return super().last_arrived if self.rows is None else self._arrived_in(slice(-1, None))
+        return super().last_arrived if self.rows is None else self._arrival_time_of(slice(-1, None))
 
-    def _arrived_in(self, part: slice) -> float | None:
+    def _arrival_time_of(self, part: slice) -> float | None:
         return next(iter(_seconds(self.rows[self.arrived][part])), None) if self.rows and self.arrived else None
 
     def between(self, since: float, until: float) -> Batch:

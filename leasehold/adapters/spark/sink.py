@@ -95,7 +95,7 @@ class SinkColumns:
         for name in sorted(self.required):
             # Check this before any row of the section is sent, because rows that were sent cannot be removed.
             if columns[name].null_count:
-                raise ValueError(f"column {name}: a row has null there; leave such rows out")
+                raise ValueError(f"column {name}: a row has null there; filter out such rows")
         return pa.table(columns)
 
 
@@ -168,7 +168,7 @@ class WriteIdentity:
         query, batch = opts.text("writer.name"), opts.number("writer.batch", None, minimum=0)
         # With only one, two runs could have the same tags, and the rows of the second would count as duplicates.
         if bool(query) != (batch is not None):
-            raise ValueError("option writer.name: give it with writer.batch, or neither: both name what is written")
+            raise ValueError("option writer.name: give it together with writer.batch, or give neither of them")
         location = opts.text("checkpointLocation").rstrip("/")
         return cls(query or uuid4().hex, batch or 0, uuid4().int % RUNS, bool(query), location)
 
@@ -202,13 +202,13 @@ def sections(columns: SinkColumns, batches: Iterable[pa.RecordBatch]) -> Iterato
             gathered.append(rows.slice(0, count))
             size, rows = int(ends[count - 1]), rows.slice(count)
             if size >= SECTION_BYTES:
-                yield _ordered(columns, gathered)
+                yield _ordered_section(columns, gathered)
                 gathered, size = [], 0
     if gathered:
-        yield _ordered(columns, gathered)
+        yield _ordered_section(columns, gathered)
 
 
-def _ordered(columns: SinkColumns, parts: list[pa.Table]) -> pa.Table:
+def _ordered_section(columns: SinkColumns, parts: list[pa.Table]) -> pa.Table:
     rows = pa.concat_tables(parts)
     # Order by the row's index last, so that rows with equal keys keep their order.
     numbered = rows.append_column("", pa.array(np.arange(rows.num_rows)))

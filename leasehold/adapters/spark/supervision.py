@@ -24,11 +24,11 @@ MAX_TEXT = 100_000
 """How many characters of an error message to search. After a failed task the actual error is at the end of a message
 that begins with all tracebacks."""
 
-PLANNER = "the process of its source ended, killed perhaps for its memory (see the system's log for the OOM killer)"
+PLANNER = "the process of its source ended, perhaps for lack of memory (see the system's log for the OOM killer)"
 CAUSES = {
-    "failed to connect back": "a Python process of Spark's did not start within ten seconds: the machine is too busy",
-    "Python worker exited unexpectedly": "a Python process of a task or of the sink was killed, perhaps for its memory",
-    "reading the port number from": "a Python process of Spark's was killed as it started, perhaps for its memory",
+    "failed to connect back": "a Python process of Spark did not start within ten seconds: the machine is too busy",
+    "Python worker exited unexpectedly": "a Python process of a task or sink was killed, perhaps for lack of memory",
+    "reading the port number from": "a Python process of Spark was killed as it started, perhaps for lack of memory",
     "the process that had them is gone": PLANNER,
     "EOFException": PLANNER,
     "EOFError": PLANNER,
@@ -41,7 +41,7 @@ CAUSES = {
     "SourceUnavailable": "the stream could not be reached",
     "OutcomeUnknown": "the lease table could not be reached",
     "MadeAnew": "its stream was deleted and made anew",
-    "nothing was read for": "nothing of a shard could be read for minutes; the fault of the query says which, and why",
+    "nothing was read for": "a shard could not be read for minutes; the query's error names it, with the reason",
 }
 """Patterns of error messages, each with its cause. A query that ends with any other error is not started again."""
 
@@ -120,7 +120,7 @@ def supervise(
                     backoff.reset()
                 # Detect a hanging task here, because Spark would wait forever for its Python process.
                 if stall.is_stuck(query):
-                    cause = f"nothing moved in it for {stall_seconds:g} s"
+                    cause = f"it made no progress for {stall_seconds:g} s"
                     break
             else:
                 return

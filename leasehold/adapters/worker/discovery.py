@@ -185,7 +185,10 @@ class Discovery:
 
     @property
     def refusing(self) -> bool:
-        """Whether no lease of the stream can be trusted, so that none is taken, created, deleted or kept (L14)."""
+        """Whether the leases of this stream are unusable (L14).
+
+        If they are, this worker takes, creates, deletes and keeps none of them.
+        """
         # A contradiction about one shard concerns only that shard. One about the stream makes every position doubtful.
         return any(contradiction.of_stream for contradiction in self.contradictions)
 

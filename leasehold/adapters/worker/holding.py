@@ -208,6 +208,7 @@ class Holding:
         children: tuple[str, ...] = (),
         keep_owner: bool = False,
         unless_releasing: bool = False,
+        noted: bool = False,
     ) -> bool:
         """Move the checkpoint forward.
 
@@ -220,6 +221,7 @@ class Holding:
             keep_owner: Whether SHARD_END keeps the owner.
             unless_releasing: Write nothing if the owner should `release` the lease, because that stores the position,
                 too.
+            noted: Whether the progress was noted when the records were processed.
 
         Returns:
             False if the lease is lost and the checkpoint was therefore not written.
@@ -235,8 +237,10 @@ class Holding:
         def make_write(lease: Lease) -> writes.Write | None:
             if position.order <= lease.checkpoint.order or (unless_releasing and self.releasing):
                 return None
-            # Progress is noted even if the write fails, because the handler has finished with these records.
-            self.progress.progressed(self._clock())
+            # Progress is noted even if the write fails, because the handler has finished with these records. A lease
+            # reader has noted it already, and may store the position much later, after a read that got no response.
+            if not (unless_releasing or noted):
+                self.progress.progressed(self._clock())
             weighed = self._with_weight(lease)
             patient = unless_releasing  # true for checkpoints of the lease reader itself, for which no handler waits
             return writes.CheckpointLease(weighed, position, children=children, keep_owner=keep_owner, patient=patient)
@@ -259,7 +263,7 @@ class Holding:
         """
         self._confirm()
         if self._next_owner is None and position is not None:
-            self.checkpoint(position)  # `GiveLease` stores the position in the same write
+            self.checkpoint(position, noted=True)  # `GiveLease` stores the position in the same write
         with self._lock:
             # Check again under the lock, because the next owner may have withdrawn while the checkpoint was written.
             if not self.lost.is_set() and self.releasing:

@@ -172,8 +172,9 @@ class Holdings:
             claimed: Whether it was a claim, which is repeated.
         """
         if isinstance(fault, NotWritten) or not isinstance(fault, OutcomeUnknown):
-            # The store has responded, so the write cannot be applied later, and there is no reason to rest. If a write
-            # in several steps was rejected halfway, the next look shows the lease as ours, and it is adopted.
+            # The store has responded, so the write cannot be applied later and this worker need not wait. If the write
+            # had several steps and was rejected halfway, the next read of the table shows this worker as the owner, and
+            # the worker adopts the lease.
             self.not_written = True
             return
         if claimed:
@@ -206,9 +207,9 @@ class Holdings:
 
     def doubtful(self, leases: Iterable[Lease], missing: Iterable[str] = ()) -> tuple[Holding, ...]:
         """Return the holdings whose rows were just read with another owner, or are missing (C9)."""
-        foreign_keys = [lease.key for lease in leases if lease.owner != self._identity.worker]
+        keys_of_others = [lease.key for lease in leases if lease.owner != self._identity.worker]
         with self._lock:
-            return tuple(self._held[key] for key in (*foreign_keys, *missing) if key in self._held)
+            return tuple(self._held[key] for key in (*keys_of_others, *missing) if key in self._held)
 
     def _has_successor(self, lease: Lease) -> bool:
         """Return whether another process with our id has re-adopted the lease."""

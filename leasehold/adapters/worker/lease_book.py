@@ -160,7 +160,8 @@ class LeaseBook:
                 self._cooldown.put(key, now + config.cycle_seconds + config.lease_seconds)
         for leaving in self._silence.judge(leases, self.holdings.all, now):
             leaving.holding.progress.put_aside(leaving.seconds, now)
-            # Other workers may take the lease first. D5 and `_stuck` determine for how long this worker does not.
+            # Other workers get a chance to take the lease first. D5 and `_stuck` determine when this worker may take it
+            # again.
             self._cooldown.put(leaving.holding.key, now + config.lease_seconds)
             leaving.holding.ask_release(leaving.to)
             self._events.release(leaving.holding)

@@ -346,7 +346,7 @@ class Shares:
         return self._loads[worker] * len(self.counts) >= (1 - BAND) * self._total_load
 
     def lacks_too_many(self, worker: str) -> bool:
-        """Return whether this worker's count is low enough for it to take leases from living workers (M6, M14)."""
+        """Return whether this worker holds so few leases that it should take some from living workers (M6, M14)."""
         takes_part = self.census.counts.get(worker, 0) > 0 or worker in self.census.led
         return takes_part and self.lacking[worker] > self.tolerance and not self.loaded(worker)
 

@@ -673,7 +673,7 @@ def _extra_annotations(joined_lease: JoinedLease, annotations: Annotations) -> S
 
 @runtime_checkable
 class KeepsCells(Protocol):
-    """A store of the usual layout whose table may be in layout `sessions` instead."""
+    """A store opened without `layout=sessions`, although its table may be in that layout."""
 
     def cells(self) -> VersionedRows:
         """Return the rows of layout `sessions` in the same table."""

@@ -45,32 +45,32 @@ def shown(view: LiveView, reading: WatchedTable = READING, width: int = 100, hei
 
 
 def test_a_screen_shows_the_chosen_row_and_the_moves() -> None:
-    for chosen in ("s-00", "s-20", "s-39"):
-        lines = shown(LiveView(chosen=chosen))
+    for selected in ("s-00", "s-20", "s-39"):
+        lines = shown(LiveView(selected=selected))
         assert len(lines) <= 20
-        assert sum(chosen in line for line in lines) == 1
+        assert sum(selected in line for line in lines) == 1
         assert [line.strip() for line in lines[-2:]] == [format_move(move) for move in READING.moves]
         assert "40 rows by lease, rising; ? shows the keys, q leaves" in lines[-4]
 
 
 @pytest.mark.parametrize("height", [1, 5, 9])
 def test_a_small_screen_shows_at_least_the_chosen_row(height: int) -> None:
-    lines = shown(LiveView(chosen="s-33"), height=height)
+    lines = shown(LiveView(selected="s-33"), height=height)
     assert sum("s-33" in line for line in lines) == 1
     assert not any("s-30" in line for line in lines)
 
 
 def test_an_opened_lease_shows_all_its_fields() -> None:
-    text = "\n".join(shown(LiveView(page="lease", chosen="s-07")))
+    text = "\n".join(shown(LiveView(page="lease", selected="s-07")))
     for part in (f"{FAR.sequence}/2", "w-1", "lag seconds", "12.5", "vm-7", "note host", "[b]vm", "s-07: w-0 -> w-1"):
         assert part in text
     assert "-> x" not in text
-    missing = "\n".join(shown(LiveView(page="lease", chosen="s-99")))
+    missing = "\n".join(shown(LiveView(page="lease", selected="s-99")))
     assert "there is no lease s-99 any more" in missing
 
 
 def test_read_errors_and_an_empty_table_are_shown() -> None:
-    text = "\n".join(shown(LiveView(words="none"), evolve(READING, trouble="the line is down")))
+    text = "\n".join(shown(LiveView(filter_text="none"), evolve(READING, trouble="the line is down")))
     assert "the line is down; trying again" in text
     assert "0 rows by lease, rising; / none;" in text
 
@@ -107,7 +107,7 @@ class Person:
         os.write(self._terminal, keys.encode())
 
 
-# The terminal must be the session's own, or Ctrl-C would be an ordinary character.
+# The terminal must be the session's own, or Ctrl-C would be a character.
 LAUNCH = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.executable, sys.argv[1:])"
 
 

@@ -6,7 +6,7 @@ import pytest
 from attrs import evolve
 
 from leasehold.adapters.cli.common.columns import Cells, Column
-from leasehold.adapters.cli.live import HELP, LiveView, arrange_rows, chosen_row, view_after
+from leasehold.adapters.cli.live import HELP, LiveView, arrange_rows, selected_row, view_after
 
 CELLS = Cells(
     (Column("lease"), Column("owner"), Column("lag s", right=True)),
@@ -45,46 +45,46 @@ def test_a_style_stays_with_its_row() -> None:
 def test_a_filter_applies_while_it_is_typed_in_any_case() -> None:
     """While a filter is typed, q is a character and does not quit."""
     typing = pressed("/", "q", "backspace", "a", "n", "left", "n")
-    assert (typing.words, typing.typing, rows(typing)) == ("ann", True, ["s-0", "s-3"])
+    assert (typing.filter_text, typing.typing, rows(typing)) == ("ann", True, ["s-0", "s-3"])
     applied = pressed("enter", view=typing)
-    assert (applied.words, applied.typing) == ("ann", False)
+    assert (applied.filter_text, applied.typing) == ("ann", False)
     assert pressed("escape", view=typing) == pressed("escape", view=applied) == LiveView()
 
 
 def test_the_chosen_row_stays_within_the_rows_shown() -> None:
-    assert [pressed(*keys).chosen for keys in (["down"], ["j", "j", "k"], ["page-down"], ["end"], ["G", "home"])] == [
+    assert [pressed(*keys).selected for keys in (["down"], ["j", "j", "k"], ["page-down"], ["end"], ["G", "home"])] == [
         "s-1",
         "s-1",
         "s-3",
         "s-3",
         "s-0",
     ]
-    assert pressed("up").chosen == "s-0"
-    assert pressed("s", "s", "down").chosen == "s-0"
-    hidden = evolve(pressed("end"), words="bob")
-    assert chosen_row(arrange_rows(CELLS, hidden), hidden) == 0
-    assert pressed("down", view=LiveView(words="none")).chosen == ""
+    assert pressed("up").selected == "s-0"
+    assert pressed("s", "s", "down").selected == "s-0"
+    hidden = evolve(pressed("end"), filter_text="bob")
+    assert selected_row(arrange_rows(CELLS, hidden), hidden) == 0
+    assert pressed("down", view=LiveView(filter_text="none")).selected == ""
 
 
 def test_a_lease_opens_and_closes() -> None:
     """Closing a lease keeps the filter."""
     opened = pressed("/", "a", "enter", "down", "enter")
-    assert (opened.page, opened.chosen) == ("lease", "s-3")
-    assert pressed("up", view=opened) == evolve(opened, chosen="s-0")
+    assert (opened.page, opened.selected) == ("lease", "s-3")
+    assert pressed("up", view=opened) == evolve(opened, selected="s-0")
     assert pressed("s", "/", "b", view=opened) == opened
     assert pressed("escape", view=opened) == evolve(opened, page="table")
-    assert pressed("enter", view=LiveView(words="none")).page == "table"
+    assert pressed("enter", view=LiveView(filter_text="none")).page == "table"
 
 
 def test_opening_a_worker_shows_its_leases() -> None:
     assert pressed("b").by == "worker"
     assert pressed("b", "b", "b").by is None
-    assert pressed("enter", view=LiveView(by="worker", chosen="s-2")) == LiveView(words="s-2")
+    assert pressed("enter", view=LiveView(by="worker", selected="s-2")) == LiveView(filter_text="s-2")
 
 
 @pytest.mark.parametrize("view", [LiveView(), LiveView(page="lease"), LiveView(page="help")])
 def test_q_quits_from_every_view(view: LiveView) -> None:
-    assert pressed("q", view=view) == evolve(view, left=True)
+    assert pressed("q", view=view) == evolve(view, is_closed=True)
 
 
 def test_the_help_lists_every_key_and_closes_with_any() -> None:

@@ -104,7 +104,7 @@ def test_a_written_checkpoint_is_read_back() -> None:
     checkpoint_moves.copy_lease(target, moves[0])
     assert decisions(checkpoint_moves.verify(target, moves)) == [
         ("create", ""),
-        ("refuse", "it was written, and is not there now"),
+        ("refuse", "it was written, but is missing now"),
     ]
 
 
@@ -112,7 +112,7 @@ def test_a_lease_created_during_the_copy_is_not_overwritten() -> None:
     target = MemoryStore()
     (move,) = checkpoint_moves.planned_copies(leases(AT_9), (), ())
     done(target.write(CreateLease(Lease("0"))))
-    assert checkpoint_moves.copy_lease(target, move) == move.refused("somebody else wrote it meanwhile")
+    assert checkpoint_moves.copy_lease(target, move) == move.refused("another process changed it in the meantime")
 
 
 def test_an_owner_is_alive_if_it_renews_while_we_watch() -> None:
@@ -166,7 +166,7 @@ def test_a_reset_spares_an_owner_that_renews_unless_forced() -> None:
     seen = owned(store, key="0", checkpoint=AT_9)
     (move,) = checkpoint_moves.planned_resets((seen,), TRIM_HORIZON, ())
     done(store.write(RenewLease(seen)))
-    assert checkpoint_moves.reset(store, move).why == "somebody else wrote it meanwhile"
+    assert checkpoint_moves.reset(store, move).why == "another process changed it in the meantime"
     assert store.get(["0"])[0].owner == "ann"
     assert checkpoint_moves.reset(store, move, insist=True) == move
     assert facts(store.get(["0"])[0]) == Lease("0")

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from leasehold.adapters.cli import copy_leases, reset
+from leasehold.adapters.consumer.status import LeaseLag, lag_of
 from leasehold.adapters.worker.progress import NOTE, Progress
 from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Position
 from leasehold.stores.embedded.memory import MemoryStore
@@ -160,6 +161,15 @@ def test_a_reset_sets_only_the_given_leases(new_table: tuple[str, MemoryStore]) 
     assert {lease.checkpoint for lease in store.list().leases} == {Position("AT_TIMESTAMP", 1_700_000_000_000)}
 
 
+def test_the_lag_after_a_reset_is_unknown_until_the_shard_is_read(new_table: tuple[str, MemoryStore]) -> None:
+    url, store = new_table
+    told = Progress(at=1_700_000_000.0, owner="w-1", behind=0.0, end=True, read=1_700_000_000.0, done=1_700_000_000.0)
+    filled(url, (Lease("s-0", checkpoint=Position("7"), annotations=((NOTE, told.note),)),))
+    assert ran(reset.app, url, "--to", "TRIM_HORIZON")[0] == 0
+    (lease,) = store.list().leases
+    assert (lease.checkpoint, lag_of(lease, 1_700_000_030.0, 10.0)) == (TRIM_HORIZON, LeaseLag())
+
+
 @pytest.mark.parametrize(
     ("to", "stored"),
     [
@@ -212,7 +222,7 @@ def test_a_reset_plan_is_not_applied_to_leases_that_moved_since(
     status, output = ran(reset.app, url, "--plan", str(plan), "--json")
     results = {lease["key"]: (lease["do"], lease.get("why", "")) for lease in json.loads(output)["leases"]}
     assert (status, results["s-0"][0], results["s-1"][0]) == (1, "back", "refuse")
-    assert results["s-1"][1].startswith("it stands at 99999, no longer at ")
+    assert results["s-1"][1].startswith("its checkpoint is 99999, no longer ")
     assert store.get(["s-0"])[0].checkpoint == TRIM_HORIZON
     assert store.get(["s-1"])[0].checkpoint == Position("99999")
 
@@ -237,7 +247,7 @@ def test_a_reset_plan_is_not_applied_to_leases_that_moved_since(
         ),
         (
             '{"leases": [{"key": "s-1", "was": {"checkpoint": "1"}, "wanted": {"checkpoint": "SHARD_END"}}]}',
-            "--plan: lease 's-1': a lease ends when its shard has been read to the end, and not by hand",
+            "--plan: lease 's-1': a lease ends only when its shard has been read to the end",
         ),
     ],
 )
@@ -349,9 +359,9 @@ def test_one_table_of_a_swap_cannot_be_copied_or_reset(tmp_path: Path) -> None:
     [
         (["--to", "7"], "--to: a sequence number belongs to one shard; name its lease with --key"),
         (["--to", "soon"], "--to: 'soon' is neither TRIM_HORIZON"),
-        (["--to", "SHARD_END"], "--to: a lease ends when its shard has been read"),
-        (["--to", "AT_TIMESTAMP"], "--timestamp-ms: it goes with --to AT_TIMESTAMP"),
-        (["--to", "LATEST", "--timestamp-ms", "5"], "--timestamp-ms: it goes with --to AT_TIMESTAMP"),
+        (["--to", "SHARD_END"], "--to: a lease ends only when its shard has been read to the end"),
+        (["--to", "AT_TIMESTAMP"], "--timestamp-ms: give it with --to AT_TIMESTAMP"),
+        (["--to", "LATEST", "--timestamp-ms", "5"], "--timestamp-ms: give it with --to AT_TIMESTAMP"),
         (["--to", "AT_TIMESTAMP", "--timestamp-ms", "9700000000000"], "--timestamp-ms: it lies in the future"),
         (["--to", "now+1h"], "--to: it lies in the future"),
         (["--to", "now", "--shift-by", "-1h"], "give one of them"),

@@ -42,7 +42,7 @@ def series(incident: Incident) -> list[dict[str, str]]:
         table.minute = minute
         with suppress(OutcomeUnknown):  # the server reports that its data is old
             watcher.look()
-        for line in exposition([(watcher.state(), watcher.fresh)]).splitlines():
+        for line in exposition([(watcher.state(), watcher.is_fresh)]).splitlines():
             if not line.startswith("#"):
                 name, _, value = line.rpartition(" ")
                 read[name][minute] = value

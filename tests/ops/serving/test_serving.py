@@ -139,7 +139,7 @@ def test_health_follows_the_table(store: Table, watcher: TableWatcher, port: int
     assert [fetch(port, path)[0] for path in ("/healthz", "/readyz")] == [200, 200]
     store.down = True
     watcher.start()
-    while not watcher.seen.trouble:
+    while not watcher.last_state.trouble:
         time.sleep(0.01)  # the thread reads at once, and then notifies
     status, _, text = fetch(port, "/healthz")
     group = {"store": "memory://x", "status": "UNKNOWN", "says": "the table cannot be read: the line is down"}
@@ -294,7 +294,7 @@ def test_the_history_survives_a_restart_of_the_server(tmp_path: Path) -> None:
 def test_an_unread_table_has_no_metrics() -> None:
     """Metrics that were never measured are left out, because a zero would keep an alarm silent."""
     unread = TableWatcher("x", MemoryStore(), Config(), FleetRecord(), every=1.0)
-    lines = exposition([(unread.state(), unread.fresh)]).splitlines()
+    lines = exposition([(unread.state(), unread.is_fresh)]).splitlines()
     assert [line for line in lines if line[0] != "#"] == ['leasehold_up{store="x"} 0', 'leasehold_status{store="x"} 3']
 
 
@@ -399,7 +399,7 @@ def test_a_locked_history_neither_stops_reads_nor_loses_moves(store: Table, tmp_
         stolen = done(store.write(StealLease(row, "b")))
         watcher.look()
         locked = watcher.state()
-        assert (locked["trouble"], watcher.fresh) == ("the history cannot be used now: database is locked", True)
+        assert (locked["trouble"], watcher.is_fresh) == ("the history cannot be used now: database is locked", True)
         assert next(one["owner"] for one in locked["leases"] if one["key"] == "s-0") == "b"
         done(store.write(ReleaseLease(stolen, "b")))
         watcher.look()
@@ -428,11 +428,11 @@ def test_a_watcher_survives_any_exception_of_a_read() -> None:
     looked = TableWatcher("memory://x", Odd(), Config(), FleetRecord(), every=0.01)
     troubles = []
     looked.start()
-    while looked.seen.table is None:
-        troubles.append(looked.seen.trouble)
+    while looked.last_state.table is None:
+        troubles.append(looked.last_state.trouble)
     looked.close()
     assert set(troubles) <= {"", "MemoryError", "ZeroDivisionError: odd"}
-    assert looked.seen.trouble == ""
+    assert looked.last_state.trouble == ""
 
 
 def test_an_incomplete_request_is_closed(port: int, monkeypatch: pytest.MonkeyPatch) -> None:

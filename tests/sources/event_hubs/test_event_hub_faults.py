@@ -65,7 +65,7 @@ def test_a_url_that_cannot_be_used_names_the_field(
 
 def test_a_default_group_that_a_shell_has_eaten_is_pointed_out() -> None:
     """`"…?group=$Default"` arrives as `group=`, so the error message suggests single quotes."""
-    with pytest.raises(ValueError, match="single quotes around the URL"):
+    with pytest.raises(ValueError, match="single quotes around a URL"):
         open_source("eventhubs://place/hub?group=")
 
 

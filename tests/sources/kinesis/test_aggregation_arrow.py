@@ -103,6 +103,6 @@ def test_more_than_arrow_can_address_is_refused() -> None:
 def test_keys_beyond_what_arrow_can_address_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long key of many small user records takes more bytes than the records, and could overflow the offsets."""
     record = packed([("k" * 100, None, b"")] * 50)[0].encode()
-    monkeypatch.setattr(aggregation_arrow, "_LIMIT", 5000)
+    monkeypatch.setattr(aggregation_arrow, "_MAX_BYTES", 5000)
     with pytest.raises(ValueError, match="records: 5000 bytes of partition keys in one batch; at most 4999 fit"):
         user_record_batch([record])

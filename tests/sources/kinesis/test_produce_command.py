@@ -77,7 +77,7 @@ def test_a_line_without_a_key_is_named_and_those_before_it_are_sent(
 ) -> None:
     source = f"kinesis://{stream}?region=eu-west-1&endpoint={kinesis_url}"
     status, _, err = _leasehold("produce", source, "--key", "field:2", given=b"a,b\nc\nd,e\n")
-    why = "line 2: no record can be made of it: --key field:2: it has 1 fields between ','; see --delimiter"
+    why = "line 2: it cannot become a record: --key field:2: it has 1 fields between ','; see --delimiter"
     assert (status, why in err) == (2, True)
     assert [each.data for each in stored(client, stream)] == [b"a,b"]
 
@@ -86,9 +86,9 @@ def test_a_line_without_a_key_is_named_and_those_before_it_are_sent(
     ("key", "line", "said"),
     [
         ("field:99", b"a,b,c", "--key field:99: it has 3 fields between ','; see --delimiter"),
-        ("json:who", b'{"x": 1}', "--key json:who: it is no object with a member 'who' other than null"),
-        ("json:who", b"[1]", "--key json:who: it is no object with a member 'who' other than null"),
-        ("json:who", b'{"who": null}', "--key json:who: it is no object with a member 'who' other than null"),
+        ("json:who", b'{"x": 1}', "--key json:who: it is not an object with a member 'who' that is not null"),
+        ("json:who", b"[1]", "--key json:who: it is not an object with a member 'who' that is not null"),
+        ("json:who", b'{"who": null}', "--key json:who: it is not an object with a member 'who' that is not null"),
         ("json:who", b'{"who": NaN}', "--key json:who: it is not JSON"),
         ("json:who", b'{"who": [1e400]}', "--key json:who: its number is too large"),
         ("json:who", b"who", "--key json:who: it is not JSON"),
@@ -220,16 +220,16 @@ def test_a_record_that_the_range_drops_is_counted() -> None:
     ("arguments", "given", "said"),
     [
         (["--strict"], _line(AGGREGATE[:-1]), "line 1: bad-md5"),
-        ([], _line(b"x") + b"{}\n", "line 2: data: wants an object"),
+        ([], _line(b"x") + b"{}\n", "line 2: data: needs an object"),
         ([], b"nonsense\n", "line 1: not JSON"),
         ([], b"[" * 20_000 + b"\n", "line 1: not JSON"),
         ([], b'{"data": "!"}\n', "line 1: data: not base64"),
         ([], '{"data": "\u00e9"}\n'.encode(), "line 1: data: not base64"),
-        ([], b'{"data": "", "partition_key": "\\ud800"}\n', "line 1: partition_key: wants a text"),
-        ([], b'{"data": "", "sequence_number": 5}\n', "line 1: sequence_number: wants a text"),
+        ([], b'{"data": "", "partition_key": "\\ud800"}\n', "line 1: partition_key: needs a string"),
+        ([], b'{"data": "", "sequence_number": 5}\n', "line 1: sequence_number: needs a string"),
         (["--hash-range", "9", "0"], b"", "--hash-range: the first hash key is above the last"),
-        (["--hash-range", "0", "x"], b"", "--hash-range: wants two decimal numbers"),
-        (["--hash-range", "0", "9" * 5000], b"", "--hash-range: wants two decimal numbers"),
+        (["--hash-range", "0", "x"], b"", "--hash-range: needs two decimal numbers"),
+        (["--hash-range", "0", "9" * 5000], b"", "--hash-range: needs two decimal numbers"),
         (["/no/such/file"], b"", "/no/such/file"),
     ],
 )

@@ -306,8 +306,8 @@ class Client:
         """Send a write over the network, with a random fault. `apply` changes the table when the write arrives."""
         fault: WriteFault | None = None
         if self._faults and self._tasks.now < self._calm:
-            drawn = self._draw.random()
-            fault = next((fault for limit, fault in self._faults if drawn < limit), None)
+            chance = self._draw.random()
+            fault = next((fault for limit, fault in self._faults if chance < limit), None)
         if fault == "lost":
             self._caller.wait(GIVE_UP_SECONDS)
             raise OutcomeUnknown("the request was lost")

@@ -46,9 +46,9 @@ class OncePerCycleWorker(Worker):
             self.table.watch = Watch()
         super()._look_and_act(now, keys, each)
         if keys is None:
-            seen = (sighting.lease for sighting in self.table.watch.sightings.values())
+            leases = (sighting.lease for sighting in self.table.watch.sightings.values())
             self._whole_due = now + min(
-                self.config.cycle_seconds, seconds_until_late_owners_expire(seen, self._current_me(), self.config)
+                self.config.cycle_seconds, seconds_until_late_owners_expire(leases, self._current_me(), self.config)
             )
         if self._look.keys is None:
             self._look = evolve(self._look, seconds=max(self._look.seconds, self._whole_due - now))
@@ -192,7 +192,7 @@ class Process:
             raise RuntimeError("can't start new thread: there is no memory for it") from fault
 
     def idle(self) -> None:
-        """Block between two turns, when no lock is held, if the process is paused.
+        """Block if the process is paused. This is called between two turns, when no lock is held.
 
         After the time at which the process stops planning, its turns block until the end of the run.
         """
@@ -366,7 +366,7 @@ class Process:
             number, shard = record.sequence_number, delivery.shard
             self._record(event, shard, (int(number), 0), shard, number, delivery.epoch)
 
-    def _record(self, event: str, shard: str, *record: Any) -> None:  # noqa: ANN401  what the event has of a record
+    def _record(self, event: str, shard: str, *record: Any) -> None:  # noqa: ANN401  parts of a record
         if self._scenario.full:
             self._world.history.events.append(ReadingEvent(self._tasks.now, self.process_id, event, shard, *record))
 

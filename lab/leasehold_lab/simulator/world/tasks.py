@@ -168,7 +168,7 @@ class TaskHost(Protocol):
 class VirtualTime:
     """The scheduler of one process. The process's clock shows `offset` at virtual time 0, and runs at `rate`.
 
-    `draw` makes what is random in the process, and `process_id` distinguishes it from others of the same worker.
+    `draw` generates the process's random numbers. `process_id` distinguishes the process from others of its worker.
     """
 
     fatal: tuple[type[BaseException], ...] = (Killed,)

@@ -86,8 +86,8 @@ def annotated(event: bytes, sequence_number: int, offset: str, enqueued_ms: int)
         elif code == ANNOTATIONS:
             # An encoded map consists of its size, the number of keys and values, and the keys and values.
             width = _SIZED[event[begin + 3] >> 4]
-            pairs = begin + 4 + 2 * width
-            count, pairs_encoded = int.from_bytes(event[pairs - width : pairs]), event[pairs:end]
+            pairs_offset = begin + 4 + 2 * width
+            count, pairs_encoded = int.from_bytes(event[pairs_offset - width : pairs_offset]), event[pairs_offset:end]
         elif code != DELIVERY_ANNOTATIONS:
             other_sections.append(event[begin:end])
     number_annotation = _symbol("x-opt-sequence-number") + b"\x81" + sequence_number.to_bytes(8)
@@ -170,20 +170,20 @@ class Partition:
         match = FILTER.fullmatch(selector.strip())
         if match is None:
             raise HubRejection("com.microsoft:argument-error", f"filter cannot be parsed: {selector}")
-        what, operator, value = match.groups()
+        field, operator, value = match.groups()
         if value == LATEST:
             return self.last[0] + 1
         if not re.fullmatch(r"-?\d+", value):
             raise HubRejection("com.microsoft:argument-error", f"filter value is not a number: {selector}")
         position, inclusive, (number, offset, _) = int(value), operator == ">=", self.last
-        last = {"sequence-number": number, "offset": int(offset)}.get(what)
+        last = {"sequence-number": number, "offset": int(offset)}.get(field)
         if last is not None and position > last:
-            name = what.replace("-", " ")
+            name = field.replace("-", " ")
             text = f"The supplied {name} '{position}' is invalid. The last {name} in the system is '{last}'"
             raise HubRejection("com.microsoft:argument-error", text)
-        if what == "sequence-number":
+        if field == "sequence-number":
             return max(self.first, position if inclusive else position + 1)
-        positions = self.offsets if what == "offset" else self.times
+        positions = self.offsets if field == "offset" else self.times
         return self.first + (bisect_left(positions, position) if inclusive else bisect_right(positions, position))
 
 

@@ -174,7 +174,7 @@ class RequestLink:
     link: Link
 
     def answers(self, request_link: "RequestLink") -> bool:
-        """Return whether responses to requests on the link `asked` are sent on this link."""
+        """Return whether responses to requests on `request_link` are sent on this link."""
         return self.link.is_sender and self.node == request_link.node and self.link.session == request_link.link.session
 
 

@@ -18,11 +18,13 @@ WATCH_SHARE = 1.2
 StoreUrl = Annotated[str, typer.Argument(help="Read the leases here, a URL.", show_default=False)]
 For = Annotated[
     float | None,
-    typer.Option("--for", help="Watch for this long first; 0: look once. [1.2 x lease_seconds]", parser=seconds()),
+    typer.Option("--for", help="Watch this long first; 0 to read once. [1.2 x lease_seconds]", parser=seconds()),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Write nothing; show what would change.")]
-StillSeconds = Annotated[float, typer.Option(help="Treat an owner as gone after this silence.", parser=seconds())]
-EvenIfOwned = Annotated[bool, typer.Option("--even-if-owned", help="Write under a living owner, too.")]
+StillSeconds = Annotated[
+    float, typer.Option(help="Count an owner as dead after this time without a renewal.", parser=seconds())
+]
+EvenIfOwned = Annotated[bool, typer.Option("--even-if-owned", help="Write even if the owner is alive.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -32,7 +34,7 @@ def fleet_config(options: Options, source: str = "") -> Config:
     return configuration_for(source, settings(base_settings, options["set"] or ()))
 
 
-def table_of(store: Store, config: Config, span: float | None) -> WatchedTable:
+def watch_table(store: Store, config: Config, span: float | None) -> WatchedTable:
     """Watch a table for `span` seconds and return its state. On a terminal, print why this takes so long."""
     span = WATCH_SHARE * config.lease_seconds if span is None else span
     console = Console(stderr=True)

@@ -65,8 +65,8 @@ def plain_text(cells: Cells) -> str:
     """
     rows = [[column.name.upper().replace(" ", "-") for column in cells.columns]]
     for row in cells.rows:
-        shown = [(printable(cell), column.words) for cell, column in zip(row, cells.columns, strict=True)]
-        rows.append([(cell if words else cell.replace(" ", "\\x20")) or NOTHING for cell, words in shown])
+        printed_cells = [(printable(cell), column.words) for cell, column in zip(row, cells.columns, strict=True)]
+        rows.append([(cell if words else cell.replace(" ", "\\x20")) or NOTHING for cell, words in printed_cells])
     padded = []
     for index, column in enumerate(cells.columns):
         width = max(len(row[index]) for row in rows)
@@ -76,20 +76,24 @@ def plain_text(cells: Cells) -> str:
 
 def draw_table(cells: Cells, width: int) -> tuple[Table, tuple[str, ...]]:
     """Return the table for a screen of this width, and the names of the columns that don't fit."""
-    shown = dict(enumerate(cells.columns))
+    visible_columns = dict(enumerate(cells.columns))
     widths = {
         index: max(len(column.name), *(len(row[index]) for row in cells.rows), 0) + 3
         for index, column in enumerate(cells.columns)
     }
-    while sum(widths[index] for index in shown) + 1 > width and any(column.spare for column in shown.values()):
-        del shown[max(shown, key=lambda index: cells.columns[index].spare)]
+    while sum(widths[index] for index in visible_columns) + 1 > width and any(
+        column.spare for column in visible_columns.values()
+    ):
+        del visible_columns[max(visible_columns, key=lambda index: cells.columns[index].spare)]
     styles = dict(cells.styles)
     table = Table(title=cells.title or None)
-    for column in shown.values():
+    for column in visible_columns.values():
         table.add_column(column.name, overflow="fold", justify="right" if column.right else "left")
     for number, row in enumerate(cells.rows):
-        table.add_row(*(Text(printable(row[index]), style=styles.get((number, index), "")) for index in shown))
-    return table, tuple(column.name for index, column in enumerate(cells.columns) if index not in shown)
+        table.add_row(
+            *(Text(printable(row[index]), style=styles.get((number, index), "")) for index in visible_columns)
+        )
+    return table, tuple(column.name for index, column in enumerate(cells.columns) if index not in visible_columns)
 
 
 def uses_drawing(*, wide: bool) -> bool:
@@ -106,10 +110,10 @@ def print_table(cells: Cells, *, wide: bool = False) -> None:
     table, left_out = draw_table(cells, console.width)
     console.print(table)
     if left_out:
-        console.print(hint(left_out))
+        console.print(hidden_columns_hint(left_out))
 
 
-def hint(left_out: Sequence[str]) -> Text:
+def hidden_columns_hint(left_out: Sequence[str]) -> Text:
     """Return a message with the names of the columns that don't fit on the screen."""
     return Text(f"no room here for: {', '.join(left_out)}; --wide shows every column", style="dim")
 

@@ -68,7 +68,7 @@ def unwinding() -> Iterator[None]:
                 replace_handler(signal_number, raise_ended)
             yield
         finally:
-            # Ignore signals first: one that arrives while handlers are restored would leave the others unrestored.
+            # Ignore signals first, because one that arrives during the loop would leave the other handlers unrestored.
             for signal_number in old_handlers:
                 signal.signal(signal_number, signal.SIG_IGN)
     finally:
@@ -76,7 +76,7 @@ def unwinding() -> Iterator[None]:
             restore_handler(signal_number, handler)
 
 
-def wait_for_the_end() -> NoReturn:
+def wait_for_signal() -> NoReturn:
     """Wait until a signal handler raises an exception, even if another thread received the signal."""
     while True:
         time.sleep(SIGNAL_SECONDS)

@@ -117,11 +117,11 @@ def run_to_output(command: Callable[[], object]) -> NoReturn:
     If the reader of a pipe has gone, there is no message, and the status is 141, as after SIGPIPE. If the command fails
     with a status above 1, that status is kept.
     """
-    result = SystemExit(0)
+    exit_request = SystemExit(0)
     try:
         command()
     except SystemExit as end:
-        result = end
+        exit_request = end
     except OSError:
         if output_fault() is None:
             raise
@@ -141,9 +141,9 @@ def run_to_output(command: Callable[[], object]) -> NoReturn:
         raw.began = True
         reader_gone = isinstance(raw.fault, BrokenPipeError) and had_output
         # Click itself ends with 1 on a broken pipe.
-        result = SystemExit(PIPE_STATUS) if reader_gone and result.code in {None, 0, 1} else result
-        result = result if result.code else SystemExit(1)
-    raise result
+        exit_request = SystemExit(PIPE_STATUS) if reader_gone and exit_request.code in {None, 0, 1} else exit_request
+        exit_request = exit_request if exit_request.code else SystemExit(1)
+    raise exit_request
 
 
 def _our_output() -> _Output | None:

@@ -104,9 +104,9 @@ class Supervisor:
             running = [child for child in children if child.process is not None]
             for child in running:
                 _request_drain(child)
-            until = time.monotonic() + self.drain_seconds + SLACK_SECONDS
+            deadline = time.monotonic() + self.drain_seconds + SLACK_SECONDS
             while running:
-                match self._events.get(until):
+                match self._events.get(deadline):
                     case _SupervisedEnded(child, status):
                         running.remove(child)
                         exit_status = exit_status or _shell_status(status)
@@ -140,13 +140,13 @@ class Supervisor:
                     _request_drain(child)
                     child.process = None
                     if status in self.final:
-                        self._log("%s ended with status %d: all end", child.name, status)
+                        self._log("%s ended with status %d, so all processes end", child.name, status)
                         return status
                     now = time.monotonic()
                     if now - child.started >= STEADY_SECONDS:
                         child.pause = LEAST_PAUSE_SECONDS
-                    shown = _shell_status(status)
-                    self._log("%s ended with status %d: it starts again in %g s", child.name, shown, child.pause)
+                    shell_status = _shell_status(status)
+                    self._log("%s ended with status %d: it starts again in %g s", child.name, shell_status, child.pause)
                     child.due = now + child.pause
                     child.pause = min(MOST_PAUSE_SECONDS, 2 * child.pause)
                 case int():
@@ -180,7 +180,7 @@ class Supervisor:
 
         def on_relay_failure(fault: BaseException) -> None:
             """Log that output is not passed on any more. The process will end, because its output is closed."""
-            self._log("what %s writes cannot be passed on: %s", child.name, said(fault))
+            self._log("the output of %s cannot be passed on: %s", child.name, said(fault))
 
         def watch() -> None:
             status = process.wait()
@@ -189,7 +189,7 @@ class Supervisor:
             self._events.put(_SupervisedEnded(child, status))
 
         def on_watch_failure(fault: BaseException) -> None:
-            """Kill the process, because its end would go unnoticed. It is then restarted."""
+            """Kill the process and have it restarted, because its end would go unnoticed."""
             self._log("%s is killed: its end could not be waited for: %s", child.name, said(fault))
             process.kill()
             self._events.put(_SupervisedEnded(child, process.wait()))
@@ -225,18 +225,18 @@ class Supervisor:
                 self._write(sink, partial_line + b"\n")
 
     def _write(self, sink: WholeLines, data: bytes) -> None:
-        pause = Backoff(*REFUSED_SECONDS)
+        backoff = Backoff(*REFUSED_SECONDS)
         while True:
             with self._out:
-                refused = sink.write(data)
-            if refused is None:
+                partial_write = sink.write(data)
+            if partial_write is None:
                 return
-            if getattr(refused.error, "errno", None) not in TEMPORARY_ERRORS:
-                raise refused.error
-            if not pause.faults:
-                self._log("output is refused, and tried again until it is taken: %s", said(refused.error))
-            data = refused.unwritten
-            time.sleep(pause.next())
+            if getattr(partial_write.error, "errno", None) not in TEMPORARY_ERRORS:
+                raise partial_write.error
+            if not backoff.faults:
+                self._log("output cannot be written now, and is tried again: %s", said(partial_write.error))
+            data = partial_write.unwritten
+            time.sleep(backoff.next())
 
     def _log(self, text: str, *values: object) -> None:
         with self._out:
@@ -252,7 +252,7 @@ def _shell_status(status: int) -> int:
     return status if status >= 0 else 128 - status
 
 
-def at_end_of_supervisor(stop: Callable[[], None]) -> None:
+def call_at_end_of_supervisor(stop: Callable[[], None]) -> None:
     """Call `stop` once the supervisor drains this process or has died. Without a supervisor, do nothing."""
 
     def wait() -> None:

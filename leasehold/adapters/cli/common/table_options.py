@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 import typer
 
 from leasehold.adapters.cli.common.times import seconds
-from leasehold.adapters.inputs import dashed
+from leasehold.adapters.inputs import flag_name
 from leasehold.adapters.options import Option, options_of
 
 Function = TypeVar("Function", bound=Callable[..., None])
@@ -33,11 +33,11 @@ def table_options(*names: str) -> Callable[[Function], Function]:
             if (name in names if names else option.in_command)
         ]
         other_parameters = [parameter for parameter in parameters if parameter is not var_keyword]
-        before = [parameter for parameter in other_parameters if parameter.kind is not parameter.KEYWORD_ONLY]
-        after = [parameter for parameter in other_parameters if parameter.kind is parameter.KEYWORD_ONLY]
+        positional = [parameter for parameter in other_parameters if parameter.kind is not parameter.KEYWORD_ONLY]
+        keyword_only = [parameter for parameter in other_parameters if parameter.kind is parameter.KEYWORD_ONLY]
         ordered = [
             parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-            for parameter in (*before, *option_parameters, *after)
+            for parameter in (*positional, *option_parameters, *keyword_only)
         ]
         command.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]  # Typer reads both
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in ordered} | {"return": None}
@@ -56,7 +56,7 @@ def _parameter(option: Option) -> inspect.Parameter:
     elif option.name == "set":
         kind = list[str]
     text = option.help + (f" [{option.unset}]" if option.unset else "")
-    flags = option.flags or ((dashed(option.name),) if kind is not bool else ())
+    flags = option.flags or ((flag_name(option.name),) if kind is not bool else ())
     annotation = Annotated[kind | None, typer.Option(*flags, help=text, **typer_arguments)]
     default = option.default
     return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

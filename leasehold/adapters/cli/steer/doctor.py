@@ -16,24 +16,24 @@ from leasehold.stores.printable import printable
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 MORE = """
-Run it where a worker will run, with a worker's credentials. Each right is used once and named as policies name it.
+Run it on a worker's machine, with a worker's credentials. Each right is used once; it has the name that policies use.
 
     leasehold doctor 'kinesis://orders?region=eu-central-1' --store 'dynamodb://orders-app?region=eu-central-1'
 
-What it writes: to DynamoDB and SQLite nothing, only writes under conditions that cannot hold (on a row
-`leasehold-probe-…` that is never there); to a container or bucket one small object `probe/…` below the prefix, which
-it removes (with versioning two old versions stay). `--read-only` tries the rights to read alone. No table, container,
-bucket or consumer is made, and no lease is touched. Of each stream one record is read, and not shown; of an event hub
-by a receiver without an owner level, which ends no worker's.
+In DynamoDB and SQLite it changes nothing: it only tries writes under conditions that cannot hold (on a row
+`leasehold-probe-…` that does not exist). In a container or bucket it writes one small object `probe/…` below the
+prefix, and removes it (with versioning, two old versions stay). `--read-only` tries only the rights to read. No table,
+container, bucket or consumer is created, and no lease is changed. It reads one record of each stream and does not show
+it; from an event hub it reads with a receiver without an owner level, which does not disconnect a worker.
 
-Each line is ok, WRONG, or unknown: what could not be tried without consequences. Costs are computed, at list prices
-of us-east-1 unless `--write-price` and `--read-price` say yours (US$ for a million writes, reads).
+Each line is ok, WRONG, or unknown, if the check could not be made without consequences. Costs are computed with list
+prices of us-east-1, unless you pass `--write-price` and `--read-price` (US$ for a million writes and reads).
 
 Exit status: 0 if nothing is wrong, 1 if something is, 2 on bad usage.
 """
 
 
-@app.command(help="Try rights, conditional writes and clocks; say what to expect and what it costs.", epilog=MORE)
+@app.command(help="Check rights, conditional writes and clocks, and estimate costs.", epilog=MORE)
 @table_options("rules", "lease_seconds", "set", "checkpoint_seconds")
 def command(  # noqa: PLR0917  one for each option
     source: Annotated[str, typer.Argument(help="Read this stream, a URL.", show_default=False)],
@@ -42,12 +42,12 @@ def command(  # noqa: PLR0917  one for each option
         int | None, typer.Option(help="Compute costs for this many workers. [as many as own leases]", min=1)
     ] = None,
     write_price: Annotated[
-        float | None, typer.Option(help="Compute costs by this price of a million writes, in US$.", min=0)
+        float | None, typer.Option(help="Compute costs with this price of a million writes, in US$.", min=0)
     ] = None,
     read_price: Annotated[
-        float | None, typer.Option(help="Compute costs by this price of a million reads, in US$.", min=0)
+        float | None, typer.Option(help="Compute costs with this price of a million reads, in US$.", min=0)
     ] = None,
-    read_only: Annotated[bool, typer.Option("--read-only", help="Try no right to write.")] = False,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Do not try rights to write.")] = False,
     as_json: AsJson = False,
     **options: Unpack[Options],
 ) -> None:

@@ -12,7 +12,7 @@ from leasehold.adapters.cli.common.asking import (
     For,
     StoreUrl,
     fleet_config,
-    table_of,
+    watch_table,
 )
 from leasehold.adapters.cli.common.ending import ending
 from leasehold.adapters.cli.common.table_options import table_options
@@ -27,31 +27,31 @@ from leasehold.stores.printable import printable
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 MORE = """
-The table is watched for a while, since most stores do not tell how long ago a lease was renewed; then each worker's
-plan is asked for what it would do at this moment, and every rule that it names is said in a sentence. Of a lease it
-also says its status, how far its reading has come, and what keeps it. The settings
-are the fleet's: give `--rules`, `--lease-seconds` and `--set` as its workers have them.
+The table is watched for a while, because most stores do not show when a lease was last renewed. Then the plan of each
+worker is computed, and every rule in these plans is explained in a sentence. For a lease, its status, its reading
+progress and the reason why it stays are shown, too. Pass the settings of the fleet: `--rules`, `--lease-seconds` and
+`--set` as its workers have them.
 
     leasehold explain sqlite:///srv/orders.db
-    leasehold explain sqlite:///srv/orders.db --worker w-4        # also one that is not there yet
+    leasehold explain sqlite:///srv/orders.db --worker w-4        # also for a worker that has not joined yet
     leasehold explain sqlite:///srv/orders.db --lease shardId-000000000003
-    leasehold explain sqlite:///srv/orders.db --to postgres://db/orders       # while a swap is under way
+    leasehold explain sqlite:///srv/orders.db --to postgres://db/orders       # during a swap
 
-A worker of another library (no signature on its leases) follows rules of its own; it is told as one that follows
-`--rules`. Where rules leave a choice to chance, the worker may choose another lease of the same kind.
+A worker of another library (without a signature on its leases) follows rules of its own; it is shown as if it followed
+`--rules`. If a rule chooses at random, the worker may choose another lease of the same kind.
 
 Nothing is written. Exit status: 0, 1 if the store failed, 2 on bad usage.
 """
 
 
-@app.command(help="Say what each worker would do now, and why a lease is where it is.", epilog=MORE)
+@app.command(help="Explain what each worker would do now, and why a lease has its owner.", epilog=MORE)
 @table_options("to", "rules", "lease_seconds", "set")
 def command(
     store: StoreUrl,
     only: Annotated[
-        str | None, typer.Option("--worker", help="Show only this worker, which need not be there yet.")
+        str | None, typer.Option("--worker", help="Show only this worker, which may not have joined yet.")
     ] = None,
-    lease: Annotated[str | None, typer.Option(help="Tell the story of this lease, by its key.")] = None,
+    lease: Annotated[str | None, typer.Option(help="Explain the lease with this key.")] = None,
     span: For = None,
     as_json: AsJson = False,
     **options: Unpack[Options],
@@ -62,9 +62,9 @@ def command(
             raise ValueError("--worker and --lease: choose one of them")
         config = fleet_config(options)
         with closing(open_for_reading(store, options["to"])) as table_store:
-            table = table_of(table_store, config, span)
+            table = watch_table(table_store, config, span)
         worker_plans = plans(table, config, () if only is None else (only,))
-        chosen = tuple(worker_plan for worker_plan in worker_plans if only in {None, worker_plan.worker})
+        selected_plans = tuple(worker_plan for worker_plan in worker_plans if only in {None, worker_plan.worker})
         row = next((row for row in table.leases if row.key == lease), None)
         if lease is not None and row is None:
             raise ValueError(f"--lease: there is no lease {lease!r}")
@@ -75,7 +75,10 @@ def command(
         document |= {"watched_seconds": round(table.seconds, 3), "malformed": len(table.malformed)}
         document |= {"contradictions": list(conflicts)} if (conflicts := reported(table.leases)) else {}
         document |= {"swap": list(table.swapping)} if table.swapping else {}
-        plans_json = {"workers": [worker_plan.as_json() for worker_plan in chosen], "says": dict(rules_of(chosen))}
+        plans_json = {
+            "workers": [worker_plan.as_json() for worker_plan in selected_plans],
+            "says": dict(rules_of(selected_plans)),
+        }
         print(json.dumps(document | (plans_json if lease_story is None else lease_story.as_json())))
         return
     if lease_story is not None:
@@ -86,11 +89,11 @@ def command(
         free = len(leases_by_owner(table.leases).get(None, ()))
         summary = f"{len(table.unended)} unfinished leases, {free} without an owner; rules {config.rules.name}"
         lines = [f"{summary}, lease_seconds {config.lease_seconds:g}; watched for {table.seconds:.0f} s", *problems]
-        if not chosen:
+        if not selected_plans:
             lines.append("no worker holds a lease; --worker NAME says what one would do")
-        for worker_plan in chosen:
+        for worker_plan in selected_plans:
             stranger = "" if worker_plan.ours else "  (another library's: its own rules may differ)"
             lines.append(f"{worker_plan.worker}  holds {worker_plan.held}, share {worker_plan.share}{stranger}")
             lines += [f"  {line}" for line in worker_plan.lines]
-        lines += [f"{rule}: {sentence}" for rule, sentence in rules_of(chosen).items()]
+        lines += [f"{rule}: {sentence}" for rule, sentence in rules_of(selected_plans).items()]
     print(*map(printable, lines), sep="\n")

@@ -16,7 +16,7 @@ from leasehold.adapters.cli.common.standard_streams import drop_output
 from leasehold.adapters.cli.common.table_options import table_options
 from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.consuming import consumption, dead_letter_of
-from leasehold.adapters.inputs import dashed
+from leasehold.adapters.inputs import flag_name
 from leasehold.adapters.multilang.children import Children
 from leasehold.adapters.multilang.daemon import ChildHandler
 from leasehold.adapters.multilang.properties import read_properties, settings_of
@@ -28,7 +28,7 @@ from leasehold.stores.urls import store_address
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 
-@app.command(help="Run the processors of amazon_kclpy, aws-kcl and the others, without Java.")
+@app.command(help="Run KCL record processors in any language, without Java.")
 @table_options("attempts", "dead_letter", "to")
 def command(
     file: Annotated[Path | None, typer.Argument(help="Read this .properties file.", show_default=False)] = None,
@@ -41,7 +41,9 @@ def command(
     set_: Annotated[list[str] | None, typer.Option("--set", help="Set a key in place of the file: key=value.")] = None,
     *,
     environment: Annotated[bool, typer.Option(help="Take ${NAME} in values from the environment.")] = False,
-    strict: Annotated[bool, typer.Option(help="End as Java does: 1 after a child's fault, 143 after SIGTERM.")] = False,
+    strict: Annotated[
+        bool, typer.Option(help="Exit as Java does: 1 after a child's fault, 143 after SIGTERM.")
+    ] = False,
     verbose: Annotated[bool, typer.Option(help="Log every lease that is taken or released.")] = False,
     **options: Unpack[Options],
 ) -> None:
@@ -58,32 +60,32 @@ def command(
         settings = settings_of(properties)
         print(settings.table(), file=sys.stderr)
         if log_configuration is not None:
-            print(f"--log-configuration: {log_configuration} is of Java, and ignored", file=sys.stderr)
+            print(f"--log-configuration: {log_configuration} is for Java, and is ignored", file=sys.stderr)
         children = Children(settings.argv, max_records=settings.max_records, timeout_seconds=settings.timeout_seconds)
         dead_letter = options["dead_letter"]
         if isinstance(dead_letter, str):
-            dead_letter = dead_letter_of(dead_letter, settings.source, settings.store, dashed)
+            dead_letter = dead_letter_of(dead_letter, settings.source, settings.store, flag_name)
         attempts = options_of(Options)["attempts"].checked(options["attempts"], "--attempts")
         handler = ChildHandler(
             children, attempts=attempts, dead_letter=dead_letter, send_empty=settings.send_empty, strict=strict
         )
-        described = consumption(
-            settings.source, settings.store, handler.handling, {**settings.options, "to": options["to"]}, dashed
+        setup = consumption(
+            settings.source, settings.store, handler.handling, {**settings.options, "to": options["to"]}, flag_name
         )
         table_session = settings.table_credentials.session()
         # The credentials in the file are for AWS. Credentials for another cloud come from the environment.
         goal_session = (
             table_session if (to := options["to"]) is not None and store_address(to)[0] in {"dynamodb", "s3"} else None
         )
-        described = evolve(described, sessions=(settings.credentials.session(), table_session, goal_session))
+        setup = evolve(setup, sessions=(settings.credentials.session(), table_session, goal_session))
         signals = list[int]()
 
         def begun(runner: Runner) -> None:
             handler.set_runner(runner)
             _record_signals(signals)
 
-        with handler, described.opened() as joined:
-            described.run(joined, begun=begun)
+        with handler, setup.opened() as worker:
+            setup.run(worker, begun=begun)
     if strict:
         raise typer.Exit(1 if handler.fault is not None or not signals else 128 + signals[0])
 

@@ -35,15 +35,15 @@ MORE = """
     leasehold serve 'dynamodb://orders-app?region=eu-central-1' --history moves.db
     leasehold serve sqlite:///srv/orders.db --once page.html
 
-The page shows who holds what, lag, moves as they happen with their rules, and explains a lease or a worker at a click.
-Beside it: `/leases.json`, `/metrics` for Prometheus, `/healthz` (503 unless the status of every group is OK, as
-`leasehold leases --check` says it), and `/readyz` (503 while a table cannot be read: for a probe of this page itself).
+The page shows which worker holds which lease, the lag, and moves as they happen with their rules. A click on a lease or
+a worker explains it. There are also `/leases.json`, `/metrics` for Prometheus, `/healthz` (503 unless every group has
+the status OK of `leasehold leases --check`), and `/readyz` (503 while a table cannot be read: a probe of this server).
 
-It reads the tables every `--every` and writes nothing to them. It listens on this machine alone; with `--host` it can
-be reached from others, and has no login: put a proxy before it. Requests by another name than `--host`, localhost or
-`--allow-host` are refused. While `leasehold swap` moves the leases of a STORE, `--to` shows both tables as one, and
-which of them has each lease. `--source` asks the stream for lag that no row
-tells. Both are given once for each STORE, in their order.
+It reads the tables every `--every` seconds and writes nothing to them. It listens on this machine alone. With `--host`
+it can be reached from other machines, and has no login: put a proxy in front of it. Requests are rejected if their host
+is not `--host`, localhost or an `--allow-host`. While `leasehold swap` moves the leases of a STORE, `--to` shows both
+tables as one, and which of them has each lease. `--source` queries the stream for lag that rows do not contain. Give
+both options once for each STORE, in the same order.
 
 `--once FILE` writes the page as one file and ends, once the status of every lease is known, or after two minutes.
 
@@ -51,20 +51,22 @@ Needs `leasehold[serve]`. Ends on Ctrl-C. Exit status: 0, 1 if a store cannot be
 """
 
 
-@app.command(help="Serve lease tables as a live, read-only page.", epilog=MORE)
+@app.command(help="Serve a live, read-only web page of lease tables.", epilog=MORE)
 @table_options("rules", "lease_seconds", "set")
 def command(  # noqa: PLR0917  one for each option
     stores: Annotated[list[str], typer.Argument(metavar="STORE...", help="Read the leases here, URLs.")],
-    source: Annotated[list[str] | None, typer.Option(help="Ask this stream for lag that no row tells.")] = None,
+    source: Annotated[
+        list[str] | None, typer.Option(help="Query this stream for lag that rows do not contain.")
+    ] = None,
     goals: Annotated[
         list[str] | None,
         typer.Option("--to", help="Name the store to which `leasehold swap` moves the leases; `-` for none."),
     ] = None,
     host: Annotated[str, typer.Option(help="Listen on this address.")] = LOOPBACK[0],
-    port: Annotated[int, typer.Option(help="Listen on this port; 0 takes a free one.", min=0, max=65535)] = 8095,
-    allow_host: Annotated[list[str] | None, typer.Option(help="Answer requests by this name, too.")] = None,
-    once: Annotated[Path | None, typer.Option(help="Write the page to this file, and end. It needs no server.")] = None,
-    every: Annotated[float, typer.Option(help="Wait this long between two readings.", parser=seconds(0.1))] = 2.0,
+    port: Annotated[int, typer.Option(help="Listen on this port; 0 for a free one.", min=0, max=65535)] = 8095,
+    allow_host: Annotated[list[str] | None, typer.Option(help="Accept requests for this host name, too.")] = None,
+    once: Annotated[Path | None, typer.Option(help="Write the page to this file and exit; it needs no server.")] = None,
+    every: Annotated[float, typer.Option(help="Wait this long between two reads.", parser=seconds(0.1))] = 2.0,
     history: Annotated[str | None, typer.Option(help="Keep moves and lag in this SQLite file. [memory]")] = None,
     **options: Unpack[Options],
 ) -> None:
@@ -99,14 +101,14 @@ def _write(watchers: Sequence[TableWatcher], file: Path, every: float) -> None:
     Raises StoreError if a table cannot be read.
     """
     if not file.parent.is_dir() or file.is_dir():
-        raise ValueError(f"--once: {file} cannot be written; name a file in a folder that is there")
-    until = time.monotonic() + STEPS * STEP_SECONDS
+        raise ValueError(f"--once: {file} cannot be written; name a file in an existing folder")
+    deadline = time.monotonic() + STEPS * STEP_SECONDS
     while True:
         for watcher in watchers:
             watcher.try_look()
-            if watcher.seen.table is None:
-                raise StoreError(f"{watcher.name}: {watcher.seen.trouble}")
-        if time.monotonic() >= until or all(watcher.known for watcher in watchers):
+            if watcher.last_state.table is None:
+                raise StoreError(f"{watcher.name}: {watcher.last_state.trouble}")
+        if time.monotonic() >= deadline or all(watcher.all_known for watcher in watchers):
             break
         time.sleep(every)
     file.write_text(saved_page(watchers), encoding="utf-8")

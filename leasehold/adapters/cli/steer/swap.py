@@ -30,26 +30,26 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 MORE = """
 FROM and TO are store URLs. No worker stops, no record is lost or skipped, and no shard is read twice at a time: each
-owner moves its own leases, and reads on meanwhile.
+owner moves its own leases and continues to read.
 
-1. Start each worker of the fleet again, one after the other, with `leasehold consume … --store FROM --to TO`. Nothing
-moves yet.
+1. Restart each worker of the fleet, one after the other, with `leasehold consume … --store FROM --to TO`. Nothing moves
+yet.
 
-2. `leasehold swap FROM TO`. It begins once every owner of a lease has said that it knows TO (`--wait`), tells the
-fleet, and shows how far it is. It may be ended and run again: the fleet goes on by itself; only leases that nobody
-owns, such as finished ones, wait for the command.
+2. `leasehold swap FROM TO`. It waits until every owner of a lease has announced that it knows TO (`--wait`), starts the
+swap, and shows its progress. It may be interrupted and run again: the workers continue by themselves; only leases
+without an owner, such as finished ones, wait for the command.
 
-3. When it says that the swap is over, start each worker again with `--store TO` alone. Delete FROM when the last one
-has been: until then a worker that is restarted with both stores reads in FROM that the swap is over.
+3. When it prints that the swap is over, restart each worker with `--store TO` alone. Delete FROM after the last one:
+until then, a worker that is restarted with both stores reads in FROM that the swap is over.
 
-`--status` shows how far it is and changes nothing. `--back` sends the leases back, until the last has moved and the
-swap is over; from then on a swap in the other direction goes back.
+`--status` shows the progress and changes nothing. `--back` moves the leases back; it works until the last lease has
+moved and the swap is over. After that, swap in the other direction.
 
-It is refused while workers of the KCL or of an SDK own leases in FROM, for they cannot follow; for a layout that does
-not count owners (the blobs of the Azure SDKs); and where TO has leases already. Both stores must be reachable
-meanwhile: a lease whose owner cannot write to both is lost to it as if its store did not answer.
+A swap is refused while workers of the KCL or of an SDK own leases in FROM, because they cannot follow; for a layout
+that does not count owners (the blobs of the Azure SDKs); and if TO already has leases. Both stores must be reachable
+during the swap: an owner that cannot write to both loses its leases as if its store did not respond.
 
-Exit status: 0 when every lease is there, or for `--status`; 1 if it was refused or a store failed; 2 on bad usage.
+Exit status: 0 when every lease has arrived, or with `--status`; 1 if it was refused or a store failed; 2 on bad usage.
 """
 
 
@@ -60,12 +60,12 @@ def command(  # noqa: PLR0917  one for each option
         typer.Argument(metavar="FROM", help="Move the leases from this store of the fleet, a URL.", show_default=False),
     ],
     to: Annotated[str, typer.Argument(metavar="TO", help="Move the leases to this store, a URL.", show_default=False)],
-    status: Annotated[bool, typer.Option("--status", help="Show how far it is, and change nothing.")] = False,
-    back: Annotated[bool, typer.Option("--back", help="Send the leases back to FROM.")] = False,
+    status: Annotated[bool, typer.Option("--status", help="Show the progress, and change nothing.")] = False,
+    back: Annotated[bool, typer.Option("--back", help="Move the leases back to FROM.")] = False,
     wait: Annotated[
-        float, typer.Option(help="Wait this long for workers to say that they know TO.", parser=seconds())
+        float, typer.Option(help="Wait this long for workers to announce that they know TO.", parser=seconds())
     ] = 60.0,
-    create: Annotated[bool, typer.Option(help="Make TO's table or container if there is none.")] = True,
+    create: Annotated[bool, typer.Option(help="Create TO's table or container if there is none.")] = True,
     as_json: AsJson = False,
 ) -> None:
     """Start or reverse a swap, and follow it until every lease has arrived."""

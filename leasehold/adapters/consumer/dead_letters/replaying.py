@@ -98,7 +98,7 @@ def replay(dead_letters: ListedDeadLetters, deliver: Deliver, report_kept: Repor
             report_kept(name, said(fault))
             verdict = evolve(verdict, failed=verdict.failed + 1)
             continue
-        # Remove it only now. If the process is killed before this line, the dead letter is replayed again.
+        # Remove the dead letter only after it was handled. If the process is killed in between, it is replayed again.
         dead_letters.remove(name)
         verdict = evolve(verdict, done=verdict.done + 1)
     return verdict

@@ -186,7 +186,8 @@ def dead_letters(
         stream: As for `DeadLetterHandler`.
         table: As for `DeadLetterHandler`.
         source: As for `DeadLetterHandler`.
-        session: A boto3 session with the credentials for a URL of AWS; None: those of the URL or of the environment.
+        session: A boto3 session with the credentials for a URL of AWS; by default those of the URL or of the
+            environment.
 
     Raises:
         ValueError: The URL is wrong. The message says why and never repeats the URL.

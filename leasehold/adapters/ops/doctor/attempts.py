@@ -59,12 +59,15 @@ def clock_finding(service: str, ahead: float | None) -> Finding:
     """
     what = f"clock of {service}"
     if ahead is None:
-        return Finding(what, "unknown", "the service told no time")
-    sentence = f"ours is {abs(ahead):.1f} s {'ahead of' if ahead >= 0 else 'behind'} it (told in whole seconds)"
+        return Finding(what, "unknown", "the service's responses contain no time")
+    sentence = f"ours is {abs(ahead):.1f} s {'ahead of' if ahead >= 0 else 'behind'} it (measured in whole seconds)"
     if abs(ahead) <= SKEW_SECONDS:
         return Finding(what, "ok", sentence)
     return Finding(
-        what, "wrong", sentence, "set the clock: requests are refused at 5 min, and lag is as true as clocks are"
+        what,
+        "wrong",
+        sentence,
+        "set the clock: the service rejects requests from 5 min on, and lag is only as accurate as the clocks",
     )
 
 
@@ -148,13 +151,13 @@ def try_rights(trial: RightsTrial, *, read_only: bool) -> Iterator[Finding]:
     for attempt in trial.attempts:
         right, name = attempt.right, trial.name
         if attempt.writes and read_only:
-            yield Finding(right, "unknown", f"{name}: not tried, as it is a right to write (--read-only)")
+            yield Finding(right, "unknown", f"{name}: not tried, because it is a right to write (--read-only)")
             continue
         try:
             remark = attempt.ask()
             yield Finding(right, "ok", f"{name}: {remark if isinstance(remark, str) else 'allowed'}")
         except Absent as error:
-            yield Finding(right, "unknown", str(error), "let the first worker make it, and ask again")
+            yield Finding(right, "unknown", str(error), "let the first worker create it, and run this again")
             return
         except NotTried as error:
             yield Finding(right, "unknown", f"{name}: {error}")
@@ -164,9 +167,9 @@ def try_rights(trial: RightsTrial, *, read_only: bool) -> Iterator[Finding]:
         except (OutcomeUnknown, SourceUnavailable) as error:
             # If there was any response, even an error, the service was reached.
             if getattr(error.__cause__, "response", None) is None:
-                yield Finding(right, "wrong", f"not reached: {error}", "check the name, the region, the network")
+                yield Finding(right, "wrong", f"not reached: {error}", "check the name, the region and the network")
                 return
-            yield Finding(right, "unknown", f"no usable response: {error}", "ask again later")
+            yield Finding(right, "unknown", f"no usable response: {error}", "run this again later")
         except (StoreError, SourceError) as error:
             denied = _is_denied(error)
             yield Finding(right, "wrong", str(error), f"allow {right}" if denied else "")
@@ -208,11 +211,11 @@ def compare_with_stream(
         why = f"for one {row.key!r}: {row.field}: {row.why}"
         if leases:
             sentence = f"{len(malformed)} of {len(leases) + len(malformed)} rows cannot be read as leases, {why}"
-            return (Finding(WHAT, "wrong", sentence, "mend or remove these rows: their shards are read by nobody"),)
-        sentence = f"none of its {len(malformed)} rows is a lease, {why}: it is another application's"
+            return (Finding(WHAT, "wrong", sentence, "correct or delete these rows: no worker reads their shards"),)
+        sentence = f"none of its {len(malformed)} rows is a lease, {why}: the table belongs to another application"
         return (Finding(WHAT, "wrong", sentence, _OTHER_TABLE),)
     if not leases:
-        return (Finding(WHAT, "ok", f"it has no leases yet; workers make those of {len(shards)} shards"),)
+        return (Finding(WHAT, "ok", f"it has no leases yet; workers create those of {len(shards)} shards"),)
     try:
         own_leases = tuple(lease for lease in leases if reads(lease))
     except SourceError as error:
@@ -221,12 +224,11 @@ def compare_with_stream(
 
 
 def _compare_with_shards(leases: tuple[Lease, ...], others: int, listed: Mapping[str, Shard]) -> Finding:
-    remark = f"; {others} leases are of streams that are not read here" if others else ""
+    remark = f"; {others} leases belong to streams that are not read here" if others else ""
     listed_leases = [lease for lease in leases if lease.key in listed]
     if leases and not listed_leases:
-        sentence = (
-            f"the stream has the shards of none of its {len(leases)} leases ({_first_keys(leases)}): it is another's"
-        )
+        keys = _first_keys(leases)
+        sentence = f"the stream has no shard for any of its {len(leases)} leases ({keys}): it belongs to another stream"
         return Finding(WHAT, "wrong", sentence + remark, _OTHER_TABLE)
     ranges = [(lease, lease.hash_range, listed[lease.key].hash_range) for lease in listed_leases]
     if mismatched := [lease for lease, own, actual in ranges if own and actual and own != actual]:
@@ -234,14 +236,18 @@ def _compare_with_shards(leases: tuple[Lease, ...], others: int, listed: Mapping
             f"{len(mismatched)} leases ({_first_keys(mismatched)}) have other hash ranges than the stream's shards"
         )
         return Finding(
-            WHAT, "wrong", f"{sentence}: it is another stream's, or the stream was made anew{remark}", _OTHER_TABLE
+            WHAT,
+            "wrong",
+            f"{sentence}: it belongs to another stream, or the stream was recreated{remark}",
+            _OTHER_TABLE,
         )
     if unlisted := [lease for lease in leases if lease.key not in listed and not lease.ended]:
         sentence = (
-            f"the stream has not the shards of {len(unlisted)} unfinished leases ({_first_keys(unlisted)}): "
-            "past retention"
+            f"the stream has no shard for {len(unlisted)} unfinished leases ({_first_keys(unlisted)}): past retention"
         )
-        return Finding(WHAT, "unknown", sentence + remark, "workers remove them; check that nobody was that far behind")
+        return Finding(
+            WHAT, "unknown", sentence + remark, "workers remove them; check that no worker was that far behind"
+        )
     owners = len({lease.owner for lease in leases if lease.owner})
     return Finding(WHAT, "ok", f"it has {len(leases)} leases of this stream, and {owners} owners{remark}")
 

@@ -57,7 +57,7 @@ def trial(table: str, options: Mapping[str, str]) -> RightsTrial:
             else:
                 clients.reads.scan(TableName=table, Limit=1)
 
-    def read() -> None:
+    def read_rows() -> None:
         absent: Any = key_of(f"leasehold-probe-{uuid4().hex}", prefix)
         with translate_errors(table):
             clients.reads.batch_get_item(RequestItems={table: {"Keys": [absent], "ConsistentRead": True}})
@@ -67,7 +67,7 @@ def trial(table: str, options: Mapping[str, str]) -> RightsTrial:
         (
             RightAttempt("dynamodb:DescribeTable", partial(_describe_table, clients, table, prefix)),
             RightAttempt("dynamodb:Query" if prefix else "dynamodb:Scan", list_rows),
-            RightAttempt("dynamodb:BatchGetItem", read),
+            RightAttempt("dynamodb:BatchGetItem", read_rows),
             *(
                 RightAttempt(f"dynamodb:{action}", ask, writes=True)
                 for action, ask in probes(clients.writes, table, prefix).items()
@@ -86,22 +86,24 @@ def _describe_table(clients: Clients, table: str, prefix: str) -> str:
     except StoreError as error:
         cause = error.__cause__
         if isinstance(cause, ClientError) and code_of(cause) == "ResourceNotFoundException":
-            message = f"there is no table {table} here; a worker makes it if it may (dynamodb:CreateTable, not tried)"
+            message = (
+                f"there is no table {table}; a worker creates it if it has the right (dynamodb:CreateTable, not tried)"
+            )
             raise Absent(message) from error
         raise
     try:
         check_key(table, entry, prefix)
     except StoreError as error:
         raise NotALeaseTable(str(error)) from error
-    words = {True: "on", False: "off", None: "not told"}
+    words = {True: "on", False: "off", None: "unknown"}
     protection, recovery = (
-        words[value] for value in (entry.get("DeletionProtectionEnabled"), _recoverable(clients.reads, table))
+        words[value] for value in (entry.get("DeletionProtectionEnabled"), _has_recovery(clients.reads, table))
     )
     settings = f"deletion protection: {protection}, point-in-time recovery: {recovery}"
-    return f"it answers, and is {entry['TableStatus']}; {settings}"
+    return f"it responds, and is {entry['TableStatus']}; {settings}"
 
 
-def _recoverable(client: "DynamoDBClient", table: str) -> bool | None:
+def _has_recovery(client: "DynamoDBClient", table: str) -> bool | None:
     """Return whether point-in-time recovery is enabled.
 
     Return None if we lack the right to call this, or if the service has no such call.

@@ -62,17 +62,17 @@ class _ExaminedTable:
 
     def describe_stream(self) -> str:
         if not self._arn:
-            raise NotTried("not tried, as the stream of the table is not known")
+            raise NotTried("not tried, because the stream of the table is not known")
         with translate_errors(self._name, STREAMS):
             description = self._streams.describe_stream(StreamArn=self._arn)["StreamDescription"]
         if not description["Shards"]:
             raise SourceError(f"stream {self._name!r} has no shards")
         self._shard = description["Shards"][-1]["ShardId"]
-        return f"it answers, is {description['StreamStatus']}, and has {description['StreamViewType']}"
+        return f"it responds, is {description['StreamStatus']}, and has {description['StreamViewType']}"
 
     def get_iterator(self) -> None:
         if not self._shard:
-            raise NotTried("not tried, as no shard is known")
+            raise NotTried("not tried, because no shard is known")
         place = {"StreamArn": self._arn, "ShardId": self._shard, "ShardIteratorType": "TRIM_HORIZON"}
         with translate_errors(self._name, STREAMS):
             self._iterator = self._streams.get_shard_iterator(**place)["ShardIterator"]

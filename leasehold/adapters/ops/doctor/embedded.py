@@ -17,7 +17,7 @@ def sqlite_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
     if place and not Path(place).exists():
 
         def raise_absent() -> str:
-            raise Absent(f"there is no file {place}; a worker makes it, in a folder that it may write to")
+            raise Absent(f"there is no file {place}; a worker creates it if it may write to the folder")
 
         return RightsTrial(f"SQLite file {place}", (RightAttempt("read", raise_absent),))
     store = sqlite.open_url(place, options, create=False, request_seconds=None)
@@ -27,7 +27,9 @@ def sqlite_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
 def memory_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
     """Return the trial of the rights on a table in this process's memory. Raises ValueError."""
     store = memory.open_url(place, options, create=True, request_seconds=None)
-    return _trial("table in memory", store, "it is of one process alone: other processes have another of this name")
+    return _trial(
+        "table in memory", store, "it exists in one process: other processes have tables of their own under this name"
+    )
 
 
 def _trial(name: str, store: Store, remark: str) -> RightsTrial:
@@ -40,7 +42,7 @@ def _trial(name: str, store: Store, remark: str) -> RightsTrial:
         probe = f"leasehold-probe-{uuid4().hex}"
         if not isinstance(store.write(RenewLease(Lease(probe, owner=probe))), Lost):
             raise StoreError("a write was applied under a condition that did not hold")
-        return "a transaction that writes can be begun"
+        return "a write transaction can be started"
 
     attempts = (RightAttempt("read", read), RightAttempt("write", send_rejected_write, writes=True))
     return RightsTrial(name, attempts, None, send_rejected_write, store.close)

@@ -47,7 +47,7 @@ class _ExaminedHub:
         if not (partitions := self._source.shards()):
             raise SourceError("the hub has no partitions")
         self._partition = partitions[0].id
-        return f"it answers, and has {len(partitions)} partitions"
+        return f"it responds, and has {len(partitions)} partitions"
 
     def get_last_event(self) -> None:
         self._source.latest(Lease(self._partition, stream=self._source.stream))
@@ -56,33 +56,33 @@ class _ExaminedHub:
         access, partition = self._source.access, self._partition
         background = BackgroundLoop()
         try:
-            background.run(_link(access, partition), LINK_SECONDS)
+            background.run(_open_link(access, partition), LINK_SECONDS)
         except (EventHubError, AzureError, OSError, ValueError, ImportError) as error:
             fault = translate_error(error, access, partition)
             if isinstance(fault, LinkTakenOver):
-                return f"group {access.group} may; a worker reads partition {partition} now, and was not disturbed"
+                return f"group {access.group} has the right; a worker reads partition {partition} undisturbed"
             raise fault from error
         finally:
             background.close()
-        return f"group {access.group} may"
+        return f"group {access.group} has the right"
 
 
-async def _link(access: Access, partition: str) -> None:
+async def _open_link(access: Access, partition: str) -> None:
     """Open a link and wait for the first event or error.
 
     The link has no owner level, so it doesn't disconnect a worker.
     """
-    arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    first_event: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     empty_waits = iter(range(EMPTIES))
 
     async def receive(_context: object, events: object) -> None:
-        if not arrived.done() and (events or next(empty_waits, None) is None):
-            arrived.set_result(None)
+        if not first_event.done() and (events or next(empty_waits, None) is None):
+            first_event.set_result(None)
 
     async def fail(_context: object, error: Exception) -> None:
-        if not arrived.done():
-            arrived.set_exception(error)
+        if not first_event.done():
+            first_event.set_exception(error)
 
     async with access.client() as client:
         receiving = asyncio.ensure_future(
@@ -97,7 +97,7 @@ async def _link(access: Access, partition: str) -> None:
             )
         )
         try:
-            await arrived
+            await first_event
         finally:
             receiving.cancel()
             await asyncio.gather(receiving, return_exceptions=True)

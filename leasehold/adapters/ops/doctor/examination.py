@@ -111,7 +111,7 @@ class Fleet:
 def gap_seconds(config: Config) -> float:
     """Return the longest time that a shard is unread after its worker has crashed.
 
-    This is the time until the lease expires, plus the time until another worker's next turn.
+    The result is the time until the lease expires, plus the time until another worker's next turn.
     """
     return config.rules.expires_above(config.lease_seconds) + config.cycle_seconds
 
@@ -122,13 +122,13 @@ def gap_finding(config: Config) -> Finding:
     parts = (
         f"{config.rules.expires_above(config.lease_seconds):g} s until the lease expires, {config.cycle_seconds:g} s"
     )
-    remark = ", mostly sooner by the lookout" if config.rules.keeps_lookout else ""
+    remark = ", usually sooner thanks to the lookout" if config.rules.keeps_lookout else ""
     usual = SETTING_LIMITS["lease_seconds"].usual
     long = config.lease_seconds > usual
     return Finding(
         "gap",
         "wrong" if long else "ok",
-        f"{sentence}: {parts} until the next look{remark}; longer while the store does not answer",
+        f"{sentence}: {parts} until the next turn{remark}; longer while the store does not respond",
         f"lease_seconds is in seconds, not in milliseconds as in the KCL; set it to {usual:g} or less" if long else "",
     )
 
@@ -205,7 +205,10 @@ def cost_finding(fleet: Fleet, config: Config, price: Price | None) -> Finding:
 
     where = f"{fleet.leases} open shards, {fleet.workers} {'worker' if fleet.workers == 1 else 'workers'}"
     idle, busy = loads(fleet, config)
-    sentences = [f"{where}, layout {fleet.layout}: at rest {describe(idle)}", f"under steady records {describe(busy)}"]
+    sentences = [
+        f"{where}, layout {fleet.layout}: when idle {describe(idle)}",
+        f"with records all the time {describe(busy)}",
+    ]
     sentences += [f"in layout {other.layout} {describe(loads(other, config)[1])}" for other in layouts(fleet)[1:]]
     return Finding("cost", "ok", "; ".join(sentences) + (f" ({price.source})" if price else ""))
 
@@ -228,7 +231,7 @@ def size_finding(leases: int, workers: int, config: Config) -> Finding:
     response_seconds = RENEWERS_MOST * config.renew_seconds / max(1, per_worker)
     margin = min(response_seconds / RESPONSE_SECONDS, CELLS_MAX / max(1, cells))
     milliseconds = f"{response_seconds * 1000:,.0f} ms"
-    sentence = f"{per_worker} leases a worker are renewed in time while the store answers within {milliseconds}"
+    sentence = f"{per_worker} leases a worker are renewed in time if the store responds within {milliseconds}"
     sentence += f"; {leases} leases x {workers} workers are {cells:,}, of at most some {CELLS_MAX:,}"
     if margin > 2:  # noqa: PLR2004  half of a limit
         return Finding("size", "ok", sentence)
@@ -308,13 +311,13 @@ def examine(source: str, store: str, fleet: ExaminedFleet) -> Examination:
     store_scheme, store_place, store_options = store_address(store)
     if store_scheme == "file":
         raise ValueError("store URL: file:// is a backup, on which no fleet works; name a store")
-    for kind, each, checks in (("source", scheme, _SOURCES), ("store", store_scheme, _STORES)):
-        if each not in checks:
-            raise ValueError(f"{kind} URL: another package adds {each}://, and doctor has no checks for it")
-    price, results = _price(store_scheme, fleet), _Results()
+    for kind, url_scheme, checks in (("source", scheme, _SOURCES), ("store", store_scheme, _STORES)):
+        if url_scheme not in checks:
+            raise ValueError(f"{kind} URL: another package adds {url_scheme}://, and doctor has no checks for it")
+    price, results = _price_list(store_scheme, fleet), _Results()
     with _failures_as_findings(results, "source"):
-        for each in _SOURCES[scheme].load("source", SourceError).trials(place, options):
-            _try_rights(results, each, fleet)
+        for source_trial in _SOURCES[scheme].load("source", SourceError).trials(place, options):
+            _try_rights(results, source_trial, fleet)
     with _failures_as_findings(results, "store"):
         module, name = _STORES[store_scheme]
         trial: RightsTrial = getattr(module.load("store", StoreError), name)(store_place, store_options)
@@ -374,7 +377,7 @@ def _failures_as_findings(results: _Results, what: str) -> Iterator[None]:
         if what != "table":
             results.findings.append(Finding(what, "wrong", str(error)))
         else:
-            results.findings.append(Finding(what, "unknown", f"no usable response: {error}", "ask again later"))
+            results.findings.append(Finding(what, "unknown", f"no usable response: {error}", "run this again later"))
     except (StoreError, SourceError) as error:
         results.findings.append(Finding(what, "wrong", str(error)))
 
@@ -398,10 +401,10 @@ def _try_conditional_writes(prove: Callable[[], object], trial: RightsTrial, fin
     try:
         prove()
     except OutcomeUnknown as error:
-        return Finding("conditional writes", "unknown", f"no usable response: {error}", "ask again later")
+        return Finding("conditional writes", "unknown", f"no usable response: {error}", "run this again later")
     except StoreError as error:
         return Finding("conditional writes", "wrong", str(error))
-    return Finding("conditional writes", "ok", f"{trial.name}: refused where their condition does not hold")
+    return Finding("conditional writes", "ok", f"{trial.name}: rejected if their condition does not hold")
 
 
 def _compare_table(results: _Results, url: str, listing: Listing) -> None:
@@ -420,11 +423,13 @@ def _compare_table(results: _Results, url: str, listing: Listing) -> None:
                 if conflict.kind != "another shard"  # reported above
             ]
     except SourceError:  # reported with the rights on the source
-        sentence = f"it has {len(listing.leases)} leases; whose they are cannot be told without the stream's shards"
+        sentence = (
+            f"it has {len(listing.leases)} leases; without its shards, we cannot tell whether they belong to the stream"
+        )
         results.findings.append(Finding("table", "unknown", sentence))
 
 
-def _price(scheme: str, fleet: ExaminedFleet) -> Price | None:
+def _price_list(scheme: str, fleet: ExaminedFleet) -> Price | None:
     """Return the list price, in which prices that the user passed replace the listed ones."""
     listed = LIST_PRICES.get(scheme)
     if fleet.write_price is None and fleet.read_price is None:

@@ -63,7 +63,7 @@ class _ExaminedStream:
         with translate_errors(self._name):
             summary = self._client.describe_stream_summary(StreamName=self._name)["StreamDescriptionSummary"]
         self._arn, self._encrypted = summary["StreamARN"], summary.get("EncryptionType") == "KMS"
-        return f"it answers, and is {summary['StreamStatus']}"
+        return f"it responds, and is {summary['StreamStatus']}"
 
     def list_shards(self) -> None:
         with translate_errors(self._name):
@@ -88,12 +88,12 @@ class _ExaminedStream:
         with translate_errors(self._name):
             rows: list[Any] = self._client.get_records(ShardIterator=self._iterator, Limit=1)["Records"]
         if self._encrypted and not rows:
-            return "allowed; no record was there to show that its key (kms:Decrypt) may be used"
+            return "allowed; without a record, the right to use its key (kms:Decrypt) could not be tried"
         return "allowed"
 
     def consumer(self, name: str) -> str:
         if not self._arn:
-            raise NotTried("not tried, as the stream is not described")
+            raise NotTried("not tried, because the stream could not be described")
         which: dict[str, Any] = (
             {"ConsumerARN": name} if name.startswith("arn:") else {"StreamARN": self._arn, "ConsumerName": name}
         )
@@ -104,7 +104,7 @@ class _ExaminedStream:
             cause = error.__cause__
             if name.startswith("arn:") or not isinstance(cause, ClientError) or code_of(cause) != _ABSENT:
                 raise
-            message = f"there is no consumer {name}; a worker registers it if it may (kinesis:RegisterStreamConsumer"
-            raise Absent(f"{message}, not tried)") from error
+            message = f"there is no consumer {name}; a worker registers it if it has the right"
+            raise Absent(f"{message} (kinesis:RegisterStreamConsumer, not tried)") from error
         # Don't try to subscribe, because a second subscription would end a worker's subscription.
         return f"consumer {entry['ConsumerName']} is {entry['ConsumerStatus']}; kinesis:SubscribeToShard is not tried"

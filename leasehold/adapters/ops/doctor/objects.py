@@ -36,7 +36,7 @@ def s3_trial(place: str, options: Mapping[str, str]) -> RightsTrial:
     module = Scheme("leasehold.stores.objects.s3", extra="aws").load("store", StoreError)
     bucket, _, prefix = place.partition("/")
     if not bucket:
-        raise ValueError("store URL: s3:// wants bucket/prefix")
+        raise ValueError("store URL: s3:// needs bucket/prefix")
     endpoint, clock = endpoint_of(options.get("endpoint")), ServiceClock()
     timeouts = module.TIMEOUTS.within(REQUEST_SECONDS)
     client_options = {"region": options.get("region"), "endpoint": endpoint, "session": module.session_of(options)}
@@ -92,9 +92,11 @@ def _trial(
             objects.list(probe)
         except StoreError as error:
             if any(code in str(error) or code in str(error.__cause__) for code in _ABSENT):
-                raise Absent(f"there is no {name}; a worker makes it if it may, which was not tried") from error
+                raise Absent(
+                    f"there is no {name}; a worker creates it if it has the right, which was not tried"
+                ) from error
             raise
-        return "it answers"
+        return "it responds"
 
     def write_object() -> None:
         """Write with a condition that never holds. If the service ignores the condition, delete the object."""

@@ -22,7 +22,7 @@ def trial(place: str, options: Mapping[str, str]) -> RightsTrial:
     except StoreError as error:
         if not isinstance(error.__cause__, errors.UndefinedTable):
             raise
-        message = f"there is no {table.name}; a worker makes it if it may (CREATE on the schema, not tried)"
+        message = f"there is no {table.name}; a worker creates it if it has the right (CREATE on the schema, not tried)"
 
         def raise_absent() -> str:
             raise Absent(message)
@@ -33,19 +33,19 @@ def trial(place: str, options: Mapping[str, str]) -> RightsTrial:
         RightAttempt("INSERT", lambda: store.probe("INSERT"), writes=True),
         RightAttempt("UPDATE", lambda: store.probe("UPDATE"), writes=True),
         RightAttempt("DELETE", lambda: store.probe("DELETE"), writes=True),
-        RightAttempt("standbys", lambda: _standbys(store)),
+        RightAttempt("standbys", lambda: _describe_standbys(store)),
     )
     return RightsTrial(table.name, attempts, None, store.prove, store.close)
 
 
-def _standbys(store: PostgresStore) -> str:
+def _describe_standbys(store: PostgresStore) -> str:
     """Return a sentence about whether commits wait for standbys.
 
     Raises NotTried if they don't wait, because a standby that takes over may then lack the last commits.
     """
     standbys, awaited = store.standbys()
     if not standbys:
-        return "no standby follows it; where one does, and may take over, let commits wait for it"
+        return "no standby follows it; if you add one that may take over, let commits wait for it"
     if awaited:
         return f"{standbys} standbys follow it, and commits wait for {awaited}"
     raise NotTried(

@@ -24,7 +24,7 @@ from leasehold.adapters.ops.serving.watcher import SORTS, TableWatcher, ViewRequ
 from leasehold.stores.fields import decimal
 
 HELP = {
-    "leasehold_up": "Whether the table was read lately.",
+    "leasehold_up": "Whether the table was read recently.",
     "leasehold_status": "The group's status: 0 OK, 3 not known, 4 behind, 5 stalled, 6 hung, 7 unread, 8 orphan.",
     "leasehold_lease_status": "A lease's status, by the same numbers.",
     "leasehold_leases": "Unfinished leases.",
@@ -63,17 +63,17 @@ def exposition(states: Sequence[tuple[dict[str, Any], bool]]) -> str:
         for name, value in values.items():
             if value is not None:
                 # Escape names and URLs, because they may contain quotes or newlines that would end a label or sample.
-                quoted = {label: text.translate(ESCAPES) for label, text in labels.items()}
-                marks = ",".join(f'{label}="{text}"' for label, text in quoted.items())
-                samples_of[f"leasehold_{name}"].append(f"leasehold_{name}{{{marks}}} {float(value):g}")
+                escaped_labels = {label: text.translate(ESCAPES) for label, text in labels.items()}
+                label_text = ",".join(f'{label}="{text}"' for label, text in escaped_labels.items())
+                samples_of[f"leasehold_{name}"].append(f"leasehold_{name}{{{label_text}}} {float(value):g}")
 
-    for state, fresh in states:
+    for state, is_fresh in states:
         store = state["store"]
-        add_samples({"up": fresh, "status": state["number"]}, store=store)
-        if not fresh:
+        add_samples({"up": is_fresh, "status": state["number"]}, store=store)
+        if not is_fresh:
             continue
         total = state["total"]
-        totals = {
+        total_values = {
             "leases": total["leases"],
             "unowned_leases": total["unowned"],
             "workers": total["workers"],
@@ -85,7 +85,7 @@ def exposition(states: Sequence[tuple[dict[str, Any], bool]]) -> str:
             "lag_is_lower_bound": None if total["lag_max"] is None else total["lag_at_least"],
             "owner_changes_total": total["moves"],
         }
-        add_samples(totals, store=store)
+        add_samples(total_values, store=store)
         if (swap := state.get("swap")) is not None:
             for place, name in (("FROM", "there"), ("on their way", "moving"), ("TO", "gone")):
                 add_samples({"swap_leases": swap[name]}, store=store, place=place)
@@ -95,7 +95,7 @@ def exposition(states: Sequence[tuple[dict[str, Any], bool]]) -> str:
         for lease in state["leases"]:
             if not lease["ended"]:
                 seconds = lease["lag"].get("seconds")
-                figures = {
+                lease_values = {
                     "lease_lag_seconds": seconds,
                     "lease_lag_is_lower_bound": None if seconds is None else lease["lag"].get("at_least", False),
                     "lease_status": lease["number"],
@@ -103,7 +103,7 @@ def exposition(states: Sequence[tuple[dict[str, Any], bool]]) -> str:
                     "lease_kilobytes_per_second": lease["kbps"],
                     "lease_switches_total": lease["lag"].get("moves"),
                 }
-                add_samples(figures, store=store, lease=lease["key"])
+                add_samples(lease_values, store=store, lease=lease["key"])
     lines = []
     for name, samples in samples_of.items():
         if samples:
@@ -119,7 +119,7 @@ REQUEST_SECONDS = 10.0
 """Seconds after which a connection without a complete request is closed."""
 
 ROWS_MAX = 20_000
-"""The most leases that a page may request."""
+"""The maximum number of leases that a page may request."""
 
 CONNECTIONS_MAX = 200
 """The maximum number of open connections. Each takes a file descriptor, and a process usually has 1,024."""
@@ -132,8 +132,8 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 
-UNKNOWN = {"error": "there is no such lease or worker, or no reading yet"}
-NO_TABLE = {"error": "table: there is none of this number"}
+UNKNOWN = {"error": "there is no such lease or worker, or the table has not been read yet"}
+NO_TABLE = {"error": "table: there is none with this number"}
 NO_VIEW = {"error": f"most: rows, up to {ROWS_MAX}; sort: one of {', '.join(SORTS)}"}
 EMPTY = '<svg xmlns="http://www.w3.org/2000/svg"/>'
 
@@ -161,7 +161,7 @@ def server(watchers: Sequence[TableWatcher], hosts: Sequence[str]) -> Starlette:
         if watcher is None or most is None or sort not in SORTS:
             return _json(NO_TABLE if watcher is None else NO_VIEW, 404)
         view_request = ViewRequest(sort, "down" in query, query.get("text", "").lower(), most)
-        return _stream(request, watchers, lambda: _groups(watchers) | watcher.view(view_request))
+        return _stream(request, watchers, lambda: _group_statuses(watchers) | watcher.view(view_request))
 
     async def leases(_request: Request) -> Response:
         return _json([watcher.state() for watcher in watchers])
@@ -181,18 +181,18 @@ def server(watchers: Sequence[TableWatcher], hosts: Sequence[str]) -> Starlette:
         return _json(UNKNOWN, 404) if explanation is None else _json(explanation)
 
     async def metrics(_request: Request) -> Response:
-        body = exposition([(watcher.state(), watcher.fresh) for watcher in watchers])
+        body = exposition([(watcher.state(), watcher.is_fresh) for watcher in watchers])
         return Response(body, headers=HEADERS, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def healthz(_request: Request) -> Response:
         healthy = all(watcher.status.ok for watcher in watchers)
-        return _json({"ok": healthy} | _groups(watchers), 200 if healthy else 503)
+        return _json({"ok": healthy} | _group_statuses(watchers), 200 if healthy else 503)
 
     async def readyz(_request: Request) -> Response:
-        stale = [watcher.name for watcher in watchers if not watcher.fresh]
+        stale = [watcher.name for watcher in watchers if not watcher.is_fresh]
         return _json({"ok": not stale, "stale": stale}, 503 if stale else 200)
 
-    routes = [Route(path, _page(*page)) for path, page in PAGES.items()]
+    routes = [Route(path, _static_page(*page)) for path, page in PAGES.items()]
     routes += [
         Route("/events", events),
         Route("/view", view),
@@ -213,9 +213,9 @@ EXPLAINED_MAX = 500
 
 def saved_page(watchers: Sequence[TableWatcher]) -> str:
     """Return the page as one file that needs no server, with the state of the tables when they were last read."""
-    tables = [_saved(watcher) for watcher in watchers]
+    tables = [_saved_table(watcher) for watcher in watchers]
     # Escape "<", because a name in the data must not end the script element that contains the data.
-    data = json.dumps(_groups(watchers) | {"tables": tables}).replace("<", "\\u003c")
+    data = json.dumps(_group_statuses(watchers) | {"tables": tables}).replace("<", "\\u003c")
     page, style, script = (_file(folder, name).decode() for folder, name, _ in PAGES.values())
     return page.replace('<link rel="stylesheet" href="page.css">', f"<style>\n{style}</style>").replace(
         '<script src="page.js"></script>',
@@ -223,7 +223,7 @@ def saved_page(watchers: Sequence[TableWatcher]) -> str:
     )
 
 
-def _saved(watcher: TableWatcher) -> dict[str, Any]:
+def _saved_table(watcher: TableWatcher) -> dict[str, Any]:
     view = watcher.view(ViewRequest(most=sys.maxsize))
     explained = watcher.explain_all([row["key"] for row in view["rows"][:EXPLAINED_MAX]])
     return {"view": view, "lag": watcher.lag_chart() or EMPTY, **explained}
@@ -234,7 +234,7 @@ def _requested_watcher(request: Request, watchers: Sequence[TableWatcher]) -> Ta
     return None if index is None else watchers[index]
 
 
-def _groups(watchers: Sequence[TableWatcher]) -> dict[str, Any]:
+def _group_statuses(watchers: Sequence[TableWatcher]) -> dict[str, Any]:
     return {"groups": [{"store": watcher.name} | watcher.status.as_json() for watcher in watchers]}
 
 
@@ -283,7 +283,7 @@ def _file(folder: str, name: str) -> bytes:
     return files(f"leasehold.adapters.{folder}").joinpath(name).read_bytes()
 
 
-def _page(folder: str, name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
+def _static_page(folder: str, name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
     body = _file(folder, name)
 
     async def page(_request: Request) -> Response:
@@ -300,11 +300,14 @@ def _stream(request: Request, watchers: Sequence[TableWatcher], compute: Callabl
     """Send the value of `compute` as a server-sent event now and after each read, until the page is closed."""
 
     async def events() -> AsyncIterator[str]:
-        sent: list[tuple[float, str]] = []
+        sent_reads: list[tuple[float, str]] = []
         while not await request.is_disconnected():
-            readings = [(watcher.seen.at, watcher.seen.trouble or watcher.seen.refused) for watcher in watchers]
-            if readings != sent:
-                sent = readings
+            current_reads = [
+                (watcher.last_state.at, watcher.last_state.trouble or watcher.last_state.refused)
+                for watcher in watchers
+            ]
+            if current_reads != sent_reads:
+                sent_reads = current_reads
                 yield f"data: {json.dumps(await asyncio.to_thread(compute), separators=(',', ':'))}\n\n"
             await asyncio.sleep(LOOK_SECONDS)
 

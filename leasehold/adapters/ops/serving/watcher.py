@@ -217,25 +217,25 @@ class TableWatcher:
         self.name, self.config, self.every = name, config, every
         self._record, self._wall = record, wall
         self._watch = TableWatch(store, config.lease_seconds, expires_above(config), source, clock=clock, wall=wall)
-        self._seen, self._lock, self._ending = WatchedFleet(), Lock(), Event()
+        self._last_state, self._lock, self._ending = WatchedFleet(), Lock(), Event()
         self._strips = deque[tuple[float, tuple[str, ...], "array[float]"]](maxlen=STRIPS_MAX)
         self._thread: Thread | None = None
 
     @property
-    def seen(self) -> WatchedFleet:
+    def last_state(self) -> WatchedFleet:
         """The state of the table when it was last read."""
         with self._lock:
-            return self._seen
+            return self._last_state
 
     @property
-    def fresh(self) -> bool:
+    def is_fresh(self) -> bool:
         """Whether the last read of the table succeeded and is recent."""
-        return not self.seen.trouble and self._wall() - self.seen.at <= max(30.0, 5 * self.every)
+        return not self.last_state.trouble and self._wall() - self.last_state.at <= max(30.0, 5 * self.every)
 
     @property
-    def known(self) -> bool:
+    def all_known(self) -> bool:
         """Whether the status of every lease is known."""
-        table = self.seen.table
+        table = self.last_state.table
         return table is not None and all(status.word != "UNKNOWN" for status in table.statuses.values())
 
     def start(self) -> None:
@@ -265,7 +265,7 @@ class TableWatcher:
 
     def _set_trouble(self, why: str) -> None:
         with self._lock:
-            self._seen = evolve(self._seen, trouble=why)
+            self._last_state = evolve(self._last_state, trouble=why)
 
     def look(self) -> None:
         """Read the table once.
@@ -276,7 +276,7 @@ class TableWatcher:
             StoreError: The table cannot be read.
             SourceError: The source cannot be read.
         """
-        previous, table, record = self.seen, self._watch.look(), self._record
+        previous, table, record = self.last_state, self._watch.look(), self._record
         lag, moves = fleet_lag(table.lags), previous.unwritten
         if previous.table is not None:
             rules = rules_between(previous.table, table, self.config)
@@ -291,38 +291,42 @@ class TableWatcher:
         nan = float("nan")
         seconds = (table.lag(lease).seconds for lease in table.leases)
         strip = (table.at, keys, array("f", (nan if lag is None else lag for lag in seconds)))
-        seen = evolve(previous, table=table, trouble="", unwritten=(), refused="")
+        last_state = evolve(previous, table=table, trouble="", unwritten=(), refused="")
         try:
             record.add(self.name, moves, LagPoint(table.at, lag.most, lag.total))
         except HistoryError as error:
-            seen = evolve(seen, unwritten=moves[-UNWRITTEN_MAX:], refused=str(error))
+            last_state = evolve(last_state, unwritten=moves[-UNWRITTEN_MAX:], refused=str(error))
         try:
             table = evolve(table, moves=record.moves(self.name))
-            seen = evolve(seen, table=table, lag=record.lag(self.name), count=record.count(self.name))
+            last_state = evolve(last_state, table=table, lag=record.lag(self.name), count=record.count(self.name))
         except HistoryError as error:
-            seen = evolve(seen, refused=str(error))
+            last_state = evolve(last_state, refused=str(error))
         with self._lock:
-            self._seen = seen
+            self._last_state = last_state
             self._strips.append(strip)
 
     @property
     def status(self) -> Status:
         """The group's status when the table was last read, or UNKNOWN if that is too long ago."""
-        seen = self.seen
-        why = seen.trouble or ("" if self.fresh else "there is no reading of it, or none lately")
-        return group_status({}, why) if why or seen.table is None else seen.table.status
+        last_state = self.last_state
+        why = last_state.trouble or ("" if self.is_fresh else "it has not been read, or not recently")
+        return group_status({}, why) if why or last_state.table is None else last_state.table.status
 
     def state(self) -> dict[str, Any]:
         """Return everything that the page shows, as JSON values."""
-        seen, status = self.seen, self.status
-        document = {"store": self.name, "at": seen.at, "trouble": seen.trouble or seen.refused}
+        last_state, status = self.last_state, self.status
+        document = {"store": self.name, "at": last_state.at, "trouble": last_state.trouble or last_state.refused}
         document |= {"rules": self.config.rules.name, **status.as_json(), "number": status.number}
-        if seen.table is None:
+        if last_state.table is None:
             return document | {"leases": [], "workers": [], "total": {}, "moves": [], "lag": []}
-        shown = picture(seen.table, self.config)
-        moves = [[move.at, move.key, move.before, move.after, move.rule] for move in seen.table.moves]
-        lag = [[point.at, point.most, point.total] for point in seen.lag]
-        return document | shown | {"total": shown["total"] | {"moves": seen.count}, "moves": moves, "lag": lag}
+        table_document = picture(last_state.table, self.config)
+        moves = [[move.at, move.key, move.before, move.after, move.rule] for move in last_state.table.moves]
+        lag = [[point.at, point.most, point.total] for point in last_state.lag]
+        return (
+            document
+            | table_document
+            | {"total": table_document["total"] | {"moves": last_state.count}, "moves": moves, "lag": lag}
+        )
 
     def view(self, request: ViewRequest) -> dict[str, Any]:
         """Return the data of a page: totals, the first workers and moves, and the first leases in its sort order."""
@@ -352,7 +356,7 @@ class TableWatcher:
 
     def lag_chart(self, key: str | None = None) -> str:
         """Return an SVG chart of a lease's lag, or of the largest lag, or "" if there are fewer than two points."""
-        points = [(point.at, point.most) for point in self.seen.lag if point.most is not None]
+        points = [(point.at, point.most) for point in self.last_state.lag if point.most is not None]
         if key is not None:
             with self._lock:
                 strips = tuple(self._strips)
@@ -366,19 +370,25 @@ class TableWatcher:
 
     def explain(self, worker: str | None, key: str | None) -> dict[str, Any] | None:
         """Return the output of `leasehold explain` about a worker or a lease, or None if it does not exist."""
-        table = self.seen.table
+        table = self.last_state.table
         if table is None:
             return None
         if key is None:
             worker_plans = plans(table, self.config)
-            chosen = [worker_plan.as_json() for worker_plan in worker_plans if worker in {None, worker_plan.worker}]
-            return {"workers": chosen, "rules": rules_of(worker_plans)} if chosen or worker is None else None
+            selected_plans = [
+                worker_plan.as_json() for worker_plan in worker_plans if worker in {None, worker_plan.worker}
+            ]
+            return (
+                {"workers": selected_plans, "rules": rules_of(worker_plans)}
+                if selected_plans or worker is None
+                else None
+            )
         lease = next((row for row in table.leases if row.key == key), None)
         return None if lease is None else story(table, self.config, lease, plans(table, self.config)).as_json()
 
     def explain_all(self, keys: Iterable[str]) -> dict[str, Any]:
         """Return the output of `explain` for these leases and for all workers, by kind ("lease", "worker") and name."""
-        table = self.seen.table
+        table = self.last_state.table
         if table is None:
             return {"lease": {}, "worker": {}}
         worker_plans, leases = plans(table, self.config), {lease.key: lease for lease in table.leases}

@@ -56,7 +56,9 @@ def event_hubs_options(options: Mapping[str, str]) -> EventHubsOptions:
     prefetch = opts.number("eventhubs.prefetchCount", 1000, maximum=10_000) or 0
     opts.ignore(WITHOUT_EFFECT)
     if opts.text("eventhubs.startingPositions"):
-        raise ValueError("option eventhubs.startingPositions: a partition starts where its lease says; see the docs")
+        raise ValueError(
+            "option eventhubs.startingPositions: a partition starts at its lease's checkpoint; see the docs"
+        )
     since = _position(opts, "eventhubs.startingPosition", ("-1", "TRIM_HORIZON", "EARLIEST"))
     bounds = parse_bounds(opts, "eventhubs", since, _position(opts, "eventhubs.endingPosition", ()))
     # The default is that of the Azure SDKs, whose workers expire leases after two minutes.
@@ -90,8 +92,8 @@ def reject_secrets(opts: OptionReader) -> None:
     """Raise ValueError if a secret is given as an option, because Spark shows options in plans and on its pages."""
     if opts.text("eventhubs.connectionString"):
         raise ValueError(
-            "option eventhubs.connectionString: Spark would show it in plans and on its pages; give it to the driver "
-            f"by {CONNECTION_STRING} of its environment, or in a file there that {FILE_OPTION} names"
+            "option eventhubs.connectionString: Spark would show it in plans and on its pages; set "
+            f"{CONNECTION_STRING} in the driver's environment, or name a file on the driver with {FILE_OPTION}"
         )
 
 
@@ -117,13 +119,13 @@ def executor_secret(path: str, *, has_secret: bool) -> str:
     # Otherwise the executor would use its own identity, and its access would be denied with a confusing error.
     if has_secret and not secret:
         raise ValueError(
-            f"{CONNECTION_STRING}: executors use it, and {socket.gethostname()} does not have it; set it there, too, "
-            f"or name a file that all have by {FILE_OPTION}"
+            f"{CONNECTION_STRING}: executors need it, but it is not set on {socket.gethostname()}; set it there, too, "
+            f"or name a file that exists on all machines with {FILE_OPTION}"
         )
     return secret
 
 
-def _position(opts: OptionReader, name: str, first: tuple[str, ...]) -> dict[str, Any] | None:
+def _position(opts: OptionReader, name: str, oldest_words: tuple[str, ...]) -> dict[str, Any] | None:
     """Parse a position: a word, or the Azure connector's JSON with an offset ("-1", "@latest") or an enqueuedTime."""
     if not (text := opts.text(name)):
         return None
@@ -136,4 +138,4 @@ def _position(opts: OptionReader, name: str, first: tuple[str, ...]) -> dict[str
         # Other JSON, such as a list or a number, raises different exceptions. Report all of them in the same way.
         except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
             raise ValueError(f"option {name}: not the JSON of a position (offset, enqueuedTime)") from None
-    return parse_start(name, offset, first, ("@LATEST", "LATEST", "END"), timestamp)
+    return parse_start(name, offset, oldest_words, ("@LATEST", "LATEST", "END"), timestamp)

@@ -17,15 +17,15 @@ from leasehold.stores.printable import printable
 from leasehold.stores.urls import ROLE
 
 MIN_INTERVAL_MS = 223
-"""The least time between two requests for one shard, which allows 4.5 requests per second. All readers of a shard share
-a limit of five per second."""
+"""The minimum time between two requests for one shard, which allows 4.5 requests per second. All readers of a shard
+share a limit of five per second."""
 
 ROWS_PER_SHARD = 100_000
 
 WITHOUT_EFFECT = {
     "kinesis.failOnDataLoss": "records past their retention are gone for every reader; it is logged",
     "kinesis.maxFetchTimePerShardSec": "records are read ahead, between batches",
-    "kinesis.describeShardInterval": "shards are listed when one ends, and where hash keys are uncovered",
+    "kinesis.describeShardInterval": "shards are listed when one ends, and when leases do not cover all hash keys",
     "kinesis.getRecords.numberOfRecordsPerFetch": "each request asks for as many as it may",
 }
 
@@ -55,8 +55,8 @@ class KinesisOptions:
         endpoint: The endpoint URL; "" for the environment's.
         wire: The form in which records are requested.
         misplaced: Whether to "keep" or "drop" records of an aggregate whose hash keys belong to another shard.
-        interval_seconds: The least time between two requests for one shard.
-        shard_rows: The most rows of one shard in one batch.
+        interval_seconds: The minimum time between two requests for one shard.
+        shard_rows: The maximum number of rows of one shard in one batch.
         lease: The group's options. The store is "" if none is named, as for a batch.
         bounds: The bounds of the records to read.
         start_positions: By shard, where to begin if no lease has a position.
@@ -96,10 +96,10 @@ def kinesis_options(options: Mapping[str, str]) -> KinesisOptions:
     kind, consumer = "kinesis.consumerType", opts.text("kinesis.consumerName")
     subscribes = opts.choice(kind, "GetRecords", "polling", "SubscribeToShard", "efo") in {"SubscribeToShard", "efo"}
     if subscribes and not consumer:
-        raise ValueError(f"option {kind}: name the consumer, by kinesis.consumerName: one of this group alone")
+        raise ValueError(f"option {kind}: name the consumer with kinesis.consumerName; only this group may use it")
     if consumer and not subscribes:
         raise ValueError(
-            f"option kinesis.consumerName: without effect; set {kind} to SubscribeToShard, or leave it out"
+            f"option kinesis.consumerName: it has no effect; set {kind} to SubscribeToShard, or leave it out"
         )
     credentials = credentials_of(opts, "kinesis")
     wire = opts.choice("kinesis.wire", "cbor", "json", "boto3")
@@ -114,7 +114,7 @@ def kinesis_options(options: Mapping[str, str]) -> KinesisOptions:
     table = opts.text("kinesis.dynamodb.tableName", opts.text("lease.applicationName"))
     table_credentials = credentials_of(opts, "lease")
     if table_credentials and not table:
-        raise ValueError("option lease.roleArn: it is for lease.applicationName; the URL of lease.store has role_arn=…")
+        raise ValueError("option lease.roleArn: it needs lease.applicationName; in lease.store, write role_arn=…")
     url_options = {"region": region, "endpoint": opts.text("kinesis.dynamodb.endpointUrl"), **table_credentials}
     query = urlencode({name: value for name, value in url_options.items() if value})
     store = f"dynamodb://{quote(table)}{query and '?'}{query}" if table else ""
@@ -176,7 +176,7 @@ def _split_by_shard(opts: OptionReader) -> tuple[dict[str, Position], OptionRead
         return {}, OptionReader({name: text} if text else {})
     starts = dict[str, Position]()
     for shard, start in document.items():
-        # These two keys are not shard ids. `default` is the position of all other shards, and `metadata` is ignored.
+        # `default` and `metadata` are not shard ids. The first is the position of all other shards. Ignore the second.
         if shard in {"default", "metadata"}:
             continue
         if isinstance(start, str):
@@ -184,7 +184,7 @@ def _split_by_shard(opts: OptionReader) -> tuple[dict[str, Position], OptionRead
         elif isinstance(start, dict) and {"iteratorType"} <= start.keys() <= {"iteratorType", "iteratorPosition"}:
             kind, detail = str(start["iteratorType"]), str(start.get("iteratorPosition", ""))
         else:
-            raise ValueError(f"option {name}: {printable(shard)} wants iteratorType and iteratorPosition")
+            raise ValueError(f"option {name}: {printable(shard)} needs iteratorType and iteratorPosition")
         match kind.upper():
             case "TRIM_HORIZON" | "EARLIEST":
                 starts[shard] = TRIM_HORIZON
@@ -201,7 +201,7 @@ def _split_by_shard(opts: OptionReader) -> tuple[dict[str, Position], OptionRead
     return starts, OptionReader({name: str(document["default"])} if "default" in document else {})
 
 
-def _position(opts: OptionReader, name: str, first: tuple[str, ...]) -> dict[str, Any] | None:
+def _position(opts: OptionReader, name: str, oldest_words: tuple[str, ...]) -> dict[str, Any] | None:
     """Parse a position: a word, or the JSON of the awslabs connector, {"at_timestamp": time}."""
     text, timestamp = opts.text(name), ""
     word, _, time = text.partition(" ")
@@ -216,7 +216,7 @@ def _position(opts: OptionReader, name: str, first: tuple[str, ...]) -> dict[str
         if other_keys or key.lower() != "at_timestamp":
             raise ValueError(f'option {name}: as JSON it is {{"at_timestamp": time}}')
         timestamp = _milliseconds(name, str(value))
-    return parse_start(name, text, first, ("LATEST",), timestamp) if text else None
+    return parse_start(name, text, oldest_words, ("LATEST",), timestamp) if text else None
 
 
 def _milliseconds(name: str, text: str) -> str:

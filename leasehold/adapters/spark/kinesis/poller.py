@@ -55,7 +55,7 @@ def _values(views: bytes, body: pa.Buffer, kind: pa.DataType) -> pa.Array:
     """Return the values that the views point to, either bytes or strings that are known to be valid UTF-8."""
     count = len(views) >> 4
     values = pa.Array.from_buffers(pa.binary_view(), count, [None, pa.py_buffer(views), body]).cast(pa.binary())
-    # Do not cast to strings: a cast would check every byte again, and these are known to be valid.
+    # Do not cast to strings, because a cast would check every byte again, and these are known to be valid.
     return pa.Array.from_buffers(kind, count, values.buffers())
 
 
@@ -70,7 +70,8 @@ class ArrowPoller(Poller):
             batch = rows_of_views(self._stream, self._shard, records)
             first, last = (batch["sequenceNumber"][index].as_py() for index in (0, -1))
             return self._arrow_batch(answer, batch, Position(last), (first, last), batch["data"].buffers()[2].size)
-        # Handle empty responses separately: a quiet stream returns many, and creating empty columns is expensive.
+        # Handle empty responses separately, because a quiet stream returns many, and creating empty columns is
+        # expensive.
         if not len(records):
             return self._arrow_batch(answer, NOTHING, None, None, 0)
         rows = columns_of(records)
@@ -114,14 +115,18 @@ class ArrowPoller(Poller):
     def _rows(self, rows: RowColumns) -> tuple[pa.RecordBatch, Position, Trail | None]:
         """Return the columns of records, and the position of the last record, even if that record was dropped."""
         user_rows, deaggregated = rows_and_deaggregated(rows.payloads, rows.keys, self._hash_range, self._misplaced)
-        last = deaggregated.get(len(rows) - 1)
+        last_aggregate = deaggregated.get(len(rows) - 1)
         # Include dropped records in the position, otherwise dropped records at the end could never be checkpointed.
-        sub = user_rows["sub_sequence_number"][-1].as_py() if last is None else max(len(last) + last.dropped - 1, 0)
+        sub = (
+            user_rows["sub_sequence_number"][-1].as_py()
+            if last_aggregate is None
+            else max(len(last_aggregate) + last_aggregate.dropped - 1, 0)
+        )
         end = Position(rows.numbers[-1], sub)
         for index, records in deaggregated.items():
             self._dropped.add(rows.numbers[index], records)
         user_rows, trail = self._drop_before_start(rows.numbers, user_rows), None
-        # Only rows from our Spark sink have tags. They may be duplicates, because Spark may run a task again.
+        # Rows from our Spark sink have tags, and may be duplicates, because Spark may run a task again.
         if self._seen or any(records.tags for records in deaggregated.values()):
             user_rows, trail = self._drop_duplicates(rows.numbers, user_rows, deaggregated)
         indices = user_rows["record"]
@@ -150,20 +155,22 @@ class ArrowPoller(Poller):
             for index, records in deaggregated.items()
             if records.tags
         }
-        # Copy the state: if a response cannot be decoded, it is requested again, and then needs the unchanged state.
-        before, seen = self._seen, self._seen.copy()
+        # Copy the state. If a response cannot be decoded, it is requested again, and then needs the unchanged state.
+        previous, deduplication = self._seen, self._seen.copy()
         is_new, new_rows = list[bool](), list[tuple[NewRow, ...]]()
         names = "record", "sub_sequence_number", "partition_key", "explicit_hash_key"
         for index, sub, key, hash_key in zip(*(user_rows[name].to_pylist() for name in names), strict=True):
             tag = tags[index][sub] if index in tags else None
             position = Position(numbers[index], sub)
-            row_is_new = tag is None or not seen.seen_before(tag, partial(hash_key_of, key, hash_key), position)
+            row_is_new = tag is None or not deduplication.seen_before(
+                tag, partial(hash_key_of, key, hash_key), position
+            )
             is_new.append(row_is_new)
             if row_is_new:
                 new_rows.append(() if tag is None else ((tag, position),))
-        self._seen = seen
+        self._seen = deduplication
         self._dropped.add_duplicates(len(is_new) - len(new_rows))
-        return user_rows.filter(pa.array(is_new, pa.bool_())), Trail(before, new_rows)
+        return user_rows.filter(pa.array(is_new, pa.bool_())), Trail(previous, new_rows)
 
     def _drop_before_start(self, numbers: Sequence[str], user_rows: pa.RecordBatch) -> pa.RecordBatch:
         """Drop rows that lie before the start position."""
@@ -172,7 +179,7 @@ class ArrowPoller(Poller):
             return user_rows
         indices, subs = user_rows["record"].to_pylist(), user_rows["sub_sequence_number"].to_pylist()
         orders = [int(number) for number in numbers]
-        first = next(
+        first_row = next(
             (
                 row
                 for row, (index, sub) in enumerate(zip(indices, subs, strict=True))
@@ -180,9 +187,9 @@ class ArrowPoller(Poller):
             ),
             user_rows.num_rows,
         )
-        if first < user_rows.num_rows:
+        if first_row < user_rows.num_rows:
             self._skip_through = None  # no later row is before the start
-        return user_rows.slice(first)
+        return user_rows.slice(first_row)
 
 
 class ArrowFanOut(ArrowPoller, FanOut):

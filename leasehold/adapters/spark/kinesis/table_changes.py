@@ -97,15 +97,15 @@ def _row(shard: str, record: Record) -> dict[str, Any]:
     event: Mapping[str, Any] = json.loads(record.data)
     change = event["dynamodb"]
 
-    def image(name: str) -> str | None:
+    def image_json(name: str) -> str | None:
         return canonical_json(change[name]) if name in change else None
 
     return {
         "data": record.data,
         "event": event["eventName"],
         "keys": record.partition_key,
-        "newImage": image("NewImage"),
-        "oldImage": image("OldImage"),
+        "newImage": image_json("NewImage"),
+        "oldImage": image_json("OldImage"),
         "sequenceNumber": record.sequence_number,
         "createdTime": None if record.arrived is None else datetime.fromtimestamp(record.arrived, UTC),
         # If an item expires (time to live), the service removes it. Only this field shows that no user removed it.

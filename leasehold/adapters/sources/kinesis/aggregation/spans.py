@@ -1,7 +1,6 @@
 """Locates user records in aggregates, as Arrow views, without creating an object or copying data for each.
 
-Only the form that producers write without explicit hash keys is supported. For any other form, `Spans.add` returns
-False.
+Only aggregates without explicit hash keys are supported. For all others, `Spans.add` returns False.
 
 This is plain typed Python, because it must run both compiled by mypyc, as in wheels, and uncompiled. It uses machine
 integers, because Python's integers took three times as long.
