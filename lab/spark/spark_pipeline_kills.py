@@ -248,9 +248,9 @@ class Pipeline:
         port = int(faulty.url.rpartition(":")[2])
         if who == "committer":  # Spark keeps one for the next batch: the one that comes then has a batch to commit
             _struck(self._found(app, who, port))
-        written, done = faulty.asked["PutRecords"], _batches(app)
+        written, done = faulty.requests["PutRecords"], _batches(app)
         moments: dict[str, Callable[[], object]] = {
-            "task": lambda: faulty.asked["PutRecords"] > written,
+            "task": lambda: faulty.requests["PutRecords"] > written,
             "committer": lambda: self._found(app, who, port),
         }
         came = moments.get(who, lambda: _batches(app) > done)

@@ -1,4 +1,4 @@
-"""What the system denies chaos workers or tells them wrongly (disks, threads, clocks), and how writes are noted."""
+"""Faults that a system inflicts on chaos workers (disks, threads, clocks), and the record of their writes."""
 
 import os
 import sqlite3
@@ -29,7 +29,7 @@ from leasehold_lab.judge.events import WriteAnswer
 pytestmark = pytest.mark.slow
 
 
-def test_a_disk_is_full_and_has_room_again(tmp_path: Path) -> None:
+def test_a_full_disk_recovers(tmp_path: Path) -> None:
     with Disk(tmp_path / "disk").mounted() as disk:
         if not disk.small:
             pytest.skip("A FULL DISK IS NOT TRIED: this user may mount none")
@@ -40,8 +40,7 @@ def test_a_disk_is_full_and_has_room_again(tmp_path: Path) -> None:
         (disk.folder / "more").write_bytes(b"\0" * 2**20)
 
 
-def test_a_file_is_held_until_it_is_let_go(tmp_path: Path) -> None:
-    """A locked file rejects other writers until the lock is released."""
+def test_a_file_is_locked_until_it_is_released(tmp_path: Path) -> None:
     with Disk(tmp_path / "disk").mounted() as disk, closing(sqlite3.connect(disk.file, timeout=0.1)) as other:
         disk.hold()
         with pytest.raises(sqlite3.OperationalError, match="locked"):
@@ -88,7 +87,7 @@ for _ in iter(input, ""):
         pytest.param(MEMORY, NoMore.memory, "MemoryError", id="memory"),
     ],
 )
-def test_a_process_is_refused_what_it_wants_and_granted_it_again(
+def test_a_process_is_denied_a_resource_and_granted_it_again(
     program: str, denied: Callable[..., NoMore | NoMoreThreads], refusal: str
 ) -> None:
     if denied is NoMoreThreads and not threads_can_be_refused():
@@ -103,7 +102,7 @@ def test_a_process_is_refused_what_it_wants_and_granted_it_again(
     assert answers == ["had", refusal, "had"]
 
 
-def test_a_process_is_told_another_time_of_day_and_monotonic_time_goes_on(tmp_path: Path) -> None:
+def test_a_stepped_clock_leaves_monotonic_time_alone(tmp_path: Path) -> None:
     """A stepped clock changes the time of day and not monotonic time, as on real machines."""
     program = "import time\nfor _ in iter(input, ''): print(time.time(), time.monotonic(), flush=True)"
     libc = a_libc(tmp_path)
@@ -117,7 +116,7 @@ def test_a_process_is_told_another_time_of_day_and_monotonic_time_goes_on(tmp_pa
     assert max(monotonic) - min(monotonic) < STEP_SECONDS / 2
 
 
-def test_a_disk_is_read_only_and_takes_writes_again(tmp_path: Path) -> None:
+def test_a_read_only_disk_becomes_writable_again(tmp_path: Path) -> None:
     """SQLite returns the same errors as on a disk that the system has made read-only."""
     program = """
 import sqlite3
@@ -147,7 +146,7 @@ for _ in iter(input, ""):
 
 
 def a_libc(folder: Path) -> UnkindLibc:
-    """Return a libc that lies to the process of worker a when told to."""
+    """Return a libc that gives wrong results to the process of worker a on request."""
     if not libc_can_be_put_before():
         pytest.skip("NO CLOCK IS STEPPED, AND NO DISK READ-ONLY: there is no C compiler (cc)")
     return UnkindLibc.made(folder, ("a",), folder / "disk")
@@ -184,8 +183,7 @@ def talking(program: str, environment: Mapping[str, str], pids: list[int]) -> It
 @pytest.mark.services
 @pytest.mark.timeout(1800)  # the store of S3 may have to be built
 @pytest.mark.parametrize("store", ["dynamodb", "azblob", "postgres", "s3"])
-def test_a_service_has_what_it_had_when_it_is_started_again(store: str, tmp_path: Path) -> None:
-    """A restart keeps all leases, as it must in any service."""
+def test_a_restarted_service_keeps_its_leases(store: str, tmp_path: Path) -> None:
     with a_table(store, tmp_path, "") as table:
         assert table.kept is not None
 
@@ -196,21 +194,21 @@ def test_a_service_has_what_it_had_when_it_is_started_again(store: str, tmp_path
             environment = table.environment(url)
             with (
                 patch.dict(os.environ, {**ENVIRONMENT, **environment}),
-                closing(open_store(table.url.format(endpoint=url))) as made,
+                closing(open_store(table.url.format(endpoint=url))) as created,
             ):
-                yield made
+                yield created
 
         with opened() as before:
-            made = before.write(CreateLease(Lease("s-0")))
-            assert isinstance(made, Done)
+            created = before.write(CreateLease(Lease("s-0")))
+            assert isinstance(created, Done)
         table.kept.restart()
         with opened() as after:
             assert [lease.key for lease in after.list().leases] == ["s-0"]
-            assert isinstance(after.write(ClaimLease(made.lease, "a")), Done)
+            assert isinstance(after.write(ClaimLease(created.lease, "a")), Done)
 
 
-def test_each_write_is_noted_with_its_answer(tmp_path: Path) -> None:
-    """The judge can only find faults in writes that were noted."""
+def test_each_write_is_recorded_with_its_outcome(tmp_path: Path) -> None:
+    """The judge can find faults only in recorded writes."""
 
     class Store(MemoryStore):
         def write(self, write: Write) -> Outcome:

@@ -1,4 +1,4 @@
-"""The parts of chaos runs: schedules that can be repeated, and lines and wires that fail."""
+"""The parts of chaos runs: repeatable schedules, and connections that fail."""
 
 import logging
 import socket
@@ -35,7 +35,7 @@ WORKERS = ("worker-1", "worker-2", "worker-3", "worker-4", "worker-5")
 KINDS = (*OF_WORKERS, *OF_HANDLERS, NO_THREADS, FaultKind("pause", "store", common=True), FaultKind("parted", "store"))
 
 
-def test_a_seed_makes_one_schedule_and_another_seed_another() -> None:
+def test_a_schedule_depends_only_on_its_seed() -> None:
     """A run that broke a rule can be repeated."""
     assert schedule(7, 300.0, KINDS, WORKERS) == schedule(7, 300.0, KINDS, WORKERS)
     assert schedule(7, 300.0, KINDS, WORKERS) != schedule(8, 300.0, KINDS, WORKERS)
@@ -44,7 +44,7 @@ def test_a_seed_makes_one_schedule_and_another_seed_another() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_every_kind_has_its_turn_and_most_workers_are_left_alone(seed: int) -> None:
+def test_every_kind_of_fault_occurs_and_most_workers_are_spared(seed: int) -> None:
     """No fault is missing from a run, and there are always workers left to take over."""
     faults = schedule(seed, 600.0, KINDS, WORKERS)
     counts = Counter(fault.kind for fault in faults)
@@ -58,8 +58,7 @@ def test_every_kind_has_its_turn_and_most_workers_are_left_alone(seed: int) -> N
         assert sum(each.kind.common for each in others) <= 1
 
 
-def test_kinds_have_names_of_their_own() -> None:
-    """A summary counts each kind separately."""
+def test_kinds_of_faults_have_distinct_names() -> None:
     for ground in (KinesisGround, HubGround):
         kinds: tuple[FaultKind, ...] = fields_dict(ground)["kinds"].default  # type: ignore[assignment]
         assert len({(kind.what, kind.line) for kind in kinds}) == len(kinds)
@@ -107,7 +106,7 @@ def outcome(url: str, path: str, patience: float = 20.0) -> str:
         return "reset"
 
 
-def test_conditions_touch_the_line_of_one_worker_for_as_long_as_they_last() -> None:
+def test_a_condition_affects_one_workers_line_while_it_lasts() -> None:
     """A partition between one worker and the store does not affect other workers, and ends with its condition."""
     paths: list[str] = []
     with a_service(paths) as service, Lines.laid(service, ("a", "b"), "seed", refused=(BUSY,)) as lines:
@@ -121,8 +120,7 @@ def test_conditions_touch_the_line_of_one_worker_for_as_long_as_they_last() -> N
     assert 1 < lines.met < 22
 
 
-def test_each_condition_has_a_fault() -> None:
-    """Every condition that a seed can draw is known to the lines."""
+def test_lines_support_every_condition_of_a_schedule() -> None:
     with a_service([]) as service:
         felt = ("silence", "silence", "reset", "reset", "503", "201", "reset", "silence", "silence", "silence", "reset")
         for what, expected in zip((*HTTP_FAULTS, SLOW_SERVICE, *ONE_WAY), felt, strict=True):
@@ -131,7 +129,7 @@ def test_each_condition_has_a_fault() -> None:
                 assert expected in {outcome(lines.url("a"), "/x", 0.1) for _ in range(20)}
 
 
-def test_a_line_lets_one_direction_through() -> None:
+def test_a_line_can_block_one_direction() -> None:
     """The service gets each request whose response is withheld, and none of those that are withheld themselves."""
     paths: list[str] = []
     with a_service(paths) as service, Lines.laid(service, ("a",), "seed", refused=(BUSY,)) as lines:
@@ -144,7 +142,7 @@ def test_a_line_lets_one_direction_through() -> None:
     assert set(paths) == {"/requests-only", "/writes-unanswered", "/after"}
 
 
-def test_a_wire_lets_one_direction_through() -> None:
+def test_a_wire_can_block_one_direction() -> None:
     """Requests that were held back arrive late, as in a network that comes back."""
     paths: list[str] = []
     with a_service(paths) as service:
@@ -161,7 +159,7 @@ def test_a_wire_lets_one_direction_through() -> None:
         wire.cut()
 
 
-def test_a_log_raises_while_it_is_ordered(tmp_path: Path) -> None:
+def test_logging_raises_while_the_fault_is_active(tmp_path: Path) -> None:
     """Both a filter and a handler of the program raise."""
     orders = tmp_path / "orders"
     orders.write_text(ORDER)
@@ -181,8 +179,8 @@ def test_a_log_raises_while_it_is_ordered(tmp_path: Path) -> None:
     assert raised_in == {"filter", "handler"}
 
 
-def test_a_wire_holds_parts_and_slows_those_who_are_named() -> None:
-    """A fault on one worker's way to a hub does not affect other workers."""
+def test_a_wire_affects_only_named_clients() -> None:
+    """A fault between one worker and a hub does not affect other workers."""
     paths: list[str] = []
     names = iter(["b", "a", "a", "a", "a", "a"])
     with a_service(paths) as service:
@@ -206,8 +204,8 @@ def test_a_wire_holds_parts_and_slows_those_who_are_named() -> None:
     assert "/parted" not in paths
 
 
-def test_the_worker_of_a_connection_is_known_by_its_port() -> None:
-    """The workers share the wire to a hub, which tells their connections apart by port."""
+def test_a_connection_is_attributed_to_its_worker_by_port() -> None:
+    """The workers share the wire to a hub, which distinguishes their connections by port."""
     talk = "import socket, sys; s = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); sys.stdin.read()"
     with closing(socket.create_server((HOST, 0))) as server:
         command = (sys.executable, "-c", talk, str(server.getsockname()[1]))

@@ -1,4 +1,4 @@
-"""Chaos on plain workers, for as long as a test may take; `make chaos` runs it for longer."""
+"""Chaos on plain workers for as long as a test may take (`make chaos` runs longer)."""
 
 from pathlib import Path
 

@@ -14,12 +14,12 @@ PROGRAM = "import sys; sys.argv[0] = 'leasehold'; from leasehold.adapters.cli im
 def ended(closed: str, *arguments: str) -> tuple[int, str, str]:
     """Return the status of this command, and what it wrote to the streams that the shell left open."""
     shell = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", PROGRAM, *arguments]
-    done = subprocess.run(shell, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
-    return done.returncode, done.stdout, done.stderr
+    completed = subprocess.run(shell, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
+    return completed.returncode, completed.stdout, completed.stderr
 
 
 @pytest.mark.parametrize("processes", ["1", "2"])
-def test_events_without_standard_output_end_the_command_as_a_closed_pipe_does(processes: str, tmp_path: Path) -> None:
+def test_consume_events_without_standard_output_exits_as_on_a_closed_pipe(processes: str, tmp_path: Path) -> None:
     """`consume --events` whose lines can reach no one reads nothing, and exits with the status of a closed pipe."""
     command = ["kinesis://orders?region=x", "--store", f"sqlite:///{tmp_path}/l.db", "--events"]
     status, _, errors = ended(">&-", "consume", *command, "--processes", processes)

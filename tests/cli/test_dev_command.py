@@ -1,4 +1,4 @@
-"""`leasehold dev`: stand-ins that keep running, as a newcomer uses them, and that leave nothing behind."""
+"""`leasehold dev` starts stand-ins that keep running, work as a newcomer uses them, and leave nothing behind."""
 
 import json
 import os
@@ -36,8 +36,7 @@ LEASEHOLD = (sys.executable, "-m", "leasehold.adapters.cli.main")
         ("table:carts=2", RequestedStream("carts", 2, "table")),
     ],
 )
-def test_a_stream_is_named_with_its_shards(text: str, stream: RequestedStream) -> None:
-    """A stream has the requested number of shards."""
+def test_a_stream_argument_sets_its_number_of_shards(text: str, stream: RequestedStream) -> None:
     assert parse_stream(text) == stream
 
 
@@ -56,18 +55,16 @@ def test_a_stream_is_named_with_its_shards(text: str, stream: RequestedStream) -
         (["a=1", "eventhubs:a=2"], "named twice"),
     ],
 )
-def test_a_bad_stream_is_named_and_nothing_starts(
+def test_an_invalid_stream_is_reported_before_anything_starts(
     arguments: list[str], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A typing error is reported before half a minute of starting."""
     monkeypatch.setattr(dev_command, "isolate", lambda: None)
     ran = CliRunner().invoke(app, arguments)
     assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (2, "", 1)
     assert says in ran.stderr
 
 
-def test_a_missing_engine_is_one_line_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Users without a compiler do not see a child's traceback."""
+def test_a_missing_engine_is_reported_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dev_command, "isolate", lambda: None)
     monkeypatch.setattr(event_hubs, "has_engine", lambda: False)
     ran = CliRunner().invoke(app, ["eventhubs:flights=2"])
@@ -93,34 +90,33 @@ def running(tmp_path: Path, *arguments: str) -> Iterator[tuple[dict[str, Any], "
 def leases(environment: dict[str, str]) -> list[dict[str, Any]]:
     """Return what `leases` prints for the table with no endpoint in its URL."""
     command = (*LEASEHOLD, "leases", "dynamodb://orders-app", "--json")
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **environment})
-    return list(json.loads(done.stdout)["leases"])
+    completed = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **environment})
+    return list(json.loads(completed.stdout)["leases"])
 
 
 @pytest.mark.more
 @pytest.mark.services
-def test_the_lines_to_paste_work_and_nothing_is_left(tmp_path: Path) -> None:
-    """A newcomer succeeds with the second line too, and finds no processes running the next day."""
-    with running(tmp_path, "orders=2", "--rate", "50") as (told, dev):
+def test_the_printed_lines_work_and_nothing_is_left(tmp_path: Path) -> None:
+    with running(tmp_path, "orders=2", "--rate", "50") as (printed, dev):
         consume = (*LEASEHOLD, "consume", "kinesis://orders", "--store", "dynamodb://orders-app", "--events")
         with subprocess.Popen(
             (*consume, "--from", "trim_horizon", "--set", "cycle_seconds=1", "--checkpoint-seconds", "1000"),
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, **told["environment"]},
+            env={**os.environ, **printed["environment"]},
         ) as worker:
             assert worker.stdout is not None
             shards: set[str] = set()
             while len(shards) < 2:
                 event = json.loads(worker.stdout.readline())
                 shards |= {event["shard"]} if event["event"] == "record" else set()
-            rows = leases(told["environment"])
+            rows = leases(printed["environment"])
             while not all("reach" in row.get("notes", {}) for row in rows):
-                rows = leases(told["environment"])
+                rows = leases(printed["environment"])
             worker.terminate()
             worker.communicate(timeout=60)
         assert len(rows) == 2
-        assert told["streams"]["orders"].startswith("kinesis://orders?region=eu-west-1&endpoint=http://127.0.0.1:")
+        assert printed["streams"]["orders"].startswith("kinesis://orders?region=eu-west-1&endpoint=http://127.0.0.1:")
     assert dev.returncode == 0
     assert list(tmp_path.iterdir()) == []
 
@@ -128,10 +124,9 @@ def test_the_lines_to_paste_work_and_nothing_is_left(tmp_path: Path) -> None:
 @pytest.mark.more
 @pytest.mark.services
 def test_the_stream_of_a_table_is_read_and_nothing_is_left(tmp_path: Path) -> None:
-    """Users of DynamoDB Streams need no account to try it."""
-    with running(tmp_path, "table:carts=2", "--rate", "50") as (told, dev):
-        consume = (*LEASEHOLD, "consume", told["streams"]["carts"], "--store", "dynamodb://carts-app", "--events")
-        environment = {**os.environ, **told["environment"]}
+    with running(tmp_path, "table:carts=2", "--rate", "50") as (printed, dev):
+        consume = (*LEASEHOLD, "consume", printed["streams"]["carts"], "--store", "dynamodb://carts-app", "--events")
+        environment = {**os.environ, **printed["environment"]}
         command = (*consume, "--from", "trim_horizon")
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as worker:
             assert worker.stdout is not None
@@ -151,12 +146,11 @@ def test_the_stream_of_a_table_is_read_and_nothing_is_left(tmp_path: Path) -> No
 @pytest.mark.more
 @pytest.mark.services
 @pytest.mark.usefixtures("amqp_engine")
-def test_a_hub_of_its_own_is_read_and_nothing_is_left(tmp_path: Path) -> None:
-    """Users of Event Hubs need no account to try it."""
-    with running(tmp_path, "eventhubs:flights=2", "--rate", "50") as (told, dev):
-        source, table = told["streams"]["flights"], told["tables"]["flights"]
+def test_a_local_hub_is_read_and_nothing_is_left(tmp_path: Path) -> None:
+    with running(tmp_path, "eventhubs:flights=2", "--rate", "50") as (printed, dev):
+        source, table = printed["streams"]["flights"], printed["tables"]["flights"]
         consume = (*LEASEHOLD, "consume", source, "--store", table, "--events", "--from", "trim_horizon")
-        environment = {**os.environ, **told["environment"]}
+        environment = {**os.environ, **printed["environment"]}
         with subprocess.Popen(consume, stdout=subprocess.PIPE, text=True, env=environment) as worker:
             assert worker.stdout is not None
             seen: dict[str, list[str]] = {}
@@ -178,23 +172,23 @@ def test_a_hub_of_its_own_is_read_and_nothing_is_left(tmp_path: Path) -> None:
 @pytest.mark.services
 @pytest.mark.slow
 def test_a_folder_keeps_streams_and_tables(tmp_path: Path) -> None:
-    """Users who stop in the evening can go on in the morning."""
-    kept, temporary = tmp_path / "kept", tmp_path / "temporary"
+    """With a folder, streams and tables are still there at the next start."""
+    folder, temporary = tmp_path / "kept", tmp_path / "temporary"
     temporary.mkdir()
-    with running(temporary, "orders=2", "--folder", str(kept)) as (told, _):
-        produce = (*LEASEHOLD, "produce", told["streams"]["orders"], "--json")
-        done = subprocess.run(
+    with running(temporary, "orders=2", "--folder", str(folder)) as (printed, _):
+        produce = (*LEASEHOLD, "produce", printed["streams"]["orders"], "--json")
+        completed = subprocess.run(
             produce,
             input="one\n",
             text=True,
             check=True,
             capture_output=True,
-            env=dict(os.environ) | told["environment"],
+            env=dict(os.environ) | printed["environment"],
         )
-        assert json.loads(done.stdout)["UserRecordsPut"] == 1
-        assert leases_made(told["environment"]) == 0
-    with running(temporary, "orders=2", "--folder", str(kept)) as (told, _):
-        assert leases(told["environment"]) == []
+        assert json.loads(completed.stdout)["UserRecordsPut"] == 1
+        assert leases_made(printed["environment"]) == 0
+    with running(temporary, "orders=2", "--folder", str(folder)) as (printed, _):
+        assert leases(printed["environment"]) == []
 
 
 def leases_made(environment: dict[str, str]) -> int:
@@ -205,8 +199,7 @@ def leases_made(environment: dict[str, str]) -> int:
 
 @pytest.mark.more
 @pytest.mark.services
-def test_the_page_is_there_from_the_start(tmp_path: Path) -> None:
-    """A newcomer needs no other command to see something."""
+def test_the_page_is_served_from_the_start(tmp_path: Path) -> None:
     command = (*LEASEHOLD, "dev", "orders=1")
     env = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as dev:
@@ -220,8 +213,8 @@ def test_the_page_is_there_from_the_start(tmp_path: Path) -> None:
 
 @pytest.mark.more
 @pytest.mark.services
-def test_leases_are_kept_in_postgresql_where_it_is_asked_for() -> None:
-    """Users who are to keep leases in PostgreSQL can try it without a server, and find none running the next day."""
+def test_leases_are_stored_in_postgresql_on_request() -> None:
+    """The command starts a PostgreSQL server, and leaves none running."""
     command = (*LEASEHOLD, "dev", "my-orders=1", "--postgres", "--json")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as dev:
         assert dev.stdout is not None

@@ -13,10 +13,10 @@ SET = signal.signal
 @pytest.fixture
 def before() -> Iterator[dict[signal.Signals, object]]:
     """Return the previous handlers, and restore them whatever a test leaves."""
-    handlers = {each: signal.getsignal(each) for each in ENDING}
+    handlers = {number: signal.getsignal(number) for number in ENDING}
     yield dict(handlers)
-    for each, handler in handlers.items():
-        SET(each, handler)
+    for number, handler in handlers.items():
+        SET(number, handler)
 
 
 def interrupted(monkeypatch: pytest.MonkeyPatch, call: int, sent: signal.Signals) -> None:
@@ -32,20 +32,20 @@ def interrupted(monkeypatch: pytest.MonkeyPatch, call: int, sent: signal.Signals
     monkeypatch.setattr(signal, "signal", set_and_send)
 
 
-def test_signal_while_handlers_are_put_back_leaves_them_as_before(
+def test_a_signal_while_handlers_are_restored_leaves_them_restored(
     before: dict[signal.Signals, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C still works in a program that continues after a command."""
     with unwinding():
-        interrupted(monkeypatch, len(ENDING), ENDING[-1])  # before that, each is set to be ignored
-    assert {each: signal.getsignal(each) for each in ENDING} == before
+        interrupted(monkeypatch, len(ENDING), ENDING[-1])  # until then, each is set to be ignored
+    assert {number: signal.getsignal(number) for number in ENDING} == before
 
 
-def test_signal_while_handlers_are_set_ends_the_command_with_those_of_before(
+def test_a_signal_while_handlers_are_set_restores_the_previous_ones(
     before: dict[signal.Signals, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If it arrives before anything has begun that would restore the handlers, they are still restored."""
+    """The handlers are restored even if the signal arrives before the block that restores them has begun."""
     interrupted(monkeypatch, 0, ENDING[0])
     with pytest.raises(Ended), unwinding():
         raise AssertionError
-    assert {each: signal.getsignal(each) for each in ENDING} == before
+    assert {number: signal.getsignal(number) for number in ENDING} == before

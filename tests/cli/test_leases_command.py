@@ -1,4 +1,4 @@
-"""`leasehold leases`: the tables, the JSON, the watch, and every way it can fail."""
+"""`leasehold leases` prints its tables, JSON and watch, and reports every failure."""
 
 import json
 import logging
@@ -70,8 +70,7 @@ def text(reading: WatchedTable, by: str | None = None) -> list[str]:
     ]
 
 
-def test_one_row_for_each_lease() -> None:
-    """An operator sees which lease has no reader."""
+def test_the_table_has_one_row_per_lease() -> None:
     assert text(WatchedTable(LEASES, lags=LAGS, statuses=STATUSES)) == [
         "┃ lease ┃ owner ┃ status ┃ lag s ┃ end ┃ checkpoint ┃ age s ┃ idle s ┃ KB/s ┃ switches ┃ host ┃ moving to ┃",
         "| s-0 | east-1 | BEHIND | 12.5 | no | TRIM_HORIZON | 14.0 | | 1.5 | 3 | vm-7 | east-2 |",
@@ -84,8 +83,7 @@ def test_one_row_for_each_lease() -> None:
     ]
 
 
-def test_a_lease_is_one_line_of_a_pipe_with_nothing_cut(tmp_path: Path) -> None:
-    """A script never reads half of a worker's name as another field, and never misses the end of a checkpoint."""
+def test_a_piped_lease_is_one_uncut_line(tmp_path: Path) -> None:
     store = SqliteStore(str(tmp_path / "l.db"))
     key, owner = "orders:shardId-000000000000", "ip-10-0-12-7.eu-central-1.compute.internal-29097"
     done(store.write(ClaimLease(placed(store, Lease(key, checkpoint=FAR)), owner)))
@@ -101,8 +99,7 @@ def test_a_lease_is_one_line_of_a_pipe_with_nothing_cut(tmp_path: Path) -> None:
         assert len({len(line.split()) for line in shown.stdout.splitlines()}) == 1
 
 
-def test_a_narrow_screen_keeps_owners_and_names_what_it_leaves_out() -> None:
-    """Users who want to know the owners on an ordinary screen see them."""
+def test_a_narrow_screen_keeps_owners_and_lists_omitted_columns() -> None:
     console = Console(width=45, record=True, force_terminal=False)
     console.print(draw_page(WatchedTable(LEASES), None, 45))
     shown = console.export_text()
@@ -111,8 +108,7 @@ def test_a_narrow_screen_keeps_owners_and_names_what_it_leaves_out() -> None:
     assert "┃ lease ┃ owner" in shown
 
 
-def test_one_row_for_each_worker_or_group() -> None:
-    """An operator does not have to count the leases of an uneven fleet."""
+def test_the_table_has_one_row_per_worker_or_group() -> None:
     head = "leases ┃ target ┃ share ┃ workers ┃ lag s ┃ status ┃ KB/s ┃ longest idle s ┃"
     total = "5 leases, 1 finished, 1 without an owner; 3 workers; lag 12.5 s at most; ORPHAN"
     assert text(WatchedTable(LEASES, lags=LAGS, statuses=STATUSES), "worker") == [
@@ -134,7 +130,7 @@ def test_one_row_for_each_worker_or_group() -> None:
     ]
 
 
-def test_faults_stand_below_the_table() -> None:
+def test_malformed_rows_are_reported_below_the_table() -> None:
     """A row that cannot be read stops all creation, so it must be reported.
 
     Markup in a name does not spoil the screen.
@@ -148,8 +144,8 @@ def test_faults_stand_below_the_table() -> None:
     ]
 
 
-def test_a_table_without_leases_has_a_status_and_a_sentence() -> None:
-    """`--check` ends with status 3 on such a table, so the sentence for it is shown, too."""
+def test_an_empty_table_has_a_status_and_a_message() -> None:
+    """`--check` exits with status 3 on a table without leases."""
     assert totals_and_problems(WatchedTable(())) == (
         "0 leases, 0 finished, 0 without an owner; 0 workers; UNKNOWN",
         ("UNKNOWN: the table has no leases",),
@@ -180,12 +176,11 @@ def test_a_lag_that_is_a_lower_bound_is_marked() -> None:
     assert (shown["total"]["lag_at_least"], shown["workers"][0]["lag_at_least"]) == (True, True)
 
 
-def test_a_table_of_a_swap_says_so() -> None:
-    """Users who look at one of the two tables do not take a moved lease for one without a reader."""
-    left = (Lease("s-0", owner=f"{MARK}east-1"), Lease("s-1", owner=MARK), Lease("s-2", owner="east-1"))
+def test_a_table_in_a_swap_is_reported_as_such() -> None:
+    remaining = (Lease("s-0", owner=f"{MARK}east-1"), Lease("s-1", owner=MARK), Lease("s-2", owner="east-1"))
     assert (
         "2 leases have moved or are moving to another table (leasehold swap): look there, too; --to TO shows both"
-        in text(WatchedTable(left, swapping=swap_notices(left)))
+        in text(WatchedTable(remaining, swapping=swap_notices(remaining)))
     )
     arrived = (Lease("s-0", owner="east-1"), Lease(CONTROL, checkpoint=SHARD_END))
     notice = "leasehold-swap is not a lease: a swap into this table is not over (leasehold swap FROM TO --status)"
@@ -193,8 +188,8 @@ def test_a_table_of_a_swap_says_so() -> None:
     assert not any("swap" in line for line in text(WatchedTable(LEASES)))
 
 
-def test_a_table_that_a_finished_swap_left_says_where_its_leases_are_and_nothing_else() -> None:
-    """The rows that are left are no leases that nobody reads, and the table alone does not tell how the group is."""
+def test_the_old_table_of_a_finished_swap_points_to_the_new_one() -> None:
+    """Rows that remain in the old table are not leases, and it does not show the state of the group."""
     store = MemoryStore()
     stale = Progress(time.time() - 500, "east-1", behind=1.0, read=time.time() - 500)
     placed(store, Lease("s-0", owner=f"{MARK}east-1", annotations=((NOTE, stale.note),)))
@@ -209,9 +204,9 @@ def test_a_table_that_a_finished_swap_left_says_where_its_leases_are_and_nothing
     assert (table.leases, table.swapping, table.status) == ((), (says,), Status("UNKNOWN", says))
     assert text(table)[1:] == ["0 leases, 0 finished, 0 without an owner; 0 workers; UNKNOWN", says]
     written = json.dumps(_json(table))
-    found = json.loads(written)
-    assert [lease["key"] for lease in found.pop("leases")] == ["s-0", "s-1"], "scripts find the rows as before"
-    assert found | {"at": 0} == {"at": 0, "status": "UNKNOWN", "says": says, "malformed": [], "swapping": [says]}
+    document = json.loads(written)
+    assert [lease["key"] for lease in document.pop("leases")] == ["s-0", "s-1"], "scripts find the rows as before"
+    assert document | {"at": 0} == {"at": 0, "status": "UNKNOWN", "says": says, "malformed": [], "swapping": [says]}
 
 
 @pytest.mark.parametrize(
@@ -236,10 +231,9 @@ def test_a_table_that_a_finished_swap_left_says_where_its_leases_are_and_nothing
         ),
     ],
 )
-def test_the_json_is_what_plan_reads(lease: Lease) -> None:
-    """A listing can be piped into a plan without losing anything about a lease."""
-    asked = json.dumps({"leases": [lease_json(lease)], "me": {"worker": "me"}})
-    assert parse_plan_request(asked.encode()).leases == (lease,)
+def test_the_json_can_be_read_by_plan(lease: Lease) -> None:
+    document = json.dumps({"leases": [lease_json(lease)], "me": {"worker": "me"}})
+    assert parse_plan_request(document.encode()).leases == (lease,)
 
 
 class Faulty(MemoryStore):
@@ -255,8 +249,7 @@ class Faulty(MemoryStore):
         return super().list()
 
 
-def test_a_watch_goes_on_after_a_failed_look() -> None:
-    """The screen is not empty, and the command does not end, just when it is needed."""
+def test_a_watch_continues_after_a_failed_read() -> None:
     store, waits = Faulty(), list[float]()
     placed(store, Lease("s-0", owner="ann"))
     looks = table_states(store, 2.0, waits.append)
@@ -267,8 +260,7 @@ def test_a_watch_goes_on_after_a_failed_look() -> None:
     assert waits == [2.0, 2.0]
 
 
-def test_a_watch_tells_moves_as_they_happen() -> None:
-    """Users who look away for a moment still learn that a lease has changed owners."""
+def test_a_watch_lists_moves_as_they_happen() -> None:
     store = MemoryStore()
     row = placed(store, Lease("s-0", owner="ann"))
     looks = table_states(store, 2.0, lambda _seconds: None)
@@ -281,8 +273,9 @@ def test_a_watch_tells_moves_as_they_happen() -> None:
     assert text(last)[-2].endswith("s-0: bob -> nobody")
 
 
-def test_a_python_without_keys_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Users do not press keys that have no effect, and the watch does not end."""
+def test_a_python_without_keyboard_support_is_reported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
     assert can_use_keys()
     monkeypatch.setattr(leases, "has_keys", lambda: False)
@@ -293,8 +286,7 @@ def test_a_python_without_keys_says_so(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert capsys.readouterr().err == ""
 
 
-def test_the_command_shows_a_table_of_a_file(tmp_path: Path) -> None:
-    """The URL of a file leads to a table on the screen."""
+def test_the_command_shows_the_table_in_a_file(tmp_path: Path) -> None:
     store = SqliteStore(str(tmp_path / "l.db"))
     placed(store, Lease("s-0", owner="ann-1"))
     store.close()
@@ -327,8 +319,7 @@ def test_the_command_shows_a_table_of_a_file(tmp_path: Path) -> None:
         ("dynamodb://leases?endpoint=http://127.0.0.1:9", 1, "Could not connect"),
     ],
 )
-def test_a_store_that_cannot_be_read_is_said_in_one_line(tmp_path: Path, url: str, status: int, says: str) -> None:
-    """The user does not see a traceback, and the command does not create an empty table."""
+def test_an_unreadable_store_is_reported_in_one_line(tmp_path: Path, url: str, status: int, says: str) -> None:
     ran = CliRunner().invoke(app, [url.format(tmp_path)])
     assert (ran.exit_code, ran.stdout) == (status, "")
     assert ran.stderr.startswith("leasehold leases: ")
@@ -338,18 +329,24 @@ def test_a_store_that_cannot_be_read_is_said_in_one_line(tmp_path: Path, url: st
 
 
 @pytest.mark.parametrize("library", ["azure.identity", "botocore.credentials", "botocore.tokens"])
-def test_an_identity_that_is_not_found_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch, library: str) -> None:
-    """A page of the SDK's attempts does not come before the line that says what to do."""
+def test_a_missing_identity_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch, library: str) -> None:
     monkeypatch.setattr(logging.getLogger(library), "level", logging.NOTSET)
     CliRunner().invoke(main, ["simulate", "--help"])
     assert not logging.getLogger(f"{library}.part").isEnabledFor(logging.WARNING)
 
 
-def told(seconds_ago: float, **more: object) -> tuple[tuple[str, str], ...]:
-    """Return an annotation that the owner, ann, wrote this long ago, having read at that time."""
-    at = time.time() - seconds_ago
-    values: dict[str, Any] = {"behind": 0.0, "end": True, "read": at, "done": at, "tried": at, "lease": 10.0} | more
-    return ((NOTE, Progress(at, "ann", **values).note),)
+def progress_annotations(seconds_ago: float, **more: object) -> tuple[tuple[str, str], ...]:
+    """Return the annotation of the owner, ann, who wrote it this long ago after a read at that time."""
+    written_at = time.time() - seconds_ago
+    values: dict[str, Any] = {
+        "behind": 0.0,
+        "end": True,
+        "read": written_at,
+        "done": written_at,
+        "tried": written_at,
+        "lease": 10.0,
+    } | more
+    return ((NOTE, Progress(written_at, "ann", **values).note),)
 
 
 @pytest.mark.parametrize(
@@ -364,12 +361,14 @@ def told(seconds_ago: float, **more: object) -> tuple[tuple[str, str], ...]:
         (500.0, {}, 8, "ORPHAN s-0: ann owns it and has not been heard of for "),
     ],
 )
-def test_check_ends_with_the_status_as_a_number(
+def test_check_exits_with_the_number_of_the_status(
     tmp_path: Path, seconds_ago: float | None, more: dict[str, Any], status: int, says: str
 ) -> None:
-    """A script can tell a fleet that is dead from one that is well."""
     store = SqliteStore(str(tmp_path / "l.db"))
-    placed(store, Lease("s-0", owner="ann", annotations=() if seconds_ago is None else told(seconds_ago, **more)))
+    placed(
+        store,
+        Lease("s-0", owner="ann", annotations=() if seconds_ago is None else progress_annotations(seconds_ago, **more)),
+    )
     store.close()
     ran = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db", "--check"])
     assert (ran.exit_code, says in ran.stderr) == (status, True), ran.stderr
@@ -380,10 +379,10 @@ def test_check_ends_with_the_status_as_a_number(
 
 
 @pytest.mark.parametrize(("renewed", "word", "seconds"), [(True, "OK", 3.0), (False, "UNKNOWN", 8.0)])
-def test_one_look_waits_for_the_renewal_that_is_due(*, renewed: bool, word: str, seconds: float) -> None:
-    """Seconds after a kill, a look does not say OK because of what the owner wrote when it was alive."""
+def test_a_single_read_waits_for_the_renewal_that_is_due(*, renewed: bool, word: str, seconds: float) -> None:
+    """After a kill, the command does not report OK because of what the owner wrote while it was alive."""
     store, passed = MemoryStore(), [0.0]
-    row = [placed(store, Lease("s-0", owner="ann", annotations=told(7.0)))]
+    row = [placed(store, Lease("s-0", owner="ann", annotations=progress_annotations(7.0)))]
 
     def wait(for_seconds: float) -> None:
         passed[0] += for_seconds
@@ -394,17 +393,16 @@ def test_one_look_waits_for_the_renewal_that_is_due(*, renewed: bool, word: str,
     assert (next(looks).status.word, passed[0]) == (word, seconds)
 
 
-def test_the_command_says_that_a_lease_was_not_renewed(tmp_path: Path) -> None:
-    """The exit status of the command after a kill is not 0, and neither are those of its other forms."""
+def test_the_command_reports_a_lease_that_was_not_renewed(tmp_path: Path) -> None:
     store = SqliteStore(str(tmp_path / "l.db"))
-    placed(store, Lease("s-0", owner="ann", annotations=told(7.0, lease=1.0)))
+    placed(store, Lease("s-0", owner="ann", annotations=progress_annotations(7.0, lease=1.0)))
     store.close()
     ran = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db", "--check"])
     assert (ran.exit_code, "UNKNOWN s-0: ann owns it and has not renewed it for " in ran.stderr) == (3, True)
 
 
-def test_check_watches_until_the_status_is_known_and_not_for_ever() -> None:
-    """A live Java fleet's status becomes known, and a quiet fleet is not watched forever."""
+def test_check_watches_until_the_status_is_known_within_a_limit() -> None:
+    """The status of a live Java fleet becomes known, and a quiet fleet is not watched forever."""
     store, passed = MemoryStore(), [0.0]
     row = [placed(store, Lease("s-0", owner="java"))]
 

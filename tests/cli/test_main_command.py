@@ -59,7 +59,7 @@ COMMAND = (sys.executable, "-c", "from leasehold.adapters.cli import run; run()"
 
 
 def ran(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run the command as a shell does."""
+    """Run the command in a process, as a shell does."""
     env = {**os.environ, "TERM": "dumb", **environment}
     return subprocess.run([*COMMAND, *words], capture_output=True, text=True, check=False, env=env)
 
@@ -70,17 +70,15 @@ def called(*words: str) -> Result:
 
 
 def test_the_version_is_the_installed_one() -> None:
-    """A bug report can name the right version."""
     result = ran("--version")
     assert (result.returncode, result.stdout) == (0, f"leasehold {version('leasehold')}\n")
 
 
-def test_h_is_help_everywhere() -> None:
-    """The shortest option for help works everywhere."""
-    told, of_one = called("-h"), called("leases", "-h")
-    assert (told.exit_code, of_one.exit_code) == (0, 0)
-    assert all(name in told.stdout for name in (*COMMANDS, *LABORATORY))
-    assert "Usage: leasehold leases" in of_one.stdout
+def test_h_prints_the_help_of_every_command() -> None:
+    help_of_all, help_of_one = called("-h"), called("leases", "-h")
+    assert (help_of_all.exit_code, help_of_one.exit_code) == (0, 0)
+    assert all(name in help_of_all.stdout for name in (*COMMANDS, *LABORATORY))
+    assert "Usage: leasehold leases" in help_of_one.stdout
 
 
 @pytest.mark.sampled(2)
@@ -91,14 +89,12 @@ def test_a_shell_completes_commands_and_their_options(words: str, offered: str) 
 
 
 def test_an_unknown_command_exits_2() -> None:
-    """A script does not take a typing error for an empty result."""
     result = ran("lease")
     assert (result.returncode, result.stdout, "No such command" in result.stderr) == (2, "", True)
 
 
 @pytest.mark.parametrize("library", ["typer", "starlette", "greenlet", "boto3"])
-def test_the_extra_that_is_missing_is_named(library: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Users do not download a gigabyte of Spark to look at a table."""
+def test_a_missing_library_is_reported_with_its_extra(library: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"), imported_for("leasehold x"):
         raise ModuleNotFoundError(name=f"{library}.inner")
     assert f"pip install 'leasehold[{EXTRAS[library]}]'" in capsys.readouterr().err
@@ -107,10 +103,10 @@ def test_the_extra_that_is_missing_is_named(library: str, capsys: pytest.Capture
 def without_extras(*calls: str) -> list[tuple[int, str, str]]:
     """Return status, output and errors of each command with no extra but `cli` installed."""
     words = json.dumps([call.split() for call in calls])
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", ONLY_THE_COMMAND_LINE, words], capture_output=True, text=True, check=False
     )
-    return [tuple(each) for each in json.loads(done.stdout)]
+    return [tuple(result) for result in json.loads(completed.stdout)]
 
 
 def test_help_needs_no_extra_and_cuts_no_option_at_80_columns() -> None:
@@ -125,7 +121,7 @@ def test_help_needs_no_extra_and_cuts_no_option_at_80_columns() -> None:
         assert (status, wrong, "pip install 'leasehold[dev]'" in " ".join(shown.split())) == (0, "", True)
 
 
-def test_a_missing_extra_is_named_and_ends_with_2() -> None:
+def test_a_missing_extra_is_reported_and_exits_2() -> None:
     """A missing extra has one exit status, whether the command or its URL needs it."""
     calls = [(extra, call) for extra, each in WITHOUT_EXTRAS.items() for call in each]
     results = zip(calls, without_extras(*(call for _, call in calls)), strict=True)
@@ -133,8 +129,7 @@ def test_a_missing_extra_is_named_and_ends_with_2() -> None:
     assert actual == {call: (2, True) for _, call in calls}
 
 
-def test_every_library_of_an_extra_names_that_extra() -> None:
-    """A missing library is reported by the name of its extra."""
+def test_every_library_of_an_extra_is_reported_with_that_extra() -> None:
     bringing: dict[str, set[str]] = {}
     for project in ("pyproject.toml", "lab/pyproject.toml"):
         metadata = tomllib.loads((ROOT / project).read_text(encoding="utf-8"))["project"]
@@ -155,7 +150,7 @@ def test_every_library_of_an_extra_names_that_extra() -> None:
     assert wrong == {}
 
 
-def test_each_command_stands_under_one_heading() -> None:
+def test_each_command_is_listed_under_one_heading() -> None:
     help_text = called("--help").stdout
     assert sorted(name for names in GROUPS.values() for name in names) == sorted({*COMMANDS, *LABORATORY})
     places = [help_text.index(heading) for heading in GROUPS]
@@ -186,13 +181,14 @@ def test_each_command_stands_under_one_heading() -> None:
         ("consume kinesis://x --store memory://y --handler shpo:handle", "shop"),
     ],
 )
-def test_a_slip_is_told_what_was_meant(words: str, meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Users do not have to find a typing error in a list."""
+def test_a_typing_error_gets_a_suggestion(
+    words: str, meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "shop.py").write_text("def handle(batch):\n    pass\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     result = called(*words.split())
-    sys.modules.pop("shop", None)  # it is of this folder
+    sys.modules.pop("shop", None)  # relative to this folder
     error = " ".join(result.stderr.replace("│", " ").split())
     assert (result.exit_code, result.stdout) == (2, "")
     assert f"did you mean '{meant}'" in error.lower().replace(meant.lower(), meant)

@@ -19,7 +19,7 @@ SIMULATE = ("simulate", "--leases", "4", "--workers", "2", "--json")
 def ran(
     *words: str, closed: str = "", given: str = "", folder: Path | None = None, full: bool = False
 ) -> tuple[int, str, str]:
-    """Return the status and the output, as a shell shows it; `closed` is `>&-`, `2>&-` or `<&-`."""
+    """Return the status and the output, as a shell shows it. `closed` is `>&-`, `2>&-` or `<&-`."""
     shell = f'exec "$@" {">/dev/full" if full else closed}'
     env = {**os.environ, "TERM": "dumb"}
     done = subprocess.run(
@@ -33,21 +33,19 @@ def ran(
 @pytest.mark.parametrize(
     "words", [("plan",), ("--version",), ("leases", "--help"), SIMULATE], ids=lambda words: words[0]
 )
-def test_a_command_whose_output_is_closed_says_so_and_fails(words: tuple[str, ...]) -> None:
-    """A result that no one can have received is not a success."""
+def test_closed_output_is_an_error(words: tuple[str, ...]) -> None:
     assert ran(*words, closed=">&-", given=STATE) == (1, "", "leasehold: standard output is closed\n")
 
 
-def test_a_command_whose_output_takes_no_more_says_why_and_fails() -> None:
-    """A full disk is not a bug that needs a traceback."""
+def test_full_output_is_an_error_with_its_reason() -> None:
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
     says = "leasehold: standard output cannot be written: No space left on device\n"
     assert ran("plan", given=STATE, full=True) == (1, "", says)
 
 
-def test_an_error_keeps_its_status_and_its_stream_if_standard_error_is_closed() -> None:
-    """A program that reads JSON must not find an error message there."""
+def test_an_error_with_closed_standard_error_keeps_its_status() -> None:
+    """The error message is not written to standard output, which a program may read as JSON."""
     assert ran("plan", closed="2>&-", given="nonsense") == (2, "", "")
     status, output, _ = ran("plan", closed="2>&-", given=STATE)
     assert (status, json.loads(output)["actions"][0]["do"]) == (0, "create")
@@ -55,47 +53,46 @@ def test_an_error_keeps_its_status_and_its_stream_if_standard_error_is_closed() 
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("words", [("plan",), ("--version",), SIMULATE], ids=lambda words: words[0])
-def test_a_command_whose_reader_has_gone_ends_as_any_program_in_a_pipe(words: tuple[str, ...]) -> None:
-    """A script with `set -o pipefail` can tell it from a failure."""
+def test_a_broken_pipe_ends_a_command_with_141(words: tuple[str, ...]) -> None:
+    """A script with `set -o pipefail` can tell a closed pipe from a failure."""
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "wb") as output:
         env = {**os.environ, "TERM": "dumb"}
-        done = subprocess.run(
+        completed = subprocess.run(
             [*COMMAND, *words], stdout=output, stderr=subprocess.PIPE, text=True, check=False, input=STATE, env=env
         )
-    assert (done.returncode, done.stderr) == (141, "")
+    assert (completed.returncode, completed.stderr) == (141, "")
 
 
-def test_a_command_that_fails_keeps_its_status_if_its_reader_has_gone() -> None:
+def test_a_failed_command_keeps_its_status_on_a_broken_pipe() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "wb") as output:
-        done = subprocess.run(
+        completed = subprocess.run(
             [*COMMAND, "plan"], stdout=output, stderr=subprocess.PIPE, text=True, check=False, input="nonsense"
         )
-    assert done.returncode == 2
+    assert completed.returncode == 2
 
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("command", ["plan", "deaggregate"])
-def test_a_command_whose_input_is_closed_says_so(command: str) -> None:
-    """The command ends as on bad usage."""
+def test_closed_input_is_bad_usage(command: str) -> None:
     assert ran(command, closed="<&-") == (2, "", f"leasehold {command}: standard input is closed\n")
 
 
 @pytest.mark.more
-def test_a_deleted_working_folder_is_named(tmp_path: Path) -> None:
-    """Commands that need no file in it go on. Otherwise, the message about the folder comes before the error."""
+def test_a_deleted_working_folder_is_reported(tmp_path: Path) -> None:
+    """Commands that need no file in the folder continue. Otherwise, the message about the folder precedes the error."""
     says = "leasehold: the working folder was deleted; relative paths do not work\n"
 
     def ran_in_deleted(*words: str) -> tuple[int, str, str]:
         (folder := tmp_path / "gone").mkdir()
         shell = ("/bin/sh", "-c", 'rmdir "$PWD" && exec "$@"', "sh")
-        done = subprocess.run(
+        completed = subprocess.run(
             [*shell, *COMMAND, *words], capture_output=True, text=True, check=False, input=STATE, cwd=folder
         )
-        return done.returncode, done.stdout, done.stderr
+        return completed.returncode, completed.stdout, completed.stderr
 
     status, output, errors = ran_in_deleted("plan")
     assert (status, json.loads(output)["actions"][0]["do"], errors) == (0, "create", says)
@@ -106,7 +103,7 @@ def test_a_deleted_working_folder_is_named(tmp_path: Path) -> None:
     assert ran_in_deleted(*words, "json:dumps") == (1, "", f"{opened}and the table\n")
 
 
-def test_our_signs_are_understood_in_a_locale_without_them() -> None:
+def test_symbols_are_spelled_out_in_an_ascii_locale() -> None:
     """A lower bound reads `>=75.0`, not `?75.0`, where output is ASCII."""
     assert "lag ≥75.0 …é".encode("ascii", REPLACED) == b"lag >=75.0 ...?"
     assert "lag ≥ 75.0 s é".encode("ascii", ESCAPED) == b"lag >= 75.0 s \\xe9"

@@ -1,4 +1,4 @@
-"""A supervisor of real processes: restarts, drains, signals, and what is left when it dies."""
+"""A supervisor restarts, drains and signals real processes, and leaves none behind when it dies."""
 
 import errno
 import itertools
@@ -61,7 +61,7 @@ def supervised(
 
 
 def begun(out: IO[str], count: int) -> dict[str, int]:
-    """Return the process of each name, once this many have begun."""
+    """Return the process of each name, once this many have started."""
     return {name: int(pid) for name, pid in (out.readline().split() for _ in range(count))}
 
 
@@ -71,7 +71,6 @@ def gone(pidfd: int) -> bool:
 
 
 def test_all_workers_drain_together_at_one_signal() -> None:
-    """A deployment does not cut off all but one of the workers."""
     with supervised(DRAINS, "a-0", "a-1", "a-2") as (process, out):
         begun(out, 3)
         process.terminate()
@@ -79,7 +78,7 @@ def test_all_workers_drain_together_at_one_signal() -> None:
         assert process.wait(WAIT) == 0
 
 
-def test_a_killed_process_starts_again_under_its_name() -> None:
+def test_a_killed_process_restarts_under_its_name() -> None:
     """Under its own name it keeps its share; under another one, its leases would have to expire first."""
     with supervised(DRAINS, "a-0", "a-1") as (process, out):
         first = begun(out, 2)
@@ -92,7 +91,6 @@ def test_a_killed_process_starts_again_under_its_name() -> None:
 
 
 def test_each_restart_waits_longer() -> None:
-    """A worker that cannot start does not keep the processor busy."""
     with supervised("import sys; sys.exit(7)", "a-0") as (process, _out):
         assert process.stderr is not None
         lines = [process.stderr.readline() for _ in range(2)]
@@ -101,30 +99,28 @@ def test_each_restart_waits_longer() -> None:
         assert process.wait(WAIT) == 0
 
 
-def test_no_worker_stays_when_the_supervisor_is_killed() -> None:
-    """Workers that no one can stop would run next to those of the next start, under the same ids."""
+def test_workers_end_when_the_supervisor_is_killed() -> None:
+    """Workers that outlived their supervisor would run next to those of the next start, under the same ids."""
     with supervised(DRAINS, "a-0", "a-1") as (process, out):
         watched = [os.pidfd_open(pid) for pid in begun(out, 2).values()]
         process.kill()
-        assert [gone(each) for each in watched] == [True, True]
-    for each in watched:
-        os.close(each)
+        assert [gone(process_fd) for process_fd in watched] == [True, True]
+    for process_fd in watched:
+        os.close(process_fd)
 
 
-def test_a_second_signal_kills_all() -> None:
-    """A user who presses Ctrl-C twice does not have to wait."""
+def test_a_second_signal_kills_all_workers() -> None:
     with supervised(HANGS, "a-0", "a-1") as (process, out):
         watched = [os.pidfd_open(pid) for pid in begun(out, 2).values()]
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGTERM)
         assert process.wait(WAIT) in {128 + signal.SIGINT, 128 + signal.SIGTERM}
-        assert [gone(each) for each in watched] == [True, True]
-    for each in watched:
-        os.close(each)
+        assert [gone(process_fd) for process_fd in watched] == [True, True]
+    for process_fd in watched:
+        os.close(process_fd)
 
 
-def test_a_worker_that_does_not_drain_is_killed_and_told() -> None:
-    """The supervisor is not killed itself at the end of its grace period, and the log has the reason."""
+def test_a_worker_that_does_not_drain_is_killed_and_logged() -> None:
     with supervised(HANGS, "a-0", drain_seconds=0.0) as (process, out):
         begun(out, 1)
         process.terminate()
@@ -133,7 +129,7 @@ def test_a_worker_that_does_not_drain_is_killed_and_told() -> None:
         assert process.stderr.read() == "not ended within 0 s, killed: a-0\n"
 
 
-def test_bad_usage_of_one_ends_all() -> None:
+def test_bad_usage_in_one_worker_ends_all() -> None:
     """A restart would not help, since nothing about the usage changes; the others are not kept waiting."""
     code = "import sys; sys.argv[1] == 'a-1' and sys.exit(2); sys.stdin.read()"
     with supervised(code, "a-0", "a-1") as (process, _out):
@@ -142,8 +138,7 @@ def test_bad_usage_of_one_ends_all() -> None:
         assert process.stderr.read() == "a-1 ended with status 2, so all processes end\n"
 
 
-def test_lines_stay_whole() -> None:
-    """A line with another worker's line in the middle is not JSON."""
+def test_output_lines_of_workers_are_not_interleaved() -> None:
     with supervised(WRITES_LARGE_LINES, "a", "b", "c") as (process, out):
         done, lines = 0, []
         while done < 3:
@@ -156,7 +151,7 @@ def test_lines_stay_whole() -> None:
     assert {line: lines.count(line) for line in set(lines) - {"done\n"}} == {f"{c * 20000}\n": 50 for c in "abc"}
 
 
-def test_a_signal_that_another_thread_receives_ends_them() -> None:
+def test_a_signal_received_by_another_thread_ends_all_workers() -> None:
     """A signal that arrives while a thread is being started is not missed."""
     over = threading.Event()
     other = threading.Thread(target=over.wait)
@@ -175,13 +170,12 @@ def test_a_signal_that_another_thread_receives_ends_them() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="LIMITS OF ANOTHER PROCESS ARE NOT LOWERED: it wants Linux")
-def test_a_restart_that_is_refused_is_tried_again_and_the_others_go_on() -> None:
-    """The supervisor does not end, and the other workers are not cut off undrained."""
+def test_a_failed_restart_is_retried_while_the_others_run() -> None:
     with supervised(DRAINS, "a-0", "a-1") as (process, out):
         assert process.stderr is not None
         first = begun(out, 2)
         limits = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
-        # Too few for another process, even with what the dead one leaves free.
+        # Too few for another process, even with what the dead one frees.
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (3, limits[1]))
         os.kill(first["a-1"], signal.SIGKILL)
         lines = [process.stderr.readline() for _ in range(3)]
@@ -196,8 +190,8 @@ def test_a_restart_that_is_refused_is_tried_again_and_the_others_go_on() -> None
 
 
 @pytest.mark.parametrize("refused", [0, 1, 2])
-def test_a_process_that_no_thread_hears_is_not_left_behind(refused: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process does not work on under an id that the next attempt uses, nor keep its pipes open forever."""
+def test_a_process_without_a_reader_thread_is_ended(refused: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process does not go on under an id that the next attempt uses, nor keep its pipes open forever."""
     start, count, started = threading.Thread.start, itertools.count(), list["subprocess.Popen[bytes]"]()
 
     def refuse(thread: threading.Thread) -> None:
@@ -205,8 +199,8 @@ def test_a_process_that_no_thread_hears_is_not_left_behind(refused: int, monkeyp
             raise RuntimeError("can't start new thread")
         start(thread)
 
-    def keep(*words: Any, **given: Any) -> "subprocess.Popen[bytes]":  # noqa: ANN401  as Popen has them
-        started.append(subprocess.Popen(*words, **given))
+    def keep(*words: Any, **options: Any) -> "subprocess.Popen[bytes]":  # noqa: ANN401  as Popen has them
+        started.append(subprocess.Popen(*words, **options))
         return started[-1]
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
@@ -241,7 +235,7 @@ class FullFor:
 
 
 @pytest.mark.parametrize("why", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
-def test_a_disk_that_is_full_for_a_moment_ends_nobody(why: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_briefly_full_disk_ends_no_worker(why: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The workers do not end with 141, as for a closed pipe, and no line is torn or lost."""
     monkeypatch.setattr("leasehold.adapters.cli.common.supervisor.REFUSED_SECONDS", (0.0, 0.01))
     full = FullFor(5, why)

@@ -1,4 +1,4 @@
-"""The demo, which newcomers run first, as they run it."""
+"""The demo, which newcomers run first, loses nothing and leaves nothing behind."""
 
 import json
 import os
@@ -16,18 +16,18 @@ pytestmark = [pytest.mark.services, pytest.mark.xdist_group("runs")]
 
 
 @pytest.mark.more
-def test_the_demo_loses_nothing_and_says_so() -> None:
-    """The verdict is earned: it is printed only after nothing was lost."""
-    done = subprocess.run([*DEMO, "--json"], capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
-    verdict = json.loads(done.stdout)
+def test_the_demo_loses_nothing_and_prints_its_verdict() -> None:
+    """The verdict is printed only after every record was read."""
+    completed = subprocess.run([*DEMO, "--json"], capture_output=True, text=True, timeout=240, check=False)
+    assert completed.returncode == 0, completed.stderr
+    verdict = json.loads(completed.stdout)
     assert (verdict["ok"], verdict["lost"], verdict["faults"], verdict["shards"]) == (True, 0, [], 9)
     assert verdict["delivered"] == verdict["produced"] > 0
     assert [change["before"] for change in verdict["owner_changes"] if change["how"] == "cut"] == ["worker-2"] * 2
 
 
 @pytest.mark.more
-def test_a_demo_that_is_ended_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_an_interrupted_demo_leaves_nothing_behind(tmp_path: Path) -> None:
     """The demo leaves no processes or folders when it is interrupted.
 
     Other signals end a command in the same way; tests/cli/live/test_screen.py covers them where they restore a
@@ -40,8 +40,8 @@ def test_a_demo_that_is_ended_leaves_nothing_behind(tmp_path: Path) -> None:
         assert list(tmp_path.iterdir()) != []
         demo.send_signal(signal.SIGINT)
         demo.send_signal(signal.SIGINT)
-        _, said = demo.communicate(timeout=60)
+        _, errors = demo.communicate(timeout=60)
     # The first run on a machine also reports that it installs its services.
-    last = [line for line in said.splitlines() if not line.startswith("leasehold: installing ")]
+    last = [line for line in errors.splitlines() if not line.startswith("leasehold: installing ")]
     assert (demo.returncode, last) == (128 + signal.SIGINT, ["leasehold demo: stopped; nothing is left running"])
     assert list(tmp_path.iterdir()) == []

@@ -17,8 +17,7 @@ from leasehold_lab.demo.stage import Stream
         pytest.param("leasehold_blob_container", marks=pytest.mark.services),
     ],
 )
-def test_a_table_of_a_tests_own_is_new_and_can_be_written(fixture: str, request: pytest.FixtureRequest) -> None:
-    """A test never finds the leases of another one, and needs no account."""
+def test_the_table_fixtures_are_new_and_writable(fixture: str, request: pytest.FixtureRequest) -> None:
     store = open_store(request.getfixturevalue(fixture))
     assert store.list().leases == ()
     assert isinstance(store.write(CreateLease(Lease("s-0"))), Done)
@@ -26,8 +25,7 @@ def test_a_table_of_a_tests_own_is_new_and_can_be_written(fixture: str, request:
 
 
 @pytest.mark.services
-def test_a_stream_of_a_tests_own_splits(leasehold_kinesis_stream: Stream) -> None:
-    """A test of a reshard needs no client of its own."""
+def test_the_stream_fixture_can_be_split(leasehold_kinesis_stream: Stream) -> None:
     parent = leasehold_kinesis_stream.split()
     leasehold_kinesis_stream.put(("k", b"one"))
     assert sum(shard.parents == (parent,) for shard in leasehold_kinesis_stream.shards()) == 2

@@ -34,22 +34,20 @@ def greeter(folder: Path) -> Child:
     return child
 
 
-def test_a_child_that_is_asked_to_end_finishes(tmp_path: Path) -> None:
-    """Workers can drain before the demo ends."""
+def test_a_child_finishes_on_sigterm(tmp_path: Path) -> None:
     child = greeter(tmp_path)
     child.ask_to_end()
     assert (child.wait(), child.out.read_text(), child.running) == (0, "up\ndown\n", False)
 
 
-def test_a_child_that_is_killed_does_nothing_more(tmp_path: Path) -> None:
-    """The demo shows a real crash, not an orderly exit."""
+def test_a_killed_child_does_not_finish(tmp_path: Path) -> None:
     child = greeter(tmp_path)
     child.kill()
     assert (child.out.read_text(), child.running) == ("up\n", False)
 
 
-def test_a_child_finds_nobodys_own_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A demo never talks to a real account."""
+def test_a_child_does_not_inherit_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A demo never connects to a real account."""
     monkeypatch.setenv("AWS_PROFILE", "production")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "real")
     code = "import os; print(os.environ.get('AWS_PROFILE'), os.environ['AWS_SECRET_ACCESS_KEY'])"
@@ -59,8 +57,7 @@ def test_a_child_finds_nobodys_own_credentials(tmp_path: Path, monkeypatch: pyte
     assert child.out.read_text() == "None demo\n"
 
 
-def test_half_a_line_is_left_until_it_is_whole(tmp_path: Path) -> None:
-    """A killed worker's unfinished line does not end the demo, and no record is read twice."""
+def test_an_incomplete_line_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "lines"
     tail = Tail(path, bytes.decode)
     path.write_text("one\ntw")
@@ -71,15 +68,14 @@ def test_half_a_line_is_left_until_it_is_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shards", "said"), [([], "nothing"), (["s-007"], "shard 7"), (["s-2", "s-0", "x"], "shards 0, 2 and x")]
+    ("shards", "names"), [([], "nothing"), (["s-007"], "shard 7"), (["s-2", "s-0", "x"], "shards 0, 2 and x")]
 )
-def test_shards_are_named_for_people(shards: list[str], said: str) -> None:
-    """The story is not told in shard ids."""
-    assert shard_names(shards) == said
+def test_shards_get_readable_names(shards: list[str], names: str) -> None:
+    assert shard_names(shards) == names
 
 
 def staged() -> Screen:
-    """Return a moment with a dead worker, a hand-off under way, and a finished shard."""
+    """Return a moment with a dead worker, a hand-off in progress, and a finished shard."""
     stream = cast("Stream", SimpleNamespace(shards=tuple))
     stage = Stage(Path(), stream, MemoryStore("staged"), "")
     stage.leases = (
@@ -96,8 +92,7 @@ def staged() -> Screen:
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
-def test_the_screen_shows_who_holds_what(width: int) -> None:
-    """Every owner is visible, on narrow terminals too."""
+def test_the_screen_shows_every_owner(width: int) -> None:
     out = io.StringIO()
     Console(width=width, file=out).print(staged())
     lines = out.getvalue().splitlines()
@@ -114,7 +109,6 @@ def test_the_screen_shows_who_holds_what(width: int) -> None:
     assert [line.split()[2:] for line in lines if "Now." in line or "Earlier." in line] == [["Now."], ["Earlier."]]
 
 
-def test_the_screen_does_without_pretty_marks() -> None:
-    """A terminal that supports only ASCII does not end the demo with an encoding error."""
+def test_the_screen_works_in_ascii() -> None:
     assert marks("ascii").legend.isascii()
     assert not marks("utf-8").legend.isascii()

@@ -1,4 +1,4 @@
-"""The code blocks of the pages that users read."""
+"""Extract the code blocks of the pages that users read."""
 
 import re
 from pathlib import Path

@@ -95,11 +95,13 @@ class Reader:
             self.starts(command).line()
             return ""
         shell = ("bash", "-o", "pipefail", "-c", command)
-        done = subprocess.run(
+        completed = subprocess.run(
             shell, cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False, timeout=SECONDS
         )
-        assert done.returncode == 0, f"{command}\nended with {done.returncode}\n{done.stdout}{done.stderr}"
-        return done.stdout
+        assert completed.returncode == 0, (
+            f"{command}\nended with {completed.returncode}\n{completed.stdout}{completed.stderr}"
+        )
+        return completed.stdout
 
     def starts(self, command: str) -> Terminal:
         """Open a terminal in which the command runs until the page is read."""

@@ -59,15 +59,15 @@ def complaints(mode: str, folders: dict[Path, str]) -> list[str]:
     }
     (OUT / "pyrightconfig.json").write_text(json.dumps(project))
     command = [*_pyright(), "--outputjson", "--pythonpath", sys.executable, "--project", str(OUT)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
     try:
-        diagnostics = json.loads(done.stdout)["generalDiagnostics"]
+        diagnostics = json.loads(completed.stdout)["generalDiagnostics"]
     except ValueError:
-        raise SystemExit(f"pyright could not be run: {done.stdout}{done.stderr}") from None
+        raise SystemExit(f"pyright could not be run: {completed.stdout}{completed.stderr}") from None
     return [
-        f"{folders[Path(each['file']).parent]}:{each['range']['start']['line'] + 1} ({mode}): {each['message']}"
-        for each in diagnostics
-        if each["severity"] == "error" and not (mode == "strict" and _untyped(Path(each["file"])))
+        f"{folders[Path(issue['file']).parent]}:{issue['range']['start']['line'] + 1} ({mode}): {issue['message']}"
+        for issue in diagnostics
+        if issue["severity"] == "error" and not (mode == "strict" and _untyped(Path(issue["file"])))
     ]
 
 

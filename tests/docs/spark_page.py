@@ -65,8 +65,8 @@ def program(beginning: str) -> str:
     return text
 
 
-def test_a_user_runs_the_page_from_its_text(user: Reader) -> None:
-    """Each run reads on where the one before it stopped, and no row comes twice."""
+def test_a_user_can_run_the_programs_of_the_page(user: Reader) -> None:
+    """Each run continues where the previous one stopped, and no row comes twice."""
     (user.folder / "orders.py").write_text(program("# orders.py"))
     numbers = [-1]
     for _ in range(2):
@@ -97,7 +97,7 @@ def test_a_user_runs_the_page_from_its_text(user: Reader) -> None:
 
 
 def run_to_its_end(user: Reader, command: str) -> str:
-    """Return what a program prints that ends; run it again if the machine is too busy for Spark's own time limit."""
+    """Return what a program prints until it ends. Run it again if the machine is too busy for Spark's time limit."""
     for _ in range(START_ATTEMPTS):
         done = subprocess.run(
             shlex.split(command),

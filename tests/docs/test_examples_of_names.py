@@ -25,7 +25,6 @@ NAMES = [
 
 @pytest.mark.parametrize(("module", "name"), NAMES, ids=[f"{module.__name__}.{name}" for module, name in NAMES])
 def test_each_public_name_has_an_example_that_runs(module: object, name: str) -> None:
-    """An editor shows a working example for every name."""
     (doctested,) = doctest.DocTestFinder(recurse=False).find(getattr(module, name), name, globs={})
     assert doctested.examples
     assert doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(doctested).failed == 0

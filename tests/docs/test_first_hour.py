@@ -1,4 +1,4 @@
-"""The first hour with leasehold: a wheel, an empty folder, an empty HOME, and what README says, word for word."""
+"""A newcomer with a wheel, an empty folder and an empty HOME can follow README word for word."""
 
 import os
 import re
@@ -50,8 +50,8 @@ class Newcomer(Reader):
         terminal.process.wait(SECONDS)
 
 
-def said(pattern: str) -> str:
-    """Return the page's command that begins like this; what is not there, a newcomer would have to guess."""
+def page_command(pattern: str) -> str:
+    """Return the page's command that begins like this. A newcomer would have to guess one that is missing."""
     commands = [command for block in blocks(PAGE) if block.kind == "sh" for command in block.commands]
     matches = [command.partition("  #")[0].strip() for command in commands if re.match(pattern, command)]
     assert matches, f"{PAGE} has no command that begins with {pattern}"
@@ -63,7 +63,7 @@ def newcomer(tmp_path: Path) -> Iterator[Newcomer]:
     """Return a newcomer in an empty folder, with what README's `pip install` installs."""
     for name in ("wheel", "hour"):
         (tmp_path / name).mkdir()
-    extras = said("pip install").partition("[")[2].partition("]")[0]
+    extras = page_command("pip install").partition("[")[2].partition("]")[0]
     wheel = plain(tmp_path / "wheel")[1]
     commands = installed(wheel, extras, pythons()[OURS], tmp_path / "environment")
     reader = Newcomer(tmp_path / "hour", {}, commands=commands)
@@ -78,20 +78,19 @@ def owners(listed: str) -> list[str]:
     return [line.split()[1] for line in listed.splitlines() if line.startswith("shardId-")]
 
 
-def test_the_first_hour_needs_no_word_that_is_not_in_the_readme(newcomer: Newcomer) -> None:
-    """A newcomer who follows README never has to guess."""
-    newcomer.pastes(newcomer.starts(said("leasehold dev")))
+def test_the_first_hour_needs_only_the_readme(newcomer: Newcomer) -> None:
+    newcomer.pastes(newcomer.starts(page_command("leasehold dev")))
     for block in blocks(PAGE):
         if block.file:
             (newcomer.folder / block.file).write_text(block.text, encoding="utf-8")
-    first = newcomer.starts(said(r"python shop\.py"))
+    first = newcomer.starts(page_command(r"python shop\.py"))
     assert first.line().startswith("shardId-")
-    second = newcomer.starts(said("leasehold consume .*shop:handle"))
-    listing = said("leasehold leases")
+    second = newcomer.starts(page_command("leasehold consume .*shop:handle"))
+    listing = page_command("leasehold leases")
     until(lambda: len({*owners(newcomer.types(listing))} - {"nobody"}) == 2, "two workers share the shards")
     assert second.line().startswith("shardId-")
 
-    page = newcomer.starts(said("leasehold serve"))
+    page = newcomer.starts(page_command("leasehold serve"))
     address = re.search(r"http://\S+", page.line())
     assert address
     with urllib.request.urlopen(address[0], timeout=SECONDS) as answer:  # noqa: S310  it is ours
@@ -104,10 +103,10 @@ def test_the_first_hour_needs_no_word_that_is_not_in_the_readme(newcomer: Newcom
         "the living worker has the leases of the dead one",
     )
 
-    careful = newcomer.starts(said("leasehold consume .*careful:handle"))
+    careful = newcomer.starts(page_command("leasehold consume .*careful:handle"))
     dead = newcomer.folder / "dead"
     until(lambda: dead.is_dir() and [*dead.iterdir()], "a letter")
     careful.end()
-    assert newcomer.types(said("ls dead")).split() == sorted(path.name for path in dead.iterdir())
-    newcomer.types(said("leasehold replay"))
+    assert newcomer.types(page_command("ls dead")).split() == sorted(path.name for path in dead.iterdir())
+    newcomer.types(page_command("leasehold replay"))
     assert [path for path in dead.rglob("*") if path.is_file()] == []

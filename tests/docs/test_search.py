@@ -131,21 +131,21 @@ def words_until(location: str, answer: str) -> int | None:
     return len(read.split()) + len(answer.split()) if found else None
 
 
-def test_what_readers_type_finds_the_right_page_first(firsts: Mapping[str, str]) -> None:
+def test_search_terms_find_the_right_page_first(firsts: Mapping[str, str]) -> None:
     """At least 30 of the 34 terms find a page that answers them as the first result."""
-    found = {term: page_of(firsts[term]) for term in TERMS}
-    wrong = {term: page for term, page in found.items() if page not in TERMS[term]}
+    pages = {term: page_of(firsts[term]) for term in TERMS}
+    wrong = {term: page for term, page in pages.items() if page not in TERMS[term]}
     assert len(TERMS) - len(wrong) >= AT_LEAST, wrong
 
 
-def test_a_consumers_question_is_answered_where_the_search_leads(firsts: Mapping[str, str]) -> None:
+def test_questions_are_answered_on_the_first_page_found(firsts: Mapping[str, str]) -> None:
     """At least 19 of the 20 questions are answered on the first page found, within 300 words of reading."""
     words = {
         typed: words_until(firsts[typed], answer) if page_of(firsts[typed]) == page else None
         for typed, (page, answer) in QUESTIONS.items()
     }
-    answered = [typed for typed, count in words.items() if count is not None and count < READING]
-    assert len(answered) >= ANSWERED, (words, firsts)
+    answered_questions = [typed for typed, count in words.items() if count is not None and count < READING]
+    assert len(answered_questions) >= ANSWERED, (words, firsts)
 
 
 def test_no_page_has_hidden_keywords() -> None:

@@ -1,4 +1,4 @@
-"""The pages as a site: built strictly, complete, and served from one host alone."""
+"""The pages build as a site strictly, completely, and without files from other hosts."""
 
 import json
 import os
@@ -45,7 +45,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_page_is_built_and_in_the_menu(site: Path) -> None:
-    """Readers never find a page that nothing leads to."""
     front = (site / "index.html").read_text(encoding="utf-8")
     pages = sorted(path.stem for path in (ROOT / "docs").glob("*.md") if path.stem != "index")
     assert [name for name in pages if f'href="{name}/"' not in front] == []
@@ -57,16 +56,14 @@ def test_no_file_of_the_site_comes_from_another_host(site: Path) -> None:
     assert {found[0] for path in files for found in LOADED.finditer(path.read_text(encoding="utf-8"))} == set()
 
 
-def test_search_finds_user_pages_alone(site: Path) -> None:
-    """The search index holds every page for users and nothing else: no changelog, specs or results."""
+def test_search_finds_only_user_pages(site: Path) -> None:
     index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
     indexed = {entry["location"].partition("#")[0].rstrip("/") for entry in index["docs"]}
     pages = {path.stem for path in (ROOT / "docs").glob("*.md")}
     assert indexed == {"" if page == "index" else page for page in pages}
 
 
-def test_every_public_name_has_its_place_in_the_reference(site: Path) -> None:
-    """Users do not have to read the source for what is promised."""
+def test_every_public_name_is_in_the_reference(site: Path) -> None:
     page = (site / "planner-reference" / "index.html").read_text(encoding="utf-8")
     named = [(package, name) for package in (balancer, stores, adapters) for name in package.__all__]
     anchors = set(re.findall(r'id="([\w.]+)"', page))
@@ -134,20 +131,19 @@ def test_the_reference_has_every_part(site: Path, page: str, parts: list[str]) -
     assert [part for part in parts if part not in text] == []
 
 
-def test_parameters_of_the_front_door_are_rendered_one_by_one(site: Path) -> None:
+def test_each_parameter_of_run_is_a_table_row(site: Path) -> None:
     """Each parameter of `run` is an entry of a table, and not part of a paragraph."""
     text = shown(site, "reference").partition(f'id="{FRONT}.run"')[2].partition(f'id="{FRONT}.arun"')[0]
     assert [name for name in ("source", "handler", "leases", "options") if f"<code>{name}</code>" not in text] == []
 
 
 def test_the_glossary_has_at_most_twenty_words(site: Path) -> None:
-    """A longer list would not be read; the second table, of other systems' words, is not counted."""
+    """The second table, of other systems' words, is not counted."""
     words, _, _ = shown(site, "glossary").partition("</table>")
     assert 10 <= words.count("<tr>") - 1 <= 20
 
 
-def test_no_code_is_cut_and_every_picture_says_what_to_see(site: Path) -> None:
-    """A line cut off on a phone is a command that fails; a graph without a caption is read in different ways."""
+def test_code_fits_the_page_and_every_picture_has_a_caption(site: Path) -> None:
     style = (site / "theme" / "leasehold.css").read_text(encoding="utf-8")
     assert "white-space: pre-wrap" in style
     assert re.search(r"\.language-text code \{[^}]*white-space: pre;", style)  # drawings keep their columns
@@ -157,14 +153,14 @@ def test_no_code_is_cut_and_every_picture_says_what_to_see(site: Path) -> None:
     uncaptioned = []
     for page in site.rglob("*.html"):
         drawings = page.read_text(encoding="utf-8").split('<figure class="drawn">')[1:]
-        for each in drawings:
-            rest = each.partition("</figure>")[2].lstrip()
+        for drawing in drawings:
+            rest = drawing.partition("</figure>")[2].lstrip()
             if not rest.startswith("<p>What to see: "):
                 uncaptioned.append(page.parent.name)
     assert uncaptioned == []
 
 
-def test_the_moving_picture_rests_for_those_who_ask_for_it(site: Path) -> None:
+def test_the_animation_respects_reduced_motion(site: Path) -> None:
     """Motion makes some readers ill, and their system settings say so."""
     home = (site / "index.html").read_text(encoding="utf-8")
     picture = home.partition('class="kill"')[2].partition("</svg>")[0]

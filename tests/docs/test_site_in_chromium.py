@@ -49,7 +49,7 @@ def browser(chromium: str, axe: str) -> tuple[str, str]:
 
 @pytest.mark.parametrize("screen", [(1280, False), (1280, True), (390, False)])
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_of_the_site_is_read_by_everybody(
+def test_each_page_of_the_site_is_accessible(
     browser: tuple[str, str], tmp_path: Path, site: str, page: str, screen: tuple[int, bool]
 ) -> None:
     """No text is too pale, no picture lacks a description, and no text extends beyond the edge of a phone."""

@@ -31,7 +31,9 @@ def _installed(command: str) -> None:
     """Assert that the package that pip would install exists."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     requirements = [Requirement(word) for word in shlex.split(command, comments=True)[2:] if not word.startswith("-")]
-    assert {extra for each in requirements if each.name == "leasehold" for extra in each.extras} <= set(extras), command
+    assert {
+        extra for requirement in requirements if requirement.name == "leasehold" for extra in requirement.extras
+    } <= set(extras), command
 
 
 def _made(command: str) -> None:
@@ -74,7 +76,7 @@ ELSEWHERE: Mapping[str, tuple[str, Callable[[str], None]]] = {
 
 @cache
 def _listed(command: str) -> Callable[[str], None] | None:
-    return next((check for known, (_, check) in ELSEWHERE.items() if re.search(known, command)), None)
+    return next((check for pattern, (_, check) in ELSEWHERE.items() if re.search(pattern, command)), None)
 
 
 @define
@@ -104,7 +106,7 @@ class Developed:
 
 @pytest.fixture(scope="module")
 def developed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Developed]:
-    """Return what runs for the pages."""
+    """Return the outputs of `leasehold dev` for the pages."""
     made = Developed(tmp_path_factory)
     yield made
     made.keep()
@@ -149,13 +151,13 @@ def _pages() -> Iterator[object]:
     for page in sorted(PAGES, key=lambda page: dev_line(page) or ""):
         if not {block.kind for block in blocks(page)} - {"text"}:
             continue
-        # Together the pages take minutes of a core.
+        # Together the pages take minutes of CPU time.
         marks = [pytest.mark.more, pytest.mark.services, pytest.mark.slow, pytest.mark.xdist_group("docs")]
         marks.append(pytest.mark.timeout(400))
         yield pytest.param(page, marks=marks)
 
 
-def test_every_block_says_what_it_is() -> None:
+def test_every_code_block_has_a_language() -> None:
     """A block without a language is never run."""
     assert [
         f"{page}:{block.line} is {block.kind}" for page in PAGES for block in blocks(page) if block.kind not in KINDS
@@ -165,21 +167,20 @@ def test_every_block_says_what_it_is() -> None:
 def test_every_exception_is_needed() -> None:
     """The list of exceptions contains no snippet that could be run."""
     commands = [command for page in PAGES for block in blocks(page) if block.kind == "sh" for command in block.commands]
-    assert [known for known in ELSEWHERE if not any(re.search(known, command) for command in commands)] == []
+    assert [pattern for pattern in ELSEWHERE if not any(re.search(pattern, command) for command in commands)] == []
 
 
 @pytest.mark.parametrize("page", [*_pages()])
-def test_a_page_does_what_it_says(
+def test_the_snippets_of_a_page_work(
     page: str,
     tmp_path: Path,
     developed: Developed,
     request: pytest.FixtureRequest,
 ) -> None:
-    """What users copy from a page works."""
     line = dev_line(page)
     if line and "eventhubs:" in line:
         request.getfixturevalue("amqp_engine")
-    for folder in ("docs", "benchmarks"):  # the reader of a clone
+    for folder in ("docs", "benchmarks"):  # a reader who has cloned the repository
         (tmp_path / folder).symlink_to(ROOT / folder)
     developed.keep(line or "")
     reader = Reader(tmp_path, developed.pasted(line) if line else {})

@@ -30,12 +30,11 @@ REFUSED_BY_SPARK = {"eventhubs.connectionString", "eventhubs.startingPositions"}
 
 
 def test_settings_of_a_producer_are_options_of_produce() -> None:
-    """The table of settings lists every option of `leasehold.produce`, and no other name."""
     table = (DOCS / "producing.md").read_text(encoding="utf-8").partition("\n## Settings\n")[2].partition("\n## ")[0]
     assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == [*options_of(ProduceOptions)]
 
 
-def test_seconds_that_the_page_of_handlers_names_are_options() -> None:
+def test_durations_on_the_page_of_handlers_are_options() -> None:
     """Every `…_seconds` on the page can be given to `leasehold.run`, or is named as a field of Handling."""
     named = set(re.findall(r"`(\w+_seconds)`", (DOCS / "handlers.md").read_text(encoding="utf-8")))
     assert named - {*options_of(Options)} - {"behind_seconds"} <= ONLY_OF_HANDLING
@@ -57,14 +56,12 @@ def test_table_of_statuses_has_the_words_and_numbers_of_the_code() -> None:
 
 
 def test_table_of_metrics_has_the_names_of_the_code() -> None:
-    """The page lists each metric that a worker exports, and no other."""
     code = Path(metrics.__file__).read_text(encoding="utf-8")
     exported = re.findall(r'create_counter\("(\w+)"', code) + re.findall(r"WorkerMetrics\.(\w+),", code)
     assert sorted(row[0] for row in table_after("metrics.md", "## All metrics")) == sorted(exported)
 
 
 def test_every_column_of_leases_is_explained() -> None:
-    """The page explains each column that `leasehold leases` shows."""
     sometimes = (lease_tables.PLACE, lease_tables.EVENTS)
     shown = {column.name for column in (*lease_tables.LEASE_COLUMNS, *lease_tables.SHARE_COLUMNS, *sometimes)}
     rows = table_after("steering.md", "## Consumer lag: how far behind is the group")
@@ -73,21 +70,18 @@ def test_every_column_of_leases_is_explained() -> None:
 
 
 def test_table_of_loggers_has_the_loggers_of_the_code() -> None:
-    """The page lists each logger, and no other."""
     code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "leasehold").rglob("*.py"))
     named = [name for row in table_after("logging.md", "## Choose single loggers") for name in row[0].split(", ")]
     assert sorted(named) == sorted(set(re.findall(r'getLogger\("(leasehold\.\w+)"\)', code)))
 
 
 def test_table_of_a_dead_letter_has_the_fields_of_the_code() -> None:
-    """The page lists each field of a dead letter, and no other."""
     dead_letter = DeadLetterEntry("", "orders", "s-0", "s-0", Record(b"", "1", 0, "k"), "", "", 1, "w", 0)
     named = [name for row in table_after("dead-letters.md", "## Dead-letter format") for name in row[0].split(", ")]
     assert sorted(named) == sorted(json.loads(dead_letter.line))
 
 
-def test_every_option_of_spark_stands_on_a_page() -> None:
-    """Each option that the sources and sinks of Spark read is named in their reference."""
+def test_every_option_of_spark_is_documented() -> None:
     spark = Path(metrics.__file__).parents[1] / "spark"
     code = "".join(path.read_text(encoding="utf-8") for path in spark.rglob("*.py"))
     read = re.findall(r'\bopts\.(?:text|required|number|choice|flag)\(\s*"([\w.]+)"', code)
@@ -111,7 +105,7 @@ SETTINGS_OF_OTHER_SOURCES = {
 """Settings of an event source mapping that Kinesis and DynamoDB Streams don't have."""
 
 
-def test_table_of_a_mappings_settings_is_complete_and_names_options_of_consume() -> None:
+def test_table_of_mapping_settings_is_complete_and_valid() -> None:
     """The page has every setting of a stream's mapping, and the options of `leasehold consume` on it exist."""
     rows = table_after("from-lambda.md", "## Settings of the mapping")
     lambda_model = botocore.session.get_session().get_service_model("lambda")
@@ -123,10 +117,10 @@ def test_table_of_a_mappings_settings_is_complete_and_names_options_of_consume()
         _, consume, _ = group.resolve_command(context, ["consume"])  # type: ignore[attr-defined]
     options = {option for parameter in consume.params for option in parameter.opts}
     page = (DOCS / "from-lambda.md").read_text(encoding="utf-8").partition("## What a month costs")[0]
-    assert set(re.findall(r"--[a-z][a-z-]+", page)) - {"--rate"} <= options  # `leasehold dev` has a rate
+    assert set(re.findall(r"--[a-z][a-z-]+", page)) - {"--rate"} <= options  # `leasehold dev` has a rate, too
 
 
 @pytest.mark.parametrize("page", sorted(path.name for path in DOCS.glob("*.md")))
-def test_page_has_no_notes_of_the_laboratory(page: str) -> None:
+def test_pages_contain_no_laboratory_notes(page: str) -> None:
     """A page for users states results without machine loads, goals or seeds."""
     assert LABORATORY.findall((DOCS / page).read_text(encoding="utf-8")) == []

@@ -37,7 +37,7 @@ class Reset:
 
 
 @frozen
-class Said:
+class Altered:
     """The service's response, with these fields replaced."""
 
     fields: dict[str, Any]
@@ -62,7 +62,7 @@ class Silent:
     late: bool = False
 
 
-Fault = Refused | Reset | Said | Late | Silent
+Fault = Refused | Reset | Altered | Late | Silent
 
 HOPS = frozenset({"connection", "keep-alive", "transfer-encoding", "content-length"})
 """Headers that apply to a single connection only."""
@@ -77,7 +77,7 @@ class Line:
 
     to: str
     url: str = ""
-    asked: Counter[str] = Factory(Counter)
+    requests: Counter[str] = Factory(Counter)
     closed: Event = Factory(Event)
     _faults: dict[str, deque[Fault]] = field(factory=dict)
     _lock: Lock = field(factory=Lock)
@@ -96,7 +96,7 @@ class Line:
     def next(self, operation: str) -> Fault | None:
         """Return the fault for this request, if any."""
         with self._lock:
-            self.asked[operation] += 1
+            self.requests[operation] += 1
             faults = self._faults.get(operation)
             return faults.popleft() if faults else None
 
@@ -114,7 +114,7 @@ class _Carrier(BaseHTTPRequestHandler):
         fault = self.line.next(_operation(self.command, self.path, self.headers["X-Amz-Target"] or ""))
         if isinstance(fault, Silent) and fault.late:
             with suppress(OSError, HTTPException):  # the service may be down
-                _asked(self.line.to, self.command, self.path, body, dict(self.headers))
+                _forward(self.line.to, self.command, self.path, body, dict(self.headers))
         if isinstance(fault, Late | Silent):
             self.line.closed.wait(fault.seconds)
         if isinstance(fault, Refused):
@@ -131,13 +131,13 @@ class _Carrier(BaseHTTPRequestHandler):
 
     def _carry(self, body: bytes, fault: Fault | None) -> None:
         try:
-            status, answer, headers = _asked(self.line.to, self.command, self.path, body, dict(self.headers))
+            status, answer, headers = _forward(self.line.to, self.command, self.path, body, dict(self.headers))
         except (OSError, HTTPException):
             self._reset()  # the service is down
             return
         if isinstance(fault, Reset):
             self._reset()
-        elif isinstance(fault, Said):
+        elif isinstance(fault, Altered):
             cbor = "cbor" in headers["Content-Type"]
             fields = (cbor2.loads(answer) if cbor else json.loads(answer)) | fault.fields
             self._answer(status, cbor2.dumps(fields) if cbor else json.dumps(fields).encode(), headers)
@@ -208,7 +208,9 @@ def _operation(method: str, path: str, target: str) -> str:
     return target.rpartition(".")[2] or ("List" if listed else method)
 
 
-def _asked(to: str, method: str, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, bytes, dict[str, str]]:
+def _forward(
+    to: str, method: str, path: str, body: bytes, headers: dict[str, str]
+) -> tuple[int, bytes, dict[str, str]]:
     place = urlsplit(to)
     connection = HTTPConnection(place.hostname or HOST, place.port, timeout=SECONDS)
     try:

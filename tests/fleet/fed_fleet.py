@@ -76,7 +76,7 @@ def a_fed_fleet(  # noqa: PLR0917  one for each thing that fleets differ in
     store     their URL, for the workers
     settings  the workers' other options
     """
-    name = f"{folder.name[:50]}-{uuid4().hex[:8]}"  # pytest cuts long names, so that two tests may have one
+    name = f"{folder.name[:50]}-{uuid4().hex[:8]}"  # pytest cuts long names, so two tests may have the same one
     with closing(Stream(kinesis_url, name, 4)) as stream:
         puts = Puts(client, name, rows, a_tick)
         stage = Stage(folder, stream, table, store, settings, watched=puts)

@@ -77,10 +77,10 @@ class Feed:
     def __call__(self, _stage: Stage) -> None:
         self.put(self.a_tick)
 
-    def put(self, most: int) -> bool:
+    def put(self, limit: int) -> bool:
         """Put some more rows; return False once there are none."""
         shelves = defaultdict[str, list[str]](list)
-        for row in islice(self.rows, most):
+        for row in islice(self.rows, limit):
             partition = str(zlib.crc32(row.encode()) % self.stream.partitions)
             shelves[partition].append(row)
             # The judge treats a partition as a key, because its order must be kept.
@@ -198,22 +198,22 @@ def in_order_where_official(events: Iterable[ReadingEvent], official: Iterable[s
     Only the reading is under a lock, so frames of one thread can get into the buffer after later frames of the other.
     Which records it dispatched, in which tenure and how often, stays unchanged, as do all events of our own workers.
     """
-    told, makers = list(events), frozenset(official)
+    sorted_events, makers = list(events), frozenset(official)
     open_: dict[tuple[str, str], list[int]] = {}
 
     def close(places: list[int]) -> None:
-        ordered = sorted((told[at] for at in places), key=lambda event: event.place)
+        ordered = sorted((sorted_events[at] for at in places), key=lambda event: event.place)
         for at, event in zip(places, ordered, strict=True):
-            told[at] = evolve(event, t=told[at].t)
+            sorted_events[at] = evolve(event, t=sorted_events[at].t)
 
-    for at, event in enumerate(told):
+    for at, event in enumerate(sorted_events):
         if event.worker in makers and event.event in {"initialize", *ENDINGS}:
             close(open_.pop((event.process, event.shard), []))
         elif event.worker in makers and event.event == "record":
             open_.setdefault((event.process, event.shard), []).append(at)
     for places in open_.values():
         close(places)
-    return told
+    return sorted_events
 
 
 @contextmanager

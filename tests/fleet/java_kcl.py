@@ -73,7 +73,7 @@ def started(
 
 
 def _run(*command: str) -> None:
-    done = subprocess.run(
+    completed = subprocess.run(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=BUILD_SECONDS, check=False
     )
-    assert not done.returncode, f"{command[0]} failed:\n{done.stdout[-2000:]}"
+    assert not completed.returncode, f"{command[0]} failed:\n{completed.stdout[-2000:]}"

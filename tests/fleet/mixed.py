@@ -46,7 +46,7 @@ class Mixed:
     def table(self) -> str:
         return self.stage.store_url.removeprefix("dynamodb://").partition("?")[0]
 
-    def java_said(self) -> str:
+    def java_log(self) -> str:
         """Return the whole log of the Java workers."""
         return "".join(log.read_text() for log in sorted(self.stage.folder.glob("java-*.log")))
 
@@ -60,7 +60,7 @@ class Mixed:
         return bool(mine) and all(self.stage.reading.owner(shard) == worker for shard in mine)
 
     def gifts(self) -> list[tuple[str, str, bool]]:
-        """Return the shards that passed from ours to Java's, with the worker, and whether it started to read."""
+        """Return the shards that passed from our workers to Java's, with the worker, and whether it started to read."""
         passed = []
         rows = sorted(self.stage.history.rows, key=lambda row: (row.shard, row.t))
         for shard, of_shard in groupby(rows, key=lambda row: row.shard):

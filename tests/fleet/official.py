@@ -103,9 +103,9 @@ MAKES: Mapping[str, Make] = {
 """The processors by name. Python's two come with the tests; the others need what `start` names."""
 
 
-def check_digests(folder: Path, wanted: str) -> None:
+def check_digests(folder: Path, listing: str) -> None:
     """Check that a folder contains exactly the files of a `sha256sum` listing. Raises ServiceError."""
-    listed = {name: digest for digest, name in (line.split() for line in wanted.splitlines())}
+    listed = {name: digest for digest, name in (line.split() for line in listing.splitlines())}
     digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
     if wrong := sorted(name for name in listed.keys() | digests.keys() if listed.get(name) != digests.get(name)):
         raise ServiceError(f"not what was tested: {', '.join(wrong)}")
@@ -124,9 +124,9 @@ def _need(*tools: str) -> None:
 
 
 def _run(*command: str) -> str:
-    done = subprocess.run(
+    completed = subprocess.run(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=BUILD_SECONDS, check=False
     )
-    if done.returncode:
-        raise ServiceError(f"{command[0]} failed:\n{done.stdout[-2000:]}")
-    return done.stdout
+    if completed.returncode:
+        raise ServiceError(f"{command[0]} failed:\n{completed.stdout[-2000:]}")
+    return completed.stdout

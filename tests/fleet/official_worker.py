@@ -36,7 +36,7 @@ def main(words: list[str]) -> None:
     )
     # Closing waits for the receiving thread, which is the thread that a signal interrupts.
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=client.close).start())
-    tell = partial(told, worker)
+    tell = partial(record_event, worker)
     with client, store:
         client.receive_batch(
             partial(handle, tell),
@@ -49,19 +49,19 @@ def main(words: list[str]) -> None:
 
 def handle(tell: Any, context: Any, events: list[EventData]) -> None:  # noqa: ANN401  the SDK's context has no public type
     """Print the event, and checkpoint it."""
-    told_records(tell, context, events)
+    record_events(tell, context, events)
     if events:
         context.update_checkpoint(events[-1])
 
 
-def told_records(tell: Any, context: Any, events: list[EventData]) -> None:  # noqa: ANN401  likewise
+def record_events(tell: Any, context: Any, events: list[EventData]) -> None:  # noqa: ANN401  likewise
     for event in events:
         digest = sha1(b"".join(cast("Iterable[bytes]", event.body)), usedforsecurity=False).hexdigest()
         number = str(event.sequence_number)
         tell("record", context, sequence_number=number, sub_sequence_number=0, partition_key=None, sha1=digest)
 
 
-def told(worker: str, event: str, context: Any, **more: object) -> None:  # noqa: ANN401  likewise
+def record_event(worker: str, event: str, context: Any, **more: object) -> None:  # noqa: ANN401  likewise
     line = {"t": int(time.time() * 1000), "worker": worker, "event": event, "shard": context.partition_id, **more}
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()

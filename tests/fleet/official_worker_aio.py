@@ -15,7 +15,7 @@ from typing import Any
 from azure.eventhub import EventData
 from azure.eventhub.aio import EventHubConsumerClient
 from azure.eventhub.extensions.checkpointstoreblobaio import BlobCheckpointStore
-from official_worker import ENDINGS, told, told_records
+from official_worker import ENDINGS, record_event, record_events
 
 
 async def main(words: list[str]) -> None:
@@ -32,7 +32,7 @@ async def main(words: list[str]) -> None:
     )
     ending = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ending.set)
-    tell = partial(told, worker)
+    tell = partial(record_event, worker)
 
     async def begun(context: Any) -> None:  # noqa: ANN401  the SDK's context has no public type
         tell("initialize", context)
@@ -41,7 +41,7 @@ async def main(words: list[str]) -> None:
         tell(ENDINGS[why], context)
 
     async def handle(context: Any, events: list[EventData]) -> None:  # noqa: ANN401  likewise
-        told_records(tell, context, events)
+        record_events(tell, context, events)
         if events:
             await context.update_checkpoint(events[-1])
 

@@ -9,10 +9,10 @@ pytestmark = [pytest.mark.more, pytest.mark.services, pytest.mark.xdist_group("j
 
 
 @pytest.mark.timeout(400)
-def test_java_reads_at_once_where_the_dead_leaders_row_is_deleted(
+def test_java_reads_at_once_after_the_dead_leaders_row_is_deleted(
     kinesis_url: str, dynamodb_local_url: str, dynamodb_local_client: DynamoDBClient
 ) -> None:
-    """Deleting the row saves two minutes without a reader."""
+    """Deleting the dead leader's row saves two minutes without a reader."""
     if absent := java_kcl.missing():
         pytest.skip(f"the Java KCL is not run: no {absent}")
     java_kcl.built("3.5.1")

@@ -94,7 +94,7 @@ def renew(peer: EtagStore) -> None:
         done(peer.write(RenewLease(lease)))
 
 
-def test_storage_down_for_three_cycles(
+def test_leases_survive_three_cycles_without_storage(
     container: ContainerClient,
     peer: EtagStore,
     azurite_service: Service,
@@ -123,7 +123,7 @@ def test_storage_down_for_three_cycles(
 
 
 @pytest.mark.parametrize("skew", [600.0, -600.0])
-def test_a_clock_ten_minutes_off_takes_nothing_from_the_living(
+def test_a_clock_ten_minutes_off_takes_no_lease_from_living_owners(
     container: ContainerClient, peer: EtagStore, skew: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With a clock ahead, live peers do not look dead; with one behind, dead peers are still taken over."""
@@ -138,10 +138,9 @@ def test_a_clock_ten_minutes_off_takes_nothing_from_the_living(
     assert re.match(r"the local clock is (59|60)\d s (ahead of|behind) the storage service's", warning)
 
 
-def test_strange_blobs_stop_nobody(
+def test_foreign_blobs_do_not_stop_a_worker(
     container: ContainerClient, peer: EtagStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A blob from another tool does not stop the group."""
     for name in ("ownership/readme.txt", "ownership/2", "ownership-old/3"):
         container.upload_blob(f"{PREFIX}/{name}", b"")  # no metadata at all
     broken = container.get_blob_client(f"{PREFIX}/checkpoint/3")
@@ -165,8 +164,9 @@ def ended(url: str, *more: str) -> tuple[int, str]:
     return done_with.exit_code, done_with.stderr
 
 
-def test_an_unusable_hub_is_said_by_the_command(hubs: LocalHubs, blobs: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command ends with an error instead of waiting forever."""
+def test_an_unusable_hub_is_reported_by_the_command(
+    hubs: LocalHubs, blobs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = f"eventhubs://{hubs.namespace}/nowhere"
     store = f"azblob://{AZURITE_ACCOUNT}/absent?eventhub={hubs.namespace}/nowhere"
     status, output = ended(source, "--store", store, "--no-create")

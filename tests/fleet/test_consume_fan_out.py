@@ -72,7 +72,7 @@ class Producer:
 
 
 def outlive(fleet: Fleet, producer: Producer) -> None:
-    """Go through a newcomer, a split, a merge, the death of b-1 and an orderly end; check that nothing is lost."""
+    """Run through a newcomer, a split, a merge, the death of b-1 and an orderly end. Check that nothing is lost."""
     producer.put(500)
     fleet.start("a-1")
     fleet.start("b-1")
@@ -121,10 +121,9 @@ def producer(ferrokinesis_url: str) -> Iterator[Producer]:
     client.close()
 
 
-def test_a_fleet_on_fan_out_loses_nothing_to_a_newcomer_a_split_a_merge_and_a_kill(
+def test_a_fan_out_fleet_loses_no_record_in_reshards_and_a_kill(
     ferrokinesis_url: str, producer: Producer, tmp_path: Path
 ) -> None:
-    """Subscriptions lose no records while leases move between workers."""
     source = f"kinesis://{STREAM}?region=eu-west-1&endpoint={ferrokinesis_url}&consumer=app"
     settings = ["--store", f"sqlite:///{tmp_path / 'leases.db'}", "--events", "--lease-seconds", "3"]
     start = [sys.executable, "-c", "from leasehold.adapters.cli.main import run; run()", "consume", source]

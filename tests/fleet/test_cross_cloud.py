@@ -21,7 +21,7 @@ ROWS = 1800
 
 
 @pytest.mark.more
-def test_event_hubs_by_leases_in_dynamodb(hubs: LocalHubs, dynalite_url: str, tmp_path: Path) -> None:
+def test_event_hubs_with_leases_in_dynamodb_lose_no_record(hubs: LocalHubs, dynalite_url: str, tmp_path: Path) -> None:
     """A partition, which has no parents but an offset, fits into a row designed for shards."""
     store = f"dynamodb://hub-leases?region=eu-west-1&endpoint={dynalite_url}"
     with a_group(Feed(HubStream(hubs, "crossing", 4), flights(ROWS), 40), tmp_path, store) as group:
@@ -35,7 +35,7 @@ def test_event_hubs_by_leases_in_dynamodb(hubs: LocalHubs, dynalite_url: str, tm
         assert [change for change in verdict.owner_changes if change.duplicates > change.since] == []
 
 
-def test_kinesis_by_leases_in_blobs(
+def test_kinesis_with_leases_in_blobs_loses_no_record(
     kinesis_url: str, kinesis_client: "KinesisClient", blobs: str, tmp_path: Path
 ) -> None:
     """Parents, sub-sequence numbers and shard ends fit into blobs, and survive a crash."""

@@ -41,16 +41,16 @@ async def mended(batch):
 
 
 def noted(folder: Path, name: str) -> list[str]:
-    """Return what the handlers of `APP` wrote."""
+    """Return what the handlers in `APP` wrote."""
     path = folder / name
     return path.read_text().split() if path.exists() else []
 
 
-def consumed(folder: Path, source: str, letters: str) -> str:
+def consumed(folder: Path, source: str, sink: str) -> str:
     """Consume until all good records are handled; return the worker's output."""
     (folder / "app.py").write_text(APP)
     options = ["--store", "sqlite://leases.db", "--from", "TRIM_HORIZON", "--handler", "app:handle", "--attempts", "2"]
-    command = [*LEASEHOLD, "consume", source, *options, "--dead-letter", letters]
+    command = [*LEASEHOLD, "consume", source, *options, "--dead-letter", sink]
     worker = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True)
     try:
         until(lambda: len(noted(folder, "handled")) == COUNT - len(POISON), "all but the poison is handled")
@@ -61,12 +61,12 @@ def consumed(folder: Path, source: str, letters: str) -> str:
         worker.wait()
 
 
-def replayed(folder: Path, letters: str, *options: str) -> dict[str, int]:
+def replayed(folder: Path, sink: str, *options: str) -> dict[str, int]:
     """Return the result of a replay."""
-    command = [*LEASEHOLD, "replay", letters, "--json", *options]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=WAIT, check=False)
-    verdict: dict[str, int] = json.loads(done.stdout)
-    assert done.returncode == int(verdict["failed"] > 0), done.stderr
+    command = [*LEASEHOLD, "replay", sink, "--json", *options]
+    completed = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=WAIT, check=False)
+    verdict: dict[str, int] = json.loads(completed.stdout)
+    assert completed.returncode == int(verdict["failed"] > 0), completed.stderr
     return verdict
 
 
@@ -96,7 +96,7 @@ def url(endpoint: str, stream: str) -> str:
 
 
 def rows_of(client: "KinesisClient", stream: str) -> list[bytes]:
-    """Return all records of a stream with one shard."""
+    """Return all records of a one-shard stream."""
     (shard,) = client.list_shards(StreamName=stream)["Shards"]
     begin = client.get_shard_iterator(StreamName=stream, ShardId=shard["ShardId"], ShardIteratorType="TRIM_HORIZON")
     return [row["Data"] for row in client.get_records(ShardIterator=begin["ShardIterator"])["Records"]]
@@ -107,35 +107,33 @@ def all_but_poison() -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["file", pytest.param("s3", marks=pytest.mark.more)])
-def test_poison_becomes_letters_which_a_replay_hands_over(
+def test_poisoned_records_become_dead_letters_that_a_replay_dispatches(
     kinesis_url: str, moto_url: str, stream: str, tmp_path: Path, kind: str
 ) -> None:
-    """No record disappears between the consumer, the sink and the replay."""
-    letters = "file://box"
+    sink = "file://box"
     if kind == "s3":
         boto3.client("s3", endpoint_url=moto_url).create_bucket(
             Bucket=stream, CreateBucketConfiguration={"LocationConstraint": "eu-west-1"}
         )
-        letters = f"s3://{stream}/orders/dead?region=eu-west-1&endpoint={moto_url}"
-    output = consumed(tmp_path, url(kinesis_url, stream), letters)
+        sink = f"s3://{stream}/orders/dead?region=eu-west-1&endpoint={moto_url}"
+    output = consumed(tmp_path, url(kinesis_url, stream), sink)
     assert noted(tmp_path, "handled") == all_but_poison()
     assert output.count("went to the dead letter: ValueError") == len(POISON)
-    assert replayed(tmp_path, letters, "--handler", "app:handle") == {"done": 0, "failed": 2, "strange": 0}
-    assert replayed(tmp_path, letters, "--handler", "app:mended") == {"done": 2, "failed": 0, "strange": 0}
+    assert replayed(tmp_path, sink, "--handler", "app:handle") == {"done": 0, "failed": 2, "strange": 0}
+    assert replayed(tmp_path, sink, "--handler", "app:mended") == {"done": 2, "failed": 0, "strange": 0}
     assert noted(tmp_path, "replayed") == ["7", "23"]
-    assert replayed(tmp_path, letters, "--handler", "app:mended") == {"done": 0, "failed": 0, "strange": 0}
+    assert replayed(tmp_path, sink, "--handler", "app:mended") == {"done": 0, "failed": 0, "strange": 0}
 
 
 @pytest.mark.more
-def test_letters_may_go_to_a_stream_and_back_into_one(
+def test_dead_letters_can_go_to_a_stream_and_be_replayed_into_one(
     kinesis_url: str, kinesis_client: "KinesisClient", stream: str, tmp_path: Path
 ) -> None:
-    """Dead letters can be watched with a consumer."""
     other = made(kinesis_client)
     consumed(tmp_path, url(kinesis_url, stream), url(kinesis_url, other))
     (tmp_path / "box").mkdir()
     letters = [json.loads(row) for row in rows_of(kinesis_client, other)]
-    assert [(each["data"], each["text"], each["stream"]) for each in letters] == [
+    assert [(letter["data"], letter["text"], letter["stream"]) for letter in letters] == [
         ("Nw==", "poison 7", stream),
         ("MjM=", "poison 23", stream),
     ]
@@ -144,7 +142,7 @@ def test_letters_may_go_to_a_stream_and_back_into_one(
     assert replayed(tmp_path, *again, "app:mended") == {"done": 2, "failed": 0, "strange": 0}
     assert noted(tmp_path, "replayed") == ["7", "23"]
     assert replayed(tmp_path, *again, "app:mended") == {"done": 0, "failed": 0, "strange": 0}
-    # Each is what a folder would contain. From there it goes back into a stream.
+    # Each has the form of a file in a folder, from which it can be replayed into a stream.
     assert len(rows_of(kinesis_client, other)) == 4  # two were written back
     for row in rows_of(kinesis_client, other)[2:]:
         (tmp_path / "box" / dead_letter_from(row).name).write_bytes(row)
@@ -154,13 +152,12 @@ def test_letters_may_go_to_a_stream_and_back_into_one(
     assert (rows_of(kinesis_client, back), list((tmp_path / "box").iterdir())) == ([b"7", b"23"], [])
 
 
-def test_there_must_be_such_a_place(kinesis_url: str, moto_url: str, tmp_path: Path) -> None:
-    """A misspelt bucket is reported at the start, not at the first failing record."""
-    for letters, says in (
+def test_a_missing_dead_letter_sink_is_reported_at_the_start(kinesis_url: str, moto_url: str, tmp_path: Path) -> None:
+    for sink, says in (
         (f"s3://no-such-bucket/x?region=eu-west-1&endpoint={moto_url}", "there is no bucket 'no-such-bucket'"),
         (url(kinesis_url, "no-such-stream"), "there is no stream 'no-such-stream'"),
     ):
-        options = ["--store", "memory://x", "--events", "--dead-letter", letters]
+        options = ["--store", "memory://x", "--events", "--dead-letter", sink]
         command = [*LEASEHOLD, "consume", url(kinesis_url, "orders"), *options]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=WAIT, check=False)
-        assert (done.returncode, says in done.stderr) == (1, True), done.stderr
+        completed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=WAIT, check=False)
+        assert (completed.returncode, says in completed.stderr) == (1, True), completed.stderr

@@ -1,4 +1,4 @@
-"""A large fleet doubles in one moment, with real workers in threads and one table in a file."""
+"""A large fleet of real workers in threads doubles at one moment, over one table in a file."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -67,7 +67,7 @@ class Noted:
 def at_work(url: str, name: str, ledger: Ledger, ending: Event) -> None:
     """Run one worker on its own connection until told to stop."""
     with closing(open_store(url)) as connection:
-        store, wanted = Noted(connection, ledger), Event()
+        store, stop_requested = Noted(connection, ledger), Event()
         worker = OncePerCycleWorker(
             store=store,
             source=ListSource(even_shards(LEASES)),
@@ -75,11 +75,11 @@ def at_work(url: str, name: str, ledger: Ledger, ending: Event) -> None:
             config=CONFIG,
             consumer=Unread(),
         )
-        worker.hurried = wanted.set
+        worker.hurried = stop_requested.set
         while not ending.is_set():
             due = min(worker.turn(boottime()), worker.renew(boottime()))
-            wanted.wait(min(SOON_SECONDS, max(0.0, due - boottime())))
-            wanted.clear()
+            stop_requested.wait(min(SOON_SECONDS, max(0.0, due - boottime())))
+            stop_requested.clear()
 
 
 @contextmanager
@@ -104,15 +104,15 @@ def even(table: Store) -> bool:
     return sorted(counts.values()) == [1] * 95 + [2] and not any(lease.next_owner for lease in leases)
 
 
-def test_48_that_join_48_with_97_leases_make_the_least_moves(tmp_path: Path) -> None:
+def test_48_joiners_of_48_workers_with_97_leases_make_the_fewest_moves(tmp_path: Path) -> None:
     """Two joiners must not empty an owner of two leases, which would cost 49 to 53 moves (M5)."""
     url, ledger = f"sqlite:///{tmp_path / 'leases.db'}", Ledger()
     with ExitStack() as open_now:
         table = Noted(open_now.enter_context(closing(open_store(url))), ledger)
         for place, key in enumerate(LEASES):
-            made = table.write(CreateLease(Lease(key)))
-            assert isinstance(made, Done)
-            table.write(ClaimLease(made.lease, PRESENT[place % len(PRESENT)]))
+            created = table.write(CreateLease(Lease(key)))
+            assert isinstance(created, Done)
+            table.write(ClaimLease(created.lease, PRESENT[place % len(PRESENT)]))
         before = {lease.key: lease.owner for lease in table.list().leases}
         since, written = ledger.moves(), {key: len(owners) for key, owners in ledger.owners.items()}
         open_now.enter_context(a_fleet(url, PRESENT, ledger))

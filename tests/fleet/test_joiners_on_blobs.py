@@ -24,7 +24,7 @@ def moves_since(group: Group, begin: float) -> int:
     return sum(tenure.begin > begin for tenure in group.stage.reading.tenures)
 
 
-def test_workers_that_join_together_cost_the_least_moves(hubs: LocalHubs, tmp_path: Path) -> None:
+def test_workers_that_join_together_make_the_fewest_moves(hubs: LocalHubs, tmp_path: Path) -> None:
     """Joiners that balanced the group separately would undo each other's moves, 22 in all."""
     with a_container() as container:
         store = f"azblob://{AZURITE_ACCOUNT}/{container}?eventhub={hubs.namespace}/joined&group=$Default"

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import pytest
 from attrs import Factory, define, evolve, field
-from faulty_line import Line, Refused, Reset, Said, line
+from faulty_line import Altered, Line, Refused, Reset, line
 from typer.testing import CliRunner
 from waiters import AT_ONCE, until
 
@@ -91,23 +91,23 @@ def reading(worker: Worker, handling: Handling | Callable[[Delivery], None]) -> 
 
 @pytest.fixture
 def orders(kinesis_client: "KinesisClient") -> Orders:
-    made = Orders(kinesis_client)
-    made.make()
-    return made
+    stream = Orders(kinesis_client)
+    stream.make()
+    return stream
 
 
 @pytest.fixture
 def stream_line(kinesis_url: str) -> Iterator[Line]:
     """The faulty connection to the streams."""
-    with line(kinesis_url) as made:
-        yield made
+    with line(kinesis_url) as faulty:
+        yield faulty
 
 
 @pytest.fixture
 def table_line(dynalite_url: str) -> Iterator[Line]:
     """The faulty connection to the tables."""
-    with line(dynalite_url) as made:
-        yield made
+    with line(dynalite_url) as faulty:
+        yield faulty
 
 
 @pytest.fixture
@@ -127,10 +127,9 @@ def rows(store: Store) -> list[tuple[str | None, str]]:
     return [(lease.owner, lease.checkpoint.sequence) for lease in store.list().leases]
 
 
-def test_each_record_comes_once_and_in_order_under_every_answer_of_the_service(
+def test_records_come_once_and_in_order_despite_every_fault(
     orders: Orders, stream_line: Line, table_line: Line, table: Store
 ) -> None:
-    """A bad hour of the cloud neither loses records nor repeats them if no worker died."""
     orders.put(20)
     worker = Worker(store=table, source=source(orders, stream_line), me="ann", config=UNHURRIED)
     with reading(worker, orders.handle) as ended:
@@ -154,7 +153,7 @@ def test_each_record_comes_once_and_in_order_under_every_answer_of_the_service(
     assert rows(table)[0][1].isdigit()
 
 
-def test_a_stream_deleted_and_made_anew_is_said_and_not_begun_by_itself(
+def test_a_recreated_stream_is_reported_and_not_read(
     orders: Orders, stream_line: Line, table: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A stream deleted by mistake keeps its checkpoints, and an operator decides where its successor is read from."""
@@ -175,10 +174,7 @@ def test_a_stream_deleted_and_made_anew_is_said_and_not_begun_by_itself(
     assert (ended, len(orders.read), [checkpoint for _, checkpoint in rows(table)]) == ([], 5, [before])
 
 
-def test_of_two_workers_with_one_id_the_younger_ends_and_the_elder_reads_on(
-    orders: Orders, stream_line: Line, table: Store
-) -> None:
-    """A copied configuration does not process every record twice."""
+def test_the_younger_of_two_workers_with_one_id_ends(orders: Orders, stream_line: Line, table: Store) -> None:
     by = source(orders, stream_line)
     with reading(Worker(store=table, source=by, me="ann", config=CONFIG), orders.handle) as elder:
         until(lambda: rows(table)[:1] and rows(table)[0][0] == "ann", "the elder holds the shard")
@@ -189,8 +185,7 @@ def test_of_two_workers_with_one_id_the_younger_ends_and_the_elder_reads_on(
     assert ([type(each) for each in younger], elder, orders.read) == ([WorkerError], [], orders.sent)
 
 
-def test_a_table_that_may_not_be_made_ends_the_command(orders: Orders, kinesis_url: str, table_line: Line) -> None:
-    """A missing permission ends the worker, since a waiting one would look healthy."""
+def test_a_table_that_may_not_be_created_ends_the_command(orders: Orders, kinesis_url: str, table_line: Line) -> None:
     stream = f"kinesis://{orders.name}?region=eu-west-1&endpoint={kinesis_url}"
     store = f"dynamodb://absent-{orders.name}?region=eu-west-1&endpoint={table_line.url}"
     table_line.fail("CreateTable", Refused("AccessDeniedException"))
@@ -199,15 +194,15 @@ def test_a_table_that_may_not_be_made_ends_the_command(orders: Orders, kinesis_u
     assert (refused.exit_code, forbidden.exit_code, refused.stdout + forbidden.stdout) == (1, 1, "")
     assert "AccessDeniedException: these credentials may not do this (dynamodb:CreateTable); a worker" in refused.stderr
     assert f"absent-{orders.name}" in forbidden.stderr
-    assert table_line.asked["CreateTable"] == 1
+    assert table_line.requests["CreateTable"] == 1
 
 
-def test_the_largest_record_of_a_stream_that_spreads_records_is_read_whole(orders: Orders, stream_line: Line) -> None:
+def test_a_record_of_10_mib_is_read_whole(orders: Orders, stream_line: Line) -> None:
     """The service's newest streams allow records of 10 MiB without a partition key."""
     orders.put(1)
     data = b"x" * MOST_BYTES
     large = {"SequenceNumber": "7", "Data": base64.b64encode(data).decode(), "ApproximateArrivalTimestamp": 1.5}
-    stream_line.fail("GetRecords", Said({"Records": [large], "MillisBehindLatest": 0}))
+    stream_line.fail("GetRecords", Altered({"Records": [large], "MillisBehindLatest": 0}))
     with closing(source(orders, stream_line)) as stream:
         reader = stream.open(Lease("shardId-000000000000", hash_range=(0, 1)), TRIM_HORIZON)
         batch = reader.read()

@@ -35,7 +35,7 @@ def kinds(fleet: Mixed, client: DynamoDBClient) -> set[str]:
     return {item["entityType"]["S"] for item in items if "entityType" in item}
 
 
-def told_lag(store: str, *more: str) -> list[float | None]:
+def shown_lag(store: str, *more: str) -> list[float | None]:
     """Return the lag in seconds that `leasehold leases` shows for each lease."""
     command = (sys.executable, "-m", "leasehold.adapters.cli.main", "leases", store, "--json", *more)
     lags = json.loads(subprocess.check_output(command, text=True))["lags"]
@@ -43,7 +43,7 @@ def told_lag(store: str, *more: str) -> list[float | None]:
 
 
 def reshard_and_lose_java(fleet: Mixed) -> None:
-    """Run the second half of every test: both read, a split and a merge happen, and Java dies."""
+    """Run the second half of every test, in which both read, a split and a merge happen, and Java dies."""
     stage = fleet.stage
     stage.split()
     fleet.balanced()
@@ -60,10 +60,9 @@ def reshard_and_lose_java(fleet: Mixed) -> None:
 
 
 @pytest.mark.parametrize(("version", "mode"), [("2.7.2", "own"), ("3.5.1", "2x")])
-def test_workers_of_ours_and_of_java_by_the_rules_of_2_share_outlive_and_reshard(
+def test_a_mixed_fleet_under_java_2_rules_shares_and_survives_reshards(
     version: str, mode: str, kinesis_url: str, dynamodb_local_url: str
 ) -> None:
-    """A fleet that adds our workers to its Java ones loses no record and leaves no lease unread."""
     built(version)
     with mixed(kinesis_url, dynamodb_local_url, version, mode) as fleet:
         fleet.stage.join("ours-1")
@@ -77,7 +76,7 @@ def test_workers_of_ours_and_of_java_by_the_rules_of_2_share_outlive_and_reshard
         reshard_and_lose_java(fleet)
 
 
-def test_workers_of_ours_and_of_java_3_share_outlive_and_reshard_amid_rows_that_are_no_leases(
+def test_a_mixed_fleet_with_java_3_shares_and_survives_reshards(
     kinesis_url: str, dynamodb_local_url: str, dynamodb_local_client: DynamoDBClient
 ) -> None:
     """Java 3's own rows are not mistaken for leases, and its leader still assigns leases."""
@@ -97,7 +96,7 @@ def test_workers_of_ours_and_of_java_3_share_outlive_and_reshard_amid_rows_that_
         assert kinds(fleet, dynamodb_local_client) >= FOREIGN_ROWS
 
 
-def test_a_leader_of_java_3_that_takes_us_for_one_of_its_own_is_answered_in_its_own_way(
+def test_our_worker_follows_the_assignments_of_a_java_3_leader(
     kinesis_url: str, dynamodb_local_url: str, dynamodb_local_client: DynamoDBClient
 ) -> None:
     """A lease that a leader moves away from us is handed off at once and read by one worker."""
@@ -118,14 +117,12 @@ def test_a_leader_of_java_3_that_takes_us_for_one_of_its_own_is_answered_in_its_
         fleet.join_java("java-1")
         # As leader it weighs our load by the throughput in our rows, and moves some leases to itself.
         assert stage.until(lambda: reported() and fleet.read_by("java-1"), WAIT_SECONDS)
-        assert "Worker : ours-1 and total leases : 4 and totalThroughput : 40.0\n" in fleet.java_said()
+        assert "Worker : ours-1 and total leases : 4 and totalThroughput : 40.0\n" in fleet.java_log()
         verdict = fleet.finish()
         assert (verdict.faults, verdict.lost, verdict.duplicates) == ((), 0, 0), verdict
 
 
-def test_our_worker_lets_a_lease_go_where_java_2_would_stay_at_three_to_one(
-    kinesis_url: str, dynamodb_local_url: str
-) -> None:
+def test_our_worker_releases_a_lease_that_java_2_would_not_take(kinesis_url: str, dynamodb_local_url: str) -> None:
     """Java counts finished leases as load, so our worker gives it a lease (M11)."""
     built("2.7.2")
     settings = (*SETTINGS, "--set", "release=true")
@@ -148,7 +145,7 @@ def test_our_worker_lets_a_lease_go_where_java_2_would_stay_at_three_to_one(
         assert stage.held() == {"ours-1": 2, "java-1": 2}
 
 
-def test_java_goes_on_within_our_aggregate_and_we_within_its(kinesis_url: str, dynamodb_local_url: str) -> None:
+def test_a_handoff_within_an_aggregated_record_skips_nothing(kinesis_url: str, dynamodb_local_url: str) -> None:
     """A hand-off within an aggregated record neither repeats nor skips a part of it.
 
     Java's rows contain no lag, so the lag of its leases is requested from the stream.
@@ -177,8 +174,8 @@ def test_java_goes_on_within_our_aggregate_and_we_within_its(kinesis_url: str, d
             return [lease.checkpoint for lease in stage.leases] == [Position(number, 6)]
 
         assert stage.until(held, WAIT_SECONDS)
-        assert told_lag(stage.store_url) == [None]
-        (lag,) = told_lag(stage.store_url, "--source", stage.stream.url)
+        assert shown_lag(stage.store_url) == [None]
+        (lag,) = shown_lag(stage.store_url, "--source", stage.stream.url)
         assert lag is not None
         assert lag > 0
         stage.kill("java-1")

@@ -19,15 +19,14 @@ LISTED = "".join(f"{hashlib.sha256(name.encode()).hexdigest()}  {name}.jar\n" fo
         ({"one": "one", "two": "two", "three": "three"}, "three.jar"),
     ],
 )
-def test_other_jars_than_those_listed_are_refused(jars: dict[str, str], wrong: str, tmp_path: Path) -> None:
-    """A repository cannot substitute files that were not tested."""
+def test_unlisted_jars_are_rejected(jars: dict[str, str], wrong: str, tmp_path: Path) -> None:
     for name, content in jars.items():
         (tmp_path / f"{name}.jar").write_text(content)
     with pytest.raises(ServiceError, match=f"not what was tested: {wrong}$"):
         check_digests(tmp_path, LISTED)
 
 
-def test_the_jars_that_are_listed_will_do(tmp_path: Path) -> None:
+def test_listed_jars_are_accepted(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / f"{name}.jar").write_text(name)
     check_digests(tmp_path, LISTED)
@@ -36,15 +35,13 @@ def test_the_jars_that_are_listed_will_do(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("language", "tools"), [("java", "no java, no javac, no mvn on the PATH"), ("go", "no go on the PATH")]
 )
-def test_a_tool_that_the_machine_lacks_is_named(language: str, tools: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reason for a skipped test names what to install."""
+def test_a_missing_tool_is_reported(language: str, tools: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ServiceError, match=tools):
         MAKES[language].start()
 
 
-def test_an_old_go_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An old Go would fail with an error about a file that it cannot parse."""
+def test_an_old_go_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go = tmp_path / "go"
     go.write_text("#!/bin/sh\necho go version go1.19.8 linux/amd64\n")
     go.chmod(0o755)

@@ -34,14 +34,12 @@ def test_an_official_worker_may_swap_records_within_its_tenure() -> None:
     assert faults(tenure("official-2", 1.0, 0, 2, 1), tenure("ours-1", 9.0, 3, 4, 5)) == set()
 
 
-def test_no_other_worker_may_hand_over_out_of_order() -> None:
-    """Our own workers get no such excuse."""
+def test_our_workers_must_dispatch_in_order() -> None:
     assert faults(tenure("ours-1", 1.0, 0, 1, 4, 5, 2, 3)) == {"out of order"}
     assert faults(tenure("official-2", 1.0, 1, 0), tenure("ours-1", 9.0, 2, 4, 3, 5)) == {"out of order"}
 
 
-def test_records_left_out_or_first_handed_over_by_another_worker_are_seen() -> None:
-    """Sorting a tenure's records hides neither a loss nor disorder between owners."""
+def test_lost_records_and_disorder_between_workers_are_detected() -> None:
     assert faults(tenure("official-2", 1.0, 0, 1, 4, 5, 3)) == {"lost"}
     assert faults(tenure("official-2", 1.0, 0, 5), tenure("ours-1", 9.0, 1, 2, 3, 4)) == {"out of order"}
     assert faults(tenure("official-2", 1.0, 0, 5), tenure("official-2", 9.0, 1, 2, 3, 4)) == {"out of order"}

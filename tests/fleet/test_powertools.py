@@ -224,7 +224,7 @@ def judge(fleet: Functions, texts: list[str]) -> None:
 
 
 @pytest.mark.parametrize("form", ["sample", "async"])
-def test_a_split_a_kill_and_poison_cost_a_kinesis_function_nothing(
+def test_a_kinesis_function_loses_no_record_in_a_split_and_a_kill(
     form: str, sample: str, powertools: Path, tmp_path: Path, kinesis_url: str
 ) -> None:
     """The wheel's sample runs unchanged, and so does an async batch processor."""
@@ -258,7 +258,7 @@ def test_a_split_a_kill_and_poison_cost_a_kinesis_function_nothing(
 
 
 @pytest.mark.parametrize("form", [*FORMS])
-def test_shards_that_roll_a_kill_and_poison_cost_a_table_function_nothing(
+def test_a_table_function_loses_no_change_in_rolling_shards_and_a_kill(
     form: str, powertools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A function for a table's stream gets changes in order, and fails from the record that it reports."""

@@ -65,8 +65,7 @@ def workers_of(process: "subprocess.Popen[str]") -> list[int]:
     return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
 
 
-def test_workers_share_the_shards_come_back_and_release_together(stream: str, tmp_path: Path) -> None:
-    """A crashed worker is restarted, and a deployment leaves no leases that must expire."""
+def test_supervised_workers_share_restart_and_drain(stream: str, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/leases.db"
     with consuming(stream, url) as process:
         until_reading(process, "shop-0", "shop-1")
@@ -83,23 +82,22 @@ def test_workers_share_the_shards_come_back_and_release_together(stream: str, tm
     assert [lease.owner for lease in open_store(url).list().leases] == [None] * SHARDS
 
 
-def test_workers_whose_supervisor_is_killed_release_and_end(stream: str, tmp_path: Path) -> None:
+def test_workers_of_a_killed_supervisor_release_and_end(stream: str, tmp_path: Path) -> None:
     """The workers of the next start have the same ids, so the old ones must end."""
     url = f"sqlite:///{tmp_path}/leases.db"
     with consuming(stream, url) as process:
         until_reading(process, "shop-0", "shop-1")
         watched = [os.pidfd_open(pid) for pid in workers_of(process)]
         process.kill()
-        assert [bool(select.select([each], [], [], WAIT)[0]) for each in watched] == [True, True]
-    for each in watched:
-        os.close(each)
+        assert [bool(select.select([process_fd], [], [], WAIT)[0]) for process_fd in watched] == [True, True]
+    for process_fd in watched:
+        os.close(process_fd)
     assert [lease.owner for lease in open_store(url).list().leases] == [None] * SHARDS
 
 
-@pytest.mark.parametrize("given", [("--lease-seconds", "0"), ("--store", "memory://none"), ("--processes", "0")])
-def test_bad_usage_is_told_and_nothing_starts(given: tuple[str, ...]) -> None:
-    """The supervisor reports a usage error once and starts no worker."""
+@pytest.mark.parametrize("options", [("--lease-seconds", "0"), ("--store", "memory://none"), ("--processes", "0")])
+def test_bad_usage_is_reported_once_and_nothing_starts(options: tuple[str, ...]) -> None:
     arguments = ["kinesis://orders", "--store", "sqlite://none.db", "--events", "--processes", "3"]
-    arguments += given
-    done = CliRunner().invoke(app, arguments)
-    assert (done.exit_code, done.stdout) == (2, "")
+    arguments += options
+    result = CliRunner().invoke(app, arguments)
+    assert (result.exit_code, result.stdout) == (2, "")

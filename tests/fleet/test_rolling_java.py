@@ -51,7 +51,11 @@ def unread_seconds(fleet: Mixed, since: float) -> float:
     longest = 0.0
     readings = fleet.stage.history.events
     for shard in {event.shard for event in readings}:
-        dispatched = [each.t for each in readings if each.shard == shard and each.event == "record"]
+        dispatched = [
+            reading_event.t
+            for reading_event in readings
+            if reading_event.shard == shard and reading_event.event == "record"
+        ]
         times = [since, *sorted(t for t in dispatched if t >= since)]
         longest = max([longest, *(after - before for before, after in pairwise(times))])
     return longest
@@ -59,7 +63,7 @@ def unread_seconds(fleet: Mixed, since: float) -> float:
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(("version", "given"), [("3.5.1", True), ("3.0.3", False)])
-def test_a_rolling_restart_of_java_leaves_nothing_unread(
+def test_a_rolling_restart_of_java_leaves_no_shard_unread(
     version: str, given: bool, kinesis_url: str, dynamodb_local_url: str
 ) -> None:
     """The new leader must not give our leases to the stopped worker, which would leave them unread for 20 s (M14).
@@ -85,7 +89,7 @@ def test_a_rolling_restart_of_java_leaves_nothing_unread(
 
 
 @pytest.mark.timeout(400)
-def test_a_newcomer_that_ends_while_it_is_waited_for_is_given_nothing(
+def test_no_lease_is_given_to_a_newcomer_that_ended(
     kinesis_url: str, dynamodb_local_url: str, dynamodb_local_client: DynamoDBClient
 ) -> None:
     """A lease of ours is not given to a dead worker, where it would be unread until it expires (M14).
@@ -124,7 +128,7 @@ def test_a_newcomer_that_ends_while_it_is_waited_for_is_given_nothing(
 
 
 @pytest.mark.parametrize("version", ["2.7.2", "3.5.1"])
-def test_a_rolling_restart_of_ours_beside_java_leaves_nothing_unread(
+def test_a_rolling_restart_next_to_java_leaves_no_shard_unread(
     version: str, kinesis_url: str, dynamodb_local_url: str
 ) -> None:
     """Leases that ours release do not wait for a worker or leader that looks every two failover times."""

@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.more, pytest.mark.services, pytest.mark.xdist_group("f
 GHOST = "shardId-000000000077"
 
 
-def test_the_row_of_a_shard_that_does_not_exist_goes_after_one_try(kinesis_url: str, dynamodb_local_url: str) -> None:
+def test_the_row_of_a_missing_shard_is_deleted_after_one_attempt(kinesis_url: str, dynamodb_local_url: str) -> None:
     """The row would otherwise be claimed and rejected every minute, with an ERROR each time (L10)."""
     with staged(kinesis_url, dynamodb_local_url, shards=2, settings=SETTINGS) as stage:
         stage.join("ours-1")

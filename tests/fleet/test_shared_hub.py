@@ -61,24 +61,19 @@ def judged(group: Group, count: int) -> None:
     assert [change for change in verdict.owner_changes if change.duplicates > change.since] == []
 
 
-def test_two_of_each_share_twelve_partitions_and_survive_a_death(hubs: LocalHubs, tmp_path: Path) -> None:
-    """Together the workers lose no record and read each partition once."""
+def test_two_workers_of_each_kind_share_twelve_partitions_and_a_death(hubs: LocalHubs, tmp_path: Path) -> None:
     with a_mixed_group(hubs, "shared", flights(6000), 40, tmp_path) as group:
         two_and_two(group)
         judged(group, 6000)
 
 
 @pytest.mark.timeout(600)
-def test_all_flights_pass_through_a_mixed_group_and_two_deaths(hubs: LocalHubs, tmp_path: Path) -> None:
-    """A year of rows can show losses that shorter runs do not.
-
-    Takeover times are printed next to their targets but not asserted, because the machine may be busy.
-    """
+def test_a_mixed_group_reads_all_flights_despite_two_deaths(hubs: LocalHubs, tmp_path: Path) -> None:
     with a_mixed_group(hubs, "year", flights(ROWS), 1000, tmp_path) as group:
         two_and_two(group)
         group.stage.kill("ours-2")
         assert group.settle() == [6, 6]
         judged(group, ROWS)
-        wanted = EXPIRY_SECONDS + CYCLE_SECONDS + 1
+        target = EXPIRY_SECONDS + CYCLE_SECONDS + 1
         took = {worker: round(group.takeover_seconds(worker), 1) for worker in ("official-1", "ours-2")}
-        print(f"taken over after {took} s (wanted: {wanted}); read twice for {group.doubled_seconds():.1f} s")  # noqa: T201  a measurement
+        print(f"taken over after {took} s (wanted: {target}); read twice for {group.doubled_seconds():.1f} s")  # noqa: T201  a measurement

@@ -53,10 +53,9 @@ def seen(path: Path) -> set[str]:
     return {line["sha1"] for line in lines if line["event"] == "record"}
 
 
-def test_a_slice_with_a_split_and_a_kill_in_it_is_read_whole_and_once_for_all(
+def test_a_slice_with_a_split_is_read_whole_despite_a_kill(
     kinesis_url: str, dynalite_url: str, kinesis_client: "KinesisClient", tmp_path: Path
 ) -> None:
-    """A repair of yesterday's records reads all of them, none of today's, and ends."""
     stream = f"slice-{uuid4().hex}"
     kinesis_client.create_stream(StreamName=stream, ShardCount=2)
     active(kinesis_client, stream)
@@ -72,8 +71,8 @@ def test_a_slice_with_a_split_and_a_kill_in_it_is_read_whole_and_once_for_all(
         put(kinesis_client, stream, first, 60)
     arrived = arrivals(kinesis_client, stream)
     since, end = int(arrived[digest_of(5)]), int(arrived[digest_of(130)])
-    wanted = {digest for digest, ms in arrived.items() if since <= ms < end}
-    assert wanted
+    expected = {digest for digest, ms in arrived.items() if since <= ms < end}
+    assert expected
     store = f"dynamodb://{stream}?region=eu-west-1&endpoint={dynalite_url}"
     command = [sys.executable, "-c", "from leasehold.adapters.cli.main import run; run()", "consume"]
     command += [f"kinesis://{stream}?region=eu-west-1&endpoint={kinesis_url}", "--store", store, "--events"]
@@ -95,7 +94,7 @@ def test_a_slice_with_a_split_and_a_kill_in_it_is_read_whole_and_once_for_all(
             worker.kill()
     assert [worker.returncode for worker in workers] == [0, 0], outputs
     assert all("the slice is read; " in output for output in outputs)
-    assert set().union(*(seen(tmp_path / name) for name in ("a-1", "b-1", "c-1"))) == wanted
+    assert set().union(*(seen(tmp_path / name) for name in ("a-1", "b-1", "c-1"))) == expected
     opened = open_store(store)
     leases = opened.list().leases
     opened.close()

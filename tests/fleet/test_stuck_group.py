@@ -93,8 +93,7 @@ def test_official_workers_alone_stay_uneven(group: Blobs, strategy: LoadBalancin
         ("b", EventHubs("python"), [4, 2, 2]),  # E3
     ],
 )
-def test_a_worker_of_ours_evens_the_group_out(group: Blobs, ours: str, rules: RuleSet, ends: list[int]) -> None:
-    """This needs only the setting that the documentation names."""
+def test_our_worker_balances_the_group(group: Blobs, ours: str, rules: RuleSet, ends: list[int]) -> None:
     now = 1000.0
     config = Config(rules=rules, lease_seconds=EXPIRY, cycle_seconds=CYCLE, renew_seconds=CYCLE / 2)
     with closing(open_store(group.url)) as store:

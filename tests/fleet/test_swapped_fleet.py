@@ -100,7 +100,6 @@ def there_and_back(ground: Ground) -> None:
 def test_a_fleet_moves_from_dynamodb_to_sqlite_and_back(
     kinesis_url: str, kinesis_client: "KinesisClient", dynalite_url: str, tmp_path: Path
 ) -> None:
-    """Real processes and services lose no record, and read none twice."""
     urls = (f"dynamodb://swapped?region=eu-west-1&endpoint={dynalite_url}", f"sqlite://{tmp_path}/leases.db")
     _moves(kinesis_url, kinesis_client, urls, tmp_path)
 
@@ -109,11 +108,11 @@ def test_a_fleet_moves_to_layout_sessions_and_back(
     kinesis_url: str, kinesis_client: "KinesisClient", dynalite_url: str, tmp_path: Path
 ) -> None:
     """In layout sessions a lease's row does not change while the lease is held."""
-    there = f"dynamodb://swapped-sessions?region=eu-west-1&endpoint={dynalite_url}"
+    to_url = f"dynamodb://swapped-sessions?region=eu-west-1&endpoint={dynalite_url}"
     _moves(
         kinesis_url,
         kinesis_client,
-        (there.replace("swapped-sessions", "swapped-rows"), there.replace("?", "?layout=sessions&")),
+        (to_url.replace("swapped-sessions", "swapped-rows"), to_url.replace("?", "?layout=sessions&")),
         tmp_path,
     )
 
@@ -124,8 +123,8 @@ def test_a_fleet_moves_from_aws_to_azure_and_back(
     """In Azure's store a lease consists of three objects."""
     assert blobs
     with a_container() as container:
-        there = f"azblob://{AZURITE_ACCOUNT}/{container}?prefix=fleet/one"
-        urls = (f"dynamodb://to-azure?region=eu-west-1&endpoint={dynalite_url}", there)
+        to_url = f"azblob://{AZURITE_ACCOUNT}/{container}?prefix=fleet/one"
+        urls = (f"dynamodb://to-azure?region=eu-west-1&endpoint={dynalite_url}", to_url)
         _moves(kinesis_url, kinesis_client, urls, tmp_path)
 
 
@@ -134,7 +133,7 @@ def all_in(stage: Stage, table: str) -> bool:
     return {place_of(lease) for lease in stage.leases} == {table}
 
 
-def test_levels_of_a_hub_grow_while_its_leases_move(hubs: LocalHubs, dynalite_url: str, tmp_path: Path) -> None:
+def test_owner_levels_of_a_hub_grow_while_its_leases_move(hubs: LocalHubs, dynalite_url: str, tmp_path: Path) -> None:
     """The hub lets the new owner of a lease displace the old one, so no record is read twice."""
     urls = (f"dynamodb://hub-moved?region=eu-west-1&endpoint={dynalite_url}", f"sqlite://{tmp_path}/leases.db")
     names = (name_of(urls[FROM]), name_of(urls[TO]))

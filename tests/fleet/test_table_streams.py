@@ -57,7 +57,7 @@ def numbers(records: list[dict[str, Any]]) -> set[int]:
     return {int(record["sequence_number"]) for record in records}
 
 
-def verdict(fleet: Fleet, table: TableStreams, made: set[int]) -> RunVerdict:
+def verdict(fleet: Fleet, table: TableStreams, changes: set[int]) -> RunVerdict:
     """Return the demo's verdict on the dispatched changes; a lost change is known only by its number."""
     dispatched = {int(each["sequence_number"]): each for each in fleet.records()}
     history = RunHistory(
@@ -65,7 +65,7 @@ def verdict(fleet: Fleet, table: TableStreams, made: set[int]) -> RunVerdict:
             Sent(dispatched[number]["partition_key"], number, dispatched[number]["sha1"])
             if number in dispatched
             else Sent("", number, "")
-            for number in sorted(made)
+            for number in sorted(changes)
         ],
         events=[event_of(json.dumps(each)) for worker in fleet.processes for each in fleet.events(worker)],
         parents={each.id: (each.parent,) if each.parent else () for each in table.shards.values()},
@@ -75,20 +75,19 @@ def verdict(fleet: Fleet, table: TableStreams, made: set[int]) -> RunVerdict:
     return verdict_on(history)
 
 
-def drained(fleet: Fleet, living: list[str], table: TableStreams, made: Callable[[], set[int]]) -> None:
+def drained(fleet: Fleet, living: list[str], table: TableStreams, changes: Callable[[], set[int]]) -> None:
     """Wait until everything was dispatched, then stop in good order."""
-    until(lambda: made() <= numbers(fleet.records()), "every change handed over")
+    until(lambda: changes() <= numbers(fleet.records()), "every change handed over")
     for worker in living:
         fleet.processes[worker].terminate()
     assert [fleet.processes[worker].wait(60) for worker in living] == [0] * len(living)
-    assert numbers(fleet.records()) == made()
+    assert numbers(fleet.records()) == changes()
     assert table.asked["DescribeTable"] > 0
 
 
-def test_three_workers_lose_nothing_while_shards_roll_and_one_is_killed(
+def test_workers_lose_no_change_while_shards_roll_and_one_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Together the components lose no change and keep each item's changes in order."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "demo")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "demo")
     put = set[int]()
@@ -130,10 +129,9 @@ def join_java(fleet: Fleet, name: str, *place: str) -> None:
 
 @pytest.mark.services
 @pytest.mark.xdist_group("java")
-def test_workers_of_ours_and_javas_adapter_share_one_lease_table_and_outlive_each_other(
+def test_our_workers_and_javas_adapter_share_a_table_and_survive_kills(
     dynamodb_local_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fleet that adds our workers to its Java ones loses no change and leaves no shard unread."""
     if absent := java_kcl.missing():
         pytest.skip(f"JAVA'S ADAPTER FOR DYNAMODB STREAMS IS NOT RUN: no {absent}")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "demo")

@@ -14,8 +14,7 @@ MOST = 2.5
 """Our writes per lease and second."""
 
 
-def test_workers_of_ours_write_a_lease_no_more_often_than_java(kinesis_url: str, dynamodb_local_url: str) -> None:
-    """A migration from Java does not make the table more expensive."""
+def test_our_workers_write_a_lease_no_more_often_than_java(kinesis_url: str, dynamodb_local_url: str) -> None:
     if absent := java_kcl.missing():
         pytest.skip(f"the Java KCL is not run: no {absent}")
     java_kcl.built("2.7.2")
@@ -30,13 +29,13 @@ def test_workers_of_ours_write_a_lease_no_more_often_than_java(kinesis_url: str,
         fleet.stage.join("ours-1")
         fleet.balanced()
         begun = time.monotonic()
-        before = of_ours.asked["UpdateItem"], of_java.asked["UpdateItem"]
+        before = of_ours.requests["UpdateItem"], of_java.requests["UpdateItem"]
         fleet.stage.pause(SECONDS)
         seconds = time.monotonic() - begun
-        ours, java = of_ours.asked["UpdateItem"] - before[0], of_java.asked["UpdateItem"] - before[1]
+        ours, java = of_ours.requests["UpdateItem"] - before[0], of_java.requests["UpdateItem"] - before[1]
         print(f"in {seconds:.0f} s, two leases each: ours {ours} writes, Java {java}")  # noqa: T201  shown if it fails
         assert fleet.stage.held() == {"java-1": 2, "ours-1": 2}
-        # A checkpoint per second, a renewal per half lease, and the lookout's counts.
+        # A checkpoint per second, a renewal per half lease, and the lookout's counts
         assert 2 <= ours <= min(java, 2 * MOST * seconds)
         verdict = fleet.finish()
         assert (verdict.faults, verdict.lost) == ((), 0), verdict

@@ -13,10 +13,7 @@ PIECE = 65536
 
 
 class Wire:
-    """Forwards connections from `port` to another port of this machine.
-
-    name_of returns the client's name for the port that its connection comes from.
-    """
+    """Forwards connections from `port` to another port of this machine. `name_of` maps a client's port to its name."""
 
     def __init__(self, to: int, name_of: Callable[[int], str] = lambda _port: "") -> None:
         self.to, self.port, self._name_of = to, free_port(), name_of

@@ -12,7 +12,7 @@ sys.path.append(str(Path(__file__).parents[2] / "lab" / "spark"))
 
 @pytest.fixture(scope="session")
 def java() -> None:
-    """Check for a Java that processes can start."""
+    """Check that there is a Java that processes can start."""
     try:
         java_home()
     except ServiceError as missing:

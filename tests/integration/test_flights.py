@@ -18,8 +18,7 @@ def verdict_of(kinesis: str, dynamodb: str, count: int, *, rate: int, plain: int
 @pytest.mark.more
 @pytest.mark.services
 @pytest.mark.xdist_group("runs")
-def test_a_slice_survives_a_crash_a_split_and_a_merge(kinesis_url: str, dynalite_url: str) -> None:
-    """Worker, poller and table lose no records between them."""
+def test_some_flights_survive_a_crash_a_split_and_a_merge(kinesis_url: str, dynalite_url: str) -> None:
     verdict_of(kinesis_url, dynalite_url, 8000, rate=2000, plain=1200)
 
 

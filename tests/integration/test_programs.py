@@ -16,14 +16,13 @@ PROGRAMS = sorted(
 @pytest.mark.more
 @pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_a_program_finds_what_it_imports(program: str) -> None:
-    """No other test starts these programs, and a run of hours should not fail at its first import."""
+def test_each_program_can_import_its_modules(program: str) -> None:
     file = ROOT / program
     code = f"import sys; sys.path[0] = {str(file.parent)!r}; import {file.stem}"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    completed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (completed.returncode, completed.stderr) == (0, "")
 
 
-def test_all_kinds_of_programs_are_found() -> None:
-    """The pattern still matches the way in which the Makefile starts programs, so that they are tested."""
+def test_the_makefile_pattern_finds_programs_of_all_folders() -> None:
+    """The pattern still matches the way in which the Makefile starts programs."""
     assert {"tests/proving/soak.py", "lab/chaos/plain_workers.py", "lab/spark/spark_blocked.py"} <= {*PROGRAMS}

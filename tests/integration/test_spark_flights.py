@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.more, pytest.mark.spark, pytest.mark.services, pytest.
 def test_two_applications_and_a_plain_worker_share_a_stream(
     kinesis_url: str, dynalite_url: str, tmp_path: Path
 ) -> None:
-    """No row is lost or counted twice where shards move between them."""
+    """No row is lost or counted twice when shards move between them."""
     count = 6000
     with kinesis_ground(kinesis_url, dynalite_url) as ground:
         result = tried(ground, list(rows(count)), tmp_path, rate=2000, told=print)

@@ -1,4 +1,4 @@
-"""`leasehold plan`: the example of its help, and every kind of bad input."""
+"""`leasehold plan` runs the example of its help, accepts every field, and reports every kind of bad input."""
 
 import json
 import math
@@ -50,22 +50,20 @@ WHOLE: dict[str, Any] = {
 }
 
 
-def asked(document: object) -> dict[str, Any]:
+def run_plan(document: object) -> dict[str, Any]:
     return plan_json(json.dumps(document).encode())
 
 
-def test_the_example_of_the_help_is_true() -> None:
-    """A user who copies the example gets what the help shows."""
+def test_the_example_of_the_help_is_correct() -> None:
     command = [sys.executable, "-c", "from leasehold.adapters.cli.main import run; run()", "plan"]
-    asked, _, shown = EXAMPLE.partition("<<'END'")[2].partition("END")
-    ran = subprocess.run(command, input=asked, capture_output=True, text=True, cwd=ROOT, check=False)
-    answered = json.loads(shown.partition("\n\n")[0])
-    assert (ran.returncode, json.loads(ran.stdout), ran.stderr) == (0, answered, "")
+    example, _, shown = EXAMPLE.partition("<<'END'")[2].partition("END")
+    ran = subprocess.run(command, input=example, capture_output=True, text=True, cwd=ROOT, check=False)
+    expected = json.loads(shown.partition("\n\n")[0])
+    assert (ran.returncode, json.loads(ran.stdout), ran.stderr) == (0, expected, "")
 
 
-def test_a_whole_question_is_answered() -> None:
-    """The published form is accepted with all its fields."""
-    assert asked(WHOLE) == {
+def test_a_request_with_all_fields_is_accepted() -> None:
+    assert run_plan(WHOLE) == {
         "actions": [{"do": "claim", "key": "s-1", "rule": "K5"}],
         "look_again_seconds": 20.05,
     }
@@ -79,8 +77,7 @@ def test_a_whole_question_is_answered() -> None:
         (json.dumps(WHOLE | {"lease": []}), "lease: unknown field"),
     ],
 )
-def test_a_bad_question_exits_with_2_and_one_line(text: str, complaint: str) -> None:
-    """A caller in another language has only the exit status and this line to go by."""
+def test_an_invalid_request_exits_2_with_one_line(text: str, complaint: str) -> None:
     ran = CliRunner().invoke(app, input=text)
     assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (2, "", 1)
     assert ran.stderr.startswith(f"leasehold plan: {complaint}")
@@ -120,8 +117,7 @@ def test_a_bad_question_exits_with_2_and_one_line(text: str, complaint: str) -> 
         ("config.timestamp_ms", 5, "config.timestamp_ms: unknown field"),
     ],
 )
-def test_a_complaint_names_the_field(where: str, value: object, complaint: str) -> None:
-    """An error names the lease and the field, so that the caller finds it among hundreds."""
+def test_an_error_names_the_lease_and_the_field(where: str, value: object, complaint: str) -> None:
     document = json.loads(json.dumps(WHOLE))
     *path, last = where.split(".")
     inner = document
@@ -129,7 +125,7 @@ def test_a_complaint_names_the_field(where: str, value: object, complaint: str) 
         inner = inner[int(step) if step.isdigit() else step]
     inner[int(last) if last.isdigit() else last] = value
     with pytest.raises(BadJsonField) as error:
-        asked(document)
+        run_plan(document)
     assert str(error.value).startswith(complaint)
 
 
@@ -156,9 +152,8 @@ def test_a_complaint_names_the_field(where: str, value: object, complaint: str) 
         ({"groups": "prefix", "renew_seconds": 5, "cycle_seconds": 9}, "M5"),
     ],
 )
-def test_every_rule_set_and_option_can_be_asked_for(config: dict[str, Any], rule: str) -> None:
-    """Every option can be used from another language."""
-    (action,) = asked(WHOLE | {"config": config})["actions"]
+def test_every_rule_set_and_option_can_be_selected(config: dict[str, Any], rule: str) -> None:
+    (action,) = run_plan(WHOLE | {"config": config})["actions"]
     assert (action["do"], action["key"], action["rule"]) == ("claim", "s-1", rule)
 
 
@@ -166,7 +161,7 @@ LEASE_SEEN = Lease("s-0", owner="v", parents=("p",), checkpoint=at_timestamp(5))
 
 
 @pytest.mark.parametrize(
-    ("action", "said"),
+    ("action", "expected"),
     [
         (
             Create(LEASE_SEEN, "L3"),
@@ -184,23 +179,22 @@ LEASE_SEEN = Lease("s-0", owner="v", parents=("p",), checkpoint=at_timestamp(5))
     ],
     ids=lambda each: each["do"] if isinstance(each, dict) else "",
 )
-def test_every_action_has_its_json(action: Action, said: dict[str, Any]) -> None:
+def test_every_action_has_a_json_form(action: Action, expected: dict[str, Any]) -> None:
     """A caller needs the former or the next owner to carry out an action."""
-    assert action_json(action) == {"key": "s-0", "rule": action.rule} | said
+    assert action_json(action) == {"key": "s-0", "rule": action.rule} | expected
 
 
-def test_a_led_worker_is_let_have_its_part() -> None:
+def test_a_worker_led_by_a_leader_gets_its_share() -> None:
     """A program that plans through the command line can share with workers that take nothing themselves (M14)."""
     leases = [{"key": f"s-{number}", "owner": "b-1", "version": "1"} for number in range(2)]
     me = {"worker": "b-1", "history": {"led": {"java": 4.5}}}
-    answered = asked({"leases": leases, "me": me, "config": {"rules": "minimal"}})
-    assert answered["actions"] == [{"do": "release", "key": "s-1", "rule": "M14", "to": "java"}]
+    response = run_plan({"leases": leases, "me": me, "config": {"rules": "minimal"}})
+    assert response["actions"] == [{"do": "release", "key": "s-1", "rule": "M14", "to": "java"}]
 
 
-def test_a_fault_that_stops_a_stream_is_said() -> None:
-    """The caller learns why no lease is created for the stream."""
+def test_a_fault_that_stops_a_stream_is_reported() -> None:
     shards = [SHARD, SHARD | {"id": "s-1", "parents": ["s-0"]}]
-    (problem,) = asked(WHOLE | {"shards": shards, "leases": []})["problems"]
+    (problem,) = run_plan(WHOLE | {"shards": shards, "leases": []})["problems"]
     assert (problem["shard"], problem["what"][:20]) == ("s-0", "is open but has a ch")
 
 
@@ -213,7 +207,6 @@ json_values = st.recursive(
 
 @given(st.data())
 def test_no_document_ends_in_a_traceback(data: st.DataObject) -> None:
-    """A traceback on standard error names no field, and its exit status is not 2."""
     document = json.loads(json.dumps(WHOLE))
     for _ in range(data.draw(st.integers(1, 3))):
         place: Any = document
@@ -224,39 +217,38 @@ def test_no_document_ends_in_a_traceback(data: st.DataObject) -> None:
                 place[key] = data.draw(json_values)
                 break
             place = place[key]
-    _answered_or_refused(json.dumps(document).encode())
+    _planned_or_rejected(json.dumps(document).encode())
 
 
-def test_a_field_that_nobody_knows_is_named_in_one_line() -> None:
+def test_an_unknown_field_is_reported_in_one_line() -> None:
     """A name with a line break or with terminal escapes neither forges nor hides what is printed about it."""
     with pytest.raises(BadJsonField, match=r"^a\\nb\\x1b\[2J: unknown field$"):
-        asked(WHOLE | {"a\nb\x1b[2J": 1})
+        run_plan(WHOLE | {"a\nb\x1b[2J": 1})
 
 
 @given(st.binary() | st.text().map(str.encode))
 def test_no_bytes_end_in_a_traceback(text: bytes) -> None:
-    """Standard input may be anything."""
-    _answered_or_refused(text)
+    _planned_or_rejected(text)
 
 
 @pytest.mark.parametrize(
     "text", [b"[" * 100_000, b'{"leases":' + b"9" * 5000 + b"}", b'{"me":1,"me":2}', b"\xff\xfe", b""]
 )
-def test_hostile_documents_are_refused(text: bytes) -> None:
+def test_hostile_documents_are_rejected(text: bytes) -> None:
     """Deep nesting, endless numbers, duplicate fields and invalid text are bad input, not bugs."""
     with pytest.raises(BadJsonField):
         plan_json(text)
 
 
-def _answered_or_refused(text: bytes) -> None:
+def _planned_or_rejected(text: bytes) -> None:
     try:
-        told = plan_json(text)
+        response = plan_json(text)
     except BadJsonField as refused:
-        said = str(refused)
+        output = str(refused)
     else:
-        said = f"{json.dumps(told, allow_nan=False)}"
-    assert ":" in said
-    assert "\n" not in said
+        output = f"{json.dumps(response, allow_nan=False)}"
+    assert ":" in output
+    assert "\n" not in output
 
 
 WRITTEN = {
@@ -267,21 +259,20 @@ WRITTEN = {
 
 
 @pytest.mark.parametrize("kind", [*FORMS])
-def test_every_field_of_the_seam_has_a_form(kind: type) -> None:
+def test_every_field_of_the_planner_has_a_json_form(kind: type) -> None:
     """A field without a form cannot be expressed from another language, and the result would differ from Python's."""
     assert set(FORMS[kind]) | WRITTEN.get(kind, set()) == {
         JSON_NAMES.get(each.name, each.name) for each in fields(kind) if each.init
     }
 
 
-def test_every_rule_set_has_a_form() -> None:
-    """A rule set without a form cannot be selected from another language."""
+def test_every_rule_set_has_a_json_form() -> None:
     assert {*RULES.values()} == {*RULE_SETS}
     assert {*FORMS} == {Lease, Shard, Hole, Bulletin, BulletinState, History, Me, Config, *RULES.values()}
 
 
 @given(leases(), workers())
-def test_a_written_answer_is_read_as_it_was(table: tuple[Lease, ...], me: Me) -> None:
+def test_a_written_document_is_read_back_unchanged(table: tuple[Lease, ...], me: Me) -> None:
     """`leases --json` and other languages' bindings write this form; a lost field would change the plan."""
     history = asdict(me.history) | {name: dict(getattr(me.history, name)) for name in ("gaps", "paces", "led")}
     for hole in history["holes"]:
@@ -290,8 +281,8 @@ def test_a_written_answer_is_read_as_it_was(table: tuple[Lease, ...], me: Me) ->
         "leases": [lease_json(lease) for lease in table],
         "me": {"worker": me.worker, "turn": me.turn, "history": _finite(history)},
     }
-    asked = parse_plan_request(json.dumps(document).encode())
-    assert (asked.leases, asked.me) == (table, me)
+    parsed = parse_plan_request(json.dumps(document).encode())
+    assert (parsed.leases, parsed.me) == (table, me)
 
 
 def _finite(value: Any) -> Any:  # noqa: ANN401  any part of a document
@@ -302,25 +293,26 @@ def _finite(value: Any) -> Any:  # noqa: ANN401  any part of a document
     return None if value == math.inf else value
 
 
-def test_a_partial_reading_is_planned_as_in_python() -> None:
+def test_a_partial_table_is_planned_as_in_python() -> None:
     """Nothing may be taken on the basis of a few rows; only in this form, the same rows led to steals."""
     rows = [{"key": f"s-{n}", "owner": "a", "idle": 0} for n in range(6)]
     me = {"worker": "b", "history": {"full_still": 1, "paces": {"a": 3}, "hearing": None}}
-    assert [each["do"] for each in asked({"leases": rows, "me": {"worker": "b"}})["actions"]] == ["steal"]
-    assert asked({"leases": rows, "me": me})["actions"] == []
+    assert [each["do"] for each in run_plan({"leases": rows, "me": {"worker": "b"}})["actions"]] == ["steal"]
+    assert run_plan({"leases": rows, "me": me})["actions"] == []
 
 
-def test_a_look_says_all_that_python_says() -> None:
-    """A caller that reads the bulletin needs to know what to write on its rows, and that a stale read is enough."""
+def test_a_look_contains_every_field_of_pythons() -> None:
     rows = [{"key": f"s-{n}", "owner": w, "idle": 1, "notes": {"process": f"p/{w}"}} for n, w in enumerate("ab")]
     looks = [
-        asked({"leases": rows, "me": {"worker": w, "history": {"hearing": {}, "full_still": 1}}}) for w in ("a", "b")
+        run_plan({"leases": rows, "me": {"worker": w, "history": {"hearing": {}, "full_still": 1}}}) for w in ("a", "b")
     ]
-    told = {name: value for look in looks for name, value in look.items()}
-    assert set(told) == {"actions"} | {f"look_again_{JSON_NAMES.get(each.name, each.name)}" for each in fields(Look)}
+    response = {name: value for look in looks for name, value in look.items()}
+    assert set(response) == {"actions"} | {
+        f"look_again_{JSON_NAMES.get(each.name, each.name)}" for each in fields(Look)
+    }
 
 
-def test_a_listing_of_leases_is_a_question_with_a_worker() -> None:
+def test_the_output_of_leases_plus_a_worker_is_a_request() -> None:
     """A pipe connects the two commands without a script in between."""
     listing = {"at": 1.5, "leases": [LEASE | {"owner": None, "idle": None}], "malformed": [], "trouble": "slow"}
     text = json.dumps(listing).encode()
@@ -334,8 +326,8 @@ def test_a_listing_of_leases_is_a_question_with_a_worker() -> None:
             plan_json(json.dumps(document).encode(), worker)
 
 
-def test_a_document_of_a_thousand_levels_is_refused_at_its_place() -> None:
-    """A document that could just be parsed was too deep to be shown, and caused a traceback."""
+def test_a_document_of_a_thousand_levels_is_rejected() -> None:
+    """A document that could just be parsed used to be too deep to be shown, and caused a traceback."""
     for levels in range(900, 1000):
         with pytest.raises(BadJsonField, match=r"leases.*is not|recursion"):
             plan_json(b'{"leases":' + b"[" * levels + b"]" * levels + b"}")

@@ -1,4 +1,4 @@
-"""The local hub's bytes: complete frames, split batches, added annotations and parsed filters."""
+"""The local hub parses and builds AMQP bytes: complete frames, split batches, added annotations and filters."""
 
 import pytest
 
@@ -19,12 +19,12 @@ def _message(body: bytes | str, **parts: object) -> bytes:
     return bytes(Message(body=body, inferred=True, **parts).encode())
 
 
-def test_a_performative_gets_the_nulls_its_sender_left_out() -> None:
-    """The Python SDK needs them, and fails on the first frame otherwise."""
+def test_a_performative_gets_its_omitted_nulls() -> None:
+    """The Python SDK fails on the first frame that lacks trailing nulls."""
     assert padded(DETACH).hex(" ", 1) == "00 00 00 18 02 00 00 01 00 53 16 d0 00 00 00 08 00 00 00 03 52 00 40 40"
 
 
-def test_a_payload_follows_the_completed_transfer_untouched() -> None:
+def test_the_payload_of_a_completed_transfer_is_unchanged() -> None:
     """Nulls are added only to the performative, so none becomes part of the event."""
     result = padded(TRANSFER)
     assert result.endswith(bytes.fromhex("435205a000") + b"\x40" * 8 + b"body")
@@ -32,30 +32,27 @@ def test_a_payload_follows_the_completed_transfer_untouched() -> None:
 
 
 @pytest.mark.parametrize("piece", [1, 3, 8, 21, 1000])
-def test_frames_may_leave_the_engine_in_any_pieces(piece: int) -> None:
+def test_frames_can_arrive_in_any_pieces(piece: int) -> None:
     """The engine's buffer may end within a frame, so half a frame waits for the rest."""
     stream = b"AMQP\x00\x01\x00\x00" + HEARTBEAT + DETACH + TRANSFER
     padding = Padding()
-    sent = b"".join(padding.pad(stream[at : at + piece]) for at in range(0, len(stream), piece))
+    sent = b"".join(padding.pad(stream[offset : offset + piece]) for offset in range(0, len(stream), piece))
     assert sent == stream[:16] + padded(DETACH) + padded(TRANSFER)
 
 
 def test_a_batch_is_split_into_its_events() -> None:
-    """The hub counts and sends each event of a batch."""
     one, two = _message(b"one"), _message(b"two")
     envelope = b"".join(b"\x00\x53\x75\xa0" + bytes((len(each),)) + each for each in (one, two))
     assert events(envelope) == (one, two)
 
 
 @pytest.mark.parametrize("body", [b"", b"plain", b"\x00\x53", b"\x00\x53\x00\x00"])
-def test_a_single_event_is_no_batch(body: bytes) -> None:
-    """An event keeps its own annotations and properties."""
+def test_a_single_event_is_not_split(body: bytes) -> None:
     message = _message(body, properties={"kind": "single"})
     assert events(message) == (message,)
 
 
-def test_an_event_keeps_what_its_sender_said_of_it() -> None:
-    """Users route by properties and keys, so the hub keeps them."""
+def test_an_event_keeps_its_annotations_and_properties() -> None:
     sent = _message(b"body", annotations={"x-opt-partition-key": "key"}, properties={"kind": "flight"}, subject="s")
     got = Message()
     got.decode(annotated(sent, 7, "4096", 1_700_000_000_000))
@@ -65,8 +62,8 @@ def test_an_event_keeps_what_its_sender_said_of_it() -> None:
         "x-opt-offset": "4096",
         "x-opt-enqueued-time": 1_700_000_000_000,
     }
-    kept: tuple[object, ...] = (got.body, got.properties, got.subject, partition_key(sent))
-    assert kept == (b"body", {"kind": "flight"}, "s", "key")
+    received: tuple[object, ...] = (got.body, got.properties, got.subject, partition_key(sent))
+    assert received == (b"body", {"kind": "flight"}, "s", "key")
 
 
 @pytest.mark.parametrize(
@@ -86,8 +83,7 @@ def test_an_event_keeps_what_its_sender_said_of_it() -> None:
         ("amqp.annotation.x-opt-enqueued-time > '3000'", 3),
     ],
 )
-def test_where_a_reader_starts(selector: str | None, first: int) -> None:
-    """Tests of resuming rely on the exact first event for each filter."""
+def test_a_filter_sets_the_first_event_of_a_reader(selector: str | None, first: int) -> None:
     partition = Partition()
     for number in range(3):
         partition.append(_message(b"1234"), 1000 * (number + 1))
@@ -98,14 +94,13 @@ def test_where_a_reader_starts(selector: str | None, first: int) -> None:
 
 
 @pytest.mark.parametrize("selector", ["x-opt-offset > '1'", "amqp.annotation.x-opt-offset > 'no offset'"])
-def test_a_filter_not_understood_is_refused(selector: str) -> None:
-    """An unknown filter is an error, because ignoring it would send the partition from its start."""
+def test_an_unknown_filter_is_rejected(selector: str) -> None:
+    """Ignoring an unknown filter would send the partition from its start."""
     with pytest.raises(HubRejection, match="filter"):
         Partition().start(selector)
 
 
-def test_one_key_goes_to_one_partition_and_none_go_around() -> None:
-    """Order within a key depends on its partition; events without a key are distributed round-robin."""
+def test_events_with_a_key_share_a_partition_and_others_rotate() -> None:
     hub = Hub.of("hub", 4)
     keyed = _message(b"body", annotations={"x-opt-partition-key": "key"})
     assert len({id(hub.enqueue(keyed, None)) for _ in range(8)}) == 1

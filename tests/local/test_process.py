@@ -1,4 +1,4 @@
-"""Child processes that serve a port, and what happens when they or their parent die."""
+"""Child processes that serve a port are restarted on another port, stopped, and ended with their parent."""
 
 import signal
 import socket
@@ -33,8 +33,7 @@ def _python(code: str) -> Callable[[int], Command]:
     return lambda port: Command((sys.executable, "-c", code, str(port)))
 
 
-def test_last_words_of_a_service_that_ends_at_once() -> None:
-    """The error message contains the last output of a service that did not start."""
+def test_an_error_contains_the_output_of_a_service_that_did_not_start() -> None:
     with (
         pytest.raises(ServiceError, match=r"frail ended with status 3; its last words:\nno disk"),
         serving("frail", _python("import sys; print('no disk'); sys.exit(3)")),
@@ -42,7 +41,7 @@ def test_last_words_of_a_service_that_ends_at_once() -> None:
         pass
 
 
-def test_a_silent_service_is_given_up() -> None:
+def test_waiting_for_a_silent_service_ends() -> None:
     with (
         pytest.raises(ServiceError, match=r"mute did not answer within 0.2 s"),
         serving("mute", _python("import threading; threading.Event().wait()"), start_seconds=0.2),
@@ -50,8 +49,7 @@ def test_a_silent_service_is_given_up() -> None:
         pass
 
 
-def test_another_port_is_tried_when_somebody_was_faster() -> None:
-    """Two test processes may pick the same port."""
+def test_another_port_is_tried_if_the_first_is_taken() -> None:
     ports: list[int] = []
 
     def command(port: int) -> Command:
@@ -64,8 +62,7 @@ def test_another_port_is_tried_when_somebody_was_faster() -> None:
         assert (len(ports), service.port, accepts_connections(service.port)) == (2, ports[-1], True)
 
 
-def test_ports_are_not_tried_for_ever() -> None:
-    """Starting stops after three ports."""
+def test_a_start_fails_after_three_ports() -> None:
     ports: list[int] = []
 
     def command(port: int) -> Command:
@@ -77,8 +74,7 @@ def test_ports_are_not_tried_for_ever() -> None:
     assert len(ports) == 3
 
 
-def test_a_failure_carries_the_words_of_a_service_that_died_meanwhile() -> None:
-    """An error is annotated with the last output of a service that crashed during it."""
+def test_an_error_contains_the_output_of_a_service_that_crashed() -> None:
     frail = SERVES.replace("held.append(server.accept())", "server.accept()[0].recv(1) and sys.exit('out of memory')")
     with pytest.raises(ConnectionError) as caught, serving("frail", _python(frail)) as service:
         _talk_to_death(service.port)
@@ -92,14 +88,14 @@ def _talk_to_death(port: int) -> None:
     raise ConnectionError("it does not answer")
 
 
-def test_a_service_that_ignores_the_request_to_stop_is_ended() -> None:
+def test_a_service_that_ignores_sigterm_is_killed() -> None:
     stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)" + SERVES
     with serving("stubborn", _python(stubborn)) as service:
         assert accepts_connections(service.port)
     assert not accepts_connections(service.port)
 
 
-def test_a_service_dies_with_its_parent() -> None:
+def test_a_service_ends_with_its_parent() -> None:
     parent = f"""
 import sys, threading
 from leasehold_lab.standins.node import Command, serving
@@ -113,7 +109,7 @@ with serving("orphan", lambda port: Command((sys.executable, "-c", {GREETS!r}, s
         with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
             assert connection.recv(1) == b"!"
             process.send_signal(signal.SIGKILL)
-            # The service keeps every connection open, so this one ends only when the service does.
+            # The service keeps every connection open, so the connection ends only when the service does.
             assert connection.recv(1) == b""
 
 

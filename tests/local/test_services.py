@@ -69,7 +69,7 @@ def _listens_beyond_loopback(port: int) -> bool:
     ],
     ids=["dynalite", "kinesis-local", "azurite", "moto"],
 )
-def test_a_stand_in_starts_answers_and_stops(
+def test_a_stand_in_starts_responds_and_stops(
     start: Callable[[], AbstractContextManager[Service]], call: Callable[[Service], object], answer: object
 ) -> None:
     """A stand-in listens only on loopback, and its port is free afterwards."""
@@ -79,8 +79,7 @@ def test_a_stand_in_starts_answers_and_stops(
 
 
 @pytest.mark.more
-def test_dynamodb_local_starts_answers_and_stops() -> None:
-    """DynamoDB Local is what the opt-in tests of races run against."""
+def test_dynamodb_local_starts_responds_and_stops() -> None:
     if not opted_in():
         pytest.skip(f"DynamoDB Local is opt-in: {OPT_IN}=1 accepts its licence and fetches it")
     with dynamodb_local() as service:
@@ -90,8 +89,7 @@ def test_dynamodb_local_starts_answers_and_stops() -> None:
 
 @pytest.mark.more
 @pytest.mark.timeout(1800)
-def test_ferrokinesis_starts_answers_and_stops() -> None:
-    """The only stand-in with fan-out listens only on loopback, and its port is free afterwards."""
+def test_ferrokinesis_starts_responds_and_stops() -> None:
     try:
         with ferrokinesis() as service:
             assert (_streams(service), _listens_beyond_loopback(service.port)) == (["0", "1", "2"], False)
@@ -102,8 +100,7 @@ def test_ferrokinesis_starts_answers_and_stops() -> None:
 
 @pytest.mark.more
 @pytest.mark.timeout(1800)
-def test_versitygw_starts_answers_and_stops() -> None:
-    """The stand-in for tests of S3's races listens only on loopback, and its port is free afterwards."""
+def test_versitygw_starts_responds_and_stops() -> None:
     try:
         with versitygw() as service:
             assert (_buckets(service), _listens_beyond_loopback(service.port)) == (["leases"], False)
@@ -112,7 +109,7 @@ def test_versitygw_starts_answers_and_stops() -> None:
     assert not accepts_connections(service.port)
 
 
-def test_dynamodb_local_is_not_fetched_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dynamodb_local_is_not_downloaded_without_consent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only users who have accepted its license download it."""
     monkeypatch.delenv(OPT_IN, raising=False)
     with pytest.raises(ServiceError, match=f"set {OPT_IN}=1 to accept it"), dynamodb_local():

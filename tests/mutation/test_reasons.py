@@ -11,8 +11,7 @@ from reasons import ROOT, Reason, seen, status
 GOOD = Reason("room", "a room has a name", "lab/mutation/reasons.py", "SECONDS = 300.0", "SECONDS = 0.0", untested="x")
 
 
-def test_each_listed_reason_has_its_place_and_its_tests() -> None:
-    """A reason that loses its test is noticed."""
+def test_each_listed_reason_has_its_code_and_its_tests() -> None:
     assert [fault for reason in reasons.reasons() for fault in reason.faults()] == []
 
 
@@ -28,14 +27,13 @@ def test_each_listed_reason_has_its_place_and_its_tests() -> None:
         (Reason("room", "a reason", GOOD.file, GOOD.was, "x", (f"{GOOD.file}::test_gone",)), "is gone"),
     ],
 )
-def test_an_entry_whose_place_or_test_is_gone_is_named(entry: Reason, fault: str | None) -> None:
-    """The entries have each kind of fault, and one of them is good."""
+def test_an_entry_without_its_code_or_test_is_reported(entry: Reason, fault: str | None) -> None:
     faults = list(entry.faults())
     assert (faults == []) if fault is None else any(fault in each for each in faults)
 
 
 @pytest.mark.more
-def test_a_change_is_seen_only_if_a_test_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_is_detected_only_if_a_test_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A test that cannot be collected proves nothing, and the copy is restored afterwards."""
     monkeypatch.setattr(reasons, "COPY", tmp_path)
     (tmp_path / "code.py").write_text("ONE = 1\n")
@@ -49,8 +47,8 @@ def test_a_change_is_seen_only_if_a_test_fails(tmp_path: Path, monkeypatch: pyte
     assert (tmp_path / "code_.py").read_text() == "ONE = 1\n"
 
 
-def test_the_script_checks_a_room_without_planting() -> None:
-    """A room that is not listed is an error."""
+def test_the_script_checks_one_group_without_planting() -> None:
+    """A group that is not listed is an error."""
     script = (sys.executable, "lab/mutation/reasons.py", "--check", "--only")
     assert subprocess.run((*script, "aws_calls"), cwd=ROOT, check=False, capture_output=True).returncode == 0
     assert subprocess.run((*script, "nowhere"), cwd=ROOT, check=False, capture_output=True).returncode != 0

@@ -1,4 +1,4 @@
-"""What `leasehold doctor` finds before a fleet starts, without a service."""
+"""`leasehold doctor` finds problems before a fleet starts, tested without a service."""
 
 import json
 from pathlib import Path
@@ -73,14 +73,13 @@ def tried(*attempts: RightAttempt, read_only: bool = False) -> list[Finding]:
 FINE = RightAttempt("x:Read", lambda: "allowed")
 
 
-def test_a_denied_right_is_named_and_the_others_are_tried() -> None:
-    """Users can fix all of their policy at once, not one line per start."""
-    found = tried(raising(StoreError("t: no"), refusal("AccessDeniedException")), FINE)
-    assert found == [
+def test_a_denied_right_is_reported_and_the_others_are_tried() -> None:
+    findings = tried(raising(StoreError("t: no"), refusal("AccessDeniedException")), FINE)
+    assert findings == [
         Finding("x:Do", "wrong", "t: no", "allow x:Do"),
         Finding("x:Read", "ok", "table t: allowed"),
     ]
-    assert not none_wrong(found)
+    assert not none_wrong(findings)
 
 
 class Refused(Exception):
@@ -99,8 +98,7 @@ class Refused(Exception):
         (Refused(sqlstate="42P01", code=404, status_code=404), ""),
     ],
 )
-def test_a_refusal_is_known_in_the_words_of_each_service(refused: Refused, todo: str) -> None:
-    """A missing right is reported as such, and not as a fault."""
+def test_a_rejection_of_each_service_is_recognized(refused: Refused, todo: str) -> None:
     assert tried(raising(StoreError("t: no"), refused))[0].todo == todo
 
 
@@ -115,30 +113,28 @@ def test_a_refusal_is_known_in_the_words_of_each_service(refused: Refused, todo:
         (raising(NotTried("not tried")), "unknown", 1),
     ],
 )
-def test_silence_is_told_from_a_refusal(ends: RightAttempt, state: str, more: int) -> None:
-    """A wrong name is reported once, and a busy service is not called broken."""
-    found = tried(ends, FINE)
-    assert ([found[0].state], len(found) - 1) == ([state], more)
+def test_an_outage_is_distinguished_from_a_rejection(ends: RightAttempt, state: str, more: int) -> None:
+    findings = tried(ends, FINE)
+    assert ([findings[0].state], len(findings) - 1) == ([state], more)
 
 
-def test_no_right_to_write_is_used_where_none_may_be() -> None:
-    """A user who inspects another team's fleet does not write to its table."""
-    found = tried(raising(StoreError("asked")), FINE, read_only=True)
-    assert [each.state for each in found] == ["unknown", "ok"]
-    assert "--read-only" in found[0].says
-    assert none_wrong(found)
+def test_a_read_only_check_uses_no_right_to_write() -> None:
+    findings = tried(raising(StoreError("asked")), FINE, read_only=True)
+    assert [finding.state for finding in findings] == ["unknown", "ok"]
+    assert "--read-only" in findings[0].says
+    assert none_wrong(findings)
 
 
 @pytest.mark.parametrize(("write", "state", "proved"), [(FINE, "ok", 1), (StoreError("t: no"), "unknown", 0)])
-def test_conditions_are_tried_where_all_rights_to_write_are_there(
+def test_conditions_are_tried_only_with_all_rights_to_write(
     write: RightAttempt | Exception, state: str, proved: int
 ) -> None:
-    """A store that rejects writes for lack of rights is not called careless with conditions."""
+    """A store that rejects writes for lack of rights is not accused of ignoring conditions."""
     seen, calls = examination._Results(), list[int]()  # noqa: SLF001  a step of an examination
     attempt = raising(write) if isinstance(write, Exception) else evolve(write, writes=True)
     trial = RightsTrial("table t", (FINE, attempt), None, lambda: calls.append(1), lambda: None)
     assert examination._try_rights(seen, trial, examination.ExaminedFleet(Config()))  # noqa: SLF001  likewise
-    assert ([(each.state) for each in seen.findings if each.what == "conditional writes"], len(calls)) == (
+    assert ([(finding.state) for finding in seen.findings if finding.what == "conditional writes"], len(calls)) == (
         [state],
         proved,
     )
@@ -204,19 +200,17 @@ OTHER = "name another table, or the source that this one belongs to"
         ),
     ],
 )
-def test_the_whole_sentence_on_a_table_is_right(listing: Listing, finding: Finding) -> None:
-    """A sentence with a correct beginning could still count the wrong rows, or give advice that costs a table."""
+def test_the_finding_on_a_table_is_exact(listing: Listing, finding: Finding) -> None:
     assert compare_with_stream(listing, SHARDS, lambda _lease: True) == (finding,)
 
 
 @pytest.mark.parametrize(("seconds", "state"), [(300, "ok"), (301, "wrong"), (10_000, "wrong")])
-def test_leases_whose_length_is_probably_in_milliseconds_are_wrong(seconds: float, state: str) -> None:
-    found = gap_finding(Config(lease_seconds=seconds))
-    assert (found.state, "in milliseconds as in the KCL" in found.todo) == (state, state == "wrong")
+def test_a_lease_length_in_milliseconds_is_reported(seconds: float, state: str) -> None:
+    finding = gap_finding(Config(lease_seconds=seconds))
+    assert (finding.state, "in milliseconds as in the KCL" in finding.todo) == (state, state == "wrong")
 
 
-def test_the_whole_sentence_on_time_and_money_is_right() -> None:
-    """The numbers come late in the sentence, where no other test looks."""
+def test_the_finding_on_time_and_costs_is_exact() -> None:
     gap = "a shard is unread for at most 15.5 s after its worker crashed: 10.5 s until the lease expires, 5 s"
     late = "longer while the store does not respond"
     ours, theirs = Config(lease_seconds=10, cycle_seconds=5), Config(Kcl(), lease_seconds=10, cycle_seconds=5)
@@ -230,15 +224,15 @@ def test_the_whole_sentence_on_time_and_money_is_right() -> None:
     busy = "with records all the time 10 writes and 0.5 read units a second"
     price = "(DynamoDB on demand, us-east-1, since November 2024)"
     other = "in layout sessions 3.5 writes and 0.9 read units a second"
-    said = f"{unit}, US$ 3.26 a month; {busy}, US$ 16.59 a month; {other}, US$ 6.10 a month {price}"
-    assert cost_finding(table, Config(), LIST_PRICES["dynamodb"]) == Finding("cost", "ok", said)
+    expected = f"{unit}, US$ 3.26 a month; {busy}, US$ 16.59 a month; {other}, US$ 6.10 a month {price}"
+    assert cost_finding(table, Config(), LIST_PRICES["dynamodb"]) == Finding("cost", "ok", expected)
     assert cost_finding(table, Config(), None) == Finding("cost", "ok", f"{unit}; {busy}; {other}")
     assert (
         "layout sessions" not in cost_finding(evolve(table, shared=False), Config(), None).says
-    )  # the blobs of the SDKs
-    told = cost_finding(evolve(table, sessions=True), Config(), None).says
-    assert "2 workers, layout sessions: when idle 1.4 writes" in told
-    assert told.endswith("in layout usual 10 writes and 0.5 read units a second")
+    )  # the blobs of the Azure SDKs
+    sentence = cost_finding(evolve(table, sessions=True), Config(), None).says
+    assert "2 workers, layout sessions: when idle 1.4 writes" in sentence
+    assert sentence.endswith("in layout usual 10 writes and 0.5 read units a second")
     assert "with records all the time 1,000 writes" in cost_finding(Fleet("s3", 500, 1, 1.0), Config(), None).says
     alone = cost_finding(bucket, Config(), None).says
     assert alone.startswith("10 open shards, 1 worker, layout usual: when idle ")
@@ -259,8 +253,7 @@ def test_the_whole_sentence_on_time_and_money_is_right() -> None:
         (-60.1, "wrong", "60.1 s behind"),
     ],
 )
-def test_a_minute_is_the_limit_of_a_clock(ahead: float, state: FindingState, says: str) -> None:
-    """A correct clock is not called wrong, and one that is ahead is not reported as behind."""
+def test_a_clock_may_be_off_by_a_minute(ahead: float, state: FindingState, says: str) -> None:
     todo = (
         "set the clock: the service rejects requests from 5 min on, and lag is only as accurate as the clocks"
         if state == "wrong"
@@ -272,21 +265,23 @@ def test_a_minute_is_the_limit_of_a_clock(ahead: float, state: FindingState, say
     assert clock_finding("x", None) == Finding("clock of x", "unknown", "the service's responses contain no time")
 
 
-def test_streams_beside_ours_are_no_fault_and_another_hub_is() -> None:
-    """One table may serve many streams, and partitions of all hubs have the same numbers."""
-    (found,) = compare_with_stream(Listing((*ROWS, Lease("x:s-0", stream="x"))), SHARDS, lambda lease: not lease.stream)
-    assert (found.state, "; 1 leases belong to streams that are not read here" in found.says) == ("ok", True)
+def test_leases_of_other_streams_are_fine_but_another_hub_is_a_fault() -> None:
+    """One table may serve many streams, but partitions of all hubs have the same numbers."""
+    (finding,) = compare_with_stream(
+        Listing((*ROWS, Lease("x:s-0", stream="x"))), SHARDS, lambda lease: not lease.stream
+    )
+    assert (finding.state, "; 1 leases belong to streams that are not read here" in finding.says) == ("ok", True)
 
     def refuse(_lease: Lease) -> bool:
         raise SourceError("lease '0': another hub")
 
-    (found,) = compare_with_stream(Listing(ROWS), SHARDS, refuse)
-    assert (found.state, found.says) == ("wrong", "lease '0': another hub")
+    (finding,) = compare_with_stream(Listing(ROWS), SHARDS, refuse)
+    assert (finding.state, finding.says) == ("wrong", "lease '0': another hub")
 
 
 @pytest.mark.parametrize(("ours", "ahead"), [(1000.5, 0.0), (1100.5, 100.0), (900.0, -100.5)])
-def test_the_clock_is_compared_with_the_date_of_an_answer(ours: float, ahead: float) -> None:
-    """A clock that is far off is reported, because services reject requests signed at another time."""
+def test_the_clock_is_compared_with_the_date_of_a_response(ours: float, ahead: float) -> None:
+    """Services reject requests signed at another time."""
     clock = ServiceClock(lambda: ours)
     clock.read_date_header(SimpleNamespace(headers={}))
     assert clock_finding("x", clock.ahead).state == "unknown"
@@ -295,8 +290,7 @@ def test_the_clock_is_compared_with_the_date_of_an_answer(ours: float, ahead: fl
     assert clock_finding("x", clock.ahead).state == ("ok" if abs(ahead) < 60 else "wrong")
 
 
-def test_the_gap_is_a_lease_and_a_look() -> None:
-    """The report gives the seconds that fleets really need."""
+def test_the_gap_is_a_lease_and_a_table_read() -> None:
     assert gap_seconds(Config(Kcl(), lease_seconds=10, cycle_seconds=5)) == 15
     assert gap_seconds(Config(lease_seconds=10, cycle_seconds=5)) == 15.5
     assert gap_seconds(with_hub_times(Config(), ())) == 1.05 * 120 + 30
@@ -306,7 +300,7 @@ def test_the_gap_is_a_lease_and_a_look() -> None:
     ("shards", "workers", "writes", "reads", "dollars"),
     [(10, 2, 10.8, 0.7, 18), (100, 10, 99.1, 4.4, 164), (1000, 50, 972.5, 28.3, 1607)],
 )
-def test_costs_are_those_that_were_measured(
+def test_costs_agree_with_the_documented_measurements(
     shards: int, workers: int, writes: float, reads: float, dollars: float
 ) -> None:
     """The estimate agrees with the bill in docs/from-java-kcl.md."""
@@ -321,16 +315,15 @@ def test_costs_are_those_that_were_measured(
     ("scheme", "shards", "workers", "dollars"),
     [("dynamodb", 10, 2, 5.5), ("dynamodb", 100, 10, 22.5), ("s3", 10, 2, 56.4), ("s3", 100, 10, 188.3)],
 )
-def test_costs_of_layout_sessions_are_those_that_were_measured(
+def test_costs_of_layout_sessions_agree_with_the_documented_ones(
     scheme: str, shards: int, workers: int, dollars: float
 ) -> None:
-    """The estimate agrees with docs/sessions.md and is not that of the usual layout."""
+    """The estimate agrees with docs/sessions.md."""
     _, busy = loads(Fleet(scheme, shards, workers, 1.0, parts=3, sessions=True), Config())
     assert busy.month(LIST_PRICES[scheme]) == pytest.approx(dollars, rel=0.2)
 
 
-def test_objects_cost_two_writes_a_checkpoint_and_their_listings() -> None:
-    """Blobs must not seem as cheap as rows."""
+def test_objects_cost_two_writes_per_checkpoint_and_their_listings() -> None:
     fleet = Fleet("s3", 10, 2, 1.0, parts=3)
     rest, busy = loads(fleet, Config())
     assert [busy.writes, rest.writes] == pytest.approx([20 + 1, 10 / 5.3 + 1])
@@ -338,29 +331,26 @@ def test_objects_cost_two_writes_a_checkpoint_and_their_listings() -> None:
     assert "US$" not in cost_finding(fleet, Config(), None).says
 
 
-def test_a_file_is_left_as_it_was(tmp_path: Path) -> None:
-    """The check leaves no row behind, which a worker would claim."""
+def test_the_check_leaves_a_file_unchanged(tmp_path: Path) -> None:
     SqliteStore(str(tmp_path / "l.db")).close()
     trial = sqlite_trial(str(tmp_path / "l.db"), {})
     before = (tmp_path / "l.db").read_bytes()
-    assert [(each.what, each.state) for each in try_rights(trial, read_only=False)] == [("read", "ok"), ("write", "ok")]
+    assert [(one.what, one.state) for one in try_rights(trial, read_only=False)] == [("read", "ok"), ("write", "ok")]
     trial.close()
     assert (tmp_path / "l.db").read_bytes() == before
-    (found,) = try_rights(sqlite_trial(str(tmp_path / "none.db"), {}), read_only=False)
-    assert found.state == "unknown"
+    (finding,) = try_rights(sqlite_trial(str(tmp_path / "none.db"), {}), read_only=False)
+    assert finding.state == "unknown"
     assert [path.name for path in tmp_path.iterdir()] == ["l.db"]
 
 
-def test_a_store_that_ignores_conditions_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If conditions are ignored, two workers can own one lease."""
-
+def test_a_store_that_ignores_conditions_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def careless(_store: object, write: Write) -> Outcome:
         return Done(write.lease)
 
     monkeypatch.setattr(MemoryStore, "write", careless)
-    found = list(try_rights(memory_trial("careless", {}), read_only=False))
-    assert [each.state for each in found] == ["ok", "wrong"]
-    assert "under a condition that did not hold" in found[1].says
+    findings = list(try_rights(memory_trial("careless", {}), read_only=False))
+    assert [one.state for one in findings] == ["ok", "wrong"]
+    assert "under a condition that did not hold" in findings[1].says
 
 
 @pytest.mark.parametrize(
@@ -377,27 +367,24 @@ def test_a_store_that_ignores_conditions_is_told(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_a_store_that_cannot_be_examined_exits_2(arguments: list[str], says: str) -> None:
-    """A script does not take a typing error for a problem of the fleet."""
     ran = CliRunner().invoke(app, arguments)
     assert (ran.exit_code, ran.stdout) == (2, "")
     assert says in ran.stderr
 
 
 def test_every_store_and_source_can_be_examined() -> None:
-    """A new kind of store or source must not end the command in a traceback."""
     # No fleet works on a backup.
     assert set(examination._STORES) == set(stores._SCHEMES) - {"file"}  # noqa: SLF001  two lists of the same
     assert set(examination._SOURCES) == set(sources._SCHEMES)  # noqa: SLF001  likewise
 
 
-def test_a_source_out_of_reach_does_not_hide_the_store(tmp_path: Path) -> None:
-    """Users see all problems at once, not one after the other."""
+def test_an_unreachable_source_does_not_hide_the_store(tmp_path: Path) -> None:
     SqliteStore(str(tmp_path / "l.db")).close()
-    asked = ["kinesis://orders?endpoint=http://127.0.0.1:1&region=eu-west-1", "--store", f"sqlite://{tmp_path}/l.db"]
-    ran = CliRunner().invoke(app, [*asked, "--json"])
-    told = json.loads(ran.stdout)
-    assert (ran.exit_code, told["well"], told["expected"]) == (1, False, {"gap_seconds": 30.55})
-    states = {each["what"]: each["state"] for each in told["findings"]}
+    words = ["kinesis://orders?endpoint=http://127.0.0.1:1&region=eu-west-1", "--store", f"sqlite://{tmp_path}/l.db"]
+    ran = CliRunner().invoke(app, [*words, "--json"])
+    report = json.loads(ran.stdout)
+    assert (ran.exit_code, report["well"], report["expected"]) == (1, False, {"gap_seconds": 30.55})
+    states = {finding["what"]: finding["state"] for finding in report["findings"]}
     assert states == {
         "kinesis:DescribeStreamSummary": "wrong",
         "clock of stream orders": "unknown",
@@ -407,19 +394,18 @@ def test_a_source_out_of_reach_does_not_hide_the_store(tmp_path: Path) -> None:
         "table": "unknown",
         "gap": "ok",
     }
-    shown = CliRunner().invoke(app, asked).stdout.splitlines()
+    shown = CliRunner().invoke(app, words).stdout.splitlines()
     assert shown[0].startswith("WRONG    kinesis:DescribeStreamSummary")
     assert shown[-1] == "7 findings: 1 wrong, 2 unknown"
 
 
 def test_a_store_that_bills_no_requests_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Users who keep leases in a file are not shown a cost of writes per second."""
     SqliteStore(str(tmp_path / "l.db")).close()
     monkeypatch.setattr(examination, "open_source", lambda _url: ListSource([Shard("s-0")]))
-    asked = ["kinesis://orders?endpoint=http://127.0.0.1:1&region=eu-west-1", "--store", f"sqlite://{tmp_path}/l.db"]
-    told = json.loads(CliRunner().invoke(app, [*asked, "--json"]).stdout)
-    assert told["expected"] == {"gap_seconds": 30.55}
-    assert [each["what"] for each in told["findings"]][-3:] == ["table", "gap", "size"]
+    words = ["kinesis://orders?endpoint=http://127.0.0.1:1&region=eu-west-1", "--store", f"sqlite://{tmp_path}/l.db"]
+    report = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
+    assert report["expected"] == {"gap_seconds": 30.55}
+    assert [finding["what"] for finding in report["findings"]][-3:] == ["table", "gap", "size"]
 
 
 @pytest.mark.parametrize(
@@ -434,14 +420,13 @@ def test_a_store_that_bills_no_requests_costs_nothing(tmp_path: Path, monkeypatc
         (10_000, 201, "wrong", "fewer workers"),
     ],
 )
-def test_a_fleet_is_warned_before_it_is_too_large(leases: int, workers: int, state: str, todo: str) -> None:
+def test_an_oversized_fleet_gets_a_warning(leases: int, workers: int, state: str, todo: str) -> None:
     """Above a limit, leases are renewed late and taken from live workers."""
-    found = size_finding(leases, workers, Config())
-    assert (found.what, found.state, found.todo.split(", or")[0]) == ("size", state, todo)
+    finding = size_finding(leases, workers, Config())
+    assert (finding.what, finding.state, finding.todo.split(", or")[0]) == ("size", state, todo)
 
 
-def test_the_size_says_its_figures() -> None:
-    """The warning contains the figures by which a user can judge it."""
+def test_the_finding_on_size_contains_its_figures() -> None:
     assert size_finding(2_000, 4, Config()).says == (
         "500 leases a worker are renewed in time if the store responds within 636 ms; "
         "2000 leases x 4 workers are 8,000, of at most some 2,000,000"

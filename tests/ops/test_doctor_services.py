@@ -1,4 +1,4 @@
-"""`leasehold doctor` on local services: a healthy fleet, a denied right, a foreign table, and no leftovers."""
+"""`leasehold doctor` examines local services, finds denied rights and foreign tables, and leaves nothing behind."""
 
 import json
 import urllib.request
@@ -54,22 +54,23 @@ def source(stream: str, kinesis_url: str) -> str:
     return f"kinesis://{stream}?endpoint={kinesis_url}"
 
 
-def asked(*words: str) -> tuple[int, dict[str, Any]]:
+def run_doctor(*words: str) -> tuple[int, dict[str, Any]]:
     """Return the exit status and the findings by name."""
     ran = CliRunner().invoke(app, [*words, "--json"])
     assert ran.stderr == ""
-    return ran.exit_code, {each["what"]: each for each in json.loads(ran.stdout)["findings"]}
+    return ran.exit_code, {finding["what"]: finding for finding in json.loads(ran.stdout)["findings"]}
 
 
-def states(found: dict[str, Any], prefix: str) -> dict[str, str]:
+def states(findings: dict[str, Any], prefix: str) -> dict[str, str]:
     """Return the states of the findings whose names start with this."""
-    return {what.removeprefix(prefix): each["state"] for what, each in found.items() if what.startswith(prefix)}
+    return {
+        what.removeprefix(prefix): finding["state"] for what, finding in findings.items() if what.startswith(prefix)
+    }
 
 
-def test_a_healthy_fleet_is_well_and_its_table_as_it_was(
+def test_a_healthy_fleet_passes_and_its_table_is_unchanged(
     source: str, dynalite_url: str, dynalite_client: DynamoDBClient
 ) -> None:
-    """The checks leave no row behind, which workers would read."""
     table = f"examined-{uuid4().hex[:8]}"
     url = f"dynamodb://{table}?endpoint={dynalite_url}"
     store = open_store(url)
@@ -77,51 +78,53 @@ def test_a_healthy_fleet_is_well_and_its_table_as_it_was(
         placed(store, Lease(f"shardId-{number:012}", owner=f"w-{number}"))
     store.close()
     before = dynalite_client.scan(TableName=table)["Items"]
-    status, found = asked(source, "--store", url)
-    assert (status, {each["state"] for each in found.values()}) == (0, {"ok"})
+    status, findings = run_doctor(source, "--store", url)
+    assert (status, {finding["state"] for finding in findings.values()}) == (0, {"ok"})
     rights = {"DescribeTable", "Scan", "BatchGetItem", "DeleteItem", "UpdateItem", "PutItem"}
-    assert states(found, "dynamodb:").keys() == rights
-    assert states(found, "kinesis:").keys() == {"DescribeStreamSummary", "ListShards", "GetShardIterator", "GetRecords"}
-    assert "2 leases of this stream, and 2 owners" in found["table"]["says"]
-    assert "2 open shards, 2 workers" in found["cost"]["says"]
-    kept = "deletion protection: unknown, point-in-time recovery: unknown"  # dynalite reports neither
-    assert kept in found["dynamodb:DescribeTable"]["says"]
+    assert states(findings, "dynamodb:").keys() == rights
+    assert states(findings, "kinesis:").keys() == {
+        "DescribeStreamSummary",
+        "ListShards",
+        "GetShardIterator",
+        "GetRecords",
+    }
+    assert "2 leases of this stream, and 2 owners" in findings["table"]["says"]
+    assert "2 open shards, 2 workers" in findings["cost"]["says"]
+    protections = "deletion protection: unknown, point-in-time recovery: unknown"  # dynalite reports neither
+    assert protections in findings["dynamodb:DescribeTable"]["says"]
     assert dynalite_client.scan(TableName=table)["Items"] == before
 
 
-def test_reading_alone_writes_nothing(source: str, dynalite_url: str) -> None:
-    """A user with read access sees no rejections, and the owner of the table no foreign writes."""
+def test_a_read_only_check_writes_nothing(source: str, dynalite_url: str) -> None:
     table = f"examined-{uuid4().hex[:8]}"
     open_store(f"dynamodb://{table}?endpoint={dynalite_url}").close()
     with careless_line(dynalite_url) as line:
-        status, found = asked(source, "--store", f"dynamodb://{table}?endpoint={line.url}", "--read-only")
+        status, findings = run_doctor(source, "--store", f"dynamodb://{table}?endpoint={line.url}", "--read-only")
     assert status == 0
-    assert set(line.asked) == {"DescribeTable", "DescribeContinuousBackups", "Scan", "BatchGetItem"}
-    assert found["conditional writes"]["state"] == "unknown"
+    assert set(line.requests) == {"DescribeTable", "DescribeContinuousBackups", "Scan", "BatchGetItem"}
+    assert findings["conditional writes"]["state"] == "unknown"
 
 
-def test_a_service_that_ignores_conditions_is_told_and_cleaned(
+def test_a_service_that_ignores_conditions_is_reported_and_cleaned(
     source: str, dynalite_url: str, dynalite_client: DynamoDBClient
 ) -> None:
-    """A service under which two workers could own one lease is reported, and no row of the check stays behind."""
     table = f"examined-{uuid4().hex[:8]}"
     open_store(f"dynamodb://{table}?endpoint={dynalite_url}").close()
     with careless_line(dynalite_url, "PutItem", "UpdateItem") as line:
-        status, found = asked(source, "--store", f"dynamodb://{table}?endpoint={line.url}")
+        status, findings = run_doctor(source, "--store", f"dynamodb://{table}?endpoint={line.url}")
     assert status == 1
-    assert "the service ignores the conditions of writes" in found["dynamodb:UpdateItem"]["says"]
+    assert "the service ignores the conditions of writes" in findings["dynamodb:UpdateItem"]["says"]
     assert dynalite_client.scan(TableName=table)["Items"] == []
 
 
-def test_a_missing_table_is_not_made(source: str, dynalite_url: str, dynalite_client: DynamoDBClient) -> None:
-    """A mistyped name leaves no table behind."""
+def test_a_missing_table_is_not_created(source: str, dynalite_url: str, dynalite_client: DynamoDBClient) -> None:
     table = f"absent-{uuid4().hex[:8]}"
-    status, found = asked(source, "--store", f"dynamodb://{table}?endpoint={dynalite_url}")
-    assert (status, found["dynamodb:DescribeTable"]["state"]) == (0, "unknown")
-    assert "dynamodb:CreateTable, not tried" in found["dynamodb:DescribeTable"]["says"]
+    status, findings = run_doctor(source, "--store", f"dynamodb://{table}?endpoint={dynalite_url}")
+    assert (status, findings["dynamodb:DescribeTable"]["state"]) == (0, "unknown")
+    assert "dynamodb:CreateTable, not tried" in findings["dynamodb:DescribeTable"]["says"]
     assert table not in dynalite_client.list_tables()["TableNames"]
-    status, found = asked(source.replace("examined", "no-such"), "--store", "memory://absent")
-    assert (status, found["kinesis:DescribeStreamSummary"]["state"]) == (1, "wrong")
+    status, findings = run_doctor(source.replace("examined", "no-such"), "--store", "memory://absent")
+    assert (status, findings["kinesis:DescribeStreamSummary"]["state"]) == (1, "wrong")
 
 
 @pytest.mark.parametrize(
@@ -131,10 +134,9 @@ def test_a_missing_table_is_not_made(source: str, dynalite_url: str, dynalite_cl
         ({"leaseKey": {"S": "7"}, "total": {"N": "3"}}, "none of its 1 rows is a lease"),
     ],
 )
-def test_the_table_of_another_application_is_recognised(
+def test_the_table_of_another_application_is_recognized(
     source: str, dynalite_url: str, dynalite_client: DynamoDBClient, row: dict[str, Any], says: str
 ) -> None:
-    """Rows of another application must not be taken for leases, nor get in the way of ours."""
     table, key = f"orders-{uuid4().hex[:8]}", next(iter(row))
     dynalite_client.create_table(
         TableName=table,
@@ -144,9 +146,9 @@ def test_the_table_of_another_application_is_recognised(
     )
     dynalite_client.get_waiter("table_exists").wait(TableName=table, WaiterConfig=AT_ONCE)
     dynalite_client.put_item(TableName=table, Item=row)
-    status, found = asked(source, "--store", f"dynamodb://{table}?endpoint={dynalite_url}")
-    assert (status, found["table"]["state"]) == (1, "wrong")
-    assert says in found["table"]["says"]
+    status, findings = run_doctor(source, "--store", f"dynamodb://{table}?endpoint={dynalite_url}")
+    assert (status, findings["table"]["state"]) == (1, "wrong")
+    assert says in findings["table"]["says"]
     assert dynalite_client.scan(TableName=table)["Items"] == [row]
 
 
@@ -187,48 +189,46 @@ def at_moto(moto_url: str) -> tuple[str, str]:
     return f"kinesis://{name}?endpoint={moto_url}", store
 
 
-def test_each_denied_right_is_named_where_they_are_enforced(at_moto: tuple[str, str], rights: list[str]) -> None:
-    """Every denied right is reported, and not only the first one."""
+def test_each_denied_right_is_reported(at_moto: tuple[str, str], rights: list[str]) -> None:
     ran = CliRunner().invoke(app, [at_moto[0], "--store", at_moto[1], "--json"])
-    found = {each["what"]: each for each in json.loads(ran.stdout)["findings"]}
+    findings = {finding["what"]: finding for finding in json.loads(ran.stdout)["findings"]}
     assert ran.exit_code == 1
-    assert {what for what, state in states(found, "").items() if state == "wrong"} == {
+    assert {what for what, state in states(findings, "").items() if state == "wrong"} == {
         "dynamodb:BatchGetItem",
         "dynamodb:UpdateItem",
     }
-    assert found["dynamodb:UpdateItem"]["todo"] == "allow dynamodb:UpdateItem"
-    assert found["conditional writes"]["state"] == "unknown"
+    assert findings["dynamodb:UpdateItem"]["todo"] == "allow dynamodb:UpdateItem"
+    assert findings["conditional writes"]["state"] == "unknown"
     assert not [secret for secret in rights if secret in ran.output]
 
 
-def test_buckets_and_containers_are_left_as_they_were(
+def test_buckets_and_containers_are_unchanged(
     source: str, moto_url: str, azurite_connection: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The checks leave no objects in the user's account."""
     bucket = f"examined-{uuid4().hex[:8]}"
     url = f"s3://{bucket}/fleet?region=eu-west-1&endpoint={moto_url}"
-    status, found = asked(source, "--store", url)
-    assert (status, found["s3:ListBucket"]["state"]) == (0, "unknown")
+    status, findings = run_doctor(source, "--store", url)
+    assert (status, findings["s3:ListBucket"]["state"]) == (0, "unknown")
     open_store(url).close()
-    status, found = asked(source, "--store", url)
-    assert (status, {each["state"] for each in found.values()}) == (0, {"ok"})
-    assert states(found, "s3:").keys() == {"ListBucket", "GetObject", "PutObject", "DeleteObject"}
-    assert "US$" in found["cost"]["says"]
+    status, findings = run_doctor(source, "--store", url)
+    assert (status, {finding["state"] for finding in findings.values()}) == (0, {"ok"})
+    assert states(findings, "s3:").keys() == {"ListBucket", "GetObject", "PutObject", "DeleteObject"}
+    assert "US$" in findings["cost"]["says"]
     client = boto3.client("s3", endpoint_url=moto_url)
     assert client.list_objects_v2(Bucket=bucket)["KeyCount"] == 0
     client.close()
     monkeypatch.setenv(CONNECTION_STRING, azurite_connection)
     container = f"azblob://devstoreaccount1/{bucket}?prefix=fleet"
-    status, found = asked(source, "--store", container)
-    assert (status, found["blobs/read (list)"]["state"]) == (0, "unknown")
+    status, findings = run_doctor(source, "--store", container)
+    assert (status, findings["blobs/read (list)"]["state"]) == (0, "unknown")
     open_store(container).close()
-    status, found = asked(source, "--store", container)
-    assert (status, {each["state"] for each in found.values()}) == (0, {"ok"})
-    assert "US$" not in found["cost"]["says"]
+    status, findings = run_doctor(source, "--store", container)
+    assert (status, {finding["state"] for finding in findings.values()}) == (0, {"ok"})
+    assert "US$" not in findings["cost"]["says"]
 
 
 @pytest.mark.slow
-def test_a_hub_is_examined_beside_the_worker_that_reads_it(
+def test_a_hub_is_examined_while_a_worker_reads_it(
     amqp_engine: None,  # noqa: ARG001  it skips the test if there is no engine
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -237,8 +237,8 @@ def test_a_hub_is_examined_beside_the_worker_that_reads_it(
         hubs.create("orders", 1, ("$Default",))
         monkeypatch.setenv("EVENTHUBS_CONNECTION_STRING", hubs.connection_string())
         place = f"{hubs.namespace}/orders"
-        status, found = asked(f"eventhubs://{place}", "--store", "memory://hub")
-        assert (status, set(states(found, "Listen").values())) == (0, {"ok"})
+        status, findings = run_doctor(f"eventhubs://{place}", "--store", "memory://hub")
+        assert (status, set(states(findings, "Listen").values())) == (0, {"ok"})
         worker = open_hub(place, {})
         reader = worker.open(Lease("0", stream=worker.stream, epoch=3), TRIM_HORIZON)
         hubs.put("orders", "0", ["a"])
@@ -270,8 +270,7 @@ def of_hub(place: str, **options: str) -> list[Finding]:
         ["kinesis://orders", "--store", "s3://bucket/p"],
     ],
 )
-def test_no_credential_is_told(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The output is pasted into tickets."""
+def test_no_credential_is_printed(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", CANARY)
     monkeypatch.setenv("AWS_SESSION_TOKEN", CANARY)
@@ -287,60 +286,58 @@ def test_no_credential_is_told(words: list[str], monkeypatch: pytest.MonkeyPatch
         assert KEY not in ran.output
 
 
-def test_the_rights_on_the_stream_of_a_table_are_tried_one_by_one(tmp_path: Path) -> None:
-    """All missing rights are found before the first worker starts."""
+def test_each_right_on_the_stream_of_a_table_is_tried(tmp_path: Path) -> None:
     table = TableStreams()
     with serve_table(table) as endpoint:
         words = (f"dynamodb-streams://orders?endpoint={endpoint}", "--store", f"sqlite:///{tmp_path}/leases.db")
         rights = ("DescribeTable", "DescribeStream", "GetShardIterator", "GetRecords")
-        status, found = asked(*words)
-        assert (status, states(found, "dynamodb:")) == (0, dict.fromkeys(rights, "ok"))
-        assert table.arn in found["dynamodb:DescribeTable"]["says"]
+        status, findings = run_doctor(*words)
+        assert (status, states(findings, "dynamodb:")) == (0, dict.fromkeys(rights, "ok"))
+        assert table.arn in findings["dynamodb:DescribeTable"]["says"]
         table.denied.add("GetShardIterator")
-        status, found = asked(*words)
-        told = {"GetShardIterator": "wrong", "GetRecords": "unknown"}
-        assert (status, states(found, "dynamodb:")) == (1, dict.fromkeys(rights, "ok") | told)
-        assert found["dynamodb:GetShardIterator"]["todo"] == "allow dynamodb:GetShardIterator"
+        status, findings = run_doctor(*words)
+        expected = {"GetShardIterator": "wrong", "GetRecords": "unknown"}
+        assert (status, states(findings, "dynamodb:")) == (1, dict.fromkeys(rights, "ok") | expected)
+        assert findings["dynamodb:GetShardIterator"]["todo"] == "allow dynamodb:GetShardIterator"
         table.status = ""
-        status, found = asked(*words)
-        assert (status, states(found, "dynamodb:")) == (1, {"DescribeTable": "wrong"})
+        status, findings = run_doctor(*words)
+        assert (status, states(findings, "dynamodb:")) == (1, {"DescribeTable": "wrong"})
 
 
 def test_a_part_of_a_shared_table_is_examined_by_its_prefix(source: str, dynalite_url: str) -> None:
     """A shared table needs other rights than a table of one application: a query in place of a scan."""
     table = f"shared-{uuid4().hex[:8]}"
     url = f"dynamodb://{table}?prefix=orders/&endpoint={dynalite_url}"
-    status, found = asked(source, "--store", url)
-    assert (status, found["dynamodb:DescribeTable"]["state"]) == (0, "unknown")
+    status, findings = run_doctor(source, "--store", url)
+    assert (status, findings["dynamodb:DescribeTable"]["state"]) == (0, "unknown")
     with closing(open_store(url)) as store:
         placed(store, Lease("shardId-000000000000", owner="w-0"))
-    status, found = asked(source, "--store", url)
-    assert (status, {each["state"] for each in found.values()}) == (0, {"ok"})
+    status, findings = run_doctor(source, "--store", url)
+    assert (status, {finding["state"] for finding in findings.values()}) == (0, {"ok"})
     rights = {"DescribeTable", "Query", "BatchGetItem", "DeleteItem", "UpdateItem", "PutItem"}
-    assert states(found, "dynamodb:").keys() == rights
-    status, found = asked(source, "--store", url.replace("prefix=orders/&", ""))
-    assert (status, "add ?prefix=" in found["table"]["says"]) == (1, True)
+    assert states(findings, "dynamodb:").keys() == rights
+    status, findings = run_doctor(source, "--store", url.replace("prefix=orders/&", ""))
+    assert (status, "add ?prefix=" in findings["table"]["says"]) == (1, True)
 
 
-def test_a_table_of_postgresql_is_examined_and_as_it_was(source: str, postgres_service: Service) -> None:
-    """Users of PostgreSQL learn of a missing right, or of checkpoints that may be lost, beforehand."""
+def test_a_postgresql_table_is_examined_and_unchanged(source: str, postgres_service: Service) -> None:
     table = f"examined_{uuid4().hex[:8]}"
     url = store_url(postgres_service, table)
-    status, found = asked(source, "--store", url)
-    assert (status, found["SELECT"]["state"]) == (0, "unknown")
+    status, findings = run_doctor(source, "--store", url)
+    assert (status, findings["SELECT"]["state"]) == (0, "unknown")
     with closing(open_store(url)) as store:
         placed(store, Lease("shardId-000000000000", owner="w-0"))
         before = store.list()
-        status, found = asked(source, "--store", url)
-        assert (status, {each["state"] for each in found.values()}) == (0, {"ok"})
-        assert {"SELECT", "INSERT", "UPDATE", "DELETE", "standbys", "conditional writes"} <= found.keys()
-        assert "no standby follows it" in found["standbys"]["says"]
+        status, findings = run_doctor(source, "--store", url)
+        assert (status, {finding["state"] for finding in findings.values()}) == (0, {"ok"})
+        assert {"SELECT", "INSERT", "UPDATE", "DELETE", "standbys", "conditional writes"} <= findings.keys()
+        assert "no standby follows it" in findings["standbys"]["says"]
         assert store.list() == before
     with connect(conninfo_of(postgres_service), autocommit=True) as other:
-        for said in ("CREATE ROLE r_{} LOGIN", "GRANT SELECT ON {} TO r_{}"):
-            other.execute(said.replace("{}", table).encode())
-    status, found = asked(source, "--store", url.replace("user=tester", f"user=r_{table}"))
+        for statement in ("CREATE ROLE r_{} LOGIN", "GRANT SELECT ON {} TO r_{}"):
+            other.execute(statement.replace("{}", table).encode())
+    status, findings = run_doctor(source, "--store", url.replace("user=tester", f"user=r_{table}"))
     assert status == 1
-    assert [found[right]["todo"] for right in ("INSERT", "UPDATE", "DELETE")] == [
+    assert [findings[right]["todo"] for right in ("INSERT", "UPDATE", "DELETE")] == [
         f"allow {right}" for right in ("INSERT", "UPDATE", "DELETE")
     ]

@@ -1,4 +1,4 @@
-"""Why a worker acts and a lease stays, as `leasehold explain` describes it."""
+"""`leasehold explain` describes why a worker acts and why a lease stays."""
 
 import json
 import re
@@ -28,7 +28,7 @@ OVER = "nothing: it holds more than its share, and takes no leases from others (
 
 
 def held(key: str, owner: str | None, idle: float = 1.0) -> Lease:
-    """Return a lease signed by one of our workers."""
+    """Return a lease written by one of our workers."""
     notes = (("process", f"p/{owner}"),) if owner else ()
     return Lease(key, owner=owner, idle=idle, yields=owner is not None, annotations=notes)
 
@@ -41,8 +41,7 @@ def table(*leases: Lease) -> WatchedTable:
     return WatchedTable(leases, History(), 12.0)
 
 
-def test_every_rule_that_a_plan_can_name_has_its_sentence_and_no_other_rule_has_one() -> None:
-    """Users see a sentence, never just 'M12', and read of no rule that is not followed."""
+def test_exactly_the_rules_of_plans_have_a_sentence() -> None:
     sources = Path(__file__).parents[2] / "leasehold" / "balancer"
     named = {
         rule for path in sources.rglob("*.py") for rule in re.findall(r'"([A-Z]\d+)"', path.read_text(encoding="utf-8"))
@@ -51,8 +50,7 @@ def test_every_rule_that_a_plan_can_name_has_its_sentence_and_no_other_rule_has_
     assert SENTENCES.keys() == named | {"M3"}, "M3 says why a worker does nothing"
 
 
-def test_a_worker_is_told_with_its_share_and_what_it_would_do() -> None:
-    """An operator sees not only that a lease moves, but why."""
+def test_a_worker_is_explained_with_its_share_and_next_actions() -> None:
     a, b = plans(table(*FLEET), CONFIG)
     assert (a.held, a.share, a.ours, a.lines) == (5, 3, True, (OVER,))
     assert (b.held, b.share) == (1, 3)
@@ -60,34 +58,30 @@ def test_a_worker_is_told_with_its_share_and_what_it_would_do() -> None:
     assert all(line.endswith("(H2)") for line in b.lines)
 
 
-def test_a_worker_at_its_share_is_said_to_be() -> None:
-    """A worker of a group at rest neither lacks nor exceeds anything."""
-    found = plans(table(held("s-0", "a"), held("s-1", "b")), CONFIG)
-    assert [each.lines for each in found] == [("nothing: it holds its share",)] * 2
+def test_a_worker_at_its_share_is_explained() -> None:
+    worker_plans = plans(table(held("s-0", "a"), held("s-1", "b")), CONFIG)
+    assert [plan.lines for plan in worker_plans] == [("nothing: it holds its share",)] * 2
 
 
-def test_a_worker_that_is_not_there_yet_can_be_asked() -> None:
-    """A user can try what a newcomer would take before starting it."""
-    (newcomer,) = (each for each in plans(table(*FLEET), CONFIG, ("c",)) if each.worker == "c")
+def test_a_future_worker_can_be_explained() -> None:
+    (newcomer,) = (plan for plan in plans(table(*FLEET), CONFIG, ("c",)) if plan.worker == "c")
     assert (newcomer.held, newcomer.share, len(newcomer.actions)) == (0, 2, 1)
 
 
-def test_another_librarys_worker_is_told_apart() -> None:
-    """A Java worker is not said to do what only ours do."""
+def test_a_worker_of_another_library_is_distinguished() -> None:
     java = Lease("s-7", owner="java", idle=1.0)
-    assert [(each.worker, each.ours) for each in plans(table(*FLEET, java), CONFIG)] == [
+    assert [(plan.worker, plan.ours) for plan in plans(table(*FLEET, java), CONFIG)] == [
         ("a", True),
         ("b", True),
         ("java", False),
     ]
 
 
-def test_a_dead_owners_lease_is_claimed_and_its_owner_counts_for_nothing() -> None:
-    """A dead worker does not count as one that holds its share, nor its leases as read."""
+def test_a_dead_owner_is_not_counted_and_its_lease_is_claimed() -> None:
     dead = evolve(held("s-5", "b"), idle=20.0)
-    found = plans(table(*FLEET[:5], dead, held("s-8", "c")), CONFIG)
-    assert [each.worker for each in found] == ["a", "c"]
-    tale = story(table(dead), CONFIG, dead, found)
+    worker_plans = plans(table(*FLEET[:5], dead, held("s-8", "c")), CONFIG)
+    assert [plan.worker for plan in worker_plans] == ["a", "c"]
+    tale = story(table(dead), CONFIG, dead, worker_plans)
     assert tale.past[0] == "b owns it and has not renewed it for 20.0 s: it counts as dead"
     assert tale.should.startswith("c, by M6: ")
     assert tale.moves == "at c's next turn, within 20.05 s"
@@ -103,8 +97,7 @@ def test_a_dead_owners_lease_is_claimed_and_its_owner_counts_for_nothing() -> No
         (evolve(FLEET[5], next_owner="a"), "", "once its owner has finished"),
     ],
 )
-def test_the_story_of_a_lease(lease: Lease, should: str, moves: str) -> None:
-    """A user who waits for a lease to move learns what it waits for."""
+def test_a_lease_is_explained(lease: Lease, should: str, moves: str) -> None:
     rows = tuple(row for row in FLEET if row.key != lease.key)
     now = table(*rows, lease)
     tale = story(
@@ -117,7 +110,7 @@ def test_the_story_of_a_lease(lease: Lease, should: str, moves: str) -> None:
     assert tale.moves.startswith(moves)
 
 
-def test_shares_are_even_and_groups_with_them() -> None:
+def test_shares_and_groups_are_even() -> None:
     """The target on the screen is the one that the rules work for."""
     assert shares(FLEET) == {"a": 3, "b": 3}
     rows = [held(f"s-{number}", f"x-{number % 3}" if number else "y-0") for number in range(6)]
@@ -125,8 +118,8 @@ def test_shares_are_even_and_groups_with_them() -> None:
     assert shares([Lease("s-0")]) == {}
 
 
-def test_watching_tells_the_living_from_the_dead() -> None:
-    """A second reading shows which workers are dead, which one reading of a table without times cannot."""
+def test_watching_distinguishes_living_from_dead_workers() -> None:
+    """One read of a table without times cannot show which workers are dead, but a second one can."""
     store, now = MemoryStore(), [0.0]
     quick, dead = (placed(store, Lease(key, owner=owner)) for key, owner in (("s-0", "a"), ("s-1", "b")))
     rows = [quick]
@@ -140,7 +133,7 @@ def test_watching_tells_the_living_from_the_dead() -> None:
     assert (seen.seconds, dead.owner) == (12.0, "b")
 
 
-def test_the_command_tells_a_worker_and_a_lease(tmp_path: Path) -> None:
+def test_the_command_explains_a_worker_and_a_lease(tmp_path: Path) -> None:
     store = SqliteStore(str(tmp_path / "l.db"))
     for row in FLEET[:6]:
         placed(store, row)
@@ -148,11 +141,11 @@ def test_the_command_tells_a_worker_and_a_lease(tmp_path: Path) -> None:
     url = f"sqlite://{tmp_path}/l.db"
     shown = CliRunner().invoke(app, [url, "--for", "0", "--worker", "b"])
     assert (shown.exit_code, shown.stdout.splitlines()[1]) == (0, "b  holds 1, share 3")
-    told = json.loads(CliRunner().invoke(app, [url, "--for", "0", "--json", "--rules", "kcl"]).stdout)
-    assert [(each["worker"], each["actions"][0]["rule"]) for each in told["workers"] if each["actions"]] == [
-        ("b", "K8")
-    ]
-    assert told["says"]["K8"] == SENTENCES["K8"]
+    document = json.loads(CliRunner().invoke(app, [url, "--for", "0", "--json", "--rules", "kcl"]).stdout)
+    assert [
+        (worker["worker"], worker["actions"][0]["rule"]) for worker in document["workers"] if worker["actions"]
+    ] == [("b", "K8")]
+    assert document["says"]["K8"] == SENTENCES["K8"]
     lease = CliRunner().invoke(app, [url, "--for", "0", "--lease", "s-5"])
     assert lease.stdout.splitlines() == [
         "s-5",
@@ -174,25 +167,23 @@ def test_the_command_tells_a_worker_and_a_lease(tmp_path: Path) -> None:
         (["sqlite://{}/none.db", "--worker", "a", "--lease", "b"], 2, "choose one of them"),
     ],
 )
-def test_a_table_that_cannot_be_explained_is_said_in_one_line(
+def test_a_table_that_cannot_be_explained_is_reported_in_one_line(
     tmp_path: Path, arguments: list[str], status: int, says: str
 ) -> None:
-    """The user does not see a traceback."""
-    ran = CliRunner().invoke(app, [*(each.format(tmp_path) for each in arguments), "--for", "0"])
+    ran = CliRunner().invoke(app, [*(argument.format(tmp_path) for argument in arguments), "--for", "0"])
     assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (status, "", 1)
     assert says in ran.stderr
 
 
-def test_the_rule_that_names_a_lease_explains_its_move_before_one_that_robs_its_owner() -> None:
-    """A dead worker's lease must not be called stolen because its new owner would also have stolen from a live one."""
+def test_a_claim_of_a_dead_workers_lease_is_not_called_a_steal() -> None:
+    """The new owner would also have stolen from a live worker, but that rule does not explain this move."""
     lease, other = held("s-0", "a"), held("s-1", "a")
     robs, names = Steal(other, "a", "M6"), Claim(lease, "M5")
     rule = explaining._likely_rule  # noqa: SLF001  a moment in which a worker would do both is hard to come by
     assert [rule(lease, (robs,), (names,)), rule(lease, (robs,), ()), rule(lease, (), ())] == ["M5", "M6", ""]
 
 
-def test_kcl_plans_are_told_by_its_own_rules() -> None:
-    """The plans of KCL's rules are explained by sentences about KCL's rules."""
+def test_kcl_plans_are_explained_by_kcl_rules() -> None:
     _, b = plans(table(*FLEET[:6]), Config(Kcl()))
     assert [action.rule for action in b.actions] == ["K8"]
 
@@ -233,19 +224,18 @@ TOLD = Progress(
         (None, ("its row tells nothing of its reading",)),
     ],
 )
-def test_the_story_says_why_a_lease_is_not_read(reach: Progress | None, lines: tuple[str, ...]) -> None:
-    """Besides the owner, the user learns that nothing is being read, since when, and why."""
+def test_a_lease_that_is_not_read_is_explained_with_the_reason(reach: Progress | None, lines: tuple[str, ...]) -> None:
     row = evolve(FLEET[0], annotations=FLEET[0].annotations + (() if reach is None else ((NOTE, reach.note),)))
     status = Status("STALLED", "it has not moved for 61 s: asked to slow down")
     now = evolve(table(row, *FLEET[1:]), at=NOW, statuses={"s-0": status})
     tale = story(now, CONFIG, row, plans(now, CONFIG))
     assert (tale.reading, tale.status) == (lines, status)
-    said = tale.as_json()
-    assert (said["reading"], said["status"], said["says"]) == (list(lines), "STALLED", status.says)
+    document = tale.as_json()
+    assert (document["reading"], document["status"], document["says"]) == (list(lines), "STALLED", status.says)
     assert story(now, CONFIG, FLEET[6], plans(now, CONFIG)).reading == ()
 
 
-def test_a_group_that_is_uneven_for_its_loads_is_explained_by_them() -> None:
+def test_uneven_counts_are_explained_by_loads() -> None:
     """Counts that differ for the sake of throughput are not reported as a worker that lacks leases."""
     heavy = [evolve(held(f"s-{number}", "a"), weight=4 * 1024 * 1024) for number in range(3)]
     light = [evolve(held(f"s-{number}", "b"), weight=2 * 1024 * 1024 + 400_000) for number in range(3, 8)]
@@ -262,12 +252,12 @@ def test_a_group_that_is_uneven_for_its_loads_is_explained_by_them() -> None:
     should = story(now, CONFIG, light[0], (a, b)).should
     assert should == f"b: {b.idle_reason.removeprefix('nothing: it ')}, where its share is 4"
     # M13 does not apply without measurements, or under rules that use counts.
-    assert [each.loads for each in plans(table(*FLEET), CONFIG)] == [None, None]
-    assert [each.loads for each in plans(now, Config(Kcl()))] == [None, None]
+    assert [plan.loads for plan in plans(table(*FLEET), CONFIG)] == [None, None]
+    assert [plan.loads for plan in plans(now, Config(Kcl()))] == [None, None]
 
 
 @pytest.mark.parametrize(
-    ("lease", "said"),
+    ("lease", "expected"),
     [
         (held("s-0", "a", 2.5), "a owns it and renewed it 2.5 s ago"),
         (held("s-0", "a", 0.0), "a owns it and renewed it lately"),
@@ -276,17 +266,16 @@ def test_a_group_that_is_uneven_for_its_loads_is_explained_by_them() -> None:
         (held("s-0", None), "nobody owns it"),
     ],
 )
-def test_when_a_lease_was_renewed_is_said_as_it_was_seen(lease: Lease, said: str) -> None:
-    """A dead owner is not said to have just renewed, nor a live one to be dead."""
+def test_the_age_of_a_renewal_is_described(lease: Lease, expected: str) -> None:
     now = table(lease)
-    assert story(now, CONFIG, lease, ()).past[0] == said
+    assert story(now, CONFIG, lease, ()).past[0] == expected
     waits = "at the turn of a worker below its share, or when a worker joins"
-    left = 10.5 - lease.idle
-    stands = f"when workers join or leave; or if a renews nothing for another {left:.1f} s"
-    assert story(now, CONFIG, lease, ()).moves == (waits if lease.owner is None or left < 0 else stands)
+    remaining = 10.5 - lease.idle
+    stands = f"when workers join or leave; or if a renews nothing for another {remaining:.1f} s"
+    assert story(now, CONFIG, lease, ()).moves == (waits if lease.owner is None or remaining < 0 else stands)
 
 
-def test_the_whole_story_of_a_lease_on_its_way() -> None:
+def test_the_explanation_of_a_moving_lease_is_complete() -> None:
     """A move includes its next owner, and the current owner is not described as being stolen from."""
     lease = evolve(held("s-5", "b"), next_owner="a", held=7.0, yields=False)
     now = table(*FLEET[:5], lease)
@@ -303,14 +292,14 @@ def test_the_whole_story_of_a_lease_on_its_way() -> None:
     assert tale.moves == "never: the row is removed once the children of its shard are being read"
 
 
-def test_a_lease_that_its_worker_put_aside_is_explained_until_that_worker_may_take_it_again() -> None:
+def test_a_released_failing_lease_is_explained_during_its_cooldown() -> None:
     """The worker that could not handle a lease is still a worker, but is not expected to take that lease now."""
     note = Progress(1000.0, "a", behind=9.0, done=900.0, fault="its handler raised ValueError", aside=1050.0)
     free = Lease("s-0", idle=5.0, annotations=((NOTE, note.note), ("process", "p/a")))
     seen = evolve(table(free), at=1005.0)
-    found = plans(seen, CONFIG)
-    assert [(each.worker, each.actions) for each in found] == [("a", ())]
-    tale = story(seen, CONFIG, free, found)
+    worker_plans = plans(seen, CONFIG)
+    assert [(plan.worker, plan.actions) for plan in worker_plans] == [("a", ())]
+    tale = story(seen, CONFIG, free, worker_plans)
     assert tale.should == "any worker but a, which could not handle it and leaves it to others for now"
     assert tale.moves == "when a may take it again, in 45 s; or sooner, at another worker's turn"
     assert tale.reading[-2:] == (
@@ -318,7 +307,7 @@ def test_a_lease_that_its_worker_put_aside_is_explained_until_that_worker_may_ta
         "a put it aside, and may take it again in 45 s",
     )
     with_b = plans(seen, CONFIG, ("b",))
-    assert [len(each.actions) for each in with_b] == [0, 1]
+    assert [len(plan.actions) for plan in with_b] == [0, 1]
     assert story(seen, CONFIG, free, with_b).moves.startswith("at b's next turn, within 20")
     later = evolve(seen, at=1051.0)
     assert "a put it aside" not in str(story(later, CONFIG, free, plans(later, CONFIG)))

@@ -1,4 +1,4 @@
-"""The rule of each move, inferred from two listings: real workers under virtual time, one of which leaves."""
+"""The rule of each move is inferred from two listings of real workers under virtual time, one of which leaves."""
 
 from functools import cache
 
@@ -53,7 +53,7 @@ def seen_moves(rules: RuleSet, ending: str, every: float, phase: float) -> tuple
 
 @cache
 def lived(members: tuple[Member, ...], leases: int) -> SimulatedHistory:
-    """Run a fleet whose leases are a's, b's and c's at first; all tests that look at it share one run."""
+    """Run a fleet whose leases are first owned by a, b and c. Tests that look at it share one run."""
     owners = tuple("abc"[number % 3] for number in range(leases))
     return run(Scenario(3, owners, members, 90.0, network=Network(stall=0.0, unanswered=0.0), full=True))
 
@@ -67,9 +67,9 @@ def watched_moves(members: tuple[Member, ...], leases: int, every: float, phase:
     while table.now < 90.0:
         watcher.look()
         table.now += every
-    found = record.moves("x")
+    moves = record.moves("x")
     record.close()
-    return found
+    return moves
 
 
 # Infrequent listings first show the dead owner's leases as young, and then with another owner.
@@ -77,22 +77,19 @@ def watched_moves(members: tuple[Member, ...], leases: int, every: float, phase:
 @pytest.mark.parametrize(
     ("every", "phase"), [(2.0, 0.4), (2.0, 1.2), (5.0, 0.0), (5.0, 1.9), (5.0, 3.8), (9.0, 0.0), (9.0, 4.5)]
 )
-def test_after_a_crash_each_take_over_has_its_rule(every: float, phase: float) -> None:
-    """The page shows not only that leases moved after a crash, but why."""
+def test_each_move_after_a_crash_has_its_rule(every: float, phase: float) -> None:
     moves = seen_moves(Minimal(), "crash", every, phase)
     assert {move.before for move in moves} <= {"a", None}
     assert {move.key for move in moves if move.after is not None} == {"s-00", "s-03", "s-06", "s-09"}
     assert {move.rule for move in moves if move.after is not None} == {"M6"}
 
 
-def test_a_lease_freed_by_the_lookout_is_said_to_be_freed() -> None:
-    """The lease does not seem to have been released by a worker that is dead."""
+def test_a_lease_freed_by_the_lookout_is_shown_as_freed() -> None:
     moves = seen_moves(Minimal(), "crash", 0.5, 0.0)
     assert [(move.before, move.rule) for move in moves if move.after is None] == [("a", "C6")] * 3
 
 
-def test_a_take_over_by_rules_that_free_nothing_is_theirs() -> None:
-    """Users of another rule set see its rule, neither none nor one of ours."""
+def test_a_move_by_another_rule_set_has_that_sets_rule() -> None:
     moves = seen_moves(Kcl(), "crash", 2.0, 0.4)
     assert {move.key for move in moves} == {"s-00", "s-03", "s-06", "s-09"}
     assert {move.rule for move in moves} <= {"K5", "K7"}
@@ -100,8 +97,7 @@ def test_a_take_over_by_rules_that_free_nothing_is_theirs() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("every", "phase"), [(0.5, 0.0), (2.0, 0.4), (3.0, 1.1), (5.0, 1.9)])
-def test_a_worker_that_leaves_is_not_said_to_have_died(every: float, phase: float) -> None:
-    """Operators do not look for a crash where a worker was stopped in good order."""
+def test_a_worker_that_leaves_is_not_shown_as_dead(every: float, phase: float) -> None:
     moves = seen_moves(Minimal(), "leave", every, phase)
     assert {move.rule for move in moves if move.after is None} <= {""}
     assert {(move.key, move.rule) for move in moves if move.after is not None} == {
@@ -112,10 +108,7 @@ def test_a_worker_that_leaves_is_not_said_to_have_died(every: float, phase: floa
 @pytest.mark.slow
 @pytest.mark.parametrize(("every", "phase"), [(2.0, 1.5), (5.0, 0.0), (5.0, 2.5), (9.0, 4.5), (15.0, 3.75)])
 @pytest.mark.parametrize("newcomers", ["d", "def"])
-def test_a_lease_taken_by_newcomers_between_two_seldom_readings_has_its_rule(
-    newcomers: str, every: float, phase: float
-) -> None:
-    """A page that is updated every few seconds shows the reasons for the moves of a deployment."""
+def test_moves_between_infrequent_reads_have_their_rules(newcomers: str, every: float, phase: float) -> None:
     config = Config(rules=Minimal())
     members = tuple(Member(name, config, starts=0.0 if name in "abc" else GOES) for name in "abc" + newcomers)
     moves = watched_moves(members, 30, every, phase)

@@ -1,4 +1,4 @@
-"""Swapping tables as an operator does it: who does not know TO, the direction, the progress, the way back, the end."""
+"""Swapping tables as an operator does it, from the workers that do not know TO to the end, and back."""
 
 import json
 import time
@@ -60,13 +60,13 @@ NAMES = ("memory://from", "memory://to")
 @pytest.fixture
 def tables() -> tuple[Store, Store]:
     """Return two tables; FROM has a lease of ann's, one that has ended, and one without an owner."""
-    found = (MemoryStore(), MemoryStore())
-    control_row(found, NAMES)
-    store = joined(found)
+    pair = (MemoryStore(), MemoryStore())
+    control_row(pair, NAMES)
+    store = joined(pair)
     owned(store, "ann", "s-0", Position("5"))
     done(store.write(CreateLease(Lease("s-1", checkpoint=SHARD_END))))
     done(store.write(CreateLease(Lease("s-2", checkpoint=Position("7")))))
-    return found
+    return pair
 
 
 def joined(tables: tuple[Store, Store]) -> SwapStore:
@@ -86,7 +86,7 @@ def renewing(tables: tuple[Store, Store]) -> Callable[[float], object]:
     return pause
 
 
-def test_a_swap_goes_there_and_is_over(tables: tuple[Store, Store]) -> None:
+def test_a_swap_moves_all_leases_and_ends(tables: tuple[Store, Store]) -> None:
     """Leases without an owner do not hold it up, and the fleet does not need FROM afterwards."""
     store = joined(tables)
     wait_until_known(tables, store, NAMES[TO], 0.0)
@@ -97,8 +97,8 @@ def test_a_swap_goes_there_and_is_over(tables: tuple[Store, Store]) -> None:
         SwapProgress("to", there=0, moving=0, gone=3, unaware=()),
     ]
     end_swap(tables, store, NAMES[TO], renewing(tables))
-    left = [(row.key, row.owner, row.checkpoint.sequence) for row in tables[TO].list().leases]
-    assert left == [("s-0", "ann", "5"), ("s-1", None, "SHARD_END"), ("s-2", None, "7")]
+    rows = [(row.key, row.owner, row.checkpoint.sequence) for row in tables[TO].list().leases]
+    assert rows == [("s-0", "ann", "5"), ("s-1", None, "SHARD_END"), ("s-2", None, "7")]
     assert stored(store, "s-0").owner == "ann"
     with pytest.raises(StoreError, match="no swap is under way"):
         progress(tables, store, NAMES[TO])
@@ -113,8 +113,8 @@ def _over(tables: tuple[Store, Store]) -> None:
     end_swap(tables, store, NAMES[TO], renewing(tables))
 
 
-def test_a_worker_restarted_with_both_stores_after_the_swap_is_over_reads_on_in_to(tables: tuple[Store, Store]) -> None:
-    """A restarted worker joins what TO has and creates new leases there; the control row is no lease."""
+def test_a_worker_restarted_with_both_stores_after_a_swap_uses_to(tables: tuple[Store, Store]) -> None:
+    """The restarted worker joins what TO has and creates new leases there. The control row is no lease."""
     _over(tables)
     for _ in range(2):
         assert control_row(tables, NAMES) is None
@@ -126,8 +126,7 @@ def test_a_worker_restarted_with_both_stores_after_the_swap_is_over_reads_on_in_
     assert tables[FROM].get(["s-9"]) == ()
 
 
-def test_a_worker_that_knows_from_alone_is_told_where_the_leases_are(tables: tuple[Store, Store]) -> None:
-    """TO alone has no trace of the swap."""
+def test_a_worker_that_knows_only_from_learns_where_the_leases_are(tables: tuple[Store, Store]) -> None:
     _over(tables)
     with pytest.raises(StoreError, match=f"have moved to {NAMES[TO]} by `leasehold swap`; start the worker with it"):
         Worker(store=tables[FROM], source=ListSource(), me="w", consumer=Unread()).turn(0.0)
@@ -137,8 +136,7 @@ def test_a_worker_that_knows_from_alone_is_told_where_the_leases_are(tables: tup
     assert swap_notices(tables[TO].list().leases) == ()
 
 
-def test_an_ended_swap_names_both_tables_and_its_end(tmp_path: Path) -> None:
-    """Users who ask later learn which tables they were, and when."""
+def test_an_ended_swap_shows_both_tables_and_its_end(tmp_path: Path) -> None:
     urls = (f"sqlite://{tmp_path}/from.db", f"sqlite://{tmp_path}/to.db")
     tables = open_store(urls[FROM]), open_store(urls[TO])
     with closing(tables[FROM]), closing(tables[TO]):
@@ -150,20 +148,20 @@ def test_an_ended_swap_names_both_tables_and_its_end(tmp_path: Path) -> None:
         list(move_until_arrived(tables, store, names[TO], lambda _seconds: None))
         began = int(time.time())
         end_swap(tables, store, names[TO], lambda _seconds: None)
-    told = json.loads(CliRunner().invoke(swap, [*urls, "--status", "--json"]).stdout)
-    assert began <= told.pop("ended_at") <= time.time() + 1
-    assert told == {"way": "over", "from": names[FROM], "to": names[TO]}
+    status = json.loads(CliRunner().invoke(swap, [*urls, "--status", "--json"]).stdout)
+    assert began <= status.pop("ended_at") <= time.time() + 1
+    assert status == {"way": "over", "from": names[FROM], "to": names[TO]}
     shown = CliRunner().invoke(swap, [*urls, "--status"]).stdout
     assert shown.startswith(f"from {names[FROM]} to {names[TO]} (ended 20")
     listed = CliRunner().invoke(leases_command, [urls[FROM], "--json"])
-    assert [each["key"] for each in json.loads(listed.stdout)["leases"]] == ["s-1"]
+    assert [lease["key"] for lease in json.loads(listed.stdout)["leases"]] == ["s-1"]
     seen = CliRunner().invoke(leases_command, [urls[FROM], "--wide"])
     assert "0 leases, 0 finished, 0 without an owner" in seen.stderr
     assert f"the leases have moved to {names[TO]}" in seen.stderr
     assert seen.stderr.endswith("that swap is over: look there; 1 rows that it left here are not shown\n")
 
 
-def test_a_swap_that_ended_half_way_through_its_last_two_writes_is_ended_by_the_next_run(
+def test_an_interrupted_end_of_a_swap_is_completed_by_the_next_run(
     tables: tuple[Store, Store],
 ) -> None:
     """While both rows exist, the control row counts."""
@@ -177,8 +175,7 @@ def test_a_swap_that_ended_half_way_through_its_last_two_writes_is_ended_by_the_
     assert swap_is_over(tables, NAMES)
 
 
-def test_a_swap_goes_back_until_it_is_over(tables: tuple[Store, Store]) -> None:
-    """A table that turns out to be slower does not have to be kept."""
+def test_a_swap_can_go_back_until_it_ends(tables: tuple[Store, Store]) -> None:
     store = joined(tables)
     set_direction(tables, "to")
     list(move_until_arrived(tables, store, NAMES[TO], renewing(tables)))
@@ -192,24 +189,24 @@ def test_a_swap_goes_back_until_it_is_over(tables: tuple[Store, Store]) -> None:
 
 
 def test_a_swap_waits_for_workers_that_do_not_know_to(tables: tuple[Store, Store]) -> None:
-    """Workers that do not know TO would claim leases that are in TO by then, from their last row in FROM."""
+    """Workers that do not know TO would claim leases that are already in TO, from their last row in FROM."""
     (free,) = tables[FROM].get(["s-2"])
     done(tables[FROM].write(ClaimLease(free, "bob")))
     store = joined(tables)
     with pytest.raises(StoreError, match=r"do not know TO own leases of FROM: bob; start them again with --to TO"):
         wait_until_known(tables, store, NAMES[TO], 0.0)
-    heard: list[float] = []
+    pauses: list[float] = []
 
     def restarted(seconds: float) -> None:
-        heard.append(seconds)
+        pauses.append(seconds)
         done(store.write(ClaimLease(stored(store, "s-2"), "bob")))
 
     wait_until_known(tables, store, NAMES[TO], 60.0, restarted)
-    assert heard == [1.0]
+    assert pauses == [1.0]
 
 
-def test_a_swap_is_refused_beside_the_kcl(tables: tuple[Store, Store]) -> None:
-    """A swap next to Java workers is refused, because they cannot follow leases that have moved."""
+def test_a_swap_is_rejected_next_to_java_workers(tables: tuple[Store, Store]) -> None:
+    """Java workers cannot follow leases that have moved."""
     rows = tables[FROM]._table.rows  # type: ignore[attr-defined]  # noqa: SLF001  as another library writes it
     rows["s-2"] = evolve(rows["s-2"], owner="java-1")
     with pytest.raises(StoreError, match=r"workers of the KCL or of an SDK share FROM \(java-1\)"):
@@ -217,7 +214,6 @@ def test_a_swap_is_refused_beside_the_kcl(tables: tuple[Store, Store]) -> None:
 
 
 def test_the_control_row_is_no_lease(tables: tuple[Store, Store]) -> None:
-    """Workers do not plan for it."""
     assert read_control(tables).key == CONTROL
     assert CONTROL not in {lease.key for lease in joined(tables).list().leases}
 
@@ -226,7 +222,7 @@ def test_the_control_row_is_no_lease(tables: tuple[Store, Store]) -> None:
     ("to", "why"),
     [("sqlite://leases.db", "it is the store that already has the leases"), ("file:///b.jsonl", "file:// is a backup")],
 )
-def test_a_to_that_cannot_be_is_refused(to: str, why: str) -> None:
+def test_an_unsuitable_to_is_rejected(to: str, why: str) -> None:
     """The leases must not be moved onto themselves, or into a file that cannot be shared."""
     with pytest.raises(ValueError, match=f"--to: {why}"):
         check_tables_differ("sqlite://leases.db", to, "--to")
@@ -234,21 +230,21 @@ def test_a_to_that_cannot_be_is_refused(to: str, why: str) -> None:
 
 @pytest.fixture
 def half_way(tmp_path: Path) -> Iterator[tuple[str, str]]:
-    """Return the URLs of two tables; of three leases, one has moved, one is on its way, and one is in FROM."""
+    """Return the URLs of two tables. Of three leases, one has moved, one is moving, and one is in FROM."""
     urls = (f"sqlite://{tmp_path}/from.db", f"sqlite://{tmp_path}/to.db")
     with closing(open_store(urls[FROM])) as source, closing(open_store(urls[TO])) as target:
-        found: tuple[Store, Store] = (source, target)
-        control_row(found, (name_of(urls[FROM]), name_of(urls[TO])))
-        store = SwapStore(found, name_of(urls[TO]), look_seconds=0.0)
+        both: tuple[Store, Store] = (source, target)
+        control_row(both, (name_of(urls[FROM]), name_of(urls[TO])))
+        store = SwapStore(both, name_of(urls[TO]), look_seconds=0.0)
         held = [owned(store, "ann", f"s-{number}", Position("5")) for number in range(3)]
-        set_direction(found, "to")
+        set_direction(both, "to")
         done(store.write(RenewLease(held[0])))
         (row,) = source.get(["s-1"])
         done(source.write(ReleaseLease(row, "", f"{MARK}ann")))
         yield urls
 
 
-def test_a_look_at_both_tables_says_where_each_lease_is(half_way: tuple[str, str]) -> None:
+def test_leases_shows_the_table_of_each_lease_in_a_swap(half_way: tuple[str, str]) -> None:
     """In one table alone, leases that moved look lost and their owners unknown."""
     with closing(open_for_reading(*half_way)) as both:
         table = TableWatch(both, 10.0, 10.0).look()
@@ -272,7 +268,7 @@ def test_a_look_at_both_tables_says_where_each_lease_is(half_way: tuple[str, str
 
 
 def test_serve_shows_both_tables_of_a_swap(half_way: tuple[str, str]) -> None:
-    """The page and monitoring do not call half of the fleet dead."""
+    """The page and monitoring do not report half of the fleet as dead."""
     with closing(open_for_reading(*half_way)) as both, closing(FleetRecord()) as record:
         watcher = TableWatcher("sqlite://from.db", both, Config(), record, every=60.0)
         watcher.look()
@@ -281,8 +277,8 @@ def test_serve_shows_both_tables_of_a_swap(half_way: tuple[str, str]) -> None:
             ("s-1", "FROM>TO"),
             ("s-2", "FROM"),
         ]
-        told = exposition([(watcher.state(), True)])
-        assert [line for line in told.splitlines() if line.startswith("leasehold_swap_leases")] == [
+        metrics = exposition([(watcher.state(), True)])
+        assert [line for line in metrics.splitlines() if line.startswith("leasehold_swap_leases")] == [
             f'leasehold_swap_leases{{store="sqlite://from.db",place="{place}"}} 1'
             for place in ("FROM", "on their way", "TO")
         ]
@@ -292,11 +288,10 @@ def test_serve_shows_both_tables_of_a_swap(half_way: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize("side", [FROM, TO])
-def test_explain_says_of_one_table_that_a_swap_is_under_way(half_way: tuple[str, str], side: int) -> None:
-    """The command does not explain what an owner named moved:ann does next."""
-    told = CliRunner().invoke(explain, [half_way[side], "--for", "0"])
+def test_explain_of_one_table_reports_the_running_swap(half_way: tuple[str, str], side: int) -> None:
+    result = CliRunner().invoke(explain, [half_way[side], "--for", "0"])
     signs = ("2 leases have moved or are moving", "a swap into this table is not over")
-    assert (told.exit_code, signs[side] in told.stdout) == (0, True)
+    assert (result.exit_code, signs[side] in result.stdout) == (0, True)
     both = CliRunner().invoke(explain, [half_way[FROM], "--to", half_way[TO], "--for", "0"])
     assert (both.exit_code, both.stdout.count("moved:")) == (0, 0)
     assert "swap: 3 leases: 1 in FROM, 1 on their way, 1 in TO; bound for TO" in both.stdout
@@ -304,19 +299,16 @@ def test_explain_says_of_one_table_that_a_swap_is_under_way(half_way: tuple[str,
 
 def test_what_if_simulates_the_fleet_of_both_tables(half_way: tuple[str, str]) -> None:
     """A forecast counts the leases of both tables, and no mark as a worker."""
-    asked = ["--to", half_way[TO], "--for", "0", "--add", "1", "--cycles", "3", "--json"]
-    found = json.loads(CliRunner().invoke(what_if, [half_way[FROM], *asked]).stdout)
-    assert {each["worker"]: each["leases"] for each in found["workers"]} == {"added-1": 1, "ann": 2}
-    assert found["swap"] == ["swap: 3 leases: 1 in FROM, 1 on their way, 1 in TO; bound for TO"]
-    shown = CliRunner().invoke(what_if, [half_way[FROM], *asked[:-1]]).stdout.splitlines()
-    assert shown[:2] == [*found["swap"], ""]
+    arguments = ["--to", half_way[TO], "--for", "0", "--add", "1", "--cycles", "3", "--json"]
+    forecast = json.loads(CliRunner().invoke(what_if, [half_way[FROM], *arguments]).stdout)
+    assert {worker["worker"]: worker["leases"] for worker in forecast["workers"]} == {"added-1": 1, "ann": 2}
+    assert forecast["swap"] == ["swap: 3 leases: 1 in FROM, 1 on their way, 1 in TO; bound for TO"]
+    shown = CliRunner().invoke(what_if, [half_way[FROM], *arguments[:-1]]).stdout.splitlines()
+    assert shown[:2] == [*forecast["swap"], ""]
     assert shown[2].startswith("1 moves of least possible 1, 0 claims, over after ")
 
 
-def test_tables_between_which_no_swap_is_under_way_are_not_shown_as_one(
-    half_way: tuple[str, str], tmp_path: Path
-) -> None:
-    """Leases of two fleets are not shown as those of one."""
+def test_tables_without_a_swap_are_not_shown_together(half_way: tuple[str, str], tmp_path: Path) -> None:
     open_store(other := f"sqlite://{tmp_path}/other.db").close()
     with pytest.raises(StoreError, match="no swap is under way between these tables"):
         open_for_reading(half_way[FROM], other)
@@ -327,10 +319,8 @@ def test_tables_between_which_no_swap_is_under_way_are_not_shown_as_one(
 
 
 @pytest.mark.parametrize("over", [False, True], ids=["later swap under way", "later swap over"])
-def test_a_worker_of_an_ended_swap_gets_no_listing_once_a_later_swap_moves_leases(
-    tables: tuple[Store, Store], over: bool
-) -> None:
-    """The marks in TO are those of the later swap, so the worker claims none of these leases, which have readers."""
+def test_a_worker_of_an_ended_swap_cannot_list_during_a_later_one(tables: tuple[Store, Store], over: bool) -> None:
+    """The marks in TO belong to the later swap, so the worker claims none of these leases, which have readers."""
     _over(tables)
     before = SwapStore(tables, NAMES[TO], look_seconds=0.0)
     later, names = (tables[TO], MemoryStore()), (NAMES[TO], "memory://later")

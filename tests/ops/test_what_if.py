@@ -1,4 +1,4 @@
-"""What would move if workers came or went, starting from the current table."""
+"""`what-if` forecasts the moves if workers came or went, starting from the current table."""
 
 import json
 from pathlib import Path
@@ -24,42 +24,38 @@ ROWS = tuple(
 )
 
 
-def told(change: FleetChange, rows: tuple[Lease, ...] = ROWS) -> Forecast:
+def forecast_of(change: FleetChange, rows: tuple[Lease, ...] = ROWS) -> Forecast:
     """Return the forecast for a table of three workers with four leases each."""
     return forecast(WatchedTable(rows, History(), 12.0), CONFIG, evolve(change, cycles=6.0))
 
 
-def test_no_lease_moves_where_nothing_changes() -> None:
-    found = told(FleetChange())
-    assert (found.moves, found.before, found.held) == ((), (), {"w-0": 4, "w-1": 4, "w-2": 4})
+def test_no_lease_moves_without_a_change() -> None:
+    result = forecast_of(FleetChange())
+    assert (result.moves, result.before, result.held) == ((), (), {"w-0": 4, "w-1": 4, "w-2": 4})
 
 
-def test_a_newcomer_gets_its_share_by_the_fewest_moves() -> None:
-    """The forecast does not exaggerate what adding a worker costs."""
-    found = told(FleetChange(add=("new",)))
-    assert found.held == {"new": 3, "w-0": 3, "w-1": 3, "w-2": 3}
-    assert {one.key for one in found.moves} < set(KEYS)
-    assert [(one.after, one.before in {"w-0", "w-1", "w-2"}) for one in found.moves] == [("new", True)] * 3
-    assert found.figures.moves == found.figures.moves_minimum == 3
+def test_a_newcomer_gets_its_share_with_the_fewest_moves() -> None:
+    result = forecast_of(FleetChange(add=("new",)))
+    assert result.held == {"new": 3, "w-0": 3, "w-1": 3, "w-2": 3}
+    assert {one.key for one in result.moves} < set(KEYS)
+    assert [(one.after, one.before in {"w-0", "w-1", "w-2"}) for one in result.moves] == [("new", True)] * 3
+    assert result.figures.moves == result.figures.moves_minimum == 3
 
 
 @pytest.mark.parametrize(("ending", "least"), [("leave", 0.0), ("crash", 10.0)])
-def test_the_leases_of_one_that_goes_find_owners(ending: str, least: float) -> None:
-    """The forecast shows how long a crash leaves shards unread."""
-    found = told(FleetChange(remove=("w-1",), ending="crash" if ending == "crash" else "leave"))
-    assert found.held == {"w-0": 6, "w-2": 6}
-    assert len(found.moves) == 4
-    assert found.figures.seconds >= least
-    assert (found.figures.unowned_lease_cycles_max * CONFIG.cycle_seconds >= 10.0) == (ending == "crash")
+def test_the_leases_of_a_leaving_worker_find_owners(ending: str, least: float) -> None:
+    result = forecast_of(FleetChange(remove=("w-1",), ending="crash" if ending == "crash" else "leave"))
+    assert result.held == {"w-0": 6, "w-2": 6}
+    assert len(result.moves) == 4
+    assert result.figures.seconds >= least
+    assert (result.figures.unowned_lease_cycles_max * CONFIG.cycle_seconds >= 10.0) == (ending == "crash")
 
 
-def test_the_same_seed_gives_the_same_answer() -> None:
-    """Two people who ask the same question get the same result."""
-    assert told(FleetChange(add=("x",), seed=3)) == told(FleetChange(add=("x",), seed=3))
+def test_the_same_seed_gives_the_same_forecast() -> None:
+    assert forecast_of(FleetChange(add=("x",), seed=3)) == forecast_of(FleetChange(add=("x",), seed=3))
 
 
-def test_numbers_and_names_of_those_that_come() -> None:
-    """A name that already exists is not simulated as the same worker."""
+def test_newcomers_get_unused_names() -> None:
     assert names_of(["2", "z"], ["added-1"]) == ("added-2", "added-3", "z")
     with pytest.raises(ValueError, match="--add: there is a worker 'w-1' already"):
         names_of(["w-1"], ["w-1"])
@@ -67,16 +63,16 @@ def test_numbers_and_names_of_those_that_come() -> None:
         names_of(["9" * 5000], [])
 
 
-def test_the_command_tells_moves_seconds_and_balance(tmp_path: Path) -> None:
+def test_the_command_prints_moves_seconds_and_balance(tmp_path: Path) -> None:
     store = SqliteStore(str(tmp_path / "l.db"))
     for row in ROWS:
         placed(store, row)
     store.close()
-    asked = [f"sqlite://{tmp_path}/l.db", "--for", "0", "--add", "1", "--cycles", "6"]
-    found = json.loads(CliRunner().invoke(app, [*asked, "--json"]).stdout)
-    assert {each["worker"]: each["leases"] for each in found["workers"]}["added-1"] == 3
-    assert (len(found["moves"]), found["figures"]["moves"], found["moves_before"]) == (3, 3, 0)
-    shown = CliRunner().invoke(app, asked).stdout.splitlines()
+    arguments = [f"sqlite://{tmp_path}/l.db", "--for", "0", "--add", "1", "--cycles", "6"]
+    result = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
+    assert {worker["worker"]: worker["leases"] for worker in result["workers"]}["added-1"] == 3
+    assert (len(result["moves"]), result["figures"]["moves"], result["moves_before"]) == (3, 3, 0)
+    shown = CliRunner().invoke(app, arguments).stdout.splitlines()
     assert shown[0].startswith("3 moves of least possible 3, 0 claims, over after ")
     assert shown[3].split() == ["WORKER", "LEASES", "GAINED", "GIVEN", "KB/S"]
 
@@ -89,9 +85,8 @@ def test_the_command_tells_moves_seconds_and_balance(tmp_path: Path) -> None:
     ],
 )
 def test_a_fleet_without_shards_or_workers_is_not_simulated(rows: tuple[Lease, ...], says: str) -> None:
-    """A simulation without shards or workers is refused."""
     with pytest.raises(ValueError, match=f"^{says}$"):
-        told(FleetChange(), rows)
+        forecast_of(FleetChange(), rows)
 
 
 @pytest.mark.parametrize(
@@ -102,8 +97,7 @@ def test_a_fleet_without_shards_or_workers_is_not_simulated(rows: tuple[Lease, .
         (["--rules", "none"], "rules"),
     ],
 )
-def test_a_question_that_cannot_be_tried_exits_2(tmp_path: Path, arguments: list[str], says: str) -> None:
-    """A typing error is not simulated."""
+def test_an_impossible_change_exits_2(tmp_path: Path, arguments: list[str], says: str) -> None:
     store = SqliteStore(str(tmp_path / "l.db"))
     placed(store, ROWS[1])
     store.close()

@@ -9,5 +9,5 @@ from standins.iam import Account, account
 @pytest.fixture(scope="session")
 def aws() -> Iterator[Account]:
     """Return streams and tables that check rights."""
-    with account() as made:
-        yield made
+    with account() as opened:
+        yield opened

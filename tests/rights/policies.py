@@ -14,11 +14,11 @@ def policy(name: str, *, without: str = "", **places: str) -> Document:
     text = (FOLDER / f"aws-{name}.json").read_text()
     for placeholder, value in {"REGION": REGION, "ACCOUNT": ACCOUNT, **places}.items():
         text = text.replace(placeholder, value)
-    found: dict[str, Any] = json.loads(text)
+    document: dict[str, Any] = json.loads(text)
     assert not without or without in actions(name)
-    for statement in found["Statement"]:
+    for statement in document["Statement"]:
         statement["Action"] = [action for action in _listed(statement["Action"]) if action != without]
-    return found | {"Statement": [statement for statement in found["Statement"] if statement["Action"]]}
+    return document | {"Statement": [statement for statement in document["Statement"] if statement["Action"]]}
 
 
 def actions(*names: str) -> list[str]:

@@ -44,20 +44,19 @@ def stream(aws: Account, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
     monkeypatch.setenv("AWS_ENDPOINT_URL_STS", aws.service.url)
-    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # which remembers another
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # which caches another session
     return name
 
 
 def _records(aws: Account, name: str) -> int:
     client = aws.client("kinesis")
     shard = client.list_shards(StreamName=name)["Shards"][0]["ShardId"]
-    asked = client.get_shard_iterator(StreamName=name, ShardId=shard, ShardIteratorType="TRIM_HORIZON")
-    return len(client.get_records(ShardIterator=asked["ShardIterator"])["Records"])
+    iterator = client.get_shard_iterator(StreamName=name, ShardId=shard, ShardIteratorType="TRIM_HORIZON")
+    return len(client.get_records(ShardIterator=iterator["ShardIterator"])["Records"])
 
 
 @pytest.mark.parametrize(("write", "wire"), [(_put, "&wire=json"), (_dead_letter, "")])
-def test_records_are_written_as_the_role_or_the_session(write: Written, wire: str, aws: Account, stream: str) -> None:
-    """Writing to a stream of another account needs none of that account's keys in the environment."""
+def test_records_are_written_with_the_role_or_session(write: Written, wire: str, aws: Account, stream: str) -> None:
     url = f"kinesis://{stream}?region={REGION}&endpoint={aws.service.url}{wire}"
     with pytest.raises((SourceError, DeadLetterError)):
         write(url)
@@ -69,8 +68,7 @@ def test_records_are_written_as_the_role_or_the_session(write: Written, wire: st
         write(f"{url}&role_arn={role}", session=boto3.Session())
 
 
-def test_a_letter_is_laid_into_a_bucket_as_the_role_or_the_session(aws: Account, stream: str) -> None:
-    """Dead letters in a bucket of another account need none of that account's keys in the environment."""
+def test_a_dead_letter_is_stored_with_the_role_or_session(aws: Account, stream: str) -> None:
     aws.client("s3").create_bucket(Bucket=stream, CreateBucketConfiguration={"LocationConstraint": REGION})
     url = f"s3://{stream}/letters?region={REGION}&endpoint={aws.service.url}"
     with pytest.raises(DeadLetterError):
@@ -81,4 +79,4 @@ def test_a_letter_is_laid_into_a_bucket_as_the_role_or_the_session(aws: Account,
     assert aws.client("s3").list_objects_v2(Bucket=stream)["KeyCount"] == 1
     with pytest.raises(DeadLetterError):
         _dead_letter(url)
-    _dead_letter(url, session=boto3.Session(*aws.user(allowed("s3:*"))))  # the same dead letter, already stored
+    _dead_letter(url, session=boto3.Session(*aws.user(allowed("s3:*"))))  # the same dead letter is already stored

@@ -37,16 +37,13 @@ _numbers = count()
 
 
 def _mostly_later(rights: list[str], *now: str) -> list[Any]:
-    """Return each as a parameter.
-
-    All except those in `now` wait for `make test-more`, as each takes a second or two.
-    """
+    """Return each right as a parameter. Those not in `now` take a second or two each, and wait for `make test-more`."""
     return [pytest.param(right, marks=() if right in now else pytest.mark.more) for right in rights]
 
 
 @frozen
 class Place:
-    """A stream and a table of one application in an account, as users name them."""
+    """A stream and a table of one application in an account, under the names that users give them."""
 
     aws: Account
     name: str
@@ -73,15 +70,15 @@ class Place:
     def sign_in(self, key: str, secret: str) -> None:
         self.monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
         self.monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
-        self.monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # which remembers another
+        self.monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # which caches another session
 
     def asked(self) -> dict[str, bool]:
         """Return the rights requested on these resources so far, and whether each was granted every time."""
-        told: dict[str, bool] = {}
+        grants: dict[str, bool] = {}
         for action, resource, granted in self.aws.asked()[self.earlier :]:
             if self.name in resource.split("/"):
-                told[action] = granted and told.get(action, True)
-        return told
+                grants[action] = granted and grants.get(action, True)
+        return grants
 
 
 @pytest.fixture
@@ -99,22 +96,22 @@ def lasting(aws: Account, monkeypatch: pytest.MonkeyPatch) -> Place:
 
 
 def _made(aws: Account, name: str, monkeypatch: pytest.MonkeyPatch) -> Place:
-    made = Place(aws, name, monkeypatch)
+    place = Place(aws, name, monkeypatch)
     kinesis, admin = aws.client("kinesis"), aws.admin.get_credentials()
-    kinesis.create_stream(StreamName=made.name, ShardCount=2)
-    kinesis.put_records(StreamName=made.name, Records=[{"Data": b"x", "PartitionKey": str(key)} for key in range(9)])
+    kinesis.create_stream(StreamName=place.name, ShardCount=2)
+    kinesis.put_records(StreamName=place.name, Records=[{"Data": b"x", "PartitionKey": str(key)} for key in range(9)])
     assert admin is not None
-    made.sign_in(admin.access_key, admin.secret_key)
-    store = open_store(made.table)
+    place.sign_in(admin.access_key, admin.secret_key)
+    store = open_store(place.table)
     placed(store, Lease(SHARD, parents=("shardId-gone",), checkpoint=TRIM_HORIZON))
     store.close()
-    return evolve(made, earlier=len(aws.asked()))
+    return evolve(place, earlier=len(aws.asked()))
 
 
 def consumed(place: Place, stream: str, enough: Callable[[list[bytes], str], object]) -> str:
     """Run a real worker until `enough` is read or printed; return everything that went wrong."""
     read: list[bytes] = []
-    said: list[str] = []
+    errors: list[str] = []
     try:
         store, source = open_store(place.table), open_source(stream)
         worker = Worker(store=store, source=source, me="ann", config=Config(initial_position=TRIM_HORIZON))
@@ -126,41 +123,36 @@ def consumed(place: Place, stream: str, enough: Callable[[list[bytes], str], obj
         try:
             runner.run()
         except (StoreError, SourceError) as fault:
-            said.append(str(fault))
+            errors.append(str(fault))
 
     thread = Thread(target=run, daemon=True)
     thread.start()
     try:
-        until(lambda: said or enough(read, "".join(said)), "nothing read, and nothing said")
+        until(lambda: errors or enough(read, "".join(errors)), "nothing read, and nothing said")
     finally:
         runner.stop()
         thread.join(WAIT)
         store.close()
-    return "".join(said)
+    return "".join(errors)
 
 
-def test_a_consumer_reads_and_keeps_its_leases_with_the_rights_of_its_file(
-    place: Place, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Users who copy the file do not find out in production what is missing."""
+def test_a_consumer_needs_only_the_rights_of_its_file(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     place.become(place.policy("consumer"))
-    said = consumed(place, place.stream, lambda read, _: len(read) == 9)
-    assert (said, [line for line in caplog.messages if "may not" in line]) == ("", [])
+    errors = consumed(place, place.stream, lambda read, _: len(read) == 9)
+    assert (errors, [line for line in caplog.messages if "may not" in line]) == ("", [])
     assert place.asked() == dict.fromkeys(actions("consumer"), True)
 
 
 @pytest.mark.parametrize("right", _mostly_later(actions("consumer"), "dynamodb:UpdateItem", "kinesis:GetRecords"))
-def test_a_consumer_without_one_of_its_rights_says_which(
-    place: Place, right: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A right that is never missed does not belong in the file, and one that is missed must be named in the error."""
+def test_a_consumer_reports_each_missing_right(place: Place, right: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Each right of the file is needed, and the error names the one that is missing."""
     place.become(place.policy("consumer", without=right))
-    said = consumed(place, place.stream, lambda read, _: right in caplog.text or len(read) == 9)
-    assert right in said + caplog.text
+    errors = consumed(place, place.stream, lambda read, _: right in caplog.text or len(read) == 9)
+    assert right in errors + caplog.text
     assert place.asked()[right] is False
 
 
-def test_the_table_is_made_with_the_right_to_make_it_and_with_no_less(place: Place) -> None:
+def test_the_table_is_created_only_with_the_right_to_create_it(place: Place) -> None:
     """If the table comes from Terraform, the worker does not need the right to create it."""
     place.aws.client("dynamodb").delete_table(TableName=place.name)
     place.become(place.policy("consumer"))
@@ -177,40 +169,35 @@ def test_the_table_is_made_with_the_right_to_make_it_and_with_no_less(place: Pla
     [("STREAM", "these credentials cannot read stream"), ("TABLE", "these credentials may not")],
     ids=["STREAM", "TABLE"],
 )
-def test_the_rights_are_for_one_stream_and_one_table(
+def test_the_rights_cover_only_one_stream_and_one_table(
     place: Place, other: str, message: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A policy for every stream of an account would not be minimal."""
     places = {"STREAM": place.name, "TABLE": place.name, other: "another"}
     place.become(policy("consumer", **places))
-    said = consumed(place, place.stream, lambda read, _: read)
-    assert message in said + caplog.text
+    errors = consumed(place, place.stream, lambda read, _: read)
+    assert message in errors + caplog.text
 
 
-def test_a_consumer_by_fan_out_registers_and_subscribes_with_the_rights_of_its_file(place: Place) -> None:
-    """The test shows only that the request is granted: moto has no subscriptions."""
+def test_a_fan_out_consumer_needs_only_the_rights_of_its_file(place: Place) -> None:
+    """The test shows only that the request is granted, because moto has no subscriptions."""
     place.become(place.policy("fan-out-consumer"))
     consumed(place, f"{place.stream}&consumer={place.name}", lambda *_: "kinesis:SubscribeToShard" in place.asked())
-    asked = place.asked()
-    assert all(asked.values())
-    assert set(SUBSCRIBING) <= set(asked)
+    rights = place.asked()
+    assert all(rights.values())
+    assert set(SUBSCRIBING) <= set(rights)
 
 
 @pytest.mark.parametrize("right", _mostly_later(SUBSCRIBING, "kinesis:SubscribeToShard"))
-def test_a_consumer_by_fan_out_without_one_of_its_rights_says_which(
+def test_a_fan_out_consumer_reports_each_missing_right(
     place: Place, right: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The same as for a consumer that polls."""
     place.become(place.policy("fan-out-consumer", without=right))
-    said = consumed(place, f"{place.stream}&consumer={place.name}", lambda *_: right in caplog.text)
-    assert f"cannot read stream '{place.name}', because they lack {right}" in said + caplog.text
+    errors = consumed(place, f"{place.stream}&consumer={place.name}", lambda *_: right in caplog.text)
+    assert f"cannot read stream '{place.name}', because they lack {right}" in errors + caplog.text
 
 
 @pytest.mark.parametrize("right", _mostly_later(["", *actions("producer")], "", "kinesis:PutRecords"))
-def test_a_producer_wants_the_rights_of_its_file_and_says_which_is_missing(
-    lasting: Place, right: str, tmp_path: Path
-) -> None:
-    """The same as for a consumer."""
+def test_a_producer_reports_each_missing_right(lasting: Place, right: str, tmp_path: Path) -> None:
     lines = tmp_path / "lines"
     lines.write_text("one\ntwo\n")
     lasting.become(lasting.policy("producer", without=right))
@@ -222,13 +209,11 @@ def test_a_producer_wants_the_rights_of_its_file_and_says_which_is_missing(
 
 @pytest.mark.parametrize("right", _mostly_later(["", *actions("read-only")], ""))
 @pytest.mark.parametrize("tool", ["leases", "explain", "serve"])
-def test_tools_that_only_look_want_the_rights_of_their_file_and_say_which_is_missing(
-    lasting: Place, tool: str, right: str
-) -> None:
-    """A screen on the wall does not need the right to delete checkpoints."""
+def test_reading_tools_report_each_missing_right(lasting: Place, tool: str, right: str) -> None:
+    """Tools that only read need no right to write."""
     lasting.become(lasting.policy("read-only", without=right))
-    status, said = _looked(tool, lasting.table)
-    assert (status, right in said) == (1 if right else 0, True)
+    status, output = _looked(tool, lasting.table)
+    assert (status, right in output) == (1 if right else 0, True)
     if not right:
         assert lasting.asked() == dict.fromkeys(actions("read-only"), True)
 
@@ -240,8 +225,8 @@ def _looked(tool: str, table: str) -> tuple[int, str]:
         "leases": (leases, ["--json"]),
         "explain": (explain, ["--for", "0"]),
     }[tool]
-    done = CliRunner().invoke(app, [table, *more])
-    return done.exit_code, done.stderr
+    result = CliRunner().invoke(app, [table, *more])
+    return result.exit_code, result.stderr
 
 
 def _served(table: str) -> tuple[int, str]:

@@ -1,4 +1,4 @@
-"""docs/rights and the code agree on rights."""
+"""The files and pages of docs/rights agree with the rights that the code uses."""
 
 import json
 import re
@@ -39,8 +39,7 @@ ROLES = {
 """The built-in roles, with the ids that are the same in every tenant."""
 
 
-def test_the_sentence_of_a_refusal_names_the_rights_of_the_files() -> None:
-    """Users who follow either one miss nothing that the other lists."""
+def test_the_error_for_a_missing_right_lists_the_rights_of_the_files() -> None:
     worker, rest = calls.ADVICE["AccessDeniedException"].split("; ")[1:]
     names = re.findall(r"[A-Z][a-z]+(?:[A-Z][a-z]+)*\b", worker)
     assert sorted(f"dynamodb:{name}" for name in names) == sorted(
@@ -50,8 +49,7 @@ def test_the_sentence_of_a_refusal_names_the_rights_of_the_files() -> None:
     assert sorted(f"dynamodb:{name}" for name in names[:2]) == actions("read-only")
 
 
-def test_a_reader_of_a_table_asks_for_the_rights_of_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A missing right stops the worker, and an extra one is granted for nothing."""
+def test_a_table_stream_reader_uses_exactly_the_rights_of_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "demo")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "demo")
     table = TableStreams(lanes=1)
@@ -65,32 +63,29 @@ def test_a_reader_of_a_table_asks_for_the_rights_of_its_file(monkeypatch: pytest
     assert keep == {action for action in actions("consumer") if action.startswith("dynamodb:")}
 
 
-def test_a_consumer_by_fan_out_has_all_the_rights_of_one_that_polls() -> None:
+def test_a_fan_out_consumer_has_all_rights_of_a_polling_one() -> None:
     """If a stream has no room for the consumer, its shards are polled."""
     assert set(actions("consumer")) < set(actions("fan-out-consumer"))
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".json")])
-def test_no_file_gives_a_right_to_everything(name: str) -> None:
-    """A wildcard would be copied with the rest."""
+def test_no_file_grants_a_wildcard(name: str) -> None:
     for statement in json.loads((FOLDER / name).read_text())["Statement"]:
-        told = json.dumps([statement["Action"], statement["Resource"]])
-        assert "*" not in told.replace("consumer/CONSUMER:*", "").replace("table/STREAM/stream/*", ""), name
-        assert set(re.findall(r"\b[A-Z]{4,}\b", told)) <= {"REGION", "ACCOUNT", "STREAM", "TABLE", "CONSUMER"}
+        granted = json.dumps([statement["Action"], statement["Resource"]])
+        assert "*" not in granted.replace("consumer/CONSUMER:*", "").replace("table/STREAM/stream/*", ""), name
+        assert set(re.findall(r"\b[A-Z]{4,}\b", granted)) <= {"REGION", "ACCOUNT", "STREAM", "TABLE", "CONSUMER"}
 
 
-def test_the_page_names_every_file_and_every_file_is_there() -> None:
-    """Users find every file."""
+def test_the_page_lists_exactly_the_files() -> None:
     assert sorted(set(re.findall(r"\(rights/([\w.-]+)\)", PAGE))) == FILES
 
 
-def test_the_roles_of_azure_are_those_that_the_errors_name() -> None:
-    """A role with another name, or a mistyped id, is rejected only when a user tries it."""
+def test_the_azure_roles_are_those_in_the_errors() -> None:
     script = (FOLDER / "azure-roles.sh").read_text()
     bicep = (FOLDER / "azure-roles.bicep").read_text()
-    for role, known in ROLES.items():
+    for role, identifier in ROLES.items():
         assert f'--role "{role}"' in script
-        assert known in bicep
+        assert identifier in bicep
         assert role in bicep
         assert role in PAGE
     assert "Storage Blob Data Contributor" in Path(blob.__file__).read_text()
@@ -98,7 +93,7 @@ def test_the_roles_of_azure_are_those_that_the_errors_name() -> None:
 
 
 @pytest.mark.services
-def test_the_table_of_terraform_is_one_that_a_worker_uses(moto_url: str) -> None:
+def test_a_worker_uses_the_table_of_the_terraform_file(moto_url: str) -> None:
     """A key with another name would be noticed only by the first worker.
 
     The test reads the file's syntax and its values. Whether the provider accepts them, only `terraform validate`
@@ -122,10 +117,10 @@ def test_the_table_of_terraform_is_one_that_a_worker_uses(moto_url: str) -> None
     client.close()
 
 
-def _block(found: dict[str, Any], *labels: str) -> Any:  # noqa: ANN401  whatever stands in the file
+def _block(document: dict[str, Any], *labels: str) -> Any:  # noqa: ANN401  whatever stands in the file
     """Return the block of this kind with these labels, which the parser leaves in their quotes."""
     kind, *names = labels
-    (inner,) = found[kind]
+    (inner,) = document[kind]
     for name in names:
         inner = inner.get(name) or inner[f'"{name}"']
     return inner
@@ -135,27 +130,26 @@ def _text(value: str) -> Any:  # noqa: ANN401  typed as the caller needs it
     return value.strip('"')
 
 
-def test_a_part_of_a_shared_table_has_the_rights_that_its_worker_asks_for(dynalite_url: str) -> None:
-    """A missing right stops the worker, and an extra one is granted for nothing."""
+def test_a_shared_table_worker_uses_exactly_the_rights_of_its_file(dynalite_url: str) -> None:
     file = json.loads((FOLDER / "aws-shared-table-consumer.json").read_text())["Statement"]
     read, find, keep = (statement["Action"] for statement in file)
     assert read == json.loads((FOLDER / "aws-consumer.json").read_text())["Statement"][0]["Action"]
     client = boto3.client("dynamodb", endpoint_url=dynalite_url)
     with careless_line(dynalite_url) as line:
         url = f"dynamodb://rights-shared?prefix=a/&endpoint={line.url}"
-        open_store(url).close()  # makes it
-        line.asked.clear()
+        open_store(url).close()  # creates it
+        line.requests.clear()
         store = open_store(url, create=False)
         owned(store)
         store.list()
         store.get(["none"])
         store.close()
-    assert {f"dynamodb:{operation}" for operation in line.asked} == {find, *keep}
+    assert {f"dynamodb:{operation}" for operation in line.requests} == {find, *keep}
     client.close()
     assert file[2]["Condition"] == {"ForAllValues:StringEquals": {"dynamodb:LeadingKeys": ["PREFIX"]}}
 
 
-def test_the_users_of_a_table_in_postgresql_do_what_they_may(postgres_service: Service) -> None:
+def test_postgresql_users_have_the_documented_rights(postgres_service: Service) -> None:
     """A worker has all rights that it needs, and a reader cannot write."""
     with connect(conninfo_of(postgres_service), autocommit=True) as connection:
         connection.execute("CREATE DATABASE rights")
@@ -172,8 +166,7 @@ def test_the_users_of_a_table_in_postgresql_do_what_they_may(postgres_service: S
     reader.close()
 
 
-def test_the_table_of_the_page_is_the_one_that_workers_make() -> None:
-    """Workers do not miss a column that only one of the two has."""
-    made = re.sub(r"--.*", "", postgres_store.SCHEMA).replace("{{}}", "{}").partition("(")[2]
-    told = re.sub(r"--.*", "", (FOLDER / "postgres.sql").read_text()).partition("(")[2].partition(";")[0]
-    assert made.split() == told.split()
+def test_the_documented_table_is_the_one_that_workers_create() -> None:
+    created = re.sub(r"--.*", "", postgres_store.SCHEMA).replace("{{}}", "{}").partition("(")[2]
+    documented = re.sub(r"--.*", "", (FOLDER / "postgres.sql").read_text()).partition("(")[2].partition(";")[0]
+    assert created.split() == documented.split()

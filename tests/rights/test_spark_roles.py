@@ -22,9 +22,9 @@ _numbers = count()
 
 
 @pytest.fixture
-def given(aws: Account, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+def query_options(aws: Account, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Return the options of a query whose environment may only assume roles, with one record to read."""
-    # A reader sets the signal handlers of its process, which it assumes Spark has started for it alone.
+    # A reader sets the signal handlers of its process, which Spark normally starts for it alone.
     monkeypatch.setattr("leasehold.adapters.spark.leased_source.end_on_signal", lambda _stop: None)
     name = f"queries-{uuid4().hex[:8]}"
     aws.client("kinesis").create_stream(StreamName=name, ShardCount=1)
@@ -33,7 +33,7 @@ def given(aws: Account, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
     monkeypatch.setenv("AWS_ENDPOINT_URL_STS", aws.service.url)
-    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # which remembers another
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # which caches another session
     return {
         "kinesis.streamName": name,
         "kinesis.region": REGION,
@@ -55,7 +55,7 @@ def beginning(whose: str, options: dict[str, str]) -> dict[str, str]:
     return {f"{whose}.{name}": value for name, value in options.items()}
 
 
-def test_one_role_reads_the_stream_and_another_keeps_the_leases(aws: Account, given: dict[str, str]) -> None:
+def test_the_stream_and_the_leases_can_have_different_roles(aws: Account, query_options: dict[str, str]) -> None:
     """A stream of another account is not read with the table's rights, or the reverse."""
     more = {
         "kinesis.startingPosition": "TRIM_HORIZON",
@@ -64,40 +64,40 @@ def test_one_role_reads_the_stream_and_another_keeps_the_leases(aws: Account, gi
         **beginning("kinesis", role(aws, "kinesis:*")),
         **beginning("lease", role(aws, "dynamodb:*")),
     }
-    spec, lease, *_ = KinesisLeased(given | more).parse(given | more)
+    spec, lease, *_ = KinesisLeased(query_options | more).parse(query_options | more)
     before, reader = len(aws.asked()), LeasedReader(spec, lease)
     try:
-        offset, found = reader.initialOffset(), list[bytes]()
-        while not found:
+        offset, records = reader.initialOffset(), list[bytes]()
+        while not records:
             planned = reader.latestOffset(offset, ReadMaxRows(10))
             if planned is offset:
                 continue
             for part in reader.partitions(offset, planned):
-                found += [row for batch in reader.read(part) for row in batch["data"].to_pylist()]
+                records += [row for batch in reader.read(part) for row in batch["data"].to_pylist()]
             reader.commit(planned)
             offset = planned
     finally:
         reader.stop()
-    assert found == [b"a book"]
-    asked = aws.asked()[before:]
-    assert {action.partition(":")[0] for action, _, _ in asked} == {"kinesis", "dynamodb"}
-    assert [each for each in asked if not each[2]] == []
+    assert records == [b"a book"]
+    rights = aws.asked()[before:]
+    assert {action.partition(":")[0] for action, _, _ in rights} == {"kinesis", "dynamodb"}
+    assert [right for right in rights if not right[2]] == []
 
 
-def test_a_sink_writes_and_a_batch_reads_as_the_role(aws: Account, given: dict[str, str]) -> None:
+def test_a_sink_and_a_batch_use_the_role(aws: Account, query_options: dict[str, str]) -> None:
     """Executors do not depend on the credentials of their own machines."""
     rows = pa.table({"data": [b"b"], "partitionKey": ["k"], "explicitHashKey": pa.nulls(1, pa.string())})
     tag = Tag("query", 0, 0, "part", "edition", 0)
     with pytest.raises(SourceError):
-        KinesisLeased({}).sink_target(OptionReader(given)).writer().write(rows, tag)
-    named = given | beginning("kinesis", role(aws, "kinesis:*"))
+        KinesisLeased({}).sink_target(OptionReader(query_options)).writer().write(rows, tag)
+    named = query_options | beginning("kinesis", role(aws, "kinesis:*"))
     KinesisLeased({}).sink_target(OptionReader(named)).writer().write(rows, tag)
     _, _, place, _ = KinesisLeased(named).parse(named)
     with closing(place.open()) as source:
         assert len(source.shards()) == 1
     client = aws.client("kinesis")
-    shard = client.list_shards(StreamName=given["kinesis.streamName"])["Shards"][0]["ShardId"]
-    asked = client.get_shard_iterator(
-        StreamName=given["kinesis.streamName"], ShardId=shard, ShardIteratorType="TRIM_HORIZON"
+    shard = client.list_shards(StreamName=query_options["kinesis.streamName"])["Shards"][0]["ShardId"]
+    iterator = client.get_shard_iterator(
+        StreamName=query_options["kinesis.streamName"], ShardId=shard, ShardIteratorType="TRIM_HORIZON"
     )
-    assert len(client.get_records(ShardIterator=asked["ShardIterator"])["Records"]) == 2
+    assert len(client.get_records(ShardIterator=iterator["ShardIterator"])["Records"]) == 2

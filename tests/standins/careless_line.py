@@ -1,4 +1,4 @@
-"""A line to a service of AWS on this machine that forgets the conditions of what passes through it."""
+"""A connection to a local AWS service that drops the conditions of the requests that pass through it."""
 
 import json
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ HOP = frozenset({"connection", "content-length", "date", "server", "transfer-enc
 
 @define
 class Careless:
-    """Requests such as `PUT If-Match` or `UpdateItem` lose their condition; `asked` are all there were.
+    """Requests such as `PUT If-Match` or `UpdateItem` lose their condition. `requests` has all of them.
 
     url  where it listens
     """
@@ -25,12 +25,12 @@ class Careless:
     to: str
     forgets: frozenset[str]
     url: str = ""
-    asked: list[str] = Factory(list)
+    requests: list[str] = Factory(list)
 
 
 @contextmanager
 def careless_line(to: str, *forgets: str) -> Iterator[Careless]:
-    """A line until the block ends."""
+    """Run such a connection until the block ends."""
     line = Careless(to, frozenset(forgets))
 
     class Handler(_Handler):
@@ -53,13 +53,13 @@ class _Handler(BaseHTTPRequestHandler):
     careless: Careless
 
     def log_message(self, *_: object) -> None:
-        """Nothing: a test says what went wrong."""
+        """Print nothing, because the test reports what went wrong."""
 
     def _pass(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         headers = {name: value for name, value in self.headers.items() if self._kept(name)}
         target = self.headers.get("X-Amz-Target", "").rpartition(".")[2]
-        self.careless.asked.append(target or f"{self.command} {urlsplit(self.path).path}")
+        self.careless.requests.append(target or f"{self.command} {urlsplit(self.path).path}")
         if target in self.careless.forgets:
             said = json.loads(body)
             said.pop("ConditionExpression", None)

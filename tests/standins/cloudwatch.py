@@ -1,8 +1,8 @@
-"""CloudWatch as far as alarms need it: moto keeps alarms and metrics, and what follows from both is judged here.
+"""Evaluate CloudWatch alarms: moto stores alarms and metrics, and this module decides which alarms fire.
 
-What it cannot prove: moto keeps an expression as it was given, so metric math and Metrics Insights are worked out here,
-in the few forms that our alarms use, by Amazon's documentation and not by Amazon. How a collector makes metrics of what
-it is sent is modelled likewise.
+Moto does not evaluate expressions, so this module evaluates metric math and Metrics Insights, in the few forms that our
+alarms use, by Amazon's documentation. It models in the same way how a collector makes metrics of what it receives. It
+cannot prove that Amazon's own service evaluates them alike.
 """
 
 import ast
@@ -16,7 +16,7 @@ import yaml
 from types_boto3_cloudwatch import CloudWatchClient
 
 Point = tuple[float, str, float, Mapping[str, str]]
-"""Seconds since 1970, the metric, its value, and its attributes, those of the resource included."""
+"""Seconds since 1970, the metric, its value, and its attributes, including those of the resource."""
 
 INSIGHTS = re.compile(
     r'SELECT SUM\((\w+)\) FROM SCHEMA\("(\w+)", lease, "service\.name"\) '
@@ -36,10 +36,10 @@ PUT_AT_ONCE = 1000
 
 
 def template(text: str, given: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The alarms of a CloudFormation template, as `put_metric_alarm` takes them, with its parameters filled in."""
+    """Return the alarms of a CloudFormation template, as `put_metric_alarm` takes them, with these parameters."""
 
     class Loader(yaml.SafeLoader):
-        """One that knows the two functions that the template uses."""
+        """A loader that knows the two functions that the template uses."""
 
     Loader.add_constructor("!Ref", lambda _loader, node: {"Ref": node.value})
     Loader.add_constructor("!Sub", lambda _loader, node: {"Sub": node.value})
@@ -82,7 +82,7 @@ def _data(declarations: Sequence[Mapping[str, Any]], point: Point) -> Iterator[A
 
 
 def in_alarm(client: CloudWatchClient, name: str, end: float) -> bool:
-    """Whether the alarm of this name is in alarm at this time, by what has been put."""
+    """Return whether the alarm of this name is in alarm at this time, judged by the metrics put so far."""
     (alarm,) = client.describe_alarms(AlarmNames=[name])["MetricAlarms"]
     judged = _Judged(client, alarm, end)
     breach = BREACHES[alarm["ComparisonOperator"]]
@@ -92,18 +92,18 @@ def in_alarm(client: CloudWatchClient, name: str, end: float) -> bool:
 
 
 Series = list[float | None]
-"""A value for each period that is judged, oldest first; None where there is no data."""
+"""A value for each period of the alarm, oldest first, or None if there is no data."""
 
 
 class _Judged:
-    """The series that one alarm is judged by."""
+    """The series by which one alarm is judged."""
 
     def __init__(self, client: CloudWatchClient, alarm: Any, end: float) -> None:  # noqa: ANN401  boto3's own dictionary
         self._client, self._alarm = client, alarm
         self._count, self._end = alarm["EvaluationPeriods"], datetime.fromtimestamp(end, UTC)
 
     def values(self) -> Series:
-        """What the threshold is compared with."""
+        """Return the values that the threshold is compared with."""
         alarm, found = self._alarm, dict[str, Series]()
         if "MetricName" in alarm:
             metric = {name: alarm[name] for name in ("Namespace", "MetricName", "Dimensions")}
@@ -130,7 +130,7 @@ class _Judged:
         return [told.get(begins + timedelta(seconds=period * place)) for place in range(self._count)]
 
     def _most(self, name: str, namespace: str, application: str, period: int) -> Series:
-        """The series of the lease with the greatest sum."""
+        """Return the series of the lease with the greatest sum."""
         of: Any = {"Name": "service.name", "Value": application}
         known = self._client.list_metrics(Namespace=namespace, MetricName=name, Dimensions=[of])["Metrics"]
         each = [self._statistic(metric, period, "Sum") for metric in known]

@@ -1,4 +1,4 @@
-"""Amazon's own DynamoDB Local: fetched only by those who accept its licence, and kept out of the project."""
+"""Amazon's own DynamoDB Local, downloaded only by users who accept its license, and kept out of the project."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ VERSION = "2.6.1"
 OPT_IN = "LEASEHOLD_DYNAMODB_LOCAL"
 MAIN = "com.amazonaws.services.dynamodbv2.local.main.ServerRunner"
 SHORT_LIVED = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
-"""What the second compiler and the parallel collector cost is not earned back in the minutes that a test run takes."""
+"""A test run takes minutes, too few for the second compiler and the parallel collector to pay off."""
 LICENCE = f"""\
 leasehold: fetching DynamoDB Local {VERSION}, once. It is Amazon's, under the DynamoDB Local License Agreement: for
 use with an AWS account in good standing, within your own organisation, and not to be passed on."""
@@ -24,13 +24,13 @@ FETCH_SECONDS = 900
 
 
 def opted_in() -> bool:
-    """Whether the environment says that DynamoDB Local may be fetched and run here."""
+    """Return whether the environment allows DynamoDB Local to be downloaded and run here."""
     return os.environ.get(OPT_IN, "") not in {"", "0"}
 
 
 @contextmanager
 def dynamodb_local() -> Iterator[Service]:
-    """DynamoDB with conditional writes and transactions as Amazon wrote them.
+    """Run a DynamoDB with conditional writes and transactions as Amazon implements them.
 
     Raises ServiceError if the environment does not opt in, or without Java or PySpark.
     """
@@ -48,7 +48,7 @@ def dynamodb_local() -> Iterator[Service]:
 
 
 def _ivy() -> Path:
-    """The dependency fetcher that PySpark carries; it needs neither Maven nor a Spark session."""
+    """Return the dependency fetcher that PySpark contains; it needs neither Maven nor a Spark session."""
     spark = find_spec("pyspark")
     for folder in (spark.submodule_search_locations or ()) if spark else ():
         for jar in sorted(Path(folder).glob("jars/ivy-*.jar")):
@@ -58,17 +58,27 @@ def _ivy() -> Path:
 
 def _fetch(folder: Path) -> None:
     print(LICENCE, file=sys.stderr, flush=True)  # noqa: T201  the licence is to be seen
-    # Some of what it needs is packed as a "bundle", which is a jar all the same.
-    wanted = ("-dependency", "com.amazonaws", "DynamoDBLocal", VERSION, "-confs", "default", "-types", "jar", "bundle")
-    kept = str(folder / "lib" / "[artifact]-[revision](-[classifier]).[ext]")
+    # Some of its dependencies are packed as a "bundle", which is a jar too.
+    dependency = (
+        "-dependency",
+        "com.amazonaws",
+        "DynamoDBLocal",
+        VERSION,
+        "-confs",
+        "default",
+        "-types",
+        "jar",
+        "bundle",
+    )
+    pattern = str(folder / "lib" / "[artifact]-[revision](-[classifier]).[ext]")
     with tempfile.TemporaryDirectory(prefix="leasehold-ivy-") as cache:
-        done = subprocess.run(
-            [java_home() / "bin" / "java", "-jar", _ivy(), "-cache", cache, *wanted, "-retrieve", kept],
+        completed = subprocess.run(
+            [java_home() / "bin" / "java", "-jar", _ivy(), "-cache", cache, *dependency, "-retrieve", pattern],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             timeout=FETCH_SECONDS,
             check=False,
         )
-    if done.returncode or not (folder / "lib" / f"DynamoDBLocal-{VERSION}.jar").exists():
-        raise ServiceError("DynamoDB Local could not be fetched:\n" + "\n".join(done.stdout.splitlines()[-20:]))
+    if completed.returncode or not (folder / "lib" / f"DynamoDBLocal-{VERSION}.jar").exists():
+        raise ServiceError("DynamoDB Local could not be fetched:\n" + "\n".join(completed.stdout.splitlines()[-20:]))

@@ -1,4 +1,4 @@
-"""The processes of a Spark application, as they are seen from outside: by their sockets and their environment."""
+"""Find the processes of a Spark application from outside, by their sockets and their environment."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -8,27 +8,27 @@ CONNECTED = "01"
 
 
 def connected_to(port: int) -> set[int]:
-    """The processes that have a connection over IPv4 to this port of this machine."""
+    """Return the processes that have an IPv4 connection to this port of this machine."""
     found = {inode for inode, other, now in _tcp() if now == CONNECTED and other == port}
     return {pid for inode, pid in _holders() if inode in found}
 
 
 def _tcp() -> Iterator[tuple[str, int, str]]:
-    """Of each socket: how it stands in a folder of descriptors, the other end's port, its state."""
+    """Return, for each socket, its name in a folder of descriptors, the other end's port, and its state."""
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         row = line.split()
         yield f"socket:[{row[9]}]", int(row[2].split(":")[1], 16), row[3]
 
 
 def _holders() -> Iterator[tuple[str, int]]:
-    """What each process has open, and its number."""
+    """Return the open files of each process, with its number."""
     for link in Path("/proc").glob("[0-9]*/fd/*"):
         with suppress(OSError):
             yield str(link.readlink()), int(link.parts[2])
 
 
 def marked(mark: str) -> dict[int, str]:
-    """The processes whose environment has this setting, wherever they were started; the command line of each."""
+    """Return the command lines of the processes whose environment has this setting, wherever they were started."""
     found = {}
     for place in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""fake-gcs-server: Google Cloud Storage whose conditions hold in a race; built from its Go module, once per machine."""
+"""Run fake-gcs-server, a Google Cloud Storage whose conditions hold in races, built once per machine from Go."""
 
 import sys
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ CHECKSUM = "h1:K03sAvbLvDz4hAynpCCUqnNRp+ik9JFSvHbkD/wTPOU="
 
 @contextmanager
 def fake_gcs() -> Iterator[Service]:
-    """Buckets in memory, for anybody. Raises ServiceError with go's own words, or where there is no go."""
+    """Run a service with buckets in memory, open to all. Raises ServiceError with go's output, or without go."""
     program = str(fill_once(f"fake-gcs-server-{VERSION}", _build, shared=True) / "fake-gcs-server")
 
     def command(port: int) -> Command:
@@ -29,5 +29,5 @@ def fake_gcs() -> Iterator[Service]:
 def _build(folder: Path) -> None:
     print("leasehold: building fake-gcs-server with go, once (a few minutes) ...", file=sys.stderr, flush=True)  # noqa: T201  progress
     fetched("fake-gcs-server", folder, f"{MODULE}@{VERSION}", CHECKSUM)
-    # Built as its author locked it: by the go.sum of the module, which the checksum covers.
+    # Built with the go.sum of the module, which the checksum covers.
     run_go("fake-gcs-server", folder, "install", f"{MODULE}@{VERSION}")

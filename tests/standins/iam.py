@@ -1,4 +1,4 @@
-"""An account of Amazon's with its rights enforced: users of policies, streams and tables, on this machine."""
+"""A local account of Amazon's that enforces rights, with users, policies, streams and tables."""
 
 import json
 import sys
@@ -15,11 +15,11 @@ from leasehold_lab.standins.node import HOST, Command, Service, serving
 
 REGION, ACCOUNT = "eu-west-1", "123456789012"
 Document = Mapping[str, Any]
-"""A policy, as its JSON says."""
+"""A policy as in its JSON form."""
 
 
 def allowed(action: str) -> Document:
-    """The policy that allows this action, or those that it matches, everywhere."""
+    """Return the policy that allows this action, or those that it matches, everywhere."""
     return {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": action, "Resource": "*"}]}
 
 
@@ -28,7 +28,7 @@ ALL = allowed("*")
 
 @frozen
 class Account:
-    """The account, and the session of who may do everything in it."""
+    """The account, and the session of a user with all rights."""
 
     service: Service
     admin: boto3.Session
@@ -36,38 +36,38 @@ class Account:
     _clients: dict[str, Any] = Factory(dict)
 
     def client(self, name: str) -> Any:  # noqa: ANN401  each service has its own
-        """A client of this service that may do everything."""
+        """Return a client of this service that has all rights."""
         if name not in self._clients:
-            session: Any = self.admin  # typed by the services that it knows
+            session: Any = self.admin  # typed by the services that boto3 knows
             self._clients[name] = session.client(name, endpoint_url=self.service.url, region_name=REGION)
         return self._clients[name]
 
     def user(self, *policies: Document) -> tuple[str, str]:
-        """The access key and the secret of a new user with these policies and no other right."""
+        """Return the access key and the secret of a new user with these policies and no other right."""
         return _user(self.client("iam"), f"user-{next(self._numbers)}", policies)
 
     def role(self, name: str, policy: Document, external_id: str) -> str:
-        """The ARN of a new role with this policy, for whoever says this external id."""
+        """Return the ARN of a new role with this policy, for callers that give this external id."""
         trust = {"StringEquals": {"sts:ExternalId": external_id}}
         allowed = {"Effect": "Allow", "Principal": {"AWS": "*"}, "Action": "sts:AssumeRole", "Condition": trust}
         trusting = json.dumps({"Version": "2012-10-17", "Statement": [allowed]})
-        made = self.client("iam").create_role(RoleName=name, AssumeRolePolicyDocument=trusting)["Role"]["Arn"]
+        created = self.client("iam").create_role(RoleName=name, AssumeRolePolicyDocument=trusting)["Role"]["Arn"]
         self.client("iam").put_role_policy(RoleName=name, PolicyName="policy", PolicyDocument=json.dumps(policy))
-        return str(made)
+        return str(created)
 
     def asked(self) -> list[tuple[str, str, bool]]:
-        """Each right asked for so far: the action, the resource, and whether it was granted."""
+        """Return each right requested so far, with the action, the resource, and whether it was granted."""
         lines = self.service.log.read_text(errors="replace").splitlines()
         return [tuple(json.loads(line.removeprefix("RIGHT "))) for line in lines if line.startswith("RIGHT ")]
 
 
 @contextmanager
 def account() -> Iterator[Account]:
-    """Rights of DynamoDB and Kinesis are judged by action and resource; conditions are not, nor is KMS."""
+    """Run an account that judges rights on DynamoDB and Kinesis by action and resource, ignoring conditions and KMS."""
     script = str(Path(__file__).with_name("iam_server.py"))
 
     def command(port: int) -> Command:
-        # Three requests make who may do everything; from then on nothing is done without a right.
+        # Three requests create the user with all rights; from then on every request needs a right.
         return Command((sys.executable, script, "-H", HOST, "-p", str(port)), {"INITIAL_NO_AUTH_ACTION_COUNT": "3"})
 
     with serving("moto-iam", command) as service:
@@ -79,5 +79,5 @@ def _user(iam: Any, name: str, policies: tuple[Document, ...]) -> tuple[str, str
     iam.create_user(UserName=name)
     for number, policy in enumerate(policies):
         iam.put_user_policy(UserName=name, PolicyName=f"policy-{number}", PolicyDocument=json.dumps(policy))
-    made = iam.create_access_key(UserName=name)["AccessKey"]
-    return made["AccessKeyId"], made["SecretAccessKey"]
+    created = iam.create_access_key(UserName=name)["AccessKey"]
+    return created["AccessKeyId"], created["SecretAccessKey"]

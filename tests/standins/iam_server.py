@@ -1,7 +1,7 @@
-"""moto, made to judge rights as Amazon does: by the resource too, and refusing in the words of a JSON service.
+"""Run moto so that it judges rights as Amazon does, by the resource too, and rejects requests as a JSON service.
 
-moto by itself compares the resource of a statement with "*" for DynamoDB and Kinesis, and refuses in XML. Each right
-that was asked for is a line on standard output: RIGHT, then JSON.
+By itself, moto compares the resource of a statement with "*" for DynamoDB and Kinesis, and rejects requests in XML.
+Each right that was requested is a line on standard output: RIGHT, then JSON.
 """
 
 import json
@@ -42,7 +42,7 @@ def _check(self: IAMRequestBase, resource: str) -> None:
         granted = True
     finally:
         if self._service in {"dynamodb", "kinesis"}:
-            # At once: it answers in threads, and `print` would mix their lines.
+            # Flushed at once, because it responds in threads, and `print` would mix their lines.
             os.write(sys.stdout.fileno(), f"RIGHT {json.dumps([self._action, resource, granted])}\n".encode())
 
 

@@ -1,6 +1,6 @@
-"""What is written in C, compiled for the tests alone: an editable install has none of it.
+"""Compile the C module for the tests, because an editable install does not contain it.
 
-The environment's CFLAGS are used too: `make fuzz-c` asks by them for a compiler that watches each access to memory.
+The environment's CFLAGS are used too; `make fuzz-c` sets them to check each memory access.
 """
 
 import os
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 @cache
 def scan(*flags: str) -> Any:  # noqa: ANN401  a module
-    """The module, or None where there is no compiler; compiled with these flags."""
+    """Return the module compiled with these flags, or None if there is no compiler."""
     compiler = shutil.which("cc")
     if compiler is None:
         return None

@@ -1,7 +1,7 @@
-"""Kubernetes's own API server with KEDA's resources, built from their Go modules, once per machine.
+"""Run Kubernetes's own API server with KEDA's resources, built once per machine from their Go modules.
 
-What it cannot prove: no controller runs, so it takes and checks what it is given and starts nothing. KEDA's operator,
-which reads a trigger's metadata and asks for the number, is not there either; of KEDA there are the definitions alone.
+No controller runs, so the server accepts and checks objects, and starts nothing. KEDA's operator, which reads a
+trigger's metadata and queries the number, is missing too: only KEDA's definitions are installed.
 """
 
 import hashlib
@@ -41,9 +41,9 @@ ANSWER_SECONDS = 30.0
 class KubernetesApi:
     """A running API server.
 
-    port         where it answers, by TLS
-    token        what it wants to see
-    certificate  its own, which it signed itself
+    port         where it listens, with TLS
+    token        the bearer token that it requires
+    certificate  its own self-signed certificate
     """
 
     port: int
@@ -51,9 +51,9 @@ class KubernetesApi:
     certificate: Path
 
     def ask(self, method: str, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
-        """The status and the object of its answer."""
+        """Return the status and the object of its response."""
         trusting = ssl.create_default_context(cafile=str(self.certificate))
-        trusting.check_hostname = False  # no other server has this certificate
+        trusting.check_hostname = False  # only this server has this certificate
         line = HTTPSConnection("127.0.0.1", self.port, timeout=ANSWER_SECONDS, context=trusting)
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
         try:
@@ -64,17 +64,17 @@ class KubernetesApi:
             line.close()
         return answer.status, json.loads(text) if text.startswith(b"{") else {}
 
-    def create(self, given: Mapping[str, Any]) -> tuple[int, str]:
-        """Create this object, refusing fields that its kind does not have; the status, and what it says."""
-        group, kind = given["apiVersion"], given["kind"].lower() + "s"
+    def create(self, manifest: Mapping[str, Any]) -> tuple[int, str]:
+        """Create this object, rejecting unknown fields. Return the status and the message."""
+        group, kind = manifest["apiVersion"], manifest["kind"].lower() + "s"
         root = "/api/v1" if group == "v1" else f"/apis/{group}"
-        status, said = self.ask("POST", f"{root}/namespaces/default/{kind}?fieldValidation=Strict", given)
+        status, said = self.ask("POST", f"{root}/namespaces/default/{kind}?fieldValidation=Strict", manifest)
         return status, str(said.get("message", ""))
 
 
 @contextmanager
 def tried_on_kubernetes(what: str) -> Iterator[KubernetesApi]:
-    """An empty cluster's API, where somebody has the minutes that building it takes; else a skip that names `what`."""
+    """Run an empty cluster's API if the user allows the minutes to build it; otherwise skip, naming `what`."""
     if "LEASEHOLD_KUBERNETES" not in os.environ:
         pytest.skip(f"{what} NOT TRIED ON KUBERNETES: set LEASEHOLD_KUBERNETES=1 to build it (ten minutes)")
     with ExitStack() as running:
@@ -87,9 +87,9 @@ def tried_on_kubernetes(what: str) -> Iterator[KubernetesApi]:
 
 @contextmanager
 def kubernetes() -> Iterator[KubernetesApi]:
-    """An empty cluster's API that knows KEDA's ScaledObject.
+    """Run an empty cluster's API that knows KEDA's ScaledObject.
 
-    Raises ServiceError with go's own words, or where there is no go.
+    Raises ServiceError with go's output, or if there is no go.
     """
     folder, token = fill_once(f"kube-api-{_digest()}", _build, shared=True), secrets.token_hex()
 

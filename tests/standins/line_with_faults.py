@@ -1,4 +1,4 @@
-"""A line to a service of AWS on this machine that can be made silent, slow, or worse, and well again."""
+"""A connection to a local AWS service that can be made silent, slow or worse, and restored."""
 
 import json
 import time
@@ -19,11 +19,11 @@ OBJECT_FAULTS = {
     "refused": (403, "AccessDenied", "AuthorizationFailure"),
     "throttled": (503, "SlowDown", "ServerBusy"),
 }
-"""The status of a service of objects, and the codes of S3 and of Azure."""
+"""The status of an object store, and the error codes of S3 and of Azure."""
 
 
 class FaultyLine:
-    """Passes requests on, unless `how` names a fault.
+    """Forwards requests, unless `how` names a fault.
 
     It is one of silent, mute (requests arrive and responses do not), slow, dripping, throttled, refused, unwritable
     (writes are refused, and reads are not), or cut.
@@ -36,20 +36,20 @@ class FaultyLine:
         self._changed = Condition()
 
     def set(self, how: str) -> None:
-        """Answer like this from now on; what waits is answered if it is ""."""
+        """Respond like this from now on. If it is "", waiting requests are answered."""
         with self._changed:
             self.how = how
             self._changed.notify_all()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until the line is well again, or for so long; whether it is."""
+        """Wait at most this long until the connection works again, and return whether it does."""
         with self._changed:
             return self._changed.wait_for(lambda: not self.how, seconds)
 
 
 @contextmanager
 def faulty_line(to: str) -> Iterator[FaultyLine]:
-    """A line until the block ends."""
+    """Run such a connection until the block ends."""
     server = _Server((HOST, 0), _Handler)
     line = FaultyLine(to, f"http://{HOST}:{server.server_address[1]}")
     server.line = line
@@ -69,7 +69,7 @@ class _Server(ThreadingHTTPServer):
     line: FaultyLine
 
     def handle_error(self, *_: object) -> None:
-        """Nothing: clients that are killed leave their connections open."""
+        """Print nothing, because clients that are killed leave their connections open."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -77,7 +77,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def log_message(self, *_: object) -> None:
-        """Nothing: the table of results says what went wrong."""
+        """Print nothing, because the table of results shows what went wrong."""
 
     def do_GET(self) -> None:
         self._answer()

@@ -1,4 +1,4 @@
-"""Spark on this machine alone: a session, or a cluster, with no network but loopback."""
+"""Run Spark on this machine alone, as a session or a cluster, with no network but loopback."""
 
 import os
 import signal
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 START_SECONDS = 240
 SOON = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Java that starts soon rather than runs fast: what tests run once is mostly compiling."""
+"""Options for a Java that starts quickly rather than runs fast, because short tests spend their time compiling."""
 LATE = "Python worker failed to connect back"
-"""Java gives a Python process ten seconds to start, which a machine that is all too busy may not keep."""
+"""By default Java gives a Python process ten seconds to start, which is too short on a busy machine."""
 ON_CLUSTER = {
     "spark.executor.memory": "512m",
     "spark.executor.cores": "2",
-    "spark.cores.max": "4",  # of which all are waited for
+    "spark.cores.max": "4",  # all of which are awaited
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
     "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
 }
@@ -34,9 +34,9 @@ ON_CLUSTER = {
 
 
 def pyspark_path(version: str) -> Path:
-    """Return a folder with this older PySpark, as 4.0, to put before all others on the path of a process.
+    """Return a folder with this older PySpark, such as 4.0, to put first on the path of a process.
 
-    It is installed from its lock once. All else is of the present environment. Raises AssertionError.
+    It is installed from its lock once. All other packages come from this environment. Raises AssertionError.
     """
     from releasing import ROOT, uv  # noqa: PLC0415  it wants no Spark
 
@@ -53,11 +53,11 @@ def pyspark_path(version: str) -> Path:
 def spark_session(
     cores: int = 2, java: str = "", *, master: str = "", settings: Mapping[str, str] | None = None
 ) -> Iterator["SparkSession"]:
-    """The session, stopped when the block ends; a process can have only one at a time. `java` is for its Java.
+    """Run a session until the block ends. A process can have only one at a time. `java` has options for its Java.
 
-    SIGINT stays as it was: Spark's own handler would outlive the session.
+    The handler of SIGINT is restored, because Spark's own would outlive the session.
 
-    `master` is the address of a cluster, if it is not to run on so many cores of this process alone.
+    `master` is the address of a cluster, if the session should not run on `cores` cores of this process.
 
     Raises ServiceError if there is no Java, ImportError if there is no pyspark.
     """
@@ -81,7 +81,7 @@ def spark_session(
 
 
 def spark_class(name: str, *arguments: str, environment: Mapping[str, str]) -> Command:
-    """One of the programs in Spark's own package."""
+    """Return the command of a program in Spark's own package."""
     spec = find_spec("pyspark")
     assert spec is not None
     assert spec.origin is not None
@@ -90,7 +90,7 @@ def spark_class(name: str, *arguments: str, environment: Mapping[str, str]) -> C
 
 @contextmanager
 def spark_cluster(environment: Mapping[str, str], memory: str = "600m", cores: int = 1) -> Iterator[str]:
-    """A master and two workers of so many cores, every one with a temporary folder of its own; its address."""
+    """Run a master and two workers with this many cores, each with its own temporary folder; yield its address."""
     with ExitStack() as stack:
 
         def apart() -> dict[str, str]:

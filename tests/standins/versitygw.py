@@ -1,4 +1,4 @@
-"""versitygw: S3 whose conditions hold in a race, as moto's do not; built from its Go module, once per machine."""
+"""Run versitygw, an S3 whose conditions hold in races, unlike moto's, built once per machine from Go."""
 
 import sys
 import tempfile
@@ -18,9 +18,9 @@ REGION = "eu-west-1"
 
 @contextmanager
 def versitygw(key: str = KEY_ID, kept: Path | None = None) -> Iterator[Service]:
-    """Buckets for who signs with `key`, as id and as secret, in `REGION`; they are kept in a folder that is named.
+    """Run buckets in `REGION` for callers that sign with `key` as id and as secret, stored in `kept` if given.
 
-    Raises ServiceError with go's own words, or where there is no go.
+    Raises ServiceError with go's output, or if there is no go.
     """
     program = str(fill_once(f"versitygw-{VERSION}", _build, shared=True) / "versitygw")
     with tempfile.TemporaryDirectory(prefix="leasehold-buckets-", ignore_cleanup_errors=True) as place:
@@ -29,7 +29,7 @@ def versitygw(key: str = KEY_ID, kept: Path | None = None) -> Iterator[Service]:
             folder.mkdir(exist_ok=True)
 
         def command(port: int) -> Command:
-            # Its facts about objects lie in files beside them: not every folder has extended attributes.
+            # The metadata of objects is stored in separate files, because some folders lack extended attributes.
             options = ("--port", f"{HOST}:{port}", "--region", REGION, "--quiet", "posix", "--sidecar", str(facts))
             keys = {"ROOT_ACCESS_KEY_ID": key, "ROOT_SECRET_ACCESS_KEY": key}
             return Command((program, *options, str(buckets)), keys)
@@ -41,5 +41,5 @@ def versitygw(key: str = KEY_ID, kept: Path | None = None) -> Iterator[Service]:
 def _build(folder: Path) -> None:
     print("leasehold: building versitygw with go, once (a few minutes) ...", file=sys.stderr, flush=True)  # noqa: T201  progress
     fetched("versitygw", folder, f"{MODULE}@{VERSION}", CHECKSUM)
-    # Built as its author locked it: by the go.sum of the module, which the checksum covers.
+    # Built with the go.sum of the module, which the checksum covers.
     run_go("versitygw", folder, "install", f"{MODULE}/cmd/versitygw@{VERSION}")

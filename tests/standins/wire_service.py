@@ -1,4 +1,4 @@
-"""A service that answers a client of boto3 as scripted, in either form: in the connection's place, or on loopback."""
+"""A scripted service for a client of boto3, in JSON or CBOR, in place of the connection or on loopback."""
 
 import base64
 import json
@@ -22,7 +22,7 @@ CBOR, JSON = "application/x-amz-cbor-1.1", "application/x-amz-json-1.1"
 
 
 class Raw(BytesIO):
-    """A body as the connection hands it over."""
+    """A body as the connection passes it on."""
 
     def stream(self) -> list[bytes]:
         return [self.read()]
@@ -30,7 +30,7 @@ class Raw(BytesIO):
 
 @frozen
 class Answer:
-    """One answer."""
+    """One scripted response."""
 
     body: bytes
     form: str = JSON
@@ -42,13 +42,13 @@ HANGS_UP = Answer(b"")
 
 
 def in_json(told: dict[str, Any], status: int = 200) -> Answer:
-    """What the service tells, as JSON: data in base64, times in seconds."""
+    """Return the response as JSON, with data in base64 and times in seconds."""
     rows = [_row(row, lambda data: base64.b64encode(data).decode(), 1000) for row in told.get("Records") or ()]
     return Answer(json.dumps({**told, **({"Records": rows} if "Records" in told else {})}).encode(), JSON, status)
 
 
 def in_cbor(told: dict[str, Any], status: int = 200, *, text: bool = False, tagged: bool = False) -> Answer:
-    """Likewise as CBOR; `text` leaves data in base64, `tagged` marks times as such."""
+    """Return the response as CBOR. `text` leaves data in base64, and `tagged` marks times as such."""
 
     def data(raw: bytes) -> object:
         return base64.b64encode(raw).decode() if text else raw
@@ -69,14 +69,14 @@ def _row(row: dict[str, Any], data: Callable[[bytes], object], per_second: int) 
 
 @define
 class Spoken:
-    """Answers from its list, and keeps the form and the question of each request."""
+    """Sends the responses in its list, and records the form and the content of each request."""
 
     answers: list[Answer]
     forms: list[str] = field(factory=list)
     asked: list[Any] = field(factory=list)
 
     def answer(self, form: str, body: bytes) -> Answer:
-        """The next answer, to this question."""
+        """Return the next response."""
         self.forms.append("cbor" if "cbor" in form else "json")
         self.asked.append(cbor2.loads(body) if "cbor" in form else json.loads(body))
         return self.answers.pop(0)
@@ -89,14 +89,14 @@ class Spoken:
         return AWSResponse(request.url, answer.status, headers, Raw(answer.body))
 
     def attach(self, client: "KinesisClient", operation: str = "GetRecords") -> "KinesisClient":
-        """The client, whose questions come here."""
-        # The stubs do not know that a handler of this event may answer in the service's place.
+        """Send this client's requests here, and return it."""
+        # The stubs do not know that a handler of this event may return the response.
         client.meta.events.register(f"before-send.kinesis.{operation}", cast("Callable[..., None]", self))
         return client
 
 
 class Service(Spoken):
-    """Answers each request in the form in which it was asked, as Kinesis does."""
+    """Responds to each request in the form in which it was sent, as Kinesis does."""
 
     def __init__(self, *told: dict[str, Any]) -> None:
         super().__init__([])
@@ -110,13 +110,13 @@ class Service(Spoken):
 
 
 def listening(spoken: Spoken) -> str:
-    """The address at which it answers; until the process ends."""
+    """Serve these responses until the process ends, and return the address."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def log_message(self, *_: object) -> None:
-            """Nothing."""
+            """Print nothing."""
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -141,7 +141,7 @@ WAYS: tuple[Way, ...] = get_args(Way)
 
 
 def quick(*answers: Answer, wire: str = "cbor", way: Way = "through boto3") -> tuple["KinesisClient", Spoken]:
-    """A client as readers have it, and what it is answered."""
+    """Return a client as readers have it, and the responses that it gets."""
     spoken, form = Spoken(list(answers)), cast("WireFormat", wire)
     if way == "directly":
         return reading_client("eu-west-1", listening(spoken), form), spoken

@@ -1,4 +1,4 @@
-"""A TCP connection to a local service of any protocol that can have faults, and be well again."""
+"""A TCP connection to a local service of any protocol that can be made faulty and restored."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ SLOW_SECONDS, DRIP_SECONDS, CONNECT_SECONDS, BYTES = 7.0, 1.0, 10.0, 65_536
 
 
 class FaultyWire:
-    """Passes bytes on, unless `how` names a fault.
+    """Forwards bytes, unless `how` names a fault.
 
     It is one of silent, cut (connections are closed), or mute, slow and dripping, which delay what the service sends.
 
@@ -33,7 +33,7 @@ class FaultyWire:
         self.port: int = self._listening.getsockname()[1]
 
     def set(self, how: str) -> None:
-        """Behave like this from now on; bytes that wait are passed on once it is ""."""
+        """Behave like this from now on. Waiting bytes are passed on once it is ""."""
         with self._changed:
             self.how = how
             self._changed.notify_all()

@@ -37,17 +37,17 @@ class BlobFault:
 class BlobMemory:
     """A container behind the SDK's client.
 
-    blobs   by name: ETag, metadata, and the time of the last write
-    asked   every request: the operation and the blob
-    heads   the headers of every request
-    faults  returned in place of the next responses; an exception is raised before anything was sent
-    now     seconds since the container was created
-    dated   whether responses contain the time
+    blobs     by name: ETag, metadata, and the time of the last write
+    requests  every request: the operation and the blob
+    heads     the headers of every request
+    faults    returned in place of the next responses; an exception is raised before anything was sent
+    now       seconds since the container was created
+    dated     whether responses contain the time
     """
 
     there: bool = True
     blobs: dict[str, tuple[str, dict[str, str], float]] = field(factory=dict)
-    asked: list[str] = field(factory=list)
+    requests: list[str] = field(factory=list)
     heads: list[dict[str, str]] = field(factory=list)
     faults: list[BlobFault | Exception] = field(factory=list)
     now: float = 0.0
@@ -63,7 +63,7 @@ class BlobMemory:
 
     def answer(self, does: str, name: str, query: dict[str, list[str]], heads: dict[str, str]) -> Response:
         """Return the response to one request."""
-        self.asked.append(f"{does} {name}".strip())
+        self.requests.append(f"{does} {name}".strip())
         self.heads.append(heads)
         if self.faults:
             fault = self.faults.pop(0)
@@ -71,8 +71,8 @@ class BlobMemory:
                 raise fault
             return self.said(fault.status, {"x-ms-error-code": fault.code} if fault.code else {})
         if does == "create":
-            known, self.there = self.there, True
-            return self.refused(409, "ContainerAlreadyExists") if known else self.said(201)
+            existed, self.there = self.there, True
+            return self.refused(409, "ContainerAlreadyExists") if existed else self.said(201)
         if not self.there:
             return self.refused(404, "ContainerNotFound")
         return self.listed(query) if does == "list" else self.of_blob(does, name, heads)
@@ -90,10 +90,10 @@ class BlobMemory:
             del self.blobs[name]
             return self.said(202)
         if does in {"new", "over"}:
-            said = {head.removeprefix(META): text for head, text in heads.items() if head.startswith(META)}
-            self.blobs[name] = (f'"0x{len(self.asked)}"', said, self.now)
-        etag, said, written = self.blobs[name]
-        heads = {f"{META}{word}": text for word, text in said.items()}
+            metadata = {head.removeprefix(META): text for head, text in heads.items() if head.startswith(META)}
+            self.blobs[name] = (f'"0x{len(self.requests)}"', metadata, self.now)
+        etag, metadata, written = self.blobs[name]
+        heads = {f"{META}{word}": text for word, text in metadata.items()}
         return self.said(201 if does == "new" else 200, {"etag": etag, "last-modified": date(written), **heads})
 
     def listed(self, query: dict[str, list[str]]) -> Response:
@@ -101,19 +101,21 @@ class BlobMemory:
         first = int(query.get("marker", ["0"])[0])
         prefix = query.get("prefix", [""])[0]
         names = [name for name in sorted(self.blobs) if name.startswith(prefix)]
-        told = query.get("include") == ["metadata"]
+        with_metadata = query.get("include") == ["metadata"]
         page = [(name, *self.blobs[name]) for name in names[first : first + PAGE]]
-        rows = "".join(self.row(name, etag, said if told else {}, written) for name, etag, said, written in page)
+        rows = "".join(
+            self.row(name, etag, metadata if with_metadata else {}, written) for name, etag, metadata, written in page
+        )
         marker = str(first + PAGE) if first + PAGE < len(names) else ""
-        asked = f"<Prefix>{escape(prefix)}</Prefix>"  # the SDK uses it to request the next page
-        shown = f"{asked}<Blobs>{rows}</Blobs><NextMarker>{marker}</NextMarker>"
+        prefix_element = f"<Prefix>{escape(prefix)}</Prefix>"  # the SDK uses it to request the next page
+        shown = f"{prefix_element}<Blobs>{rows}</Blobs><NextMarker>{marker}</NextMarker>"
         text = f"<EnumerationResults>{shown}</EnumerationResults>"
         return self.said(200, {"content-type": "application/xml"}, text.encode())
 
     @staticmethod
-    def row(name: str, etag: str, said: dict[str, str], written: float) -> str:
+    def row(name: str, etag: str, fields: dict[str, str], written: float) -> str:
         """Return a blob as a listing shows it, with a bare ETag and None for an empty value."""
-        metadata = "".join(f"<{word}>{escape(text)}</{word}>" for word, text in said.items())
+        metadata = "".join(f"<{word}>{escape(text)}</{word}>" for word, text in fields.items())
         dated = f"<Last-Modified>{date(written)}</Last-Modified>"
         properties = f"<Properties>{dated}<Etag>{etag.strip(chr(34))}</Etag>{BLOCK}</Properties>"
         return f"<Blob><Name>{escape(name)}</Name>{properties}<Metadata>{metadata}</Metadata></Blob>"
@@ -125,9 +127,9 @@ class BlobMemory:
         """Return a response that includes the time."""
         answer = Response()
         answer.status_code = status
-        told = {**(heads or {}), **({"Date": date(self.now)} if self.dated else {})}
-        answer.headers = CaseInsensitiveDict(told)
-        answer.raw = HTTPResponse(BytesIO(body), headers=told, status=status, preload_content=False)
+        all_headers = {**(heads or {}), **({"Date": date(self.now)} if self.dated else {})}
+        answer.headers = CaseInsensitiveDict(all_headers)
+        answer.raw = HTTPResponse(BytesIO(body), headers=all_headers, status=status, preload_content=False)
         return answer
 
 
@@ -157,4 +159,4 @@ class BlobService(BaseAdapter):
         return answer
 
     def close(self) -> None:
-        self.memory.asked.append("closed")
+        self.memory.requests.append("closed")

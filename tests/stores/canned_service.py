@@ -30,7 +30,7 @@ def refusal(code: str) -> bytes:
 
 
 @frozen
-class Told:
+class CannedResponse:
     """What a service does for one request: it writes these bytes, and may then close the connection."""
 
     what: bytes = b""
@@ -38,16 +38,16 @@ class Told:
 
 
 @define
-class Bytes:
+class CannedServer:
     """A service that responds with given bytes.
 
-    asked        the head and the body of each request
+    requests     the head and the body of each request
     connections  the number of connections accepted
     """
 
-    answers: list[Told]
+    answers: list[CannedResponse]
     tls: ssl.SSLContext | None = None
-    asked: list[tuple[HTTPMessage, bytes]] = Factory(list)
+    requests: list[tuple[HTTPMessage, bytes]] = Factory(list)
     connections: int = 0
     url: str = ""
     server: socket.socket | None = None
@@ -69,10 +69,10 @@ class Bytes:
             with connection, connection.makefile("rb") as come:
                 while come.readline():
                     head = parse_headers(come)
-                    self.asked.append((head, come.read(int(head["Content-Length"]))))
-                    told = self.answers.pop(0)
-                    connection.sendall(told.what)
-                    if told.ends:
+                    self.requests.append((head, come.read(int(head["Content-Length"]))))
+                    response = self.answers.pop(0)
+                    connection.sendall(response.what)
+                    if response.ends:
                         connection.shutdown(socket.SHUT_RDWR)
                         return
 
@@ -84,31 +84,33 @@ class Bytes:
         self.server.close()
 
     def hang_up(self) -> None:
-        for each in self._open:
+        for connection in self._open:
             with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
         self._open.clear()
 
 
 @contextmanager
-def service(*answers: bytes | Told, tls: ssl.SSLContext | None = None) -> Iterator[Bytes]:
+def service(*answers: bytes | CannedResponse, tls: ssl.SSLContext | None = None) -> Iterator[CannedServer]:
     """Run such a service on the loopback interface."""
-    made = Bytes([each if isinstance(each, Told) else Told(each) for each in answers], tls)
+    canned = CannedServer(
+        [response if isinstance(response, CannedResponse) else CannedResponse(response) for response in answers], tls
+    )
     with socket.create_server(("127.0.0.1", 0)) as server:
-        made.server = server
-        made.url = f"{'https' if tls else 'http'}://localhost:{server.getsockname()[1]}"
-        thread = Thread(target=made.serve, args=(server,), daemon=True)
+        canned.server = server
+        canned.url = f"{'https' if tls else 'http'}://localhost:{server.getsockname()[1]}"
+        thread = Thread(target=canned.serve, args=(server,), daemon=True)
         thread.start()
         try:
-            yield made
+            yield canned
         finally:
-            made.hang_up()
+            canned.hang_up()
             with suppress(OSError):  # gone already
                 server.shutdown(socket.SHUT_RDWR)
             thread.join()
 
 
-class Asking:
+class DirectClient:
     """A client of boto3 whose GetShardIterator goes past it, and a way to call it."""
 
     def __init__(self, url: str, session: Any = None, **config: Any) -> None:  # noqa: ANN401  boto3 has no type for it
@@ -126,10 +128,10 @@ class Asking:
             return self.client.get_shard_iterator(**question)
 
         body = json.dumps(question).encode()
-        told = self.calls.call(
+        parsed = self.calls.call(
             "GetShardIterator", body, JSON, parse=json.loads, boto3_call=by_boto, repeatable=repeatable
         )
-        return cast("str", told["ShardIterator"])
+        return cast("str", parsed["ShardIterator"])
 
     def close(self) -> None:
         self.calls.close()
@@ -137,11 +139,11 @@ class Asking:
 
 
 @contextmanager
-def asking(url: str, **config: Any) -> Iterator[Asking]:  # noqa: ANN401  boto3 has no type for it
+def direct_client(url: str, **config: Any) -> Iterator[DirectClient]:  # noqa: ANN401  boto3 has no type for it
     """Return a client that has made one call, so that it knows how boto3 makes calls."""
-    made = Asking(url, **config)
+    client = DirectClient(url, **config)
     try:
-        assert made() == "i"
-        yield made
+        assert client() == "i"
+        yield client
     finally:
-        made.close()
+        client.close()

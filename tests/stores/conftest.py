@@ -26,9 +26,9 @@ def connection(azurite_connection: str, monkeypatch: pytest.MonkeyPatch) -> str:
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a self-signed certificate for localhost with its key."""
     folder = tmp_path_factory.mktemp("tls")
-    made = folder / "both.pem"
+    pem = folder / "both.pem"
     words = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost"
     keys = ["-keyout", str(folder / "key.pem"), "-out", str(folder / "certificate.pem")]
     subprocess.run(["openssl", *words.split(), *keys], check=True, capture_output=True)
-    made.write_text((folder / "key.pem").read_text() + (folder / "certificate.pem").read_text())
-    return made
+    pem.write_text((folder / "key.pem").read_text() + (folder / "certificate.pem").read_text())
+    return pem

@@ -20,16 +20,16 @@ Body = dict[str, Any]
 class GcsMemory:
     """One bucket.
 
-    objects  by name: the generation, the time of the last write, and the metadata
-    faults   by method: what is returned or raised in place of a response
-    asked    the method and the query of each request
-    now      seconds since the start
+    objects   by name: the generation, the time of the last write, and the metadata
+    faults    by method: what is returned or raised in place of a response
+    requests  the method and the query of each request
+    now       seconds since the start
     """
 
     name: str | None = "leases"
     objects: dict[str, tuple[int, datetime, dict[str, str]]] = Factory(dict)
     faults: dict[str, list[int | Exception]] = Factory(dict)
-    asked: list[tuple[str, dict[str, str]]] = Factory(list)
+    requests: list[tuple[str, dict[str, str]]] = Factory(list)
     made: Body | None = None
     now: float = 0.0
     dated: bool = True
@@ -38,7 +38,7 @@ class GcsMemory:
 
     def answer(self, method: str, path: str, query: dict[str, str], body: bytes) -> tuple[int, Body]:
         """Return the status and the response."""
-        self.asked.append((method, query))
+        self.requests.append((method, query))
         if waiting := self.faults.get(method):
             fault = waiting.pop(0)
             if isinstance(fault, Exception):
@@ -53,14 +53,14 @@ class GcsMemory:
             return 404, {}
         match method:
             case "GET" if name:
-                return (200, self._told(name)) if name in self.objects else (404, {})
+                return (200, self._resource(name)) if name in self.objects else (404, {})
             case "GET":
-                names = sorted(each for each in self.objects if each.startswith(query.get("prefix", "")))
+                names = sorted(key for key in self.objects if key.startswith(query.get("prefix", "")))
                 start = int(query.get("pageToken", "0"))
-                items = [self._told(each) for each in names[start : start + self.page]]
+                items = [self._resource(key) for key in names[start : start + self.page]]
                 more = {"nextPageToken": str(start + self.page)} if start + self.page < len(names) else {}
-                told = {"kind": "storage#objects", "items": items, **more}
-                return 200, {name: value for name, value in told.items() if name in _asked_for(query["fields"])}
+                page = {"kind": "storage#objects", "items": items, **more}
+                return 200, {name: value for name, value in page.items() if name in _top_level_fields(query["fields"])}
             case "DELETE":
                 if name not in self.objects or self.objects[name][0] != int(query["generation"]):
                     return 404, {}
@@ -75,12 +75,12 @@ class GcsMemory:
                     return 412, {}
                 self.generations += 1
                 self.objects[sent["name"]] = self.generations, self._time(), sent["metadata"]
-                return 200, self._told(sent["name"])
+                return 200, self._resource(sent["name"])
 
     def _time(self) -> datetime:
         return BEGAN + timedelta(seconds=self.now)
 
-    def _told(self, name: str) -> Body:
+    def _resource(self, name: str) -> Body:
         generation, written, metadata = self.objects[name]
         return {
             "name": name,
@@ -94,7 +94,7 @@ class GcsMemory:
         return {"date": format_datetime(self._time(), usegmt=True)} if self.dated else {}
 
 
-def _asked_for(fields: str) -> set[str]:
+def _top_level_fields(fields: str) -> set[str]:
     """Return the top-level names in a `fields` parameter; the service omits all other fields."""
     return set(re.sub(r"\(.*?\)", "", fields).split(","))
 

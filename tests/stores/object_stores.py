@@ -107,6 +107,6 @@ class RoomyLayout(EventHubLayout):
     def checkpoint(self, stored: ObjectFields, after: Lease) -> ObjectFields:
         """Return the checkpoint including the extra fields."""
         position = after.checkpoint
-        told = evolve(position, sub=0, token=f"{position.sub}/{position.token}") if position.numbered else position
-        fields = super().checkpoint(stored, evolve(after, checkpoint=told))
+        encoded = evolve(position, sub=0, token=f"{position.sub}/{position.token}") if position.numbered else position
+        fields = super().checkpoint(stored, evolve(after, checkpoint=encoded))
         return {**fields, "room": json.dumps([after.parents, after.hash_range, after.weight])}

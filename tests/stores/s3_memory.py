@@ -24,7 +24,7 @@ def refusal(code: str, status: int) -> ClientError:
 class S3Bucket:
     """A bucket, shared by all of its clients.
 
-    asked     every call: the attempts of its client, the operation, and its arguments except for the bucket
+    requests  every call: the attempts of its client, the operation, and its arguments except for the bucket
     faults    raised by the next calls of an operation, one after the other
     now       seconds since the bucket was created
     dated     whether responses contain the time
@@ -33,7 +33,7 @@ class S3Bucket:
 
     name: str | None = "leases"
     objects: dict[str, tuple[str, bytes, float]] = field(factory=dict)
-    asked: list[tuple[int, str, dict[str, Any]]] = field(factory=list)
+    requests: list[tuple[int, str, dict[str, Any]]] = field(factory=list)
     faults: dict[str, list[Exception]] = field(factory=dict)
     now: float = 0.0
     dated: bool = True
@@ -68,7 +68,7 @@ class S3Memory:
 
     def _ask(self, operation: str, Bucket: str, **named: Any) -> dict[str, Any]:  # noqa: ANN401, N803  boto3's own
         service = self.service
-        service.asked.append((self.attempts, operation, named))
+        service.requests.append((self.attempts, operation, named))
         if service.faults.get(operation):
             raise service.faults[operation].pop(0)
         if service.name != Bucket and operation != "create_bucket":
@@ -76,66 +76,66 @@ class S3Memory:
         date = {"date": format_datetime(BEGAN + timedelta(seconds=service.now), usegmt=True)} if service.dated else {}
         return {"ResponseMetadata": {"HTTPHeaders": date}}
 
-    def put_object(self, **asked: Any) -> dict[str, Any]:  # noqa: ANN401
+    def put_object(self, **arguments: Any) -> dict[str, Any]:  # noqa: ANN401
         """Store the object if its conditions hold."""
-        answer = self._ask("put_object", **asked)
-        name, stored = asked["Key"], self.objects.get(asked["Key"])
-        self._hold(stored, asked)
-        etag = f'"e-{len(self.service.asked)}"'
-        self.objects[name] = (etag, asked["Body"], self.service.now)
+        answer = self._ask("put_object", **arguments)
+        name, stored = arguments["Key"], self.objects.get(arguments["Key"])
+        self._hold(stored, arguments)
+        etag = f'"e-{len(self.service.requests)}"'
+        self.objects[name] = (etag, arguments["Body"], self.service.now)
         return {**answer, "ETag": etag}
 
-    def delete_object(self, **asked: Any) -> dict[str, Any]:  # noqa: ANN401
+    def delete_object(self, **arguments: Any) -> dict[str, Any]:  # noqa: ANN401
         """Remove the object if its conditions hold."""
-        answer = self._ask("delete_object", **asked)
-        stored = self.objects.get(asked["Key"])
-        self._hold(stored, asked)
-        self.objects.pop(asked["Key"], None)
+        answer = self._ask("delete_object", **arguments)
+        stored = self.objects.get(arguments["Key"])
+        self._hold(stored, arguments)
+        self.objects.pop(arguments["Key"], None)
         return answer
 
-    def get_object(self, **asked: Any) -> dict[str, Any]:  # noqa: ANN401
-        answer = self._ask("get_object", **asked)
+    def get_object(self, **arguments: Any) -> dict[str, Any]:  # noqa: ANN401
+        answer = self._ask("get_object", **arguments)
         if self.service.together is not None:
             self.service.together.wait(WAIT)
-        if asked["Key"] not in self.objects:
+        if arguments["Key"] not in self.objects:
             raise refusal("NoSuchKey", 404)
-        etag, body, written = self.objects[asked["Key"]]
+        etag, body, written = self.objects[arguments["Key"]]
         return {**answer, "ETag": etag, "Body": BytesIO(body), "LastModified": BEGAN + timedelta(seconds=written)}
 
-    def list_objects_v2(self, **asked: Any) -> dict[str, Any]:  # noqa: ANN401
+    def list_objects_v2(self, **arguments: Any) -> dict[str, Any]:  # noqa: ANN401
         """Check that the bucket exists."""
-        return {**self._ask("list_objects_v2", **asked), "Name": self.service.name}
+        return {**self._ask("list_objects_v2", **arguments), "Name": self.service.name}
 
-    def head_bucket(self, **asked: Any) -> dict[str, Any]:  # noqa: ANN401
-        return self._ask("head_bucket", **asked)
+    def head_bucket(self, **arguments: Any) -> dict[str, Any]:  # noqa: ANN401
+        return self._ask("head_bucket", **arguments)
 
-    def create_bucket(self, **asked: Any) -> dict[str, Any]:  # noqa: ANN401
-        answer = self._ask("create_bucket", **asked)
-        self.service.name = asked["Bucket"]
+    def create_bucket(self, **arguments: Any) -> dict[str, Any]:  # noqa: ANN401
+        answer = self._ask("create_bucket", **arguments)
+        self.service.name = arguments["Bucket"]
         return answer
 
     def get_paginator(self, operation: str) -> "S3Memory":
         assert operation == "list_objects_v2"
         return self
 
-    def paginate(self, **asked: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401
+    def paginate(self, **arguments: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401
         """Yield pages of a few objects; an empty listing is a page without contents."""
-        names = [name for name in sorted(self.objects) if name.startswith(asked["Prefix"])]
+        names = [name for name in sorted(self.objects) if name.startswith(arguments["Prefix"])]
         for first in range(0, max(1, len(names)), PAGE):
-            answer = self._ask("paginate", **asked)
+            answer = self._ask("paginate", **arguments)
             rows = [(name, self.objects[name]) for name in names[first : first + PAGE]]
             contents = [
                 {"Key": name, "ETag": etag, "LastModified": BEGAN + timedelta(seconds=written)}
                 for name, (etag, _, written) in rows
             ]
-            named = {"Name": self.service.name, "Prefix": asked["Prefix"]}
+            named = {"Name": self.service.name, "Prefix": arguments["Prefix"]}
             yield {**answer, **named, **({"Contents": contents} if contents else {})}
 
     @staticmethod
-    def _hold(stored: tuple[str, bytes, float] | None, asked: dict[str, Any]) -> None:
-        if asked.get("IfNoneMatch") == "*" and stored:
+    def _hold(stored: tuple[str, bytes, float] | None, arguments: dict[str, Any]) -> None:
+        if arguments.get("IfNoneMatch") == "*" and stored:
             raise refusal("PreconditionFailed", 412)
-        if "IfMatch" in asked and stored is None:
+        if "IfMatch" in arguments and stored is None:
             raise refusal("NoSuchKey", 404)
-        if "IfMatch" in asked and stored and stored[0] != asked["IfMatch"]:
+        if "IfMatch" in arguments and stored and stored[0] != arguments["IfMatch"]:
             raise refusal("PreconditionFailed", 412)

@@ -21,33 +21,33 @@ _AWS = Session()
 """One for all, for the service's description takes long to read."""
 
 
-def memory(_asked: pytest.FixtureRequest) -> Store:
+def memory(_request: pytest.FixtureRequest) -> Store:
     """Open a table in this process."""
     return MemoryStore()
 
 
-def dynamodb(asked: pytest.FixtureRequest) -> Store:
+def dynamodb(request: pytest.FixtureRequest) -> Store:
     """Open a table in the KCL's layout."""
-    return DynamoStore(f"swapped-{next(_numbers)}", endpoint=asked.getfixturevalue("dynalite_url"), session=_AWS)
+    return DynamoStore(f"swapped-{next(_numbers)}", endpoint=request.getfixturevalue("dynalite_url"), session=_AWS)
 
 
-def postgres(asked: pytest.FixtureRequest) -> Store:
+def postgres(request: pytest.FixtureRequest) -> Store:
     """Open a table on a real server."""
-    return open_store(store_url(asked.getfixturevalue("postgres_service"), f"swapped_{next(_numbers)}"))
+    return open_store(store_url(request.getfixturevalue("postgres_service"), f"swapped_{next(_numbers)}"))
 
 
-def blob(asked: pytest.FixtureRequest) -> Store:
-    return EtagStore(AgelessBlobs(container(asked.getfixturevalue("azurite_connection"))), ObjectLayout("fleet/one"))
+def blob(request: pytest.FixtureRequest) -> Store:
+    return EtagStore(AgelessBlobs(container(request.getfixturevalue("azurite_connection"))), ObjectLayout("fleet/one"))
 
 
-def s3(asked: pytest.FixtureRequest) -> Store:
+def s3(request: pytest.FixtureRequest) -> Store:
     """Open a bucket whose conditions hold in races, too."""
-    return EtagStore(bucket(asked.getfixturevalue("versitygw_url")), ObjectLayout("fleet/one"))
+    return EtagStore(bucket(request.getfixturevalue("versitygw_url")), ObjectLayout("fleet/one"))
 
 
-def gcs(asked: pytest.FixtureRequest) -> Store:
+def gcs(request: pytest.FixtureRequest) -> Store:
     """Open a prefix of one bucket."""
-    objects = AgelessGcs("swapped", endpoint=asked.getfixturevalue("gcs_url"))
+    objects = AgelessGcs("swapped", endpoint=request.getfixturevalue("gcs_url"))
     objects.ensure(create=True)
     return EtagStore(objects, ObjectLayout(f"fleet/{next(_numbers)}"))
 
@@ -55,8 +55,8 @@ def gcs(asked: pytest.FixtureRequest) -> Store:
 def by_session(kind: Callable[[pytest.FixtureRequest], Store]) -> Callable[[pytest.FixtureRequest], Store]:
     """Open such a table in layout `sessions`."""
 
-    def opened(asked: pytest.FixtureRequest) -> Store:
-        store = kind(asked)
+    def opened(request: pytest.FixtureRequest) -> Store:
+        store = kind(request)
         assert isinstance(store, KeepsCells)
         return SessionStore(store.cells(), gather_seconds=0.0)
 
@@ -95,9 +95,9 @@ def pairs(names: Iterable[str] = PAIRS, *more: pytest.MarkDecorator) -> list[obj
     ]
 
 
-def opened_pair(asked: pytest.FixtureRequest) -> tuple[Store, Store]:
+def opened_pair(request: pytest.FixtureRequest) -> tuple[Store, Store]:
     """Yield the two tables of the pair that the fixture's parameter names; close them after the test."""
-    source, target = (opening(asked) for opening in PAIRS[asked.param])
+    source, target = (opening(request) for opening in PAIRS[request.param])
     for store in (source, target):
-        asked.addfinalizer(store.close)
+        request.addfinalizer(store.close)
     return source, target

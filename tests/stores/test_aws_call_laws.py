@@ -1,4 +1,4 @@
-"""Laws of the calls that bypass boto3. Each test fails if one reason in their code is violated."""
+"""Laws of the calls that bypass boto3, each with a test that fails if the code breaks it."""
 
 import json
 import socket
@@ -12,7 +12,7 @@ from typing import Any
 import boto3
 import pytest
 from botocore.exceptions import ConnectionClosedError, ConnectTimeoutError
-from canned_service import Asking, Told, answer, asking, service
+from canned_service import CannedResponse, DirectClient, answer, direct_client, service
 
 from leasehold.stores.aws_calls import calls
 from leasehold.stores.aws_calls.connections import ConnectFailed, KeptConnections
@@ -22,7 +22,7 @@ SECONDS = 10.0
 
 
 @pytest.mark.parametrize(
-    "told",
+    "response",
     [
         answer(ITERATOR, "200 OK", "x-amz-crc32: 1"),
         answer(ITERATOR, form="text/plain"),
@@ -30,11 +30,11 @@ SECONDS = 10.0
     ],
     ids=["wrong checksum", "other content type", "content encoding"],
 )
-def test_boto3_judges_an_answer_that_is_not_plain(told: bytes) -> None:
+def test_an_unusual_response_is_parsed_by_boto3(response: bytes) -> None:
     """boto3 can check a checksum, an unusual form or an encoding; the direct call cannot."""
-    with service(answer(), told) as there, asking(there.url) as ask:
+    with service(answer(), response) as server, direct_client(server.url) as ask:
         assert ask() == "i"
-        assert (ask.through_boto3, len(there.asked)) == (2, 2)
+        assert (ask.through_boto3, len(server.requests)) == (2, 2)
 
 
 def _unconnected(monkeypatch: pytest.MonkeyPatch, cause: Exception) -> None:
@@ -44,40 +44,39 @@ def _unconnected(monkeypatch: pytest.MonkeyPatch, cause: Exception) -> None:
     monkeypatch.setattr(KeptConnections, "_open", fail)
 
 
-def test_a_connection_that_is_not_made_in_time_is_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection that takes too long raises a timeout, after which callers pass longer timeouts."""
-    with service(answer()) as there, asking(there.url, retries={"total_max_attempts": 1}) as ask:
+def test_a_slow_connection_raises_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    with service(answer()) as server, direct_client(server.url, retries={"total_max_attempts": 1}) as ask:
         _unconnected(monkeypatch, TimeoutError())
         with pytest.raises(ConnectTimeoutError):
             ask()
 
 
-def test_boto3_makes_the_call_if_the_certificate_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether a server is trusted is for boto3 to decide."""
-    with service(answer(), answer()) as there, asking(there.url, retries={"total_max_attempts": 1}) as ask:
+def test_boto3_makes_the_call_if_the_certificate_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """boto3 decides whether a server is trusted."""
+    with service(answer(), answer()) as server, direct_client(server.url, retries={"total_max_attempts": 1}) as ask:
         _unconnected(monkeypatch, ssl.SSLError())
         assert ask() == "i"
-        assert len(there.asked) == 2
+        assert len(server.requests) == 2
 
 
-def test_boto3_makes_every_call_that_needs_a_certificate_of_the_client(tmp_path: Path) -> None:
+def test_boto3_makes_every_call_with_a_client_certificate(tmp_path: Path) -> None:
     """The direct call cannot present a client certificate."""
-    with service(answer(), answer()) as there:
-        ask = Asking(there.url, client_cert=str(tmp_path / "client.pem"))
+    with service(answer(), answer()) as server:
+        ask = DirectClient(server.url, client_cert=str(tmp_path / "client.pem"))
         assert [ask(), ask()] == ["i", "i"]
         assert ask.through_boto3 == 2
         ask.close()
 
 
-def test_an_outcome_that_boto3_never_took_is_not_the_next_calls() -> None:
-    """A call that fails before it is sent does not leave its outcome to another call of the thread."""
+def test_an_unused_outcome_does_not_reach_the_next_call() -> None:
+    """A call that fails before it is sent leaves no outcome to another call of the thread."""
     question: Any = {"StreamName": "orders", "ShardId": "s-0", "ShardIteratorType": "LATEST"}
 
     def fail() -> Any:  # noqa: ANN401  as boto3
         raise ValueError("refused before it was sent")
 
     odd = answer(b'{"ShardIterator": "odd"}', form="text/plain")
-    with service(answer(), odd, answer()) as there, asking(there.url) as ask:
+    with service(answer(), odd, answer()) as server, direct_client(server.url) as ask:
         with pytest.raises(ValueError, match="before it was sent"):
             ask.calls.call(
                 "GetShardIterator",
@@ -90,43 +89,43 @@ def test_an_outcome_that_boto3_never_took_is_not_the_next_calls() -> None:
         assert ask.client.get_shard_iterator(**question)["ShardIterator"] == "i"
 
 
-def test_authorities_of_a_company_need_no_extension(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python 3.13 rejects some authorities by default that boto3 trusts."""
-    made: list[ssl.SSLContext] = []
+def test_a_company_authority_without_extensions_is_trusted(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.13 rejects by default some authorities that boto3 trusts; the direct call accepts them."""
+    contexts: list[ssl.SSLContext] = []
     by_default = ssl.create_default_context
 
     def strict(**named: Any) -> ssl.SSLContext:  # noqa: ANN401  as ssl's
-        made.append(by_default(**named))
-        made[-1].verify_flags |= ssl.VERIFY_X509_STRICT
-        return made[-1]
+        contexts.append(by_default(**named))
+        contexts[-1].verify_flags |= ssl.VERIFY_X509_STRICT
+        return contexts[-1]
 
     monkeypatch.setattr(ssl, "create_default_context", strict)
     client = boto3.client("kinesis", region_name="eu-west-1")
     with closing(client):
         calls.DirectCalls(client, [])._kept_connections("https", "localhost", 443, str(certificate), [])  # noqa: SLF001  no request is sent
-    assert [context.verify_flags & ssl.VERIFY_X509_STRICT for context in made] == [0]
+    assert [context.verify_flags & ssl.VERIFY_X509_STRICT for context in contexts] == [0]
 
 
 @pytest.mark.parametrize(
-    "told",
+    "response",
     [answer(ITERATOR, "200 OK", "Connection: close"), answer(ITERATOR, "200 OK", "Content-Length: 22")],
     ids=["closes", "two lengths"],
 )
-def test_a_connection_is_kept_only_after_a_plain_answer(told: bytes) -> None:
+def test_a_connection_is_reused_only_after_a_plain_response(response: bytes) -> None:
     """A connection is dropped if the service announces its end, or if the length of the response is in doubt."""
-    with service(answer(), told, answer()) as there, asking(there.url) as ask:
+    with service(answer(), response, answer()) as server, direct_client(server.url) as ask:
         assert (ask(), ask()) == ("i", "i")
-        assert there.connections == 3
+        assert server.connections == 3
 
 
-def test_a_request_is_not_repeated_once_its_answer_has_begun() -> None:
-    """By then the service has carried out the request."""
-    with service(answer(), answer()) as there, asking(there.url, retries={"total_max_attempts": 1}) as ask:
+def test_a_request_is_not_repeated_after_its_response_began() -> None:
+    """Once a response has begun, the service has carried out the request."""
+    with service(answer(), answer()) as server, direct_client(server.url, retries={"total_max_attempts": 1}) as ask:
         assert ask() == "i"
-        there.answers[:] = [Told(answer()[:-5], ends=True), last := Told(answer())]
+        server.answers[:] = [CannedResponse(answer()[:-5], ends=True), last := CannedResponse(answer())]
         with pytest.raises(ConnectionClosedError):
             ask()
-        assert there.answers == [last]
+        assert server.answers == [last]
 
 
 @contextmanager
@@ -158,15 +157,15 @@ def _answering(far: socket.socket, before: Any = None) -> Thread:  # noqa: ANN40
     return thread
 
 
-def test_the_connection_that_was_used_last_is_used_first() -> None:
-    """The others can then fall idle, and the service closes them."""
+def test_the_most_recently_used_connection_is_used_first() -> None:
+    """Spare connections stay idle, so the service closes them."""
     with _idle(0.0) as (line, far):
         thread = _answering(far[1])
         assert line.send(b"POST / HTTP/1.1\r\n\r\n", b"", repeatable=True).status == 200
         thread.join()
 
 
-def test_a_connection_whose_answer_comes_after_close_is_closed() -> None:
+def test_a_connection_in_use_at_close_is_closed_after_its_response() -> None:
     with _idle(0.0) as (line, far):
         near = line._idle[-1]  # noqa: SLF001  the one that is used
         thread = _answering(far[1], line.close)
@@ -175,8 +174,7 @@ def test_a_connection_whose_answer_comes_after_close_is_closed() -> None:
         assert near.fileno() == -1
 
 
-def test_the_last_wait_ends_with_the_time_for_the_whole_answer() -> None:
-    """The last wait ends with the deadline of the response, even if the read timeout is longer."""
+def test_the_last_read_ends_at_the_response_deadline() -> None:
     with _idle(0.0, 2.9 * SECONDS) as (line, far):
         near = line._idle[-1]  # noqa: SLF001  likewise
         thread = _answering(far[1])

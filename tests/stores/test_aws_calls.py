@@ -1,4 +1,4 @@
-"""Calls past boto3 are signed like Amazon's own vectors and sent as boto3 sends them; boto3 judges odd responses."""
+"""Calls that bypass boto3 are signed and sent as boto3 would, and boto3 handles odd responses."""
 
 import json
 import logging
@@ -20,7 +20,7 @@ from botocore.exceptions import (
     ReadTimeoutError,
     SSLError,
 )
-from canned_service import JSON, Asking, Told, answer, asking, refusal, service
+from canned_service import JSON, CannedResponse, DirectClient, answer, direct_client, refusal, service
 
 from leasehold.stores import deadlines
 from leasehold.stores.aws_calls import calls
@@ -33,8 +33,7 @@ SHARD = {"ShardId": "s-0"}
 
 
 @pytest.mark.parametrize("vector", VECTORS, ids=[vector["name"] for vector in VECTORS])
-def test_amazons_own_vectors_are_signed_as_published(vector: dict[str, Any]) -> None:
-    """A service accepts requests that boto3 has not signed."""
+def test_signing_matches_the_published_vectors(vector: dict[str, Any]) -> None:
     headers = {name.lower(): value for name, value in vector["headers"].items()}
     time = headers.pop("x-amz-date")
     secret = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"  # noqa: S105  published with the vectors
@@ -54,11 +53,10 @@ def test_amazons_own_vectors_are_signed_as_published(vector: dict[str, Any]) -> 
 VARYING = {"x-amz-date", "authorization", "amz-sdk-invocation-id", "amz-sdk-request"}
 
 
-def test_a_direct_call_says_what_boto3_says_and_over_a_kept_connection() -> None:
-    """A service must neither answer a different request nor take the call for another client's."""
-    with service(*[answer()] * 4) as there, asking(there.url) as ask:
+def test_a_direct_call_sends_what_boto3_sends_and_reuses_its_connection() -> None:
+    with service(*[answer()] * 4) as server, direct_client(server.url) as ask:
         assert [ask(), ask(), ask()] == ["i"] * 3
-        (boto3s, boto3s_body), *ours = there.asked
+        (boto3s, boto3s_body), *ours = server.requests
         expected = {name.lower(): value for name, value in boto3s.items()}
         for head, body in ours:
             headers = {name.lower(): value for name, value in head.items()}
@@ -68,8 +66,8 @@ def test_a_direct_call_says_what_boto3_says_and_over_a_kept_connection() -> None
             }
             assert json.loads(body) == json.loads(boto3s_body)
             assert headers["authorization"].split("/")[2:4] == expected["authorization"].split("/")[2:4]
-        assert len({head["amz-sdk-invocation-id"] for head, _ in there.asked}) == 4
-        assert (ask.through_boto3, there.connections) == (1, 2)
+        assert len({head["amz-sdk-invocation-id"] for head, _ in server.requests}) == 4
+        assert (ask.through_boto3, server.connections) == (1, 2)
 
 
 LARGE = json.dumps({"ShardIterator": "i", "Odd": "x" * 300_000}).encode()
@@ -78,7 +76,7 @@ OLD = b'HTTP/1.0 200 OK\r\nContent-Type: %b\r\nContent-Length: 22\r\n\r\n{"Shard
 
 
 @pytest.mark.parametrize(
-    "told",
+    "response",
     [
         answer(LARGE),
         answer(json.dumps({"ShardIterator": "i"}).encode(), "200 OK", f"x-amz-crc32: {crc32(b'')}"),
@@ -91,15 +89,14 @@ OLD = b'HTTP/1.0 200 OK\r\nContent-Type: %b\r\nContent-Length: 22\r\n\r\n{"Shard
     ],
     ids=["large", "crc32", "closing", "other form", "no reason", "chunked", "HTTP/1.0", "continued"],
 )
-def test_every_form_of_a_good_answer_is_read_and_asked_for_once(told: bytes) -> None:
-    """A proxy that changes the form of a response neither ends reading nor doubles requests."""
-    with service(answer(), told, answer()) as there, asking(there.url) as ask:
+def test_every_form_of_a_response_is_read_without_a_second_request(response: bytes) -> None:
+    with service(answer(), response, answer()) as server, direct_client(server.url) as ask:
         assert (ask(), ask()) == ("i", "i")
-        assert len(there.asked) == 3
+        assert len(server.requests) == 3
 
 
 @pytest.mark.parametrize(
-    "told",
+    "response",
     [
         answer(b"x" * 10)[:-5],
         answer()[:30],
@@ -112,76 +109,73 @@ def test_every_form_of_a_good_answer_is_read_and_asked_for_once(told: bytes) -> 
     ids=["body cut", "head cut", "no HTTP", "more", "huge", "chunk cut", "nothing"],
 )
 @pytest.mark.parametrize("again", [True, False])
-def test_an_answer_that_is_cut_off_or_none_counts_as_no_answer(told: bytes, again: bool) -> None:
+def test_a_missing_or_truncated_response_is_no_response(response: bytes, again: bool) -> None:
     """A part of a response is never taken for the whole, and a request that was carried out is not sent again."""
-    with service(answer()) as there, asking(there.url, retries={"total_max_attempts": 1}) as ask:
-        there.answers[:] = [Told(told, ends=True), answered := Told(answer())]
+    with service(answer()) as server, direct_client(server.url, retries={"total_max_attempts": 1}) as ask:
+        server.answers[:] = [CannedResponse(response, ends=True), repeated := CannedResponse(answer())]
         with pytest.raises(ConnectionClosedError):
             ask(repeatable=again)
-        assert (len(there.asked), there.answers) == (2, [answered])
+        assert (len(server.requests), server.answers) == (2, [repeated])
         assert ask() == "i"
 
 
-def test_a_kept_connection_that_ends_without_a_byte_costs_nothing_where_asking_twice_does_no_harm() -> None:
+def test_a_repeatable_call_is_retried_if_its_idle_connection_ended() -> None:
     """Pauses longer than a service keeps connections open do not look like a fault."""
-    with service(answer(), answer()) as there, asking(there.url, retries={"total_max_attempts": 1}) as ask:
+    with service(answer(), answer()) as server, direct_client(server.url, retries={"total_max_attempts": 1}) as ask:
         assert ask() == "i"
-        ends = Told(ends=True)
-        there.answers[:] = [ends, Told(answer()), ends, last := Told(answer())]
-        assert (ask(), len(there.asked)) == ("i", 4)
+        ends = CannedResponse(ends=True)
+        server.answers[:] = [ends, CannedResponse(answer()), ends, last := CannedResponse(answer())]
+        assert (ask(), len(server.requests)) == ("i", 4)
         with pytest.raises(ConnectionClosedError):
             ask(repeatable=False)
-        assert there.answers == [last]
+        assert server.answers == [last]
 
 
-def test_a_connection_that_the_service_has_closed_meanwhile_is_not_asked() -> None:
-    """No write is lost without anyone knowing whether it was carried out."""
-    with service(*[answer()] * 3) as there, asking(there.url) as ask:
+def test_a_connection_closed_by_the_service_is_not_used() -> None:
+    """No write is sent on a connection that is already closed, because its outcome would be unknown."""
+    with service(*[answer()] * 3) as server, direct_client(server.url) as ask:
         assert ask() == "i"
-        there.hang_up()
+        server.hang_up()
         assert ask(repeatable=False) == "i"
-        assert (len(there.asked), ask.through_boto3) == (3, 1)
+        assert (len(server.requests), ask.through_boto3) == (3, 1)
 
 
-def test_a_refusal_of_the_service_is_said_by_boto3_and_asked_once() -> None:
-    """The error is the same as boto3's, and a rejected request counts once."""
-    with service(answer(), refusal("ExpiredTokenException")) as there, asking(there.url) as ask:
+def test_a_rejection_raises_boto3s_error_without_a_second_request() -> None:
+    with service(answer(), refusal("ExpiredTokenException")) as server, direct_client(server.url) as ask:
         with pytest.raises(ClientError, match=r"\(ExpiredTokenException\) .* GetShardIterator operation: as told"):
             ask()
-        assert (len(there.asked), there.connections) == (2, 2)
+        assert (len(server.requests), server.connections) == (2, 2)
 
 
 @pytest.mark.parametrize("first", [refusal("ProvisionedThroughputExceededException"), answer(b"", "503 Busy")])
-def test_boto3_repeats_what_it_would_repeat(first: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One throttled request is not a fault, and is not repeated more often than it should be."""
+def test_boto3_retries_what_it_retries_itself(first: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("botocore.endpoint.time.sleep", lambda _seconds: None)
-    with service(answer(), first, answer()) as there, asking(there.url) as ask:
-        assert (ask(), len(there.asked)) == ("i", 3)
+    with service(answer(), first, answer()) as server, direct_client(server.url) as ask:
+        assert (ask(), len(server.requests)) == ("i", 3)
 
 
-def test_a_redirection_is_boto3s() -> None:
-    """A redirect page is not taken for the response."""
+def test_a_redirect_is_followed_by_boto3() -> None:
     with (
-        service(answer(), answer(b"{}", "301 Moved", "Location: http://localhost/")) as there,
-        asking(there.url) as ask,
+        service(answer(), answer(b"{}", "301 Moved", "Location: http://localhost/")) as server,
+        direct_client(server.url) as ask,
         pytest.raises(ClientError, match="301"),
     ):
         ask()
 
 
-def test_silence_is_late_in_boto3s_own_words() -> None:
-    """A service that hangs does not hold a shard's thread, and gets a longer timeout the next time."""
-    with service(answer(), Told()) as there:
+def test_a_silent_service_raises_boto3s_timeout() -> None:
+    """A silent service releases its thread, and gets a longer timeout the next time."""
+    with service(answer(), CannedResponse()) as server:
         config: dict[str, Any] = {"read_timeout": 0.2, "retries": {"total_max_attempts": 1}}
-        with asking(there.url, **config) as ask, pytest.raises(ReadTimeoutError):
+        with direct_client(server.url, **config) as ask, pytest.raises(ReadTimeoutError):
             ask()
-        assert len(there.asked) == 2
+        assert len(server.requests) == 2
 
 
-def test_a_service_that_is_gone_is_said_to_be() -> None:
+def test_an_unreachable_service_raises_a_connection_error() -> None:
     """The error shows that nothing was sent."""
-    with service(answer()) as there, asking(there.url, retries={"total_max_attempts": 1}) as ask:
-        there.gone()
+    with service(answer()) as server, direct_client(server.url, retries={"total_max_attempts": 1}) as ask:
+        server.gone()
         with pytest.raises(EndpointConnectionError):
             ask()
 
@@ -190,7 +184,7 @@ def foreign(**_event: object) -> None:
     """A handler of another library."""
 
 
-def test_where_others_have_a_hand_in_calls_boto3_makes_all_of_them(
+def test_boto3_makes_all_calls_if_other_code_hooks_them(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Code that watches calls, changes them or responds in their place is not bypassed. Each reason is logged once."""
@@ -198,19 +192,19 @@ def test_where_others_have_a_hand_in_calls_boto3_makes_all_of_them(
     monkeypatch.setattr(calls, "_WARNED", set())
     by_boto = BaseClient._make_api_call  # type: ignore[attr-defined]  # noqa: SLF001  what others wrap
 
-    def wrapped(*given: Any) -> Any:  # noqa: ANN401  as boto3
-        return by_boto(*given)
+    def wrapped(*arguments: Any) -> Any:  # noqa: ANN401  as boto3
+        return by_boto(*arguments)
 
     session = boto3.Session()
     session.events.register("before-sign.kinesis", foreign)
-    with service(*[answer()] * 8) as there:
-        proxied = Asking(there.url, proxies={"http": there.url})
-        handled = Asking(there.url, session)
-        plain = Asking(there.url)
+    with service(*[answer()] * 8) as server:
+        proxied = DirectClient(server.url, proxies={"http": server.url})
+        handled = DirectClient(server.url, session)
+        plain = DirectClient(server.url)
         for ask in (proxied, handled):
             assert [ask(), ask()] == ["i", "i"]
             assert ask.through_boto3 == 2
-        again = Asking(there.url, session)
+        again = DirectClient(server.url, session)
         assert again() == "i"
         again.close()
         monkeypatch.setattr(BaseClient, "_make_api_call", wrapped)
@@ -218,14 +212,14 @@ def test_where_others_have_a_hand_in_calls_boto3_makes_all_of_them(
         assert plain.through_boto3 == 2
         for ask in (proxied, handled, plain):
             ask.close()
-    said = [record.getMessage() for record in caplog.records if "calls go through boto3" in record.getMessage()]
-    assert len(said) == len(set(said)) == 2  # a proxy, and this module twice
+    reasons = [record.getMessage() for record in caplog.records if "calls go through boto3" in record.getMessage()]
+    assert len(reasons) == len(set(reasons)) == 2  # a proxy, and this module's own hook twice
 
 
-def test_connections_of_boto3_read_under_a_deadline_or_a_warning_says_that_they_do_not(
+def test_boto3_connections_have_a_read_deadline_or_a_warning_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A version of botocore with other private attributes is noticed once, and its clients still work."""
+    """A version of botocore with other private attributes is reported once, and its clients still work."""
     caplog.set_level(logging.WARNING, "leasehold.calls")  # in case a command changed it
     monkeypatch.setattr(deadlines, "_WARNED", [])
     client = boto3.client("kinesis", region_name="eu-west-1")
@@ -238,42 +232,40 @@ def test_connections_of_boto3_read_under_a_deadline_or_a_warning_says_that_they_
     assert caplog.text.count("boto3 waits for slow responses without limit") == 1
 
 
-def test_new_credentials_are_learnt_from_boto3() -> None:
-    """Calls are never signed with expired keys."""
+def test_refreshed_credentials_are_used() -> None:
     core = botocore.session.get_session()
     core.set_credentials("first", "secret", "token-1")
-    with service(*[answer()] * 5) as there:
-        ask = Asking(there.url, boto3.Session(botocore_session=core))
+    with service(*[answer()] * 5) as server:
+        ask = DirectClient(server.url, boto3.Session(botocore_session=core))
         assert [ask(), ask()] == ["i", "i"]
         keys: Any = core.get_credentials()  # boto3 refreshes these in place
         keys.access_key, keys.token = "second", "token-2"
         assert [ask(), ask()] == ["i", "i"]
         assert ask.through_boto3 == 2
-        used = [(head["Authorization"].split("/")[0][-6:], head["x-amz-security-token"]) for head, _ in there.asked]
+        used = [(head["Authorization"].split("/")[0][-6:], head["x-amz-security-token"]) for head, _ in server.requests]
         assert used == [("=first", "token-1")] * 2 + [("second", "token-2")] * 2
         ask.close()
 
 
-def test_a_server_is_trusted_as_boto3_trusts_it(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls to a company's own endpoint succeed, and do not go to whatever responds in its place."""
+def test_a_server_is_trusted_if_boto3_trusts_it(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)
     monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))
-    with service(*[answer(LARGE)] * 4, tls=context) as there:
-        with asking(there.url) as ask:
+    with service(*[answer(LARGE)] * 4, tls=context) as server:
+        with direct_client(server.url) as ask:
             assert [ask(), ask(repeatable=False)] == ["i", "i"]
-            assert (ask.through_boto3, there.connections) == (1, 2)
+            assert (ask.through_boto3, server.connections) == (1, 2)
         monkeypatch.delenv("AWS_CA_BUNDLE")
-        ask = Asking(there.url, retries={"total_max_attempts": 1})
+        ask = DirectClient(server.url, retries={"total_max_attempts": 1})
         with pytest.raises(SSLError):
             ask()
         ask.close()
-        assert len(there.asked) == 3
+        assert len(server.requests) == 3
 
 
 @pytest.mark.parametrize("secure", [True, False], ids=["tls", "plain"])
 @pytest.mark.parametrize("odd", ["", "x" * 40_000], ids=["small", "large"])
-def test_an_answer_that_comes_twice_is_never_read_as_the_next_ones(
+def test_a_duplicate_response_is_never_read_as_the_next_one(
     certificate: Path, monkeypatch: pytest.MonkeyPatch, odd: str, secure: bool
 ) -> None:
     """A call returns its own response or fails, whatever else the connection has received."""
@@ -282,8 +274,8 @@ def test_an_answer_that_comes_twice_is_never_read_as_the_next_ones(
     monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))
     twice = answer(json.dumps({"ShardIterator": "first", "Odd": odd}).encode()) * 2
     tls = context if secure else None
-    with service(answer(), tls=tls) as there, asking(there.url, retries={"total_max_attempts": 1}) as ask:
-        there.answers[:] = [Told(twice), Told(answer(b'{"ShardIterator": "second"}'))]
+    with service(answer(), tls=tls) as server, direct_client(server.url, retries={"total_max_attempts": 1}) as ask:
+        server.answers[:] = [CannedResponse(twice), CannedResponse(answer(b'{"ShardIterator": "second"}'))]
         with suppress(ConnectionClosedError):
             assert ask() == "first"
         assert ask() == "second"
@@ -294,7 +286,7 @@ def test_an_answer_that_comes_twice_is_never_read_as_the_next_ones(
     ["HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n", "HTTP/1.1 200 OK\r\n\r\n", "HTTP/1.1 200 OK\r\nX-Odd: "],
     ids=["of a length", "to the end", "head"],
 )
-def test_an_answer_that_drips_ends_with_the_time_for_the_whole_of_it(head: str) -> None:
+def test_a_slow_response_ends_at_its_deadline(head: str) -> None:
     """A call ends within `RESPONSE_READ_TIMEOUTS` times its read timeout, however often another byte comes."""
     ours, theirs = socket.socketpair()
     seconds = -1

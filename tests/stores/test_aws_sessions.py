@@ -33,12 +33,12 @@ Asked = list[tuple[str, dict[str, list[str]]]]
 @pytest.fixture
 def sts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Asked]:
     """Run a service that hands out roles, and record who requested which."""
-    asked: Asked = []
+    requests: Asked = []
 
     class Roles(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"])).decode()
-            asked.append((self.headers["Authorization"], parse_qs(body)))
+            requests.append((self.headers["Authorization"], parse_qs(body)))
             self.send_response(200)
             self.end_headers()
             self.wfile.write(ANSWER.encode())
@@ -60,19 +60,18 @@ def sts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Asked]:
         ("AWS_ENDPOINT_URL_STS", f"http://127.0.0.1:{server.server_port}"),
     ):
         monkeypatch.setenv(name, value)
-    yield asked
+    yield requests
     server.shutdown()
     server.server_close()
 
 
 def _key(session: boto3.Session | None) -> str:
     assert session is not None
-    found: Any = session.get_credentials()
-    return str(found.get_frozen_credentials().access_key)
+    credentials: Any = session.get_credentials()
+    return str(credentials.get_frozen_credentials().access_key)
 
 
-def test_a_profile_in_a_url_stands_over_the_environment(sts: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment's keys might read another account's stream of the same name."""
+def test_a_profile_in_a_url_overrides_the_environment(sts: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     session = session_of({"profile": "team"})
     client = create_client("kinesis", None, None, 5.0, session)
@@ -84,8 +83,7 @@ def test_a_profile_in_a_url_stands_over_the_environment(sts: Asked, monkeypatch:
 
 
 @pytest.mark.parametrize("profile", [None, "team"])
-def test_a_role_is_assumed_once_it_is_needed_and_with_its_external_id(sts: Asked, profile: str | None) -> None:
-    """A role may require its external id, and a role that is assumed early may never be needed."""
+def test_a_role_is_assumed_on_first_use_with_its_external_id(sts: Asked, profile: str | None) -> None:
     options = {"role_arn": ROLE, "external_id": "x-17"} | ({} if profile is None else {"profile": profile})
     session = session_of(options)
     client = create_client("kinesis", "eu-west-1", None, 5.0, session)
@@ -94,14 +92,13 @@ def test_a_role_is_assumed_once_it_is_needed_and_with_its_external_id(sts: Asked
     signed = client._request_signer._credentials.get_frozen_credentials()  # noqa: SLF001
     assert (signed.access_key, signed.token) == ("ASIAROLE", "token")
     # Two clients cause one request, because the credentials are shared until they expire.
-    ((authorization, told),) = sts
-    assert (told["RoleArn"], told["ExternalId"], told["RoleSessionName"]) == ([ROLE], ["x-17"], ["leasehold"])
+    ((authorization, query),) = sts
+    assert (query["RoleArn"], query["ExternalId"], query["RoleSessionName"]) == ([ROLE], ["x-17"], ["leasehold"])
     assert ("AKIATEAM" if profile else "AKIAENVIRONMENT") in authorization
 
 
 @pytest.mark.usefixtures("sts")
-def test_a_session_of_the_callers_serves_source_and_store() -> None:
-    """A program with its own credentials does not have to put them into the environment of all its threads."""
+def test_a_callers_session_serves_source_and_store() -> None:
     session = boto3.Session("AKIAOWN", "own", region_name="eu-south-1")
     source: Any = open_source("kinesis://orders", session=session)
     client = source._clients.with_timeout(5.0)  # noqa: SLF001
@@ -119,7 +116,7 @@ def test_a_session_of_the_callers_serves_source_and_store() -> None:
     "address", ["kinesis://orders", "dynamodb-streams://orders", "dynamodb://orders", "s3://orders"]
 )
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ("profile=tema", r"option 'profile': AWS's configuration has no profile 'tema'$"),
         ("role_arn=reader", r"option 'role_arn' must be arn:aws:iam::ACCOUNT:role/NAME$"),
@@ -127,10 +124,10 @@ def test_a_session_of_the_callers_serves_source_and_store() -> None:
     ],
 )
 @pytest.mark.usefixtures("sts")
-def test_an_option_that_a_url_cannot_mean_is_refused(address: str, options: str, said: str) -> None:
-    """An option without a meaning is an error, and the credentials of the environment are not used instead."""
+def test_a_meaningless_url_option_is_rejected(address: str, options: str, message: str) -> None:
+    """An option without a meaning is an error. The credentials of the environment are not used instead."""
     opened = open_store if address.startswith(("dynamodb:", "s3:")) else open_source
-    with pytest.raises(ValueError, match=rf"^(store|source) URL: {said}"):
+    with pytest.raises(ValueError, match=rf"^(store|source) URL: {message}"):
         opened(f"{address}?{options}")
 
 
@@ -139,10 +136,9 @@ def test_an_option_that_a_url_cannot_mean_is_refused(address: str, options: str,
 )
 @pytest.mark.parametrize("variable", ["AWS_PROFILE", "AWS_DEFAULT_PROFILE"])
 @pytest.mark.usefixtures("sts")
-def test_a_profile_that_the_environment_names_and_that_there_is_not_is_said(
+def test_a_missing_profile_of_the_environment_is_reported(
     address: str, variable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The user gets a sentence, and no traceback of the client's."""
     monkeypatch.setenv(variable, "tema")
     opened = open_store if address.startswith(("dynamodb:", "s3:")) else open_source
     with pytest.raises(
@@ -151,32 +147,30 @@ def test_a_profile_that_the_environment_names_and_that_there_is_not_is_said(
         opened(address)
 
 
-def test_the_providers_of_a_properties_file_are_asked_in_order(sts: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records are read with exactly the credentials that the file names."""
+def test_the_providers_of_a_properties_file_are_tried_in_order(sts: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     role = f"software.amazon.awssdk.Unknown.KclSTSAssumeRoleSessionCredentialsProvider|{ROLE}|me|externalId=e-2"
     assert _key(credentials_of("ProfileCredentialsProvider|team").session()) == "AKIATEAM"
     assert _key(credentials_of(f"{role}|endpointRegion=us-west-2").session()) == "ASIAROLE"
-    ((authorization, told),) = sts
-    assert (told["RoleSessionName"], told["ExternalId"]) == (["me"], ["e-2"])
+    ((authorization, query),) = sts
+    assert (query["RoleSessionName"], query["ExternalId"]) == (["me"], ["e-2"])
     assert "/us-west-2/sts/" in authorization
     either = "EnvironmentVariableCredentialsProvider, ProfileCredentialsProvider|team"
     assert _key(credentials_of(either).session()) == "AKIAENVIRONMENT"
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     assert _key(credentials_of(either).session()) == "AKIATEAM"
-    # Only this provider, not the rest of the chain.
+    # Only this provider, and not the rest of the chain.
     session = credentials_of("EnvironmentVariableCredentialsProvider").session()
     assert session is not None
     assert session.get_credentials() is None
     assert credentials_of("DefaultCredentialsProvider").session() is None
 
 
-def test_a_role_may_be_assumed_at_an_endpoint(sts: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A role can be assumed in a network without access to the default endpoint."""
+def test_a_role_can_be_assumed_at_another_endpoint(sts: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         endpoint = boto3.Session().client("sts").meta.endpoint_url
         patched.setenv("AWS_ENDPOINT_URL_STS", "http://127.0.0.1:9")
-        said = f"StsAssumeRoleCredentialsProvider|{ROLE}|me|endpoint={endpoint}^eu-west-3"
-        assert _key(credentials_of(said).session()) == "ASIAROLE"
+        provider_line = f"StsAssumeRoleCredentialsProvider|{ROLE}|me|endpoint={endpoint}^eu-west-3"
+        assert _key(credentials_of(provider_line).session()) == "ASIAROLE"
     assert "/eu-west-3/sts/" in sts[0][0]
 
 
@@ -187,7 +181,7 @@ def test_a_role_may_be_assumed_at_an_endpoint(sts: Asked, monkeypatch: pytest.Mo
         ("http://localhost:4566/", ""),
     ],
 )
-def test_a_region_is_doubted_only_where_aws_itself_cannot_be_reached(url: str, hint: str) -> None:
+def test_a_wrong_region_is_suggested_only_for_endpoints_of_aws(url: str, hint: str) -> None:
     """A local endpoint that is down has no region that could be wrong."""
     assert region_hint(EndpointConnectionError(endpoint_url=url)) == hint
     assert region_hint(ReadTimeoutError(endpoint_url=url)) == ""

@@ -38,8 +38,7 @@ def objects(blobs: ContainerClient) -> BlobObjects:
     return BlobObjects(blobs)
 
 
-def test_the_matrix_of_conditions(objects: BlobObjects) -> None:
-    """If the service ignored a condition, a lease could have two owners."""
+def test_conditional_writes_follow_the_matrix(objects: BlobObjects) -> None:
     try_conditions(objects)
     first = objects.put_new("a", {"n": "1"})
     assert objects.put_over("a", {"n": "1"}, str(first)) not in (None, first), "a new version all the same"
@@ -47,8 +46,8 @@ def test_the_matrix_of_conditions(objects: BlobObjects) -> None:
     assert objects.list("") == ()
 
 
-def test_etags_are_bare_wherever_they_come_from(objects: BlobObjects) -> None:
-    """ETags are the same from listings, which have no quotes, and from other responses, which quote them."""
+def test_etags_are_unquoted_in_every_response(objects: BlobObjects) -> None:
+    """ETags from listings, which have no quotes, equal those from other responses, which have them."""
     written = objects.put_new("a", {"ownerid": ""})
     (listed,) = objects.list("a")
     got = objects.get("a")
@@ -58,8 +57,8 @@ def test_etags_are_bare_wherever_they_come_from(objects: BlobObjects) -> None:
     assert listed.fields == got.fields == {"ownerid": ""}
 
 
-def test_blobs_of_strangers_and_peers_in_the_prefix(objects: BlobObjects) -> None:
-    """One odd blob makes the SDKs' listings fail; ours go on."""
+def test_a_listing_tolerates_foreign_blobs_in_the_prefix(objects: BlobObjects) -> None:
+    """One odd blob makes the SDKs' listings fail; ours succeed."""
     objects.put_new(f"{PREFIX}/ownership/0", {})
     objects.put_new(f"{PREFIX}/ownership/1", {"ownerid": "", "clientidentifier": "them"})
     objects.put_new(f"{PREFIX}/checkpoint/1", {"offset": "no offset", "sequencenumber": "17"})
@@ -73,9 +72,9 @@ def test_blobs_of_strangers_and_peers_in_the_prefix(objects: BlobObjects) -> Non
     assert rows == [("0", None, TRIM_HORIZON), ("1", None, Position("17")), ("2", "ann", TRIM_HORIZON)]
     assert listing.malformed == (Malformed("3", "sequencenumber", "'x' is not a decimal sequence number"),)
     done(store.write(ClaimLease(listing.leases[1], "bob")))
-    kept = objects.get(f"{PREFIX}/ownership/1")
-    assert kept is not None
-    assert kept.fields == {"clientidentifier": "them", "ownerid": "bob", "handoffowner": "bob"}
+    foreign_blobs = objects.get(f"{PREFIX}/ownership/1")
+    assert foreign_blobs is not None
+    assert foreign_blobs.fields == {"clientidentifier": "them", "ownerid": "bob", "handoffowner": "bob"}
 
 
 def test_twenty_writers_keep_their_connections(
@@ -96,13 +95,11 @@ def test_twenty_writers_keep_their_connections(
 
 
 def test_one_winner_between_processes(connection: str, blobs: ContainerClient) -> None:
-    """What holds between threads of one client might not hold between clients."""
     assert connection
     assert_one_winner_each(f"azblob://{ACCOUNT}/{blobs.container_name}?prefix=race")
 
 
-def test_a_url_makes_its_container_or_says_that_it_may_not(connection: str) -> None:
-    """A mistyped name does not create an empty table against the user's wish."""
+def test_a_url_creates_its_container_only_if_allowed(connection: str) -> None:
     assert connection
     url = f"azblob://{ACCOUNT}/made-by-url?eventhub=NS.servicebus.windows.net/Orders&group=%24Default"
     with pytest.raises(StoreError, match="container 'made-by-url': it does not exist"):
@@ -116,9 +113,7 @@ def test_a_url_makes_its_container_or_says_that_it_may_not(connection: str) -> N
     assert open_store(f"azblob://{ACCOUNT}/made-by-url?prefix=p", create=False).list().leases == ()
 
 
-def test_a_partition_owned_and_never_checkpointed_starts_where_the_url_says(
-    connection: str, blobs: ContainerClient
-) -> None:
+def test_an_uncheckpointed_partition_starts_where_the_url_says(connection: str, blobs: ContainerClient) -> None:
     """A partition taken from an official worker that reads new events is not read from the start of its retention."""
     assert connection
     blobs.upload_blob(f"{PREFIX}/ownership/0", b"", metadata={"ownerid": "sdk"})
@@ -127,8 +122,7 @@ def test_a_partition_owned_and_never_checkpointed_starts_where_the_url_says(
     assert starts == [TRIM_HORIZON, LATEST]
 
 
-def test_a_wrong_key_is_said_without_showing_it(connection: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The user must neither believe that the service is down nor find the secret in a log."""
+def test_a_wrong_key_is_reported_without_showing_it(connection: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CONNECTION_STRING, connection.replace("AccountKey=E", "AccountKey=F"))
     with pytest.raises(StoreError, match="the service refused") as caught:
         open_store(f"azblob://{ACCOUNT}/leases")
@@ -150,8 +144,7 @@ DOWN: tuple[Callable[[Store, Lease], object], ...] = (
 )
 
 
-def test_a_container_that_vanished_is_a_fault_and_no_refusal(objects: BlobObjects, blobs: ContainerClient) -> None:
-    """A missing container is an error, and does not mean that there are no leases."""
+def test_a_missing_container_raises_a_fault(objects: BlobObjects, blobs: ContainerClient) -> None:
     store = EtagStore(objects, HUB)
     lease = placed(store, Lease("0", owner="ann"))
     blobs.delete_container()

@@ -14,7 +14,7 @@ AT_9 = Position("9", 0, "4520")
 NOON = at_timestamp(1_700_000_000_000)
 
 
-def test_names_are_the_sdks_own() -> None:
+def test_blob_names_match_the_sdks() -> None:
     """The names are in lower case, or the official workers would not see our blobs."""
     names = [HUB.name("0", "ownership"), HUB.name("12", "checkpoint"), HUB.prefix("ownership")]
     assert names == [
@@ -38,8 +38,7 @@ def test_names_are_the_sdks_own() -> None:
         ("localhost:15672/hub1/$default/0", None),  # the Event Processor Host's
     ],
 )
-def test_only_a_partitions_name_is_a_lease(name: str, key: str | None) -> None:
-    """A stray file below the prefix is not balanced as if it were a partition."""
+def test_only_the_name_of_a_partition_is_a_lease(name: str, key: str | None) -> None:
     assert HUB.key(name, "ownership") == key
 
 
@@ -57,7 +56,7 @@ def test_ownership_is_written_as_the_sdks_read_it() -> None:
 
 def test_checkpoints_are_written_as_the_sdks_read_them() -> None:
     """A missing field or an invalid number makes the SDKs' whole listing fail."""
-    written = [HUB.checkpoint({}, Lease("0", checkpoint=at)) for at in (AT_9, TRIM_HORIZON, LATEST, NOON)]
+    written = [HUB.checkpoint({}, Lease("0", checkpoint=position)) for position in (AT_9, TRIM_HORIZON, LATEST, NOON)]
     assert written == [
         {"offset": "4520", "sequencenumber": "9"},
         {"offset": "-1", "sequencenumber": "-1"},
@@ -66,7 +65,7 @@ def test_checkpoints_are_written_as_the_sdks_read_them() -> None:
     ]
 
 
-def test_metadata_of_others_survives_and_ours_does_not_outlive_its_meaning() -> None:
+def test_foreign_metadata_survives_and_stale_metadata_is_removed() -> None:
     """.NET's `clientidentifier` survives our first write, and an old start position does not come back."""
     stored = {"clientidentifier": "them", "ownerid": "cat", "handoffowner": "cat", "handoffto": "dan"}
     freed = HUB.ownership(stored, Lease("0", owner="cat"), Lease("0"))
@@ -77,21 +76,21 @@ def test_metadata_of_others_survives_and_ours_does_not_outlive_its_meaning() -> 
     )
 
 
-def test_a_request_and_its_withdrawal_leave_the_version_alone() -> None:
+def test_a_request_and_its_withdrawal_do_not_change_the_version() -> None:
     """A dead owner that receives a request does not look alive for another `lease_seconds`."""
     owned = Lease("0", owner="ann", yields=True, version=Version("0x8D"))
-    asked, renewed = evolve(owned, next_owner="bob"), evolve(owned, next_owner="bob", epoch=1)
-    request = HUB.ownership({}, owned, asked)
-    withdrawal = HUB.ownership(request, asked, owned)
-    renewal = HUB.ownership(request, asked, renewed)
+    requested, renewed = evolve(owned, next_owner="bob"), evolve(owned, next_owner="bob", epoch=1)
+    request = HUB.ownership({}, owned, requested)
+    withdrawal = HUB.ownership(request, requested, owned)
+    renewal = HUB.ownership(request, requested, renewed)
     written = [Parts(Stored("…/ownership/0", "0x8E", fields)) for fields in (request, withdrawal, renewal)]
     assert [HUB.lease("0", parts).version for parts in written] == ["0x8D", "0x8D", "0x8E"]  # type: ignore[union-attr]
 
 
-def test_a_version_that_a_stranger_kept_does_not_count() -> None:
-    """A worker that renews and keeps metadata that it does not know does not look dead."""
-    kept = {"ownerid": "cat", "handoffowner": "ann", "handoffto": "bob", "handoffversion": "0x8D"}
-    lease = HUB.lease("0", Parts(Stored("…/ownership/0", "0x8E", kept)))
+def test_a_version_copied_by_another_library_is_ignored() -> None:
+    """A worker that renews and preserves unknown metadata does not look dead."""
+    metadata = {"ownerid": "cat", "handoffowner": "ann", "handoffto": "bob", "handoffversion": "0x8D"}
+    lease = HUB.lease("0", Parts(Stored("…/ownership/0", "0x8E", metadata)))
     assert lease is not None
     assert lease.version == "0x8E"
 
@@ -107,7 +106,7 @@ def test_a_version_that_a_stranger_kept_does_not_count() -> None:
     ],
 )
 def test_ownership_is_read(fields: ObjectFields, owner: str | None, next_owner: str | None, yields: bool) -> None:
-    """A released partition does not look owned, and another library's owner gets no request that it cannot answer."""
+    """A released partition has no owner, and another library's owner gets no request that it cannot answer."""
     lease = HUB.lease("0", Parts(ownership=Stored("…/ownership/0", "0x8D", fields, age=7.0)))
     stream = "localhost:15672/hub1/$default"
     assert lease == Lease(
@@ -135,7 +134,6 @@ def test_ownership_is_read(fields: ObjectFields, owner: str | None, next_owner: 
     ],
 )
 def test_checkpoints_of_every_sdk_are_read(fields: ObjectFields, expected: Position) -> None:
-    """Checkpoints of every SDK are read, with whatever they leave out."""
     lease = evolve(HUB, start=LATEST).lease("0", Parts(checkpoint=Stored("…/checkpoint/0", "0x8D", fields)))
     assert lease is not None
     assert (lease.checkpoint, lease.checkpoint.token) == (expected, expected.token)
@@ -152,35 +150,31 @@ def test_checkpoints_of_every_sdk_are_read(fields: ObjectFields, expected: Posit
         ({"offset": "\ud800", "sequencenumber": "9"}, "offset"),
     ],
 )
-def test_nonsense_names_its_field(fields: ObjectFields, field: str) -> None:
-    """An invalid checkpoint is an error that names its field, and does not restart the partition."""
+def test_an_invalid_checkpoint_names_its_field(fields: ObjectFields, field: str) -> None:
     with pytest.raises(BadRowField) as caught:
         HUB.lease("0", Parts(checkpoint=Stored("…/checkpoint/0", "0x8D", fields)))
     assert caught.value.field == field
 
 
-@pytest.mark.parametrize("at", [Position("9"), Position("9", 1, "4520"), Position("9", 0, "4520\n")])
-def test_a_checkpoint_the_sdks_cannot_read_is_not_written(at: Position) -> None:
-    """A checkpoint at which the listing of an official worker fails is never written."""
+@pytest.mark.parametrize("position", [Position("9"), Position("9", 1, "4520"), Position("9", 0, "4520\n")])
+def test_a_checkpoint_the_sdks_cannot_read_is_not_written(position: Position) -> None:
+    """A checkpoint that would make an official worker's listing fail is never written."""
     with pytest.raises(StoreError, match=r"^(offset|checkpoint 9: .* needs an offset)"):
-        HUB.checkpoint({}, Lease("0", checkpoint=at))
+        HUB.checkpoint({}, Lease("0", checkpoint=position))
 
 
-def test_a_shard_is_no_partition() -> None:
-    """A key that is not a partition is rejected, because listings skip such blobs."""
+def test_a_key_that_is_not_a_partition_is_rejected() -> None:
     with pytest.raises(StoreError, match="lease 'shardId-0': the Azure SDKs' layout can only store partitions"):
         HUB.name("shardId-0", "checkpoint")
 
 
-def test_an_owner_that_no_header_can_carry_is_named() -> None:
-    """The service's own rejection mentions only a malformed header, not the owner."""
+def test_an_owner_that_no_header_can_carry_is_reported() -> None:
     with pytest.raises(StoreError, match=r"owner: 'ann\\n' cannot be stored"):
         HUB.ownership({}, Lease("0"), Lease("0", owner="ann\n"))
 
 
 @pytest.mark.parametrize("name", ["ann\n", "ann ", "é"])
-def test_a_name_that_no_header_can_carry_is_told_from_another(name: str) -> None:
-    """The user must know which of the two names to change."""
+def test_an_error_says_which_name_no_header_can_carry(name: str) -> None:
     with pytest.raises(StoreError, match=r"^owner: "):
         HUB.ownership({}, Lease("0"), Lease("0", owner=name, yields=True))
     with pytest.raises(StoreError, match=r"^heir: "):
@@ -188,21 +182,19 @@ def test_a_name_that_no_header_can_carry_is_told_from_another(name: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("field", "said"),
+    ("field", "message"),
     [("ownerid", "\ud800"), ("handoffto", "\ud800"), ("throughputkbps", "heavy"), ("notes", "[]")],
 )
-def test_nonsense_in_an_ownership_names_its_field(field: str, said: str) -> None:
-    """Anyone who edits the blob by hand learns which field to correct."""
-    owned = {"ownerid": "ann", "handoffowner": "ann", field: said}
+def test_an_invalid_ownership_names_its_field(field: str, message: str) -> None:
+    owned = {"ownerid": "ann", "handoffowner": "ann", field: message}
     if field == "ownerid":
-        owned["handoffowner"] = said
+        owned["handoffowner"] = message
     with pytest.raises(BadRowField) as caught:
         HUB.lease("0", Parts(ownership=Stored("…/ownership/0", "0x8D", owned)))
     assert caught.value.field == field
 
 
-def test_a_measured_lease_stays_so() -> None:
-    """Every worker knows the load, not only the one that measured it, so it can be evened out."""
+def test_a_measured_load_is_stored() -> None:
     fields = HUB.ownership({}, Lease("0"), Lease("0", owner="ann", weight=12_800))
     assert fields == {"ownerid": "ann", "throughputkbps": "12.5"}
     lease = HUB.lease("0", Parts(ownership=Stored("…/ownership/0", "0x8D", fields)))
@@ -210,14 +202,13 @@ def test_a_measured_lease_stays_so() -> None:
     assert lease.weight == 12_800
 
 
-def test_an_owner_that_answers_requests_and_was_sent_none_has_no_heir() -> None:
-    """A worker never hands off a lease without a recipient."""
+def test_a_lease_without_a_request_has_no_next_owner() -> None:
     lease = HUB.lease("0", Parts(Stored("…/ownership/0", "0x8D", {"ownerid": "ann", "handoffowner": "ann"})))
     assert lease is not None
     assert (lease.yields, lease.next_owner) == (True, None)
 
 
-def test_notes_are_written_with_the_ownership_that_they_stand_on() -> None:
+def test_annotations_are_written_with_the_ownership() -> None:
     """Annotations are written together with the owner, without which an SDK would see none."""
     owned = Lease("0", owner="ann", yields=True)
     fields = HUB.annotations({"theirs": "kept"}, owned, evolve(owned, annotations=(("seal", "7"),)))

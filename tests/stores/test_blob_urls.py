@@ -33,14 +33,13 @@ def _surroundings(monkeypatch: pytest.MonkeyPatch) -> None:
 class Identity:
     """An identity of this machine; it is never used."""
 
-    asked: list[str] = field(factory=list)
+    requests: list[str] = field(factory=list)
 
     def get_token(self, *scopes: str, **_more: Any) -> None:  # noqa: ANN401  the SDK's own
-        self.asked.extend(scopes)
+        self.requests.extend(scopes)
 
 
 def test_options_choose_the_layout() -> None:
-    """Leases are stored where the other workers of the group look."""
     assert layout({}) == ObjectLayout("")
     assert layout({"prefix": "fleet/one"}) == ObjectLayout("fleet/one")
     hub = {"eventhub": "ns/hub"}
@@ -63,8 +62,7 @@ def test_options_choose_the_layout() -> None:
         ({"eventhub": "ns/hub", "prefix": "p"}, "option 'eventhub' must be <fully qualified namespace>/<hub>"),
     ],
 )
-def test_options_that_do_not_fit_are_named(options: dict[str, str], says: str) -> None:
-    """A typing error does not open another group's leases."""
+def test_conflicting_options_are_reported(options: dict[str, str], says: str) -> None:
     with pytest.raises(ValueError, match=f"^store URL: {says}"):
         layout(options)
 
@@ -77,14 +75,12 @@ def test_options_that_do_not_fit_are_named(options: dict[str, str], says: str) -
         ("localhost:5672", "localhost:5672"),
     ],
 )
-def test_a_namespace_has_the_name_that_the_sdks_write(name: str, full: str) -> None:
-    """The SDKs' blobs and ours have the same names, so workers of both share the partitions."""
+def test_a_namespace_is_spelled_as_the_sdks_write_it(name: str, full: str) -> None:
     assert one_hub({"eventhub": f"{name}/hub"}) == (full, "hub", "$Default")
 
 
 @pytest.mark.parametrize("place", ["", "acc", "acc/", "/c", "acc/c/more"])
-def test_a_place_is_an_account_and_a_container(place: str) -> None:
-    """A typing error does not end in a traceback of the SDK."""
+def test_a_url_needs_an_account_and_a_container(place: str) -> None:
     with pytest.raises(ValueError, match=r"^store URL: azblob:// wants account/container$"):
         client_of(place, None)
 
@@ -103,8 +99,7 @@ def settings(client: ContainerClient) -> dict[str, Any]:
     }
 
 
-def test_without_a_key_this_machines_identity_is_asked_for() -> None:
-    """A worker in the cloud needs no secret that could leak."""
+def test_without_a_key_the_identity_of_the_machine_is_used() -> None:
     client = client_of("acc/c", None)
     assert (client.url, client.container_name) == ("https://acc.blob.core.windows.net/c", "c")
     assert isinstance(client.credential, Identity)
@@ -113,18 +108,17 @@ def test_without_a_key_this_machines_identity_is_asked_for() -> None:
         client_of("acc/c", "http://blobs.example")
 
 
-def test_a_clients_patience_is_the_urls() -> None:
-    """A stalled request does not cost a lease."""
+def test_the_timeouts_of_a_client_come_from_the_url() -> None:
     usual = {"backoff": (0.2, 2, 1), "pools": [64, 64]}
     assert settings(client_of("acc/c", None)) == {**usual, "retries": 2, "connect": 5, "read": 10}
     short = blob.TIMEOUTS.within(2.5)
-    told = {"retries": short.attempts - 1, "connect": short.connect_seconds, "read": short.read_seconds}
-    assert settings(client_of("acc/c", None, 2.5)) == {**usual, **told}
+    expected = {"retries": short.attempts - 1, "connect": short.connect_seconds, "read": short.read_seconds}
+    assert settings(client_of("acc/c", None, 2.5)) == {**usual, **expected}
     assert short != Timeouts(5, 10, 3)
 
 
-def test_with_a_key_its_account_is_the_urls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker does not write into an account other than the one in its URL, and no error repeats the key."""
+def test_the_account_of_a_key_must_match_the_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker writes only into the account in its URL, and no error repeats the key."""
     monkeypatch.setenv(CONNECTION_STRING, SECRET)
     client = client_of("acc/c", None)
     assert (client.url, client.account_name) == ("https://acc.blob.core.windows.net/c", "acc")
@@ -155,12 +149,12 @@ def test_with_a_key_its_account_is_the_urls(monkeypatch: pytest.MonkeyPatch) -> 
     ],
     ids=["key", "http", "signature"],
 )
-def test_a_secret_read_from_a_file_may_end_with_a_line_end(secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line end within the secret is reported, instead of a host that does not exist."""
+def test_a_secret_may_end_with_a_newline(secret: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A newline at the end of a secret is ignored; one within it is reported."""
     monkeypatch.setenv(CONNECTION_STRING, secret)
-    wanted = client_of("acc/c", None).url
+    expected = client_of("acc/c", None).url
     monkeypatch.setenv(CONNECTION_STRING, f"{secret}\r\n")
-    assert client_of("acc/c", None).url == wanted
+    assert client_of("acc/c", None).url == expected
     monkeypatch.setenv(CONNECTION_STRING, secret.replace(";", "\n;", 1))
     with pytest.raises(
         StoreError, match=f"^{CONNECTION_STRING}: it contains a line break or another control character"
@@ -173,11 +167,11 @@ class Container:
     """A container that exists or not, or that is created in between."""
 
     answers: list[Exception | None]
-    asked: list[str] = field(factory=list)
+    requests: list[str] = field(factory=list)
     container_name: str = "c"
 
     def _answer(self, does: str) -> None:
-        self.asked.append(does)
+        self.requests.append(does)
         if fault := self.answers.pop(0):
             raise fault
 
@@ -189,32 +183,32 @@ class Container:
         self._answer("create")
 
     def close(self) -> None:
-        self.asked.append("close")
+        self.requests.append("close")
 
 
 def test_a_url_opens_its_container(monkeypatch: pytest.MonkeyPatch) -> None:
     """The container is the one in the URL, and is created only if the user allows it."""
-    made: list[tuple[object, ...]] = []
+    opened: list[tuple[object, ...]] = []
     absent = ResourceNotFoundError("no")
     container = Container([None, absent, None, absent, ResourceExistsError("x")])
 
     def client(*of: object) -> Container:
-        made.append(of)
+        opened.append(of)
         return container
 
     monkeypatch.setattr(blob, "client_of", client)
     store = blob.open_url("acc/c", {"prefix": "p", "endpoint": "https://e"}, create=False, request_seconds=2.5)
-    assert made == [("acc/c", "https://e", 2.5)]
+    assert opened == [("acc/c", "https://e", 2.5)]
     assert isinstance(store, EtagStore)
     assert store._layout == ObjectLayout("p")  # noqa: SLF001
     for _ in range(2):
         blob.open_container("acc/c", None, create=True)
     page = "list {'results_per_page': 1}"
-    assert container.asked == [page, page, "create", page, "create"]
-    assert made[-1] == ("acc/c", None, None)
+    assert container.requests == [page, page, "create", page, "create"]
+    assert opened[-1] == ("acc/c", None, None)
     container.answers = [absent, None, absent]
     store = blob.open_url("acc/c", {}, create=True, request_seconds=None)
     store.close()
-    assert container.asked[-3:] == [page, "create", "close"]
+    assert container.requests[-3:] == [page, "create", "close"]
     with pytest.raises(StoreError, match="container 'c'"):
         blob.open_url("acc/c", {}, create=False, request_seconds=None)

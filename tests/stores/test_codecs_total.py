@@ -29,28 +29,25 @@ FLEET = ObjectLayout("fleet/one")
 
 
 @given(leases)
-def test_a_lease_and_its_item_are_the_same(lease: Lease) -> None:
-    """Whatever a layout drops or changes, the next owner reads wrong."""
+def test_a_lease_survives_a_round_trip_through_its_item(lease: Lease) -> None:
     lease = evolve(lease, version=Version(str(lease.epoch)), shard=lease.key)
     if not lease.stream:
         assert token_of(to_lease(to_item(lease))) == token_of(lease)  # type: ignore[arg-type]
 
 
 @given(leases)
-def test_a_lease_and_its_row_are_the_same(lease: Lease) -> None:
-    """A table copied to another machine's file keeps its leases as they were."""
+def test_a_lease_survives_a_round_trip_through_its_row(lease: Lease) -> None:
     read = row_to_lease(to_row(lease))
     assert token_of(read) == token_of(evolve(lease, version=Version(str(lease.epoch))))  # type: ignore[arg-type]
 
 
 @given(leases)
-def test_a_lease_and_its_objects_are_the_same(lease: Lease) -> None:
-    """A field changed in an object's header or body is lost for every source without its own layout."""
-    told = evolve(lease, epoch=0, version=Version(""))
-    blank = unowned(told)
-    parts = Parts(checkpoint=Stored("c", "e", FLEET.checkpoint({}, told)))
+def test_a_lease_survives_a_round_trip_through_its_objects(lease: Lease) -> None:
+    expected = evolve(lease, epoch=0, version=Version(""))
+    blank = unowned(expected)
+    parts = Parts(checkpoint=Stored("c", "e", FLEET.checkpoint({}, expected)))
     assert token_of(FLEET.lease(lease.key, parts)) == token_of(blank)  # type: ignore[arg-type]
-    owned = evolve(told, owner="ann é%", yields=True)
+    owned = evolve(expected, owner="ann é%", yields=True)
     parts = parts.replace("ownership", Stored("o", "e", FLEET.ownership({}, blank, owned)))
     read = evolve(owned, epoch=1, version=Version("e"))
     assert token_of(FLEET.lease(lease.key, parts)) == token_of(read)  # type: ignore[arg-type]
@@ -76,7 +73,6 @@ SPOILT = (
 
 @pytest.mark.parametrize("spoil", SPOILT, ids=lambda spoil: spoil[:30])
 def test_one_bad_row_leaves_the_others_readable(tmp_path: Path, spoil: str) -> None:
-    """A new worker took none of four leases because of a fifth row."""
     path = str(tmp_path / "leases.db")
     store = SqliteStore(path)
     for key in ("bad", "good"):
@@ -93,8 +89,7 @@ def test_one_bad_row_leaves_the_others_readable(tmp_path: Path, spoil: str) -> N
     assert [lease_json(lease)["key"] for lease in listing.leases] == ["good"]
 
 
-def test_a_key_that_is_no_text_is_named_all_the_same(tmp_path: Path) -> None:
-    """The user can find the row to correct."""
+def test_a_key_that_is_not_a_string_is_reported(tmp_path: Path) -> None:
     path = str(tmp_path / "leases.db")
     store = SqliteStore(path)
     store.write(CreateLease(Lease("good")))

@@ -47,9 +47,8 @@ class TestDynaliteInSegments(StoreContract):
         yield from new_store(dynalite_url, session)
 
     def test_every_lease_is_in_one_of_the_segments(self, store: DynamoStore) -> None:
-        """The segments of a scan together contain every lease."""
-        made = [done(store.write(CreateLease(Lease(f"s-{number:02}")))) for number in range(20)]
-        assert [list(store.list().leases) for _ in range(3)] == [made] * 3
+        created = [done(store.write(CreateLease(Lease(f"s-{number:02}")))) for number in range(20)]
+        assert [list(store.list().leases) for _ in range(3)] == [created] * 3
 
 
 @pytest.mark.more
@@ -74,20 +73,17 @@ class TestDynamoDBLocal(StoreContract):
 
 @pytest.mark.services
 def test_one_winner_between_processes_on_dynalite(dynalite_url: str) -> None:
-    """At most one process reads a shard."""
     assert_one_winner_each(f"dynamodb://race-{next(_numbers)}?endpoint={dynalite_url}")
 
 
 @pytest.mark.more
 @pytest.mark.services
 def test_one_winner_between_processes_on_dynamodb_local(dynamodb_local_url: str) -> None:
-    """The same on Amazon's own implementation."""
     assert_one_winner_each(f"dynamodb://race-{next(_numbers)}?endpoint={dynamodb_local_url}")
 
 
 @pytest.mark.services
-def test_a_table_that_was_deleted_is_made_anew_by_a_worker_that_may(dynalite_url: str, session: Session) -> None:
-    """Only workers create tables; the fleet does not have to wait until another worker starts."""
+def test_a_deleted_table_is_recreated_by_a_worker_that_may(dynalite_url: str, session: Session) -> None:
     table = f"leases-{next(_numbers)}"
     worker = DynamoStore(table, endpoint=dynalite_url, session=session)
     tool = DynamoStore(table, endpoint=dynalite_url, session=session, create=False)
@@ -101,5 +97,5 @@ def test_a_table_that_was_deleted_is_made_anew_by_a_worker_that_may(dynalite_url
         tool.list()
     assert worker.list() == Listing(())
     assert tool.list() == Listing(())
-    for each in (worker, tool, client):
-        each.close()
+    for opened in (worker, tool, client):
+        opened.close()

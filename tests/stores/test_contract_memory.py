@@ -17,8 +17,7 @@ class TestMemory(StoreContract):
         return MemoryStore()
 
 
-def test_a_name_is_shared_and_no_name_is_not() -> None:
-    """Workers of one process share a table by its name, and tests do not disturb each other."""
+def test_only_a_named_table_is_shared() -> None:
     row = done(MemoryStore("shared-by-name").write(CreateLease(Lease("s-0"))))
     assert MemoryStore("shared-by-name").get(["s-0"]) == (row,)
     assert MemoryStore("another").get(["s-0"]) == MemoryStore().get(["s-0"]) == ()

@@ -62,7 +62,7 @@ Sql = Callable[[str], list[tuple[Any, ...]]]
 
 @pytest.fixture
 def sql(postgres_service: Service, table: str) -> Sql:
-    """Run SQL as another program would; TABLE stands for the test's table."""
+    """Return a function that runs SQL as another program would. TABLE stands for the test's table."""
 
     def done(statement: str) -> list[tuple[Any, ...]]:
         with psycopg.connect(conninfo_of(postgres_service), autocommit=True) as connection:
@@ -73,24 +73,22 @@ def sql(postgres_service: Service, table: str) -> Sql:
 
 
 def test_one_winner_between_processes(url: str) -> None:
-    """At most one process reads a shard."""
     assert_one_winner_each(url)
 
 
-def test_a_database_with_a_stricter_isolation_has_one_winner_each_too(sql: Sql, url: str, table: str) -> None:
-    """There PostgreSQL rejects writes with an error, which must not be taken for a fault of the service."""
+def test_stricter_isolation_has_one_winner_per_lease(sql: Sql, url: str, table: str) -> None:
+    """At a stricter isolation level, PostgreSQL rejects writes with an error that is no fault of the service."""
     sql("CREATE ROLE strict_TABLE_ LOGIN SUPERUSER")
     sql("ALTER ROLE strict_TABLE_ SET default_transaction_isolation = 'serializable'")
     assert_one_winner_each(url.replace(f"user={USER}", f"user=strict_{table}"))
 
 
-def test_every_fact_of_a_lease_has_a_column_that_people_can_read(sql: Sql, store: PostgresStore) -> None:
-    """A field that is changed in storage is read wrong by every worker, and a team would not find its own words."""
+def test_every_field_of_a_lease_has_a_readable_column(sql: Sql, store: PostgresStore) -> None:
     lease = Lease("s:0", stream="s", shard="0", parents=("s:p",), annotations=(("team", "Äpfel"),), weight=1500)
-    made = done(
+    created = done(
         store.write(CreateLease(evolve(lease, checkpoint=Position("41", 3, "tok é"), hash_range=(0, 2**128 - 1))))
     )
-    now = done(store.write(RequestLease(done(store.write(ClaimLease(made, "ann"))), "bob")))
+    now = done(store.write(RequestLease(done(store.write(ClaimLease(created, "ann"))), "bob")))
     assert store.get(["s:0"]) == (now,)
     ((*facts, written),) = sql("SELECT * FROM TABLE_")
     assert facts == [
@@ -101,7 +99,6 @@ def test_every_fact_of_a_lease_has_a_column_that_people_can_read(sql: Sql, store
 
 
 def test_a_write_finds_its_row_by_the_index(store: PostgresStore, sql: Sql, table: str) -> None:
-    """A renewal in a large fleet does not read the whole table."""
     seen = owned(store)
     sql(
         "INSERT INTO TABLE_ (key, shard, counter, checkpoint) "
@@ -118,8 +115,7 @@ def test_a_write_finds_its_row_by_the_index(store: PostgresStore, sql: Sql, tabl
             assert "Seq Scan" not in plan
 
 
-def test_columns_of_others_survive(sql: Sql, store: PostgresStore) -> None:
-    """If a team stores a contact next to each lease, the next renewal keeps it."""
+def test_foreign_columns_survive_a_renewal(sql: Sql, store: PostgresStore) -> None:
     seen = owned(store)
     sql("ALTER TABLE TABLE_ ADD COLUMN oncall text")
     sql("UPDATE TABLE_ SET oncall = 'the blue team'")
@@ -128,8 +124,8 @@ def test_columns_of_others_survive(sql: Sql, store: PostgresStore) -> None:
     assert sql("SELECT oncall FROM TABLE_") == [("the blue team",)]
 
 
-def test_a_row_that_somebody_changes_by_hand_is_read_before_it_is_written(sql: Sql, store: PostgresStore) -> None:
-    """Someone who reassigns a lease by hand leaves the counter alone; the owner must not write over it."""
+def test_a_row_edited_by_hand_is_read_before_it_is_written(sql: Sql, store: PostgresStore) -> None:
+    """An edit by hand does not change the counter, so a write also compares the owner."""
     seen = owned(store)
     sql("UPDATE TABLE_ SET owner = 'bob'")
     assert facts(lost(store.write(RenewLease(seen)))) == facts(evolve(seen, owner="bob", yields=True))
@@ -149,7 +145,6 @@ def test_a_row_that_somebody_changes_by_hand_is_read_before_it_is_written(sql: S
     ],
 )
 def test_a_row_that_is_no_lease_is_reported(sql: Sql, store: PostgresStore, spoil: str, field: str, why: str) -> None:
-    """One bad row does not stop the workers, and is not taken for a lease that starts again."""
     seen, good = owned(store), owned(store, key="good")
     sql(f"UPDATE TABLE_ SET {spoil} WHERE key <> 'good'")  # noqa: S608  the test's own words
     assert store.list() == Listing((good,), (Malformed(KEY, field, why),))
@@ -160,8 +155,7 @@ def test_a_row_that_is_no_lease_is_reported(sql: Sql, store: PostgresStore, spoi
 # A table that cannot be used
 
 
-def test_a_table_that_may_not_be_made_is_said(sql: Sql, url: str, table: str) -> None:
-    """A mistyped name does not create an empty table, after which the whole stream would be read again."""
+def test_a_table_that_may_not_be_created_is_reported(sql: Sql, url: str, table: str) -> None:
     with pytest.raises(StoreError, match=rf"table {table} of .*: the table does not exist"):
         open_store(url, create=False)
     assert sql("SELECT to_regclass('TABLE_')") == [(None,)]
@@ -174,11 +168,7 @@ def test_a_table_that_may_not_be_made_is_said(sql: Sql, url: str, table: str) ->
         ("AS SELECT * FROM TABLE_", "the table has no primary key on its column key"),
     ],
 )
-def test_a_table_of_another_shape_is_said(sql: Sql, url: str, table: str, shape: str, says: str) -> None:
-    """Another program's table is not used until the first write fails.
-
-    Without its key, two workers could create a lease.
-    """
+def test_a_table_of_another_shape_is_reported(sql: Sql, url: str, table: str, shape: str, says: str) -> None:
     open_store(url).close()
     sql(f"CREATE TABLE other_TABLE_ {shape}")
     with pytest.raises(StoreError, match=says):
@@ -186,9 +176,7 @@ def test_a_table_of_another_shape_is_said(sql: Sql, url: str, table: str, shape:
 
 
 @pytest.mark.parametrize("does", ["INSERT", "UPDATE", "DELETE"])
-def test_a_table_whose_rules_swallow_writes_is_refused_for_writing_only(
-    sql: Sql, url: str, store: PostgresStore, does: str
-) -> None:
+def test_a_table_whose_rules_discard_writes_is_read_only(sql: Sql, url: str, store: PostgresStore, does: str) -> None:
     """A table whose rules discard writes can be read, but is rejected for writing."""
     seen = owned(store)
     sql(f"CREATE RULE swallow AS ON {does} TO TABLE_ DO INSTEAD NOTHING")
@@ -199,14 +187,14 @@ def test_a_table_whose_rules_swallow_writes_is_refused_for_writing_only(
     reader.close()
 
 
-def test_the_probe_shows_nobody_a_row(sql: Sql, store: PostgresStore) -> None:
+def test_the_probe_never_shows_a_row(sql: Sql, store: PostgresStore) -> None:
     """A listing during the probe shows no lease of a shard that does not exist."""
     store.prove()
     assert sql("SELECT n_tup_ins, n_live_tup FROM pg_stat_user_tables WHERE relname = 'TABLE_'")
     assert sql("SELECT count(*) FROM TABLE_") == [(0,)]
 
 
-def test_a_user_whose_commits_are_not_waited_for_is_refused(sql: Sql, url: str, table: str) -> None:
+def test_a_user_without_synchronous_commit_is_rejected(sql: Sql, url: str, table: str) -> None:
     """A user whose commits may be lost in a power failure is rejected, because checkpoints must be durable."""
     sql("CREATE ROLE hasty_TABLE_ LOGIN SUPERUSER")
     sql("ALTER ROLE hasty_TABLE_ SET synchronous_commit = off")
@@ -215,10 +203,9 @@ def test_a_user_whose_commits_are_not_waited_for_is_refused(sql: Sql, url: str, 
         open_store(theirs)
 
 
-def test_a_user_who_may_only_read_is_told_which_rights_are_wanted(
+def test_a_read_only_user_can_list_and_learns_which_rights_are_missing(
     sql: Sql, url: str, store: PostgresStore, table: str
 ) -> None:
-    """The service's own message names a table and no right, and a tool that only reads must still work."""
     seen = owned(store)
     sql("CREATE ROLE reader_TABLE_ LOGIN")
     sql("GRANT SELECT ON TABLE_ TO reader_TABLE_")
@@ -230,8 +217,7 @@ def test_a_user_who_may_only_read_is_told_which_rights_are_wanted(
     reader.close()
 
 
-def test_a_table_that_was_dropped_is_made_anew_by_a_worker_that_may(sql: Sql, url: str, store: PostgresStore) -> None:
-    """Only workers create tables; the fleet does not have to wait until another worker starts."""
+def test_a_dropped_table_is_recreated_by_a_worker_that_may(sql: Sql, url: str, store: PostgresStore) -> None:
     seen = owned(store)
     tool = open_store(url, create=False, write=False)
     sql("DROP TABLE TABLE_")
@@ -245,7 +231,6 @@ def test_a_table_that_was_dropped_is_made_anew_by_a_worker_that_may(sql: Sql, ur
 
 
 def test_a_key_that_the_service_cannot_hold_is_a_fault(store: PostgresStore) -> None:
-    """A worker does not retry it forever."""
     with pytest.raises(StoreError, match="NUL") as caught:
         store.write(CreateLease(Lease("a\0b")))
     assert not isinstance(caught.value, OutcomeUnknown)
@@ -254,8 +239,7 @@ def test_a_key_that_the_service_cannot_hold_is_a_fault(store: PostgresStore) -> 
 # A server in trouble
 
 
-def test_connections_that_the_server_ended_cost_one_unknown_outcome(sql: Sql, store: PostgresStore, table: str) -> None:
-    """After a restart of the server, one write fails, and not one for each connection of the pool."""
+def test_a_server_restart_costs_one_unknown_outcome(sql: Sql, store: PostgresStore, table: str) -> None:
     seen = owned(store)
     with ThreadPoolExecutor(CONNECTIONS) as pool:
         list(pool.map(lambda _: store.get([KEY]), range(8 * CONNECTIONS)))
@@ -269,8 +253,7 @@ def test_connections_that_the_server_ended_cost_one_unknown_outcome(sql: Sql, st
     assert store.get([KEY]) != (seen,)  # a read is repeated transparently
 
 
-def test_a_server_that_hangs_is_an_unknown_outcome_in_time(sql: Sql, url: str) -> None:
-    """A worker does not wait as long as TCP does, and lose all its leases to one stalled request."""
+def test_a_hanging_server_is_an_unknown_outcome_in_time(sql: Sql, url: str) -> None:
     hasty = open_store(url, request_seconds=1.0)
     seen = owned(hasty)
     processes = sql("SELECT pid FROM pg_stat_activity WHERE application_name = 'leasehold'")
@@ -279,17 +262,16 @@ def test_a_server_that_hangs_is_an_unknown_outcome_in_time(sql: Sql, url: str) -
     try:
         with pytest.raises(OutcomeUnknown):
             hasty.write(RenewLease(seen))
-        assert hasty.get([KEY]) == (seen,)  # over another connection; those that hang are not used again
+        assert hasty.get([KEY]) == (seen,)  # over another connection, because those that hang are not used again
     finally:
         for (process,) in processes:
             os.kill(process, signal.SIGCONT)
     hasty.close()
 
 
-def test_a_row_that_another_program_keeps_locked_is_an_unknown_outcome(
+def test_a_locked_row_is_an_unknown_outcome(
     postgres_service: Service, url: str, store: PostgresStore, table: str
 ) -> None:
-    """An operator's forgotten transaction does not stop a worker for good."""
     seen = owned(store)
     hasty = open_store(url, request_seconds=1.0)
     with psycopg.connect(conninfo_of(postgres_service)) as other:
@@ -304,13 +286,12 @@ def test_a_row_that_another_program_keeps_locked_is_an_unknown_outcome(
 @pytest.fixture
 def folder() -> Iterator[Path]:
     """Return a folder in which a server that must not run as root can keep its files."""
-    with TemporaryDirectory(prefix="leasehold-kept-", ignore_cleanup_errors=True) as made:
-        Path(made).chmod(0o755)
-        yield Path(made)
+    with TemporaryDirectory(prefix="leasehold-kept-", ignore_cleanup_errors=True) as path:
+        Path(path).chmod(0o755)
+        yield Path(path)
 
 
-def test_a_server_that_is_away_and_comes_back_is_used_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker does not have to be restarted after maintenance of its database."""
+def test_a_restarted_server_is_used_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with postgres(folder) as service:
         store = open_store(store_url(service))
         seen = owned(store)
@@ -335,7 +316,6 @@ def _answers(store: Store) -> bool:
 
 
 def test_an_address_without_a_server_is_an_unknown_outcome() -> None:
-    """A worker waits for the server instead of ending."""
     with pytest.raises(OutcomeUnknown, match=r"table leases of 127\.0\.0\.1/app"):
         open_store("postgres://127.0.0.1:1/app")
 
@@ -344,7 +324,9 @@ def test_an_address_without_a_server_is_an_unknown_outcome() -> None:
     ("user", "database", "says"),
     [("nobody_here", DATABASE, 'role "nobody_here" does not exist'), (USER, "none", 'database "none" does not exist')],
 )
-def test_a_refused_connection_says_why(postgres_service: Service, user: str, database: str, says: str) -> None:
+def test_a_rejected_connection_is_reported_with_its_reason(
+    postgres_service: Service, user: str, database: str, says: str
+) -> None:
     """A rejected connection is an error with the server's reason, which a pool would hide."""
     with pytest.raises(StoreError, match=says) as caught:
         open_store(f"postgres://127.0.0.1:{postgres_service.port}/{database}?user={user}")
@@ -365,8 +347,7 @@ def test_a_refused_connection_says_why(postgres_service: Service, user: str, dat
         ("a:1,b:2/app", {}, TableLocation("a,b", "1,2", "app")),
     ],
 )
-def test_a_url_names_a_place(place: str, options: dict[str, str], named: TableLocation) -> None:
-    """A worker looks for its leases in the place that the URL names."""
+def test_a_url_selects_server_and_table(place: str, options: dict[str, str], named: TableLocation) -> None:
     assert parse_location(place, options) == named
 
 
@@ -381,7 +362,6 @@ def test_a_url_names_a_place(place: str, options: dict[str, str], named: TableLo
         ("host/app", {"table": "x" * 64}, "option 'table' needs"),
     ],
 )
-def test_a_url_that_names_none_is_refused(place: str, options: dict[str, str], says: str) -> None:
-    """A URL without a table is rejected in the terms of the URL."""
+def test_a_url_without_a_table_is_rejected(place: str, options: dict[str, str], says: str) -> None:
     with pytest.raises(ValueError, match=f"store URL: .*{says}"):
         open_url(place, options, create=True, request_seconds=None)

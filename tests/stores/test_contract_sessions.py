@@ -71,7 +71,6 @@ class TestSqlite(StoreContract):
 
 
 def test_one_winner_between_processes_on_sqlite(tmp_path: Path) -> None:
-    """At most one process reads a shard."""
     assert_one_winner_each(f"sqlite://{tmp_path}/leases.db?layout=sessions")
 
 
@@ -90,7 +89,6 @@ class TestDynalite(StoreContract):
 
 @pytest.mark.services
 def test_one_winner_between_processes_on_dynalite(dynalite_url: str) -> None:
-    """At most one process reads a shard."""
     assert_one_winner_each(f"dynamodb://sessions-race-{next(_numbers)}?layout=sessions&endpoint={dynalite_url}")
 
 
@@ -109,7 +107,6 @@ class TestDynaliteUnderAPrefix(StoreContract):
 
 @pytest.mark.services
 def test_two_applications_of_one_table_each_have_their_layout(dynalite_url: str) -> None:
-    """One application never sees the other's rows, so it neither rejects the table as mixed nor reads their shards."""
     url = f"dynamodb://sessions-pair?endpoint={dynalite_url}&prefix="
     usual, ours = open_store(f"{url}orders/"), open_store(f"{url}orders&layout=sessions")
     done(usual.write(CreateLease(Lease("shard-0"))))
@@ -126,7 +123,6 @@ def test_two_applications_of_one_table_each_have_their_layout(dynalite_url: str)
 @pytest.mark.more
 @pytest.mark.services
 def test_one_winner_between_processes_under_a_prefix(dynalite_url: str) -> None:
-    """At most one process reads a shard."""
     assert_one_winner_each(f"dynamodb://sessions-part?layout=sessions&prefix=a/&endpoint={dynalite_url}")
 
 
@@ -145,13 +141,12 @@ class TestPostgres(StoreContract):
 
 @pytest.mark.services
 def test_one_winner_between_processes_on_postgres(postgres_service: Service) -> None:
-    """At most one process reads a shard."""
     url = store_url(postgres_service, f"sessions_{os.getpid()}_{next(_numbers)}")
     assert_one_winner_each(f"{url}&layout=sessions")
 
 
 @pytest.mark.services
-def test_a_table_of_postgres_is_recognised_and_another_layout_refused(postgres_service: Service) -> None:
+def test_a_postgres_table_keeps_its_layout(postgres_service: Service) -> None:
     """A worker without the option uses the layout that the table has. The option never changes a layout."""
     ours, other = (store_url(postgres_service, f"sessions_{os.getpid()}_{next(_numbers)}") for _ in range(2))
     with closing(open_store(f"{ours}&layout=sessions")) as store:

@@ -36,7 +36,7 @@ class TestSqlite(StoreContract):
 
 
 def sql(path: str, statement: str) -> list[tuple[object, ...]]:
-    """Run SQL as another program would."""
+    """Run SQL on the file as another program would."""
     connection = sqlite3.connect(path)
     with connection:
         rows = connection.execute(statement).fetchall()
@@ -45,12 +45,10 @@ def sql(path: str, statement: str) -> list[tuple[object, ...]]:
 
 
 def test_one_winner_between_processes(path: str) -> None:
-    """Of several processes that claim a lease at the same moment, one gets it."""
     assert_one_winner_each(f"sqlite://{path}")
 
 
-def test_a_write_that_was_done_is_there_after_reopening(path: str, store: SqliteStore) -> None:
-    """A restart does not begin every shard again."""
+def test_a_write_is_stored_after_reopening(path: str, store: SqliteStore) -> None:
     seen = done(
         store.write(
             CheckpointLease(
@@ -65,8 +63,7 @@ def test_a_write_that_was_done_is_there_after_reopening(path: str, store: Sqlite
     again.close()
 
 
-def test_columns_of_others_survive(path: str, store: SqliteStore) -> None:
-    """If a team stores a contact next to each lease, the next renewal keeps it."""
+def test_foreign_columns_survive_a_renewal(path: str, store: SqliteStore) -> None:
     seen = owned(store)
     sql(path, "ALTER TABLE leases ADD COLUMN oncall TEXT")
     sql(path, "UPDATE leases SET oncall = 'the blue team'")
@@ -96,7 +93,6 @@ def test_columns_of_others_survive(path: str, store: SqliteStore) -> None:
     ],
 )
 def test_a_row_that_is_no_lease_is_reported(path: str, store: SqliteStore, spoil: str, field: str, why: str) -> None:
-    """One bad row does not stop the workers, and is not taken for a lease that starts again."""
     seen = owned(store)
     good = owned(store, key="good")
     sql(path, f"UPDATE leases SET {spoil} WHERE key = '{KEY}'")  # noqa: S608  the test's own words
@@ -107,54 +103,47 @@ def test_a_row_that_is_no_lease_is_reported(path: str, store: SqliteStore, spoil
 
 
 def test_a_row_without_a_key_is_reported(path: str, store: SqliteStore) -> None:
-    """The report shows which row to correct."""
     owned(store)
     sql(path, f"UPDATE leases SET key = '' WHERE key = '{KEY}'")  # noqa: S608  the test's own words
     assert store.list() == Listing((), (Malformed("", "key", "is empty"),))
 
 
-def test_every_fact_of_a_lease_has_a_column_that_people_can_read(path: str, store: SqliteStore) -> None:
-    """A lease keeps its stream even if the table has several, and a team's text is not converted to numbers."""
+def test_every_field_of_a_lease_has_a_readable_column(path: str, store: SqliteStore) -> None:
     lease = Lease("s:0", stream="s", shard="0", parents=("s:p",), annotations=(("team", "Äpfel"),), weight=1500)
-    made = done(store.write(CreateLease(lease)))
-    assert (made.stream, made.shard, made.weight) == ("s", "0", 1500)
-    assert store.get(["s:0"]) == (made,)
+    created = done(store.write(CreateLease(lease)))
+    assert (created.stream, created.shard, created.weight) == ("s", "0", 1500)
+    assert store.get(["s:0"]) == (created,)
     assert sql(path, "SELECT stream, shard, parents, notes FROM leases") == [
         ("s", "0", '["s:p"]', '{"team": "Äpfel"}'),
     ]
 
 
-def test_a_file_that_may_not_be_made_is_said(path: str) -> None:
-    """A mistyped path does not create an empty table, after which the whole stream would be read again."""
+def test_a_file_that_may_not_be_created_is_reported(path: str) -> None:
     with pytest.raises(StoreError, match=r"there is no file .*leases.db, and it is not created here; check the name"):
         SqliteStore(path, create=False)
 
 
-def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
-    """The user does not see a traceback of the database library."""
+def test_a_missing_folder_is_reported(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"unable to open database file; check the folder"):
         SqliteStore(str(tmp_path / "no" / "leases.db"))
 
 
-def test_a_file_that_is_no_database_is_said(tmp_path: Path) -> None:
-    """The user sees one line, and the file is not overwritten."""
+def test_a_file_that_is_no_database_is_reported(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("these are not leases, " * 100)
     with pytest.raises(StoreError, match=r"notes.txt cannot be used as a lease table"):
         SqliteStore(str(tmp_path / "notes.txt"))
 
 
-def test_a_table_of_another_shape_is_said(path: str) -> None:
-    """Another program's file is not used until the first write fails."""
+def test_a_table_of_another_shape_is_reported(path: str) -> None:
     sql(path, "CREATE TABLE leases (id TEXT)")
     with pytest.raises(StoreError, match=r"no such column: .*check the folder, the permissions and the table"):
         SqliteStore(path)
 
 
 @pytest.mark.slow
-def test_a_lock_that_is_never_released_is_an_unknown_outcome(
+def test_a_lock_held_forever_is_an_unknown_outcome(
     path: str, store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker tries again, instead of ending because another process has stalled."""
     monkeypatch.setattr("leasehold.stores.embedded.sqlite.BUSY_SECONDS", 0.05)
     impatient = SqliteStore(path)
     with sqlite3.connect(path) as other:
@@ -166,8 +155,7 @@ def test_a_lock_that_is_never_released_is_an_unknown_outcome(
     assert store.list().leases == ()
 
 
-def test_a_write_that_finds_no_room_is_an_unknown_outcome_and_changes_nothing(store: SqliteStore) -> None:
-    """A full disk must not create owners of leases that the file does not contain."""
+def test_a_write_on_a_full_disk_is_an_unknown_outcome(store: SqliteStore) -> None:
     lease = done(store.write(CreateLease(FULL)))
     store._connection.execute("PRAGMA max_page_count = 1")  # noqa: SLF001  no more pages than now
     with pytest.raises(NotWritten, match="full"):
@@ -176,20 +164,19 @@ def test_a_write_that_finds_no_room_is_an_unknown_outcome_and_changes_nothing(st
     assert done(store.write(ClaimLease(lease, "ann"))).owner == "ann"
 
 
-def test_a_new_file_is_its_owners_alone(path: str) -> None:
-    """Other users of the machine cannot read worker names and annotations."""
+def test_a_new_file_is_readable_only_by_its_user(path: str) -> None:
     before = os.umask(0o022)
     try:
-        made = SqliteStore(path)
-        owned(made)
+        store = SqliteStore(path)
+        owned(store)
         modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in Path(path).parent.iterdir()}
-        made.close()
+        store.close()
     finally:
         os.umask(before)
     assert modes == dict.fromkeys(("leases.db", "leases.db-wal", "leases.db-shm"), 0o600)
 
 
-def test_the_mode_of_a_file_that_was_there_is_left_alone(path: str) -> None:
+def test_the_mode_of_an_existing_file_is_unchanged(path: str) -> None:
     """A group that shares a file does not lose it to the next process that opens it."""
     SqliteStore(path).close()
     Path(path).chmod(0o660)
@@ -197,8 +184,8 @@ def test_the_mode_of_a_file_that_was_there_is_left_alone(path: str) -> None:
     assert stat.S_IMODE(Path(path).stat().st_mode) == 0o660
 
 
-def test_a_file_that_was_there_is_opened_by_sqlite_alone(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only SQLite opens an existing file: closing any other file object would release the locks of the process."""
+def test_an_existing_file_is_opened_only_by_sqlite(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only SQLite opens an existing file, because closing any other file object would release its locks."""
     SqliteStore(path).close()
     closed, close = list[int](), os.close
 
@@ -215,7 +202,7 @@ def test_a_file_that_was_there_is_opened_by_sqlite_alone(path: str, monkeypatch:
         assert len(closed) == 1
 
 
-def test_a_place_without_a_write_ahead_log_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_without_a_write_ahead_log_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file system without a write-ahead log is rejected, because readers and writers would wait for each other."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(StoreError, match=r"cannot use a write-ahead log here \(journal mode 'memory'\)"):
@@ -223,15 +210,13 @@ def test_a_place_without_a_write_ahead_log_is_refused(tmp_path: Path, monkeypatc
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_url_without_a_file_is_refused() -> None:
-    """A folder is not taken for the table, and the error is not SQLite's own."""
+def test_a_url_without_a_file_is_rejected() -> None:
     for place in ("", "/", "//"):
         with pytest.raises(ValueError, match="sqlite:// wants the path of a file"):
             open_url(place, {}, create=True, request_seconds=None)
 
 
-def test_a_url_makes_a_file_only_where_it_may(path: str) -> None:
-    """A mistyped URL of a tool that only reads does not create an empty table."""
+def test_a_url_creates_a_file_only_if_allowed(path: str) -> None:
     with pytest.raises(StoreError, match="it is not created here"):
         open_url(path, {}, create=False, request_seconds=None)
     assert not Path(path).exists()
@@ -242,10 +227,9 @@ def test_a_url_makes_a_file_only_where_it_may(path: str) -> None:
 @pytest.mark.parametrize(
     ("request_seconds", "waits"), [(None, BUSY_SECONDS), (0.25, 0.25), (BUSY_SECONDS + 60, BUSY_SECONDS)]
 )
-def test_a_store_waits_for_other_processes_as_long_as_a_request_may_take(
+def test_a_store_waits_for_a_lock_no_longer_than_a_request(
     path: str, request_seconds: float | None, waits: float
 ) -> None:
-    """A worker with short leases does not wait for a lock until all its leases have expired."""
     opened = open_url(path, {}, create=True, request_seconds=request_seconds)
     assert isinstance(opened, SqliteStore)
     ((milliseconds,),) = opened._connection.execute("PRAGMA busy_timeout").fetchall()  # noqa: SLF001  SQLite's answer
@@ -263,7 +247,7 @@ def test_a_store_waits_for_other_processes_as_long_as_a_request_may_take(
         ("X", None),
     ],
 )
-def test_three_strokes_where_two_were_meant_are_told_of(
+def test_three_slashes_instead_of_two_get_a_hint(
     place: str, hint: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SQLAlchemy uses three slashes, so its users would look for the file in the wrong place."""
@@ -274,8 +258,7 @@ def test_three_strokes_where_two_were_meant_are_told_of(
     assert message.endswith(hint or "; check the name")
 
 
-def test_a_file_in_a_folder_that_is_there_is_meant(tmp_path: Path) -> None:
-    """The hint must not point a user away from the right place."""
+def test_three_slashes_get_no_hint_if_the_folder_exists(tmp_path: Path) -> None:
     with pytest.raises(StoreError) as caught:
         open_url(str(tmp_path / "leases.db"), {}, create=False, request_seconds=None)
     assert str(caught.value).endswith("; check the name")
@@ -288,20 +271,20 @@ def beside(path: str) -> list[str]:
     return [f"{path}{end}" for end in ("", "-wal", "-shm")]
 
 
-def test_a_file_that_was_removed_is_made_anew_and_shared_with_newcomers(path: str, store: SqliteStore) -> None:
-    """Workers do not go on in a file that no newcomer can open, which would read everything twice."""
+def test_a_removed_file_is_recreated_and_shared_with_newcomers(path: str, store: SqliteStore) -> None:
+    """Workers move to the new file; no newcomer could open the old one, and would read everything twice."""
     seen = done(store.write(ClaimLease(done(store.write(CreateLease(FULL))), "ann")))
     for name in beside(path):
         Path(name).unlink(missing_ok=True)
     assert store.write(RenewLease(seen)) == Lost(KEY, None)
     newcomer = SqliteStore(path)
-    made = done(newcomer.write(CreateLease(seen)))
-    assert store.get([KEY]) == (made,)
+    created = done(newcomer.write(CreateLease(seen)))
+    assert store.get([KEY]) == (created,)
     newcomer.close()
 
 
-def test_a_file_that_was_replaced_is_read_instead(path: str, store: SqliteStore, tmp_path: Path) -> None:
-    """Not only newcomers see a restored copy."""
+def test_a_replaced_file_is_read_by_open_stores(path: str, store: SqliteStore, tmp_path: Path) -> None:
+    """Stores that are already open see a restored copy, too."""
     done(store.write(CreateLease(FULL)))
     other = SqliteStore(str(tmp_path / "other.db"))
     done(other.write(CreateLease(Lease("other"))))
@@ -313,7 +296,7 @@ def test_a_file_that_was_replaced_is_read_instead(path: str, store: SqliteStore,
 
 
 @pytest.mark.parametrize("ends", [["-wal"], ["-shm"], ["-wal", "-shm"]])
-def test_a_log_that_was_removed_leaves_one_table_to_all(path: str, store: SqliteStore, ends: list[str]) -> None:
+def test_a_removed_write_ahead_log_leaves_one_table_to_all(path: str, store: SqliteStore, ends: list[str]) -> None:
     """Processes that have the old log open do not write where a newcomer does not read."""
     seen = done(store.write(CreateLease(FULL)))
     for end in ends:
@@ -326,23 +309,22 @@ def test_a_log_that_was_removed_leaves_one_table_to_all(path: str, store: Sqlite
     newcomer.close()
 
 
-def test_a_write_while_the_file_was_replaced_may_not_count(path: str, store: SqliteStore) -> None:
-    """A claim in a file that is gone must not be trusted."""
+def test_a_write_during_a_replacement_is_an_unknown_outcome(path: str, store: SqliteStore) -> None:
+    """A claim in a file that was replaced must not be trusted."""
     seen = done(store.write(CreateLease(FULL)))
 
-    def robbed() -> None:
+    def write_during_replacement() -> None:
         with store.current_connection() as connection:
             connection.execute("UPDATE leases SET owner = 'ann'")
             for name in beside(path):
                 Path(name).unlink(missing_ok=True)
 
     with pytest.raises(OutcomeUnknown, match="removed or replaced in the meantime"):
-        robbed()
+        write_during_replacement()
     assert store.get([seen.key]) == ()
 
 
-def test_a_removed_file_is_not_made_by_a_store_that_may_not_make_it(path: str, store: SqliteStore) -> None:
-    """A tool that only reads does not create a table without leases."""
+def test_a_removed_file_is_not_recreated_by_a_reading_tool(path: str, store: SqliteStore) -> None:
     reader = SqliteStore(path, create=False)
     store.close()
     for name in beside(path):

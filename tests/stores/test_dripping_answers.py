@@ -87,7 +87,7 @@ def dynamodb(url: str) -> DynamoStore:
         return DynamoStore("leases", region="eu-west-1", endpoint=url)
 
 
-def put_letter(url: str) -> None:
+def put_dead_letter(url: str) -> None:
     with pytest.MonkeyPatch.context() as environment:
         environment.setattr(letters, "POLL_TIMEOUTS", [SECONDS])
         environment.setattr(letters, "TRIES", 1)
@@ -108,7 +108,7 @@ ASKS: dict[str, Callable[[str], object]] = {
     "dynamodb": dynamodb,
     "kinesis shards": lambda url: KinesisSource(reading_client("x", url, read_seconds=SECONDS), "orders").shards(),
     "kinesis put": lambda url: KinesisPutClient(client_of_put("x", url, 1, read_seconds=SECONDS), "orders").shards(),
-    "letters": put_letter,
+    "letters": put_dead_letter,
 }
 
 
@@ -127,5 +127,5 @@ def test_a_call_whose_response_drips_ends_with_its_deadline(
     """A call ends as unknown when its deadline passes, however often another byte comes, and the log shows it."""
     with dripping(drip) as url, pytest.raises((OutcomeUnknown, SourceUnavailable, DeadLetterError)):
         ASKS[ask](url)
-    warnings = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
-    assert any("127.0.0.1: the response was not complete after 0.6 s" in each for each in warnings)
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert any("127.0.0.1: the response was not complete after 0.6 s" in record for record in warnings)

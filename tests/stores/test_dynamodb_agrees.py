@@ -49,21 +49,21 @@ positions = st.sampled_from(POSITIONS)
 words = st.sampled_from(("x", "y"))
 
 
-def _writes(lease: Lease, me: str, at: Position, word: str) -> dict[str, Write]:
+def _writes(lease: Lease, me: str, position: Position, word: str) -> dict[str, Write]:
     return {
-        "create": CreateLease(evolve(lease, owner=me, checkpoint=at)),
+        "create": CreateLease(evolve(lease, owner=me, checkpoint=position)),
         "claim": ClaimLease(lease, me, (("n", word),)),
         "steal": StealLease(lease, me),
         "renew": RenewLease(lease, (("n", word),)),
-        "checkpoint": CheckpointLease(lease, at, keep_owner=word == "x"),
-        "late": CheckpointLate(lease, at),
+        "checkpoint": CheckpointLease(lease, position, keep_owner=word == "x"),
+        "late": CheckpointLate(lease, position),
         "release": ReleaseLease(lease, me),
         "request": RequestLease(lease, me),
-        "give": GiveLease(lease, at),
+        "give": GiveLease(lease, position),
         "take back": TakeBackLease(lease, me),
         "withdraw": WithdrawRequest(lease, me),
         "annotate": AnnotateLease(lease, "n", word),
-        "reset": ResetLease(lease, at, (("n", word),), epoch=9 if word == "x" else 0),
+        "reset": ResetLease(lease, position, (("n", word),), epoch=9 if word == "x" else 0),
         "delete": DeleteLease(lease),
     }
 
@@ -93,17 +93,17 @@ _numbers = count()
 @pytest.mark.services
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(steps, min_size=4, max_size=14))
-def test_every_write_decides_as_the_reference(
+def test_every_write_decides_as_the_reference_store(
     store: DynamoStore, story: list[tuple[str, str, Position, str, int]]
 ) -> None:
     """Every condition in DynamoDB is that of the reference, so what is proved of the reference holds here, too."""
     key = f"{KEY}-{next(_numbers)}"
     reference = MemoryStore()
-    views = [done(each.write(CreateLease(Lease(key)))) for each in (store, reference)]
-    for name, me, at, word, age in story:
+    views = [done(opened.write(CreateLease(Lease(key)))) for opened in (store, reference)]
+    for name, me, position, word, age in story:
         seen = views[max(0, len(views) - 1 - age)]
-        write = _writes(seen, me, at, word)[name]
+        write = _writes(seen, me, position, word)[name]
         expected, outcome = reference.write(write), store.write(write)
-        assert outcome == expected, (name, me, at, word, seen)
+        assert outcome == expected, (name, me, position, word, seen)
         if expected.lease is not None:
             views.append(expected.lease)

@@ -61,7 +61,7 @@ def reply(status: int, code: str) -> AWSResponse:
 
 
 @define
-class Told:
+class ResponseBody:
     """The body of a response."""
 
     told: dict[str, Any]
@@ -72,7 +72,7 @@ class Told:
 
 
 def row(key: str, **attributes: Any) -> dict[str, Any]:  # noqa: ANN401  as DynamoDB has it
-    """Return a lease at its second version, with these attributes, as the service sends it."""
+    """Return a lease's item at its second version, with these attributes, as the service sends it."""
     return {
         "leaseKey": {"S": key},
         "leaseOwner": {"S": "ann"},
@@ -86,7 +86,7 @@ def row(key: str, **attributes: Any) -> dict[str, Any]:  # noqa: ANN401  as Dyna
 
 
 class Line:
-    """The connection between a store and its service: sends the given responses, then passes requests through.
+    """The connection between a store and its service. It sends the given responses, then passes requests through.
 
     After `lose_reply`, it passes the next request through and drops the response.
     """
@@ -121,7 +121,7 @@ class DirectLine(Line):
         super().__init__(Session())
         ask, send = DirectCallsLine.send, URLLib3Session.send
 
-        def asked(line: DirectCallsLine, head: bytes, body: bytes, *, repeatable: bool) -> CompleteResponse:
+        def forward(line: DirectCallsLine, head: bytes, body: bytes, *, repeatable: bool) -> CompleteResponse:
             response = self._next(head, body)
             if isinstance(response, AWSResponse):
                 headers = {"content-type": "application/x-amz-json-1.0"}
@@ -136,7 +136,7 @@ class DirectLine(Line):
             head = b"x-amz-target: " + cast("bytes", request.headers["X-Amz-Target"])
             return self._next(head, cast("bytes", request.body)) or send(session, request)
 
-        monkeypatch.setattr(DirectCallsLine, "send", asked)
+        monkeypatch.setattr(DirectCallsLine, "send", forward)
         monkeypatch.setattr(URLLib3Session, "send", sent)
 
     def _next(self, head: bytes, body: bytes) -> AWSResponse | None:
@@ -174,8 +174,8 @@ def store(dynalite_url: str, table: str, session: Session, line: Line) -> Iterat
     """Open a store behind that connection."""
     opened = DynamoStore(table, endpoint=dynalite_url, session=session)
     if isinstance(line, DirectLine):  # boto3 makes the first call of each kind
-        made = done(opened.write(CreateLease(Lease("once"))))
-        opened.write(DeleteLease(done(opened.write(ClaimLease(made, "ann")))))
+        created = done(opened.write(CreateLease(Lease("once"))))
+        opened.write(DeleteLease(done(opened.write(ClaimLease(created, "ann")))))
         opened.list()
         opened.get(["once"])
     line.sent.clear()
@@ -184,9 +184,7 @@ def store(dynalite_url: str, table: str, session: Session, line: Line) -> Iterat
 
 
 @pytest.mark.parametrize("answer", [TIMEOUT, reply(500, "InternalServerError"), reply(503, "ServiceUnavailable")])
-def test_a_write_without_an_answer_is_sent_once(
-    store: DynamoStore, line: Line, answer: AWSResponse | Exception
-) -> None:
+def test_an_unanswered_write_is_sent_once(store: DynamoStore, line: Line, answer: AWSResponse | Exception) -> None:
     """A write is sent once, because a second attempt would meet the effect of the first."""
     line.answers = [answer]
     with pytest.raises(OutcomeUnknown):
@@ -194,8 +192,7 @@ def test_a_write_without_an_answer_is_sent_once(
     assert line.sent == ["PutItem"]
 
 
-def test_a_lost_reply_is_cleared_up_by_the_next_reading(store: DynamoStore, line: Line) -> None:
-    """A worker must not believe that it lost the lease it has just renewed, and stop reading its shard."""
+def test_the_next_read_settles_a_lost_reply(store: DynamoStore, line: Line) -> None:
     seen = owned(store)
     line.lose_reply = True
     with pytest.raises(OutcomeUnknown):
@@ -207,14 +204,13 @@ def test_a_lost_reply_is_cleared_up_by_the_next_reading(store: DynamoStore, line
 
 
 @pytest.mark.parametrize("code", ["ProvisionedThroughputExceededException", "ThrottlingException"])
-def test_a_throttled_write_is_sent_again(store: DynamoStore, line: Line, code: str) -> None:
-    """A table with fixed throughput does not cost its workers their renewals."""
+def test_a_throttled_write_is_retried(store: DynamoStore, line: Line, code: str) -> None:
     line.answers = [reply(400, code), reply(400, code)]
     assert isinstance(store.write(CreateLease(Lease(KEY))), Done)
     assert line.sent == ["PutItem"] * 3
 
 
-def test_a_write_throttled_for_long_was_not_written(store: DynamoStore, line: Line) -> None:
+def test_a_write_throttled_for_long_was_not_applied(store: DynamoStore, line: Line) -> None:
     """A worker neither waits forever, nor takes the rejection for a lost lease or for a write that may come later."""
     line.answers = [reply(400, "ThrottlingException")] * 3
     with pytest.raises(NotWritten, match="ThrottlingException"):
@@ -222,14 +218,13 @@ def test_a_write_throttled_for_long_was_not_written(store: DynamoStore, line: Li
     assert line.answers == []
 
 
-def test_readings_are_repeated(store: DynamoStore, line: Line) -> None:
-    """A lost packet does not cost a worker its turn."""
+def test_unanswered_reads_are_retried(store: DynamoStore, line: Line) -> None:
     seen = owned(store)
     line.answers = [reply(500, "InternalServerError"), TIMEOUT]
     assert store.get([KEY]) == (seen,)
 
 
-def test_a_listing_that_fails_on_a_page_is_no_listing(store: DynamoStore, line: Line) -> None:
+def test_a_listing_fails_if_a_page_fails(store: DynamoStore, line: Line) -> None:
     """A listing with a missing page fails, or its leases would look deleted."""
     for number in range(10):
         owned(store, key=f"s-{number}")
@@ -251,7 +246,7 @@ def test_a_listing_that_fails_on_a_page_is_no_listing(store: DynamoStore, line: 
         (NoCredentialsError(), "no credentials of AWS: set them in the environment or a profile"),
     ],
 )
-def test_a_fault_that_asking_again_cannot_help_is_said(
+def test_a_permanent_fault_is_reported(
     store: DynamoStore, line: Line, table: str, answer: AWSResponse | Exception, says: str
 ) -> None:
     """A worker does not retry forever what only its operator can fix."""
@@ -261,36 +256,33 @@ def test_a_fault_that_asking_again_cannot_help_is_said(
     assert not isinstance(caught.value, OutcomeUnknown)
 
 
-def test_an_endpoint_that_is_not_there_is_an_unknown_outcome(line: Line, session: Session) -> None:
-    """A worker that starts during an outage does not give up."""
+def test_an_unreachable_endpoint_is_an_unknown_outcome(line: Line, session: Session) -> None:
     line.answers = [TIMEOUT] * 3
     with pytest.raises(OutcomeUnknown):
         DynamoStore("leases", endpoint="http://127.0.0.1:9", session=session)
 
 
-def test_a_login_that_is_over_is_named_and_asked_for_again(store: DynamoStore, line: Line, table: str) -> None:
-    """A worker goes on after somebody has logged in."""
+def test_an_expired_login_is_reported_and_retried(store: DynamoStore, line: Line, table: str) -> None:
     line.answers = [SSOTokenLoadError(error_msg="none")] * 3
     with pytest.raises(OutcomeUnknown, match=f"^{table}: no credentials of AWS: .*; run aws sso login$"):
         store.list()
 
 
-def test_a_region_that_is_set_nowhere_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The user sees what to add to the URL instead of a traceback."""
+def test_a_missing_region_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     with pytest.raises(StoreError, match=r"no region is set; add \?region="):
         open_store("dynamodb://leases")
 
 
-def test_a_table_that_may_not_be_made_is_said(dynalite_url: str, table: str, dynalite_client: DynamoDBClient) -> None:
-    """A mistyped name does not create an empty table, after which the whole stream would be read again."""
+def test_a_table_that_may_not_be_created_is_reported(
+    dynalite_url: str, table: str, dynalite_client: DynamoDBClient
+) -> None:
     with pytest.raises(StoreError, match=rf"^{table}: the table does not exist, .*check the name"):
         open_store(f"dynamodb://{table}?endpoint={dynalite_url}", create=False)
     assert table not in dynalite_client.list_tables()["TableNames"]
 
 
-def test_a_table_of_another_shape_is_refused(dynalite_url: str, table: str, dynalite_client: DynamoDBClient) -> None:
-    """Another application's table is not filled with leases."""
+def test_a_table_of_another_shape_is_rejected(dynalite_url: str, table: str, dynalite_client: DynamoDBClient) -> None:
     dynalite_client.create_table(
         TableName=table,
         KeySchema=[{"AttributeName": "id", "KeyType": "HASH"}],
@@ -301,11 +293,10 @@ def test_a_table_of_another_shape_is_refused(dynalite_url: str, table: str, dyna
         open_store(f"dynamodb://{table}?endpoint={dynalite_url}")
 
 
-def test_a_made_table_bills_by_request(store: DynamoStore, table: str, dynalite_client: DynamoDBClient) -> None:
-    """An idle group is not billed for throughput that it does not use."""
+def test_a_created_table_is_billed_by_request(store: DynamoStore, table: str, dynalite_client: DynamoDBClient) -> None:
     assert isinstance(store, DynamoStore)
-    made = dynalite_client.describe_table(TableName=table)["Table"]
-    assert made["BillingModeSummary"]["BillingMode"] == "PAY_PER_REQUEST"
+    description = dynalite_client.describe_table(TableName=table)["Table"]
+    assert description["BillingModeSummary"]["BillingMode"] == "PAY_PER_REQUEST"
 
 
 def raw(client: DynamoDBClient, table: str) -> dict[str, Any]:
@@ -313,10 +304,9 @@ def raw(client: DynamoDBClient, table: str) -> dict[str, Any]:
     return dict(client.get_item(TableName=table, Key={"leaseKey": {"S": KEY}}, ConsistentRead=True)["Item"])
 
 
-def test_attributes_of_others_survive_every_write(
+def test_foreign_attributes_survive_every_write(
     store: DynamoStore, table: str, dynalite_client: DynamoDBClient
 ) -> None:
-    """What Java workers or other tools keep on a lease must not vanish at our next renewal."""
     seen = owned(store)
     foreign = {"somebodys": {"M": {"x": {"S": "1"}}}, "entityType": {"S": "LEASE"}, "throughputKBps": {"N": "2.5"}}
     dynalite_client.put_item(TableName=table, Item=raw(dynalite_client, table) | foreign)
@@ -341,7 +331,7 @@ def test_attributes_of_others_survive_every_write(
     }
 
 
-def test_a_listing_tells_leases_from_other_rows(
+def test_a_listing_separates_leases_from_other_rows(
     store: DynamoStore, table: str, dynalite_client: DynamoDBClient
 ) -> None:
     """Java 3.5's leader row is not read as a shard, and a broken lease is not created a second time."""
@@ -359,7 +349,6 @@ def test_a_listing_tells_leases_from_other_rows(
 def test_an_owner_nulled_by_another_client_is_no_owner(
     store: DynamoStore, table: str, dynalite_client: DynamoDBClient
 ) -> None:
-    """The lease does not wait forever for an owner without a name."""
     owned(store)
     dynalite_client.put_item(TableName=table, Item=raw(dynalite_client, table) | {"leaseOwner": {"NULL": True}})
     free = stored(store)
@@ -368,7 +357,7 @@ def test_an_owner_nulled_by_another_client_is_no_owner(
     assert done(store.write(ClaimLease(free, "bob"))).owner == "bob"
 
 
-def test_a_java_hand_off_is_finished_by_its_owner(
+def test_a_java_handoff_is_completed_by_its_owner(
     store: DynamoStore, table: str, dynalite_client: DynamoDBClient
 ) -> None:
     """The new owner does not wait until its leader gives up, and no records are read twice."""
@@ -390,18 +379,15 @@ def test_a_java_hand_off_is_finished_by_its_owner(
 
 
 def test_many_leases_are_read_in_batches(store: DynamoStore, line: Line) -> None:
-    """The service rejects more than 100 keys at once, so a worker with many leases could never read them."""
+    """The service rejects requests for more than 100 keys."""
     owned(store, key="s-7")
     line.sent.clear()
     assert [lease.key for lease in store.get([f"s-{number}" for number in range(250)] + ["s-7"])] == ["s-7", "s-7"]
     assert line.sent == ["BatchGetItem"] * 3
 
 
-def test_only_what_may_be_stale_is_read_at_half_the_price(store: DynamoStore, line: Line, table: str) -> None:
-    """Consistent reads of bulletins cost as much as the listings they save.
-
-    The lease in a rejection must be current.
-    """
+def test_only_reads_that_may_be_stale_are_eventually_consistent(store: DynamoStore, line: Line, table: str) -> None:
+    """Consistent reads of bulletins cost as much as the listings they save. A rejection returns the current lease."""
     seen = owned(store)
     line.bodies.clear()
     assert store.get([KEY], stale_ok=True) == store.get([KEY]) == (seen,)
@@ -427,25 +413,27 @@ ANSWERS: dict[str, tuple[Write, dict[str, Any]]] = {
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ANSWERS)
-def test_an_answer_about_something_else_is_no_answer(store: DynamoStore, line: Line, name: str) -> None:
+def test_a_write_needs_a_response_about_its_own_row(store: DynamoStore, line: Line, name: str) -> None:
     """A write is Done only if its own response says so."""
     write, body = ANSWERS[name]
-    line.answers.append(AWSResponse("http://the-service", 200, HTTPHeaders(), Told(body)))
+    line.answers.append(AWSResponse("http://the-service", 200, HTTPHeaders(), ResponseBody(body)))
     with pytest.raises(OutcomeUnknown, match="a response cannot be parsed"):
         store.write(write)
 
 
-def test_a_refusal_about_another_row_is_no_answer(store: DynamoStore, line: Line) -> None:
+def test_a_rejection_about_another_row_is_ignored(store: DynamoStore, line: Line) -> None:
     """A lease is Lost only if the rejection contains its own row."""
     refusal = {"__type": "com.amazonaws.dynamodb.v20120810#ConditionalCheckFailedException", "Item": OTHERS}
-    line.answers.append(AWSResponse("http://the-service", 400, HTTPHeaders(), Told(refusal)))
+    line.answers.append(AWSResponse("http://the-service", 400, HTTPHeaders(), ResponseBody(refusal)))
     with pytest.raises(OutcomeUnknown, match="a response is about 's-2' instead of 's-1'"):
         store.write(FORWARD)
 
 
-def test_rows_that_were_not_asked_for_are_no_answer(store: DynamoStore, line: Line, table: str) -> None:
+def test_rows_that_were_not_requested_are_rejected(store: DynamoStore, line: Line, table: str) -> None:
     """A lease is missing only if the response is about it."""
-    line.answers.append(AWSResponse("http://the-service", 200, HTTPHeaders(), Told({"Responses": {table: [OTHERS]}})))
+    line.answers.append(
+        AWSResponse("http://the-service", 200, HTTPHeaders(), ResponseBody({"Responses": {table: [OTHERS]}}))
+    )
     with pytest.raises(OutcomeUnknown, match="rows that were not requested"):
         store.get(["s-1"])
 
@@ -468,16 +456,16 @@ CELL_ANSWERS: dict[tuple[str, str], dict[str, Any]] = {
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", CELL_ANSWERS, ids=" answered by that ".join)
-def test_an_answer_about_another_write_of_a_session_is_no_answer(
+def test_a_session_write_needs_a_response_about_its_own_row(
     store: DynamoStore, line: Line, case: tuple[str, str]
 ) -> None:
     """A session row is written only if its own response says so."""
-    line.answers.append(AWSResponse("http://the-service", 200, HTTPHeaders(), Told(CELL_ANSWERS[case])))
+    line.answers.append(AWSResponse("http://the-service", 200, HTTPHeaders(), ResponseBody(CELL_ANSWERS[case])))
     with pytest.raises(OutcomeUnknown, match="a response is not about the write of row 'r-1'"):
         CELL_WRITES[case[0]](store.cells())
 
 
-def test_the_answers_of_a_session_row_are_understood(store: DynamoStore) -> None:
+def test_responses_about_a_session_row_are_understood(store: DynamoStore) -> None:
     """The service returns the row that was replaced or deleted."""
     cells = store.cells()
     version = cells.put_new("r-1", {"a": "b"})

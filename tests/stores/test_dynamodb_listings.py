@@ -1,4 +1,4 @@
-"""Scans that are parsed in boto3's place, compared with what boto3 makes of the same responses."""
+"""Scans that are parsed without boto3, compared with what boto3 makes of the same responses."""
 
 import json
 from collections.abc import Callable
@@ -40,7 +40,7 @@ class Raw:
         return [self._body]
 
 
-def client_saying(status: int, body: bytes) -> "DynamoDBClient":
+def client_returning(status: int, body: bytes) -> "DynamoDBClient":
     """Return a client whose service sends this response to everything."""
     client = boto3.client(
         "dynamodb",
@@ -59,7 +59,7 @@ def client_saying(status: int, body: bytes) -> "DynamoDBClient":
 
 def scanned(status: int, body: bytes, *, quick: bool) -> Any:  # noqa: ANN401  whatever boto3 makes of it
     """Return the response without the metadata of the request, or its error."""
-    client = client_saying(status, body)
+    client = client_returning(status, body)
     if quick:
         read_listings_quickly(client)
     try:
@@ -70,7 +70,7 @@ def scanned(status: int, body: bytes, *, quick: bool) -> Any:  # noqa: ANN401  w
 
 
 @pytest.mark.parametrize(
-    ("status", "told"),
+    ("status", "response"),
     [
         (200, PAGE),
         (200, {**PAGE, "LastEvaluatedKey": {"leaseKey": {"S": "shardId-2"}}}),
@@ -82,21 +82,21 @@ def scanned(status: int, body: bytes, *, quick: bool) -> Any:  # noqa: ANN401  w
         (400, {"__type": "com.amazonaws.dynamodb#ResourceNotFoundException", "message": "no such table"}),
     ],
 )
-def test_rows_are_what_boto3_makes_of_them(status: int, told: dict[str, Any]) -> None:
+def test_parsed_rows_equal_boto3s_rows(status: int, response: dict[str, Any]) -> None:
     """A listing must show the same leases as a read of the same rows."""
-    for body in (json.dumps(told).encode(), orjson.dumps(told)):  # the service sends no blanks
+    for body in (json.dumps(response).encode(), orjson.dumps(response)):  # the service sends no blanks
         assert scanned(status, body, quick=True) == scanned(status, body, quick=False)
 
 
 def test_rows_do_not_pass_through_boto3(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lookout used to spend a tenth of a processor on ten thousand leases."""
-    client, read = client_saying(200, json.dumps(PAGE).encode()), []
+    """Parsing ten thousand leases with boto3 used to take the lookout a tenth of a processor."""
+    client, read = client_returning(200, json.dumps(PAGE).encode()), []
     read_listings_quickly(client)
     client.meta.events.register_last(
         "before-parse.dynamodb.Scan", lambda response_dict, **_: read.append(response_dict)
     )
     client.scan(TableName="t")
-    assert [json.loads(each["body"]) for each in read] == [{"Count": 2, "ScannedCount": 2}]
+    assert [json.loads(parsed["body"]) for parsed in read] == [{"Count": 2, "ScannedCount": 2}]
     monkeypatch.setattr(listings, "orjson", None)  # without orjson it works as before
     assert scanned(200, json.dumps(PAGE).encode(), quick=True)["Items"] == PAGE["Items"]
 
@@ -104,9 +104,9 @@ def test_rows_do_not_pass_through_boto3(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     "body", [b"null", b"\x80", b"[]", b'{"Items": 7}', b'{"Items": [7]}', b"{}", b'{"Items":[{"a":{7}}]}']
 )
-def test_an_answer_of_another_shape_is_no_answer(body: bytes) -> None:
+def test_a_response_of_another_shape_is_an_unknown_outcome(body: bytes) -> None:
     """A proxy's page does not end a worker's turn with another library's error, and is not an empty table."""
-    client = client_saying(200, body)
+    client = client_returning(200, body)
     read_listings_quickly(client)
     store = DynamoStore.__new__(DynamoStore)
     store._table, store._create, store._clients = "leases", True, Clients(client, client)  # noqa: SLF001  likewise
@@ -115,7 +115,7 @@ def test_an_answer_of_another_shape_is_no_answer(body: bytes) -> None:
         store.list()
 
 
-def test_the_segments_of_a_large_table_are_read_side_by_side() -> None:
+def test_the_segments_of_a_large_table_are_read_in_parallel() -> None:
     """A hundred thousand rows are fifty pages, and a dead worker's leases wait for three listings."""
     together = Barrier(4)
 
@@ -125,11 +125,11 @@ def test_the_segments_of_a_large_table_are_read_side_by_side() -> None:
         more = {"LastEvaluatedKey": ExclusiveStartKey + 1} if ExclusiveStartKey < Segment else {}
         return {"Items": [f"{Segment}.{ExclusiveStartKey}"], **more}
 
-    rows = [str(row) for page in pages_of(look, [{"Segment": each} for each in range(4)]) for row in page]
+    rows = [str(row) for page in pages_of(look, [{"Segment": number} for number in range(4)]) for row in page]
     assert sorted(rows) == [f"{segment}.{page}" for segment in range(4) for page in range(segment + 1)]
 
 
-def test_a_page_that_fails_fails_the_listing_of_all_segments() -> None:
+def test_a_failed_segment_fails_the_listing() -> None:
     """A listing fails if any segment fails, or the leases of that segment would look deleted."""
 
     def look(*, Segment: int) -> dict[str, Any]:  # noqa: N803  likewise
@@ -138,4 +138,4 @@ def test_a_page_that_fails_fails_the_listing_of_all_segments() -> None:
         return {"Items": []}
 
     with pytest.raises(OutcomeUnknown):
-        list(pages_of(look, [{"Segment": each} for each in range(4)]))
+        list(pages_of(look, [{"Segment": segment} for segment in range(4)]))

@@ -55,11 +55,10 @@ class TestDynamoDBLocal(StoreContract):
 
 @pytest.mark.more
 def test_one_winner_between_processes(dynalite_url: str) -> None:
-    """At most one process reads a shard."""
     assert_one_winner_each(f"dynamodb://shared-race?prefix=a/&endpoint={dynalite_url}")
 
 
-def test_two_applications_see_nothing_of_each_other(dynalite_url: str, session: Session) -> None:
+def test_applications_under_different_prefixes_are_isolated(dynalite_url: str, session: Session) -> None:
     """One application cannot claim the other's shards, reset its checkpoints or delete its leases."""
     ours, theirs = (under(dynalite_url, session, prefix, "pair") for prefix in PAIR)
     mine, other = owned(ours, "ann", "shard-0"), owned(theirs, "bob", "shard-0", Position("41"))
@@ -67,11 +66,11 @@ def test_two_applications_see_nothing_of_each_other(dynalite_url: str, session: 
     assert done(ours.write(CheckpointLease(mine, Position("7")))).checkpoint == Position("7")
     assert done(ours.write(DeleteLease(stored(ours, "shard-0")))).key == "shard-0"
     assert (ours.get(["shard-0"]), theirs.get(["shard-0"])) == ((), (other,))
-    for each in (ours, theirs):
-        each.close()
+    for store in (ours, theirs):
+        store.close()
 
 
-def test_a_row_is_what_java_would_write_and_one_attribute(
+def test_a_row_is_javas_row_plus_one_attribute(
     dynalite_url: str, session: Session, dynalite_client: DynamoDBClient
 ) -> None:
     """Someone who reads the table with a tool of the service can see whose row it is."""
@@ -90,33 +89,29 @@ def test_a_row_is_what_java_would_write_and_one_attribute(
     store.close()
 
 
-def test_a_listing_asks_for_its_own_rows_alone(dynalite_url: str) -> None:
-    """A look of a small application does not cost as much as all rows of the large ones."""
+def test_a_listing_requests_only_its_own_rows(dynalite_url: str) -> None:
     with careless_line(dynalite_url) as line:
         url = f"dynamodb://asked?prefix=a/&endpoint={line.url}"
         store = open_store(url)
-        line.asked.clear()
+        line.requests.clear()
         seen = owned(store, key="shard-0")
         assert store.list() == Listing((seen,))
-        assert "Scan" not in line.asked
-        assert line.asked.count("Query") == 1
+        assert "Scan" not in line.requests
+        assert line.requests.count("Query") == 1
         store.close()
 
 
 @pytest.mark.parametrize("forgets", ["PutItem", "UpdateItem", "DeleteItem"])
-def test_a_service_that_ignores_conditions_is_refused(
+def test_a_service_that_ignores_conditions_is_rejected(
     dynalite_url: str, dynalite_client: DynamoDBClient, forgets: str
 ) -> None:
-    """If conditions are ignored, every worker wins every lease."""
     ignored = pytest.raises(StoreError, match="careless-shared: the service ignores the conditions of writes")
     with careless_line(dynalite_url, forgets) as line, ignored:
         open_store(f"dynamodb://careless-shared?prefix=a/&endpoint={line.url}")
     assert dynalite_client.scan(TableName="careless-shared")["Items"] == []
 
 
-def test_a_table_of_one_application_takes_no_prefix_and_the_other_wants_one(
-    dynalite_url: str, session: Session
-) -> None:
+def test_a_prefix_must_match_the_key_of_the_table(dynalite_url: str, session: Session) -> None:
     """A prefix and the key of the table must match, or rows would be taken for leases of another stream."""
     DynamoStore("alone", endpoint=dynalite_url, session=session).close()
     under(dynalite_url, session, "a/", "together").close()
@@ -130,10 +125,10 @@ def test_a_table_of_one_application_takes_no_prefix_and_the_other_wants_one(
         DynamoStore("none", endpoint=dynalite_url, session=session, prefix="a/", create=False)
 
 
-def test_a_java_workers_request_is_refused_by_the_service(
+def test_a_java_workers_request_is_rejected_by_the_service(
     dynalite_url: str, session: Session, dynalite_client: DynamoDBClient
 ) -> None:
-    """The Kinesis Client Library identifies a row by its leaseKey alone, and would go on with half of what it sees."""
+    """The Kinesis Client Library identifies a row by its leaseKey alone, so it cannot use a table with prefixes."""
     store = under(dynalite_url, session, "a/", "for-java")
     seen = owned(store, key="shard-0")
     for ask in (dynalite_client.get_item, dynalite_client.delete_item):
@@ -143,10 +138,9 @@ def test_a_java_workers_request_is_refused_by_the_service(
     store.close()
 
 
-def test_a_table_that_was_deleted_is_made_anew_with_its_key(
+def test_a_deleted_table_is_recreated_with_its_key(
     dynalite_url: str, session: Session, dynalite_client: DynamoDBClient
 ) -> None:
-    """A table that many applications share is created again with the key for many."""
     store = under(dynalite_url, session, "a/", "fleeting")
     seen = done(store.write(CreateLease(Lease("s-0"))))
     dynalite_client.delete_table(TableName="fleeting")

@@ -84,7 +84,7 @@ BOTH_WAYS = (
 
 
 @pytest.mark.parametrize(("item", "lease"), BOTH_WAYS)
-def test_an_item_and_its_lease_are_the_same(item: dict[str, Any], lease: Lease) -> None:
+def test_an_item_and_its_lease_convert_both_ways(item: dict[str, Any], lease: Lease) -> None:
     """If one attribute has another name or type, a Java worker stops taking leases."""
     assert to_item(lease) == item
     read = to_lease(item)
@@ -133,19 +133,17 @@ JAVA_LEASE = Lease("s-1", owner="java-1", version=Version("20"), epoch=20, check
         ),
     ],
 )
-def test_items_written_by_others_are_understood(attributes: dict[str, Any], lease: Lease) -> None:
-    """A lease does not look free, or requested, when it is neither."""
+def test_items_written_by_other_clients_are_understood(attributes: dict[str, Any], lease: Lease) -> None:
     assert to_lease({**JAVA, **attributes}) == lease
 
 
 @pytest.mark.parametrize("entity", ["STREAM", "LEADER", "CLIENT_VERSION_MIGRATION", "WORKER_METRIC_STATS", "NEW"])
 def test_an_item_that_is_no_lease_is_skipped(entity: str) -> None:
-    """Java 3.5 keeps its own rows in the same table; if they were taken for leases, they would be read as shards."""
+    """Java 3.5 keeps rows of its own in the same table, which must not be read as shards."""
     assert to_lease({"leaseKey": {"S": "x"}, "entityType": {"S": entity}}) is None
 
 
-def test_reports_are_the_leader_and_each_worker_that_says_its_load() -> None:
-    """A worker of KCL 3.5 that holds nothing yet is seen, and a row of another kind does not pass for a worker."""
+def test_reports_are_the_leader_and_each_worker_with_a_load() -> None:
     metrics, leader = {"entityType": {"S": "WORKER_METRIC_STATS"}}, {"entityType": {"S": "LEADER"}}
     rows: list[dict[str, Any]] = [
         {**JAVA, "leaseKey": {"S": "Leader"}, "ownerName": {"S": "nobody"}},
@@ -199,14 +197,13 @@ def test_reports_are_the_leader_and_each_worker_that_says_its_load() -> None:
         ({"throughputKBps": {"N": "-1"}}, "throughputKBps", "'-1' is not a throughput in KB/s, from 0 to 976562500000"),
     ],
 )
-def test_an_item_that_is_no_whole_lease_is_reported(attributes: dict[str, Any], field: str, why: str) -> None:
-    """The shard does not get a second lease, which would be read from its beginning."""
+def test_an_incomplete_item_is_reported(attributes: dict[str, Any], field: str, why: str) -> None:
+    """The shard of an incomplete item does not get a second lease, which would be read from its beginning."""
     item = {name: value for name, value in {**BARE, **attributes}.items() if value is not None}
     assert to_lease(item) == Malformed("s-1", field, why)
 
 
-def test_an_item_without_a_name_is_reported_by_what_stands_in_its_place() -> None:
-    """Someone who is to correct the table can find the row."""
+def test_an_item_without_a_key_is_reported_by_its_other_attributes() -> None:
     assert to_lease({**BARE, "leaseKey": {"S": ""}}) == Malformed("{'S': ''}", "leaseKey", "is empty")
     assert to_lease({**BARE, "leaseKey": {"N": "7"}}) == Malformed(
         "{'N': '7'}", "leaseKey", "is of type N, and should be of type S"
@@ -235,8 +232,8 @@ def as_texts(items: list[dict[str, Any]]) -> Any:  # noqa: ANN401  the items the
 
 
 @given(st.lists(st.lists(NEW_VALUES, min_size=3, max_size=3), min_size=1, max_size=5))
-def test_rows_read_again_say_what_a_first_reading_of_them_says(listings: list[list[dict[str, Any]]]) -> None:
-    """A row in which only the owner, the checkpoint or a broken annotation changed is shown as it is now."""
+def test_rereading_rows_equals_a_first_read(listings: list[list[dict[str, Any]]]) -> None:
+    """A row in which only the owner, the checkpoint or a broken annotation changed is decoded again."""
     rows, texts = RowDecoder(), RowDecoder()
     items: list[dict[str, Any]] = [{**WHOLE, "leaseKey": {"S": f"s-{place}"}} for place in range(3)]
     for changed in listings:
@@ -246,14 +243,13 @@ def test_rows_read_again_say_what_a_first_reading_of_them_says(listings: list[li
         ]
         items = [item if isinstance(item.get("leaseKey"), dict) else {**item, "leaseKey": {"S": "x"}} for item in items]
         first = [to_lease(item) for item in items]
-        for found in (rows.read([items]), texts.read([as_texts(items)])):
-            assert found.leases == [each for each in first if isinstance(each, Lease)]
-            assert found.malformed == [each for each in first if isinstance(each, Malformed)]
-            assert [item for item in items if to_lease(item) is None] == found.others
+        for listing in (rows.read([items]), texts.read([as_texts(items)])):
+            assert listing.leases == [row for row in first if isinstance(row, Lease)]
+            assert listing.malformed == [row for row in first if isinstance(row, Malformed)]
+            assert [item for item in items if to_lease(item) is None] == listing.others
 
 
-def test_a_row_that_changed_only_its_counter_and_notes_is_not_decoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A large table is not decoded every three seconds although its rows are unchanged."""
+def test_a_row_with_a_new_counter_and_annotations_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[Any] = []
 
     def decode(item: Item) -> Lease | Malformed | None:
@@ -270,8 +266,7 @@ def test_a_row_that_changed_only_its_counter_and_notes_is_not_decoded_again(monk
     assert decoded == [item]
 
 
-def test_a_text_of_which_the_counter_alone_is_new_is_not_parsed_again() -> None:
-    """A lookout does not spend half a second parsing 100,000 rows every three seconds."""
+def test_a_row_with_only_a_new_counter_is_not_parsed_again() -> None:
     rows, item = RowDecoder(), dict[str, Any](WHOLE)
     parsed: list[bytes] = []
 
@@ -295,7 +290,7 @@ def test_a_text_of_which_the_counter_alone_is_new_is_not_parsed_again() -> None:
 
 
 @pytest.mark.parametrize("value", ['}},{"', "}}]", '\\"leaseCounter":{"N":"', '{"Items":[{', "}},{}},{"])
-def test_text_within_a_value_is_no_border_of_rows(value: str) -> None:
+def test_brackets_in_a_value_do_not_split_a_row(value: str) -> None:
     """Annotations, which anyone may write, must not shift the boundaries of a listing's rows."""
     items: list[dict[str, Any]] = [
         {**WHOLE, "leaseKey": {"S": f"s-{place}"}, "lh_a": {"S": value}} for place in range(3)
@@ -310,8 +305,7 @@ def test_text_within_a_value_is_no_border_of_rows(value: str) -> None:
         assert decoded.leases == [to_lease(item) for item in now]
 
 
-def test_a_counter_inside_another_value_is_not_the_row_s() -> None:
-    """A row does not get a counter from elsewhere, which would make its owner look alive."""
+def test_a_counter_inside_another_value_is_ignored() -> None:
     rows = RowDecoder()
     for deep, counter in (("1", "7"), ("2", "7"), ("2", "8")):
         item: dict[str, Any] = {**WHOLE, "deep": {"M": {"leaseCounter": {"N": deep}}}, "leaseCounter": {"N": counter}}

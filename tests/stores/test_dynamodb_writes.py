@@ -238,7 +238,7 @@ def typed(value: Word) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", WRITES)
-def test_a_write_says_its_condition(name: str) -> None:
+def test_a_write_is_sent_with_its_condition(name: str) -> None:
     """A condition that is too weak gives a shard two readers; one that is too strong gives it none."""
     write, condition, update, values = WRITES[name]
     key = f"{STREAM}:s-1" if name == "shard end" else "s-1"
@@ -248,7 +248,7 @@ def test_a_write_says_its_condition(name: str) -> None:
         "UpdateExpression": update,
         "ExpressionAttributeValues": {word: typed(value) for word, value in values.items()},
     }
-    assert request_of(write) == {part: said for part, said in expected.items() if said is not None}
+    assert request_of(write) == {part: part_value for part, part_value in expected.items() if part_value is not None}
 
 
 NOTES = (("a-b", "1"), ("size", "2"))
@@ -272,7 +272,7 @@ NOTING: dict[str, tuple[writes.Write, str, str, str, Words]] = {
 
 
 @pytest.mark.parametrize("name", NOTING)
-def test_notes_have_names_of_their_own(name: str) -> None:
+def test_annotations_use_name_placeholders(name: str) -> None:
     """The service rejects an annotation named like a reserved word, or with a dash."""
     write, condition, before, behind, values = NOTING[name]
     assert request_of(write) == {
@@ -305,12 +305,11 @@ def test_notes_have_names_of_their_own(name: str) -> None:
         "a start",
     ],
 )
-def test_a_write_that_the_lease_as_seen_rules_out_is_no_request(write: writes.Write) -> None:
-    """The service never gets a condition that cannot hold, or one about an owner without a name."""
+def test_a_write_that_cannot_succeed_is_not_sent(write: writes.Write) -> None:
     assert request_of(write) is None
 
 
-def test_a_condition_on_nobody_never_makes_a_row() -> None:
+def test_a_write_to_an_unowned_lease_never_creates_a_row() -> None:
     """A missing lease has no owner either; the annotation would create half a lease, at which Java 2.x stops."""
     assert request_of(writes.AnnotateLease(FREE, "a", "1")) == {
         "Key": {"leaseKey": {"S": "s-1"}},
@@ -325,8 +324,10 @@ def test_a_condition_on_nobody_never_makes_a_row() -> None:
     ("position", "epoch", "further", "children"),
     [(LATEST, 0, 1, ", childShardIds"), (LATEST, 502, 495, ", childShardIds"), (SHARD_END, 7, 1, "")],
 )
-def test_a_reset_counts_on_and_wants_nobody(position: Position, epoch: int, further: int, children: str) -> None:
-    """A counter that is set instead of raised could equal what a Java owner holds, which would read on unnoticed."""
+def test_a_reset_raises_the_counter_and_requires_no_owner(
+    position: Position, epoch: int, further: int, children: str
+) -> None:
+    """A counter that is set instead of raised could equal what a Java owner holds, which would not notice the reset."""
     assert request_of(writes.ResetLease(MINE, position, (("latest_ms", "-"),), epoch=epoch)) == {
         "Key": {"leaseKey": {"S": "s-1"}},
         "ConditionExpression": f"{SEEN} AND {NOBODYS}",

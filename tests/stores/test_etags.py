@@ -1,4 +1,4 @@
-"""In which order a lease's objects are written, and the state that a failure in between leaves behind."""
+"""The order in which a lease's objects are written, and the state that a failure between two writes leaves behind."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -45,7 +45,7 @@ def opened(layout: Layout) -> tuple[ObjectMemory, EtagStore]:
 
 
 def owned(objects: ObjectMemory, store: EtagStore) -> Lease:
-    """Return a lease owned by ann; the log does not contain how she got it."""
+    """Return a lease owned by ann. Her claim is not in the log."""
     lease = placed(store, Lease("0", owner="ann"))
     objects.log.clear()
     return lease
@@ -55,8 +55,8 @@ def once(line: str, act: Callable[[], object]) -> Callable[[str], None]:
     """Run this just before the first such call."""
     pending = [act]
 
-    def hook(asked: str) -> None:
-        if asked == line and pending:
+    def hook(request: str) -> None:
+        if request == line and pending:
             pending.pop()()
 
     return hook
@@ -72,7 +72,6 @@ def test_the_start_is_stored_before_the_ownership(layout: Layout) -> None:
 
 @LAYOUTS
 def test_a_creator_that_dies_in_between_leaves_a_free_lease(layout: Layout) -> None:
-    """The lease can be owned, and its start is not lost."""
     objects, store = opened(layout)
     objects.mute = frozenset({"new"})
     with pytest.raises(OutcomeUnknown):
@@ -84,8 +83,7 @@ def test_a_creator_that_dies_in_between_leaves_a_free_lease(layout: Layout) -> N
 
 
 @LAYOUTS
-def test_a_renewal_is_one_write_and_no_reading(layout: Layout) -> None:
-    """Renewing ten thousand leases costs ten thousand requests, not forty thousand."""
+def test_a_renewal_is_one_write_and_no_read(layout: Layout) -> None:
     objects, store = opened(layout)
     lease = owned(objects, store)
     lease = done(store.write(RenewLease(done(store.write(RenewLease(lease))))))
@@ -102,8 +100,10 @@ ROBBED: tuple[Callable[[EtagStore, Lease], Outcome], ...] = (
 
 @LAYOUTS
 @pytest.mark.parametrize("write", ROBBED, ids=["checkpoint", "end", "give"])
-def test_a_robbed_owner_moves_no_checkpoint(layout: Layout, write: Callable[[EtagStore, Lease], Outcome]) -> None:
-    """Rule 1: Two workers must not overwrite each other's checkpoints; only one may write them."""
+def test_a_former_owner_cannot_move_the_checkpoint(
+    layout: Layout, write: Callable[[EtagStore, Lease], Outcome]
+) -> None:
+    """Rule 1: Only one worker may write a lease's checkpoints."""
     objects, store = opened(layout)
     lease = done(store.write(RequestLease(owned(objects, store), "bob")))
     robbed = done(EtagStore(objects, layout).write(StealLease(lease, "cat")))
@@ -113,7 +113,7 @@ def test_a_robbed_owner_moves_no_checkpoint(layout: Layout, write: Callable[[Eta
 
 
 @LAYOUTS
-def test_the_last_checkpoint_goes_before_the_ownership(layout: Layout) -> None:
+def test_the_last_checkpoint_is_written_before_the_ownership(layout: Layout) -> None:
     """Rule 2: A next owner, or a worker that claims the released lease, starts where the owner stopped."""
     objects, store = opened(layout)
     lease = done(store.write(RequestLease(owned(objects, store), "bob")))
@@ -125,8 +125,8 @@ def test_the_last_checkpoint_goes_before_the_ownership(layout: Layout) -> None:
 
 
 @LAYOUTS
-def test_a_gift_reads_no_more_than_whether_it_is_still_the_owners(layout: Layout) -> None:
-    """The shard is not read during any request between the giver's last record and its next owner's first."""
+def test_a_gift_reads_only_the_ownership(layout: Layout) -> None:
+    """The shard is not read between the giver's last record and the next owner's first, so a gift must be quick."""
     objects, store = opened(layout)
     lease = done(store.write(RequestLease(owned(objects, store), "bob")))
     objects.log.clear()
@@ -135,8 +135,8 @@ def test_a_gift_reads_no_more_than_whether_it_is_still_the_owners(layout: Layout
 
 
 @LAYOUTS
-def test_an_heir_that_looks_asks_once_until_the_lease_is_given(layout: Layout) -> None:
-    """Each look would be three requests in a row, yet a next owner must start where its giver stopped."""
+def test_a_next_owner_polls_with_one_request_until_the_gift(layout: Layout) -> None:
+    """A poll costs one request instead of three, and the next owner still starts where the giver stopped."""
     objects, store = opened(layout)
     next_owner = EtagStore(objects, layout)
     lease = done(next_owner.write(RequestLease(owned(objects, store), "bob")))
@@ -149,8 +149,7 @@ def test_an_heir_that_looks_asks_once_until_the_lease_is_given(layout: Layout) -
 
 
 @LAYOUTS
-def test_an_heir_reads_no_more_when_the_owner_only_renews(layout: Layout) -> None:
-    """Such requests are useless, and come just while the giver is busy giving ten leases."""
+def test_a_next_owner_reads_nothing_more_after_a_renewal(layout: Layout) -> None:
     objects, store = opened(layout)
     next_owner = EtagStore(objects, layout)
     lease = done(store.write(RenewLease(done(next_owner.write(RequestLease(owned(objects, store), "bob"))))))
@@ -160,8 +159,7 @@ def test_an_heir_reads_no_more_when_the_owner_only_renews(layout: Layout) -> Non
 
 
 @LAYOUTS
-def test_an_heir_that_looks_at_many_asks_for_a_listing(layout: Layout) -> None:
-    """A next owner that waits for many leases lists them, in place of ten requests at every look."""
+def test_a_next_owner_of_many_leases_lists_them(layout: Layout) -> None:
     objects, store = opened(layout)
     leases = tuple(placed(store, Lease(str(number), owner="ann")) for number in range(5))
     objects.log.clear()
@@ -170,8 +168,8 @@ def test_an_heir_that_looks_at_many_asks_for_a_listing(layout: Layout) -> None:
 
 
 @LAYOUTS
-def test_a_checkpoint_that_a_request_got_ahead_of_is_stored_all_the_same(layout: Layout) -> None:
-    """The shard is not read meanwhile. The gift that follows renews the lease, so the checkpoint need not."""
+def test_a_checkpoint_overtaken_by_a_request_is_stored(layout: Layout) -> None:
+    """The gift that follows the checkpoint renews the lease, so the checkpoint need not."""
     objects, store = opened(layout)
     lease = owned(objects, store)
     done(EtagStore(objects, layout).write(RequestLease(lease, "bob")))
@@ -183,15 +181,15 @@ def test_a_checkpoint_that_a_request_got_ahead_of_is_stored_all_the_same(layout:
 
 @LAYOUTS
 def test_a_lease_never_seen_or_never_owned_is_read_whole(layout: Layout) -> None:
-    """Nothing is remembered about such a lease, and it is not taken for gone."""
+    """No objects are cached of such a lease, and it is not taken for a missing one."""
     objects, store = opened(layout)
     free = done(store.write(CreateLease(Lease("0", checkpoint=AT_9))))
     assert EtagStore(objects, layout).get(["0"], stale_ok=True) == (free,)
 
 
 @LAYOUTS
-def test_a_taken_lease_comes_with_its_checkpoint_of_now(layout: Layout) -> None:
-    """Rule 3: What the old owner checkpointed since the listing is not read twice."""
+def test_a_claim_returns_the_current_checkpoint(layout: Layout) -> None:
+    """Rule 3: The new owner starts at what the old one checkpointed since the listing."""
     objects, store = opened(layout)
     victim = owned(objects, store)
     new_owner = EtagStore(objects, layout)
@@ -202,7 +200,7 @@ def test_a_taken_lease_comes_with_its_checkpoint_of_now(layout: Layout) -> None:
 
 @LAYOUTS
 def test_a_checkpoint_overtaken_by_a_later_one_is_lost(layout: Layout) -> None:
-    """A drain has finished more records between the renewal and the checkpoint; going back would undo that."""
+    """A drain may store a later checkpoint between the renewal and the checkpoint."""
     objects, store = opened(layout)
     lease = owned(objects, store)
     drain = EtagStore(objects, layout)
@@ -214,8 +212,7 @@ def test_a_checkpoint_overtaken_by_a_later_one_is_lost(layout: Layout) -> None:
 
 
 @LAYOUTS
-def test_a_checkpoint_rewritten_by_another_is_tried_again(layout: Layout) -> None:
-    """An earlier checkpoint that lands in between does not block the later one."""
+def test_a_checkpoint_overtaken_by_an_earlier_one_is_retried(layout: Layout) -> None:
     objects, store = opened(layout)
     lease = owned(objects, store)
     drain = EtagStore(objects, layout)
@@ -226,7 +223,6 @@ def test_a_checkpoint_rewritten_by_another_is_tried_again(layout: Layout) -> Non
 @LAYOUTS
 @pytest.mark.parametrize("verb", ["claim", "steal", "renew", "release"])
 def test_an_unanswered_write_is_never_done(layout: Layout, verb: str) -> None:
-    """The Python SDK counts such a claim as won, and reads a partition that may not be its own."""
     objects, store = opened(layout)
     lease = owned(objects, store)
     objects.mute = frozenset({"over"})
@@ -242,7 +238,7 @@ def test_an_unanswered_write_is_never_done(layout: Layout, verb: str) -> None:
 
 
 def test_a_lease_deleted_while_it_is_claimed_leaves_nothing() -> None:
-    """A claim during a deletion leaves no ownership, which the next lease of that key would get."""
+    """A claim during a deletion leaves no ownership for the next lease of that key."""
     objects, store = opened(OURS)
     free = done(store.write(CreateLease(Lease("0"))))
     other = EtagStore(objects, OURS)
@@ -251,7 +247,7 @@ def test_a_lease_deleted_while_it_is_claimed_leaves_nothing() -> None:
     assert objects.stored == {}
 
 
-def test_late_checkpoints_and_notes_leave_the_renewals_etag_alone() -> None:
+def test_late_checkpoints_and_annotations_keep_the_ownerships_etag() -> None:
     """The old owner's drain must not cause the new owner's next renewal to be rejected."""
     objects, store = opened(OURS)
     lease = owned(objects, store)
@@ -264,7 +260,7 @@ def test_late_checkpoints_and_notes_leave_the_renewals_etag_alone() -> None:
 
 
 @LAYOUTS
-def test_no_object_is_rewritten_or_deleted_without_need(layout: Layout) -> None:
+def test_no_object_is_rewritten_or_deleted_unnecessarily(layout: Layout) -> None:
     """With soft delete or versioning, each needless write is kept and billed for years."""
     objects, store = opened(layout)
     lease = done(store.write(AnnotateLease(owned(objects, store), "seal", "7")))
@@ -277,8 +273,7 @@ def test_no_object_is_rewritten_or_deleted_without_need(layout: Layout) -> None:
 
 
 @LAYOUTS
-def test_a_row_that_cannot_be_read_is_malformed_and_not_missing(layout: Layout) -> None:
-    """A row that cannot be parsed is reported, and not created again as if it were missing."""
+def test_an_unreadable_row_is_malformed_and_not_missing(layout: Layout) -> None:
     objects, store = opened(layout)
     done(store.write(CreateLease(Lease("1"))))
     objects.put_new(layout.name("0", "checkpoint"), {"sequence": "soon", "sequencenumber": "soon"})
@@ -289,7 +284,7 @@ def test_a_row_that_cannot_be_read_is_malformed_and_not_missing(layout: Layout) 
         store.get(["0"])
 
 
-def test_a_position_the_layout_cannot_say_is_refused_before_anything_is_written() -> None:
+def test_a_position_the_layout_cannot_store_is_rejected_before_any_write() -> None:
     """The position is checked before the renewal, so the owner still knows its version after the rejection."""
     objects, store = opened(HUB)
     lease = owned(objects, store)
@@ -299,7 +294,7 @@ def test_a_position_the_layout_cannot_say_is_refused_before_anything_is_written(
     assert done(store.write(RenewLease(lease))).owner == "ann"
 
 
-def test_an_ownership_alone_is_a_lease_for_the_sdks_and_none_for_us() -> None:
+def test_an_ownership_without_a_checkpoint_is_no_lease_for_us() -> None:
     """The SDKs write a checkpoint long after claiming.
 
     Creating the lease over theirs would set a start they never chose.
@@ -312,8 +307,7 @@ def test_an_ownership_alone_is_a_lease_for_the_sdks_and_none_for_us() -> None:
     assert set(objects.stored) == {"ns/hub/group/ownership/0"}
 
 
-def test_a_service_that_refuses_everything_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker neither retries forever nor hides the reason."""
+def test_a_service_that_rejects_everything_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     objects, store = opened(OURS)
     lease = owned(objects, store)
     monkeypatch.setattr(ObjectMemory, "put_over", lambda *_asked: None)
@@ -322,23 +316,22 @@ def test_a_service_that_refuses_everything_is_a_fault(monkeypatch: pytest.Monkey
 
 
 @LAYOUTS
-def test_a_reset_that_dies_in_between_leaves_the_lease_free_where_it_was(layout: Layout) -> None:
-    """An operator's Ctrl-C leaves no checkpoint set back under a row whose owner was not notified."""
+def test_an_interrupted_reset_leaves_a_free_lease_at_its_old_position(layout: Layout) -> None:
     objects, store = opened(layout)
     seen = done(store.write(CreateLease(Lease("0", checkpoint=AT_9))))
     objects.mute = frozenset({"new"})
     with pytest.raises(OutcomeUnknown):
         store.write(ResetLease(seen, TRIM_HORIZON))
     objects.mute = frozenset()
-    (left,) = EtagStore(objects, layout).list().leases
-    assert facts(left) == facts(seen)
-    assert left.version != seen.version
-    assert done(store.write(ResetLease(left, TRIM_HORIZON))).checkpoint == TRIM_HORIZON
+    (remaining,) = EtagStore(objects, layout).list().leases
+    assert facts(remaining) == facts(seen)
+    assert remaining.version != seen.version
+    assert done(store.write(ResetLease(remaining, TRIM_HORIZON))).checkpoint == TRIM_HORIZON
 
 
 @LAYOUTS
-def test_a_reset_that_was_overtaken_says_so(layout: Layout) -> None:
-    """A worker that takes the lease between the two writes has read the old checkpoint, and goes on from there."""
+def test_a_reset_overtaken_by_a_claim_is_lost(layout: Layout) -> None:
+    """A worker that takes the lease between the two writes of a reset has read the old checkpoint."""
     objects, store = opened(layout)
     seen = done(store.write(CreateLease(Lease("0", checkpoint=AT_9))))
     rival = EtagStore(objects, layout)
@@ -358,8 +351,7 @@ def spoil(objects: ObjectMemory, layout: Layout) -> None:
 
 @LAYOUTS
 @pytest.mark.parametrize("verb", ["renew", "checkpoint", "steal"])
-def test_a_spoilt_object_found_on_the_way_is_told_with_its_lease(layout: Layout, verb: str) -> None:
-    """Among ten thousand leases, the operator sees which one to repair."""
+def test_an_invalid_object_met_by_a_write_is_reported_with_its_lease(layout: Layout, verb: str) -> None:
     objects, store = opened(layout)
     lease = owned(objects, store)
     spoilt = once("over ownership/0", lambda: spoil(objects, layout))
@@ -378,7 +370,7 @@ def test_a_spoilt_object_found_on_the_way_is_told_with_its_lease(layout: Layout,
 
 
 @LAYOUTS
-def test_a_gift_overtaken_by_a_later_checkpoint_is_lost_and_says_what_is_stored(layout: Layout) -> None:
+def test_a_gift_overtaken_by_a_later_checkpoint_returns_the_stored_lease(layout: Layout) -> None:
     """The owner neither takes the lease for gone nor gives it away at a position before the stored one."""
     objects, store = opened(layout)
     lease = done(store.write(RequestLease(owned(objects, store), "bob")))
@@ -392,8 +384,8 @@ def test_a_gift_overtaken_by_a_later_checkpoint_is_lost_and_says_what_is_stored(
 
 
 @LAYOUTS
-def test_a_checkpoint_that_another_has_written_too_is_done(layout: Layout) -> None:
-    """The owner's own drain may have reached the same position; that does not mean that the lease is lost."""
+def test_a_checkpoint_that_is_already_stored_is_done(layout: Layout) -> None:
+    """The owner's own drain may have reached the same position."""
     objects, store = opened(layout)
     lease = owned(objects, store)
     drain = EtagStore(objects, layout)
@@ -401,7 +393,7 @@ def test_a_checkpoint_that_another_has_written_too_is_done(layout: Layout) -> No
     assert done(store.write(CheckpointLease(lease, AT_9))).checkpoint == AT_9
 
 
-def test_conditions_are_proved_beside_the_leases_of_the_same_folder() -> None:
+def test_conditions_are_probed_in_the_folder_of_the_leases() -> None:
     """A policy for one folder permits the probe, and the probe is not taken for a lease."""
     objects = ObjectMemory()
     names: set[str] = set()
@@ -412,16 +404,15 @@ def test_conditions_are_proved_beside_the_leases_of_the_same_folder() -> None:
     assert objects.stored == {}
 
 
-def test_a_copied_lease_keeps_its_number_from_the_first_owner_on() -> None:
+def test_a_copied_lease_keeps_its_fencing_number() -> None:
     """The next owner never gets a number that a handler has already seen, which a fence would reject."""
     _, store = opened(OURS)
     for number in (0, 1, 2):
-        made = done(store.write(CreateLease(Lease(str(number), epoch=number))))
-        assert store.get([str(number)])[0].epoch == made.epoch == number
+        created = done(store.write(CreateLease(Lease(str(number), epoch=number))))
+        assert store.get([str(number)])[0].epoch == created.epoch == number
 
 
-def test_eight_objects_are_read_side_by_side() -> None:
-    """A thousand leases are not read one after the other from a distant service."""
+def test_objects_are_read_eight_at_a_time() -> None:
     objects, store = opened(OURS)
     keys = [str(number) for number in range(8)]
     for key in keys:
@@ -437,28 +428,28 @@ def test_eight_objects_are_read_side_by_side() -> None:
 
 
 @LAYOUTS
-def test_the_notes_of_a_new_lease_are_stored_with_the_least_writes(layout: Layout) -> None:
+def test_the_annotations_of_a_new_lease_cost_the_fewest_writes(layout: Layout) -> None:
     """The SDKs' layout stores annotations with the ownership; ours would write one more object per lease."""
     objects, store = opened(layout)
-    made = done(store.write(CreateLease(Lease("0", annotations=(("seal", "7"),)))))
-    assert EtagStore(objects, layout).list().leases == (made,)
-    assert made.annotations == (("seal", "7"),)
+    created = done(store.write(CreateLease(Lease("0", annotations=(("seal", "7"),)))))
+    assert EtagStore(objects, layout).list().leases == (created,)
+    assert created.annotations == (("seal", "7"),)
     news = [line for line in objects.log if line.startswith("new")]
     assert news == (["new checkpoint/0", "new ownership/0"] if layout is HUB else ["new checkpoint/0"])
 
 
-@pytest.mark.parametrize(("known", "listed"), [(7, True), (8, False)])
-def test_two_leases_are_asked_for_one_by_one_where_a_listing_brings_eight(known: int, listed: bool) -> None:
+@pytest.mark.parametrize(("lease_count", "listed"), [(7, True), (8, False)])
+def test_reads_of_few_leases_use_the_cheaper_of_gets_and_a_listing(lease_count: int, listed: bool) -> None:
     """An object in a listing costs an eighth of a single request, and a listing of thousands contains many of them."""
     objects, store = opened(OURS)
-    leases = tuple(placed(store, Lease(str(number), owner="ann")) for number in range(known))
+    leases = tuple(placed(store, Lease(str(number), owner="ann")) for number in range(lease_count))
     objects.log.clear()
     assert store.get(["0", "1"], stale_ok=True) == leases[:2]
     assert objects.log == (["list ownership"] if listed else ["get ownership/0", "get ownership/1"])
 
 
-def test_one_object_is_read_where_it_is_asked_for_and_two_by_threads_with_a_name() -> None:
-    """A next owner that looks eight times a second does not wait for a thread, and the threads can be identified."""
+def test_one_object_is_read_by_the_caller_and_two_by_named_threads() -> None:
+    """A next owner that polls eight times a second does not wait for a thread, and the threads can be identified."""
     objects, store = opened(OURS)
     for key in "ab":
         placed(store, Lease(key, owner="ann"))
@@ -473,27 +464,24 @@ def test_one_object_is_read_where_it_is_asked_for_and_two_by_threads_with_a_name
 
 
 @LAYOUTS
-def test_a_checkpoint_behind_both_a_request_and_a_drain_is_lost(layout: Layout) -> None:
-    """After a request, too, a checkpoint behind that of a drain is rejected."""
+def test_a_checkpoint_overtaken_by_a_request_and_a_drain_is_lost(layout: Layout) -> None:
     objects, store = opened(layout)
     lease = owned(objects, store)
-    asked = done(EtagStore(objects, layout).write(RequestLease(lease, "bob")))
+    requested = done(EtagStore(objects, layout).write(RequestLease(lease, "bob")))
     drain = EtagStore(objects, layout)
     objects.before = once("over checkpoint/0", lambda: drain.write(CheckpointLate(lease, AT_10)))
     outcome = store.write(CheckpointLease(lease, AT_9))
-    assert outcome == Lost("0", evolve(asked, checkpoint=AT_10))
+    assert outcome == Lost("0", evolve(requested, checkpoint=AT_10))
 
 
 def test_a_lease_that_is_deleted_between_two_writes_is_lost() -> None:
-    """The owner does not end with a traceback."""
     objects, store = opened(OURS)
     lease = owned(objects, store)
     objects.before = once("over checkpoint/0", objects.stored.clear)
     assert store.write(CheckpointLease(lease, AT_9)) == Lost("0", None)
 
 
-def test_a_note_that_another_overtakes_is_written_beside_it() -> None:
-    """If two annotations are written at the same time, neither is lost."""
+def test_concurrent_annotations_are_both_stored() -> None:
     objects, store = opened(OURS)
     lease = owned(objects, store)
     other = EtagStore(objects, OURS)
@@ -504,21 +492,21 @@ def test_a_note_that_another_overtakes_is_written_beside_it() -> None:
 
 @define
 class HeldBack(ObjectMemory):
-    """A bucket that delays the last read of other threads than the main one, so that the response is outdated."""
+    """A bucket that delays the last read of threads other than the main one, so that its response is outdated."""
 
     last: str = ""
     read: Event = field(factory=Event)
     written: Event = field(factory=Event)
 
     def list(self, prefix: str) -> tuple[Stored, ...]:
-        found = ObjectMemory.list(self, prefix)
+        listed = ObjectMemory.list(self, prefix)
         self._hold_back(f"list {prefix.rstrip('/').rpartition('/')[2]}")
-        return found
+        return listed
 
     def get(self, name: str) -> Stored | None:
-        found = ObjectMemory.get(self, name)
+        stored = ObjectMemory.get(self, name)
         self._hold_back(f"get {name.split('/')[-2]}")
-        return found
+        return stored
 
     def _hold_back(self, line: str) -> None:
         if current_thread() is not main_thread() and line == self.last:
@@ -528,8 +516,8 @@ class HeldBack(ObjectMemory):
 
 @LAYOUTS
 @pytest.mark.parametrize("reading", ["list", "get"])
-def test_a_reading_from_before_takes_no_checkpoint_back(layout: Layout, reading: str) -> None:
-    """The owner's next write does not return an older checkpoint, from which the owner would go on."""
+def test_an_outdated_read_never_returns_an_older_checkpoint(layout: Layout, reading: str) -> None:
+    """The owner's next write does not return an older checkpoint, which the owner would continue from."""
     objects = HeldBack(last=f"{reading} {layout.parts[-1]}")
     store = EtagStore(objects, layout)
     lease = owned(objects, store)

@@ -66,7 +66,6 @@ def claimed(store: BlobCheckpointStore, partition: str, owner: str, etag: str | 
 
 
 def test_the_sdk_reads_rows_that_we_write(ours: EtagStore, theirs: BlobCheckpointStore) -> None:
-    """An official worker starts our partitions where we stopped, and its listing does not fail."""
     lease = placed(ours, Lease("0", owner="ann"))
     done(ours.write(CreateLease(Lease("1"))))
     assert checkpoints(theirs) == {"0": ("-1", -1), "1": ("-1", -1)}
@@ -80,7 +79,6 @@ def test_the_sdk_reads_rows_that_we_write(ours: EtagStore, theirs: BlobCheckpoin
 
 
 def test_leases_that_the_sdk_writes_are_read(ours: EtagStore, theirs: BlobCheckpointStore) -> None:
-    """We neither take a live official worker's partition nor start it in the wrong place."""
     (record,) = claimed(theirs, "0", "sdk-1")
     theirs.update_checkpoint({**PLACE, "partition_id": "0", "offset": "4520", "sequence_number": 9})
     (record,) = claimed(theirs, "0", "sdk-1", record["etag"])
@@ -98,15 +96,14 @@ def test_leases_that_the_sdk_writes_are_read(ours: EtagStore, theirs: BlobCheckp
 
 
 def test_the_sdk_loses_leases_that_we_take(ours: EtagStore, theirs: BlobCheckpointStore) -> None:
-    """Two workers must not read on, each with a claim that it believes in."""
     (record,) = claimed(theirs, "0", "sdk-1")
-    taken = done(ours.write(StealLease(ours.list().leases[0], "ann")))
+    stolen = done(ours.write(StealLease(ours.list().leases[0], "ann")))
     assert claimed(theirs, "0", "sdk-1", record["etag"]) == []
-    assert done(ours.write(RenewLease(taken))).owner == "ann"
+    assert done(ours.write(RenewLease(stolen))).owner == "ann"
 
 
 def test_leases_that_the_sdk_takes_are_lost(ours: EtagStore, theirs: BlobCheckpointStore) -> None:
-    """The reverse of the test before. Metadata that the SDK leaves out is void."""
+    """Metadata that the SDK leaves out is void."""
     lease = done(ours.write(RequestLease(placed(ours, Lease("0", owner="ann")), "bob")))
     assert len(claimed(theirs, "0", "sdk-1", owners(theirs)["0"]["etag"])) == 1
     now = lost(ours.write(RenewLease(lease)))
@@ -116,8 +113,8 @@ def test_leases_that_the_sdk_takes_are_lost(ours: EtagStore, theirs: BlobCheckpo
     assert checkpoints(theirs) == {"0": ("-1", -1)}
 
 
-def test_a_start_they_find_is_theirs_to_move(ours: EtagStore, theirs: BlobCheckpointStore) -> None:
-    """A start that we stored is neither a conflict for them nor does it come back over their checkpoint."""
+def test_the_sdk_can_move_a_start_that_we_stored(ours: EtagStore, theirs: BlobCheckpointStore) -> None:
+    """A start that we stored does not conflict with the SDK's checkpoint, and does not overwrite it later."""
     lease = done(ours.write(CreateLease(Lease("0"))))
     claimed(theirs, "0", "sdk-1")
     theirs.update_checkpoint({**PLACE, "partition_id": "0", "offset": "4520", "sequence_number": 9})
@@ -126,9 +123,7 @@ def test_a_start_they_find_is_theirs_to_move(ours: EtagStore, theirs: BlobCheckp
     assert ours.get(["0"])[0].checkpoint == AT_9
 
 
-def test_an_official_reader_that_has_begun_sets_a_late_checkpoint_back(
-    ours: EtagStore, theirs: BlobCheckpointStore
-) -> None:
+def test_an_official_reader_overwrites_a_late_checkpoint(ours: EtagStore, theirs: BlobCheckpointStore) -> None:
     """Next to official workers a blob's checkpoint may go back, so late checkpoints are not available there.
 
     The official reader begins where the blob was at its claim, and writes whatever it has handled without any

@@ -23,15 +23,15 @@ def test_create(store: MemoryStore) -> None:
     assert store.list().leases == (row,)
 
 
-def test_renew_brings_its_own_notes(store: MemoryStore) -> None:
+def test_renew_writes_its_annotations(store: MemoryStore) -> None:
     """The annotations include the bulletin, which is published this way."""
     seen = owned(store)
     row = done(execute(store, Renew(seen, "K1", (("n", "1"),)), "ann", annotations=(("n", "2"),)))
     assert (row.annotation("n"), row.version != seen.version) == ("1", True)
 
 
-def test_claim_and_steal_bring_the_workers_notes(store: MemoryStore) -> None:
-    """They tell a second worker of the same name from a restart."""
+def test_claim_and_steal_write_the_workers_annotations(store: MemoryStore) -> None:
+    """The annotations distinguish a second worker of the same name from a restart."""
     free = unowned(store)
     mine = done(execute(store, Claim(free, "K5"), "ann", annotations=(("process", "1"),)))
     assert (mine.owner, mine.annotation("process")) == ("ann", "1")
@@ -50,8 +50,8 @@ def test_alternates_are_tried_until_one_succeeds(store: MemoryStore) -> None:
     assert [lease.owner for lease in store.list().leases] == ["cat", "cat", "ann"]
 
 
-def test_an_owner_asked_by_another_worker_is_not_waited_for(store: MemoryStore) -> None:
-    """A newcomer whose only request is rejected stays unseen until its next look; shares are computed without it."""
+def test_a_rejected_request_tries_its_alternates(store: MemoryStore) -> None:
+    """A newcomer whose only request is rejected would stay unseen until its next look."""
     first, second = (owned(store, "ann", key) for key in ("s-0", "s-1"))
     done(store.write(RequestLease(first, "cat")))
     action = RequestHandoff(first, "ann", "H2", alternates=(RequestHandoff(second, "ann", "H2"),))
@@ -59,8 +59,8 @@ def test_an_owner_asked_by_another_worker_is_not_waited_for(store: MemoryStore) 
     assert [lease.next_owner for lease in store.list().leases] == ["cat", "bob"]
 
 
-def test_no_alternate_after_an_unknown_outcome(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two leases might be taken instead of one."""
+def test_no_alternate_is_tried_after_an_unknown_outcome(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an unknown outcome, a second attempt might take two leases instead of one."""
     first, second = unowned(store, "s-0"), unowned(store, "s-1")
 
     def unanswered(*_: object) -> Done:
@@ -78,7 +78,6 @@ def test_request(store: MemoryStore) -> None:
 
 
 def test_release_frees_or_gives(store: MemoryStore) -> None:
-    """A drained lease goes to its next owner, and begins at the record where its giver stopped."""
     seen = requested(store)
     released = done(execute(store, Release(seen, "H3", next_owner="bob"), "ann", drained=Position("41")))
     assert (released.owner, released.checkpoint) == ("bob", Position("41"))
@@ -86,8 +85,7 @@ def test_release_frees_or_gives(store: MemoryStore) -> None:
     assert (freed.owner, freed.checkpoint) == (None, Position("41"))
 
 
-def test_giving_without_news_keeps_the_checkpoint(store: MemoryStore) -> None:
-    """An owner that had read nothing can still hand off."""
+def test_giving_without_progress_keeps_the_checkpoint(store: MemoryStore) -> None:
     seen = done(store.write(CheckpointLease(requested(store), Position("40"))))
     released = done(execute(store, Release(seen, "H3", next_owner="bob"), "ann"))
     assert released == evolve(stored(store), owner="bob", checkpoint=Position("40"))

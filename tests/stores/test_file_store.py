@@ -1,4 +1,4 @@
-"""A backup of a lease table: byte for byte, whole or not at all, with errors reported by line number."""
+"""A backup of a lease table contains every byte, is replaced as a whole, and reports errors by line number."""
 
 import json
 import stat
@@ -51,8 +51,7 @@ class TestFile(StoreContract):
         return FileStore(str(path))
 
 
-def test_a_line_is_the_lease(path: Path) -> None:
-    """A backup of another version can be restored, and fencing numbers never go down."""
+def test_a_line_contains_the_whole_lease(path: Path) -> None:
     store = open_store(f"file://{path}")
     assert done(store.write(CreateLease(WHOLE))) == WHOLE
     store.close()
@@ -63,8 +62,7 @@ def test_a_line_is_the_lease(path: Path) -> None:
     assert path.read_text(encoding="utf-8") == LINE + "\n"
 
 
-def test_a_backup_is_in_its_place_when_it_is_whole(path: Path) -> None:
-    """A command that is killed half-way leaves the previous backup in its place."""
+def test_a_backup_is_replaced_only_when_complete(path: Path) -> None:
     first = FileStore(str(path))
     row = owned(first)
     first.close()
@@ -79,8 +77,7 @@ def test_a_backup_is_in_its_place_when_it_is_whole(path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_a_line_that_is_no_lease_is_said_by_its_number(path: Path) -> None:
-    """No one restores half of a fleet's checkpoints without noticing that the rest is missing."""
+def test_an_invalid_line_is_reported_by_its_number(path: Path) -> None:
     lines = [LINE, "{", '{"key": "s-2"}', LINE, LINE.replace("orders:s-1", "s-3").replace('"41"', '"EARLIEST"')]
     path.write_text("\n".join(lines), encoding="utf-8")
     listing = FileStore(str(path)).list()
@@ -93,14 +90,12 @@ def test_a_line_that_is_no_lease_is_said_by_its_number(path: Path) -> None:
     )
 
 
-def test_an_owner_in_a_backup_is_left_out(path: Path) -> None:
-    """Restored leases do not wait for a worker that is long gone."""
+def test_owners_are_left_out_of_a_backup(path: Path) -> None:
     path.write_text(LINE.replace('"owner": null', '"owner": "ann"'), encoding="utf-8")
     assert FileStore(str(path)).list().leases == (evolve(WHOLE, owner=None),)
 
 
-def test_a_file_that_cannot_be_used_is_said(path: Path) -> None:
-    """With a mistyped path, nothing is restored and the command says so."""
+def test_an_unusable_file_is_reported(path: Path) -> None:
     with pytest.raises(StoreError, match="there is no file"):
         open_store(f"file://{path}", create=False)
     path.write_bytes(b"\xff")
@@ -116,7 +111,7 @@ def test_a_file_that_cannot_be_used_is_said(path: Path) -> None:
         store.close()
 
 
-def test_no_fleet_works_on_a_backup(path: Path) -> None:
+def test_a_backup_is_rejected_as_a_lease_table(path: Path) -> None:
     """Workers cannot use a backup, because its conditions do not hold between processes."""
     with pytest.raises(ValueError, match=r"leases: file:// is a backup, on which no fleet works"):
         consumption("kinesis://orders?region=eu-west-1", f"file://{path}", print, {})

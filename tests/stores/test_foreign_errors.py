@@ -109,10 +109,10 @@ class Table:
 Opening = Callable[[pytest.FixtureRequest], Table]
 
 
-def in_memory(asked: pytest.FixtureRequest) -> Table:
+def in_memory(request: pytest.FixtureRequest) -> Table:
     """Return a table of this process whose decisions fail."""
     fault, name = Fault(), f"foreign-{next(_numbers)}"
-    patch = asked.getfixturevalue("monkeypatch")
+    patch = request.getfixturevalue("monkeypatch")
     patch.setattr("leasehold.stores.embedded.memory.applied", fault.around(applied))
     return Table(lambda: MemoryStore(name), lambda: MemoryStore(name), fault)
 
@@ -153,15 +153,15 @@ def sqlite_opened(path: str, fault: Fault) -> SqliteStore:
     return store
 
 
-def sqlite_file(asked: pytest.FixtureRequest) -> Table:
+def sqlite_file(request: pytest.FixtureRequest) -> Table:
     """Return a file in the usual layout."""
-    path, fault = f"{asked.getfixturevalue('tmp_path')}/{next(_numbers)}.db", Fault()
+    path, fault = f"{request.getfixturevalue('tmp_path')}/{next(_numbers)}.db", Fault()
     return Table(lambda: sqlite_opened(path, fault), lambda: SqliteStore(path, busy_seconds=0.0), fault)
 
 
-def sqlite_sessions(asked: pytest.FixtureRequest) -> Table:
+def sqlite_sessions(request: pytest.FixtureRequest) -> Table:
     """Return a file in layout `sessions`."""
-    path, fault = f"{asked.getfixturevalue('tmp_path')}/{next(_numbers)}.db", Fault()
+    path, fault = f"{request.getfixturevalue('tmp_path')}/{next(_numbers)}.db", Fault()
     return Table(
         lambda: SessionStore(SqliteCells(sqlite_opened(path, fault)), gather_seconds=0.0),
         lambda: SessionStore(SqliteCells(SqliteStore(path, busy_seconds=0.0)), gather_seconds=0.0),
@@ -169,12 +169,12 @@ def sqlite_sessions(asked: pytest.FixtureRequest) -> Table:
     )
 
 
-def dynamodb(asked: pytest.FixtureRequest) -> Table:
+def dynamodb(request: pytest.FixtureRequest) -> Table:
     """Return a table in the KCL's layout, under a prefix, whose clients fail."""
     fault, prefix = Fault(), f"app-{next(_numbers)}/"
 
     def plain() -> DynamoStore:
-        url = asked.getfixturevalue("dynalite_url")
+        url = request.getfixturevalue("dynalite_url")
         return DynamoStore("foreign", endpoint=url, session=Session(), prefix=prefix)
 
     def faulty() -> DynamoStore:
@@ -186,9 +186,9 @@ def dynamodb(asked: pytest.FixtureRequest) -> Table:
     return Table(faulty, plain, fault)
 
 
-def dynamodb_sessions(asked: pytest.FixtureRequest) -> Table:
+def dynamodb_sessions(request: pytest.FixtureRequest) -> Table:
     """Return such a table in layout `sessions`."""
-    table = dynamodb(asked)
+    table = dynamodb(request)
 
     def of(opened: Callable[[], Store]) -> Callable[[], Store]:
         def sessions() -> SessionStore:
@@ -201,15 +201,15 @@ def dynamodb_sessions(asked: pytest.FixtureRequest) -> Table:
     return Table(of(table.faulty), of(table.plain), table.fault)
 
 
-def postgresql(asked: pytest.FixtureRequest) -> Table:
+def postgresql(request: pytest.FixtureRequest) -> Table:
     """Return a table of a real server whose statements fail."""
-    fault, url = Fault(), store_url(asked.getfixturevalue("postgres_service"), f"foreign_{next(_numbers)}")
+    fault, url = Fault(), store_url(request.getfixturevalue("postgres_service"), f"foreign_{next(_numbers)}")
     bounded, execute = postgres._DeadlineConnection, postgres._DeadlineConnection.execute  # noqa: SLF001  its driver
 
-    def asked_of(connection: Any, *args: Any, **named: Any) -> Any:  # noqa: ANN401  as psycopg's
+    def execute_with_faults(connection: Any, *args: Any, **named: Any) -> Any:  # noqa: ANN401  as psycopg's
         return fault.around(execute)(connection, *args, **named)
 
-    asked.getfixturevalue("monkeypatch").setattr(bounded, "execute", asked_of)
+    request.getfixturevalue("monkeypatch").setattr(bounded, "execute", execute_with_faults)
     return Table(lambda: open_store(url), lambda: open_store(url), fault)
 
 
@@ -228,24 +228,24 @@ def moving(_asked: pytest.FixtureRequest) -> Table:
     return Table(lambda: opened(lambda bucket: Between(bucket, fault)), lambda: opened(lambda bucket: bucket), fault)
 
 
-def s3(asked: pytest.FixtureRequest) -> Table:
+def s3(request: pytest.FixtureRequest) -> Table:
     """Return a bucket whose clients fail."""
-    fault, objects, layout = Fault(), bucket(asked.getfixturevalue("versitygw_url")), ObjectLayout("fleet")
+    fault, objects, layout = Fault(), bucket(request.getfixturevalue("versitygw_url")), ObjectLayout("fleet")
 
     def faulty() -> EtagStore:
-        broken = AgelessS3(objects.bucket, endpoint=asked.getfixturevalue("versitygw_url"))
+        broken = AgelessS3(objects.bucket, endpoint=request.getfixturevalue("versitygw_url"))
         broken._reads, broken._writes = (Between(one, fault) for one in (broken._reads, broken._writes))  # type: ignore[assignment]  # noqa: SLF001
         return EtagStore(broken, layout)
 
     return Table(faulty, lambda: EtagStore(objects, layout), fault)
 
 
-def gcs(asked: pytest.FixtureRequest) -> Table:
+def gcs(request: pytest.FixtureRequest) -> Table:
     """Return a bucket whose HTTP session fails."""
     fault, layout = Fault(), ObjectLayout(f"fleet/{next(_numbers)}")
 
     def opened() -> AgelessGcs:
-        objects = AgelessGcs("foreign", endpoint=asked.getfixturevalue("gcs_url"))
+        objects = AgelessGcs("foreign", endpoint=request.getfixturevalue("gcs_url"))
         objects.ensure(create=True)
         return objects
 
@@ -302,7 +302,7 @@ def opened() -> Iterator[Callable[[Callable[[], Store]], Store]]:
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("case", WRITES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_foreign_exception_of_any_call_undoes_no_answer_and_blocks_no_one(
+def test_a_foreign_exception_undoes_no_write_and_blocks_no_worker(
     kind: Opening,
     case: str,
     after: bool,
@@ -329,18 +329,18 @@ def test_a_foreign_exception_of_any_call_undoes_no_answer_and_blocks_no_one(
             if table.fault.raised is None:
                 raise
         table.fault.place = -1
-        left = stored(cat, KEY)
+        remaining = stored(cat, KEY)
         if isinstance(answer, Done):
-            assert (left.checkpoint, left.owner, left.next_owner) == (
+            assert (remaining.checkpoint, remaining.owner, remaining.next_owner) == (
                 answer.lease.checkpoint,
                 answer.lease.owner,
                 answer.lease.next_owner,
             )
-        assert left.checkpoint in {AT, NEXT, SHARD_END}
-        # The store still works for its other lease, and the next owner for this one.
+        assert remaining.checkpoint in {AT, NEXT, SHARD_END}
+        # The store still works with its other lease, and the next owner with this one.
         assert done(store.write(CheckpointLease(rest, NEXT))).checkpoint == stored(cat, "s-1").checkpoint == NEXT
-        if not left.ended:
-            assert done(cat.write(ClaimLease(stored(cat, KEY), "cat"))).checkpoint == left.checkpoint
+        if not remaining.ended:
+            assert done(cat.write(ClaimLease(stored(cat, KEY), "cat"))).checkpoint == remaining.checkpoint
             assert isinstance(store.write(CheckpointLease(lease, Position("99"))), Lost)
             assert stored(other, KEY).owner == "cat"
         if table.fault.raised is None:
@@ -351,8 +351,8 @@ def test_a_foreign_exception_of_any_call_undoes_no_answer_and_blocks_no_one(
 
 
 @pytest.mark.parametrize("place", range(3))
-def test_closing_a_store_ends_each_session_and_closes_its_rows_whatever_one_of_them_raises(place: int) -> None:
-    """A session that could not be ended expires."""
+def test_closing_a_store_ends_every_session_even_if_one_raises(place: int) -> None:
+    """Closing goes on after an exception. A session that could not be ended expires."""
     cells, fault, closed = MemoryCells(), Fault(), list[str]()
     cells.page_leases = 1
     rows = Between(cells, fault)

@@ -60,15 +60,13 @@ class TestFakeGcs(StoreContract):
 @pytest.mark.services
 @pytest.mark.timeout(1800)
 def test_one_winner_between_processes_on_fake_gcs(gcs_url: str) -> None:
-    """At most one process reads a shard."""
     assert_one_winner_each(f"gcs://race/fleet?endpoint={gcs_url}")
 
 
 @pytest.mark.more
 @pytest.mark.services
 @pytest.mark.timeout(1800)
-def test_the_matrix_of_conditions_on_fake_gcs(gcs_url: str) -> None:
-    """If the service ignored a condition, a lease could have two owners."""
+def test_conditional_writes_follow_the_matrix_on_fake_gcs(gcs_url: str) -> None:
     with closing(AgelessGcs("matrix", endpoint=gcs_url)) as objects:
         objects.ensure(create=True)
         try_conditions(objects)
@@ -78,15 +76,15 @@ def test_the_matrix_of_conditions_on_fake_gcs(gcs_url: str) -> None:
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> GcsMemory:
     """Return the bucket behind every session."""
-    made = GcsMemory()
+    fake = GcsMemory()
 
     def session(credentials: AnonymousCredentials) -> AuthorizedSession:
         opened = AuthorizedSession(credentials)  # type: ignore[no-untyped-call]
-        opened.mount(AT, MemoryAdapter(made))
+        opened.mount(AT, MemoryAdapter(fake))
         return opened
 
     monkeypatch.setattr(gcs, "AuthorizedSession", session)
-    return made
+    return fake
 
 
 @pytest.fixture
@@ -96,8 +94,7 @@ def objects(bucket: GcsMemory) -> GcsObjects:
     return GcsObjects("leases", endpoint=AT, skew=SkewWarning(BEGAN.timestamp))
 
 
-def test_the_matrix_of_conditions(objects: GcsObjects, bucket: GcsMemory) -> None:
-    """If a condition were not sent, a lease could have two owners."""
+def test_conditional_writes_follow_the_matrix(objects: GcsObjects, bucket: GcsMemory) -> None:
     try_conditions(objects)
     assert bucket.objects == {}
     assert objects.put_over("a", {}, "no generation") is None
@@ -109,26 +106,25 @@ def test_each_write_is_sent_once_with_its_generation(objects: GcsObjects, bucket
     assert etag == "1"
     objects.put_over("a", {"b": "3"}, etag)
     objects.delete("a", "2")
-    wanted = ("ifGenerationMatch", "generation")
-    assert [(verb, [query.get(name) for name in wanted]) for verb, query in bucket.asked] == [
+    expected = ("ifGenerationMatch", "generation")
+    assert [(verb, [query.get(name) for name in expected]) for verb, query in bucket.requests] == [
         ("POST", ["0", None]),
         ("POST", ["1", None]),
         ("DELETE", ["2", "2"]),
     ]
 
 
-def test_a_listing_brings_all_fields_and_reads_no_object(objects: GcsObjects, bucket: GcsMemory) -> None:
-    """A look at ten thousand leases needs few requests, and includes the later pages."""
+def test_a_listing_returns_all_fields_without_reading_objects(objects: GcsObjects, bucket: GcsMemory) -> None:
     for number in range(5):
         objects.put_new(f"a/{number}", {"n": str(number)})
     objects.put_new("b/0", {"n": "other"})
-    bucket.asked.clear()
+    bucket.requests.clear()
     bucket.now = 11.0
     assert objects.list("a/") == tuple(Stored(f"a/{n}", str(n + 1), {"n": str(n)}, age=10.0) for n in range(5))
-    assert [(verb, query["prefix"]) for verb, query in bucket.asked] == [("GET", "a/")] * 2
+    assert [(verb, query["prefix"]) for verb, query in bucket.requests] == [("GET", "a/")] * 2
 
 
-def test_without_the_services_clock_everything_is_new(objects: GcsObjects, bucket: GcsMemory) -> None:
+def test_without_the_services_clock_every_lease_is_new(objects: GcsObjects, bucket: GcsMemory) -> None:
     """By this machine's clock, a live owner might look dead."""
     objects.put_new("a", {})
     bucket.now, bucket.dated = 3600.0, False
@@ -139,7 +135,7 @@ FAULTS = (408, 500, 503, requests.ConnectionError("x"), TransportError("x"), Val
 VERBS = pytest.mark.parametrize("verb", ["POST", "DELETE", "GET", "LIST"])
 
 
-def asked(objects: GcsObjects, verb: str) -> None:
+def call_on_object(objects: GcsObjects, verb: str) -> None:
     """Call this method for an existing object."""
     match verb:
         case "POST":
@@ -154,20 +150,19 @@ def asked(objects: GcsObjects, verb: str) -> None:
 
 @VERBS
 @pytest.mark.parametrize("fault", FAULTS, ids=repr)
-def test_no_usable_answer_is_an_unknown_outcome(
+def test_an_unusable_response_is_an_unknown_outcome(
     objects: GcsObjects, bucket: GcsMemory, verb: str, fault: int | Exception
 ) -> None:
-    """While the service fails, a claim counts neither as rejected nor as applied."""
     method = "GET" if verb == "LIST" else verb
     tries = 1 if verb in {"POST", "DELETE"} else gcs.TIMEOUTS.attempts
     bucket.faults = {method: [fault] * tries}
     with pytest.raises(OutcomeUnknown, match=r"^bucket 'leases': "):
-        asked(objects, verb)
-    assert (bucket.faults, len(bucket.asked)) == ({method: []}, tries)
+        call_on_object(objects, verb)
+    assert (bucket.faults, len(bucket.requests)) == ({method: []}, tries)
 
 
 @pytest.mark.parametrize("verb", ["POST", "DELETE"])
-def test_a_write_that_comes_too_soon_is_sent_again(objects: GcsObjects, bucket: GcsMemory, verb: str) -> None:
+def test_a_rate_limited_write_is_retried(objects: GcsObjects, bucket: GcsMemory, verb: str) -> None:
     """The service takes one write per second of one object; the rejected write was certainly not applied."""
     etag = objects.put_new("a", {})
     assert etag is not None
@@ -180,18 +175,17 @@ def test_a_write_that_comes_too_soon_is_sent_again(objects: GcsObjects, bucket: 
 
 @VERBS
 @pytest.mark.parametrize(("status", "says"), [(403, "Storage Object User"), (400, "a fault")])
-def test_a_permanent_refusal_of_the_service_is_said(
+def test_a_permanent_rejection_is_a_fault(
     objects: GcsObjects, bucket: GcsMemory, verb: str, status: int, says: str
 ) -> None:
-    """A worker without rights does not wait for them forever."""
     bucket.faults = {"GET" if verb == "LIST" else verb: [status]}
     with pytest.raises(StoreError, match=rf"^bucket 'leases': the service refused \(HTTP {status}\): .*{says}") as no:
-        asked(objects, verb)
+        call_on_object(objects, verb)
     assert not isinstance(no.value, OutcomeUnknown)
 
 
-def test_a_bucket_is_made_where_it_may_be(bucket: GcsMemory) -> None:
-    """A mistyped name does not create an empty table, and old contents are not kept and billed for a week."""
+def test_a_bucket_is_created_only_if_allowed(bucket: GcsMemory) -> None:
+    """A mistyped name does not create a table, and a created bucket has no soft deletion, which would be billed."""
     bucket.name = None
     with pytest.raises(StoreError, match="there is no such bucket"):
         open_store(f"gcs://new/fleet?endpoint={AT}", create=False)
@@ -201,12 +195,14 @@ def test_a_bucket_is_made_where_it_may_be(bucket: GcsMemory) -> None:
         "new",
         {"retentionDurationSeconds": 0, "effectiveTime": None},
     )
-    assert [each.key for each in open_store(f"gcs://new/fleet?endpoint={AT}", create=False).list().leases] == [row.key]
+    assert [lease.key for lease in open_store(f"gcs://new/fleet?endpoint={AT}", create=False).list().leases] == [
+        row.key
+    ]
     with pytest.raises(ValueError, match="store URL: gcs:// wants bucket/prefix"):
         open_store("gcs://")
 
 
-def test_missing_credentials_are_a_fault_and_a_service_of_identities_that_is_down_is_not(
+def test_missing_credentials_are_a_fault_unlike_an_outage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A worker neither waits forever for missing credentials nor ends because of a short outage."""
@@ -225,14 +221,15 @@ def test_missing_credentials_are_a_fault_and_a_service_of_identities_that_is_dow
         open_store("gcs://leases")
 
 
-def test_a_doctor_tries_each_right_and_leaves_nothing(bucket: GcsMemory) -> None:
-    """Users of Google Cloud learn of a missing right before a worker needs it."""
+def test_doctor_tries_each_right_and_leaves_nothing(bucket: GcsMemory) -> None:
     results = list(try_rights(gcs_trial("leases/fleet", {"endpoint": AT}), read_only=False))
-    assert [(each.what, each.state) for each in results] == [(right, "ok") for right in GCS]
+    assert [(result.what, result.state) for result in results] == [(right, "ok") for right in GCS]
     assert bucket.objects == {}
     bucket.faults = {"POST": [403]}
     results = list(try_rights(gcs_trial("leases/fleet", {"endpoint": AT}), read_only=False))
-    assert [(each.what, each.todo) for each in results if each.state == "wrong"] == [(GCS[2], f"allow {GCS[2]}")]
+    assert [(result.what, result.todo) for result in results if result.state == "wrong"] == [
+        (GCS[2], f"allow {GCS[2]}")
+    ]
     bucket.name = None
     (absent,) = try_rights(gcs_trial("leases/fleet", {"endpoint": AT}), read_only=False)
     assert (absent.state, "there is no bucket leases" in absent.says) == ("unknown", True)

@@ -48,19 +48,16 @@ def test_a_key_is_one_segment_of_a_name() -> None:
     assert [FLEET.key(name, "checkpoint") for name in names] == list(keys)
 
 
-def test_the_whole_container_is_a_prefix_too() -> None:
-    """Without a prefix, names begin with the kind of the object, and not with a slash."""
+def test_an_empty_prefix_covers_the_whole_container() -> None:
     assert ObjectLayout().name("s-0", "notes") == ObjectLayout("/").name("s-0", "notes") == "notes/s-0"
 
 
 @pytest.mark.parametrize("name", ["fleet/one/notes/", "fleet/one/notes/a/b", "fleet/one/notes/a b"])
-def test_a_strangers_name_is_no_lease(name: str) -> None:
-    """Another program's file below the prefix is not taken for a lease."""
+def test_a_foreign_name_is_no_lease(name: str) -> None:
     assert FLEET.key(name, "notes") is None
 
 
 def test_a_lease_is_written_and_read_back_whole() -> None:
-    """The generic layout returns every field of a lease as it was written."""
     checkpoint = FLEET.checkpoint({}, WHOLE)
     assert checkpoint == {
         "sequence": "41",
@@ -78,14 +75,14 @@ def test_a_lease_is_written_and_read_back_whole() -> None:
     assert (lease, lease and lease.checkpoint.token) == (WHOLE, "tok en")
 
 
-def test_the_least_lease_says_its_start_only() -> None:
+def test_a_minimal_lease_stores_only_its_start() -> None:
     """Blank fields are not stored, because S3 bills by size."""
     assert FLEET.checkpoint({}, Lease("s-0")) == {"sequence": "TRIM_HORIZON"}
     assert FLEET.lease("s-0", Parts(ownership=stored({"ownerid": "ann"}))) is None
 
 
 def test_ownership_counts_every_write() -> None:
-    """Every write counts, because an S3 ETag is a digest of the content and must change with each renewal."""
+    """An S3 ETag is a digest of the content, so the ownership must change with each renewal."""
     free = Lease("s-0")
     owned = evolve(free, owner="ann", yields=True, annotations=(("n", "7"),))
     first = FLEET.ownership({}, free, owned)
@@ -108,8 +105,7 @@ def test_ownership_counts_every_write() -> None:
     assert lease == seen
 
 
-def test_of_two_notes_the_later_word_counts() -> None:
-    """A pinned start does not come back after it was overruled, and old annotations do not hide newer ones."""
+def test_the_later_of_two_annotations_wins() -> None:
     assert noted(ownership='{"a": ["renewed", 5]}', notes='{"a": ["noted", 4]}') == (("a", "renewed"),)
     assert noted(ownership='{"a": ["renewed", 5]}', notes='{"a": ["noted", 5]}') == (("a", "noted"),)
     assert noted(birth='{"a": ["born", 0], "b": ["born", 0]}', notes='{"a": ["noted", 0]}') == (
@@ -138,45 +134,41 @@ def test_of_two_notes_the_later_word_counts() -> None:
         ({"sequence": "41", "notes": '{"a": ["1", -1]}'}, "notes"),
     ],
 )
-def test_nonsense_names_its_field(fields: ObjectFields, field: str) -> None:
-    """Anyone who edits the object by hand learns which field to correct."""
+def test_an_invalid_object_names_its_field(fields: ObjectFields, field: str) -> None:
     with pytest.raises(BadRowField) as caught:
         FLEET.lease("s-0", Parts(checkpoint=stored(fields)))
     assert caught.value.field == field
 
 
-@pytest.mark.parametrize(("field", "said"), [("ownerid", "%FF"), ("weight", "heavy"), ("counter", "-1")])
-def test_nonsense_in_an_ownership_names_its_field(field: str, said: str) -> None:
-    """Anyone who edits the object by hand learns which field to correct."""
-    owned = {"ownerid": "ann", field: said}
+@pytest.mark.parametrize(("field", "message"), [("ownerid", "%FF"), ("weight", "heavy"), ("counter", "-1")])
+def test_an_invalid_ownership_names_its_field(field: str, message: str) -> None:
+    owned = {"ownerid": "ann", field: message}
     with pytest.raises(BadRowField) as caught:
         FLEET.lease("s-0", Parts(stored(owned), stored({"sequence": "41"})))
     assert caught.value.field == field
 
 
-def test_a_counter_that_is_none_is_not_counted_on() -> None:
+def test_an_invalid_counter_is_not_incremented() -> None:
     """The next owner does not write a smaller counter, which would make its renewals look old."""
     with pytest.raises(BadRowField) as caught:
         FLEET.ownership({"counter": "many"}, Lease("s-0"), Lease("s-0", owner="ann"))
     assert caught.value.field == "counter"
 
 
-def test_a_readable_character_is_written_as_it_is() -> None:
-    """Someone who looks into the bucket sees a worker's name without %40 and %28."""
+def test_a_readable_character_is_not_escaped() -> None:
     assert FLEET.ownership({}, Lease("s-0"), Lease("s-0", owner="pod-1@eu:(a)")) == {
         "ownerid": "pod-1@eu:(a)",
         "counter": "1",
     }
 
 
-def test_a_prefix_is_the_same_with_slashes_around_it() -> None:
-    """Two spellings of one URL are the same table, and letters and spaces in the prefix are kept."""
+def test_slashes_around_a_prefix_are_ignored() -> None:
     names = [ObjectLayout(above).prefix("notes") for above in ("/X fleet X/", "X fleet X")]
     assert names == ["X fleet X/notes/"] * 2
     assert ObjectLayout(" fleet ").prefix("notes") == " fleet /notes/"
 
 
-def test_a_request_to_somebody_who_lost_the_lease_names_no_heir() -> None:
+def test_a_request_to_a_former_owner_names_no_next_owner() -> None:
     """A worker that never saw the request is not taken for one that is about to give the lease."""
     fields = {"ownerid": "cat", "handoffowner": "ann", "handoffto": "bob"}
     lease = FLEET.lease("s-0", Parts(stored(fields), stored({"sequence": "41"})))
@@ -184,8 +176,7 @@ def test_a_request_to_somebody_who_lost_the_lease_names_no_heir() -> None:
     assert (lease.owner, lease.yields, lease.next_owner) == ("cat", False, None)
 
 
-def test_the_notes_of_a_lease_at_its_creation_stay_as_they_were_written() -> None:
-    """A checkpoint does not bring back, as the newest, an annotation that has been overruled."""
+def test_annotations_from_the_creation_do_not_become_newest() -> None:
     born = FLEET.checkpoint({}, WHOLE)
     later = evolve(WHOLE, checkpoint=Position("42"), annotations=(("seal", "batch 8"),))
     assert FLEET.checkpoint(born, later)["notes"] == born["notes"] == '{"seal": ["batch 7", 0]}'

@@ -1,4 +1,4 @@
-"""A store that a user writes: four methods and a property, with every write passing through one of them."""
+"""A user's own store needs four methods and a property, and every write passes through one of them."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -77,7 +77,6 @@ class Counted:
 
 
 def test_one_wrapper_sees_every_write_of_a_plan() -> None:
-    """Faults, traces and counters need to wrap only one method."""
     lease, next_owner = Lease("s-0", owner="ann", checkpoint=SHARD_END), Lease("s-1", owner="ann", next_owner="bob")
     actions: tuple[Action, ...] = (
         Create(lease, "L3"),
@@ -97,8 +96,7 @@ def test_one_wrapper_sees_every_write_of_a_plan() -> None:
     assert {type(action) for action in actions} == set(get_args(Action))
 
 
-def test_a_deletion_answers_the_lease_as_it_was_seen() -> None:
-    """The result shows whether a deletion was carried out or rejected."""
+def test_a_deletion_returns_the_lease_as_seen() -> None:
     store = MemoryStore()
     seen = owned(store)
     assert applied(DeleteLease(seen), seen) == applied(DeleteLease(seen), None) == seen

@@ -67,8 +67,7 @@ class CarelessMemory(ObjectMemory):
         ("etag", "the service gives new content an old ETag"),
     ],
 )
-def test_a_bucket_that_ignores_a_condition_is_refused(layout: Layout, ignores: str, says: str) -> None:
-    """Sixteen of sixteen claimers won every lease."""
+def test_a_bucket_that_ignores_a_condition_is_rejected(layout: Layout, ignores: str, says: str) -> None:
     memory = CarelessMemory(ignores=ignores)
     with pytest.raises(StoreError, match=says):
         EtagStore(memory, layout).prove()
@@ -76,8 +75,7 @@ def test_a_bucket_that_ignores_a_condition_is_refused(layout: Layout, ignores: s
 
 
 @pytest.mark.parametrize("layout", [FLEET, HUB])
-def test_a_careful_bucket_is_left_as_it_was(layout: Layout) -> None:
-    """A fleet's folder does not fill with one object per start, and the object is not read as a lease."""
+def test_the_probe_leaves_a_bucket_unchanged(layout: Layout) -> None:
     memory = ObjectMemory()
     store = EtagStore(memory, layout)
     row = done(store.write(CreateLease(Lease("0"))))
@@ -96,8 +94,7 @@ def test_a_careful_bucket_is_left_as_it_was(layout: Layout) -> None:
     assert meanwhile == [Listing((row,))] * 2
 
 
-def test_a_lost_reply_leaves_nothing_and_decides_nothing() -> None:
-    """A good service on a bad connection is not called careless, and its folder keeps no remains."""
+def test_a_probe_with_a_lost_reply_leaves_nothing_and_rejects_nothing() -> None:
     memory = ObjectMemory(mute=frozenset({"over"}))
     with pytest.raises(OutcomeUnknown):
         EtagStore(memory, FLEET).prove()
@@ -113,25 +110,25 @@ def test_a_lost_reply_leaves_nothing_and_decides_nothing() -> None:
         ("DELETE If-Match", "ignores If-Match on a deletion"),
     ],
 )
-def test_an_s3_that_ignores_a_condition_is_refused_for_writing_only(moto_url: str, forgets: str, says: str) -> None:
-    """The same over HTTP; tools that only read can still open it."""
+def test_an_s3_service_that_ignores_a_condition_is_read_only(moto_url: str, forgets: str, says: str) -> None:
+    """A service that ignores conditions is rejected for writing; tools that only read can still open it."""
     bucket = f"careless-{next(_names)}"
     with careless_line(moto_url, forgets) as line:
         url = f"s3://{bucket}/fleet?region=eu-west-1&endpoint={line.url}"
         with pytest.raises(StoreError, match=says):
             open_store(url)
-        line.asked.clear()
+        line.requests.clear()
         store = open_store(url, create=False, write=False)
         assert store.list().leases == ()
         store.close()
-        assert {asked.split()[0] for asked in line.asked} == {"GET"}
+        assert {request.split()[0] for request in line.requests} == {"GET"}
     client = boto3.client("s3", endpoint_url=moto_url)
     assert client.list_objects_v2(Bucket=bucket)["KeyCount"] == 0
     client.close()
 
 
 @pytest.mark.services
-def test_many_open_one_bucket_at_once(moto_url: str) -> None:
+def test_many_workers_open_one_bucket_concurrently(moto_url: str) -> None:
     """The probe of one worker must not look like the fault of another's, so that a whole fleet can start."""
     url = f"s3://crowded-{next(_names)}/fleet?region=eu-west-1&endpoint={moto_url}"
     open_store(url).close()
@@ -143,33 +140,32 @@ def test_many_open_one_bucket_at_once(moto_url: str) -> None:
 
 @pytest.mark.services
 @pytest.mark.parametrize("forgets", ["PutItem", "UpdateItem", "DeleteItem"])
-def test_a_dynamodb_that_ignores_conditions_is_refused_for_writing_only(
+def test_a_dynamodb_that_ignores_conditions_is_read_only(
     dynalite_url: str, dynalite_client: DynamoDBClient, forgets: str
 ) -> None:
-    """If conditions are ignored, every worker wins every lease."""
     table = f"careless-{next(_names)}"
     with careless_line(dynalite_url, forgets) as line:
         with pytest.raises(StoreError, match=f"{table}: the service ignores the conditions of writes"):
             open_store(f"dynamodb://{table}?endpoint={line.url}")
-        line.asked.clear()
+        line.requests.clear()
         store = open_store(f"dynamodb://{table}?endpoint={line.url}", create=False, write=False)
         assert store.list().leases == ()
         store.close()
-        assert set(line.asked) <= {"DescribeTable", "Scan"}
+        assert set(line.requests) <= {"DescribeTable", "Scan"}
     assert dynalite_client.scan(TableName=table)["Items"] == []
 
 
 @pytest.mark.services
-def test_a_table_never_shows_a_row_of_the_probe(dynalite_url: str) -> None:
+def test_a_table_never_shows_the_probes_row(dynalite_url: str) -> None:
     """A Java worker of KCL 2.x stops taking leases at a row that is not a lease."""
     with careless_line(dynalite_url) as line:
         open_store(f"dynamodb://careful-{next(_names)}?endpoint={line.url}").close()
-        assert [asked for asked in line.asked if "Item" in asked] == ["DeleteItem", "UpdateItem", "PutItem"]
+        assert [request for request in line.requests if "Item" in request] == ["DeleteItem", "UpdateItem", "PutItem"]
 
 
 @pytest.mark.services
 @pytest.mark.parametrize("options", ["prefix=fleet/one", "eventhub=ns/orders&group=$Default"])
-def test_a_container_is_left_as_it_was(connection: str, options: str) -> None:
+def test_the_probe_leaves_a_container_unchanged(connection: str, options: str) -> None:
     """An official worker's listing fails on a blob that it cannot read."""
     name = f"probe-{uuid4().hex}"
     open_store(f"azblob://devstoreaccount1/{name}?{options}").close()

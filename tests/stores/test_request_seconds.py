@@ -21,61 +21,54 @@ THIRD = 10.0 / 3
 
 @pytest.mark.parametrize("seconds", [0.5, THIRD, 20 / 3, 40.0, 200.0])
 @pytest.mark.parametrize("usual", [dynamodb_calls.TIMEOUTS, s3.TIMEOUTS, blob.TIMEOUTS, Timeouts(5, 10, 1)])
-def test_a_request_with_its_repetitions_and_pauses_keeps_within_what_it_is_given(
-    usual: Timeouts, seconds: float
-) -> None:
-    """A lease of ten seconds is not lost to a request of thirty."""
+def test_a_request_with_all_retries_stays_within_its_time_limit(usual: Timeouts, seconds: float) -> None:
     cut = usual.within(seconds)
     whole = (cut.connect_seconds + cut.read_seconds) * cut.attempts + PAUSE_SECONDS * (cut.attempts - 1)
     assert whole <= seconds + 1e-9
     assert (cut.connect_seconds <= usual.connect_seconds, cut.attempts <= usual.attempts) == (True, True)
 
 
-def test_where_nothing_is_at_stake_nothing_is_cut() -> None:
-    """A tool, which holds no lease, does not give up early on a slow connection."""
+def test_timeouts_are_unchanged_without_a_limit() -> None:
     usual = Timeouts(2, 5, 3)
     assert (usual.within(None), usual.within(60.0)) == (usual, usual)
 
 
-class Told(Exception):
+class ClientSettings(Exception):
     """The settings of a client."""
 
 
 def tells(*_given: object, config: Config, **_more: object) -> None:
     """Return a double in place of a client."""
-    raise Told(config)
+    raise ClientSettings(config)
 
 
 @pytest.mark.parametrize("url", ["dynamodb://leases?region=eu-west-1", "s3://leases/p?region=eu-west-1"])
-def test_the_clients_of_amazons_stores_are_told(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store does not wait for a silent service longer than its lease allows."""
+def test_the_clients_of_aws_stores_get_the_time_limit(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("boto3.session.Session.client", tells)
-    with pytest.raises(Told) as told:
+    with pytest.raises(ClientSettings) as configs:
         open_store(url, request_seconds=THIRD)
-    (config,) = told.value.args
+    (config,) = configs.value.args
     assert config.connect_timeout + config.read_timeout == pytest.approx(THIRD)
     assert config.retries["total_max_attempts"] == 1
 
 
 @pytest.mark.parametrize("options", ["prefix=p", "eventhub=ns/orders"])
-def test_the_client_of_azures_stores_is_told(options: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store does not wait for a silent service longer than its lease allows."""
-    made: list[Any] = []
+def test_the_client_of_azure_stores_gets_the_time_limit(options: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    clients: list[Any] = []
 
     def noted(*_given: object, transport: RequestsTransport, retry_total: int, **_more: object) -> None:
         timeouts = transport.connection_config
-        made.append((timeouts.timeout + timeouts.read_timeout, retry_total))
-        raise Told
+        clients.append((timeouts.timeout + timeouts.read_timeout, retry_total))
+        raise ClientSettings
 
     monkeypatch.setenv(blob.CONNECTION_STRING, "AccountName=a;AccountKey=a2V5;EndpointSuffix=core.windows.net")
     monkeypatch.setattr("leasehold.stores.objects.blob.ContainerClient.from_connection_string", noted)
-    with pytest.raises(Told):
+    with pytest.raises(ClientSettings):
         open_store(f"azblob://a/leases?{options}", request_seconds=THIRD)
-    assert made == [(pytest.approx(THIRD), 0)]
+    assert clients == [(pytest.approx(THIRD), 0)]
 
 
-def test_sqlite_waits_no_longer_for_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that keeps the file locked does not cost its neighbors their leases."""
+def test_sqlite_waits_for_locks_within_the_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
     connect: Callable[..., sqlite3.Connection] = sqlite3.connect
 

@@ -93,23 +93,21 @@ LEAST_JSON = {"key": "s-1", "owner": None, "version": "0", "idle": 0.0, "checkpo
 
 
 @pytest.mark.parametrize(("lease", "written"), [(WHOLE, ROW), (LEAST, LEAST_ROW)])
-def test_a_sqlite_row_is_the_lease(lease: Lease, written: Mapping[str, Any]) -> None:
-    """A worker of another version reads the same file, column by column."""
+def test_a_sqlite_row_contains_every_field_of_the_lease(lease: Lease, written: Mapping[str, Any]) -> None:
     assert list(to_row(lease).items()) == list(written.items())
     assert tuple(written) == COLUMNS
     assert to_lease(written) == evolve(lease, idle=0.0, held=LEAST.held, next_owner_idle=0.0)
 
 
 @pytest.mark.parametrize(("lease", "written"), [(WHOLE, JSON), (LEAST, LEAST_JSON)])
-def test_the_json_form_is_the_lease(lease: Lease, written: Mapping[str, Any]) -> None:
+def test_the_json_form_contains_every_field_of_the_lease(lease: Lease, written: Mapping[str, Any]) -> None:
     """Programs in other languages read these names, and people read them in this order."""
     assert list(lease_json(lease).items()) == list(written.items())
     read = lease_of(JsonValue("lease", written))
     assert (read, read.checkpoint.token) == (lease, lease.checkpoint.token)
 
 
-def test_a_new_files_columns_are_those_of_the_table() -> None:
-    """Every field has a column in a new file."""
+def test_a_new_file_has_a_column_for_every_field() -> None:
     with sqlite3.connect(":memory:") as connection:
         connection.execute(SCHEMA)
         named = [name for _, name, *_ in connection.execute("PRAGMA table_info(leases)")]
@@ -118,14 +116,14 @@ def test_a_new_files_columns_are_those_of_the_table() -> None:
 
 
 def test_every_field_of_a_lease_is_in_the_table() -> None:
-    """A field that no layout knows is lost with the process that set it."""
-    made = {"checkpoint": {"checkpoint", "sub", "token"}, "hash_range": {"first_hash", "last_hash"}}
-    of_a_lease = {part for name, each in fields_dict(Lease).items() if each.init for part in made.get(name, {name})}
+    parts = {"checkpoint": {"checkpoint", "sub", "token"}, "hash_range": {"first_hash", "last_hash"}}
+    of_a_lease = {
+        part for name, attribute in fields_dict(Lease).items() if attribute.init for part in parts.get(name, {name})
+    }
     assert sorted(field.name for field in FIELDS) == sorted(of_a_lease)
 
 
-def test_objects_and_blobs_have_the_names_of_the_table() -> None:
-    """Every other version reads a field under this name."""
+def test_objects_and_blobs_use_the_field_names_of_the_table() -> None:
     free, numbered = (
         evolve(WHOLE, owner=None, next_owner=None, yields=False),
         evolve(WHOLE, checkpoint=Position("9", 0, "8")),
@@ -135,23 +133,21 @@ def test_objects_and_blobs_have_the_names_of_the_table() -> None:
         {*layout.checkpoint({}, lease), *layout.ownership({}, before, lease)}
         for layout, before, lease in ((ours, free, WHOLE), (hub, free, numbered))
     ]
-    there = [{each.object for each in FIELDS}, {each.blob for each in FIELDS}]
-    assert [names | {""} for names in written] == [names | {"handoffversion"} for names in there]
+    layouts = [{field.object for field in FIELDS}, {field.blob for field in FIELDS}]
+    assert [names | {""} for names in written] == [names | {"handoffversion"} for names in layouts]
 
 
 def test_an_item_without_its_key_is_reported() -> None:
-    """A row that was created by hand could be a lease without a name."""
     item = {name: value for name, value in to_item(LEAST).items() if name != "leaseKey"}
     assert item_to_lease(item) == Malformed("None", "leaseKey", "is missing")
 
 
-def test_the_reference_shows_the_table() -> None:
-    """Users who read a table with a tool of the service look up its attributes there."""
+def test_the_reference_page_shows_the_table_of_fields() -> None:
     head = ("JSON form, Spark", "holds", "DynamoDB", "SQLite, PostgreSQL", "our objects", "Azure SDKs' blobs", "")
     rows = [head, ("---",) * len(head)]
-    for each in FIELDS:
-        name = "hash_range" if each.kind == "hash key" else JSON_NAMES.get(each.name, each.name)
-        there = (name, each.kind, each.item, each.column, each.object, each.blob, each.meaning)
-        rows.append(tuple(f"`{word}`" if word and place not in {1, 6} else word for place, word in enumerate(there)))
+    for field in FIELDS:
+        name = "hash_range" if field.kind == "hash key" else JSON_NAMES.get(field.name, field.name)
+        cells = (name, field.kind, field.item, field.column, field.object, field.blob, field.meaning)
+        rows.append(tuple(f"`{word}`" if word and place not in {1, 6} else word for place, word in enumerate(cells)))
     table = "\n".join(f"| {' | '.join(row)} |".replace("|  |", "| |").replace("|  |", "| |") for row in rows)
     assert table in (Path(__file__).parents[2] / "docs" / "lease-rows.md").read_text(), f"\n{table}"

@@ -19,30 +19,26 @@ _FORBIDDEN: Any = {"HTTPStatusCode": 403}
 
 @pytest.fixture
 def objects(moto_url: str) -> Iterator[S3Objects]:
-    made = bucket(moto_url)
-    yield made
-    made.close()
+    objects_of_bucket = bucket(moto_url)
+    yield objects_of_bucket
+    objects_of_bucket.close()
 
 
-def test_the_matrix_of_conditions(objects: S3Objects) -> None:
-    """If the service ignored a condition, a lease could have two owners."""
+def test_conditional_writes_follow_the_matrix(objects: S3Objects) -> None:
     try_conditions(objects)
     assert objects.list("") == ()
 
 
-def test_a_clock_that_the_service_refuses_is_named(objects: S3Objects, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The service's own message does not say whose clock is wrong, nor what to do."""
-
-    def refused(_client: object, operation: str, _arguments: object) -> object:
+def test_a_clock_that_the_service_rejects_is_reported(objects: S3Objects, monkeypatch: pytest.MonkeyPatch) -> None:
+    def reject(_client: object, operation: str, _arguments: object) -> object:
         raise ClientError({"Error": {"Code": "RequestTimeTooSkewed"}, "ResponseMetadata": _FORBIDDEN}, operation)
 
-    monkeypatch.setattr(BaseClient, "_make_api_call", refused)
+    monkeypatch.setattr(BaseClient, "_make_api_call", reject)
     with pytest.raises(StoreError, match=r"RequestTimeTooSkewed \(HTTP 403\); set this machine's clock"):
         objects.get("a")
 
 
-def test_a_name_that_no_bucket_can_have_is_a_fault(moto_url: str) -> None:
-    """A worker does not wait for a service that is up."""
+def test_an_invalid_bucket_name_is_a_fault(moto_url: str) -> None:
     with pytest.raises(StoreError, match="bucket 'no bucket'") as caught:
         open_store(f"s3://no%20bucket?endpoint={moto_url}")
     assert not isinstance(caught.value, OutcomeUnknown)

@@ -44,8 +44,7 @@ def objects(bucket: S3Bucket) -> S3Objects:
     return S3Objects("leases", skew=SkewWarning(BEGAN.timestamp))
 
 
-def test_the_matrix_of_conditions(objects: S3Objects, bucket: S3Bucket) -> None:
-    """If the service ignored a condition, a lease could have two owners."""
+def test_conditional_writes_follow_the_matrix(objects: S3Objects, bucket: S3Bucket) -> None:
     try_conditions(objects)
     assert bucket.objects == {}
 
@@ -57,7 +56,7 @@ def test_each_write_is_sent_once_with_its_condition(objects: S3Objects, bucket: 
     assert etag == "e-1"
     objects.put_over("a", {"b": "2", "a": "1"}, etag)
     objects.delete("a", "e-2")
-    assert bucket.asked == [
+    assert bucket.requests == [
         (WRITES, "put_object", {**arguments, "IfNoneMatch": "*"}),
         (WRITES, "put_object", {**arguments, "IfMatch": '"e-1"'}),
         (WRITES, "delete_object", {"Key": "a", "IfMatch": '"e-2"'}),
@@ -65,8 +64,7 @@ def test_each_write_is_sent_once_with_its_condition(objects: S3Objects, bucket: 
 
 
 @pytest.mark.parametrize("code", ["PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey", "412", "409"])
-def test_a_refused_write_is_no_fault(objects: S3Objects, bucket: S3Bucket, code: str) -> None:
-    """A worker that loses a race must not conclude that the service is down."""
+def test_a_failed_condition_is_no_fault(objects: S3Objects, bucket: S3Bucket, code: str) -> None:
     bucket.faults = {"put_object": [refusal(code, 409)], "delete_object": [refusal(code, 409)]}
     assert objects.put_new("a", {}) is None
     objects.put_new("b", {})
@@ -76,7 +74,7 @@ def test_a_refused_write_is_no_fault(objects: S3Objects, bucket: S3Bucket, code:
 OPERATIONS = pytest.mark.parametrize("operation", ["put_object", "delete_object", "get_object", "paginate"])
 
 
-def asked(objects: S3Objects, operation: str) -> None:
+def call_on_object(objects: S3Objects, operation: str) -> None:
     """Call this method for an existing object."""
     match operation:
         case "put_object":
@@ -91,78 +89,71 @@ def asked(objects: S3Objects, operation: str) -> None:
 
 @OPERATIONS
 @pytest.mark.parametrize("status", [408, 429, 500, 503, 600, 399, 0])
-def test_no_usable_answer_is_an_unknown_outcome(
+def test_an_unusable_response_is_an_unknown_outcome(
     objects: S3Objects, bucket: S3Bucket, operation: str, status: int
 ) -> None:
-    """While the service fails, a claim counts neither as rejected nor as applied."""
     bucket.faults = {operation: [refusal("InternalError", status)]}
     with pytest.raises(OutcomeUnknown, match=rf"^bucket 'leases': no usable response \(HTTP {status}\)$"):
-        asked(objects, operation)
+        call_on_object(objects, operation)
 
 
 @OPERATIONS
 @pytest.mark.parametrize("status", [400, 403, 499])
-def test_a_permanent_refusal_of_the_service_is_said(
-    objects: S3Objects, bucket: S3Bucket, operation: str, status: int
-) -> None:
-    """A worker without rights does not wait for them forever."""
+def test_a_permanent_rejection_is_a_fault(objects: S3Objects, bucket: S3Bucket, operation: str, status: int) -> None:
     bucket.faults = {operation: [refusal("AccessDenied", status)]}
     with pytest.raises(
         StoreError, match=rf"^bucket 'leases': the service refused: AccessDenied \(HTTP {status}\)$"
     ) as no:
-        asked(objects, operation)
+        call_on_object(objects, operation)
     assert not isinstance(no.value, OutcomeUnknown)
 
 
 @OPERATIONS
-def test_a_service_that_cannot_be_reached_is_an_unknown_outcome(
-    objects: S3Objects, bucket: S3Bucket, operation: str
-) -> None:
-    """The request may have been carried out although no response came."""
+def test_an_unreachable_service_is_an_unknown_outcome(objects: S3Objects, bucket: S3Bucket, operation: str) -> None:
     bucket.faults = {operation: [EndpointConnectionError(endpoint_url="http://x")]}
     with pytest.raises(OutcomeUnknown, match=r"^bucket 'leases': the service cannot be reached$"):
-        asked(objects, operation)
+        call_on_object(objects, operation)
     bucket.faults = {operation: [EndpointConnectionError(endpoint_url="https://s3.eu-nowhere-9.amazonaws.com/")]}
     with pytest.raises(OutcomeUnknown, match=r"be reached \(is the region right\?\)$"):
-        asked(objects, operation)
+        call_on_object(objects, operation)
     bucket.faults = {operation: [NoCredentialsError()]}
     with pytest.raises(StoreError, match=r"^bucket 'leases': no credentials of AWS: .* a role$") as no:
-        asked(objects, operation)
+        call_on_object(objects, operation)
     assert not isinstance(no.value, OutcomeUnknown)
     bucket.faults = {operation: [SSOTokenLoadError(error_msg="none")]}
     with pytest.raises(OutcomeUnknown, match=r"^bucket 'leases': no credentials of AWS: .*; run aws sso login$"):
-        asked(objects, operation)
+        call_on_object(objects, operation)
 
 
-@pytest.mark.parametrize("said", [{}, {"Error": {}}])
-def test_a_refusal_without_a_reason_is_a_refusal(objects: S3Objects, bucket: S3Bucket, said: dict[str, Any]) -> None:
-    """Some services send only a status, which must not end a worker with a traceback."""
-    bucket.faults = {"get_object": [ClientError({**said, "ResponseMetadata": {"HTTPStatusCode": 418}}, "Any")]}  # type: ignore[typeddict-item]
+@pytest.mark.parametrize("error", [{}, {"Error": {}}])
+def test_a_rejection_without_an_error_code_is_a_fault(
+    objects: S3Objects, bucket: S3Bucket, error: dict[str, Any]
+) -> None:
+    """Some services send only a status."""
+    bucket.faults = {"get_object": [ClientError({**error, "ResponseMetadata": {"HTTPStatusCode": 418}}, "Any")]}  # type: ignore[typeddict-item]
     with pytest.raises(StoreError, match=r"^bucket 'leases': the service refused:  \(HTTP 418\)$"):
         objects.get("a")
 
 
-def test_eight_objects_are_fetched_side_by_side(objects: S3Objects, bucket: S3Bucket) -> None:
-    """A thousand changed leases are not read one after the other from a distant service."""
+def test_objects_are_fetched_eight_at_a_time(objects: S3Objects, bucket: S3Bucket) -> None:
     for number in range(8):
         objects.put_new(f"a/{number}", {})
     bucket.together = Barrier(8)
     assert len(objects.list("a/")) == 8
 
 
-def test_a_listing_goes_over_all_pages_and_fetches_what_changed(objects: S3Objects, bucket: S3Bucket) -> None:
-    """A look at ten thousand leases needs few requests, and includes the later pages."""
+def test_a_listing_reads_all_pages_and_fetches_changed_objects(objects: S3Objects, bucket: S3Bucket) -> None:
     etags = [objects.put_new(f"a/{number}", {"n": str(number)}) for number in range(5)]
     objects.put_new("b/0", {"n": "other"})
-    bucket.asked.clear()
+    bucket.requests.clear()
     bucket.now = 11.0
     first = objects.list("a/")
     assert first == tuple(Stored(f"a/{n}", str(etags[n]), {"n": str(n)}, age=10.0) for n in range(5))
-    assert [call[:2] for call in bucket.asked] == [(READS, "paginate")] * 3 + [(READS, "get_object")] * 5
+    assert [call[:2] for call in bucket.requests] == [(READS, "paginate")] * 3 + [(READS, "get_object")] * 5
     assert objects.list("b/")[0].fields == {"n": "other"}
     etag = objects.put_over("a/1", {"n": "new"}, str(etags[1]))
     objects.delete("a/4", str(etags[4]))
-    bucket.asked.clear()
+    bucket.requests.clear()
     bucket.now = 21.0
     again = objects.list("a/")
     assert [(one.etag, one.fields["n"], one.age) for one in again] == [
@@ -171,36 +162,33 @@ def test_a_listing_goes_over_all_pages_and_fetches_what_changed(objects: S3Objec
         (etags[2], "2", 20.0),
         (etags[3], "3", 20.0),
     ]
-    assert [named["Key"] for _, operation, named in bucket.asked if operation == "get_object"] == ["a/1"]
+    assert [named["Key"] for _, operation, named in bucket.requests if operation == "get_object"] == ["a/1"]
     objects.list("b/")
-    assert bucket.asked[-1][1] == "paginate"
+    assert bucket.requests[-1][1] == "paginate"
 
 
-def test_an_object_that_goes_while_it_is_listed_is_not_there(objects: S3Objects, bucket: S3Bucket) -> None:
-    """A lease that was just deleted does not make other workers' listings fail."""
+def test_an_object_deleted_during_a_listing_is_missing(objects: S3Objects, bucket: S3Bucket) -> None:
     objects.put_new("a/0", {})
     objects.put_new("a/1", {})
     bucket.faults = {"get_object": [refusal("NoSuchKey", 404)]}
     assert len(objects.list("a/")) == 1
 
 
-def test_without_the_services_clock_everything_is_new(objects: S3Objects, bucket: S3Bucket) -> None:
+def test_without_the_services_clock_every_lease_is_new(objects: S3Objects, bucket: S3Bucket) -> None:
     """By this machine's clock, a live owner might look dead."""
     objects.put_new("a", {})
     bucket.now, bucket.dated = 3600.0, False
     assert [one.age for one in (*objects.list(""), *objects.list(""))] == [0.0, 0.0]
 
 
-def test_a_clock_far_off_is_said(bucket: S3Bucket, caplog: pytest.LogCaptureFixture) -> None:
-    """Other programs on this machine may rely on the clock too."""
+def test_a_clock_far_off_is_logged(bucket: S3Bucket, caplog: pytest.LogCaptureFixture) -> None:
     ahead = S3Objects("leases", skew=SkewWarning((BEGAN + timedelta(seconds=600)).timestamp))
     ahead.list("")
     assert [record.getMessage()[:35] for record in caplog.records] == ["the local clock is 600 s ahead of t"]
-    assert bucket.asked
+    assert bucket.requests
 
 
-def test_a_body_that_a_write_has_torn_is_read_again(objects: S3Objects, bucket: S3Bucket) -> None:
-    """A listing that coincides with a renewal succeeds."""
+def test_a_body_torn_by_a_write_is_read_again(objects: S3Objects, bucket: S3Bucket) -> None:
     objects.put_new("a", {"n": "1"})
     torn = FlexibleChecksumError(error_msg="torn")
     bucket.faults = {"get_object": [torn] * 7}
@@ -213,8 +201,7 @@ def test_a_body_that_a_write_has_torn_is_read_again(objects: S3Objects, bucket: 
 
 
 @pytest.mark.parametrize("body", [b"\xff\xfe", b"[1]", b'{"a": 1}', b"[" * 100_000, b"'"])
-def test_an_object_of_others_says_nothing(objects: S3Objects, body: bytes) -> None:
-    """A file dropped into the wrong folder does not stop the workers."""
+def test_a_foreign_object_is_ignored(objects: S3Objects, body: bytes) -> None:
     objects.put_body("a", body)
     stored = objects.get("a")
     assert stored is not None
@@ -226,8 +213,7 @@ def remove(bucket: S3Bucket) -> None:
     bucket.name = None
 
 
-def test_a_bucket_is_made_where_it_may_be(bucket: S3Bucket) -> None:
-    """A mistyped name does not create an empty table against the user's wish."""
+def test_a_bucket_is_created_only_if_allowed(bucket: S3Bucket) -> None:
     remove(bucket)
     objects = S3Objects("new", region="eu-west-2")
     assert objects.missing()
@@ -236,21 +222,21 @@ def test_a_bucket_is_made_where_it_may_be(bucket: S3Bucket) -> None:
     objects.ensure(create=True)
     assert (bucket.name, objects.missing()) == ("new", False)
     where = {"CreateBucketConfiguration": {"LocationConstraint": "eu-west-2"}}
-    assert [call for call in bucket.asked if call[1] == "create_bucket"] == [(WRITES, "create_bucket", where)]
-    assert bucket.asked[1] == (READS, "list_objects_v2", {"MaxKeys": 1})
-    bucket.asked.clear()
+    assert [call for call in bucket.requests if call[1] == "create_bucket"] == [(WRITES, "create_bucket", where)]
+    assert bucket.requests[1] == (READS, "list_objects_v2", {"MaxKeys": 1})
+    bucket.requests.clear()
     objects.ensure(create=True)
-    assert [call[1] for call in bucket.asked] == ["list_objects_v2"]
+    assert [call[1] for call in bucket.requests] == ["list_objects_v2"]
 
 
-def test_the_oldest_region_is_the_one_that_is_not_named(bucket: S3Bucket) -> None:
+def test_a_bucket_in_us_east_1_is_created_without_a_region(bucket: S3Bucket) -> None:
     """The service rejects that region's name."""
     remove(bucket)
     S3Objects("new", region="us-east-1").ensure(create=True)
-    assert bucket.asked[-1] == (WRITES, "create_bucket", {})
+    assert bucket.requests[-1] == (WRITES, "create_bucket", {})
 
 
-def test_a_bucket_that_somebody_else_made_meanwhile_will_do(bucket: S3Bucket) -> None:
+def test_a_bucket_created_by_another_worker_is_used(bucket: S3Bucket) -> None:
     """Workers that start together all succeed, but another account's bucket is not used."""
     remove(bucket)
     objects = S3Objects("new")
@@ -260,8 +246,7 @@ def test_a_bucket_that_somebody_else_made_meanwhile_will_do(bucket: S3Bucket) ->
         objects.ensure(create=True)
 
 
-def test_a_fault_that_is_no_missing_bucket_makes_none(objects: S3Objects, bucket: S3Bucket) -> None:
-    """A user who may not look into a bucket is not told that it could not be created."""
+def test_a_bucket_is_created_only_if_it_is_missing(objects: S3Objects, bucket: S3Bucket) -> None:
     bucket.faults = {"list_objects_v2": [refusal("AccessDenied", 403)]}
     with pytest.raises(StoreError, match="AccessDenied"):
         objects.ensure(create=True)
@@ -270,17 +255,16 @@ def test_a_fault_that_is_no_missing_bucket_makes_none(objects: S3Objects, bucket
 @pytest.mark.parametrize(
     ("code", "missing"), [("404", True), ("NoSuchBucket", True), ("403", False), ("AccessDenied", False)]
 )
-def test_a_caller_without_the_right_is_not_told_that_a_bucket_is_missing(
+def test_a_bucket_is_missing_only_if_the_response_says_so(
     objects: S3Objects, bucket: S3Bucket, code: str, missing: bool
 ) -> None:
-    """A worker with few rights can start."""
     bucket.faults = {"head_bucket": [refusal(code, 404), refusal("Strange", 400)]}
     assert objects.missing() is missing
     with pytest.raises(StoreError, match="Strange"):
         objects.missing()
 
 
-def test_objects_of_any_content_are_made_once(objects: S3Objects, bucket: S3Bucket) -> None:
+def test_an_object_of_any_content_is_created_once(objects: S3Objects, bucket: S3Bucket) -> None:
     """Writing a dead letter again is not rejected, and does not overwrite the existing one."""
     objects.put_body("l/1", b"one")
     objects.put_body("l/1", b"two")
@@ -293,8 +277,8 @@ def test_objects_of_any_content_are_made_once(objects: S3Objects, bucket: S3Buck
     objects.remove("l/1")
     objects.remove("l/1")
     assert objects.body("l/1") is None
-    assert {attempts for attempts, _, _ in bucket.asked} == {READS}
-    assert bucket.asked[0][2] == {
+    assert {attempts for attempts, _, _ in bucket.requests} == {READS}
+    assert bucket.requests[0][2] == {
         "Key": "l/1",
         "Body": b"one",
         "ContentType": "application/json",
@@ -306,10 +290,8 @@ def test_objects_of_any_content_are_made_once(objects: S3Objects, bucket: S3Buck
 
 
 @pytest.mark.parametrize("code", ["NotImplemented", "501"])
-def test_a_service_without_conditions_keeps_objects_of_any_content_too(
-    objects: S3Objects, bucket: S3Bucket, code: str
-) -> None:
-    """A poisoned record does not stop a shard whose dead letters go to such a service."""
+def test_objects_of_any_content_are_stored_without_conditions(objects: S3Objects, bucket: S3Bucket, code: str) -> None:
+    """A service that rejects conditional writes can still store dead letters."""
     bucket.faults = {"put_object": [refusal(code, 501)]}
     objects.put_body("l/1", b"one")
     assert objects.body("l/1") == b"one"
@@ -318,24 +300,23 @@ def test_a_service_without_conditions_keeps_objects_of_any_content_too(
         objects.put_body("l/2", b"")
 
 
-def test_a_url_says_bucket_prefix_and_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leases are stored in the intended folder, and a stalled request does not cost a lease."""
-    made: list[tuple[str | None, str | None, Timeouts]] = []
+def test_a_url_sets_bucket_prefix_and_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    created: list[tuple[str | None, str | None, Timeouts]] = []
     bucket = S3Bucket()
 
     def client(region: str | None, endpoint: str | None, patience: Timeouts, _session: object) -> S3Memory:
-        made.append((region, endpoint, patience))
+        created.append((region, endpoint, patience))
         return S3Memory(bucket, patience.attempts)
 
     monkeypatch.setattr(s3, "_client", client)
     store = open_store("s3://leases/fleet/one?region=eu-west-2&endpoint=http://127.0.0.1:1")
-    assert made == [
+    assert created == [
         ("eu-west-2", "http://127.0.0.1:1", TIMEOUTS),
         ("eu-west-2", "http://127.0.0.1:1", Timeouts(5, 10, attempts=1)),
     ]
     store.list()
     prefixes = [{"Prefix": f"fleet/one/{part}/"} for part in ("ownership", "checkpoint", "notes")]
-    assert [named for _, _, named in bucket.asked[-3:]] == prefixes
+    assert [named for _, _, named in bucket.requests[-3:]] == prefixes
     assert bucket.name == "leases"
     remove(bucket)
     with pytest.raises(StoreError, match="NoSuchBucket"):
@@ -345,18 +326,17 @@ def test_a_url_says_bucket_prefix_and_seconds(monkeypatch: pytest.MonkeyPatch) -
     for url in ("s3://", "s3:///prefix"):
         with pytest.raises(ValueError, match="store URL: s3:// wants bucket/prefix"):
             open_store(url)
-    made.clear()
+    created.clear()
     open_store("s3://leases", request_seconds=2.5)
-    assert [patience for _, _, patience in made] == [TIMEOUTS.within(2.5)] * 2
+    assert [patience for _, _, patience in created] == [TIMEOUTS.within(2.5)] * 2
 
 
-def test_a_client_waits_as_long_as_it_is_told_and_finds_its_service(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stalled request does not cost a lease, and the address of a bucket is one that a proxy knows."""
+def test_a_client_uses_the_given_timeout_and_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "test")
-    made = s3._client("eu-west-2", "http://127.0.0.1:1", Timeouts(1.5, 2.5, attempts=2))  # noqa: SLF001
-    config: Any = made.meta.config
-    assert (made.meta.region_name, made.meta.endpoint_url) == ("eu-west-2", "http://127.0.0.1:1")
+    s3_client = s3._client("eu-west-2", "http://127.0.0.1:1", Timeouts(1.5, 2.5, attempts=2))  # noqa: SLF001
+    config: Any = s3_client.meta.config
+    assert (s3_client.meta.region_name, s3_client.meta.endpoint_url) == ("eu-west-2", "http://127.0.0.1:1")
     assert (config.connect_timeout, config.read_timeout, config.max_pool_connections) == (1.5, 2.5, 16)
     assert config.retries == {"total_max_attempts": 2, "mode": "standard"}
     assert config.s3["addressing_style"] == "path"
@@ -367,12 +347,12 @@ def test_a_client_waits_as_long_as_it_is_told_and_finds_its_service(monkeypatch:
 
 
 def test_closing_closes_both_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[S3Memory] = []
+    clients: list[S3Memory] = []
 
     def client(_region: str | None, _endpoint: str | None, patience: Timeouts, _session: object) -> S3Memory:
-        made.append(S3Memory(S3Bucket(), patience.attempts))
-        return made[-1]
+        clients.append(S3Memory(S3Bucket(), patience.attempts))
+        return clients[-1]
 
     monkeypatch.setattr(s3, "_client", client)
     S3Objects("leases").close()
-    assert [each.closed for each in made] == [True, True]
+    assert [one.closed for one in clients] == [True, True]

@@ -21,7 +21,7 @@ KEY = "aHVudGVyMmNhbmFyeQ=="
 """The same as a key of an Azure account."""
 
 
-def told(ask: Callable[[], object], caplog: pytest.LogCaptureFixture) -> str:
+def shown_output(ask: Callable[[], object], caplog: pytest.LogCaptureFixture) -> str:
     """Return everything that the caller and the reader of the log see when this fails."""
     caplog.set_level(logging.INFO)
     with pytest.raises((ValueError, StoreError)) as caught:
@@ -48,11 +48,10 @@ def told(ask: Callable[[], object], caplog: pytest.LogCaptureFixture) -> str:
         (f"http://127.0.0.1:{CANARY}", "must be http://host:port"),
     ],
 )
-def test_an_endpoint_with_credentials_is_refused_and_not_repeated(
+def test_an_endpoint_with_credentials_is_rejected_and_not_shown(
     url: str, endpoint: str, says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The credentials used to be printed at every retry."""
-    output = told(lambda: open_store(url + endpoint), caplog)
+    output = shown_output(lambda: open_store(url + endpoint), caplog)
     assert says in output
     assert CANARY not in output
 
@@ -64,19 +63,19 @@ def test_an_endpoint_with_credentials_is_refused_and_not_repeated(
         lambda: S3Objects("leases", endpoint=f"http://ann:{CANARY}@127.0.0.1:1"),
     ],
 )
-def test_a_store_made_by_hand_is_no_more_talkative(ask: Callable[[], object], caplog: pytest.LogCaptureFixture) -> None:
-    """The same for applications that embed a store."""
-    assert CANARY not in told(ask, caplog)
+def test_a_store_built_by_an_application_shows_no_secret(
+    ask: Callable[[], object], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert CANARY not in shown_output(ask, caplog)
 
 
 @pytest.mark.parametrize("url", ["dynamodb://leases", "s3://leases"])
-def test_an_endpoint_of_the_environment_is_no_more_talkative(
+def test_an_endpoint_from_the_environment_is_not_shown(
     url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The AWS SDK reads endpoints from there too."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://ann:{CANARY}@127.0.0.1:1")
     monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # it may hold another session
-    output = told(lambda: open_store(url), caplog)
+    output = shown_output(lambda: open_store(url), caplog)
     assert "contains credentials" in output
     assert CANARY not in output
 
@@ -92,29 +91,26 @@ def test_an_endpoint_of_the_environment_is_no_more_talkative(
         CANARY,
     ],
 )
-def test_a_connection_string_is_not_repeated(
+def test_a_connection_string_is_not_shown(
     connection: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With it, anyone who reads the log could read and write the whole account."""
     monkeypatch.setenv(CONNECTION_STRING, connection)
     # With this short a timeout, the client tries once.
     opened = partial(open_store, "azblob://account/container", request_seconds=0.5)
-    output = told(lambda: opened().write(CreateLease(Lease("s-0"))), caplog)
+    output = shown_output(lambda: opened().write(CreateLease(Lease("s-0"))), caplog)
     assert CANARY not in output
     assert KEY not in output
 
 
-def test_a_password_of_the_environment_is_not_repeated(
+def test_a_password_from_the_environment_is_not_shown(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With it, anyone who reads the log could read and write the whole database."""
     monkeypatch.setenv("PGPASSWORD", CANARY)
-    assert CANARY not in told(lambda: open_store("postgres://127.0.0.1:1/app?user=ann"), caplog)
-    assert CANARY not in told(lambda: open_store(f"postgres://ann:{CANARY}@127.0.0.1:1/app"), caplog)
+    assert CANARY not in shown_output(lambda: open_store("postgres://127.0.0.1:1/app?user=ann"), caplog)
+    assert CANARY not in shown_output(lambda: open_store(f"postgres://ann:{CANARY}@127.0.0.1:1/app"), caplog)
 
 
-def test_an_identity_is_not_sent_in_the_clear(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The SDK's own message names no option."""
+def test_an_identity_is_not_sent_over_plain_http(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(CONNECTION_STRING, raising=False)
     with pytest.raises(ValueError, match="option 'endpoint' must be https:// for an identity"):
         open_store("azblob://account/container?endpoint=http://127.0.0.1:1")

@@ -1,4 +1,4 @@
-"""How long a group write of layout `sessions` waits: scripted arrival times of tickets, and the resulting writes."""
+"""How long a group write of layout `sessions` waits, tested with scripted arrival times of tickets."""
 
 import math
 from collections import deque
@@ -23,7 +23,7 @@ AT = 0.0, 0.06, 0.12, 0.19
 
 @define
 class Script:
-    """A pace at which tickets arrive as scripted; `asked` has the times of a second and who comes then."""
+    """A schedule of ticket arrivals. `asked` has the times of a second and which tickets arrive then."""
 
     now: float = 0.0
     due: deque[tuple[float, Ticket]] = Factory(deque)
@@ -87,38 +87,36 @@ def page(script: Script) -> Page:
     return page
 
 
-def second(number: int, *at: float) -> dict[float, Ticket]:
+def second(number: int, *offsets: float) -> dict[float, Ticket]:
     """Return the tickets of one second: lease 0 arrives at the first of these times, lease 1 at the next."""
-    return {number + each: ticket(str(place)) for place, each in enumerate(at)}
+    return {number + offset: ticket(str(place)) for place, offset in enumerate(offsets)}
 
 
-def test_the_first_group_waits_only_for_those_that_come_with_it(script: Script, page: Page) -> None:
-    """No lease is expected yet, so the start of a process is not held up by the whole wait."""
+def test_the_first_group_waits_only_for_simultaneous_tickets(script: Script, page: Page) -> None:
+    """The first group expects no leases, so the start of a process is not held up by the whole wait."""
     assert written(script, page, second(1, 0.0, 0.04, 0.1)) == [(1.09, {"0", "1"}), (1.15, {"2"})]
 
 
-def test_a_group_is_for_all_that_came_in_the_round_before(script: Script, page: Page) -> None:
+def test_a_group_waits_for_all_leases_of_the_previous_round(script: Script, page: Page) -> None:
     """A worker with few leases does not pay for a write of each one because its readers arrive far apart."""
     written(script, page, second(1, *AT))
     assert written(script, page, second(2, *AT)) == [(2.19, {"0", "1", "2", "3"})]
 
 
-def test_a_group_whose_leases_have_all_come_waits_for_nobody(script: Script, page: Page) -> None:
-    """A checkpoint holds up its reader no longer than necessary."""
+def test_a_complete_group_is_written_immediately(script: Script, page: Page) -> None:
     written(script, page, second(1, 0.0, 0.01))
     assert written(script, page, second(2, 0.0, 0.01)) == [(2.01, {"0", "1"})]
 
 
-def test_a_lease_that_does_not_come_is_waited_for_once(script: Script, page: Page) -> None:
-    """A shard that has come to rest does not hold up the others each time."""
+def test_a_group_waits_only_once_for_an_absent_lease(script: Script, page: Page) -> None:
     for number in (1, 2):
         written(script, page, second(number, *AT))
     assert written(script, page, second(3, *AT[:3])) == [(3.2, {"0", "1", "2"})]
     assert written(script, page, second(4, *AT[:3])) == [(4.12, {"0", "1", "2"})]
 
 
-def test_leases_held_up_by_the_write_itself_are_not_waited_for_each_time(script: Script, page: Page) -> None:
-    """A group does not wait each time for leases that its own write holds up, because there are few threads."""
+def test_a_group_does_not_wait_for_leases_blocked_by_its_own_write(script: Script, page: Page) -> None:
+    """There are fewer threads than leases, so some tickets can arrive only after the write."""
     late = 0.3, 0.31, 0.5, 0.51
     for number in (1, 2):
         written(script, page, second(number, *AT, *late))
@@ -129,7 +127,7 @@ def test_leases_held_up_by_the_write_itself_are_not_waited_for_each_time(script:
     ]
 
 
-def test_what_peers_wait_for_takes_along_what_waits(script: Script, page: Page) -> None:
+def test_an_urgent_ticket_writes_the_waiting_ones_along(script: Script, page: Page) -> None:
     """The bulletin does not wait for the checkpoints of the worker that publishes it."""
     for number in (1, 2):
         written(script, page, second(number, *AT))
@@ -137,15 +135,14 @@ def test_what_peers_wait_for_takes_along_what_waits(script: Script, page: Page) 
     assert written(script, page, comes)[0] == (3.05, {"0", "1"})
 
 
-def test_a_lease_that_is_new_is_written_with_the_others(script: Script, page: Page) -> None:
-    """A new lease is not taken for the last of the round before, written alone, and waited for in vain."""
+def test_a_new_lease_is_written_with_the_others(script: Script, page: Page) -> None:
     for number in (1, 2):
         written(script, page, second(number, 0.05, 0.1))
-    comes = {4.0: ticket("new"), **{3.0 + each: one for each, one in second(1, 0.05, 0.1).items()}}
+    comes = {4.0: ticket("new"), **{3.0 + offset: one for offset, one in second(1, 0.05, 0.1).items()}}
     assert written(script, page, comes) == [(4.1, {"new", "0", "1"})]
 
 
-def test_a_lease_that_went_is_waited_for_only_once_it_has_come_again(script: Script, page: Page) -> None:
+def test_a_lost_lease_is_expected_again_only_after_its_return(script: Script, page: Page) -> None:
     """The other leases do not wait for one that has another owner, but wait again for one that has come back."""
     for number in (1, 2):
         written(script, page, second(number, 0.0, 0.1))
@@ -156,7 +153,7 @@ def test_a_lease_that_went_is_waited_for_only_once_it_has_come_again(script: Scr
     assert written(script, page, {5.0: ticket("0"), 5.1: ticket("1", epoch=3)}) == [(5.1, {"0", "1"})]
 
 
-def test_nobody_waits_for_a_lease_that_waits_for_nobody(script: Script, page: Page) -> None:
+def test_a_group_does_not_wait_for_impatient_tickets(script: Script, page: Page) -> None:
     """A handler that requests each checkpoint does not hold up those of all other leases."""
     for number in (1, 2, 3):
         comes = {number + 0.0: ticket("0"), number + 0.1: ticket("1", patient=False)}
@@ -164,8 +161,7 @@ def test_nobody_waits_for_a_lease_that_waits_for_nobody(script: Script, page: Pa
     assert writes == [(3.0, {"0"}), (3.1, {"1"})]
 
 
-def test_a_lease_that_comes_just_before_a_round_begins_belongs_to_it(script: Script, page: Page) -> None:
-    """The lease is expected in that round, so it is not written alone in the next one."""
+def test_a_ticket_just_before_a_round_belongs_to_it(script: Script, page: Page) -> None:
     written(script, page, {1.0: ticket("0")})
     written(script, page, {2.0: ticket("1"), 2.04: ticket("0")})
     assert written(script, page, {3.0: ticket("0"), 3.1: ticket("1")}) == [(3.1, {"0", "1"})]
@@ -187,9 +183,7 @@ class Breaking(ObjectCells):
 
 
 @pytest.mark.parametrize("error", [*FOREIGN, KeyboardInterrupt(), SystemExit()], ids=lambda error: type(error).__name__)
-def test_a_group_write_that_ends_in_any_exception_tells_none_of_its_tickets_that_it_is_done(
-    script: Script, error: BaseException
-) -> None:
+def test_a_failed_group_write_reports_no_ticket_as_done(script: Script, error: BaseException) -> None:
     """The first commit tries to write both tickets; a later attempt succeeds."""
     rows = Breaking(ObjectMemory(), "")
     page = Page(rows, "one", "ann", sync=script, gather_seconds=0.2, reread=lambda _keys: None)
@@ -205,10 +199,9 @@ def test_a_group_write_that_ends_in_any_exception_tells_none_of_its_tickets_that
 
 
 @pytest.mark.parametrize("error", FOREIGN, ids=lambda error: type(error).__name__)
-def test_a_ticket_that_was_taken_from_the_queue_is_answered_whatever_ends_the_gathering(
+def test_a_dequeued_ticket_always_gets_a_result(
     script: Script, page: Page, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A ticket that was taken from the queue gets a result, whatever ends the wait for others."""
     other = ticket("1")
     script.waiting.append(other)
     monkeypatch.setattr(page, "_write_group", lambda _tickets: pytest.fail("nothing was gathered"))
@@ -229,10 +222,9 @@ def test_a_ticket_that_was_taken_from_the_queue_is_answered_whatever_ends_the_ga
     assert (other.done, type(other.fault)) == (True, OutcomeUnknown)
 
 
-def test_a_group_write_interrupted_while_its_error_is_handled_tells_none_of_its_tickets_that_it_is_done(
+def test_an_interrupt_during_error_handling_reports_no_ticket_as_done(
     script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only a write that succeeded is reported as done."""
     rows = Breaking(ObjectMemory(), "")
     page = Page(rows, "one", "ann", sync=script, gather_seconds=0.2, reread=lambda _keys: None)
     assert page.begin()

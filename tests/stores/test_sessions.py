@@ -116,8 +116,8 @@ def writes_of(objects: ObjectMemory) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_rows_are_written_in_the_order_that_loses_nothing(step: str) -> None:
-    """The owner's session is written before the lease's row, so nothing that the owner commits is lost."""
+def test_the_session_is_written_before_the_row_of_the_lease(step: str) -> None:
+    """Everything that the owner commits after its session was written can be found."""
     next_owner, act, order = STEPS[step]
     objects = ObjectMemory()
     ann, bob, lease = scene(objects, next_owner)
@@ -130,7 +130,7 @@ def test_rows_are_written_in_the_order_that_loses_nothing(step: str) -> None:
     ("step", "place"), [(step, n) for step, (_, _, order) in STEPS.items() for n in range(len(order))]
 )
 @pytest.mark.parametrize("how", ["before", "after"])
-def test_whatever_a_crash_leaves_the_next_owner_starts_where_it_was(step: str, place: int, how: str) -> None:
+def test_after_any_crash_the_next_owner_starts_at_the_checkpoint(step: str, place: int, how: str) -> None:
     """A crash between two writes skips no records, undoes no checkpoint, and leaves no lease that cannot be claimed."""
     next_owner, act, _ = STEPS[step]
     objects = ObjectMemory()
@@ -149,17 +149,19 @@ def test_whatever_a_crash_leaves_the_next_owner_starts_where_it_was(step: str, p
         act(ann, bob, lease)
     objects.before, objects.mute = (lambda _line: None), frozenset()
     cat = two(objects)[0]
-    left = cat.get([KEY])
-    if not left:
+    leases = cat.get([KEY])
+    if not leases:
         assert step == "delete"
         return
-    taken = done(cat.write(ClaimLease(left[0], "cat")))
-    allowed = {SHARD_END} if step == "end" and left[0].ended else {AT, Position("42")} if step == "checkpoint" else {AT}
-    assert taken.checkpoint in allowed
+    claimed_lease = done(cat.write(ClaimLease(leases[0], "cat")))
+    allowed = (
+        {SHARD_END} if step == "end" and leases[0].ended else {AT, Position("42")} if step == "checkpoint" else {AT}
+    )
+    assert claimed_lease.checkpoint in allowed
 
 
 @pytest.mark.parametrize("make", [lambda lease: CheckpointLease(lease, Position("42")), RenewLease])
-def test_a_group_write_that_was_not_answered_is_settled_by_the_next(make: Callable[[Lease], Write]) -> None:
+def test_the_next_group_write_settles_an_unanswered_one(make: Callable[[Lease], Write]) -> None:
     """A worker neither loses all of its leases by one lost response nor trusts what was never stored."""
     objects = ObjectMemory()
     ann, _, lease = scene(objects)
@@ -172,8 +174,7 @@ def test_a_group_write_that_was_not_answered_is_settled_by_the_next(make: Callab
     assert done(ann.write(CheckpointLease(lease, Position("43")))).checkpoint == Position("43")
 
 
-def test_a_lease_is_released_where_an_unanswered_group_write_left_it() -> None:
-    """The owner can release the lease at once, and no checkpoint is undone."""
+def test_a_lease_can_be_released_after_an_unanswered_group_write() -> None:
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
     objects.mute = frozenset({"over"})
@@ -184,8 +185,7 @@ def test_a_lease_is_released_where_an_unanswered_group_write_left_it() -> None:
     assert (stored(bob, KEY).owner, stored(bob, KEY).checkpoint) == (None, Position("42"))
 
 
-def test_one_lost_answer_is_one_question_for_all_leases() -> None:
-    """The leases of a worker are not retried one by one, which would handle their records once more."""
+def test_a_lost_response_costs_one_read_for_all_leases() -> None:
     objects = ObjectMemory()
     ann, _, lease = scene(objects)
     objects.mute = frozenset({"over"})
@@ -200,7 +200,7 @@ def test_one_lost_answer_is_one_question_for_all_leases() -> None:
     assert [line.split()[0] for line in objects.log] == ["over", "get", "over"]
 
 
-def test_a_release_that_lands_late_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_release_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     """A release that arrives late is rejected, because it would move the lease back."""
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
@@ -222,8 +222,7 @@ def test_a_release_that_lands_late_is_refused(monkeypatch: pytest.MonkeyPatch) -
     assert [line.partition("/")[0] for line in objects.log] == ["over session"], "it is settled, and reads no more"
 
 
-def test_many_checkpoints_are_one_write() -> None:
-    """The cost of a fleet does not grow with its number of leases."""
+def test_many_checkpoints_cost_one_write() -> None:
     objects = ObjectMemory()
     store = SessionStore(ObjectCells(objects, ""))
     leases = [owned(store, key=f"s-{n}") for n in range(20)]
@@ -240,8 +239,7 @@ def test_many_checkpoints_are_one_write() -> None:
     assert len(writes_of(objects)) < len(leases) / 4
 
 
-def test_an_owner_hears_of_a_request_by_its_next_renewal() -> None:
-    """The planned move is not given up, the lease is not stolen, and no renewal costs a read."""
+def test_a_renewal_returns_a_pending_request() -> None:
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
     done(bob.write(RequestLease(stored(bob, KEY), "bob")))
@@ -252,24 +250,23 @@ def test_an_owner_hears_of_a_request_by_its_next_renewal() -> None:
     assert [line.partition("/")[0] for line in objects.log] == ["over session"], "it has heard, and reads no more"
 
 
-def test_a_lease_that_went_leaves_its_session_and_one_that_came_again_stays() -> None:
+def test_a_session_drops_lost_leases_and_keeps_returned_ones() -> None:
     """A session keeps room for new leases, and never drops one that it has."""
     ann, bob, lease = scene(ObjectMemory())
     other = owned(ann, key="s-2")
     lease, other = (done(ann.write(RenewLease(one, annotations=(("lag", "3"),)))) for one in (lease, other))
-    taken = done(bob.write(StealLease(lease, "bob")))
+    stolen = done(bob.write(StealLease(lease, "bob")))
     lost(ann.write(RenewLease(lease)))
     other = done(ann.write(RenewLease(other)))
     (page,) = ann._pages.values()  # noqa: SLF001  what it holds is what is stored
     assert (set(page.session.entries), set(page.remarks)) == ({"s-2"}, {"s-2"})
-    back = done(ann.write(StealLease(taken, "ann")))
+    back = done(ann.write(StealLease(stolen, "ann")))
     done(ann.write(RenewLease(other)))
     assert set(page.session.entries) == {KEY, "s-2"}
     assert done(ann.write(CheckpointLease(back, Position("43")))).checkpoint == Position("43")
 
 
-def test_the_leases_of_a_session_that_ended_are_free_at_once() -> None:
-    """Workers that take one of a dead worker's leases do not wait again for the others."""
+def test_the_leases_of_an_ended_session_are_free_at_once() -> None:
     ann, bob, _ = scene(ObjectMemory())
     owned(ann, key="s-2")
     done(bob.write(ClaimLease(stored(bob, KEY), "bob")))
@@ -277,8 +274,7 @@ def test_the_leases_of_a_session_that_ended_are_free_at_once() -> None:
     assert done(bob.write(ClaimLease(stored(bob, "s-2"), "bob"))).owner == "bob"
 
 
-def test_a_worker_whose_session_ended_begins_another() -> None:
-    """A worker that stood still for a while can read again."""
+def test_a_worker_whose_session_ended_starts_another() -> None:
     ann, bob, lease = scene(ObjectMemory())
     done(bob.write(ClaimLease(stored(bob, KEY), "bob")))
     assert lost(ann.write(RenewLease(lease))) == stored(bob, KEY)
@@ -286,30 +282,27 @@ def test_a_worker_whose_session_ended_begins_another() -> None:
     assert len(ann._pages) == 1, "a long life would keep every session that it had"  # noqa: SLF001  they are counted
 
 
-def test_a_restarted_worker_takes_its_leases_from_the_process_before_it() -> None:
-    """The new process goes on at the last checkpoint, not where the old one got the lease."""
+def test_a_restarted_worker_continues_its_leases_at_the_last_checkpoint() -> None:
     objects = ObjectMemory()
     scene(objects)
     again = two(objects)[1]
     assert done(again.write(ClaimLease(stored(again, KEY), "ann"))).checkpoint == AT
 
 
-def test_a_closed_store_leaves_its_leases_at_once() -> None:
-    """A deployment does not cost the time after which leases expire."""
+def test_closing_a_store_frees_its_leases_at_once() -> None:
     ann, bob, _ = scene(ObjectMemory())
     ann.close()
     assert (stored(bob, KEY).owner, stored(bob, KEY).checkpoint) == (None, AT)
 
 
-def test_a_lease_whose_owner_ended_is_to_go_to_nobody() -> None:
-    """Other workers do not leave it to a worker that waits for its former owner to give it."""
+def test_a_lease_of_an_ended_owner_has_no_next_owner() -> None:
     ann, bob, _ = scene(ObjectMemory(), next_owner=True)
     assert stored(bob, KEY).next_owner == "bob"
     ann.close()
     assert (stored(bob, KEY).owner, stored(bob, KEY).next_owner) == (None, None)
 
 
-def test_a_session_that_is_over_is_removed_once_no_lease_names_it() -> None:
+def test_an_ended_session_is_removed_when_no_lease_names_it() -> None:
     """Starts of processes leave no rows behind, and no lease loses the only row that has its position."""
     objects = ObjectMemory()
     ann, bob, _ = scene(objects)
@@ -323,7 +316,7 @@ def test_a_session_that_is_over_is_removed_once_no_lease_names_it() -> None:
     assert len(sessions(objects)) == 1
 
 
-def test_a_session_that_nobody_names_and_that_stands_still_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_session_without_leases_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Such sessions belong to workers that died without a lease."""
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
@@ -339,8 +332,8 @@ def test_a_session_that_nobody_names_and_that_stands_still_is_over(monkeypatch: 
     assert done(ann.write(ClaimLease(stored(ann, KEY), "ann"))).owner == "ann"
 
 
-def test_a_session_that_is_to_have_a_lease_is_not_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lease is never given to a session that has been ended meanwhile; it would be read by no worker."""
+def test_a_session_that_will_get_a_lease_is_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease given to a session that had been ended would be read by no worker."""
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
     cat = two(objects)[0]
@@ -348,33 +341,33 @@ def test_a_session_that_is_to_have_a_lease_is_not_over(monkeypatch: pytest.Monke
     monkeypatch.setattr("leasehold.stores.sessions.store.IDLE_SECONDS", -1.0)
     for _ in range(3):
         bob.list()
-    given = done(ann.write(GiveLease(done(ann.write(RenewLease(lease))), AT)))
-    assert done(cat.write(ClaimLease(given, "cat"))).owner == "cat"
+    gift = done(ann.write(GiveLease(done(ann.write(RenewLease(lease))), AT)))
+    assert done(cat.write(ClaimLease(gift, "cat"))).owner == "cat"
     assert len(sessions(objects)) == 3, "it began none anew"
 
 
-def test_a_reset_under_a_position_of_before_is_read_from_where_it_says() -> None:
-    """A position of an earlier epoch is not used, so no records are skipped."""
+def test_a_reset_lease_is_read_from_its_new_position() -> None:
+    """A position of an earlier epoch is not used."""
     ann, bob, lease = scene(ObjectMemory())
     free = done(ann.write(ReleaseLease(lease, "ann")))
     done(bob.write(ResetLease(free, TRIM_HORIZON)))
     assert done(ann.write(ClaimLease(stored(ann, KEY), "ann"))).checkpoint == TRIM_HORIZON
 
 
-def test_a_slow_thread_leaves_what_another_thread_of_its_worker_took() -> None:
+def test_a_slow_thread_keeps_a_lease_that_another_thread_took() -> None:
     """The entry of a lease just taken stays, with every checkpoint since."""
     objects = ObjectMemory()
     ann, _, lease = scene(objects, next_owner=True)
-    given = done(ann.write(GiveLease(lease, AT)))
+    gift = done(ann.write(GiveLease(lease, AT)))
     faster: list[Lease] = []
 
     def overtake(line: str) -> None:
         if line.startswith("get session"):
             objects.before = lambda _line: None
-            faster.append(done(ann.write(TakeBackLease(given, "ann"))))
+            faster.append(done(ann.write(TakeBackLease(gift, "ann"))))
 
     objects.before = overtake
-    assert lost(ann.write(TakeBackLease(given, "ann"))) == faster[0] == stored(ann, KEY)
+    assert lost(ann.write(TakeBackLease(gift, "ann"))) == faster[0] == stored(ann, KEY)
 
 
 def claimed(store: SessionStore, worker: str) -> Lease:
@@ -396,17 +389,15 @@ OWN_WRITES: dict[str, Callable[[SessionStore, SessionStore], Write]] = {
 
 
 @pytest.mark.parametrize("write", OWN_WRITES)
-def test_a_listing_from_before_makes_nobody_lose_what_is_written_meanwhile(
-    write: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The write that won or kept a lease must not report it as lost: it would be owned, and read by no worker."""
+def test_an_outdated_listing_does_not_make_a_write_lost(write: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lease whose winning write was reported as lost would be owned, and read by no worker."""
     objects = ObjectMemory()
     cells = ObjectCells(objects, "")
     ann, bob = SessionStore(cells, gather_seconds=0.0), two(objects)[0]
     owned(ann, key="s-1")
     done(bob.write(CreateLease(Lease(KEY))))
     listed = cells.list("lease/", "session/")
-    asked = OWN_WRITES[write](ann, bob)
+    pending_write = OWN_WRITES[write](ann, bob)
 
     def meanwhile(line: str) -> None:
         if line.startswith("over session"):
@@ -415,10 +406,10 @@ def test_a_listing_from_before_makes_nobody_lose_what_is_written_meanwhile(
             ann.list()
 
     objects.before = meanwhile
-    assert done(ann.write(asked)) == stored(ann, KEY)
+    assert done(ann.write(pending_write)) == stored(ann, KEY)
 
 
-def test_an_entry_of_a_row_that_was_deleted_is_not_believed_of_the_next() -> None:
+def test_the_session_entry_of_a_deleted_lease_is_not_reused() -> None:
     """A shard of a recreated stream is not read from the position of the old one."""
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
@@ -429,8 +420,7 @@ def test_an_entry_of_a_row_that_was_deleted_is_not_believed_of_the_next() -> Non
     assert done(ann.write(ClaimLease(row, "ann"))).checkpoint == TRIM_HORIZON
 
 
-def test_a_claim_of_an_older_reading_is_told_what_is_stored_now() -> None:
-    """A worker must not retry again and again for a lease that looks free and has another reader."""
+def test_a_rejected_claim_returns_the_stored_lease() -> None:
     ann, bob, lease = scene(ObjectMemory())
 
     def freed(lease: Lease) -> Lease:
@@ -448,12 +438,11 @@ def test_a_claim_of_an_older_reading_is_told_what_is_stored_now() -> None:
 
 def rewritten(objects: ObjectMemory, name: str, **fields: str) -> None:
     """Change fields of a row, as a user with a console does."""
-    known = objects.stored[name]
-    assert objects.put_over(name, {**known.fields, **fields}, known.etag)
+    cell = objects.stored[name]
+    assert objects.put_over(name, {**cell.fields, **fields}, cell.etag)
 
 
-def test_a_lease_whose_row_was_deleted_is_lost_once_its_owner_has_listed() -> None:
-    """The owner does not read on and commit where no other worker finds it."""
+def test_a_lease_with_a_deleted_row_is_lost_after_the_next_listing() -> None:
     objects = ObjectMemory()
     ann, _, lease = scene(objects)
     del objects.stored[f"lease/{KEY}"]
@@ -461,8 +450,7 @@ def test_a_lease_whose_row_was_deleted_is_lost_once_its_owner_has_listed() -> No
     assert lost(ann.write(RenewLease(lease))) is None
 
 
-def test_a_lease_whose_row_was_deleted_and_put_back_goes_on() -> None:
-    """The owner can renew the lease."""
+def test_a_lease_whose_row_was_restored_can_be_renewed() -> None:
     objects = ObjectMemory()
     ann, _, lease = scene(objects)
     row = objects.stored.pop(f"lease/{KEY}")
@@ -482,7 +470,7 @@ DELETED: dict[str, tuple[bool, Callable[[Lease], Write], Position, str | None]] 
 
 
 @pytest.mark.parametrize("case", DELETED)
-def test_a_deleted_session_takes_no_position_of_its_living_owner_along(case: str) -> None:
+def test_a_deleted_session_loses_no_position_of_its_living_owner(case: str) -> None:
     """Whatever the owner writes next, it writes the lease's row from what it knows (G14)."""
     next_owner, write, position, owner = DELETED[case]
     objects = ObjectMemory()
@@ -494,7 +482,7 @@ def test_a_deleted_session_takes_no_position_of_its_living_owner_along(case: str
     after = done(ann.write(write(lease)))
     assert (after.checkpoint, after.owner) == (position, owner)
     assert (stored(bob, KEY).checkpoint, stored(bob, KEY).owner) == (position, owner)
-    if owner == "ann":  # it goes on in its new session, with its other leases and writes
+    if owner == "ann":  # the owner continues in its new session, with its other leases and writes
         again = done(ann.write(CheckpointLease(after, Position("50"))))
         assert stored(bob, KEY).checkpoint == again.checkpoint == Position("50")
 
@@ -511,8 +499,8 @@ def test_each_lease_of_a_deleted_session_keeps_its_position() -> None:
     assert [stored(bob, key).checkpoint for key in (KEY, "s-2")] == [AT, Position("7")]
 
 
-def test_a_lease_of_a_deleted_session_that_was_claimed_is_lost_to_its_former_owner() -> None:
-    """What it remembers counts only as long as the row names its session."""
+def test_a_claimed_lease_of_a_deleted_session_leaves_its_owner() -> None:
+    """What the former owner remembers counts only as long as the row names its session."""
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
     (page,) = ann._pages  # noqa: SLF001  whose row is deleted
@@ -531,7 +519,7 @@ def test_a_lease_of_a_deleted_session_that_was_claimed_is_lost_to_its_former_own
         ("leases", '{"s-0": [1, "41", 0, "", "held", 1]}', "has an entry that is not [epoch, position, …]"),
     ],
 )
-def test_a_session_that_cannot_be_read_is_told_of_each_of_its_leases(field: str, value: str, why: str) -> None:
+def test_an_unreadable_session_is_reported_for_each_of_its_leases(field: str, value: str, why: str) -> None:
     """Leases of such a session neither vanish silently nor are taken from an owner that reads on."""
     objects = ObjectMemory()
     ann, bob, _ = scene(objects)
@@ -550,7 +538,7 @@ def test_a_session_that_cannot_be_read_is_told_of_each_of_its_leases(field: str,
         bob.write(ClaimLease(Lease(KEY), "bob"))
 
 
-def test_a_row_of_what_was_told_that_cannot_be_read_tells_nothing() -> None:
+def test_an_unreadable_row_of_annotations_is_ignored() -> None:
     """No decision depends on such a row, so a mistake in its annotations blocks no reads or renewals of a lease."""
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
@@ -563,8 +551,7 @@ def test_a_row_of_what_was_told_that_cannot_be_read_tells_nothing() -> None:
     assert stored(bob, KEY).annotation("lag") == "4"
 
 
-def test_an_owner_that_writes_meanwhile_hears_of_a_request_all_the_same() -> None:
-    """A worker that commits often does not see each request late, and lose the lease to a steal."""
+def test_a_write_during_a_request_still_returns_the_request() -> None:
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
     held = [lease]
@@ -582,35 +569,32 @@ def test_an_owner_that_writes_meanwhile_hears_of_a_request_all_the_same() -> Non
 # Requests
 
 
-def test_a_lease_and_its_session_are_one_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A read of the bulletin's row does not take two round trips, so a shrinking fleet rests earlier."""
+def test_a_lease_and_its_session_are_read_together(monkeypatch: pytest.MonkeyPatch) -> None:
     objects = ObjectMemory()
     _, bob, lease = scene(objects)
     bob.list()
-    asked: list[list[str]] = []
+    reads: list[list[str]] = []
     read = bob._cells.read  # noqa: SLF001  the test counts these requests
 
     def noted(names: Collection[str], *, stale_ok: bool = False) -> Mapping[str, Stored]:
-        asked.append([name.partition("/")[0] for name in names])
+        reads.append([name.partition("/")[0] for name in names])
         return read(names, stale_ok=stale_ok)
 
     monkeypatch.setattr(bob._cells, "read", noted)  # noqa: SLF001
     assert bob.get([KEY]) == (lease,)
-    assert asked == [["lease", "session", "told"]]
+    assert reads == [["lease", "session", "told"]]
 
 
-def test_a_lease_that_has_another_session_than_before_is_read_with_that() -> None:
-    """A reader that knew the former owner sees what the new one has done."""
+def test_a_lease_in_a_new_session_is_read_with_that_session() -> None:
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
     assert stored(ann, KEY).owner == "ann"
-    taken = done(bob.write(StealLease(lease, "bob")))
-    ahead = done(bob.write(CheckpointLease(taken, Position("43"))))
+    stolen = done(bob.write(StealLease(lease, "bob")))
+    ahead = done(bob.write(CheckpointLease(stolen, Position("43"))))
     assert stored(ann, KEY) == ahead
 
 
-def test_a_free_lease_is_claimed_as_it_was_listed() -> None:
-    """The leases of a worker that leaves are not read again before they are claimed."""
+def test_a_free_lease_is_claimed_without_another_read() -> None:
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
     done(ann.write(ReleaseLease(lease, "ann")))
@@ -620,8 +604,7 @@ def test_a_free_lease_is_claimed_as_it_was_listed() -> None:
     assert [" ".join(line.split("/")[0].split()) for line in objects.log] == ["over lease", "over session"]
 
 
-def test_a_process_begins_by_three_writes_and_no_reading() -> None:
-    """All workers of a fleet that scales out pay for the requests of a start together."""
+def test_a_process_starts_with_three_writes_and_no_read() -> None:
     objects = ObjectMemory()
     ann, bob = two(objects)
     unowned(ann, KEY)
@@ -631,8 +614,7 @@ def test_a_process_begins_by_three_writes_and_no_reading() -> None:
     assert [line.partition("/")[0] for line in objects.log] == ["new session", "over lease", "over session"]
 
 
-def test_a_free_lease_that_was_taken_since_it_was_listed_is_refused() -> None:
-    """At most one worker reads it."""
+def test_a_claim_of_a_lease_taken_since_the_listing_is_rejected() -> None:
     objects = ObjectMemory()
     ann, bob, lease = scene(objects)
     done(ann.write(ReleaseLease(lease, "ann")))
@@ -644,7 +626,7 @@ def test_a_free_lease_that_was_taken_since_it_was_listed_is_refused() -> None:
 # Which layout a table has
 
 
-def test_a_table_is_recognised_and_a_mixed_one_refused(tmp_path: Path) -> None:
+def test_the_layout_is_recognized_and_a_mixed_table_rejected(tmp_path: Path) -> None:
     """A worker without the option uses the layout that the table has, and a table with both is rejected."""
     url = f"sqlite://{tmp_path}/leases.db"
     first = open_store(f"{url}?layout=sessions")
@@ -661,8 +643,7 @@ def test_a_table_is_recognised_and_a_mixed_one_refused(tmp_path: Path) -> None:
     usual.close()
 
 
-def test_objects_of_both_layouts_are_refused() -> None:
-    """Two halves of a fleet do not read everything twice."""
+def test_objects_of_both_layouts_are_rejected() -> None:
     objects = ObjectMemory()
     done(EtagStore(objects, ObjectLayout("fleet")).write(CreateLease(Lease(KEY))))
     done(SessionStore(ObjectCells(objects, "fleet")).write(CreateLease(Lease(KEY))))
@@ -670,13 +651,12 @@ def test_objects_of_both_layouts_are_refused() -> None:
         in_layout(EtagStore(objects, ObjectLayout("fleet")), None)
 
 
-def test_a_layout_that_there_is_not_is_refused() -> None:
-    """A typing error does not create a table in the usual layout."""
+def test_an_unknown_layout_is_rejected() -> None:
     with pytest.raises(ValueError, match="option 'layout' must be sessions"):
         open_store("memory://slip?layout=session")
 
 
-def test_a_session_takes_no_more_leases_than_a_page_has() -> None:
+def test_a_session_holds_at_most_one_page_of_leases() -> None:
     """A worker's leases are always spread over as many sessions as the service's row limit requires."""
     cells = ObjectCells(ObjectMemory(), "", page_leases=3)
     store = SessionStore(cells, gather_seconds=0.0)

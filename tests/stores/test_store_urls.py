@@ -41,39 +41,34 @@ from leasehold_lab.contract.actors import done
         ("sqlite://", r"sqlite:// wants the path of a file"),
     ],
 )
-def test_a_bad_url_is_named_by_its_part(url: str, says: str) -> None:
-    """A typing error neither opens another table nor ends in a traceback."""
+def test_an_invalid_url_names_its_wrong_part(url: str, says: str) -> None:
     with pytest.raises(ValueError, match=f"store URL: {says}"):
         open_store(url)
 
 
-def test_credentials_in_a_url_are_refused_and_not_repeated() -> None:
-    """A key pasted into a URL does not end up in logs."""
+def test_credentials_in_a_url_are_rejected_and_not_shown() -> None:
     with pytest.raises(ValueError, match="credentials do not belong") as caught:
         open_store("dynamodb://AKIAX:hunter2@table")
     assert "hunter2" not in str(caught.value)
 
 
 def test_a_memory_url_names_a_shared_table() -> None:
-    """Workers of one process share one table."""
     row = done(open_store("memory://by-url").write(CreateLease(Lease("s-0"))))
     assert open_store("memory://by-url").list().leases == (row,)
 
 
 def test_a_sqlite_url_is_relative_after_two_slashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file is not in the root folder of the machine."""
     monkeypatch.chdir(tmp_path)
     row = done(open_store("sqlite://the%20leases.db").write(CreateLease(Lease("s-0"))))
     assert open_store(f"sqlite://{tmp_path}/the%20leases.db", create=False).list().leases == (row,)
 
 
-def test_a_table_of_another_process_is_refused() -> None:
-    """An operator must not see an empty table and believe that the fleet is gone."""
+def test_a_memory_table_of_another_process_is_rejected() -> None:
     with pytest.raises(ValueError, match="memory://elsewhere exists only in the process that created it"):
         open_store("memory://elsewhere", create=False)
 
 
-def test_a_path_meant_as_relative_is_told_how_to_be_one(tmp_path: Path) -> None:
+def test_an_absolute_sqlite_path_gets_a_hint_about_relative_ones(tmp_path: Path) -> None:
     """SQLAlchemy reads three slashes as relative, so its users would look for the file in the wrong place."""
     with pytest.raises(StoreError, match=r"absolute: the file of this folder is sqlite://leasehold-none\.db"):
         open_store("sqlite:///leasehold-none.db", create=False)
@@ -81,8 +76,7 @@ def test_a_path_meant_as_relative_is_told_how_to_be_one(tmp_path: Path) -> None:
         open_store(f"sqlite://{tmp_path}/none.db", create=False)
 
 
-def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error names what to install, not only a module."""
+def test_a_missing_library_is_reported_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
     def without_boto3(name: str, *rest: Any) -> ModuleType:  # noqa: ANN401  whatever import takes

@@ -29,7 +29,7 @@ KEY = "a2V5"
 
 
 @contextmanager
-def answering(body: str) -> Iterator[str]:
+def responding(body: str) -> Iterator[str]:
     """Run a service that sends this body to everything, and yield its address."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -128,11 +128,11 @@ BODIES = {
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("body", BODIES)
 @pytest.mark.parametrize("ask", ASKS)
-def test_an_answer_of_something_else_is_no_answer(ask: str, body: str) -> None:
+def test_a_response_of_another_service_is_an_unknown_outcome(ask: str, body: str) -> None:
     """A store is empty only if its service says so, in a response about what was requested."""
     if (ask, body) == ("gcs ensure", "another listing of Google"):
         return  # it checks that the bucket exists, whatever it contains
-    with answering(BODIES[body]) as url, pytest.raises((OutcomeUnknown, SourceUnavailable, DeadLetterError)):
+    with responding(BODIES[body]) as url, pytest.raises((OutcomeUnknown, SourceUnavailable, DeadLetterError)):
         ASKS[ask](url)
 
 
@@ -152,14 +152,14 @@ def rows_of(table: str, **item: str) -> dict[str, object]:
     ],
     ids=["another table", "no row of another table", "unread of another table", "another key", "another application"],
 )
-def test_rows_of_a_dynamodb_table_are_those_that_were_asked_for(page: dict[str, object]) -> None:
+def test_dynamodb_rows_must_be_the_requested_ones(page: dict[str, object]) -> None:
     """A row is gone only if a response about its own table and its own key leaves it out."""
     key = {"application": {"S": "ours"}, "leaseKey": {"S": "a"}}
     with pytest.raises(OutcomeUnknown):
         items_of(lambda _asked: cast("Any", page), "leases", [cast("Any", key)], consistent=True, attempts=1)
 
 
-def test_a_query_brings_rows_of_its_own_application() -> None:
+def test_a_query_accepts_only_rows_of_its_own_application() -> None:
     """A page with rows of another application is not a page of the listing.
 
     A page of a Scan names no table, and one without rows names nothing at all, so those cannot be told from the

@@ -110,7 +110,7 @@ WRITES = (1, 2, 3, 4)
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("crash", WRITES)
-def test_each_crash_in_a_move_is_gone_on_from(tables: tuple[Store, Store], crash: int) -> None:
+def test_a_move_recovers_from_a_crash_after_each_write(tables: tuple[Store, Store], crash: int) -> None:
     """A worker that dies between two writes of a move never leaves its lease in neither table, or set back."""
     store = swap_of(tables)
     seen = done(store.write(CheckpointLease(owned(store), Position("7"))))
@@ -119,12 +119,12 @@ def test_each_crash_in_a_move_is_gone_on_from(tables: tuple[Store, Store], crash
     dying = SwapStore((counted.table(tables[FROM]), counted.table(tables[TO])), NAMES[TO], look_seconds=0.0)
     with pytest.raises(OutcomeUnknown):
         dying.write(RenewLease(seen))
-    left = stored(store)
-    assert (left.owner, left.checkpoint) == ("ann", Position("7"))
-    taken = done(store.write(ClaimLease(left, "bob")))
-    assert (taken.owner, taken.checkpoint) == ("bob", Position("7"))
-    assert taken.epoch > seen.epoch
-    moved = done(store.write(RenewLease(taken)))
+    before_claim = stored(store)
+    assert (before_claim.owner, before_claim.checkpoint) == ("ann", Position("7"))
+    claimed = done(store.write(ClaimLease(before_claim, "bob")))
+    assert (claimed.owner, claimed.checkpoint) == ("bob", Position("7"))
+    assert claimed.epoch > seen.epoch
+    moved = done(store.write(RenewLease(claimed)))
     assert moved.version.startswith("to:")
 
 
@@ -150,10 +150,7 @@ class Counted:
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("crash", WRITES)
-def test_an_owner_whose_move_was_not_answered_goes_on_by_its_next_write(
-    tables: tuple[Store, Store], crash: int
-) -> None:
-    """A lost response in the middle does not cost the owner its lease."""
+def test_an_owner_completes_an_unanswered_move_by_its_next_write(tables: tuple[Store, Store], crash: int) -> None:
     store = swap_of(tables)
     seen = done(store.write(CheckpointLease(owned(store), Position("7"))))
     send(tables, "to")
@@ -162,14 +159,14 @@ def test_an_owner_whose_move_was_not_answered_goes_on_by_its_next_write(
     with pytest.raises(OutcomeUnknown):
         unlucky.write(RenewLease(seen))
     counted.left = 1000
-    found = lost(unlucky.write(RenewLease(seen)))
-    assert found is not None
-    assert found.owner == "ann"
-    moved = done(unlucky.write(CheckpointLease(found, Position("8"))))
+    current = lost(unlucky.write(RenewLease(seen)))
+    assert current is not None
+    assert current.owner == "ann"
+    moved = done(unlucky.write(CheckpointLease(current, Position("8"))))
     assert (moved.version[:3], moved.checkpoint) == ("to:", Position("8"))
 
 
-def test_leases_without_an_owner_are_carried_over(tables: tuple[Store, Store]) -> None:
+def test_unowned_leases_are_moved(tables: tuple[Store, Store]) -> None:
     """Finished leases have no owner who would move them, and without them the swap would never end."""
     store = swap_of(tables, "to")
     for number, checkpoint in enumerate((SHARD_END, Position("9"))):
@@ -182,7 +179,7 @@ def test_leases_without_an_owner_are_carried_over(tables: tuple[Store, Store]) -
     assert [lease.owner for lease in store.list().leases] == [None, None]
 
 
-def test_a_deleted_lease_is_gone_from_both_tables(tables: tuple[Store, Store]) -> None:
+def test_a_lease_is_deleted_from_both_tables(tables: tuple[Store, Store]) -> None:
     """Both rows are deleted, because a row that stays would count as the lease."""
     store = swap_of(tables, "to")
     seen = done(store.write(RenewLease(owned(store))))
@@ -192,7 +189,7 @@ def test_a_deleted_lease_is_gone_from_both_tables(tables: tuple[Store, Store]) -
     assert not any(table.get([KEY]) for table in tables)
 
 
-def test_new_leases_are_made_in_from_until_the_swap_is_over(tables: tuple[Store, Store]) -> None:
+def test_new_leases_are_created_in_from_until_the_swap_ends(tables: tuple[Store, Store]) -> None:
     """A worker that reads one table alone could create a lease that the other table has."""
     store = swap_of(tables, "to")
     done(store.write(CreateLease(Lease("early"))))
@@ -204,7 +201,7 @@ def test_new_leases_are_made_in_from_until_the_swap_is_over(tables: tuple[Store,
     ]
 
 
-def test_an_owner_says_that_it_knows_to(tables: tuple[Store, Store]) -> None:
+def test_an_owner_announces_that_it_knows_to(tables: tuple[Store, Store]) -> None:
     """The swap does not begin while workers read only one table."""
     store = swap_of(tables)
     row = owned(store)
@@ -213,7 +210,7 @@ def test_an_owner_says_that_it_knows_to(tables: tuple[Store, Store]) -> None:
     assert row.annotations == ()
 
 
-def test_tables_that_cannot_be_joined_are_refused() -> None:
+def test_tables_that_cannot_be_joined_are_rejected() -> None:
     """A table with old leases cannot be TO, because they would count as current."""
     tables = (MemoryStore(), MemoryStore())
     done(tables[TO].write(CreateLease(Lease("old"))))
@@ -236,21 +233,20 @@ class Uncounted(PassingStore):
         return Capabilities(counts_owners=False)
 
 
-def test_both_tables_are_opened_by_their_urls_and_closed_when_one_cannot_be(tmp_path: Path) -> None:
-    """A program with its own credentials for one of the stores can take part in a swap."""
+def test_both_tables_are_opened_by_url_and_closed_if_one_fails(tmp_path: Path) -> None:
     urls = (f"sqlite://{tmp_path}/from.db", f"sqlite://{tmp_path}/to.db")
     with closing(open_both(*urls)) as store:
         owned(store)
         assert store.list().leases[0].version.startswith("from:")
-    with closing(open_store(urls[TO])) as there:
-        assert [row.annotation(ORIGIN) for row in there.list().leases] == [name_of(urls[FROM])]
+    with closing(open_store(urls[TO])) as opened_to:
+        assert [row.annotation(ORIGIN) for row in opened_to.list().leases] == [name_of(urls[FROM])]
     with pytest.raises(ValueError, match="a boto3 session can only be used"):
         open_both(*urls, sessions=(None, Session()))
     with pytest.raises(ValueError, match="to: it is the store that already has the leases"):
         open_both(urls[TO], urls[TO])
 
 
-def test_a_worker_that_names_one_table_of_a_swap_is_told(tables: tuple[Store, Store]) -> None:
+def test_a_worker_that_names_one_table_of_a_swap_is_rejected(tables: tuple[Store, Store]) -> None:
     """The worker does not claim a lease that has moved to the other table, next to its owner."""
     store = swap_of(tables)
     seen = owned(store)
@@ -263,16 +259,14 @@ def test_a_worker_that_names_one_table_of_a_swap_is_told(tables: tuple[Store, St
         reject_moved(tables[FROM].list())
 
 
-def test_workers_that_begin_in_one_moment_announce_one_swap() -> None:
-    """None of them takes the other's control row for old leases, and ends."""
-
+def test_workers_that_start_together_announce_one_swap() -> None:
     class Late(PassingStore):
         """Another worker creates the control row right after this one has found none."""
 
         def get(self, keys: Iterable[str], *, stale_ok: bool = False) -> tuple[Lease, ...]:
-            found = super().get(keys, stale_ok=stale_ok)
+            leases = super().get(keys, stale_ok=stale_ok)
             control_row((both[0], both[1]), NAMES)
-            return found
+            return leases
 
     both = MemoryStore(), MemoryStore()
     assert control_row((both[0], Late(both[1])), NAMES) == control_row(both, NAMES)

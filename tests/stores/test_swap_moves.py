@@ -52,7 +52,7 @@ class Goal:
 
 
 def joined(goal: Goal, now: list[float] | None = None) -> SwapStore:
-    """Open the store of a worker whose leases have not been told to move."""
+    """Return the store of a worker whose leases have not been told to move."""
     tables = (MemoryStore(), goal.table)
     control_row(tables, NAMES)
     clock = now if now is not None else [0.0]
@@ -66,7 +66,7 @@ def send(goal: Goal) -> None:
     done(goal.table.write(AnnotateLease(control, DIRECTION, "to")))
 
 
-def test_a_lease_that_was_asked_for_is_handed_over_where_it_is() -> None:
+def test_a_requested_lease_is_handed_off_before_it_moves() -> None:
     """A renewal does not move a requested lease, because the mark would drop the request."""
     store = joined(goal := Goal())
     seen = requested(store)
@@ -75,7 +75,7 @@ def test_a_lease_that_was_asked_for_is_handed_over_where_it_is() -> None:
     assert (now.version[:5], now.next_owner) == ("from:", "bob")
 
 
-def test_leases_stay_while_nobody_knows_the_way() -> None:
+def test_leases_stay_while_the_direction_is_unknown() -> None:
     """A destination that does not answer does not cost the fleet its renewals.
 
     The direction may have changed meanwhile.
@@ -91,8 +91,7 @@ def test_leases_stay_while_nobody_knows_the_way() -> None:
     assert done(store.write(RenewLease(seen))).version.startswith("to:")
 
 
-def test_the_way_is_asked_for_once_in_two_seconds() -> None:
-    """Renewals do not each cost a read of TO, and a fleet that is sent back learns it soon."""
+def test_the_direction_is_read_every_two_seconds() -> None:
     now = [100.0]
     store = joined(goal := Goal(), now)
     seen, looks = owned(store), []
@@ -104,8 +103,7 @@ def test_the_way_is_asked_for_once_in_two_seconds() -> None:
     assert looks == [1, 1, 2, 2, 3]
 
 
-def test_a_worker_moves_so_many_leases_at_once_and_renews_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Renewals do not wait for moves, so no lease expires."""
+def test_a_worker_moves_a_few_leases_at_once_and_renews_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(swap, "MOVES_AT_ONCE", 1)
     met: list[Lease] = []
     store = joined(goal := Goal(meets=lambda: met.append(done(store.write(RenewLease(other))))))
@@ -118,8 +116,7 @@ def test_a_worker_moves_so_many_leases_at_once_and_renews_the_others(monkeypatch
     assert done(store.write(RenewLease(renewed))).version.startswith("to:")
 
 
-def test_a_move_that_failed_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After eight failures, leases of this worker still move."""
+def test_a_failed_move_does_not_block_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(swap, "MOVES_AT_ONCE", 1)
 
     def fail() -> None:
@@ -135,7 +132,7 @@ def test_a_move_that_failed_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -
     assert done(store.write(RenewLease(stored(store, "s-0")))).version.startswith("to:")
 
 
-def test_what_is_written_under_an_owner_follows_the_lease_and_no_other_release_does() -> None:
+def test_annotations_follow_a_moved_lease_and_stale_releases_are_lost() -> None:
     """No annotation is lost in a move, and no lease is taken from an owner that has renewed since."""
     store = joined(goal := Goal())
     seen = owned(store)
@@ -147,8 +144,7 @@ def test_what_is_written_under_an_owner_follows_the_lease_and_no_other_release_d
     assert done(store.write(ReleaseLease(moved, "ann"))).owner is None
 
 
-def test_two_tables_promise_what_both_do() -> None:
-    """A worker does not rely on late checkpoints or group renewals that one of the tables lacks."""
+def test_joined_tables_have_only_the_capabilities_of_both() -> None:
     one, grouped = (MemoryStore(), SessionStore(MemoryStore().cells()))
     for tables in ((one, grouped), (grouped, one)):
         capabilities = SwapStore(tables, NAMES[TO]).capabilities

@@ -26,22 +26,21 @@ OURS = Lease("s-0", owner="ann", version=Version("7"), next_owner="bob", checkpo
         (Delete(OURS, "L8"), writes.DeleteLease(OURS)),
     ],
 )
-def test_an_action_is_one_write(action: Action, write: writes.Write) -> None:
+def test_each_action_maps_to_one_write(action: Action, write: writes.Write) -> None:
     """A lease is released to its next owner, and under its own worker's name."""
     assert write_of(action, "ann", NOTES, Position("9")) == write
 
 
-def test_a_lease_is_given_with_its_checkpoint_where_nothing_was_drained() -> None:
-    """The next owner starts at a known position."""
+def test_a_lease_given_without_a_drain_keeps_its_checkpoint() -> None:
     assert write_of(Release(OURS, "H3", next_owner="bob"), "ann") == writes.GiveLease(OURS, Position("5"))
 
 
-def test_an_alternate_is_taken_with_the_same_notes() -> None:
+def test_an_alternate_keeps_the_annotations_of_the_action() -> None:
     """A lease won at the second attempt names its process, and is recognized after a restart."""
     store = MemoryStore()
     for key in ("s-0", "s-1"):
         store.write(writes.CreateLease(Lease(key)))
-    gone, free = store.get(["s-0", "s-1"])
-    store.write(writes.ClaimLease(gone, "bob"))
-    execute(store, Claim(gone, "M1", (Claim(free, "M1"),)), "ann", annotations=NOTES)
+    taken, free = store.get(["s-0", "s-1"])
+    store.write(writes.ClaimLease(taken, "bob"))
+    execute(store, Claim(taken, "M1", (Claim(free, "M1"),)), "ann", annotations=NOTES)
     assert [(lease.owner, lease.annotations) for lease in store.list().leases] == [("bob", ()), ("ann", NOTES)]

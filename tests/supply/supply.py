@@ -74,21 +74,21 @@ def _package(entry: str) -> LockedPackage:
 
 def unpinned(packages: tuple[LockedPackage, ...]) -> Iterator[str]:
     """Return the packages whose version or content is not fixed."""
-    for each in packages:
-        exact = [part.operator for part in each.requirement.specifier] == ["=="]
-        if not exact or each.requirement.url or not each.digests:
-            yield f"{each.name}: it has no exact version with digests"
+    for package in packages:
+        exact = [part.operator for part in package.requirement.specifier] == ["=="]
+        if not exact or package.requirement.url or not package.digests:
+            yield f"{package.name}: it has no exact version with digests"
 
 
 def strangers(packages: tuple[LockedPackage, ...], installed: dict[str, str]) -> Iterator[str]:
     """Return the packages that are missing, or installed in another version than the lock's."""
-    for each in packages:
-        marker = each.requirement.marker
+    for package in packages:
+        marker = package.requirement.marker
         if marker is not None and not marker.evaluate():
             continue
-        found = installed.get(each.name)
-        if found is None or not each.requirement.specifier.contains(found, prereleases=True):
-            yield f"{each.name}: {found or 'nothing'} is installed where {each.requirement.specifier} is locked"
+        version = installed.get(package.name)
+        if version is None or not package.requirement.specifier.contains(version, prereleases=True):
+            yield f"{package.name}: {version or 'nothing'} is installed where {package.requirement.specifier} is locked"
 
 
 def changed(package: Distribution) -> Iterator[str]:
@@ -116,9 +116,9 @@ def licence_of(package: Distribution) -> str:
 
 def licences(packages: dict[str, str]) -> Iterator[str]:
     """Return the packages without a known license."""
-    for name, said in sorted(packages.items()):
-        if not LICENCES.search(said) and name not in EXCEPTED:
-            yield f"{name}: its licence, {said[:60]!r}, is none of those known here"
+    for name, licence in sorted(packages.items()):
+        if not LICENCES.search(licence) and name not in EXCEPTED:
+            yield f"{name}: its licence, {licence[:60]!r}, is none of those known here"
 
 
 def _node_locks() -> list[Path]:

@@ -1,4 +1,4 @@
-"""The audit of the locked packages finds what it is there to find."""
+"""The audit finds packages that differ from their lock, were changed, or have an unknown license."""
 
 from importlib.metadata import distribution
 from pathlib import Path
@@ -17,15 +17,13 @@ colorama==0.4.6 ; sys_platform == 'win32' \\
 
 
 def test_every_locked_package_has_one_version_and_digests() -> None:
-    """A registry cannot substitute something other than what was tested."""
     faults = [each for lock in LOCKS for each in unpinned(locked((ROOT / lock).read_text(encoding="utf-8")))]
     assert faults == []
     loose = locked("attrs>=25 --hash=sha256:aa\nrich==14.0\n")
     assert [each.partition(":")[0] for each in unpinned(loose)] == ["attrs", "rich"]
 
 
-def test_another_version_than_the_locked_one_is_found() -> None:
-    """What runs is what was tested."""
+def test_a_version_other_than_the_locked_one_is_found() -> None:
     packages = locked(LOCK)
     assert [each.digests for each in packages] == [("sha256:aa", "sha256:bb"), ("sha256:cc",)]
     assert list(strangers(packages, {"attrs": "25.1.0"})) == []
@@ -34,7 +32,6 @@ def test_another_version_than_the_locked_one_is_found() -> None:
 
 
 def test_a_changed_file_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that was altered after its installation does not run unnoticed."""
     package = distribution("iniconfig")
     assert list(changed(package)) == []
     (tmp_path / "other.py").write_text("import os", encoding="utf-8")
@@ -42,8 +39,7 @@ def test_a_changed_file_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert list(changed(package)) != []
 
 
-def test_an_unknown_licence_is_named() -> None:
-    """A dependency could forbid what users of this project do with it."""
+def test_an_unknown_license_is_reported() -> None:
     assert list(licences({"a": "MIT", "b": "License :: Other/Proprietary License", "c": ""})) == [
         "b: its licence, 'License :: Other/Proprietary License', is none of those known here",
         "c: its licence, '', is none of those known here",

@@ -21,8 +21,7 @@ from leasehold.adapters.cli.live import keys_in, terminal_keys
         ("\x1b[1;5C\x1b[Z\x01é", ("é",)),
     ],
 )
-def test_every_sequence_of_a_terminal_is_a_key(sent: str, keys: tuple[str, ...]) -> None:
-    """An arrow is not read as an escape followed by a letter that means something."""
+def test_every_terminal_sequence_is_read_as_its_key(sent: str, keys: tuple[str, ...]) -> None:
     assert keys_in(sent) == keys
 
 
@@ -35,8 +34,8 @@ def terminal() -> Iterator[tuple[int, int]]:
     os.close(program)
 
 
-def test_keys_come_one_by_one(terminal: tuple[int, int]) -> None:
-    """No key waits for enter, and no long sequence is split."""
+def test_keys_are_read_one_by_one(terminal: tuple[int, int]) -> None:
+    """No key waits for Enter, and no long sequence is split."""
     person, program = terminal
     with terminal_keys(program) as keys:
         os.write(person, b"s")
@@ -49,14 +48,13 @@ def test_keys_come_one_by_one(terminal: tuple[int, int]) -> None:
 
 
 def failing(program: int) -> None:
-    """Fail while keys are read; Ctrl-C is still a signal, and nothing is echoed."""
+    """Run a program that fails while keys are read. Ctrl-C is still a signal, and nothing is echoed."""
     with terminal_keys(program):
         now = termios.tcgetattr(program)[3]
         raise RuntimeError([bool(now & flag) for flag in (termios.ECHO, termios.ICANON, termios.ISIG)])
 
 
-def test_a_terminal_is_as_before_whatever_happens(terminal: tuple[int, int]) -> None:
-    """The shell still echoes after the program ends."""
+def test_a_terminal_is_restored_after_any_exit(terminal: tuple[int, int]) -> None:
     before = termios.tcgetattr(terminal[1])
     with pytest.raises(RuntimeError, match=r"\[False, False, True\]"):
         failing(terminal[1])

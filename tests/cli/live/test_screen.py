@@ -44,8 +44,7 @@ def shown(view: LiveView, reading: WatchedTable = READING, width: int = 100, hei
     return console.export_text().splitlines()
 
 
-def test_a_screen_holds_the_chosen_row_and_the_moves() -> None:
-    """A table longer than the screen pushes neither the moves nor the chosen row off it."""
+def test_a_screen_shows_the_chosen_row_and_the_moves() -> None:
     for selected in ("s-00", "s-20", "s-39"):
         lines = shown(LiveView(selected=selected))
         assert len(lines) <= 20
@@ -55,31 +54,28 @@ def test_a_screen_holds_the_chosen_row_and_the_moves() -> None:
 
 
 @pytest.mark.parametrize("height", [1, 5, 9])
-def test_a_small_screen_has_at_least_the_chosen_row(height: int) -> None:
-    """A split terminal neither ends the view nor shows another row than the one that enter opens."""
+def test_a_small_screen_shows_at_least_the_chosen_row(height: int) -> None:
     lines = shown(LiveView(selected="s-33"), height=height)
     assert sum("s-33" in line for line in lines) == 1
     assert not any("s-30" in line for line in lines)
 
 
-def test_a_lease_in_full_says_all_that_is_known() -> None:
-    """Users do not have to read the row in the store's own console."""
+def test_an_opened_lease_shows_all_its_fields() -> None:
     text = "\n".join(shown(LiveView(page="lease", selected="s-07")))
-    for said in (f"{FAR.sequence}/2", "w-1", "lag seconds", "12.5", "vm-7", "note host", "[b]vm", "s-07: w-0 -> w-1"):
-        assert said in text
+    for part in (f"{FAR.sequence}/2", "w-1", "lag seconds", "12.5", "vm-7", "note host", "[b]vm", "s-07: w-0 -> w-1"):
+        assert part in text
     assert "-> x" not in text
-    gone = "\n".join(shown(LiveView(page="lease", selected="s-99")))
-    assert "there is no lease s-99 any more" in gone
+    missing = "\n".join(shown(LiveView(page="lease", selected="s-99")))
+    assert "there is no lease s-99 any more" in missing
 
 
-def test_trouble_and_an_empty_table_are_said() -> None:
-    """A screen that stands still does not pass for a fleet at rest."""
+def test_read_errors_and_an_empty_table_are_shown() -> None:
     text = "\n".join(shown(LiveView(filter_text="none"), evolve(READING, trouble="the line is down")))
     assert "the line is down; trying again" in text
     assert "0 rows by lease, rising; / none;" in text
 
 
-def test_the_help_names_every_key() -> None:
+def test_the_help_lists_every_key() -> None:
     text = "\n".join(shown(LiveView(page="help")))
     assert all(keys in text for keys, _ in HELP)
 
@@ -145,8 +141,7 @@ def table(tmp_path: Path) -> Iterator[SqliteStore]:
     store.close()
 
 
-def test_a_person_watches_sorts_finds_and_leaves(table: SqliteStore, tmp_path: Path) -> None:
-    """The parts of the view also work together, for a user."""
+def test_a_user_watches_sorts_filters_and_quits(table: SqliteStore, tmp_path: Path) -> None:
     with before_a_terminal("leases", f"sqlite://{tmp_path}/l.db", "--watch", "--every", "0.1") as (person, running):
         person.awaits("2 rows by lease, rising")
         person.presses("s")
@@ -166,8 +161,7 @@ def test_a_person_watches_sorts_finds_and_leaves(table: SqliteStore, tmp_path: P
 @pytest.mark.slow
 @pytest.mark.parametrize(("way", "status"), [("q", 0), ("\x03", 0), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 @pytest.mark.usefixtures("table")
-def test_the_terminal_is_restored_on_every_way_out(tmp_path: Path, way: str | signal.Signals, status: int) -> None:
-    """The shell gets back its echo, its cursor and its own screen."""
+def test_the_terminal_is_restored_on_every_exit(tmp_path: Path, way: str | signal.Signals, status: int) -> None:
     with before_a_terminal("leases", f"sqlite://{tmp_path}/l.db", "--watch", "--by", "worker") as (person, running):
         person.awaits("2 rows by worker, rising")
         if isinstance(way, str):

@@ -21,17 +21,16 @@ def pressed(*keys: str, view: LiveView | None = None) -> LiveView:
 
 
 def rows(view: LiveView) -> list[str]:
-    """Return the first cells of what is shown."""
+    """Return the first cell of each row shown."""
     return [row[0] for row in arrange_rows(CELLS, view).rows]
 
 
-def test_rows_stand_in_order_of_the_first_column() -> None:
+def test_rows_are_sorted_by_the_first_column() -> None:
     assert rows(LiveView()) == ["s-0", "s-1", "s-2", "s-3"]
     assert rows(pressed("r")) == ["s-3", "s-2", "s-1", "s-0"]
 
 
-def test_numbers_fall_and_empty_cells_come_last() -> None:
-    """The lease that is furthest behind comes first, and 10.0 is above 9.0."""
+def test_numbers_sort_descending_and_empty_cells_last() -> None:
     assert rows(pressed("s", "s")) == ["s-2", "s-0", "s-3", "s-1"]
     assert rows(pressed("s", "s", "r")) == ["s-3", "s-0", "s-2", "s-1"]
     assert pressed("s", "s", "s") == LiveView(sort="lease")
@@ -43,17 +42,16 @@ def test_a_style_stays_with_its_row() -> None:
     assert arrange_rows(CELLS, pressed("/", "b", "o", "b")).styles == ()
 
 
-def test_a_text_chooses_rows_in_any_case_while_it_is_typed() -> None:
-    """Users see what they type, and a q in a name does not end the view."""
+def test_a_filter_applies_while_it_is_typed_in_any_case() -> None:
+    """While a filter is typed, q is a character and does not quit."""
     typing = pressed("/", "q", "backspace", "a", "n", "left", "n")
     assert (typing.filter_text, typing.typing, rows(typing)) == ("ann", True, ["s-0", "s-3"])
-    kept = pressed("enter", view=typing)
-    assert (kept.filter_text, kept.typing) == ("ann", False)
-    assert pressed("escape", view=typing) == pressed("escape", view=kept) == LiveView()
+    applied = pressed("enter", view=typing)
+    assert (applied.filter_text, applied.typing) == ("ann", False)
+    assert pressed("escape", view=typing) == pressed("escape", view=applied) == LiveView()
 
 
-def test_the_chosen_row_moves_within_what_is_shown() -> None:
-    """The choice never leaves the table, nor lies on a hidden row."""
+def test_the_chosen_row_stays_within_the_rows_shown() -> None:
     assert [pressed(*keys).selected for keys in (["down"], ["j", "j", "k"], ["page-down"], ["end"], ["G", "home"])] == [
         "s-1",
         "s-1",
@@ -78,20 +76,18 @@ def test_a_lease_opens_and_closes() -> None:
     assert pressed("enter", view=LiveView(filter_text="none")).page == "table"
 
 
-def test_a_worker_opens_as_its_leases() -> None:
-    """Users do not have to go back and type the worker's name."""
+def test_opening_a_worker_shows_its_leases() -> None:
     assert pressed("b").by == "worker"
     assert pressed("b", "b", "b").by is None
     assert pressed("enter", view=LiveView(by="worker", selected="s-2")) == LiveView(filter_text="s-2")
 
 
 @pytest.mark.parametrize("view", [LiveView(), LiveView(page="lease"), LiveView(page="help")])
-def test_q_leaves_from_anywhere(view: LiveView) -> None:
+def test_q_quits_from_every_view(view: LiveView) -> None:
     assert pressed("q", view=view) == evolve(view, is_closed=True)
 
 
-def test_the_help_goes_with_any_key_and_names_every_key() -> None:
-    """Users can discover every key."""
+def test_the_help_lists_every_key_and_closes_with_any() -> None:
     assert pressed("?").page == "help"
     assert pressed("?", "s") == LiveView()
     documented = {key for keys, _ in HELP for key in keys.split(", ")}
@@ -99,6 +95,5 @@ def test_the_help_goes_with_any_key_and_names_every_key() -> None:
 
 
 @pytest.mark.parametrize("key", ["x", "é", "backspace", "left", "\x00"])
-def test_a_key_that_means_nothing_changes_nothing(key: str) -> None:
-    """A mistyped key does not lose the view."""
+def test_an_unknown_key_changes_nothing(key: str) -> None:
     assert pressed(key) == LiveView()

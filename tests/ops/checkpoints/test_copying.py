@@ -1,4 +1,4 @@
-"""Which leases copying and resetting write, and how they handle a store that changes meanwhile."""
+"""Which leases copying and resetting write, and how they handle a store that changes during the run."""
 
 from collections.abc import Callable
 from functools import partial
@@ -37,8 +37,8 @@ AT_9, AT_10 = Position("9", 0, "4520"), Position("10", 0, "4530")
 
 
 def leases(*checkpoints: Position, owner: str | None = None) -> tuple[Lease, ...]:
-    """Return leases "0", "1", … processed up to these."""
-    return tuple(Lease(str(n), checkpoint=at, owner=owner) for n, at in enumerate(checkpoints))
+    """Return leases "0", "1", … with these checkpoints."""
+    return tuple(Lease(str(n), checkpoint=position, owner=owner) for n, position in enumerate(checkpoints))
 
 
 def decisions(moves: tuple[Move, ...]) -> list[tuple[str, str]]:
@@ -46,8 +46,7 @@ def decisions(moves: tuple[Move, ...]) -> list[tuple[str, str]]:
     return [(move.do, move.why) for move in moves]
 
 
-def test_copying_only_ever_moves_forward() -> None:
-    """A second run, days later, does not set a running fleet back to where the old fleet stopped."""
+def test_copying_only_moves_checkpoints_forward() -> None:
     source = leases(AT_9, AT_9, AT_10, SHARD_END, LATEST, AT_9, AT_9)
     stored = leases(TRIM_HORIZON, AT_9, AT_9, AT_9, TRIM_HORIZON, AT_10, owner="ann")
     assert decisions(checkpoint_moves.planned_copies(source, stored, {"2"})) == [
@@ -61,8 +60,8 @@ def test_copying_only_ever_moves_forward() -> None:
     ]
 
 
-def test_a_copied_lease_is_whole_and_nobodys() -> None:
-    """The new fleet neither waits for workers of the old one to expire nor reads a child before its parents."""
+def test_a_copied_lease_is_complete_and_unowned() -> None:
+    """A new fleet does not wait for old workers to expire, and reads no child before its parents."""
     lease = Lease(
         "orders:s-1",
         stream="orders",
@@ -82,7 +81,7 @@ def test_a_copied_lease_is_whole_and_nobodys() -> None:
     assert without_owner(lease, AT_9) == evolve(whole, checkpoint=AT_9, annotations=())
 
 
-def test_prefixes_come_off_and_on_in_keys_and_parents() -> None:
+def test_prefixes_are_removed_and_added_in_keys_and_parents() -> None:
     """A lease must not name a parent that is missing in its table, or it would be read before that parent."""
     child = Lease("orders:s-1", stream="orders", shard="s-1", parents=("orders:s-0",))
     other = Lease("bills:s-1")
@@ -91,14 +90,14 @@ def test_prefixes_come_off_and_on_in_keys_and_parents() -> None:
     assert checkpoint_moves.rename_prefix((plain,), "", "orders:") == (child,)
 
 
-def test_a_hubs_leases_stay_its_own_unless_told() -> None:
+def test_a_hubs_leases_are_copied_to_another_group_only_on_request() -> None:
     """A new group can begin where an old one stopped, but never by mistake."""
     lease = Lease("3", stream="ns/orders/old")
     assert checkpoint_moves.rename_prefix((lease,), "", "") == (lease,)
     assert checkpoint_moves.rename_prefix((lease,), "", "", "ns/orders/new") == (evolve(lease, stream="ns/orders/new"),)
 
 
-def test_a_written_checkpoint_file_is_read_again() -> None:
+def test_a_written_checkpoint_is_read_back() -> None:
     """A store that confirms a write without keeping it is noticed before a record is lost."""
     target = MemoryStore()
     moves = checkpoint_moves.planned_copies(leases(AT_9, AT_9), (), ())
@@ -109,8 +108,7 @@ def test_a_written_checkpoint_file_is_read_again() -> None:
     ]
 
 
-def test_a_lease_created_meanwhile_is_refused() -> None:
-    """The report does not say copied where a worker has already begun elsewhere."""
+def test_a_lease_created_during_the_copy_is_not_overwritten() -> None:
     target = MemoryStore()
     (move,) = checkpoint_moves.planned_copies(leases(AT_9), (), ())
     done(target.write(CreateLease(Lease("0"))))
@@ -132,7 +130,7 @@ def test_an_owner_is_alive_if_it_renews_while_we_watch() -> None:
     assert slept == [40.0]
 
 
-def test_old_and_unowned_leases_need_no_watching() -> None:
+def test_old_and_unowned_leases_are_not_watched() -> None:
     """Resetting a stopped fleet does not take most of a minute."""
     still = (Lease("old", owner="ann", idle=41.0), Lease("free"), Lease("done", owner="ann", checkpoint=SHARD_END))
     slept: list[float] = []
@@ -140,7 +138,7 @@ def test_old_and_unowned_leases_need_no_watching() -> None:
     assert slept == []
 
 
-def test_resetting_goes_either_way() -> None:
+def test_a_reset_can_move_either_way() -> None:
     """Moving back needs another write than moving forward, and a start position is neither."""
     stored = leases(TRIM_HORIZON, AT_9, AT_10, SHARD_END, LATEST, owner="ann")
     assert decisions(checkpoint_moves.planned_resets(stored, AT_10, {"4"})) == [
@@ -153,7 +151,7 @@ def test_resetting_goes_either_way() -> None:
 
 
 @pytest.mark.parametrize("position", [TRIM_HORIZON, LATEST, at_timestamp(5), Position("7", 2), Position("12")])
-def test_a_reset_lease_stands_where_it_was_set(position: Position) -> None:
+def test_a_reset_sets_any_position(position: Position) -> None:
     """Neither a later checkpoint nor the end of the shard prevents the reset."""
     for before in (TRIM_HORIZON, LATEST, Position("9"), SHARD_END):
         store = MemoryStore()
@@ -163,8 +161,7 @@ def test_a_reset_lease_stands_where_it_was_set(position: Position) -> None:
         assert facts(store.get(["0"])[0]) == Lease("0", checkpoint=position)
 
 
-def test_a_reset_yields_to_an_owner_that_woke_up_unless_told() -> None:
-    """A worker that was believed dead does not lose its lease in the middle of a batch."""
+def test_a_reset_spares_an_owner_that_renews_unless_forced() -> None:
     store = MemoryStore()
     seen = owned(store, key="0", checkpoint=AT_9)
     (move,) = checkpoint_moves.planned_resets((seen,), TRIM_HORIZON, ())
@@ -176,7 +173,7 @@ def test_a_reset_yields_to_an_owner_that_woke_up_unless_told() -> None:
 
 
 class Killed(BaseException):
-    """The process ends here."""
+    """The process was killed here."""
 
 
 @define
@@ -189,8 +186,8 @@ class Mortal:
 
     def __getattr__(self, name: str) -> object:
         """Wrap the store's methods; everything except reads counts as a write."""
-        told = getattr(self.store, name)
-        return told if name in {"get", "list", "capabilities"} else partial(self._write, told)
+        attribute = getattr(self.store, name)
+        return attribute if name in {"get", "list", "capabilities"} else partial(self._write, attribute)
 
     def _write(self, write: Callable[..., Outcome], *arguments: object, **named: object) -> Outcome:
         self.writes -= 1
@@ -204,9 +201,7 @@ class Mortal:
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("owner", [None, "ann"])
-def test_a_reset_killed_anywhere_leaves_every_lease_and_is_finished_by_the_next(
-    owner: str | None, *, after: bool
-) -> None:
+def test_a_killed_reset_keeps_every_lease_and_can_be_repeated(owner: str | None, *, after: bool) -> None:
     """No lease is ever missing, because the fleet would create it again, perhaps at LATEST, and skip its records."""
     for writes in count(1):
         store = MemoryStore()
@@ -228,7 +223,7 @@ def test_a_reset_killed_anywhere_leaves_every_lease_and_is_finished_by_the_next(
     assert writes > len(rows)
 
 
-def test_a_lease_set_to_latest_again_is_pinned_again() -> None:
+def test_a_second_reset_to_latest_pins_the_lease_again() -> None:
     """The lease begins at the LATEST of this reset, not at that of the fleet's first start, days ago."""
     store = MemoryStore()
     stored = done(store.write(CreateLease(Lease("0", checkpoint=AT_9, annotations=((LATEST_MS, "5"), ("other", "x"))))))
@@ -251,27 +246,27 @@ class Noon:
         return NOON
 
 
-def test_the_fencing_number_goes_on_where_a_lease_goes() -> None:
+def test_a_copied_lease_continues_its_fencing_number() -> None:
     """Systems that remember the old fleet's numbers do not reject the fleet in its new store."""
     source, target = MemoryStore(), MemoryStore()
     last = done(source.write(CreateLease(Lease("0", checkpoint=AT_9, epoch=502))))
     tokens = [last.epoch]
-    for at in (AT_9, AT_9, AT_10):
-        last = done(source.write(CheckpointLease(done(source.write(ClaimLease(last, "ann"))), at)))
+    for position in (AT_9, AT_9, AT_10):
+        last = done(source.write(CheckpointLease(done(source.write(ClaimLease(last, "ann"))), position)))
         tokens.append(last.epoch)
         last = done(source.write(ReleaseLease(last, "ann")))
         (move,) = checkpoint_moves.planned_copies((last,), target.list().leases, ())
         assert checkpoint_moves.verify(target, [checkpoint_moves.copy_lease(target, move)]) == (move,)
         (stored,) = target.list().leases
-        assert stored.checkpoint == at
-        taken = done(target.write(ClaimLease(stored, "bob")))
-        tokens.append(taken.epoch)
-        done(target.write(ReleaseLease(taken, "bob")))
-        last = done(source.write(ResetLease(last, at, epoch=taken.epoch + 10)))
+        assert stored.checkpoint == position
+        claimed = done(target.write(ClaimLease(stored, "bob")))
+        tokens.append(claimed.epoch)
+        done(target.write(ReleaseLease(claimed, "bob")))
+        last = done(source.write(ResetLease(last, position, epoch=claimed.epoch + 10)))
     assert tokens == sorted(set(tokens))
 
 
-def test_only_the_fencing_number_may_be_left_to_move() -> None:
+def test_a_second_copy_raises_an_outdated_fencing_number() -> None:
     """A second copy, after the fleet went on renewing, must not be reported as done with an outdated number."""
     source = (Lease("0", checkpoint=AT_9, epoch=7), Lease("1", checkpoint=SHARD_END, epoch=7))
     stored = (Lease("0", checkpoint=AT_9, epoch=6), Lease("1", checkpoint=SHARD_END, epoch=6))
@@ -283,14 +278,14 @@ class Forgetful(MemoryStore):
     """Never responds to a creation."""
 
     def write(self, write: Write) -> Outcome:
-        """Lose a creation on the way."""
+        """Drop a creation on the way."""
         if isinstance(write, CreateLease):
             raise OutcomeUnknown(f"no answer about {write.lease.key}")
         return super().write(write)
 
 
-def test_an_unknown_outcome_is_not_a_refusal() -> None:
-    """The user is told that the write may have been applied."""
+def test_an_unknown_outcome_is_not_reported_as_a_rejection() -> None:
+    """The user learns that the write may have been applied."""
     (move,) = checkpoint_moves.planned_copies(leases(AT_9), (), ())
     with pytest.raises(OutcomeUnknown, match="no answer about 0"):
         checkpoint_moves.copy_lease(Forgetful(), move)

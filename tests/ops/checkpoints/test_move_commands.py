@@ -32,7 +32,7 @@ SHARDS = (
 
 
 @pytest.fixture
-def here() -> tuple[str, MemoryStore]:
+def new_table() -> tuple[str, MemoryStore]:
     """Return the URL of a new table of this process."""
     name = uuid4().hex
     return f"memory://{name}", MemoryStore(name)
@@ -59,14 +59,13 @@ def copied(*arguments: str) -> tuple[int, list[tuple[str, str]]]:
 
 
 @pytest.mark.services
-def test_leases_go_round_the_clouds_and_come_back_whole(
+def test_leases_copied_through_all_clouds_return_unchanged(
     tmp_path: Path,
     dynalite_url: str,
     azurite_connection: str,
     moto_url: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In the cloud that a fleet moves to, no shard starts over or is read before its parents."""
     monkeypatch.setenv(CONNECTION_STRING, azurite_connection)
     name = f"round-{uuid4().hex}"
     stops = [
@@ -86,7 +85,7 @@ def test_leases_go_round_the_clouds_and_come_back_whole(
 def test_a_hubs_checkpoints_keep_their_offsets(
     dynalite_url: str, azurite_connection: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The official workers know where to start, and so do ours on the way back."""
+    """A checkpoint keeps the offset from which the official workers resume."""
     monkeypatch.setenv(CONNECTION_STRING, azurite_connection)
     name = f"hub-{uuid4().hex}"
     aws = f"dynamodb://{name}?region=eu-west-1&endpoint={dynalite_url}"
@@ -102,8 +101,8 @@ def test_a_hubs_checkpoints_keep_their_offsets(
     assert rows == [("0", AT_10, "4530"), ("1", TRIM_HORIZON, "")]
 
 
-def test_a_dry_run_writes_nothing(here: tuple[str, MemoryStore], tmp_path: Path) -> None:
-    url, target = here
+def test_a_dry_run_writes_nothing(new_table: tuple[str, MemoryStore], tmp_path: Path) -> None:
+    url, target = new_table
     source = f"sqlite://{tmp_path}/leases.db"
     filled(source, SHARDS).close()
     status, output = ran(copy_leases.app, source, url, "--dry-run")
@@ -118,9 +117,8 @@ def test_a_dry_run_writes_nothing(here: tuple[str, MemoryStore], tmp_path: Path)
     assert [facts(lease) for lease in open_store(source).list().leases] == list(SHARDS)
 
 
-def test_a_later_checkpoint_is_left_and_said(here: tuple[str, MemoryStore], tmp_path: Path) -> None:
-    """Records processed since the last copy are not processed again."""
-    url, target = here
+def test_a_later_checkpoint_is_kept_and_reported(new_table: tuple[str, MemoryStore], tmp_path: Path) -> None:
+    url, target = new_table
     source = f"sqlite://{tmp_path}/leases.db"
     filled(source, (Lease("0", checkpoint=AT_9), Lease("1", checkpoint=AT_10)))
     filled(url, (Lease("0", checkpoint=AT_10), Lease("1", checkpoint=AT_9)))
@@ -150,9 +148,8 @@ def test_a_later_checkpoint_is_left_and_said(here: tuple[str, MemoryStore], tmp_
     assert [lease.checkpoint for lease in target.list().leases] == [AT_10, AT_10]
 
 
-def test_a_reset_sets_what_it_is_told(here: tuple[str, MemoryStore]) -> None:
-    """An operator who replays one shard does not replay the stream."""
-    url, store = here
+def test_a_reset_sets_only_the_given_leases(new_table: tuple[str, MemoryStore]) -> None:
+    url, store = new_table
     filled(url, SHARDS)
     assert ran(reset.app, url, "--to", "7", "--sub", "1", "--key", "s-1")[0] == 0
     assert [facts(lease) for lease in store.list().leases] == [
@@ -164,9 +161,8 @@ def test_a_reset_sets_what_it_is_told(here: tuple[str, MemoryStore]) -> None:
     assert {lease.checkpoint for lease in store.list().leases} == {Position("AT_TIMESTAMP", 1_700_000_000_000)}
 
 
-def test_the_lag_after_a_reset_is_unknown_until_the_shard_is_read(here: tuple[str, MemoryStore]) -> None:
-    """What the last owner told is about its own position. A group set back by hours would be shown seconds behind."""
-    url, store = here
+def test_the_lag_after_a_reset_is_unknown_until_the_shard_is_read(new_table: tuple[str, MemoryStore]) -> None:
+    url, store = new_table
     told = Progress(at=1_700_000_000.0, owner="w-1", behind=0.0, end=True, read=1_700_000_000.0, done=1_700_000_000.0)
     filled(url, (Lease("s-0", checkpoint=Position("7"), annotations=((NOTE, told.note),)),))
     assert ran(reset.app, url, "--to", "TRIM_HORIZON")[0] == 0
@@ -184,22 +180,21 @@ def test_the_lag_after_a_reset_is_unknown_until_the_shard_is_read(here: tuple[st
         ("trim-horizon", TRIM_HORIZON),
     ],
 )
-def test_a_reset_takes_times_and_names_as_people_write_them(
-    here: tuple[str, MemoryStore], monkeypatch: pytest.MonkeyPatch, to: str, stored: Position
+def test_a_reset_accepts_times_and_named_positions(
+    new_table: tuple[str, MemoryStore], monkeypatch: pytest.MonkeyPatch, to: str, stored: Position
 ) -> None:
-    """No one has to count milliseconds since 1970."""
-    url, store = here
+    url, store = new_table
     filled(url, SHARDS)
     monkeypatch.setattr("leasehold.adapters.cli.reset.time", lambda: 1_700_000_000.0)
     assert ran(reset.app, url, "--to", to)[0] == 0
     assert {lease.checkpoint for lease in store.list().leases} == {stored}
 
 
-def test_a_reset_shifts_each_lease_from_where_it_stands(
-    here: tuple[str, MemoryStore], monkeypatch: pytest.MonkeyPatch
+def test_a_reset_shifts_each_lease_from_its_own_position(
+    new_table: tuple[str, MemoryStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Shards that are hours apart are not all set to one time, which would read some of them again from far back."""
-    url, store = here
+    url, store = new_table
     monkeypatch.setattr("leasehold.adapters.cli.reset.time", lambda: 1_700_000_000.0)
     note = Progress(1_699_999_990.0, "a", arrived=1_699_990_000.0).note
     filled(url, (SHARDS[0], Lease("s-3", checkpoint=Position("7"), annotations=((NOTE, note),))))
@@ -213,11 +208,11 @@ def test_a_reset_shifts_each_lease_from_where_it_stands(
     assert {lease.checkpoint.sub for lease in store.list().leases} == {1_700_000_000_000}
 
 
-def test_a_plan_is_carried_out_as_it_was_shown_and_not_over_what_moved_since(
-    here: tuple[str, MemoryStore], tmp_path: Path
+def test_a_reset_plan_is_not_applied_to_leases_that_moved_since(
+    new_table: tuple[str, MemoryStore], tmp_path: Path
 ) -> None:
     """A worker may go on between the review of a dry run and the reset; its work must not be repeated unnoticed."""
-    url, store = here
+    url, store = new_table
     filled(url, SHARDS)
     plan = tmp_path / "plan.json"
     status, output = ran(reset.app, url, "--to", "TRIM_HORIZON", "--dry-run", "--json")
@@ -225,9 +220,9 @@ def test_a_plan_is_carried_out_as_it_was_shown_and_not_over_what_moved_since(
     moved = store.get(["s-1"])[0]
     done(store.write(CheckpointLate(moved, Position("99999"))))
     status, output = ran(reset.app, url, "--plan", str(plan), "--json")
-    told = {lease["key"]: (lease["do"], lease.get("why", "")) for lease in json.loads(output)["leases"]}
-    assert (status, told["s-0"][0], told["s-1"][0]) == (1, "back", "refuse")
-    assert told["s-1"][1].startswith("its checkpoint is 99999, no longer ")
+    results = {lease["key"]: (lease["do"], lease.get("why", "")) for lease in json.loads(output)["leases"]}
+    assert (status, results["s-0"][0], results["s-1"][0]) == (1, "back", "refuse")
+    assert results["s-1"][1].startswith("its checkpoint is 99999, no longer ")
     assert store.get(["s-0"])[0].checkpoint == TRIM_HORIZON
     assert store.get(["s-1"])[0].checkpoint == Position("99999")
 
@@ -256,11 +251,10 @@ def test_a_plan_is_carried_out_as_it_was_shown_and_not_over_what_moved_since(
         ),
     ],
 )
-def test_a_plan_that_cannot_be_read_is_refused_whole(
-    here: tuple[str, MemoryStore], tmp_path: Path, text: str, says: str
+def test_an_unreadable_plan_is_rejected_as_a_whole(
+    new_table: tuple[str, MemoryStore], tmp_path: Path, text: str, says: str
 ) -> None:
-    """A damaged plan is not carried out in part."""
-    url, store = here
+    url, store = new_table
     filled(url, SHARDS)
     (tmp_path / "plan.json").write_text(text)
     before = store.list()
@@ -271,21 +265,20 @@ def test_a_plan_that_cannot_be_read_is_refused_whole(
     assert ran(reset.app, url, "--plan", str(tmp_path / "plan.json"), "--to", "LATEST")[0] == 2
 
 
-def test_the_moves_of_a_pipe_are_one_line_each(here: tuple[str, MemoryStore]) -> None:
-    """A long sequence number is not cut, and a script does not read the rest of the line as another lease."""
+def test_each_move_in_a_pipe_is_one_uncut_line(new_table: tuple[str, MemoryStore]) -> None:
     far, moment = "4959033827149025660855969253836157109592157598913658889", "2023-11-14T22:13:20.000Z"
-    filled(here[0], (Lease("s-0", checkpoint=Position(far)),))
-    _, output = ran(reset.app, here[0], "--to", moment, "--dry-run")
+    filled(new_table[0], (Lease("s-0", checkpoint=Position(far)),))
+    _, output = ran(reset.app, new_table[0], "--to", moment, "--dry-run")
     assert [line.split(maxsplit=3) for line in output.splitlines()[1:]] == [
         ["s-0", far, f"AT_TIMESTAMP={moment}", "set back"]
     ]
 
 
-def test_a_living_owners_lease_is_not_reset_unless_told(
-    here: tuple[str, MemoryStore], monkeypatch: pytest.MonkeyPatch
+def test_a_living_owners_lease_is_reset_only_if_forced(
+    new_table: tuple[str, MemoryStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lease of a running worker is not reset, because the worker would checkpoint over the reset."""
-    url, store = here
+    """A running worker would checkpoint over the reset."""
+    url, store = new_table
     row = [placed(store, Lease("0", owner="ann", checkpoint=AT_9))]
 
     def renew(_seconds: float) -> None:
@@ -299,11 +292,11 @@ def test_a_living_owners_lease_is_not_reset_unless_told(
     assert facts(store.get(["0"])[0]) == Lease("0")
 
 
-def test_no_lease_is_copied_from_under_a_living_fleet_unless_told(
-    here: tuple[str, MemoryStore], monkeypatch: pytest.MonkeyPatch
+def test_leases_of_a_living_fleet_are_copied_only_if_forced(
+    new_table: tuple[str, MemoryStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A copy is refused while a fleet reads FROM, because two fleets could then read one stream."""
-    url, target = here
+    url, target = new_table
     name = uuid4().hex
     source = MemoryStore(name)
     row = [placed(source, Lease("0", owner="ann", checkpoint=AT_9))]
@@ -321,14 +314,15 @@ def test_no_lease_is_copied_from_under_a_living_fleet_unless_told(
     assert (status, [lease["why"] for lease in json.loads(output)["leases"]]) == (1, [why, why])
     assert slept == [40.0]
     assert [lease.key for lease in target.list().leases] == ["1"]
-    asked = ("--even-if-read", "--even-if-owned")
-    assert copied(f"memory://{name}", url, *asked) == (0, [("0", "create"), ("1", "forward")])
+    options = ("--even-if-read", "--even-if-owned")
+    assert copied(f"memory://{name}", url, *options) == (0, [("0", "create"), ("1", "forward")])
     assert slept == [40.0]
 
 
-def test_a_finished_copy_waits_for_nobody(here: tuple[str, MemoryStore], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asking whether everything has been copied takes much less time than copying."""
-    url, _ = here
+def test_a_finished_copy_does_not_watch_owners(
+    new_table: tuple[str, MemoryStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, _ = new_table
     name = uuid4().hex
     filled(f"memory://{name}", (Lease("0", owner="ann", checkpoint=AT_9),))
     filled(url, (Lease("0", owner="bob", checkpoint=AT_9),))
@@ -336,7 +330,7 @@ def test_a_finished_copy_waits_for_nobody(here: tuple[str, MemoryStore], monkeyp
     assert copied(f"memory://{name}", url) == (0, [("0", "same")])
 
 
-def test_no_table_of_a_swap_is_copied_or_reset_by_itself(tmp_path: Path) -> None:
+def test_one_table_of_a_swap_cannot_be_copied_or_reset(tmp_path: Path) -> None:
     """A table of a swap has only a part of the leases, and a row reset in FROM would count again while TO is read."""
     tables = tuple(f"sqlite://{tmp_path}/{name}.db" for name in ("from", "to"))
     filled(tables[0], SHARDS[1:]).close()
@@ -376,13 +370,12 @@ def test_no_table_of_a_swap_is_copied_or_reset_by_itself(tmp_path: Path) -> None
         (["--to", "LATEST", "--key", "none"], "--key: there is no lease 'none'"),
     ],
 )
-def test_bad_usage_is_named_and_exits_2(here: tuple[str, MemoryStore], arguments: list[str], says: str) -> None:
-    """A typing error is not taken for an option."""
-    status, output = ran(reset.app, here[0], *arguments)
+def test_bad_usage_is_reported_and_exits_2(new_table: tuple[str, MemoryStore], arguments: list[str], says: str) -> None:
+    status, output = ran(reset.app, new_table[0], *arguments)
     assert (status, says in output) == (2, True), output
 
 
-def test_a_store_that_is_not_there_exits_1_and_a_bad_url_2(tmp_path: Path) -> None:
+def test_an_unreachable_store_exits_1_and_a_bad_url_2(tmp_path: Path) -> None:
     """A script can tell a typing error from a store that is down."""
     missing = f"sqlite://{tmp_path}/missing.db"
     assert [ran(copy_leases.app, missing, "memory://x")[0], ran(reset.app, missing, "--to", "LATEST")[0]] == [1, 1]

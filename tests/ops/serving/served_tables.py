@@ -12,7 +12,7 @@ EVIL = '<b>x</b>"\\\n'
 
 
 def held(key: str, owner: str, behind: float = 0.0, moves: int = 0) -> Lease:
-    """Return a lease signed by one of our workers, which reported how far behind it is."""
+    """Return a lease written by one of our workers, which reported this lag."""
     now = time.time()
     reach = Progress(now, owner, "vm-7", moves, behind, not behind, now - 1, now, now)
     return Lease(key, owner=owner, weight=2048, annotations=((NOTE, reach.note), ("process", f"p/{owner}")))

@@ -64,8 +64,7 @@ def series(incident: Incident) -> list[dict[str, str]]:
         (healthy, []),
     ],
 )
-def test_the_alarms_of_each_incident_go_off_alone(incident: Incident, alerts: list[str], tmp_path: Path) -> None:
-    """A rule that never fires is noticed before its incident."""
+def test_each_incident_fires_exactly_its_alarms(incident: Incident, alerts: list[str], tmp_path: Path) -> None:
     if shutil.which("promtool") is None:
         pytest.skip("NO PROMTOOL: the alarms were not tried; it comes with Debian's package prometheus")
     names = re.findall(r"alert: (\w+)", RULES.read_text())
@@ -75,21 +74,22 @@ def test_the_alarms_of_each_incident_go_off_alone(incident: Incident, alerts: li
 
 def _fires(incident: Incident, alert: str, folder: Path) -> bool:
     """Return whether promtool reports an alert although it expects none."""
-    wanted = {"eval_time": f"{MINUTES - 1}m", "alertname": alert, "exp_alerts": []}
-    test = {"interval": "1m", "input_series": series(incident), "alert_rule_test": [wanted]}
-    asked = folder / f"{alert}.yml"
-    asked.write_text(json.dumps({"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": [test]}))
-    done = subprocess.run(("promtool", "test", "rules", str(asked)), capture_output=True, text=True, check=False)
-    said = done.stdout + done.stderr
-    assert ("SUCCESS" in said) != ("FAILED" in said), said
-    assert "FAILED" not in said or f'alertname="{alert}"' in said, said
-    return "FAILED" in said
+    expected = {"eval_time": f"{MINUTES - 1}m", "alertname": alert, "exp_alerts": []}
+    test = {"interval": "1m", "input_series": series(incident), "alert_rule_test": [expected]}
+    expected_alerts = folder / f"{alert}.yml"
+    expected_alerts.write_text(json.dumps({"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": [test]}))
+    completed = subprocess.run(
+        ("promtool", "test", "rules", str(expected_alerts)), capture_output=True, text=True, check=False
+    )
+    output = completed.stdout + completed.stderr
+    assert ("SUCCESS" in output) != ("FAILED" in output), output
+    assert "FAILED" not in output or f'alertname="{alert}"' in output, output
+    return "FAILED" in output
 
 
-def test_every_alarm_names_metrics_that_there_are() -> None:
-    """Every rule names a metric that exists, so no alarm is silent because of a renamed metric."""
+def test_every_alarm_uses_metrics_that_exist() -> None:
     text = RULES.read_text()
-    told = {line["series"].partition("{")[0] for line in series(healthy)}
+    exported = {line["series"].partition("{")[0] for line in series(healthy)}
     named = set(re.findall(r"leasehold_[a-z_]+", text))
     assert len(re.findall(r"alert: ", text)) == 6
-    assert named - told == set()
+    assert named - exported == set()

@@ -33,17 +33,16 @@ def scaled() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def api() -> Iterator[KubernetesApi]:
     """Start the API server of an empty cluster with KEDA's definitions, if the user allows the minutes to build it."""
-    with tried_on_kubernetes("AUTOSCALING IS") as found:
-        yield found
+    with tried_on_kubernetes("AUTOSCALING IS") as server:
+        yield server
 
 
 @pytest.mark.more
 @pytest.mark.services
 @pytest.mark.timeout(2000)  # the first time it is built
-def test_kubernetes_takes_the_examples(api: KubernetesApi) -> None:
-    """The API server accepts every example as it is printed."""
+def test_kubernetes_accepts_the_examples(api: KubernetesApi) -> None:
     objects = example("keda.yml") + example("hpa.yml")
-    assert [api.create(each) for each in objects] == [(201, "")] * 5
+    assert [api.create(one) for one in objects] == [(201, "")] * 5
 
 
 @pytest.mark.more
@@ -56,29 +55,27 @@ def test_kubernetes_takes_the_examples(api: KubernetesApi) -> None:
         ("maxReplicaCount", "eight", 'must be of type integer: "string"'),
     ],
 )
-def test_kubernetes_refuses_what_is_wrong_in_one(api: KubernetesApi, field: str, value: object, says: str) -> None:
+def test_kubernetes_rejects_a_wrong_example(api: KubernetesApi, field: str, value: object, says: str) -> None:
     """The API server rejects an example with a planted mistake, so its acceptance of the others means something."""
     wrong = deepcopy(scaled())
     wrong["metadata"]["name"], wrong["spec"][field] = "wrong", value
-    status, said = api.create(wrong)
-    assert (status // 100, says in said) == (4, True), said
+    status, message = api.create(wrong)
+    assert (status // 100, says in message) == (4, True), message
 
 
-def test_the_metric_is_one_that_the_server_tells() -> None:
-    """The metric that KEDA queries is one that the server exports."""
+def test_the_scaling_metric_is_one_that_the_server_exports() -> None:
     table = ScriptedTable(overloaded)
     table.minute = 9
     watcher = TableWatcher("dynamodb://orders-app", table, Config(), FleetRecord(), every=1.0, wall=lambda: BEGAN + 540)
     watcher.look()
     (trigger,) = scaled()["spec"]["triggers"]
-    told = exposition([(watcher.state(), True)]).splitlines()
-    assert f"{trigger['metadata']['valueLocation']} 95" in told
+    lines = exposition([(watcher.state(), True)]).splitlines()
+    assert f"{trigger['metadata']['valueLocation']} 95" in lines
     (metric,) = example("hpa.yml")[0]["spec"]["metrics"]
-    assert any(line.startswith(metric["external"]["metric"]["name"] + "{") for line in told)
+    assert any(line.startswith(metric["external"]["metric"]["name"] + "{") for line in lines)
 
 
-def test_containers_name_options_that_there_are() -> None:
-    """The commands of the containers use options that exist."""
+def test_containers_use_options_that_exist() -> None:
     workers, server = (each["spec"]["template"]["spec"] for each in example("keda.yml")[:2])
     for pod, app in ((workers, consume), (server, serve)):
         (container,) = pod["containers"]
@@ -89,7 +86,6 @@ def test_containers_name_options_that_there_are() -> None:
 
 
 def test_both_examples_scale_alike() -> None:
-    """A change to one of them must be made in the other too."""
     (plain,), keda = example("hpa.yml"), scaled()["spec"]
     (trigger,) = keda["triggers"]
     (metric,) = plain["spec"]["metrics"]

@@ -15,24 +15,24 @@ BOARD = Path(__file__).parents[3] / "docs" / "dashboards" / "grafana.json"
 
 
 def panels() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(BOARD.read_text())["panels"]
-    return found
+    board_panels: list[dict[str, Any]] = json.loads(BOARD.read_text())["panels"]
+    return board_panels
 
 
-def questions() -> list[str]:
+def panel_queries() -> list[str]:
     """Return the queries of its panels, with a store selected."""
     return [target["expr"].replace("$store", "orders") for panel in panels() for target in panel["targets"]]
 
 
-def test_every_panel_names_metrics_that_there_are() -> None:
-    """Every panel shows a metric that exists. An empty panel would look like good news."""
-    named = {name for asked in questions() for name in re.findall(r"leasehold_[a-z_]+", asked)}
+def test_every_panel_uses_metrics_that_exist() -> None:
+    """An empty panel would look like good news."""
+    named = {name for query in panel_queries() for name in re.findall(r"leasehold_[a-z_]+", query)}
     assert named - HELP.keys() == set()
     assert len(named) >= len(HELP) - 2
 
 
-def test_no_panel_covers_another() -> None:
-    """Panels do not overlap, so Grafana moves none of them."""
+def test_panels_do_not_overlap() -> None:
+    """Grafana moves panels that overlap."""
     cells = [
         (x, y)
         for place in (panel["gridPos"] for panel in panels())
@@ -45,12 +45,11 @@ def test_no_panel_covers_another() -> None:
 
 
 @pytest.mark.more
-def test_prometheus_can_parse_every_question(tmp_path: Path) -> None:
-    """A panel with an invalid query shows an error in place of the lag."""
+def test_prometheus_can_parse_every_query(tmp_path: Path) -> None:
     if shutil.which("promtool") is None:
         pytest.skip("NO PROMTOOL: the dashboard's questions were not tried; it comes with Debian's package prometheus")
-    rules = [{"record": f"asked:{place}", "expr": asked} for place, asked in enumerate(questions())]
-    asked = tmp_path / "rules.yml"
-    asked.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
-    done = subprocess.run(("promtool", "check", "rules", str(asked)), capture_output=True, text=True, check=False)
+    rules = [{"record": f"asked:{place}", "expr": rule_file} for place, rule_file in enumerate(panel_queries())]
+    rule_file = tmp_path / "rules.yml"
+    rule_file.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
+    done = subprocess.run(("promtool", "check", "rules", str(rule_file)), capture_output=True, text=True, check=False)
     assert (done.returncode, f"{len(rules)} rules found" in done.stdout) == (0, True), done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""The page as a browser renders it: its content, wide and narrow, and the explanation of a lease."""
+"""The page as a browser renders it shows its content, wide and narrow, and explains a lease."""
 
 import struct
 import threading
@@ -42,8 +42,7 @@ def url() -> Iterator[str]:
     listening.close()
 
 
-def test_the_page_shows_leases_moves_and_an_explanation_at_a_click(chromium: str, tmp_path: Path, url: str) -> None:
-    """A correct server does not prove that the page is not empty."""
+def test_the_page_shows_leases_moves_and_explains_on_click(chromium: str, tmp_path: Path, url: str) -> None:
     with closing(Page(chromium, tmp_path, url)) as page:
         shown = page.until("document.querySelectorAll('#leases tr').length > 1 && document.body.innerText")
         for text in ("12.5 s", "vm-7", "memory://x", "rules minimal"):
@@ -51,8 +50,8 @@ def test_the_page_shows_leases_moves_and_an_explanation_at_a_click(chromium: str
         moves = page.evaluate("document.getElementById('moves').innerText")
         assert moves.split()[-4:] == ["s-1", "a", "c", "H2"]
         page.evaluate("[...document.querySelectorAll('#leases button')].find(one => one.textContent === 's-0').click()")
-        said = page.until("document.getElementById('explain').open && document.getElementById('said').innerText")
-        assert "Should have it: a: it holds 1 where its share is 1" in said
+        explanation = page.until("document.getElementById('explain').open && document.getElementById('said').innerText")
+        assert "Should have it: a: it holds 1 where its share is 1" in explanation
         assert page.evaluate("document.querySelectorAll('#leases b').length") == 0
 
 
@@ -72,13 +71,12 @@ def test_a_saved_page_sorts_filters_and_explains_without_a_server(chromium: str,
         keys = "[...document.querySelectorAll('#leases tbody td:first-child')].map(one => one.textContent).join()"
         assert page.evaluate(keys) == ",".join(sorted(("s-0", "s-1", EVIL)))
         page.evaluate("[...document.querySelectorAll('#leases button')].find(one => one.textContent === 's-0').click()")
-        said = page.until("document.getElementById('explain').open && document.getElementById('said').innerText")
-        assert "Should have it: a" in said
+        explanation = page.until("document.getElementById('explain').open && document.getElementById('said').innerText")
+        assert "Should have it: a" in explanation
         assert page.evaluate("document.querySelectorAll('#leases b').length") == 0
 
 
-def test_the_page_sorts_and_filters_by_keyboard_and_stays_where_it_was(chromium: str, tmp_path: Path, url: str) -> None:
-    """Users of the keyboard can reach all leases, and keep the focus at every update."""
+def test_the_page_sorts_and_filters_by_keyboard_and_keeps_the_focus(chromium: str, tmp_path: Path, url: str) -> None:
     keys = "[...document.querySelectorAll('#leases td:first-child')].map(one => one.innerText.trim())"
     with closing(Page(chromium, tmp_path, url)) as page:
         page.until("document.querySelectorAll('#leases tr').length > 1")
@@ -96,7 +94,7 @@ def test_the_page_sorts_and_filters_by_keyboard_and_stays_where_it_was(chromium:
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1200, False), (1200, True), (390, False)])
-def test_the_page_can_be_drawn_wide_narrow_and_dark(
+def test_the_page_renders_wide_narrow_and_dark(
     chromium: str, tmp_path: Path, url: str, width: int, *, dark: bool
 ) -> None:
     """No style leaves a blank screen or text on its own color, and the curve is always drawn."""
@@ -116,7 +114,7 @@ def test_the_page_can_be_drawn_wide_narrow_and_dark(
 
 @pytest.mark.parametrize(("width", "dark"), [(1200, False), (1200, True), (390, False)])
 @pytest.mark.parametrize("opened", [False, True])
-def test_the_page_is_read_by_those_who_see_little_or_use_no_mouse(
+def test_the_page_is_accessible(
     chromium: str, axe: str, tmp_path: Path, url: str, width: int, *, dark: bool, opened: bool
 ) -> None:
     """No text is too pale to read, every button has a name, and every table can be scrolled by keyboard."""

@@ -1,4 +1,4 @@
-"""The read-only server: what it shows, what monitoring reads, and which requests it rejects."""
+"""The read-only server shows the table, exports metrics, and rejects requests that it must not answer."""
 
 import http.client
 import json
@@ -53,9 +53,9 @@ def store() -> Table:
 @pytest.fixture
 def watcher(store: Table) -> TableWatcher:
     """Return a watcher that has read the table once."""
-    found = TableWatcher("memory://x", store, Config(), FleetRecord(), every=60.0)
-    found.look()
-    return found
+    table_watcher = TableWatcher("memory://x", store, Config(), FleetRecord(), every=60.0)
+    table_watcher.look()
+    return table_watcher
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def port(watcher: TableWatcher) -> Iterator[int]:
     listening.close()
 
 
-def got(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], str]:
+def fetch(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], str]:
     """Return status, headers and text of a response."""
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
         connection.request(method, path, headers=headers)
@@ -82,13 +82,15 @@ def got(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int,
         return answer.status, dict(answer.getheaders()), answer.read().decode()
 
 
-def test_the_json_says_who_holds_what_and_how_far_behind(port: int) -> None:
-    """A page, a script and a person see the same fleet."""
-    (told,) = json.loads(got(port, "/leases.json")[2])
-    whole = {name: told["total"][name] for name in ("leases", "finished", "workers", "not_ok", "lag_max", "moves")}
+def test_the_json_contains_owners_and_lag(port: int) -> None:
+    (table,) = json.loads(fetch(port, "/leases.json")[2])
+    whole = {name: table["total"][name] for name in ("leases", "finished", "workers", "not_ok", "lag_max", "moves")}
     assert whole == {"leases": 5, "finished": 1, "workers": 2, "not_ok": 0, "lag_max": 12.5, "moves": 0}
-    assert [(each["worker"], each["leases"], each["target"]) for each in told["workers"]] == [("a", 3, 3), ("b", 2, 2)]
-    first = next(lease for lease in told["leases"] if lease["key"] == "s-0")
+    assert [(worker_row["worker"], worker_row["leases"], worker_row["target"]) for worker_row in table["workers"]] == [
+        ("a", 3, 3),
+        ("b", 2, 2),
+    ]
+    first = next(lease for lease in table["leases"] if lease["key"] == "s-0")
     assert (first["owner"], first["lag"]["seconds"], first["lag"]["host"], first["lag"]["moves"]) == (
         "a",
         12.5,
@@ -97,65 +99,63 @@ def test_the_json_says_who_holds_what_and_how_far_behind(port: int) -> None:
     )
 
 
-def test_a_move_is_told_with_its_rule(store: Table, watcher: TableWatcher, port: int) -> None:
-    """Users see why a lease moved, not only that it did."""
+def test_a_move_is_shown_with_its_rule(store: Table, watcher: TableWatcher, port: int) -> None:
     (row,) = store.get(["s-0"])
     done(store.write(StealLease(row, "c")))
     watcher.look()
-    (told,) = json.loads(got(port, "/leases.json")[2])
-    assert [move[1:] for move in told["moves"]] == [["s-0", "a", "c", "H2"]]
+    (table,) = json.loads(fetch(port, "/leases.json")[2])
+    assert [move[1:] for move in table["moves"]] == [["s-0", "a", "c", "H2"]]
     done(store.write(ReleaseLease(evolve(row, owner="c"), "c")))
     watcher.look()
-    (told,) = json.loads(got(port, "/leases.json")[2])
-    assert told["moves"][0][1:] == ["s-0", "c", None, ""]
-    assert (told["total"]["unowned"], told["total"]["not_ok"], told["total"]["moves"]) == (1, 0, 2)
+    (table,) = json.loads(fetch(port, "/leases.json")[2])
+    assert table["moves"][0][1:] == ["s-0", "c", None, ""]
+    assert (table["total"]["unowned"], table["total"]["not_ok"], table["total"]["moves"]) == (1, 0, 2)
 
 
-def test_the_curve_of_lag_has_a_point_for_each_reading_that_told_of_it(watcher: TableWatcher, port: int) -> None:
-    """The page shows the curve of its own table."""
-    assert "polyline" not in got(port, "/lag.svg")[2], "one point is no curve"
+def test_the_lag_curve_has_a_point_for_each_read_with_lags(watcher: TableWatcher, port: int) -> None:
+    assert "polyline" not in fetch(port, "/lag.svg")[2], "one point is no curve"
     watcher.look()
     watcher.look()
-    status, headers, text = got(port, "/lag.svg?table=0")
+    status, headers, text = fetch(port, "/lag.svg?table=0")
     assert (status, headers["content-type"]) == (200, "image/svg+xml")
     (points,) = re.findall(r'<polyline points="([^"]*)"', text)
     assert len(points.split()) == len(watcher.state()["lag"]) == 3
-    assert [got(port, f"/lag.svg?table={number}")[0] for number in ("7", "x")] == [404, 404]
+    assert [fetch(port, f"/lag.svg?table={number}")[0] for number in ("7", "x")] == [404, 404]
 
 
 def test_explanations_are_those_of_the_command(port: int) -> None:
-    lease = json.loads(got(port, "/explain?lease=s-3")[2])
+    lease = json.loads(fetch(port, "/explain?lease=s-3")[2])
     assert lease["should"].startswith("b: it holds 2 where its share is 2")
-    worker = json.loads(got(port, "/explain?worker=a")[2])
+    worker = json.loads(fetch(port, "/explain?worker=a")[2])
     assert [(each["worker"], each["share"]) for each in worker["workers"]] == [("a", 3)]
     assert [
-        got(port, f"/explain?{query}")[0]
+        fetch(port, f"/explain?{query}")[0]
         for query in ("lease=none", "worker=none", "table=7", "table=x", "table=" + "9" * 5000)
     ] == [404] * 5
 
 
 def test_health_follows_the_table(store: Table, watcher: TableWatcher, port: int) -> None:
     """A page of an hour ago does not pass for the current state."""
-    assert [got(port, path)[0] for path in ("/healthz", "/readyz")] == [200, 200]
+    assert [fetch(port, path)[0] for path in ("/healthz", "/readyz")] == [200, 200]
     store.down = True
     watcher.start()
     while not watcher.last_state.trouble:
-        time.sleep(0.01)  # the thread looks at once, and then notifies
-    status, _, text = got(port, "/healthz")
+        time.sleep(0.01)  # the thread reads at once, and then notifies
+    status, _, text = fetch(port, "/healthz")
     group = {"store": "memory://x", "status": "UNKNOWN", "says": "the table cannot be read: the line is down"}
     assert (status, json.loads(text)) == (503, {"ok": False, "groups": [group]})
-    status, _, text = got(port, "/readyz")
+    status, _, text = fetch(port, "/readyz")
     assert (status, json.loads(text)) == (503, {"ok": False, "stale": ["memory://x"]})
-    told = got(port, "/metrics")[2]
-    assert 'leasehold_up{store="memory://x"} 0\n' in told
-    assert 'leasehold_status{store="memory://x"} 3\n' in told
-    assert json.loads(got(port, "/leases.json")[2])[0]["trouble"] == "the line is down"
+    metrics = fetch(port, "/metrics")[2]
+    assert 'leasehold_up{store="memory://x"} 0\n' in metrics
+    assert 'leasehold_status{store="memory://x"} 3\n' in metrics
+    assert json.loads(fetch(port, "/leases.json")[2])[0]["trouble"] == "the line is down"
     watcher.close()
 
 
-def test_prometheus_reads_every_lease_and_the_whole(port: int) -> None:
-    """Alerting rules can use every figure, and a name cannot forge a line."""
-    text = got(port, "/metrics")[2]
+def test_metrics_cover_every_lease_and_the_fleet(port: int) -> None:
+    """A lease's name cannot forge a line of the metrics."""
+    text = fetch(port, "/metrics")[2]
     store = 'store="memory://x"'
     for line in (
         f"leasehold_lag_max_seconds{{{store}}} 12.5",
@@ -171,8 +171,7 @@ def test_prometheus_reads_every_lease_and_the_whole(port: int) -> None:
     assert all(line.startswith(("#", "leasehold_")) for line in text.splitlines())
 
 
-def test_prometheus_can_tell_a_lag_that_is_a_lower_bound() -> None:
-    """Users of the metrics see that a lag may be larger, as users of `leases` see it by its mark."""
+def test_metrics_show_whether_a_lag_is_a_lower_bound() -> None:
     table, now = Table(), time.time()
     silent = Progress(now, "a", behind=90.0, read=now - 90.0)
     placed(table, Lease("s-0", owner="a", annotations=((NOTE, silent.note),)))
@@ -189,25 +188,23 @@ def test_prometheus_can_tell_a_lag_that_is_a_lower_bound() -> None:
     ], "of a lag that is not known, nothing is told"
 
 
-def test_another_hosts_name_is_refused(port: int) -> None:
+def test_a_foreign_host_header_is_rejected(port: int) -> None:
     """A page on the web cannot read the fleet through a name that it points at this machine."""
-    assert got(port, "/leases.json", Host="evil.example")[0] == 400
-    assert got(port, "/leases.json", Host=f"localhost:{port}")[0] == 200
+    assert fetch(port, "/leases.json", Host="evil.example")[0] == 400
+    assert fetch(port, "/leases.json", Host=f"localhost:{port}")[0] == 200
 
 
 @pytest.mark.parametrize(
     "path", ["/", "/page.css", "/page.js", "/leases.json", "/lag.svg", "/explain?lease=s-3", "/metrics"]
 )
-def test_no_row_is_written_and_no_file_fetched_from_elsewhere(port: int, path: str) -> None:
-    """The page cannot change anything, and does not reveal to another host who reads it."""
-    status, headers, text = got(port, path)
+def test_the_server_writes_no_row_and_fetches_no_foreign_file(port: int, path: str) -> None:
+    status, headers, text = fetch(port, path)
     assert (status, headers["content-security-policy"].split(";")[0]) == (200, "default-src 'none'")
     assert "https://" not in text
-    assert got(port, path, "POST")[0] == 405
+    assert fetch(port, path, "POST")[0] == 405
 
 
-def test_a_page_is_told_as_soon_as_something_is_read(store: Table, watcher: TableWatcher, port: int) -> None:
-    """The page does not have to be reloaded."""
+def test_a_page_receives_an_event_after_each_read(store: Table, watcher: TableWatcher, port: int) -> None:
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
         connection.request("GET", "/events")
         answer = connection.getresponse()
@@ -216,7 +213,7 @@ def test_a_page_is_told_as_soon_as_something_is_read(store: Table, watcher: Tabl
         placed(store, held("s-7", "c"))
         watcher.look()
         second = json.loads(answer.readline().removeprefix(b"data: "))
-    assert [len(told[0]["leases"]) for told in (first, second)] == [6, 7]
+    assert [len(event[0]["leases"]) for event in (first, second)] == [6, 7]
 
 
 def seen(port: int, query: str) -> tuple[dict[str, Any], int]:
@@ -237,54 +234,51 @@ def seen(port: int, query: str) -> tuple[dict[str, Any], int]:
         ("?sort=lag&text=s-1", ["s-1"]),
     ],
 )
-def test_a_page_is_told_the_first_leases_in_its_order(port: int, query: str, keys: list[str]) -> None:
+def test_a_page_receives_the_first_leases_in_its_order(port: int, query: str, keys: list[str]) -> None:
     """A lease with a problem is not hidden after a thousand healthy ones."""
-    told, _ = seen(port, query)
-    assert [row["key"] for row in told["rows"]][:3] == keys
-    assert [group["store"] for group in told["groups"]] == ["memory://x"]
+    event, _ = seen(port, query)
+    assert [row["key"] for row in event["rows"]][:3] == keys
+    assert [group["store"] for group in event["groups"]] == ["memory://x"]
 
 
 @pytest.mark.parametrize("query", ["?sort=colour", "?most=-1", "?most=20001", "?table=1"])
-def test_a_view_that_there_is_not_is_refused(port: int, query: str) -> None:
-    """A page does not wait forever for a view that does not exist."""
-    status, _, body = got(port, f"/view{query}")
+def test_an_unknown_view_is_rejected(port: int, query: str) -> None:
+    status, _, body = fetch(port, f"/view{query}")
     assert status == 404
     assert json.loads(body)["error"].split(":")[0] in {"most", "table"}
 
 
-def test_a_page_costs_the_same_for_a_thousand_leases(store: Table, watcher: TableWatcher, port: int) -> None:
-    """An open page no longer receives 230,000 bytes for every look at a large table."""
+def test_an_event_does_not_grow_with_the_number_of_leases(store: Table, watcher: TableWatcher, port: int) -> None:
+    """An event of a large table used to have 230,000 bytes."""
     for number in range(1000):
         placed(store, held(f"shardId-{number:012}", f"worker-{number % 50}.example", float(number), number))
     watcher.look()
     assert seen(port, "")[1] <= 10_000
-    told, size = seen(port, "?most=100")
-    assert (told["found"], len(told["rows"]), len(told["workers"])) == (1006, 100, 50)
+    event, size = seen(port, "?most=100")
+    assert (event["found"], len(event["rows"]), len(event["workers"])) == (1006, 100, 50)
     assert size <= 20_000
 
 
-def test_a_page_tells_a_lag_of_nothing_from_one_that_nobody_knows(port: int) -> None:
+def test_a_page_distinguishes_no_lag_from_an_unknown_lag(port: int) -> None:
     """A lease at the end of its shard does not look like one whose owner is silent."""
-    told = {row["key"]: row.get("seconds") for row in seen(port, "?sort=key")[0]["rows"]}
-    assert (told["s-0"], told["s-1"], told["s-9"]) == (12.5, 0.0, None)
+    lags = {row["key"]: row.get("seconds") for row in seen(port, "?sort=key")[0]["rows"]}
+    assert (lags["s-0"], lags["s-1"], lags["s-9"]) == (12.5, 0.0, None)
 
 
-def test_the_lag_of_one_lease_is_drawn_from_the_looks_at_it(store: Table, watcher: TableWatcher, port: int) -> None:
-    """The graph shows whether a lease falls behind or catches up."""
-    assert "polyline" not in got(port, "/lag.svg?lease=s-0")[2]
+def test_the_lag_curve_of_a_lease_is_drawn_from_its_reads(store: Table, watcher: TableWatcher, port: int) -> None:
+    assert "polyline" not in fetch(port, "/lag.svg?lease=s-0")[2]
     for behind in (20.0, 30.0):
         name, value = held("s-0", "a", behind).annotations[0]
         done(store.write(AnnotateLease(store.get(["s-0"])[0], name, value)))
         watcher.look()
-    (curve,) = re.findall(r'<polyline points="([^"]+)"', got(port, "/lag.svg?lease=s-0")[2])
+    (curve,) = re.findall(r'<polyline points="([^"]+)"', fetch(port, "/lag.svg?lease=s-0")[2])
     heights = [float(point.split(",")[1]) for point in curve.split()]
     assert heights == sorted(heights, reverse=True)
     assert len(heights) == 3
-    assert "polyline" not in got(port, "/lag.svg?lease=nobody")[2]
+    assert "polyline" not in fetch(port, "/lag.svg?lease=nobody")[2]
 
 
-def test_the_record_outlives_the_server(tmp_path: Path) -> None:
-    """The moves of the night are still there after a restart in the morning."""
+def test_the_history_survives_a_restart_of_the_server(tmp_path: Path) -> None:
     path = str(tmp_path / "moves.db")
     record = FleetRecord(path)
     record.add("x", (SeenMove(5.0, "s-0", "a", None), SeenMove(6.0, "s-0", None, "b", "M6")), LagPoint(6.0, 1.5, 2.5))
@@ -297,7 +291,7 @@ def test_the_record_outlives_the_server(tmp_path: Path) -> None:
     again.close()
 
 
-def test_a_table_that_was_never_read_has_no_figures() -> None:
+def test_an_unread_table_has_no_metrics() -> None:
     """Metrics that were never measured are left out, because a zero would keep an alarm silent."""
     unread = TableWatcher("x", MemoryStore(), Config(), FleetRecord(), every=1.0)
     lines = exposition([(unread.state(), unread.is_fresh)]).splitlines()
@@ -327,27 +321,27 @@ def test_the_command_serves_until_ctrl_c(tmp_path: Path) -> None:
     ) as serving:
         assert serving.stdout is not None
         port = int(serving.stdout.readline().partition("/ (")[0].rpartition(":")[2])
-        told: dict[str, Any] = {}
-        while not told.get("leases"):
-            (told,) = json.loads(got(port, "/leases.json")[2])
+        document: dict[str, Any] = {}
+        while not document.get("leases"):
+            (document,) = json.loads(fetch(port, "/leases.json")[2])
         serving.send_signal(signal.SIGINT)
         assert serving.wait(30) == 0
-    assert told["store"] == f"sqlite://{tmp_path}/l.db"
+    assert document["store"] == f"sqlite://{tmp_path}/l.db"
 
 
-def test_ctrl_c_ends_the_command_in_its_first_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user who presses it as the address appears neither waits forever nor sees a traceback."""
+def test_ctrl_c_right_after_the_start_ends_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user who presses Ctrl-C as the address appears neither waits forever nor sees a traceback."""
     SqliteStore(str(tmp_path / "l.db")).close()
-    said: list[str] = []
+    printed: list[str] = []
 
     def pressed(text: str, *, flush: bool) -> None:
-        said.append(text)
+        printed.append(text)
         assert flush
         signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr("leasehold.adapters.cli.steer.serve.print", pressed, raising=False)
     ended = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db", "--port", "0"])
-    assert (ended.exit_code, ended.output, len(said)) == (0, "", 1)
+    assert (ended.exit_code, ended.output, len(printed)) == (0, "", 1)
 
 
 @pytest.mark.parametrize(
@@ -359,20 +353,18 @@ def test_ctrl_c_ends_the_command_in_its_first_moment(tmp_path: Path, monkeypatch
         (["sqlite://{}/none.db", "--history", "{}/none/h.db"], 1, "--history:"),
     ],
 )
-def test_a_page_that_cannot_be_served_is_said_in_one_line(
+def test_a_page_that_cannot_be_served_is_reported_in_one_line(
     tmp_path: Path, arguments: list[str], status: int, says: str
 ) -> None:
-    """The user sees neither a traceback nor an empty page."""
-    ran = CliRunner().invoke(app, [each.format(tmp_path) for each in arguments])
+    ran = CliRunner().invoke(app, [argument.format(tmp_path) for argument in arguments])
     assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (status, "", 1)
     assert says in ran.stderr
 
 
-def test_a_port_that_is_taken_is_said_with_what_to_give(tmp_path: Path) -> None:
-    """The error names the option to change, not only a system error number."""
+def test_a_port_in_use_is_reported_with_the_option_to_change(tmp_path: Path) -> None:
     SqliteStore(str(tmp_path / "l.db")).close()
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
         ran = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db", "--port", str(port)])
     assert (ran.exit_code, ran.stdout, ran.stderr.count("\n")) == (2, "", 1)
     assert f"--port {port}: Address already in use" in ran.stderr
@@ -380,25 +372,24 @@ def test_a_port_that_is_taken_is_said_with_what_to_give(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="NO PAGE AT :: IS TRIED: this machine has no IPv6")
-def test_a_page_at_every_address_is_reached_by_ipv4_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Probes and proxies that know the machine by its IPv4 address find the page."""
+def test_a_page_at_every_address_is_reachable_by_ipv4(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     SqliteStore(str(tmp_path / "l.db")).close()
     reached: list[int] = []
 
-    def said(text: str, *, flush: bool) -> None:
+    def capture(text: str, *, flush: bool) -> None:
         assert flush
         port = int(text.partition("/ (")[0].rpartition(":")[2])
         socket.create_connection(("127.0.0.1", port), 10).close()
         reached.append(port)
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr("leasehold.adapters.cli.steer.serve.print", said, raising=False)
+    monkeypatch.setattr("leasehold.adapters.cli.steer.serve.print", capture, raising=False)
     ended = CliRunner().invoke(app, [f"sqlite://{tmp_path}/l.db", "--host", "::", "--port", "0"])
     assert (ended.exit_code, len(reached)) == (0, 1)
 
 
-def test_a_locked_history_makes_no_table_stale_and_misses_no_move(store: Table, tmp_path: Path) -> None:
-    """The watcher used to end because of it, and the page showed old data without any sign of it."""
+def test_a_locked_history_neither_stops_reads_nor_loses_moves(store: Table, tmp_path: Path) -> None:
+    """An error of the history used to end the watcher, and the page showed old data without any sign of it."""
     path = tmp_path / "moves.db"
     with closing(FleetRecord(str(path))) as record, closing(sqlite3.connect(path, isolation_level=None)) as other:
         watcher = TableWatcher("memory://x", store, Config(), record, every=60.0)
@@ -409,14 +400,14 @@ def test_a_locked_history_makes_no_table_stale_and_misses_no_move(store: Table, 
         watcher.look()
         locked = watcher.state()
         assert (locked["trouble"], watcher.is_fresh) == ("the history cannot be used now: database is locked", True)
-        assert next(each["owner"] for each in locked["leases"] if each["key"] == "s-0") == "b"
+        assert next(one["owner"] for one in locked["leases"] if one["key"] == "s-0") == "b"
         done(store.write(ReleaseLease(stolen, "b")))
         watcher.look()
         other.execute("ROLLBACK")
         watcher.look()
-        told = watcher.state()
-        assert (told["trouble"], told["total"]["moves"]) == ("", 2)
-        assert sorted((move[2], move[3]) for move in told["moves"]) == [("a", "b"), ("b", None)]
+        current = watcher.state()
+        assert (current["trouble"], current["total"]["moves"]) == ("", 2)
+        assert sorted((move[2], move[3]) for move in current["moves"]) == [("a", "b"), ("b", None)]
 
 
 class Odd(Table):
@@ -433,8 +424,7 @@ class Odd(Table):
         return super().list()
 
 
-def test_a_watcher_goes_on_whatever_a_reading_raises() -> None:
-    """The thread of a watcher survives any exception of a reading."""
+def test_a_watcher_survives_any_exception_of_a_read() -> None:
     looked = TableWatcher("memory://x", Odd(), Config(), FleetRecord(), every=0.01)
     troubles = []
     looked.start()
@@ -445,62 +435,59 @@ def test_a_watcher_goes_on_whatever_a_reading_raises() -> None:
     assert looked.last_state.trouble == ""
 
 
-def test_half_a_request_is_not_waited_for(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_incomplete_request_is_closed(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection without a complete request is closed, so descriptors do not run out."""
     monkeypatch.setattr("leasehold.adapters.ops.serving.app.REQUEST_SECONDS", 0.2)
     begun = (b"", b"GET / HTTP/1.1\r\nHost: loc", b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nab")
     for text in begun:
         with closing(socket.create_connection(("127.0.0.1", port), timeout=30)) as connection:
             connection.sendall(text)
-            assert told_until_closed(connection) == (b"" if len(text) < 40 else ANY)
+            assert receive_until_closed(connection) == (b"" if len(text) < 40 else ANY)
 
 
-def test_a_second_request_that_is_half_there_is_not_waited_for_either(
-    port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The same on a connection that has sent a request before."""
+def test_an_incomplete_second_request_is_closed(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("leasehold.adapters.ops.serving.app.REQUEST_SECONDS", 0.2)
     with closing(socket.create_connection(("127.0.0.1", port), timeout=30)) as connection:
         connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\nGET /heal")
-        assert told_until_closed(connection).startswith(b"HTTP/1.1 200")
+        assert receive_until_closed(connection).startswith(b"HTTP/1.1 200")
 
 
 def test_connections_are_limited_and_a_later_request_is_served(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients cannot use up all descriptors, which the process needs to read its tables."""
     monkeypatch.setattr("leasehold.adapters.ops.serving.app.CONNECTIONS_MAX", 5)
     with ExitStack() as stack:
-        made = [
+        connections = [
             stack.enter_context(closing(socket.create_connection(("127.0.0.1", port), timeout=30))) for _ in range(8)
         ]
-        assert [told_until_closed(each) for each in made[5:]] == [b""] * 3
-        for each in made[:5]:
-            each.close()
+        assert [receive_until_closed(connection) for connection in connections[5:]] == [b""] * 3
+        for connection in connections[:5]:
+            connection.close()
     while True:
         with suppress(OSError, http.client.HTTPException):
-            assert got(port, "/healthz")[0] == 200
+            assert fetch(port, "/healthz")[0] == 200
             return
 
 
-def test_a_page_that_is_open_stays_so(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_limit_spares_the_stream_of_an_open_page(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit applies to requests; the page depends on a response that goes on for hours."""
     monkeypatch.setattr("leasehold.adapters.ops.serving.app.REQUEST_SECONDS", 0.1)
     with closing(socket.create_connection(("127.0.0.1", port), timeout=1.0)) as connection:
         connection.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
         with pytest.raises(TimeoutError):
-            told_until_closed(connection)
+            receive_until_closed(connection)
 
 
-def told_until_closed(connection: socket.socket) -> bytes:
+def receive_until_closed(connection: socket.socket) -> bytes:
     """Return what arrives until the other end closes; a reset counts as a close."""
-    told = b""
+    received = b""
     with suppress(ConnectionError):
         while more := connection.recv(65536):
-            told += more
-    return told
+            received += more
+    return received
 
 
-def test_a_saved_page_has_what_the_served_one_asks_for(watcher: TableWatcher) -> None:
-    """The file explains each lease and worker without a server, and no name ends the script that has the data."""
+def test_a_saved_page_contains_all_that_the_served_one_requests(watcher: TableWatcher) -> None:
+    """No lease's name can end the script element that has the data."""
     page = saved_page([watcher])
     assert (page.count("<script"), page.count("</script>"), page.count("src="), page.count("stylesheet")) == (
         2,
@@ -517,7 +504,7 @@ def test_a_saved_page_has_what_the_served_one_asks_for(watcher: TableWatcher) ->
 
 
 def test_serve_once_writes_the_page_and_ends(tmp_path: Path) -> None:
-    """A report for a ticket needs no server; a table that cannot be read leaves no file."""
+    """A table that cannot be read leaves no file."""
     url, page = f"sqlite://{tmp_path}/leases.db", tmp_path / "page.html"
     with closing(SqliteStore(f"{tmp_path}/leases.db")) as store:
         placed(store, Lease("s-9", checkpoint=SHARD_END))
