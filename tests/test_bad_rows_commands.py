@@ -46,8 +46,7 @@ def ran(app: Typer, *arguments: str) -> str:
     return done.stdout
 
 
-def test_leases_names_each_bad_row_and_shows_the_good(url: str) -> None:
-    """Users who had to repair the table used to see a traceback instead of the row."""
+def test_leases_command_names_bad_rows_and_shows_good_ones(url: str) -> None:
     done = CliRunner().invoke(leases, [url])
     assert done.exit_code == 0
     output = done.output

@@ -106,10 +106,10 @@ OF_SOURCES = {
     [(command, url) for command in OF_STORES for url in STORES],
 )
 @pytest.mark.usefixtures("planted")
-def test_a_command_does_not_repeat_the_credentials_in_the_url_of_a_store(
+def test_command_does_not_repeat_credentials_of_a_store_url(
     command: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """AWS secrets often contain a slash, and were printed when they did."""
+    """AWS secrets often contain a slash."""
     monkeypatch.chdir(tmp_path)
     _refused([command, *(word.format(url) for word in OF_STORES[command])], caplog)
 
@@ -117,10 +117,9 @@ def test_a_command_does_not_repeat_the_credentials_in_the_url_of_a_store(
 @pytest.mark.parametrize("url", SOURCES)
 @pytest.mark.parametrize("command", OF_SOURCES)
 @pytest.mark.usefixtures("planted")
-def test_a_command_does_not_repeat_the_credentials_in_the_url_of_a_source(
+def test_command_does_not_repeat_credentials_of_a_source_url(
     command: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The same for sources."""
     monkeypatch.chdir(tmp_path)
     open_store("sqlite://here.db").close()
     _refused([command, *(word.format(url) for word in OF_SOURCES[command])], caplog)
@@ -133,7 +132,7 @@ def _refused(arguments: list[str], caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize("url", [*STORES, *SOURCES])
-def test_opening_a_url_with_credentials_raises_none_of_them(url: str) -> None:
+def test_opening_a_url_raises_none_of_its_credentials(url: str) -> None:
     """Applications that embed a store log what it raises."""
     for opened in (open_store, open_source):
         with pytest.raises(ValueError, match="URL") as caught:
@@ -142,8 +141,7 @@ def test_opening_a_url_with_credentials_raises_none_of_them(url: str) -> None:
 
 
 @pytest.mark.usefixtures("planted")
-def test_no_object_shows_what_opens_a_service() -> None:
-    """A debugger, an f-string or a pickle of a task would reveal it."""
+def test_repr_and_str_hide_credentials() -> None:
     kinesis = open_source("kinesis://orders?region=eu-west-1&endpoint=http://127.0.0.1:1")
     hub = open_source(f"eventhubs://{NAMESPACE}/hub")
     worker = Worker(store=open_store("memory://canaries"), source=kinesis, me="ann", config=Config())
@@ -168,7 +166,7 @@ SPARK: dict[str, tuple[Callable[[dict[str, str]], Any], dict[str, str]]] = {
 
 @pytest.mark.parametrize("kind", SPARK)
 @pytest.mark.usefixtures("planted")
-def test_no_file_or_task_of_spark_holds_a_credential(kind: str) -> None:
+def test_spark_files_and_tasks_hold_no_credential(kind: str) -> None:
     """Checkpoint folders have many readers, and a pickle of the reader reaches every executor."""
     source, options = SPARK[kind]
     made = source({**options, "lease.store": "sqlite://x"})
@@ -180,7 +178,7 @@ def test_no_file_or_task_of_spark_holds_a_credential(kind: str) -> None:
 
 @pytest.mark.services
 @pytest.mark.usefixtures("planted")
-def test_a_worker_and_its_tools_leave_no_credential_anywhere(
+def test_worker_and_its_tools_leave_no_credential_anywhere(
     moto_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Logs, events, metrics, the command line, rows and reports have readers who may not read the stream."""

@@ -18,7 +18,7 @@ def test_every_error_is_a_leasehold_error_and_exported_by_the_root() -> None:
     assert all(issubclass(kind, leasehold.LeaseholdError) for kind in PUBLIC.values())
 
 
-def test_no_error_of_a_store_source_worker_or_producer_is_defined_outside_the_hierarchy() -> None:
+def test_error_of_a_store_source_worker_or_producer_is_in_the_hierarchy() -> None:
     """A class elsewhere with the name of one of them is derived from one of them."""
     root = Path(leasehold.__file__).parent
     for path in root.rglob("*.py"):

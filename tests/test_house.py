@@ -97,7 +97,7 @@ def _package(module: str) -> str:
     return ".".join(parts[: 1 + (parts[0] == "leasehold")])
 
 
-def test_no_import_goes_through_the_links() -> None:
+def test_imports_do_not_go_through_links() -> None:
     """No module is loaded twice under two names, which would give it two sets of classes."""
     assert [(ROOT / link).readlink() for link in LINKS] == [Path("leasehold") / link for link in LINKS]
     found = [
@@ -124,7 +124,7 @@ def test_balancer_imports_only_what_is_allowed() -> None:
     assert found == []
 
 
-def test_balancer_calls_nothing_that_speaks_or_differs() -> None:
+def test_balancer_calls_no_forbidden_builtin() -> None:
     """The decision neither prints nor depends on a process's hash seed."""
     found = [
         f"{_name(path)}:{node.lineno} calls {node.func.id}"
@@ -135,7 +135,7 @@ def test_balancer_calls_nothing_that_speaks_or_differs() -> None:
     assert found == []
 
 
-def test_balancer_needs_attrs_alone() -> None:
+def test_balancer_needs_only_attrs() -> None:
     """An application that embeds the planner needs no cloud library."""
     modules = sorted(
         _name(path)[:-3].replace("/", ".") for path in _sources("leasehold/balancer") if path.stem != "__init__"
@@ -209,7 +209,7 @@ def _shows(node: ast.AST, faults: set[str]) -> bool:
             return False
 
 
-def test_exceptions_are_shown_by_said_alone() -> None:
+def test_exceptions_are_shown_only_by_said() -> None:
     """An exception whose `__repr__` raises, or is endless, does not end the thread that reports it."""
     found = [
         f"{_name(path)}:{node.lineno}"  # type: ignore[attr-defined]  # every node that is shown has a line
@@ -231,7 +231,7 @@ THREADS_OF_THEIR_OWN = {
 }
 
 
-def test_threads_are_begun_by_spawn_alone() -> None:
+def test_threads_are_started_only_by_spawn() -> None:
     """A thread never ends silently while its work is left undone."""
     found = {
         _name(path)
@@ -256,8 +256,7 @@ def test_signal_handlers_are_set_where_a_fork_restores_them() -> None:
     assert found == {"leasehold/adapters/signals.py"}
 
 
-def test_no_private_function_is_left_that_nobody_calls() -> None:
-    """Code that a change has replaced would look as if it were still in use."""
+def test_every_private_function_is_used() -> None:
     left = []
     for path in chain.from_iterable(sorted((ROOT / package).rglob("*.py")) for package in PACKAGES):
         tree = ast.parse(path.read_text("utf-8"))
@@ -267,7 +266,7 @@ def test_no_private_function_is_left_that_nobody_calls() -> None:
     assert left == []
 
 
-def test_tests_replace_nothing_that_other_threads_use() -> None:
+def test_tests_patch_nothing_that_other_threads_use() -> None:
     """`moves.time.sleep` is shared: a thread left by an earlier test would fail this one."""
     through = re.compile(r'"leasehold[\w.]*\.(os|random|shutil|signal|socket|subprocess|sys|threading|time)\.\w+"')
     found = [
@@ -278,7 +277,7 @@ def test_tests_replace_nothing_that_other_threads_use() -> None:
     assert found == []
 
 
-def test_no_test_has_a_stand_in_of_services_in_its_own_process() -> None:
+def test_tests_never_import_moto_in_process() -> None:
     """Once imported, moto hooks every client that boto3 creates later, and calls would no longer go past boto3."""
     alone = "tests/standins/iam_server.py"  # a process of its own
     found = {
@@ -290,7 +289,7 @@ def test_no_test_has_a_stand_in_of_services_in_its_own_process() -> None:
     assert found == {alone}
 
 
-def test_modules_of_tests_have_names_of_their_own() -> None:
+def test_test_modules_have_unique_names() -> None:
     """Tests import their neighbors by bare names. If two modules had one name, one would be taken for the other."""
     names = Counter(path.name for path in _sources("tests", *PROGRAMS) if path.name != "conftest.py")
     assert [name for name, count in names.items() if count > 1] == []
@@ -300,7 +299,7 @@ REPEATED = "tests/sources/kinesis/test_wire_views.py"
 """Runs the tests of `test_wire.py` once more with the scan in C."""
 
 
-def test_no_module_of_tests_is_imported_by_another() -> None:
+def test_test_modules_are_not_imported_by_others() -> None:
     """What several test modules use is in a module of its own, which contains no tests."""
     found = {
         _name(path)
@@ -323,7 +322,7 @@ def _named_types(tree: ast.Module) -> Iterator[str]:
                 yield name
 
 
-def test_no_class_name_has_two_homes() -> None:
+def test_class_names_are_unique() -> None:
     """A class name has one meaning in the whole project."""
     homes: dict[str, list[str]] = defaultdict(list)
     for path in _sources(*PACKAGES):
@@ -332,8 +331,7 @@ def test_no_class_name_has_two_homes() -> None:
     assert {name: places for name, places in homes.items() if len(places) > 1} == {}
 
 
-def test_no_file_names_a_place_on_a_developers_machine() -> None:
-    """No command that works only here reaches a user."""
+def test_files_name_no_path_of_a_developers_machine() -> None:
     top = (path for path in sorted(ROOT.iterdir()) if path.is_file() and path.name != ".git")
     found = [
         f"{_name(path)}:{number}: {line.strip()[:80]}"
@@ -388,7 +386,7 @@ def test_every_locked_package_has_a_digest() -> None:
         "specs/why-nothing-is-skipped.md",
     ],
 )
-def test_a_page_names_only_what_there_is(page: str) -> None:
+def test_pages_name_only_what_exists(page: str) -> None:
     """A newcomer is never sent to a file, a function or a test that has been renamed."""
     missing = []
     for name, inside in re.findall(r"`([\w./-]+\.py)(?:::?([\w.]+))?`", (ROOT / page).read_text(encoding="utf-8")):

@@ -45,7 +45,7 @@ def _test(python: str, files: str) -> None:
     assert done.returncode == 0, done.stdout[-3000:]
 
 
-def test_the_oldest_dependencies_will_do(tmp_path: Path) -> None:
+def test_oldest_allowed_dependencies_work(tmp_path: Path) -> None:
     """Users would notice an allowed version that does not work at their first command."""
     python = _installed(tmp_path, "lowest-direct")
     help_command = [python, "-c", "from leasehold.adapters.cli import run; run()", "consume", "--help"]
@@ -53,6 +53,5 @@ def test_the_oldest_dependencies_will_do(tmp_path: Path) -> None:
     _test(python, f"{PART} {PRIVATE}")
 
 
-def test_the_newest_boto3_has_the_private_attributes_that_are_read(tmp_path: Path) -> None:
-    """A release of botocore that renames one is noticed here, and not by a worker that grows slow."""
+def test_newest_boto3_has_the_private_attributes_that_we_read(tmp_path: Path) -> None:
     _test(_installed(tmp_path, "highest"), PRIVATE)

@@ -133,7 +133,7 @@ def test_an_entry_point_adds_a_command(environment: dict[str, str]) -> None:
     assert "Answer one listing" in shown
 
 
-def test_doctor_says_that_it_has_no_checks_for_the_store_of_another_package(environment: dict[str, str]) -> None:
+def test_doctor_names_a_plugin_store_without_checks(environment: dict[str, str]) -> None:
     """The error names the scheme, and the command exits with 2."""
     result = command(environment, "doctor", "kinesis://orders?region=eu-west-1", "--store", "acme://place")
     assert result.returncode == 2

@@ -44,7 +44,7 @@ def harmless(text: str) -> bool:
 
 
 @pytest.mark.parametrize("by", [(), ("--by", "worker"), ("--by", "group")])
-def test_the_table_of_leases_shows_escapes_as_text(url: str, by: tuple[str, ...]) -> None:
+def test_leases_table_escapes_control_characters(url: str, by: tuple[str, ...]) -> None:
     """A worker's name cannot clear the operator's screen, or set the terminal's title."""
     output = shown("leases", url, *by)
     assert SHOWN in output
@@ -52,14 +52,13 @@ def test_the_table_of_leases_shows_escapes_as_text(url: str, by: tuple[str, ...]
 
 
 @pytest.mark.parametrize("command", [("reset", "--to", "LATEST"), ("copy-leases", "memory://printable")])
-def test_an_unusable_value_is_told_without_its_escapes(url: str, command: tuple[str, ...]) -> None:
-    """The very message that names a bad row could be its weapon."""
+def test_message_about_an_unusable_value_escapes_control_characters(url: str, command: tuple[str, ...]) -> None:
     output = shown(command[0], url, *command[1:])
     assert SHOWN in output
     assert harmless(output)
 
 
-def test_moves_are_told_without_their_escapes(tmp_path: Path) -> None:
+def test_dry_run_moves_escape_control_characters(tmp_path: Path) -> None:
     """The table of a dry run shows every key."""
     store = SqliteStore(str(tmp_path / "leases.db"))
     done(store.write(CreateLease(Lease(ESCAPE, checkpoint=Position("9")))))
@@ -69,7 +68,7 @@ def test_moves_are_told_without_their_escapes(tmp_path: Path) -> None:
     assert harmless(output)
 
 
-def test_a_log_line_is_one_line_whatever_it_tells_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_log_line_is_one_line_whatever_it_contains(caplog: pytest.LogCaptureFixture) -> None:
     """An owner's name cannot forge a line of the log, or clear the screen of its readers."""
     log = escaped(logging.getLogger("leasehold.printable"))
     log.error("worker %s\n2026-01-01 ERROR forged", ESCAPE, exc_info=ValueError(f"lease {ESCAPE}"))
@@ -78,8 +77,7 @@ def test_a_log_line_is_one_line_whatever_it_tells_of(caplog: pytest.LogCaptureFi
     assert f"ValueError: lease {SHOWN}" in caplog.text
 
 
-def test_every_logger_of_ours_is_such() -> None:
-    """The names that a single unsafe logger writes would be printed unescaped."""
+def test_every_logger_of_ours_escapes_names() -> None:
     house = Path(__file__).parents[1]
     loggers = [
         (path.name, line)
@@ -103,7 +101,7 @@ def test_every_logger_of_ours_is_such() -> None:
         ("\ud800", r"\ud800"),
     ],
 )
-def test_an_invisible_character_is_written_out(text: str, safe: str) -> None:
+def test_invisible_characters_are_escaped(text: str, safe: str) -> None:
     """Eight-bit escapes, bidirectional controls and lone surrogates do harm too."""
     assert printable(text) == safe
     assert printable_lines(f"one\n{text[:3]}") == f"one\n{printable(text[:3])}"
@@ -111,7 +109,7 @@ def test_an_invisible_character_is_written_out(text: str, safe: str) -> None:
 
 @pytest.mark.parametrize("base", [Exception, BaseException])
 @pytest.mark.parametrize("by", SHOWN_BY)
-def test_an_exception_is_said_whatever_its_class_does(by: str, base: type[BaseException]) -> None:
+def test_exception_is_formatted_whatever_its_class_does(by: str, base: type[BaseException]) -> None:
     """Reporting a handler's fault neither ends the thread nor fills the log."""
     text = said(unsayable(by, base))
     assert text.startswith("Unsayable: ")
@@ -133,8 +131,7 @@ def test_a_line_of_the_log_costs_its_caller_nothing(by: str, caplog: pytest.LogC
     assert len(caplog.messages[0]) <= TEXT_LENGTH_MAX + 20
 
 
-def test_a_line_names_a_few_and_says_how_many_more_there_are() -> None:
-    """A worker that leaves a thousand leases to expire used to log one line of 24 KB."""
+def test_log_line_lists_a_few_names_and_counts_the_rest() -> None:
     keys = [f"shard-{number}" for number in range(1000)]
     assert few(keys) == "shard-0, shard-1, shard-2, shard-3, shard-4 and 995 more"
     assert [few(keys[:5]), few(keys[:2], 1, "; "), few([])] == [", ".join(keys[:5]), "shard-0 and 1 more", ""]

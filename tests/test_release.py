@@ -79,8 +79,7 @@ def command(commands: Path, *words: str, asked: str | None = None) -> subprocess
     )
 
 
-def test_the_sources_build_the_wheel_that_the_checkout_builds(release: tuple[Path, Path]) -> None:
-    """Sources built from the top-level links used to lack two packages of the three."""
+def test_sources_build_the_same_wheel_as_the_checkout(release: tuple[Path, Path]) -> None:
     sources, wheel = release
     with tarfile.open(sources) as packed, zipfile.ZipFile(wheel) as held:
         top = sources.name.removesuffix(".tar.gz")
@@ -92,9 +91,7 @@ def test_the_sources_build_the_wheel_that_the_checkout_builds(release: tuple[Pat
     assert {"LICENSE", "Makefile", "hatch_build.py", "pyproject.toml", "requirements.lock"} - written == set()
 
 
-def test_a_compiled_wheel_is_named_for_any_linux_and_is_compiled(
-    release: tuple[Path, Path], tmp_path: Path, environment: Path
-) -> None:
+def test_compiled_wheel_is_tagged_for_any_linux(release: tuple[Path, Path], tmp_path: Path, environment: Path) -> None:
     """An index rejects a wheel that is named after one machine's Linux; an uncompiled file in it would be slow."""
     wheel = compiled(release[0], OURS, pythons()[OURS], tmp_path)
     if wheel is None:
@@ -113,10 +110,9 @@ def environment(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("extra", IMPORTS)
-def test_an_extra_is_enough_for_what_it_is_for(
+def test_each_extra_is_enough_for_its_purpose(
     release: tuple[Path, Path], python: tuple[str, Path], extra: str, environment: Path
 ) -> None:
-    """Users do not learn at their first command that something is missing."""
     borrowed = SPARK if extra in WITH_SPARK else None
     commands = installed(release[1], f"cli,{extra}", python[1], environment, borrowed=borrowed)
     version_line = command(commands, "leasehold", "--version").stdout
@@ -132,7 +128,7 @@ def test_an_extra_is_enough_for_what_it_is_for(
     assert (tried.returncode, tried.stderr) == (0, "")
 
 
-def test_a_worker_of_kinesis_needs_no_plots_frames_or_spark(release: tuple[Path, Path], environment: Path) -> None:
+def test_kinesis_worker_needs_no_plots_frames_or_spark(release: tuple[Path, Path], environment: Path) -> None:
     """A worker's image would be a gigabyte larger for libraries that it never calls."""
     commands = installed(release[1], "aws,cli", pythons()[OURS], environment)
     (here,) = environment.glob("lib/python*/site-packages")
@@ -145,7 +141,7 @@ def test_a_worker_of_kinesis_needs_no_plots_frames_or_spark(release: tuple[Path,
     assert "Kinesis cannot be reached for stream 'orders': Could not connect" in tried.stderr
 
 
-def test_a_missing_extra_is_named(release: tuple[Path, Path], environment: Path) -> None:
+def test_missing_extra_is_named_in_the_error(release: tuple[Path, Path], environment: Path) -> None:
     """The error does not tell users to install a library in an untested version."""
     commands = installed(release[1], "cli", pythons()[OURS], environment)
     results = {extra: command(commands, "leasehold", *words) for extra, words in MISSING.items()}

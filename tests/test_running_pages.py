@@ -49,8 +49,8 @@ def unit(key: str) -> str:
     return str(settings)
 
 
-def test_the_workers_are_given_the_time_that_they_take_to_drain() -> None:
-    """They are not killed during the drain, so deployments leave no leases to expire."""
+def test_workers_get_the_time_that_they_need_to_drain() -> None:
+    """The drain ends before the service manager kills the workers."""
     spec = pod("orders-workers")
     params = parsed(spec["containers"][0]["args"])
     assert spec["terminationGracePeriodSeconds"] > params["drain_seconds"] + SLACK_SECONDS
@@ -59,7 +59,7 @@ def test_the_workers_are_given_the_time_that_they_take_to_drain() -> None:
     assert (params["processes"], unit_params["processes"]) == (2, 4)
 
 
-def test_the_probe_asks_the_page_by_a_name_that_it_allows() -> None:
+def test_probe_uses_a_host_name_that_the_page_allows() -> None:
     """The page rejects other names, and the pod would never be ready."""
     container = pod("orders-page")["containers"][0]
     probe = container["readinessProbe"]["httpGet"]
@@ -68,7 +68,7 @@ def test_the_probe_asks_the_page_by_a_name_that_it_allows() -> None:
     assert (probe["path"], params["port"]) == ("/readyz", container["ports"][0]["containerPort"])
 
 
-def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     """For an unknown setting, systemd writes no more than a line in its journal."""
     if shutil.which("systemd-analyze") is None:
         pytest.skip("THE SYSTEMD UNIT IS NOT TRIED: there is no systemd-analyze")
@@ -86,7 +86,7 @@ def instructions() -> list[tuple[str, str]]:
     return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in text.splitlines() if line)]
 
 
-def test_the_container_file_copies_what_there_is_and_runs_the_command_itself() -> None:
+def test_container_file_copies_existing_files_and_runs_the_command_directly() -> None:
     """A shell around the command would keep SIGTERM from it, and a renamed file would fail the build."""
     given = instructions()
     assert [word for word, _ in given] == (
@@ -102,7 +102,7 @@ def test_the_container_file_copies_what_there_is_and_runs_the_command_itself() -
     assert known["USER"] != "root"
 
 
-def test_the_shell_of_the_container_file_parses_and_leaves_versions_without_digests(tmp_path: Path) -> None:
+def test_container_shell_parses_and_drops_digests(tmp_path: Path) -> None:
     """Pip rejects a wheel that was just built if its constraints have digests."""
     run = dict(instructions())["RUN"]
     assert subprocess.run(["sh", "-n", "-c", run], check=False).returncode == 0
@@ -152,12 +152,11 @@ def api() -> Iterator[KubernetesApi]:
 @pytest.mark.more
 @pytest.mark.services
 @pytest.mark.timeout(2000)  # the first time it is built
-def test_kubernetes_takes_the_manifests(api: KubernetesApi) -> None:
+def test_kubernetes_accepts_the_manifests(api: KubernetesApi) -> None:
     """Kubernetes silently drops an unknown field, and a probe or a grace period with it."""
     assert [api.create(each) for each in objects()] == [(201, "")] * 4
 
 
-def test_the_words_of_the_manifests_are_those_of_the_command() -> None:
-    """A check that accepts any argument would prove nothing about the manifests."""
+def test_manifest_check_rejects_unknown_options() -> None:
     with pytest.raises(Exception, match="No such option: --drain-time"):
         parsed([*pod("orders-workers")["containers"][0]["args"], "--drain-time=3"])

@@ -45,7 +45,7 @@ def log() -> Iterator[SafeLog]:
 @pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("where", ["handler", "filter"])
 @pytest.mark.parametrize("level", ["debug", "info", "warning", "error", "exception", "critical"])
-def test_a_log_call_returns_whatever_a_handler_or_a_filter_raises(
+def test_log_call_returns_even_if_a_handler_or_filter_raises(
     log: SafeLog, error: Exception, where: str, level: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The line goes to standard error instead."""
@@ -58,21 +58,21 @@ def test_a_log_call_returns_whatever_a_handler_or_a_filter_raises(
     assert "leasehold.test_safe_logs: lease s-0 is lost (a log handler raised " in capsys.readouterr().err
 
 
-def test_a_log_call_returns_without_a_standard_error(log: SafeLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_call_returns_without_standard_error(log: SafeLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """A daemon may have closed it."""
     log.logger.addHandler(Raising(OSError(28)))
     monkeypatch.setattr(sys, "stderr", None)
     log.warning("lost")
 
 
-def test_a_line_names_the_function_that_logged_it_and_keeps_its_extra_fields(
+def test_log_line_names_its_calling_function_and_keeps_extra_fields(
     log: SafeLog, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Readers are not sent to the adapter in between."""
     log.warning("lost %d", 1, extra={"lease": "s-0"})
     (record,) = caplog.records
     assert (record.funcName, record.getMessage(), record.__dict__["lease"]) == (
-        "test_a_line_names_the_function_that_logged_it_and_keeps_its_extra_fields",
+        "test_log_line_names_its_calling_function_and_keeps_extra_fields",
         "lost 1",
         "s-0",
     )
@@ -97,18 +97,18 @@ BARE_LOGGERS = (
 
 
 @pytest.mark.parametrize("source", BARE_LOGGERS)
-def test_a_logger_that_may_raise_is_found_wherever_it_is_kept(source: str) -> None:
+def test_unsafe_logger_is_found_wherever_it_is_stored(source: str) -> None:
     """A logger may be kept in a name, an attribute, a default, or one of several targets."""
     assert len(_bare_calls(ast.parse(source))) == 1
 
 
 @pytest.mark.parametrize("source", BARE_LOGGERS[:-1])
-def test_a_safe_logger_may_be_kept_anywhere(source: str) -> None:
+def test_safe_logger_may_be_stored_anywhere(source: str) -> None:
     """`escaped` makes a logger safe."""
     assert _bare_calls(ast.parse(re.sub(r"((?:logging\.)?getLogger\('\w'\))", r"escaped(\1)", source))) == []
 
 
-def test_every_logger_that_logs_is_a_safe_one() -> None:
+def test_every_logger_that_logs_is_safe() -> None:
     """A module that calls `logging.getLogger` to log, and not to set a level or handlers, wraps it in `escaped`."""
     modules = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(ROOT.rglob("*.py"))}
     assert [f"{path.relative_to(ROOT)}:{line}" for path, tree in modules.items() for line in _bare_calls(tree)] == []
@@ -184,13 +184,13 @@ TOLD_TOO_EARLY = (
 
 
 @pytest.mark.parametrize("body", TOLD_TOO_EARLY)
-def test_what_is_told_before_the_state_is_set_right_is_found(body: str) -> None:
+def test_logging_before_recovery_is_found(body: str) -> None:
     """Recovery may be a call, an assignment, or happen one level further out."""
     tree = ast.parse("try:\n    f()\nexcept Exception:\n" + "\n".join("    " + line for line in body.split("\n")))
     assert len(_told_too_early(tree)) == 1
 
 
-def test_a_clause_that_meets_a_fault_recovers_before_it_tells() -> None:
+def test_except_clause_recovers_before_it_logs() -> None:
     """A log handler or an observer may hang or end the thread, and what follows it would not be done."""
     assert [
         f"{path.relative_to(ROOT)}:{line}"

@@ -82,8 +82,8 @@ def test_every_awaitable_is_awaited(kind: str) -> None:
     assert [(lease.owner, lease.checkpoint) for lease in store.list().leases] == [(None, Position("104"))] * 4
 
 
-def test_no_checkpoint_is_written_before_the_handler_has_ended() -> None:
-    """If the worker crashes, a batch that a handler was still awaiting is read again."""
+def test_checkpoint_waits_for_the_async_handler() -> None:
+    """A batch is checkpointed only after its awaitable has completed."""
     store, began, seen = FaultyStore(), Event(), Seen(5)
     loops: list[asyncio.AbstractEventLoop] = []
     gate = asyncio.Event()
@@ -102,8 +102,8 @@ def test_no_checkpoint_is_written_before_the_handler_has_ended() -> None:
     assert (before, store.row("s-0").checkpoint) == (TRIM_HORIZON, Position("104"))
 
 
-def test_shards_that_await_hold_no_threads() -> None:
-    """The number of shards awaited at the same time is not limited by the number of threads."""
+def test_awaiting_shards_hold_no_threads() -> None:
+    """The number of shards awaited at once is not limited by the number of threads."""
     store, names = FaultyStore(), tuple(f"s-{n:02}" for n in range(40))
     waiting, seen, all_wait = set[str](), Seen(40), asyncio.Event()
 
@@ -120,7 +120,7 @@ def test_shards_that_await_hold_no_threads() -> None:
     assert sorted(seen.by_shard) == list(names)
 
 
-def test_an_async_dead_letter_is_awaited_before_the_shard_goes_on() -> None:
+def test_async_dead_letter_is_awaited_before_the_shard_continues() -> None:
     store, letters, seen = FaultyStore(), list[str](), Seen(2)
 
     def handle(delivery: Delivery) -> None:
@@ -158,7 +158,7 @@ ANSWERS: dict[str, tuple[Callable[[], object], str]] = {
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_an_answer_that_does_not_say_done_fails_the_batch(answer: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_handler_that_returns_a_value_fails_the_batch(answer: str, caplog: pytest.LogCaptureFixture) -> None:
     """A batch is checkpointed only if its handler returned None."""
     returns, says = ANSWERS[answer]
     harness = ReaderHarness()
@@ -168,7 +168,7 @@ def test_an_answer_that_does_not_say_done_fails_the_batch(answer: str, caplog: p
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_a_dead_letter_that_does_not_say_done_has_taken_nothing(answer: str) -> None:
+def test_dead_letter_that_returns_a_value_fails(answer: str) -> None:
     """A batch counts as dead-lettered only if the dead letter returned None."""
     returns, _ = ANSWERS[answer]
 
@@ -180,8 +180,7 @@ def test_a_dead_letter_that_does_not_say_done_has_taken_nothing(answer: str) -> 
     assert (harness.happened, harness.store.row("s-0").checkpoint) == (["initialize", "stopped"], TRIM_HORIZON)
 
 
-def test_an_awaited_handler_must_end_with_none_too() -> None:
-    """An async handler that returns another coroutine has not processed its batch."""
+def test_awaited_handler_must_return_none() -> None:
     store, tries, stopped = FaultyStore(), list[int](), Event()
 
     async def inner(_delivery: Delivery) -> None:
@@ -218,13 +217,13 @@ def plain(_batch: Delivery) -> None:
         ({"handler": plain, "handler_seconds": 0}, "handler_seconds"),
     ],
 )
-def test_an_object_that_can_never_handle_anything_is_refused_at_the_start(given: dict[str, object], says: str) -> None:
+def test_handling_with_an_invalid_callable_or_duration_is_rejected(given: dict[str, object], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         Handling(**given)  # type: ignore[arg-type]
 
 
-def test_a_task_that_raises_system_exit_ends_the_worker_in_good_order() -> None:
-    """The event loop goes on, so that the batches it awaits are not held forever."""
+def test_task_that_raises_system_exit_stops_the_worker_cleanly() -> None:
+    """The event loop keeps running until the batches that it awaits are over."""
     store, tasks = FaultyStore(), list[asyncio.Task[None]]()
 
     async def ends() -> None:

@@ -48,7 +48,7 @@ def more(shard: ReaderHarness, count: int, size: int = 0) -> None:
     log += [record._replace(data=record.data + b"." * size) for record in records(count, len(log))]
 
 
-def test_records_wait_for_more_until_the_first_of_them_has_waited_long_enough() -> None:
+def test_records_wait_until_the_first_has_waited_long_enough() -> None:
     shard = shard_of(1)
     reading = shard.reading(linger_seconds=WINDOW)
     assert at(shard, reading, 3.5) == []
@@ -61,7 +61,8 @@ def test_records_wait_for_more_until_the_first_of_them_has_waited_long_enough() 
     assert (at(shard, reading, 4.9), at(shard, reading, 1.2)) == ([], [data(1, 3)])
 
 
-def test_a_full_batch_is_dispatched_at_once_and_the_rest_waits_for_a_window_of_its_own() -> None:
+def test_full_batch_is_dispatched_at_once() -> None:
+    """The remaining records wait for a window of their own."""
     shard = shard_of(3)
     reading = shard.reading(linger_seconds=WINDOW, max_records=5)
     assert at(shard, reading, 1.5) == []
@@ -71,7 +72,7 @@ def test_a_full_batch_is_dispatched_at_once_and_the_rest_waits_for_a_window_of_i
     assert at(shard, reading, 1.5) == [data(2, 5)]
 
 
-def test_a_batch_of_many_bytes_is_full() -> None:
+def test_batch_over_the_byte_limit_is_full() -> None:
     shard = shard_of(1)
     reading = shard.reading(linger_seconds=WINDOW)
     at(shard, reading, 1.5)
@@ -79,7 +80,7 @@ def test_a_batch_of_many_bytes_is_full() -> None:
     assert [len(batch) for batch in at(shard, reading, 1.0)] == [2]
 
 
-def test_the_end_of_the_shard_ends_the_window() -> None:
+def test_shard_end_closes_the_window() -> None:
     shard = shard_of(2)
     reading = shard.reading(linger_seconds=WINDOW)
     at(shard, reading, 1.5)
@@ -104,7 +105,7 @@ def test_waiting_records_are_left_to_the_next_owner() -> None:
     assert shard.store.row("s-0").checkpoint == Position("101")
 
 
-def test_a_checkpoint_is_written_while_records_wait() -> None:
+def test_checkpoint_is_written_while_records_wait() -> None:
     shard = shard_of(2)
     reading = shard.reading(linger_seconds=60.0, max_records=2, checkpoint_seconds=3.0)
     at(shard, reading, 0.5)
@@ -116,8 +117,8 @@ def test_a_checkpoint_is_written_while_records_wait() -> None:
     assert shard.store.row("s-0").checkpoint == Position("103")
 
 
-def test_a_repeated_batch_does_not_wait_for_more() -> None:
-    """What is left of a batch after a partial failure is repeated when that is due, although it is not full."""
+def test_repeated_batch_does_not_wait_for_more_records() -> None:
+    """The rest of a partly failed batch is repeated when its retry is due, although it is not full."""
     failed: list[int] = []
 
     def does(batch: Delivery) -> None:
@@ -135,8 +136,8 @@ def test_a_repeated_batch_does_not_wait_for_more() -> None:
         logging.disable(logging.NOTSET)
 
 
-def test_a_read_that_fails_does_not_open_the_window_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The waiting records are read again, and what they have waited counts."""
+def test_failed_read_does_not_restart_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The waiting records are read again, and the time they have waited counts."""
     shard = shard_of(2)
     budget = MemoryBudget(2**30)
     reading = shard.reading(budget, linger_seconds=WINDOW)
@@ -157,7 +158,7 @@ def test_a_read_that_fails_does_not_open_the_window_again(monkeypatch: pytest.Mo
     assert at(shard, reading, 5.0) == [data(3)]
 
 
-def test_the_search_for_a_record_that_fails_does_not_wait_for_more() -> None:
+def test_search_for_a_failing_record_does_not_wait_for_more() -> None:
     dead_lettered: list[bytes] = []
 
     def does(batch: Delivery) -> None:
@@ -177,8 +178,8 @@ def test_the_search_for_a_record_that_fails_does_not_wait_for_more() -> None:
     assert dead_lettered == data(1)
 
 
-def test_a_joined_batch_reaches_as_far_as_its_reads() -> None:
-    """The source may have dropped records after the last one, which are done with the batch."""
+def test_joined_batch_ends_where_its_last_read_ended() -> None:
+    """The source may have dropped records after the last one. The batch covers those too."""
     first = Batch(tuple(records(2)), Position("150"), 3.0, 1.0)
     empty = Batch((), None, 0.0, 2.0, answered=False)
     both = join_batches(first, empty)
@@ -188,8 +189,8 @@ def test_a_joined_batch_reaches_as_far_as_its_reads() -> None:
     assert join_batches(both, last) == Batch(tuple(records(3)), Position("102"), 0.0, 1.0, ended=True, size=3)
 
 
-def test_where_other_shards_need_the_memory_the_window_ends() -> None:
-    """Waiting records give way, and are dispatched as soon as they can be held again."""
+def test_window_closes_when_other_shards_need_the_memory() -> None:
+    """Waiting records are dropped, and are dispatched as soon as they can be held again."""
     shard = shard_of(2)
     budget = MemoryBudget(50 * 2**20)
     reading = shard.reading(budget, linger_seconds=300.0)
@@ -205,7 +206,7 @@ def test_where_other_shards_need_the_memory_the_window_ends() -> None:
     assert at(shard, reading, 1.0) == [data(1, 2)]
 
 
-def test_the_status_says_that_records_wait() -> None:
+def test_status_shows_waiting_records() -> None:
     """Their age is lag, but the shard is neither unread nor falling behind."""
     shard = shard_of(0)
     shard.holding.progress.tell("host", lambda: 1e6 + shard.clock.now, shard.clock.now)
@@ -234,10 +235,10 @@ CASES = st.tuples(
 
 @given(CASES)
 @settings(deadline=None)
-def test_each_record_is_handled_in_order_and_acknowledged_only_then(
+def test_records_are_handled_in_order_and_acknowledged_afterwards(
     case: tuple[list[tuple[int, float]], int, int | None, frozenset[int], list[bool]],
 ) -> None:
-    """Whatever arrives, fails or is forgotten meanwhile, and no batch is larger than it may be."""
+    """This holds whatever arrives, fails or is dropped, and no batch exceeds its limit."""
     arrivals, size, limit, faults, forgotten = case
     left, done = set(faults), list[bytes]()
 
@@ -269,7 +270,7 @@ def test_each_record_is_handled_in_order_and_acknowledged_only_then(
     assert done == data(len(shard.shard_log.records))
 
 
-def test_a_handler_that_checkpoints_by_itself_gathers_by_itself() -> None:
+def test_linger_is_rejected_for_a_handler_that_checkpoints() -> None:
     def final(_checkpoint: FinalCheckpoint) -> None:
         """Checkpoint nothing."""
 
@@ -279,7 +280,7 @@ def test_a_handler_that_checkpoints_by_itself_gathers_by_itself() -> None:
         evolve(Handling.of_consumer(lambda _shard: None), linger_seconds=1)  # type: ignore[arg-type,return-value]
 
 
-def test_the_option_is_a_duration() -> None:
+def test_linger_option_is_a_duration() -> None:
     described = consumption(shard_of(0).source, "memory://window", print, Options(linger_seconds="2m"))
     assert described.handling.linger_seconds == 120
     with pytest.raises(ValueError, match="--linger-seconds"):

@@ -48,8 +48,7 @@ class NotingHandler:
 
 
 @given(st.lists(st.sampled_from(("a", "b", "c", "d", None)), min_size=1, max_size=20), st.integers(1, 5))
-def test_each_key_is_in_order_and_so_many_are_at_work(keys: list[str | None], most: int) -> None:
-    """Each key is processed in order, and at most the given number of keys at once."""
+def test_keys_are_processed_in_order_up_to_the_concurrency_limit(keys: list[str | None], most: int) -> None:
     handler, records = NotingHandler(), keyed(*keys)
     asyncio.run(awaited(by_key(handler, most), delivery(records)))
     wanted = {key: [100 + index for index, other in enumerate(keys) if other == key] for key in keys}
@@ -62,8 +61,8 @@ async def awaited(handler: object, batch: Delivery) -> None:
     await handler(batch)
 
 
-def test_a_fault_waits_for_the_keys_at_work_and_no_other_begins() -> None:
-    """When the batch comes again, no record of it is still at work."""
+def test_failed_key_waits_for_running_keys_and_starts_no_other() -> None:
+    """When the batch comes again, none of its records is still being processed."""
     seen: list[str] = []
 
     async def handle(batch: Delivery) -> None:
@@ -88,7 +87,7 @@ def test_a_fault_waits_for_the_keys_at_work_and_no_other_begins() -> None:
 
 
 @pytest.mark.parametrize("answer", ["value", "cancelled"])
-def test_a_key_that_does_not_say_done_fails_the_batch(answer: str) -> None:
+def test_key_whose_handler_returns_a_value_fails_the_batch(answer: str) -> None:
     async def handle(batch: Delivery) -> object:
         if batch.records[0].partition_key == "a":
             return None
@@ -100,8 +99,7 @@ def test_a_key_that_does_not_say_done_fails_the_batch(answer: str) -> None:
         asyncio.run(awaited(by_key(handle, 2), delivery(keyed("a", "b"))))
 
 
-def test_a_batch_that_is_given_up_cancels_its_keys() -> None:
-    """No key continues while another worker handles the same records."""
+def test_abandoned_batch_cancels_its_keys() -> None:
     ended: list[str] = []
 
     async def handle(batch: Delivery) -> None:
@@ -122,7 +120,7 @@ def test_a_batch_that_is_given_up_cancels_its_keys() -> None:
     assert sorted(ended) == ["a", "b"]
 
 
-def test_a_part_cannot_be_checkpointed() -> None:
+def test_part_cannot_be_checkpointed() -> None:
     """Only the whole batch can be checkpointed, because a part does not know how far the other keys are."""
     harness = ReaderHarness(ShardRecords(keyed("a", "b", "a")))
     refused: list[str] = []
@@ -139,7 +137,7 @@ def test_a_part_cannot_be_checkpointed() -> None:
     assert not harness.store.row("s-0").checkpoint.numbered
 
 
-def test_a_part_of_columns_is_told_as_columns_too() -> None:
+def test_part_of_a_columnar_batch_has_columns() -> None:
     """`batch.to_arrow` of a part contains that part only."""
     counts: list[int] = []
 
@@ -162,7 +160,7 @@ def plain(_batch: Delivery) -> Any:  # noqa: ANN401  as in an untyped function
     """A handler that is not async."""
 
 
-def test_only_what_can_be_side_by_side_is_taken() -> None:
+def test_only_async_handlers_and_positive_concurrency_are_accepted() -> None:
     """A handler that is not async is rejected, because it could only be called for one key after another."""
     by_key(partial(takes_more, "more"), 1)
     with pytest.raises(ValueError, match="only an `async def` handler"):

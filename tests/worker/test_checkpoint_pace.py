@@ -18,7 +18,7 @@ def ignore(_delivery: Delivery) -> None:
     """Handle nothing."""
 
 
-def test_by_default_a_lease_is_checkpointed_once_a_second() -> None:
+def test_lease_is_checkpointed_once_a_second_by_default() -> None:
     """A table is billed per write, so a busy shard does not checkpoint every batch."""
     store = FaultyStore()
     harness = ReaderHarness(ShardRecords(records(50), size=1), store=store)
@@ -29,8 +29,7 @@ def test_by_default_a_lease_is_checkpointed_once_a_second() -> None:
     assert (len(kept(store)), kept(store)[-1]) == (11, "149")
 
 
-def test_a_checkpoint_within_a_batch_and_a_release_are_written_at_once() -> None:
-    """A handler that requests a checkpoint does not wait for it, and a stop repeats nothing that was handled."""
+def test_requested_checkpoint_and_release_are_written_at_once() -> None:
     store = FaultyStore()
     harness = ReaderHarness(ShardRecords(records(6), size=2), store=store)
     harness.does = lambda delivery: delivery.checkpoint(delivery.records[0])
@@ -42,7 +41,7 @@ def test_a_checkpoint_within_a_batch_and_a_release_are_written_at_once() -> None
     assert (kept(store)[-1], store.row("s-0").owner) == ("103", None)
 
 
-def test_a_checkpoint_that_failed_is_made_up_for_soon() -> None:
+def test_failed_checkpoint_is_retried_soon() -> None:
     """After the store stalled once, a busy shard does not wait another `checkpoint_seconds`."""
     harness = ReaderHarness(ShardRecords(records(4), size=2))
     reading = harness.reading(checkpoint_seconds=3600)

@@ -126,7 +126,7 @@ def cloudwatch_url() -> Iterator[str]:
         (healthy, set()),
     ],
 )
-def test_the_alarms_of_each_incident_go_off_alone(incident: Incident, wanted: set[str], cloudwatch_url: str) -> None:
+def test_incident_sets_off_only_its_own_alarms(incident: Incident, wanted: set[str], cloudwatch_url: str) -> None:
     """Each incident sets off its own alarms and no others."""
     began = time.time() // 60 * 60 - 60 * MINUTES
     minutes = list(points(incident, began))
@@ -144,7 +144,7 @@ def test_the_alarms_of_each_incident_go_off_alone(incident: Incident, wanted: se
 
 @pytest.mark.more
 @pytest.mark.slow
-def test_cloudformation_would_take_the_template() -> None:
+def test_template_is_valid_cloudformation() -> None:
     """The template is valid against Amazon's own resource schemas."""
     result = subprocess.run(
         [Path(sys.executable).with_name("cfn-lint"), ALARMS / "cloudwatch.yml"],

@@ -23,7 +23,7 @@ def in_columns(batch: Batch) -> Batch:
     return evolve(batch, in_columns=told)
 
 
-def test_a_handler_is_given_the_columns_of_its_source() -> None:
+def test_handler_gets_the_columns_of_its_source() -> None:
     """A handler that wants columns does not pay for an object per record."""
     received: list[object] = []
     harness = ReaderHarness(
@@ -35,7 +35,7 @@ def test_a_handler_is_given_the_columns_of_its_source() -> None:
     assert received == [data(3)[::-1]]
 
 
-def test_columns_leave_out_what_a_failed_handler_has_done() -> None:
+def test_columns_leave_out_checkpointed_records() -> None:
     """Records that the handler has checkpointed are not in the columns of the next attempt."""
     received: list[object] = []
 
@@ -50,7 +50,7 @@ def test_columns_leave_out_what_a_failed_handler_has_done() -> None:
     assert received == [data(3)[::-1], data(2, 1)[::-1]]
 
 
-def test_a_source_without_columns_says_so() -> None:
+def test_source_without_columns_raises_a_clear_error() -> None:
     received: list[str] = []
 
     def ask(batch: Delivery) -> None:
@@ -63,7 +63,7 @@ def test_a_source_without_columns_says_so() -> None:
     assert len(received) == 1
 
 
-def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_arrow_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ModuleNotFoundError, match=r"needs pyarrow; install leasehold\[arrow\]"):
         call_rows_of("pyarrow")

@@ -271,20 +271,21 @@ def _ended() -> Cursor:
         (_resumed, {"leaving": True}, AwaitEvent()),
     ],
 )
-def test_each_line_of_the_table_of_orders(cursor: Callable[[], Cursor], flags: dict[str, bool], order: object) -> None:
+def test_order_matches_each_row_of_the_table(
+    cursor: Callable[[], Cursor], flags: dict[str, bool], order: object
+) -> None:
     """`Cursor.order` agrees with every row of the table."""
     assert cursor().order(**flags) == order
 
 
-def test_more_than_was_delivered_cannot_be_acknowledged() -> None:
-    """A consumer cannot move the checkpoint past records that it was never given."""
+def test_acknowledgement_past_the_delivered_position_is_rejected() -> None:
     cursor = _read()
     with pytest.raises(ValueError, match=r"^cursor: .*6.* is acknowledged, and only what lies before .*3.* was"):
         cursor.consumer_acknowledged(at(6))
     assert (cursor.acknowledged, cursor.committed) == (at(3), at(3))
 
 
-def test_a_consumer_may_begin_before_or_behind_what_the_lease_says() -> None:
+def test_consumer_may_begin_before_or_after_the_checkpoint() -> None:
     """A query that continues after, or before, its last batch can use the same marks."""
     behind, before = _resumed(), Cursor(at(5))
     before.begun_at(at(2))
@@ -294,15 +295,12 @@ def test_a_consumer_may_begin_before_or_behind_what_the_lease_says() -> None:
     assert (behind.unstored, before.unstored) == (at(4), None)
 
 
-def test_more_than_is_acknowledged_cannot_be_stored() -> None:
-    """A driver's mistake cannot mark records as done that no consumer has finished."""
+def test_checkpoint_past_the_acknowledged_position_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"^cursor: committed, acknowledged, delivered, read must not fall"):
         _out().checkpoint_stored(at(4))
 
 
-def test_rows_are_dropped_also_where_their_reader_cannot_be_closed() -> None:
-    """Dropped rows are never waited for."""
-
+def test_rows_are_dropped_even_if_their_reader_cannot_be_closed() -> None:
     class Unclosed(StreamReader):
         def close(self) -> None:
             raise SourceUnavailable("it cannot be closed")
@@ -315,7 +313,7 @@ def test_rows_are_dropped_also_where_their_reader_cannot_be_closed() -> None:
     assert (cursor.order(), cursor.read) == (OpenReader(TRIM_HORIZON), TRIM_HORIZON)
 
 
-def test_a_reader_that_cannot_be_opened_is_not_open() -> None:
+def test_reader_that_fails_to_open_is_not_open() -> None:
     """After a failed open, the next step is to open a reader, not to read."""
 
     def refuses(_start: Position) -> StreamReader:
@@ -328,7 +326,6 @@ def test_a_reader_that_cannot_be_opened_is_not_open() -> None:
 
 
 def test_no_event_moves_a_mark_back() -> None:
-    """A late event of a source, a consumer or a lease makes no record come again."""
     cursor = _done()
     cursor.batch_read(at(4))
     cursor.rows_delivered(at(4))

@@ -35,7 +35,7 @@ class Deletable(ListSource):
         return super().gone(shard)
 
 
-def test_the_leases_and_checkpoints_of_a_deleted_stream_stay(caplog: pytest.LogCaptureFixture) -> None:
+def test_leases_and_checkpoints_of_a_deleted_stream_are_kept(caplog: pytest.LogCaptureFixture) -> None:
     """If the stream was deleted by mistake or recreated, its checkpoints remain and the loss is logged."""
     clock, store, source = Clock(), FaultyStore(), Deletable(four_shards())
     source.shard_logs["s-0"] = ShardRecords(records(3))
@@ -59,8 +59,7 @@ def test_the_leases_and_checkpoints_of_a_deleted_stream_stay(caplog: pytest.LogC
     assert caplog.text.count(message) == 1
 
 
-def test_a_listing_that_fails_is_said_again_when_its_reason_changes(caplog: pytest.LogCaptureFixture) -> None:
-    """The same fault is not logged at every turn, yet the next one is."""
+def test_failing_listing_is_logged_again_when_its_reason_changes(caplog: pytest.LogCaptureFixture) -> None:
     reasons = ["throttled", "throttled", "forbidden", "", "throttled"]
     discovery = Discovery(FaultySource(faults=[SourceUnavailable(why) if why else None for why in reasons]))
     for turn in range(len(reasons)):

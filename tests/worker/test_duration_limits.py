@@ -34,14 +34,14 @@ LIMITS = SETTING_LIMITS | {
 }
 
 
-def test_every_duration_of_the_planner_has_limits() -> None:
+def test_each_duration_of_the_planner_has_limits() -> None:
     """A new setting that is a duration must define its plausible values."""
     assert set(SETTING_LIMITS) == SET
 
 
 @pytest.mark.parametrize("name", sorted(SET))
 @pytest.mark.parametrize("as_text", [True, False])
-def test_a_setting_is_checked_as_its_option_is(
+def test_setting_is_checked_like_its_option(
     name: str,
     as_text: bool,
     caplog: pytest.LogCaptureFixture,
@@ -63,7 +63,7 @@ def test_a_setting_is_checked_as_its_option_is(
 
 
 @pytest.mark.parametrize("option", LIMITS)
-def test_a_duration_is_refused_below_its_least_and_warned_of_above_what_is_usual(option: str) -> None:
+def test_duration_below_its_minimum_is_rejected_and_unusually_large_ones_warn(option: str) -> None:
     """Both limits themselves are accepted without a warning."""
     limits = LIMITS[option]
     assert checked_duration(limits, limits.least, option) == ""
@@ -76,8 +76,8 @@ def test_a_duration_is_refused_below_its_least_and_warned_of_above_what_is_usual
     assert checked_duration(limits, math.inf, option) == ""
 
 
-def test_a_lease_of_the_kcls_ten_thousand_is_taken_for_milliseconds() -> None:
-    """`failoverTimeMillis = 10000` copied into `lease_seconds` would leave a dead worker's shards unread for hours."""
+def test_lease_seconds_of_ten_thousand_are_taken_for_milliseconds() -> None:
+    """The KCL's `failoverTimeMillis = 10000` may have been copied into `lease_seconds`."""
     assert "the KCL's settings are in milliseconds" in checked_duration(
         LIMITS["lease_seconds"], 10_000, "--lease-seconds"
     )

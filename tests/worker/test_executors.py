@@ -63,7 +63,7 @@ def hands(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hands]:
     assert made.waiting == []
 
 
-def test_as_many_threads_as_usual_begin_what_came_first(hands: Hands) -> None:
+def test_batches_start_in_arrival_order_up_to_the_thread_limit(hands: Hands) -> None:
     """No more handlers run at once than the user asked for, and batches start in order of arrival."""
     executor = ThreadExecutor(2)
     for name in "abc":
@@ -76,8 +76,7 @@ def test_as_many_threads_as_usual_begin_what_came_first(hands: Hands) -> None:
     assert hands.done == ["a", "b", "c", "d"]
 
 
-def test_a_closed_crew_begins_nothing_more(hands: Hands) -> None:
-    """A worker that ends does not dispatch batches whose leases are released."""
+def test_closed_executor_starts_no_work(hands: Hands) -> None:
     executor = ThreadExecutor(1)
     executor.start(hands.work("a"))
     executor.close()
@@ -85,7 +84,7 @@ def test_a_closed_crew_begins_nothing_more(hands: Hands) -> None:
     assert hands.done == []
 
 
-def test_another_thread_stands_in_for_a_slow_one_until_that_returns(hands: Hands) -> None:
+def test_slow_thread_is_replaced_until_it_returns(hands: Hands) -> None:
     """One hung handler does not stop all shards, and slow batches do not leave extra threads behind."""
     executor = ThreadExecutor(1, most=3)
     other = hands.work("b", executor.close)
@@ -105,7 +104,7 @@ def test_another_thread_stands_in_for_a_slow_one_until_that_returns(hands: Hands
     assert hands.done == ["a", "b"]
 
 
-def test_a_slow_thread_goes_on_where_nobody_stands_in(hands: Hands) -> None:
+def test_slow_thread_continues_if_it_could_not_be_replaced(hands: Hands) -> None:
     """If no replacement can be started, the slow thread takes the next batch when it returns."""
     executor = ThreadExecutor(1, most=1)
     slow = hands.work("a", lambda: executor.replace(slow))
@@ -115,7 +114,7 @@ def test_a_slow_thread_goes_on_where_nobody_stands_in(hands: Hands) -> None:
     assert (hands.done, executor.stuck) == (["a", "b"], False)
 
 
-def test_only_what_is_at_work_can_be_slow(hands: Hands) -> None:
+def test_only_running_work_counts_as_slow(hands: Hands) -> None:
     """Work that is over or has not begun does not count toward the limit of hanging threads."""
     executor = ThreadExecutor(1, most=1)
     waiting = hands.work("b", executor.close)
@@ -130,8 +129,7 @@ def test_only_what_is_at_work_can_be_slow(hands: Hands) -> None:
     assert not executor.stuck
 
 
-def test_work_that_ends_its_thread_is_at_work_no_longer(hands: Hands) -> None:
-    """The ended thread does not count toward the limit of hanging threads, and its batch is freed."""
+def test_work_that_ends_its_thread_is_no_longer_running(hands: Hands) -> None:
     errors: list[BaseException] = []
     executor = ThreadExecutor(1, most=1, failed=errors.append)
 
@@ -152,7 +150,7 @@ def test_work_that_ends_its_thread_is_at_work_no_longer(hands: Hands) -> None:
 
 
 @pytest.mark.parametrize(("usual", "most"), [(1, 2), (3, 1)])
-def test_there_is_a_most_and_a_crew_of_slow_threads_alone_is_stuck(hands: Hands, usual: int, most: int) -> None:
+def test_executor_is_stuck_once_the_maximum_of_threads_is_slow(hands: Hands, usual: int, most: int) -> None:
     """The number of threads has an upper limit. Once all of them are slow, the executor reports that it is stuck."""
     executor = ThreadExecutor(usual, most)
     bound, stuck = max(usual, most), list[bool]()
@@ -180,7 +178,7 @@ def test_there_is_a_most_and_a_crew_of_slow_threads_alone_is_stuck(hands: Hands,
     assert not executor.stuck
 
 
-def test_a_stand_in_goes_on_while_the_slow_thread_is_at_work(hands: Hands) -> None:
+def test_replacement_thread_continues_while_the_slow_thread_runs(hands: Hands) -> None:
     executor = ThreadExecutor(1, most=3)
 
     def hung() -> None:
@@ -194,8 +192,7 @@ def test_a_stand_in_goes_on_while_the_slow_thread_is_at_work(hands: Hands) -> No
     assert hands.done == ["b", "c", "a"]
 
 
-def test_each_slow_thread_is_replaced_as_the_first_was(hands: Hands) -> None:
-    """The executor neither shrinks nor stalls at the second batch that hangs, after a slow thread has ended."""
+def test_each_slow_thread_is_replaced(hands: Hands) -> None:
     executor = ThreadExecutor(1, most=2)
     first = hands.work("a", lambda: executor.replace(first))
     second = hands.work("b", lambda: executor.replace(second))
@@ -206,7 +203,7 @@ def test_each_slow_thread_is_replaced_as_the_first_was(hands: Hands) -> None:
     assert (hands.done, len(hands.names)) == (["a", "b", "c"], 3)
 
 
-def test_a_thread_that_has_returned_counts_until_it_ends(hands: Hands) -> None:
+def test_returned_thread_counts_until_it_ends(hands: Hands) -> None:
     executor = ThreadExecutor(1)
     last = hands.work("c", executor.close)
     executor.start(hands.work("a"))
@@ -215,7 +212,7 @@ def test_a_thread_that_has_returned_counts_until_it_ends(hands: Hands) -> None:
     assert (hands.done, len(hands.names)) == (["a", "b", "c"], 1)
 
 
-def test_waiting_work_can_be_taken_back_and_begun_work_cannot(hands: Hands) -> None:
+def test_waiting_work_can_be_withdrawn_and_started_work_cannot(hands: Hands) -> None:
     """A batch whose lease is lost is not dispatched, unless it has already begun."""
     executor = ThreadExecutor(1)
     first = hands.work("a", lambda: withdrawn.append(executor.withdraw(first)))
@@ -228,7 +225,7 @@ def test_waiting_work_can_be_taken_back_and_begun_work_cannot(hands: Hands) -> N
     assert (withdrawn, hands.done) == ([True, False], ["a", "c"])
 
 
-def test_without_a_first_thread_nothing_waits_and_with_one_it_does_all(hands: Hands) -> None:
+def test_work_is_rejected_if_no_thread_can_start(hands: Hands) -> None:
     """If no thread can be started, the batch is rejected rather than queued.
 
     With one thread, everything waits for it.
@@ -247,8 +244,7 @@ def test_without_a_first_thread_nothing_waits_and_with_one_it_does_all(hands: Ha
     assert hands.done == ["b", "c", "d"]
 
 
-def test_one_thread_takes_one_batch_after_the_other_and_ends_with_its_crew() -> None:
-    """A waiting thread is notified of the next batch and of the close."""
+def test_single_thread_runs_batches_in_order_and_ends_on_close() -> None:
     executor, threads, done = ThreadExecutor(1), set[Thread](), SimpleQueue[None]()
 
     def work() -> None:
@@ -264,7 +260,7 @@ def test_one_thread_takes_one_batch_after_the_other_and_ends_with_its_crew() -> 
     assert (thread.is_alive(), thread.daemon) == (False, True)
 
 
-def test_threads_that_wait_take_what_comes_before_another_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_threads_take_work_before_another_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The executor never has more threads than there were batches at the same time."""
     waits, started, both = Semaphore(0), list[Thread](), Barrier(2)
 
@@ -292,7 +288,7 @@ def test_threads_that_wait_take_what_comes_before_another_is_started(monkeypatch
     assert len(started) == 2
 
 
-def test_a_thread_that_waits_keeps_nothing_of_its_last_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_thread_does_not_keep_its_last_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch of megabytes is freed when it is done, not when the thread gets the next one."""
     waits = Semaphore(0)
 
@@ -317,8 +313,7 @@ def test_a_thread_that_waits_keeps_nothing_of_its_last_batch(monkeypatch: pytest
     executor.close()
 
 
-def test_a_call_in_line_is_over_when_it_was_started() -> None:
-    """Tests that run steps one by one see what a handler did."""
+def test_inline_call_is_over_once_started() -> None:
     executor, done = InlineExecutor(), list[str]()
     executor.start(lambda: done.append("a"))
     assert (done, executor.stuck, executor.withdraw(done.clear)) == (["a"], False, False)

@@ -151,8 +151,10 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("count", [2])
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["plain", "async"])
 @pytest.mark.parametrize("kind", [THREAD, DESCRIPTOR], ids=["threads", "descriptors"])
-def test_reading_goes_on_after_a_passing_refusal(kind: str, asynchronous: bool, count: int, tmp_path: Path) -> None:
-    """A worker neither freezes, nor holds shards it does not read, nor gives up on good records."""
+def test_reading_continues_after_temporary_resource_exhaustion(
+    kind: str, asynchronous: bool, count: int, tmp_path: Path
+) -> None:
+    """Work resumes once the system accepts requests again, and every record is handled."""
     requests = goes_on(Handled(tmp_path, asynchronous), kind, 10**6, 0)
     assert requests > 0 or (kind, asynchronous) == (DESCRIPTOR, False), "the refusal is one in name alone"
     for first in range(requests):

@@ -42,8 +42,8 @@ def raising(error: Exception) -> Callable[..., None]:
 
 @pytest.mark.parametrize("error", FOREIGN, ids=repr)
 @pytest.mark.parametrize("whose", ["observer", "measure"])
-def test_a_foreign_exception_of_an_onlooker_changes_nothing(whose: str, error: Exception) -> None:
-    """All records are handled and checkpointed, and the lease is released when asked for."""
+def test_onlooker_that_raises_a_foreign_exception_changes_nothing(whose: str, error: Exception) -> None:
+    """All records are handled and checkpointed, and the lease is released on request."""
     bench = ReaderHarness()
     policy: dict[str, Any] = {whose: raising(error)}
     reading = bench.reading(**policy)
@@ -55,8 +55,7 @@ def test_a_foreign_exception_of_an_onlooker_changes_nothing(whose: str, error: E
 
 
 @pytest.mark.parametrize("error", FOREIGN, ids=repr)
-def test_a_foreign_exception_of_a_slowness_callback_does_not_end_the_wait_for_a_handler(error: Exception) -> None:
-    """The batch is checkpointed when its handler ends."""
+def test_slowness_callback_that_raises_does_not_end_the_wait(error: Exception) -> None:
     executor = ManualExecutor()
     bench = ReaderHarness()
     reading = bench.reading(dispatcher=Dispatcher(executor), slow=raising(error), slow_seconds=1.0)
@@ -94,7 +93,7 @@ class _Meter:
 
 
 @pytest.mark.parametrize("error", FOREIGN, ids=repr)
-def test_a_foreign_exception_of_a_meter_changes_nothing(error: Exception) -> None:
+def test_meter_that_raises_a_foreign_exception_changes_nothing(error: Exception) -> None:
     bench = ReaderHarness()
     handling = with_metrics(bench.worker, Handling(bench.handle, checkpoint_seconds=0.0), cast("Any", _Meter(error)))
     reading = bench.reading(measure=handling.measure, slow=handling.slow)
@@ -137,9 +136,7 @@ class _Text(io.StringIO):
 @pytest.mark.parametrize(
     ("kind", "place"), [("binary", 0), ("binary", 1), ("binary", 2), ("binary", 3), ("text", 0), ("text", 1)]
 )
-def test_a_foreign_exception_of_the_output_loses_and_tears_no_event_line(
-    place: int, error: Exception, kind: str
-) -> None:
+def test_output_that_raises_neither_loses_nor_tears_an_event_line(place: int, error: Exception, kind: str) -> None:
     """Records whose lines were not written are dispatched again."""
     errors: list[Exception | None] = [*[None] * place, error]
     raw, text = _Raw(errors), _Text(errors)
@@ -171,7 +168,7 @@ def _exporter(error: Exception) -> Callable[[], MetricExporter]:
 
 
 @pytest.mark.parametrize("error", FOREIGN, ids=repr)
-def test_a_foreign_exception_of_an_exporter_does_not_change_how_a_worker_ends(
+def test_exporter_that_raises_does_not_change_how_a_worker_ends(
     error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The exception of the run is raised, or none."""
@@ -186,7 +183,7 @@ def test_a_foreign_exception_of_an_exporter_does_not_change_how_a_worker_ends(
 
 
 @pytest.mark.parametrize("error", FOREIGN, ids=repr)
-def test_an_exporter_that_cannot_be_made_is_named(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exporter_that_cannot_be_created_is_named(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = cast("EntryPoint", SimpleNamespace(name="odd", load=lambda: raising(error)))
     monkeypatch.setattr(exporting_module, "entry_points", lambda **_group: [entry])
     with pytest.raises(ValueError, match="metrics: exporter 'odd' cannot be started: "), exporting("odd"):

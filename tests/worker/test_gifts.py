@@ -51,11 +51,8 @@ class Taker:
         return self.store.row(key)
 
 
-def test_a_gift_is_taken_back_two_seconds_after_it_was_given_and_not_before() -> None:
-    """Earlier, the lease would be taken from a next owner that is about to accept.
-
-    Later, it would be unread too long.
-    """
+def test_unaccepted_handoff_is_taken_back_after_two_seconds() -> None:
+    """The next owner has two seconds to accept. After that the lease would be unread for too long."""
     one = Taker()
     gift = one.given()
     one.handoffs.note_given(gift, 1000.0)
@@ -71,7 +68,7 @@ def test_a_gift_is_taken_back_two_seconds_after_it_was_given_and_not_before() ->
     assert len(one.held) == 1
 
 
-def test_the_next_call_is_due_when_the_first_gift_is() -> None:
+def test_next_check_is_due_with_the_first_handoff() -> None:
     one = Taker()
     one.handoffs.note_given(one.given("s-0"), 1000.0)
     one.handoffs.note_given(one.given("s-1"), 1001.0)
@@ -80,14 +77,14 @@ def test_the_next_call_is_due_when_the_first_gift_is() -> None:
     assert [lease.key for lease, _ in one.held] == ["s-0"]
 
 
-def test_a_fleet_of_short_leases_waits_a_third_of_them_for_its_heirs() -> None:
+def test_short_leases_wait_a_third_of_their_time_for_the_next_owner() -> None:
     """With a lease of 3 s the giver waits 1 s, so that the gift does not expire first."""
     one = Taker(lease_seconds=3.0)
     one.handoffs.note_given(one.given(), 1000.0)
     assert one.handoffs.check_timeouts(1000.5) == 1001.0
 
 
-def test_many_gifts_are_taken_back_by_the_map_that_is_given() -> None:
+def test_many_handoffs_are_taken_back_concurrently() -> None:
     """With a concurrent `map`, the writes do not wait for each other."""
     one, batches = Taker(), list[int]()
 
@@ -102,10 +99,9 @@ def test_many_gifts_are_taken_back_by_the_map_that_is_given() -> None:
     assert (batches, [lease.key for lease, _ in one.held]) == ([2], ["s-0", "s-1"])
 
 
-def test_an_unreachable_store_leaves_the_gift_to_be_taken_back_a_quarter_of_a_second_later(
+def test_unreachable_store_delays_taking_back_by_a_quarter_second(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A store that does not respond is not called without a pause, and the lease does not stay unread."""
     one = Taker()
     one.handoffs.note_given(one.given(), 1000.0)
     one.store.down = True
@@ -117,7 +113,7 @@ def test_an_unreachable_store_leaves_the_gift_to_be_taken_back_a_quarter_of_a_se
     assert [lease.owner for lease, _ in one.held] == ["ann"]
 
 
-def test_a_gift_taken_back_whose_answer_was_lost_is_doubted_and_not_held_at_once() -> None:
+def test_lease_taken_back_without_a_reply_is_unconfirmed() -> None:
     """The table may name us as the owner, but we do not know when the write was applied."""
     one = Taker()
     one.handoffs.note_given(one.given(), 1000.0)
@@ -127,7 +123,7 @@ def test_a_gift_taken_back_whose_answer_was_lost_is_doubted_and_not_held_at_once
     assert (one.held, one.doubted) == ([], [one.store.row("s-0")])
 
 
-def test_a_gift_that_was_accepted_in_time_stays_with_its_heir() -> None:
+def test_lease_accepted_in_time_stays_with_its_next_owner() -> None:
     one = Taker()
     one.handoffs.note_given(one.given(), 1000.0)
     one.store.write(ClaimLease(one.store.row("s-0"), "bob"))
@@ -135,8 +131,7 @@ def test_a_gift_that_was_accepted_in_time_stays_with_its_heir() -> None:
     assert (one.held, one.doubted, one.store.row("s-0").owner) == ([], [], "bob")
 
 
-def test_two_threads_may_take_the_same_gift_back() -> None:
-    """The slower thread does not fail, so its remaining renewals are written."""
+def test_two_threads_may_take_back_the_same_lease() -> None:
     one = Taker()
     one.handoffs.note_given(one.given(), 1000.0)
 
@@ -149,15 +144,14 @@ def test_two_threads_may_take_the_same_gift_back() -> None:
     assert ([lease.owner for lease, _ in one.held], one.doubted) == (["ann"], [one.store.row("s-0")])
 
 
-def test_a_gift_whose_row_is_gone_is_forgotten() -> None:
-    """A deleted row does not end the renewals of other leases by an error."""
+def test_handoff_of_a_deleted_row_is_forgotten() -> None:
     one = Taker()
     one.handoffs.note_given(Lease("s-9", owner="bob"), 1000.0)
     assert one.handoffs.check_timeouts(1002.0) == math.inf
     assert (one.held, one.doubted) == ([], [])
 
 
-def test_a_request_is_made_again_for_each_lease_that_was_asked_for_and_no_other() -> None:
+def test_only_leases_taken_back_are_requested_again() -> None:
     """Only gifts that were taken back are requested again."""
     one = Taker("bob")
     for key in ("s-0", "s-1"):
@@ -174,8 +168,7 @@ def test_a_request_is_made_again_for_each_lease_that_was_asked_for_and_no_other(
     assert one.handoffs.repeated_requests(back) == (RequestHandoff(back[1], "ann", "H4"),)
 
 
-def test_a_worker_that_leaves_takes_back_its_requests_and_forgets_them() -> None:
-    """An owner does not drain a lease for a worker that has left."""
+def test_leaving_worker_withdraws_and_forgets_its_requests() -> None:
     one = Taker("bob")
     for key in ("s-0", "s-1"):
         one.handoffs.note_request(one.asked(key))
@@ -187,7 +180,7 @@ def test_a_worker_that_leaves_takes_back_its_requests_and_forgets_them() -> None
     assert len(one.store.writes) == count
 
 
-def test_one_request_that_cannot_be_taken_back_keeps_no_other(caplog: pytest.LogCaptureFixture) -> None:
+def test_failed_withdrawal_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
     one = Taker("bob")
     for key in ("s-0", "s-1"):
         one.handoffs.note_request(one.asked(key))

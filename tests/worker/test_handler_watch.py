@@ -78,8 +78,7 @@ class Watched:
         return self.dispatcher.check(self.handler_call, 1000.0 + seconds)
 
 
-def test_a_batch_waits_for_a_thread_and_is_looked_after_when_it_could_be_slow() -> None:
-    """A check before the handler can be slow is useless, and a late one leaves a hung handler unreported."""
+def test_batch_is_checked_when_its_handler_could_be_slow() -> None:
     watched = Watched({"slow_seconds": 7.0, "handler_seconds": 30.0})
     assert watched.begin() == Running(1007.0)
     assert watched.look(1.0) == Running(1008.0)
@@ -88,7 +87,7 @@ def test_a_batch_waits_for_a_thread_and_is_looked_after_when_it_could_be_slow() 
     assert hurried.begin() == Running(1003.0)
 
 
-def test_a_call_that_is_over_is_found_once_with_its_fault() -> None:
+def test_failed_call_is_reported_once_with_its_error() -> None:
     """A batch whose handler failed is not done, and its end is found only once."""
     watched = Watched()
     watched.begin()
@@ -106,7 +105,7 @@ def test_a_call_that_is_over_is_found_once_with_its_fault() -> None:
     assert watched.look(3.0) == CallEnded(fault)
 
 
-def test_a_batch_that_finds_its_lease_lost_or_expired_is_not_handed_over() -> None:
+def test_batch_whose_lease_is_lost_or_expired_is_not_dispatched() -> None:
     """A batch that waited too long for a thread may already belong to another worker."""
     lost = Watched()
     lost.begin()
@@ -120,7 +119,7 @@ def test_a_batch_that_finds_its_lease_lost_or_expired_is_not_handed_over() -> No
     assert (expired.look(10.1), expired.calls) == (NotBegun(), [])
 
 
-def test_a_slow_handler_is_said_each_time_it_took_twice_as_long() -> None:
+def test_slow_handler_is_logged_each_time_its_duration_doubles() -> None:
     """The slow handler's thread is replaced, and the report is repeated only when its time has doubled."""
     watched = Watched({"slow_seconds": 5.0})
     watched.at_work()
@@ -133,7 +132,7 @@ def test_a_slow_handler_is_said_each_time_it_took_twice_as_long() -> None:
     assert watched.slow == [("s-0", 5.0), ("s-0", 11.0)]
 
 
-def test_a_handler_that_is_to_be_fast_is_slow_after_half_a_second() -> None:
+def test_short_slow_limit_is_checked_on_time() -> None:
     """A short limit is checked at its own time, not after two seconds."""
     watched = Watched({"slow_seconds": 0.5})
     watched.at_work()
@@ -141,7 +140,7 @@ def test_a_handler_that_is_to_be_fast_is_slow_after_half_a_second() -> None:
     assert watched.slow == [("s-0", 0.5)]
 
 
-def test_a_handler_over_its_limit_is_given_up_and_says_for_how_long_it_was_at_work() -> None:
+def test_handler_over_its_limit_is_abandoned_with_its_duration() -> None:
     """The reason names the time at work and the limit, so that the reader knows which option to set."""
     watched = Watched({"slow_seconds": 5.0, "handler_seconds": 8.0})
     watched.at_work()
@@ -150,8 +149,8 @@ def test_a_handler_over_its_limit_is_given_up_and_says_for_how_long_it_was_at_wo
     assert watched.handler_call.given_up
 
 
-def test_an_awaited_call_that_is_given_up_is_cancelled() -> None:
-    """It does not continue while the next owner processes the same batch."""
+def test_abandoned_async_call_is_cancelled() -> None:
+    """The call ends before the next owner processes the same batch."""
     cancelled: list[bool] = []
     watched = Watched({"slow_seconds": 5.0, "handler_seconds": 8.0})
     watched.at_work()
@@ -160,7 +159,7 @@ def test_an_awaited_call_that_is_given_up_is_cancelled() -> None:
     assert cancelled == [True], "its end is that of one that was given up"
 
 
-def test_a_handler_of_a_lost_lease_is_waited_for_until_it_is_slow() -> None:
+def test_handler_of_a_lost_lease_is_awaited_until_it_is_slow() -> None:
     """Its result may show what is done, but a successor under the same key cannot wait forever."""
     watched = Watched({"slow_seconds": 5.0})
     watched.at_work()
@@ -169,8 +168,7 @@ def test_a_handler_of_a_lost_lease_is_waited_for_until_it_is_slow() -> None:
     assert watched.look(5.0) == LeaseLost()
 
 
-def test_where_all_threads_hang_the_batch_is_withdrawn() -> None:
-    """A worker does not hold a lease whose batch no thread can take."""
+def test_batch_is_withdrawn_when_all_threads_hang() -> None:
     watched = Watched()
     watched.begin()
     watched.executor.stuck = True
@@ -179,7 +177,7 @@ def test_where_all_threads_hang_the_batch_is_withdrawn() -> None:
     assert isinstance(watched.begin(), Running), "another worker gave it back"
 
 
-def test_a_batch_that_has_just_begun_is_not_withdrawn() -> None:
+def test_started_batch_is_not_withdrawn() -> None:
     """A batch is withdrawn only if its handler has not begun, so that no other worker processes it at the same time."""
     watched = Watched({"slow_seconds": 5.0})
     watched.begin()
@@ -189,7 +187,7 @@ def test_a_batch_that_has_just_begun_is_not_withdrawn() -> None:
 
 
 @pytest.mark.parametrize("why", ["refused", "at work"])
-def test_a_call_that_cannot_begin_says_why(why: str) -> None:
+def test_call_that_cannot_start_gives_a_reason(why: str) -> None:
     watched = Watched({"slow_seconds": 5.0, "handler_seconds": 8.0})
     if why == "refused":
         watched.executor.refuses = True
@@ -203,15 +201,14 @@ def test_a_call_that_cannot_begin_says_why(why: str) -> None:
     assert watched.begin() == GivenUp("a handler that was given up is still running")
 
 
-def test_without_a_limit_a_handler_may_take_for_ever() -> None:
-    """A batch may take an hour without being repeated."""
+def test_handler_without_a_limit_may_run_forever() -> None:
     watched = Watched({"slow_seconds": 5.0})
     watched.at_work()
     assert watched.look(1e6) == Running(1000.0 + 2e6)
     assert math.isinf(Handling(lambda _batch: None).handler_seconds)
 
 
-def test_a_fault_of_the_observer_of_slow_handlers_goes_by_its_name(caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_observer_of_slow_handlers_is_named(caplog: pytest.LogCaptureFixture) -> None:
     """The log names the function to fix."""
 
     class Refusing(list[tuple[str, float]]):

@@ -37,7 +37,7 @@ def asked_for(store: FaultyStore, key: str = "s-0", next_owner: str = "b-1") -> 
     assert isinstance(outcome, Done)
 
 
-def test_a_newcomer_gets_its_share_by_hand_overs_alone() -> None:
+def test_newcomer_gets_its_share_by_handoffs_alone() -> None:
     """A planned move repeats no records."""
     clock, store = Clock(), FaultyStore()
     one, two = pair(clock, store)
@@ -48,7 +48,7 @@ def test_a_newcomer_gets_its_share_by_hand_overs_alone() -> None:
     assert all(holding.given is not None for holding in moved)
 
 
-def test_a_worker_that_was_alone_watches_its_heir_at_once() -> None:
+def test_lone_worker_watches_its_next_owner_at_once() -> None:
     """A next owner that dies with its first lease is noticed as soon as in a larger group (C13)."""
     clock, store = Clock(), FaultyStore()
     one, _two = pair(clock, store)
@@ -60,7 +60,7 @@ def test_a_worker_that_was_alone_watches_its_heir_at_once() -> None:
     assert one.worker.table.watch.sightings["s-0"].lease.owner == "b-1"
 
 
-def test_a_request_seen_in_a_listing_is_answered_by_a_gift() -> None:
+def test_request_found_in_a_listing_is_answered_by_a_handoff() -> None:
     """The lease goes to the worker that requested it, even if the owner's plan saw that worker first."""
     clock, store = Clock(), FaultyStore()
     one, _two = pair(clock, store)
@@ -71,16 +71,14 @@ def test_a_request_seen_in_a_listing_is_answered_by_a_gift() -> None:
     assert store.row("s-0").owner == "b-1"
 
 
-def test_a_worker_that_waits_for_a_lease_takes_nothing_else_from_its_former_reading() -> None:
-    """A newcomer that is still waiting must not take leases that it would have to give back."""
+def test_worker_that_waits_for_a_lease_takes_no_other() -> None:
     clock, store = Clock(), FaultyStore()
     _one, two = pair(clock, store)
     two.run(1.0)
     assert sorted(str(lease.next_owner) for lease in store.list().leases) == ["None", "None", "None", "b-1"]
 
 
-def test_a_gift_that_nobody_accepts_is_taken_back_after_two_seconds() -> None:
-    """A lease whose next owner has died is not left to expire."""
+def test_unaccepted_handoff_is_taken_back_after_two_seconds() -> None:
     clock, store = Clock(), FaultyStore()
     one, _two = pair(clock, store)
     asked_for(store)
@@ -94,8 +92,7 @@ def test_a_gift_that_nobody_accepts_is_taken_back_after_two_seconds() -> None:
     assert (store.row("s-0").owner, store.readings[0]) == ("a-1", (None, True)), "the heir may ask again, and is seen"
 
 
-def test_a_gift_taken_back_without_an_answer_is_held_all_the_same() -> None:
-    """A lease that the table says is ours is read."""
+def test_lease_taken_back_without_a_reply_is_held() -> None:
     clock, store = Clock(), FaultyStore()
     store.lose_replies, store.losing = 1, (TakeBackLease,)
     one, _two = pair(clock, store)
@@ -123,8 +120,7 @@ def taken_back(one: Driven, store: FaultyStore, wanted: str) -> None:
     assert (store.row(wanted).owner, store.row(wanted).next_owner) == ("a-1", None)
 
 
-def test_an_heir_that_finds_its_gift_taken_back_asks_for_it_again_at_once() -> None:
-    """It does not wait for its next read of the whole table."""
+def test_next_owner_requests_a_lease_that_was_taken_back_again() -> None:
     store = FaultyStore(Capabilities(free_annotations=False))
     one, two, wanted = given(store)
     taken_back(one, store, wanted)
@@ -133,8 +129,7 @@ def test_an_heir_that_finds_its_gift_taken_back_asks_for_it_again_at_once() -> N
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_an_heir_that_accepts_too_late_asks_again_at_once(monkeypatch: pytest.MonkeyPatch, *, whole: bool) -> None:
-    """It does not wait for its next read of the whole table."""
+def test_next_owner_that_accepts_too_late_requests_again(monkeypatch: pytest.MonkeyPatch, *, whole: bool) -> None:
     store = FaultyStore(Capabilities(free_annotations=False))
     one, two, wanted = given(store)
     seen, listed = store.get([wanted]), store.list()
@@ -164,8 +159,7 @@ def given_without_a_reply() -> tuple[Clock, FaultyStore, Driven, Holding]:
     return clock, store, one, holding
 
 
-def test_a_gift_whose_reply_was_lost_is_not_taken_back_from_an_heir_that_has_begun() -> None:
-    """The giver, which learns of its gift only later, does not process the shard as well."""
+def test_accepted_handoff_is_not_taken_back_after_a_lost_reply() -> None:
     clock, store, one, holding = given_without_a_reply()
     gift = store.row(holding.key)
     store.write(ClaimLease(gift, "b-1", Identity("b-1", "p-2").annotations_on(gift)))
@@ -175,8 +169,7 @@ def test_a_gift_whose_reply_was_lost_is_not_taken_back_from_an_heir_that_has_beg
     assert (holding.key in one.held, store.row(holding.key).owner) == (False, "b-1")
 
 
-def test_a_gift_whose_acceptance_is_not_answered_is_taken_up_a_second_later() -> None:
-    """The lease is not left unread until the next read of the whole table or its expiry."""
+def test_lost_reply_to_an_acceptance_is_retried_after_a_second() -> None:
     store = FaultyStore()
     _one, two, wanted = given(store)
     assert store.row(wanted).owner == "b-1"
@@ -187,8 +180,7 @@ def test_a_gift_whose_acceptance_is_not_answered_is_taken_up_a_second_later() ->
     assert two.held == [wanted]
 
 
-def test_an_heir_that_leaves_asks_for_nothing_beside_that() -> None:
-    """A turn that runs while its worker leaves does not repeat a request that was just withdrawn."""
+def test_leaving_next_owner_sends_no_further_requests() -> None:
     clock, store = Clock(), FaultyStore()
     one, two = pair(clock, store)
     together([Driven(one.worker, clock, clock.now + 1000, clock.now + 1000), two], 9)
@@ -204,7 +196,7 @@ def test_an_heir_that_leaves_asks_for_nothing_beside_that() -> None:
     assert [lease.next_owner for lease in store.list().leases] == [None] * 4
 
 
-def test_a_release_waits_for_the_batch_in_hand() -> None:
+def test_release_waits_for_the_running_batch() -> None:
     """No other worker owns the lease while its batch is still being processed."""
     clock, store = Clock(), FaultyStore()
     one, _two = pair(clock, store)
@@ -217,7 +209,7 @@ def test_a_release_waits_for_the_batch_in_hand() -> None:
     assert store.row("s-0").owner != "a-1"
 
 
-def test_after_a_lease_expired_here_the_table_is_read_whole_once_and_no_oftener() -> None:
+def test_table_is_read_in_full_once_after_a_lease_expires() -> None:
     """The full read finds a row that still names this worker, and is not repeated at every turn."""
     clock, store = Clock(), FaultyStore()
     one, two = pair(clock, store)
@@ -241,7 +233,7 @@ def test_after_a_lease_expired_here_the_table_is_read_whole_once_and_no_oftener(
     assert read() == [("s-0",)]
 
 
-def test_a_lease_may_go_back_and_forth() -> None:
+def test_lease_may_be_handed_back_and_forth() -> None:
     """A former owner does not take the giver's mark on the row for a second process with its own id."""
     clock, store = Clock(), FaultyStore()
     one, two = pair(clock, store)

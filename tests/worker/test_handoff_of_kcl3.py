@@ -19,7 +19,7 @@ pytestmark = pytest.mark.services
 TABLE, WAIT = "victim-of-a-leader", 20.0
 
 
-def test_a_lease_that_a_leader_moves_is_drained_checkpointed_and_given(
+def test_lease_moved_by_a_leader_is_drained_checkpointed_and_handed_off(
     dynalite_url: str, dynalite_client: DynamoDBClient
 ) -> None:
     """A Java 3 worker does not wait 30 s, and begins at the latest checkpoint after ours has stopped."""

@@ -66,15 +66,14 @@ def raising(fault: BaseException) -> Callable[[], object]:
 # Handlers
 
 
-def test_a_call_that_returns_is_over_without_a_fault_and_its_reading_is_called_again() -> None:
-    """The shard does not stand still until the next check."""
+def test_call_that_returns_wakes_its_reader() -> None:
     told = Told()
     done = told.begin(lambda: None)
     assert (done.begun, done.outcome, told.again) == (42.0, CallEnded(None), ["s-0"])
 
 
 @pytest.mark.parametrize("ending", [SystemExit(3), KeyboardInterrupt()])
-def test_a_call_that_ends_the_process_ends_the_worker_with_that_reason(ending: BaseException) -> None:
+def test_call_that_ends_the_process_ends_the_worker(ending: BaseException) -> None:
     told = Told()
     done = told.begin(raising(ending))
     assert told.reasons == [ending]
@@ -83,7 +82,7 @@ def test_a_call_that_ends_the_process_ends_the_worker_with_that_reason(ending: B
     assert fault.__cause__ is ending
 
 
-def test_any_other_answer_or_exception_is_the_calls_fault() -> None:
+def test_returned_value_or_exception_fails_the_call() -> None:
     """A batch is done only if its handler returned None."""
     told, fault = Told(), ValueError("poison")
     assert fault_in(told.begin(raising(fault))) is fault
@@ -92,7 +91,7 @@ def test_any_other_answer_or_exception_is_the_calls_fault() -> None:
     assert told.reasons == []
 
 
-def test_an_exception_that_ends_a_task_is_no_fault_of_the_call() -> None:
+def test_task_ending_exception_is_not_a_handler_failure() -> None:
     """A simulated process that is killed does not count its handler as failed."""
     told = Told()
     with pytest.raises(Fatal):
@@ -108,7 +107,7 @@ async def _raises() -> None:
     raise ValueError("later")
 
 
-def test_an_awaitable_is_over_when_it_was_awaited() -> None:
+def test_awaitable_is_over_once_it_was_awaited() -> None:
     told, done = Told(), Event()
     handler_call = told.begin(lambda: _waits(done))
     assert told.over.wait(WAIT)
@@ -120,8 +119,7 @@ def test_an_awaitable_is_over_when_it_was_awaited() -> None:
     told.dispatcher.close()
 
 
-def test_an_awaitable_that_is_given_up_is_cancelled() -> None:
-    """It does not continue while the next owner's handler runs."""
+def test_abandoned_awaitable_is_cancelled() -> None:
     told, begun = Told(), Event()
 
     async def hangs() -> None:
@@ -138,7 +136,7 @@ def test_an_awaitable_that_is_given_up_is_cancelled() -> None:
     told.dispatcher.close()
 
 
-def test_a_handler_that_was_given_up_is_told_of_when_it_ends(caplog: pytest.LogCaptureFixture) -> None:
+def test_end_of_an_abandoned_handler_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     """Waiters for that key learn when it is free and how the call ended."""
     told = Told()
     late: list[HandlerCall] = []
@@ -160,7 +158,7 @@ def test_a_handler_that_was_given_up_is_told_of_when_it_ends(caplog: pytest.LogC
     assert "shard s-0: the handler that was given up has ended: it returned" in caplog.text
 
 
-def test_a_call_that_is_over_lets_its_batch_go() -> None:
+def test_finished_call_frees_its_batch() -> None:
     """A batch of megabytes is freed at once, without a garbage collection."""
 
     class Batch:
@@ -184,8 +182,7 @@ def test_a_call_that_is_over_lets_its_batch_go() -> None:
 # Observers
 
 
-def test_a_fault_of_an_onlooker_is_said_once_by_its_name_and_breaks_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """A failing metric does not end reading, and does not add a log line for every batch."""
+def test_failing_observer_is_logged_once_by_name(caplog: pytest.LogCaptureFixture) -> None:
     told = Told()
     for _ in range(2):
         told.dispatcher.notify("measure", raising(ValueError("no such metric")))
@@ -197,7 +194,7 @@ def test_a_fault_of_an_onlooker_is_said_once_by_its_name_and_breaks_nothing(capl
     assert told.reasons == []
 
 
-def test_an_onlooker_that_ends_the_process_ends_the_worker_and_that_is_said_once(
+def test_observer_that_ends_the_process_ends_the_worker_and_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Ctrl-C in an observer is not lost, and is logged once rather than for each remaining shard."""
@@ -208,13 +205,12 @@ def test_an_onlooker_that_ends_the_process_ends_the_worker_and_that_is_said_once
     assert [record.getMessage() for record in caplog.records] == ["the worker ends: KeyboardInterrupt: one"]
 
 
-def test_an_exception_that_ends_a_task_is_no_fault_of_an_onlooker() -> None:
-    """A simulated process that is killed in its observer does not continue."""
+def test_task_ending_exception_is_not_an_observer_failure() -> None:
     with pytest.raises(Fatal):
         Told().dispatcher.notify("observer", raising(Fatal()))
 
 
-def test_a_task_of_a_handlers_own_that_ends_the_process_ends_the_worker() -> None:
+def test_handler_task_that_ends_the_process_ends_the_worker() -> None:
     told, ended = Told(), Event()
 
     def end(reason: BaseException) -> None:
@@ -259,7 +255,7 @@ class Awaited:
         return self.thread.get(timeout=WAIT), cancel
 
 
-def test_a_cancelled_call_is_over_with_a_fault() -> None:
+def test_cancelled_call_is_over_with_an_error() -> None:
     """A batch that was given up is over, but is not done."""
     awaited = Awaited()
     _, cancel = awaited.begin()
@@ -268,8 +264,7 @@ def test_a_cancelled_call_is_over_with_a_fault() -> None:
     awaited.loop.close()
 
 
-def test_an_event_loop_that_is_closed_cancels_what_it_awaits_and_ends_its_thread() -> None:
-    """A worker leaves neither a thread nor a running batch behind."""
+def test_closed_event_loop_cancels_its_calls_and_ends_its_thread() -> None:
     awaited = Awaited()
     awaited.loop.close()  # the loop has not begun
     thread, cancel = awaited.begin()
@@ -283,7 +278,7 @@ def test_an_event_loop_that_is_closed_cancels_what_it_awaits_and_ends_its_thread
     cancel()
 
 
-def test_a_call_that_is_given_up_before_it_answers_is_cancelled_when_it_does() -> None:
+def test_call_abandoned_before_it_returns_is_cancelled_afterwards() -> None:
     told = Told()
 
     class Endless:
@@ -304,9 +299,7 @@ def test_a_call_that_is_given_up_before_it_answers_is_cancelled_when_it_does() -
     told.dispatcher.close()
 
 
-def test_what_no_loop_awaits_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its objects are freed at once, and Python does not warn of it later and elsewhere."""
-
+def test_coroutine_that_no_loop_awaits_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_told: object) -> Thread:
         raise RuntimeError("can't start new thread")
 
@@ -318,7 +311,7 @@ def test_what_no_loop_awaits_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert inspect.getcoroutinestate(unawaited) == inspect.CORO_CLOSED
 
 
-def test_a_loop_that_could_not_begin_is_begun_by_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_event_loop_that_failed_to_start_is_started_by_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """If a descriptor is unavailable for a moment, later calls still work."""
     faults = [OSError("too many open files")]
 
@@ -335,7 +328,7 @@ def test_a_loop_that_could_not_begin_is_begun_by_the_next_call(monkeypatch: pyte
     awaited.loop.close()
 
 
-def test_closed_handovers_leave_no_thread() -> None:
+def test_closed_dispatcher_leaves_no_thread() -> None:
     told, threads = Told(ThreadExecutor(1)), SimpleQueue[Thread]()
 
     async def handle() -> None:
@@ -354,7 +347,7 @@ def test_closed_handovers_leave_no_thread() -> None:
         assert (thread.name, thread.is_alive()) == (name, False)
 
 
-def test_a_function_that_blocks_the_event_loop_does_not_keep_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_function_that_blocks_the_event_loop_does_not_keep_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker can end although an `async def` handler blocks."""
     monkeypatch.setattr("leasehold.adapters.consumer.executors.CLOSE_SECONDS", 0.01)
     awaited, release, ended = Awaited(), Event(), list[bool]()

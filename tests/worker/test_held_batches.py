@@ -39,8 +39,7 @@ def stubborn(harness: ReaderHarness, reading: LeaseReader, steps: int) -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_reading_that_breaks_off_is_begun_again_behind_what_is_done(fault: type[BaseException]) -> None:
-    """A page that could not be decoded is read again, so no checkpoint passes it."""
+def test_reading_resumes_after_the_last_handled_record(fault: type[BaseException]) -> None:
     calls: list[int] = []
 
     def once(_batch: Batch) -> None:
@@ -56,8 +55,7 @@ def test_a_reading_that_breaks_off_is_begun_again_behind_what_is_done(fault: typ
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_batch_is_held_before_it_is_counted(fault: type[BaseException]) -> None:
-    """A failing metric does not cost the records that it was to count."""
+def test_batch_is_held_before_it_is_counted(fault: type[BaseException]) -> None:
     calls: list[int] = []
 
     def measure(_holding: object, batch: Batch) -> None:
@@ -70,7 +68,7 @@ def test_a_batch_is_held_before_it_is_counted(fault: type[BaseException]) -> Non
     assert harness.handed == [data(2), data(2, 2)]
 
 
-def test_numbers_that_fall_stop_the_shard(caplog: pytest.LogCaptureFixture) -> None:
+def test_decreasing_positions_stop_the_shard(caplog: pytest.LogCaptureFixture) -> None:
     """Records of a recreated partition must not be processed under the old checkpoint."""
     harness = ReaderHarness(ShardRecords([*records(2, 50), *records(4)], size=2))
     reading = harness.reading()
@@ -87,10 +85,8 @@ def test_numbers_that_fall_stop_the_shard(caplog: pytest.LogCaptureFixture) -> N
 
 @settings(max_examples=50)
 @given(seed=st.randoms(use_true_random=False), size=st.integers(1, 4), every=st.sampled_from([0.0, 2.0]))
-def test_no_record_is_behind_a_checkpoint_that_its_handler_has_not_finished_with(
-    seed: Random, size: int, every: float
-) -> None:
-    """No exception in a user callable, at any time, loses records."""
+def test_no_checkpoint_passes_an_unhandled_record(seed: Random, size: int, every: float) -> None:
+    """This holds for any exception in a user callable at any time."""
     done: set[bytes] = set()
 
     calm: list[bool] = []
@@ -119,8 +115,7 @@ def asleep(harness: ReaderHarness) -> None:
     harness.clock.now += 11.0
 
 
-def test_no_record_is_read_under_an_expired_lease() -> None:
-    """A worker that wakes up does not read what another has been reading in the meantime."""
+def test_expired_lease_is_not_read() -> None:
     harness = ReaderHarness(ShardRecords(records(4), size=2))
     reading = harness.reading()
     harness.steps(reading, 2)
@@ -132,8 +127,7 @@ def test_no_record_is_read_under_an_expired_lease() -> None:
     assert harness.handed == [data(2), data(2, 2)], "nobody took it"
 
 
-def test_a_batch_that_came_as_the_lease_expired_is_not_handed_over() -> None:
-    """A pause in the middle of a request leads to no record being processed twice."""
+def test_batch_read_as_the_lease_expires_is_not_dispatched() -> None:
     harness = ReaderHarness(ShardRecords(records(2)), source=FaultySource(on_read=lambda _batch: asleep(harness)))
     reading = harness.reading()
     harness.steps(reading, 2)
@@ -143,7 +137,7 @@ def test_a_batch_that_came_as_the_lease_expired_is_not_handed_over() -> None:
     assert (harness.handed, harness.happened) == ([], ["initialize", "lease-lost"])
 
 
-def test_an_attempt_that_is_due_after_the_lease_expired_is_not_made() -> None:
+def test_due_attempt_is_skipped_after_the_lease_expired() -> None:
     """After a suspension another worker may have the shard."""
 
     def fails(_delivery: Delivery) -> None:
@@ -158,7 +152,7 @@ def test_an_attempt_that_is_due_after_the_lease_expired_is_not_made() -> None:
 
 
 @pytest.mark.parametrize("taken", [True, False])
-def test_an_expired_lease_is_renewed_before_its_checkpoint_moves(taken: bool) -> None:
+def test_expired_lease_is_renewed_before_its_checkpoint(taken: bool) -> None:
     """Not every store checks the owner when a checkpoint is written."""
     harness = ReaderHarness()
     renewals: list[str] = []
@@ -177,8 +171,8 @@ def test_an_expired_lease_is_renewed_before_its_checkpoint_moves(taken: bool) ->
     assert harness.store.row("s-0").checkpoint == (TRIM_HORIZON if taken else Position("102"))
 
 
-def test_a_reading_that_waits_for_room_is_woken_by_its_name_and_measures_from_then_on() -> None:
-    """The shard does not look idle for the time that it waited for the others."""
+def test_reader_that_waited_for_memory_is_measured_from_its_wake_up() -> None:
+    """A shard does not look idle for the time that it waited for other shards."""
     woken: list[str] = []
     budget = MemoryBudget(1, woken.append)
     harness, other = ReaderHarness(ShardRecords(records(5))), budget.share("other")
@@ -193,7 +187,7 @@ def test_a_reading_that_waits_for_room_is_woken_by_its_name_and_measures_from_th
     assert harness.holding.throughput.average(harness.clock.now + 1000.0) is not None
 
 
-def test_a_batch_that_is_done_between_two_steps_is_checkpointed_by_the_next() -> None:
+def test_batch_done_between_two_steps_is_checkpointed_by_the_next() -> None:
     harness, executor = ReaderHarness(ShardRecords(records(5))), ManualExecutor()
     handling = Handling(harness.handle, checkpoint_seconds=60.0)
     reading = handler_reader(harness.worker, harness.holding, handling, dispatcher=Dispatcher(executor))

@@ -15,7 +15,7 @@ from leasehold.stores.protocol import Capabilities, Lost
 from leasehold.stores.writes import ReleaseLease, RequestLease, StealLease
 
 
-def test_writes_from_many_threads_never_refuse_one_another() -> None:
+def test_concurrent_writes_never_reject_one_another() -> None:
     """A renewal that coincides with a checkpoint does not look like a steal."""
     one = Held()
     store, holding = one.store, one.holding
@@ -36,8 +36,7 @@ def test_writes_from_many_threads_never_refuse_one_another() -> None:
     assert holding.lease == store.row("s-0")
 
 
-def test_a_checkpoint_that_is_already_there_costs_no_write() -> None:
-    """An idle shard writes nothing."""
+def test_unchanged_checkpoint_causes_no_write() -> None:
     one = Held()
     store, holding = one.store, one.holding
     assert holding.checkpoint(Position("5"))
@@ -46,7 +45,7 @@ def test_a_checkpoint_that_is_already_there_costs_no_write() -> None:
     assert len(store.writes) == count
 
 
-def test_a_checkpoint_may_be_left_to_the_gift() -> None:
+def test_checkpoint_may_be_left_to_the_handoff() -> None:
     """The gift stores the same position, so the next owner waits for one write instead of two."""
     one = Held()
     store, holding = one.store, one.holding
@@ -59,8 +58,8 @@ def test_a_checkpoint_may_be_left_to_the_gift() -> None:
     assert (store.row("s-0").owner, store.row("s-0").checkpoint) == ("bob", Position("5"))
 
 
-def test_a_note_is_no_sign_of_life() -> None:
-    """Other workers see the version stand still, so an annotation does not extend the lease."""
+def test_annotation_does_not_extend_the_lease() -> None:
+    """Other workers judge a lease by its version, which an annotation leaves unchanged."""
     one = Held()
     clock, holding = one.clock, one.holding
     clock.now += 5
@@ -70,7 +69,7 @@ def test_a_note_is_no_sign_of_life() -> None:
     assert holding.confirmed == 1005.0
 
 
-def test_a_handler_is_given_a_number_that_fences_or_none() -> None:
+def test_fencing_number_is_none_if_the_store_counts_no_owners() -> None:
     """If the store does not count owners, the handler gets None rather than a number that never rises."""
     stores = FaultyStore(), FaultyStore(Capabilities(counts_owners=False))
     tokens = [Delivery((), Position("1"), None, Held(store=store).holding).epoch for store in stores]
@@ -78,8 +77,7 @@ def test_a_handler_is_given_a_number_that_fences_or_none() -> None:
 
 
 @pytest.mark.parametrize("keep_owner", [False, True])
-def test_an_end_whose_reply_was_lost_is_an_end(*, keep_owner: bool) -> None:
-    """A finished shard is not reported as lost."""
+def test_shard_end_with_a_lost_reply_is_an_end(*, keep_owner: bool) -> None:
     one = Held()
     store, holding = one.store, one.holding
     store.lose_replies = 1
@@ -89,8 +87,7 @@ def test_an_end_whose_reply_was_lost_is_an_end(*, keep_owner: bool) -> None:
     assert (store.row("s-0").ended, holding.lost.is_set()) == (True, not keep_owner)
 
 
-def test_a_release_whose_reply_was_lost_leaves_nothing_owned() -> None:
-    """A drain does not fail because of its last write."""
+def test_release_with_a_lost_reply_leaves_nothing_owned() -> None:
     one = Held()
     store, holding = one.store, one.holding
     holding.ask_release()
@@ -101,7 +98,7 @@ def test_a_release_whose_reply_was_lost_leaves_nothing_owned() -> None:
     assert (store.row("s-0").owner, holding.why) == (None, "now owned by None")
 
 
-def test_a_lost_lease_stays_lost() -> None:
+def test_lost_lease_stays_lost() -> None:
     """A reader that was told to stop never continues on another owner's lease."""
     one = Held()
     store, holding = one.store, one.holding
@@ -112,7 +109,7 @@ def test_a_lost_lease_stays_lost() -> None:
     assert store.row("s-0").checkpoint == Lease("s").checkpoint
 
 
-def test_a_lease_that_somebody_else_set_free_is_no_gift() -> None:
+def test_lease_freed_by_another_worker_is_no_handoff() -> None:
     """Its former owner must not take it back at once, against every plan."""
     one = Held()
     store, holding = one.store, one.holding
@@ -121,7 +118,7 @@ def test_a_lease_that_somebody_else_set_free_is_no_gift() -> None:
     assert (holding.lost.is_set(), holding.given) == (True, None)
 
 
-def test_a_renewal_counts_from_its_beginning_however_late_its_answer() -> None:
+def test_renewal_counts_from_its_start() -> None:
     """Other workers count from when the renewal was applied."""
     one = Held()
     store, clock, holding = one.store, one.clock, one.holding
@@ -136,7 +133,7 @@ def test_a_renewal_counts_from_its_beginning_however_late_its_answer() -> None:
     assert holding.expired
 
 
-def test_a_table_that_was_set_back_is_said_once_and_moved_forward_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_restored_table_is_logged_once_and_moved_forward(caplog: pytest.LogCaptureFixture) -> None:
     """If the table is restored from a backup, no shard is read twice, and the log says why."""
     one = Held()
     store, holding = one.store, one.holding
@@ -153,7 +150,7 @@ def test_a_table_that_was_set_back_is_said_once_and_moved_forward_again(caplog: 
 
 
 @pytest.mark.parametrize("latest", [Position("77", 0, "4520"), at_timestamp(1_700_000_000_123)])
-def test_the_time_that_latest_means_is_read_from_a_row_as_it_was_noted(latest: Position) -> None:
+def test_pinned_latest_time_is_read_from_the_row(latest: Position) -> None:
     """The lease begins at the tip as of its creation, skipping nothing."""
     position = pinned_latest(Lease("s-0", checkpoint=LATEST, annotations=latest_annotations(latest)))
     assert position is not None

@@ -97,8 +97,7 @@ def limited() -> Iterator[Hung]:
     made.let_go()
 
 
-def test_thirty_hung_of_forty_starve_nobody() -> None:
-    """Healthy shards are still processed while all leases are renewed."""
+def test_hung_handlers_do_not_starve_healthy_shards() -> None:
     names = tuple(f"s-{n:02}" for n in range(40))
     store, seen, finish, hangs = FaultyStore(), Seen(30), Event(), set(names[:30])
 
@@ -116,7 +115,7 @@ def test_thirty_hung_of_forty_starve_nobody() -> None:
     assert seen.by_shard == {name: data(3) for name in names[30:]}
 
 
-def test_a_slow_handler_is_said_once_for_each_doubling(hung: Hung, caplog: pytest.LogCaptureFixture) -> None:
+def test_slow_handler_is_logged_at_each_doubling(hung: Hung, caplog: pytest.LogCaptureFixture) -> None:
     hung.hand_over()
     assert [hung.later(seconds) for seconds in (4, 6, 5, 5, 20, 1)] == [6, 10, 5, 20, 40, 39]
     assert hung.slow == [10, 20, 40]
@@ -145,9 +144,7 @@ def test_slow_handlers_are_counted() -> None:
     assert told(reader)["slow_handlers", "s-0"] >= 1
 
 
-def test_beyond_the_limit_the_lease_is_released_and_left_to_others(
-    limited: Hung, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_handler_over_the_limit_costs_its_lease(limited: Hung, caplog: pytest.LogCaptureFixture) -> None:
     limited.hand_over()
     assert limited.later(29.5) == 0.5
     limited.later(0.5)
@@ -159,8 +156,7 @@ def test_beyond_the_limit_the_lease_is_released_and_left_to_others(
     assert limited.harness.worker.holdings == ()
 
 
-def test_a_handler_that_returns_late_finds_its_lease_lost(limited: Hung) -> None:
-    """The checkpoints of two readers of one shard are not mixed."""
+def test_handler_that_returns_late_finds_its_lease_lost(limited: Hung) -> None:
     limited.hand_over()
     limited.later(30)
     limited.later(0)
@@ -173,7 +169,7 @@ def test_a_handler_that_returns_late_finds_its_lease_lost(limited: Hung) -> None
     assert store.row("s-0") == next_owners
 
 
-def test_a_shard_has_never_two_handlers_at_work_here(limited: Hung, caplog: pytest.LogCaptureFixture) -> None:
+def test_shard_never_has_two_handlers_in_one_worker(limited: Hung, caplog: pytest.LogCaptureFixture) -> None:
     limited.hand_over()
     limited.later(30)
     limited.later(0)
@@ -197,7 +193,7 @@ def test_a_shard_has_never_two_handlers_at_work_here(limited: Hung, caplog: pyte
     assert (harness.handed, harness.store.row("s-0").checkpoint) == ([data(5)] * 2, Position("104"))
 
 
-def test_the_end_of_a_handler_after_a_theft_is_still_said() -> None:
+def test_end_of_a_handler_after_a_steal_is_logged() -> None:
     """The option also applies to handlers that do not notice the steal themselves."""
     hung = Hung({"late_checkpoints": True})
     hung.hand_over()
@@ -211,7 +207,7 @@ def test_the_end_of_a_handler_after_a_theft_is_still_said() -> None:
 
 
 @pytest.mark.parametrize("wanted", ["lost", "released"])
-def test_a_batch_that_waits_goes_back_once_its_lease_is_wanted(wanted: str) -> None:
+def test_waiting_batch_is_withdrawn_when_its_lease_is_wanted(wanted: str) -> None:
     """Neither a drain nor an iteration that is over waits for a batch that has not begun."""
     first = Hung()
     first.hand_over()
@@ -228,7 +224,7 @@ def test_a_batch_that_waits_goes_back_once_its_lease_is_wanted(wanted: str) -> N
     first.let_go()
 
 
-def test_a_handler_that_was_given_up_does_not_keep_the_worker() -> None:
+def test_abandoned_handler_does_not_keep_the_worker() -> None:
     store, finish, stopped = FaultyStore(), Event(), Event()
 
     def hang(_delivery: Delivery) -> None:
@@ -245,8 +241,7 @@ def test_a_handler_that_was_given_up_does_not_keep_the_worker() -> None:
     assert (store.row("s-0").owner, store.row("s-0").checkpoint) == (None, TRIM_HORIZON)
 
 
-def test_a_thread_that_cannot_start_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker does not renew leases that it has no thread to process."""
+def test_thread_that_cannot_start_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     store = FaultyStore()
     runner = Runner(joined(store, ListSource(four_shards(), {"s-0": ShardRecords(records(5))})), lambda _delivery: None)
 
@@ -259,7 +254,7 @@ def test_a_thread_that_cannot_start_ends_the_worker(monkeypatch: pytest.MonkeyPa
     assert [lease.owner for lease in store.list().leases] == [None] * 4
 
 
-def test_a_reader_is_called_no_sooner_than_it_asked_for_and_no_later_for_a_slow_handler() -> None:
+def test_reader_is_called_when_it_asked_even_if_a_handler_is_slow() -> None:
     """The wait between two reads does not grow by the time a handler takes."""
     hung = Hung()
     hung.harness.shard_log.wait_seconds = 5.0

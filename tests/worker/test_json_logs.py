@@ -11,7 +11,7 @@ from leasehold.adapters.consumer.events import JsonLines
 from leasehold_lab.simulator.world.world import ListSource
 
 
-def test_a_taken_lease_is_told_with_rule_and_outcome(caplog: pytest.LogCaptureFixture) -> None:
+def test_taken_lease_is_logged_with_rule_and_outcome(caplog: pytest.LogCaptureFixture) -> None:
     """A collector can search by why a lease moved, without parsing the message."""
     caplog.set_level(logging.INFO, "leasehold")
     ours = member(FaultyStore(), ListSource(four_shards()), Clock())
@@ -23,8 +23,7 @@ def test_a_taken_lease_is_told_with_rule_and_outcome(caplog: pytest.LogCaptureFi
     assert {line["worker"] for line in lines} == {"a-1"}
 
 
-def test_a_line_is_one_line_whatever_it_tells() -> None:
-    """Line breaks in a traceback or a name do not split the line."""
+def test_json_log_line_is_a_single_line() -> None:
     try:
         raise ValueError("x\ny")  # noqa: TRY301  the test needs a traceback
     except ValueError as error:

@@ -53,7 +53,7 @@ def test_a_deployment_does_not_wait_for_expiry() -> None:
 
 
 @pytest.mark.parametrize("victim", ["a", "b", "c"])
-def test_no_death_makes_a_lease_wait_for_a_leader(victim: str) -> None:
+def test_death_of_any_worker_makes_no_lease_wait_for_a_leader(victim: str) -> None:
     """Thread 1803: when the KCL 3 leader was killed, nothing was assigned for two minutes, or ever again."""
     _, store, workers = fleet("abc")
     living = [driven for driven in workers if driven.worker.me != victim]
@@ -62,7 +62,7 @@ def test_no_death_makes_a_lease_wait_for_a_leader(victim: str) -> None:
     assert owners == {driven.worker.me: 3 for driven in living}
 
 
-def test_a_newcomer_takes_from_several_victims_in_one_turn() -> None:
+def test_newcomer_takes_from_several_owners_in_one_turn() -> None:
     """Thread 708: KCL 2 takes one lease from one worker every 20 s."""
     leases = [
         *(lease for owner in "abcd" for lease in held(owner, *(f"{owner}-{n}" for n in range(5)))),
@@ -72,7 +72,7 @@ def test_a_newcomer_takes_from_several_victims_in_one_turn() -> None:
     assert len(set(owners)) == len(owners) == 3
 
 
-def test_a_newcomer_counts_before_it_owns_anything() -> None:
+def test_newcomer_counts_before_it_owns_a_lease() -> None:
     """KCL counts only owners. When workers start together, the first take leases that the others must take back."""
     full = held("full", *(f"f-{n}" for n in range(6)))
     alone = [*full, *held("me", "mine")]
@@ -83,7 +83,7 @@ def test_a_newcomer_counts_before_it_owns_anything() -> None:
     assert [len(planned(leases, "me")) for leases in (alone, announced)] == [2, 1]
 
 
-def test_finished_shards_are_no_load() -> None:
+def test_finished_shards_count_as_no_load() -> None:
     """Thread 1247: parents that were read to the end counted, so their owners were left with one or two shards."""
     done = [Lease(f"d-{n}", owner="me", checkpoint=SHARD_END) for n in range(4)]
     leases = [*held("full", "f-0", "f-1", "f-2"), *held("me", "mine"), *done]
@@ -106,7 +106,7 @@ def test_children_spread_at_once_after_a_reshard() -> None:
     assert len(claimed("a", Kcl())) == 8
 
 
-def test_no_new_shard_waits_for_a_deployment() -> None:
+def test_new_shard_does_not_wait_for_a_deployment() -> None:
     """Threads 339 and 185: of 95 new shards 5 had no lease, because the worker that should create them was gone."""
     parents = [evolve(shard, open=False) for shard in even_shards(tuple(f"p-{n}" for n in range(48)))]
     children = [
@@ -122,7 +122,7 @@ def test_no_new_shard_waits_for_a_deployment() -> None:
     ]
 
 
-def test_a_restart_under_the_same_id_moves_nothing() -> None:
+def test_restart_under_the_same_id_moves_nothing() -> None:
     """Thread 108 and others: every restart moved leases, and after a whole cluster restarted they kept moving."""
     clock, store, (stays, stops) = fleet("ab")
     before = {lease.key: lease.owner for lease in store.list().leases}
@@ -133,7 +133,7 @@ def test_a_restart_under_the_same_id_moves_nothing() -> None:
     assert again.held == [key for key, owner in before.items() if owner == "b"]
 
 
-def test_a_worker_with_all_leases_lets_one_go_for_a_peer_that_asks_for_nothing() -> None:
+def test_worker_with_all_leases_frees_one_for_a_peer_without_requests() -> None:
     """A KCL 3 leader takes nothing from an owner without worker metrics, so its workers get only what we free."""
     rules = Minimal(release=True, expected_workers=("me", "java"))
     leases = held("me", "s-0", "s-1", "s-2", "s-3")

@@ -82,7 +82,7 @@ def judged(concurrency: int, faults: Mapping[int, int]) -> Judged:
     )
 
 
-def test_only_what_has_not_succeeded_is_repeated() -> None:
+def test_only_failed_records_are_repeated() -> None:
     """The checkpoint stops before the lowest failure, and later records that another process handled stay done."""
     function = judged(2, {2: 1})
     keys = APART * 3
@@ -112,7 +112,7 @@ class Held:
         return True
 
 
-def test_a_lease_that_comes_back_is_handled_as_its_checkpoint_says() -> None:
+def test_returning_lease_is_handled_from_its_checkpoint() -> None:
     """While it was away, an operator may have set it back to have records handled again."""
     function = judged(2, {0: 100})
     records = keyed(APART)
@@ -132,7 +132,7 @@ CASES = st.tuples(
 
 
 @given(CASES)
-def test_every_record_succeeds_once_and_in_order_of_its_key(
+def test_every_record_succeeds_once_in_order_of_its_key(
     case: tuple[list[int], int, dict[int, int], int | None, bool],
 ) -> None:
     """Whatever fails, nothing is passed over and nothing that has succeeded is repeated."""
@@ -220,7 +220,7 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[App]:
     sys.modules.pop(name, None)
 
 
-def test_each_part_is_called_in_a_process_of_its_own_and_its_faults_fail_the_batch(app: App) -> None:
+def test_parts_run_in_separate_processes_and_their_faults_fail_the_batch(app: App) -> None:
     """An exception, an exit and a process that dies cost an attempt, a call that takes too long its process."""
     options = Options(concurrency=2, handler_seconds=60)
     described = consumption(ListSource(), "memory://x", f"lambda:{app.name}.handler", options)
@@ -260,7 +260,7 @@ def test_each_part_is_called_in_a_process_of_its_own_and_its_faults_fail_the_bat
         ),
     ],
 )
-def test_a_call_that_hangs_costs_an_attempt_and_its_process(
+def test_hung_call_costs_an_attempt_and_its_process(
     app: App, hang: str, attempts: int, dead: list[tuple[str, int]]
 ) -> None:
     """The batch is tried again in another process, and a record that always hangs goes to the dead letter."""
@@ -314,8 +314,8 @@ def called_in_one_process(app: App, limit: float) -> Iterator[Callable[[bytes], 
         function.close()
 
 
-def test_a_slow_import_does_not_use_up_the_time_of_a_call(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise a call that follows the start of a process could never end in time."""
+def test_slow_import_does_not_use_up_the_call_timeout(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time limit of a call starts once its process has imported the function."""
     path = app.folder / f"{app.name}.py"
     path.write_text("import os, time\nif os.environ.get('SLOW'): time.sleep(1.5)\n" + path.read_text())
     with called_in_one_process(app, 1.0) as call:
@@ -324,8 +324,8 @@ def test_a_slow_import_does_not_use_up_the_time_of_a_call(app: App, monkeypatch:
     assert app.handled() == [("s-0", 0)]
 
 
-def test_a_process_that_was_stopped_takes_no_longer_than_another_to_fail(app: App) -> None:
-    """It reads nothing, and the call may be larger than what the system holds for it."""
+def test_stopped_process_times_out_like_any_other(app: App) -> None:
+    """A stopped process reads nothing, and the call may be larger than the pipe's buffer."""
     with called_in_one_process(app, 1.0) as call:
         call(b"0")
         os.kill(app.calls()[0][0], signal.SIGSTOP)
@@ -350,8 +350,8 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
-def test_the_processes_end_with_their_worker(app: App, end: signal.Signals) -> None:
-    """Also those whose call never returns, if the worker is killed; a drain waits for calls."""
+def test_processes_end_with_their_worker(app: App, end: signal.Signals) -> None:
+    """They end even if the worker is killed and their call never returns. A drain waits for calls."""
     # The interpreter's lock is held meanwhile, so nothing that is written in Python could end the process.
     backtracking = "re.match('(a+)+$', 'a' * 50 + 'b')"
     hang = backtracking if end == signal.SIGKILL else "time.sleep(0.5); print('slept')"

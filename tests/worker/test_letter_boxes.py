@@ -26,7 +26,7 @@ from leasehold.errors import DeadLetterError
 LETTERS = "leasehold.adapters.consumer.dead_letters"
 
 
-def test_a_dead_letter_is_put_with_its_time_and_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_letter_is_stored_with_its_time_and_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{LETTERS}.sinks.time", SimpleNamespace(time=lambda: 0.008))
     put, closed = list[object](), list[bool]()
     sink: Any = SimpleNamespace(put=put.append, close=lambda: closed.append(True))
@@ -38,7 +38,7 @@ def test_a_dead_letter_is_put_with_its_time_and_names(monkeypatch: pytest.Monkey
     assert (put, closed) == ([once, evolve(once, stream="", table="", source="")], [True])
 
 
-def test_a_letter_in_a_folder_is_whole_and_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_letter_in_a_folder_is_whole_and_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checkpoint passes the record, so its dead letter must survive a power failure."""
     synced = list[tuple[int, bytes | None]]()
 
@@ -59,7 +59,7 @@ def test_a_letter_in_a_folder_is_whole_and_on_disk(tmp_path: Path, monkeypatch: 
     sink.close()
 
 
-def test_a_letter_that_cannot_take_its_name_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_dead_letter_whose_name_fails_leaves_no_file(tmp_path: Path) -> None:
     (tmp_path / FULL.name).mkdir()
     with pytest.raises(DeadLetterError, match=r"^the dead letter could not be written: "):
         FolderSink(tmp_path).put(FULL)
@@ -70,8 +70,8 @@ def test_a_letter_that_cannot_take_its_name_leaves_nothing_behind(tmp_path: Path
         FolderSink(tmp_path).remove(FULL.name)
 
 
-def test_a_folder_that_is_gone_is_a_fault_of_letters(tmp_path: Path) -> None:
-    """A replay reports it without a traceback, instead of finding no dead letters."""
+def test_missing_folder_is_a_dead_letter_error(tmp_path: Path) -> None:
+    """A replay reports it without a traceback."""
     gone = FolderSink(tmp_path / "gone")
     with pytest.raises(DeadLetterError, match=r"^the dead letter could not be written: "):
         gone.put(FULL)
@@ -82,15 +82,13 @@ def test_a_folder_that_is_gone_is_a_fault_of_letters(tmp_path: Path) -> None:
     assert gone.get("x") is None
 
 
-def test_unfinished_letters_are_not_listed(tmp_path: Path) -> None:
-    """A replay never processes half a dead letter."""
+def test_unfinished_dead_letters_are_not_listed(tmp_path: Path) -> None:
     (tmp_path / ".half.unfinished").touch()
     (tmp_path / "a.json").touch()
     assert FolderSink(tmp_path).names() == ("a.json",)
 
 
-def test_a_folder_is_made_for_letters_to_be_put_and_not_for_those_to_be_taken(tmp_path: Path) -> None:
-    """A typing error in a replay does not create an empty folder."""
+def test_folder_is_created_for_writing_dead_letters_and_not_for_reading(tmp_path: Path) -> None:
     place = tmp_path / "a" / "b"
     with pytest.raises(DeadLetterError, match=r"^there is no folder "):
         open_dead_letters(f"file://{place}")
@@ -126,7 +124,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Bucket:
         ("b/pX/", "pX/"),
     ],
 )
-def test_letters_lie_right_under_the_prefix(bucket: Bucket, place: str, prefix: str) -> None:
+def test_dead_letters_are_stored_directly_under_the_prefix(bucket: Bucket, place: str, prefix: str) -> None:
     """A replay finds its own group's dead letters and no other group's."""
     bucket.there = {f"{prefix}deep/x": b"", prefix: b"", f"x{prefix}y/z": b""}
     strange = dict(bucket.there)
@@ -146,8 +144,7 @@ def test_letters_lie_right_under_the_prefix(bucket: Bucket, place: str, prefix: 
     assert isinstance(sink, ObjectSink)
 
 
-def test_a_bucket_that_is_not_there_is_said_at_the_start(bucket: Bucket) -> None:
-    """The start fails, instead of the first record that needs the bucket."""
+def test_missing_bucket_is_reported_at_start(bucket: Bucket) -> None:
     bucket.absent = True
     with pytest.raises(DeadLetterError, match=r"^there is no bucket 'b'$"):
         dead_letters("s3://b/p")
@@ -197,7 +194,7 @@ def kinesis(monkeypatch: pytest.MonkeyPatch) -> Kinesis:
     return made
 
 
-def test_letters_and_their_records_are_put_into_a_stream_under_their_keys(kinesis: Kinesis) -> None:
+def test_dead_letters_and_records_keep_their_partition_keys(kinesis: Kinesis) -> None:
     """The dead letter has the record's partition key, so a replayed record goes to the shard it came from."""
     sink = open_stream("kinesis://orders?region=eu-west-1&endpoint=http://h:1")
     plain = evolve(FULL, record=RECORD._replace(partition_key=None, explicit_hash_key=None))
@@ -220,8 +217,7 @@ def test_letters_and_their_records_are_put_into_a_stream_under_their_keys(kinesi
     assert (kinesis.closed, kinesis.asked, isinstance(sink, StreamSink)) == (True, ["orders"], True)
 
 
-def test_a_stream_that_takes_nothing_is_a_fault_of_letters(kinesis: Kinesis) -> None:
-    """The handler's shard does not pass a record whose dead letter was not stored."""
+def test_stream_that_rejects_a_dead_letter_is_a_dead_letter_error(kinesis: Kinesis) -> None:
     letters = dead_letters("kinesis://orders")
     kinesis.code = "ProvisionedThroughputExceededException"
     with pytest.raises(
@@ -230,8 +226,8 @@ def test_a_stream_that_takes_nothing_is_a_fault_of_letters(kinesis: Kinesis) -> 
         letters(batch(), ValueError())
 
 
-def test_a_stream_that_is_not_there_is_said_and_one_that_may_not_be_asked_about_is_taken(kinesis: Kinesis) -> None:
-    """The check does not wait for the first failing record, and needs no more rights than writing."""
+def test_missing_stream_is_reported_and_one_without_describe_permission_accepted(kinesis: Kinesis) -> None:
+    """The check needs no more rights than writing does."""
     kinesis.code = "ResourceNotFoundException"
     with pytest.raises(DeadLetterError, match=r"^there is no stream 'orders'$"):
         dead_letters("kinesis://orders")
@@ -243,14 +239,13 @@ def test_a_stream_that_is_not_there_is_said_and_one_that_may_not_be_asked_about_
 
 
 @pytest.mark.parametrize("name", ["", "a,b", "a/b"])
-def test_a_stream_of_letters_has_one_name(kinesis: Kinesis, name: str) -> None:
+def test_dead_letter_stream_url_must_name_one_stream(kinesis: Kinesis, name: str) -> None:
     with pytest.raises(ValueError, match=r"^letters URL: kinesis:// wants the name of one stream$"):
         open_stream(f"kinesis://{name}")
     assert kinesis.made == []
 
 
-def test_a_box_that_cannot_be_opened_is_said_with_the_word_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error says which of the URLs is wrong."""
+def test_sink_that_cannot_be_opened_is_named_by_its_option(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"^letters URL: dead letters in a stream need --store"):
         open_dead_letters("kinesis://orders?endpoint=http://h:1")
     with pytest.raises(ValueError, match=r"^stream URL: records can be put back into kinesis://STREAM$"):

@@ -48,7 +48,7 @@ class Folder:
         self.did.append(f"{name}: {why}")
 
 
-def test_each_letter_is_handed_over_in_order_and_removed_when_it_is_done() -> None:
+def test_dead_letter_is_replayed_in_order_and_removed_once_handled() -> None:
     """A crash of the handler loses no dead letter, and records of one key stay in order."""
     first, second, third, gone = (letter(number) for number in (7, 20, 100, 30))
     lines: dict[str, bytes | None] = {entry.name: entry.line for entry in (third, first, second)}
@@ -75,7 +75,7 @@ def delivered(handler: Callable[[Delivery], Any]) -> Exception | None:
         return calls.deliver(FULL)
 
 
-def test_a_handler_is_given_the_record_as_a_batch_that_nobody_can_lose() -> None:
+def test_replay_handler_gets_a_batch_that_cannot_be_lost() -> None:
     """A handler may checkpoint or ask for its shard during a replay."""
     got = list[Delivery]()
     assert delivered(got.append) is None
@@ -92,8 +92,8 @@ def test_a_handler_is_given_the_record_as_a_batch_that_nobody_can_lose() -> None
         batch.to_arrow()
 
 
-def test_an_answer_or_exception_of_a_handler_is_its_fault() -> None:
-    """A dead letter that failed again is not removed, and does not end the replay."""
+def test_replay_handler_result_decides_whether_the_dead_letter_failed() -> None:
+    """A handler succeeds only by returning None. A dead letter that failed again is kept, and the replay continues."""
     error = OSError("disk")
 
     def raises(fault: BaseException) -> Callable[[Delivery], None]:
@@ -119,8 +119,7 @@ def test_an_answer_or_exception_of_a_handler_is_its_fault() -> None:
         delivered(raises(SystemExit(3)))
 
 
-def test_all_letters_are_awaited_on_one_event_loop_until_the_replay_ends() -> None:
-    """A client that a handler keeps between calls stays usable."""
+def test_all_dead_letters_of_a_replay_share_one_event_loop() -> None:
     loops = list[asyncio.AbstractEventLoop]()
 
     async def handle(_batch: Delivery) -> None:
@@ -133,8 +132,7 @@ def test_all_letters_are_awaited_on_one_event_loop_until_the_replay_ends() -> No
     assert loops[0].is_closed()
 
 
-def test_the_lease_of_a_letter_is_named_and_nobodys() -> None:
-    """A handler that checks whether its lease is lost can go on."""
+def test_replayed_dead_letter_names_its_lease_without_an_owner() -> None:
     holding = DeadLetterHolding.of(dead_letter_from(FULL.line))
     assert (holding.key, holding.lease.shard, holding.lease.stream, holding.worker) == ("l-0", "s-0", "orders", "w-1")
     assert holding.checkpoint(Position("7")) is True

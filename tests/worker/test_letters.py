@@ -62,7 +62,7 @@ LETTERS = st.builds(
 # A replayed offset is sent back to the service, and may end with white space.
 @example(DeadLetterEntry("", "", "s-0", "s-0", Record(b"", "7", token="8 "), "E", "", 1, "w", 0))  # noqa: S106  an offset
 @given(LETTERS)
-def test_a_letter_is_one_line_that_says_all_of_itself(letter: DeadLetterEntry) -> None:
+def test_dead_letter_survives_a_round_trip_as_one_line(letter: DeadLetterEntry) -> None:
     """What is replayed is exactly what failed."""
     assert letter.line.count(b"\n") == 1
     assert dead_letter_from(letter.line) == letter
@@ -87,8 +87,7 @@ def poison(*numbers: int) -> tuple[ReaderHarness, list[bytes]]:
     return ReaderHarness(ShardRecords(records(6)), does=handle), handled
 
 
-def test_a_record_that_fails_becomes_a_letter_that_says_where_it_came_from_and_why(tmp_path: Path) -> None:
-    """An operator can find the record, fix the cause, and replay it."""
+def test_failing_record_becomes_a_dead_letter_with_its_origin_and_error(tmp_path: Path) -> None:
     harness, handled = poison(4)
     dead_letter = dead_letters(url(tmp_path / "letters"), stream="orders", table="memory://orders-app")
     harness.steps(harness.reading(attempts=2, dead_letter=dead_letter), 12)
@@ -118,8 +117,7 @@ def test_a_record_that_fails_becomes_a_letter_that_says_where_it_came_from_and_w
     assert harness.store.row("s-0").checkpoint == Position("105")
 
 
-def test_a_letter_that_cannot_be_written_stops_the_shard(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A full disk loses no record."""
+def test_failed_dead_letter_write_stops_the_shard(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     harness, _ = poison(0)
     dead_letter = dead_letters(url(tmp_path / "letters"))
     (tmp_path / "letters").rmdir()
@@ -143,8 +141,7 @@ def test_a_letter_that_cannot_be_written_stops_the_shard(tmp_path: Path, caplog:
     assert after.progress(2.0, 2.0).dead_letter == "", "the record was dead-lettered"
 
 
-def test_a_record_that_is_buried_twice_has_one_letter_and_each_group_its_own(tmp_path: Path) -> None:
-    """A crash before the checkpoint does not duplicate a dead letter, and groups do not replace each other's."""
+def test_record_that_is_dead_lettered_twice_has_one_dead_letter_per_group(tmp_path: Path) -> None:
     for table in ("one", "one", "two"):
         harness, _ = poison(4)
         dead_letter = dead_letters(url(tmp_path), table=table)
@@ -160,8 +157,8 @@ def filled(folder: Path, *letters: DeadLetterEntry) -> Path:
     return folder
 
 
-def test_a_replay_that_is_killed_half_way_does_the_rest_the_next_time(tmp_path: Path) -> None:
-    """The dead letter at work is not lost, and those that are done do not come again."""
+def test_replay_killed_half_way_is_completed_by_the_next(tmp_path: Path) -> None:
+    """Dead letters that are done do not come again, and the one being handled is kept."""
     folder = filled(tmp_path / "box", letter("1"), letter("2"), letter("3"))
     got: list[bytes] = []
 
@@ -179,7 +176,7 @@ def test_a_replay_that_is_killed_half_way_does_the_rest_the_next_time(tmp_path: 
     assert (got, list(folder.iterdir())) == ([b"1", b"2", b"2", b"3"], [])
 
 
-def test_a_file_that_is_no_letter_stays_and_is_said(tmp_path: Path) -> None:
+def test_file_that_is_not_a_dead_letter_is_kept_and_reported(tmp_path: Path) -> None:
     folder = filled(tmp_path / "box", letter("1"))
     (folder / "notes.txt").write_text("mine")
     (folder / letter("2").name).write_text("{")
@@ -196,7 +193,7 @@ def taken(_delivery: Delivery) -> None:
     """A handler that handles everything."""
 
 
-def test_a_replay_says_what_became_of_the_letters(tmp_path: Path) -> None:
+def test_replay_reports_the_outcome_of_each_dead_letter(tmp_path: Path) -> None:
     """The report shows whether anything is left."""
     folder = filled(tmp_path / "box", letter("1"))
     done = CliRunner().invoke(app, ["replay", url(folder), "--handler", f"{__name__}:taken"])
@@ -295,7 +292,7 @@ def lying(sink: FolderSink | ObjectSink, letters: list[DeadLetterEntry]) -> list
 
 @pytest.mark.parametrize("found", [lying_in_a_folder, lying_in_a_folder_without_links, lying_in_a_bucket])
 @given(letters=st.lists(ALIKE, max_size=12))
-def test_every_distinct_letter_is_there_once_however_many_workers_lay_it_into_the_box(
+def test_each_distinct_dead_letter_is_stored_once_by_many_workers(
     found: Callable[[list[DeadLetterEntry]], list[DeadLetterEntry]], letters: list[DeadLetterEntry]
 ) -> None:
     """No group's dead letter replaces another's."""
@@ -314,7 +311,7 @@ def test_every_distinct_letter_is_there_once_however_many_workers_lay_it_into_th
         (("kinesis://o", "azblob://a/c?eventhub=n/h&group=a"), ("kinesis://o", "azblob://a/c?eventhub=n/h&group=b")),
     ],
 )
-def test_groups_that_differ_by_an_option_of_their_urls_have_letters_of_their_own(
+def test_groups_that_differ_by_a_url_option_have_separate_dead_letters(
     one: tuple[str, str], other: tuple[str, str], tmp_path: Path
 ) -> None:
     """A replay of one group leaves the dead letters of the other alone."""
@@ -324,7 +321,9 @@ def test_groups_that_differ_by_an_option_of_their_urls_have_letters_of_their_own
     assert sorted((entry.source, entry.table) for entry in written) == sorted([one, other])
 
 
-def test_options_that_say_no_place_make_no_other_letter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_url_options_that_name_no_place_do_not_duplicate_dead_letters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A worker started with another consumer does not dead-letter a record of the same group again."""
     monkeypatch.chdir(tmp_path)
     for source, store in (
@@ -344,7 +343,7 @@ def delivery() -> Delivery:
     return Delivery((record,), record.position, None, DeadLetterHolding.of(letter("7")), None, 3)
 
 
-def test_a_letter_of_an_earlier_version_is_handed_over(tmp_path: Path) -> None:
+def test_dead_letter_of_an_earlier_version_is_replayed(tmp_path: Path) -> None:
     """Dead letters written before an upgrade can still be replayed."""
     fields = json.loads(letter("7").line)
     del fields["source"]
@@ -355,8 +354,7 @@ def test_a_letter_of_an_earlier_version_is_handed_over(tmp_path: Path) -> None:
     assert (got, list(tmp_path.iterdir())) == ([letter("7")], [])
 
 
-def test_a_replay_goes_on_behind_letters_that_cannot_be_read(tmp_path: Path) -> None:
-    """One damaged file does not keep the dead letters after it from being replayed."""
+def test_replay_continues_after_unreadable_dead_letters(tmp_path: Path) -> None:
     sink = FolderSink(tmp_path)
     for number in ("1", "3", "5"):
         sink.put(letter(number))

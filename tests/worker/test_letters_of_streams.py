@@ -100,7 +100,7 @@ class Stream:
         return replay_stream(self.worker, self.sink(), self.deliver, tell, look_seconds=0.5)
 
 
-def test_letters_of_a_stream_are_counted_by_what_became_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replayed_dead_letters_are_counted_by_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
     def runs(stream: Stream) -> bool:
         stream.hand_over(letter(1).line, letter(2).line, b"mine")
         stream.hand_over(letter(3).line, letter(4).line, b"{}")
@@ -121,7 +121,7 @@ def test_letters_of_a_stream_are_counted_by_what_became_of_them(monkeypatch: pyt
     assert stream.seconds == [0.5]
 
 
-def test_a_letter_whose_lease_is_lost_is_counted_by_the_present_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_letter_of_a_lost_lease_is_counted_by_the_present_owner(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two concurrent replays, only the present owner of the lease counts it and continues."""
 
     def runs(stream: Stream) -> bool:
@@ -135,8 +135,8 @@ def test_a_letter_whose_lease_is_lost_is_counted_by_the_present_owner(monkeypatc
     assert stream.delivered == [letter(1), letter(2)]
 
 
-def test_a_letter_that_cannot_be_kept_ends_the_replay_in_good_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The dead letter is not lost, and the worker's leases are released."""
+def test_dead_letter_that_cannot_be_put_back_ends_the_replay_cleanly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dead letter is kept, and the worker's leases are released."""
 
     def runs(stream: Stream) -> bool:
         with pytest.raises(SystemExit) as end:
@@ -153,7 +153,7 @@ def test_a_letter_that_cannot_be_kept_ends_the_replay_in_good_order(monkeypatch:
     assert broken.value is unreachable
 
 
-def test_an_end_that_a_handler_or_a_signal_asks_for_is_no_end_of_the_letters(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_ended_by_a_handler_or_signal_is_not_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stream is reported as replayed only if it is, because a user may then delete it."""
 
     def ends(_stream: Stream) -> bool:
@@ -186,10 +186,9 @@ def told(**more: Any) -> Lease:  # noqa: ANN401  the fields of Progress
         (evolve(told(end=False), checkpoint=SHARD_END), True),
     ],
 )
-def test_a_shard_is_over_when_its_owner_has_told_so_since_the_replay_began(
+def test_shard_is_over_if_its_owner_wrote_so_since_the_replay_began(
     row: Lease, over: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A replay does not end because of what an earlier one has written."""
     stream = Stream(lambda stream: stream.looks[0]())
     stream.replay(monkeypatch, now=9.0)
     (finished,) = stream.finished
@@ -197,8 +196,7 @@ def test_a_shard_is_over_when_its_owner_has_told_so_since_the_replay_began(
 
 
 @pytest.mark.parametrize("read", [None, 0.5])
-def test_a_shard_that_was_never_read_is_not_over(read: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A replay that has just begun does not end before it has read anything."""
+def test_unread_shard_is_not_over(read: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Stream(lambda stream: stream.looks[0]())
     stream.replay(monkeypatch, now=0.75)
     assert stream.finished[0](told(read=read)) is False
@@ -237,8 +235,7 @@ def reader(*answers: Batch) -> tuple[DeadLetterReader, Script]:
     return DeadLetterSource(source, "r-1").open(Lease("p"), TRIM_HORIZON), script
 
 
-def test_reading_ends_in_front_of_the_first_letter_that_this_replay_put_back() -> None:
-    """A dead letter that keeps failing is not replayed forever."""
+def test_reading_ends_before_the_first_dead_letter_put_back_by_this_replay() -> None:
     records = rows("w-1", "", "w-2", "r-1", "w-1", "r-1")
     ours, script = reader(Batch(records, Position("9"), 4.0, 0.2, ended=True, in_columns=tuple))
     assert script.opened == [(Lease("p"), TRIM_HORIZON)]
@@ -250,16 +247,15 @@ def test_reading_ends_in_front_of_the_first_letter_that_this_replay_put_back() -
     assert script.closed
 
 
-def test_a_reading_that_begins_with_our_own_letter_brings_nothing() -> None:
-    """The checkpoint does not move past it."""
+def test_read_that_begins_with_our_own_dead_letter_returns_nothing() -> None:
+    """The checkpoint stays before it."""
     ours, _ = reader(Batch(rows("r-1", "w-1"), None, 4.0, 0.2))
     batch = ours.read()
     assert (batch.records, batch.read_to, batch.behind_seconds) == ((), None, 0.0)
 
 
 @pytest.mark.parametrize(("behind", "says"), [(0.0, UNKNOWN_SECONDS), (None, UNKNOWN_SECONDS), (4.0, 4.0)])
-def test_a_reading_with_letters_does_not_show_that_nothing_is_left(behind: float | None, says: float) -> None:
-    """Dead letters that arrived after them are still replayed."""
+def test_read_with_dead_letters_does_not_show_the_end(behind: float | None, says: float) -> None:
     batch, empty = Batch(rows("w-1", "w-2"), None, behind, 0.2, ended=True), Batch((), Position("9"), behind, 0.2)
     ours, _ = reader(batch, empty)
     assert ours.read() == evolve(batch, behind_seconds=says)

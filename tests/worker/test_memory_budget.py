@@ -105,7 +105,7 @@ class LeaseReaders:
 
 
 @given(draw=st.randoms(use_true_random=False))
-def test_no_reader_is_let_in_beyond_the_bound_and_none_waits_for_ever(draw: Random) -> None:
+def test_memory_stays_within_the_bound_and_every_reader_gets_its_turn(draw: Random) -> None:
     some = LeaseReaders(draw)
     does = [some.ask, some.ask, some.ask_again, some.wait, some.attempt, some.finish]
     for number in range(60):
@@ -114,8 +114,7 @@ def test_no_reader_is_let_in_beyond_the_bound_and_none_waits_for_ever(draw: Rand
     some.over()
 
 
-def test_a_batch_larger_than_the_bound_goes_alone() -> None:
-    """A batch above the bound does not stop its own shard or keep the others waiting forever."""
+def test_batch_larger_than_the_bound_is_admitted_alone() -> None:
     woken: list[str] = []
     budget = MemoryBudget(MOST, woken.append)
     small, large, later = (share_of(budget, key, size) for key, size in (("a", 1), ("b", 2 * MOST), ("c", 1)))
@@ -128,8 +127,8 @@ def test_a_batch_larger_than_the_bound_goes_alone() -> None:
     assert (woken, later.request()) == (["b", "c"], True)
 
 
-def test_the_batch_that_would_wait_longest_is_forgotten_first() -> None:
-    """A shard whose next attempt is due soon does not have to read its batch again."""
+def test_batch_that_would_wait_longest_is_dropped_first() -> None:
+    """A shard whose next attempt is due soon keeps its batch."""
     budget = MemoryBudget(MOST)
     soon, late, other = (share_of(budget, key, 2 * MIN_BYTES) for key in "abc")
     for share, due in ((soon, 1.0), (late, 9.0)):
@@ -141,8 +140,7 @@ def test_the_batch_that_would_wait_longest_is_forgotten_first() -> None:
     assert (soon.dropped, late.dropped) == (False, True)
 
 
-def test_a_batch_that_was_taken_up_again_is_not_forgotten() -> None:
-    """A batch is not dropped while its handler has it, and so is not processed twice."""
+def test_batch_that_is_in_use_again_is_not_dropped() -> None:
     budget = MemoryBudget(MOST)
     share, other = (share_of(budget, key, MOST) for key in "ab")
     assert share.request()
@@ -153,8 +151,7 @@ def test_a_batch_that_was_taken_up_again_is_not_forgotten() -> None:
     assert (share.batch, share.dropped) == (batch(MOST), False)
 
 
-def test_a_batch_smaller_than_was_asked_for_lets_in_who_waits() -> None:
-    """The waiting readers do not wait until that batch is done, which may take hours."""
+def test_smaller_batch_than_requested_admits_waiting_readers() -> None:
     woken: list[str] = []
     budget = MemoryBudget(MOST, woken.append)
     share, other = (share_of(budget, key, MOST) for key in "ab")
@@ -163,8 +160,7 @@ def test_a_batch_smaller_than_was_asked_for_lets_in_who_waits() -> None:
     assert (woken, budget.used) == (["b"], MOST)
 
 
-def test_who_leaves_the_line_is_not_let_in_afterwards() -> None:
-    """A reader that is over holds no part of the budget."""
+def test_reader_that_leaves_the_queue_is_not_admitted_later() -> None:
     woken: list[str] = []
     budget = MemoryBudget(MOST, woken.append)
     share, other = (share_of(budget, key, MOST) for key in "ab")
@@ -248,7 +244,7 @@ class HesitantReader:
         self.reader.close()
 
 
-def test_a_batch_that_was_forgotten_and_read_again_has_the_attempts_that_were_left() -> None:
+def test_dropped_batch_keeps_its_remaining_attempts() -> None:
     """The attempts of a failing shard stay limited, even if others want its budget."""
 
     def fails(_delivery: Delivery) -> None:
@@ -266,8 +262,8 @@ def test_a_batch_that_was_forgotten_and_read_again_has_the_attempts_that_were_le
     assert len(harness.source.opened) == 3
 
 
-def test_a_batch_that_was_forgotten_before_the_first_checkpoint_is_read_again_from_where_latest_was() -> None:
-    """It is read from the pinned position, because LATEST in the row means the present tip."""
+def test_batch_dropped_before_the_first_checkpoint_is_read_from_the_pinned_position() -> None:
+    """LATEST in the row means the present tip, so reading starts at the pinned position."""
 
     def fails_once(_delivery: Delivery) -> None:
         if len(harness.handed) == 1:
@@ -285,7 +281,7 @@ def test_a_batch_that_was_forgotten_before_the_first_checkpoint_is_read_again_fr
     assert harness.handed == [data(3, 2), data(3, 2)]
 
 
-def test_many_failing_shards_hold_no_more_than_the_bound_and_starve_nobody() -> None:
+def test_many_failing_shards_stay_within_the_bound_and_starve_no_other() -> None:
     failing = frozenset(f"s-{number:03}" for number in range(190))
     crowd = Crowd(200, MemoryBudget(50 * MIN_BYTES), failing)
     worker = crowd.run(120.0, least_wait_seconds=5.0, most_wait_seconds=60.0)

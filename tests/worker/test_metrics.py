@@ -40,7 +40,7 @@ def measured(config: Config = SHARED) -> tuple[FaultyStore, Driven, InMemoryMetr
     return store, ours, reader, WorkerMetrics(ours.worker, MeterProvider([reader]).get_meter("test"))
 
 
-def test_the_table_the_stream_and_each_lease_are_told() -> None:
+def test_table_stream_and_lease_metrics_are_exported() -> None:
     """Alarms detect a group that falls behind, or shards without an owner."""
     clock, store, source = Clock(), FaultyStore(), ListSource(four_shards())
     shard_log = source.shard_logs["s-0"] = ShardRecords(records(30), size=20)
@@ -80,7 +80,7 @@ def test_the_table_the_stream_and_each_lease_are_told() -> None:
     }
 
 
-def test_the_application_is_as_far_behind_as_its_rows_say() -> None:
+def test_application_lag_is_computed_from_all_rows() -> None:
     """The lag of the whole application can be used for scaling, although each worker knows only its own leases."""
     store, ours, reader, metrics = measured()
     for holding, behind in zip(ours.worker.holdings, (40.0, 0.0, 0.0, 0.0), strict=True):
@@ -97,7 +97,7 @@ def test_the_application_is_as_far_behind_as_its_rows_say() -> None:
     assert metrics is not None
 
 
-def test_a_hung_handler_of_the_worker_that_tells_is_told_too() -> None:
+def test_hung_handler_of_the_exporting_worker_is_exported() -> None:
     """A single worker, or a lookout that hangs, still reports that a lease is not read."""
     _, ours, reader, metrics = measured()
     for holding in ours.worker.holdings:
@@ -116,7 +116,7 @@ def test_a_hung_handler_of_the_worker_that_tells_is_told_too() -> None:
     assert metrics is not None
 
 
-def test_a_lease_that_came_from_another_worker_is_counted_once() -> None:
+def test_lease_that_changes_owner_is_counted_once() -> None:
     """A lease that passes from worker to worker can be told from one that stays."""
     clock, store = Clock(), FaultyStore()
     ours = member(store, ListSource(four_shards()), clock, config=SHARED)
@@ -133,7 +133,7 @@ def test_a_lease_that_came_from_another_worker_is_counted_once() -> None:
     assert {key: value for key, value in values.items() if key[0] == "owner_switches"} == {("owner_switches", "s-0"): 1}
 
 
-def test_an_old_reading_of_the_table_is_not_told() -> None:
+def test_outdated_table_reading_is_not_exported() -> None:
     """Most workers read the table seldom, and their old view would cause false alarms or hide real ones."""
     _, ours, reader, metrics = measured()
     assert ("total_leases", "a-1") in told(reader)
@@ -144,8 +144,7 @@ def test_an_old_reading_of_the_table_is_not_told() -> None:
     assert metrics is not None
 
 
-def test_a_lease_no_longer_held_is_told_by_its_new_owner() -> None:
-    """The former owner does not go on exporting the lag of a lease that moved."""
+def test_moved_lease_is_exported_by_its_new_owner() -> None:
     _, ours, reader, metrics = measured(KCL)
     for holding in ours.worker.holdings[:2]:
         holding.progress.read(Batch((), None, 1.5, 0.2, size=10), ours.clock.now)
@@ -165,7 +164,7 @@ def test_a_lease_no_longer_held_is_told_by_its_new_owner() -> None:
     assert metrics is not None
 
 
-def test_without_opentelemetry_a_worker_runs_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_runs_without_opentelemetry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "leasehold.adapters.consumer.metrics", None)
     handling = Handling(lambda _batch: None)
     runner = Runner(Worker(store=FaultyStore(), source=ListSource(four_shards()), me="a-1"), handling)
@@ -187,18 +186,17 @@ def test_without_opentelemetry_a_worker_runs_all_the_same(monkeypatch: pytest.Mo
         ),
     ],
 )
-def test_an_unknown_exporter_is_named(
+def test_unknown_exporter_is_named(
     monkeypatch: pytest.MonkeyPatch, name: str | None, environment: str | None, says: str
 ) -> None:
-    """A typing error must not leave a group without alarms."""
     if environment:
         monkeypatch.setenv("OTEL_METRICS_EXPORTER", environment)
     with pytest.raises(ValueError, match=says), exporting(name):
         pass
 
 
-def test_the_numbers_gathered_are_exported_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
-    """A worker's last seconds are exported, and standard output contains events alone."""
+def test_metrics_are_exported_when_a_worker_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    """Standard output contains events alone."""
     with exporting("console") as meter:
         assert meter is not None
         meter.create_counter("records").add(3)
@@ -206,15 +204,14 @@ def test_the_numbers_gathered_are_exported_at_the_end(capsys: pytest.CaptureFixt
     assert (printed.out, '"name": "records"' in printed.err) == ("", True)
 
 
-def test_no_exporter_means_the_programs_own_provider(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program that exports by itself keeps its metrics."""
+def test_no_exporter_leaves_the_programs_provider_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OTEL_METRICS_EXPORTER", raising=False)
     with exporting(None) as meter:
         assert meter is None
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["provider first", "workers first"])
-def test_two_workers_of_one_program_are_both_told(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_workers_of_one_program_are_both_exported(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """OpenTelemetry keeps only the first gauge of a name, so all workers of a program share one meter.
 
     Before the program has set its provider, OpenTelemetry returns a new meter at each call and keeps them all.

@@ -43,8 +43,7 @@ def raising(error: BaseException) -> Callable[..., None]:
 
 
 @pytest.mark.parametrize("error", [CancelledError(), GeneratorExit(), Odd("odd")], ids=repr)
-def test_every_exception_of_a_handler_fails_its_batch(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
-    """The shard is not stuck silently, and does not hold up the drain."""
+def test_any_handler_exception_fails_the_batch(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
     harness = ReaderHarness(does=raising(error))
     harness.until_over(harness.reading(attempts=2))
     row = harness.store.row("s-0")
@@ -55,7 +54,7 @@ def test_every_exception_of_a_handler_fails_its_batch(error: BaseException, capl
 
 @pytest.mark.parametrize("base", [Exception, BaseException])
 @pytest.mark.parametrize("by", SHOWN_BY)
-def test_an_exception_that_cannot_be_shown_is_tried_again_and_buried(
+def test_exception_that_cannot_be_shown_is_retried_and_dead_lettered(
     by: str, base: type[BaseException], tmp_path: Path
 ) -> None:
     """The thread that reports such a fault survives, so its shard is still read."""
@@ -68,7 +67,7 @@ def test_an_exception_that_cannot_be_shown_is_tried_again_and_buried(
 
 @pytest.mark.parametrize("by", SHOWN_BY)
 @pytest.mark.parametrize("whose", ["observer", "measure", "dead_letter"])
-def test_an_observer_may_raise_an_exception_that_cannot_be_shown(by: str, whose: str) -> None:
+def test_observer_may_raise_an_exception_that_cannot_be_shown(by: str, whose: str) -> None:
     """An observer or a measure that raises it changes nothing, and a dead letter that raises it stops its shard."""
     stops = whose == "dead_letter"
     harness = ReaderHarness(does=raising(ValueError("poison")) if stops else lambda _delivery: None)
@@ -78,7 +77,7 @@ def test_an_observer_may_raise_an_exception_that_cannot_be_shown(by: str, whose:
     assert (row.owner, row.checkpoint) == ((None, TRIM_HORIZON) if stops else ("a-1", Position("104")))
 
 
-def test_a_dead_letter_is_given_an_exception_whatever_was_raised() -> None:
+def test_dead_letter_always_gets_an_exception() -> None:
     """A dead letter written for exceptions gets nothing else."""
     letters: list[Exception] = []
     harness = ReaderHarness(ShardRecords(records(1)), does=raising(CancelledError()))
@@ -88,8 +87,7 @@ def test_a_dead_letter_is_given_an_exception_whatever_was_raised() -> None:
 
 
 @pytest.mark.parametrize("error", [CancelledError(), Odd(), OSError("disk full")], ids=repr)
-def test_every_exception_of_a_dead_letter_stops_the_shard(error: BaseException) -> None:
-    """The shard is not stuck silently, and does not hold up the drain."""
+def test_any_dead_letter_exception_stops_the_shard(error: BaseException) -> None:
     harness = ReaderHarness(does=raising(OSError()))
     harness.until_over(harness.reading(attempts=1, dead_letter=raising(error)))
     assert (harness.happened, harness.store.row("s-0").checkpoint) == (["initialize", "stopped"], TRIM_HORIZON)
@@ -97,7 +95,7 @@ def test_every_exception_of_a_dead_letter_stops_the_shard(error: BaseException) 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=repr)
 @pytest.mark.parametrize("where", ["handler", "dead_letter", "observer", "measure"])
-def test_a_callable_that_asks_for_the_end_gets_it_in_good_order(
+def test_callable_that_asks_the_process_to_end_stops_the_worker_cleanly(
     where: str, error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     store, letters = FaultyStore(), list[Delivery]()
@@ -117,7 +115,7 @@ def test_a_callable_that_asks_for_the_end_gets_it_in_good_order(
     assert len(messages) == 1
 
 
-def test_an_observer_that_raises_breaks_neither_reading_nor_leaving(caplog: pytest.LogCaptureFixture) -> None:
+def test_observer_that_raises_disturbs_neither_reading_nor_leaving(caplog: pytest.LogCaptureFixture) -> None:
     store, seen, happenings = FaultyStore(), Seen(20), list[Happening]()
 
     def observe(happening: Happening, _holding: Holding) -> None:
@@ -134,7 +132,7 @@ def test_an_observer_that_raises_breaks_neither_reading_nor_leaving(caplog: pyte
     assert caplog.text.count("the observer failed; this is said once") == 1
 
 
-def test_a_measure_that_raises_skips_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_measure_skips_no_record(caplog: pytest.LogCaptureFixture) -> None:
     """The batch that was read is not dropped, and no checkpoint passes it."""
 
     def measure(_holding: Holding, _batch: Batch) -> None:
@@ -146,7 +144,7 @@ def test_a_measure_that_raises_skips_nothing(caplog: pytest.LogCaptureFixture) -
     assert caplog.text.count("the measure failed; this is said once") == 1
 
 
-def test_an_observer_that_would_have_to_be_awaited_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_async_observer_is_ignored_with_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
     """An async observer never runs, and the log says so."""
 
     async def observe(_happening: Happening, _holding: Holding) -> None:
@@ -158,8 +156,8 @@ def test_an_observer_that_would_have_to_be_awaited_is_said(caplog: pytest.LogCap
     assert "the observer failed; this is said once, and reading goes on: it returned a value (coroutine)" in caplog.text
 
 
-def test_events_that_nobody_reads_any_more_end_the_worker_in_good_order() -> None:
-    """After `--events | head` the worker does not keep taking and dropping leases."""
+def test_closed_event_pipe_ends_the_worker_cleanly() -> None:
+    """`--events | head` stops the worker."""
     store = FaultyStore()
     nobody, end = os.pipe()
     os.close(nobody)
@@ -180,7 +178,7 @@ consume.app()
 """
 
 
-def test_a_command_whose_output_is_cut_off_ends_as_a_tool_in_a_pipe_does() -> None:
+def test_command_with_a_closed_output_pipe_ends_quietly() -> None:
     """Python flushes its output at exit, and must not add a traceback there."""
     command = [sys.executable, "-c", CONSUME, "kinesis://a-stream", "--store", "memory://cut", "--events"]
     more = ["--initial-position", "TRIM_HORIZON"]
@@ -208,10 +206,10 @@ def test_a_command_whose_output_is_cut_off_ends_as_a_tool_in_a_pipe_does() -> No
         ("import os\nos.environ['NO_SUCH']\n", "'mine:handle': {file}, line 2: KeyError: 'NO_SUCH'"),
     ],
 )
-def test_a_handlers_file_that_cannot_be_imported_is_one_sentence(
+def test_handler_file_that_cannot_be_imported_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, says: str
 ) -> None:
-    """A missing bracket does not print a stack, most of which would be ours."""
+    """A syntax error in the user's file is reported without a stack."""
     (tmp_path / "mine.py").write_text(text)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", list(sys.path))
@@ -221,7 +219,9 @@ def test_a_handlers_file_that_cannot_be_imported_is_one_sentence(
     assert str(caught.value).startswith(says.format(file=tmp_path / "mine.py"))
 
 
-def test_a_file_beside_the_user_does_not_stand_for_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_in_the_working_directory_does_not_shadow_a_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A stray `graphlib.py` in the working folder is not what the worker itself imports."""
     (tmp_path / "graphlib.py").write_text("TopologicalSorter = None\n")
     (tmp_path / "beside.py").write_text("import graphlib\n\n\ndef handle(batch):\n    return graphlib.__file__\n")

@@ -26,7 +26,7 @@ from leasehold.stores.writes import (
 SIGNED = (("process", "p-1/ann"),)
 
 
-def test_a_new_holding_is_ours_from_when_its_claim_began() -> None:
+def test_new_holding_is_ours_from_the_start_of_its_claim() -> None:
     one = Held()
     holding = one.holding
     assert (holding.key, holding.worker, holding.epoch, holding.fence) == ("s-0", "ann", 1, 1)
@@ -39,8 +39,8 @@ def test_a_new_holding_is_ours_from_when_its_claim_began() -> None:
     assert (one.end, holding.releasing, holding.expired, holding.lease) == ((False, ""), False, False, one.row)
 
 
-def test_a_lease_is_expired_when_more_than_its_seconds_have_passed_and_not_before() -> None:
-    """Other workers may claim it only after that, so until then only its owner reads, and afterwards only they do."""
+def test_lease_expires_only_after_its_lease_seconds_have_passed() -> None:
+    """Until then only its owner may read. Afterwards other workers may claim it."""
     one = Held()
     one.clock.now = 1010.0
     assert not one.holding.expired
@@ -48,7 +48,7 @@ def test_a_lease_is_expired_when_more_than_its_seconds_have_passed_and_not_befor
     assert one.holding.expired
 
 
-def test_a_renewal_carries_the_measure_the_callers_notes_and_what_the_row_lacks() -> None:
+def test_renewal_writes_the_measure_and_annotations_that_the_row_lacks() -> None:
     """Rules that weigh leases need a current measure, and a row taken back needs its process again."""
     one = Held()
     one.clock.now, seen = 1003.0, one.row
@@ -62,15 +62,14 @@ def test_a_renewal_carries_the_measure_the_callers_notes_and_what_the_row_lacks(
     assert one.row.annotations == (("b", "2"), ("c", "3"), *SIGNED)
 
 
-def test_an_epoch_is_that_of_the_claim_while_renewals_count_on() -> None:
-    """A handler does not see a new owner at every renewal."""
+def test_epoch_stays_that_of_the_claim_during_renewals() -> None:
     one = Held()
     assert one.holding.renew()
     assert (one.holding.lease.epoch, one.holding.claimed.epoch, one.holding.epoch) == (2, 1, 1)
     assert one.holding.claimed == evolve(one.row, epoch=1)
 
 
-def test_a_checkpoint_stores_position_measure_and_children() -> None:
+def test_checkpoint_stores_position_measure_and_children() -> None:
     """A restart begins there, and a table shared with the KCL contains the children of a shard."""
     one = Held()
     assert one.holding.checkpoint(Position("5"))
@@ -83,14 +82,14 @@ def test_a_checkpoint_stores_position_measure_and_children() -> None:
     assert (one.end, one.row.owner) == ((True, "ended"), None)
 
 
-def test_the_end_of_a_shard_whose_owner_stays_ends_no_holding() -> None:
+def test_shard_end_with_the_owner_kept_does_not_end_the_holding() -> None:
     """With the `kcl` rules a finished lease stays with its owner, and is not claimed and lost in turn."""
     one = Held()
     assert one.holding.checkpoint(SHARD_END, keep_owner=True)
     assert (one.end, one.row.owner, one.row.ended) == ((False, ""), "ann", True)
 
 
-def test_an_expired_lease_is_renewed_before_its_checkpoint_and_a_fresh_one_is_not() -> None:
+def test_only_an_expired_lease_is_renewed_before_its_checkpoint() -> None:
     """Not every store checks the owner of a checkpoint, but renewing before each one would double the writes."""
     one = Held()
     assert one.holding.checkpoint(Position("5"))
@@ -99,7 +98,7 @@ def test_an_expired_lease_is_renewed_before_its_checkpoint_and_a_fresh_one_is_no
     assert [type(write) for write in one.store.asked] == [CheckpointLease, RenewLease, CheckpointLease]
 
 
-def test_a_late_checkpoint_moves_forward_and_says_whether_it_did() -> None:
+def test_late_checkpoint_moves_forward_and_returns_whether_it_did() -> None:
     """What was processed before a steal is not repeated, and the caller knows whether the checkpoint was stored."""
     one = Held()
     one.store.write(StealLease(one.row, "bob"))
@@ -108,7 +107,7 @@ def test_a_late_checkpoint_moves_forward_and_says_whether_it_did() -> None:
     assert (one.row.checkpoint, one.row.owner) == (Position("5"), "bob")
 
 
-def test_a_request_seen_in_a_listing_counts_unless_we_wrote_since() -> None:
+def test_listed_request_counts_unless_we_wrote_since() -> None:
     """A next owner that withdrew its request is not given the lease, and a KCL 3.x move is not taken for ours."""
     one = Held()
     old = one.row
@@ -129,7 +128,7 @@ def test_a_request_seen_in_a_listing_counts_unless_we_wrote_since() -> None:
         pytest.param(None, True, False, False, id="not asked"),
     ],
 )
-def test_an_owner_parts_from_what_another_asked_for(
+def test_holding_is_released_only_on_request(
     next_owner: str | None, *, yields: bool, leaving: bool, releasing: bool
 ) -> None:
     """A next owner that waits for the release need not steal, and nothing is released if there is none."""
@@ -139,7 +138,7 @@ def test_an_owner_parts_from_what_another_asked_for(
     assert one.holding.releasing is releasing
 
 
-def test_a_lease_is_given_to_its_heir_with_the_position_in_the_same_write() -> None:
+def test_handoff_stores_the_position_in_the_same_write() -> None:
     """The next owner begins where the giver stopped, and one write takes half as long as two."""
     one = Held()
     one.store.write(RequestLease(one.row, "bob"))
@@ -151,7 +150,7 @@ def test_a_lease_is_given_to_its_heir_with_the_position_in_the_same_write() -> N
     assert (one.end, one.holding.given) == ((True, "given to bob"), one.row)
 
 
-def test_a_gift_never_moves_the_checkpoint_back() -> None:
+def test_handoff_never_moves_the_checkpoint_back() -> None:
     """The next owner does not begin before what is already stored."""
     one = Held()
     assert one.holding.checkpoint(Position("9"))
@@ -161,7 +160,7 @@ def test_a_gift_never_moves_the_checkpoint_back() -> None:
     assert one.row.checkpoint == Position("9")
 
 
-def test_a_lease_that_a_kcl_3_leader_moves_is_not_taken_back() -> None:
+def test_lease_moved_by_a_kcl3_leader_is_not_taken_back() -> None:
     """Its next owner polls seldom and needs longer than a gift waits."""
     one = Held()
     one.store.rewrite("s-0", lambda row: evolve(row, next_owner="bob", yields=False, leaving=True))
@@ -170,7 +169,7 @@ def test_a_lease_that_a_kcl_3_leader_moves_is_not_taken_back() -> None:
     assert (one.holding.given, one.end, one.row.owner) == (None, (True, "given to bob"), "bob")
 
 
-def test_a_lease_that_nobody_asked_for_is_checkpointed_and_released() -> None:
+def test_unrequested_lease_is_checkpointed_and_released() -> None:
     """The next owner does not repeat what was processed last."""
     one = Held()
     one.holding.ask_release()
@@ -181,7 +180,7 @@ def test_a_lease_that_nobody_asked_for_is_checkpointed_and_released() -> None:
     assert (one.end, one.holding.given) == ((True, "released"), None)
 
 
-def test_a_lease_may_be_released_to_a_stranger() -> None:
+def test_lease_may_be_released_to_any_named_worker() -> None:
     """A KCL 3.x worker gets the lease that its leader assigns to it (M14)."""
     one = Held()
     one.holding.ask_release("java-1")
@@ -189,15 +188,13 @@ def test_a_lease_may_be_released_to_a_stranger() -> None:
     assert (one.row.owner, one.end, one.holding.given) == ("java-1", (True, "given to java-1"), None)
 
 
-def test_a_holding_that_is_not_to_part_keeps_its_lease() -> None:
-    """A drain that came too early does not release a lease that is being read."""
+def test_holding_without_a_release_request_keeps_its_lease() -> None:
     one = Held()
     assert one.holding.release(Position("7")) is False
     assert (one.end, one.row.owner, one.row.checkpoint) == ((False, ""), "ann", Position("7"))
 
 
-def test_a_gift_refused_because_the_heir_took_its_request_back_leaves_the_lease_ours() -> None:
-    """A lease is not left unread because it was given to a worker that no longer wants it."""
+def test_handoff_rejected_after_a_withdrawn_request_keeps_the_lease() -> None:
     one = Held()
     one.store.write(RequestLease(one.row, "bob"))
     assert one.holding.renew()
@@ -213,15 +210,14 @@ def test_a_gift_refused_because_the_heir_took_its_request_back_leaves_the_lease_
     assert not one.holding.releasing
 
 
-def test_a_thief_is_named() -> None:
-    """The name helps to find the reason for duplicates."""
+def test_new_owner_is_named_after_a_steal() -> None:
     one = Held()
     one.store.write(StealLease(one.row, "bob"))
     assert one.holding.renew() is False
     assert (one.end, one.holding.given, one.holding.duplicate_process) == ((True, "now owned by bob"), None, False)
 
 
-def test_a_row_that_is_gone_is_made_anew_where_its_owner_was() -> None:
+def test_deleted_row_is_recreated_at_the_owners_position() -> None:
     """Nothing is skipped or repeated, unlike at the initial position, where another worker would create it."""
     one = Held()
     assert one.holding.checkpoint(Position("40"))
@@ -233,7 +229,7 @@ def test_a_row_that_is_gone_is_made_anew_where_its_owner_was() -> None:
     assert one.end == (False, "")
 
 
-def test_a_row_that_another_made_anew_is_taken_over_unless_it_is_further() -> None:
+def test_recreated_row_is_taken_over_unless_its_checkpoint_is_further() -> None:
     """A newcomer must not read from the initial position what the owner still has in hand."""
     for owner in (None, "bob"):
         one = Held()
@@ -250,7 +246,7 @@ def test_a_row_that_another_made_anew_is_taken_over_unless_it_is_further() -> No
 
 
 @pytest.mark.parametrize("owner", [None, "bob"])
-def test_a_row_taken_over_is_moved_forward_signed_and_taken_from_its_present_owner(owner: str | None) -> None:
+def test_row_taken_over_is_moved_forward_and_signed(owner: str | None) -> None:
     """A crash before the next checkpoint must not repeat everything, and a restart must know the lease as its own."""
     one = Held()
     for number in range(40, 50):
@@ -265,7 +261,7 @@ def test_a_row_taken_over_is_moved_forward_signed_and_taken_from_its_present_own
     assert (one.row.checkpoint, one.remade) == (Position("49"), [])
 
 
-def test_the_fate_of_a_deleted_row_is_told() -> None:
+def test_deleted_row_is_logged() -> None:
     """The log says that the table was emptied, and that records may be unread."""
     one = Held()
     assert one.holding.checkpoint(Position("40"))
@@ -277,7 +273,7 @@ def test_the_fate_of_a_deleted_row_is_told() -> None:
     assert one.remade == ["s-0 at 40", further]
 
 
-def test_a_lease_that_expired_leaves_its_missing_row_to_the_worker() -> None:
+def test_expired_lease_leaves_its_missing_row_to_the_worker() -> None:
     """A row deleted while its owner slept may belong to a finished shard, so the owner does not recreate it."""
     one = Held()
     assert one.holding.checkpoint(Position("40"))
@@ -287,7 +283,7 @@ def test_a_lease_that_expired_leaves_its_missing_row_to_the_worker() -> None:
     assert (one.end, one.store.list().leases, one.remade) == ((True, "its row is gone"), (), [])
 
 
-def test_a_row_made_anew_goes_again_if_its_owner_slept_meanwhile() -> None:
+def test_recreated_row_is_deleted_if_its_owner_slept_meanwhile() -> None:
     """If the owner slept during the write, its lease counts as expired and the recreated row is deleted."""
     one = Held()
     assert one.holding.checkpoint(Position("40"))
@@ -302,8 +298,7 @@ def test_a_row_made_anew_goes_again_if_its_owner_slept_meanwhile() -> None:
     assert (one.end, one.store.list().leases, one.remade) == ((True, "its row is gone"), (), [])
 
 
-def test_the_row_of_a_finished_shard_is_not_made_anew() -> None:
-    """A parent must not be read again while its children are."""
+def test_row_of_a_finished_shard_is_not_recreated() -> None:
     one = Held()
     assert one.holding.checkpoint(SHARD_END, keep_owner=True)
     one.store._table.rows.clear()  # noqa: SLF001  without any worker's knowledge
@@ -311,8 +306,7 @@ def test_the_row_of_a_finished_shard_is_not_made_anew() -> None:
     assert (one.end, one.store.list().leases) == ((True, "its row is gone"), ())
 
 
-def test_an_end_that_another_wrote_is_an_end_and_no_theft() -> None:
-    """A shard that is done is not reported as stolen."""
+def test_shard_end_written_by_another_is_not_a_steal() -> None:
     one = Held()
     one.store.rewrite("s-0", lambda row: evolve(row, owner=None, checkpoint=SHARD_END, version=Version("9")))
     assert one.holding.checkpoint(SHARD_END) is True
@@ -323,7 +317,7 @@ def test_an_end_that_another_wrote_is_an_end_and_no_theft() -> None:
     assert other.end == (True, "now owned by None")
 
 
-def test_our_own_write_whose_answer_was_lost_is_written_again_on_top() -> None:
+def test_own_write_with_a_lost_reply_is_followed_by_another() -> None:
     """A slow network does not look like a steal."""
     one = Held()
     one.store.lose_replies = 1
@@ -335,7 +329,7 @@ def test_our_own_write_whose_answer_was_lost_is_written_again_on_top() -> None:
     assert (one.end, one.holding.confirmed, one.holding.lease) == ((False, ""), 1004.0, one.row)
 
 
-def test_a_store_that_refuses_its_owner_three_times_is_not_asked_for_ever() -> None:
+def test_store_that_rejects_its_owner_three_times_is_not_retried() -> None:
     """The thread does not loop forever, and the contradiction is reported."""
     one = Held()
     one.store.refuses = (RenewLease,)
@@ -344,7 +338,7 @@ def test_a_store_that_refuses_its_owner_three_times_is_not_asked_for_ever() -> N
     assert (len(one.store.asked), one.end) == (3, (False, ""))
 
 
-def test_the_elder_of_two_processes_keeps_its_lease_and_signs_it_again() -> None:
+def test_elder_of_two_processes_keeps_and_signs_its_lease() -> None:
     """A restart next to a process that still runs does not lead to two readers of one lease."""
     elder = Held()
     elder.store.write(ClaimLease(elder.row, "ann", (("process", "p-2/ann"),)))
@@ -355,7 +349,7 @@ def test_the_elder_of_two_processes_keeps_its_lease_and_signs_it_again() -> None
     assert (elder.holding.lease, elder.holding.confirmed) == (elder.row, 1004.0)
 
 
-def test_the_younger_of_two_processes_gives_up_when_the_elder_writes() -> None:
+def test_younger_of_two_processes_gives_up_when_the_elder_writes() -> None:
     """Only one of two processes with the same id continues."""
     younger = Held(process="p-2", replaced="p-1")
     younger.store.write(ClaimLease(younger.row, "ann", SIGNED))
@@ -364,8 +358,7 @@ def test_the_younger_of_two_processes_gives_up_when_the_elder_writes() -> None:
     assert younger.said == [("another living process uses this worker id", True, False)]
 
 
-def test_a_process_that_slept_past_its_lease_leaves_it_to_its_successor() -> None:
-    """A process that wakes up does not oust the one that was started in its place."""
+def test_process_that_slept_past_its_lease_leaves_it_to_its_successor() -> None:
     elder = Held()
     elder.store.write(ClaimLease(elder.row, "ann", (("process", "p-2/ann"),)))
     elder.clock.now = 1011.0
@@ -374,7 +367,7 @@ def test_a_process_that_slept_past_its_lease_leaves_it_to_its_successor() -> Non
     assert (elder.holding.duplicate_process, elder.row.annotation("process")) == (False, "p-2/ann")
 
 
-def test_a_lease_is_lost_once_for_its_first_reason_and_told_once() -> None:
+def test_lease_is_lost_once_with_its_first_reason() -> None:
     """A drain is counted once, and the cleanup does not replace its reason."""
     one = Held()
     one.holding.drop("its handler hangs")
@@ -385,8 +378,7 @@ def test_a_lease_is_lost_once_for_its_first_reason_and_told_once() -> None:
     assert (one.store.asked, one.row.owner) == ([], "ann")
 
 
-def test_a_dropped_lease_is_not_released_any_more() -> None:
-    """A worker does not free a lease that it lost, or that it dropped because it did not know the owner."""
+def test_dropped_lease_is_not_released() -> None:
     one = Held()
     one.holding.ask_release()
     one.holding.drop("closed")
@@ -394,8 +386,8 @@ def test_a_dropped_lease_is_not_released_any_more() -> None:
     assert (one.store.asked, one.row.owner) == ([], "ann")
 
 
-def test_a_gift_whose_answer_was_lost_can_be_taken_back_until_the_heir_has_signed() -> None:
-    """The giver must not take back a lease that its next owner already reads, nor leave one that was never accepted."""
+def test_handoff_with_a_lost_reply_can_be_taken_back_until_accepted() -> None:
+    """A lease that its next owner already reads stays with it."""
     one = Held()
     one.store.write(RequestLease(one.row, "bob"))
     assert one.holding.renew()
@@ -407,7 +399,7 @@ def test_a_gift_whose_answer_was_lost_can_be_taken_back_until_the_heir_has_signe
     assert (one.holding.given, one.end) == (gift, (True, "now owned by bob"))
 
 
-def test_a_release_goes_by_the_owner_and_not_by_the_version() -> None:
+def test_release_depends_on_the_owner_and_not_the_version() -> None:
     """A renewal without a response does not keep a leaving worker's lease until it expires."""
     one = Held()
     one.store.lose_replies = 1
@@ -418,7 +410,7 @@ def test_a_release_goes_by_the_owner_and_not_by_the_version() -> None:
     assert (one.row.owner, one.end) == (None, (True, "released"))
 
 
-def test_the_end_of_a_shard_that_was_dropped_is_not_written_and_said_so() -> None:
+def test_shard_end_of_a_dropped_lease_is_not_written() -> None:
     """Its children must not be created while another worker still reads it."""
     one = Held()
     one.holding.drop("closed")
@@ -431,8 +423,7 @@ def test_the_end_of_a_shard_that_was_dropped_is_not_written_and_said_so() -> Non
     [(RenewLease, 1011.0), (CheckpointLease, 1001.0)],
     ids=["by the renewal before it", "by its own write"],
 )
-def test_an_end_refused_to_the_last_and_then_lost_is_no_end(refused: type[Write], now: float) -> None:
-    """A shard that its new owner still reads is not reported as finished."""
+def test_rejected_shard_end_followed_by_a_lost_reply_is_no_end(refused: type[Write], now: float) -> None:
     one = Held()
     one.store.refuses = (refused,)
     one.clock.now = now
@@ -449,7 +440,7 @@ def test_an_end_refused_to_the_last_and_then_lost_is_no_end(refused: type[Write]
     assert one.end == (True, "now owned by bob")
 
 
-def test_the_elder_process_signs_again_whatever_it_writes() -> None:
+def test_elder_process_signs_again_with_any_write() -> None:
     """The younger process learns from the annotation that the elder lives, also if only checkpoints are written."""
     elder = Held()
     elder.store.write(ClaimLease(elder.row, "ann", (("process", "p-2/ann"),)))
@@ -457,7 +448,7 @@ def test_the_elder_process_signs_again_whatever_it_writes() -> None:
     assert (elder.row.annotation("process"), elder.row.checkpoint) == ("p-1/ann", Position("5"))
 
 
-def test_a_renewal_carries_what_was_read_a_second() -> None:
+def test_renewal_writes_the_average_throughput() -> None:
     """Rules that weigh leases use the average of an earlier owner's measure (100) and this minute's (200)."""
     one = Held()
     one.holding.throughput.add(12_000, 1000.0)
@@ -466,7 +457,7 @@ def test_a_renewal_carries_what_was_read_a_second() -> None:
     assert one.row.weight == 150
 
 
-def test_the_loss_of_a_lease_has_a_reason_to_read() -> None:
+def test_reason_for_a_lost_lease_is_set_before_it_is_lost() -> None:
     """The reason must be set before `lost`, because the log and the check for a second process read it then."""
     one = Held()
     reasons: list[tuple[str, bool]] = []

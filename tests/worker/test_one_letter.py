@@ -27,14 +27,13 @@ def said(**fields: object) -> bytes:
     return json.dumps(needed | fields).encode()
 
 
-def test_a_letter_needs_little() -> None:
+def test_dead_letter_needs_only_the_required_fields() -> None:
     """Dead letters written by other programs can be replayed."""
     assert dead_letter_from(said()) == DeadLetterEntry("", "", "s", "l", Record(b"d", "7"), "", "", 0, "", 0)
 
 
 @pytest.mark.parametrize("field", ["shard", "lease", "sequence_number", "data"])
-def test_a_missing_field_of_a_letter_is_named(field: str) -> None:
-    """A record is not replayed as one of another shard, or as an empty one."""
+def test_missing_field_of_a_dead_letter_is_named(field: str) -> None:
     fields = json.loads(said())
     del fields[field]
     with pytest.raises(BadDeadLetter, match=rf"^{field}: it is missing$"):
@@ -42,13 +41,13 @@ def test_a_missing_field_of_a_letter_is_named(field: str) -> None:
 
 
 @pytest.mark.parametrize("line", [b"{", b"", b"\xff", b"[" * 100_000])
-def test_a_text_that_is_not_json_is_no_letter(line: bytes) -> None:
+def test_string_that_is_not_json_is_no_dead_letter(line: bytes) -> None:
     with pytest.raises(BadDeadLetter, match=r"^it is not JSON$"):
         dead_letter_from(line)
 
 
 @pytest.mark.parametrize("line", [b"[]", b"7", b"null"])
-def test_json_that_is_no_object_is_no_letter(line: bytes) -> None:
+def test_json_that_is_not_an_object_is_no_dead_letter(line: bytes) -> None:
     with pytest.raises(BadDeadLetter, match=r"^it is no object$"):
         dead_letter_from(line)
 
@@ -75,33 +74,31 @@ DECIMAL = "it must be a decimal number, as a string"
         ("data", "ZA==%", "it is not base64"),
     ],
 )
-def test_a_field_of_another_kind_is_named(field: str, value: object, says: str) -> None:
-    """A damaged dead letter is not replayed as a record that never existed."""
+def test_field_of_the_wrong_type_is_named(field: str, value: object, says: str) -> None:
     with pytest.raises(BadDeadLetter) as refused:
         dead_letter_from(said(**{field: value}))
     assert str(refused.value) == f"{field}: {says}"
 
 
 @pytest.mark.parametrize("number", [0, MAX_INTEGER - 1])
-def test_whole_numbers_are_taken_up_to_the_bound(number: int) -> None:
+def test_integers_are_accepted_up_to_the_bound(number: int) -> None:
     assert dead_letter_from(said(attempts=number)).attempts == number
 
 
-def test_letters_are_sorted_by_the_place_of_their_records() -> None:
+def test_dead_letters_are_sorted_by_record_position() -> None:
     """Records of one key stay in order."""
     assert sort_key_of(FULL.name) == (7, 3, FULL.name)
     assert sort_key_of("notes.txt") is None
     assert sort_key_of(f"x{FULL.name}") is None
 
 
-def test_a_letter_says_where_its_record_came_from_and_of_what_it_failed() -> None:
-    """An operator can find the record and fix the cause."""
+def test_dead_letter_contains_its_records_origin_and_error() -> None:
     made = dead_letter_for(batch(), ValueError("poison"), stream="other", table="t", now=9.0084)
     assert made == evolve(FULL, attempts=3, time_ms=9008)
     assert dead_letter_for(batch(""), ValueError("poison"), stream="other", table="t", now=0.0084).stream == "other"
 
 
-def test_a_letter_tells_what_was_raised_and_no_cause_of_the_users_own() -> None:
+def test_dead_letter_contains_the_raised_error_without_its_cause() -> None:
     """It contains what the handler chose to raise rather than our wrapper or its cause."""
     error = ValueError("mine")
     error.__cause__ = OSError("disk")
@@ -116,7 +113,6 @@ def test_a_letter_tells_what_was_raised_and_no_cause_of_the_users_own() -> None:
     assert told(ValueError("x" * 2 * MAX_ERROR_TEXT)) == ("ValueError", "x" * MAX_ERROR_TEXT)
 
 
-def test_a_letter_that_failed_again_tells_of_that_attempt() -> None:
-    """The next reader does not search for a cause that has been fixed."""
+def test_dead_letter_that_failed_again_describes_the_latest_attempt() -> None:
     again = with_failed_attempt(FULL, OSError("y" * 2 * MAX_ERROR_TEXT), worker="r-1", now=9.0124)
     assert again == evolve(FULL, alone=1, error="OSError", text="y" * MAX_ERROR_TEXT, worker="r-1", time_ms=9012)

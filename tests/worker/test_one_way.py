@@ -86,7 +86,7 @@ CASES = list(product([True, False], ["rows", "sessions", "objects"], get_args(Lo
 
 @pytest.mark.sampled(11)
 @pytest.mark.parametrize(("from_the_start", "layout", "lost", "rules"), CASES)
-def test_no_shard_waits_longer_than_two_lease_times_for_a_worker_with_a_one_way_line(
+def test_one_way_connection_leaves_no_shard_unread_for_two_lease_times(
     layout: str, lost: Lost, rules: str, from_the_start: bool
 ) -> None:
     """The sick worker's claims and renewals arrive, so its leases look alive to others."""

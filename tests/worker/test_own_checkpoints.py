@@ -25,8 +25,8 @@ def _heard(
     return final_checkpoint
 
 
-def test_a_return_moves_no_checkpoint_and_a_late_word_does() -> None:
-    """A batch that a child process still holds in memory is not skipped after the child ends."""
+def test_return_moves_no_checkpoint_and_a_later_one_does() -> None:
+    """A batch that a child process still holds in memory is not done."""
     harness = ReaderHarness(ShardRecords(records(6), size=2))
     reading = harness.reading(final_checkpoint=_heard([]))
     harness.steps(reading, 3)
@@ -38,7 +38,7 @@ def test_a_return_moves_no_checkpoint_and_a_late_word_does() -> None:
     assert harness.store.row("s-0").checkpoint == Position("101")
 
 
-def test_a_handler_s_last_word_is_heard_before_its_lease_goes() -> None:
+def test_final_checkpoint_is_requested_before_the_lease_is_released() -> None:
     """After a stop, only what the handler has not finished comes again."""
     words: list[str] = []
     harness = ReaderHarness(ShardRecords(records(6), size=2))
@@ -53,7 +53,7 @@ def test_a_handler_s_last_word_is_heard_before_its_lease_goes() -> None:
     assert (row.owner, row.checkpoint) == (None, Position("102"))
 
 
-def test_without_a_word_a_release_carries_nothing() -> None:
+def test_release_without_a_checkpoint_stores_none() -> None:
     """The release does not checkpoint the last returned batch, which the handler may not have finished."""
     words: list[str] = []
     harness = ReaderHarness(ShardRecords(records(6), size=2))
@@ -67,7 +67,7 @@ def test_without_a_word_a_release_carries_nothing() -> None:
     assert harness.clock.now == asked_at, "the lease does not wait"
 
 
-def test_after_a_fault_it_begins_again_at_its_checkpoint() -> None:
+def test_failed_handler_restarts_at_its_checkpoint() -> None:
     """A new child process has none of the batches that the previous one had not finished."""
 
     def does(delivery: Delivery) -> None:
@@ -86,7 +86,7 @@ def test_after_a_fault_it_begins_again_at_its_checkpoint() -> None:
     assert harness.store.row("s-0").checkpoint == Position("102")
 
 
-def test_a_batch_for_which_a_thread_was_free_only_after_its_lease_had_expired_is_handed_over_later() -> None:
+def test_batch_whose_thread_came_after_expiry_is_dispatched_later() -> None:
     """The batch does not count as dispatched, so the next batch is not read in its place."""
     harness, executor = ReaderHarness(ShardRecords(records(4), size=2)), ManualExecutor()
     reading = harness.reading(dispatcher=Dispatcher(executor), final_checkpoint=_heard([]))
@@ -104,8 +104,8 @@ def test_a_batch_for_which_a_thread_was_free_only_after_its_lease_had_expired_is
 
 
 @pytest.mark.parametrize("numbered", [False, True])
-def test_after_a_fault_before_its_first_checkpoint_it_begins_again_where_latest_was(numbered: bool) -> None:
-    """It begins at the pinned position, because LATEST in the row means the present tip."""
+def test_failed_handler_without_a_checkpoint_restarts_at_the_pinned_position(numbered: bool) -> None:
+    """LATEST in the row means the present tip, so reading restarts at the pinned position."""
 
     def does(_delivery: Delivery) -> None:
         if len(harness.handed) == 2:
@@ -121,7 +121,7 @@ def test_after_a_fault_before_its_first_checkpoint_it_begins_again_where_latest_
     assert harness.handed == [data(2, 2), data(2, 4), data(2, 2), data(2, 4)]
 
 
-def test_a_batch_that_always_fails_stops_its_shard() -> None:
+def test_always_failing_batch_stops_its_shard() -> None:
     """Earlier batches that come again and pass do not restart the count of attempts."""
 
     def does(delivery: Delivery) -> None:
@@ -137,7 +137,7 @@ def test_a_batch_that_always_fails_stops_its_shard() -> None:
     assert (row.owner, row.checkpoint) == (None, TRIM_HORIZON)
 
 
-def test_after_a_fault_in_its_last_word_a_lease_that_stays_is_read_from_its_checkpoint() -> None:
+def test_kept_lease_is_read_from_its_checkpoint_after_a_failed_final_checkpoint() -> None:
     """If the next owner withdraws its request, a new child does not skip what the previous one had not finished."""
 
     def fail(_final_checkpoint: FinalCheckpoint) -> None:
@@ -153,7 +153,7 @@ def test_after_a_fault_in_its_last_word_a_lease_that_stays_is_read_from_its_chec
     assert harness.handed == [data(2), data(2, 2), data(2), data(2, 2), data(2, 4)]
 
 
-def test_what_its_last_word_has_checkpointed_before_it_failed_is_not_handed_over_again() -> None:
+def test_records_checkpointed_before_a_failed_final_checkpoint_are_not_repeated() -> None:
     """A new child starts at the row's checkpoint, and must not get records from before it."""
 
     def fail(final_checkpoint: FinalCheckpoint) -> None:
@@ -170,10 +170,9 @@ def test_what_its_last_word_has_checkpointed_before_it_failed_is_not_handed_over
 
 
 @pytest.mark.parametrize("begun", [True, False])
-def test_a_lease_goes_without_a_last_word_where_no_thread_can_hear_it(
+def test_lease_is_released_without_a_final_checkpoint_if_no_thread_is_free(
     caplog: pytest.LogCaptureFixture, begun: bool
 ) -> None:
-    """A worker that cannot read the lease neither holds it nor keeps asking in a loop."""
     harness, executor, words = ReaderHarness(ShardRecords(records(2))), ManualExecutor(refuses=not begun), list[str]()
     reading = harness.reading(dispatcher=Dispatcher(executor), final_checkpoint=_heard(words))
     harness.steps(reading, 2)
@@ -183,8 +182,7 @@ def test_a_lease_goes_without_a_last_word_where_no_thread_can_hear_it(
     assert caplog.text.count("stops here") == 1
 
 
-def test_a_lease_goes_without_a_last_word_of_a_handler_that_was_given_up_and_hangs() -> None:
-    """The worker does not keep asking in a loop, because the thread may be at work forever."""
+def test_lease_of_a_hung_handler_is_released_without_a_final_checkpoint() -> None:
     harness, executor, words = ReaderHarness(ShardRecords(records(2))), ManualExecutor(), list[str]()
 
     def hang(_delivery: Delivery) -> None:
@@ -200,7 +198,7 @@ def test_a_lease_goes_without_a_last_word_of_a_handler_that_was_given_up_and_han
 
 
 @pytest.mark.parametrize("silent", [0, 2])
-def test_a_shard_ends_by_its_word(silent: int) -> None:
+def test_shard_ends_only_by_the_handlers_checkpoint(silent: int) -> None:
     """The shard ends only when the handler has checkpointed its end, so nothing that it holds is lost."""
     words: list[str] = []
 
@@ -217,7 +215,7 @@ def test_a_shard_ends_by_its_word(silent: int) -> None:
     assert harness.store.row("s-1").checkpoint == TRIM_HORIZON
 
 
-def test_a_handler_that_checkpoints_by_itself_goes_without_a_dead_letter() -> None:
+def test_handler_that_checkpoints_takes_no_dead_letter() -> None:
     """A dead letter marks a record as done, and here only the handler's own checkpoint does."""
     with pytest.raises(ValueError, match=r"^dead_letter: a handler that checkpoints by itself goes without one$"):
         Handling(lambda _batch: None, final_checkpoint=lambda _parting: None, dead_letter=lambda _batch, _error: None)

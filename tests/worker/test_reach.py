@@ -57,7 +57,7 @@ class Columns(Batch):
         return 3
 
 
-def test_a_batch_of_columns_is_read_like_any_other() -> None:
+def test_columnar_batch_is_measured_like_any_other() -> None:
     """Batches of Spark's fast path are measured without making objects of their records."""
     progress_meter = meter()
     progress_meter.read(Columns((), Position("7"), 4.0, 0.2), 0.0)
@@ -66,7 +66,7 @@ def test_a_batch_of_columns_is_read_like_any_other() -> None:
     assert noted(progress_meter, 10.0).behind == 4.0
 
 
-def test_a_batch_at_work_counts_as_unread_until_it_is_done() -> None:
+def test_running_batch_counts_as_unread_until_done() -> None:
     """The lag of a hung handler grows."""
     progress_meter = meter()
     progress_meter.read(BATCH, 0.0)
@@ -80,7 +80,7 @@ def test_a_batch_at_work_counts_as_unread_until_it_is_done() -> None:
 
 
 @pytest.mark.parametrize(("wait", "grows"), [(SILENT_SECONDS + 1, True), (0.0, False)])
-def test_a_handler_falls_behind_although_one_read_brings_all_that_waits(wait: float, grows: bool) -> None:
+def test_lag_is_the_wait_of_the_first_unfinished_record(wait: float, grows: bool) -> None:
     """Lag is how long the first unfinished record has waited. The service reports such a read as at the tip."""
     wall = [NOW]
     progress_meter = ProgressMeter(Lease("s-0"), "a", 0.0)
@@ -94,7 +94,7 @@ def test_a_handler_falls_behind_although_one_read_brings_all_that_waits(wait: fl
     assert progress_meter.progress(now, wall[0]).grows == grows
 
 
-def test_the_age_of_the_first_record_lasts_until_a_handler_is_done_with_it() -> None:
+def test_age_of_the_first_record_lasts_until_it_is_handled() -> None:
     """A failing read, an empty response on the way, or a change of owner does not reset it."""
     first = meter()
     first.read(BATCH, 0.0)
@@ -119,7 +119,7 @@ def test_the_age_of_the_first_record_lasts_until_a_handler_is_done_with_it() -> 
     assert (progress.behind, progress.oldest, progress.fault) == (4.0, None, "")
 
 
-def test_an_answer_at_the_tip_ends_the_age_of_what_an_earlier_owner_left() -> None:
+def test_response_at_the_tip_ends_an_age_inherited_from_an_earlier_owner() -> None:
     left = Progress(NOW - 50, "a", behind=10.0, oldest=NOW - 60, fault="x", done=NOW - 70)
     progress_meter = meter(Lease("s-0", annotations=((NOTE, left.note),)))
     assert progress_meter.progress(0.0, NOW).behind == 60.0
@@ -129,7 +129,7 @@ def test_an_answer_at_the_tip_ends_the_age_of_what_an_earlier_owner_left() -> No
     assert (progress.behind, progress.oldest, progress.fault) == (0.0, None, "")
 
 
-def test_an_answer_that_does_not_end_is_a_fault_until_it_does() -> None:
+def test_response_that_does_not_end_is_a_fault() -> None:
     """A service that sends its response byte by byte is named as the cause."""
     progress_meter = meter()
     progress_meter.asking(0.0)
@@ -142,7 +142,7 @@ def test_an_answer_that_does_not_end_is_a_fault_until_it_does() -> None:
     assert noted(progress_meter, 200.0).fault == "throttled"
 
 
-def test_a_look_at_a_request_that_is_under_way_is_no_reading() -> None:
+def test_request_under_way_is_not_a_read() -> None:
     progress_meter = meter()
     progress_meter.read(EMPTY, 0.0)
     progress_meter.done(0.0)
@@ -152,7 +152,7 @@ def test_a_look_at_a_request_that_is_under_way_is_no_reading() -> None:
     assert (progress.read, progress.done, progress.behind) == (NOW, NOW, 50.0)
 
 
-def test_a_reader_that_reads_nothing_falls_behind() -> None:
+def test_unread_shard_falls_behind() -> None:
     """The lag of a throttled shard grows, so that an alarm notices it."""
     progress_meter = meter()
     progress_meter.read(EMPTY, 0.0)
@@ -160,7 +160,7 @@ def test_a_reader_that_reads_nothing_falls_behind() -> None:
     assert noted(progress_meter, 100.0).behind == 100.0
 
 
-def test_no_time_is_told_unasked_and_every_time_afterwards() -> None:
+def test_no_time_is_written_unless_requested() -> None:
     """A simulated worker does not write real times, and a reader that never could read still writes that."""
     assert ProgressMeter(Lease("s-0"), "a").annotations(1.0) == ()
     assert not ProgressMeter(Lease("s-0"), "a").annotation_due(1_000.0)
@@ -174,7 +174,7 @@ def test_no_time_is_told_unasked_and_every_time_afterwards() -> None:
     assert (progress_meter.annotation_due(again - 1), progress_meter.annotation_due(again)) == (False, True)
 
 
-def test_a_handler_that_has_ended_is_at_work_no_more() -> None:
+def test_finished_handler_is_no_longer_at_work() -> None:
     """A shard that waits for its next attempt does not look as if its handler hung."""
     for ended in (ProgressMeter.rested, lambda each: each.done(2.0)):
         progress_meter = meter()
@@ -184,7 +184,7 @@ def test_a_handler_that_has_ended_is_at_work_no_more() -> None:
         assert noted(progress_meter, 3.0).work is None
 
 
-def test_moves_are_counted_from_owner_to_owner() -> None:
+def test_moves_are_counted_across_owners() -> None:
     """A lease that flaps between two workers does not look stable."""
     first = Progress(NOW, "b", moves=2)
     row = Lease("s-0", owner="b", idle=1.0, annotations=((NOTE, first.note),))
@@ -214,7 +214,7 @@ def test_moves_are_counted_from_owner_to_owner() -> None:
         "[" * 9_999,
     ],
 )
-def test_a_note_that_cannot_be_read_says_nothing(note: str) -> None:
+def test_unreadable_annotation_has_no_meaning(note: str) -> None:
     """A writer with access to the table cannot break the commands that read it."""
     assert progress_of(Lease("s-0", annotations=((NOTE, note),))) is None
 
@@ -241,7 +241,7 @@ TOLD = Progress(NOW - 10, "a", "vm-7", 1, behind=2.0, end=False, arrived=NOW - 1
         (Lease("s-0"), LeaseLag()),
     ],
 )
-def test_a_row_tells_of_lag(lease: Lease, lag: LeaseLag) -> None:
+def test_row_shows_lag(lease: Lease, lag: LeaseLag) -> None:
     """A lease that no worker reads does not keep its last good values."""
     assert lag_of(lease, NOW, 10.0) == lag
 
@@ -263,21 +263,21 @@ def test_a_row_tells_of_lag(lease: Lease, lag: LeaseLag) -> None:
         (Lease("s-0", owner="java", idle=1.0), False),
     ],
 )
-def test_lag_is_a_lower_bound_where_the_stream_has_not_answered(lease: Lease, at_least: bool) -> None:
+def test_lag_is_a_lower_bound_while_the_stream_is_silent(lease: Lease, at_least: bool) -> None:
     """A lag that includes silence is marked wherever it is shown."""
     lag = lag_of(lease, NOW, 10.0)
     whole = fleet_lag({"s-0": lag, "s-1": LeaseLag(1.0)})
     assert (lag.at_least, lag.as_json().get("at_least", False), whole.at_least) == (at_least,) * 3
 
 
-def test_the_application_is_as_far_behind_as_its_worst_lease() -> None:
+def test_application_lag_is_that_of_its_worst_lease() -> None:
     """One alarm on the whole does not need a series for each lease."""
     rows = [evolve(row("a", TOLD), key="s-0"), evolve(row(None, TOLD), key="s-1"), Lease("s-2", owner="j", idle=1.0)]
     whole = fleet_lag(lags_of([*rows, Lease("s-3", checkpoint=SHARD_END)], NOW, 10.0))
     assert (whole.most, whole.total) == (12.0, 14.0)
 
 
-def test_a_renewal_carries_the_note_and_only_where_notes_are_free() -> None:
+def test_renewal_carries_the_annotation_only_where_annotations_are_free() -> None:
     """Others learn an owner's lag. On blobs, where annotations look like renewals, it is not written."""
     clock, store = Clock(), FaultyStore()
     source = ListSource(four_shards())
@@ -297,7 +297,7 @@ def test_a_renewal_carries_the_note_and_only_where_notes_are_free() -> None:
     assert (progress.owner, progress.host, progress.read) == (holding.lease.owner, "vm-7", NOW - TELL_SECONDS)
 
 
-def test_the_stream_is_asked_where_no_row_tells() -> None:
+def test_stream_is_asked_for_lag_that_no_row_shows() -> None:
     """The lag of Java workers is known, too."""
     java = Lease("s-0", owner="java", checkpoint=Position("10"))
     assert lags_from_stream(FaultySource(four_shards(), present=Position("12")), [java], {"s-0": LeaseLag()}) == {
@@ -317,7 +317,7 @@ def test_the_stream_is_asked_where_no_row_tells() -> None:
     assert len(source.readers) == 1
 
 
-def test_how_far_behind_is_unknown_until_a_reading_has_told() -> None:
+def test_lag_is_unknown_until_a_read_shows_it() -> None:
     """A shard without data is not reported as at its end, and the worker's metrics do not fail."""
     progress_meter = meter()
     assert progress_meter.behind(SILENT_SECONDS) is None
@@ -328,7 +328,7 @@ def test_how_far_behind_is_unknown_until_a_reading_has_told() -> None:
 
 
 @pytest.mark.parametrize("read", [True, False])
-def test_a_stream_that_falls_silent_before_its_tip_was_seen_has_a_growing_lag(read: bool) -> None:
+def test_lag_grows_if_a_stream_falls_silent_before_its_tip(read: bool) -> None:
     """Lag is at least the time since the last response, or since the lease was taken, and says that it is no more."""
     progress_meter = meter()
     if read:
@@ -340,7 +340,7 @@ def test_a_stream_that_falls_silent_before_its_tip_was_seen_has_a_growing_lag(re
     assert (told.behind, lag.seconds, lag.at_least) == (60.0, 60.0, True)
 
 
-def test_a_record_whose_lag_the_stream_does_not_tell_has_its_age() -> None:
+def test_record_without_lag_has_its_age() -> None:
     """A response without the service's time still has the time at which its first record arrived."""
     progress_meter = meter()
     progress_meter.read(evolve(BATCH, behind_seconds=None), 0.0)
@@ -348,7 +348,7 @@ def test_a_record_whose_lag_the_stream_does_not_tell_has_its_age() -> None:
     assert (told.behind, lag_of(row("a", told), NOW + 10, 10.0).at_least) == (15.0, False)
 
 
-def test_an_owner_that_never_read_leaves_the_time_since_the_lease_was_taken() -> None:
+def test_lag_of_an_owner_that_never_read_counts_from_its_claim() -> None:
     """Neither its death nor another owner that cannot read, either, makes the shard look new."""
     first = noted(meter(), 10.0)
     assert first.behind is None
@@ -360,7 +360,7 @@ def test_an_owner_that_never_read_leaves_the_time_since_the_lease_was_taken() ->
     assert second.behind(0.0) == 100.0
 
 
-def test_a_shard_that_waits_for_its_parents_has_no_lag() -> None:
+def test_shard_that_waits_for_its_parents_has_no_lag() -> None:
     """Nothing of it should be read yet, so a split raises no alarm."""
     progress_meter = meter()
     progress_meter.excused("its parents are not done", 0.0)

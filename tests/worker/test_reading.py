@@ -31,7 +31,7 @@ from leasehold_lab.simulator.world.world import (
 )
 
 
-def test_records_are_handed_over_in_order_and_checkpointed() -> None:
+def test_records_are_dispatched_in_order_and_checkpointed() -> None:
     harness = ReaderHarness(ShardRecords(records(5), size=2))
     harness.steps(harness.reading(), 4)
     assert harness.handed == [data(2), data(2, 2), data(1, 4)]
@@ -39,7 +39,7 @@ def test_records_are_handed_over_in_order_and_checkpointed() -> None:
     assert harness.source.opened == [("s-0", TRIM_HORIZON)]
 
 
-def test_a_shard_is_read_under_the_number_that_its_handler_is_given() -> None:
+def test_shard_is_read_under_the_epoch_of_its_handler() -> None:
     """The source gets the handler's epoch, so that a sink which fences by it accepts the owner's own reader."""
     source, tokens = FaultySource(), []
     harness = ReaderHarness(source=source, does=lambda delivery: tokens.append(delivery.epoch))
@@ -50,8 +50,7 @@ def test_a_shard_is_read_under_the_number_that_its_handler_is_given() -> None:
     assert harness.store.row("s-0").epoch > harness.holding.epoch
 
 
-def test_checkpoints_may_be_spared() -> None:
-    """A busy shard does not cost a write per batch."""
+def test_checkpoint_seconds_limits_checkpoint_writes() -> None:
     harness = ReaderHarness(ShardRecords(records(5), size=1))
     reading = harness.reading(checkpoint_seconds=60)
     harness.steps(reading, 6)
@@ -62,7 +61,7 @@ def test_checkpoints_may_be_spared() -> None:
     assert harness.store.row("s-0").checkpoint == Position("104")
 
 
-def test_a_child_waits_for_its_parents() -> None:
+def test_child_waits_for_its_parents() -> None:
     """Records of one key stay in order (L12)."""
     harness = ReaderHarness(lease=Lease("s-0", parents=("p",)))
     placed(harness.store, Lease("p", owner="z-1", checkpoint=Position("3")))
@@ -74,7 +73,7 @@ def test_a_child_waits_for_its_parents() -> None:
     assert harness.handed == [data(5)]
 
 
-def test_a_child_begins_with_what_was_had_of_its_parents() -> None:
+def test_child_begins_with_the_positions_of_its_parents() -> None:
     """Rows that a sink sends again after a split are recognized as duplicates (R4)."""
     history = SeenRows()
     history.add(Tag("q", 1, 0, "0", "e", 9), Position("5"))
@@ -85,7 +84,7 @@ def test_a_child_begins_with_what_was_had_of_its_parents() -> None:
     assert start.token == inherited_token([parent]) != ""  # comparing positions ignores tokens
 
 
-def test_latest_is_pinned_before_the_first_read_and_stays() -> None:
+def test_latest_is_pinned_before_the_first_read() -> None:
     """What arrives before the first checkpoint is not lost in a crash."""
     harness = ReaderHarness(ShardRecords(records(2)), lease=Lease("s-0", checkpoint=LATEST))
     harness.steps(harness.reading(), 1)
@@ -99,7 +98,7 @@ def test_latest_is_pinned_before_the_first_read_and_stays() -> None:
 
 
 @pytest.mark.parametrize("noted", [False, True])
-def test_reading_begins_behind_the_number_that_latest_is_pinned_to(noted: bool) -> None:
+def test_reading_begins_after_the_pinned_sequence_number(noted: bool) -> None:
     """A partition that already has events is read from the first event after that number."""
     source, latest = FaultySource(), Position("101", 0, "101")
     source.present = latest
@@ -112,7 +111,7 @@ def test_reading_begins_behind_the_number_that_latest_is_pinned_to(noted: bool) 
     assert harness.handed == [data(3, 2)]
 
 
-def test_latest_is_pinned_once_whether_or_not_the_store_answers() -> None:
+def test_latest_is_pinned_once_even_if_the_store_does_not_respond() -> None:
     """Nothing is skipped by pinning a later position at a second try."""
     harness = ReaderHarness(ShardRecords(records(2)), lease=Lease("s-0", checkpoint=LATEST))
     harness.store.lose_replies = 1
@@ -125,8 +124,8 @@ def test_latest_is_pinned_once_whether_or_not_the_store_answers() -> None:
     assert harness.handed == [data(3, 2)]
 
 
-def test_a_record_that_a_reader_passed_and_did_not_deliver_is_read_again() -> None:
-    """A source that raises in the middle of a read does not lose what it fetched."""
+def test_record_skipped_by_a_failed_read_is_read_again() -> None:
+    """If a source raises in the middle of a read, what it fetched is read again."""
 
     def break_off_once(_batch: Batch) -> None:
         if len(harness.source.opened) == 1:
@@ -137,7 +136,7 @@ def test_a_record_that_a_reader_passed_and_did_not_deliver_is_read_again() -> No
     assert harness.handed == [data(2), data(2, 2)]
 
 
-def test_no_record_is_read_while_latest_cannot_be_pinned() -> None:
+def test_nothing_is_read_until_latest_is_pinned() -> None:
     """The annotation that makes the first read safe is written before it."""
     harness = ReaderHarness(ShardRecords(), lease=Lease("s-0", checkpoint=LATEST))
     harness.store.down = True
@@ -145,17 +144,15 @@ def test_no_record_is_read_while_latest_cannot_be_pinned() -> None:
     assert harness.source.opened == []
 
 
-def test_a_lease_that_is_lost_while_latest_is_pinned_is_left_unread() -> None:
-    """The observer is told that the lease is lost."""
+def test_lease_lost_while_pinning_latest_is_left_unread() -> None:
+    """The observer is notified that the lease is lost."""
     harness = ReaderHarness(lease=Lease("s-0", checkpoint=LATEST))
     harness.rob()
     harness.until_over(harness.reading())
     assert (harness.source.opened, harness.happened) == ([], ["lease-lost"])
 
 
-def test_a_shard_that_opens_only_at_the_second_try_is_told_then() -> None:
-    """The observer gets no end without a beginning."""
-
+def test_shard_that_opens_at_the_second_try_is_reported_then() -> None:
     @define
     class Shut(FaultySource):
         """Fails to open the first time."""
@@ -171,8 +168,7 @@ def test_a_shard_that_opens_only_at_the_second_try_is_told_then() -> None:
     assert (harness.happened, harness.handed) == (["initialize"], [data(5)])
 
 
-def test_a_link_is_closed_before_anybody_hears_that_its_lease_is_left() -> None:
-    """The former owner's link is not in the way of the next owner."""
+def test_connection_is_closed_before_the_lease_is_reported_as_left() -> None:
     source, closed = FaultySource(), list[bool]()
     harness = ReaderHarness(source=source)
     reading = harness.reading(observer=lambda _happening, _holding: closed.append(source.readers[0].closed))
@@ -191,9 +187,7 @@ class Uncountable(Batch):
         raise SourceUnavailable("its columns are gone")
 
 
-def test_a_batch_that_could_not_be_held_is_read_again() -> None:
-    """It does not count as read, so none of its records is lost."""
-
+def test_batch_that_could_not_be_held_is_read_again() -> None:
     def broken_once(batch: Batch) -> Batch:
         made = Uncountable if len(harness.source.opened) == 1 else Batch
         return made(batch.records, batch.read_to, batch.behind_seconds, batch.wait_seconds)
@@ -203,8 +197,8 @@ def test_a_batch_that_could_not_be_held_is_read_again() -> None:
     assert (harness.handed, len(harness.source.opened)) == ([data(2)], 2)
 
 
-def test_a_lease_that_was_lost_in_a_handler_is_left_at_once_where_no_checkpoint_is_due() -> None:
-    """The observer is told at once, not after another read."""
+def test_lease_lost_in_a_handler_without_a_due_checkpoint_is_left() -> None:
+    """The observer is notified at once, not after another read."""
 
     def robbed(_delivery: Delivery) -> None:
         if len(harness.handed) == 2:
@@ -216,7 +210,7 @@ def test_a_lease_that_was_lost_in_a_handler_is_left_at_once_where_no_checkpoint_
     assert harness.happened == ["initialize", "lease-lost"]
 
 
-def test_a_time_that_only_the_settings_know_is_taken_from_them() -> None:
+def test_start_time_missing_from_the_row_comes_from_the_settings() -> None:
     """A row written by the KCL starts where the settings say."""
     start = at_timestamp(1_600_000_000_000)
     harness = ReaderHarness(
@@ -226,9 +220,7 @@ def test_a_time_that_only_the_settings_know_is_taken_from_them() -> None:
     assert harness.source.opened == [("s-0", start)]
 
 
-def test_a_handler_that_raises_gets_the_rest_of_its_batch_again() -> None:
-    """A passing fault loses no record, and repeats none that is already checkpointed."""
-
+def test_handler_that_raises_gets_the_rest_of_its_batch_again() -> None:
     def fails_once(delivery: Delivery) -> None:
         if len(harness.handed) == 1:
             assert delivery.checkpoint(delivery.records[1])
@@ -240,8 +232,8 @@ def test_a_handler_that_raises_gets_the_rest_of_its_batch_again() -> None:
     assert harness.store.row("s-0").checkpoint == Position("104")
 
 
-def test_a_reading_that_is_hurried_waits_for_its_time_all_the_same() -> None:
-    """A handler that fails at once does not use up its attempts at once, and a shard is not read too often."""
+def test_woken_reader_still_waits_until_its_due_time() -> None:
+    """A handler that fails at once keeps its waits between attempts."""
 
     def fails_once(_delivery: Delivery) -> None:
         if len(harness.handed) == 1:
@@ -260,9 +252,7 @@ def test_a_reading_that_is_hurried_waits_for_its_time_all_the_same() -> None:
     assert harness.handed == [data(2), data(2), data(1, 2)]
 
 
-def test_a_handler_that_keeps_raising_stops_its_shard_and_skips_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """A poisoned record is neither skipped silently nor retried forever by the same worker."""
-
+def test_handler_that_keeps_raising_stops_its_shard_and_skips_nothing(caplog: pytest.LogCaptureFixture) -> None:
     def fails(_delivery: Delivery) -> None:
         raise OSError("for good")
 
@@ -276,8 +266,7 @@ def test_a_handler_that_keeps_raising_stops_its_shard_and_skips_nothing(caplog: 
     assert harness.worker.holdings == ()
 
 
-def test_a_handler_whose_lease_was_stolen_is_told_so() -> None:
-    """A handler must not commit because of a checkpoint that was rejected."""
+def test_checkpoint_of_a_stolen_lease_raises_in_the_handler() -> None:
     lost: list[bool] = []
 
     def robbed(delivery: Delivery) -> None:
@@ -291,7 +280,7 @@ def test_a_handler_whose_lease_was_stolen_is_told_so() -> None:
     assert harness.store.row("s-0").checkpoint == TRIM_HORIZON
 
 
-def test_after_a_theft_work_done_may_be_said_late() -> None:
+def test_finished_work_may_be_checkpointed_after_a_steal() -> None:
     """With `late_checkpoints` the new owner does not repeat what was done."""
 
     def robbed(_delivery: Delivery) -> None:
@@ -303,8 +292,7 @@ def test_after_a_theft_work_done_may_be_said_late() -> None:
     assert (row.owner, row.checkpoint) == ("b-1", Position("104"))
 
 
-def test_a_checkpoint_beyond_the_batch_is_refused() -> None:
-    """A handler cannot skip records it never saw."""
+def test_checkpoint_beyond_the_batch_is_rejected() -> None:
     refused: list[str] = []
 
     def overreaches(delivery: Delivery) -> None:
@@ -317,7 +305,7 @@ def test_a_checkpoint_beyond_the_batch_is_refused() -> None:
     assert len(refused) == 1
 
 
-def test_a_shard_ends_after_its_last_record_and_its_childrens_leases() -> None:
+def test_shard_ends_after_its_last_record_and_child_leases() -> None:
     """In this order a crash in between neither strands the children nor skips the tail (L3)."""
     children = (shard("c-0", 0, 4, "s-0"), shard("c-1", 5, 9, "s-0"))
     harness = ReaderHarness(ShardRecords(records(3), children, ended=True))
@@ -334,9 +322,7 @@ def test_a_shard_ends_after_its_last_record_and_its_childrens_leases() -> None:
     assert {holding.key for holding in harness.worker.holdings} == {"c-0", "c-1"}
 
 
-def test_a_handler_that_fails_on_the_last_batch_keeps_the_shard_open() -> None:
-    """The end of a shard does not overtake its last records."""
-
+def test_failed_last_batch_keeps_the_shard_open() -> None:
     def fails(_delivery: Delivery) -> None:
         raise OSError("for good")
 
@@ -346,8 +332,7 @@ def test_a_handler_that_fails_on_the_last_batch_keeps_the_shard_open() -> None:
     assert harness.store.get(["c-0"]) == ()
 
 
-def test_a_merged_child_waits_for_the_lease_of_its_other_parent() -> None:
-    """A child is not read before a parent that no worker has found yet."""
+def test_merged_child_waits_for_the_lease_of_its_other_parent() -> None:
     child = shard("c-0", 0, 9, "s-0", "s-1")
     harness = ReaderHarness(ShardRecords(records(1), (child,), ended=True))
     harness.source.listed = [shard("s-0", 0, 4, open=False), shard("s-1", 5, 9, open=False), child]
@@ -356,7 +341,7 @@ def test_a_merged_child_waits_for_the_lease_of_its_other_parent() -> None:
     assert harness.store.row("s-0").ended
 
 
-def test_an_end_without_named_children_looks_them_up() -> None:
+def test_shard_end_without_named_children_lists_them() -> None:
     """Some services do not name children."""
     harness = ReaderHarness(ShardRecords(records(1), ended=True))
     harness.source.listed = [shard("s-0", 0, 9, open=False), shard("c-0", 0, 9, "s-0")]
@@ -372,7 +357,7 @@ def test_kcl_keeps_the_owner_of_a_finished_lease() -> None:
     assert [holding.key for holding in harness.worker.holdings] == ["s-0"]
 
 
-def test_a_shard_that_cannot_be_read_stops_and_is_released() -> None:
+def test_unreadable_shard_stops_and_is_released() -> None:
     class Broken(ListSource):
         def open(self, lease: Lease, start: Position) -> Never:
             raise SourceError(f"{lease.key} at {start.sequence}: no such shard")
@@ -382,7 +367,7 @@ def test_a_shard_that_cannot_be_read_stops_and_is_released() -> None:
     assert (harness.happened, harness.store.row("s-0").owner) == (["stopped"], None)
 
 
-def test_a_checkpoint_of_unknown_outcome_is_settled_before_the_next() -> None:
+def test_checkpoint_with_an_unknown_outcome_is_settled_first() -> None:
     """A lost response neither stops the reader nor moves a checkpoint back."""
     harness = ReaderHarness(ShardRecords(records(4), size=2))
     reading = harness.reading()
@@ -393,9 +378,7 @@ def test_a_checkpoint_of_unknown_outcome_is_settled_before_the_next() -> None:
     assert (harness.store.row("s-0").checkpoint, harness.holding.lost.is_set()) == (Position("103"), False)
 
 
-def test_parting_comes_before_another_attempt_and_keeps_what_is_done() -> None:
-    """A failing handler does not hold up a shutdown."""
-
+def test_release_comes_before_another_attempt_and_stores_finished_work() -> None:
     def fails_on_the_second(delivery: Delivery) -> None:
         if delivery.records[0].data == b"2":
             raise OSError("passing")
@@ -409,8 +392,7 @@ def test_parting_comes_before_another_attempt_and_keeps_what_is_done() -> None:
     assert (row.owner, row.checkpoint, harness.happened) == (None, Position("101"), ["initialize", "stopped"])
 
 
-def test_a_lease_that_starts_at_a_time_that_nobody_says_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    """If old records are processed, the log names the lease."""
+def test_lease_without_a_known_start_time_is_named(caplog: pytest.LogCaptureFixture) -> None:
     harness = ReaderHarness(lease=Lease("s-0", checkpoint=Position("AT_TIMESTAMP")))
     harness.steps(harness.reading(), 2)
     assert harness.source.opened == [("s-0", TRIM_HORIZON)]
@@ -425,10 +407,9 @@ def unlinked_for(seconds: float) -> Callable[[Batch], Batch]:
 @pytest.mark.parametrize(
     ("renewals", "handed"), [(1.0, [data(5)]), (1.01, []), (math.inf, [])], ids=["soon", "late", "taken over"]
 )
-def test_a_link_that_opened_late_hands_nothing_over_once_the_lease_is_anothers(
+def test_late_connection_dispatches_nothing_once_the_lease_is_stolen(
     renewals: float, handed: list[list[bytes]]
 ) -> None:
-    """A link that opens after a steal drives out the new owner's, and must not repeat what that one processed."""
     source = FaultySource(on_read=unlinked_for(renewals * MINIMAL.renew_seconds))
     harness = ReaderHarness(source=source)
     reading = harness.reading()
@@ -438,8 +419,7 @@ def test_a_link_that_opened_late_hands_nothing_over_once_the_lease_is_anothers(
     assert (harness.handed, harness.happened) == (handed, ["initialize", "lease-lost"])
 
 
-def test_a_link_that_opened_late_waits_until_a_renewal_has_shown_whose_the_lease_is() -> None:
-    """If the store is away for a moment, a former owner does not process records."""
+def test_late_connection_waits_for_a_renewal_to_confirm_the_lease() -> None:
     source = FaultySource(on_read=unlinked_for(MINIMAL.lease_seconds))
     harness = ReaderHarness(source=source)
     reading = harness.reading()
@@ -458,7 +438,7 @@ def test_a_link_that_opened_late_waits_until_a_renewal_has_shown_whose_the_lease
     st.integers(0, 12),
     st.integers(0, 4),
 )
-def test_a_late_checkpoint_is_never_back_and_never_beyond_what_was_handled(
+def test_late_checkpoint_stays_between_the_stored_and_the_handled_position(
     sizes: list[int], stolen: int, new_owner: int, fails: int
 ) -> None:
     """A steal neither sets the new owner back nor moves the checkpoint past unprocessed records."""
@@ -487,8 +467,7 @@ def test_a_late_checkpoint_is_never_back_and_never_beyond_what_was_handled(
         assert before[0].order <= row.order <= expected.order
 
 
-def test_a_doubt_outlives_the_batch_that_raised_it() -> None:
-    """A batch that was forgotten for lack of budget and read again is still unconfirmed."""
+def test_unconfirmed_batch_stays_unconfirmed_after_it_was_dropped() -> None:
     source = FaultySource(on_read=unlinked_for(MINIMAL.lease_seconds))
     harness = ReaderHarness(source=source)
     reading = harness.reading()
@@ -504,8 +483,8 @@ def test_a_doubt_outlives_the_batch_that_raised_it() -> None:
     assert (harness.handed, harness.happened) == ([], ["initialize", "lease-lost"])
 
 
-def test_a_doubt_ends_with_one_renewal_and_its_batch_is_handed_over_once() -> None:
-    """A link that once opened late does not cost a renewal for every later batch."""
+def test_one_renewal_confirms_a_late_connection() -> None:
+    """The batch is dispatched once, and later batches cost no further renewals."""
     source = FaultySource(on_read=unlinked_for(MINIMAL.lease_seconds))
     harness = ReaderHarness(ShardRecords(records(4), size=2), source=source)
     reading = harness.reading()
@@ -525,8 +504,7 @@ def test_a_doubt_ends_with_one_renewal_and_its_batch_is_handed_over_once() -> No
     assert (harness.handed, len(renewals)) == ([data(2), data(2, 2)], 1)
 
 
-def test_after_a_theft_with_nothing_done_nothing_is_written() -> None:
-    """The steal of an idle shard does not end in a fault."""
+def test_steal_of_an_idle_shard_writes_nothing() -> None:
     harness = ReaderHarness()
     reading = harness.reading(late_checkpoints=True)
     harness.steps(reading, 1)

@@ -36,7 +36,7 @@ def found_robbed(harness: ReaderHarness) -> None:
     assert not harness.holding.renew()
 
 
-def test_a_batch_read_while_the_lease_was_lost_is_not_handed_over() -> None:
+def test_batch_read_while_the_lease_was_lost_is_not_dispatched() -> None:
     """Only the new owner processes it, and the observer is told why reading ended."""
     source = FaultySource()
     harness = ReaderHarness(source=source)
@@ -45,7 +45,7 @@ def test_a_batch_read_while_the_lease_was_lost_is_not_handed_over() -> None:
     assert (harness.handed, harness.happened) == ([], ["initialize", "lease-lost"])
 
 
-def test_a_worker_that_slept_before_the_end_of_its_shard_creates_no_children() -> None:
+def test_worker_that_slept_before_a_shard_end_creates_no_children() -> None:
     """Other workers may have finished and deleted the children meanwhile."""
     for slept_in in (None, CreateLease):
         harness = ReaderHarness()
@@ -65,8 +65,7 @@ def test_a_worker_that_slept_before_the_end_of_its_shard_creates_no_children() -
         assert [lease.key for lease in harness.store.list().leases] == ["s-0"]
 
 
-def test_a_theft_during_the_handler_ends_the_reading_in_the_same_step() -> None:
-    """The observer does not hold its state until the next batch is due."""
+def test_steal_during_the_handler_ends_the_reading_in_the_same_step() -> None:
     for lost in (ReaderHarness.rob, found_robbed):
         harness = ReaderHarness(ShardRecords(records(2), wait_seconds=60.0))
         harness.does = lambda _delivery, harness=harness, lost=lost: lost(harness)  # type: ignore[misc]
@@ -75,9 +74,7 @@ def test_a_theft_during_the_handler_ends_the_reading_in_the_same_step() -> None:
         assert harness.store.row("s-0").checkpoint == TRIM_HORIZON
 
 
-def test_a_theft_between_two_halves_of_a_failing_batch_ends_the_reading() -> None:
-    """The second half is not processed both here and by the new owner."""
-
+def test_steal_between_two_halves_of_a_failing_batch_ends_the_reading() -> None:
     def fails_whole(delivery: Delivery) -> None:
         if len(delivery.records) > 1:
             raise ValueError("poison")
@@ -89,9 +86,7 @@ def test_a_theft_between_two_halves_of_a_failing_batch_ends_the_reading() -> Non
     assert (harness.handed, harness.happened) == ([data(2), data(1)], ["initialize", "lease-lost"])
 
 
-def test_a_batch_that_its_handler_checkpointed_whole_before_it_raised_is_done() -> None:
-    """No empty batch is dispatched, and the shard does not stand still."""
-
+def test_batch_fully_checkpointed_before_its_handler_raised_is_done() -> None:
     def checkpoints_then_fails(delivery: Delivery) -> None:
         if len(harness.handed) == 1:
             assert delivery.checkpoint()
@@ -105,16 +100,14 @@ def test_a_batch_that_its_handler_checkpointed_whole_before_it_raised_is_done() 
     assert (harness.handed, harness.store.row("s-0").ended) == ([data(2)], True), "behind its last record is its end"
 
 
-def test_at_the_end_of_a_shard_no_time_is_lost() -> None:
-    """The children do not wait for the time of a next read that never comes."""
+def test_shard_end_is_handled_without_a_wait() -> None:
     harness = ReaderHarness(ShardRecords(records(2), ended=True, wait_seconds=60.0))
     reading = harness.reading()
     harness.steps(reading, 1)
     assert harness.steps(reading, 1) == harness.clock.now
 
 
-def test_an_heir_waits_for_the_running_batch_and_for_nothing_else() -> None:
-    """Each further write or second would be time in which no worker reads the shard."""
+def test_next_owner_waits_only_for_the_running_batch() -> None:
     store = FaultyStore()
     harness = ReaderHarness(ShardRecords(records(2), wait_seconds=60.0), lease=Lease("s-0"), store=store)
 
@@ -137,11 +130,7 @@ def test_an_heir_waits_for_the_running_batch_and_for_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("who", ["handler", "dead letter"])
-def test_an_exception_that_ends_the_process_releases_the_lease_at_once(
-    who: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """After Ctrl-C in a user callable, others do not wait until the lease expires."""
-
+def test_exception_that_ends_the_process_releases_the_lease_at_once(who: str, caplog: pytest.LogCaptureFixture) -> None:
     def interrupted(_delivery: Delivery, _error: Exception | None = None) -> None:
         raise KeyboardInterrupt
 
@@ -160,9 +149,7 @@ def test_an_exception_that_ends_the_process_releases_the_lease_at_once(
     assert (harness.store.row("s-0").owner, harness.store.row("s-0").checkpoint) == (None, TRIM_HORIZON)
 
 
-def test_the_log_names_the_record_that_is_skipped_and_why(caplog: pytest.LogCaptureFixture) -> None:
-    """An operator can find the record again in the stream."""
-
+def test_log_names_the_skipped_record_and_the_error(caplog: pytest.LogCaptureFixture) -> None:
     def fails(_delivery: Delivery) -> None:
         raise ValueError("poison")
 
@@ -172,9 +159,7 @@ def test_the_log_names_the_record_that_is_skipped_and_why(caplog: pytest.LogCapt
     assert "shard s-0: record 100.0 went to the dead letter: ValueError" in caplog.text
 
 
-def test_the_log_names_the_record_that_nothing_took(caplog: pytest.LogCaptureFixture) -> None:
-    """The shard stands still at this record until an operator fixes the cause."""
-
+def test_log_names_the_record_that_stops_the_shard(caplog: pytest.LogCaptureFixture) -> None:
     def fails(*_given: object) -> None:
         raise OSError("disk full")
 
@@ -187,8 +172,7 @@ def test_the_log_names_the_record_that_nothing_took(caplog: pytest.LogCaptureFix
     assert cause == f"{raised}; the dead letter did not accept the record: it raised OSError"
 
 
-def test_a_lease_stolen_before_its_shards_end_is_lost_and_not_ended() -> None:
-    """The observer must not treat a shard as complete whose last records another worker processes again."""
+def test_lease_stolen_before_the_shard_end_is_lost_and_not_ended() -> None:
     harness = ReaderHarness(ShardRecords(records(1), ended=True))
     reading = harness.reading()
     harness.steps(reading, 2)
@@ -197,8 +181,7 @@ def test_a_lease_stolen_before_its_shards_end_is_lost_and_not_ended() -> None:
     assert harness.happened == ["initialize", "lease-lost"]
 
 
-def test_an_heir_that_takes_its_request_back_leaves_the_shard_where_it_is() -> None:
-    """The lease is not released to nobody, and its reading goes on."""
+def test_withdrawn_request_keeps_the_reader_going() -> None:
     harness = ReaderHarness(ShardRecords(records(2)))
     reading = harness.reading()
     harness.steps(reading, 1)
@@ -223,8 +206,7 @@ def handed_over(harness: ReaderHarness) -> tuple[LeaseReader, ManualExecutor]:
     return reading, executor
 
 
-def test_a_handler_that_takes_its_time_is_looked_after_when_it_could_be_slow_and_nothing_is_read() -> None:
-    """A hung handler is reported, and no second batch is read while one is at work."""
+def test_slow_handler_is_checked_on_time_while_nothing_is_read() -> None:
     read: list[Batch] = []
     harness = ReaderHarness(ShardRecords(records(2), size=1), source=FaultySource(on_read=read.append))
     reading, executor = handed_over(harness)
@@ -233,15 +215,14 @@ def test_a_handler_that_takes_its_time_is_looked_after_when_it_could_be_slow_and
     assert (len(read), len(executor.waiting)) == (1, 1)
 
 
-def test_a_handler_whose_lease_is_lost_is_left_at_once() -> None:
-    """The successor under the same key can begin."""
+def test_handler_of_a_lost_lease_is_abandoned_at_once() -> None:
     harness = ReaderHarness(ShardRecords(records(2)))
     reading, _ = handed_over(harness)
     harness.holding.drop("stolen")
     assert (reading.step(harness.clock.now), harness.happened) == (math.inf, ["initialize", "lease-lost"])
 
 
-def test_a_handler_that_is_given_up_costs_its_lease_and_the_log_says_why(caplog: pytest.LogCaptureFixture) -> None:
+def test_abandoned_handler_costs_its_lease_and_the_log_says_why(caplog: pytest.LogCaptureFixture) -> None:
     harness = ReaderHarness(ShardRecords(records(2)))
     reading, executor = handed_over(harness)
     executor.stuck = True
@@ -249,17 +230,14 @@ def test_a_handler_that_is_given_up_costs_its_lease_and_the_log_says_why(caplog:
     assert "all threads hang in handlers; released, not taken again for 30 s" in caplog.text
 
 
-def test_an_expired_lease_waits_for_its_renewal_and_reads_nothing() -> None:
-    """Another worker may own the lease by now, and a loop would use up a processor."""
+def test_expired_lease_is_not_read_until_it_is_renewed() -> None:
     harness = ReaderHarness()
     harness.clock.now += 11.0
     assert harness.reading().step(harness.clock.now) == harness.clock.now + EXPIRED_CHECK_SECONDS
     assert harness.source.opened == []
 
 
-def test_an_observer_that_fails_is_named_as_such(caplog: pytest.LogCaptureFixture) -> None:
-    """The log says which of the worker's functions to fix."""
-
+def test_failing_observer_is_named_as_an_observer(caplog: pytest.LogCaptureFixture) -> None:
     def fails(*_told: object) -> None:
         raise OSError("no such file")
 
@@ -269,24 +247,24 @@ def test_an_observer_that_fails_is_named_as_such(caplog: pytest.LogCaptureFixtur
     assert harness.handed == [data(5)]
 
 
-def test_the_first_batch_is_checkpointed_at_once_on_a_machine_that_has_just_started() -> None:
+def test_first_batch_is_checkpointed_at_once_when_the_clock_is_near_zero() -> None:
     """The clock may count from the start of the machine, so that it is close to 0."""
     harness = ReaderHarness(clock=Clock(0.25))
     harness.steps(harness.reading(checkpoint_seconds=60), 2)
     assert harness.store.row("s-0").checkpoint == Position("104")
 
 
-def test_reading_goes_on_at_the_stored_number() -> None:
+def test_reading_resumes_at_the_stored_position() -> None:
     harness = ReaderHarness(lease=Lease("s-0", checkpoint=Position("101")))
     harness.steps(harness.reading(), 2)
     assert harness.source.opened == [("s-0", Position("101"))]
     assert harness.handed == [data(3, 2)]
 
 
-def test_a_reading_without_room_asks_again_after_a_second_and_measures_from_then_on(
+def test_reader_that_waits_for_memory_asks_again_after_a_second(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A missed wake-up does not stop the shard for good, and the shard does not look idle while it waits."""
+    """The shard does not look idle while it waits."""
     harness = ReaderHarness(ShardRecords(records(2)))
     reading = harness.reading()
     harness.steps(reading, 1)
@@ -299,9 +277,7 @@ def test_a_reading_without_room_asks_again_after_a_second_and_measures_from_then
 
 
 @pytest.mark.parametrize("how", ["done", "broken", "interrupted", "stolen"])
-def test_room_is_free_once_a_batch_is_not_needed(how: str) -> None:
-    """The memory of shards that left is available to those that stay."""
-
+def test_memory_is_freed_once_a_batch_is_no_longer_needed(how: str) -> None:
     def handle(_delivery: Delivery) -> None:
         if how == "stolen":
             raise ValueError

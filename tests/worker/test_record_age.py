@@ -67,7 +67,7 @@ def shard_of(*ages: float | None, does: Callable[[Delivery], object] = lambda _d
     return Aged(ReaderHarness(ShardRecords(aged(*ages)), does=does))
 
 
-def test_old_records_go_to_the_dead_letter_one_by_one_and_the_others_to_the_handler(
+def test_old_records_are_dead_lettered_singly_and_others_handled(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     shard = shard_of(3600, 61, 60, 5, None)
@@ -84,14 +84,14 @@ def test_old_records_go_to_the_dead_letter_one_by_one_and_the_others_to_the_hand
     assert shard.harness.store.row("s-0").checkpoint == Position("104")
 
 
-def test_a_batch_of_old_records_alone_is_done_without_the_handler() -> None:
+def test_batch_of_only_old_records_skips_the_handler() -> None:
     shard = shard_of(90, 80, 70)
     shard.harness.steps(shard.reading(), 4)
     assert (shard.dead_lettered, shard.harness.handed) == (data(3), [])
     assert shard.harness.store.row("s-0").checkpoint == Position("102")
 
 
-def test_a_record_that_grows_too_old_between_attempts_is_not_tried_again() -> None:
+def test_record_that_grows_too_old_between_attempts_is_not_retried() -> None:
     """The dead letter says how often its batch was tried."""
 
     def fails(delivery: Delivery) -> None:
@@ -106,9 +106,7 @@ def test_a_record_that_grows_too_old_between_attempts_is_not_tried_again() -> No
     assert isinstance(shard.errors[0], TooOld)
 
 
-def test_a_dead_letter_that_fails_stops_the_shard_before_the_old_record() -> None:
-    """A record that is too old is not skipped, even if nothing takes it."""
-
+def test_failed_dead_letter_stops_the_shard_before_the_old_record() -> None:
     def full(_delivery: Delivery, _error: Exception) -> None:
         raise OSError("disk full")
 
@@ -122,8 +120,8 @@ def test_a_dead_letter_that_fails_stops_the_shard_before_the_old_record() -> Non
     assert (row.owner, row.checkpoint, shard.harness.handed) == (None, Position("100"), [data(1)])
 
 
-def test_an_old_record_waits_while_the_lease_is_lost() -> None:
-    """The new owner dead-letters it, and this worker does not."""
+def test_old_record_waits_while_the_lease_is_lost() -> None:
+    """Only the present owner dead-letters it."""
     shard = shard_of(90, 80)
     reading = shard.reading()
     shard.harness.steps(reading, 2)
@@ -188,7 +186,7 @@ def test_each_record_is_handled_or_dead_lettered_in_order(
     assert all((ages[number] or 0) <= MOST for number in began_with)
 
 
-def test_old_records_need_a_dead_letter() -> None:
+def test_record_age_limit_needs_a_dead_letter_sink() -> None:
     """An age limit needs a dead-letter sink, because old records could otherwise only be dropped."""
     with pytest.raises(ValueError, match="max_age_seconds: old records go to the dead letter, and there is none"):
         Handling(print, max_age_seconds=60)
@@ -209,7 +207,7 @@ def test_dead_letters_are_counted() -> None:
     assert (taken, told(reader)["dead_letters", "s-0"]) == (["s-0 TooOld"] * 3, 3)
 
 
-def test_the_option_goes_with_a_dead_letter() -> None:
+def test_record_age_option_needs_a_dead_letter_option() -> None:
     """The message names both options as the user writes them."""
 
     def take(_delivery: Delivery, _error: Exception) -> None:

@@ -61,8 +61,7 @@ def joined(store: FaultyStore, source: ListSource) -> Worker:
     return Worker(store=store, source=source, me="a-1", config=config)
 
 
-def test_no_step_runs_beside_itself(schedule: Schedule) -> None:
-    """The batches of one shard are never processed concurrently."""
+def test_steps_of_a_shard_never_overlap(schedule: Schedule) -> None:
     busy, beside, calls = Lock(), [], []
 
     def step(now: float) -> float:
@@ -79,8 +78,7 @@ def test_no_step_runs_beside_itself(schedule: Schedule) -> None:
     assert (len(calls), beside) == (200, [])
 
 
-def test_stopping_finishes_the_running_batch_checkpoints_and_releases() -> None:
-    """A deployment neither repeats a batch nor makes others wait for the leases to expire."""
+def test_stop_finishes_the_running_batch_checkpoints_and_releases() -> None:
     store, started, finish = FaultyStore(), Event(), Event()
 
     def handle(_delivery: Delivery) -> None:
@@ -99,7 +97,7 @@ def test_stopping_finishes_the_running_batch_checkpoints_and_releases() -> None:
     assert set(done) == {Position("104")}
 
 
-def test_a_worker_that_waits_for_its_first_look_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_can_be_stopped_before_its_first_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that was started by mistake need not begin first (C15)."""
     store = FaultyStore()
     runner = Runner(joined(store, stream_of_five()), lambda _delivery: None)
@@ -109,7 +107,7 @@ def test_a_worker_that_waits_for_its_first_look_can_be_stopped(monkeypatch: pyte
     assert store.list().leases == ()
 
 
-def test_renewals_go_on_while_a_handler_is_slow() -> None:
+def test_renewals_continue_while_a_handler_is_slow() -> None:
     """A batch that takes longer than a lease is processed by one worker only."""
     store, started, finish = FaultyStore(), Event(), Event()
     config = Config(lease_seconds=10.0, renew_seconds=0.1, initial_position=Position("TRIM_HORIZON"))
@@ -129,7 +127,7 @@ def test_renewals_go_on_while_a_handler_is_slow() -> None:
         finish.set()
 
 
-def test_a_loss_is_told_at_once_while_a_shard_waits_to_be_read_on() -> None:
+def test_lost_lease_is_reported_while_its_shard_waits_for_a_read() -> None:
     """The handler learns at once, and not 10 s later, that another worker took its partition."""
     store, waiting, lost = FaultyStore(), Event(), Event()
     # A lost lease stays lost for an hour, because a lease won again would also wake the reader.
@@ -150,8 +148,7 @@ def test_a_loss_is_told_at_once_while_a_shard_waits_to_be_read_on() -> None:
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
-def test_a_signal_drains_and_gives_the_handlers_back(name: str) -> None:
-    """A container that stops, or a terminal that closes, leaves no lease owned."""
+def test_signal_drains_and_restores_the_signal_handlers(name: str) -> None:
     ending = signal.Signals[name]
     hung_up = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup
     before = signal.getsignal(ending)
@@ -171,7 +168,7 @@ def test_a_signal_drains_and_gives_the_handlers_back(name: str) -> None:
     assert happened.count("initialize") == happened.count("stopped") > 0
 
 
-def test_in_another_thread_than_the_main_one_no_signal_is_listened_to() -> None:
+def test_signals_are_left_alone_outside_the_main_thread() -> None:
     """Python raises an error there, which must not end a worker that runs in its caller's thread."""
     before, seen = signal.getsignal(signal.SIGTERM), list[Any]()
 
@@ -184,7 +181,7 @@ def test_in_another_thread_than_the_main_one_no_signal_is_listened_to() -> None:
     assert seen == [before]
 
 
-def test_a_worker_under_nohup_goes_on_when_its_terminal_is_closed() -> None:
+def test_worker_under_nohup_survives_a_closed_terminal() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     calls: list[str] = []
 
@@ -201,7 +198,7 @@ def test_a_worker_under_nohup_goes_on_when_its_terminal_is_closed() -> None:
     assert sorted(set(calls)) == ["s-0", "s-1", "s-2", "s-3"]
 
 
-def test_a_measure_of_the_users_own_is_told_beside_the_metrics() -> None:
+def test_user_measure_is_called_besides_the_metrics() -> None:
     """A program's own measure is also called where OpenTelemetry is installed."""
     measured: list[int] = []
     seen = Event()
@@ -216,8 +213,7 @@ def test_a_measure_of_the_users_own_is_told_beside_the_metrics() -> None:
         assert seen.wait(WAIT)
 
 
-def test_a_stream_that_does_not_exist_ends_the_run_with_its_reason() -> None:
-    """A misspelled stream does not look like an empty one."""
+def test_missing_stream_ends_the_run_with_its_reason() -> None:
     missing = FaultySource(faults=[SourceError("stream 'orders': it does not exist")])
     with pytest.raises(SourceError, match="it does not exist"):
         run(Runner(joined(FaultyStore(), missing), lambda _delivery: None))
@@ -256,7 +252,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, lease_seconds: float = 3.0) -> Coun
     return worker
 
 
-def test_renewals_that_keep_failing_end_the_run_before_the_leases_expire(
+def test_failing_renewals_end_the_run_before_the_leases_expire(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A worker must not read on while others take its leases, and the log says why it ended."""
@@ -271,10 +267,9 @@ def test_renewals_that_keep_failing_end_the_run_before_the_leases_expire(
     assert [str(record.exc_info[1]) for record in ends if record.exc_info] == ["no renewal"]
 
 
-def test_a_turn_that_failed_is_tried_again_and_a_run_that_went_well_complains_of_nothing(
+def test_failed_turn_is_retried_and_a_good_run_logs_no_problem(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One unexpected response of the store leaves no shard unread, and no release is reported as missing."""
     worker, names, shards, handled = counted(monkeypatch, 3600.0), set[str](), set[str](), Event()
     worker.failing["turn"] = 1
 
@@ -292,8 +287,7 @@ def test_a_turn_that_failed_is_tried_again_and_a_run_that_went_well_complains_of
     assert messages == ["trying again in 0.25 s: unexpected fault"]
 
 
-def test_a_reading_is_called_once_there_is_room_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It does not wait for its next step, seconds later."""
+def test_reader_is_called_once_memory_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     called = list[str]()
     monkeypatch.setattr(Schedule, "wake", lambda _self, key: called.append(key))
     runner = Runner(joined(FaultyStore(), stream_of_five()), lambda _delivery: None, memory_bytes=1)
@@ -304,8 +298,7 @@ def test_a_reading_is_called_once_there_is_room_for_it(monkeypatch: pytest.Monke
     assert called == ["second"]
 
 
-def test_whoever_is_woken_as_a_run_ends_finds_that_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A turn, the renewals or the dispatcher must not check too soon and then wait until they are given up."""
+def test_task_woken_at_the_end_of_a_run_finds_that_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = Runner(joined(FaultyStore(), stream_of_five()), lambda _delivery: None)
     readings, ended = runner._lease_readers, dict[str, bool]()  # noqa: SLF001
 
@@ -338,7 +331,7 @@ def holding_all() -> Iterator[Runner]:
     runner.run()
 
 
-def test_a_lease_is_told_to_go_before_its_reading_is_woken(
+def test_release_request_is_set_before_its_reader_is_woken(
     holding_all: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader that checks at once sees the request, and does not wait for its next step."""
@@ -354,7 +347,7 @@ def test_a_lease_is_told_to_go_before_its_reading_is_woken(
     assert woken[:4] == [True] * 4
 
 
-def test_what_is_held_is_asked_for_while_a_turn_is_still_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drain_releases_held_leases_while_a_turn_is_still_running(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches can end within the drain time although the store does not respond to the turn."""
     worker, handled, turning, finish = counted(monkeypatch), Event(), Event(), Event()
     runner = Runner(worker, lambda _delivery: handled.set(), drain_seconds=4 * WAIT)
@@ -376,7 +369,7 @@ def test_what_is_held_is_asked_for_while_a_turn_is_still_at_work(monkeypatch: py
         finish.set()
 
 
-def test_the_first_reason_ends_a_run_and_the_others_are_not_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_run_ends_with_its_first_reason(caplog: pytest.LogCaptureFixture) -> None:
     """Later faults often follow from the first one."""
     runner = Runner(joined(FaultyStore(), stream_of_five()), lambda _delivery: None)
     for fault in (OSError("first"), OSError("second")):
@@ -387,10 +380,7 @@ def test_the_first_reason_ends_a_run_and_the_others_are_not_told(caplog: pytest.
     assert errors == ["first"]
 
 
-def test_a_worker_with_more_than_it_can_renew_says_so_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The warning is not repeated at every renewal."""
+def test_overloaded_worker_warns_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     runner = Runner(joined(FaultyStore(), stream_of_five()), lambda _delivery: None)
     monkeypatch.setattr(Worker, "renewers", 1000)
     for _ in range(2):
@@ -401,8 +391,7 @@ def test_a_worker_with_more_than_it_can_renew_says_so_once(
     assert message.startswith("0 leases are held, and 60 renewals at a time are too few to renew each in 5.3 s")
 
 
-def test_a_worker_with_a_consumer_of_its_own_is_refused() -> None:
-    """Its leases are read only once."""
+def test_worker_with_its_own_consumer_is_rejected() -> None:
     worker = joined(FaultyStore(), stream_of_five())
     worker.consumer = Kept()
     with pytest.raises(ValueError, match=r"^worker: it has a consumer of its own$"):
@@ -417,10 +406,10 @@ def test_a_run_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     until(lambda: {*enumerate_threads()} <= before, "all threads have ended", seconds=10.0)
 
 
-def test_a_step_that_raises_as_its_lease_is_lost_leaves_it_without_ado(
+def test_step_that_raises_as_its_lease_is_lost_logs_nothing(
     holding_all: Runner, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The worker does not say that it released the lease, or that the lease cannot be read."""
+    """The worker does not log that it released the lease, or that the lease cannot be read."""
     holding = holding_all.worker.holdings[0]
     holding.drop("stolen")
     left = holding_all._lease_readers._replacement_for(holding, 1)  # noqa: SLF001  called in place of a step that raised
@@ -444,8 +433,7 @@ class HandedOver:
         return self.items.pop(0) if self.items else None
 
 
-def test_a_signal_that_is_taken_at_once_can_be_given_again() -> None:
-    """A turn does not miss its wake-up and wait for hours."""
+def test_signal_that_is_consumed_at_once_can_be_set_again() -> None:
     queue = HandedOver()
     sooner = Signal(cast("Any", SimpleNamespace(queue=lambda: queue)))
     queue.taker = sooner.wait
@@ -455,7 +443,7 @@ def test_a_signal_that_is_taken_at_once_can_be_given_again() -> None:
     assert sooner.wait()
 
 
-def test_a_signal_given_twice_is_one() -> None:
+def test_signal_set_twice_wakes_once() -> None:
     """A turn that is woken by a hundred leases runs once."""
     sooner = Signal(cast("Any", SimpleNamespace(queue=HandedOver)))
     sooner.set()

@@ -7,7 +7,7 @@ from leasehold.balancer.config import Config
 from leasehold.balancer.rules.minimal import Minimal
 
 
-def test_a_lease_is_put_aside_until_this_worker_may_try_it_again() -> None:
+def test_unreachable_lease_shows_when_it_may_be_retried() -> None:
     """The row shows the time after which the lease is tried again, and not the end of a longer rest (D5)."""
     held = Held()
     silence = StreamSilence("ann", Config(Minimal(), lease_seconds=10.0))

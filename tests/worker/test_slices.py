@@ -33,7 +33,7 @@ near = st.integers(-3, 3) | st.floats(-100, 200)
 
 
 @given(st.lists(st.tuples(near, late), max_size=30), st.integers(1, 10), st.booleans(), st.booleans())
-def test_a_reader_brings_what_arrived_in_time_and_nothing_else(
+def test_reader_returns_only_records_that_arrived_in_time(
     gaps: list[tuple[float, float]], size: int, tells_last: bool, ended: bool
 ) -> None:
     # Times rise, except by some seconds.
@@ -86,7 +86,7 @@ def side_by_side(works: Sequence[Callable[[], SliceVerdict]]) -> list[SliceVerdi
     return verdicts
 
 
-def test_a_fleet_reads_a_slice_and_ends() -> None:
+def test_group_reads_a_slice_and_ends() -> None:
     fleet = Fleet()
 
     def work(name: str) -> Callable[[], SliceVerdict]:
@@ -102,8 +102,8 @@ def test_a_fleet_reads_a_slice_and_ends() -> None:
     assert all(lease.ended for lease in leases)
 
 
-def test_a_worker_that_comes_later_finds_the_slice_read() -> None:
-    """A worker that was started again neither reads the slice again nor waits forever."""
+def test_late_worker_finds_the_slice_read() -> None:
+    """A restarted worker ends at once."""
     fleet = Fleet()
     assert run_slice(fleet.worker("a-1"), fleet.handle, look_seconds=0.05).finished
     before = list(fleet.handled)
@@ -111,8 +111,7 @@ def test_a_worker_that_comes_later_finds_the_slice_read() -> None:
     assert fleet.handled == before
 
 
-def test_a_slice_that_was_interrupted_goes_on_where_it_was() -> None:
-    """After a kill the rest is read, and nothing is read from the start."""
+def test_interrupted_slice_resumes_where_it_stopped() -> None:
     fleet = Fleet()
 
     def ends_soon(delivery: Delivery) -> None:
@@ -128,7 +127,7 @@ def test_a_slice_that_was_interrupted_goes_on_where_it_was() -> None:
     assert len(fleet.handled) < len(fleet.wanted) + 40
 
 
-def test_async_handlers_and_dead_letters_count_too() -> None:
+def test_async_handlers_and_dead_letters_are_counted() -> None:
     fleet = Fleet()
 
     async def handle(delivery: Delivery) -> None:
@@ -144,7 +143,7 @@ def test_async_handlers_and_dead_letters_count_too() -> None:
     assert sorted(fleet.handled) == fleet.wanted
 
 
-def test_whether_a_slice_is_read_is_asked_every_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slice_is_checked_every_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each check lists the table, which would cost more than the slice if done without a pause."""
     waits: list[float] = []
     over, stopped = iter([False, True]), threading.Event()

@@ -54,7 +54,7 @@ def worked(traced: Traced, make: Callable[[Event], Handler]) -> None:
         assert called.wait(WAIT)
 
 
-def test_the_writes_of_a_look_are_under_it_and_name_their_rule() -> None:
+def test_writes_of_a_look_are_its_child_spans_and_name_their_rule() -> None:
     """A trace of a slow turn shows which write was slow, and why it was made."""
     traced = Traced()
     worked(traced, lambda called: lambda _batch: called.set())
@@ -68,7 +68,7 @@ def test_the_writes_of_a_look_are_under_it_and_name_their_rule() -> None:
     assert {told(span)["leases"] for span in traced.named("leasehold.list")} >= {0}
 
 
-def test_a_reading_tells_what_it_brought() -> None:
+def test_read_span_shows_what_it_returned() -> None:
     """A trace tells an empty read from a full one."""
     traced = Traced()
     worked(traced, lambda called: lambda _batch: called.set())
@@ -97,7 +97,7 @@ def awaited(traced: Traced, called: Event) -> Handler:
 
 
 @pytest.mark.parametrize("kind", [plain, awaited])
-def test_a_span_of_the_handlers_own_is_under_ours(kind: Callable[[Traced, Event], Handler]) -> None:
+def test_handler_span_is_a_child_of_ours(kind: Callable[[Traced, Event], Handler]) -> None:
     """A user's spans belong to the span of their batch."""
     traced = Traced()
     worked(traced, lambda called: kind(traced, called))
@@ -107,8 +107,7 @@ def test_a_span_of_the_handlers_own_is_under_ours(kind: Callable[[Traced, Event]
     assert (handle.end_time or 0) >= (own.end_time or 1)
 
 
-def test_a_handler_that_raises_is_a_failed_span() -> None:
-    """A trace shows the failed attempts of a batch as failed."""
+def test_handler_that_raises_is_a_failed_span() -> None:
     traced = Traced()
 
     def make(called: Event) -> Handler:
@@ -132,7 +131,7 @@ class SilentStore(MemoryStore):
         return super().write(write)
 
 
-def test_the_outcome_of_a_write_is_told() -> None:
+def test_span_shows_the_outcome_of_its_write() -> None:
     """A write that was rejected or never answered does not look like one that succeeded."""
     traced, lease = Traced(), Lease("s-0")
     store = spans_of("a-1", traced.tracer).store(SilentStore())
@@ -151,7 +150,7 @@ class PartSource(ListSource):
         return lease.stream == "orders"
 
 
-def test_a_traced_source_of_several_streams_still_says_which_leases_it_reads() -> None:
+def test_traced_source_of_several_streams_knows_its_leases() -> None:
     """A traced worker does not take the leases of streams that it does not read."""
     traced = spans_of("a-1", Traced().tracer).source(PartSource([]))
     assert isinstance(traced, Selective)
@@ -159,7 +158,7 @@ def test_a_traced_source_of_several_streams_still_says_which_leases_it_reads() -
 
 
 @pytest.mark.parametrize("missing", [True, False])
-def test_without_a_provider_nothing_stands_between(monkeypatch: pytest.MonkeyPatch, missing: bool) -> None:
+def test_nothing_is_wrapped_without_a_provider(monkeypatch: pytest.MonkeyPatch, missing: bool) -> None:
     """If no provider is set, nothing is wrapped, so tracing costs nothing."""
     if missing:
         monkeypatch.setitem(sys.modules, "leasehold.adapters.worker.traced", None)
@@ -170,7 +169,7 @@ def test_without_a_provider_nothing_stands_between(monkeypatch: pytest.MonkeyPat
     assert Runner(worker, handling).handling.handler is handling.handler
 
 
-def test_the_programs_own_provider_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_provider_of_the_program_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("leasehold.adapters.worker.traced.get_tracer_provider", TracerProvider)
     store = MemoryStore()
     assert Worker(store=store, source=ListSource([]), me="a-1", config=CONFIG).store is not store
@@ -197,7 +196,7 @@ class Raising(SpanProcessor):
     ids=lambda error: type(error).__name__,
 )
 @pytest.mark.parametrize("at_start", [True, False])
-def test_a_tracer_that_raises_costs_spans_and_no_lease_or_record(
+def test_failing_tracer_costs_spans_and_no_lease_or_record(
     error: Exception, at_start: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     provider, store, source, handed = TracerProvider(), MemoryStore(), ListSource(even_shards(("s-0",))), Event()

@@ -320,7 +320,7 @@ def falls_to_nobody(world: World, name: str) -> bool:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", FAULTS)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_in_a_fault_of_more_than_a_minute_the_group_is_not_ok_and_afterwards_it_is(seed: int, name: str) -> None:
+def test_group_is_not_ok_during_a_long_fault_and_ok_afterwards(seed: int, name: str) -> None:
     """No alarm stays green while the group has a fault."""
     world = World(seed)
     world.live(SETTLE_SECONDS + world.chance.uniform(0, 60))
@@ -350,9 +350,7 @@ def age(world: World, key: str) -> float:
 
 @pytest.mark.parametrize("fault", [poison, hang], ids=["fails", "hangs"])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_shard_whose_handler_fails_is_named_at_every_look_with_the_age_of_its_first_record(
-    seed: int, fault: Fault
-) -> None:
+def test_failing_shard_is_named_at_every_look_with_its_lag(seed: int, fault: Fault) -> None:
     """Lag and the time it has stood still follow the clock through every attempt, release and change of owner."""
     world = World(seed)
     world.live(SETTLE_SECONDS)
@@ -386,8 +384,7 @@ QUIET = [0, *(pytest.param(number, marks=MORE) for number in range(1, 30))]
 
 
 @pytest.mark.parametrize("block", QUIET)
-def test_at_rest_the_group_is_never_anything_but_ok(block: int) -> None:
-    """There are no false alarms, which make people ignore the real ones."""
+def test_group_at_rest_is_always_ok(block: int) -> None:
     for seed in range(1_000 + 10 * block, 1_000 + 10 * (block + 1)):
         world = World(seed)
         world.live(SETTLE_SECONDS)

@@ -58,7 +58,7 @@ def filled(*numbers: str) -> Post:
     return post
 
 
-def test_each_letter_is_handed_over_once_in_order_and_the_next_replay_begins_behind_them() -> None:
+def test_each_dead_letter_is_replayed_once_and_in_order() -> None:
     """A second replay repeats nothing, and leaves out no new dead letter."""
     post = filled("1", "2", "3")
     assert post.replay("r-1") == ReplayVerdict(done=4)
@@ -70,8 +70,8 @@ def test_each_letter_is_handed_over_once_in_order_and_the_next_replay_begins_beh
     assert all(lease.owner is None for lease in post.store.list().leases)
 
 
-def test_a_replay_that_is_killed_half_way_does_the_rest_the_next_time() -> None:
-    """The dead letter at work is not lost, and those that are done do not come again."""
+def test_replay_killed_half_way_is_completed_by_the_next() -> None:
+    """Dead letters that are done do not come again, and the one being handled is kept."""
     post = filled("1", "2", "3")
 
     def killed(one: DeadLetterEntry) -> None:
@@ -85,8 +85,7 @@ def test_a_replay_that_is_killed_half_way_does_the_rest_the_next_time() -> None:
     assert [number for number in post.taken if number != "9"] == ["1", "2", "2", "3"]
 
 
-def test_two_replays_at_once_share_the_letters_and_both_end() -> None:
-    """Neither waits for the other's shards forever."""
+def test_two_concurrent_replays_share_the_dead_letters_and_end() -> None:
     post, verdicts = filled("1", "2", "3"), list[ReplayVerdict]()
     threads = [threading.Thread(target=lambda n=name: verdicts.append(post.replay(n))) for name in ("r-1", "r-2")]
     for thread in threads:
@@ -97,7 +96,7 @@ def test_two_replays_at_once_share_the_letters_and_both_end() -> None:
     assert sorted(post.taken) == ["1", "2", "3", "9"]
 
 
-def test_the_table_of_a_fleet_is_refused() -> None:
+def test_lease_table_of_another_group_is_rejected() -> None:
     """A replay does not take the leases of that group, whose shards have the same names."""
     post = filled("1")
     own_table(post.store, "slice", "0..9")

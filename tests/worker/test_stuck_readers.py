@@ -10,7 +10,7 @@ from leasehold.balancer.model import Lease, Position
 from leasehold.errors import SourceUnavailable
 
 
-def test_what_a_call_returns_after_its_lease_was_released_is_not_delivered() -> None:
+def test_batch_read_during_the_release_is_not_delivered() -> None:
     """The next owner reads it, from the checkpoint."""
     source = FaultySource()
     bench = ReaderHarness(source=source)
@@ -26,7 +26,7 @@ def test_what_a_call_returns_after_its_lease_was_released_is_not_delivered() -> 
     assert (bench.handed, bench.happened) == ([], ["initialize", "stopped"])
 
 
-def test_a_lease_that_could_not_be_released_while_its_reader_waited_delivers_nothing() -> None:
+def test_reader_whose_release_failed_delivers_nothing() -> None:
     """The release is tried again by the next look, whether the call has returned or not."""
     source = FaultySource()
     bench = ReaderHarness(source=source)
@@ -46,7 +46,7 @@ def test_a_lease_that_could_not_be_released_while_its_reader_waited_delivers_not
     assert (bench.handed, bench.happened, bench.store.row("s-0").owner) == ([], ["initialize", "stopped"], None)
 
 
-def test_a_lease_whose_handler_is_running_is_released_by_its_reader_only() -> None:
+def test_lease_with_a_running_handler_is_released_by_its_reader() -> None:
     """What the handler has finished with is stored with the release."""
     bench = ReaderHarness()
 
@@ -77,7 +77,7 @@ class _UnclosableSource(PassingSource):
         return _Unclosable(super().open(lease, start))
 
 
-def test_a_reader_that_cannot_be_closed_ends_as_it_would() -> None:
+def test_reader_that_cannot_be_closed_ends_normally() -> None:
     """An observer that counts lost leases must not count a release."""
     bench = ReaderHarness()
     bench.worker.source = _UnclosableSource(bench.source)

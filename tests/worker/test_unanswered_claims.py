@@ -11,7 +11,7 @@ from leasehold.stores.writes import CreateLease, Write
 from leasehold_lab.simulator.world.world import ListSource
 
 
-def test_a_claim_that_was_not_answered_is_taken_up_at_once_and_not_at_the_next_look() -> None:
+def test_claim_without_a_reply_is_taken_up_at_once() -> None:
     """Until the next look the lease would be unread for 20 s or more, which is longer than an expiry."""
     clock, store = Clock(), FaultyStore()
     for shard in four_shards():
@@ -22,7 +22,7 @@ def test_a_claim_that_was_not_answered_is_taken_up_at_once_and_not_at_the_next_l
     assert one.held == ["s-0", "s-1", "s-2", "s-3"]
 
 
-def test_a_claim_that_was_answered_at_last_is_asked_for_no_more() -> None:
+def test_claim_that_was_answered_is_not_repeated() -> None:
     """A lease that another worker has taken meanwhile is not claimed again at every turn."""
     clock, store = Clock(), FaultyStore()
     store.write(CreateLease(Lease("s-0")))
@@ -48,7 +48,7 @@ class FullStore(FaultyStore):
 
 
 @pytest.mark.parametrize(("fault", "held"), [(NotWritten, 4), (StoreError, 4), (OutcomeUnknown, 0)])
-def test_a_worker_takes_its_leases_again_soon_after_its_store_can_write(fault: type[StoreError], held: int) -> None:
+def test_worker_retakes_its_leases_soon_after_its_store_accepts_writes(fault: type[StoreError], held: int) -> None:
     """A take that may still be applied is followed by a rest; one that was not written is not."""
     clock, store = Clock(), FullStore()
     for shard in four_shards():

@@ -12,7 +12,7 @@ from leasehold_lab.simulator.world.world import ListSource
 MINIMAL = Config(Minimal(), lease_seconds=10.0)
 
 
-def test_a_new_worker_takes_and_makes_the_good_leases() -> None:
+def test_new_worker_creates_and_takes_readable_leases() -> None:
     """A group can start although its table has a bad row."""
     store, clock = FaultyStore(), Clock()
     store.write(CreateLease(Lease("s-0")))
@@ -23,7 +23,7 @@ def test_a_new_worker_takes_and_makes_the_good_leases() -> None:
     assert sorted(worker.held) == ["s-1", "s-2", "s-3"]
 
 
-def test_a_bad_row_among_those_looked_at_again_blinds_nobody() -> None:
+def test_unreadable_row_does_not_stop_others_from_reading_the_table() -> None:
     """A bad row with the bulletin on it does not keep other workers from reading the table."""
     store, clock = FaultyStore(), Clock()
     source = ListSource(four_shards())

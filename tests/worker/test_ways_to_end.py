@@ -98,7 +98,7 @@ def _collect(coroutine: Any) -> None:  # noqa: ANN401  likewise; the caller has 
 
 
 @pytest.mark.parametrize("end", [_close, _collect])
-def test_arun_that_is_closed_or_dropped_drains(end: Callable[[Any], None]) -> None:
+def test_closed_or_collected_arun_drains(end: Callable[[Any], None]) -> None:
     """A coroutine of `arun` that gets GeneratorExit stops its worker."""
     store, came = FaultyStore(), Came()
     loop = asyncio.new_event_loop()
@@ -153,7 +153,7 @@ def test_arun_drains_once_its_loop_is_closed(kind: str, caplog: pytest.LogCaptur
     caplog.clear()
 
 
-def test_a_call_in_a_closed_loop_buries_no_record() -> None:
+def test_call_in_a_closed_loop_dead_letters_no_record() -> None:
     """Records whose async handler has lost its loop come again to the next owner of the lease."""
     store, came, letters = FaultyStore(), Came(), list[str]()
     closed, second = threading.Event(), threading.Event()
@@ -182,7 +182,7 @@ def test_a_call_in_a_closed_loop_buries_no_record() -> None:
 
 
 @pytest.mark.parametrize("end", [_close, _collect, None], ids=["close", "collect", "raise"])
-def test_a_block_of_worker_that_ends_early_has_drained(end: Callable[[Any], None] | None) -> None:
+def test_worker_block_that_ends_early_has_drained(end: Callable[[Any], None] | None) -> None:
     """If a block of `worker` is left by an exception, its worker no longer writes."""
     store, came, blocks = FaultyStore(), Came(), list[Any]()
 
@@ -238,7 +238,7 @@ def test_read_that_ends_releases(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["cancel", "close", "loop"])
-def test_an_async_read_that_ends_releases(way: str) -> None:
+def test_async_read_that_ends_releases(way: str) -> None:
     """A task that ends while it iterates acknowledges nothing, and its lease is released."""
     store, seen, left_open = FaultyStore(), list[str](), list[Any]()
     loop = asyncio.new_event_loop()
@@ -279,7 +279,7 @@ def test_an_async_read_that_ends_releases(way: str) -> None:
 
 @pytest.mark.parametrize("door", ["run", "arun", "worker"])
 @pytest.mark.parametrize("fault", [SystemExit, KeyboardInterrupt])
-def test_a_handler_that_ends_the_program_drains(door: str, fault: type[BaseException]) -> None:
+def test_handler_that_ends_the_program_drains(door: str, fault: type[BaseException]) -> None:
     """SystemExit and KeyboardInterrupt raised by a handler end the worker and reach its caller."""
     store = FaultyStore()
 
@@ -305,7 +305,7 @@ def _through(door: str, handle: Handler, store: FaultyStore) -> None:
 # Several consumers
 
 
-def test_read_from_several_tasks_is_refused() -> None:
+def test_read_from_several_tasks_is_rejected() -> None:
     """While a task waits for a batch or has one, a step from another task raises RuntimeError."""
     store, seen, refused = FaultyStore(), list[str](), list[str]()
 
@@ -329,7 +329,7 @@ def test_read_from_several_tasks_is_refused() -> None:
     assert settled(store) == NUMBERS[2]
 
 
-def test_a_step_of_another_thread_acknowledges_nothing() -> None:
+def test_step_of_another_thread_acknowledges_nothing() -> None:
     """A batch is acknowledged by the thread that has it. Another one may go on once that thread is over."""
     store, faults, seen = FaultyStore(), list[BaseException](), list[str]()
 
@@ -373,7 +373,7 @@ class Broken(FaultyStore):
         raise StoreError("no such table")
 
 
-def test_an_error_that_ends_a_worker_is_logged_at_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_error_that_ends_a_worker_is_logged_at_once(caplog: pytest.LogCaptureFixture) -> None:
     """The error is logged although no one awaits the task yet."""
 
     async def main() -> None:
@@ -470,7 +470,7 @@ def run_program(program: str, folder: Path) -> tuple[int, list[Any], str | None,
         if door != "worker" or child != "terminate"  # that program has a signal handler of its own
     ],
 )
-def test_children_that_a_handler_forks_end(door: str, child: str, tmp_path: Path) -> None:
+def test_children_forked_by_a_handler_end(door: str, child: str, tmp_path: Path) -> None:
     """A child that a handler forked ends when it leaves the handler or gets a signal, and its worker reads on."""
     inside, outside, status = CHILDREN[child]
     forking = f"""
@@ -615,7 +615,7 @@ tell()
         for each in LEFT_IN_CHILD
     ],
 )
-def test_what_is_left_in_a_forked_child_raises_at_once(door: str, tmp_path: Path) -> None:
+def test_forked_child_raises_at_once(door: str, tmp_path: Path) -> None:
     """In a forked child a worker or an iteration raises WorkerError, and never holds up the end of the child."""
     returned, output, owner, _ = run_program(LEFT_IN_CHILD[door], tmp_path)
     assert (returned, output, owner) == (0, [[7], 0, [True, True]], None)
@@ -666,7 +666,7 @@ leasehold.run(source, handle, **options)
 @pytest.mark.parametrize(
     "door", [each if each == "arun-loop-closed" else pytest.param(each, marks=pytest.mark.more) for each in EXITS]
 )
-def test_a_program_that_exits_releases(door: str, tmp_path: Path) -> None:
+def test_program_that_exits_releases(door: str, tmp_path: Path) -> None:
     """When a program ends, its worker has released its leases, and the exit status is the program's own."""
     returned, _, owner, _ = run_program(EXITS[door], tmp_path)
     assert (returned, owner) == (5, None)

@@ -56,8 +56,7 @@ def over(raw: Raw) -> TextIO:
 
 
 @given(st.lists(LINES, max_size=6), st.lists(st.integers(0, 4), max_size=40))
-def test_a_refused_line_that_is_written_again_is_there_once(batches: list[list[bytes]], takes: list[int]) -> None:
-    """A disk that is full for a moment does not leave half a line, or a duplicate, in what programs read."""
+def test_rejected_line_that_is_written_again_appears_once(batches: list[list[bytes]], takes: list[int]) -> None:
     raw = Raw(takes)
     lines = WholeLines(over(raw))
     for batch in batches:
@@ -68,8 +67,7 @@ def test_a_refused_line_that_is_written_again_is_there_once(batches: list[list[b
 
 
 @given(st.lists(LINES, max_size=6), st.lists(st.integers(0, 4), max_size=40))
-def test_a_batch_that_comes_again_doubles_whole_lines_alone(batches: list[list[bytes]], takes: list[int]) -> None:
-    """No line is torn if a failed batch comes again from its beginning."""
+def test_repeated_batch_duplicates_only_whole_lines(batches: list[list[bytes]], takes: list[int]) -> None:
     raw = Raw(takes)
     lines = WholeLines(over(raw))
     for batch in batches:
@@ -80,7 +78,7 @@ def test_a_batch_that_comes_again_doubles_whole_lines_alone(batches: list[list[b
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_a_refusal_of_a_full_disk_is_told_and_not_raised(unbuffered: str) -> None:
+def test_full_disk_is_logged_and_not_raised(unbuffered: str) -> None:
     """In a container, where Python's output is usually unbuffered, a full disk does not end all processes."""
     events = "leasehold.adapters.consumer.events"
     code = f"import sys; from {events} import WholeLines as L; L(sys.stdout).write(b'x').unwritten"
@@ -95,7 +93,7 @@ def test_a_refusal_of_a_full_disk_is_told_and_not_raised(unbuffered: str) -> Non
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_an_event_of_a_shard_while_the_disk_is_full_is_told_afterwards(holding: Holding) -> None:
+def test_shard_event_during_a_full_disk_is_written_afterwards(holding: Holding) -> None:
     """A reader of the events does not take a shard for held that was left."""
     raw = Raw([5, 0, 0])
     lines = EventLines("a-1", over(raw), wall=lambda: 1.5)
@@ -105,8 +103,8 @@ def test_an_event_of_a_shard_while_the_disk_is_full_is_told_afterwards(holding: 
     assert events == ["initialize", "lease-lost", "initialize"]
 
 
-def test_a_pipe_that_nobody_reads_is_no_full_disk() -> None:
-    """A tool in a pipe does not retry forever, and a full disk does not end it."""
+def test_closed_pipe_is_not_a_full_disk() -> None:
+    """A tool in a pipe ends, and a full disk is retried."""
     lines = WholeLines(over(Raw([3, 0], errno.EPIPE)))
     with pytest.raises(BrokenPipeError):
         lines.write(b"a line\n")

@@ -37,7 +37,7 @@ def owners(store: FaultyStore) -> dict[str, str | None]:
     return {lease.key: lease.owner for lease in store.list().leases}
 
 
-def test_a_lone_worker_makes_and_takes_every_lease_and_keeps_it() -> None:
+def test_lone_worker_creates_takes_and_keeps_every_lease() -> None:
     clock, store = Clock(), FaultyStore()
     one = settled(clock, store)
     before = {lease.key: lease.epoch for lease in store.list().leases}
@@ -73,7 +73,7 @@ def test_creations_planned_before_a_pause_are_planned_again() -> None:
     assert one.held == ALL
 
 
-def test_a_lease_created_in_a_pause_is_deleted_and_planned_again() -> None:
+def test_lease_created_during_a_pause_is_deleted_and_planned_again() -> None:
     """A creation that took longer than a lease counts as one that was planned too long ago."""
     clock, store = Clock(), FaultyStore()
     one = member(store, ListSource(four_shards()), clock)
@@ -91,8 +91,7 @@ def test_a_lease_created_in_a_pause_is_deleted_and_planned_again() -> None:
     assert one.held == ALL
 
 
-def test_shards_are_listed_only_when_something_asks_for_it() -> None:
-    """A group does not use up the rate limit of ListShards."""
+def test_shards_are_listed_only_when_needed() -> None:
     clock, store = Clock(), FaultyStore()
     source = ListSource(four_shards())
     one = member(store, source, clock)
@@ -106,8 +105,7 @@ def test_shards_are_listed_only_when_something_asks_for_it() -> None:
     assert source.listings == 3
 
 
-def test_a_lasting_hole_is_looked_up_and_filled() -> None:
-    """A lease deleted by mistake is recreated before the next regular listing."""
+def test_lasting_hole_is_listed_for_and_filled() -> None:
     clock, store = Clock(), FaultyStore()
     source = ListSource(four_shards())
     one = member(store, source, clock)
@@ -117,7 +115,7 @@ def test_a_lasting_hole_is_looked_up_and_filled() -> None:
     assert (source.listings, one.held) == (2, ALL)
 
 
-def test_a_lost_reply_costs_nothing() -> None:
+def test_lost_reply_keeps_the_same_holdings() -> None:
     clock, store = Clock(), FaultyStore()
     one = settled(clock, store)
     holdings = one.worker.holdings
@@ -127,7 +125,7 @@ def test_a_lost_reply_costs_nothing() -> None:
     assert not any(holding.lost.is_set() for holding in holdings)
 
 
-def test_a_claim_whose_reply_was_lost_is_taken_up_at_the_next_look() -> None:
+def test_claim_with_a_lost_reply_is_taken_up_at_the_next_look() -> None:
     """The table names us as the owner of a lease that no one reads."""
     clock, store = Clock(), FaultyStore()
     one = member(store, ListSource(four_shards()), clock)
@@ -137,8 +135,7 @@ def test_a_claim_whose_reply_was_lost_is_taken_up_at_the_next_look() -> None:
     assert one.held == ALL
 
 
-def test_a_stolen_lease_is_lost_within_one_renewal() -> None:
-    """The new owner expects the former one to stop by then."""
+def test_stolen_lease_is_lost_within_one_renewal() -> None:
     clock, store = Clock(), FaultyStore()
     one = settled(clock, store)
     victim = one.worker.holdings[0]
@@ -147,7 +144,7 @@ def test_a_stolen_lease_is_lost_within_one_renewal() -> None:
     assert (victim.lost.is_set(), victim.why, one.held) == (True, "now owned by b-1", ALL[1:])
 
 
-def test_a_lease_whose_row_was_deleted_is_held_on_and_its_row_made_anew(caplog: pytest.LogCaptureFixture) -> None:
+def test_lease_with_a_deleted_row_is_kept_and_its_row_recreated(caplog: pytest.LogCaptureFixture) -> None:
     """The shard does not start at the initial position, because its owner knows how far it is."""
     clock, store = Clock(), FaultyStore()
     one = settled(clock, store)
@@ -163,7 +160,7 @@ def test_a_lease_whose_row_was_deleted_is_held_on_and_its_row_made_anew(caplog: 
     assert [record.message for record in caplog.records if "deleted" in record.message] == [message]
 
 
-def test_a_reading_that_shows_no_row_of_a_held_lease_has_it_made_anew_at_once() -> None:
+def test_missing_row_of_a_held_lease_is_recreated_at_once() -> None:
     """If the table was emptied, its rows are recreated by their owners before others do."""
     clock, store = Clock(), FaultyStore()
     one = settled(clock, store)
@@ -177,7 +174,7 @@ def test_a_reading_that_shows_no_row_of_a_held_lease_has_it_made_anew_at_once() 
 
 
 @pytest.mark.parametrize("remade_first", [True, False])
-def test_a_lease_whose_row_came_and_went_unseen_is_given_no_number_twice(*, remade_first: bool) -> None:
+def test_recreated_lease_never_repeats_a_fencing_number(*, remade_first: bool) -> None:
     """Two workers never process records of one shard under the same fencing token."""
     clock, store = Clock(), FaultyStore()
     source = ListSource(four_shards()[:3])
@@ -197,7 +194,7 @@ def test_a_lease_whose_row_came_and_went_unseen_is_given_no_number_twice(*, rema
     assert store.row("s-3").epoch > taken.lease.epoch + 100, "however often it was renewed meanwhile"
 
 
-def test_a_deleted_lease_of_nobody_begins_where_it_was_last_seen() -> None:
+def test_deleted_unowned_lease_begins_where_it_was_last_seen() -> None:
     """The shard of a dead worker skips nothing after its table was emptied."""
     clock, store = Clock(), FaultyStore()
     config = evolve(KCL, initial_position=LATEST)
@@ -214,7 +211,7 @@ def test_a_deleted_lease_of_nobody_begins_where_it_was_last_seen() -> None:
     assert [(row.key, row.checkpoint) for row in store.list().leases] == [("s-0", Position("17"))]
 
 
-def test_a_new_group_begins_at_once_where_that_skips_nothing() -> None:
+def test_new_group_begins_at_once_if_that_skips_nothing() -> None:
     """A first start does not wait for owners that don't exist."""
     clock, store = Clock(), FaultyStore()
     one = member(store, ListSource(four_shards()), clock)
@@ -236,7 +233,7 @@ class Numbering(ListSource):
         (Numbering, ((LATEST_POSITION, "102@"),)),
     ],
 )
-def test_a_new_group_at_latest_waits_for_owners_and_skips_nothing_meanwhile(
+def test_new_group_at_latest_waits_for_owners_and_skips_nothing(
     kind: type[ListSource], begins: tuple[tuple[str, str], ...]
 ) -> None:
     """What is written while a new group waits is read."""
@@ -253,7 +250,7 @@ def test_a_new_group_at_latest_waits_for_owners_and_skips_nothing_meanwhile(
     assert (row.checkpoint, noted) == (LATEST, begins)
 
 
-def test_a_worker_that_joins_leaves_an_emptied_table_to_those_who_hold_leases() -> None:
+def test_joining_worker_leaves_an_emptied_table_to_the_owners() -> None:
     """A worker that joins just then must not start at LATEST, skipping what others have not read yet."""
     clock, store = Clock(), FaultyStore()
     source, config = ListSource(four_shards()), evolve(KCL, initial_position=LATEST)
@@ -268,7 +265,7 @@ def test_a_worker_that_joins_leaves_an_emptied_table_to_those_who_hold_leases() 
     assert [(row.key, row.checkpoint) for row in store.list().leases] == [(key, Position("17")) for key in ALL]
 
 
-def test_a_wait_for_owners_begins_anew_when_the_table_did_not_answer() -> None:
+def test_wait_for_owners_restarts_after_a_table_outage() -> None:
     """Owners cannot renew during an outage, so a wait that spans one proves nothing."""
     clock, store = Clock(), FaultyStore()
     one = member(store, ListSource(four_shards()), clock, config=evolve(KCL, initial_position=LATEST))
@@ -284,7 +281,7 @@ def test_a_wait_for_owners_begins_anew_when_the_table_did_not_answer() -> None:
     assert [row.key for row in store.list().leases] == ALL
 
 
-def test_a_child_is_not_done_with_parents_whose_row_was_deleted() -> None:
+def test_child_waits_for_a_parent_whose_row_was_deleted() -> None:
     """A child that has not begun waits for a parent whose row was deleted, because that parent may be unfinished."""
     clock, store = Clock(), FaultyStore()
     one, child = settled(clock, store), Lease("s-0.0", parents=("s-0",), checkpoint=TRIM_HORIZON)
@@ -295,7 +292,7 @@ def test_a_child_is_not_done_with_parents_whose_row_was_deleted() -> None:
     assert [*stranger.worker.parents(child)] == [], "who never saw it has no reason to wait"
 
 
-def test_a_worker_that_joins_leaves_a_deleted_row_to_its_owner_for_a_renewal_and_a_look() -> None:
+def test_joining_worker_leaves_a_deleted_row_to_its_owner_for_a_while() -> None:
     """A worker that joins must not start at LATEST what its owner remembers."""
     clock, store = Clock(), FaultyStore()
     settled(clock, store)  # the owner, which does nothing more
@@ -309,7 +306,7 @@ def test_a_worker_that_joins_leaves_a_deleted_row_to_its_owner_for_a_renewal_and
     assert [row.key for row in store.list().leases] == ALL
 
 
-def test_a_version_that_moved_under_our_own_note_is_adopted() -> None:
+def test_version_changed_by_our_own_annotation_is_adopted() -> None:
     """On a store whose annotations change the version, a request does not look like a steal."""
     clock, store = Clock(), FaultyStore()
     one = settled(clock, store)
@@ -319,8 +316,7 @@ def test_a_version_that_moved_under_our_own_note_is_adopted() -> None:
     assert (holding.why, owners(store)["s-0"]) == ("given to b-1", "b-1")
 
 
-def test_holdings_outlive_a_store_that_is_away_for_less_than_others_wait() -> None:
-    """A short outage of the table does not stop the readers."""
+def test_holdings_survive_a_short_store_outage() -> None:
     clock, store = Clock(), FaultyStore()
     one = settled(clock, store)
     holdings = one.worker.holdings
@@ -331,7 +327,7 @@ def test_holdings_outlive_a_store_that_is_away_for_less_than_others_wait() -> No
     assert one.worker.holdings == holdings
 
 
-def test_holdings_end_when_others_may_have_taken_them_and_come_back_with_the_store() -> None:
+def test_holdings_end_in_a_long_store_outage_and_return_afterwards() -> None:
     """A worker that is cut off from the table does not process records alongside its successor."""
     clock, store = Clock(), FaultyStore()
     one = settled(clock, store)
@@ -345,7 +341,7 @@ def test_holdings_end_when_others_may_have_taken_them_and_come_back_with_the_sto
     assert set(one.worker.holdings).isdisjoint(old)
 
 
-def test_a_restart_takes_its_leases_up_at_once_without_a_move() -> None:
+def test_restarted_worker_takes_its_leases_at_once_without_a_move() -> None:
     """A deployment neither waits for leases to expire nor moves any."""
     clock, store = Clock(), FaultyStore()
     settled(clock, store)
@@ -356,7 +352,7 @@ def test_a_restart_takes_its_leases_up_at_once_without_a_move() -> None:
     assert {lease.annotation("process") for lease in store.list().leases} == {"p-2/a-1"}
 
 
-def test_of_two_living_processes_with_one_id_the_younger_is_refused() -> None:
+def test_younger_of_two_processes_with_one_id_is_rejected() -> None:
     """Only the elder of them continues to process records."""
     clock, store = Clock(), FaultyStore()
     elder = settled(clock, store)
@@ -368,8 +364,7 @@ def test_of_two_living_processes_with_one_id_the_younger_is_refused() -> None:
     assert elder.held == ALL
 
 
-def test_a_process_that_slept_through_its_leases_leaves_them_to_its_successor() -> None:
-    """A process that wakes up does not oust the one started in its place."""
+def test_process_that_slept_through_its_leases_leaves_them_to_its_successor() -> None:
     clock, store = Clock(), FaultyStore()
     asleep = settled(clock, store)
     clock.now += 60
@@ -381,7 +376,7 @@ def test_a_process_that_slept_through_its_leases_leaves_them_to_its_successor() 
     assert (asleep.held, successor.held) == ([], ALL)
 
 
-def test_an_ended_lease_of_ours_is_nobodys_stray_under_other_rules_than_kcl() -> None:
+def test_ended_lease_of_ours_is_unheld_only_under_kcl_rules() -> None:
     """A restart does not renew finished shards forever."""
     store = FaultyStore()
     ended = Lease("s-9", owner="a-1", checkpoint=SHARD_END)
@@ -390,7 +385,7 @@ def test_an_ended_lease_of_ours_is_nobodys_stray_under_other_rules_than_kcl() ->
     assert (holdings.unheld([ended], ended=False), holdings.unheld([ended], ended=True)) == ((), (ended,))
 
 
-def test_an_unlisted_lease_goes_only_when_the_service_says_that_its_shard_is_gone() -> None:
+def test_unlisted_lease_is_deleted_only_if_the_service_confirms() -> None:
     """One incomplete listing cannot delete checkpoints."""
     clock, store = Clock(), FaultyStore()
     store.write(CreateLease(Lease("s-old", hash_range=(0, 1), checkpoint=Position("17"))))
@@ -406,7 +401,7 @@ def test_an_unlisted_lease_goes_only_when_the_service_says_that_its_shard_is_gon
 
 
 @pytest.mark.parametrize("ranged", [True, False])
-def test_an_outage_that_outlived_a_shard_and_its_children_skips_nothing_and_is_logged_once(
+def test_outage_longer_than_a_shard_skips_nothing_and_is_logged_once(
     ranged: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Under LATEST, the descendants are read from their beginning, and one worker logs the gap (L5)."""
@@ -424,7 +419,7 @@ def test_an_outage_that_outlived_a_shard_and_its_children_skips_nothing_and_is_l
     assert "arrived at 2023-11-14T22:13:20.000Z, the shard was last read at 2023-11-14T22:13:25.000Z" in message
 
 
-def test_the_row_of_a_shard_that_is_gone_is_asked_for_again_where_it_changed_meanwhile() -> None:
+def test_deletion_of_a_missing_shards_row_is_retried_if_it_changed() -> None:
     """The row is deleted in a second try, instead of being claimed again a minute later (L10)."""
     clock, store = Clock(), FaultyStore()
     store.write(CreateLease(Lease("s-old", hash_range=(0, 1), checkpoint=Position("17"))))
@@ -442,7 +437,7 @@ def test_the_row_of_a_shard_that_is_gone_is_asked_for_again_where_it_changed_mea
     assert [lease.key for lease in store.list().leases] == ALL
 
 
-def test_a_benched_lease_is_left_to_others_for_a_while() -> None:
+def test_lease_in_cooldown_is_left_to_others() -> None:
     """A shard that fails on this worker is not taken again at once."""
     clock, store = Clock(), FaultyStore()
     one = settled(clock, store)
@@ -456,7 +451,7 @@ def test_a_benched_lease_is_left_to_others_for_a_while() -> None:
     assert one.held == ALL
 
 
-def test_two_workers_end_with_half_each_and_nothing_moves_again() -> None:
+def test_two_workers_settle_on_half_each() -> None:
     clock, store = Clock(), FaultyStore()
     one = settled(clock, store)
     two = member(store, ListSource(four_shards()), clock, "b-1", "p-2")
@@ -467,7 +462,7 @@ def test_two_workers_end_with_half_each_and_nothing_moves_again() -> None:
     assert (one.held, two.held) == shares
 
 
-def test_an_outage_of_the_source_stops_no_sharing() -> None:
+def test_source_outage_does_not_stop_sharing() -> None:
     """A worker that cannot list shards can still take over a dead worker's leases."""
     clock, store = Clock(), FaultyStore()
     settled(clock, store)
@@ -477,8 +472,7 @@ def test_an_outage_of_the_source_stops_no_sharing() -> None:
     assert two.held == ALL
 
 
-def test_a_lease_left_to_others_is_neither_claimed_nor_looked_for_at_once() -> None:
-    """The table is not listed without a pause."""
+def test_lease_in_cooldown_is_neither_claimed_nor_looked_for_at_once() -> None:
     clock, store = Clock(), FaultyStore()
     one = member(
         store, ListSource(four_shards()), clock, config=Config(lease_seconds=10.0, initial_position=TRIM_HORIZON)
@@ -495,8 +489,7 @@ def test_a_lease_left_to_others_is_neither_claimed_nor_looked_for_at_once() -> N
     assert one.held == ALL
 
 
-def test_a_lease_left_to_others_is_not_asked_for_either() -> None:
-    """A worker that can read it does not have to give it to one that cannot."""
+def test_lease_in_cooldown_is_not_requested() -> None:
     lease = Lease("s-0", owner="b-1", yields=True)
     bench, actions = Cooldown(), (RequestHandoff(lease, "b-1", "H2"), Release(lease, "M14"))
     bench.put("s-0", 60.0)
@@ -504,7 +497,7 @@ def test_a_lease_left_to_others_is_not_asked_for_either() -> None:
     assert bench.without(actions, 60.0) == actions
 
 
-def test_a_lease_of_a_stream_made_anew_is_taken_although_the_former_one_could_not_be_read() -> None:
+def test_lease_of_a_recreated_stream_is_taken_despite_an_earlier_cooldown() -> None:
     """A stream that is recreated three times within a minute is not left unread because of its predecessor."""
     clock, store = Clock(), FaultyStore()
     one = member(
@@ -524,7 +517,7 @@ def test_a_lease_of_a_stream_made_anew_is_taken_although_the_former_one_could_no
     assert one.worker._book.without_excluded(claims, clock.now) == claims  # noqa: SLF001  no plan is made for two streams
 
 
-def test_a_refused_write_names_the_lease_as_it_is() -> None:
+def test_rejected_write_returns_the_present_lease() -> None:
     """The test double rejects a stale version, which the other tests here rely on."""
     store = FaultyStore()
     store.write(CreateLease(Lease("s", hash_range=HASH_KEYS)))
@@ -534,7 +527,7 @@ def test_a_refused_write_names_the_lease_as_it_is() -> None:
     assert shard("x", 0, 1).open
 
 
-def test_a_worker_that_leaves_takes_nothing_more() -> None:
+def test_draining_worker_takes_nothing_more() -> None:
     """A turn that was running as the drain began claims nothing."""
     store = FaultyStore()
     one = member(store, ListSource(four_shards()), Clock())
@@ -543,7 +536,7 @@ def test_a_worker_that_leaves_takes_nothing_more() -> None:
     assert (one.held, store.list().leases) == ([], ())
 
 
-def test_a_worker_woken_by_a_hurry_finds_it_and_turns_at_once() -> None:
+def test_hurried_worker_finds_the_hurry_when_woken() -> None:
     """The hurry must be noted before the wake-up, or the turn would find nothing to do and wait for a cycle."""
     one = member(FaultyStore(), ListSource(four_shards()), Clock())
     one.run(30)
@@ -571,7 +564,7 @@ class Listed:
         return shards
 
 
-def test_a_former_holding_is_remembered_with_its_possible_owner() -> None:
+def test_former_holding_is_remembered_with_its_possible_owner() -> None:
     """If its row is deleted later, the lease starts where it was last, and waits only if another may own it."""
     clock, store = Clock(), FaultyStore()
     holdings = settled(clock, store).worker._book.holdings  # noqa: SLF001  the plan's input
@@ -589,7 +582,7 @@ def test_a_former_holding_is_remembered_with_its_possible_owner() -> None:
     assert holdings.get("s-1") is not None, "the older one is not what is held"
 
 
-def test_a_row_left_to_others_is_looked_for_without_a_loop_in_the_last_moment() -> None:
+def test_row_left_to_others_is_looked_for_without_a_loop() -> None:
     """The table is not listed again and again until the row may be created."""
     clock, store = Clock(), FaultyStore()
     store.write(CreateLease(Lease("s-0", hash_range=four_shards()[0].hash_range, checkpoint=Position("17"))))
@@ -609,7 +602,7 @@ def test_a_row_left_to_others_is_looked_for_without_a_loop_in_the_last_moment() 
     assert [row.checkpoint for row in store.list().leases] == [Position("17")]
 
 
-def test_a_lease_that_expired_here_and_was_deleted_is_made_at_once() -> None:
+def test_lease_that_expired_here_and_was_deleted_is_recreated_at_once() -> None:
     """No other worker took it from this one, so none knows more, and waiting would only add lag."""
     clock, store = Clock(), FaultyStore()
     one = settled(clock, store)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.services
 TABLE, WAIT, SHARDS = "beside-a-leader", 20.0, ("s-0", "s-1", "s-2", "s-3")
 
 
-def test_a_lease_that_falls_to_a_led_worker_is_given(dynalite_url: str, dynalite_client: DynamoDBClient) -> None:
+def test_free_lease_is_given_to_a_worker_of_the_leader(dynalite_url: str, dynalite_client: DynamoDBClient) -> None:
     """A KCL 3.5 leader takes no lease from a living worker, so its workers get only what we release."""
     handled: list[str] = []
 
