@@ -98,7 +98,7 @@ def _package(module: str) -> str:
 
 
 def test_imports_do_not_go_through_links() -> None:
-    """No module is loaded twice under two names, which would give it two sets of classes."""
+    """A module loaded under two names would have two sets of classes."""
     assert [(ROOT / link).readlink() for link in LINKS] == [Path("leasehold") / link for link in LINKS]
     found = [
         f"{_name(path)}:{node.lineno} imports {module}"
@@ -112,7 +112,6 @@ def test_imports_do_not_go_through_links() -> None:
 
 
 def test_balancer_imports_only_what_is_allowed() -> None:
-    """No clock, socket or cloud library enters the decision."""
     found = [
         f"{_name(path)}:{node.lineno} imports {module}"
         for path in _sources("leasehold/balancer")
@@ -125,7 +124,7 @@ def test_balancer_imports_only_what_is_allowed() -> None:
 
 
 def test_balancer_calls_no_forbidden_builtin() -> None:
-    """The decision neither prints nor depends on a process's hash seed."""
+    """Decisions neither print nor depend on a process's hash seed."""
     found = [
         f"{_name(path)}:{node.lineno} calls {node.func.id}"
         for path in _sources("leasehold/balancer")
@@ -155,14 +154,13 @@ print(*(importlib.import_module(name).__name__ for name in {modules!r}))
 
 
 def test_every_source_file_opens_with_a_sentence() -> None:
-    """Readers see what a file contains at its top."""
     sentence = re.compile(r'"""[A-Za-z`].{15,}\.("""\n|\n)')
     found = [_name(path) for path in _sources(*FOLDERS) if not sentence.match(path.read_text(encoding="utf-8"))]
     assert found == []
 
 
 def test_public_names_have_one_short_address() -> None:
-    """No name can be imported from two places, and no promise to users is added unnoticed."""
+    """New public names must be added to the list on purpose."""
     addresses = {address: import_module(address) for address in PUBLIC}
     own = {address: list(module.__all__) for address, module in addresses.items()}
     names = Counter(chain.from_iterable(own.values()))
@@ -210,7 +208,7 @@ def _shows(node: ast.AST, faults: set[str]) -> bool:
 
 
 def test_exceptions_are_shown_only_by_said() -> None:
-    """An exception whose `__repr__` raises, or is endless, does not end the thread that reports it."""
+    """A `__repr__` that raises or never ends would end the thread that reports the exception."""
     found = [
         f"{_name(path)}:{node.lineno}"  # type: ignore[attr-defined]  # every node that is shown has a line
         for path in _sources(*PACKAGES)
@@ -232,7 +230,7 @@ THREADS_OF_THEIR_OWN = {
 
 
 def test_threads_are_started_only_by_spawn() -> None:
-    """A thread never ends silently while its work is left undone."""
+    """`spawn` reports a thread that fails."""
     found = {
         _name(path)
         for path in _sources(*PACKAGES)
@@ -323,7 +321,6 @@ def _named_types(tree: ast.Module) -> Iterator[str]:
 
 
 def test_class_names_are_unique() -> None:
-    """A class name has one meaning in the whole project."""
     homes: dict[str, list[str]] = defaultdict(list)
     for path in _sources(*PACKAGES):
         for name in sorted(set(_named_types(_tree(path)))):
@@ -348,7 +345,7 @@ def _node_locks() -> list[Path]:
 
 
 def test_locks_name_no_registry() -> None:
-    """A lock that was made behind a mirror does not send every user to that mirror."""
+    """The registry may be a private mirror."""
     locks = [*ROOT.glob("*.lock"), *_node_locks()]
     assert {lock.name for lock in locks} == {
         "requirements.lock",
@@ -367,7 +364,6 @@ def test_locks_name_no_registry() -> None:
 
 
 def test_every_locked_package_has_a_digest() -> None:
-    """A registry cannot substitute something other than what was tested."""
     packages = [
         (name, "integrity" in entry)
         for lock in _node_locks()
@@ -387,7 +383,6 @@ def test_every_locked_package_has_a_digest() -> None:
     ],
 )
 def test_pages_name_only_what_exists(page: str) -> None:
-    """A newcomer is never sent to a file, a function or a test that has been renamed."""
     missing = []
     for name, inside in re.findall(r"`([\w./-]+\.py)(?:::?([\w.]+))?`", (ROOT / page).read_text(encoding="utf-8")):
         found = [

@@ -46,7 +46,6 @@ def _test(python: str, files: str) -> None:
 
 
 def test_oldest_allowed_dependencies_work(tmp_path: Path) -> None:
-    """Users would notice an allowed version that does not work at their first command."""
     python = _installed(tmp_path, "lowest-direct")
     help_command = [python, "-c", "from leasehold.adapters.cli import run; run()", "consume", "--help"]
     assert "--processes" in subprocess.run(help_command, env=ENV, capture_output=True, text=True, check=True).stdout

@@ -116,7 +116,6 @@ for opened, url in ((open_store, "acme://place?dept=3"), (open_source, "acme://p
 
 
 def test_an_entry_point_adds_a_rule_set_to_commands_and_simulator(environment: dict[str, str]) -> None:
-    """A rule set of another distribution is known by its name wherever ours are, with its options."""
     planned = command(environment, "plan", given=json.dumps(QUESTION))
     assert json.loads(planned.stdout)["actions"] == [{"do": "claim", "key": "s-0", "rule": "A1"}]
     assert "acme: eager" in command(environment, "plan", "--help").stdout

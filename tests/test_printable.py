@@ -1,4 +1,4 @@
-"""Nothing that a row or an owner contains can move the cursor of a reader's terminal."""
+"""No value in a row, such as an owner's name, can move the cursor of a terminal."""
 
 import logging
 from pathlib import Path
@@ -45,7 +45,7 @@ def harmless(text: str) -> bool:
 
 @pytest.mark.parametrize("by", [(), ("--by", "worker"), ("--by", "group")])
 def test_leases_table_escapes_control_characters(url: str, by: tuple[str, ...]) -> None:
-    """A worker's name cannot clear the operator's screen, or set the terminal's title."""
+    """A worker's name must not be able to clear the screen or set the terminal's title."""
     output = shown("leases", url, *by)
     assert SHOWN in output
     assert harmless(output)
@@ -59,7 +59,6 @@ def test_message_about_an_unusable_value_escapes_control_characters(url: str, co
 
 
 def test_dry_run_moves_escape_control_characters(tmp_path: Path) -> None:
-    """The table of a dry run shows every key."""
     store = SqliteStore(str(tmp_path / "leases.db"))
     done(store.write(CreateLease(Lease(ESCAPE, checkpoint=Position("9")))))
     store.close()
@@ -69,7 +68,7 @@ def test_dry_run_moves_escape_control_characters(tmp_path: Path) -> None:
 
 
 def test_log_line_is_one_line_whatever_it_contains(caplog: pytest.LogCaptureFixture) -> None:
-    """An owner's name cannot forge a line of the log, or clear the screen of its readers."""
+    """An owner's name must not be able to forge a line of the log."""
     log = escaped(logging.getLogger("leasehold.printable"))
     log.error("worker %s\n2026-01-01 ERROR forged", ESCAPE, exc_info=ValueError(f"lease {ESCAPE}"))
     assert caplog.messages == [rf"worker {SHOWN}\n2026-01-01 ERROR forged"]
@@ -102,7 +101,7 @@ def test_every_logger_of_ours_escapes_names() -> None:
     ],
 )
 def test_invisible_characters_are_escaped(text: str, safe: str) -> None:
-    """Eight-bit escapes, bidirectional controls and lone surrogates do harm too."""
+    """These are eight-bit escapes, bidirectional controls and lone surrogates."""
     assert printable(text) == safe
     assert printable_lines(f"one\n{text[:3]}") == f"one\n{printable(text[:3])}"
 
@@ -110,7 +109,6 @@ def test_invisible_characters_are_escaped(text: str, safe: str) -> None:
 @pytest.mark.parametrize("base", [Exception, BaseException])
 @pytest.mark.parametrize("by", SHOWN_BY)
 def test_exception_is_formatted_whatever_its_class_does(by: str, base: type[BaseException]) -> None:
-    """Reporting a handler's fault neither ends the thread nor fills the log."""
     text = said(unsayable(by, base))
     assert text.startswith("Unsayable: ")
     assert len(text) <= TEXT_LENGTH_MAX + 20
@@ -120,7 +118,7 @@ def test_exception_is_formatted_whatever_its_class_does(by: str, base: type[Base
 
 @pytest.mark.parametrize("by", SHOWN_BY)
 def test_a_line_of_the_log_costs_its_caller_nothing(by: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A filter runs within the logging call, so what it raises would end a worker's thread."""
+    """A filter runs within the logging call, where an exception would end a worker's thread."""
     log = escaped(logging.getLogger("leasehold.printable"))
     fault = unsayable(by)
     log.error("it failed: %s", fault, exc_info=fault)

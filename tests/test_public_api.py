@@ -30,7 +30,6 @@ def _unannounced(before: str, now: str, announced: str) -> set[str]:
 
 
 def test_public_name_list_is_complete() -> None:
-    """The list has every public name of the package."""
     assert NOW.read_text() == public_api(), "run `make api`, and tell users in changelog.d/"
 
 

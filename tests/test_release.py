@@ -92,7 +92,7 @@ def test_sources_build_the_same_wheel_as_the_checkout(release: tuple[Path, Path]
 
 
 def test_compiled_wheel_is_tagged_for_any_linux(release: tuple[Path, Path], tmp_path: Path, environment: Path) -> None:
-    """An index rejects a wheel that is named after one machine's Linux; an uncompiled file in it would be slow."""
+    """An index rejects a wheel that is named after one machine's Linux version."""
     wheel = compiled(release[0], OURS, pythons()[OURS], tmp_path)
     if wheel is None:
         pytest.skip("NO COMPILED WHEEL IS TESTED: there is no C compiler")
@@ -129,7 +129,6 @@ def test_each_extra_is_enough_for_its_purpose(
 
 
 def test_kinesis_worker_needs_no_plots_frames_or_spark(release: tuple[Path, Path], environment: Path) -> None:
-    """A worker's image would be a gigabyte larger for libraries that it never calls."""
     commands = installed(release[1], "aws,cli", pythons()[OURS], environment)
     (here,) = environment.glob("lib/python*/site-packages")
     assert not {"leasehold_lab", "matplotlib", "numpy", "pandas", "pyarrow", "pyspark"} & {
@@ -142,7 +141,6 @@ def test_kinesis_worker_needs_no_plots_frames_or_spark(release: tuple[Path, Path
 
 
 def test_missing_extra_is_named_in_the_error(release: tuple[Path, Path], environment: Path) -> None:
-    """The error does not tell users to install a library in an untested version."""
     commands = installed(release[1], "cli", pythons()[OURS], environment)
     results = {extra: command(commands, "leasehold", *words) for extra, words in MISSING.items()}
     actual = {extra: (done.stderr.count("\n"), f"leasehold[{extra}]" in done.stderr) for extra, done in results.items()}

@@ -1,4 +1,4 @@
-"""The files of docs/running are tried as far as possible, and their numbers are consistent."""
+"""The files of docs/running work as far as they can be tried, and their numbers are consistent."""
 
 import json
 import re
@@ -60,7 +60,7 @@ def test_workers_get_the_time_that_they_need_to_drain() -> None:
 
 
 def test_probe_uses_a_host_name_that_the_page_allows() -> None:
-    """The page rejects other names, and the pod would never be ready."""
+    """The page rejects other host names."""
     container = pod("orders-page")["containers"][0]
     probe = container["readinessProbe"]["httpGet"]
     params = parsed(container["args"])
@@ -69,7 +69,7 @@ def test_probe_uses_a_host_name_that_the_page_allows() -> None:
 
 
 def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
-    """For an unknown setting, systemd writes no more than a line in its journal."""
+    """systemd only logs an unknown setting."""
     if shutil.which("systemd-analyze") is None:
         pytest.skip("THE SYSTEMD UNIT IS NOT TRIED: there is no systemd-analyze")
     here = tmp_path / UNIT.name
@@ -87,7 +87,7 @@ def instructions() -> list[tuple[str, str]]:
 
 
 def test_container_file_copies_existing_files_and_runs_the_command_directly() -> None:
-    """A shell around the command would keep SIGTERM from it, and a renamed file would fail the build."""
+    """A shell around the command would not pass SIGTERM on."""
     given = instructions()
     assert [word for word, _ in given] == (
         "FROM ARG ARG COPY RUN WORKDIR USER ENTRYPOINT CMD".split()  # noqa: SIM905  as it reads

@@ -1,4 +1,4 @@
-"""Logging never raises: handlers and filters of the program may, but code that logs a fault must go on all the same."""
+"""Logging never raises, even if the program's own handlers and filters do."""
 
 import ast
 import logging
@@ -68,7 +68,6 @@ def test_log_call_returns_without_standard_error(log: SafeLog, monkeypatch: pyte
 def test_log_line_names_its_calling_function_and_keeps_extra_fields(
     log: SafeLog, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Readers are not sent to the adapter in between."""
     log.warning("lost %d", 1, extra={"lease": "s-0"})
     (record,) = caplog.records
     assert (record.funcName, record.getMessage(), record.__dict__["lease"]) == (
@@ -191,7 +190,7 @@ def test_logging_before_recovery_is_found(body: str) -> None:
 
 
 def test_except_clause_recovers_before_it_logs() -> None:
-    """A log handler or an observer may hang or end the thread, and what follows it would not be done."""
+    """A log handler or an observer may hang or end the thread."""
     assert [
         f"{path.relative_to(ROOT)}:{line}"
         for folder in RECOVERING

@@ -93,7 +93,7 @@ def run(installed: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_wheel_contains_exactly_the_packages(installed: Path) -> None:
-    """Tests must not be installed next to other libraries' tests; without the marker, types are not seen."""
+    """Without the `py.typed` marker, type checkers ignore the package. Tests must not be installed."""
     names = {path.name.partition("-")[0] for path in installed.iterdir()}
     assert names == {"leasehold", "attr", "attrs"}
     missing = {path.relative_to(ROOT) for path in (ROOT / "leasehold").rglob("*.py")} - {
@@ -104,7 +104,6 @@ def test_wheel_contains_exactly_the_packages(installed: Path) -> None:
 
 
 def test_wheel_contains_nothing_of_the_laboratory(installed: Path, laboratory: Path) -> None:
-    """The wheel that workers install has no simulator, checker, stand-in or lock file; the other has them all."""
     product = [path for path in (installed / "leasehold").rglob("*") if path.is_file()]
     assert [path.name for path in product if "lock" in path.name or path.suffix in {".cjs", ".c"}] == []
     rooms = {path.name for path in laboratory.joinpath("leasehold_lab").iterdir() if path.is_dir()}
@@ -189,7 +188,6 @@ def test_testing_page_example_works(wheels: Wheels, project: Path) -> None:
 @pytest.mark.more
 @pytest.mark.slow
 def test_planted_fault_fails_as_the_page_shows(wheels: Wheels, project: Path) -> None:
-    """Testers see that laws and clauses of the contract can fail, and understand the message."""
     result = in_project(wheels, project, PLANTED, "--hypothesis-seed=0")
     assert result.returncode == 1, result.stdout + result.stderr
     lines = [line.removeprefix("E").strip() for line in result.stdout.splitlines()]

@@ -1,4 +1,4 @@
-"""A user's consumer that acknowledges later: what it is offered, what is checkpointed, and when its lease goes."""
+"""A user's consumer that acknowledges later: what it is offered, what is checkpointed, and when its lease is released."""
 
 import doctest
 import math
@@ -138,7 +138,7 @@ def test_batch_without_room_is_offered_again_before_the_next_read() -> None:
 
 
 def test_batch_dropped_for_memory_is_read_again() -> None:
-    """A batch that waits for room does not keep the memory that other shards need."""
+    """A batch that waits for memory is dropped in favor of other shards."""
     scene = Scene(budget=MemoryBudget(1))
     scene.steps(2)
     scene.consumer.room = False

@@ -1,4 +1,4 @@
-"""Async handlers: a batch is done only when what its handler returned has been awaited and has returned None."""
+"""Async handlers: a batch is done only when the awaitable that its handler returned has completed with None."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
@@ -103,7 +103,6 @@ def test_checkpoint_waits_for_the_async_handler() -> None:
 
 
 def test_awaiting_shards_hold_no_threads() -> None:
-    """The number of shards awaited at once is not limited by the number of threads."""
     store, names = FaultyStore(), tuple(f"s-{n:02}" for n in range(40))
     waiting, seen, all_wait = set[str](), Seen(40), asyncio.Event()
 

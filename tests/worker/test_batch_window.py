@@ -1,4 +1,4 @@
-"""Batches of several reads (`linger_seconds`): when they are dispatched, and that waiting records hold up nothing."""
+"""Batches of several reads (`linger_seconds`): when they are dispatched, and that waiting records delay nothing."""
 
 import logging
 from collections.abc import Callable
@@ -90,7 +90,7 @@ def test_shard_end_closes_the_window() -> None:
 
 
 def test_waiting_records_are_left_to_the_next_owner() -> None:
-    """A hand-off does not wait for the window, and its checkpoint does not cover the waiting records."""
+    """A hand-off does not wait for the window, and its checkpoint excludes the waiting records."""
     shard = shard_of(2)
     reading = shard.reading(linger_seconds=WINDOW, max_records=2, checkpoint_seconds=60)
     assert at(shard, reading, 0.5) == [data(2)]

@@ -101,7 +101,6 @@ def test_search_for_a_poisoned_record_has_no_waits() -> None:
 
 
 def test_search_stops_between_pieces_when_the_lease_is_released() -> None:
-    """A release does not wait for the end of the search, and the pieces that are done are checkpointed."""
     handler = poisoned(3)
     harness = ReaderHarness(ShardRecords(records(4)), does=handler)
     reading = harness.reading(attempts=1, dead_letter=handler.dead_letter, checkpoint_seconds=3600)
@@ -135,7 +134,6 @@ def test_batch_without_a_dead_letter_sink_is_not_halved() -> None:
 
 
 def test_half_of_a_columnar_batch_has_columns() -> None:
-    """`batch.to_arrow` of a half still uses the source's columns."""
     harness = ReaderHarness()
     attempts = Attempts(Handling(harness.handle, attempts=1, dead_letter=lambda *_: None), harness.holding, uniform)
     batch = Batch(KinesisRecords.of(records(4)), None, 0.0, 0.0)

@@ -1,4 +1,4 @@
-"""Keys of a batch processed concurrently: each key in order, and the batch is done when all its keys are."""
+"""Concurrent processing of the keys of a batch: each key in order, and the batch is done when all its keys are."""
 
 import asyncio
 from collections import defaultdict
@@ -138,7 +138,6 @@ def test_part_cannot_be_checkpointed() -> None:
 
 
 def test_part_of_a_columnar_batch_has_columns() -> None:
-    """`batch.to_arrow` of a part contains that part only."""
     counts: list[int] = []
 
     async def handle(batch: Delivery) -> None:
@@ -161,7 +160,7 @@ def plain(_batch: Delivery) -> Any:  # noqa: ANN401  as in an untyped function
 
 
 def test_only_async_handlers_and_positive_concurrency_are_accepted() -> None:
-    """A handler that is not async is rejected, because it could only be called for one key after another."""
+    """A plain handler could only be called for one key after another."""
     by_key(partial(takes_more, "more"), 1)
     with pytest.raises(ValueError, match="only an `async def` handler"):
         by_key(plain, 2)

@@ -42,7 +42,6 @@ def test_requested_checkpoint_and_release_are_written_at_once() -> None:
 
 
 def test_failed_checkpoint_is_retried_soon() -> None:
-    """After the store stalled once, a busy shard does not wait another `checkpoint_seconds`."""
     harness = ReaderHarness(ShardRecords(records(4), size=2))
     reading = harness.reading(checkpoint_seconds=3600)
     harness.steps(reading, 1)  # it opens the reader

@@ -127,7 +127,6 @@ def cloudwatch_url() -> Iterator[str]:
     ],
 )
 def test_incident_sets_off_only_its_own_alarms(incident: Incident, wanted: set[str], cloudwatch_url: str) -> None:
-    """Each incident sets off its own alarms and no others."""
     began = time.time() // 60 * 60 - 60 * MINUTES
     minutes = list(points(incident, began))
     exporter = yaml.safe_load((ALARMS / "collector.yml").read_text())["exporters"]["awsemf"]
@@ -145,7 +144,6 @@ def test_incident_sets_off_only_its_own_alarms(incident: Incident, wanted: set[s
 @pytest.mark.more
 @pytest.mark.slow
 def test_template_is_valid_cloudformation() -> None:
-    """The template is valid against Amazon's own resource schemas."""
     result = subprocess.run(
         [Path(sys.executable).with_name("cfn-lint"), ALARMS / "cloudwatch.yml"],
         capture_output=True,

@@ -24,7 +24,6 @@ def in_columns(batch: Batch) -> Batch:
 
 
 def test_handler_gets_the_columns_of_its_source() -> None:
-    """A handler that wants columns does not pay for an object per record."""
     received: list[object] = []
     harness = ReaderHarness(
         ShardRecords(records(3)),
@@ -36,7 +35,6 @@ def test_handler_gets_the_columns_of_its_source() -> None:
 
 
 def test_columns_leave_out_checkpointed_records() -> None:
-    """Records that the handler has checkpointed are not in the columns of the next attempt."""
     received: list[object] = []
 
     def fail_once(batch: Delivery) -> None:

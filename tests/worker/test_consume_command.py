@@ -1,4 +1,4 @@
-"""`leasehold consume` from outside: what it refuses, what it prints, and how it ends."""
+"""`leasehold consume` from outside: what it rejects, what it prints, and how it ends."""
 
 import io
 import json
@@ -71,7 +71,7 @@ SECRET = "hunter2"  # noqa: S105  a made-up password
     ],
 )
 def test_bad_usage_prints_one_sentence_and_exits_with_2(arguments: tuple[str, ...], says: str) -> None:
-    """Bad usage never prints a stack or a secret."""
+    """Errors of usage show neither a stack nor a secret."""
     done = CliRunner().invoke(app, arguments)
     assert (done.exit_code, done.stdout) == (2, "")
     assert says in done.stderr

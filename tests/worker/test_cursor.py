@@ -274,7 +274,6 @@ def _ended() -> Cursor:
 def test_order_matches_each_row_of_the_table(
     cursor: Callable[[], Cursor], flags: dict[str, bool], order: object
 ) -> None:
-    """`Cursor.order` agrees with every row of the table."""
     assert cursor().order(**flags) == order
 
 
@@ -314,8 +313,6 @@ def test_rows_are_dropped_even_if_their_reader_cannot_be_closed() -> None:
 
 
 def test_reader_that_fails_to_open_is_not_open() -> None:
-    """After a failed open, the next step is to open a reader, not to read."""
-
     def refuses(_start: Position) -> StreamReader:
         raise SourceUnavailable("the service asks to slow down")
 

@@ -1,4 +1,4 @@
-"""A stream that is deleted while workers read it: its checkpoints outlive it."""
+"""A stream that is deleted while workers read it: its checkpoints are kept."""
 
 import pytest
 from attrs import define

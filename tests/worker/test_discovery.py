@@ -1,4 +1,4 @@
-"""What a worker logs about listings of shards, and when it lists at all."""
+"""When a worker lists the shards of a stream, and what it logs about a listing."""
 
 import logging
 
@@ -60,7 +60,7 @@ def test_new_partition_at_latest_waits_for_an_unreadable_row() -> None:
 
 
 def test_hole_causes_a_listing_at_every_third_reading() -> None:
-    """One stale read costs no listing, and a hole that stays does not cost one every turn."""
+    """A hole may come from a stale read, so only every third reading that shows it causes a listing."""
     source = ListSource(four_shards())
     discovery = Discovery(source)
     discovery.shards(0.0, HEALTHY, ME)
@@ -97,7 +97,6 @@ def test_hole_seen_by_all_workers_is_listed_by_a_few_in_turn() -> None:
 
 
 def test_lookout_lists_shards_for_readers_of_bulletins() -> None:
-    """The worker that reads the table for all the others also lists the shards."""
     ((me, discovery, source),) = fleet(1, History(hearing=BulletinState()))
     owned = Listing(tuple(Lease(f"s-{n}", owner=f"w-{n}") for n in range(100)))
     for times in range(1, 6):
@@ -113,7 +112,7 @@ def test_inconsistent_listing_is_logged(caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_stream_that_never_responded_is_an_error() -> None:
-    """A misspelled name is an error. A passing rejection does not end a worker at work."""
+    """A misspelled name is an error. A stream that has responded before is retried."""
     source = FaultySource(four_shards())
     source.faults = [SourceUnavailable("slow down"), SourceError("no such stream")]
     discovery = Discovery(source)
@@ -154,7 +153,6 @@ def test_one_worker_lists_once_to_remove_a_finished_lease() -> None:
 
 
 def test_row_of_a_missing_shard_is_deleted_after_one_attempt_to_read() -> None:
-    """The row is removed early, so it isn't claimed and rejected once a minute until the next listing."""
     clock, store, source = Clock(), FaultyStore(), ListSource(four_shards(), missing={"s-9"})
     worker = Worker(
         store=store,
@@ -179,7 +177,7 @@ def test_row_of_a_missing_shard_is_deleted_after_one_attempt_to_read() -> None:
 
 
 def test_shards_are_listed_every_five_minutes() -> None:
-    """The regular listing finds what an earlier listing missed and no hole shows."""
+    """The regular listing finds what earlier listings missed and no hole shows."""
     discovery = Discovery(ListSource(four_shards()))
     times = (0.0, 1.0, 299.9, 300.0, 300.1, 599.9, 600.0)
     assert [discovery.shards(now, HEALTHY, ME) is not None for now in times] == [
@@ -190,7 +188,6 @@ def test_shards_are_listed_every_five_minutes() -> None:
 
 
 def test_fault_is_logged_when_it_starts_and_ends(caplog: pytest.LogCaptureFixture) -> None:
-    """A fault is logged when it starts and when it ends, not at every turn."""
     discovery = Discovery(FaultySource(four_shards(), faults=[SourceUnavailable(why) for why in ("no", "no", "yet")]))
     listed = [discovery.shards(float(now), HEALTHY, ME) is not None for now in range(6)]
     assert listed == [False, False, False, True, False, False]
@@ -215,7 +212,7 @@ def test_rejected_listing_is_retried_within_seconds(config: Config, *, joined: b
 def test_lease_that_contradicts_its_shard_is_logged_at_the_second_listing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """One stale listing is not reported as a contradiction. At the second, it is logged and annotated."""
+    """A single listing may be stale. The second one is logged, and its lease annotated."""
     clock, store, source = Clock(), FaultyStore(), ListSource(four_shards())
     store.write(CreateLease(Lease("s-0", checkpoint=SHARD_END)))
     ours = member(store, source, clock, config=Config(lease_seconds=10.0))

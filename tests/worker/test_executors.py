@@ -64,7 +64,6 @@ def hands(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hands]:
 
 
 def test_batches_start_in_arrival_order_up_to_the_thread_limit(hands: Hands) -> None:
-    """No more handlers run at once than the user asked for, and batches start in order of arrival."""
     executor = ThreadExecutor(2)
     for name in "abc":
         executor.start(hands.work(name))
@@ -85,7 +84,6 @@ def test_closed_executor_starts_no_work(hands: Hands) -> None:
 
 
 def test_slow_thread_is_replaced_until_it_returns(hands: Hands) -> None:
-    """One hung handler does not stop all shards, and slow batches do not leave extra threads behind."""
     executor = ThreadExecutor(1, most=3)
     other = hands.work("b", executor.close)
 
@@ -105,7 +103,6 @@ def test_slow_thread_is_replaced_until_it_returns(hands: Hands) -> None:
 
 
 def test_slow_thread_continues_if_it_could_not_be_replaced(hands: Hands) -> None:
-    """If no replacement can be started, the slow thread takes the next batch when it returns."""
     executor = ThreadExecutor(1, most=1)
     slow = hands.work("a", lambda: executor.replace(slow))
     executor.start(slow)
@@ -115,7 +112,6 @@ def test_slow_thread_continues_if_it_could_not_be_replaced(hands: Hands) -> None
 
 
 def test_only_running_work_counts_as_slow(hands: Hands) -> None:
-    """Work that is over or has not begun does not count toward the limit of hanging threads."""
     executor = ThreadExecutor(1, most=1)
     waiting = hands.work("b", executor.close)
     over = hands.work("a")
@@ -151,7 +147,6 @@ def test_work_that_ends_its_thread_is_no_longer_running(hands: Hands) -> None:
 
 @pytest.mark.parametrize(("usual", "most"), [(1, 2), (3, 1)])
 def test_executor_is_stuck_once_the_maximum_of_threads_is_slow(hands: Hands, usual: int, most: int) -> None:
-    """The number of threads has an upper limit. Once all of them are slow, the executor reports that it is stuck."""
     executor = ThreadExecutor(usual, most)
     bound, stuck = max(usual, most), list[bool]()
 
@@ -213,7 +208,6 @@ def test_returned_thread_counts_until_it_ends(hands: Hands) -> None:
 
 
 def test_waiting_work_can_be_withdrawn_and_started_work_cannot(hands: Hands) -> None:
-    """A batch whose lease is lost is not dispatched, unless it has already begun."""
     executor = ThreadExecutor(1)
     first = hands.work("a", lambda: withdrawn.append(executor.withdraw(first)))
     second, last = hands.work("b"), hands.work("c", executor.close)
@@ -226,10 +220,7 @@ def test_waiting_work_can_be_withdrawn_and_started_work_cannot(hands: Hands) -> 
 
 
 def test_work_is_rejected_if_no_thread_can_start(hands: Hands) -> None:
-    """If no thread can be started, the batch is rejected rather than queued.
-
-    With one thread, everything waits for it.
-    """
+    """With one thread running, all other work waits for it."""
     executor = ThreadExecutor(2)
     hands.refuses = True
     with pytest.raises(RuntimeError, match="can't start new thread"):
@@ -261,7 +252,6 @@ def test_single_thread_runs_batches_in_order_and_ends_on_close() -> None:
 
 
 def test_waiting_threads_take_work_before_another_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The executor never has more threads than there were batches at the same time."""
     waits, started, both = Semaphore(0), list[Thread](), Barrier(2)
 
     class Told(Condition):
@@ -289,7 +279,6 @@ def test_waiting_threads_take_work_before_another_starts(monkeypatch: pytest.Mon
 
 
 def test_idle_thread_does_not_keep_its_last_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch of megabytes is freed when it is done, not when the thread gets the next one."""
     waits = Semaphore(0)
 
     class Told(Condition):

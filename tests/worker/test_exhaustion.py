@@ -1,4 +1,4 @@
-"""If the system rejects requests for a while, at any step, nothing is skipped or held unread and work goes on.
+"""If the system rejects requests for a while, at any step, nothing is skipped or held unread, and work resumes.
 
 A real worker on real threads is run once to count what it requests of the system, and then once for each of these
 requests, from which on a number of requests are rejected.

@@ -171,7 +171,7 @@ def _exporter(error: Exception) -> Callable[[], MetricExporter]:
 def test_exporter_that_raises_does_not_change_how_a_worker_ends(
     error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The exception of the run is raised, or none."""
+    """The run ends with its own exception, or with none."""
     entry = cast("EntryPoint", SimpleNamespace(name="odd", load=lambda: _exporter(error)))
     monkeypatch.setattr(exporting_module, "entry_points", lambda **_group: [entry])
     with pytest.raises(SystemExit, match="3"), exporting("odd"):

@@ -1,4 +1,4 @@
-"""Workers of other libraries in the group: slow ones are named once, steals are noticed soon, durations suit them."""
+"""Workers of other libraries in the group: slow ones are named, steals are noticed soon, and durations suit them."""
 
 import logging
 

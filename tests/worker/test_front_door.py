@@ -73,7 +73,6 @@ def rows(store: FaultyStore) -> dict[str, tuple[str | None, str]]:
 
 
 def test_import_loads_no_more_than_the_planner() -> None:
-    """A program that only plans does not load the worker."""
     code = "import sys; import {0}; print(len(sys.modules), *(m for m in sys.modules if m.startswith('leasehold.a')))"
     outputs = [
         subprocess.run([sys.executable, "-c", code.format(name)], capture_output=True, text=True, check=True).stdout
@@ -84,7 +83,6 @@ def test_import_loads_no_more_than_the_planner() -> None:
 
 
 def test_completion_lists_all_public_names() -> None:
-    """`dir` and an editor's completion show all public names."""
     wanted = {"Delivery", "arun", "plan", "produce", "read", "run", "worker", "__version__"}
     assert wanted - set(dir(leasehold)) == set()
     assert all(hasattr(leasehold, name) for name in dir(leasehold))
@@ -204,7 +202,6 @@ def test_shards_are_dispatched_in_turn() -> None:
 
 
 def test_break_releases_the_lease_without_acknowledging_the_batch() -> None:
-    """A batch that the loop leaves by `break` is not checkpointed, and its lease has no owner afterwards."""
     store = FaultyStore()
     for _batch in leasehold.read(stream(shards=1), leases=store, **BEGINNING):
         break
@@ -216,7 +213,6 @@ def test_break_releases_the_lease_without_acknowledging_the_batch() -> None:
 
 
 def test_exception_releases_the_lease_without_acknowledging_the_batch() -> None:
-    """The batch at which the loop failed is processed again."""
     store = FaultyStore()
 
     def fail() -> None:
@@ -240,7 +236,6 @@ def test_explicit_checkpoint_in_a_loop_is_kept() -> None:
 
 
 def test_new_loop_begins_with_the_unacknowledged_batch() -> None:
-    """A batch left by `break` comes again in the next loop over the same iterator."""
     with leasehold.read(stream(1), leases=FaultyStore(), **BEGINNING) as batches:
         first, again = _first(batches), _first(batches)
         assert handed(first) == handed(again)
@@ -373,13 +368,11 @@ def test_background_worker_error_is_raised_by_its_block() -> None:
 
 
 def test_workers_of_one_process_have_different_ids() -> None:
-    """Two workers in one notebook hold separate leases."""
     made = [consumption(stream(), FaultyStore(), print, Options()).me for _ in range(2)]
     assert made[0] != made[1]
 
 
 def test_handling_keeps_what_no_option_replaces() -> None:
-    """An option's default does not replace what the program has set."""
     consumed = consumption(stream(), FaultyStore(), Handling(print, attempts=2, slow_seconds=9.0), Options(attempts=3))
     assert (consumed.handling.attempts, consumed.handling.slow_seconds) == (3, 9.0)
 

@@ -1,4 +1,4 @@
-"""What a worker remembers of its requests and gifts, call by call, also when the store fails."""
+"""What a worker remembers of its requests and hand-offs, call by call, even when the store fails."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -78,14 +78,13 @@ def test_next_check_is_due_with_the_first_handoff() -> None:
 
 
 def test_short_leases_wait_a_third_of_their_time_for_the_next_owner() -> None:
-    """With a lease of 3 s the giver waits 1 s, so that the gift does not expire first."""
+    """With a lease of 3 s the giver waits 1 s, so that it takes the lease back before it expires."""
     one = Taker(lease_seconds=3.0)
     one.handoffs.note_given(one.given(), 1000.0)
     assert one.handoffs.check_timeouts(1000.5) == 1001.0
 
 
 def test_many_handoffs_are_taken_back_concurrently() -> None:
-    """With a concurrent `map`, the writes do not wait for each other."""
     one, batches = Taker(), list[int]()
 
     def each(function: Callable[[T], R], items: Iterable[T], /) -> Iterable[R]:
@@ -152,7 +151,6 @@ def test_handoff_of_a_deleted_row_is_forgotten() -> None:
 
 
 def test_only_leases_taken_back_are_requested_again() -> None:
-    """Only gifts that were taken back are requested again."""
     one = Taker("bob")
     for key in ("s-0", "s-1"):
         one.handoffs.note_request(one.asked(key))

@@ -1,4 +1,4 @@
-"""What a check of a handler finds, second by second: at work, slow, over, or to be given up."""
+"""What a check of a handler finds, second by second: running, slow, over, or to be abandoned."""
 
 import math
 from collections.abc import Callable
@@ -88,7 +88,7 @@ def test_batch_is_checked_when_its_handler_could_be_slow() -> None:
 
 
 def test_failed_call_is_reported_once_with_its_error() -> None:
-    """A batch whose handler failed is not done, and its end is found only once."""
+    """The end of a call is reported only once."""
     watched = Watched()
     watched.begin()
     watched.work()
@@ -120,7 +120,6 @@ def test_batch_whose_lease_is_lost_or_expired_is_not_dispatched() -> None:
 
 
 def test_slow_handler_is_logged_each_time_its_duration_doubles() -> None:
-    """The slow handler's thread is replaced, and the report is repeated only when its time has doubled."""
     watched = Watched({"slow_seconds": 5.0})
     watched.at_work()
     assert watched.look(4.9) == Running(1005.0)
@@ -133,7 +132,6 @@ def test_slow_handler_is_logged_each_time_its_duration_doubles() -> None:
 
 
 def test_short_slow_limit_is_checked_on_time() -> None:
-    """A short limit is checked at its own time, not after two seconds."""
     watched = Watched({"slow_seconds": 0.5})
     watched.at_work()
     assert watched.look(0.5) == Running(1001.0)
@@ -141,7 +139,7 @@ def test_short_slow_limit_is_checked_on_time() -> None:
 
 
 def test_handler_over_its_limit_is_abandoned_with_its_duration() -> None:
-    """The reason names the time at work and the limit, so that the reader knows which option to set."""
+    """The reason names the duration and the limit, so that the reader knows which option to set."""
     watched = Watched({"slow_seconds": 5.0, "handler_seconds": 8.0})
     watched.at_work()
     assert watched.look(7.9) == Running(1008.0)
@@ -160,7 +158,7 @@ def test_abandoned_async_call_is_cancelled() -> None:
 
 
 def test_handler_of_a_lost_lease_is_awaited_until_it_is_slow() -> None:
-    """Its result may show what is done, but a successor under the same key cannot wait forever."""
+    """Its result may show what is done, but a successor under the same key waits only for a limited time."""
     watched = Watched({"slow_seconds": 5.0})
     watched.at_work()
     watched.harness.holding.drop("stolen")
@@ -178,7 +176,7 @@ def test_batch_is_withdrawn_when_all_threads_hang() -> None:
 
 
 def test_started_batch_is_not_withdrawn() -> None:
-    """A batch is withdrawn only if its handler has not begun, so that no other worker processes it at the same time."""
+    """Another worker must not process the batch at the same time."""
     watched = Watched({"slow_seconds": 5.0})
     watched.begin()
     watched.executor.waiting.clear()
@@ -209,8 +207,6 @@ def test_handler_without_a_limit_may_run_forever() -> None:
 
 
 def test_failing_observer_of_slow_handlers_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    """The log names the function to fix."""
-
     class Refusing(list[tuple[str, float]]):
         """An observer that raises at every call."""
 

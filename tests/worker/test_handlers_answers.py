@@ -105,7 +105,6 @@ def test_callable_with_wrong_arguments_is_rejected_by_name() -> None:
 
 
 def test_unawaited_coroutine_is_closed() -> None:
-    """Python does not warn of it when it is garbage-collected."""
     left = later(None)
     assert str(fault_in_result(left)).startswith("it returned a value (coroutine): ")
     assert inspect.getcoroutinestate(left) == inspect.CORO_CLOSED
@@ -115,7 +114,6 @@ def test_unawaited_coroutine_is_closed() -> None:
     ("error", "kind"), [(SystemExit(3), Ending), (KeyboardInterrupt(), Ending), (GeneratorExit(), Unhandled)], ids=repr
 )
 def test_base_exception_becomes_the_cause_of_an_exception(error: BaseException, kind: type[Unhandled]) -> None:
-    """The policy for failed batches handles it, and a call that asked for the end is not retried."""
     fault = as_fault(error)
     assert (type(fault), str(fault), fault.__cause__) == (kind, f"it raised {said(error)}", error)
 
@@ -123,7 +121,7 @@ def test_base_exception_becomes_the_cause_of_an_exception(error: BaseException, 
 def test_log_line_names_failed_records_and_keeps_the_traceback(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The line names the records, and repeats neither the user's message nor the worker's own stack frames."""
+    """The line names the records, and leaves out the user's message and the worker's own stack frames."""
     batch, odd, plain = Batch((Record(b"", "7"), Record(b"", "8")), None, 0.0, 0.0), GeneratorExit(), ValueError("text")
     attempts = Attempts(Handling(lambda _batch: None), ReaderHarness().holding, lambda least, _most: least)
     for fault in (plain, Unhandled("it is odd"), as_fault(odd)):

@@ -1,4 +1,4 @@
-"""Planned moves between two workers: requested, given at a batch boundary, and accepted by a write."""
+"""Planned moves between two workers: requested, handed off at a batch boundary, and accepted by a write."""
 
 import pytest
 from attrs import evolve
@@ -197,7 +197,6 @@ def test_leaving_next_owner_sends_no_further_requests() -> None:
 
 
 def test_release_waits_for_the_running_batch() -> None:
-    """No other worker owns the lease while its batch is still being processed."""
     clock, store = Clock(), FaultyStore()
     one, _two = pair(clock, store)
     consumer(one).busy = True
@@ -210,7 +209,7 @@ def test_release_waits_for_the_running_batch() -> None:
 
 
 def test_table_is_read_in_full_once_after_a_lease_expires() -> None:
-    """The full read finds a row that still names this worker, and is not repeated at every turn."""
+    """The full read finds a row that still names this worker."""
     clock, store = Clock(), FaultyStore()
     one, two = pair(clock, store)
     together([one, two], 60)
@@ -234,7 +233,7 @@ def test_table_is_read_in_full_once_after_a_lease_expires() -> None:
 
 
 def test_lease_may_be_handed_back_and_forth() -> None:
-    """A former owner does not take the giver's mark on the row for a second process with its own id."""
+    """The giver's mark on the row is not evidence of a second process with the same id."""
     clock, store = Clock(), FaultyStore()
     one, two = pair(clock, store)
     for giver, taker in ((one, two), (two, one), (one, two), (two, one)):

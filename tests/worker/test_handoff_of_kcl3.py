@@ -22,7 +22,7 @@ TABLE, WAIT = "victim-of-a-leader", 20.0
 def test_lease_moved_by_a_leader_is_drained_checkpointed_and_handed_off(
     dynalite_url: str, dynalite_client: DynamoDBClient
 ) -> None:
-    """A Java 3 worker does not wait 30 s, and begins at the latest checkpoint after ours has stopped."""
+    """A Java 3 worker starts at the latest checkpoint once ours has stopped, without waiting 30 s."""
     handled: list[str] = []
     ends: list[tuple[str, str]] = []
     gifts: list[Lease | None] = []

@@ -1,4 +1,4 @@
-"""One call of a handler from beginning to end, and calls of observers."""
+"""One call of a handler from start to end, and calls of observers."""
 
 import asyncio
 import gc
@@ -92,7 +92,7 @@ def test_returned_value_or_exception_fails_the_call() -> None:
 
 
 def test_task_ending_exception_is_not_a_handler_failure() -> None:
-    """A simulated process that is killed does not count its handler as failed."""
+    """A simulated process that is killed has not failed its handler."""
     told = Told()
     with pytest.raises(Fatal):
         told.begin(raising(Fatal()))
@@ -159,8 +159,6 @@ def test_end_of_an_abandoned_handler_is_reported(caplog: pytest.LogCaptureFixtur
 
 
 def test_finished_call_frees_its_batch() -> None:
-    """A batch of megabytes is freed at once, without a garbage collection."""
-
     class Batch:
         """A large object."""
 
@@ -197,7 +195,7 @@ def test_failing_observer_is_logged_once_by_name(caplog: pytest.LogCaptureFixtur
 def test_observer_that_ends_the_process_ends_the_worker_and_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Ctrl-C in an observer is not lost, and is logged once rather than for each remaining shard."""
+    """Ctrl-C in an observer ends the worker, and is logged once rather than for each remaining shard."""
     told, first, second = Told(), KeyboardInterrupt("one"), SystemExit("two")
     told.dispatcher.notify("observer", raising(first))
     told.dispatcher.notify("observer", raising(second))
@@ -256,7 +254,6 @@ class Awaited:
 
 
 def test_cancelled_call_is_over_with_an_error() -> None:
-    """A batch that was given up is over, but is not done."""
     awaited = Awaited()
     _, cancel = awaited.begin()
     cancel()
@@ -312,7 +309,6 @@ def test_coroutine_that_no_loop_awaits_is_closed(monkeypatch: pytest.MonkeyPatch
 
 
 def test_event_loop_that_failed_to_start_is_started_by_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a descriptor is unavailable for a moment, later calls still work."""
     faults = [OSError("too many open files")]
 
     def loop() -> asyncio.AbstractEventLoop:
@@ -348,7 +344,6 @@ def test_closed_dispatcher_leaves_no_thread() -> None:
 
 
 def test_function_that_blocks_the_event_loop_does_not_keep_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker can end although an `async def` handler blocks."""
     monkeypatch.setattr("leasehold.adapters.consumer.executors.CLOSE_SECONDS", 0.01)
     awaited, release, ended = Awaited(), Event(), list[bool]()
 

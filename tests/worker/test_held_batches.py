@@ -1,4 +1,4 @@
-"""A batch is either held, or the reader's position does not pass it. Nothing is dispatched under an expired lease."""
+"""The position of a reader passes only batches that are held, and nothing is dispatched under an expired lease."""
 
 from random import Random
 from typing import Never
@@ -69,7 +69,7 @@ def test_batch_is_held_before_it_is_counted(fault: type[BaseException]) -> None:
 
 
 def test_decreasing_positions_stop_the_shard(caplog: pytest.LogCaptureFixture) -> None:
-    """Records of a recreated partition must not be processed under the old checkpoint."""
+    """Decreasing positions mean that the partition was recreated, so its old checkpoint is void."""
     harness = ReaderHarness(ShardRecords([*records(2, 50), *records(4)], size=2))
     reading = harness.reading()
     harness.steps(reading, 4)

@@ -16,7 +16,6 @@ from leasehold.stores.writes import ReleaseLease, RequestLease, StealLease
 
 
 def test_concurrent_writes_never_reject_one_another() -> None:
-    """A renewal that coincides with a checkpoint does not look like a steal."""
     one = Held()
     store, holding = one.store, one.holding
     together = Barrier(8)
@@ -46,7 +45,7 @@ def test_unchanged_checkpoint_causes_no_write() -> None:
 
 
 def test_checkpoint_may_be_left_to_the_handoff() -> None:
-    """The gift stores the same position, so the next owner waits for one write instead of two."""
+    """The hand-off stores the same position, so the next owner waits for one write instead of two."""
     one = Held()
     store, holding = one.store, one.holding
     store.write(RequestLease(store.row("s-0"), "bob"))
@@ -70,7 +69,6 @@ def test_annotation_does_not_extend_the_lease() -> None:
 
 
 def test_fencing_number_is_none_if_the_store_counts_no_owners() -> None:
-    """If the store does not count owners, the handler gets None rather than a number that never rises."""
     stores = FaultyStore(), FaultyStore(Capabilities(counts_owners=False))
     tokens = [Delivery((), Position("1"), None, Held(store=store).holding).epoch for store in stores]
     assert tokens == [1, None]
@@ -99,7 +97,6 @@ def test_release_with_a_lost_reply_leaves_nothing_owned() -> None:
 
 
 def test_lost_lease_stays_lost() -> None:
-    """A reader that was told to stop never continues on another owner's lease."""
     one = Held()
     store, holding = one.store, one.holding
     store.write(StealLease(store.row("s-0"), "bob"))
@@ -110,7 +107,7 @@ def test_lost_lease_stays_lost() -> None:
 
 
 def test_lease_freed_by_another_worker_is_no_handoff() -> None:
-    """Its former owner must not take it back at once, against every plan."""
+    """Its former owner leaves it to the plan."""
     one = Held()
     store, holding = one.store, one.holding
     store.write(ReleaseLease(store.row("s-0"), "ann"))
@@ -134,7 +131,7 @@ def test_renewal_counts_from_its_start() -> None:
 
 
 def test_restored_table_is_logged_once_and_moved_forward(caplog: pytest.LogCaptureFixture) -> None:
-    """If the table is restored from a backup, no shard is read twice, and the log says why."""
+    """After a restore from a backup, owners write their later checkpoints again."""
     one = Held()
     store, holding = one.store, one.holding
     early = store.row("s-0")
@@ -151,7 +148,6 @@ def test_restored_table_is_logged_once_and_moved_forward(caplog: pytest.LogCaptu
 
 @pytest.mark.parametrize("latest", [Position("77", 0, "4520"), at_timestamp(1_700_000_000_123)])
 def test_pinned_latest_time_is_read_from_the_row(latest: Position) -> None:
-    """The lease begins at the tip as of its creation, skipping nothing."""
     position = pinned_latest(Lease("s-0", checkpoint=LATEST, annotations=latest_annotations(latest)))
     assert position is not None
     assert (position.sequence, position.sub, position.token) == (latest.sequence, latest.sub, latest.token)

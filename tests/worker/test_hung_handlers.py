@@ -1,4 +1,4 @@
-"""Handlers that do not return are logged and starve no other shard. Beyond a limit their leases are released."""
+"""Handlers that do not return are logged and do not starve other shards. Beyond a limit their leases are released."""
 
 from collections.abc import Iterator
 from threading import Event
@@ -127,7 +127,6 @@ def test_slow_handler_is_logged_at_each_doubling(hung: Hung, caplog: pytest.LogC
 
 
 def test_slow_handlers_are_counted() -> None:
-    """The count lets an alarm detect a shard that stands still."""
     reader, began, slow = InMemoryMetricReader(), Event(), Event()
     finish = Event()
 
@@ -194,7 +193,6 @@ def test_shard_never_has_two_handlers_in_one_worker(limited: Hung, caplog: pytes
 
 
 def test_end_of_a_handler_after_a_steal_is_logged() -> None:
-    """The option also applies to handlers that do not notice the steal themselves."""
     hung = Hung({"late_checkpoints": True})
     hung.hand_over()
     store = hung.harness.store
@@ -208,7 +206,7 @@ def test_end_of_a_handler_after_a_steal_is_logged() -> None:
 
 @pytest.mark.parametrize("wanted", ["lost", "released"])
 def test_waiting_batch_is_withdrawn_when_its_lease_is_wanted(wanted: str) -> None:
-    """Neither a drain nor an iteration that is over waits for a batch that has not begun."""
+    """A drain, and an iteration that is over, withdraw a batch that has not begun."""
     first = Hung()
     first.hand_over()
     second = Hung(threads=first.threads)
@@ -255,7 +253,6 @@ def test_thread_that_cannot_start_ends_the_worker(monkeypatch: pytest.MonkeyPatc
 
 
 def test_reader_is_called_when_it_asked_even_if_a_handler_is_slow() -> None:
-    """The wait between two reads does not grow by the time a handler takes."""
     hung = Hung()
     hung.harness.shard_log.wait_seconds = 5.0
     began = hung.harness.clock.now

@@ -12,7 +12,6 @@ from leasehold_lab.simulator.world.world import ListSource
 
 
 def test_taken_lease_is_logged_with_rule_and_outcome(caplog: pytest.LogCaptureFixture) -> None:
-    """A collector can search by why a lease moved, without parsing the message."""
     caplog.set_level(logging.INFO, "leasehold")
     ours = member(FaultyStore(), ListSource(four_shards()), Clock())
     ours.run(60)

@@ -1,4 +1,4 @@
-"""What users of the Java KCL report, absent with our own rules. The numbers are those of its public threads."""
+"""Problems that users of the Java KCL report, absent with our own rules. Numbers are those of its public threads."""
 
 import math
 from collections import Counter

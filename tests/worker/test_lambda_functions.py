@@ -150,7 +150,6 @@ def test_lowest_reported_record_is_the_first_failed(response: object, failed: in
     ],
 )
 def test_malformed_response_fails_the_whole_batch(response: object) -> None:
-    """A bad identifier, key or response counts as a failure of the whole batch, never as success."""
     with pytest.raises(ReportedFailure):
         first_failed(response, ["7", "8", "9"])
 
@@ -208,7 +207,6 @@ def test_any_response_succeeds_without_partial_failure_reports() -> None:
 
 
 def test_only_the_poisoned_record_is_dead_lettered() -> None:
-    """Every other record is reported as done before or after it."""
     letters: list[bytes] = []
     poison = b"3"
     function = Function(lambda given_now: reported(3) if poison in given_now else None)
@@ -285,8 +283,6 @@ def test_exception_fails_the_batch_and_not_the_worker(raised: BaseException) -> 
 
 
 def test_coroutine_is_not_a_response() -> None:
-    """A batch is not done if its function returned a coroutine that no one awaits."""
-
     async def later() -> None:
         raise AssertionError
 
@@ -451,7 +447,6 @@ def test_function_that_cannot_be_called_is_rejected_at_start(app: str, text: str
 
 
 def test_event_hub_has_no_mapping(app: str) -> None:
-    """Events of Event Hubs have no Lambda event format."""
     with pytest.raises(ValueError, match="kinesis:// and dynamodb-streams://"):
         consumption("eventhubs://n/h", "memory://x", f"lambda:{app}.handler", {})
 
@@ -463,7 +458,6 @@ def test_lambda_prefix_is_for_handlers_only() -> None:
 
 
 def test_file_named_lambda_can_be_imported(app: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lambda can import it although the statement `import lambda` cannot."""
     Path(f"{app}.py").rename("lambda.py")
     monkeypatch.delitem(sys.modules, "lambda", raising=False)
     described = consumption(ListSource(), "memory://x", "lambda:lambda.handler", {})
@@ -472,6 +466,5 @@ def test_file_named_lambda_can_be_imported(app: str, monkeypatch: pytest.MonkeyP
 
 
 def test_slashes_in_the_handler_name_are_packages(app: str) -> None:
-    """Lambda accepts slashes in place of dots."""
     assert function_settings("lambda:src/app.handler").target == "src.app:handler"
     assert (app, PLAIN.name) == (app, "app")

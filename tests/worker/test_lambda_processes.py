@@ -135,7 +135,6 @@ CASES = st.tuples(
 def test_every_record_succeeds_once_in_order_of_its_key(
     case: tuple[list[int], int, dict[int, int], int | None, bool],
 ) -> None:
-    """Whatever fails, nothing is passed over and nothing that has succeeded is repeated."""
     keys, concurrency, faults, limit, lettered = case
     function, dead_lettered = judged(concurrency, faults), list[bytes]()
 
@@ -221,7 +220,7 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[App]:
 
 
 def test_parts_run_in_separate_processes_and_their_faults_fail_the_batch(app: App) -> None:
-    """An exception, an exit and a process that dies cost an attempt, a call that takes too long its process."""
+    """Exceptions, exits and crashes cost an attempt. A call that takes too long also costs its process."""
     options = Options(concurrency=2, handler_seconds=60)
     described = consumption(ListSource(), "memory://x", f"lambda:{app.name}.handler", options)
     function = described.function

@@ -1,4 +1,4 @@
-"""A worker that cannot go on leaves within a bounded time, with its reason, and holds no lease without reading it."""
+"""A worker that cannot continue leaves within a bounded time, with a reason, and keeps no lease without reading it."""
 
 import math
 import threading
@@ -140,7 +140,7 @@ def raising(fault: BaseException) -> Callable[..., NoReturn]:
 
 
 def test_hung_handler_does_not_keep_a_worker_from_ending(caplog: pytest.LogCaptureFixture) -> None:
-    """Ctrl-C and SIGTERM still end it."""
+    """Ctrl-C and SIGTERM still end the worker."""
     store, begun, finish = FaultyStore(), Event(), Event()
     others = set(threading.enumerate())
 

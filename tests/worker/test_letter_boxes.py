@@ -125,7 +125,6 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Bucket:
     ],
 )
 def test_dead_letters_are_stored_directly_under_the_prefix(bucket: Bucket, place: str, prefix: str) -> None:
-    """A replay finds its own group's dead letters and no other group's."""
     bucket.there = {f"{prefix}deep/x": b"", prefix: b"", f"x{prefix}y/z": b""}
     strange = dict(bucket.there)
     sink = open_dead_letters(f"s3://{place}?region=eu-west-1&endpoint=http://h:1")

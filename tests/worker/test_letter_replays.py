@@ -49,7 +49,6 @@ class Folder:
 
 
 def test_dead_letter_is_replayed_in_order_and_removed_once_handled() -> None:
-    """A crash of the handler loses no dead letter, and records of one key stay in order."""
     first, second, third, gone = (letter(number) for number in (7, 20, 100, 30))
     lines: dict[str, bytes | None] = {entry.name: entry.line for entry in (third, first, second)}
     folder = Folder({"z.txt": b"", **lines, gone.name: None, "a.txt": b"", "1-0-x-y.json": b"{", "2-0-x-y.json": b"["})

@@ -1,4 +1,4 @@
-"""Dead letters: their content, that none is lost or duplicated, and that a replay removes only those that are done."""
+"""Dead letters: their content, that none is lost or duplicated, and that a replay removes only those it has handled."""
 
 import errno
 import json
@@ -194,7 +194,6 @@ def taken(_delivery: Delivery) -> None:
 
 
 def test_replay_reports_the_outcome_of_each_dead_letter(tmp_path: Path) -> None:
-    """The report shows whether anything is left."""
     folder = filled(tmp_path / "box", letter("1"))
     done = CliRunner().invoke(app, ["replay", url(folder), "--handler", f"{__name__}:taken"])
     assert (done.exit_code, done.stdout) == (0, "1 letter: 1 handed over and removed, 0 failed again and stay\n")
@@ -222,7 +221,6 @@ TAKEN, STORE = ("--handler", "json:dumps"), ("--store", "memory://x")
     ],
 )
 def test_bad_usage_of_replay_is_one_sentence(arguments: list[str], status: int, says: str) -> None:
-    """The error shows neither a stack nor a secret."""
     done = CliRunner().invoke(app, ["replay", *arguments])
     assert (done.exit_code, done.stdout) == (status, "")
     assert says in done.stderr
@@ -295,7 +293,6 @@ def lying(sink: FolderSink | ObjectSink, letters: list[DeadLetterEntry]) -> list
 def test_each_distinct_dead_letter_is_stored_once_by_many_workers(
     found: Callable[[list[DeadLetterEntry]], list[DeadLetterEntry]], letters: list[DeadLetterEntry]
 ) -> None:
-    """No group's dead letter replaces another's."""
     there = [of_record(entry) for entry in found(letters)]
     assert sorted(there, key=repr) == sorted({of_record(entry) for entry in letters}, key=repr)
 
@@ -314,7 +311,6 @@ def test_each_distinct_dead_letter_is_stored_once_by_many_workers(
 def test_groups_that_differ_by_a_url_option_have_separate_dead_letters(
     one: tuple[str, str], other: tuple[str, str], tmp_path: Path
 ) -> None:
-    """A replay of one group leaves the dead letters of the other alone."""
     for source, store in (one, one, other):
         dead_letter_of(url(tmp_path), source, store)(delivery(), ValueError("poison"))
     written = [dead_letter_from(file.read_bytes()) for file in tmp_path.iterdir()]
@@ -324,7 +320,7 @@ def test_groups_that_differ_by_a_url_option_have_separate_dead_letters(
 def test_url_options_that_name_no_place_do_not_duplicate_dead_letters(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker started with another consumer does not dead-letter a record of the same group again."""
+    """Workers with different consumer options share the dead letters of their group."""
     monkeypatch.chdir(tmp_path)
     for source, store in (
         ("kinesis://o?region=eu-west-1&endpoint=http://a:1&poll_seconds=1", "sqlite://leases.db"),
@@ -344,7 +340,6 @@ def delivery() -> Delivery:
 
 
 def test_dead_letter_of_an_earlier_version_is_replayed(tmp_path: Path) -> None:
-    """Dead letters written before an upgrade can still be replayed."""
     fields = json.loads(letter("7").line)
     del fields["source"]
     name = "7-0-s-0-0123456789ab.json"

@@ -122,7 +122,7 @@ def test_replayed_dead_letters_are_counted_by_outcome(monkeypatch: pytest.Monkey
 
 
 def test_dead_letter_of_a_lost_lease_is_counted_by_the_present_owner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two concurrent replays, only the present owner of the lease counts it and continues."""
+    """Of two concurrent replays, only the present owner of the lease counts its dead letters and continues."""
 
     def runs(stream: Stream) -> bool:
         stream.hand_over(letter(1).line)

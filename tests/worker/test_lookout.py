@@ -1,4 +1,4 @@
-"""What a worker does as lookout or reader, as seen in the table: bulletins, renewals, and the leases it takes up."""
+"""What a worker does as lookout or reader, as seen in the table: bulletins, renewals, and which leases it accepts."""
 
 from collections import Counter
 
@@ -39,7 +39,7 @@ def board(store: FaultyStore, lookout: Driven) -> Lease:
 
 
 def test_other_workers_read_one_row_with_stale_reads() -> None:
-    """Sixty workers do not read the table sixty times, and pay half price for their reads of the row (C4, C7)."""
+    """One stale read of a row costs a worker half the price of a consistent one (C4, C7)."""
     clock = Clock()
     store = FaultyStore()
     lookout, *readers = fleet(store, clock, *(f"w-{number}" for number in range(6)), shards=12)
@@ -133,7 +133,7 @@ def test_steal_without_a_request_is_noticed_by_the_next_listing() -> None:
 
 
 def test_only_rows_just_read_are_taken_up_as_ours() -> None:
-    """A lease given away since the last listing is not claimed back because of that listing (C10)."""
+    """A lease handed off since the last listing is not claimed back because of that listing (C10)."""
     clock = Clock()
     store = FaultyStore()
     _, reader = fleet(store, clock, "a-1", "b-1")
@@ -149,7 +149,7 @@ def test_only_rows_just_read_are_taken_up_as_ours() -> None:
 
 
 def test_only_leases_just_read_are_acted_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others have changed leases since a reader's last listing, and its old plan must not undo that (C7)."""
+    """Others have changed leases since a reader's last listing, so its plan for them is outdated (C7)."""
     clock = Clock()
     store = FaultyStore()
     lookout, reader = fleet(store, clock, "a-1", "b-1")
@@ -162,7 +162,7 @@ def test_only_leases_just_read_are_acted_on(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_handed_off_lease_is_accepted_without_a_listing() -> None:
-    """The next owner accepts a gift before its next listing, so that the giver does not take it back (H3)."""
+    """The next owner accepts before its next listing, so that the giver does not take the lease back (H3)."""
     clock = Clock()
     store = FaultyStore()
     lookout, reader = fleet(store, clock, "a-1", "b-1")
@@ -178,7 +178,7 @@ def test_handed_off_lease_is_accepted_without_a_listing() -> None:
 
 
 def test_lease_taken_back_is_read_again() -> None:
-    """Its owner believes that it has no lease to spare, and must see that it is asked for one again (C7)."""
+    """Its owner must see that the lease is requested again (C7)."""
     clock = Clock()
     store = FaultyStore()
     lookout, reader = fleet(store, clock, "a-1", "b-1")

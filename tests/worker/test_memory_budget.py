@@ -1,4 +1,4 @@
-"""One memory bound for the batches of all shards: who waits, who is admitted, and which batches are forgotten."""
+"""One memory bound for the batches of all shards: who waits, who is admitted, and which batches are dropped."""
 
 import heapq
 from random import Random
@@ -245,8 +245,6 @@ class HesitantReader:
 
 
 def test_dropped_batch_keeps_its_remaining_attempts() -> None:
-    """The attempts of a failing shard stay limited, even if others want its budget."""
-
     def fails(_delivery: Delivery) -> None:
         raise OSError("for good")
 

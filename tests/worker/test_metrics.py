@@ -41,7 +41,6 @@ def measured(config: Config = SHARED) -> tuple[FaultyStore, Driven, InMemoryMetr
 
 
 def test_table_stream_and_lease_metrics_are_exported() -> None:
-    """Alarms detect a group that falls behind, or shards without an owner."""
     clock, store, source = Clock(), FaultyStore(), ListSource(four_shards())
     shard_log = source.shard_logs["s-0"] = ShardRecords(records(30), size=20)
     shard_log.records = [record._replace(data=bytes(7)) for record in shard_log.records]
@@ -81,7 +80,7 @@ def test_table_stream_and_lease_metrics_are_exported() -> None:
 
 
 def test_application_lag_is_computed_from_all_rows() -> None:
-    """The lag of the whole application can be used for scaling, although each worker knows only its own leases."""
+    """Each worker knows only its own leases, so the lag is computed from the rows."""
     store, ours, reader, metrics = measured()
     for holding, behind in zip(ours.worker.holdings, (40.0, 0.0, 0.0, 0.0), strict=True):
         holding.progress.read(Batch((), None, behind, 0.2), ours.clock.now)
@@ -117,7 +116,6 @@ def test_hung_handler_of_the_exporting_worker_is_exported() -> None:
 
 
 def test_lease_that_changes_owner_is_counted_once() -> None:
-    """A lease that passes from worker to worker can be told from one that stays."""
     clock, store = Clock(), FaultyStore()
     ours = member(store, ListSource(four_shards()), clock, config=SHARED)
     ours.run(1)
@@ -134,7 +132,7 @@ def test_lease_that_changes_owner_is_counted_once() -> None:
 
 
 def test_outdated_table_reading_is_not_exported() -> None:
-    """Most workers read the table seldom, and their old view would cause false alarms or hide real ones."""
+    """Most workers read the table seldom, so their view of it may be outdated."""
     _, ours, reader, metrics = measured()
     assert ("total_leases", "a-1") in told(reader)
     ours.clock.now += 41
@@ -196,7 +194,6 @@ def test_unknown_exporter_is_named(
 
 
 def test_metrics_are_exported_when_a_worker_ends(capsys: pytest.CaptureFixture[str]) -> None:
-    """Standard output contains events alone."""
     with exporting("console") as meter:
         assert meter is not None
         meter.create_counter("records").add(3)
@@ -212,10 +209,7 @@ def test_no_exporter_leaves_the_programs_provider_in_use(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("late", [False, True], ids=["provider first", "workers first"])
 def test_two_workers_of_one_program_are_both_exported(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """OpenTelemetry keeps only the first gauge of a name, so all workers of a program share one meter.
-
-    Before the program has set its provider, OpenTelemetry returns a new meter at each call and keeps them all.
-    """
+    """OpenTelemetry keeps only the first gauge of a name, so all workers of a program share one meter."""
     program = opentelemetry.metrics._internal._ProxyMeterProvider()  # noqa: SLF001  one that no other test has set
     monkeypatch.setattr("opentelemetry.metrics._internal._PROXY_METER_PROVIDER", program)
     monkeypatch.setattr(metrics, "_own_meter", cache(metrics._own_meter.__wrapped__))  # noqa: SLF001

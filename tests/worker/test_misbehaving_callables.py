@@ -1,4 +1,4 @@
-"""User callables may raise anything: a batch fails or a worker ends in good order, and no lease is held unread."""
+"""User callables may raise anything: a batch fails or a worker ends cleanly, and no lease is held unread."""
 
 import os
 import subprocess
@@ -57,7 +57,6 @@ def test_any_handler_exception_fails_the_batch(error: BaseException, caplog: pyt
 def test_exception_that_cannot_be_shown_is_retried_and_dead_lettered(
     by: str, base: type[BaseException], tmp_path: Path
 ) -> None:
-    """The thread that reports such a fault survives, so its shard is still read."""
     letters = dead_letters(f"file://{tmp_path}")
     harness = ReaderHarness(does=raising(unsayable(by, base)))
     harness.steps(harness.reading(attempts=2, dead_letter=letters), 40)
@@ -78,7 +77,6 @@ def test_observer_may_raise_an_exception_that_cannot_be_shown(by: str, whose: st
 
 
 def test_dead_letter_always_gets_an_exception() -> None:
-    """A dead letter written for exceptions gets nothing else."""
     letters: list[Exception] = []
     harness = ReaderHarness(ShardRecords(records(1)), does=raising(CancelledError()))
     harness.steps(harness.reading(attempts=1, dead_letter=lambda _delivery, error: letters.append(error)), 3)
@@ -133,8 +131,6 @@ def test_observer_that_raises_disturbs_neither_reading_nor_leaving(caplog: pytes
 
 
 def test_failing_measure_skips_no_record(caplog: pytest.LogCaptureFixture) -> None:
-    """The batch that was read is not dropped, and no checkpoint passes it."""
-
     def measure(_holding: Holding, _batch: Batch) -> None:
         raise MemoryError("no room to count")
 
@@ -145,8 +141,6 @@ def test_failing_measure_skips_no_record(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_async_observer_is_ignored_with_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
-    """An async observer never runs, and the log says so."""
-
     async def observe(_happening: Happening, _holding: Holding) -> None:
         """Never runs."""
 
@@ -209,7 +203,6 @@ def test_command_with_a_closed_output_pipe_ends_quietly() -> None:
 def test_handler_file_that_cannot_be_imported_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, says: str
 ) -> None:
-    """A syntax error in the user's file is reported without a stack."""
     (tmp_path / "mine.py").write_text(text)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", list(sys.path))
@@ -222,7 +215,6 @@ def test_handler_file_that_cannot_be_imported_is_one_sentence(
 def test_file_in_the_working_directory_does_not_shadow_a_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A stray `graphlib.py` in the working folder is not what the worker itself imports."""
     (tmp_path / "graphlib.py").write_text("TopologicalSorter = None\n")
     (tmp_path / "beside.py").write_text("import graphlib\n\n\ndef handle(batch):\n    return graphlib.__file__\n")
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""One held lease, write by write: what each stores, what a refusal means, and why the holding ended."""
+"""One held lease, write by write: what each write stores, what a rejection means, and why the holding ended."""
 
 import pytest
 from attrs import evolve
@@ -83,7 +83,7 @@ def test_checkpoint_stores_position_measure_and_children() -> None:
 
 
 def test_shard_end_with_the_owner_kept_does_not_end_the_holding() -> None:
-    """With the `kcl` rules a finished lease stays with its owner, and is not claimed and lost in turn."""
+    """With the `kcl` rules a finished lease stays with its owner."""
     one = Held()
     assert one.holding.checkpoint(SHARD_END, keep_owner=True)
     assert (one.end, one.row.owner, one.row.ended) == ((False, ""), "ann", True)
@@ -99,7 +99,6 @@ def test_only_an_expired_lease_is_renewed_before_its_checkpoint() -> None:
 
 
 def test_late_checkpoint_moves_forward_and_returns_whether_it_did() -> None:
-    """What was processed before a steal is not repeated, and the caller knows whether the checkpoint was stored."""
     one = Held()
     one.store.write(StealLease(one.row, "bob"))
     assert one.holding.checkpoint_late(Position("5")) is True
@@ -108,7 +107,7 @@ def test_late_checkpoint_moves_forward_and_returns_whether_it_did() -> None:
 
 
 def test_listed_request_counts_unless_we_wrote_since() -> None:
-    """A next owner that withdrew its request is not given the lease, and a KCL 3.x move is not taken for ours."""
+    """Our own later write shows whether the request still stands."""
     one = Held()
     old = one.row
     assert one.holding.renew()
@@ -131,7 +130,7 @@ def test_listed_request_counts_unless_we_wrote_since() -> None:
 def test_holding_is_released_only_on_request(
     next_owner: str | None, *, yields: bool, leaving: bool, releasing: bool
 ) -> None:
-    """A next owner that waits for the release need not steal, and nothing is released if there is none."""
+    """An owner releases a lease only for a next owner that waits for it."""
     one = Held()
     one.store.rewrite("s-0", lambda row: evolve(row, next_owner=next_owner, yields=yields, leaving=leaving))
     assert one.holding.annotate("a", "1")
@@ -139,7 +138,6 @@ def test_holding_is_released_only_on_request(
 
 
 def test_handoff_stores_the_position_in_the_same_write() -> None:
-    """The next owner begins where the giver stopped, and one write takes half as long as two."""
     one = Held()
     one.store.write(RequestLease(one.row, "bob"))
     assert one.holding.renew()
@@ -151,7 +149,6 @@ def test_handoff_stores_the_position_in_the_same_write() -> None:
 
 
 def test_handoff_never_moves_the_checkpoint_back() -> None:
-    """The next owner does not begin before what is already stored."""
     one = Held()
     assert one.holding.checkpoint(Position("9"))
     one.store.write(RequestLease(one.row, "bob"))
@@ -161,7 +158,7 @@ def test_handoff_never_moves_the_checkpoint_back() -> None:
 
 
 def test_lease_moved_by_a_kcl3_leader_is_not_taken_back() -> None:
-    """Its next owner polls seldom and needs longer than a gift waits."""
+    """Its next owner polls seldom and needs longer than a hand-off waits."""
     one = Held()
     one.store.rewrite("s-0", lambda row: evolve(row, next_owner="bob", yields=False, leaving=True))
     assert one.holding.annotate("a", "1")
@@ -170,7 +167,6 @@ def test_lease_moved_by_a_kcl3_leader_is_not_taken_back() -> None:
 
 
 def test_unrequested_lease_is_checkpointed_and_released() -> None:
-    """The next owner does not repeat what was processed last."""
     one = Held()
     one.holding.ask_release()
     assert one.holding.releasing
@@ -218,7 +214,7 @@ def test_new_owner_is_named_after_a_steal() -> None:
 
 
 def test_deleted_row_is_recreated_at_the_owners_position() -> None:
-    """Nothing is skipped or repeated, unlike at the initial position, where another worker would create it."""
+    """The owner's position is exact. Another worker would recreate the row at the initial position."""
     one = Held()
     assert one.holding.checkpoint(Position("40"))
     before = one.holding.lease
@@ -230,7 +226,7 @@ def test_deleted_row_is_recreated_at_the_owners_position() -> None:
 
 
 def test_recreated_row_is_taken_over_unless_its_checkpoint_is_further() -> None:
-    """A newcomer must not read from the initial position what the owner still has in hand."""
+    """The row of a newcomer starts at the initial position, which the owner has already passed."""
     for owner in (None, "bob"):
         one = Held()
         for number in range(40, 50):
@@ -247,7 +243,7 @@ def test_recreated_row_is_taken_over_unless_its_checkpoint_is_further() -> None:
 
 @pytest.mark.parametrize("owner", [None, "bob"])
 def test_row_taken_over_is_moved_forward_and_signed(owner: str | None) -> None:
-    """A crash before the next checkpoint must not repeat everything, and a restart must know the lease as its own."""
+    """The checkpoint is stored at once, and the row names the process that holds the lease."""
     one = Held()
     for number in range(40, 50):
         assert one.holding.checkpoint(Position(str(number)))
@@ -262,7 +258,6 @@ def test_row_taken_over_is_moved_forward_and_signed(owner: str | None) -> None:
 
 
 def test_deleted_row_is_logged() -> None:
-    """The log says that the table was emptied, and that records may be unread."""
     one = Held()
     assert one.holding.checkpoint(Position("40"))
     one.store._table.rows.clear()  # noqa: SLF001  without any worker's knowledge
@@ -274,7 +269,7 @@ def test_deleted_row_is_logged() -> None:
 
 
 def test_expired_lease_leaves_its_missing_row_to_the_worker() -> None:
-    """A row deleted while its owner slept may belong to a finished shard, so the owner does not recreate it."""
+    """A row deleted while its owner slept may belong to a finished shard."""
     one = Held()
     assert one.holding.checkpoint(Position("40"))
     one.store._table.rows.clear()  # noqa: SLF001  without any worker's knowledge
@@ -284,7 +279,6 @@ def test_expired_lease_leaves_its_missing_row_to_the_worker() -> None:
 
 
 def test_recreated_row_is_deleted_if_its_owner_slept_meanwhile() -> None:
-    """If the owner slept during the write, its lease counts as expired and the recreated row is deleted."""
     one = Held()
     assert one.holding.checkpoint(Position("40"))
     one.store._table.rows.clear()  # noqa: SLF001  without any worker's knowledge
@@ -318,7 +312,6 @@ def test_shard_end_written_by_another_is_not_a_steal() -> None:
 
 
 def test_own_write_with_a_lost_reply_is_followed_by_another() -> None:
-    """A slow network does not look like a steal."""
     one = Held()
     one.store.lose_replies = 1
     with pytest.raises(OutcomeUnknown):
@@ -330,7 +323,6 @@ def test_own_write_with_a_lost_reply_is_followed_by_another() -> None:
 
 
 def test_store_that_rejects_its_owner_three_times_is_not_retried() -> None:
-    """The thread does not loop forever, and the contradiction is reported."""
     one = Held()
     one.store.refuses = (RenewLease,)
     with pytest.raises(OutcomeUnknown, match="lease s-0: 3 writes were rejected although we own it"):
@@ -339,7 +331,6 @@ def test_store_that_rejects_its_owner_three_times_is_not_retried() -> None:
 
 
 def test_elder_of_two_processes_keeps_and_signs_its_lease() -> None:
-    """A restart next to a process that still runs does not lead to two readers of one lease."""
     elder = Held()
     elder.store.write(ClaimLease(elder.row, "ann", (("process", "p-2/ann"),)))
     elder.clock.now = 1004.0
@@ -350,7 +341,6 @@ def test_elder_of_two_processes_keeps_and_signs_its_lease() -> None:
 
 
 def test_younger_of_two_processes_gives_up_when_the_elder_writes() -> None:
-    """Only one of two processes with the same id continues."""
     younger = Held(process="p-2", replaced="p-1")
     younger.store.write(ClaimLease(younger.row, "ann", SIGNED))
     assert younger.holding.renew() is False
@@ -368,7 +358,6 @@ def test_process_that_slept_past_its_lease_leaves_it_to_its_successor() -> None:
 
 
 def test_lease_is_lost_once_with_its_first_reason() -> None:
-    """A drain is counted once, and the cleanup does not replace its reason."""
     one = Held()
     one.holding.drop("its handler hangs")
     one.holding.drop("closed")
@@ -400,7 +389,6 @@ def test_handoff_with_a_lost_reply_can_be_taken_back_until_accepted() -> None:
 
 
 def test_release_depends_on_the_owner_and_not_the_version() -> None:
-    """A renewal without a response does not keep a leaving worker's lease until it expires."""
     one = Held()
     one.store.lose_replies = 1
     with pytest.raises(OutcomeUnknown):
@@ -411,7 +399,7 @@ def test_release_depends_on_the_owner_and_not_the_version() -> None:
 
 
 def test_shard_end_of_a_dropped_lease_is_not_written() -> None:
-    """Its children must not be created while another worker still reads it."""
+    """Its children may be created only once the present owner has finished the shard."""
     one = Held()
     one.holding.drop("closed")
     assert one.holding.checkpoint(SHARD_END) is False
@@ -441,7 +429,7 @@ def test_rejected_shard_end_followed_by_a_lost_reply_is_no_end(refused: type[Wri
 
 
 def test_elder_process_signs_again_with_any_write() -> None:
-    """The younger process learns from the annotation that the elder lives, also if only checkpoints are written."""
+    """The younger process learns from the annotation that the elder still runs."""
     elder = Held()
     elder.store.write(ClaimLease(elder.row, "ann", (("process", "p-2/ann"),)))
     assert elder.holding.checkpoint(Position("5")) is True
@@ -449,7 +437,6 @@ def test_elder_process_signs_again_with_any_write() -> None:
 
 
 def test_renewal_writes_the_average_throughput() -> None:
-    """Rules that weigh leases use the average of an earlier owner's measure (100) and this minute's (200)."""
     one = Held()
     one.holding.throughput.add(12_000, 1000.0)
     one.clock.now = 1060.0
@@ -458,7 +445,7 @@ def test_renewal_writes_the_average_throughput() -> None:
 
 
 def test_reason_for_a_lost_lease_is_set_before_it_is_lost() -> None:
-    """The reason must be set before `lost`, because the log and the check for a second process read it then."""
+    """The log, and the check for a second process, read the reason as soon as `lost` is set."""
     one = Held()
     reasons: list[tuple[str, bool]] = []
     lost_is_set = one.holding.lost.set

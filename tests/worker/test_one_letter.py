@@ -28,7 +28,6 @@ def said(**fields: object) -> bytes:
 
 
 def test_dead_letter_needs_only_the_required_fields() -> None:
-    """Dead letters written by other programs can be replayed."""
     assert dead_letter_from(said()) == DeadLetterEntry("", "", "s", "l", Record(b"d", "7"), "", "", 0, "", 0)
 
 

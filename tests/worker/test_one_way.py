@@ -1,4 +1,4 @@
-"""L-one-way: a worker that loses either its requests or its responses holds up no shard for long.
+"""L-one-way: a worker that loses either its requests or its responses leaves no shard unread for long.
 
 No shard is unread for longer than two lease times while another worker is healthy.
 """

@@ -1,4 +1,4 @@
-"""Handlers that checkpoint by themselves: a batch is not done when they return."""
+"""Handlers that write their own checkpoints: a batch is not done when they return."""
 
 from collections.abc import Callable
 
@@ -54,7 +54,7 @@ def test_final_checkpoint_is_requested_before_the_lease_is_released() -> None:
 
 
 def test_release_without_a_checkpoint_stores_none() -> None:
-    """The release does not checkpoint the last returned batch, which the handler may not have finished."""
+    """The handler may not have finished the last batch that it returned from."""
     words: list[str] = []
     harness = ReaderHarness(ShardRecords(records(6), size=2))
     reading = harness.reading(final_checkpoint=_heard(words))
@@ -87,7 +87,7 @@ def test_failed_handler_restarts_at_its_checkpoint() -> None:
 
 
 def test_batch_whose_thread_came_after_expiry_is_dispatched_later() -> None:
-    """The batch does not count as dispatched, so the next batch is not read in its place."""
+    """A batch counts as dispatched only once its handler has begun."""
     harness, executor = ReaderHarness(ShardRecords(records(4), size=2)), ManualExecutor()
     reading = harness.reading(dispatcher=Dispatcher(executor), final_checkpoint=_heard([]))
     harness.steps(reading, 2)
@@ -122,7 +122,7 @@ def test_failed_handler_without_a_checkpoint_restarts_at_the_pinned_position(num
 
 
 def test_always_failing_batch_stops_its_shard() -> None:
-    """Earlier batches that come again and pass do not restart the count of attempts."""
+    """Earlier batches that pass again leave the count of attempts unchanged."""
 
     def does(delivery: Delivery) -> None:
         if delivery.records[-1].data == data(1, 5)[0]:
@@ -138,7 +138,7 @@ def test_always_failing_batch_stops_its_shard() -> None:
 
 
 def test_kept_lease_is_read_from_its_checkpoint_after_a_failed_final_checkpoint() -> None:
-    """If the next owner withdraws its request, a new child does not skip what the previous one had not finished."""
+    """If the next owner withdraws its request, a new child starts where the previous one had finished."""
 
     def fail(_final_checkpoint: FinalCheckpoint) -> None:
         raise OSError("the child has ended")
@@ -154,8 +154,6 @@ def test_kept_lease_is_read_from_its_checkpoint_after_a_failed_final_checkpoint(
 
 
 def test_records_checkpointed_before_a_failed_final_checkpoint_are_not_repeated() -> None:
-    """A new child starts at the row's checkpoint, and must not get records from before it."""
-
     def fail(final_checkpoint: FinalCheckpoint) -> None:
         if len(words) == 1:
             assert final_checkpoint.checkpoint(Position("102"))
@@ -199,7 +197,6 @@ def test_lease_of_a_hung_handler_is_released_without_a_final_checkpoint() -> Non
 
 @pytest.mark.parametrize("silent", [0, 2])
 def test_shard_ends_only_by_the_handlers_checkpoint(silent: int) -> None:
-    """The shard ends only when the handler has checkpointed its end, so nothing that it holds is lost."""
     words: list[str] = []
 
     def end(final_checkpoint: FinalCheckpoint) -> None:

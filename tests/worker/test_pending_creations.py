@@ -1,4 +1,4 @@
-"""Which creations of leases wait, for how long, and where a lease at LATEST begins once its wait is over."""
+"""Which creations of leases wait, for how long, and where a lease at LATEST begins after its wait."""
 
 from attrs import evolve
 
@@ -59,7 +59,7 @@ def test_new_group_waits_at_latest_and_not_at_trim_horizon() -> None:
 
 
 def test_latest_is_resolved_once_before_the_wait() -> None:
-    """Records that arrive during the wait are not skipped."""
+    """Records that arrive during the wait are read."""
     tip = Tip()
     creations = PendingCreations(CONFIG, tip.of)
     creations.held_back([NEW_GROUP], (), (), 0.0, map)
@@ -71,7 +71,7 @@ def test_latest_is_resolved_once_before_the_wait() -> None:
 
 
 def test_shard_whose_tip_is_unknown_delays_only_its_own_lease() -> None:
-    """It is asked again, and waits on even if its wait is over."""
+    """The tip is requested again, and the lease waits until it is known."""
     tip = Tip()
     tip.position = None
     creations = PendingCreations(CONFIG, tip.of)

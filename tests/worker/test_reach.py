@@ -58,7 +58,6 @@ class Columns(Batch):
 
 
 def test_columnar_batch_is_measured_like_any_other() -> None:
-    """Batches of Spark's fast path are measured without making objects of their records."""
     progress_meter = meter()
     progress_meter.read(Columns((), Position("7"), 4.0, 0.2), 0.0)
     assert noted(progress_meter, 10.0).behind == 14.0
@@ -67,7 +66,6 @@ def test_columnar_batch_is_measured_like_any_other() -> None:
 
 
 def test_running_batch_counts_as_unread_until_done() -> None:
-    """The lag of a hung handler grows."""
     progress_meter = meter()
     progress_meter.read(BATCH, 0.0)
     assert noted(progress_meter, 10.0).behind == 15.0
@@ -81,7 +79,7 @@ def test_running_batch_counts_as_unread_until_done() -> None:
 
 @pytest.mark.parametrize(("wait", "grows"), [(SILENT_SECONDS + 1, True), (0.0, False)])
 def test_lag_is_the_wait_of_the_first_unfinished_record(wait: float, grows: bool) -> None:
-    """Lag is how long the first unfinished record has waited. The service reports such a read as at the tip."""
+    """The service reports such a read as at the tip."""
     wall = [NOW]
     progress_meter = ProgressMeter(Lease("s-0"), "a", 0.0)
     progress_meter.tell("vm", lambda: wall[0], 0.0)
@@ -130,7 +128,6 @@ def test_response_at_the_tip_ends_an_age_inherited_from_an_earlier_owner() -> No
 
 
 def test_response_that_does_not_end_is_a_fault() -> None:
-    """A service that sends its response byte by byte is named as the cause."""
     progress_meter = meter()
     progress_meter.asking(0.0)
     assert noted(progress_meter, SILENT_SECONDS).fault == ""
@@ -153,7 +150,6 @@ def test_request_under_way_is_not_a_read() -> None:
 
 
 def test_unread_shard_falls_behind() -> None:
-    """The lag of a throttled shard grows, so that an alarm notices it."""
     progress_meter = meter()
     progress_meter.read(EMPTY, 0.0)
     assert noted(progress_meter, SILENT_SECONDS - 1).behind == 0.0
@@ -161,7 +157,7 @@ def test_unread_shard_falls_behind() -> None:
 
 
 def test_no_time_is_written_unless_requested() -> None:
-    """A simulated worker does not write real times, and a reader that never could read still writes that."""
+    """A simulated worker writes no real times. A reader that was never able to read still writes that."""
     assert ProgressMeter(Lease("s-0"), "a").annotations(1.0) == ()
     assert not ProgressMeter(Lease("s-0"), "a").annotation_due(1_000.0)
     progress_meter = meter()
@@ -175,7 +171,6 @@ def test_no_time_is_written_unless_requested() -> None:
 
 
 def test_finished_handler_is_no_longer_at_work() -> None:
-    """A shard that waits for its next attempt does not look as if its handler hung."""
     for ended in (ProgressMeter.rested, lambda each: each.done(2.0)):
         progress_meter = meter()
         progress_meter.working(1.0)
@@ -185,7 +180,6 @@ def test_finished_handler_is_no_longer_at_work() -> None:
 
 
 def test_moves_are_counted_across_owners() -> None:
-    """A lease that flaps between two workers does not look stable."""
     first = Progress(NOW, "b", moves=2)
     row = Lease("s-0", owner="b", idle=1.0, annotations=((NOTE, first.note),))
     for worker, moves in (("b", 2), ("a", 3)):
@@ -215,7 +209,7 @@ def test_moves_are_counted_across_owners() -> None:
     ],
 )
 def test_unreadable_annotation_has_no_meaning(note: str) -> None:
-    """A writer with access to the table cannot break the commands that read it."""
+    """Any writer with access to the table may have written it."""
     assert progress_of(Lease("s-0", annotations=((NOTE, note),))) is None
 
 
@@ -242,7 +236,7 @@ TOLD = Progress(NOW - 10, "a", "vm-7", 1, behind=2.0, end=False, arrived=NOW - 1
     ],
 )
 def test_row_shows_lag(lease: Lease, lag: LeaseLag) -> None:
-    """A lease that no worker reads does not keep its last good values."""
+    """An unread lease loses its last good values."""
     assert lag_of(lease, NOW, 10.0) == lag
 
 
@@ -271,14 +265,13 @@ def test_lag_is_a_lower_bound_while_the_stream_is_silent(lease: Lease, at_least:
 
 
 def test_application_lag_is_that_of_its_worst_lease() -> None:
-    """One alarm on the whole does not need a series for each lease."""
     rows = [evolve(row("a", TOLD), key="s-0"), evolve(row(None, TOLD), key="s-1"), Lease("s-2", owner="j", idle=1.0)]
     whole = fleet_lag(lags_of([*rows, Lease("s-3", checkpoint=SHARD_END)], NOW, 10.0))
     assert (whole.most, whole.total) == (12.0, 14.0)
 
 
 def test_renewal_carries_the_annotation_only_where_annotations_are_free() -> None:
-    """Others learn an owner's lag. On blobs, where annotations look like renewals, it is not written."""
+    """On blobs, where annotations look like renewals, it is not written."""
     clock, store = Clock(), FaultyStore()
     source = ListSource(four_shards())
     source.shard_logs["s-0"] = ShardRecords(records(3), size=20)
@@ -298,7 +291,6 @@ def test_renewal_carries_the_annotation_only_where_annotations_are_free() -> Non
 
 
 def test_stream_is_asked_for_lag_that_no_row_shows() -> None:
-    """The lag of Java workers is known, too."""
     java = Lease("s-0", owner="java", checkpoint=Position("10"))
     assert lags_from_stream(FaultySource(four_shards(), present=Position("12")), [java], {"s-0": LeaseLag()}) == {
         "s-0": LeaseLag(None, 2)
@@ -318,7 +310,6 @@ def test_stream_is_asked_for_lag_that_no_row_shows() -> None:
 
 
 def test_lag_is_unknown_until_a_read_shows_it() -> None:
-    """A shard without data is not reported as at its end, and the worker's metrics do not fail."""
     progress_meter = meter()
     assert progress_meter.behind(SILENT_SECONDS) is None
     progress_meter.read(Batch((), None, None, 0.2), 1.0)
@@ -329,7 +320,7 @@ def test_lag_is_unknown_until_a_read_shows_it() -> None:
 
 @pytest.mark.parametrize("read", [True, False])
 def test_lag_grows_if_a_stream_falls_silent_before_its_tip(read: bool) -> None:
-    """Lag is at least the time since the last response, or since the lease was taken, and says that it is no more."""
+    """Lag is at least the time since the last response or since the claim, and is marked as a lower bound."""
     progress_meter = meter()
     if read:
         progress_meter.read(Batch((), None, None, 0.2), 0.0)
@@ -349,7 +340,6 @@ def test_record_without_lag_has_its_age() -> None:
 
 
 def test_lag_of_an_owner_that_never_read_counts_from_its_claim() -> None:
-    """Neither its death nor another owner that cannot read, either, makes the shard look new."""
     first = noted(meter(), 10.0)
     assert first.behind is None
     left = row(None, first)
@@ -361,7 +351,7 @@ def test_lag_of_an_owner_that_never_read_counts_from_its_claim() -> None:
 
 
 def test_shard_that_waits_for_its_parents_has_no_lag() -> None:
-    """Nothing of it should be read yet, so a split raises no alarm."""
+    """None of its records should be read yet."""
     progress_meter = meter()
     progress_meter.excused("its parents are not done", 0.0)
     told = noted(progress_meter, 500.0)

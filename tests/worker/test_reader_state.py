@@ -1,4 +1,4 @@
-"""What the reader of a lease does next, decided without I/O: each line of the tables at the head of the module."""
+"""What the reader of a lease does next, decided without I/O: each row of the tables at the head of the module."""
 
 from typing import Any
 
@@ -58,7 +58,6 @@ def test_reading_begins_after_the_parents_with_growing_waits() -> None:
 
 
 def test_resting_state_may_still_release_and_checkpoint() -> None:
-    """A wait holds up neither a release nor a checkpoint."""
     state = state_of()
     read_to(state, TWENTY)
     assert state.rest(5.0) == 5.0
@@ -107,7 +106,7 @@ def test_rejection_is_retried_until_a_response_ends_the_series() -> None:
 
 
 def test_lease_is_confirmed_after_a_gap_in_the_connection() -> None:
-    """A gap as long as a renewal is not forgotten by the next read."""
+    """Another reader may have had the connection during a gap as long as a renewal."""
     state = state_of()
     unconfirmed = list[bool]()
     for gap in (3.0, 3.1, 0.0):
@@ -118,7 +117,6 @@ def test_lease_is_confirmed_after_a_gap_in_the_connection() -> None:
 
 
 def test_plain_handler_gets_unfinished_records_again() -> None:
-    """Between two calls nothing is delivered and not acknowledged."""
     state = state_of()
     read_to(state, TWENTY)
     state.cursor.rows_delivered(TWENTY)
@@ -126,7 +124,6 @@ def test_plain_handler_gets_unfinished_records_again() -> None:
 
 
 def test_handler_that_checkpoints_has_finished_up_to_its_checkpoint() -> None:
-    """It is asked for a final checkpoint once, before its lease goes."""
     state = state_of("checkpoints")
     batch = read_to(state, THIRTY)
     state.cursor.rows_delivered(THIRTY)
@@ -141,7 +138,6 @@ def test_handler_that_checkpoints_has_finished_up_to_its_checkpoint() -> None:
 
 
 def test_handler_that_checkpoints_is_asked_at_the_shard_end() -> None:
-    """The end of the shard is delivered before it can be acknowledged, and asking again has waits that grow."""
     state = state_of("checkpoints")
     read_to(state, SHARD_END)
     state.cursor.rows_delivered(SHARD_END)
@@ -151,7 +147,7 @@ def test_handler_that_checkpoints_is_asked_at_the_shard_end() -> None:
 
 
 def test_failures_are_forgotten_once_everything_that_failed_was_delivered() -> None:
-    """Batches before the one that failed do not end its attempts."""
+    """Batches before the one that failed leave its attempts unchanged."""
     state = state_of("checkpoints")
     read_to(state, THIRTY)
     state.consumer_failed(TWENTY)
@@ -161,7 +157,7 @@ def test_failures_are_forgotten_once_everything_that_failed_was_delivered() -> N
 
 
 def test_next_checkpoint_is_due_after_a_pause_or_with_all_leases() -> None:
-    """Checkpoints of one write come due at the same time; one that a release will write moves no mark."""
+    """Checkpoints of one write come due together. A checkpoint that a release will write moves no mark."""
     state = state_of()
     read_to(state, TWENTY)
     state.cursor.rows_delivered(TWENTY)
@@ -187,7 +183,7 @@ FACTS = st.fixed_dictionaries({name: st.booleans() for name in ("lost", "leaving
 
 @given(st.sampled_from(("returns", "checkpoints", "commits")), EVENTS, FACTS)
 def test_no_order_skips_a_record(kind: ConsumerKind, events: list[tuple[str, int]], facts: dict[str, bool]) -> None:
-    """Nothing is stored that was not acknowledged, and reading goes on where the rows in memory end."""
+    """Only acknowledged positions are stored, and reading continues after the rows in memory."""
     state, now, finished = state_of(kind), 0.0, TEN
     for event, number in events:
         now += 0.5

@@ -1,4 +1,4 @@
-"""One held lease being read, step by step: order, faults, steals, ends."""
+"""Reading one held lease, step by step: order, faults, steals and ends."""
 
 import math
 from collections.abc import Callable
@@ -40,7 +40,7 @@ def test_records_are_dispatched_in_order_and_checkpointed() -> None:
 
 
 def test_shard_is_read_under_the_epoch_of_its_handler() -> None:
-    """The source gets the handler's epoch, so that a sink which fences by it accepts the owner's own reader."""
+    """A sink that fences by the handler's epoch must accept the owner's own reader."""
     source, tokens = FaultySource(), []
     harness = ReaderHarness(source=source, does=lambda delivery: tokens.append(delivery.epoch))
     assert harness.holding.renew()
@@ -85,7 +85,7 @@ def test_child_begins_with_the_positions_of_its_parents() -> None:
 
 
 def test_latest_is_pinned_before_the_first_read() -> None:
-    """What arrives before the first checkpoint is not lost in a crash."""
+    """Records that arrive before the first checkpoint survive a crash."""
     harness = ReaderHarness(ShardRecords(records(2)), lease=Lease("s-0", checkpoint=LATEST))
     harness.steps(harness.reading(), 1)
     pinned = at_timestamp(FIRST_MS + 2)
@@ -99,7 +99,6 @@ def test_latest_is_pinned_before_the_first_read() -> None:
 
 @pytest.mark.parametrize("noted", [False, True])
 def test_reading_begins_after_the_pinned_sequence_number(noted: bool) -> None:
-    """A partition that already has events is read from the first event after that number."""
     source, latest = FaultySource(), Position("101", 0, "101")
     source.present = latest
     notes = latest_annotations(latest) if noted else ()
@@ -112,7 +111,7 @@ def test_reading_begins_after_the_pinned_sequence_number(noted: bool) -> None:
 
 
 def test_latest_is_pinned_once_even_if_the_store_does_not_respond() -> None:
-    """Nothing is skipped by pinning a later position at a second try."""
+    """A second try must not pin a later position."""
     harness = ReaderHarness(ShardRecords(records(2)), lease=Lease("s-0", checkpoint=LATEST))
     harness.store.lose_replies = 1
     reading = harness.reading()
@@ -125,7 +124,7 @@ def test_latest_is_pinned_once_even_if_the_store_does_not_respond() -> None:
 
 
 def test_record_skipped_by_a_failed_read_is_read_again() -> None:
-    """If a source raises in the middle of a read, what it fetched is read again."""
+    """If a source raises in the middle of a read, the records it fetched are read again."""
 
     def break_off_once(_batch: Batch) -> None:
         if len(harness.source.opened) == 1:
@@ -137,7 +136,6 @@ def test_record_skipped_by_a_failed_read_is_read_again() -> None:
 
 
 def test_nothing_is_read_until_latest_is_pinned() -> None:
-    """The annotation that makes the first read safe is written before it."""
     harness = ReaderHarness(ShardRecords(), lease=Lease("s-0", checkpoint=LATEST))
     harness.store.down = True
     harness.steps(harness.reading(), 2)
@@ -145,7 +143,6 @@ def test_nothing_is_read_until_latest_is_pinned() -> None:
 
 
 def test_lease_lost_while_pinning_latest_is_left_unread() -> None:
-    """The observer is notified that the lease is lost."""
     harness = ReaderHarness(lease=Lease("s-0", checkpoint=LATEST))
     harness.rob()
     harness.until_over(harness.reading())
@@ -198,7 +195,7 @@ def test_batch_that_could_not_be_held_is_read_again() -> None:
 
 
 def test_lease_lost_in_a_handler_without_a_due_checkpoint_is_left() -> None:
-    """The observer is notified at once, not after another read."""
+    """The observer is notified before the next read."""
 
     def robbed(_delivery: Delivery) -> None:
         if len(harness.handed) == 2:
@@ -211,7 +208,7 @@ def test_lease_lost_in_a_handler_without_a_due_checkpoint_is_left() -> None:
 
 
 def test_start_time_missing_from_the_row_comes_from_the_settings() -> None:
-    """A row written by the KCL starts where the settings say."""
+    """A row written by the KCL has no start time."""
     start = at_timestamp(1_600_000_000_000)
     harness = ReaderHarness(
         lease=Lease("s-0", checkpoint=Position("AT_TIMESTAMP")), config=evolve(MINIMAL, initial_position=start)
@@ -306,7 +303,7 @@ def test_checkpoint_beyond_the_batch_is_rejected() -> None:
 
 
 def test_shard_ends_after_its_last_record_and_child_leases() -> None:
-    """In this order a crash in between neither strands the children nor skips the tail (L3)."""
+    """A crash in between neither strands the children nor skips the last records (L3)."""
     children = (shard("c-0", 0, 4, "s-0"), shard("c-1", 5, 9, "s-0"))
     harness = ReaderHarness(ShardRecords(records(3), children, ended=True))
     harness.until_over(harness.reading())
@@ -368,7 +365,6 @@ def test_unreadable_shard_stops_and_is_released() -> None:
 
 
 def test_checkpoint_with_an_unknown_outcome_is_settled_first() -> None:
-    """A lost response neither stops the reader nor moves a checkpoint back."""
     harness = ReaderHarness(ShardRecords(records(4), size=2))
     reading = harness.reading()
     harness.steps(reading, 1)
@@ -441,7 +437,6 @@ def test_late_connection_waits_for_a_renewal_to_confirm_the_lease() -> None:
 def test_late_checkpoint_stays_between_the_stored_and_the_handled_position(
     sizes: list[int], stolen: int, new_owner: int, fails: int
 ) -> None:
-    """A steal neither sets the new owner back nor moves the checkpoint past unprocessed records."""
     calls = iter(range(100))
     before: list[Position] = []
 

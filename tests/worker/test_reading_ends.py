@@ -1,4 +1,4 @@
-"""How the reading of a lease ends, step by step: stolen meanwhile, asked to release, or ended by a user's exception."""
+"""How the reading of a lease ends, step by step: stolen, asked to release, or ended by a user's exception."""
 
 import logging
 import math
@@ -37,7 +37,6 @@ def found_robbed(harness: ReaderHarness) -> None:
 
 
 def test_batch_read_while_the_lease_was_lost_is_not_dispatched() -> None:
-    """Only the new owner processes it, and the observer is told why reading ended."""
     source = FaultySource()
     harness = ReaderHarness(source=source)
     source.on_read = lambda _batch: found_robbed(harness)
@@ -248,7 +247,7 @@ def test_failing_observer_is_named_as_an_observer(caplog: pytest.LogCaptureFixtu
 
 
 def test_first_batch_is_checkpointed_at_once_when_the_clock_is_near_zero() -> None:
-    """The clock may count from the start of the machine, so that it is close to 0."""
+    """The clock may count from the start of the machine."""
     harness = ReaderHarness(clock=Clock(0.25))
     harness.steps(harness.reading(checkpoint_seconds=60), 2)
     assert harness.store.row("s-0").checkpoint == Position("104")
@@ -264,7 +263,6 @@ def test_reading_resumes_at_the_stored_position() -> None:
 def test_reader_that_waits_for_memory_asks_again_after_a_second(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The shard does not look idle while it waits."""
     harness = ReaderHarness(ShardRecords(records(2)))
     reading = harness.reading()
     harness.steps(reading, 1)

@@ -92,7 +92,7 @@ def test_batch_of_only_old_records_skips_the_handler() -> None:
 
 
 def test_record_that_grows_too_old_between_attempts_is_not_retried() -> None:
-    """The dead letter says how often its batch was tried."""
+    """The dead letter contains the number of attempts."""
 
     def fails(delivery: Delivery) -> None:
         shard.wall += 20
@@ -146,7 +146,7 @@ CASES = st.tuples(
 def test_each_record_is_handled_or_dead_lettered_in_order(
     case: tuple[list[float | None], int, frozenset[int], int, int | None, list[bool]],
 ) -> None:
-    """Whatever is old, fails or is forgotten, records are settled in order, and the checkpoint covers only those."""
+    """The checkpoint covers only settled records, whatever fails or is dropped."""
     ages, size, poison, attempts, limit, forgotten = case
     settled: list[bytes] = []
     began_with: list[int] = []
@@ -187,7 +187,6 @@ def test_each_record_is_handled_or_dead_lettered_in_order(
 
 
 def test_record_age_limit_needs_a_dead_letter_sink() -> None:
-    """An age limit needs a dead-letter sink, because old records could otherwise only be dropped."""
     with pytest.raises(ValueError, match="max_age_seconds: old records go to the dead letter, and there is none"):
         Handling(print, max_age_seconds=60)
 

@@ -1,4 +1,4 @@
-"""A rejection after a first success, as with new roles and refreshed tokens, is waited for and ends no worker."""
+"""A rejection after a first success, as with new roles and refreshed tokens, is retried and ends no worker."""
 
 import pytest
 from virtual_fleet import Driven, FaultyStore, four_shards, member
@@ -85,7 +85,7 @@ class Dated(ListSource):
 
 
 def test_worker_on_another_streams_table_ends_and_leaves_the_table_alone() -> None:
-    """The group that owns the table reads on, and none of its rows is written."""
+    """The rows of the group that owns the table are left unchanged."""
     store, clock = FaultyStore(), Clock()
     owner = member(store, Dated("orders"), clock)
     owner.run(30.0)
@@ -99,7 +99,7 @@ def test_worker_on_another_streams_table_ends_and_leaves_the_table_alone() -> No
 
 
 def test_foreign_row_that_appears_later_ends_no_worker(caplog: pytest.LogCaptureFixture) -> None:
-    """Whoever wrote the row may remove it, and the workers read on."""
+    """The row may be removed by the worker that wrote it."""
     store = FaultyStore()
     driven = at_work(store, Dated("orders"))
     store.write(CreateLease(Lease("s-9", annotations=((INCARNATION, "1:returns:1700000000"),))))

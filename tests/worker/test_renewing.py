@@ -50,7 +50,6 @@ def stalled() -> tuple[FaultyStore, Driven, Stalling]:
 
 
 def test_stalled_renewal_delays_no_other() -> None:
-    """A request that hangs as long as the client library waits costs no other lease."""
     store, alone, _ = stalled()
     before = store.row("s-1").epoch
     _, *others = alone.worker.holdings

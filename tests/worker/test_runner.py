@@ -1,4 +1,4 @@
-"""The runner's threads: one batch of a shard at a time, and a run that ends with nothing owned."""
+"""The runner's threads: one batch of a shard at a time, and a run that ends owning nothing."""
 
 import math
 import os
@@ -98,7 +98,6 @@ def test_stop_finishes_the_running_batch_checkpoints_and_releases() -> None:
 
 
 def test_worker_can_be_stopped_before_its_first_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that was started by mistake need not begin first (C15)."""
     store = FaultyStore()
     runner = Runner(joined(store, stream_of_five()), lambda _delivery: None)
     monkeypatch.setattr("leasehold.adapters.consumer.runner.start_seconds", lambda *_: 1e6)
@@ -108,7 +107,6 @@ def test_worker_can_be_stopped_before_its_first_look(monkeypatch: pytest.MonkeyP
 
 
 def test_renewals_continue_while_a_handler_is_slow() -> None:
-    """A batch that takes longer than a lease is processed by one worker only."""
     store, started, finish = FaultyStore(), Event(), Event()
     config = Config(lease_seconds=10.0, renew_seconds=0.1, initial_position=Position("TRIM_HORIZON"))
 
@@ -128,7 +126,6 @@ def test_renewals_continue_while_a_handler_is_slow() -> None:
 
 
 def test_lost_lease_is_reported_while_its_shard_waits_for_a_read() -> None:
-    """The handler learns at once, and not 10 s later, that another worker took its partition."""
     store, waiting, lost = FaultyStore(), Event(), Event()
     # A lost lease stays lost for an hour, because a lease won again would also wake the reader.
     config = Config(rules=Kcl(), lease_seconds=3600.0, renew_seconds=0.1, initial_position=Position("TRIM_HORIZON"))
@@ -169,7 +166,7 @@ def test_signal_drains_and_restores_the_signal_handlers(name: str) -> None:
 
 
 def test_signals_are_left_alone_outside_the_main_thread() -> None:
-    """Python raises an error there, which must not end a worker that runs in its caller's thread."""
+    """Python allows signal handlers only in the main thread."""
     before, seen = signal.getsignal(signal.SIGTERM), list[Any]()
 
     def work() -> None:
@@ -199,7 +196,6 @@ def test_worker_under_nohup_survives_a_closed_terminal() -> None:
 
 
 def test_user_measure_is_called_besides_the_metrics() -> None:
-    """A program's own measure is also called where OpenTelemetry is installed."""
     measured: list[int] = []
     seen = Event()
 
@@ -255,7 +251,6 @@ def counted(monkeypatch: pytest.MonkeyPatch, lease_seconds: float = 3.0) -> Coun
 def test_failing_renewals_end_the_run_before_the_leases_expire(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A worker must not read on while others take its leases, and the log says why it ended."""
     worker = counted(monkeypatch)
     worker.failing["renew"] = 100
     with pytest.raises(WorkerError, match=r"^the worker cannot continue: RuntimeError: no renewal$"):
@@ -334,7 +329,7 @@ def holding_all() -> Iterator[Runner]:
 def test_release_request_is_set_before_its_reader_is_woken(
     holding_all: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A reader that checks at once sees the request, and does not wait for its next step."""
+    """A reader that checks at once must see the request."""
     readings, woken = holding_all._lease_readers, list[bool]()  # noqa: SLF001
     held, wake = {holding.key: holding for holding in holding_all.worker.holdings}, readings.schedule.wake
 
@@ -348,7 +343,6 @@ def test_release_request_is_set_before_its_reader_is_woken(
 
 
 def test_drain_releases_held_leases_while_a_turn_is_still_running(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches can end within the drain time although the store does not respond to the turn."""
     worker, handled, turning, finish = counted(monkeypatch), Event(), Event(), Event()
     runner = Runner(worker, lambda _delivery: handled.set(), drain_seconds=4 * WAIT)
     turn = worker.turn
@@ -409,7 +403,6 @@ def test_a_run_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_step_that_raises_as_its_lease_is_lost_logs_nothing(
     holding_all: Runner, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The worker does not log that it released the lease, or that the lease cannot be read."""
     holding = holding_all.worker.holdings[0]
     holding.drop("stolen")
     left = holding_all._lease_readers._replacement_for(holding, 1)  # noqa: SLF001  called in place of a step that raised

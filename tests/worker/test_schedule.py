@@ -1,4 +1,4 @@
-"""Steps are called when they are due, never two of a key at a time, and only the test moves the clock."""
+"""Steps are called when they are due, one at a time for each key, and only the test moves the clock."""
 
 import math
 import random
@@ -108,7 +108,6 @@ def test_steps_run_concurrently_up_to_the_number_of_tasks(calendar: Calendar) ->
 
 
 def test_woken_step_is_called_at_once_and_its_former_time_is_void(calendar: Calendar) -> None:
-    """The end of a handler need not wait for the next read, and causes no extra call later."""
     calendar.kept.add("a", calendar.step("a", 9.0, 12.0))
     calendar.at(2.0, lambda: calendar.kept.wake("a"))
     calendar.tasks.run(30.0)
@@ -132,7 +131,7 @@ def test_waking_an_absent_key_does_nothing(calendar: Calendar) -> None:
 
 
 def test_successor_begins_when_its_predecessor_is_over(calendar: Calendar) -> None:
-    """A lease that was lost and taken again never has two handlers at work, and its predecessor is woken to end."""
+    """A lease that was lost and taken again has one handler at a time. Its predecessor is woken to end."""
     calendar.kept.add("a", calendar.step("old", 60.0, 3.0, takes=1.0))
     calendar.at(2.0, lambda: calendar.kept.add("a", calendar.step("new", 8.0)))
     calendar.tasks.run(90.0)
@@ -148,8 +147,6 @@ def test_only_the_last_of_several_successors_begins(calendar: Calendar) -> None:
 
 
 def test_step_that_raises_is_logged_and_called_again(calendar: Calendar) -> None:
-    """The shard does not stay unread while its lease is held, and the log says why."""
-
     def fails(_now: float) -> float:
         calendar.calls.append((calendar.time.clock(), "a"))
         if len(calendar.calls) == 1:
@@ -184,7 +181,6 @@ def test_drain_waits_for_a_pending_successor(calendar: Calendar) -> None:
 
 
 def test_closed_schedule_starts_nothing_and_waits_for_running_steps(calendar: Calendar) -> None:
-    """No handler is called after its worker has said that it is over."""
     calendar.kept.add("a", calendar.step("a", takes=4.0))
     calendar.kept.add("b", calendar.step("b", 3.0))
     too_early = calendar.at(1.0, lambda: calendar.kept.close(2.0))
@@ -242,7 +238,6 @@ def test_worker_is_notified_if_no_task_can_start(calendar: Calendar) -> None:
 
 
 def test_threads_are_named_by_purpose(calendar: Calendar) -> None:
-    """A dump of a worker's stacks shows which thread reads."""
     calendar.kept.add("a", calendar.step("a"))
     calendar.tasks.run(1.0)
     assert set(calendar.time.named) == {"leasehold-schedule", "leasehold-read"}

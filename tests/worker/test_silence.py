@@ -8,7 +8,7 @@ from leasehold.balancer.rules.minimal import Minimal
 
 
 def test_unreachable_lease_shows_when_it_may_be_retried() -> None:
-    """The row shows the time after which the lease is tried again, and not the end of a longer rest (D5)."""
+    """The row shows the earliest retry, not the end of a longer cooldown (D5)."""
     held = Held()
     silence = StreamSilence("ann", Config(Minimal(), lease_seconds=10.0))
     held.holding.progress.asking(1000.0)

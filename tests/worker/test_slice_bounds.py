@@ -111,7 +111,6 @@ def batch(*arrived: float | None, first: int = 1, behind: float | None = 3.0, en
 
 @pytest.mark.parametrize("times", [(), (None,), (1000.0, 1059.9), (1000.0, None)])
 def test_read_within_the_slice_is_returned_unchanged(times: tuple[float | None, ...]) -> None:
-    """Such a batch is not taken apart record by record."""
     read = batch(*times)
     assert CUT.within(read) is read
 
@@ -181,7 +180,6 @@ def test_shard_ends_once_all_records_of_the_slice_are_read(settled: Settled | No
 
 
 def test_earlier_read_counts_toward_the_end() -> None:
-    """A shard ends although its last record was read before the time was over."""
     script = Scripted([batch(1001.0, first=7), EMPTY, EMPTY], [None, SEVEN], [])
     reader = SliceReader(script, script, Lease("s-0"), CUT, TRIM_HORIZON)
     assert [reader.read().ended for _ in range(3)] == [False, True, True]
@@ -192,7 +190,7 @@ def test_earlier_read_counts_toward_the_end() -> None:
 
 
 def test_reader_begins_at_the_slice_start_unless_a_checkpoint_is_known() -> None:
-    """A child is not read from before the slice, and a restart does not repeat all of it."""
+    """A child starts at the beginning of the slice, and a restarted worker at its checkpoint."""
     source = Timed(shard_logs={"s-0": ShardRecords([])})
     for start in (TRIM_HORIZON, LATEST, Position("7")):
         CUT.source(source).open(Lease("s-0"), start)
@@ -200,7 +198,7 @@ def test_reader_begins_at_the_slice_start_unless_a_checkpoint_is_known() -> None
 
 
 def test_new_lease_is_annotated_with_its_slice() -> None:
-    """The leases of two slices can be told apart, and other annotations are kept."""
+    """Other annotations are kept."""
     store = FaultyStore()
     cut = CUT.store(store)
     cut.write(CreateLease(Lease("s-0", annotations=(("z", "1"), ("a", "2")))))

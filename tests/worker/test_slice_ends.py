@@ -1,4 +1,4 @@
-"""When a worker of a slice ends, and what its verdict says, without a stream or a worker's threads."""
+"""When a worker of a slice ends, and what its verdict contains, without a stream or a worker's threads."""
 
 import signal
 import threading
@@ -107,7 +107,7 @@ def test_failing_check_ends_the_run_with_its_reason() -> None:
 
 
 def test_check_under_way_may_still_find_the_slice_read() -> None:
-    """A worker that is told to end as the last shard ends need not be started once more."""
+    """A worker that is stopped as the last shard ends still reports the slice as read."""
     looking = threading.Event()
 
     def over() -> bool:
@@ -140,7 +140,6 @@ def sliced(monkeypatch: pytest.MonkeyPatch, handling: Any, does: Callable[[Handl
 
 
 def test_verdict_counts_only_handled_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The verdict shows what this worker did, and does not count records that failed."""
     got, answers = list[object](), [None, False, None]
 
     def handle(delivery: object) -> Any:  # noqa: ANN401  user handlers return anything

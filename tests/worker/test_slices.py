@@ -103,7 +103,6 @@ def test_group_reads_a_slice_and_ends() -> None:
 
 
 def test_late_worker_finds_the_slice_read() -> None:
-    """A restarted worker ends at once."""
     fleet = Fleet()
     assert run_slice(fleet.worker("a-1"), fleet.handle, look_seconds=0.05).finished
     before = list(fleet.handled)
@@ -144,7 +143,7 @@ def test_async_handlers_and_dead_letters_are_counted() -> None:
 
 
 def test_slice_is_checked_every_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each check lists the table, which would cost more than the slice if done without a pause."""
+    """Each check lists the table, so checking without a pause would cost more than the slice."""
     waits: list[float] = []
     over, stopped = iter([False, True]), threading.Event()
 

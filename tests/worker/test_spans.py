@@ -55,7 +55,6 @@ def worked(traced: Traced, make: Callable[[Event], Handler]) -> None:
 
 
 def test_writes_of_a_look_are_its_child_spans_and_name_their_rule() -> None:
-    """A trace of a slow turn shows which write was slow, and why it was made."""
     traced = Traced()
     worked(traced, lambda called: lambda _batch: called.set())
     looks = {span.context.span_id for span in traced.named("leasehold.look") if span.context}
@@ -69,7 +68,6 @@ def test_writes_of_a_look_are_its_child_spans_and_name_their_rule() -> None:
 
 
 def test_read_span_shows_what_it_returned() -> None:
-    """A trace tells an empty read from a full one."""
     traced = Traced()
     worked(traced, lambda called: lambda _batch: called.set())
     first = traced.named("leasehold.read")[0]
@@ -98,7 +96,6 @@ def awaited(traced: Traced, called: Event) -> Handler:
 
 @pytest.mark.parametrize("kind", [plain, awaited])
 def test_handler_span_is_a_child_of_ours(kind: Callable[[Traced, Event], Handler]) -> None:
-    """A user's spans belong to the span of their batch."""
     traced = Traced()
     worked(traced, lambda called: kind(traced, called))
     (handle,), (own,) = traced.named("leasehold.handle"), traced.named("own")
@@ -132,7 +129,6 @@ class SilentStore(MemoryStore):
 
 
 def test_span_shows_the_outcome_of_its_write() -> None:
-    """A write that was rejected or never answered does not look like one that succeeded."""
     traced, lease = Traced(), Lease("s-0")
     store = spans_of("a-1", traced.tracer).store(SilentStore())
     for _ in range(2):
@@ -151,7 +147,6 @@ class PartSource(ListSource):
 
 
 def test_traced_source_of_several_streams_knows_its_leases() -> None:
-    """A traced worker does not take the leases of streams that it does not read."""
     traced = spans_of("a-1", Traced().tracer).source(PartSource([]))
     assert isinstance(traced, Selective)
     assert [traced.reads(Lease("s-0", stream=stream)) for stream in ("orders", "invoices")] == [True, False]
@@ -159,7 +154,6 @@ def test_traced_source_of_several_streams_knows_its_leases() -> None:
 
 @pytest.mark.parametrize("missing", [True, False])
 def test_nothing_is_wrapped_without_a_provider(monkeypatch: pytest.MonkeyPatch, missing: bool) -> None:
-    """If no provider is set, nothing is wrapped, so tracing costs nothing."""
     if missing:
         monkeypatch.setitem(sys.modules, "leasehold.adapters.worker.traced", None)
     store, source, handling = MemoryStore(), ListSource(even_shards(("s-0",))), Handling(lambda _batch: None)

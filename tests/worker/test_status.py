@@ -145,12 +145,10 @@ LONE = "a owns it and has not been heard of"
     ],
 )
 def test_status_of_a_lease_by_one_look(lease: Lease, watched: float, status: Status) -> None:
-    """An unread lease is never OK, and a healthy one raises no alarm."""
     assert status_of(lease, LeaseLag(), NOW, 10.0, watched=watched) == status
 
 
 def test_contradiction_and_wait_for_parents_come_first() -> None:
-    """A finished lease whose shard is open is not "finished", and a child of a long shard is not "unread"."""
     says = "its shard is open, and has no children"
     ended, late = Lease("s-0", checkpoint=SHARD_END, annotations=((CONTRADICTION, says),)), row(LATE)
     statuses = statuses_of([ended], {}, NOW, 10.0)
@@ -173,7 +171,6 @@ def looks(lags: list[LeaseLag], moves: bool, seconds: float = 10.0) -> list[Stat
 
 
 def test_status_of_a_foreign_lease_is_found_by_watching() -> None:
-    """A dead group of Java workers is not OK, and a living one is."""
     blind = looks([LeaseLag()] * 8, moves=False)
     assert [status.word for status in blind] == ["UNKNOWN"] * 8
     assert blind[3].says == "its checkpoint has not moved in 30 s; use --source to check the stream for waiting records"
@@ -189,7 +186,6 @@ def test_status_of_a_foreign_lease_is_found_by_watching() -> None:
 
 
 def test_checkpoint_that_moved_once_does_not_stay_ok() -> None:
-    """A Java lease does not stay OK for two minutes after its reading has stopped."""
     watch = GroupWatch()
     for number in range(8):
         lease = Lease("s-0", owner="java", checkpoint=Position("100" if number == 0 else "101"))
@@ -199,7 +195,6 @@ def test_checkpoint_that_moved_once_does_not_stay_ok() -> None:
 
 
 def test_old_annotation_is_not_attributed_to_the_present_owner() -> None:
-    """A worker that takes again what it could not process is not OK because of its earlier annotation."""
     reach = Progress(NOW, "a", behind=2.0, read=NOW - 1, done=NOW - 2, tried=NOW, fault="its handler raised ValueError")
     watch, words = GroupWatch(), []
     for seconds, owner in ((0.0, "a"), (10.0, None), (75.0, "a")):
@@ -210,7 +205,6 @@ def test_old_annotation_is_not_attributed_to_the_present_owner() -> None:
 
 
 def test_frequent_looks_take_no_more_memory() -> None:
-    """Ten looks a second do not make each look copy more."""
     watch, lease = GroupWatch(), Lease("s-0", owner="java", checkpoint=Position("100"))
     for number in range(3_000):
         watch = watch.after(number / 10, [lease], {"s-0": LeaseLag()})
@@ -230,7 +224,7 @@ def test_frequent_looks_take_no_more_memory() -> None:
     ],
 )
 def test_lag_grows_only_if_it_rises_all_the_time(lags: list[float], *, grows: bool) -> None:
-    """A group that is catching up, or waiting for a slow batch, is not called too small."""
+    """A group that is catching up, or waiting for a slow batch, is not reported as too small."""
     assert growing([(number * STEP_SECONDS, lag) for number, lag in enumerate(lags)]) == grows
     # One slow response within a step is not growth.
     assert not growing(
@@ -248,7 +242,6 @@ def test_stale_limit_follows_the_lease_time_and_covers_annotations() -> None:
 
 
 def test_standstill_is_counted_across_owners() -> None:
-    """A batch that no worker can process does not look new with each worker that tries it."""
     first = ProgressMeter(Lease("s-0"), "a", 0.0, 10.0)
     first.read(Batch((Record(b"x", "7"),), Position("7"), 4.0, 0.2), 1.0)
     first.working(1.0)
@@ -292,7 +285,7 @@ def test_failed_read_does_not_count_as_a_read() -> None:
 
 
 def test_long_fault_is_truncated() -> None:
-    """A row that grows beyond what its store accepts could not be renewed."""
+    """A row larger than its store's limit could not be renewed."""
     meter = ProgressMeter(Lease("s-0"), "a")
     meter.failed("x" * 9_999, 1.0)
     assert meter.progress(1.0, NOW).fault == "x" * 200
@@ -317,7 +310,7 @@ def test_status_numbers_are_those_documented() -> None:
 
 
 def test_overdue_lease_shows_the_time_since_its_last_renewal() -> None:
-    """After a kill the lag grows with the clock as soon as a renewal has been missed."""
+    """After a kill, lag grows with the clock from the first missed renewal."""
     for idle, seconds, end, word, says in (
         (5.0, 0.0, True, "OK", "read to the tip"),
         (7.0, 5.0, False, "OK", "read to the tip 5 s ago; a should have renewed it since"),
@@ -347,7 +340,6 @@ def test_overdue_lease_shows_the_time_since_its_last_renewal() -> None:
 def test_single_look_needs_a_recent_annotation_to_show_a_living_owner(
     at: float, owner: str, idle: float, watched: float, *, expected: bool
 ) -> None:
-    """A lease is not OK at a single look merely because its owner was alive once."""
     lease = row(evolve(TIP, at=at, done=at), owner, idle)
     status = status_of(lease, LeaseLag(), NOW, 10.0, watched=watched)
     assert confirmed(lease, status, NOW, 10.0, watched) == expected

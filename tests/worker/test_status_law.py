@@ -1,4 +1,4 @@
-"""The law of status: in every fault that lasts longer than a minute the group is not OK, and at rest it always is."""
+"""The law of status: a group is not OK during any fault longer than a minute, and always OK at rest."""
 
 import random
 import re
@@ -321,7 +321,6 @@ def falls_to_nobody(world: World, name: str) -> bool:
 @pytest.mark.parametrize("name", FAULTS)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_group_is_not_ok_during_a_long_fault_and_ok_afterwards(seed: int, name: str) -> None:
-    """No alarm stays green while the group has a fault."""
     world = World(seed)
     world.live(SETTLE_SECONDS + world.chance.uniform(0, 60))
     assert (world.watcher.status.word, world.once().word) == ("OK", "OK")
@@ -351,7 +350,7 @@ def age(world: World, key: str) -> float:
 @pytest.mark.parametrize("fault", [poison, hang], ids=["fails", "hangs"])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_failing_shard_is_named_at_every_look_with_its_lag(seed: int, fault: Fault) -> None:
-    """Lag and the time it has stood still follow the clock through every attempt, release and change of owner."""
+    """Lag and standstill time follow the clock through every attempt, release and change of owner."""
     world = World(seed)
     world.live(SETTLE_SECONDS)
     heal = fault(world)

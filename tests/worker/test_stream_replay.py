@@ -1,4 +1,4 @@
-"""Dead letters in a stream are replayed once each, by a group of its own that ends by itself."""
+"""Dead letters in a stream are replayed once each, by a separate group that ends by itself."""
 
 import threading
 from collections.abc import Callable
@@ -59,7 +59,7 @@ def filled(*numbers: str) -> Post:
 
 
 def test_each_dead_letter_is_replayed_once_and_in_order() -> None:
-    """A second replay repeats nothing, and leaves out no new dead letter."""
+    """A second replay contains only newer dead letters."""
     post = filled("1", "2", "3")
     assert post.replay("r-1") == ReplayVerdict(done=4)
     assert [number for number in post.taken if number != "9"] == ["1", "2", "3"]
@@ -97,7 +97,7 @@ def test_two_concurrent_replays_share_the_dead_letters_and_end() -> None:
 
 
 def test_lease_table_of_another_group_is_rejected() -> None:
-    """A replay does not take the leases of that group, whose shards have the same names."""
+    """The leases of that group have the same shard names."""
     post = filled("1")
     own_table(post.store, "slice", "0..9")
     post.replay("r-1")

@@ -1,4 +1,4 @@
-"""A lease that is released while its reader waits for a call of the source, and a reader that cannot be closed."""
+"""A lease that is released while its reader waits for the source, and a reader that cannot be closed."""
 
 from attrs import define
 from reading_bench import ReaderHarness
@@ -27,7 +27,7 @@ def test_batch_read_during_the_release_is_not_delivered() -> None:
 
 
 def test_reader_whose_release_failed_delivers_nothing() -> None:
-    """The release is tried again by the next look, whether the call has returned or not."""
+    """The next look tries the release again, whether or not the call has returned."""
     source = FaultySource()
     bench = ReaderHarness(source=source)
     reading = bench.reading()
@@ -47,7 +47,7 @@ def test_reader_whose_release_failed_delivers_nothing() -> None:
 
 
 def test_lease_with_a_running_handler_is_released_by_its_reader() -> None:
-    """What the handler has finished with is stored with the release."""
+    """The release stores what the handler has finished."""
     bench = ReaderHarness()
 
     def handle(_delivery: Delivery) -> None:
@@ -78,7 +78,7 @@ class _UnclosableSource(PassingSource):
 
 
 def test_reader_that_cannot_be_closed_ends_normally() -> None:
-    """An observer that counts lost leases must not count a release."""
+    """The observer is notified of a release, not of a lost lease."""
     bench = ReaderHarness()
     bench.worker.source = _UnclosableSource(bench.source)
     reading = bench.reading()

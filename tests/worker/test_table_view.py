@@ -1,4 +1,4 @@
-"""What a worker has read of its lease table, and what must still be read."""
+"""What a worker has read of its lease table, and what it still has to read."""
 
 import pytest
 
@@ -34,7 +34,7 @@ def view_of(table: Table, now: list[float]) -> TableView:
 
 
 def test_dropped_lease_needs_a_listing_until_one_succeeds() -> None:
-    """Reading single rows, or a listing without a response, does not show all rows that still name this worker."""
+    """Single reads, or a listing without a response, do not show all rows that still name this worker."""
     table = Table()
     view = view_of(table, [0.0])
     view.lease_dropped()

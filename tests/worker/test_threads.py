@@ -50,7 +50,6 @@ def test_queue_waits_until_the_given_time() -> None:
 
 
 def test_concurrent_work_raises_its_error_once_all_is_over() -> None:
-    """The error is the one that the work raised, and no write is left behind."""
     done: list[int] = []
 
     def work(item: int) -> int:
@@ -109,7 +108,6 @@ def test_pool_grows_and_shrinks_to_its_size() -> None:
 
 
 def test_signal_set_while_it_is_consumed_is_not_lost() -> None:
-    """A worker does not sleep through a lease that it won."""
     scheduler, queue, taken = ThreadScheduler(boottime), ThreadQueue(boottime), list[bool]()
     put = queue.put
 
@@ -127,7 +125,6 @@ def test_signal_set_while_it_is_consumed_is_not_lost() -> None:
 
 
 def test_wait_continues_after_a_signal_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The main thread returns only with an item, however long it waits."""
     monkeypatch.setattr("leasehold.adapters.threads.SIGNAL_SECONDS", 0.01)
     queue = ThreadQueue(boottime)
     until = boottime() + 0.05

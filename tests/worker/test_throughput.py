@@ -29,7 +29,7 @@ def test_throughput_is_the_average_and_unit_of_the_kcl() -> None:
 
 
 def test_new_owner_continues_the_measured_average() -> None:
-    """Catching up after a takeover does not look like a hot shard."""
+    """Catching up after a takeover does not count as a hot shard."""
     speed = Throughput(10.0, 4096)
     assert speed.average(1000.0) == 4096
     speed.add(0, 1000.0)
@@ -38,7 +38,6 @@ def test_new_owner_continues_the_measured_average() -> None:
 
 @pytest.mark.parametrize("checkpoint_seconds", [0.0, 60.0])
 def test_throughput_is_stored_with_renewals_and_checkpoints(checkpoint_seconds: float) -> None:
-    """A shard whose checkpoints are its renewals is measured, too."""
     clock, store, source = Clock(), FaultyStore(), ListSource([shard("s-0", 0, 9)])
     source.shard_logs["s-0"] = ShardRecords([Record(bytes(1024), str(number)) for number in range(1000)], size=1)
     ours = member(store, source, clock, config=Config(lease_seconds=10.0, initial_position=TRIM_HORIZON))
@@ -54,7 +53,6 @@ def test_throughput_is_stored_with_renewals_and_checkpoints(checkpoint_seconds: 
 
 
 def test_unread_lease_keeps_its_throughput() -> None:
-    """A child that waits for its parents is not taken for an idle shard."""
     clock, store = Clock(), FaultyStore()
     store.write(CreateLease(Lease("s-0", hash_range=(0, 9), weight=7680)))
     ours = member(store, ListSource([shard("s-0", 0, 9)]), clock)
@@ -63,7 +61,7 @@ def test_unread_lease_keeps_its_throughput() -> None:
 
 
 def test_owner_of_a_hot_shard_holds_few_others() -> None:
-    """Workers share the load, even if the counts of their leases then differ."""
+    """Workers share the load, even if their counts of leases then differ."""
     clock, store = Clock(), FaultyStore()
     eighth = 2**125
     source = ListSource([shard(f"s-{n}", n * eighth, (n + 1) * eighth - 1) for n in range(8)])
@@ -84,7 +82,6 @@ def test_owner_of_a_hot_shard_holds_few_others() -> None:
 
 
 def test_bursts_move_no_lease() -> None:
-    """Leases do not follow every burst, which would take 25 moves here."""
     clock, store, draw = Clock(), FaultyStore(), Random(7)  # noqa: S311  a seed is the point
     source = ListSource(even_shards(tuple(f"s-{n}" for n in range(8))))
     fleet = [member(store, source, clock, me, me, Config(lease_seconds=3.0)) for me in ("a-1", "b-1")]

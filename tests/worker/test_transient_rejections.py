@@ -1,4 +1,4 @@
-"""A rejection that passes by itself costs seconds. One that lasts sends the shard to another worker."""
+"""A rejection that passes costs seconds. One that lasts moves the shard to another worker."""
 
 import math
 from collections.abc import Callable
@@ -44,7 +44,6 @@ def _steps(harness: ReaderHarness, reading: LeaseReader, until: Callable[[], boo
 
 @pytest.mark.parametrize("times", range(1, REJECTION_RETRIES + 1))
 def test_rejection_that_passes_costs_seconds_and_no_lease(times: int) -> None:
-    """One redirect of a proxy does not leave the shard unread for a minute on each worker that meets it."""
     harness, rejected = _rejecting(times)
     _steps(harness, harness.reading(), lambda: len(harness.handed) == 2)
     assert harness.handed == [data(2), data(2, 2)]
@@ -72,7 +71,7 @@ def test_lasting_rejection_releases_the_lease(error: type[SourceError], tries: i
 
 
 def test_step_without_a_read_does_not_count_as_a_response() -> None:
-    """A reader that is woken often does not try forever, and releases the lease."""
+    """Otherwise a reader that is woken often would never release the lease."""
     harness, rejected = _rejecting(math.inf)
     reading = harness.reading()
     _steps(harness, reading, lambda: bool(rejected))

@@ -51,7 +51,6 @@ def test_source_or_store_of_the_wrong_type_is_rejected_by_name(argument: str, va
 
 @pytest.mark.parametrize("option", options_of(Options))
 def test_option_of_the_wrong_type_is_rejected_by_name(option: str) -> None:
-    """No option accepts a value of another type, and none raises any other error."""
     for value in strange(option):
         with pytest.raises((ValueError, TypeError)) as refused:
             consumption("kinesis://orders?region=eu-west-1", "memory://types", print, {option: value})  # type: ignore[misc]
@@ -83,7 +82,6 @@ def test_position_rejects_fields_of_the_wrong_type(value: Any) -> None:  # noqa:
     "value", [each for each in STRANGE if not isinstance(each, str)], ids=lambda v: type(v).__name__
 )
 def test_write_rejects_fields_of_the_wrong_type(value: Any) -> None:  # noqa: ANN401  anything
-    """A bad write changes nothing, so the rows of others can still be listed."""
     store = open_store(f"memory://types-{id(value)}")
     free = store.write(CreateLease(Lease("s-0"))).lease
     assert free is not None

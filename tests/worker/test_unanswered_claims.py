@@ -1,4 +1,4 @@
-"""Claims that were applied without a response: the table names us as the owner, but no one reads."""
+"""Claims that were applied without a response: the table names this worker as the owner, but no one reads."""
 
 import pytest
 from virtual_fleet import FaultyStore, four_shards, member
@@ -12,7 +12,6 @@ from leasehold_lab.simulator.world.world import ListSource
 
 
 def test_claim_without_a_reply_is_taken_up_at_once() -> None:
-    """Until the next look the lease would be unread for 20 s or more, which is longer than an expiry."""
     clock, store = Clock(), FaultyStore()
     for shard in four_shards():
         store.write(CreateLease(Lease(shard.id, hash_range=shard.hash_range)))
@@ -23,7 +22,6 @@ def test_claim_without_a_reply_is_taken_up_at_once() -> None:
 
 
 def test_claim_that_was_answered_is_not_repeated() -> None:
-    """A lease that another worker has taken meanwhile is not claimed again at every turn."""
     clock, store = Clock(), FaultyStore()
     store.write(CreateLease(Lease("s-0")))
     one = member(store, ListSource(four_shards()), clock)
@@ -49,7 +47,7 @@ class FullStore(FaultyStore):
 
 @pytest.mark.parametrize(("fault", "held"), [(NotWritten, 4), (StoreError, 4), (OutcomeUnknown, 0)])
 def test_worker_retakes_its_leases_soon_after_its_store_accepts_writes(fault: type[StoreError], held: int) -> None:
-    """A take that may still be applied is followed by a rest; one that was not written is not."""
+    """A claim that may still be applied is followed by a pause. A claim that was not written is not."""
     clock, store = Clock(), FullStore()
     for shard in four_shards():
         store.write(CreateLease(Lease(shard.id, hash_range=shard.hash_range)))

@@ -16,7 +16,7 @@ SHARDS = tuple(f"s-{number:02}" for number in range(32))
 
 @pytest.mark.parametrize("order", [("laptop-1", "cluster-1"), ("cluster-1", "laptop-1")])
 def test_large_worker_takes_shards_above_the_small_workers_limit(order: tuple[str, ...]) -> None:
-    """Shards above the small worker's limit neither stay unread nor move back and forth (M7, M9)."""
+    """Shards above the small worker's limit are read, and stay with one owner (M7, M9)."""
     limits = {"laptop-1": 4, "cluster-1": 40}
     clock, store, source = Clock(), MemoryStore(), ListSource(even_shards(SHARDS))
     fleet: list[Driven] = []

@@ -99,7 +99,6 @@ def _collect(coroutine: Any) -> None:  # noqa: ANN401  likewise; the caller has 
 
 @pytest.mark.parametrize("end", [_close, _collect])
 def test_closed_or_collected_arun_drains(end: Callable[[Any], None]) -> None:
-    """A coroutine of `arun` that gets GeneratorExit stops its worker."""
     store, came = FaultyStore(), Came()
     loop = asyncio.new_event_loop()
 
@@ -117,7 +116,7 @@ def test_closed_or_collected_arun_drains(end: Callable[[Any], None]) -> None:
 
 @pytest.mark.parametrize("kind", ["plain", "async"])
 def test_arun_drains_once_its_loop_is_closed(kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A closed loop ends its worker. No record is dead-lettered or skipped because of it."""
+    """A closed loop neither dead-letters nor skips a record."""
     store, came, letters = FaultyStore(), Came(), list[str]()
     gate, taken = threading.Event(), threading.Event()
 
@@ -183,7 +182,6 @@ def test_call_in_a_closed_loop_dead_letters_no_record() -> None:
 
 @pytest.mark.parametrize("end", [_close, _collect, None], ids=["close", "collect", "raise"])
 def test_worker_block_that_ends_early_has_drained(end: Callable[[Any], None] | None) -> None:
-    """If a block of `worker` is left by an exception, its worker no longer writes."""
     store, came, blocks = FaultyStore(), Came(), list[Any]()
 
     def block() -> Any:  # noqa: ANN401  a generator
@@ -374,8 +372,6 @@ class Broken(FaultyStore):
 
 
 def test_error_that_ends_a_worker_is_logged_at_once(caplog: pytest.LogCaptureFixture) -> None:
-    """The error is logged although no one awaits the task yet."""
-
     async def main() -> None:
         task = asyncio.create_task(leasehold.arun(stream(), print, leases=Broken(), wait=False, worker="w-1"))
         await asyncio.wait({task})

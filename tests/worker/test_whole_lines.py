@@ -1,4 +1,4 @@
-"""Lines written to a file that rejects some writes for a while: no line is torn, and none is missing."""
+"""Lines written to a file that rejects some writes for a while: every line is written whole."""
 
 import errno
 import io
@@ -79,7 +79,7 @@ def test_repeated_batch_duplicates_only_whole_lines(batches: list[list[bytes]], 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_full_disk_is_logged_and_not_raised(unbuffered: str) -> None:
-    """In a container, where Python's output is usually unbuffered, a full disk does not end all processes."""
+    """Other processes that write to the full disk continue."""
     events = "leasehold.adapters.consumer.events"
     code = f"import sys; from {events} import WholeLines as L; L(sys.stdout).write(b'x').unwritten"
     with Path("/dev/full").open("wb") as full:
@@ -94,7 +94,6 @@ def test_full_disk_is_logged_and_not_raised(unbuffered: str) -> None:
 
 
 def test_shard_event_during_a_full_disk_is_written_afterwards(holding: Holding) -> None:
-    """A reader of the events does not take a shard for held that was left."""
     raw = Raw([5, 0, 0])
     lines = EventLines("a-1", over(raw), wall=lambda: 1.5)
     for happening in ("initialize", "lease-lost", "initialize"):

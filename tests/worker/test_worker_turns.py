@@ -1,4 +1,4 @@
-"""One worker's turns under a virtual clock: what it takes, keeps, loses, and takes up again."""
+"""One worker's turns under a virtual clock: what it takes, keeps, loses and takes again."""
 
 from typing import Any
 
@@ -126,7 +126,6 @@ def test_lost_reply_keeps_the_same_holdings() -> None:
 
 
 def test_claim_with_a_lost_reply_is_taken_up_at_the_next_look() -> None:
-    """The table names us as the owner of a lease that no one reads."""
     clock, store = Clock(), FaultyStore()
     one = member(store, ListSource(four_shards()), clock)
     one.step()
@@ -145,7 +144,7 @@ def test_stolen_lease_is_lost_within_one_renewal() -> None:
 
 
 def test_lease_with_a_deleted_row_is_kept_and_its_row_recreated(caplog: pytest.LogCaptureFixture) -> None:
-    """The shard does not start at the initial position, because its owner knows how far it is."""
+    """The owner knows its position, so the shard does not start at the initial position."""
     clock, store = Clock(), FaultyStore()
     one = settled(clock, store)
     victim = one.worker.holdings[0]
@@ -161,7 +160,7 @@ def test_lease_with_a_deleted_row_is_kept_and_its_row_recreated(caplog: pytest.L
 
 
 def test_missing_row_of_a_held_lease_is_recreated_at_once() -> None:
-    """If the table was emptied, its rows are recreated by their owners before others do."""
+    """Owners recreate the rows of an emptied table before others do."""
     clock, store = Clock(), FaultyStore()
     one = settled(clock, store)
     before = {row.key: row.epoch for row in store.list().leases}
@@ -175,7 +174,6 @@ def test_missing_row_of_a_held_lease_is_recreated_at_once() -> None:
 
 @pytest.mark.parametrize("remade_first", [True, False])
 def test_recreated_lease_never_repeats_a_fencing_number(*, remade_first: bool) -> None:
-    """Two workers never process records of one shard under the same fencing token."""
     clock, store = Clock(), FaultyStore()
     source = ListSource(four_shards()[:3])
     one = member(store, source, clock)
@@ -195,7 +193,6 @@ def test_recreated_lease_never_repeats_a_fencing_number(*, remade_first: bool) -
 
 
 def test_deleted_unowned_lease_begins_where_it_was_last_seen() -> None:
-    """The shard of a dead worker skips nothing after its table was emptied."""
     clock, store = Clock(), FaultyStore()
     config = evolve(KCL, initial_position=LATEST)
     store.write(CreateLease(Lease("s-0", hash_range=four_shards()[0].hash_range, checkpoint=Position("17"))))
@@ -212,7 +209,6 @@ def test_deleted_unowned_lease_begins_where_it_was_last_seen() -> None:
 
 
 def test_new_group_begins_at_once_if_that_skips_nothing() -> None:
-    """A first start does not wait for owners that don't exist."""
     clock, store = Clock(), FaultyStore()
     one = member(store, ListSource(four_shards()), clock)
     one.run(1.0)
@@ -236,7 +232,6 @@ class Numbering(ListSource):
 def test_new_group_at_latest_waits_for_owners_and_skips_nothing(
     kind: type[ListSource], begins: tuple[tuple[str, str], ...]
 ) -> None:
-    """What is written while a new group waits is read."""
     clock, store = Clock(), FaultyStore()
     source = kind(four_shards()[:1])
     shard_log = source.shard_logs["s-0"] = ShardRecords(records(3))
@@ -251,7 +246,7 @@ def test_new_group_at_latest_waits_for_owners_and_skips_nothing(
 
 
 def test_joining_worker_leaves_an_emptied_table_to_the_owners() -> None:
-    """A worker that joins just then must not start at LATEST, skipping what others have not read yet."""
+    """Others may not have read what a start at LATEST would skip."""
     clock, store = Clock(), FaultyStore()
     source, config = ListSource(four_shards()), evolve(KCL, initial_position=LATEST)
     one = member(store, source, clock, config=config)
@@ -282,7 +277,7 @@ def test_wait_for_owners_restarts_after_a_table_outage() -> None:
 
 
 def test_child_waits_for_a_parent_whose_row_was_deleted() -> None:
-    """A child that has not begun waits for a parent whose row was deleted, because that parent may be unfinished."""
+    """A child that has not begun waits for its deleted parent, which may be unfinished."""
     clock, store = Clock(), FaultyStore()
     one, child = settled(clock, store), Lease("s-0.0", parents=("s-0",), checkpoint=TRIM_HORIZON)
     store.write(DeleteLease(store.row("s-0")))
@@ -293,7 +288,7 @@ def test_child_waits_for_a_parent_whose_row_was_deleted() -> None:
 
 
 def test_joining_worker_leaves_a_deleted_row_to_its_owner_for_a_while() -> None:
-    """A worker that joins must not start at LATEST what its owner remembers."""
+    """The owner knows the position, and a joining worker would start at LATEST."""
     clock, store = Clock(), FaultyStore()
     settled(clock, store)  # the owner, which does nothing more
     del store._table.rows["s-3"]  # noqa: SLF001  without any worker's knowledge
@@ -307,7 +302,6 @@ def test_joining_worker_leaves_a_deleted_row_to_its_owner_for_a_while() -> None:
 
 
 def test_version_changed_by_our_own_annotation_is_adopted() -> None:
-    """On a store whose annotations change the version, a request does not look like a steal."""
     clock, store = Clock(), FaultyStore()
     one = settled(clock, store)
     holding = one.worker.holdings[0]
@@ -328,7 +322,6 @@ def test_holdings_survive_a_short_store_outage() -> None:
 
 
 def test_holdings_end_in_a_long_store_outage_and_return_afterwards() -> None:
-    """A worker that is cut off from the table does not process records alongside its successor."""
     clock, store = Clock(), FaultyStore()
     one = settled(clock, store)
     old = one.worker.holdings
@@ -342,7 +335,6 @@ def test_holdings_end_in_a_long_store_outage_and_return_afterwards() -> None:
 
 
 def test_restarted_worker_takes_its_leases_at_once_without_a_move() -> None:
-    """A deployment neither waits for leases to expire nor moves any."""
     clock, store = Clock(), FaultyStore()
     settled(clock, store)
     clock.now += 500
@@ -353,7 +345,6 @@ def test_restarted_worker_takes_its_leases_at_once_without_a_move() -> None:
 
 
 def test_younger_of_two_processes_with_one_id_is_rejected() -> None:
-    """Only the elder of them continues to process records."""
     clock, store = Clock(), FaultyStore()
     elder = settled(clock, store)
     younger = member(store, ListSource(four_shards()), clock, process="p-2")
@@ -377,7 +368,6 @@ def test_process_that_slept_through_its_leases_leaves_them_to_its_successor() ->
 
 
 def test_ended_lease_of_ours_is_unheld_only_under_kcl_rules() -> None:
-    """A restart does not renew finished shards forever."""
     store = FaultyStore()
     ended = Lease("s-9", owner="a-1", checkpoint=SHARD_END)
     store.write(CreateLease(ended))
@@ -386,7 +376,6 @@ def test_ended_lease_of_ours_is_unheld_only_under_kcl_rules() -> None:
 
 
 def test_unlisted_lease_is_deleted_only_if_the_service_confirms() -> None:
-    """One incomplete listing cannot delete checkpoints."""
     clock, store = Clock(), FaultyStore()
     store.write(CreateLease(Lease("s-old", hash_range=(0, 1), checkpoint=Position("17"))))
     source = ListSource(four_shards())
@@ -404,7 +393,7 @@ def test_unlisted_lease_is_deleted_only_if_the_service_confirms() -> None:
 def test_outage_longer_than_a_shard_skips_nothing_and_is_logged_once(
     ranged: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Under LATEST, the descendants are read from their beginning, and one worker logs the gap (L5)."""
+    """At LATEST, the descendants are read from their beginning, and one worker logs the gap (L5)."""
     clock, store, keys = Clock(), FaultyStore(), (0, 9) if ranged else None
     reach = Progress(1.7e9, "dead", arrived=1.7e9, read=1.7e9 + 5).note
     gone = Lease("s-1", checkpoint=Position("77"), hash_range=keys, owner="dead", annotations=((NOTE, reach),))
@@ -420,7 +409,7 @@ def test_outage_longer_than_a_shard_skips_nothing_and_is_logged_once(
 
 
 def test_deletion_of_a_missing_shards_row_is_retried_if_it_changed() -> None:
-    """The row is deleted in a second try, instead of being claimed again a minute later (L10)."""
+    """The deletion is tried a second time (L10)."""
     clock, store = Clock(), FaultyStore()
     store.write(CreateLease(Lease("s-old", hash_range=(0, 1), checkpoint=Position("17"))))
     source = ListSource(four_shards())
@@ -438,7 +427,6 @@ def test_deletion_of_a_missing_shards_row_is_retried_if_it_changed() -> None:
 
 
 def test_lease_in_cooldown_is_left_to_others() -> None:
-    """A shard that fails on this worker is not taken again at once."""
     clock, store = Clock(), FaultyStore()
     one = settled(clock, store)
     holding = one.worker.holdings[0]
@@ -463,7 +451,6 @@ def test_two_workers_settle_on_half_each() -> None:
 
 
 def test_source_outage_does_not_stop_sharing() -> None:
-    """A worker that cannot list shards can still take over a dead worker's leases."""
     clock, store = Clock(), FaultyStore()
     settled(clock, store)
     source = ListSource(four_shards(), down=True)
@@ -498,7 +485,6 @@ def test_lease_in_cooldown_is_not_requested() -> None:
 
 
 def test_lease_of_a_recreated_stream_is_taken_despite_an_earlier_cooldown() -> None:
-    """A stream that is recreated three times within a minute is not left unread because of its predecessor."""
     clock, store = Clock(), FaultyStore()
     one = member(
         store,
@@ -518,7 +504,7 @@ def test_lease_of_a_recreated_stream_is_taken_despite_an_earlier_cooldown() -> N
 
 
 def test_rejected_write_returns_the_present_lease() -> None:
-    """The test double rejects a stale version, which the other tests here rely on."""
+    """The other tests here rely on this rejection by the test double."""
     store = FaultyStore()
     store.write(CreateLease(Lease("s", hash_range=HASH_KEYS)))
     seen = store.row("s")
@@ -528,7 +514,6 @@ def test_rejected_write_returns_the_present_lease() -> None:
 
 
 def test_draining_worker_takes_nothing_more() -> None:
-    """A turn that was running as the drain began claims nothing."""
     store = FaultyStore()
     one = member(store, ListSource(four_shards()), Clock())
     one.worker.close()
@@ -537,7 +522,7 @@ def test_draining_worker_takes_nothing_more() -> None:
 
 
 def test_hurried_worker_finds_the_hurry_when_woken() -> None:
-    """The hurry must be noted before the wake-up, or the turn would find nothing to do and wait for a cycle."""
+    """The hurry must be noted before the wake-up. Otherwise the turn would find nothing to do."""
     one = member(FaultyStore(), ListSource(four_shards()), Clock())
     one.run(30)
     listed: list[int] = []
@@ -565,7 +550,7 @@ class Listed:
 
 
 def test_former_holding_is_remembered_with_its_possible_owner() -> None:
-    """If its row is deleted later, the lease starts where it was last, and waits only if another may own it."""
+    """If its row is deleted later, the lease starts at its last position. It waits only for a possible other owner."""
     clock, store = Clock(), FaultyStore()
     holdings = settled(clock, store).worker._book.holdings  # noqa: SLF001  the plan's input
     stolen, late, *_ = holdings.all
@@ -583,7 +568,6 @@ def test_former_holding_is_remembered_with_its_possible_owner() -> None:
 
 
 def test_row_left_to_others_is_looked_for_without_a_loop() -> None:
-    """The table is not listed again and again until the row may be created."""
     clock, store = Clock(), FaultyStore()
     store.write(CreateLease(Lease("s-0", hash_range=four_shards()[0].hash_range, checkpoint=Position("17"))))
     worker = member(store, ListSource(four_shards()[:1]), clock).worker
@@ -603,7 +587,7 @@ def test_row_left_to_others_is_looked_for_without_a_loop() -> None:
 
 
 def test_lease_that_expired_here_and_was_deleted_is_recreated_at_once() -> None:
-    """No other worker took it from this one, so none knows more, and waiting would only add lag."""
+    """No other worker has owned it since, so none knows a later position."""
     clock, store = Clock(), FaultyStore()
     one = settled(clock, store)
     store.down = True
