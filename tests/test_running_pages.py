@@ -69,7 +69,7 @@ def test_probe_uses_a_host_name_that_the_page_allows() -> None:
 
 
 def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
-    """systemd only logs an unknown setting."""
+    """Systemd only logs an unknown setting."""
     if shutil.which("systemd-analyze") is None:
         pytest.skip("THE SYSTEMD UNIT IS NOT TRIED: there is no systemd-analyze")
     here = tmp_path / UNIT.name

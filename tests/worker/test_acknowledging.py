@@ -1,4 +1,4 @@
-"""A user's consumer that acknowledges later: what it is offered, what is checkpointed, and when its lease is released."""
+"""A user's consumer that acknowledges later: its offered batches, its checkpoints, and when its lease is released."""
 
 import doctest
 import math
