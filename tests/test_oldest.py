@@ -41,8 +41,8 @@ def _test(python: str, files: str) -> None:
     # Old libraries emit deprecation warnings about newer ones.
     words = ("-q", "-p", "no:cacheprovider", "-W", "ignore::DeprecationWarning", "-m", "not (more or services or slow)")
     command = [python, "-m", "pytest", *words, *(f"tests/{name}" for name in files.split())]
-    done = subprocess.run(command, cwd=ROOT, env=ENV, capture_output=True, text=True)  # noqa: PLW1510  looked at below
-    assert done.returncode == 0, done.stdout[-3000:]
+    result = subprocess.run(command, cwd=ROOT, env=ENV, capture_output=True, text=True)  # noqa: PLW1510  looked at below
+    assert result.returncode == 0, result.stdout[-3000:]
 
 
 def test_oldest_allowed_dependencies_work(tmp_path: Path) -> None:

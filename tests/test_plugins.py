@@ -74,15 +74,15 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join((str(folder), os.environ.get("PYTHONPATH", "")))}
 
 
-def ran(environment: dict[str, str], code: str, *words: str, given: str = "") -> subprocess.CompletedProcess[str]:
+def ran(environment: dict[str, str], code: str, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """Run a program in the environment."""
     call = [sys.executable, "-c", code, *words]
-    return subprocess.run(call, env=environment, input=given, capture_output=True, text=True, check=False)
+    return subprocess.run(call, env=environment, input=stdin, capture_output=True, text=True, check=False)
 
 
-def command(environment: dict[str, str], *words: str, given: str = "") -> subprocess.CompletedProcess[str]:
+def command(environment: dict[str, str], *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """Run the command line in the environment."""
-    return ran(environment, "from leasehold.adapters.cli import run; run()", *words, given=given)
+    return ran(environment, "from leasehold.adapters.cli import run; run()", *words, stdin=stdin)
 
 
 def test_entry_points_add_the_schemes_of_stores_and_sources(environment: dict[str, str]) -> None:
@@ -116,7 +116,7 @@ for opened, url in ((open_store, "acme://place?dept=3"), (open_source, "acme://p
 
 
 def test_an_entry_point_adds_a_rule_set_to_commands_and_simulator(environment: dict[str, str]) -> None:
-    planned = command(environment, "plan", given=json.dumps(QUESTION))
+    planned = command(environment, "plan", stdin=json.dumps(QUESTION))
     assert json.loads(planned.stdout)["actions"] == [{"do": "claim", "key": "s-0", "rule": "A1"}]
     assert "acme: eager" in command(environment, "plan", "--help").stdout
     output = ran(environment, "from leasehold_lab.simulator.question import RULES; print(RULES['acme'])")

@@ -31,7 +31,7 @@ def url(tmp_path: Path) -> str:
     return f"sqlite://{path}"
 
 
-def shown(*arguments: str) -> str:
+def output_of(*arguments: str) -> str:
     """Return everything that a command has printed."""
     app = {"leases": leases, "reset": reset, "copy-leases": copy_leases}[arguments[0]].app
     result = CliRunner(env={"COLUMNS": "250"}).invoke(app, arguments[1:])
@@ -46,14 +46,14 @@ def harmless(text: str) -> bool:
 @pytest.mark.parametrize("by", [(), ("--by", "worker"), ("--by", "group")])
 def test_leases_table_escapes_control_characters(url: str, by: tuple[str, ...]) -> None:
     """A worker's name must not be able to clear the screen or set the terminal's title."""
-    output = shown("leases", url, *by)
+    output = output_of("leases", url, *by)
     assert SHOWN in output
     assert harmless(output)
 
 
 @pytest.mark.parametrize("command", [("reset", "--to", "LATEST"), ("copy-leases", "memory://printable")])
 def test_message_about_an_unusable_value_escapes_control_characters(url: str, command: tuple[str, ...]) -> None:
-    output = shown(command[0], url, *command[1:])
+    output = output_of(command[0], url, *command[1:])
     assert SHOWN in output
     assert harmless(output)
 
@@ -62,7 +62,7 @@ def test_dry_run_moves_escape_control_characters(tmp_path: Path) -> None:
     store = SqliteStore(str(tmp_path / "leases.db"))
     done(store.write(CreateLease(Lease(ESCAPE, checkpoint=Position("9")))))
     store.close()
-    output = shown("reset", f"sqlite://{tmp_path}/leases.db", "--to", "LATEST", "--dry-run")
+    output = output_of("reset", f"sqlite://{tmp_path}/leases.db", "--to", "LATEST", "--dry-run")
     assert SHOWN in output
     assert harmless(output)
 

@@ -10,16 +10,16 @@ FRAGMENTS = ROOT / "changelog.d"
 
 def _entries(text: str) -> dict[str, str]:
     """Return each name with its signature and its members."""
-    found, name = {}, ""
+    entries, name = {}, ""
     for line in text.splitlines():
         if line.startswith("  #"):
             name = ""  # the reason for the names that follow
         elif begun := re.match(r"  (?:class |def )?(\w+)", line):
             name = begun[1]
-            found[name] = ""
+            entries[name] = ""
         if name:
-            found[name] += f"{line}\n"
-    return found
+            entries[name] += f"{line}\n"
+    return entries
 
 
 def _unannounced(before: str, now: str, announced: str) -> set[str]:

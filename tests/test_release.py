@@ -65,7 +65,7 @@ def python(request: pytest.FixtureRequest) -> tuple[str, Path]:
     return version, here[version]
 
 
-def command(commands: Path, *words: str, asked: str | None = None) -> subprocess.CompletedProcess[str]:
+def command(commands: Path, *words: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
     """Run a command of this environment in its own folder, where no checkout is found."""
     environment = {
         "PATH": os.environ["PATH"],
@@ -75,7 +75,7 @@ def command(commands: Path, *words: str, asked: str | None = None) -> subprocess
     }
     call = [str(commands / words[0]), *words[1:]]
     return subprocess.run(
-        call, cwd=commands.parent, env=environment, input=asked, capture_output=True, text=True, check=False
+        call, cwd=commands.parent, env=environment, input=stdin, capture_output=True, text=True, check=False
     )
 
 
@@ -117,15 +117,15 @@ def test_each_extra_is_enough_for_its_purpose(
     commands = installed(release[1], f"cli,{extra}", python[1], environment, borrowed=borrowed)
     version_line = command(commands, "leasehold", "--version").stdout
     assert version_line == "leasehold 0.1.0\n"
-    planned = command(commands, "leasehold", "plan", asked=json.dumps(QUESTION))
+    planned = command(commands, "leasehold", "plan", stdin=json.dumps(QUESTION))
     assert json.loads(planned.stdout)["actions"] == [{"do": "claim", "key": "s-0", "rule": "M5"}]
     ours = [
         f"leasehold.{name}" if name.startswith(("adapters.", "stores.", "testing")) else name
         for name in IMPORTS[extra].split()
     ]
     code = f"import importlib\nfor name in {ours}: importlib.import_module(name)"
-    tried = command(commands, "python", "-W", "error", "-c", code)
-    assert (tried.returncode, tried.stderr) == (0, "")
+    result = command(commands, "python", "-W", "error", "-c", code)
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_kinesis_worker_needs_no_plots_frames_or_spark(release: tuple[Path, Path], environment: Path) -> None:
@@ -135,13 +135,15 @@ def test_kinesis_worker_needs_no_plots_frames_or_spark(release: tuple[Path, Path
         path.name for path in here.iterdir()
     }
     words = ("consume", STREAM, "--store", "sqlite://leases.db", "--events", "--no-wait")
-    tried = command(commands, "leasehold", *words)
-    assert (tried.returncode, tried.stdout, tried.stderr.count("\n")) == (1, "", 1)
-    assert "Kinesis cannot be reached for stream 'orders': Could not connect" in tried.stderr
+    result = command(commands, "leasehold", *words)
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (1, "", 1)
+    assert "Kinesis cannot be reached for stream 'orders': Could not connect" in result.stderr
 
 
 def test_missing_extra_is_named_in_the_error(release: tuple[Path, Path], environment: Path) -> None:
     commands = installed(release[1], "cli", pythons()[OURS], environment)
     results = {extra: command(commands, "leasehold", *words) for extra, words in MISSING.items()}
-    actual = {extra: (done.stderr.count("\n"), f"leasehold[{extra}]" in done.stderr) for extra, done in results.items()}
+    actual = {
+        extra: (result.stderr.count("\n"), f"leasehold[{extra}]" in result.stderr) for extra, result in results.items()
+    }
     assert actual == dict.fromkeys(MISSING, (1, True))

@@ -75,9 +75,9 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     here = tmp_path / UNIT.name
     # The command must exist; it does in the environment of these tests.
     here.write_text(UNIT.read_text().replace("/opt/orders/bin/leasehold", f"{Path(sys.executable).parent}/leasehold"))
-    done = subprocess.run(["systemd-analyze", "verify", here], capture_output=True, text=True, check=False)
-    ours = [line for line in done.stderr.splitlines() if UNIT.name in line]
-    assert (done.returncode, ours) == (0, [])
+    result = subprocess.run(["systemd-analyze", "verify", here], capture_output=True, text=True, check=False)
+    ours = [line for line in result.stderr.splitlines() if UNIT.name in line]
+    assert (result.returncode, ours) == (0, [])
 
 
 def instructions() -> list[tuple[str, str]]:
@@ -88,16 +88,16 @@ def instructions() -> list[tuple[str, str]]:
 
 def test_container_file_copies_existing_files_and_runs_the_command_directly() -> None:
     """A shell around the command would not pass SIGTERM on."""
-    given = instructions()
-    assert [word for word, _ in given] == (
+    steps = instructions()
+    assert [word for word, _ in steps] == (
         "FROM ARG ARG COPY RUN WORKDIR USER ENTRYPOINT CMD".split()  # noqa: SIM905  as it reads
     )
-    known = dict(given)
+    known = dict(steps)
     lock, wheel, _ = known["COPY"].split()
     assert (ROOT / lock).exists()
     assert wheel == "dist/${WHEEL}"
-    assert re.fullmatch(r"WHEEL=leasehold-\*-cp313-cp313-manylinux\*_x86_64\.whl", given[2][1])
-    assert given[0][1].endswith("python:3.13-slim")
+    assert re.fullmatch(r"WHEEL=leasehold-\*-cp313-cp313-manylinux\*_x86_64\.whl", steps[2][1])
+    assert steps[0][1].endswith("python:3.13-slim")
     assert json.loads(known["ENTRYPOINT"]) == ["leasehold"]
     assert known["USER"] != "root"
 

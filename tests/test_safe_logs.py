@@ -116,13 +116,13 @@ def test_every_logger_that_logs_is_safe() -> None:
 def _bare_calls(tree: ast.AST) -> list[int]:
     """Return the lines that log through a logger which `escaped` has not wrapped."""
     nodes = [*ast.walk(tree)]
-    kept = {_kept_as(target) for node in nodes for target, value in _assigned(node) if _is_bare(value)} - {None}
+    names = {_kept_as(target) for node in nodes for target, value in _assigned(node) if _is_bare(value)} - {None}
     calls = [(node, node.func) for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
     return [
         call.lineno
         for call, function in calls
         if function.attr in LOGGING_CALLS
-        and (_is_bare(function.value) or _kept_as(function.value) in kept | {"logging"})
+        and (_is_bare(function.value) or _kept_as(function.value) in names | {"logging"})
     ]
 
 
@@ -206,8 +206,8 @@ def _told_too_early(tree: ast.AST) -> list[int]:
 
 
 def _early(body: list[ast.stmt], *, followed: bool) -> Iterator[int]:
-    for place, statement in enumerate(body):
-        later = body[place + 1 :]
+    for index, statement in enumerate(body):
+        later = body[index + 1 :]
         leaves = next((each for each in later if isinstance(each, ast.Return | ast.Raise | ast.Continue)), None)
         acts = not all(map(_only_leaves, later)) or (followed and leaves is None)
         if _tells(statement) and acts:

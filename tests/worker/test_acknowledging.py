@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from attrs import define, field
-from reading_bench import ReaderHarness
+from reader_harness import ReaderHarness
 
 from leasehold.adapters.consumer import handling as handling_module
 from leasehold.adapters.consumer.acknowledging import LOOK_SECONDS, acknowledging_reader
@@ -189,7 +189,7 @@ def test_consumer_that_raises_releases_its_shard(step: str, monkeypatch: pytest.
     scene = Scene()
     scene.steps(2)
 
-    def fails(*_given: object) -> None:
+    def fails(*_args: object) -> None:
         raise ZeroDivisionError
 
     monkeypatch.setattr(ManualConsumer, step, fails)
@@ -213,7 +213,7 @@ def test_consumer_of_a_stolen_lease_is_closed() -> None:
     """Acknowledgements after the steal do not move the checkpoint."""
     scene = Scene()
     scene.steps(2)
-    scene.harness.rob()
+    scene.harness.steal()
     scene.consumer.acknowledge(numbers(scene)[0])
     scene.steps(3)
     assert (scene.checkpoint, scene.consumer.closed) == ("TRIM_HORIZON", ["lease-lost"])

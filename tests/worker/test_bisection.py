@@ -8,7 +8,7 @@ import pytest
 from attrs import define, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reading_bench import ReaderHarness, data
+from reader_harness import ReaderHarness, data
 
 from leasehold.adapters.consumer.attempts import Attempts, NoMoreAttempts, ToDeadLetter, TryAgain
 from leasehold.adapters.consumer.handling import Delivery, Handling, NotAwaited
@@ -66,7 +66,7 @@ def poisoned(*numbers: int) -> Poisoned:
 def test_failing_batch_is_dispatched_in_halves_in_order() -> None:
     """Only poisoned records are dead-lettered, and the order of records is kept."""
     handler = poisoned(5)
-    harness = ReaderHarness(ShardRecords(records(8)), does=handler)
+    harness = ReaderHarness(ShardRecords(records(8)), on_batch=handler)
     harness.steps(harness.reading(attempts=2, dead_letter=handler.dead_letter), 12)
     assert [given_now for given_now, _ in handler.attempts] == [
         data(8),
@@ -86,14 +86,14 @@ def test_failing_batch_is_dispatched_in_halves_in_order() -> None:
 def test_larger_half_of_an_odd_batch_comes_first() -> None:
     """A batch of three is split into two and one, which keeps the search short."""
     handler = poisoned(2)
-    harness = ReaderHarness(ShardRecords(records(3)), does=handler)
+    harness = ReaderHarness(ShardRecords(records(3)), on_batch=handler)
     harness.steps(harness.reading(attempts=1, dead_letter=handler.dead_letter), 6)
     assert [given_now for given_now, _ in handler.attempts] == [data(3), data(2), data(1, 2)]
 
 
 def test_search_for_a_poisoned_record_has_no_waits() -> None:
     handler = poisoned(*range(8))
-    harness = ReaderHarness(ShardRecords(records(8)), does=handler)
+    harness = ReaderHarness(ShardRecords(records(8)), on_batch=handler)
     reading = harness.reading(attempts=1, dead_letter=handler.dead_letter)
     for _ in range(40):
         reading.step(harness.clock.now)
@@ -102,7 +102,7 @@ def test_search_for_a_poisoned_record_has_no_waits() -> None:
 
 def test_search_stops_between_pieces_when_the_lease_is_released() -> None:
     handler = poisoned(3)
-    harness = ReaderHarness(ShardRecords(records(4)), does=handler)
+    harness = ReaderHarness(ShardRecords(records(4)), on_batch=handler)
     reading = harness.reading(attempts=1, dead_letter=handler.dead_letter, checkpoint_seconds=3600)
     harness.steps(reading, 3)
     assert handler.handled == data(2)
@@ -119,15 +119,15 @@ def test_record_that_cannot_be_dead_lettered_stops_the_shard() -> None:
     def fails(_delivery: Delivery, _error: Exception) -> None:
         raise OSError("disk full")
 
-    harness = ReaderHarness(ShardRecords(records(4)), does=handler)
+    harness = ReaderHarness(ShardRecords(records(4)), on_batch=handler)
     harness.until_over(harness.reading(attempts=1, dead_letter=fails))
     row = harness.store.row("s-0")
-    assert (row.owner, row.checkpoint, harness.happened) == (None, Position("101"), ["initialize", "stopped"])
+    assert (row.owner, row.checkpoint, harness.happenings) == (None, Position("101"), ["initialize", "stopped"])
 
 
 def test_batch_without_a_dead_letter_sink_is_not_halved() -> None:
     handler = poisoned(3)
-    harness = ReaderHarness(ShardRecords(records(4)), does=handler)
+    harness = ReaderHarness(ShardRecords(records(4)), on_batch=handler)
     harness.until_over(harness.reading(attempts=2))
     assert [given_now for given_now, _ in handler.attempts] == [data(4), data(4)]
     assert harness.store.row("s-0").checkpoint == TRIM_HORIZON
@@ -163,7 +163,7 @@ def test_all_records_but_the_poisoned_are_handled_in_order(
     count, size, numbers, support, attempts, one_by_one, seconds, limit = case
     handler = poisoned(*numbers)
     handler.one_by_one = one_by_one
-    harness = ReaderHarness(ShardRecords(records(count), size=size), does=handler)
+    harness = ReaderHarness(ShardRecords(records(count), size=size), on_batch=handler)
     budget = MemoryBudget()
     reading = harness.reading(
         budget,
@@ -183,8 +183,8 @@ def test_all_records_but_the_poisoned_are_handled_in_order(
         due = reading.step(harness.clock.now)
         step += 1
         assert step < 1000
-        done = handler.handled + handler.dead_lettered
-        assert set(data(_passed(harness))) <= set(done)
+        settled = handler.handled + handler.dead_lettered
+        assert set(data(_passed(harness))) <= set(settled)
     assert handler.dead_lettered == [value for value in data(count) if value in handler.poison]
     assert handler.handled == [value for value in data(count) if value not in handler.poison]
     assert limit is None or max(len(given_now) for given_now, _ in handler.attempts) <= limit
@@ -202,7 +202,7 @@ def test_parts_of_a_large_batch_have_attempts_of_their_own() -> None:
         if delivery.attempts == 1:
             raise ValueError("not yet")
 
-    harness = ReaderHarness(ShardRecords(records(5)), does=fails_once)
+    harness = ReaderHarness(ShardRecords(records(5)), on_batch=fails_once)
     reading = harness.reading(attempts=2, max_records=2)
     for _ in range(20):
         harness.steps(reading, 1)
@@ -224,9 +224,9 @@ def test_each_record_that_a_handler_reaches_has_all_attempts() -> None:
                 raise ValueError("not yet")
             assert delivery.checkpoint(record)
 
-    harness = ReaderHarness(ShardRecords(records(5)), does=fails_at_each_once)
+    harness = ReaderHarness(ShardRecords(records(5)), on_batch=fails_at_each_once)
     harness.steps(harness.reading(attempts=2), 20)
-    assert (counted, harness.happened) == ([1, 2, 1, 1, 1, 1], ["initialize"])
+    assert (counted, harness.happenings) == ([1, 2, 1, 1, 1, 1], ["initialize"])
     assert harness.store.row("s-0").checkpoint == Position("104")
 
 
@@ -252,10 +252,10 @@ def batch_of(*numbers: int) -> Batch:
     return Batch(tuple(Record(b"", str(number)) for number in numbers), None, 4.0, 0.0, in_columns=len)
 
 
-def tried(attempts: int) -> Attempts:
+def attempts_of(attempts: int) -> Attempts:
     """Attempts with a dead letter, each wait as long as its maximum."""
     handling = Handling(lambda _batch: None, attempts=attempts, least_wait_seconds=1.0, dead_letter=lambda *_all: None)
-    return Attempts(handling, ReaderHarness().holding, lambda _least, most: most)
+    return Attempts(handling, ReaderHarness().holding, lambda _least, maximum: maximum)
 
 
 def numbers_of(piece: Delivery) -> tuple[list[int], int]:
@@ -271,7 +271,7 @@ def test_piece_keeps_its_batch_lag_and_waits_are_random() -> None:
 
     The waits are random so that the shards of a broken database do not retry together.
     """
-    attempts, batch = tried(5), batch_of(7, 8)
+    attempts, batch = attempts_of(5), batch_of(7, 8)
     piece = attempts.next_piece(batch)
     assert (piece.behind_seconds, piece.to_arrow(), numbers_of(piece)) == (4.0, 2, ([7, 8], 1))
     assert [attempts.after_failure(piece, FAULT) for _ in range(2)] == [TryAgain(3.0), TryAgain(9.0)]
@@ -279,14 +279,14 @@ def test_piece_keeps_its_batch_lag_and_waits_are_random() -> None:
 
 def test_first_record_of_an_event_hub_comes_again() -> None:
     """The first event of an event hub has number 0, and is repeated like any other."""
-    attempts, batch = tried(5), batch_of(0, 1)
+    attempts, batch = attempts_of(5), batch_of(0, 1)
     attempts.after_failure(attempts.next_piece(batch), FAULT)
     assert numbers_of(attempts.next_piece(batch)) == ([0, 1], 2)
 
 
 def test_record_after_a_dead_letter_has_all_its_attempts() -> None:
     """A batch that grew while its first record was dead-lettered starts again at its first attempt."""
-    attempts, batch = tried(2), batch_of(7)
+    attempts, batch = attempts_of(2), batch_of(7)
     assert attempts.after_failure(attempts.next_piece(batch), FAULT) == TryAgain(3.0)
     assert isinstance(attempts.after_failure(attempts.next_piece(batch), FAULT), ToDeadLetter)
     attempts.record_progress(Position("7"))
@@ -295,7 +295,7 @@ def test_record_after_a_dead_letter_has_all_its_attempts() -> None:
 
 def test_records_that_failed_together_stay_suspect_when_the_batch_end_changes() -> None:
     """The search continues, and records after the new end get no attempts of their own."""
-    attempts, whole, short = tried(1), batch_of(*range(1, 9)), batch_of(*range(1, 7))
+    attempts, whole, short = attempts_of(1), batch_of(*range(1, 9)), batch_of(*range(1, 7))
     assert attempts.after_failure(attempts.next_piece(whole), FAULT) == TryAgain(0.0)
     assert numbers_of(attempts.next_piece(whole)) == ([1, 2, 3, 4], 2)
     attempts.record_progress(Position("4"))
@@ -309,6 +309,6 @@ def test_records_that_failed_together_stay_suspect_when_the_batch_end_changes() 
 
 def test_batch_that_could_not_be_awaited_is_not_bisected() -> None:
     """If awaiting itself fails, no handler has seen a record, so none is dead-lettered."""
-    attempts, batch = tried(1), batch_of(1, 2)
+    attempts, batch = attempts_of(1), batch_of(1, 2)
     assert attempts.after_failure(attempts.next_piece(batch), NotAwaited("no loop")) == NoMoreAttempts("no loop")
     assert numbers_of(attempts.next_piece(batch))[0] == [1, 2]

@@ -9,7 +9,7 @@ import pytest
 from attrs import define, field
 from hypothesis import given
 from hypothesis import strategies as st
-from reading_bench import ReaderHarness
+from reader_harness import ReaderHarness
 
 from leasehold.adapters.consumer.handling import Delivery, by_key
 from leasehold.adapters.sources.protocol import Batch, Record
@@ -33,14 +33,14 @@ class NotingHandler:
 
     order: dict[str | None, list[int]] = field(factory=lambda: defaultdict(list))
     at_work: set[str | None] = field(factory=set)
-    most: int = 0
+    max_at_work: int = 0
 
     async def __call__(self, batch: Delivery) -> None:
         """Handle the records of one key."""
         (key,) = {record.partition_key for record in batch.records}
         assert key not in self.at_work
         self.at_work.add(key)
-        self.most = max(self.most, len(self.at_work))
+        self.max_at_work = max(self.max_at_work, len(self.at_work))
         for _ in range(3):
             await asyncio.sleep(0)
         self.order[key] += [int(record.sequence_number) for record in batch.records]
@@ -48,12 +48,12 @@ class NotingHandler:
 
 
 @given(st.lists(st.sampled_from(("a", "b", "c", "d", None)), min_size=1, max_size=20), st.integers(1, 5))
-def test_keys_are_processed_in_order_up_to_the_concurrency_limit(keys: list[str | None], most: int) -> None:
+def test_keys_are_processed_in_order_up_to_the_concurrency_limit(keys: list[str | None], concurrency: int) -> None:
     handler, records = NotingHandler(), keyed(*keys)
-    asyncio.run(awaited(by_key(handler, most), delivery(records)))
-    wanted = {key: [100 + index for index, other in enumerate(keys) if other == key] for key in keys}
-    assert handler.order == wanted
-    assert handler.most == min(most, len(set(keys)))
+    asyncio.run(awaited(by_key(handler, concurrency), delivery(records)))
+    expected = {key: [100 + index for index, other in enumerate(keys) if other == key] for key in keys}
+    assert handler.order == expected
+    assert handler.max_at_work == min(concurrency, len(set(keys)))
 
 
 async def awaited(handler: object, batch: Delivery) -> None:
@@ -63,16 +63,16 @@ async def awaited(handler: object, batch: Delivery) -> None:
 
 def test_failed_key_waits_for_running_keys_and_starts_no_other() -> None:
     """When the batch comes again, none of its records is still being processed."""
-    seen: list[str] = []
+    handled_keys: list[str] = []
 
     async def handle(batch: Delivery) -> None:
         key = str(batch.records[0].partition_key)
-        seen.append(f"{key} begins")
+        handled_keys.append(f"{key} begins")
         await asyncio.sleep(0)
         if key == "a":
             raise SystemExit(3)
         await asyncio.sleep(0)
-        seen.append(f"{key} ends")
+        handled_keys.append(f"{key} ends")
 
     async def outcome() -> BaseException | None:
         try:
@@ -83,7 +83,7 @@ def test_failed_key_waits_for_running_keys_and_starts_no_other() -> None:
 
     error = asyncio.run(outcome())
     assert isinstance(error, SystemExit)
-    assert seen == ["a begins", "b begins", "b ends"]
+    assert handled_keys == ["a begins", "b begins", "b ends"]
 
 
 @pytest.mark.parametrize("answer", ["value", "cancelled"])

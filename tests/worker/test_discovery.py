@@ -4,7 +4,7 @@ import logging
 
 import pytest
 from attrs import define, evolve
-from virtual_fleet import KCL, Driven, FaultySource, FaultyStore, Kept, four_shards, member
+from virtual_fleet import KCL, DrivenWorker, FaultySource, FaultyStore, RecordingConsumer, four_shards, member
 from waiters import Clock
 
 from leasehold.adapters.threads import ThreadScheduler
@@ -64,8 +64,8 @@ def test_hole_causes_a_listing_at_every_third_reading() -> None:
     source = ListSource(four_shards())
     discovery = Discovery(source)
     discovery.shards(0.0, HEALTHY, ME)
-    seen = [History(holes=(Hole("", 0, 9, times),)) for times in (1, 2, 3, 3, 4, 5, 6)]
-    listed = [discovery.shards(1.0, HEALTHY, evolve(ME, history=history)) is not None for history in seen]
+    histories = [History(holes=(Hole("", 0, 9, times),)) for times in (1, 2, 3, 3, 4, 5, 6)]
+    listed = [discovery.shards(1.0, HEALTHY, evolve(ME, history=history)) is not None for history in histories]
     assert listed == [False, False, True, False, False, False, True]
 
 
@@ -159,19 +159,19 @@ def test_row_of_a_missing_shard_is_deleted_after_one_attempt_to_read() -> None:
         source=source,
         me="a-1",
         config=KCL,
-        consumer=Kept(),
+        consumer=RecordingConsumer(),
         scheduler=ThreadScheduler(clock, process_id="p-1"),
     )
-    ours = Driven(worker, clock)
-    ours.run(60.0)
+    driven = DrivenWorker(worker, clock)
+    driven.run(60.0)
     store.write(CreateLease(Lease("s-9", hash_range=(0, 9), checkpoint=Position("7"))))
-    ours.run(60.0)
-    tried = next(holding for holding in worker.holdings if holding.key == "s-9")
+    driven.run(60.0)
+    tried_holding = next(holding for holding in worker.holdings if holding.key == "s-9")
     assert source.listings == 1
     worker.exclude("s-9", 60.0)
-    tried.ask_release()
-    assert tried.release()
-    ours.run(40.0)
+    tried_holding.ask_release()
+    assert tried_holding.release()
+    driven.run(40.0)
     # One listing showed that the row must go, another that it is gone.
     assert (source.listings, {lease.key for lease in store.list().leases}) == (3, {"s-0", "s-1", "s-2", "s-3"})
 
@@ -191,22 +191,22 @@ def test_fault_is_logged_when_it_starts_and_ends(caplog: pytest.LogCaptureFixtur
     discovery = Discovery(FaultySource(four_shards(), faults=[SourceUnavailable(why) for why in ("no", "no", "yet")]))
     listed = [discovery.shards(float(now), HEALTHY, ME) is not None for now in range(6)]
     assert listed == [False, False, False, True, False, False]
-    again = "the shards could not be listed, trying again until they can: "
-    assert caplog.messages == [f"{again}no", f"{again}yet", "the shards are listed again"]
+    retry_message = "the shards could not be listed, trying again until they can: "
+    assert caplog.messages == [f"{retry_message}no", f"{retry_message}yet", "the shards are listed again"]
 
 
 @pytest.mark.parametrize("config", [KCL, Config(initial_position=TRIM_HORIZON)], ids=["kcl", "minimal"])
 @pytest.mark.parametrize("joined", [False, True], ids=["new group", "later"])
 def test_rejected_listing_is_retried_within_seconds(config: Config, *, joined: bool) -> None:
     clock, source = Clock(), FaultySource(four_shards())
-    ours = member(FaultyStore(), source, clock, config=config)
+    driven = member(FaultyStore(), source, clock, config=config)
     if joined:
-        ours.run(60)
-        ours.worker.hurry()
-        ours.turn_due = clock.now
+        driven.run(60)
+        driven.worker.hurry()
+        driven.turn_due = clock.now
     before, source.faults = source.listings, [SourceUnavailable("slow down")] * 2
-    ours.run(18)
-    assert (source.listings - before, ours.held) == (1, ["s-0", "s-1", "s-2", "s-3"])
+    driven.run(18)
+    assert (source.listings - before, driven.held) == (1, ["s-0", "s-1", "s-2", "s-3"])
 
 
 def test_lease_that_contradicts_its_shard_is_logged_at_the_second_listing(
@@ -215,19 +215,19 @@ def test_lease_that_contradicts_its_shard_is_logged_at_the_second_listing(
     """A single listing may be stale. The second one is logged, and its lease annotated."""
     clock, store, source = Clock(), FaultyStore(), ListSource(four_shards())
     store.write(CreateLease(Lease("s-0", checkpoint=SHARD_END)))
-    ours = member(store, source, clock, config=Config(lease_seconds=10.0))
-    clock.now += ours.worker.turn(clock.now) - clock.now
-    assert (source.listings, ours.worker.discovery.contradictions) == (1, ())
-    ours.run(60)
-    (contradiction,) = ours.worker.discovery.contradictions
-    assert (contradiction.kind, ours.held) == ("ended and open", ["s-1", "s-2", "s-3"])
+    driven = member(store, source, clock, config=Config(lease_seconds=10.0))
+    clock.now += driven.worker.turn(clock.now) - clock.now
+    assert (source.listings, driven.worker.discovery.contradictions) == (1, ())
+    driven.run(60)
+    (contradiction,) = driven.worker.discovery.contradictions
+    assert (contradiction.kind, driven.held) == ("ended and open", ["s-1", "s-2", "s-3"])
     assert caplog.messages.count(contradiction.what) == 1
     assert reported(store.list().leases) == (contradiction.what,)
     source.end("s-0", shard("c-0", 0, 2**126 - 1, "s-0"))
-    ours.worker.hurry()
-    ours.turn_due = clock.now
-    ours.run(60)
-    assert (ours.worker.discovery.contradictions, reported(store.list().leases)) == ((), ())
+    driven.worker.hurry()
+    driven.turn_due = clock.now
+    driven.run(60)
+    assert (driven.worker.discovery.contradictions, reported(store.list().leases)) == ((), ())
 
 
 def test_lease_without_an_annotation_restarts_if_the_option_is_set() -> None:
@@ -240,13 +240,13 @@ def test_lease_without_an_annotation_restarts_if_the_option_is_set() -> None:
         source=source,
         me="a-1",
         config=KCL,
-        consumer=Kept(),
+        consumer=RecordingConsumer(),
         scheduler=ThreadScheduler(clock),
         if_recreated="TRIM_HORIZON",
     )
-    ours = Driven(worker, clock, clock.now, clock.now)
-    ours.run(120)
-    assert (ours.held, store.row("s-0").checkpoint, store.row("s-1").checkpoint) == (
+    driven = DrivenWorker(worker, clock, clock.now, clock.now)
+    driven.run(120)
+    assert (driven.held, store.row("s-0").checkpoint, store.row("s-1").checkpoint) == (
         ["s-0", "s-1", "s-2", "s-3"],
         TRIM_HORIZON,
         Position("7"),
@@ -273,20 +273,20 @@ class Named(ListSource):
 
 def test_leases_of_a_recreated_stream_are_released_and_not_retaken() -> None:
     clock, store, source = Clock(), FaultyStore(), Named(four_shards())
-    ours = member(store, source, clock, config=Config(lease_seconds=10.0))
-    ours.run(30)
-    assert ours.held == ["s-0", "s-1", "s-2", "s-3"]
+    driven = member(store, source, clock, config=Config(lease_seconds=10.0))
+    driven.run(30)
+    assert driven.held == ["s-0", "s-1", "s-2", "s-3"]
     source.name = "2"
-    ours.worker.hurry()
-    ours.turn_due = clock.now
-    ours.run(1)
-    assert (ours.held, ours.worker.discovery.refusing) == ([], True)
+    driven.worker.hurry()
+    driven.turn_due = clock.now
+    driven.run(1)
+    assert (driven.held, driven.worker.discovery.refusing) == ([], True)
     store.rewrite("s-0", lambda row: evolve(row, owner="a-1"))
     store.write(DeleteLease(store.row("s-1")))
-    ours.run(60)
-    assert ours.held == []
+    driven.run(60)
+    assert driven.held == []
     assert [row.key for row in store.list().leases] == ["s-0", "s-2", "s-3"]
-    assert not ours.worker.discovery.has_unknown_contradiction(store.list().leases)
+    assert not driven.worker.discovery.has_unknown_contradiction(store.list().leases)
 
 
 def test_contradiction_is_logged_by_the_listing_that_shows_it(caplog: pytest.LogCaptureFixture) -> None:
@@ -313,7 +313,7 @@ def test_stream_without_a_known_incarnation_counts_as_unlisted() -> None:
     assert (len(discovery.shards(2.0, HEALTHY, ME) or ()), discovery.incarnation) == (4, "1"), "as it said before"
 
 
-def recreating(store: FaultyStore) -> tuple[Driven, Named]:
+def recreating(store: FaultyStore) -> tuple[DrivenWorker, Named]:
     """A worker that holds four leases of a stream which was just recreated, and is to start it from its beginning."""
     source, clock = Named(four_shards()), Clock()
     worker = Worker(
@@ -321,52 +321,52 @@ def recreating(store: FaultyStore) -> tuple[Driven, Named]:
         source=source,
         me="a-1",
         config=KCL,
-        consumer=Kept(),
+        consumer=RecordingConsumer(),
         scheduler=ThreadScheduler(clock),
         if_recreated="TRIM_HORIZON",
     )
-    ours = Driven(worker, clock, clock.now, clock.now)
-    ours.run(30)
+    driven = DrivenWorker(worker, clock, clock.now, clock.now)
+    driven.run(30)
     for holding in worker.holdings:
         assert holding.checkpoint(Position("17"))
     source.name = "2"
-    return ours, source
+    return driven, source
 
 
 def test_recreated_shard_starts_after_the_running_batch_of_the_old_stream() -> None:
     store = FaultyStore()
-    ours, _ = recreating(store)
-    recorded = ours.worker.consumer
-    assert isinstance(recorded, Kept)
+    driven, _ = recreating(store)
+    recorded = driven.worker.consumer
+    assert isinstance(recorded, RecordingConsumer)
     recorded.busy = True
     for _ in range(3):
-        ours.worker.hurry()
-        ours.worker.turn(ours.clock.now)
+        driven.worker.hurry()
+        driven.worker.turn(driven.clock.now)
     assert {row.checkpoint for row in store.list().leases} == {Position("17")}
     recorded.busy = False
-    ours.worker.hurry()
-    ours.worker.turn(ours.clock.now)
-    assert ours.held == [], "asked for before the consumer is told, or it would find nothing to do"
-    ours.turn_due = ours.clock.now
-    ours.run(60)
-    assert (len(ours.held), {row.checkpoint for row in store.list().leases}) == (4, {TRIM_HORIZON})
+    driven.worker.hurry()
+    driven.worker.turn(driven.clock.now)
+    assert driven.held == [], "asked for before the consumer is told, or it would find nothing to do"
+    driven.turn_due = driven.clock.now
+    driven.run(60)
+    assert (len(driven.held), {row.checkpoint for row in store.list().leases}) == (4, {TRIM_HORIZON})
 
 
 @pytest.mark.parametrize(("refused", "resets"), [(ReleaseLease, 0), (ResetLease, 1)])
 def test_pass_ends_at_the_first_step_that_another_worker_took(refused: type[Write], resets: int) -> None:
     """The later steps were planned on rows that another worker has changed since."""
     store = FaultyStore()
-    ours, _ = recreating(store)
-    ours.worker.hurry()
-    ours.worker.turn(ours.clock.now)
-    assert ours.held == []
+    driven, _ = recreating(store)
+    driven.worker.hurry()
+    driven.worker.turn(driven.clock.now)
+    assert driven.held == []
     store.rewrite("s-0", lambda row: evolve(row, owner="b-1"))
-    store.asked.clear()
+    store.write_requests.clear()
     store.refuses = (refused,)
-    ours.worker.hurry()
-    ours.worker.turn(ours.clock.now)
-    assert sum(isinstance(write, ResetLease) for write in store.asked) == resets
+    driven.worker.hurry()
+    driven.worker.turn(driven.clock.now)
+    assert sum(isinstance(write, ResetLease) for write in store.write_requests) == resets
     store.refuses = ()
-    ours.turn_due = ours.clock.now
-    ours.run(60)
+    driven.turn_due = driven.clock.now
+    driven.run(60)
     assert {row.checkpoint for row in store.list().leases} == {TRIM_HORIZON}

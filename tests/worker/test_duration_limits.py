@@ -49,17 +49,17 @@ def test_setting_is_checked_like_its_option(
     """`--set lease_seconds=10000` and Python's `set={"lease_seconds": 10000}` warn once."""
     limits = SETTING_LIMITS[name]
 
-    def given(seconds: float) -> dict[str, Any]:
+    def options_with(seconds: float) -> dict[str, Any]:
         return {"set": [f"{name}={seconds}"] if as_text else {name: seconds}}
 
     with caplog.at_level(logging.WARNING):
-        consumed(**given(limits.usual))
+        consumed(**options_with(limits.usual))
         assert caplog.messages == []
-        consumed(**given(limits.usual + 1))
+        consumed(**options_with(limits.usual + 1))
     assert caplog.messages == [checked_duration(limits, limits.usual + 1, f"--set {name}")]
     if limits.least:
         with pytest.raises(ValueError, match=f"^--set {name}: .* s is less than {limits.least:g} s"):
-            consumed(**given(limits.least / 2))
+            consumed(**options_with(limits.least / 2))
 
 
 @pytest.mark.parametrize("option", LIMITS)

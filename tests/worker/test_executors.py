@@ -13,7 +13,7 @@ from leasehold.adapters.consumer.executors import InlineExecutor, ThreadExecutor
 
 
 @define
-class Hands:
+class ManualThreads:
     """Threads that the test runs itself, each until it has no more to do.
 
     `refuses` makes the system start no further thread.
@@ -21,10 +21,10 @@ class Hands:
 
     waiting: list[Callable[[], None]] = field(factory=list)
     names: list[str] = field(factory=list)
-    done: list[str] = field(factory=list)
+    finished: list[str] = field(factory=list)
     refuses: bool = False
 
-    def __call__(self, *, target: Callable[[], None], name: str, daemon: bool) -> "Hands":
+    def __call__(self, *, target: Callable[[], None], name: str, daemon: bool) -> "ManualThreads":
         """Return a thread to be started."""
         assert daemon, "it would keep the process while a handler hangs"
         if not self.refuses:
@@ -42,7 +42,7 @@ class Hands:
 
         def do() -> None:
             during()
-            self.done.append(name)
+            self.finished.append(name)
 
         return do
 
@@ -55,77 +55,77 @@ class Hands:
 
 
 @pytest.fixture
-def hands(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hands]:
+def manual_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[ManualThreads]:
     """Return the test's threads, which replace those of the system."""
-    made = Hands()
-    monkeypatch.setattr("leasehold.adapters.threads.Thread", made)
-    yield made
-    assert made.waiting == []
+    new_threads = ManualThreads()
+    monkeypatch.setattr("leasehold.adapters.threads.Thread", new_threads)
+    yield new_threads
+    assert new_threads.waiting == []
 
 
-def test_batches_start_in_arrival_order_up_to_the_thread_limit(hands: Hands) -> None:
+def test_batches_start_in_arrival_order_up_to_the_thread_limit(manual_threads: ManualThreads) -> None:
     executor = ThreadExecutor(2)
     for name in "abc":
-        executor.start(hands.work(name))
-    executor.start(hands.work("d", executor.close))
-    assert hands.names == ["leasehold-handle-0", "leasehold-handle-1"]
-    hands.run()
-    assert hands.done == ["a", "b", "c", "d"]
-    hands.run()
-    assert hands.done == ["a", "b", "c", "d"]
+        executor.start(manual_threads.work(name))
+    executor.start(manual_threads.work("d", executor.close))
+    assert manual_threads.names == ["leasehold-handle-0", "leasehold-handle-1"]
+    manual_threads.run()
+    assert manual_threads.finished == ["a", "b", "c", "d"]
+    manual_threads.run()
+    assert manual_threads.finished == ["a", "b", "c", "d"]
 
 
-def test_closed_executor_starts_no_work(hands: Hands) -> None:
+def test_closed_executor_starts_no_work(manual_threads: ManualThreads) -> None:
     executor = ThreadExecutor(1)
-    executor.start(hands.work("a"))
+    executor.start(manual_threads.work("a"))
     executor.close()
-    hands.run()
-    assert hands.done == []
+    manual_threads.run()
+    assert manual_threads.finished == []
 
 
-def test_slow_thread_is_replaced_until_it_returns(hands: Hands) -> None:
+def test_slow_thread_is_replaced_until_it_returns(manual_threads: ManualThreads) -> None:
     executor = ThreadExecutor(1, most=3)
-    other = hands.work("b", executor.close)
+    other = manual_threads.work("b", executor.close)
 
     def replaced() -> None:
-        assert len(hands.waiting) == 0
+        assert len(manual_threads.waiting) == 0
         executor.replace(slow)
-        assert len(hands.waiting) == 1
+        assert len(manual_threads.waiting) == 1
         assert not executor.stuck
 
-    slow = hands.work("a", replaced)
+    slow = manual_threads.work("a", replaced)
     executor.start(slow)
     executor.start(other)
-    hands.run()
-    assert hands.done == ["a"], "the slow one ends, for another is in its place"
-    hands.run()
-    assert hands.done == ["a", "b"]
+    manual_threads.run()
+    assert manual_threads.finished == ["a"], "the slow one ends, for another is in its place"
+    manual_threads.run()
+    assert manual_threads.finished == ["a", "b"]
 
 
-def test_slow_thread_continues_if_it_could_not_be_replaced(hands: Hands) -> None:
+def test_slow_thread_continues_if_it_could_not_be_replaced(manual_threads: ManualThreads) -> None:
     executor = ThreadExecutor(1, most=1)
-    slow = hands.work("a", lambda: executor.replace(slow))
+    slow = manual_threads.work("a", lambda: executor.replace(slow))
     executor.start(slow)
-    executor.start(hands.work("b", executor.close))
-    hands.run()
-    assert (hands.done, executor.stuck) == (["a", "b"], False)
+    executor.start(manual_threads.work("b", executor.close))
+    manual_threads.run()
+    assert (manual_threads.finished, executor.stuck) == (["a", "b"], False)
 
 
-def test_only_running_work_counts_as_slow(hands: Hands) -> None:
+def test_only_running_work_counts_as_slow(manual_threads: ManualThreads) -> None:
     executor = ThreadExecutor(1, most=1)
-    waiting = hands.work("b", executor.close)
-    over = hands.work("a")
+    waiting = manual_threads.work("b", executor.close)
+    over = manual_threads.work("a")
     executor.start(over)
     executor.start(waiting)
     executor.replace(waiting)
-    executor.replace(hands.work("never"))
+    executor.replace(manual_threads.work("never"))
     assert not executor.stuck
-    hands.run()
+    manual_threads.run()
     executor.replace(over)
     assert not executor.stuck
 
 
-def test_work_that_ends_its_thread_is_no_longer_running(hands: Hands) -> None:
+def test_work_that_ends_its_thread_is_no_longer_running(manual_threads: ManualThreads) -> None:
     errors: list[BaseException] = []
     executor = ThreadExecutor(1, most=1, failed=errors.append)
 
@@ -134,105 +134,107 @@ def test_work_that_ends_its_thread_is_no_longer_running(hands: Hands) -> None:
         assert executor.stuck
         raise SystemExit
 
-    ends = hands.work("a", end)
+    ends = manual_threads.work("a", end)
     executor.start(ends)
-    hands.run()
+    manual_threads.run()
     assert ([*map(type, errors)], executor.stuck) == ([SystemExit], False)
     executor.replace(ends)
     assert not executor.stuck
-    executor.start(hands.work("b", executor.close))
-    hands.run()
-    assert hands.done == ["b"]
+    executor.start(manual_threads.work("b", executor.close))
+    manual_threads.run()
+    assert manual_threads.finished == ["b"]
 
 
-@pytest.mark.parametrize(("usual", "most"), [(1, 2), (3, 1)])
-def test_executor_is_stuck_once_the_maximum_of_threads_is_slow(hands: Hands, usual: int, most: int) -> None:
-    executor = ThreadExecutor(usual, most)
-    bound, stuck = max(usual, most), list[bool]()
+@pytest.mark.parametrize(("usual", "max_threads"), [(1, 2), (3, 1)])
+def test_executor_is_stuck_once_the_maximum_of_threads_is_slow(
+    manual_threads: ManualThreads, usual: int, max_threads: int
+) -> None:
+    executor = ThreadExecutor(usual, max_threads)
+    bound, stuck = max(usual, max_threads), list[bool]()
 
     def nested(number: int) -> Callable[[], None]:
         def slow() -> None:
             executor.replace(works[number])
             stuck.append(executor.stuck)
-            if hands.waiting:
-                hands.run()
+            if manual_threads.waiting:
+                manual_threads.run()
 
         return slow
 
-    works = [hands.work(str(number), nested(number)) for number in range(bound)]
-    for one in works:
-        executor.start(one)
+    works = [manual_threads.work(str(number), nested(number)) for number in range(bound)]
+    for item in works:
+        executor.start(item)
     for name in ("x", "y"):
-        executor.start(hands.work(name, executor.close))
-    assert len(hands.waiting) == usual
-    hands.run()
+        executor.start(manual_threads.work(name, executor.close))
+    assert len(manual_threads.waiting) == usual
+    manual_threads.run()
     assert stuck == [False] * (bound - 1) + [True]
-    assert len(hands.names) == bound
-    while hands.waiting:
-        hands.run()
+    assert len(manual_threads.names) == bound
+    while manual_threads.waiting:
+        manual_threads.run()
     assert not executor.stuck
 
 
-def test_replacement_thread_continues_while_the_slow_thread_runs(hands: Hands) -> None:
+def test_replacement_thread_continues_while_the_slow_thread_runs(manual_threads: ManualThreads) -> None:
     executor = ThreadExecutor(1, most=3)
 
     def hung() -> None:
         executor.replace(slow)
-        hands.run()
+        manual_threads.run()
 
-    slow = hands.work("a", hung)
-    for work in (slow, hands.work("b"), hands.work("c", executor.close)):
+    slow = manual_threads.work("a", hung)
+    for work in (slow, manual_threads.work("b"), manual_threads.work("c", executor.close)):
         executor.start(work)
-    hands.run()
-    assert hands.done == ["b", "c", "a"]
+    manual_threads.run()
+    assert manual_threads.finished == ["b", "c", "a"]
 
 
-def test_each_slow_thread_is_replaced(hands: Hands) -> None:
+def test_each_slow_thread_is_replaced(manual_threads: ManualThreads) -> None:
     executor = ThreadExecutor(1, most=2)
-    first = hands.work("a", lambda: executor.replace(first))
-    second = hands.work("b", lambda: executor.replace(second))
-    for work in (first, second, hands.work("c", executor.close)):
+    first = manual_threads.work("a", lambda: executor.replace(first))
+    second = manual_threads.work("b", lambda: executor.replace(second))
+    for work in (first, second, manual_threads.work("c", executor.close)):
         executor.start(work)
     for _ in range(3):
-        hands.run()
-    assert (hands.done, len(hands.names)) == (["a", "b", "c"], 3)
+        manual_threads.run()
+    assert (manual_threads.finished, len(manual_threads.names)) == (["a", "b", "c"], 3)
 
 
-def test_returned_thread_counts_until_it_ends(hands: Hands) -> None:
+def test_returned_thread_counts_until_it_ends(manual_threads: ManualThreads) -> None:
     executor = ThreadExecutor(1)
-    last = hands.work("c", executor.close)
-    executor.start(hands.work("a"))
-    executor.start(hands.work("b", lambda: executor.start(last)))
-    hands.run()
-    assert (hands.done, len(hands.names)) == (["a", "b", "c"], 1)
+    last = manual_threads.work("c", executor.close)
+    executor.start(manual_threads.work("a"))
+    executor.start(manual_threads.work("b", lambda: executor.start(last)))
+    manual_threads.run()
+    assert (manual_threads.finished, len(manual_threads.names)) == (["a", "b", "c"], 1)
 
 
-def test_waiting_work_can_be_withdrawn_and_started_work_cannot(hands: Hands) -> None:
+def test_waiting_work_can_be_withdrawn_and_started_work_cannot(manual_threads: ManualThreads) -> None:
     executor = ThreadExecutor(1)
-    first = hands.work("a", lambda: withdrawn.append(executor.withdraw(first)))
-    second, last = hands.work("b"), hands.work("c", executor.close)
+    first = manual_threads.work("a", lambda: withdrawn.append(executor.withdraw(first)))
+    second, last = manual_threads.work("b"), manual_threads.work("c", executor.close)
     withdrawn = list[bool]()
-    for one in (first, second, last):
-        executor.start(one)
+    for item in (first, second, last):
+        executor.start(item)
     withdrawn.append(executor.withdraw(second))
-    hands.run()
-    assert (withdrawn, hands.done) == ([True, False], ["a", "c"])
+    manual_threads.run()
+    assert (withdrawn, manual_threads.finished) == ([True, False], ["a", "c"])
 
 
-def test_work_is_rejected_if_no_thread_can_start(hands: Hands) -> None:
+def test_work_is_rejected_if_no_thread_can_start(manual_threads: ManualThreads) -> None:
     """With one thread running, all other work waits for it."""
     executor = ThreadExecutor(2)
-    hands.refuses = True
+    manual_threads.refuses = True
     with pytest.raises(RuntimeError, match="can't start new thread"):
-        executor.start(hands.work("a"))
-    hands.refuses = False
-    slow = hands.work("b", lambda: executor.replace(slow))
+        executor.start(manual_threads.work("a"))
+    manual_threads.refuses = False
+    slow = manual_threads.work("b", lambda: executor.replace(slow))
     executor.start(slow)
-    hands.refuses = True
-    executor.start(hands.work("c"))
-    executor.start(hands.work("d", executor.close))
-    hands.run()
-    assert hands.done == ["b", "c", "d"]
+    manual_threads.refuses = True
+    executor.start(manual_threads.work("c"))
+    executor.start(manual_threads.work("d", executor.close))
+    manual_threads.run()
+    assert manual_threads.finished == ["b", "c", "d"]
 
 
 def test_single_thread_runs_batches_in_order_and_ends_on_close() -> None:
@@ -252,9 +254,9 @@ def test_single_thread_runs_batches_in_order_and_ends_on_close() -> None:
 
 
 def test_waiting_threads_take_work_before_another_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits, started, both = Semaphore(0), list[Thread](), Barrier(2)
+    waits, started, barrier = Semaphore(0), list[Thread](), Barrier(2)
 
-    class Told(Condition):
+    class SignalingCondition(Condition):
         def wait(self, timeout: float | None = None) -> bool:
             waits.release()
             return super().wait(timeout)
@@ -264,15 +266,15 @@ def test_waiting_threads_take_work_before_another_starts(monkeypatch: pytest.Mon
             started.append(self)
             super().start()
 
-    def meet() -> None:
-        both.wait(WAIT)
+    def wait_for_both() -> None:
+        barrier.wait(WAIT)
 
-    monkeypatch.setattr("leasehold.adapters.consumer.executors.Condition", Told)
+    monkeypatch.setattr("leasehold.adapters.consumer.executors.Condition", SignalingCondition)
     monkeypatch.setattr("leasehold.adapters.threads.Thread", Counted)
     executor = ThreadExecutor(3)
     for _ in range(2):
         for _ in range(2):
-            executor.start(meet)
+            executor.start(wait_for_both)
         assert [waits.acquire(timeout=WAIT) for _ in range(2)] == [True, True]
     executor.close()
     assert len(started) == 2
@@ -281,7 +283,7 @@ def test_waiting_threads_take_work_before_another_starts(monkeypatch: pytest.Mon
 def test_idle_thread_does_not_keep_its_last_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     waits = Semaphore(0)
 
-    class Told(Condition):
+    class SignalingCondition(Condition):
         def wait(self, timeout: float | None = None) -> bool:
             waits.release()
             return super().wait(timeout)
@@ -292,13 +294,13 @@ def test_idle_thread_does_not_keep_its_last_batch(monkeypatch: pytest.MonkeyPatc
         def handle(self) -> None:
             """Handle it."""
 
-    monkeypatch.setattr("leasehold.adapters.consumer.executors.Condition", Told)
+    monkeypatch.setattr("leasehold.adapters.consumer.executors.Condition", SignalingCondition)
     executor, batch = ThreadExecutor(1), Batch()
-    gone = weakref.ref(batch)
+    batch_reference = weakref.ref(batch)
     executor.start(batch.handle)
     del batch
     assert waits.acquire(timeout=WAIT)
-    assert gone() is None
+    assert batch_reference() is None
     executor.close()
 
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 from attrs import define, field
 from opentelemetry.sdk.metrics.export import MetricExporter
-from reading_bench import ReaderHarness, data
+from reader_harness import ReaderHarness, data
 from virtual_fleet import ManualExecutor
 
 from leasehold.adapters.consumer import exporting as exporting_module
@@ -34,7 +34,7 @@ FOREIGN: list[Exception] = [
 def raising(error: Exception) -> Callable[..., None]:
     """Return a callable that raises this for any arguments."""
 
-    def raises(*_given: object, **_named: object) -> None:
+    def raises(*_args: object, **_named: object) -> None:
         raise error
 
     return raises
@@ -44,41 +44,41 @@ def raising(error: Exception) -> Callable[..., None]:
 @pytest.mark.parametrize("whose", ["observer", "measure"])
 def test_onlooker_that_raises_a_foreign_exception_changes_nothing(whose: str, error: Exception) -> None:
     """All records are handled and checkpointed, and the lease is released on request."""
-    bench = ReaderHarness()
+    harness = ReaderHarness()
     policy: dict[str, Any] = {whose: raising(error)}
-    reading = bench.reading(**policy)
-    bench.steps(reading, 4)
-    bench.holding.ask_release()
-    bench.until_over(reading)
-    row = bench.store.row("s-0")
-    assert (bench.handed, row.checkpoint, row.owner) == ([data(5)], Position("104"), None)
+    reading = harness.reading(**policy)
+    harness.steps(reading, 4)
+    harness.holding.ask_release()
+    harness.until_over(reading)
+    row = harness.store.row("s-0")
+    assert (harness.dispatched, row.checkpoint, row.owner) == ([data(5)], Position("104"), None)
 
 
 @pytest.mark.parametrize("error", FOREIGN, ids=repr)
 def test_slowness_callback_that_raises_does_not_end_the_wait(error: Exception) -> None:
     executor = ManualExecutor()
-    bench = ReaderHarness()
-    reading = bench.reading(dispatcher=Dispatcher(executor), slow=raising(error), slow_seconds=1.0)
-    bench.steps(reading, 3)
+    harness = ReaderHarness()
+    reading = harness.reading(dispatcher=Dispatcher(executor), slow=raising(error), slow_seconds=1.0)
+    harness.steps(reading, 3)
     (work,) = executor.waiting
-    bench.does = lambda _delivery: _look_while_it_runs(bench, reading)
+    harness.on_batch = lambda _delivery: _look_while_it_runs(harness, reading)
     work()
-    bench.clock.now += 1.0
-    bench.dues[reading] = bench.clock.now
-    bench.steps(reading, 2)
-    assert bench.store.row("s-0").checkpoint == Position("104")
+    harness.clock.now += 1.0
+    harness.due_times[reading] = harness.clock.now
+    harness.steps(reading, 2)
+    assert harness.store.row("s-0").checkpoint == Position("104")
 
 
-def _look_while_it_runs(bench: ReaderHarness, reading: Any) -> None:  # noqa: ANN401  a reader
-    bench.clock.now += 5.0
-    reading.step(bench.clock.now)
+def _look_while_it_runs(harness: ReaderHarness, reading: Any) -> None:  # noqa: ANN401  a reader
+    harness.clock.now += 5.0
+    reading.step(harness.clock.now)
 
 
 @define
 class _Instrument:
     error: Exception
 
-    def add(self, *_given: object) -> None:
+    def add(self, *_args: object) -> None:
         raise self.error
 
     set = add
@@ -89,16 +89,18 @@ class _Meter:
         self._error = error
 
     def __getattr__(self, _name: str) -> Callable[..., _Instrument]:
-        return lambda *_given, **_named: _Instrument(self._error)
+        return lambda *_args, **_named: _Instrument(self._error)
 
 
 @pytest.mark.parametrize("error", FOREIGN, ids=repr)
 def test_meter_that_raises_a_foreign_exception_changes_nothing(error: Exception) -> None:
-    bench = ReaderHarness()
-    handling = with_metrics(bench.worker, Handling(bench.handle, checkpoint_seconds=0.0), cast("Any", _Meter(error)))
-    reading = bench.reading(measure=handling.measure, slow=handling.slow)
-    bench.steps(reading, 4)
-    assert (bench.handed, bench.store.row("s-0").checkpoint) == ([data(5)], Position("104"))
+    harness = ReaderHarness()
+    handling = with_metrics(
+        harness.worker, Handling(harness.handle, checkpoint_seconds=0.0), cast("Any", _Meter(error))
+    )
+    reading = harness.reading(measure=handling.measure, slow=handling.slow)
+    harness.steps(reading, 4)
+    assert (harness.dispatched, harness.store.row("s-0").checkpoint) == ([data(5)], Position("104"))
 
 
 @define
@@ -141,24 +143,24 @@ def test_output_that_raises_neither_loses_nor_tears_an_event_line(place: int, er
     errors: list[Exception | None] = [*[None] * place, error]
     raw, text = _Raw(errors), _Text(errors)
     out = cast("Any", SimpleNamespace(buffer=raw) if kind == "binary" else text)
-    bench = ReaderHarness()
+    harness = ReaderHarness()
     lines = EventLines("a-1", out)
 
     def handle(delivery: Any) -> None:  # noqa: ANN401  a delivery
         lines.handle(delivery)
-        bench.handed.append([record.data for record in delivery.records])
+        harness.dispatched.append([record.data for record in delivery.records])
 
-    reading = bench.reading(handler=handle, observer=lines.happened)
-    bench.steps(reading, 8)
-    bench.holding.ask_release()
-    bench.until_over(reading)
+    reading = harness.reading(handler=handle, observer=lines.happened)
+    harness.steps(reading, 8)
+    harness.holding.ask_release()
+    harness.until_over(reading)
     written = (raw.written.decode() if kind == "binary" else text.getvalue()).splitlines()
     events = [json.loads(line) for line in written]
     records = [event["sequence_number"] for event in events if event["event"] == "record"]
     named = [event["event"] for event in events if event["event"] != "record"]
     assert named == ["initialize", "stopped"]
     assert sorted(set(records)) == ["100", "101", "102", "103", "104"]
-    assert bench.store.row("s-0").checkpoint == Position("104")
+    assert harness.store.row("s-0").checkpoint == Position("104")
 
 
 def _exporter(error: Exception) -> Callable[[], MetricExporter]:

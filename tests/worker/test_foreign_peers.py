@@ -4,7 +4,7 @@ import logging
 
 import pytest
 from attrs import evolve
-from virtual_fleet import KCL, Driven, FaultyStore, four_shards, member
+from virtual_fleet import KCL, DrivenWorker, FaultyStore, four_shards, member
 from waiters import Clock
 
 from leasehold.adapters.inputs import configuration_for, with_hub_times
@@ -48,32 +48,32 @@ def test_command_tells_an_event_hub_from_a_stream() -> None:
     assert configuration_for("kinesis://orders", {}) == Config()
 
 
-def settled(clock: Clock, store: FaultyStore) -> Driven:
+def settled(clock: Clock, store: FaultyStore) -> DrivenWorker:
     """A worker that holds all four leases, has just renewed them, and reads the table often."""
-    one = member(store, ListSource(four_shards()), clock, config=evolve(KCL, cycle_seconds=2.0))
-    one.run(3)
-    return one
+    driven = member(store, ListSource(four_shards()), clock, config=evolve(KCL, cycle_seconds=2.0))
+    driven.run(3)
+    return driven
 
 
 def test_steal_shown_by_a_reading_is_trusted_before_the_next_renewal() -> None:
     """Official workers steal without a request, so waiting for the next renewal means up to 20 s with two readers."""
     clock, store = Clock(), FaultyStore()
-    one = settled(clock, store)
-    victim = one.worker.holdings[0]
+    driven = settled(clock, store)
+    victim = driven.worker.holdings[0]
     store.write(StealLease(store.row("s-0"), "sdk-1"))
-    one.worker.hurry()
-    one.worker.turn(clock.now)
+    driven.worker.hurry()
+    driven.worker.turn(clock.now)
     assert (victim.lost.is_set(), victim.why) == (True, "now owned by sdk-1")
 
 
 def test_slow_peer_is_named_once_with_the_setting(caplog: pytest.LogCaptureFixture) -> None:
     """Workers that disagree about expiry steal from each other forever, so the warning names the setting."""
     clock, store = Clock(), FaultyStore()
-    one = settled(clock, store)
+    driven = settled(clock, store)
     store.write(StealLease(store.row("s-0"), "sdk-1"))
     with caplog.at_level(logging.WARNING, "leasehold.worker"):
         for _ in range(4):
-            one.run(0.8 * KCL.lease_seconds)
+            driven.run(0.8 * KCL.lease_seconds)
             store.write(RenewLease(store.row("s-0")))
     messages = [record.getMessage() for record in caplog.records if "sdk-1" in record.getMessage()]
     assert len(messages) == 1

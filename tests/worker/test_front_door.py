@@ -62,7 +62,7 @@ class NoStream(ListSource):
         raise SourceError("no such stream")
 
 
-def handed(batch: leasehold.Delivery) -> tuple[str, list[int]]:
+def shard_and_numbers(batch: leasehold.Delivery) -> tuple[str, list[int]]:
     """Return the shard and the numbers of its records."""
     return batch.shard, [int(record.sequence_number) for record in batch.records]
 
@@ -176,25 +176,25 @@ def test_producer_bad_usage_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_next_step_acknowledges_the_previous_batch() -> None:
     """A batch is processed again unless its consumer asks for the next one."""
-    store, seen = FaultyStore(), list[int]()
+    store, processed = FaultyStore(), list[int]()
     with leasehold.read(stream(shards=1), leases=store, **BEGINNING) as batches:
         for batch in batches:
             before = rows(store)["s-0"][1]
-            assert before == ("TRIM_HORIZON" if not seen else str(seen[-1]))
-            seen += handed(batch)[1]
-            if len(seen) == 6:
+            assert before == ("TRIM_HORIZON" if not processed else str(processed[-1]))
+            processed += shard_and_numbers(batch)[1]
+            if len(processed) == 6:
                 break
-    assert rows(store) == {"s-0": (None, str(seen[3]))}
+    assert rows(store) == {"s-0": (None, str(processed[3]))}
 
 
 def test_shards_are_dispatched_in_turn() -> None:
-    store, seen = FaultyStore(), list[tuple[str, list[int]]]()
+    store, processed = FaultyStore(), list[tuple[str, list[int]]]()
     batches = leasehold.read(stream(), leases=store, **BEGINNING)
     for batch in batches:
-        seen.append(handed(batch))
-        if len(seen) == 12:
+        processed.append(shard_and_numbers(batch))
+        if len(processed) == 12:
             batches.stop()
-    by_shard = {shard: [n for each, numbers in seen for n in numbers if each == shard] for shard, _ in seen}
+    by_shard = {shard: [n for each, numbers in processed for n in numbers if each == shard] for shard, _ in processed}
     assert by_shard == {f"s-{n}": [int(record.sequence_number) for record in records(6)] for n in range(4)}
     assert {owner for owner, _ in rows(store).values()} == {None}
     last = records(6)[-1].sequence_number
@@ -207,7 +207,8 @@ def test_break_releases_the_lease_without_acknowledging_the_batch() -> None:
         break
     assert rows(store) == {"s-0": (None, "TRIM_HORIZON")}
     (again,) = [
-        handed(batch) for batch, _ in zip(leasehold.read(stream(1), leases=store, **BEGINNING), "1", strict=False)
+        shard_and_numbers(batch)
+        for batch, _ in zip(leasehold.read(stream(1), leases=store, **BEGINNING), "1", strict=False)
     ]
     assert again[1] == [int(record.sequence_number) for record in records(2)]
 
@@ -238,8 +239,8 @@ def test_explicit_checkpoint_in_a_loop_is_kept() -> None:
 def test_new_loop_begins_with_the_unacknowledged_batch() -> None:
     with leasehold.read(stream(1), leases=FaultyStore(), **BEGINNING) as batches:
         first, again = _first(batches), _first(batches)
-        assert handed(first) == handed(again)
-        assert handed(next(batches))[1] == [int(record.sequence_number) for record in records(4)[2:]]
+        assert shard_and_numbers(first) == shard_and_numbers(again)
+        assert shard_and_numbers(next(batches))[1] == [int(record.sequence_number) for record in records(4)[2:]]
 
 
 def _first(batches: Iterable[leasehold.Delivery]) -> leasehold.Delivery:
@@ -277,7 +278,7 @@ def test_worker_error_is_raised_by_the_next_step() -> None:
 
 
 def test_async_loop_lets_other_tasks_run() -> None:
-    store, seen, ticks = FaultyStore(), list[tuple[str, list[int]]](), list[int]()
+    store, processed, ticks = FaultyStore(), list[tuple[str, list[int]]](), list[int]()
 
     async def tick() -> None:
         while True:
@@ -288,13 +289,13 @@ def test_async_loop_lets_other_tasks_run() -> None:
         other = asyncio.create_task(tick())
         async with leasehold.read(stream(), leases=store, **BEGINNING) as batches:
             async for batch in batches:
-                seen.append(handed(batch))
-                if len(seen) == 12:
+                processed.append(shard_and_numbers(batch))
+                if len(processed) == 12:
                     break
         other.cancel()
 
     asyncio.run(asyncio.wait_for(main(), WAIT))
-    assert (len(seen), bool(ticks)) == (12, True)
+    assert (len(processed), bool(ticks)) == (12, True)
     left = {owner for owner, _ in rows(store).values()}
     assert left == {None}
     assert min(checkpoint for _, checkpoint in rows(store).values()) == records(4)[-1].sequence_number
@@ -325,10 +326,10 @@ def test_arun_awaits_handlers_in_the_callers_loop_and_drains_on_cancel() -> None
 
 def test_run_and_read_work_inside_a_running_loop() -> None:
     """The thread that runs a notebook's cells has a running event loop."""
-    store, seen = FaultyStore(), list[tuple[str, list[int]]]()
+    store, processed = FaultyStore(), list[tuple[str, list[int]]]()
 
     async def handle(batch: leasehold.Delivery) -> None:
-        seen.append(handed(batch))
+        processed.append(shard_and_numbers(batch))
 
     async def cell() -> None:
         verdict = leasehold.run(
@@ -337,11 +338,11 @@ def test_run_and_read_work_inside_a_running_loop() -> None:
         assert verdict is not None
         assert verdict.finished
         for batch in leasehold.read(stream(1), leases=store, **BEGINNING):
-            seen.append(handed(batch))
+            processed.append(shard_and_numbers(batch))
             break
 
     asyncio.run(cell())
-    assert len(seen) == 2
+    assert len(processed) == 2
 
 
 def finite() -> Complete:

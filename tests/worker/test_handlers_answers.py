@@ -6,7 +6,7 @@ from functools import partial, wraps
 
 import pytest
 from attrs import define, fields
-from reading_bench import ReaderHarness
+from reader_harness import ReaderHarness
 
 from leasehold.adapters.consumer.attempts import Attempts
 from leasehold.adapters.consumer.handling import Ending, Handling, Unhandled, accepts, as_fault, fault_in_result

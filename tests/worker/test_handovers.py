@@ -12,7 +12,7 @@ from threading import Event, Thread, current_thread
 
 import pytest
 from attrs import define, field
-from reading_bench import ReaderHarness
+from reader_harness import ReaderHarness
 from waiters import WAIT
 
 from leasehold.adapters.consumer.dispatcher import CallEnded, Dispatcher, HandlerCall
@@ -25,21 +25,21 @@ class Fatal(BaseException):
 
 
 @define
-class Told:
+class DispatcherHarness:
     """The calls of one worker, and what it was notified of."""
 
     executor: InlineExecutor | ThreadExecutor = field(factory=InlineExecutor)
-    again: list[str] = field(factory=list)
+    woken_keys: list[str] = field(factory=list)
     reasons: list[BaseException] = field(factory=list)
     over: Event = field(factory=Event)
     harness: ReaderHarness = field(factory=ReaderHarness)
     dispatcher: Dispatcher = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.dispatcher = Dispatcher(self.executor, wake=self._again, end=self.reasons.append, fatal=(Fatal,))
+        self.dispatcher = Dispatcher(self.executor, wake=self._wake, end=self.reasons.append, fatal=(Fatal,))
 
-    def _again(self, key: str) -> None:
-        self.again.append(key)
+    def _wake(self, key: str) -> None:
+        self.woken_keys.append(key)
         self.over.set()
 
     def begin(self, call: Callable[[], object]) -> HandlerCall:
@@ -67,16 +67,16 @@ def raising(fault: BaseException) -> Callable[[], object]:
 
 
 def test_call_that_returns_wakes_its_reader() -> None:
-    told = Told()
-    done = told.begin(lambda: None)
-    assert (done.begun, done.outcome, told.again) == (42.0, CallEnded(None), ["s-0"])
+    harness = DispatcherHarness()
+    done = harness.begin(lambda: None)
+    assert (done.begun, done.outcome, harness.woken_keys) == (42.0, CallEnded(None), ["s-0"])
 
 
 @pytest.mark.parametrize("ending", [SystemExit(3), KeyboardInterrupt()])
 def test_call_that_ends_the_process_ends_the_worker(ending: BaseException) -> None:
-    told = Told()
-    done = told.begin(raising(ending))
-    assert told.reasons == [ending]
+    harness = DispatcherHarness()
+    done = harness.begin(raising(ending))
+    assert harness.reasons == [ending]
     fault = fault_in(done)
     assert fault is not None
     assert fault.__cause__ is ending
@@ -84,19 +84,19 @@ def test_call_that_ends_the_process_ends_the_worker(ending: BaseException) -> No
 
 def test_returned_value_or_exception_fails_the_call() -> None:
     """A batch is done only if its handler returned None."""
-    told, fault = Told(), ValueError("poison")
-    assert fault_in(told.begin(raising(fault))) is fault
-    assert isinstance(fault_in(told.begin(lambda: 3)), Unhandled)
-    assert isinstance(fault_in(told.begin(raising(GeneratorExit()))), Unhandled)
-    assert told.reasons == []
+    harness, fault = DispatcherHarness(), ValueError("poison")
+    assert fault_in(harness.begin(raising(fault))) is fault
+    assert isinstance(fault_in(harness.begin(lambda: 3)), Unhandled)
+    assert isinstance(fault_in(harness.begin(raising(GeneratorExit()))), Unhandled)
+    assert harness.reasons == []
 
 
 def test_task_ending_exception_is_not_a_handler_failure() -> None:
     """A simulated process that is killed has not failed its handler."""
-    told = Told()
+    harness = DispatcherHarness()
     with pytest.raises(Fatal):
-        told.begin(raising(Fatal()))
-    assert told.again == []
+        harness.begin(raising(Fatal()))
+    assert harness.woken_keys == []
 
 
 async def _waits(done: Event) -> None:
@@ -108,37 +108,37 @@ async def _raises() -> None:
 
 
 def test_awaitable_is_over_once_it_was_awaited() -> None:
-    told, done = Told(), Event()
-    handler_call = told.begin(lambda: _waits(done))
-    assert told.over.wait(WAIT)
-    assert (done.is_set(), handler_call.outcome, told.again) == (True, CallEnded(None), ["s-0"])
-    told.over.clear()
-    handler_call = told.begin(_raises)
-    assert told.over.wait(WAIT)
+    harness, done = DispatcherHarness(), Event()
+    handler_call = harness.begin(lambda: _waits(done))
+    assert harness.over.wait(WAIT)
+    assert (done.is_set(), handler_call.outcome, harness.woken_keys) == (True, CallEnded(None), ["s-0"])
+    harness.over.clear()
+    handler_call = harness.begin(_raises)
+    assert harness.over.wait(WAIT)
     assert isinstance(fault_in(handler_call), ValueError)
-    told.dispatcher.close()
+    harness.dispatcher.close()
 
 
 def test_abandoned_awaitable_is_cancelled() -> None:
-    told, begun = Told(), Event()
+    harness, begun = DispatcherHarness(), Event()
 
     async def hangs() -> None:
         begun.set()
         await asyncio.sleep(3600)
 
-    handler_call = told.begin(hangs)
+    handler_call = harness.begin(hangs)
     assert begun.wait(WAIT)
     # As a check does beyond the limit.
     handler_call.given_up = True
     handler_call.cancel()
-    assert told.over.wait(WAIT)
+    assert harness.over.wait(WAIT)
     assert isinstance(fault_in(handler_call), Unhandled)
-    told.dispatcher.close()
+    harness.dispatcher.close()
 
 
 def test_end_of_an_abandoned_handler_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     """Waiters for that key learn when it is free and how the call ended."""
-    told = Told()
+    harness = DispatcherHarness()
     late: list[HandlerCall] = []
 
     def gives_up() -> None:
@@ -148,13 +148,13 @@ def test_end_of_an_abandoned_handler_is_reported(caplog: pytest.LogCaptureFixtur
         """Lets the test see the call before it begins."""
 
         def start(self, work: Work) -> None:
-            (handler_call,) = told.dispatcher._running.values()  # noqa: SLF001  before the call begins
+            (handler_call,) = harness.dispatcher._running.values()  # noqa: SLF001  before the call begins
             late.append(handler_call)
             work()
 
-    told.executor = told.dispatcher._executor = Waiting()  # noqa: SLF001  the only replaced part
+    harness.executor = harness.dispatcher._executor = Waiting()  # noqa: SLF001  the only replaced part
     with caplog.at_level(logging.WARNING):
-        told.begin(gives_up)
+        harness.begin(gives_up)
     assert "shard s-0: the handler that was given up has ended: it returned" in caplog.text
 
 
@@ -165,11 +165,11 @@ def test_finished_call_frees_its_batch() -> None:
     def handles(_batch: Batch) -> None:
         pass
 
-    told, batch = Told(), Batch()
+    harness, batch = DispatcherHarness(), Batch()
     gone = weakref.ref(batch)
     gc.disable()
     try:
-        handler_call = told.begin(partial(handles, batch))
+        handler_call = harness.begin(partial(handles, batch))
         del batch
         assert gone() is None
     finally:
@@ -181,41 +181,41 @@ def test_finished_call_frees_its_batch() -> None:
 
 
 def test_failing_observer_is_logged_once_by_name(caplog: pytest.LogCaptureFixture) -> None:
-    told = Told()
+    harness = DispatcherHarness()
     for _ in range(2):
-        told.dispatcher.notify("measure", raising(ValueError("no such metric")))
-        told.dispatcher.notify("observer", lambda: 3)  # its return value is ignored
-        told.dispatcher.notify("slow", _raises)  # an async observer would not be awaited
+        harness.dispatcher.notify("measure", raising(ValueError("no such metric")))
+        harness.dispatcher.notify("observer", lambda: 3)  # its return value is ignored
+        harness.dispatcher.notify("slow", _raises)  # an async observer would not be awaited
     messages = [record.getMessage() for record in caplog.records]
     assert [line.split(";")[0] for line in messages] == ["the measure failed", "the slow failed"]
     assert "no such metric" in messages[0]
-    assert told.reasons == []
+    assert harness.reasons == []
 
 
 def test_observer_that_ends_the_process_ends_the_worker_and_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Ctrl-C in an observer ends the worker, and is logged once rather than for each remaining shard."""
-    told, first, second = Told(), KeyboardInterrupt("one"), SystemExit("two")
-    told.dispatcher.notify("observer", raising(first))
-    told.dispatcher.notify("observer", raising(second))
-    assert told.reasons == [first, second]
+    harness, first, second = DispatcherHarness(), KeyboardInterrupt("one"), SystemExit("two")
+    harness.dispatcher.notify("observer", raising(first))
+    harness.dispatcher.notify("observer", raising(second))
+    assert harness.reasons == [first, second]
     assert [record.getMessage() for record in caplog.records] == ["the worker ends: KeyboardInterrupt: one"]
 
 
 def test_task_ending_exception_is_not_an_observer_failure() -> None:
     with pytest.raises(Fatal):
-        Told().dispatcher.notify("observer", raising(Fatal()))
+        DispatcherHarness().dispatcher.notify("observer", raising(Fatal()))
 
 
 def test_handler_task_that_ends_the_process_ends_the_worker() -> None:
-    told, ended = Told(), Event()
+    harness, ended = DispatcherHarness(), Event()
 
     def end(reason: BaseException) -> None:
-        told.reasons.append(reason)
+        harness.reasons.append(reason)
         ended.set()
 
-    told.dispatcher = Dispatcher(end=end)
+    harness.dispatcher = Dispatcher(end=end)
 
     async def leave() -> None:
         raise SystemExit(3)
@@ -226,10 +226,10 @@ def test_handler_task_that_ends_the_process_ends_the_worker() -> None:
         tasks.append(asyncio.create_task(leave()))
         await asyncio.wait(tasks)
 
-    told.begin(call)
+    harness.begin(call)
     assert ended.wait(WAIT)
-    told.dispatcher.close()
-    assert told.reasons == [tasks[0].exception()]
+    harness.dispatcher.close()
+    assert harness.reasons == [tasks[0].exception()]
 
 
 # The event loop
@@ -276,7 +276,7 @@ def test_closed_event_loop_cancels_its_calls_and_ends_its_thread() -> None:
 
 
 def test_call_abandoned_before_it_returns_is_cancelled_afterwards() -> None:
-    told = Told()
+    harness = DispatcherHarness()
 
     class Endless:
         """Never ends by itself."""
@@ -289,15 +289,15 @@ def test_call_abandoned_before_it_returns_is_cancelled_afterwards() -> None:
         handler_call.given_up = True
         return Endless()
 
-    handler_call = HandlerCall(told.harness.holding, Handling(lambda _batch: None), lambda: 42.0, call)
-    assert told.dispatcher.begin(handler_call) is None
-    assert told.over.wait(WAIT)
+    handler_call = HandlerCall(harness.harness.holding, Handling(lambda _batch: None), lambda: 42.0, call)
+    assert harness.dispatcher.begin(handler_call) is None
+    assert harness.over.wait(WAIT)
     assert isinstance(fault_in(handler_call), Unhandled)
-    told.dispatcher.close()
+    harness.dispatcher.close()
 
 
 def test_coroutine_that_no_loop_awaits_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_told: object) -> Thread:
+    def refused(*_args: object) -> Thread:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr("leasehold.adapters.consumer.executors.spawn", refused)
@@ -325,7 +325,7 @@ def test_event_loop_that_failed_to_start_is_started_by_the_next_call(monkeypatch
 
 
 def test_closed_dispatcher_leaves_no_thread() -> None:
-    told, threads = Told(ThreadExecutor(1)), SimpleQueue[Thread]()
+    harness, threads = DispatcherHarness(ThreadExecutor(1)), SimpleQueue[Thread]()
 
     async def handle() -> None:
         threads.put(current_thread())
@@ -334,9 +334,9 @@ def test_closed_dispatcher_leaves_no_thread() -> None:
         threads.put(current_thread())
         return handle()
 
-    told.begin(call)
-    assert told.over.wait(WAIT)
-    told.dispatcher.close()
+    harness.begin(call)
+    assert harness.over.wait(WAIT)
+    harness.dispatcher.close()
     for name in ("leasehold-handle-0", "leasehold-loop"):
         thread = threads.get(timeout=WAIT)
         thread.join(WAIT)

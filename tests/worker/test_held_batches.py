@@ -6,7 +6,7 @@ from typing import Never
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reading_bench import ReaderHarness, data
+from reader_harness import ReaderHarness, data
 from virtual_fleet import FaultySource, ManualExecutor
 
 from leasehold.adapters.consumer.dispatcher import Dispatcher
@@ -49,9 +49,9 @@ def test_reading_resumes_after_the_last_handled_record(fault: type[BaseException
 
     harness = ReaderHarness(ShardRecords(records(6), size=2), source=FaultySource(on_read=once))
     stubborn(harness, harness.reading(checkpoint_seconds=3600), 8)
-    assert harness.handed == [data(2), data(2, 2), data(2, 4)]
+    assert harness.dispatched == [data(2), data(2, 2), data(2, 4)]
     assert harness.source.opened == [("s-0", TRIM_HORIZON), ("s-0", Position("101"))]
-    assert harness.happened == ["initialize"]
+    assert harness.happenings == ["initialize"]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -65,7 +65,7 @@ def test_batch_is_held_before_it_is_counted(fault: type[BaseException]) -> None:
 
     harness = ReaderHarness(ShardRecords(records(4), size=2))
     stubborn(harness, harness.reading(measure=measure), 6)
-    assert harness.handed == [data(2), data(2, 2)]
+    assert harness.dispatched == [data(2), data(2, 2)]
 
 
 def test_decreasing_positions_stop_the_shard(caplog: pytest.LogCaptureFixture) -> None:
@@ -77,7 +77,7 @@ def test_decreasing_positions_stop_the_shard(caplog: pytest.LogCaptureFixture) -
         "it cannot be read: its sequence numbers fall, from 151 to 101: was the stream recreated? --if-recreated "
         "TRIM_HORIZON or LATEST restarts its leases; `leasehold reset` sets this one back"
     )
-    assert (harness.handed, harness.store.row("s-0").checkpoint) == ([data(2, 50)], Position("151"))
+    assert (harness.dispatched, harness.store.row("s-0").checkpoint) == ([data(2, 50)], Position("151"))
     assert [text for text in caplog.messages if "fall" in text] == [
         f"shard s-0 stops here: {message}; released, not taken again for 60 s"
     ]
@@ -87,27 +87,29 @@ def test_decreasing_positions_stop_the_shard(caplog: pytest.LogCaptureFixture) -
 @given(seed=st.randoms(use_true_random=False), size=st.integers(1, 4), every=st.sampled_from([0.0, 2.0]))
 def test_no_checkpoint_passes_an_unhandled_record(seed: Random, size: int, every: float) -> None:
     """This holds for any exception in a user callable at any time."""
-    done: set[bytes] = set()
+    handled: set[bytes] = set()
 
     calm: list[bool] = []
 
-    def perhaps(*_given: object) -> None:
+    def perhaps(*_args: object) -> None:
         if not calm and seed.random() < 0.3:
             raises(seed.choice(FAULTS))
 
     def handle(delivery: Delivery) -> None:
         perhaps()
-        done.update(record.data for record in delivery.records)
+        handled.update(record.data for record in delivery.records)
 
-    harness = ReaderHarness(ShardRecords(records(9), (shard("c-0", 0, 9, "s-0"),), ended=True, size=size), does=handle)
+    harness = ReaderHarness(
+        ShardRecords(records(9), (shard("c-0", 0, 9, "s-0"),), ended=True, size=size), on_batch=handle
+    )
     harness.source = harness.worker.source = FaultySource(shard_logs=harness.source.shard_logs, on_read=perhaps)
     reading = harness.reading(measure=perhaps, attempts=1000, most_wait_seconds=1.0, checkpoint_seconds=every)
     for step in range(60):
         calm += [True] * (step == 30)
         stubborn(harness, reading, 1)
         order = harness.store.row("s-0").checkpoint.order
-        assert {record.data for record in records(9) if record.position.order <= order} <= done
-    assert (done, harness.store.row("s-0").ended) == (set(data(9)), True)
+        assert {record.data for record in records(9) if record.position.order <= order} <= handled
+    assert (handled, harness.store.row("s-0").ended) == (set(data(9)), True)
 
 
 def asleep(harness: ReaderHarness) -> None:
@@ -121,10 +123,10 @@ def test_expired_lease_is_not_read() -> None:
     harness.steps(reading, 2)
     asleep(harness)
     harness.steps(reading, 3)
-    assert harness.handed == [data(2)]
+    assert harness.dispatched == [data(2)]
     harness.worker.renew(harness.clock.now)
     harness.steps(reading, 1)
-    assert harness.handed == [data(2), data(2, 2)], "nobody took it"
+    assert harness.dispatched == [data(2), data(2, 2)], "nobody took it"
 
 
 def test_batch_read_as_the_lease_expires_is_not_dispatched() -> None:
@@ -134,7 +136,7 @@ def test_batch_read_as_the_lease_expires_is_not_dispatched() -> None:
     harness.store.write(ClaimLease(harness.store.row("s-0"), "b-1"))
     harness.worker.renew(harness.clock.now)
     harness.until_over(reading)
-    assert (harness.handed, harness.happened) == ([], ["initialize", "lease-lost"])
+    assert (harness.dispatched, harness.happenings) == ([], ["initialize", "lease-lost"])
 
 
 def test_due_attempt_is_skipped_after_the_lease_expired() -> None:
@@ -143,12 +145,12 @@ def test_due_attempt_is_skipped_after_the_lease_expired() -> None:
     def fails(_delivery: Delivery) -> None:
         raise OSError("passing")
 
-    harness = ReaderHarness(does=fails)
+    harness = ReaderHarness(on_batch=fails)
     reading = harness.reading()
     harness.steps(reading, 2)
     asleep(harness)
     harness.steps(reading, 3)
-    assert len(harness.handed) == 1
+    assert len(harness.dispatched) == 1
 
 
 @pytest.mark.parametrize("taken", [True, False])
@@ -179,11 +181,11 @@ def test_reader_that_waited_for_memory_is_measured_from_its_wake_up() -> None:
     assert other.request()
     reading = harness.reading(budget)
     harness.steps(reading, 3)
-    assert (harness.handed, woken) == ([], [])
+    assert (harness.dispatched, woken) == ([], [])
     other.clear()
     assert woken == ["s-0"]
     harness.steps(reading, 2)
-    assert harness.handed == [data(5)]
+    assert harness.dispatched == [data(5)]
     assert harness.holding.throughput.average(harness.clock.now + 1000.0) is not None
 
 
@@ -192,9 +194,9 @@ def test_batch_done_between_two_steps_is_checkpointed_by_the_next() -> None:
     handling = Handling(harness.handle, checkpoint_seconds=60.0)
     reading = handler_reader(harness.worker, harness.holding, handling, dispatcher=Dispatcher(executor))
     harness.steps(reading, 2)
-    assert (len(executor.waiting), harness.handed) == (1, [])
+    assert (len(executor.waiting), harness.dispatched) == (1, [])
     reading.step(harness.clock.now)
     executor.waiting.pop()()
     reading.step(harness.clock.now)
-    assert harness.handed == [data(5)]
+    assert harness.dispatched == [data(5)]
     assert harness.store.row("s-0").checkpoint == records(5)[-1].position

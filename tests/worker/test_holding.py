@@ -4,7 +4,7 @@ from threading import Barrier, Thread
 
 import pytest
 from attrs import evolve
-from held_leases import Held
+from held_leases import HeldLease
 from virtual_fleet import FaultyStore
 
 from leasehold.adapters.consumer.handling import Delivery
@@ -16,8 +16,8 @@ from leasehold.stores.writes import ReleaseLease, RequestLease, StealLease
 
 
 def test_concurrent_writes_never_reject_one_another() -> None:
-    one = Held()
-    store, holding = one.store, one.holding
+    held = HeldLease()
+    store, holding = held.store, held.holding
     together = Barrier(8)
 
     def write(thread: int) -> None:
@@ -36,8 +36,8 @@ def test_concurrent_writes_never_reject_one_another() -> None:
 
 
 def test_unchanged_checkpoint_causes_no_write() -> None:
-    one = Held()
-    store, holding = one.store, one.holding
+    held = HeldLease()
+    store, holding = held.store, held.holding
     assert holding.checkpoint(Position("5"))
     count = len(store.writes)
     assert [holding.checkpoint(Position(number)) for number in ("5", "4")] == [True, True]
@@ -46,8 +46,8 @@ def test_unchanged_checkpoint_causes_no_write() -> None:
 
 def test_checkpoint_may_be_left_to_the_handoff() -> None:
     """The hand-off stores the same position, so the next owner waits for one write instead of two."""
-    one = Held()
-    store, holding = one.store, one.holding
+    held = HeldLease()
+    store, holding = held.store, held.holding
     store.write(RequestLease(store.row("s-0"), "bob"))
     assert holding.renew()
     count = len(store.writes)
@@ -59,8 +59,8 @@ def test_checkpoint_may_be_left_to_the_handoff() -> None:
 
 def test_annotation_does_not_extend_the_lease() -> None:
     """Other workers judge a lease by its version, which an annotation leaves unchanged."""
-    one = Held()
-    clock, holding = one.clock, one.holding
+    held = HeldLease()
+    clock, holding = held.clock, held.holding
     clock.now += 5
     assert holding.annotate("latest_ms", "1")
     assert holding.confirmed == 1000.0
@@ -70,14 +70,14 @@ def test_annotation_does_not_extend_the_lease() -> None:
 
 def test_fencing_number_is_none_if_the_store_counts_no_owners() -> None:
     stores = FaultyStore(), FaultyStore(Capabilities(counts_owners=False))
-    tokens = [Delivery((), Position("1"), None, Held(store=store).holding).epoch for store in stores]
+    tokens = [Delivery((), Position("1"), None, HeldLease(store=store).holding).epoch for store in stores]
     assert tokens == [1, None]
 
 
 @pytest.mark.parametrize("keep_owner", [False, True])
 def test_shard_end_with_a_lost_reply_is_an_end(*, keep_owner: bool) -> None:
-    one = Held()
-    store, holding = one.store, one.holding
+    held = HeldLease()
+    store, holding = held.store, held.holding
     store.lose_replies = 1
     with pytest.raises(OutcomeUnknown):
         holding.checkpoint(SHARD_END, keep_owner=keep_owner)
@@ -86,8 +86,8 @@ def test_shard_end_with_a_lost_reply_is_an_end(*, keep_owner: bool) -> None:
 
 
 def test_release_with_a_lost_reply_leaves_nothing_owned() -> None:
-    one = Held()
-    store, holding = one.store, one.holding
+    held = HeldLease()
+    store, holding = held.store, held.holding
     holding.ask_release()
     store.lose_replies = 1
     with pytest.raises(OutcomeUnknown):
@@ -97,8 +97,8 @@ def test_release_with_a_lost_reply_leaves_nothing_owned() -> None:
 
 
 def test_lost_lease_stays_lost() -> None:
-    one = Held()
-    store, holding = one.store, one.holding
+    held = HeldLease()
+    store, holding = held.store, held.holding
     store.write(StealLease(store.row("s-0"), "bob"))
     assert not holding.renew()
     store.write(StealLease(store.row("s-0"), "ann", (("process", "p-1/ann"),)))
@@ -108,8 +108,8 @@ def test_lost_lease_stays_lost() -> None:
 
 def test_lease_freed_by_another_worker_is_no_handoff() -> None:
     """Its former owner leaves it to the plan."""
-    one = Held()
-    store, holding = one.store, one.holding
+    held = HeldLease()
+    store, holding = held.store, held.holding
     store.write(ReleaseLease(store.row("s-0"), "ann"))
     assert not holding.renew()
     assert (holding.lost.is_set(), holding.given) == (True, None)
@@ -117,8 +117,8 @@ def test_lease_freed_by_another_worker_is_no_handoff() -> None:
 
 def test_renewal_counts_from_its_start() -> None:
     """Other workers count from when the renewal was applied."""
-    one = Held()
-    store, clock, holding = one.store, one.clock, one.holding
+    held = HeldLease()
+    store, clock, holding = held.store, held.clock, held.holding
 
     def pass_four_seconds() -> None:
         clock.now += 4.0
@@ -132,8 +132,8 @@ def test_renewal_counts_from_its_start() -> None:
 
 def test_restored_table_is_logged_once_and_moved_forward(caplog: pytest.LogCaptureFixture) -> None:
     """After a restore from a backup, owners write their later checkpoints again."""
-    one = Held()
-    store, holding = one.store, one.holding
+    held = HeldLease()
+    store, holding = held.store, held.holding
     early = store.row("s-0")
     assert holding.checkpoint(Position("5"))
     store.rewrite("s-0", lambda _now: evolve(early, version=Version("1000"), epoch=1000))

@@ -6,11 +6,11 @@ from typing import NoReturn
 
 import pytest
 from attrs import define, field
-from handler_threads import Seen, joined
-from metric_points import told
+from handler_threads import ProcessedRecords, joined
+from metric_points import exported_values
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from reading_bench import ReaderHarness, data
+from reader_harness import ReaderHarness, data
 from running import run_to_its_end, running
 from virtual_fleet import FaultyStore, four_shards
 from waiters import WAIT, until
@@ -43,7 +43,7 @@ class Hung:
     reading: LeaseReader = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.harness.does = self.hang
+        self.harness.on_batch = self.hang
         self.dispatcher = Dispatcher(self.threads, wake=lambda _key: self.ended.set())
         self.reading = self.read()
 
@@ -52,7 +52,7 @@ class Hung:
         handling = Handling(
             self.harness.handle,
             slow=lambda _holding, seconds: self.slow.append(seconds),
-            observer=lambda happening, _holding: self.harness.happened.append(happening),
+            observer=lambda happening, _holding: self.harness.happenings.append(happening),
             **self.policy,  # type: ignore[arg-type]
         )
         return handler_reader(
@@ -84,35 +84,35 @@ class Hung:
 @pytest.fixture
 def hung() -> Iterator[Hung]:
     """A handler that is slow after 10 s, without a limit."""
-    made = Hung({"slow_seconds": 10.0})
-    yield made
-    made.let_go()  # wait for it, so that what its end logs does not appear in a later test
+    new_hung = Hung({"slow_seconds": 10.0})
+    yield new_hung
+    new_hung.let_go()  # wait for it, so that what its end logs does not appear in a later test
 
 
 @pytest.fixture
 def limited() -> Iterator[Hung]:
     """A handler that is slow after 10 s and given up after 30 s."""
-    made = Hung({"slow_seconds": 10.0, "handler_seconds": 30.0})
-    yield made
-    made.let_go()
+    new_hung = Hung({"slow_seconds": 10.0, "handler_seconds": 30.0})
+    yield new_hung
+    new_hung.let_go()
 
 
 def test_hung_handlers_do_not_starve_healthy_shards() -> None:
     names = tuple(f"s-{n:02}" for n in range(40))
-    store, seen, finish, hangs = FaultyStore(), Seen(30), Event(), set(names[:30])
+    store, processed, finish, hangs = FaultyStore(), ProcessedRecords(30), Event(), set(names[:30])
 
     def handle(delivery: Delivery) -> None:
         if delivery.shard in hangs:
             assert finish.wait(WAIT)
         else:
-            seen.add(delivery)
+            processed.add(delivery)
 
     shard_logs = {name: ShardRecords(records(3), size=1) for name in names}
     handling = Handling(handle, slow_seconds=0.05)
     with running(Runner(joined(store, ListSource(even_shards(names), shard_logs)), handling)):
-        assert seen.all.wait(WAIT)
+        assert processed.all.wait(WAIT)
         finish.set()
-    assert seen.by_shard == {name: data(3) for name in names[30:]}
+    assert processed.by_shard == {name: data(3) for name in names[30:]}
 
 
 def test_slow_handler_is_logged_at_each_doubling(hung: Hung, caplog: pytest.LogCaptureFixture) -> None:
@@ -140,7 +140,7 @@ def test_slow_handlers_are_counted() -> None:
     with running(Runner(joined(FaultyStore(), source), handling, meter=meter)):
         assert slow.wait(WAIT)
         finish.set()
-    assert told(reader)["slow_handlers", "s-0"] >= 1
+    assert exported_values(reader)["slow_handlers", "s-0"] >= 1
 
 
 def test_handler_over_the_limit_costs_its_lease(limited: Hung, caplog: pytest.LogCaptureFixture) -> None:
@@ -148,7 +148,7 @@ def test_handler_over_the_limit_costs_its_lease(limited: Hung, caplog: pytest.Lo
     assert limited.later(29.5) == 0.5
     limited.later(0.5)
     assert limited.later(0) == float("inf")
-    assert (limited.harness.store.row("s-0").owner, limited.harness.happened) == (None, ["initialize", "stopped"])
+    assert (limited.harness.store.row("s-0").owner, limited.harness.happenings) == (None, ["initialize", "stopped"])
     why = "its handler has been at work for 30.0 s, and 30 s is the limit"
     assert f"shard s-0 stops here: {why}; released, not taken again for 60 s" in caplog.text
     limited.harness.worker.turn(limited.harness.clock.now)
@@ -178,7 +178,7 @@ def test_shard_never_has_two_handlers_in_one_worker(limited: Hung, caplog: pytes
     limited.reading = limited.read()
     harness.steps(limited.reading, 3)
     assert "shard s-0 stops here: a handler that was given up is still running; released" in caplog.text
-    assert (harness.handed, harness.store.row("s-0").owner) == ([data(5)], None)
+    assert (harness.dispatched, harness.store.row("s-0").owner) == ([data(5)], None)
     limited.let_go()
     # Its thread logs this after it has woken the reader.
     until(lambda: "shard s-0: the handler that was given up has ended: it returned" in caplog.text)
@@ -189,7 +189,7 @@ def test_shard_never_has_two_handlers_in_one_worker(limited: Hung, caplog: pytes
     harness.steps(limited.reading, 2)
     assert limited.ended.wait(WAIT)
     limited.later(0)
-    assert (harness.handed, harness.store.row("s-0").checkpoint) == ([data(5)] * 2, Position("104"))
+    assert (harness.dispatched, harness.store.row("s-0").checkpoint) == ([data(5)] * 2, Position("104"))
 
 
 def test_end_of_a_handler_after_a_steal_is_logged() -> None:
@@ -217,7 +217,7 @@ def test_waiting_batch_is_withdrawn_when_its_lease_is_wanted(wanted: str) -> Non
         second.harness.holding.ask_release()
     assert [second.later(0) for _ in range(3)][-1] == float("inf")
     row = second.harness.store.row("s-0")
-    assert (second.harness.handed, row.checkpoint) == ([], TRIM_HORIZON)
+    assert (second.harness.dispatched, row.checkpoint) == ([], TRIM_HORIZON)
     assert (row.owner is None) == (wanted == "released")
     first.let_go()
 
@@ -231,7 +231,7 @@ def test_abandoned_handler_does_not_keep_the_worker() -> None:
     handling = Handling(
         hang,
         handler_seconds=0.05,
-        observer=lambda what, _holding: stopped.set() if what == "stopped" else None,
+        observer=lambda happening, _holding: stopped.set() if happening == "stopped" else None,
     )
     with running(Runner(joined(store, ListSource(four_shards()[:1], {"s-0": ShardRecords(records(5))})), handling)):
         assert stopped.wait(WAIT)

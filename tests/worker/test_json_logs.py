@@ -13,8 +13,8 @@ from leasehold_lab.simulator.world.world import ListSource
 
 def test_taken_lease_is_logged_with_rule_and_outcome(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "leasehold")
-    ours = member(FaultyStore(), ListSource(four_shards()), Clock())
-    ours.run(60)
+    driven = member(FaultyStore(), ListSource(four_shards()), Clock())
+    driven.run(60)
     lines = [json.loads(JsonLines("a-1").format(record)) for record in caplog.records]
     claimed = [line for line in lines if line["message"].startswith("Claim of lease ")]
     assert {(line["lease"], line["rule"], line["outcome"]) for line in claimed} >= {("s-1", "K5", "done")}

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 from attrs import evolve
-from virtual_fleet import Driven, FaultyStore, member, together
+from virtual_fleet import DrivenWorker, FaultyStore, member, together
 from waiters import Clock
 
 from leasehold.balancer.actions import Action, Claim, Create, Release, RequestHandoff
@@ -21,7 +21,7 @@ MINIMAL = Config(lease_seconds=10.0)
 SHARDS = tuple(f"s-{n}" for n in range(6))
 
 
-def fleet(names: str) -> tuple[Clock, FaultyStore, list[Driven]]:
+def fleet(names: str) -> tuple[Clock, FaultyStore, list[DrivenWorker]]:
     """Workers at rest on six shards."""
     clock, store = Clock(), FaultyStore()
     source = ListSource(even_shards(SHARDS))
@@ -85,8 +85,8 @@ def test_newcomer_counts_before_it_owns_a_lease() -> None:
 
 def test_finished_shards_count_as_no_load() -> None:
     """Thread 1247: parents that were read to the end counted, so their owners were left with one or two shards."""
-    done = [Lease(f"d-{n}", owner="me", checkpoint=SHARD_END) for n in range(4)]
-    leases = [*held("full", "f-0", "f-1", "f-2"), *held("me", "mine"), *done]
+    finished = [Lease(f"d-{n}", owner="me", checkpoint=SHARD_END) for n in range(4)]
+    leases = [*held("full", "f-0", "f-1", "f-2"), *held("me", "mine"), *finished]
     by_kcl = [action for action in planned(leases, "me", Kcl()) if isinstance(action, RequestHandoff | Claim)]
     ours = planned(leases, "me")
     assert (by_kcl, [action.from_owner for action in ours if isinstance(action, RequestHandoff)]) == ([], ["full"])
@@ -116,8 +116,10 @@ def test_new_shard_does_not_wait_for_a_deployment() -> None:
         *(Lease(shard.id, checkpoint=SHARD_END, hash_range=shard.hash_range) for shard in parents),
         *(Lease(shard.id, owner="a", parents=shard.parents, hash_range=shard.hash_range) for shard in children[:91]),
     ]
-    made = [action for action in plan(leases, [*parents, *children], Me("b"), MINIMAL) if isinstance(action, Create)]
-    assert [(action.lease.key, action.lease.checkpoint, action.rule) for action in made] == [
+    creations = [
+        action for action in plan(leases, [*parents, *children], Me("b"), MINIMAL) if isinstance(action, Create)
+    ]
+    assert [(action.lease.key, action.lease.checkpoint, action.rule) for action in creations] == [
         (str(n), TRIM_HORIZON, "L3") for n in range(91, 96)
     ]
 
@@ -127,10 +129,10 @@ def test_restart_under_the_same_id_moves_nothing() -> None:
     clock, store, (stays, stops) = fleet("ab")
     before = {lease.key: lease.owner for lease in store.list().leases}
     together([stays], 5)
-    again = member(store, ListSource(list(stops.worker.source.shards())), clock, "b", "p-b2", MINIMAL)
-    together([stays, again], 60)
+    restarted = member(store, ListSource(list(stops.worker.source.shards())), clock, "b", "p-b2", MINIMAL)
+    together([stays, restarted], 60)
     assert {lease.key: lease.owner for lease in store.list().leases} == before
-    assert again.held == [key for key, owner in before.items() if owner == "b"]
+    assert restarted.held == [key for key, owner in before.items() if owner == "b"]
 
 
 def test_worker_with_all_leases_frees_one_for_a_peer_without_requests() -> None:

@@ -15,7 +15,7 @@ import pytest
 from attrs import define, evolve, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reading_bench import ReaderHarness, data
+from reader_harness import ReaderHarness, data
 from virtual_fleet import four_shards
 from waiters import until
 
@@ -181,7 +181,7 @@ def reported(*numbers: int) -> dict[str, list[dict[str, str]]]:
 
 def handled_by(function: Function, given_now: FunctionSettings = REPORTING, count: int = 6) -> ReaderHarness:
     """Return a shard of some records in one batch, and this function for it."""
-    return ReaderHarness(ShardRecords(records(count)), does=LambdaFunction(function, given_now, 30.0))
+    return ReaderHarness(ShardRecords(records(count)), on_batch=LambdaFunction(function, given_now, 30.0))
 
 
 def test_partial_failure_is_repeated_from_the_failed_record() -> None:
@@ -207,28 +207,30 @@ def test_any_response_succeeds_without_partial_failure_reports() -> None:
 
 
 def test_only_the_poisoned_record_is_dead_lettered() -> None:
-    letters: list[bytes] = []
+    dead_lettered: list[bytes] = []
     poison = b"3"
     function = Function(lambda given_now: reported(3) if poison in given_now else None)
     harness = handled_by(function)
 
-    def letter(delivery: Delivery, _error: Exception) -> None:
-        letters.extend(record.data for record in delivery.records)
+    def dead_letter(delivery: Delivery, _error: Exception) -> None:
+        dead_lettered.extend(record.data for record in delivery.records)
 
-    harness.steps(harness.reading(attempts=2, dead_letter=letter), 16)
-    assert letters == [poison]
+    harness.steps(harness.reading(attempts=2, dead_letter=dead_letter), 16)
+    assert dead_lettered == [poison]
     assert function.calls == [data(6), data(3, 3), data(3, 3), data(2, 3), data(1, 3), data(1, 4), data(1, 5)]
     assert harness.store.row("s-0").checkpoint == Position("105")
 
 
 def test_attempts_restart_when_a_function_gets_further() -> None:
     """With three retries the service calls a function four times from a record on, after the call that reached it."""
-    letters: list[int] = []
+    dead_lettered: list[int] = []
     function = Function(lambda given_now: reported(2) if b"2" in given_now else None)
     harness = handled_by(function, count=3)
-    harness.steps(harness.reading(attempts=4, dead_letter=lambda batch, _error: letters.append(batch.attempts)), 12)
+    harness.steps(
+        harness.reading(attempts=4, dead_letter=lambda batch, _error: dead_lettered.append(batch.attempts)), 12
+    )
     assert function.calls == [data(3), *[data(1, 2)] * 4]
-    assert letters == [4]
+    assert dead_lettered == [4]
 
 
 @given(
@@ -238,20 +240,20 @@ def test_attempts_restart_when_a_function_gets_further() -> None:
 @settings(max_examples=60)
 def test_no_reported_failure_passes_over_a_record(count: int, reports: list[Any]) -> None:
     """Each call begins at the first record that is not done, whatever was reported before."""
-    done, answers = 0, iter(reports)
+    handled_count, answers = 0, iter(reports)
 
     def answer(given_now: list[bytes]) -> object:
-        nonlocal done
-        assert given_now == data(count - done, done)
+        nonlocal handled_count
+        assert given_now == data(count - handled_count, handled_count)
         match next(answers, None):
             case None:
-                done = count
+                handled_count = count
                 return None
             case "raise":
                 raise ValueError("fault")
             case numbers:
-                if set(numbers) <= set(range(done, count)):
-                    done = min(numbers)
+                if set(numbers) <= set(range(handled_count, count)):
+                    handled_count = min(numbers)
                 return reported(*numbers)
 
     harness = handled_by(Function(answer), count=count)
@@ -259,9 +261,9 @@ def test_no_reported_failure_passes_over_a_record(count: int, reports: list[Any]
     for _ in range(100):
         assert harness.holding.renew()
         harness.steps(reading, 1)
-        if done == count:
+        if handled_count == count:
             break
-    assert done == count
+    assert handled_count == count
     harness.steps(reading, 1)
     assert harness.store.row("s-0").checkpoint == Position(str(99 + count))
 
@@ -301,7 +303,7 @@ def test_context_has_the_fields_of_lambda_and_counts_down() -> None:
     now = [100.0]
     function = LambdaFunction(Function(lambda _records: None), evolve(PLAIN, name="orders"), 30.0, lambda: now[0])
     function.reads(Arned())
-    harness = ReaderHarness(ShardRecords(records(2)), does=function)
+    harness = ReaderHarness(ShardRecords(records(2)), on_batch=function)
     harness.steps(harness.reading(), 2)
     context = function.function.contexts[0]  # type: ignore[attr-defined]  # the class above
     now[0] = 101.5
@@ -333,7 +335,7 @@ def test_function_finds_one_event_loop_in_every_call() -> None:
 
     function = LambdaFunction(Function(answer), PLAIN, 30.0)
     for _ in range(2):
-        harness = ReaderHarness(ShardRecords(records(2)), does=function)
+        harness = ReaderHarness(ShardRecords(records(2)), on_batch=function)
         thread = Thread(target=harness.steps, args=(harness.reading(), 2))  # workers call handlers in other threads
         thread.start()
         thread.join()
@@ -422,7 +424,7 @@ def test_mapping_passes_aggregates_whole_by_default(app: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         (
             "lambda:handle",
@@ -441,8 +443,8 @@ def test_mapping_passes_aggregates_whole_by_default(app: str) -> None:
         ("lambda:{app}.of_three", "it is called with (event, context), and that does not fit"),
     ],
 )
-def test_function_that_cannot_be_called_is_rejected_at_start(app: str, text: str, says: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(says)):
+def test_function_that_cannot_be_called_is_rejected_at_start(app: str, text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
         consumption(ListSource(), "memory://x", text.format(app=app), {})
 
 

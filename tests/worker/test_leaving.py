@@ -239,7 +239,7 @@ class Guarded:
             Handling(done_with),
             readers=1,
             memory_bytes=1,
-            open_reading=lambda *_given: self.work,
+            open_reading=lambda *_args: self.work,
             executor=None,
             wall=None,
             failed=lambda _fault: None,

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from attrs import define, evolve, field
 from botocore.exceptions import ClientError, NoRegionError
-from letter_buckets import Bucket
-from letter_samples import FULL, RECORD, batch
+from dead_letter_buckets import Bucket
+from dead_letter_samples import FULL, RECORD, batch
 
 from leasehold.adapters.consumer.dead_letters.dead_letter import dead_letter_from
 from leasehold.adapters.consumer.dead_letters.objects import ObjectSink
@@ -72,14 +72,14 @@ def test_dead_letter_whose_name_fails_leaves_no_file(tmp_path: Path) -> None:
 
 def test_missing_folder_is_a_dead_letter_error(tmp_path: Path) -> None:
     """A replay reports it without a traceback."""
-    gone = FolderSink(tmp_path / "gone")
+    missing_folder = FolderSink(tmp_path / "gone")
     with pytest.raises(DeadLetterError, match=r"^the dead letter could not be written: "):
-        gone.put(FULL)
+        missing_folder.put(FULL)
     with pytest.raises(DeadLetterError, match=r"^the dead letters could not be listed: "):
-        gone.names()
+        missing_folder.names()
     with pytest.raises(DeadLetterError, match=r"^a dead letter could not be removed: "):
-        gone.remove("x")
-    assert gone.get("x") is None
+        missing_folder.remove("x")
+    assert missing_folder.get("x") is None
 
 
 def test_unfinished_dead_letters_are_not_listed(tmp_path: Path) -> None:
@@ -106,9 +106,9 @@ def test_folder_is_created_for_writing_dead_letters_and_not_for_reading(tmp_path
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Bucket:
     """An empty bucket, whatever its name."""
-    made = Bucket()
-    monkeypatch.setattr(f"{LETTERS}.objects.S3Objects", made)
-    return made
+    fake = Bucket()
+    monkeypatch.setattr(f"{LETTERS}.objects.S3Objects", fake)
+    return fake
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_dead_letters_are_stored_directly_under_the_prefix(bucket: Bucket, place
     sink.close()
     with pytest.raises(DeadLetterError, match=r"^the bucket is closed$"):
         sink.names()
-    assert bucket.made == [("b", "eu-west-1", "http://h:1"), ("b", None, None)]
+    assert bucket.opened == [("b", "eu-west-1", "http://h:1"), ("b", None, None)]
     assert isinstance(sink, ObjectSink)
 
 
@@ -147,7 +147,7 @@ def test_missing_bucket_is_reported_at_start(bucket: Bucket) -> None:
     bucket.absent = True
     with pytest.raises(DeadLetterError, match=r"^there is no bucket 'b'$"):
         dead_letters("s3://b/p")
-    assert bucket.made == [("b", None, None)]
+    assert bucket.opened == [("b", None, None)]
     with pytest.raises(ValueError, match=r"^letters URL: s3:// wants bucket/prefix$"):
         dead_letters("s3:///p")
 
@@ -156,16 +156,16 @@ def test_missing_bucket_is_reported_at_start(bucket: Bucket) -> None:
 class Kinesis:
     """Replaces a Kinesis client."""
 
-    made: list[tuple[tuple[str, ...], dict[str, Any]]] = field(factory=list)
+    opened: list[tuple[tuple[str, ...], dict[str, Any]]] = field(factory=list)
     puts: list[dict[str, object]] = field(factory=list)
-    asked: list[str] = field(factory=list)
+    requests: list[str] = field(factory=list)
     code: str = ""
     closed: bool = False
 
     def __call__(self, *names: str, **options: object) -> "Kinesis":
         if self.code == "NoRegion":
             raise NoRegionError
-        self.made.append((names, options))
+        self.opened.append((names, options))
         return self
 
     def _answer(self, operation: str) -> None:
@@ -173,7 +173,7 @@ class Kinesis:
             raise ClientError({"Error": {"Code": self.code, "Message": "odd"}}, operation)
 
     def describe_stream_summary(self, *, StreamName: str) -> None:  # noqa: N803  the SDK's spelling
-        self.asked.append(StreamName)
+        self.requests.append(StreamName)
         self._answer("DescribeStreamSummary")
 
     def put_record(self, **record: object) -> dict[str, str]:
@@ -188,9 +188,9 @@ class Kinesis:
 @pytest.fixture
 def kinesis(monkeypatch: pytest.MonkeyPatch) -> Kinesis:
     """Replace the service."""
-    made = Kinesis()
-    monkeypatch.setattr("boto3.client", made)
-    return made
+    fake = Kinesis()
+    monkeypatch.setattr("boto3.client", fake)
+    return fake
 
 
 def test_dead_letters_and_records_keep_their_partition_keys(kinesis: Kinesis) -> None:
@@ -208,12 +208,12 @@ def test_dead_letters_and_records_keep_their_partition_keys(kinesis: Kinesis) ->
         {**name, "Data": b"d", "PartitionKey": "l-0"},
     ]
     sink.close()
-    ((names, options),) = kinesis.made
+    ((names, options),) = kinesis.opened
     config = options.pop("config")
     assert (names, options) == (("kinesis",), {"region_name": "eu-west-1", "endpoint_url": "http://h:1"})
     assert (config.connect_timeout, config.read_timeout) == (5, 30)
     assert config.retries == {"mode": "standard", "total_max_attempts": 5}
-    assert (kinesis.closed, kinesis.asked, isinstance(sink, StreamSink)) == (True, ["orders"], True)
+    assert (kinesis.closed, kinesis.requests, isinstance(sink, StreamSink)) == (True, ["orders"], True)
 
 
 def test_stream_that_rejects_a_dead_letter_is_a_dead_letter_error(kinesis: Kinesis) -> None:
@@ -241,7 +241,7 @@ def test_missing_stream_is_reported_and_one_without_describe_permission_accepted
 def test_dead_letter_stream_url_must_name_one_stream(kinesis: Kinesis, name: str) -> None:
     with pytest.raises(ValueError, match=r"^letters URL: kinesis:// wants the name of one stream$"):
         open_stream(f"kinesis://{name}")
-    assert kinesis.made == []
+    assert kinesis.opened == []
 
 
 def test_sink_that_cannot_be_opened_is_named_by_its_option(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from attrs import define, field
-from letter_samples import FULL, RECORD
-from replayed_letters import letter
+from dead_letter_samples import FULL, RECORD
+from replayed_dead_letters import dead_letter
 
 from leasehold.adapters.consumer.dead_letters.dead_letter import DeadLetterEntry, dead_letter_from
 from leasehold.adapters.consumer.dead_letters.replaying import DeadLetterHolding, HandlerCalls, ReplayVerdict, replay
@@ -33,23 +33,23 @@ class Folder:
     def remove(self, name: str) -> None:
         self.did.append(f"remove {name}")
 
-    def put(self, one: DeadLetterEntry) -> None:
-        raise AssertionError(one)
+    def put(self, entry: DeadLetterEntry) -> None:
+        raise AssertionError(entry)
 
     def close(self) -> None:
         """Nothing to close."""
 
-    def deliver(self, one: DeadLetterEntry) -> Exception | None:
+    def deliver(self, entry: DeadLetterEntry) -> Exception | None:
         """Note the dead letter, and fail where the test says so."""
-        self.did.append(f"deliver {one.name}")
-        return self.failing.get(one.name)
+        self.did.append(f"deliver {entry.name}")
+        return self.failing.get(entry.name)
 
     def tell(self, name: str, why: str) -> None:
         self.did.append(f"{name}: {why}")
 
 
 def test_dead_letter_is_replayed_in_order_and_removed_once_handled() -> None:
-    first, second, third, gone = (letter(number) for number in (7, 20, 100, 30))
+    first, second, third, gone = (dead_letter(number) for number in (7, 20, 100, 30))
     lines: dict[str, bytes | None] = {entry.name: entry.line for entry in (third, first, second)}
     folder = Folder({"z.txt": b"", **lines, gone.name: None, "a.txt": b"", "1-0-x-y.json": b"{", "2-0-x-y.json": b"["})
     folder.failing = {second.name: ValueError("again")}
@@ -76,9 +76,9 @@ def delivered(handler: Callable[[Delivery], Any]) -> Exception | None:
 
 def test_replay_handler_gets_a_batch_that_cannot_be_lost() -> None:
     """A handler may checkpoint or ask for its shard during a replay."""
-    got = list[Delivery]()
-    assert delivered(got.append) is None
-    (batch,) = got
+    batches = list[Delivery]()
+    assert delivered(batches.append) is None
+    (batch,) = batches
     assert (batch.records, batch.read_to, batch.behind_seconds, batch.attempts) == (
         (RECORD,),
         Position("7", 3, "12"),

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 from attrs import evolve
-from virtual_fleet import Driven, FaultyStore, Kept, four_shards, member, together
+from virtual_fleet import DrivenWorker, FaultyStore, RecordingConsumer, four_shards, member, together
 from waiters import Clock
 
 from leasehold.adapters.worker.annotations import Identity
@@ -22,16 +22,16 @@ from leasehold_lab.simulator.world.world import ListSource, even_shards
 CONFIG = Config(initial_position=TRIM_HORIZON)
 
 
-def fleet(store: FaultyStore, clock: Clock, *names: str, shards: int = 6) -> list[Driven]:
+def fleet(store: FaultyStore, clock: Clock, *names: str, shards: int = 6) -> list[DrivenWorker]:
     """Workers at rest with the default cadence: the lookout first, then the others by rank."""
     source = ListSource(even_shards(tuple(f"s-{number}" for number in range(shards))))
     members = [member(store, source, clock, name, f"p-{name}", CONFIG) for name in names]
     together(members, 60.0)
     ranks = lookout_ranks(store.list().leases, CONFIG).ranks
-    return sorted(members, key=lambda each: ranks.index(each.worker.me))
+    return sorted(members, key=lambda driven: ranks.index(driven.worker.me))
 
 
-def board(store: FaultyStore, lookout: Driven) -> Lease:
+def board(store: FaultyStore, lookout: DrivenWorker) -> Lease:
     """Return the row that the other workers read."""
     row = bulletin_row(store.list().leases, lookout.worker.me)
     assert row is not None
@@ -114,9 +114,9 @@ def test_count_of_an_ended_listing_stops_rising() -> None:
     worker.turn(clock.now)
     worker._look = evolve(worker._look, annotations=(("bulletin", "8 2 1"), (CALL, "8 2 s-0")))  # noqa: SLF001  after a look
     clock.now += 3.5
-    store.asked.clear()
+    store.write_requests.clear()
     worker.renew(clock.now)
-    notes = [dict(write.annotations) for write in store.asked if isinstance(write, RenewLease)]
+    notes = [dict(write.annotations) for write in store.write_requests if isinstance(write, RenewLease)]
     assert {note[CALL] for note in notes if CALL in note} == {"8 2 s-0"}
 
 
@@ -172,7 +172,7 @@ def test_handed_off_lease_is_accepted_without_a_listing() -> None:
     reader.worker.turn(clock.now)
     store.readings.clear()
     together([lookout, reader], 8.0)
-    assert isinstance(reader.worker.consumer, Kept)
+    assert isinstance(reader.worker.consumer, RecordingConsumer)
     assert wanted in {holding.key for holding in reader.worker.consumer.begun}
     assert ((wanted,), True) in store.readings
 
@@ -208,10 +208,14 @@ def test_news_is_written_to_the_row_that_readers_know() -> None:
         store.write(CreateLease(Lease(key)))
         store.write(ClaimLease(store.row(key), "ann", notes))
 
-    def told(*keys: str) -> list[str]:
+    def renewed_keys(*keys: str) -> list[str]:
         identity = Identity("ann", "p-1")
         rows = [store.row(key) for key in keys]
         held = [Holding(store, row, identity=identity, clock=Clock(), begun=0.0, lease_seconds=10.0) for row in rows]
         return [holding.key for holding, _ in bulletin_renewals(held, "ann")]
 
-    assert (told("s-1", "s-5"), told("s-1", "s-5", "s-3"), told()) == (["s-5"], ["s-3", "s-5"], [])
+    assert (renewed_keys("s-1", "s-5"), renewed_keys("s-1", "s-5", "s-3"), renewed_keys()) == (
+        ["s-5"],
+        ["s-3", "s-5"],
+        [],
+    )

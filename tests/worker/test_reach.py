@@ -40,10 +40,10 @@ def meter(lease: Lease | None = None) -> ProgressMeter:
 moment = [0.0]
 
 
-def noted(found: ProgressMeter, now: float) -> Progress:
+def noted(measured: ProgressMeter, now: float) -> Progress:
     """Return the annotation that a row gets now."""
     moment[0] = now
-    reach = progress_of(Lease("s-0", annotations=found.annotations(now)))
+    reach = progress_of(Lease("s-0", annotations=measured.annotations(now)))
     assert reach is not None
     return reach
 
@@ -70,8 +70,14 @@ def test_running_batch_counts_as_unread_until_done() -> None:
     progress_meter.read(BATCH, 0.0)
     assert noted(progress_meter, 10.0).behind == 15.0
     progress_meter.done(moment[0])
-    done = noted(progress_meter, 10.0)
-    assert (done.behind, done.end, done.arrived, done.read, done.host) == (4.0, False, NOW - 5, NOW, "vm-7")
+    finished = noted(progress_meter, 10.0)
+    assert (finished.behind, finished.end, finished.arrived, finished.read, finished.host) == (
+        4.0,
+        False,
+        NOW - 5,
+        NOW,
+        "vm-7",
+    )
     progress_meter.read(EMPTY, 11.0)
     tip = noted(progress_meter, 12.0)
     assert (tip.behind, tip.end, tip.arrived) == (0.0, True, NOW - 5)
@@ -100,15 +106,15 @@ def test_age_of_the_first_record_lasts_until_it_is_handled() -> None:
     first.read(evolve(EMPTY, behind_seconds=3.0), 31.0)
     first.done(31.0)
     first.read(evolve(EMPTY, behind_seconds=None, fault="throttled"), 32.0)
-    left = noted(first, 40.0)
-    assert (left.behind, left.oldest, left.fault) == (45.0, NOW - 5, "throttled")
-    second = ProgressMeter(Lease("s-0", annotations=((NOTE, left.note),)), "b", 0.0)
+    released = noted(first, 40.0)
+    assert (released.behind, released.oldest, released.fault) == (45.0, NOW - 5, "throttled")
+    second = ProgressMeter(Lease("s-0", annotations=((NOTE, released.note),)), "b", 0.0)
     second.tell("vm", lambda: NOW + 100.0, 0.0)
     assert second.progress(0.0, NOW + 100.0).behind == 105.0
     second.read(evolve(EMPTY, behind_seconds=3.0), 1.0)
     second.done(1.0)
     progress = second.progress(2.0, NOW + 102.0)
-    assert (progress.behind, progress.fault, progress.done) == (107.0, "throttled", left.done)
+    assert (progress.behind, progress.fault, progress.done) == (107.0, "throttled", released.done)
     second.read(BATCH, 3.0)
     second.progressed(4.0, NOW + 104.0)
     assert second.progress(5.0, NOW + 105.0).oldest is not None
@@ -118,8 +124,8 @@ def test_age_of_the_first_record_lasts_until_it_is_handled() -> None:
 
 
 def test_response_at_the_tip_ends_an_age_inherited_from_an_earlier_owner() -> None:
-    left = Progress(NOW - 50, "a", behind=10.0, oldest=NOW - 60, fault="x", done=NOW - 70)
-    progress_meter = meter(Lease("s-0", annotations=((NOTE, left.note),)))
+    released = Progress(NOW - 50, "a", behind=10.0, oldest=NOW - 60, fault="x", done=NOW - 70)
+    progress_meter = meter(Lease("s-0", annotations=((NOTE, released.note),)))
     assert progress_meter.progress(0.0, NOW).behind == 60.0
     progress_meter.read(EMPTY, 1.0)
     progress_meter.done(1.0)
@@ -218,19 +224,19 @@ def row(owner: str | None, reach: Progress, idle: float = 1.0) -> Lease:
     return Lease("s-0", owner=owner, idle=idle, annotations=((NOTE, reach.note),))
 
 
-TOLD = Progress(NOW - 10, "a", "vm-7", 1, behind=2.0, end=False, arrived=NOW - 12, read=NOW - 10, done=NOW - 10)
+RECENT = Progress(NOW - 10, "a", "vm-7", 1, behind=2.0, end=False, arrived=NOW - 12, read=NOW - 10, done=NOW - 10)
 
 
 @pytest.mark.parametrize(
     ("lease", "lag"),
     [
-        (row("a", TOLD), LeaseLag(2.0, age=2.0, host="vm-7", moves=1)),
-        (row("a", evolve(TOLD, behind=0.0, end=True)), LeaseLag(0.0, end=True, age=2.0, host="vm-7", moves=1)),
-        (row(None, TOLD), LeaseLag(12.0, age=2.0, moves=1)),
-        (row("a", TOLD, idle=99.0), LeaseLag(12.0, age=2.0, host="vm-7", moves=1)),
-        (row("a", evolve(TOLD, at=NOW, end=True, done=NOW - 60)), LeaseLag(2.0, age=12.0, host="vm-7", moves=1)),
-        (row("a", evolve(TOLD, at=NOW - 27, done=NOW - 27)), LeaseLag(29.0, host="vm-7", moves=1, age=0.0)),
-        (row("java", evolve(TOLD, at=NOW - 90)), LeaseLag(moves=2)),
+        (row("a", RECENT), LeaseLag(2.0, age=2.0, host="vm-7", moves=1)),
+        (row("a", evolve(RECENT, behind=0.0, end=True)), LeaseLag(0.0, end=True, age=2.0, host="vm-7", moves=1)),
+        (row(None, RECENT), LeaseLag(12.0, age=2.0, moves=1)),
+        (row("a", RECENT, idle=99.0), LeaseLag(12.0, age=2.0, host="vm-7", moves=1)),
+        (row("a", evolve(RECENT, at=NOW, end=True, done=NOW - 60)), LeaseLag(2.0, age=12.0, host="vm-7", moves=1)),
+        (row("a", evolve(RECENT, at=NOW - 27, done=NOW - 27)), LeaseLag(29.0, host="vm-7", moves=1, age=0.0)),
+        (row("java", evolve(RECENT, at=NOW - 90)), LeaseLag(moves=2)),
         (Lease("s-0", owner="java", idle=1.0), LeaseLag()),
         (Lease("s-0"), LeaseLag()),
     ],
@@ -243,17 +249,17 @@ def test_row_shows_lag(lease: Lease, lag: LeaseLag) -> None:
 @pytest.mark.parametrize(
     ("lease", "at_least"),
     [
-        (row("a", TOLD), False),
-        (row("a", evolve(TOLD, read=NOW - 10 - SILENT_SECONDS)), False),
-        (row("a", evolve(TOLD, read=NOW - 11 - SILENT_SECONDS)), True),
-        (row("a", evolve(TOLD, read=None)), True),
+        (row("a", RECENT), False),
+        (row("a", evolve(RECENT, read=NOW - 10 - SILENT_SECONDS)), False),
+        (row("a", evolve(RECENT, read=NOW - 11 - SILENT_SECONDS)), True),
+        (row("a", evolve(RECENT, read=None)), True),
         # The first unhandled record is known, and so is its age.
-        (row("a", evolve(TOLD, read=NOW - 90, oldest=NOW - 91)), False),
-        (row("a", evolve(TOLD, behind=None, read=None)), False),
+        (row("a", evolve(RECENT, read=NOW - 90, oldest=NOW - 91)), False),
+        (row("a", evolve(RECENT, behind=None, read=None)), False),
         # No request was made since.
-        (row(None, TOLD), False),
-        (row(None, evolve(TOLD, at=NOW - 90, read=NOW - 90)), True),
-        (row("a", evolve(TOLD, at=NOW - 90, read=NOW - 90), idle=99.0), True),
+        (row(None, RECENT), False),
+        (row(None, evolve(RECENT, at=NOW - 90, read=NOW - 90)), True),
+        (row("a", evolve(RECENT, at=NOW - 90, read=NOW - 90), idle=99.0), True),
         (Lease("s-0", owner="java", idle=1.0), False),
     ],
 )
@@ -265,7 +271,11 @@ def test_lag_is_a_lower_bound_while_the_stream_is_silent(lease: Lease, at_least:
 
 
 def test_application_lag_is_that_of_its_worst_lease() -> None:
-    rows = [evolve(row("a", TOLD), key="s-0"), evolve(row(None, TOLD), key="s-1"), Lease("s-2", owner="j", idle=1.0)]
+    rows = [
+        evolve(row("a", RECENT), key="s-0"),
+        evolve(row(None, RECENT), key="s-1"),
+        Lease("s-2", owner="j", idle=1.0),
+    ]
     whole = fleet_lag(lags_of([*rows, Lease("s-3", checkpoint=SHARD_END)], NOW, 10.0))
     assert (whole.most, whole.total) == (12.0, 14.0)
 
@@ -275,16 +285,16 @@ def test_renewal_carries_the_annotation_only_where_annotations_are_free() -> Non
     clock, store = Clock(), FaultyStore()
     source = ListSource(four_shards())
     source.shard_logs["s-0"] = ShardRecords(records(3), size=20)
-    ours = member(store, source, clock)
-    ours.run(60)
-    holding = ours.worker.holdings[0]
+    driven = member(store, source, clock)
+    driven.run(60)
+    holding = driven.worker.holdings[0]
     holding.progress.tell("vm-7", lambda: NOW, clock.now)
-    reading = handler_reader(ours.worker, holding, Handling(lambda _batch: None))
+    reading = handler_reader(driven.worker, holding, Handling(lambda _batch: None))
     for _ in range(3):
         reading.step(clock.now)
     assert progress_of(store.get(["s-0"])[0]) is None
     clock.now += TELL_SECONDS
-    ours.worker.renew(clock.now)
+    driven.worker.renew(clock.now)
     progress = progress_of(store.get(["s-0"])[0])
     assert progress is not None
     assert (progress.owner, progress.host, progress.read) == (holding.lease.owner, "vm-7", NOW - TELL_SECONDS)
@@ -295,8 +305,8 @@ def test_stream_is_asked_for_lag_that_no_row_shows() -> None:
     assert lags_from_stream(FaultySource(four_shards(), present=Position("12")), [java], {"s-0": LeaseLag()}) == {
         "s-0": LeaseLag(None, 2)
     }
-    known = {"s-0": LeaseLag(3.0)}
-    assert lags_from_stream(FaultySource(four_shards(), present=Position("12")), [java], known) == known
+    owner_lags = {"s-0": LeaseLag(3.0)}
+    assert lags_from_stream(FaultySource(four_shards(), present=Position("12")), [java], owner_lags) == owner_lags
     source = FaultySource(four_shards(), present=at_timestamp(round(NOW * 1000)))
     waiting = [record._replace(arrived=NOW - 30) for record in records(3)]
     source.shard_logs["s-0"] = ShardRecords(waiting, size=20)
@@ -326,26 +336,26 @@ def test_lag_grows_if_a_stream_falls_silent_before_its_tip(read: bool) -> None:
         progress_meter.read(Batch((), None, None, 0.2), 0.0)
         progress_meter.done(0.0)
     progress_meter.failed("throttled", 20.0)
-    told = noted(progress_meter, 60.0)
-    lag = lag_of(row("a", told), NOW + 60, 10.0)
-    assert (told.behind, lag.seconds, lag.at_least) == (60.0, 60.0, True)
+    annotation = noted(progress_meter, 60.0)
+    lag = lag_of(row("a", annotation), NOW + 60, 10.0)
+    assert (annotation.behind, lag.seconds, lag.at_least) == (60.0, 60.0, True)
 
 
 def test_record_without_lag_has_its_age() -> None:
     """A response without the service's time still has the time at which its first record arrived."""
     progress_meter = meter()
     progress_meter.read(evolve(BATCH, behind_seconds=None), 0.0)
-    told = noted(progress_meter, 10.0)
-    assert (told.behind, lag_of(row("a", told), NOW + 10, 10.0).at_least) == (15.0, False)
+    annotation = noted(progress_meter, 10.0)
+    assert (annotation.behind, lag_of(row("a", annotation), NOW + 10, 10.0).at_least) == (15.0, False)
 
 
 def test_lag_of_an_owner_that_never_read_counts_from_its_claim() -> None:
     first = noted(meter(), 10.0)
     assert first.behind is None
-    left = row(None, first)
-    assert [lag_of(left, NOW + at, 10.0).seconds for at in (SILENT_SECONDS, 50.0)] == [None, 50.0]
-    assert lag_of(left, NOW + 50.0, 10.0).at_least
-    second = ProgressMeter(left, "b", 0.0)
+    released = row(None, first)
+    assert [lag_of(released, NOW + seconds, 10.0).seconds for seconds in (SILENT_SECONDS, 50.0)] == [None, 50.0]
+    assert lag_of(released, NOW + 50.0, 10.0).at_least
+    second = ProgressMeter(released, "b", 0.0)
     second.tell("vm", lambda: NOW + 100.0, 0.0)
     assert second.behind(0.0) == 100.0
 
@@ -354,7 +364,7 @@ def test_shard_that_waits_for_its_parents_has_no_lag() -> None:
     """None of its records should be read yet."""
     progress_meter = meter()
     progress_meter.excused("its parents are not done", 0.0)
-    told = noted(progress_meter, 500.0)
-    assert (told.behind, lag_of(row(None, told), NOW + 900, 10.0).seconds) == (None, None)
+    annotation = noted(progress_meter, 500.0)
+    assert (annotation.behind, lag_of(row(None, annotation), NOW + 900, 10.0).seconds) == (None, None)
     progress_meter.failed("throttled", 520.0)
     assert noted(progress_meter, 520.0).behind == 520.0

@@ -8,7 +8,7 @@ import pytest
 from attrs import define, evolve
 from hypothesis import given
 from hypothesis import strategies as st
-from reading_bench import MINIMAL, ReaderHarness, data
+from reader_harness import MINIMAL, ReaderHarness, data
 from virtual_fleet import KCL, FaultySource
 
 from leasehold.adapters.consumer.handler_consumer import HandlerConsumer
@@ -34,7 +34,7 @@ from leasehold_lab.simulator.world.world import (
 def test_records_are_dispatched_in_order_and_checkpointed() -> None:
     harness = ReaderHarness(ShardRecords(records(5), size=2))
     harness.steps(harness.reading(), 4)
-    assert harness.handed == [data(2), data(2, 2), data(1, 4)]
+    assert harness.dispatched == [data(2), data(2, 2), data(1, 4)]
     assert harness.store.row("s-0").checkpoint == Position("104")
     assert harness.source.opened == [("s-0", TRIM_HORIZON)]
 
@@ -42,7 +42,7 @@ def test_records_are_dispatched_in_order_and_checkpointed() -> None:
 def test_shard_is_read_under_the_epoch_of_its_handler() -> None:
     """A sink that fences by the handler's epoch must accept the owner's own reader."""
     source, tokens = FaultySource(), []
-    harness = ReaderHarness(source=source, does=lambda delivery: tokens.append(delivery.epoch))
+    harness = ReaderHarness(source=source, on_batch=lambda delivery: tokens.append(delivery.epoch))
     assert harness.holding.renew()
     assert harness.holding.renew()
     harness.steps(harness.reading(), 2)
@@ -67,10 +67,10 @@ def test_child_waits_for_its_parents() -> None:
     placed(harness.store, Lease("p", owner="z-1", checkpoint=Position("3")))
     reading = harness.reading()
     harness.steps(reading, 3)
-    assert (harness.handed, harness.source.opened) == ([], [])
+    assert (harness.dispatched, harness.source.opened) == ([], [])
     harness.store.rewrite("p", lambda lease: evolve(lease, checkpoint=SHARD_END))
     harness.steps(reading, 3)
-    assert harness.handed == [data(5)]
+    assert harness.dispatched == [data(5)]
 
 
 def test_child_begins_with_the_positions_of_its_parents() -> None:
@@ -94,7 +94,7 @@ def test_latest_is_pinned_before_the_first_read() -> None:
     harness.shard_log.records += records(3, 2)
     harness.steps(harness.reading(), 2)
     assert harness.source.opened == [("s-0", pinned), ("s-0", pinned)]
-    assert harness.handed == [data(3, 2)]
+    assert harness.dispatched == [data(3, 2)]
 
 
 @pytest.mark.parametrize("noted", [False, True])
@@ -107,7 +107,7 @@ def test_reading_begins_after_the_pinned_sequence_number(noted: bool) -> None:
     )
     harness.steps(harness.reading(), 2)
     assert harness.source.opened == [("s-0", latest)]
-    assert harness.handed == [data(3, 2)]
+    assert harness.dispatched == [data(3, 2)]
 
 
 def test_latest_is_pinned_once_even_if_the_store_does_not_respond() -> None:
@@ -120,7 +120,7 @@ def test_latest_is_pinned_once_even_if_the_store_does_not_respond() -> None:
     harness.clock.now = due
     harness.steps(reading, 2)
     assert harness.store.row("s-0").annotation("latest_ms") == str(FIRST_MS + 2)
-    assert harness.handed == [data(3, 2)]
+    assert harness.dispatched == [data(3, 2)]
 
 
 def test_record_skipped_by_a_failed_read_is_read_again() -> None:
@@ -132,7 +132,7 @@ def test_record_skipped_by_a_failed_read_is_read_again() -> None:
 
     harness = ReaderHarness(ShardRecords(records(4), size=2), source=FaultySource(on_read=break_off_once))
     harness.steps(harness.reading(), 5)
-    assert harness.handed == [data(2), data(2, 2)]
+    assert harness.dispatched == [data(2), data(2, 2)]
 
 
 def test_nothing_is_read_until_latest_is_pinned() -> None:
@@ -144,9 +144,9 @@ def test_nothing_is_read_until_latest_is_pinned() -> None:
 
 def test_lease_lost_while_pinning_latest_is_left_unread() -> None:
     harness = ReaderHarness(lease=Lease("s-0", checkpoint=LATEST))
-    harness.rob()
+    harness.steal()
     harness.until_over(harness.reading())
-    assert (harness.source.opened, harness.happened) == ([], ["lease-lost"])
+    assert (harness.source.opened, harness.happenings) == ([], ["lease-lost"])
 
 
 def test_shard_that_opens_at_the_second_try_is_reported_then() -> None:
@@ -162,7 +162,7 @@ def test_shard_that_opens_at_the_second_try_is_reported_then() -> None:
 
     harness = ReaderHarness(source=Shut())
     harness.steps(harness.reading(), 4)
-    assert (harness.happened, harness.handed) == (["initialize"], [data(5)])
+    assert (harness.happenings, harness.dispatched) == (["initialize"], [data(5)])
 
 
 def test_connection_is_closed_before_the_lease_is_reported_as_left() -> None:
@@ -186,25 +186,25 @@ class Uncountable(Batch):
 
 def test_batch_that_could_not_be_held_is_read_again() -> None:
     def broken_once(batch: Batch) -> Batch:
-        made = Uncountable if len(harness.source.opened) == 1 else Batch
-        return made(batch.records, batch.read_to, batch.behind_seconds, batch.wait_seconds)
+        created = Uncountable if len(harness.source.opened) == 1 else Batch
+        return created(batch.records, batch.read_to, batch.behind_seconds, batch.wait_seconds)
 
     harness = ReaderHarness(ShardRecords(records(2)), source=FaultySource(on_read=broken_once))
     harness.steps(harness.reading(), 4)
-    assert (harness.handed, len(harness.source.opened)) == ([data(2)], 2)
+    assert (harness.dispatched, len(harness.source.opened)) == ([data(2)], 2)
 
 
 def test_lease_lost_in_a_handler_without_a_due_checkpoint_is_left() -> None:
     """The observer is notified before the next read."""
 
-    def robbed(_delivery: Delivery) -> None:
-        if len(harness.handed) == 2:
-            harness.rob()
+    def steals_lease(_delivery: Delivery) -> None:
+        if len(harness.dispatched) == 2:
+            harness.steal()
             harness.holding.renew()
 
-    harness = ReaderHarness(ShardRecords(records(6), size=2), does=robbed)
+    harness = ReaderHarness(ShardRecords(records(6), size=2), on_batch=steals_lease)
     assert harness.steps(harness.reading(checkpoint_seconds=3600.0), 3) == math.inf
-    assert harness.happened == ["initialize", "lease-lost"]
+    assert harness.happenings == ["initialize", "lease-lost"]
 
 
 def test_start_time_missing_from_the_row_comes_from_the_settings() -> None:
@@ -219,13 +219,13 @@ def test_start_time_missing_from_the_row_comes_from_the_settings() -> None:
 
 def test_handler_that_raises_gets_the_rest_of_its_batch_again() -> None:
     def fails_once(delivery: Delivery) -> None:
-        if len(harness.handed) == 1:
+        if len(harness.dispatched) == 1:
             assert delivery.checkpoint(delivery.records[1])
             raise OSError("passing")
 
-    harness = ReaderHarness(does=fails_once)
+    harness = ReaderHarness(on_batch=fails_once)
     harness.steps(harness.reading(), 3)
-    assert harness.handed == [data(5), data(3, 2)]
+    assert harness.dispatched == [data(5), data(3, 2)]
     assert harness.store.row("s-0").checkpoint == Position("104")
 
 
@@ -233,30 +233,30 @@ def test_woken_reader_still_waits_until_its_due_time() -> None:
     """A handler that fails at once keeps its waits between attempts."""
 
     def fails_once(_delivery: Delivery) -> None:
-        if len(harness.handed) == 1:
+        if len(harness.dispatched) == 1:
             raise ValueError("a passing fault")
 
-    harness = ReaderHarness(ShardRecords(records(2), wait_seconds=3.0), does=fails_once)
+    harness = ReaderHarness(ShardRecords(records(2), wait_seconds=3.0), on_batch=fails_once)
     reading, now = harness.reading(), harness.clock.now
     again = harness.steps(reading, 2)
     assert again > now
-    assert (reading.step(now), len(harness.handed)) == (again, 1)
+    assert (reading.step(now), len(harness.dispatched)) == (again, 1)
     harness.clock.now = again
     harness.shard_log.records += records(1, 2)
     assert reading.step(again) == now + 3.0
-    assert (reading.step(again), len(harness.handed)) == (now + 3.0, 2)
+    assert (reading.step(again), len(harness.dispatched)) == (now + 3.0, 2)
     reading.step(now + 3.0)
-    assert harness.handed == [data(2), data(2), data(1, 2)]
+    assert harness.dispatched == [data(2), data(2), data(1, 2)]
 
 
 def test_handler_that_keeps_raising_stops_its_shard_and_skips_nothing(caplog: pytest.LogCaptureFixture) -> None:
     def fails(_delivery: Delivery) -> None:
         raise OSError("for good")
 
-    harness = ReaderHarness(does=fails)
+    harness = ReaderHarness(on_batch=fails)
     harness.until_over(harness.reading(attempts=3))
     row = harness.store.row("s-0")
-    assert (harness.handed, harness.happened) == ([data(5)] * 3, ["initialize", "stopped"])
+    assert (harness.dispatched, harness.happenings) == ([data(5)] * 3, ["initialize", "stopped"])
     assert (row.owner, row.checkpoint) == (None, TRIM_HORIZON)
     assert "shard s-0 stops here: its handler raised OSError on records 100 to 104, attempt 3 of 3" in caplog.text
     harness.worker.turn(harness.clock.now)
@@ -266,24 +266,24 @@ def test_handler_that_keeps_raising_stops_its_shard_and_skips_nothing(caplog: py
 def test_checkpoint_of_a_stolen_lease_raises_in_the_handler() -> None:
     lost: list[bool] = []
 
-    def robbed(delivery: Delivery) -> None:
-        harness.rob()
+    def steals_lease(delivery: Delivery) -> None:
+        harness.steal()
         lost.append(delivery.checkpoint())
         lost.append(delivery.lost)
 
-    harness = ReaderHarness(does=robbed)
+    harness = ReaderHarness(on_batch=steals_lease)
     harness.until_over(harness.reading())
-    assert (lost, harness.happened) == ([False, True], ["initialize", "lease-lost"])
+    assert (lost, harness.happenings) == ([False, True], ["initialize", "lease-lost"])
     assert harness.store.row("s-0").checkpoint == TRIM_HORIZON
 
 
 def test_finished_work_may_be_checkpointed_after_a_steal() -> None:
     """With `late_checkpoints` the new owner does not repeat what was done."""
 
-    def robbed(_delivery: Delivery) -> None:
-        harness.rob()
+    def steals_lease(_delivery: Delivery) -> None:
+        harness.steal()
 
-    harness = ReaderHarness(does=robbed)
+    harness = ReaderHarness(on_batch=steals_lease)
     harness.until_over(harness.reading(late_checkpoints=True))
     row = harness.store.row("s-0")
     assert (row.owner, row.checkpoint) == ("b-1", Position("104"))
@@ -297,7 +297,7 @@ def test_checkpoint_beyond_the_batch_is_rejected() -> None:
             delivery.checkpoint(Record(b"", "105"))
         refused.append(str(caught.value))
 
-    harness = ReaderHarness(does=overreaches)
+    harness = ReaderHarness(on_batch=overreaches)
     harness.steps(harness.reading(), 2)
     assert len(refused) == 1
 
@@ -309,10 +309,10 @@ def test_shard_ends_after_its_last_record_and_child_leases() -> None:
     harness.until_over(harness.reading())
     row = harness.store.row("s-0")
     assert harness.store.writes[-3:] == ["c-0", "c-1", "s-0"]
-    assert (harness.handed, harness.happened) == ([data(3)], ["initialize", "shard-ended"])
+    assert (harness.dispatched, harness.happenings) == ([data(3)], ["initialize", "shard-ended"])
     assert (row.checkpoint, row.owner) == (SHARD_END, None)
-    made = [(lease.key, lease.parents, lease.checkpoint) for lease in harness.store.get(["c-0", "c-1"])]
-    assert made == [("c-0", ("s-0",), TRIM_HORIZON), ("c-1", ("s-0",), TRIM_HORIZON)]
+    created = [(lease.key, lease.parents, lease.checkpoint) for lease in harness.store.get(["c-0", "c-1"])]
+    assert created == [("c-0", ("s-0",), TRIM_HORIZON), ("c-1", ("s-0",), TRIM_HORIZON)]
     harness.clock.now = harness.worker.turn(harness.clock.now)
     assert harness.worker.holdings != (), "a lifecycle turn at once"
     harness.worker.turn(harness.clock.now)
@@ -323,7 +323,7 @@ def test_failed_last_batch_keeps_the_shard_open() -> None:
     def fails(_delivery: Delivery) -> None:
         raise OSError("for good")
 
-    harness = ReaderHarness(ShardRecords(records(3), (shard("c-0", 0, 9, "s-0"),), ended=True), does=fails)
+    harness = ReaderHarness(ShardRecords(records(3), (shard("c-0", 0, 9, "s-0"),), ended=True), on_batch=fails)
     harness.until_over(harness.reading(attempts=2))
     assert harness.store.row("s-0").checkpoint == TRIM_HORIZON
     assert harness.store.get(["c-0"]) == ()
@@ -361,7 +361,7 @@ def test_unreadable_shard_stops_and_is_released() -> None:
 
     harness = ReaderHarness(source=Broken())
     harness.until_over(harness.reading())
-    assert (harness.happened, harness.store.row("s-0").owner) == (["stopped"], None)
+    assert (harness.happenings, harness.store.row("s-0").owner) == (["stopped"], None)
 
 
 def test_checkpoint_with_an_unknown_outcome_is_settled_first() -> None:
@@ -370,7 +370,7 @@ def test_checkpoint_with_an_unknown_outcome_is_settled_first() -> None:
     harness.steps(reading, 1)
     harness.store.lose_replies = 1
     harness.steps(reading, 4)
-    assert harness.handed == [data(2), data(2, 2)]
+    assert harness.dispatched == [data(2), data(2, 2)]
     assert (harness.store.row("s-0").checkpoint, harness.holding.lost.is_set()) == (Position("103"), False)
 
 
@@ -379,13 +379,13 @@ def test_release_comes_before_another_attempt_and_stores_finished_work() -> None
         if delivery.records[0].data == b"2":
             raise OSError("passing")
 
-    harness = ReaderHarness(ShardRecords(records(4), size=2), does=fails_on_the_second)
+    harness = ReaderHarness(ShardRecords(records(4), size=2), on_batch=fails_on_the_second)
     reading = harness.reading(checkpoint_seconds=3600)
     harness.steps(reading, 3)
     harness.holding.ask_release()
     assert reading.step(harness.clock.now) == float("inf")
     row = harness.store.row("s-0")
-    assert (row.owner, row.checkpoint, harness.happened) == (None, Position("101"), ["initialize", "stopped"])
+    assert (row.owner, row.checkpoint, harness.happenings) == (None, Position("101"), ["initialize", "stopped"])
 
 
 def test_lease_without_a_known_start_time_is_named(caplog: pytest.LogCaptureFixture) -> None:
@@ -401,18 +401,18 @@ def unlinked_for(seconds: float) -> Callable[[Batch], Batch]:
 
 
 @pytest.mark.parametrize(
-    ("renewals", "handed"), [(1.0, [data(5)]), (1.01, []), (math.inf, [])], ids=["soon", "late", "taken over"]
+    ("renewals", "dispatched"), [(1.0, [data(5)]), (1.01, []), (math.inf, [])], ids=["soon", "late", "taken over"]
 )
 def test_late_connection_dispatches_nothing_once_the_lease_is_stolen(
-    renewals: float, handed: list[list[bytes]]
+    renewals: float, dispatched: list[list[bytes]]
 ) -> None:
     source = FaultySource(on_read=unlinked_for(renewals * MINIMAL.renew_seconds))
     harness = ReaderHarness(source=source)
     reading = harness.reading()
     harness.steps(reading, 1)
-    harness.rob()
+    harness.steal()
     harness.until_over(reading)
-    assert (harness.handed, harness.happened) == (handed, ["initialize", "lease-lost"])
+    assert (harness.dispatched, harness.happenings) == (dispatched, ["initialize", "lease-lost"])
 
 
 def test_late_connection_waits_for_a_renewal_to_confirm_the_lease() -> None:
@@ -422,10 +422,10 @@ def test_late_connection_waits_for_a_renewal_to_confirm_the_lease() -> None:
     harness.steps(reading, 1)
     harness.store.down = True
     harness.steps(reading, 2)
-    assert harness.handed == []
+    assert harness.dispatched == []
     harness.store.down = False
     harness.steps(reading, 1)
-    assert harness.handed == [data(5)]
+    assert harness.dispatched == [data(5)]
 
 
 @given(
@@ -440,7 +440,7 @@ def test_late_checkpoint_stays_between_the_stored_and_the_handled_position(
     calls = iter(range(100))
     before: list[Position] = []
 
-    def robbed(delivery: Delivery) -> None:
+    def steals_lease(delivery: Delivery) -> None:
         call = next(calls)
         if call == stolen:
             now = harness.store.row("s-0")
@@ -450,15 +450,15 @@ def test_late_checkpoint_stays_between_the_stored_and_the_handled_position(
             before.append(harness.store.row("s-0").checkpoint)
         if call == fails:
             raise ValueError(delivery)
-        done.extend(record.position for record in delivery.records)
+        handled.extend(record.position for record in delivery.records)
 
-    done: list[Position] = []
-    harness = ReaderHarness(ShardRecords(records(12), size=sizes[0] if sizes else 3), does=robbed)
+    handled: list[Position] = []
+    harness = ReaderHarness(ShardRecords(records(12), size=sizes[0] if sizes else 3), on_batch=steals_lease)
     reading = harness.reading(late_checkpoints=True, checkpoint_seconds=1000.0)
     harness.steps(reading, 20)
     row = harness.store.row("s-0").checkpoint
     if before:
-        expected = max([*before, *done], key=lambda position: position.order)
+        expected = max([*before, *handled], key=lambda position: position.order)
         assert before[0].order <= row.order <= expected.order
 
 
@@ -473,9 +473,9 @@ def test_unconfirmed_batch_stays_unconfirmed_after_it_was_dropped() -> None:
     assert isinstance(reading.consumer, HandlerConsumer)
     reading.consumer._memory.drop()  # noqa: SLF001  as a reader does that needs the budget
     harness.store.down = False
-    harness.rob()
+    harness.steal()
     harness.until_over(reading)
-    assert (harness.handed, harness.happened) == ([], ["initialize", "lease-lost"])
+    assert (harness.dispatched, harness.happenings) == ([], ["initialize", "lease-lost"])
 
 
 def test_one_renewal_confirms_a_late_connection() -> None:
@@ -496,14 +496,14 @@ def test_one_renewal_confirms_a_late_connection() -> None:
 
     harness.store.write = counted  # type: ignore[method-assign]  # to count the writes
     harness.steps(reading, 4)
-    assert (harness.handed, len(renewals)) == ([data(2), data(2, 2)], 1)
+    assert (harness.dispatched, len(renewals)) == ([data(2), data(2, 2)], 1)
 
 
 def test_steal_of_an_idle_shard_writes_nothing() -> None:
     harness = ReaderHarness()
     reading = harness.reading(late_checkpoints=True)
     harness.steps(reading, 1)
-    harness.rob()
+    harness.steal()
     assert not harness.holding.renew()
     harness.until_over(reading)
-    assert (harness.happened, harness.store.row("s-0").checkpoint) == (["initialize", "lease-lost"], TRIM_HORIZON)
+    assert (harness.happenings, harness.store.row("s-0").checkpoint) == (["initialize", "lease-lost"], TRIM_HORIZON)

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 from attrs import evolve
-from reading_bench import ReaderHarness, data
+from reader_harness import ReaderHarness, data
 from virtual_fleet import FaultySource, FaultyStore, ManualExecutor
 from waiters import Clock
 
@@ -27,21 +27,21 @@ from leasehold_lab.simulator.world.world import ListReader, ShardRecords, record
 
 def of_kind(store: FaultyStore, kind: type[Write]) -> list[Write]:
     """Return the requested writes of this kind."""
-    return [write for write in store.asked if isinstance(write, kind)]
+    return [write for write in store.write_requests if isinstance(write, kind)]
 
 
-def found_robbed(harness: ReaderHarness) -> None:
+def steal_and_renew(harness: ReaderHarness) -> None:
     """Let it be stolen, and let a renewal find that out."""
-    harness.rob()
+    harness.steal()
     assert not harness.holding.renew()
 
 
 def test_batch_read_while_the_lease_was_lost_is_not_dispatched() -> None:
     source = FaultySource()
     harness = ReaderHarness(source=source)
-    source.on_read = lambda _batch: found_robbed(harness)
+    source.on_read = lambda _batch: steal_and_renew(harness)
     assert harness.steps(harness.reading(), 2) == math.inf
-    assert (harness.handed, harness.happened) == ([], ["initialize", "lease-lost"])
+    assert (harness.dispatched, harness.happenings) == ([], ["initialize", "lease-lost"])
 
 
 def test_worker_that_slept_before_a_shard_end_creates_no_children() -> None:
@@ -51,10 +51,10 @@ def test_worker_that_slept_before_a_shard_end_creates_no_children() -> None:
         children = (Shard("s-1", parents=("s-0",)), Shard("s-2", parents=("s-0",)))
 
         def rob(harness: ReaderHarness = harness, slept_in: type[Write] | None = slept_in) -> None:
-            if slept_in is None or isinstance(harness.store.asked[-1], slept_in):
+            if slept_in is None or isinstance(harness.store.write_requests[-1], slept_in):
                 harness.store.passes = lambda: None
                 harness.clock.now += 60
-                harness.rob()
+                harness.steal()
 
         if slept_in is None:
             rob()
@@ -65,11 +65,11 @@ def test_worker_that_slept_before_a_shard_end_creates_no_children() -> None:
 
 
 def test_steal_during_the_handler_ends_the_reading_in_the_same_step() -> None:
-    for lost in (ReaderHarness.rob, found_robbed):
+    for lose_lease in (ReaderHarness.steal, steal_and_renew):
         harness = ReaderHarness(ShardRecords(records(2), wait_seconds=60.0))
-        harness.does = lambda _delivery, harness=harness, lost=lost: lost(harness)  # type: ignore[misc]
+        harness.on_batch = lambda _delivery, harness=harness, lose_lease=lose_lease: lose_lease(harness)  # type: ignore[misc]
         assert harness.steps(harness.reading(), 2) == math.inf
-        assert harness.happened == ["initialize", "lease-lost"]
+        assert harness.happenings == ["initialize", "lease-lost"]
         assert harness.store.row("s-0").checkpoint == TRIM_HORIZON
 
 
@@ -77,26 +77,28 @@ def test_steal_between_two_halves_of_a_failing_batch_ends_the_reading() -> None:
     def fails_whole(delivery: Delivery) -> None:
         if len(delivery.records) > 1:
             raise ValueError("poison")
-        harness.rob()
+        harness.steal()
 
-    harness = ReaderHarness(ShardRecords(records(2)), does=fails_whole)
+    harness = ReaderHarness(ShardRecords(records(2)), on_batch=fails_whole)
     reading = harness.reading(attempts=1, dead_letter=lambda _delivery, _error: None)
     assert harness.steps(reading, 3) == math.inf
-    assert (harness.handed, harness.happened) == ([data(2), data(1)], ["initialize", "lease-lost"])
+    assert (harness.dispatched, harness.happenings) == ([data(2), data(1)], ["initialize", "lease-lost"])
 
 
 def test_batch_fully_checkpointed_before_its_handler_raised_is_done() -> None:
     def checkpoints_then_fails(delivery: Delivery) -> None:
-        if len(harness.handed) == 1:
+        if len(harness.dispatched) == 1:
             assert delivery.checkpoint()
             raise OSError("after all was done")
 
-    harness = ReaderHarness(ShardRecords(records(4), size=2), does=checkpoints_then_fails)
+    harness = ReaderHarness(ShardRecords(records(4), size=2), on_batch=checkpoints_then_fails)
     harness.steps(harness.reading(), 4)
-    assert harness.handed == [data(2), data(2, 2)]
-    harness = ReaderHarness(ShardRecords(records(2), ended=True), does=checkpoints_then_fails)
+    assert harness.dispatched == [data(2), data(2, 2)]
+    harness = ReaderHarness(ShardRecords(records(2), ended=True), on_batch=checkpoints_then_fails)
     harness.steps(harness.reading(), 5)
-    assert (harness.handed, harness.store.row("s-0").ended) == ([data(2)], True), "behind its last record is its end"
+    assert (harness.dispatched, harness.store.row("s-0").ended) == ([data(2)], True), (
+        "behind its last record is its end"
+    )
 
 
 def test_shard_end_is_handled_without_a_wait() -> None:
@@ -116,7 +118,7 @@ def test_next_owner_waits_only_for_the_running_batch() -> None:
         assert harness.holding.renew()
         assert harness.holding.releasing
 
-    harness.does = is_asked_for
+    harness.on_batch = is_asked_for
     reading = harness.reading()
     harness.steps(reading, 1)
     assert harness.steps(reading, 1) == harness.clock.now
@@ -125,19 +127,21 @@ def test_next_owner_waits_only_for_the_running_batch() -> None:
     (gift,) = of_kind(store, GiveLease)
     assert isinstance(gift, GiveLease)
     assert (gift.position, store.row("s-0").owner) == (Position("101"), "b-1")
-    assert harness.happened == ["initialize", "stopped"]
+    assert harness.happenings == ["initialize", "stopped"]
 
 
-@pytest.mark.parametrize("who", ["handler", "dead letter"])
-def test_exception_that_ends_the_process_releases_the_lease_at_once(who: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("source_of_error", ["handler", "dead letter"])
+def test_exception_that_ends_the_process_releases_the_lease_at_once(
+    source_of_error: str, caplog: pytest.LogCaptureFixture
+) -> None:
     def interrupted(_delivery: Delivery, _error: Exception | None = None) -> None:
         raise KeyboardInterrupt
 
     def fails(_delivery: Delivery) -> None:
         raise ValueError("poison")
 
-    harness = ReaderHarness(ShardRecords(records(1)), does=interrupted if who == "handler" else fails)
-    reading = harness.reading(attempts=2 if who == "handler" else 1, dead_letter=interrupted)
+    harness = ReaderHarness(ShardRecords(records(1)), on_batch=interrupted if source_of_error == "handler" else fails)
+    reading = harness.reading(attempts=2 if source_of_error == "handler" else 1, dead_letter=interrupted)
     for _ in range(10):
         due = reading.step(harness.clock.now)
         if harness.holding.releasing:
@@ -152,17 +156,17 @@ def test_log_names_the_skipped_record_and_the_error(caplog: pytest.LogCaptureFix
     def fails(_delivery: Delivery) -> None:
         raise ValueError("poison")
 
-    harness = ReaderHarness(ShardRecords(records(1)), does=fails)
+    harness = ReaderHarness(ShardRecords(records(1)), on_batch=fails)
     with caplog.at_level(logging.WARNING):
         harness.steps(harness.reading(attempts=1, dead_letter=lambda _delivery, _error: None), 4)
     assert "shard s-0: record 100.0 went to the dead letter: ValueError" in caplog.text
 
 
 def test_log_names_the_record_that_stops_the_shard(caplog: pytest.LogCaptureFixture) -> None:
-    def fails(*_given: object) -> None:
+    def fails(*_args: object) -> None:
         raise OSError("disk full")
 
-    harness = ReaderHarness(ShardRecords(records(1)), does=fails)
+    harness = ReaderHarness(ShardRecords(records(1)), on_batch=fails)
     harness.until_over(harness.reading(attempts=1, dead_letter=fails))
     assert "neither its handler nor the dead letter accepted record 100.0: OSError: disk full" in caplog.text
     # A row has only the class, because the message may contain a record.
@@ -175,9 +179,9 @@ def test_lease_stolen_before_the_shard_end_is_lost_and_not_ended() -> None:
     harness = ReaderHarness(ShardRecords(records(1), ended=True))
     reading = harness.reading()
     harness.steps(reading, 2)
-    harness.rob()
+    harness.steal()
     assert harness.steps(reading, 1) == math.inf
-    assert harness.happened == ["initialize", "lease-lost"]
+    assert harness.happenings == ["initialize", "lease-lost"]
 
 
 def test_withdrawn_request_keeps_the_reader_going() -> None:
@@ -188,9 +192,9 @@ def test_withdrawn_request_keeps_the_reader_going() -> None:
     assert harness.holding.releasing
     harness.clock.now += 11.0  # the row has no next owner any more, as the renewal finds
     assert reading.step(harness.clock.now) == harness.clock.now
-    assert (harness.happened, harness.store.row("s-0").owner) == (["initialize"], "a-1")
+    assert (harness.happenings, harness.store.row("s-0").owner) == (["initialize"], "a-1")
     harness.steps(reading, 1)
-    assert harness.handed == [data(2)]
+    assert harness.dispatched == [data(2)]
 
 
 # Results of checking a handler
@@ -209,7 +213,7 @@ def test_slow_handler_is_checked_on_time_while_nothing_is_read() -> None:
     read: list[Batch] = []
     harness = ReaderHarness(ShardRecords(records(2), size=1), source=FaultySource(on_read=read.append))
     reading, executor = handed_over(harness)
-    assert harness.dues[reading] == harness.clock.now + 42.0
+    assert harness.due_times[reading] == harness.clock.now + 42.0
     assert reading.step(harness.clock.now + 7.0) == harness.clock.now + 49.0
     assert (len(read), len(executor.waiting)) == (1, 1)
 
@@ -218,7 +222,7 @@ def test_handler_of_a_lost_lease_is_abandoned_at_once() -> None:
     harness = ReaderHarness(ShardRecords(records(2)))
     reading, _ = handed_over(harness)
     harness.holding.drop("stolen")
-    assert (reading.step(harness.clock.now), harness.happened) == (math.inf, ["initialize", "lease-lost"])
+    assert (reading.step(harness.clock.now), harness.happenings) == (math.inf, ["initialize", "lease-lost"])
 
 
 def test_abandoned_handler_costs_its_lease_and_the_log_says_why(caplog: pytest.LogCaptureFixture) -> None:
@@ -237,13 +241,13 @@ def test_expired_lease_is_not_read_until_it_is_renewed() -> None:
 
 
 def test_failing_observer_is_named_as_an_observer(caplog: pytest.LogCaptureFixture) -> None:
-    def fails(*_told: object) -> None:
+    def fails(*_args: object) -> None:
         raise OSError("no such file")
 
     harness = ReaderHarness()
     harness.steps(harness.reading(observer=fails), 2)
     assert "the observer failed; this is said once, and reading goes on" in caplog.text
-    assert harness.handed == [data(5)]
+    assert harness.dispatched == [data(5)]
 
 
 def test_first_batch_is_checkpointed_at_once_when_the_clock_is_near_zero() -> None:
@@ -257,7 +261,7 @@ def test_reading_resumes_at_the_stored_position() -> None:
     harness = ReaderHarness(lease=Lease("s-0", checkpoint=Position("101")))
     harness.steps(harness.reading(), 2)
     assert harness.source.opened == [("s-0", Position("101"))]
-    assert harness.handed == [data(3, 2)]
+    assert harness.dispatched == [data(3, 2)]
 
 
 def test_reader_that_waits_for_memory_asks_again_after_a_second(
@@ -282,7 +286,7 @@ def test_memory_is_freed_once_a_batch_is_no_longer_needed(how: str) -> None:
         if how == "interrupted":
             raise KeyboardInterrupt
 
-    harness, budget = ReaderHarness(ShardRecords(records(2)), source=FaultySource(), does=handle), MemoryBudget()
+    harness, budget = ReaderHarness(ShardRecords(records(2)), source=FaultySource(), on_batch=handle), MemoryBudget()
     reading = harness.reading(budget)
     harness.steps(reading, 1)
     (reader,) = cast("FaultySource", harness.source).readers

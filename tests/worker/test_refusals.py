@@ -1,7 +1,7 @@
 """A rejection after a first success, as with new roles and refreshed tokens, is retried and ends no worker."""
 
 import pytest
-from virtual_fleet import Driven, FaultyStore, four_shards, member
+from virtual_fleet import DrivenWorker, FaultyStore, four_shards, member
 from waiters import Clock
 
 from leasehold.balancer.contradictions import INCARNATION
@@ -23,7 +23,7 @@ class Choosy(ListSource):
         return True
 
 
-def at_work(store: FaultyStore, source: ListSource) -> Driven:
+def at_work(store: FaultyStore, source: ListSource) -> DrivenWorker:
     """Return a worker that holds everything."""
     driven = member(store, source, Clock())
     driven.run(30.0)

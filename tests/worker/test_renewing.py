@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from attrs import define, evolve, field
 from running import running
-from virtual_fleet import Driven, FaultyStore, four_shards, member
+from virtual_fleet import DrivenWorker, FaultyStore, four_shards, member
 from waiters import WAIT, Clock
 
 from leasehold.adapters.consumer.runner import Runner
@@ -39,7 +39,7 @@ class Stalling:
         return ()
 
 
-def stalled() -> tuple[FaultyStore, Driven, Stalling]:
+def stalled() -> tuple[FaultyStore, DrivenWorker, Stalling]:
     """A worker of four leases, one of which gets no more responses."""
     store, stalling = FaultyStore(), Stalling("s-0")
     alone = member(store, ListSource(four_shards()), Clock())

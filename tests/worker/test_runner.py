@@ -15,7 +15,7 @@ from typing import Any, NoReturn, cast
 import pytest
 from attrs import define, field
 from running import WAIT, run_to_its_end, running
-from virtual_fleet import FaultySource, FaultyStore, Kept, stream_of_five
+from virtual_fleet import FaultySource, FaultyStore, RecordingConsumer, stream_of_five
 from waiters import until
 
 from leasehold.adapters.consumer.handling import Delivery, Handling
@@ -50,9 +50,9 @@ def run(runner: Runner) -> None:
 @pytest.fixture
 def schedule() -> Iterator[Schedule]:
     """A pool of four threads."""
-    made = Schedule(4, ThreadScheduler(time.monotonic), _raised)
-    yield made
-    made.close(time.monotonic() + WAIT)
+    new_schedule = Schedule(4, ThreadScheduler(time.monotonic), _raised)
+    yield new_schedule
+    new_schedule.close(time.monotonic() + WAIT)
 
 
 def joined(store: FaultyStore, source: ListSource) -> Worker:
@@ -92,9 +92,9 @@ def test_stop_finishes_the_running_batch_checkpoints_and_releases() -> None:
         finish.set()
     leases = store.list().leases
     assert [lease.owner for lease in leases] == [None] * 4
-    done = [lease.checkpoint for lease in leases if lease.checkpoint.numbered]
-    assert done != []
-    assert set(done) == {Position("104")}
+    checkpoints = [lease.checkpoint for lease in leases if lease.checkpoint.numbered]
+    assert checkpoints != []
+    assert set(checkpoints) == {Position("104")}
 
 
 def test_worker_can_be_stopped_before_its_first_look(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,8 +132,8 @@ def test_lost_lease_is_reported_while_its_shard_waits_for_a_read() -> None:
     source = ListSource([Shard("s-0")], {"s-0": ShardRecords(wait_seconds=1e6)})
     worker = Worker(store=store, source=source, me="a-1", config=config)
 
-    def observe(what: str, _holding: Holding) -> None:
-        if what == "lease-lost":
+    def observe(event: str, _holding: Holding) -> None:
+        if event == "lease-lost":
             lost.set()
 
     handling = Handling(lambda _delivery: None, observer=observe, measure=lambda _holding, _batch: waiting.set())
@@ -150,19 +150,23 @@ def test_signal_drains_and_restores_the_signal_handlers(name: str) -> None:
     hung_up = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup
     before = signal.getsignal(ending)
     store, seen = FaultyStore(), Lock()
-    happened: list[str] = []
+    happenings: list[str] = []
 
     def handle(_delivery: Delivery) -> None:
         if seen.acquire(blocking=False):
             os.kill(os.getpid(), ending)
 
     try:
-        run(Runner(joined(store, stream_of_five()), Handling(handle, observer=lambda what, _: happened.append(what))))
+        run(
+            Runner(
+                joined(store, stream_of_five()), Handling(handle, observer=lambda event, _: happenings.append(event))
+            )
+        )
         assert signal.getsignal(ending) is before
     finally:
         signal.signal(signal.SIGHUP, hung_up)
     assert [lease.owner for lease in store.list().leases] == [None] * 4
-    assert happened.count("initialize") == happened.count("stopped") > 0
+    assert happenings.count("initialize") == happenings.count("stopped") > 0
 
 
 def test_signals_are_left_alone_outside_the_main_thread() -> None:
@@ -219,7 +223,7 @@ class Counted(Worker):
     """Counts its turns and renewals and the threads that run them. As many of them raise as the test says."""
 
     failing: Counter[str]
-    done: list[tuple[str, str]]
+    calls: list[tuple[str, str]]
 
     def turn(self, now: float, each: ParallelMap = map) -> float:
         """Take free leases, or raise."""
@@ -231,10 +235,10 @@ class Counted(Worker):
         self._begin("renew", "no renewal")
         return super().renew(now, each=each)
 
-    def _begin(self, what: str, fault: str) -> None:
-        self.done.append((what, current_thread().name))
-        if self.failing[what]:
-            self.failing[what] -= 1
+    def _begin(self, event: str, fault: str) -> None:
+        self.calls.append((event, current_thread().name))
+        if self.failing[event]:
+            self.failing[event] -= 1
             raise RuntimeError(fault)
 
 
@@ -244,7 +248,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, lease_seconds: float = 3.0) -> Coun
     monkeypatch.setattr("leasehold.adapters.consumer.runner.RETRY_SECONDS", 0.25)
     config = Config(lease_seconds=lease_seconds, initial_position=Position("TRIM_HORIZON"))
     worker = Counted(store=FaultyStore(), source=stream_of_five(), me="a-1", config=config)
-    worker.done, worker.failing = [], Counter()
+    worker.calls, worker.failing = [], Counter()
     return worker
 
 
@@ -255,7 +259,7 @@ def test_failing_renewals_end_the_run_before_the_leases_expire(
     worker.failing["renew"] = 100
     with pytest.raises(WorkerError, match=r"^the worker cannot continue: RuntimeError: no renewal$"):
         run_to_its_end(Runner(worker, lambda _delivery: None))
-    renewals = [name for what, name in worker.done if what == "renew"]
+    renewals = [name for event, name in worker.calls if event == "renew"]
     assert len(renewals) >= 7, "after half of the lease's time"
     assert set(renewals) == {"leasehold-renew"}
     ends = [record for record in caplog.records if record.getMessage() == "the worker ends: unexpected fault"]
@@ -277,7 +281,7 @@ def test_failed_turn_is_retried_and_a_good_run_logs_no_problem(
     with running(Runner(worker, handle, memory_bytes=1)):  # one batch at a time; the other readers wait for memory
         assert handled.wait(WAIT)
     assert names == {"leasehold-handle"}, "a slow handler would hold up the reading of other shards"
-    assert {name for what, name in worker.done if what == "turn"} == {"leasehold-turn"}
+    assert {name for event, name in worker.calls if event == "turn"} == {"leasehold-turn"}
     messages = [record.getMessage() for record in caplog.records if record.name == "leasehold.runner"]
     assert messages == ["trying again in 0.25 s: unexpected fault"]
 
@@ -297,14 +301,14 @@ def test_task_woken_at_the_end_of_a_run_finds_that_it_ends(monkeypatch: pytest.M
     runner = Runner(joined(FaultyStore(), stream_of_five()), lambda _delivery: None)
     readings, ended = runner._lease_readers, dict[str, bool]()  # noqa: SLF001
 
-    def note(name: str, whom: object, method: str, over: Callable[[], bool]) -> None:
-        wake = getattr(whom, method)
+    def note(name: str, target: object, method: str, over: Callable[[], bool]) -> None:
+        wake = getattr(target, method)
 
-        def woken(*told: object) -> None:
+        def woken(*arguments: object) -> None:
             ended[name] = over()
-            wake(*told)
+            wake(*arguments)
 
-        monkeypatch.setattr(whom, method, woken)
+        monkeypatch.setattr(target, method, woken)
 
     note("turn", runner._turn_sooner, "set", lambda: not readings.taking)  # noqa: SLF001
     note("renew", runner._renew_sooner, "set", lambda: not runner._renewing)  # noqa: SLF001
@@ -387,7 +391,7 @@ def test_overloaded_worker_warns_once(monkeypatch: pytest.MonkeyPatch, caplog: p
 
 def test_worker_with_its_own_consumer_is_rejected() -> None:
     worker = joined(FaultyStore(), stream_of_five())
-    worker.consumer = Kept()
+    worker.consumer = RecordingConsumer()
     with pytest.raises(ValueError, match=r"^worker: it has a consumer of its own$"):
         Runner(worker, lambda _delivery: None)
 

@@ -35,11 +35,11 @@ class Time(VirtualTime):
     """Virtual time whose clock fails when told to, and that starts no more tasks than it is told."""
 
     broken = 0
-    most = 99
+    max_tasks = 99
 
     def start(self, name: str, work: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
         """Begin a task, if another is allowed."""
-        if len(self.named) >= self.most:
+        if len(self.named) >= self.max_tasks:
             raise RuntimeError("can't start new thread")
         super().start(name, work, failed)
 
@@ -59,25 +59,25 @@ class Calendar:
     calls: list[tuple[float, str]] = field(factory=list)
     failed: list[str] = field(factory=list)
     time: Time = field(init=False)
-    kept: Schedule = field(init=False)
+    schedule: Schedule = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.time = Time(self.tasks, self.process, 0.0, 1.0, random.Random(0), "p-1")  # noqa: S311  a seed is the point
-        self.kept = Schedule(2, self.time, lambda fault: self.failed.append(repr(fault)))
+        self.schedule = Schedule(2, self.time, lambda fault: self.failed.append(repr(fault)))
 
-    def step(self, name: str, *dues: float, takes: float = 0.0) -> Callable[[float], float]:
+    def step(self, name: str, *times: float, takes: float = 0.0) -> Callable[[float], float]:
         """Return a step that asks for these times one after the other, and works this long each time."""
-        wanted = iter(dues)
+        remaining_times = iter(times)
 
         def step(now: float) -> float:
             self.calls.append((round(now, 3), name))
             if takes:
                 self.tasks.sleep(takes)
-            return next(wanted, math.inf)
+            return next(remaining_times, math.inf)
 
         return step
 
-    def at(self, when: float, call: Callable[[], object]) -> list[tuple[object, float]]:
+    def call_at(self, when: float, call: Callable[[], object]) -> list[tuple[object, float]]:
         """Call this at that time; collect what it returns and when."""
         answers: list[tuple[object, float]] = []
         self.tasks.start(lambda: answers.append((call(), round(self.tasks.now, 3))), at=when)
@@ -87,14 +87,14 @@ class Calendar:
 @pytest.fixture
 def calendar() -> Iterator[Calendar]:
     """A new calendar, whose tasks end with the test."""
-    made = Calendar()
-    yield made
-    made.tasks.close()
+    new_calendar = Calendar()
+    yield new_calendar
+    new_calendar.tasks.close()
 
 
 def test_steps_are_called_when_due(calendar: Calendar) -> None:
-    calendar.kept.add("a", calendar.step("a", 3.0, 9.0))
-    calendar.kept.add("b", calendar.step("b", 5.0))
+    calendar.schedule.add("a", calendar.step("a", 3.0, 9.0))
+    calendar.schedule.add("b", calendar.step("b", 5.0))
     calendar.tasks.run(20.0)
     assert calendar.calls == [(0.0, "a"), (0.0, "b"), (3.0, "a"), (5.0, "b"), (9.0, "a")]
     assert (calendar.failed, calendar.process.faults) == ([], [])
@@ -102,46 +102,46 @@ def test_steps_are_called_when_due(calendar: Calendar) -> None:
 
 def test_steps_run_concurrently_up_to_the_number_of_tasks(calendar: Calendar) -> None:
     for name in "abc":
-        calendar.kept.add(name, calendar.step(name, takes=4.0))
+        calendar.schedule.add(name, calendar.step(name, takes=4.0))
     calendar.tasks.run(20.0)
     assert calendar.calls == [(0.0, "a"), (0.0, "b"), (4.0, "c")]
 
 
 def test_woken_step_is_called_at_once_and_its_former_time_is_void(calendar: Calendar) -> None:
-    calendar.kept.add("a", calendar.step("a", 9.0, 12.0))
-    calendar.at(2.0, lambda: calendar.kept.wake("a"))
+    calendar.schedule.add("a", calendar.step("a", 9.0, 12.0))
+    calendar.call_at(2.0, lambda: calendar.schedule.wake("a"))
     calendar.tasks.run(30.0)
     assert calendar.calls == [(0.0, "a"), (2.0, "a"), (12.0, "a")]
 
 
 def test_step_woken_while_it_runs_is_called_once_more(calendar: Calendar) -> None:
-    calendar.kept.add("a", calendar.step("a", 90.0, 95.0, takes=4.0))
-    calendar.at(1.0, lambda: calendar.kept.wake("a"))
-    calendar.at(2.0, lambda: calendar.kept.wake("a"))
+    calendar.schedule.add("a", calendar.step("a", 90.0, 95.0, takes=4.0))
+    calendar.call_at(1.0, lambda: calendar.schedule.wake("a"))
+    calendar.call_at(2.0, lambda: calendar.schedule.wake("a"))
     calendar.tasks.run(120.0)
     assert calendar.calls == [(0.0, "a"), (4.0, "a"), (95.0, "a")]
 
 
 def test_waking_an_absent_key_does_nothing(calendar: Calendar) -> None:
-    calendar.kept.wake("a")
+    calendar.schedule.wake("a")
     calendar.tasks.run(1.0)
-    calendar.kept.add("a", calendar.step("a", 5.0))
+    calendar.schedule.add("a", calendar.step("a", 5.0))
     calendar.tasks.run(20.0)
     assert calendar.calls == [(1.0, "a"), (5.0, "a")]
 
 
 def test_successor_begins_when_its_predecessor_is_over(calendar: Calendar) -> None:
     """A lease that was lost and taken again has one handler at a time. Its predecessor is woken to end."""
-    calendar.kept.add("a", calendar.step("old", 60.0, 3.0, takes=1.0))
-    calendar.at(2.0, lambda: calendar.kept.add("a", calendar.step("new", 8.0)))
+    calendar.schedule.add("a", calendar.step("old", 60.0, 3.0, takes=1.0))
+    calendar.call_at(2.0, lambda: calendar.schedule.add("a", calendar.step("new", 8.0)))
     calendar.tasks.run(90.0)
     assert calendar.calls == [(0.0, "old"), (2.0, "old"), (3.0, "old"), (4.0, "new"), (8.0, "new")]
 
 
 def test_only_the_last_of_several_successors_begins(calendar: Calendar) -> None:
-    calendar.kept.add("a", calendar.step("old", takes=4.0))
-    calendar.at(1.0, lambda: calendar.kept.add("a", calendar.step("lost")))
-    calendar.at(2.0, lambda: calendar.kept.add("a", calendar.step("new")))
+    calendar.schedule.add("a", calendar.step("old", takes=4.0))
+    calendar.call_at(1.0, lambda: calendar.schedule.add("a", calendar.step("lost")))
+    calendar.call_at(2.0, lambda: calendar.schedule.add("a", calendar.step("new")))
     calendar.tasks.run(90.0)
     assert calendar.calls == [(0.0, "old"), (4.0, "new")]
 
@@ -153,37 +153,37 @@ def test_step_that_raises_is_logged_and_called_again(calendar: Calendar) -> None
             raise MemoryError("too much")
         return math.inf
 
-    calendar.kept.add("a", fails)
+    calendar.schedule.add("a", fails)
     calendar.tasks.run(20.0)
     assert [(round(when, 3), name) for when, name in calendar.calls] == [(0.0, "a"), (STEP_FAULT_WAITS[0], "a")]
     assert calendar.process.faults == [("a", "MemoryError('too much')")]
 
 
 def test_drain_waits_until_all_are_over_or_its_time_limit(calendar: Calendar) -> None:
-    calendar.kept.add("a", calendar.step("a", 6.0))
-    calendar.kept.add("b", calendar.step("b", 3.0))
-    early = calendar.at(1.0, lambda: calendar.kept.drain(4.0))
-    late = calendar.at(1.0, calendar.kept.drain)
+    calendar.schedule.add("a", calendar.step("a", 6.0))
+    calendar.schedule.add("b", calendar.step("b", 3.0))
+    early = calendar.call_at(1.0, lambda: calendar.schedule.drain(4.0))
+    late = calendar.call_at(1.0, calendar.schedule.drain)
     calendar.tasks.run(20.0)
     assert early == [(False, 4.0)]
     assert late == [(True, 6.0)]
-    nothing = calendar.at(21.0, calendar.kept.drain)
+    nothing = calendar.call_at(21.0, calendar.schedule.drain)
     calendar.tasks.run(30.0)
     assert nothing == [(True, 21.0)]
 
 
 def test_drain_waits_for_a_pending_successor(calendar: Calendar) -> None:
-    calendar.kept.add("a", calendar.step("old", takes=4.0))
-    calendar.at(1.0, lambda: calendar.kept.add("a", calendar.step("new", 9.0)))
-    over = calendar.at(2.0, calendar.kept.drain)
+    calendar.schedule.add("a", calendar.step("old", takes=4.0))
+    calendar.call_at(1.0, lambda: calendar.schedule.add("a", calendar.step("new", 9.0)))
+    over = calendar.call_at(2.0, calendar.schedule.drain)
     calendar.tasks.run(20.0)
     assert over == [(True, 9.0)]
 
 
 def test_closed_schedule_starts_nothing_and_waits_for_running_steps(calendar: Calendar) -> None:
-    calendar.kept.add("a", calendar.step("a", takes=4.0))
-    calendar.kept.add("b", calendar.step("b", 3.0))
-    too_early = calendar.at(1.0, lambda: calendar.kept.close(2.0))
+    calendar.schedule.add("a", calendar.step("a", takes=4.0))
+    calendar.schedule.add("b", calendar.step("b", 3.0))
+    too_early = calendar.call_at(1.0, lambda: calendar.schedule.close(2.0))
     calendar.tasks.run(20.0)
     assert calendar.calls == [(0.0, "a"), (0.0, "b")]
     assert too_early == [(False, 2.0)]
@@ -191,21 +191,21 @@ def test_closed_schedule_starts_nothing_and_waits_for_running_steps(calendar: Ca
 
 
 def test_close_ends_with_the_last_running_step(calendar: Calendar) -> None:
-    calendar.kept.add("a", calendar.step("a", takes=4.0))
-    closed = calendar.at(1.0, lambda: calendar.kept.close(60.0))
+    calendar.schedule.add("a", calendar.step("a", takes=4.0))
+    closed = calendar.call_at(1.0, lambda: calendar.schedule.close(60.0))
     calendar.tasks.run(90.0)
     assert closed == [(True, 4.0)]
 
 
 def test_failing_dispatcher_logs_the_error_and_continues(calendar: Calendar) -> None:
-    calendar.kept.add("a", calendar.step("a", 2.0))
+    calendar.schedule.add("a", calendar.step("a", 2.0))
     calendar.tasks.run(1.0)
 
     def break_clock() -> None:
         calendar.time.broken = 1
-        calendar.kept.wake("a")
+        calendar.schedule.wake("a")
 
-    calendar.at(1.0, break_clock)
+    calendar.call_at(1.0, break_clock)
     calendar.tasks.run(30.0)
     assert calendar.failed == ["OSError('no clock')"]
     assert calendar.calls == [(0.0, "a"), (1.0 + FAULT_SECONDS, "a")]
@@ -220,9 +220,9 @@ def test_step_that_could_not_start_starts_when_woken(calendar: Calendar, monkeyp
         submit(pool, work)
 
     monkeypatch.setattr(Pool, "submit", refused)
-    calendar.kept.add("a", calendar.step("a"))
-    calendar.at(10.0, lambda: calendar.kept.wake("a"))
-    over = calendar.at(10.0, lambda: calendar.kept.drain(60.0))
+    calendar.schedule.add("a", calendar.step("a"))
+    calendar.call_at(10.0, lambda: calendar.schedule.wake("a"))
+    over = calendar.call_at(10.0, lambda: calendar.schedule.drain(60.0))
     calendar.tasks.run(90.0)
     assert calendar.failed == ["MemoryError('too much')"]
     assert (calendar.calls, over) == ([(10.0, "a")], [(True, 10.0)])
@@ -230,23 +230,23 @@ def test_step_that_could_not_start_starts_when_woken(calendar: Calendar, monkeyp
 
 def test_worker_is_notified_if_no_task_can_start(calendar: Calendar) -> None:
     """The step is still called later."""
-    calendar.time.most = 1
-    calendar.kept.add("a", calendar.step("a", 2.0))
+    calendar.time.max_tasks = 1
+    calendar.schedule.add("a", calendar.step("a", 2.0))
     calendar.tasks.run(20.0)
     assert set(calendar.failed) == {"""RuntimeError("can't start new thread")"""}
     assert calendar.calls == [(0.0, "a"), (2.0, "a")]
 
 
 def test_threads_are_named_by_purpose(calendar: Calendar) -> None:
-    calendar.kept.add("a", calendar.step("a"))
+    calendar.schedule.add("a", calendar.step("a"))
     calendar.tasks.run(1.0)
     assert set(calendar.time.named) == {"leasehold-schedule", "leasehold-read"}
 
 
 def test_drain_ignores_keys_that_were_over_before(calendar: Calendar) -> None:
-    calendar.kept.add("a", calendar.step("a"))
+    calendar.schedule.add("a", calendar.step("a"))
     calendar.tasks.run(1.0)
-    calendar.kept.add("b", calendar.step("b", 6.0))
-    over = calendar.at(2.0, lambda: calendar.kept.drain(20.0))
+    calendar.schedule.add("b", calendar.step("b", 6.0))
+    over = calendar.call_at(2.0, lambda: calendar.schedule.drain(20.0))
     calendar.tasks.run(30.0)
     assert over == [(True, 6.0)]

@@ -1,6 +1,6 @@
 """What a worker that gets no response from its stream writes on the leases that it leaves to others."""
 
-from held_leases import Held
+from held_leases import HeldLease
 
 from leasehold.adapters.worker.silence import StreamSilence
 from leasehold.balancer.config import Config
@@ -9,7 +9,7 @@ from leasehold.balancer.rules.minimal import Minimal
 
 def test_unreachable_lease_shows_when_it_may_be_retried() -> None:
     """The row shows the earliest retry, not the end of a longer cooldown (D5)."""
-    held = Held()
+    held = HeldLease()
     silence = StreamSilence("ann", Config(Minimal(), lease_seconds=10.0))
     held.holding.progress.asking(1000.0)
     held.holding.progress.called_back()

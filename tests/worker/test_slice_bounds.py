@@ -129,10 +129,10 @@ class Scripted:
 
     answers: list[Batch]
     settles: list[Settled | None]
-    asked: list[tuple[Lease, float]]
+    requests: list[tuple[Lease, float]]
 
     def settled(self, lease: Lease, until: float) -> Settled | None:
-        self.asked.append((lease, until))
+        self.requests.append((lease, until))
         return self.settles.pop(0)
 
     def read(self) -> Batch:
@@ -183,7 +183,7 @@ def test_earlier_read_counts_toward_the_end() -> None:
     script = Scripted([batch(1001.0, first=7), EMPTY, EMPTY], [None, SEVEN], [])
     reader = SliceReader(script, script, Lease("s-0"), CUT, TRIM_HORIZON)
     assert [reader.read().ended for _ in range(3)] == [False, True, True]
-    assert script.asked == [(Lease("s-0"), 1060.0)] * 2
+    assert script.requests == [(Lease("s-0"), 1060.0)] * 2
     script.answers.append(EMPTY)
     reader.close()
     assert script.answers == []
@@ -209,18 +209,18 @@ def test_new_lease_is_annotated_with_its_slice() -> None:
 
 
 @pytest.mark.parametrize(
-    ("notes", "says"),
+    ("notes", "message"),
     [
         ((), "slice: its table holds leases of another group (s-0); give it a table of its own"),
         (((NOTE, "0..5"),), "slice: its table holds leases of another slice (s-0); give it a table of its own"),
     ],
 )
-def test_error_names_the_slice_of_the_tables_leases(notes: tuple[tuple[str, str], ...], says: str) -> None:
+def test_error_names_the_slice_of_the_tables_leases(notes: tuple[tuple[str, str], ...], message: str) -> None:
     store = FaultyStore()
     placed(store, Lease("s-0", annotations=notes))
     with pytest.raises(ValueError, match=r"^slice: its table") as refused:
         CUT.store(store)
-    assert str(refused.value) == says
+    assert str(refused.value) == message
 
 
 def test_table_with_an_unreadable_row_is_rejected() -> None:

@@ -28,20 +28,20 @@ SOON = 0.001
 class Run:
     """Replaces a runner: it does what the test says, and ends when it is told or by itself."""
 
-    does: Callable[["Run"], None] = lambda _run: None
-    given: dict[str, Any] = field(factory=dict)
+    behavior: Callable[["Run"], None] = lambda _run: None
+    arguments: dict[str, Any] = field(factory=dict)
     stopped: threading.Event = field(factory=threading.Event)
     stops: int = 0
 
     def run(self) -> None:
-        self.does(self)
+        self.behavior(self)
 
     def stop(self) -> None:
         self.stops += 1
         self.stopped.set()
 
     def __call__(self, worker: Worker, handling: Handling, **more: object) -> "Run":
-        self.given = {"worker": worker, "handling": handling, **more}
+        self.arguments = {"worker": worker, "handling": handling, **more}
         return self
 
 
@@ -117,21 +117,21 @@ def test_check_under_way_may_still_find_the_slice_read() -> None:
     assert ran(until_looked(looking), over) is True
 
 
-def handed(count: int) -> Any:  # noqa: ANN401  only its records are counted
+def batch_of(count: int) -> Any:  # noqa: ANN401  only its records are counted
     """Return a batch of this many records."""
 
     @define
-    class Handed:
+    class FakeBatch:
         records: tuple[int, ...] = tuple(range(count))
 
-    return Handed()
+    return FakeBatch()
 
 
-def sliced(monkeypatch: pytest.MonkeyPatch, handling: Any, does: Callable[[Handling], None]) -> SliceVerdict:  # noqa: ANN401
+def sliced(monkeypatch: pytest.MonkeyPatch, handling: Any, use_callables: Callable[[Handling], None]) -> SliceVerdict:  # noqa: ANN401
     """Return the verdict of a slice's run that calls the callables of this handling like this."""
 
     def do(run: Run) -> None:
-        does(run.given["handling"])
+        use_callables(run.arguments["handling"])
         until_stopped(run)
 
     monkeypatch.setattr(f"{RUNNING}.Runner", Run(do))
@@ -140,21 +140,21 @@ def sliced(monkeypatch: pytest.MonkeyPatch, handling: Any, does: Callable[[Handl
 
 
 def test_verdict_counts_only_handled_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    got, answers = list[object](), [None, False, None]
+    received, answers = list[object](), [None, False, None]
 
     def handle(delivery: object) -> Any:  # noqa: ANN401  user handlers return anything
-        got.append(delivery)
+        received.append(delivery)
         return answers.pop(0)
 
-    batches = [handed(2), handed(10), handed(3)]
+    batches = [batch_of(2), batch_of(10), batch_of(3)]
     replies = list[object]()
 
-    def does(handling: Handling) -> None:
+    def use_callables(handling: Handling) -> None:
         assert handling.dead_letter is None
         replies.extend(handling.handler(batch) for batch in batches)
 
-    assert sliced(monkeypatch, handle, does) == SliceVerdict(True, 5, 0, 0)
-    assert (got, replies) == (batches, [None, False, None])
+    assert sliced(monkeypatch, handle, use_callables) == SliceVerdict(True, 5, 0, 0)
+    assert (received, replies) == (batches, [None, False, None])
 
 
 def test_awaited_batch_counts_once_it_returned_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,17 +167,17 @@ def test_awaited_batch_counts_once_it_returned_none(monkeypatch: pytest.MonkeyPa
 
     replies = list[object]()
 
-    def does(handling: Handling) -> None:
+    def use_callables(handling: Handling) -> None:
         for count in (2, 10, 3):
-            waiting: Any = handling.handler(handed(count))
+            waiting: Any = handling.handler(batch_of(count))
             with pytest.raises(StopIteration) as end:
                 waiting.send(None)
             replies.append(end.value.value)
-        failing: Any = handling.handler(handed(20))
+        failing: Any = handling.handler(batch_of(20))
         with pytest.raises(ZeroDivisionError):
             failing.send(None)
 
-    assert sliced(monkeypatch, handle, does) == SliceVerdict(True, 5, 0, 0)
+    assert sliced(monkeypatch, handle, use_callables) == SliceVerdict(True, 5, 0, 0)
     assert replies == [None, False, None]
 
 
@@ -188,9 +188,9 @@ def test_verdict_counts_dead_letters_and_shards_and_the_observer_is_called(monke
         dead_letter=lambda batch, fault: dead_lettered.append((batch, fault)),
         observer=lambda happening, holding: reported.append((happening, holding)),
     )
-    batches, holding = [handed(1), handed(1)], object()
+    batches, holding = [batch_of(1), batch_of(1)], object()
 
-    def does(counted: Handling) -> None:
+    def use_callables(counted: Handling) -> None:
         assert counted.dead_letter is not None
         for batch in batches:
             assert counted.dead_letter(batch, error) is None
@@ -198,17 +198,17 @@ def test_verdict_counts_dead_letters_and_shards_and_the_observer_is_called(monke
         for happening in ("initialize", "shard-ended", "shard-ended", "shard-ended", "stopped"):
             happens(happening, holding)
 
-    assert sliced(monkeypatch, handling, does) == SliceVerdict(True, 0, 2, 3)
+    assert sliced(monkeypatch, handling, use_callables) == SliceVerdict(True, 0, 2, 3)
     assert dead_lettered == [(batch, error) for batch in batches]
-    assert {who for _, who in reported} == {holding}
+    assert {subject for _, subject in reported} == {holding}
     assert [what for what, _ in reported] == ["initialize", *["shard-ended"] * 3, "stopped"]
 
 
 def test_slice_runs_with_the_limits_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     run, worker, meter, looked, begun = Run(until_stopped), fleet().worker, object(), list[Worker](), list[float]()
 
-    def is_over(who: Worker) -> bool:
-        looked.append(who)
+    def is_over(subject: Worker) -> bool:
+        looked.append(subject)
         return True
 
     def until(runner: Any, over: Callable[[], bool], *, drain_seconds: float, look_seconds: float) -> bool:  # noqa: ANN401
@@ -226,8 +226,8 @@ def test_slice_runs_with_the_limits_of_the_user(monkeypatch: pytest.MonkeyPatch)
     options: dict[str, Any] = {**odd, "look_seconds": 0.5}
     assert run_slice(worker, handling, **options).finished
     assert (looked, begun) == ([worker], [3.0, 0.5])
-    passed = run.given.pop("handling")
-    assert run.given == {"worker": worker, "executor": None, **odd}
+    passed = run.arguments.pop("handling")
+    assert run.arguments == {"worker": worker, "executor": None, **odd}
     assert evolve(handling, handler=passed.handler, observer=passed.observer) == passed
 
 

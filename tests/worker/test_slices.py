@@ -70,7 +70,7 @@ class Fleet:
         self.handled += [int(row.sequence_number) for row in delivery.records]
 
     @property
-    def wanted(self) -> list[int]:
+    def expected(self) -> list[int]:
         rows = (row for shard_log in self.source.shard_logs.values() for row in shard_log.records)
         return sorted(int(row.sequence_number) for row in rows if (row.arrived or 0) * 1000 < UNTIL)
 
@@ -94,7 +94,7 @@ def test_group_reads_a_slice_and_ends() -> None:
 
     verdicts = side_by_side([work("a-1"), work("b-1")])
     assert [verdict.finished for verdict in verdicts] == [True, True]
-    assert sorted(set(fleet.handled)) == fleet.wanted
+    assert sorted(set(fleet.handled)) == fleet.expected
     assert sum(verdict.records for verdict in verdicts) == len(fleet.handled)
     assert sum(verdict.shards for verdict in verdicts) == 4
     leases = fleet.store.list().leases
@@ -122,8 +122,8 @@ def test_interrupted_slice_resumes_where_it_stopped() -> None:
         run_slice(fleet.worker("a-1"), Handling(ends_soon, checkpoint_seconds=0.0), look_seconds=0.05)
     assert not is_read(fleet.worker("a-1"))
     assert run_slice(fleet.worker("a-2"), fleet.handle, look_seconds=0.05).finished
-    assert sorted(set(fleet.handled)) == fleet.wanted
-    assert len(fleet.handled) < len(fleet.wanted) + 40
+    assert sorted(set(fleet.handled)) == fleet.expected
+    assert len(fleet.handled) < len(fleet.expected) + 40
 
 
 def test_async_handlers_and_dead_letters_are_counted() -> None:
@@ -138,8 +138,8 @@ def test_async_handlers_and_dead_letters_are_counted() -> None:
         fleet.handle(delivery)
 
     verdict = run_slice(fleet.worker("a-1"), Handling(handle, attempts=1, dead_letter=dead_letter), look_seconds=0.05)
-    assert (verdict.finished, verdict.records, verdict.letters) == (True, len(fleet.wanted) - 1, 1)
-    assert sorted(fleet.handled) == fleet.wanted
+    assert (verdict.finished, verdict.records, verdict.letters) == (True, len(fleet.expected) - 1, 1)
+    assert sorted(fleet.handled) == fleet.expected
 
 
 def test_slice_is_checked_every_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:

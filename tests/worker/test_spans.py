@@ -40,7 +40,7 @@ class Traced:
         return [span for span in self._exporter.get_finished_spans() if span.name == name]
 
 
-def told(span: ReadableSpan) -> dict[str, object]:
+def attributes_of(span: ReadableSpan) -> dict[str, object]:
     """Return a span's attributes without the namespace."""
     return {name.removeprefix("leasehold."): value for name, value in (span.attributes or {}).items()}
 
@@ -60,18 +60,24 @@ def test_writes_of_a_look_are_its_child_spans_and_name_their_rule() -> None:
     looks = {span.context.span_id for span in traced.named("leasehold.look") if span.context}
     assert {span.parent.span_id for span in traced.named("leasehold.plan") if span.parent} <= looks
     assert len(traced.named("leasehold.plan")) == len(looks)
-    (claim,) = [span for span in traced.named("leasehold.write") if told(span)["kind"] == "ClaimLease"]
+    (claim,) = [span for span in traced.named("leasehold.write") if attributes_of(span)["kind"] == "ClaimLease"]
     assert claim.parent is not None
     assert claim.parent.span_id in looks
-    assert told(claim) == {"worker": "a-1", "lease": "s-0", "kind": "ClaimLease", "rule": "M5", "outcome": "done"}
-    assert {told(span)["leases"] for span in traced.named("leasehold.list")} >= {0}
+    assert attributes_of(claim) == {
+        "worker": "a-1",
+        "lease": "s-0",
+        "kind": "ClaimLease",
+        "rule": "M5",
+        "outcome": "done",
+    }
+    assert {attributes_of(span)["leases"] for span in traced.named("leasehold.list")} >= {0}
 
 
 def test_read_span_shows_what_it_returned() -> None:
     traced = Traced()
     worked(traced, lambda called: lambda _batch: called.set())
     first = traced.named("leasehold.read")[0]
-    assert told(first).items() >= {"worker": "a-1", "lease": "s-0", "records": 3}.items()
+    assert attributes_of(first).items() >= {"worker": "a-1", "lease": "s-0", "records": 3}.items()
 
 
 def plain(traced: Traced, called: Event) -> Handler:
@@ -100,7 +106,7 @@ def test_handler_span_is_a_child_of_ours(kind: Callable[[Traced, Event], Handler
     worked(traced, lambda called: kind(traced, called))
     (handle,), (own,) = traced.named("leasehold.handle"), traced.named("own")
     assert (own.parent, handle.parent) == (handle.context, None)
-    assert told(handle).items() >= {"worker": "a-1", "lease": "s-0", "records": 3}.items()
+    assert attributes_of(handle).items() >= {"worker": "a-1", "lease": "s-0", "records": 3}.items()
     assert (handle.end_time or 0) >= (own.end_time or 1)
 
 
@@ -135,7 +141,11 @@ def test_span_shows_the_outcome_of_its_write() -> None:
         store.write(CreateLease(lease))
     with pytest.raises(OutcomeUnknown):
         store.write(ClaimLease(lease, "a-1"))
-    assert [told(span)["outcome"] for span in traced.named("leasehold.write")] == ["done", "refused", "unknown"]
+    assert [attributes_of(span)["outcome"] for span in traced.named("leasehold.write")] == [
+        "done",
+        "refused",
+        "unknown",
+    ]
 
 
 class PartSource(ListSource):
@@ -193,18 +203,18 @@ class Raising(SpanProcessor):
 def test_failing_tracer_costs_spans_and_no_lease_or_record(
     error: Exception, at_start: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    provider, store, source, handed = TracerProvider(), MemoryStore(), ListSource(even_shards(("s-0",))), Event()
+    provider, store, source, handled = TracerProvider(), MemoryStore(), ListSource(even_shards(("s-0",))), Event()
     provider.add_span_processor(Raising(error, at_start=at_start))
     source.shard_logs["s-0"] = ShardRecords(records(3), size=3)
     worker = Worker(store=store, source=source, me="a-1", config=CONFIG, tracer=provider.get_tracer("test"))
     letters = list[Delivery]()
 
     async def handle(_batch: Delivery) -> None:
-        handed.set()
+        handled.set()
 
     handling = Handling(handle, attempts=1, dead_letter=lambda delivery, _error: letters.append(delivery))
     with running(Runner(worker, handling)):
-        assert handed.wait(WAIT)
+        assert handled.wait(WAIT)
     assert letters == []
     (row,) = store.list().leases
     assert (row.owner, row.checkpoint.sequence) == (None, "102")

@@ -149,10 +149,10 @@ def test_status_of_a_lease_by_one_look(lease: Lease, watched: float, status: Sta
 
 
 def test_contradiction_and_wait_for_parents_come_first() -> None:
-    says = "its shard is open, and has no children"
-    ended, late = Lease("s-0", checkpoint=SHARD_END, annotations=((CONTRADICTION, says),)), row(LATE)
+    message = "its shard is open, and has no children"
+    ended, late = Lease("s-0", checkpoint=SHARD_END, annotations=((CONTRADICTION, message),)), row(LATE)
     statuses = statuses_of([ended], {}, NOW, 10.0)
-    assert statuses == {"s-0": Status("UNREAD", says)}
+    assert statuses == {"s-0": Status("UNREAD", message)}
     child, parent = evolve(late, parents=("p",)), Lease("p", owner="a")
     lags = {"s-0": LeaseLag(), "p": LeaseLag()}
     waits = statuses_of([child, parent], lags, NOW, 10.0)["s-0"]
@@ -311,7 +311,7 @@ def test_status_numbers_are_those_documented() -> None:
 
 def test_overdue_lease_shows_the_time_since_its_last_renewal() -> None:
     """After a kill, lag grows with the clock from the first missed renewal."""
-    for idle, seconds, end, word, says in (
+    for idle, seconds, end, word, message in (
         (5.0, 0.0, True, "OK", "read to the tip"),
         (7.0, 5.0, False, "OK", "read to the tip 5 s ago; a should have renewed it since"),
         (8.5, 5.0, False, "UNKNOWN", "a owns it and has not renewed it for 8 s; a living owner does within 8 s"),
@@ -320,7 +320,7 @@ def test_overdue_lease_shows_the_time_since_its_last_renewal() -> None:
         lease = row(TIP, idle=idle)
         lag = lag_of(lease, NOW, 50.0)
         assert (lag.seconds, lag.end) == (seconds, end)
-        assert status_of(lease, lag, NOW, 10.0, watched=7.0) == Status(word, says)
+        assert status_of(lease, lag, NOW, 10.0, watched=7.0) == Status(word, message)
 
 
 @pytest.mark.parametrize(

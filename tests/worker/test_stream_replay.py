@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 from attrs import define, field
-from written_letters import letter
+from written_dead_letters import dead_letter
 
 from leasehold.adapters.consumer.dead_letters.dead_letter import DeadLetterEntry
 from leasehold.adapters.consumer.dead_letters.replaying import DeadLetterSource, ReplayVerdict, replay_stream
@@ -30,16 +30,16 @@ class Post:
         self.source.listed = [shard("p", 0, 9), shard("q", 10, 19)]
         self.source.shard_logs = {"p": ShardRecords([], size=2), "q": ShardRecords([], size=2)}
 
-    def put(self, one: DeadLetterEntry) -> None:
+    def put(self, entry: DeadLetterEntry) -> None:
         """Put a dead letter at the end of its shard."""
-        rows = self.source.shard_logs[one.shard].records
-        rows.append(Record(one.line, str(1000 + len(rows)), partition_key="k"))
+        rows = self.source.shard_logs[entry.shard].records
+        rows.append(Record(entry.line, str(1000 + len(rows)), partition_key="k"))
 
     def close(self) -> None:
         """Nothing to close."""
 
-    def deliver(self, one: DeadLetterEntry) -> None:
-        self.taken.append(one.record.sequence_number)
+    def deliver(self, entry: DeadLetterEntry) -> None:
+        self.taken.append(entry.record.sequence_number)
 
     def replay(self, name: str, deliver: Callable[[DeadLetterEntry], None] | None = None) -> ReplayVerdict:
         """Replay everything that is there."""
@@ -53,8 +53,8 @@ def filled(*numbers: str) -> Post:
     """A stream with these dead letters in its first shard, and one in the other."""
     post = Post()
     for number in numbers:
-        post.put(letter(number, shard="p"))
-    post.put(letter("9", shard="q"))
+        post.put(dead_letter(number, shard="p"))
+    post.put(dead_letter("9", shard="q"))
     return post
 
 
@@ -64,7 +64,7 @@ def test_each_dead_letter_is_replayed_once_and_in_order() -> None:
     assert post.replay("r-1") == ReplayVerdict(done=4)
     assert [number for number in post.taken if number != "9"] == ["1", "2", "3"]
     assert post.replay("r-2") == ReplayVerdict()
-    post.put(letter("4", shard="p"))
+    post.put(dead_letter("4", shard="p"))
     assert post.replay("r-3") == ReplayVerdict(done=1)
     assert sorted(post.taken) == ["1", "2", "3", "4", "9"]
     assert all(lease.owner is None for lease in post.store.list().leases)
@@ -74,9 +74,9 @@ def test_replay_killed_half_way_is_completed_by_the_next() -> None:
     """Dead letters that are done do not come again, and the one being handled is kept."""
     post = filled("1", "2", "3")
 
-    def killed(one: DeadLetterEntry) -> None:
-        post.deliver(one)
-        if one.record.sequence_number == "2":
+    def killed(entry: DeadLetterEntry) -> None:
+        post.deliver(entry)
+        if entry.record.sequence_number == "2":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

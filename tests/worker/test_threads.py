@@ -50,18 +50,18 @@ def test_queue_waits_until_the_given_time() -> None:
 
 
 def test_concurrent_work_raises_its_error_once_all_is_over() -> None:
-    done: list[int] = []
+    finished: list[int] = []
 
     def work(item: int) -> int:
         if item == 1:
             raise ValueError("refused")
-        done.append(item)
+        finished.append(item)
         return item
 
     pool = Pool(ThreadScheduler(boottime), 2, "test", lambda _fault: None)
     with pytest.raises(ValueError, match=r"^refused$"):
         pool.map(work, range(4))
-    assert sorted(done) == [0, 2, 3]
+    assert sorted(finished) == [0, 2, 3]
 
 
 class Counted(ThreadScheduler):
@@ -75,11 +75,11 @@ class Counted(ThreadScheduler):
         """Start a thread that notes when it ends."""
         self.names.append(name)
 
-        def told() -> None:
+        def started_and_ended() -> None:
             work()
             self.ended.put(name)
 
-        super().start(name, told, failed)
+        super().start(name, started_and_ended, failed)
 
 
 def test_idle_tasks_end_after_a_burst_of_work() -> None:
@@ -111,12 +111,12 @@ def test_signal_set_while_it_is_consumed_is_not_lost() -> None:
     scheduler, queue, taken = ThreadScheduler(boottime), ThreadQueue(boottime), list[bool]()
     put = queue.put
 
-    def handed(item: object) -> None:
+    def consume_and_put(item: object) -> None:
         put(item)
         taken.append(signal_of_all.wait(-1.0))  # the waiter takes it before `set` returns
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(queue, "put", handed)
+        patched.setattr(queue, "put", consume_and_put)
         patched.setattr(scheduler, "queue", lambda: queue)
         signal_of_all = Signal(scheduler)
         signal_of_all.set()

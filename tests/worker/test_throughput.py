@@ -40,14 +40,14 @@ def test_new_owner_continues_the_measured_average() -> None:
 def test_throughput_is_stored_with_renewals_and_checkpoints(checkpoint_seconds: float) -> None:
     clock, store, source = Clock(), FaultyStore(), ListSource([shard("s-0", 0, 9)])
     source.shard_logs["s-0"] = ShardRecords([Record(bytes(1024), str(number)) for number in range(1000)], size=1)
-    ours = member(store, source, clock, config=Config(lease_seconds=10.0, initial_position=TRIM_HORIZON))
-    ours.run(1)
+    driven = member(store, source, clock, config=Config(lease_seconds=10.0, initial_position=TRIM_HORIZON))
+    driven.run(1)
     reading = handler_reader(
-        ours.worker, ours.worker.holdings[0], Handling(lambda _batch: None, checkpoint_seconds=checkpoint_seconds)
+        driven.worker, driven.worker.holdings[0], Handling(lambda _batch: None, checkpoint_seconds=checkpoint_seconds)
     )
     due, end = clock.now, clock.now + 2 * MEASURE_SECONDS
     while clock.now < end:
-        ours.run(max(0.0, due - clock.now))
+        driven.run(max(0.0, due - clock.now))
         due = reading.step(clock.now)
     assert store.row("s-0").weight == pytest.approx(5120, rel=0.1)  # five reads a second
 
@@ -55,9 +55,9 @@ def test_throughput_is_stored_with_renewals_and_checkpoints(checkpoint_seconds: 
 def test_unread_lease_keeps_its_throughput() -> None:
     clock, store = Clock(), FaultyStore()
     store.write(CreateLease(Lease("s-0", hash_range=(0, 9), weight=7680)))
-    ours = member(store, ListSource([shard("s-0", 0, 9)]), clock)
-    ours.run(60)
-    assert (ours.held, store.row("s-0").weight) == (["s-0"], 7680)
+    driven = member(store, ListSource([shard("s-0", 0, 9)]), clock)
+    driven.run(60)
+    assert (driven.held, store.row("s-0").weight) == (["s-0"], 7680)
 
 
 def test_owner_of_a_hot_shard_holds_few_others() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
-from reading_bench import ReaderHarness, data
+from reader_harness import ReaderHarness, data
 from virtual_fleet import FaultySource, FaultyStore, four_shards, member
 from waiters import Clock
 
@@ -39,14 +39,14 @@ def _steps(harness: ReaderHarness, reading: LeaseReader, until: Callable[[], boo
         if until():
             return
         harness.steps(reading, 1)
-    raise AssertionError(f"not after {harness.clock.now} s: {harness.handed}")
+    raise AssertionError(f"not after {harness.clock.now} s: {harness.dispatched}")
 
 
 @pytest.mark.parametrize("times", range(1, REJECTION_RETRIES + 1))
 def test_rejection_that_passes_costs_seconds_and_no_lease(times: int) -> None:
     harness, rejected = _rejecting(times)
-    _steps(harness, harness.reading(), lambda: len(harness.handed) == 2)
-    assert harness.handed == [data(2), data(2, 2)]
+    _steps(harness, harness.reading(), lambda: len(harness.dispatched) == 2)
+    assert harness.dispatched == [data(2), data(2, 2)]
     assert len(rejected) == times
     assert harness.clock.now - rejected[-1] <= REJECTED_WAITS[1] < MOST_SECONDS
     assert (harness.holding.releasing, harness.holding.lost.is_set()) == (False, False)
@@ -56,7 +56,7 @@ def test_rejection_that_passes_costs_seconds_and_no_lease(times: int) -> None:
 
 def test_first_rejection_costs_less_than_two_seconds() -> None:
     harness, rejected = _rejecting(1)
-    _steps(harness, harness.reading(), lambda: len(harness.handed) == 2)
+    _steps(harness, harness.reading(), lambda: len(harness.dispatched) == 2)
     assert harness.clock.now - rejected[0] <= 3 * REJECTED_WAITS[0]
 
 
@@ -91,8 +91,8 @@ def test_rejections_between_responses_release_nothing() -> None:
         return batch
 
     harness = ReaderHarness(ShardRecords(records(20), size=1), source=FaultySource(on_read=read))
-    _steps(harness, harness.reading(), lambda: len(harness.handed) == 20)
-    assert harness.handed == [data(1, place) for place in range(20)]
+    _steps(harness, harness.reading(), lambda: len(harness.dispatched) == 20)
+    assert harness.dispatched == [data(1, place) for place in range(20)]
 
 
 def test_lease_is_released_during_the_wait_after_a_rejection() -> None:

@@ -43,16 +43,16 @@ EARLIER: set[threading.Thread] = set()
 """Threads from before the test."""
 
 
-def ours() -> list[threading.Thread]:
+def worker_threads() -> list[threading.Thread]:
     """Return the threads of workers."""
     return [each for each in threading.enumerate() if each.name.startswith("leasehold-") and each not in EARLIER]
 
 
 def settled(store: FaultyStore) -> str:
     """Wait until no worker thread is left. Return the checkpoint of the lease, which has no owner."""
-    for thread in ours():
+    for thread in worker_threads():
         thread.join(WAIT)
-    assert ours() == []
+    assert worker_threads() == []
     (lease,) = store.list().leases
     assert lease.owner is None
     return lease.checkpoint.sequence
@@ -68,7 +68,7 @@ def _leaves_handlers() -> Iterator[None]:
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)] == before
 
 
-class Came:
+class RecordingHandler:
     """A handler that notes its batches, and signals the first."""
 
     def __init__(self) -> None:
@@ -99,38 +99,38 @@ def _collect(coroutine: Any) -> None:  # noqa: ANN401  likewise; the caller has 
 
 @pytest.mark.parametrize("end", [_close, _collect])
 def test_closed_or_collected_arun_drains(end: Callable[[Any], None]) -> None:
-    store, came = FaultyStore(), Came()
+    store, recorder = FaultyStore(), RecordingHandler()
     loop = asyncio.new_event_loop()
 
     async def main() -> None:
-        coroutines.append(leasehold.arun(stream(), came, leases=store, **BEGINNING))
+        coroutines.append(leasehold.arun(stream(), recorder, leases=store, **BEGINNING))
         coroutines[0].send(None)  # as a task would, until it waits
-        await asyncio.to_thread(came.first.wait, WAIT)
+        await asyncio.to_thread(recorder.first.wait, WAIT)
 
     coroutines: list[Any] = []
     loop.run_until_complete(main())
     end(coroutines.pop())
-    assert settled(store) == came.numbers[-1]
+    assert settled(store) == recorder.numbers[-1]
     loop.close()
 
 
 @pytest.mark.parametrize("kind", ["plain", "async"])
 def test_arun_drains_once_its_loop_is_closed(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     """A closed loop neither dead-letters nor skips a record."""
-    store, came, letters = FaultyStore(), Came(), list[str]()
+    store, recorder, letters = FaultyStore(), RecordingHandler(), list[str]()
     gate, taken = threading.Event(), threading.Event()
 
     def plain(batch: leasehold.Delivery) -> None:
-        if came.first.is_set():
+        if recorder.first.is_set():
             taken.set()
             gate.wait(WAIT)
-        came(batch)
+        recorder(batch)
 
     async def awaited(batch: leasehold.Delivery) -> None:
-        if came.first.is_set():
+        if recorder.first.is_set():
             taken.set()
             await asyncio.Event().wait()
-        came(batch)
+        recorder(batch)
 
     letter: DeadLetter = lambda batch, _error: letters.append(batch.records[0].sequence_number)  # noqa: E731  typed
     loop = asyncio.new_event_loop()
@@ -145,7 +145,7 @@ def test_arun_drains_once_its_loop_is_closed(kind: str, caplog: pytest.LogCaptur
     loop.run_until_complete(main())
     loop.close()
     gate.set()
-    assert settled(store) == came.numbers[-1]
+    assert settled(store) == recorder.numbers[-1]
     assert letters == []
     assert "the event loop that it belongs to is closed" in caplog.text
     _close(held_tasks[0].get_coro())
@@ -154,15 +154,15 @@ def test_arun_drains_once_its_loop_is_closed(kind: str, caplog: pytest.LogCaptur
 
 def test_call_in_a_closed_loop_dead_letters_no_record() -> None:
     """Records whose async handler has lost its loop come again to the next owner of the lease."""
-    store, came, letters = FaultyStore(), Came(), list[str]()
+    store, recorder, letters = FaultyStore(), RecordingHandler(), list[str]()
     closed, second = threading.Event(), threading.Event()
 
     def handle(batch: leasehold.Delivery) -> Any:  # noqa: ANN401  what is awaited, or not
-        if came.first.is_set():
+        if recorder.first.is_set():
             second.set()
             closed.wait(WAIT)
-            return came.awaited(batch)
-        return came(batch)
+            return recorder.awaited(batch)
+        return recorder(batch)
 
     loop = asyncio.new_event_loop()
     letter: DeadLetter = lambda batch, _error: letters.append(batch.records[0].sequence_number)  # noqa: E731  typed
@@ -182,12 +182,12 @@ def test_call_in_a_closed_loop_dead_letters_no_record() -> None:
 
 @pytest.mark.parametrize("end", [_close, _collect, None], ids=["close", "collect", "raise"])
 def test_worker_block_that_ends_early_has_drained(end: Callable[[Any], None] | None) -> None:
-    store, came, blocks = FaultyStore(), Came(), list[Any]()
+    store, recorder, blocks = FaultyStore(), RecordingHandler(), list[Any]()
 
     def block() -> Any:  # noqa: ANN401  a generator
-        with leasehold.worker(stream(), came, leases=store, **BEGINNING) as worker:
+        with leasehold.worker(stream(), recorder, leases=store, **BEGINNING) as worker:
             blocks.append(worker)
-            assert came.first.wait(WAIT)
+            assert recorder.first.wait(WAIT)
             yield
             raise LookupError
 
@@ -202,19 +202,19 @@ def test_worker_block_that_ends_early_has_drained(end: Callable[[Any], None] | N
         del given
         end(drop.pop())
     assert blocks[0].wait(0)
-    assert settled(store) == came.numbers[-1]
+    assert settled(store) == recorder.numbers[-1]
 
 
 @pytest.mark.parametrize("way", ["break", "raise", "close", "collect", "stop", "thread"])
 def test_read_that_ends_releases(way: str) -> None:
     """An iteration that ends acknowledges what its consumer finished, and releases the lease."""
-    store, seen = FaultyStore(), list[str]()
+    store, processed = FaultyStore(), list[str]()
 
     def iterate() -> None:
         batches = leasehold.read(stream(), leases=store, **BEGINNING)
         for batch in batches:
-            seen.append(batch.records[0].sequence_number)
-            if len(seen) == 2:
+            processed.append(batch.records[0].sequence_number)
+            if len(processed) == 2:
                 if way == "raise":
                     raise LookupError
                 if way == "close":
@@ -232,27 +232,27 @@ def test_read_that_ends_releases(way: str) -> None:
         with suppress(LookupError):
             iterate()
     gc.collect()
-    assert settled(store) == (seen[-1] if way == "stop" else seen[0])
+    assert settled(store) == (processed[-1] if way == "stop" else processed[0])
 
 
 @pytest.mark.parametrize("way", ["cancel", "close", "loop"])
 def test_async_read_that_ends_releases(way: str) -> None:
     """A task that ends while it iterates acknowledges nothing, and its lease is released."""
-    store, seen, left_open = FaultyStore(), list[str](), list[Any]()
+    store, processed, left_open = FaultyStore(), list[str](), list[Any]()
     loop = asyncio.new_event_loop()
 
-    async def iterate(came: asyncio.Event) -> None:
+    async def iterate(recorder: asyncio.Event) -> None:
         async with leasehold.read(stream(), leases=store, **BEGINNING) as batches:
             left_open.append(batches)
             async for batch in batches:
-                seen.append(batch.records[0].sequence_number)
-                came.set()
+                processed.append(batch.records[0].sequence_number)
+                recorder.set()
                 await asyncio.Event().wait()
 
     async def main() -> None:
-        came = asyncio.Event()
-        task = loop.create_task(iterate(came))
-        await came.wait()
+        recorder = asyncio.Event()
+        task = loop.create_task(iterate(recorder))
+        await recorder.wait()
         if way == "loop":
             left_open.append(task)
             return
@@ -305,15 +305,15 @@ def _through(door: str, handle: Handler, store: FaultyStore) -> None:
 
 def test_read_from_several_tasks_is_rejected() -> None:
     """While a task waits for a batch or has one, a step from another task raises RuntimeError."""
-    store, seen, refused = FaultyStore(), list[str](), list[str]()
+    store, processed, refused = FaultyStore(), list[str](), list[str]()
 
     async def main() -> None:
         async def iterate() -> None:
             try:
                 async for batch in batches:
-                    seen.append(batch.records[0].sequence_number)
+                    processed.append(batch.records[0].sequence_number)
                     await asyncio.sleep(0)
-                    if len(seen) == 3:
+                    if len(processed) == 3:
                         batches.stop()
             except RuntimeError as error:
                 refused.append(str(error))
@@ -322,18 +322,18 @@ def test_read_from_several_tasks_is_rejected() -> None:
             await asyncio.wait_for(asyncio.gather(*(iterate() for _ in range(3))), WAIT)
 
     asyncio.run(main())
-    assert seen == NUMBERS[:3]
+    assert processed == NUMBERS[:3]
     assert ["another thread or task" in message for message in refused] == [True, True]
     assert settled(store) == NUMBERS[2]
 
 
 def test_step_of_another_thread_acknowledges_nothing() -> None:
     """A batch is acknowledged by the thread that has it. Another one may go on once that thread is over."""
-    store, faults, seen = FaultyStore(), list[BaseException](), list[str]()
+    store, faults, processed = FaultyStore(), list[BaseException](), list[str]()
 
     def step() -> None:
         try:
-            seen.append(next(batches).records[0].sequence_number)
+            processed.append(next(batches).records[0].sequence_number)
         except RuntimeError as error:
             faults.append(error)
 
@@ -347,7 +347,7 @@ def test_step_of_another_thread_acknowledges_nothing() -> None:
         step()  # the first thread is over
         beside()
         (lease,) = store.list().leases
-        assert (len(faults), seen, lease.checkpoint.sequence <= NUMBERS[0]) == (1, NUMBERS[:2], True)
+        assert (len(faults), processed, lease.checkpoint.sequence <= NUMBERS[0]) == (1, NUMBERS[:2], True)
     assert settled(store) == NUMBERS[0]
 
 
@@ -367,7 +367,7 @@ def test_steps_with_time_limits_are_one_consumer() -> None:
 class Broken(FaultyStore):
     """A store that cannot go on."""
 
-    def list(self, **_given: object) -> Any:  # noqa: ANN401  never
+    def list(self, **_args: object) -> Any:  # noqa: ANN401  never
         raise StoreError("no such table")
 
 

@@ -50,7 +50,7 @@ class Out:
         return self
 
 
-def over(raw: Raw) -> TextIO:
+def text_file_over(raw: Raw) -> TextIO:
     """Return the text file over it."""
     return cast("TextIO", Out(raw))
 
@@ -58,7 +58,7 @@ def over(raw: Raw) -> TextIO:
 @given(st.lists(LINES, max_size=6), st.lists(st.integers(0, 4), max_size=40))
 def test_rejected_line_that_is_written_again_appears_once(batches: list[list[bytes]], takes: list[int]) -> None:
     raw = Raw(takes)
-    lines = WholeLines(over(raw))
+    lines = WholeLines(text_file_over(raw))
     for batch in batches:
         data = b"".join(batch)
         while (refused := lines.write(data)) is not None:
@@ -69,7 +69,7 @@ def test_rejected_line_that_is_written_again_appears_once(batches: list[list[byt
 @given(st.lists(LINES, max_size=6), st.lists(st.integers(0, 4), max_size=40))
 def test_repeated_batch_duplicates_only_whole_lines(batches: list[list[bytes]], takes: list[int]) -> None:
     raw = Raw(takes)
-    lines = WholeLines(over(raw))
+    lines = WholeLines(text_file_over(raw))
     for batch in batches:
         while lines.write(b"".join(batch)) is not None:
             pass
@@ -83,19 +83,19 @@ def test_full_disk_is_logged_and_not_raised(unbuffered: str) -> None:
     events = "leasehold.adapters.consumer.events"
     code = f"import sys; from {events} import WholeLines as L; L(sys.stdout).write(b'x').unwritten"
     with Path("/dev/full").open("wb") as full:
-        done = subprocess.run(
+        result = subprocess.run(
             (sys.executable, "-c", code),
             stdout=full,
             stderr=subprocess.PIPE,
             env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
             check=False,
         )
-    assert (done.returncode, done.stderr) == (0, b"")
+    assert (result.returncode, result.stderr) == (0, b"")
 
 
 def test_shard_event_during_a_full_disk_is_written_afterwards(holding: Holding) -> None:
     raw = Raw([5, 0, 0])
-    lines = EventLines("a-1", over(raw), wall=lambda: 1.5)
+    lines = EventLines("a-1", text_file_over(raw), wall=lambda: 1.5)
     for happening in ("initialize", "lease-lost", "initialize"):
         lines.happened(happening, holding)
     events = [json.loads(line)["event"] for line in io.BytesIO(bytes(raw.written))]
@@ -104,7 +104,7 @@ def test_shard_event_during_a_full_disk_is_written_afterwards(holding: Holding) 
 
 def test_closed_pipe_is_not_a_full_disk() -> None:
     """A tool in a pipe ends, and a full disk is retried."""
-    lines = WholeLines(over(Raw([3, 0], errno.EPIPE)))
+    lines = WholeLines(text_file_over(Raw([3, 0], errno.EPIPE)))
     with pytest.raises(BrokenPipeError):
         lines.write(b"a line\n")
 
