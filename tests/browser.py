@@ -12,13 +12,13 @@ class Page:
     """A page in a browser, controlled through the browser's own protocol over two pipes."""
 
     def __init__(self, chromium: str, folder: Path, url: str) -> None:
-        given, self._to = os.pipe()
+        child_end, self._to = os.pipe()
         self._from, answers = os.pipe()
         flags = ("--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe")
         command = (chromium, *flags, f"--user-data-dir={folder}/profile")
-        shell = ("bash", "-c", f'exec "$@" 3<&{given} 4>&{answers}', "bash", *command)
-        self._browser = subprocess.Popen(shell, pass_fds=(given, answers), stderr=subprocess.DEVNULL)
-        os.close(given)
+        shell = ("bash", "-c", f'exec "$@" 3<&{child_end} 4>&{answers}', "bash", *command)
+        self._browser = subprocess.Popen(shell, pass_fds=(child_end, answers), stderr=subprocess.DEVNULL)
+        os.close(child_end)
         os.close(answers)
         self._read, self._count = b"", 0
         target = self._ask("Target.createTarget", url=url)["targetId"]
@@ -31,9 +31,9 @@ class Page:
 
     def until(self, script: str) -> Any:  # noqa: ANN401  likewise
         """Wait until this JavaScript has a truthy value, and return it."""
-        while not (found := self.evaluate(script)):
+        while not (value := self.evaluate(script)):
             pass  # the server notifies the page; each call waits for the browser
-        return found
+        return value
 
     def drawn(self, width: int, height: int, *, dark: bool) -> bytes:
         """Return a screenshot of the page on a screen of this size, as PNG."""
@@ -52,8 +52,8 @@ class Page:
 
     def _ask(self, method: str, session: str | None = None, **parameters: object) -> dict[str, Any]:
         self._count += 1
-        asked = {"id": self._count, "method": method, "params": parameters}
-        os.write(self._to, json.dumps(asked | ({"sessionId": session} if session else {})).encode() + b"\0")
+        request = {"id": self._count, "method": method, "params": parameters}
+        os.write(self._to, json.dumps(request | ({"sessionId": session} if session else {})).encode() + b"\0")
         while True:
             while b"\0" not in self._read:
                 self._read += os.read(self._from, 65_536)

@@ -155,9 +155,9 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object
     finally:
         # A command that ran in this process has set log levels; the next test must see its whole log.
         logging.getLogger("leasehold").setLevel(logging.NOTSET)
-        told, handler = signal.set_wakeup_fd(-1), signal.getsignal(signal.SIGINT)
+        wakeup_fd, handler = signal.set_wakeup_fd(-1), signal.getsignal(signal.SIGINT)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        assert told == -1, f"{item.nodeid} left a descriptor that is told of signals"
+        assert wakeup_fd == -1, f"{item.nodeid} left a descriptor that is told of signals"
         assert handler is signal.default_int_handler, f"{item.nodeid} left a handler of SIGINT: {handler!r}"
 
 

@@ -26,7 +26,7 @@ class ObjectMemory:
 
     def list(self, prefix: str) -> tuple[Stored, ...]:
         self._ask("list", prefix.rstrip("/"))
-        return tuple(one for name, one in sorted(self.stored.items()) if name.startswith(prefix))
+        return tuple(entry for name, entry in sorted(self.stored.items()) if name.startswith(prefix))
 
     def get(self, name: str) -> Stored | None:
         self._ask("get", name)
@@ -39,13 +39,13 @@ class ObjectMemory:
 
     def put_over(self, name: str, fields: ObjectFields, etag: str) -> str | None:
         self._ask("over", name)
-        known = self.stored.get(name)
-        return self._put("over", name, fields) if known and known.etag == etag else None
+        current = self.stored.get(name)
+        return self._put("over", name, fields) if current and current.etag == etag else None
 
     def delete(self, name: str, etag: str) -> bool:
         self._ask("delete", name)
-        known = self.stored.get(name)
-        if known and known.etag == etag:
+        current = self.stored.get(name)
+        if current and current.etag == etag:
             del self.stored[name]
         return name not in self.stored
 

@@ -67,11 +67,11 @@ def public_api() -> str:
         for reason, names in reasons.items():
             lines.append(f"  # {reason}")
             for name in sorted(names.split(), key=str.lower):
-                lines += _told(name, getattr(module, name))
+                lines += _described(name, getattr(module, name))
     return "\n".join(lines) + "\n"
 
 
-def _told(name: str, value: object) -> list[str]:
+def _described(name: str, value: object) -> list[str]:
     if inspect.isclass(value):
         return [f"  class {name}{_signature(value)}", *_members(value)]
     if inspect.isfunction(value):
@@ -81,7 +81,7 @@ def _told(name: str, value: object) -> list[str]:
 
 def _members(kind: type) -> list[str]:
     """Return methods and properties that this class or a parent of ours has; fields are in its signature."""
-    found = []
+    members = []
     for name in sorted(vars(kind)):
         value = inspect.getattr_static(kind, name)
         if name.startswith("_") or inspect.ismemberdescriptor(value):
@@ -89,12 +89,12 @@ def _members(kind: type) -> list[str]:
         if isinstance(value, staticmethod | classmethod):
             value = value.__func__
         if inspect.isfunction(value):
-            found.append(f"    def {name}{_signature(value)}")
+            members.append(f"    def {name}{_signature(value)}")
         elif isinstance(value, enum.Enum):
-            found.append(f"    {name} = {value.value!r}")
+            members.append(f"    {name} = {value.value!r}")
         else:
-            found.append(f"    {name}")
-    return found
+            members.append(f"    {name}")
+    return members
 
 
 def _signature(value: object) -> str:

@@ -21,29 +21,29 @@ OURS = f"{sys.version_info.major}.{sys.version_info.minor}"
 def pythons() -> dict[str, Path]:
     """Return the interpreter of each supported Python on the PATH or in pyenv."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    found = {}
+    interpreters = {}
     for version in PYTHONS:
         candidates = [f"python{version}", *map(str, sorted(pyenv.glob(f"{version}.*/bin/python")))]
         running = [path for candidate in candidates if (path := _interpreter(candidate, version))]
         if running:
-            found[version] = running[0]
-    return found | ({OURS: Path(sys.executable)} if OURS in PYTHONS else {})
+            interpreters[version] = running[0]
+    return interpreters | ({OURS: Path(sys.executable)} if OURS in PYTHONS else {})
 
 
 def _interpreter(candidate: str, version: str) -> Path | None:
     """Return its path if it runs: pyenv puts commands on the PATH that do not."""
     code = "import sys; print('%d.%d' % sys.version_info[:2], sys.executable)"
     try:
-        done = subprocess.run([candidate, "-c", code], capture_output=True, text=True, check=False)
+        result = subprocess.run([candidate, "-c", code], capture_output=True, text=True, check=False)
     except OSError:
         return None
-    said, _, path = done.stdout.strip().partition(" ")
-    return Path(path) if said == version else None
+    printed_version, _, path = result.stdout.strip().partition(" ")
+    return Path(path) if printed_version == version else None
 
 
 def uv(*words: str, **environment: str) -> str:
     """Return what uv printed. Raises AssertionError with uv's own message if it failed."""
-    done = subprocess.run(
+    result = subprocess.run(
         [BIN / "uv", *words],
         cwd=ROOT,
         env={**os.environ, "UV_PYTHON_DOWNLOADS": "never", **environment},
@@ -51,8 +51,8 @@ def uv(*words: str, **environment: str) -> str:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, f"uv {' '.join(words)}:\n{done.stderr}"
-    return done.stdout
+    assert result.returncode == 0, f"uv {' '.join(words)}:\n{result.stderr}"
+    return result.stdout
 
 
 def plain(folder: Path) -> tuple[Path, Path]:
@@ -104,8 +104,8 @@ def installed(
     if borrowed:
         (packages,) = folder.glob("lib/python*/site-packages")
         (packages / borrowed.name).symlink_to(borrowed)
-        (said,) = borrowed.parent.glob(f"{borrowed.name}-*.dist-info")
-        shutil.copytree(said, packages / said.name)
+        (dist_info,) = borrowed.parent.glob(f"{borrowed.name}-*.dist-info")
+        shutil.copytree(dist_info, packages / dist_info.name)
     name = f"leasehold[{extras}]" if extras else "leasehold"
     bound = options or ("-c", str(ROOT / "requirements.lock"))
     uv(

@@ -115,8 +115,8 @@ class Scene:
 
     def _scan(self, _plain: list[str], options: dict[str, Any]) -> None:
         listing = [evolve(lease, idle=0.0) for lease in self.leases.values()]
-        self.watch, seen = self.watch.look(listing, began=options["at"], ended=options["at"], reports=self.reports)
-        self.leases = {lease.key: lease for lease in seen}
+        self.watch, history = self.watch.look(listing, began=options["at"], ended=options["at"], reports=self.reports)
+        self.leases = {lease.key: lease for lease in history}
 
     def _reports(self, _plain: list[str], options: dict[str, Any]) -> None:
         self.reports = Reports(next(iter(options)), tuple((worker, str(stamp)) for worker, stamp in options.items()))
@@ -141,23 +141,23 @@ class Scene:
     def _plan(self, plain: list[str], options: dict[str, Any]) -> str:
         me = Me(plain[0], options.get("turn", 0), self.watch.history)
         actions = plan(self.leases.values(), self.shards, me, self.config)
-        return "\n".join([*map(_told, actions), *self._held_then(actions, me.worker)]) or "nothing"
+        return "\n".join([*map(_with_alternates, actions), *self._held_then(actions, me.worker)]) or "nothing"
 
     def _held_then(self, actions: Iterable[Action], me: str) -> list[str]:
         """Return how many leases move, and their owners, which readers can check by hand.
 
         A digest decides which ones.
         """
-        then = dict(self.leases)
+        leases_after = dict(self.leases)
         for action in actions:
             match action:
                 case Claim() | Steal() | RequestHandoff():
-                    then[action.lease.key] = evolve(then[action.lease.key], owner=me)
+                    leases_after[action.lease.key] = evolve(leases_after[action.lease.key], owner=me)
                 case Release():
-                    then[action.lease.key] = evolve(then[action.lease.key], owner=action.next_owner)
+                    leases_after[action.lease.key] = evolve(leases_after[action.lease.key], owner=action.next_owner)
                 case _:
                     pass
-        now, after = _counts(self.leases.values()), _counts(then.values())
+        now, after = _counts(self.leases.values()), _counts(leases_after.values())
         return [] if now == after else [f"held: {now} -> {after}"]
 
     def _dialects(self, plain: list[str], options: dict[str, Any]) -> str:
@@ -171,18 +171,18 @@ class Scene:
         return "\n".join(answers)
 
     def _settle(self, plain: list[str], options: dict[str, Any]) -> str:
-        made: Counter[str] = Counter()
+        received: Counter[str] = Counter()
         for turn in range(options.get("rounds", 99)):
-            before = made.total()
+            before = received.total()
             for worker in _fleet(plain):
                 actions = plan(self.leases.values(), None, Me(worker, turn), self.config)
                 for action in actions:
                     if isinstance(action, Claim | Steal):
-                        made[type(action).__name__.lower()] += 1
+                        received[type(action).__name__.lower()] += 1
                         self.leases[action.lease.key] = evolve(action.lease, owner=worker, idle=0.0)
-            if made.total() == before:
+            if received.total() == before:
                 break
-        return f"{_counts(self.leases.values())}; {made['claim']} claims, {made['steal']} steals"
+        return f"{_counts(self.leases.values())}; {received['claim']} claims, {received['steal']} steals"
 
     def _problems(self, _plain: list[str], _options: dict[str, Any]) -> str:
         return "\n".join(f"{problem.shard} {problem.what}".strip() for problem in problems(self.shards)) or "nothing"
@@ -219,14 +219,14 @@ def rewritten(text: str) -> str:
     return "\n\n".join(whole) + "\n"
 
 
-def _told(action: Action) -> str:
-    said = _said(action)
+def _with_alternates(action: Action) -> str:
+    text = _formatted(action)
     if isinstance(action, Taking):
-        said = " or ".join([said, *(_said(other) for other in action.alternates)])
-    return f"{said} ({action.rule})"
+        text = " or ".join([text, *(_formatted(other) for other in action.alternates)])
+    return f"{text} ({action.rule})"
 
 
-def _said(action: Action) -> str:
+def _formatted(action: Action) -> str:
     lease = action.lease
     verb = re.sub(r"(?<!^)(?=[A-Z])", " ", type(action).__name__).lower()
     match action:

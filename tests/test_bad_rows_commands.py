@@ -31,26 +31,25 @@ def url(tmp_path: Path) -> str:
     for key in ("good", *SPOILT):
         placed(store, Lease(key, owner="ann"))
     store.close()
-    with sqlite3.connect(path) as other:
+    with sqlite3.connect(path) as connection:
         for key, spoil in SPOILT.items():
-            other.execute(f"UPDATE leases SET {spoil} WHERE key = '{key}'")  # noqa: S608  the test's own words
-    other.close()
+            connection.execute(f"UPDATE leases SET {spoil} WHERE key = '{key}'")  # noqa: S608  the test's own words
+    connection.close()
     return f"sqlite://{path}"
 
 
 def ran(app: Typer, *arguments: str) -> str:
     """Return what the command prints; it must succeed."""
-    done = CliRunner().invoke(app, arguments)
-    assert (done.exit_code, done.stderr) == (0, "")
-    done.stdout.encode()
-    return done.stdout
+    result = CliRunner().invoke(app, arguments)
+    assert (result.exit_code, result.stderr) == (0, "")
+    result.stdout.encode()
+    return result.stdout
 
 
-def test_leases_names_each_bad_row_and_shows_the_good(url: str) -> None:
-    """Users who had to repair the table used to see a traceback instead of the row."""
-    done = CliRunner().invoke(leases, [url])
-    assert done.exit_code == 0
-    output = done.output
+def test_leases_command_names_bad_rows_and_shows_good_ones(url: str) -> None:
+    result = CliRunner().invoke(leases, [url])
+    assert result.exit_code == 0
+    output = result.output
     output.encode()
     assert "1 leases, 0 finished" in output
     assert [key for key in SPOILT if f"{key} cannot be read: " not in output] == []

@@ -58,9 +58,9 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)  # which remembers others
 
 
-def found_in(said: str | bytes) -> list[str]:
+def found_in(output: str | bytes) -> list[str]:
     """Return the canaries that the text contains, in any case."""
-    text = (said if isinstance(said, str) else said.decode(errors="replace")).lower()
+    text = (output if isinstance(output, str) else output.decode(errors="replace")).lower()
     return [canary for canary in CANARIES if canary.lower() in text]
 
 
@@ -106,10 +106,10 @@ OF_SOURCES = {
     [(command, url) for command in OF_STORES for url in STORES],
 )
 @pytest.mark.usefixtures("planted")
-def test_a_command_does_not_repeat_the_credentials_in_the_url_of_a_store(
+def test_command_does_not_repeat_credentials_of_a_store_url(
     command: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """AWS secrets often contain a slash, and were printed when they did."""
+    """AWS secrets often contain a slash."""
     monkeypatch.chdir(tmp_path)
     _refused([command, *(word.format(url) for word in OF_STORES[command])], caplog)
 
@@ -117,23 +117,22 @@ def test_a_command_does_not_repeat_the_credentials_in_the_url_of_a_store(
 @pytest.mark.parametrize("url", SOURCES)
 @pytest.mark.parametrize("command", OF_SOURCES)
 @pytest.mark.usefixtures("planted")
-def test_a_command_does_not_repeat_the_credentials_in_the_url_of_a_source(
+def test_command_does_not_repeat_credentials_of_a_source_url(
     command: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The same for sources."""
     monkeypatch.chdir(tmp_path)
     open_store("sqlite://here.db").close()
     _refused([command, *(word.format(url) for word in OF_SOURCES[command])], caplog)
 
 
 def _refused(arguments: list[str], caplog: pytest.LogCaptureFixture) -> None:
-    done = CliRunner().invoke(app, arguments)
-    assert (done.exit_code, found_in(done.output + repr(done.exception) + caplog.text)) == (2, [])
-    assert done.stderr.startswith(f"leasehold {arguments[0]}: ")
+    result = CliRunner().invoke(app, arguments)
+    assert (result.exit_code, found_in(result.output + repr(result.exception) + caplog.text)) == (2, [])
+    assert result.stderr.startswith(f"leasehold {arguments[0]}: ")
 
 
 @pytest.mark.parametrize("url", [*STORES, *SOURCES])
-def test_opening_a_url_with_credentials_raises_none_of_them(url: str) -> None:
+def test_opening_a_url_raises_none_of_its_credentials(url: str) -> None:
     """Applications that embed a store log what it raises."""
     for opened in (open_store, open_source):
         with pytest.raises(ValueError, match="URL") as caught:
@@ -142,19 +141,18 @@ def test_opening_a_url_with_credentials_raises_none_of_them(url: str) -> None:
 
 
 @pytest.mark.usefixtures("planted")
-def test_no_object_shows_what_opens_a_service() -> None:
-    """A debugger, an f-string or a pickle of a task would reveal it."""
+def test_repr_and_str_hide_credentials() -> None:
     kinesis = open_source("kinesis://orders?region=eu-west-1&endpoint=http://127.0.0.1:1")
     hub = open_source(f"eventhubs://{NAMESPACE}/hub")
     worker = Worker(store=open_store("memory://canaries"), source=kinesis, me="ann", config=Config())
     secret = os.environ[HUB]
-    shown: list[object] = [kinesis, hub, worker, Runner(worker, lambda _: None)]
-    shown += [
+    objects: list[object] = [kinesis, hub, worker, Runner(worker, lambda _: None)]
+    objects += [
         by_connection_string(secret, NAMESPACE, "hub", "$Default"),
         event_hubs_options({"lease.store": "sqlite://x"}),
     ]
-    shown += [kinesis_options({"kinesis.streamName": "orders", "lease.store": "sqlite://x"})]
-    for each in shown:
+    objects += [kinesis_options({"kinesis.streamName": "orders", "lease.store": "sqlite://x"})]
+    for each in objects:
         assert found_in(f"{each!r} {each!s}") == []
     kinesis.close()
     hub.close()
@@ -168,11 +166,11 @@ SPARK: dict[str, tuple[Callable[[dict[str, str]], Any], dict[str, str]]] = {
 
 @pytest.mark.parametrize("kind", SPARK)
 @pytest.mark.usefixtures("planted")
-def test_no_file_or_task_of_spark_holds_a_credential(kind: str) -> None:
+def test_spark_files_and_tasks_hold_no_credential(kind: str) -> None:
     """Checkpoint folders have many readers, and a pickle of the reader reaches every executor."""
     source, options = SPARK[kind]
-    made = source({**options, "lease.store": "sqlite://x"})
-    reader = made.streamReader(from_arrow_schema(made._parse()[0].columns.schema))  # noqa: SLF001  its own columns
+    spark_source = source({**options, "lease.store": "sqlite://x"})
+    reader = spark_source.streamReader(from_arrow_schema(spark_source._parse()[0].columns.schema))  # noqa: SLF001  its own columns
     assert found_in(json.dumps(reader.initialOffset())) == []
     assert found_in(cloudpickle.dumps(reader)) == []  # type: ignore[no-untyped-call]  # Spark's own
     assert found_in(repr(reader)) == []
@@ -180,7 +178,7 @@ def test_no_file_or_task_of_spark_holds_a_credential(kind: str) -> None:
 
 @pytest.mark.services
 @pytest.mark.usefixtures("planted")
-def test_a_worker_and_its_tools_leave_no_credential_anywhere(
+def test_worker_and_its_tools_leave_no_credential_anywhere(
     moto_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Logs, events, metrics, the command line, rows and reports have readers who may not read the stream."""
@@ -199,9 +197,9 @@ def test_a_worker_and_its_tools_leave_no_credential_anywhere(
         ["explain", table, "--for", "0"],
         ["serve", table, "--once", str(page)],
     ):
-        done = CliRunner().invoke(app, arguments)
-        assert done.exit_code == 0, done.output
-        outputs.append(done.output)
+        result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == 0, result.output
+        outputs.append(result.output)
     store = open_store(table, write=False)
     outputs += [page.read_text(), repr(store), repr(store.list())]
     store.close()

@@ -97,10 +97,10 @@ def _package(module: str) -> str:
     return ".".join(parts[: 1 + (parts[0] == "leasehold")])
 
 
-def test_no_import_goes_through_the_links() -> None:
-    """No module is loaded twice under two names, which would give it two sets of classes."""
+def test_imports_do_not_go_through_links() -> None:
+    """A module loaded under two names would have two sets of classes."""
     assert [(ROOT / link).readlink() for link in LINKS] == [Path("leasehold") / link for link in LINKS]
-    found = [
+    violations = [
         f"{_name(path)}:{node.lineno} imports {module}"
         for path in _sources(*PACKAGES, "tests", *PROGRAMS)
         for node in ast.walk(_tree(path))
@@ -108,12 +108,11 @@ def test_no_import_goes_through_the_links() -> None:
         for module in _imported(node)
         if module in LINKS
     ]
-    assert found == []
+    assert violations == []
 
 
 def test_balancer_imports_only_what_is_allowed() -> None:
-    """No clock, socket or cloud library enters the decision."""
-    found = [
+    violations = [
         f"{_name(path)}:{node.lineno} imports {module}"
         for path in _sources("leasehold/balancer")
         for node in ast.walk(_tree(path))
@@ -121,21 +120,21 @@ def test_balancer_imports_only_what_is_allowed() -> None:
         for module in _imported(node)
         if module not in ALLOWED
     ]
-    assert found == []
+    assert violations == []
 
 
-def test_balancer_calls_nothing_that_speaks_or_differs() -> None:
-    """The decision neither prints nor depends on a process's hash seed."""
-    found = [
+def test_balancer_calls_no_forbidden_builtin() -> None:
+    """Decisions neither print nor depend on a process's hash seed."""
+    violations = [
         f"{_name(path)}:{node.lineno} calls {node.func.id}"
         for path in _sources("leasehold/balancer")
         for node in ast.walk(_tree(path))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in FORBIDDEN_CALLS
     ]
-    assert found == []
+    assert violations == []
 
 
-def test_balancer_needs_attrs_alone() -> None:
+def test_balancer_needs_only_attrs() -> None:
     """An application that embeds the planner needs no cloud library."""
     modules = sorted(
         _name(path)[:-3].replace("/", ".") for path in _sources("leasehold/balancer") if path.stem != "__init__"
@@ -155,14 +154,13 @@ print(*(importlib.import_module(name).__name__ for name in {modules!r}))
 
 
 def test_every_source_file_opens_with_a_sentence() -> None:
-    """Readers see what a file contains at its top."""
     sentence = re.compile(r'"""[A-Za-z`].{15,}\.("""\n|\n)')
-    found = [_name(path) for path in _sources(*FOLDERS) if not sentence.match(path.read_text(encoding="utf-8"))]
-    assert found == []
+    violations = [_name(path) for path in _sources(*FOLDERS) if not sentence.match(path.read_text(encoding="utf-8"))]
+    assert violations == []
 
 
 def test_public_names_have_one_short_address() -> None:
-    """No name can be imported from two places, and no promise to users is added unnoticed."""
+    """New public names must be added to the list on purpose."""
     addresses = {address: import_module(address) for address in PUBLIC}
     own = {address: list(module.__all__) for address, module in addresses.items()}
     names = Counter(chain.from_iterable(own.values()))
@@ -200,18 +198,18 @@ def _shows(node: ast.AST, faults: set[str]) -> bool:
                 for each in ast.walk(node)
             )
         case ast.Call(func=ast.Attribute(value=ast.Name(id="log")), args=[ast.Constant(value=str(text)), *given]):
-            ways = re.findall(r"%[\d.]*([a-z])", text)
+            conversions = re.findall(r"%[\d.]*([a-z])", text)
             return any(
-                way == "r" and isinstance(each, ast.Name) and each.id in faults
-                for way, each in zip(ways, given, strict=False)
+                specifier == "r" and isinstance(each, ast.Name) and each.id in faults
+                for specifier, each in zip(conversions, given, strict=False)
             )
         case _:
             return False
 
 
-def test_exceptions_are_shown_by_said_alone() -> None:
-    """An exception whose `__repr__` raises, or is endless, does not end the thread that reports it."""
-    found = [
+def test_exceptions_are_shown_only_by_said() -> None:
+    """A `__repr__` that raises or never ends would end the thread that reports the exception."""
+    violations = [
         f"{_name(path)}:{node.lineno}"  # type: ignore[attr-defined]  # every node that is shown has a line
         for path in _sources(*PACKAGES)
         for tree in [_tree(path)]
@@ -219,7 +217,7 @@ def test_exceptions_are_shown_by_said_alone() -> None:
         for node in ast.walk(tree)
         if _shows(node, faults)
     ]
-    assert found == []
+    assert violations == []
 
 
 STARTERS = {"Thread", "Timer", "start_new_thread"}
@@ -231,21 +229,21 @@ THREADS_OF_THEIR_OWN = {
 }
 
 
-def test_threads_are_begun_by_spawn_alone() -> None:
-    """A thread never ends silently while its work is left undone."""
-    found = {
+def test_threads_are_started_only_by_spawn() -> None:
+    """`spawn` reports a thread that fails."""
+    violations = {
         _name(path)
         for path in _sources(*PACKAGES)
         for node in ast.walk(_tree(path))
         if isinstance(node, ast.Call)
         and (node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")) in STARTERS
     }
-    assert found == THREADS_OF_THEIR_OWN
+    assert violations == THREADS_OF_THEIR_OWN
 
 
 def test_signal_handlers_are_set_where_a_fork_restores_them() -> None:
     """Handlers other than the system's own are set by `signals.py`, which restores those of the program in a child."""
-    found = {
+    violations = {
         _name(path)
         for path in _sources(*PACKAGES)
         for node in ast.walk(_tree(path))
@@ -253,44 +251,45 @@ def test_signal_handlers_are_set_where_a_fork_restores_them() -> None:
         and ast.unparse(node.func) == "signal.signal"
         and ast.unparse(node.args[1]) not in {"signal.SIG_DFL", "signal.SIG_IGN"}
     }
-    assert found == {"leasehold/adapters/signals.py"}
+    assert violations == {"leasehold/adapters/signals.py"}
 
 
-def test_no_private_function_is_left_that_nobody_calls() -> None:
-    """Code that a change has replaced would look as if it were still in use."""
-    left = []
+def test_every_private_function_is_used() -> None:
+    unused = []
     for path in chain.from_iterable(sorted((ROOT / package).rglob("*.py")) for package in PACKAGES):
         tree = ast.parse(path.read_text("utf-8"))
-        made = {each.name for each in tree.body if isinstance(each, ast.FunctionDef | ast.ClassDef)}
+        defined = {each.name for each in tree.body if isinstance(each, ast.FunctionDef | ast.ClassDef)}
         used = {each.id for each in ast.walk(tree) if isinstance(each, ast.Name)}
-        left += [f"{path.relative_to(ROOT)}: {name}" for name in sorted(made - used) if re.match("_[A-Za-z]", name)]
-    assert left == []
+        unused += [
+            f"{path.relative_to(ROOT)}: {name}" for name in sorted(defined - used) if re.match("_[A-Za-z]", name)
+        ]
+    assert unused == []
 
 
-def test_tests_replace_nothing_that_other_threads_use() -> None:
+def test_tests_patch_nothing_that_other_threads_use() -> None:
     """`moves.time.sleep` is shared: a thread left by an earlier test would fail this one."""
     through = re.compile(r'"leasehold[\w.]*\.(os|random|shutil|signal|socket|subprocess|sys|threading|time)\.\w+"')
-    found = [
+    violations = [
         f"{_name(path)}: {match[0]}"
         for path in _sources("tests")
         for match in through.finditer(path.read_text("utf-8"))
     ]
-    assert found == []
+    assert violations == []
 
 
-def test_no_test_has_a_stand_in_of_services_in_its_own_process() -> None:
+def test_tests_never_import_moto_in_process() -> None:
     """Once imported, moto hooks every client that boto3 creates later, and calls would no longer go past boto3."""
     alone = "tests/standins/iam_server.py"  # a process of its own
-    found = {
+    violations = {
         _name(path)
         for path in _sources("tests", *PROGRAMS)
         for node in ast.walk(_tree(path))
         if "moto" in _imported(node)
     }
-    assert found == {alone}
+    assert violations == {alone}
 
 
-def test_modules_of_tests_have_names_of_their_own() -> None:
+def test_test_modules_have_unique_names() -> None:
     """Tests import their neighbors by bare names. If two modules had one name, one would be taken for the other."""
     names = Counter(path.name for path in _sources("tests", *PROGRAMS) if path.name != "conftest.py")
     assert [name for name, count in names.items() if count > 1] == []
@@ -300,15 +299,15 @@ REPEATED = "tests/sources/kinesis/test_wire_views.py"
 """Runs the tests of `test_wire.py` once more with the scan in C."""
 
 
-def test_no_module_of_tests_is_imported_by_another() -> None:
+def test_test_modules_are_not_imported_by_others() -> None:
     """What several test modules use is in a module of its own, which contains no tests."""
-    found = {
+    violations = {
         _name(path)
         for path in _sources("tests", *PROGRAMS)
         for node in ast.walk(_tree(path))
         if any(module.startswith("test_") for module in _imported(node))
     }
-    assert found == {REPEATED}
+    assert violations == {REPEATED}
 
 
 def _named_types(tree: ast.Module) -> Iterator[str]:
@@ -323,8 +322,7 @@ def _named_types(tree: ast.Module) -> Iterator[str]:
                 yield name
 
 
-def test_no_class_name_has_two_homes() -> None:
-    """A class name has one meaning in the whole project."""
+def test_class_names_are_unique() -> None:
     homes: dict[str, list[str]] = defaultdict(list)
     for path in _sources(*PACKAGES):
         for name in sorted(set(_named_types(_tree(path)))):
@@ -332,17 +330,16 @@ def test_no_class_name_has_two_homes() -> None:
     assert {name: places for name, places in homes.items() if len(places) > 1} == {}
 
 
-def test_no_file_names_a_place_on_a_developers_machine() -> None:
-    """No command that works only here reaches a user."""
+def test_files_name_no_path_of_a_developers_machine() -> None:
     top = (path for path in sorted(ROOT.iterdir()) if path.is_file() and path.name != ".git")
-    found = [
+    violations = [
         f"{_name(path)}:{number}: {line.strip()[:80]}"
         for path in chain(top, _files(*FOLDERS))
         if path.suffix in TEXT_SUFFIXES
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
         if MACHINE_PATH.search(line)
     ]
-    assert found == []
+    assert violations == []
 
 
 def _node_locks() -> list[Path]:
@@ -350,7 +347,7 @@ def _node_locks() -> list[Path]:
 
 
 def test_locks_name_no_registry() -> None:
-    """A lock that was made behind a mirror does not send every user to that mirror."""
+    """The registry may be a private mirror."""
     locks = [*ROOT.glob("*.lock"), *_node_locks()]
     assert {lock.name for lock in locks} == {
         "requirements.lock",
@@ -369,7 +366,6 @@ def test_locks_name_no_registry() -> None:
 
 
 def test_every_locked_package_has_a_digest() -> None:
-    """A registry cannot substitute something other than what was tested."""
     packages = [
         (name, "integrity" in entry)
         for lock in _node_locks()
@@ -388,15 +384,14 @@ def test_every_locked_package_has_a_digest() -> None:
         "specs/why-nothing-is-skipped.md",
     ],
 )
-def test_a_page_names_only_what_there_is(page: str) -> None:
-    """A newcomer is never sent to a file, a function or a test that has been renamed."""
+def test_pages_name_only_what_exists(page: str) -> None:
     missing = []
     for name, inside in re.findall(r"`([\w./-]+\.py)(?:::?([\w.]+))?`", (ROOT / page).read_text(encoding="utf-8")):
-        found = [
+        files = [
             path
             for path in (ROOT / folder / name for folder in ("", "lab", "leasehold", "leasehold/adapters"))
             if path.exists()
         ]
-        text = found[0].read_text(encoding="utf-8") if found else ""
-        missing += [f"{name}: {word}" for word in inside.split(".") if not found or not re.search(rf"\b{word}\b", text)]
+        text = files[0].read_text(encoding="utf-8") if files else ""
+        missing += [f"{name}: {word}" for word in inside.split(".") if not files or not re.search(rf"\b{word}\b", text)]
     assert missing == []

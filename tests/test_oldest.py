@@ -41,18 +41,16 @@ def _test(python: str, files: str) -> None:
     # Old libraries emit deprecation warnings about newer ones.
     words = ("-q", "-p", "no:cacheprovider", "-W", "ignore::DeprecationWarning", "-m", "not (more or services or slow)")
     command = [python, "-m", "pytest", *words, *(f"tests/{name}" for name in files.split())]
-    done = subprocess.run(command, cwd=ROOT, env=ENV, capture_output=True, text=True)  # noqa: PLW1510  looked at below
-    assert done.returncode == 0, done.stdout[-3000:]
+    result = subprocess.run(command, cwd=ROOT, env=ENV, capture_output=True, text=True)  # noqa: PLW1510  looked at below
+    assert result.returncode == 0, result.stdout[-3000:]
 
 
-def test_the_oldest_dependencies_will_do(tmp_path: Path) -> None:
-    """Users would notice an allowed version that does not work at their first command."""
+def test_oldest_allowed_dependencies_work(tmp_path: Path) -> None:
     python = _installed(tmp_path, "lowest-direct")
     help_command = [python, "-c", "from leasehold.adapters.cli import run; run()", "consume", "--help"]
     assert "--processes" in subprocess.run(help_command, env=ENV, capture_output=True, text=True, check=True).stdout
     _test(python, f"{PART} {PRIVATE}")
 
 
-def test_the_newest_boto3_has_the_private_attributes_that_are_read(tmp_path: Path) -> None:
-    """A release of botocore that renames one is noticed here, and not by a worker that grows slow."""
+def test_newest_boto3_has_the_private_attributes_that_we_read(tmp_path: Path) -> None:
     _test(_installed(tmp_path, "highest"), PRIVATE)

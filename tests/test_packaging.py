@@ -24,7 +24,7 @@ def test_source_distribution_has_every_top_level_entry() -> None:
     assert entries - LINKS_TO_FOLDERS == {*packed, *ALWAYS_PACKED}
 
 
-def test_the_two_distributions_have_one_version_and_name_each_other_by_it() -> None:
+def test_two_distributions_share_and_require_one_version() -> None:
     """An extra installs the laboratory of the same version, which has the extra of that name."""
     product, laboratory = (
         tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]

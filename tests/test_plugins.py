@@ -74,15 +74,15 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join((str(folder), os.environ.get("PYTHONPATH", "")))}
 
 
-def ran(environment: dict[str, str], code: str, *words: str, given: str = "") -> subprocess.CompletedProcess[str]:
+def ran(environment: dict[str, str], code: str, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """Run a program in the environment."""
     call = [sys.executable, "-c", code, *words]
-    return subprocess.run(call, env=environment, input=given, capture_output=True, text=True, check=False)
+    return subprocess.run(call, env=environment, input=stdin, capture_output=True, text=True, check=False)
 
 
-def command(environment: dict[str, str], *words: str, given: str = "") -> subprocess.CompletedProcess[str]:
+def command(environment: dict[str, str], *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """Run the command line in the environment."""
-    return ran(environment, "from leasehold.adapters.cli import run; run()", *words, given=given)
+    return ran(environment, "from leasehold.adapters.cli import run; run()", *words, stdin=stdin)
 
 
 def test_entry_points_add_the_schemes_of_stores_and_sources(environment: dict[str, str]) -> None:
@@ -116,8 +116,7 @@ for opened, url in ((open_store, "acme://place?dept=3"), (open_source, "acme://p
 
 
 def test_an_entry_point_adds_a_rule_set_to_commands_and_simulator(environment: dict[str, str]) -> None:
-    """A rule set of another distribution is known by its name wherever ours are, with its options."""
-    planned = command(environment, "plan", given=json.dumps(QUESTION))
+    planned = command(environment, "plan", stdin=json.dumps(QUESTION))
     assert json.loads(planned.stdout)["actions"] == [{"do": "claim", "key": "s-0", "rule": "A1"}]
     assert "acme: eager" in command(environment, "plan", "--help").stdout
     output = ran(environment, "from leasehold_lab.simulator.question import RULES; print(RULES['acme'])")
@@ -133,7 +132,7 @@ def test_an_entry_point_adds_a_command(environment: dict[str, str]) -> None:
     assert "Plan the actions of one worker" in shown
 
 
-def test_doctor_says_that_it_has_no_checks_for_the_store_of_another_package(environment: dict[str, str]) -> None:
+def test_doctor_names_a_plugin_store_without_checks(environment: dict[str, str]) -> None:
     """The error names the scheme, and the command exits with 2."""
     result = command(environment, "doctor", "kinesis://orders?region=eu-west-1", "--store", "acme://place")
     assert result.returncode == 2

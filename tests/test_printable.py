@@ -1,4 +1,4 @@
-"""Nothing that a row or an owner contains can move the cursor of a reader's terminal."""
+"""No value in a row, such as an owner's name, can move the cursor of a terminal."""
 
 import logging
 from pathlib import Path
@@ -31,7 +31,7 @@ def url(tmp_path: Path) -> str:
     return f"sqlite://{path}"
 
 
-def shown(*arguments: str) -> str:
+def output_of(*arguments: str) -> str:
     """Return everything that a command has printed."""
     app = {"leases": leases, "reset": reset, "copy-leases": copy_leases}[arguments[0]].app
     result = CliRunner(env={"COLUMNS": "250"}).invoke(app, arguments[1:])
@@ -44,33 +44,31 @@ def harmless(text: str) -> bool:
 
 
 @pytest.mark.parametrize("by", [(), ("--by", "worker"), ("--by", "group")])
-def test_the_table_of_leases_shows_escapes_as_text(url: str, by: tuple[str, ...]) -> None:
-    """A worker's name cannot clear the operator's screen, or set the terminal's title."""
-    output = shown("leases", url, *by)
+def test_leases_table_escapes_control_characters(url: str, by: tuple[str, ...]) -> None:
+    """A worker's name must not be able to clear the screen or set the terminal's title."""
+    output = output_of("leases", url, *by)
     assert SHOWN in output
     assert harmless(output)
 
 
 @pytest.mark.parametrize("command", [("reset", "--to", "LATEST"), ("copy-leases", "memory://printable")])
-def test_an_unusable_value_is_told_without_its_escapes(url: str, command: tuple[str, ...]) -> None:
-    """The very message that names a bad row could be its weapon."""
-    output = shown(command[0], url, *command[1:])
+def test_message_about_an_unusable_value_escapes_control_characters(url: str, command: tuple[str, ...]) -> None:
+    output = output_of(command[0], url, *command[1:])
     assert SHOWN in output
     assert harmless(output)
 
 
-def test_moves_are_told_without_their_escapes(tmp_path: Path) -> None:
-    """The table of a dry run shows every key."""
+def test_dry_run_moves_escape_control_characters(tmp_path: Path) -> None:
     store = SqliteStore(str(tmp_path / "leases.db"))
     done(store.write(CreateLease(Lease(ESCAPE, checkpoint=Position("9")))))
     store.close()
-    output = shown("reset", f"sqlite://{tmp_path}/leases.db", "--to", "LATEST", "--dry-run")
+    output = output_of("reset", f"sqlite://{tmp_path}/leases.db", "--to", "LATEST", "--dry-run")
     assert SHOWN in output
     assert harmless(output)
 
 
-def test_a_log_line_is_one_line_whatever_it_tells_of(caplog: pytest.LogCaptureFixture) -> None:
-    """An owner's name cannot forge a line of the log, or clear the screen of its readers."""
+def test_log_line_is_one_line_whatever_it_contains(caplog: pytest.LogCaptureFixture) -> None:
+    """An owner's name must not be able to forge a line of the log."""
     log = escaped(logging.getLogger("leasehold.printable"))
     log.error("worker %s\n2026-01-01 ERROR forged", ESCAPE, exc_info=ValueError(f"lease {ESCAPE}"))
     assert caplog.messages == [rf"worker {SHOWN}\n2026-01-01 ERROR forged"]
@@ -78,8 +76,7 @@ def test_a_log_line_is_one_line_whatever_it_tells_of(caplog: pytest.LogCaptureFi
     assert f"ValueError: lease {SHOWN}" in caplog.text
 
 
-def test_every_logger_of_ours_is_such() -> None:
-    """The names that a single unsafe logger writes would be printed unescaped."""
+def test_every_logger_of_ours_escapes_names() -> None:
     house = Path(__file__).parents[1]
     loggers = [
         (path.name, line)
@@ -103,16 +100,15 @@ def test_every_logger_of_ours_is_such() -> None:
         ("\ud800", r"\ud800"),
     ],
 )
-def test_an_invisible_character_is_written_out(text: str, safe: str) -> None:
-    """Eight-bit escapes, bidirectional controls and lone surrogates do harm too."""
+def test_invisible_characters_are_escaped(text: str, safe: str) -> None:
+    """These are eight-bit escapes, bidirectional controls and lone surrogates."""
     assert printable(text) == safe
     assert printable_lines(f"one\n{text[:3]}") == f"one\n{printable(text[:3])}"
 
 
 @pytest.mark.parametrize("base", [Exception, BaseException])
 @pytest.mark.parametrize("by", SHOWN_BY)
-def test_an_exception_is_said_whatever_its_class_does(by: str, base: type[BaseException]) -> None:
-    """Reporting a handler's fault neither ends the thread nor fills the log."""
+def test_exception_is_formatted_whatever_its_class_does(by: str, base: type[BaseException]) -> None:
     text = said(unsayable(by, base))
     assert text.startswith("Unsayable: ")
     assert len(text) <= TEXT_LENGTH_MAX + 20
@@ -122,7 +118,7 @@ def test_an_exception_is_said_whatever_its_class_does(by: str, base: type[BaseEx
 
 @pytest.mark.parametrize("by", SHOWN_BY)
 def test_a_line_of_the_log_costs_its_caller_nothing(by: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A filter runs within the logging call, so what it raises would end a worker's thread."""
+    """A filter runs within the logging call, where an exception would end a worker's thread."""
     log = escaped(logging.getLogger("leasehold.printable"))
     fault = unsayable(by)
     log.error("it failed: %s", fault, exc_info=fault)
@@ -133,8 +129,7 @@ def test_a_line_of_the_log_costs_its_caller_nothing(by: str, caplog: pytest.LogC
     assert len(caplog.messages[0]) <= TEXT_LENGTH_MAX + 20
 
 
-def test_a_line_names_a_few_and_says_how_many_more_there_are() -> None:
-    """A worker that leaves a thousand leases to expire used to log one line of 24 KB."""
+def test_log_line_lists_a_few_names_and_counts_the_rest() -> None:
     keys = [f"shard-{number}" for number in range(1000)]
     assert few(keys) == "shard-0, shard-1, shard-2, shard-3, shard-4 and 995 more"
     assert [few(keys[:5]), few(keys[:2], 1, "; "), few([])] == [", ".join(keys[:5]), "shard-0 and 1 more", ""]

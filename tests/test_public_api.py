@@ -10,16 +10,16 @@ FRAGMENTS = ROOT / "changelog.d"
 
 def _entries(text: str) -> dict[str, str]:
     """Return each name with its signature and its members."""
-    found, name = {}, ""
+    entries, name = {}, ""
     for line in text.splitlines():
         if line.startswith("  #"):
             name = ""  # the reason for the names that follow
         elif begun := re.match(r"  (?:class |def )?(\w+)", line):
             name = begun[1]
-            found[name] = ""
+            entries[name] = ""
         if name:
-            found[name] += f"{line}\n"
-    return found
+            entries[name] += f"{line}\n"
+    return entries
 
 
 def _unannounced(before: str, now: str, announced: str) -> set[str]:
@@ -29,8 +29,7 @@ def _unannounced(before: str, now: str, announced: str) -> set[str]:
     return {name for name in changed if not re.search(rf"`[^`]*\b{name}\b[^`]*`", announced)}
 
 
-def test_list_of_public_names_is_complete() -> None:
-    """The list has every public name of the package."""
+def test_public_name_list_is_complete() -> None:
     assert NOW.read_text() == public_api(), "run `make api`, and tell users in changelog.d/"
 
 
@@ -48,7 +47,7 @@ def test_a_changed_name_counts_as_announced_only_in_backticks() -> None:
     assert _unannounced(before, now, "run, and `leasehold.new`") == {"run", "gone"}
 
 
-def test_every_fragment_has_a_name_that_towncrier_takes() -> None:
+def test_every_changelog_fragment_has_a_valid_towncrier_name() -> None:
     """Every file of changelog.d is named +SUBJECT.KIND.md, with a kind that pyproject.toml lists."""
     kinds = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["towncrier"]["type"]
     form = re.compile(rf"\+[a-z0-9-]+\.(?:{'|'.join(kind['directory'] for kind in kinds)})\.md|README\.md")

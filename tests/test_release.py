@@ -65,7 +65,7 @@ def python(request: pytest.FixtureRequest) -> tuple[str, Path]:
     return version, here[version]
 
 
-def command(commands: Path, *words: str, asked: str | None = None) -> subprocess.CompletedProcess[str]:
+def command(commands: Path, *words: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
     """Run a command of this environment in its own folder, where no checkout is found."""
     environment = {
         "PATH": os.environ["PATH"],
@@ -75,12 +75,11 @@ def command(commands: Path, *words: str, asked: str | None = None) -> subprocess
     }
     call = [str(commands / words[0]), *words[1:]]
     return subprocess.run(
-        call, cwd=commands.parent, env=environment, input=asked, capture_output=True, text=True, check=False
+        call, cwd=commands.parent, env=environment, input=stdin, capture_output=True, text=True, check=False
     )
 
 
-def test_the_sources_build_the_wheel_that_the_checkout_builds(release: tuple[Path, Path]) -> None:
-    """Sources built from the top-level links used to lack two packages of the three."""
+def test_sources_build_the_same_wheel_as_the_checkout(release: tuple[Path, Path]) -> None:
     sources, wheel = release
     with tarfile.open(sources) as packed, zipfile.ZipFile(wheel) as held:
         top = sources.name.removesuffix(".tar.gz")
@@ -92,10 +91,8 @@ def test_the_sources_build_the_wheel_that_the_checkout_builds(release: tuple[Pat
     assert {"LICENSE", "Makefile", "hatch_build.py", "pyproject.toml", "requirements.lock"} - written == set()
 
 
-def test_a_compiled_wheel_is_named_for_any_linux_and_is_compiled(
-    release: tuple[Path, Path], tmp_path: Path, environment: Path
-) -> None:
-    """An index rejects a wheel that is named after one machine's Linux; an uncompiled file in it would be slow."""
+def test_compiled_wheel_is_tagged_for_any_linux(release: tuple[Path, Path], tmp_path: Path, environment: Path) -> None:
+    """An index rejects a wheel that is named after one machine's Linux version."""
     wheel = compiled(release[0], OURS, pythons()[OURS], tmp_path)
     if wheel is None:
         pytest.skip("NO COMPILED WHEEL IS TESTED: there is no C compiler")
@@ -113,41 +110,40 @@ def environment(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("extra", IMPORTS)
-def test_an_extra_is_enough_for_what_it_is_for(
+def test_each_extra_is_enough_for_its_purpose(
     release: tuple[Path, Path], python: tuple[str, Path], extra: str, environment: Path
 ) -> None:
-    """Users do not learn at their first command that something is missing."""
     borrowed = SPARK if extra in WITH_SPARK else None
     commands = installed(release[1], f"cli,{extra}", python[1], environment, borrowed=borrowed)
     version_line = command(commands, "leasehold", "--version").stdout
     assert version_line == "leasehold 0.1.0\n"
-    planned = command(commands, "leasehold", "plan", asked=json.dumps(QUESTION))
+    planned = command(commands, "leasehold", "plan", stdin=json.dumps(QUESTION))
     assert json.loads(planned.stdout)["actions"] == [{"do": "claim", "key": "s-0", "rule": "M5"}]
     ours = [
         f"leasehold.{name}" if name.startswith(("adapters.", "stores.", "testing")) else name
         for name in IMPORTS[extra].split()
     ]
     code = f"import importlib\nfor name in {ours}: importlib.import_module(name)"
-    tried = command(commands, "python", "-W", "error", "-c", code)
-    assert (tried.returncode, tried.stderr) == (0, "")
+    result = command(commands, "python", "-W", "error", "-c", code)
+    assert (result.returncode, result.stderr) == (0, "")
 
 
-def test_a_worker_of_kinesis_needs_no_plots_frames_or_spark(release: tuple[Path, Path], environment: Path) -> None:
-    """A worker's image would be a gigabyte larger for libraries that it never calls."""
+def test_kinesis_worker_needs_no_plots_frames_or_spark(release: tuple[Path, Path], environment: Path) -> None:
     commands = installed(release[1], "aws,cli", pythons()[OURS], environment)
     (here,) = environment.glob("lib/python*/site-packages")
     assert not {"leasehold_lab", "matplotlib", "numpy", "pandas", "pyarrow", "pyspark"} & {
         path.name for path in here.iterdir()
     }
     words = ("consume", STREAM, "--store", "sqlite://leases.db", "--events", "--no-wait")
-    tried = command(commands, "leasehold", *words)
-    assert (tried.returncode, tried.stdout, tried.stderr.count("\n")) == (1, "", 1)
-    assert "Kinesis cannot be reached for stream 'orders': Could not connect" in tried.stderr
+    result = command(commands, "leasehold", *words)
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (1, "", 1)
+    assert "Kinesis cannot be reached for stream 'orders': Could not connect" in result.stderr
 
 
-def test_a_missing_extra_is_named(release: tuple[Path, Path], environment: Path) -> None:
-    """The error does not tell users to install a library in an untested version."""
+def test_missing_extra_is_named_in_the_error(release: tuple[Path, Path], environment: Path) -> None:
     commands = installed(release[1], "cli", pythons()[OURS], environment)
     results = {extra: command(commands, "leasehold", *words) for extra, words in MISSING.items()}
-    actual = {extra: (done.stderr.count("\n"), f"leasehold[{extra}]" in done.stderr) for extra, done in results.items()}
+    actual = {
+        extra: (result.stderr.count("\n"), f"leasehold[{extra}]" in result.stderr) for extra, result in results.items()
+    }
     assert actual == dict.fromkeys(MISSING, (1, True))

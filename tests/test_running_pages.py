@@ -1,4 +1,4 @@
-"""The files of docs/running are tried as far as possible, and their numbers are consistent."""
+"""The files of docs/running work as far as they can be tried, and their numbers are consistent."""
 
 import json
 import re
@@ -49,8 +49,8 @@ def unit(key: str) -> str:
     return str(settings)
 
 
-def test_the_workers_are_given_the_time_that_they_take_to_drain() -> None:
-    """They are not killed during the drain, so deployments leave no leases to expire."""
+def test_workers_get_the_time_that_they_need_to_drain() -> None:
+    """The drain ends before the service manager kills the workers."""
     spec = pod("orders-workers")
     params = parsed(spec["containers"][0]["args"])
     assert spec["terminationGracePeriodSeconds"] > params["drain_seconds"] + SLACK_SECONDS
@@ -59,8 +59,8 @@ def test_the_workers_are_given_the_time_that_they_take_to_drain() -> None:
     assert (params["processes"], unit_params["processes"]) == (2, 4)
 
 
-def test_the_probe_asks_the_page_by_a_name_that_it_allows() -> None:
-    """The page rejects other names, and the pod would never be ready."""
+def test_probe_uses_a_host_name_that_the_page_allows() -> None:
+    """The page rejects other host names."""
     container = pod("orders-page")["containers"][0]
     probe = container["readinessProbe"]["httpGet"]
     params = parsed(container["args"])
@@ -68,16 +68,16 @@ def test_the_probe_asks_the_page_by_a_name_that_it_allows() -> None:
     assert (probe["path"], params["port"]) == ("/readyz", container["ports"][0]["containerPort"])
 
 
-def test_systemd_takes_the_unit(tmp_path: Path) -> None:
-    """For an unknown setting, systemd writes no more than a line in its journal."""
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    """Systemd only logs an unknown setting."""
     if shutil.which("systemd-analyze") is None:
         pytest.skip("THE SYSTEMD UNIT IS NOT TRIED: there is no systemd-analyze")
     here = tmp_path / UNIT.name
     # The command must exist; it does in the environment of these tests.
     here.write_text(UNIT.read_text().replace("/opt/orders/bin/leasehold", f"{Path(sys.executable).parent}/leasehold"))
-    done = subprocess.run(["systemd-analyze", "verify", here], capture_output=True, text=True, check=False)
-    ours = [line for line in done.stderr.splitlines() if UNIT.name in line]
-    assert (done.returncode, ours) == (0, [])
+    result = subprocess.run(["systemd-analyze", "verify", here], capture_output=True, text=True, check=False)
+    ours = [line for line in result.stderr.splitlines() if UNIT.name in line]
+    assert (result.returncode, ours) == (0, [])
 
 
 def instructions() -> list[tuple[str, str]]:
@@ -86,23 +86,23 @@ def instructions() -> list[tuple[str, str]]:
     return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in text.splitlines() if line)]
 
 
-def test_the_container_file_copies_what_there_is_and_runs_the_command_itself() -> None:
-    """A shell around the command would keep SIGTERM from it, and a renamed file would fail the build."""
-    given = instructions()
-    assert [word for word, _ in given] == (
+def test_container_file_copies_existing_files_and_runs_the_command_directly() -> None:
+    """A shell around the command would not pass SIGTERM on."""
+    steps = instructions()
+    assert [word for word, _ in steps] == (
         "FROM ARG ARG COPY RUN WORKDIR USER ENTRYPOINT CMD".split()  # noqa: SIM905  as it reads
     )
-    known = dict(given)
+    known = dict(steps)
     lock, wheel, _ = known["COPY"].split()
     assert (ROOT / lock).exists()
     assert wheel == "dist/${WHEEL}"
-    assert re.fullmatch(r"WHEEL=leasehold-\*-cp313-cp313-manylinux\*_x86_64\.whl", given[2][1])
-    assert given[0][1].endswith("python:3.13-slim")
+    assert re.fullmatch(r"WHEEL=leasehold-\*-cp313-cp313-manylinux\*_x86_64\.whl", steps[2][1])
+    assert steps[0][1].endswith("python:3.13-slim")
     assert json.loads(known["ENTRYPOINT"]) == ["leasehold"]
     assert known["USER"] != "root"
 
 
-def test_the_shell_of_the_container_file_parses_and_leaves_versions_without_digests(tmp_path: Path) -> None:
+def test_container_shell_parses_and_drops_digests(tmp_path: Path) -> None:
     """Pip rejects a wheel that was just built if its constraints have digests."""
     run = dict(instructions())["RUN"]
     assert subprocess.run(["sh", "-n", "-c", run], check=False).returncode == 0
@@ -152,12 +152,11 @@ def api() -> Iterator[KubernetesApi]:
 @pytest.mark.more
 @pytest.mark.services
 @pytest.mark.timeout(2000)  # the first time it is built
-def test_kubernetes_takes_the_manifests(api: KubernetesApi) -> None:
+def test_kubernetes_accepts_the_manifests(api: KubernetesApi) -> None:
     """Kubernetes silently drops an unknown field, and a probe or a grace period with it."""
     assert [api.create(each) for each in objects()] == [(201, "")] * 4
 
 
-def test_the_words_of_the_manifests_are_those_of_the_command() -> None:
-    """A check that accepts any argument would prove nothing about the manifests."""
+def test_manifest_check_rejects_unknown_options() -> None:
     with pytest.raises(Exception, match="No such option: --drain-time"):
         parsed([*pod("orders-workers")["containers"][0]["args"], "--drain-time=3"])

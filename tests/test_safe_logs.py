@@ -1,4 +1,4 @@
-"""Logging never raises: handlers and filters of the program may, but code that logs a fault must go on all the same."""
+"""Logging never raises, even if the program's own handlers and filters do."""
 
 import ast
 import logging
@@ -45,7 +45,7 @@ def log() -> Iterator[SafeLog]:
 @pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("where", ["handler", "filter"])
 @pytest.mark.parametrize("level", ["debug", "info", "warning", "error", "exception", "critical"])
-def test_a_log_call_returns_whatever_a_handler_or_a_filter_raises(
+def test_log_call_returns_even_if_a_handler_or_filter_raises(
     log: SafeLog, error: Exception, where: str, level: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The line goes to standard error instead."""
@@ -58,21 +58,20 @@ def test_a_log_call_returns_whatever_a_handler_or_a_filter_raises(
     assert "leasehold.test_safe_logs: lease s-0 is lost (a log handler raised " in capsys.readouterr().err
 
 
-def test_a_log_call_returns_without_a_standard_error(log: SafeLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_call_returns_without_standard_error(log: SafeLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """A daemon may have closed it."""
     log.logger.addHandler(Raising(OSError(28)))
     monkeypatch.setattr(sys, "stderr", None)
     log.warning("lost")
 
 
-def test_a_line_names_the_function_that_logged_it_and_keeps_its_extra_fields(
+def test_log_line_names_its_calling_function_and_keeps_extra_fields(
     log: SafeLog, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Readers are not sent to the adapter in between."""
     log.warning("lost %d", 1, extra={"lease": "s-0"})
     (record,) = caplog.records
     assert (record.funcName, record.getMessage(), record.__dict__["lease"]) == (
-        "test_a_line_names_the_function_that_logged_it_and_keeps_its_extra_fields",
+        "test_log_line_names_its_calling_function_and_keeps_extra_fields",
         "lost 1",
         "s-0",
     )
@@ -97,18 +96,18 @@ BARE_LOGGERS = (
 
 
 @pytest.mark.parametrize("source", BARE_LOGGERS)
-def test_a_logger_that_may_raise_is_found_wherever_it_is_kept(source: str) -> None:
+def test_unsafe_logger_is_found_wherever_it_is_stored(source: str) -> None:
     """A logger may be kept in a name, an attribute, a default, or one of several targets."""
     assert len(_bare_calls(ast.parse(source))) == 1
 
 
 @pytest.mark.parametrize("source", BARE_LOGGERS[:-1])
-def test_a_safe_logger_may_be_kept_anywhere(source: str) -> None:
+def test_safe_logger_may_be_stored_anywhere(source: str) -> None:
     """`escaped` makes a logger safe."""
     assert _bare_calls(ast.parse(re.sub(r"((?:logging\.)?getLogger\('\w'\))", r"escaped(\1)", source))) == []
 
 
-def test_every_logger_that_logs_is_a_safe_one() -> None:
+def test_every_logger_that_logs_is_safe() -> None:
     """A module that calls `logging.getLogger` to log, and not to set a level or handlers, wraps it in `escaped`."""
     modules = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(ROOT.rglob("*.py"))}
     assert [f"{path.relative_to(ROOT)}:{line}" for path, tree in modules.items() for line in _bare_calls(tree)] == []
@@ -117,13 +116,13 @@ def test_every_logger_that_logs_is_a_safe_one() -> None:
 def _bare_calls(tree: ast.AST) -> list[int]:
     """Return the lines that log through a logger which `escaped` has not wrapped."""
     nodes = [*ast.walk(tree)]
-    kept = {_kept_as(target) for node in nodes for target, value in _assigned(node) if _is_bare(value)} - {None}
+    names = {_kept_as(target) for node in nodes for target, value in _assigned(node) if _is_bare(value)} - {None}
     calls = [(node, node.func) for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
     return [
         call.lineno
         for call, function in calls
         if function.attr in LOGGING_CALLS
-        and (_is_bare(function.value) or _kept_as(function.value) in kept | {"logging"})
+        and (_is_bare(function.value) or _kept_as(function.value) in names | {"logging"})
     ]
 
 
@@ -184,14 +183,14 @@ TOLD_TOO_EARLY = (
 
 
 @pytest.mark.parametrize("body", TOLD_TOO_EARLY)
-def test_what_is_told_before_the_state_is_set_right_is_found(body: str) -> None:
+def test_logging_before_recovery_is_found(body: str) -> None:
     """Recovery may be a call, an assignment, or happen one level further out."""
     tree = ast.parse("try:\n    f()\nexcept Exception:\n" + "\n".join("    " + line for line in body.split("\n")))
     assert len(_told_too_early(tree)) == 1
 
 
-def test_a_clause_that_meets_a_fault_recovers_before_it_tells() -> None:
-    """A log handler or an observer may hang or end the thread, and what follows it would not be done."""
+def test_except_clause_recovers_before_it_logs() -> None:
+    """A log handler or an observer may hang or end the thread."""
     assert [
         f"{path.relative_to(ROOT)}:{line}"
         for folder in RECOVERING
@@ -207,8 +206,8 @@ def _told_too_early(tree: ast.AST) -> list[int]:
 
 
 def _early(body: list[ast.stmt], *, followed: bool) -> Iterator[int]:
-    for place, statement in enumerate(body):
-        later = body[place + 1 :]
+    for index, statement in enumerate(body):
+        later = body[index + 1 :]
         leaves = next((each for each in later if isinstance(each, ast.Return | ast.Raise | ast.Continue)), None)
         acts = not all(map(_only_leaves, later)) or (followed and leaves is None)
         if _tells(statement) and acts:

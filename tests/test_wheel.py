@@ -92,8 +92,8 @@ def run(installed: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_wheel_holds_the_packages_and_nothing_else(installed: Path) -> None:
-    """Tests must not be installed next to other libraries' tests; without the marker, types are not seen."""
+def test_wheel_contains_exactly_the_packages(installed: Path) -> None:
+    """Without the `py.typed` marker, type checkers ignore the package. Tests must not be installed."""
     names = {path.name.partition("-")[0] for path in installed.iterdir()}
     assert names == {"leasehold", "attr", "attrs"}
     missing = {path.relative_to(ROOT) for path in (ROOT / "leasehold").rglob("*.py")} - {
@@ -103,8 +103,7 @@ def test_the_wheel_holds_the_packages_and_nothing_else(installed: Path) -> None:
     assert (installed / "leasehold" / "py.typed").exists()
 
 
-def test_the_wheel_holds_nothing_of_the_laboratory(installed: Path, laboratory: Path) -> None:
-    """The wheel that workers install has no simulator, checker, stand-in or lock file; the other has them all."""
+def test_wheel_contains_nothing_of_the_laboratory(installed: Path, laboratory: Path) -> None:
     product = [path for path in (installed / "leasehold").rglob("*") if path.is_file()]
     assert [path.name for path in product if "lock" in path.name or path.suffix in {".cjs", ".c"}] == []
     rooms = {path.name for path in laboratory.joinpath("leasehold_lab").iterdir() if path.is_dir()}
@@ -115,20 +114,18 @@ def test_the_wheel_holds_nothing_of_the_laboratory(installed: Path, laboratory: 
     assert len(list(laboratory.rglob("package-lock.json"))) == len(LOCKED_TREES)
 
 
-def test_planning_needs_nothing_but_attrs(installed: Path) -> None:
-    """Applications that embed the planner do not have to install the clients of two clouds."""
+def test_planning_needs_only_attrs(installed: Path) -> None:
     result = run(installed, "-c", PLAN)
     assert (result.stdout, result.stderr) == ("['Claim']\n", "")
 
 
-def test_the_command_says_what_is_missing(installed: Path) -> None:
-    """Users who installed the library alone do not see a traceback."""
+def test_command_names_the_missing_extra(installed: Path) -> None:
     result = run(installed, "-c", "from leasehold.adapters.cli import run; run()")
     assert result.returncode == 2
     assert result.stderr == "leasehold: typer is not installed; try: pip install 'leasehold[cli]'\n"
 
 
-def test_the_address_for_testers_says_what_is_missing(installed: Path) -> None:
+def test_testing_module_names_the_missing_extra(installed: Path) -> None:
     """Importing it costs nothing, and the error names a missing extra."""
     result = run(installed, "-c", "import leasehold.testing as t; print(len(t.__all__) > 9); t.leases")
     assert (result.returncode, result.stdout) == (1, "True\n")
@@ -179,8 +176,7 @@ PLANTED = ["test_greedy.py", "test_careless.py"]
 
 @pytest.mark.more
 @pytest.mark.slow
-def test_the_page_for_testers_does_what_it_says(wheels: Wheels, project: Path) -> None:
-    """The first code that a tester copies works."""
+def test_testing_page_example_works(wheels: Wheels, project: Path) -> None:
     result = in_project(wheels, project, SOUND, "-q")
     assert result.returncode == 0, result.stdout + result.stderr
     services = {"test_worker.py"}
@@ -191,8 +187,7 @@ def test_the_page_for_testers_does_what_it_says(wheels: Wheels, project: Path) -
 
 @pytest.mark.more
 @pytest.mark.slow
-def test_a_planted_fault_is_told_as_the_page_shows(wheels: Wheels, project: Path) -> None:
-    """Testers see that laws and clauses of the contract can fail, and understand the message."""
+def test_planted_fault_fails_as_the_page_shows(wheels: Wheels, project: Path) -> None:
     result = in_project(wheels, project, PLANTED, "--hypothesis-seed=0")
     assert result.returncode == 1, result.stdout + result.stderr
     lines = [line.removeprefix("E").strip() for line in result.stdout.splitlines()]
@@ -204,7 +199,7 @@ def test_a_planted_fault_is_told_as_the_page_shows(wheels: Wheels, project: Path
 
 @pytest.mark.more
 @pytest.mark.services
-def test_the_fixtures_of_the_page_bring_a_stream_and_a_table(wheels: Wheels, project: Path) -> None:
+def test_testing_page_fixtures_provide_a_stream_and_a_table(wheels: Wheels, project: Path) -> None:
     """The entry point brings the plugin, without a conftest."""
     result = in_project(wheels, project, ["test_worker.py"], "-q")
     assert result.returncode == 0, result.stdout + result.stderr
@@ -212,7 +207,7 @@ def test_the_fixtures_of_the_page_bring_a_stream_and_a_table(wheels: Wheels, pro
 
 @pytest.mark.more
 @pytest.mark.services
-def test_an_application_may_have_packages_of_our_names(
+def test_application_may_use_our_package_names(
     installed: Path, kinesis_url: str, kinesis_client: "KinesisClient", tmp_path: Path
 ) -> None:
     """Users with an `adapters` package of their own can import a worker, and a handler from their package."""

@@ -40,7 +40,7 @@ class Clock:
 def until(look: Callable[[], Any], what: str = "what others do", seconds: float = WAIT) -> Any:  # noqa: ANN401  any value
     """Call it until it returns something, and return that; if it takes too long, raise with the last result."""
     deadline = time.monotonic() + seconds
-    while not (found := look()):
+    while not (result := look()):
         assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
         time.sleep(0.01)
-    return found
+    return result

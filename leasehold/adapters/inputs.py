@@ -267,7 +267,8 @@ def configuration(fields: dict[str, Any]) -> Config:
 
 
 HUB_LEASE_SECONDS = 120.0
-"""The seconds after which most official workers take over an ownership. Those in Python take 180, from their rules."""
+"""How many seconds without an update most Azure SDKs wait before they take over a partition. The Python SDK waits 180
+s."""
 
 HUB_CYCLE_SECONDS = 30.0
 """How often most official workers read the ownerships, in seconds."""

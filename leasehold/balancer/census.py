@@ -77,7 +77,7 @@ class Census:
 
 
 class FullReading:
-    """The rows of a read of the whole table, indexed for the reads of a few rows that follow.
+    """The rows of a full table read, indexed so that later reads of a few rows can be applied quickly.
 
     Each index is built on first use.
     """

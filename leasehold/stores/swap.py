@@ -369,8 +369,8 @@ class SwapStore:
         """Apply the write in the table from which the lease was read. A renewal may also move the lease."""
         match write:
             case writes.CreateLease(lease):
-                # Until the swap is closed, create new leases in FROM. Otherwise, a worker could look for a lease only
-                # in one table while the lease is in the other (W6).
+                # Until the swap is closed, create new leases in FROM. Otherwise a worker that reads only one of the
+                # tables could miss a lease that is in the other (W6).
                 if (existing := self._pair(lease.key).lease) is not None:
                     return Lost(lease.key, existing)
                 self._read_control(*self._tables[TO].get([CONTROL]), consistent=True)

@@ -50,9 +50,9 @@ class CreateLease:
 class ClaimLease:
     """Takes a free, expired or given lease, and removes any next owner and hand-off.
 
-    Condition: the version has not changed since `lease` was read. An owner that was only slow therefore keeps its
-    lease. A next owner must claim even a lease that was given to it. If reading the lease were enough, the giver and
-    the next owner could both believe that they own it.
+    Condition: the version has not changed since `lease` was read. If an owner was only slow, its next renewal changes
+    the version, so it keeps its lease. A next owner must claim even a lease that was given to it, because otherwise the
+    old owner and the next owner could both believe that they own it.
 
     Examples:
         >>> from leasehold import Lease

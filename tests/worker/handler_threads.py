@@ -18,7 +18,7 @@ def joined(store: FaultyStore, source: ListSource) -> Worker:
 
 
 @define
-class Seen:
+class ProcessedRecords:
     """What was processed, and an event that is set when it is everything."""
 
     expected: int

@@ -12,17 +12,17 @@ from leasehold.stores.writes import (
 )
 
 
-class Held:
+class HeldLease:
     """Lease s-0 of worker ann, as held by her process p-1."""
 
     def __init__(self, process: str = "p-1", replaced: str | None = None, store: FaultyStore | None = None) -> None:
         self.store, self.clock = store or FaultyStore(), Clock()
         self.noticed: list[Holding] = []
-        self.said: list[tuple[str, bool, bool]] = []
+        self.losses: list[tuple[str, bool, bool]] = []
         self.remade: list[str] = []
         self.store.write(CreateLease(Lease("s-0", weight=100)))
         self.store.write(ClaimLease(self.row, "ann", (("process", f"{process}/ann"),)))
-        self.store.asked.clear()
+        self.store.write_requests.clear()
         self.holding = Holding(
             self.store,
             self.row,
@@ -37,7 +37,7 @@ class Held:
 
     def _notice(self, holding: Holding) -> None:
         self.noticed.append(holding)
-        self.said.append((holding.why, holding.duplicate_process, holding.lease.ended))
+        self.losses.append((holding.why, holding.duplicate_process, holding.lease.ended))
 
     @property
     def row(self) -> Lease:

@@ -7,7 +7,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 Series = dict[tuple[str, str], float]
 
 
-def told(reader: InMemoryMetricReader) -> Series:
+def exported_values(reader: InMemoryMetricReader) -> Series:
     """Return every value by the name of its metric and its lease or worker."""
     data = reader.get_metrics_data()
     numbers: Series = {}

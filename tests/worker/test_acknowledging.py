@@ -1,4 +1,4 @@
-"""A user's consumer that acknowledges later: what it is offered, what is checkpointed, and when its lease goes."""
+"""A user's consumer that acknowledges later: its offered batches, its checkpoints, and when its lease is released."""
 
 import doctest
 import math
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from attrs import define, field
-from reading_bench import ReaderHarness
+from reader_harness import ReaderHarness
 
 from leasehold.adapters.consumer import handling as handling_module
 from leasehold.adapters.consumer.acknowledging import LOOK_SECONDS, acknowledging_reader
@@ -109,8 +109,8 @@ def numbers(scene: Scene) -> list[int]:
     return [int(record.sequence_number) for record in scene.shard_log.records]
 
 
-def test_only_what_is_acknowledged_is_checkpointed() -> None:
-    """The shard is read on meanwhile, and a checkpoint follows each acknowledgement, within a batch, too."""
+def test_only_acknowledged_records_are_checkpointed() -> None:
+    """Reading continues meanwhile, and each acknowledgement is checkpointed, even within a batch."""
     scene = Scene()
     scene.steps()
     first, second, third, *_ = numbers(scene)
@@ -124,8 +124,8 @@ def test_only_what_is_acknowledged_is_checkpointed() -> None:
     assert checkpoints == [str(first), str(third), str(third)]
 
 
-def test_an_acknowledgement_is_progress_once() -> None:
-    """A consumer that is done with a part of what it has does not look stuck, and one that repeats itself does."""
+def test_acknowledgement_counts_as_progress_once() -> None:
+    """A consumer that acknowledges a part of its records makes progress. Repeating the same position is none."""
     scene = Scene()
     scene.steps()
     clock, progress = scene.harness.clock, scene.harness.holding.progress
@@ -140,8 +140,7 @@ def test_an_acknowledgement_is_progress_once() -> None:
     assert moved == [True, False]
 
 
-def test_a_batch_without_room_is_offered_again_and_none_is_read_after_it() -> None:
-    """Memory stays bounded while a consumer has no room, and order is kept."""
+def test_batch_without_room_is_offered_again_before_the_next_read() -> None:
     scene = Scene()
     scene.steps(2)
     scene.consumer.room = False
@@ -154,8 +153,8 @@ def test_a_batch_without_room_is_offered_again_and_none_is_read_after_it() -> No
     assert scene.taken == numbers(scene)
 
 
-def test_a_batch_that_was_dropped_for_memory_is_read_again() -> None:
-    """A batch that waits for room does not keep the memory that other shards need."""
+def test_batch_dropped_for_memory_is_read_again() -> None:
+    """A batch that waits for memory is dropped in favor of other shards."""
     scene = Scene(budget=MemoryBudget(1))
     scene.steps(2)
     scene.consumer.room = False
@@ -167,8 +166,8 @@ def test_a_batch_that_was_dropped_for_memory_is_read_again() -> None:
     assert scene.taken == numbers(scene)
 
 
-def test_a_lease_goes_once_its_consumer_has_withdrawn() -> None:
-    """It goes with the acknowledged position, and nothing is offered meanwhile."""
+def test_lease_is_released_once_its_consumer_has_withdrawn() -> None:
+    """The release stores the acknowledged position, and nothing is offered meanwhile."""
     scene = Scene()
     scene.steps(2)
     scene.harness.holding.ask_release()
@@ -183,8 +182,8 @@ def test_a_lease_goes_once_its_consumer_has_withdrawn() -> None:
     assert scene.consumer.closed == ["stopped"]
 
 
-def test_a_lease_that_stays_after_all_has_its_records_offered_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A consumer that has dropped its records when it was withdrawn loses none of them."""
+def test_kept_lease_has_its_records_offered_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a release is called off, the records that the consumer dropped are offered again."""
     scene = Scene()
     scene.steps()
     holding = scene.harness.holding
@@ -201,12 +200,12 @@ def test_a_lease_that_stays_after_all_has_its_records_offered_again(monkeypatch:
 
 
 @pytest.mark.parametrize("step", ["offer", "acknowledged", "withdraw"])
-def test_a_consumer_that_raises_gives_its_shard_to_others(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of what it has not acknowledged is checkpointed."""
+def test_consumer_that_raises_releases_its_shard(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only acknowledged records are checkpointed."""
     scene = Scene()
     scene.steps(2)
 
-    def fails(*_given: object) -> None:
+    def fails(*_args: object) -> None:
         raise ZeroDivisionError
 
     monkeypatch.setattr(ManualConsumer, step, fails)
@@ -217,8 +216,7 @@ def test_a_consumer_that_raises_gives_its_shard_to_others(step: str, monkeypatch
     assert (row.owner, row.checkpoint.sequence, scene.consumer.closed) == (None, "TRIM_HORIZON", ["stopped"])
 
 
-def test_the_end_of_a_shard_is_written_after_the_last_acknowledgement() -> None:
-    """A shard is not finished while its consumer is at work on its last records."""
+def test_shard_end_is_written_after_the_last_acknowledgement() -> None:
     scene = Scene(ShardRecords(records(3), size=2, ended=True))
     scene.steps()
     before = scene.checkpoint
@@ -227,18 +225,17 @@ def test_the_end_of_a_shard_is_written_after_the_last_acknowledgement() -> None:
     assert (before, scene.checkpoint, scene.consumer.closed) == ("TRIM_HORIZON", "SHARD_END", ["shard-ended"])
 
 
-def test_the_consumer_of_a_stolen_lease_is_closed() -> None:
-    """What it acknowledges afterwards moves nothing."""
+def test_consumer_of_a_stolen_lease_is_closed() -> None:
+    """Acknowledgements after the steal do not move the checkpoint."""
     scene = Scene()
     scene.steps(2)
-    scene.harness.rob()
+    scene.harness.steal()
     scene.consumer.acknowledge(numbers(scene)[0])
     scene.steps(3)
     assert (scene.checkpoint, scene.consumer.closed) == ("TRIM_HORIZON", ["lease-lost"])
 
 
-def test_a_quiet_shard_costs_no_step_but_its_reads() -> None:
-    """A consumer with nothing to acknowledge is not asked between two reads."""
+def test_quiet_shard_takes_no_steps_between_reads() -> None:
     scene = Scene(ShardRecords([], wait_seconds=5.0))
     scene.steps(2)
     now = scene.harness.clock.now
@@ -257,14 +254,13 @@ def test_a_quiet_shard_costs_no_step_but_its_reads() -> None:
     ],
     ids=lambda option: next(iter(option)),
 )
-def test_a_consumer_goes_without_the_options_of_handlers(option: dict[str, Any]) -> None:
-    """An option that would have no effect is refused."""
+def test_handler_options_are_rejected_for_a_consumer(option: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(option))}: it goes with a handler"):
         Handling(print, consumer=ManualConsumer, **option)
 
 
 @pytest.mark.slow
-def test_the_example_of_a_queue_handles_all_records() -> None:
+def test_queue_example_handles_all_records() -> None:
     shards = even_shards(("s-0",))
     orders = ListSource(shards, {shards[0].id: ShardRecords(records(2), size=1)})
     examples = doctest.DocTestFinder(recurse=False).find(

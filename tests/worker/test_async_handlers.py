@@ -1,4 +1,4 @@
-"""Async handlers: a batch is done only when what its handler returned has been awaited and has returned None."""
+"""Async handlers: a batch is done only when the awaitable that its handler returned has completed with None."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
@@ -6,8 +6,8 @@ from functools import partial, wraps
 from threading import Event
 
 import pytest
-from handler_threads import Seen, joined
-from reading_bench import ReaderHarness, data
+from handler_threads import ProcessedRecords, joined
+from reader_harness import ReaderHarness, data
 from running import WAIT, run_to_its_end, running
 from virtual_fleet import FaultyStore, four_shards, stream_of_five
 
@@ -69,22 +69,22 @@ KINDS: dict[str, Callable[[Handle], Handle]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_awaitable_is_awaited(kind: str) -> None:
-    store, seen = FaultyStore(), Seen(20)
+    store, processed = FaultyStore(), ProcessedRecords(20)
 
     async def handle(delivery: Delivery) -> None:
         await asyncio.sleep(0)
-        seen.add(delivery)
+        processed.add(delivery)
 
     shard_logs = {f"s-{n}": ShardRecords(records(5), size=2) for n in range(4)}
     with running(Runner(joined(store, ListSource(four_shards(), shard_logs)), KINDS[kind](handle))):
-        assert seen.all.wait(WAIT)
-    assert seen.by_shard == {f"s-{n}": data(5) for n in range(4)}
+        assert processed.all.wait(WAIT)
+    assert processed.by_shard == {f"s-{n}": data(5) for n in range(4)}
     assert [(lease.owner, lease.checkpoint) for lease in store.list().leases] == [(None, Position("104"))] * 4
 
 
-def test_no_checkpoint_is_written_before_the_handler_has_ended() -> None:
-    """If the worker crashes, a batch that a handler was still awaiting is read again."""
-    store, began, seen = FaultyStore(), Event(), Seen(5)
+def test_checkpoint_waits_for_the_async_handler() -> None:
+    """A batch is checkpointed only after its awaitable has completed."""
+    store, began, processed = FaultyStore(), Event(), ProcessedRecords(5)
     loops: list[asyncio.AbstractEventLoop] = []
     gate = asyncio.Event()
 
@@ -92,50 +92,49 @@ def test_no_checkpoint_is_written_before_the_handler_has_ended() -> None:
         loops.append(asyncio.get_running_loop())
         began.set()
         await gate.wait()
-        seen.add(delivery)
+        processed.add(delivery)
 
     with running(Runner(joined(store, ListSource(four_shards()[:1], {"s-0": ShardRecords(records(5))})), handle)):
         assert began.wait(WAIT)
         before = store.row("s-0").checkpoint
         loops[0].call_soon_threadsafe(gate.set)
-        assert seen.all.wait(WAIT)
+        assert processed.all.wait(WAIT)
     assert (before, store.row("s-0").checkpoint) == (TRIM_HORIZON, Position("104"))
 
 
-def test_shards_that_await_hold_no_threads() -> None:
-    """The number of shards awaited at the same time is not limited by the number of threads."""
+def test_awaiting_shards_hold_no_threads() -> None:
     store, names = FaultyStore(), tuple(f"s-{n:02}" for n in range(40))
-    waiting, seen, all_wait = set[str](), Seen(40), asyncio.Event()
+    waiting, processed, all_wait = set[str](), ProcessedRecords(40), asyncio.Event()
 
     async def handle(delivery: Delivery) -> None:
         waiting.add(delivery.shard)
         if len(waiting) == 40:
             all_wait.set()
         await all_wait.wait()
-        seen.add(delivery)
+        processed.add(delivery)
 
     source = ListSource(even_shards(names), {name: ShardRecords(records(1)) for name in names})
     with running(Runner(joined(store, source), handle, readers=2)):
-        assert seen.all.wait(WAIT)
-    assert sorted(seen.by_shard) == list(names)
+        assert processed.all.wait(WAIT)
+    assert sorted(processed.by_shard) == list(names)
 
 
-def test_an_async_dead_letter_is_awaited_before_the_shard_goes_on() -> None:
-    store, letters, seen = FaultyStore(), list[str](), Seen(2)
+def test_async_dead_letter_is_awaited_before_the_shard_continues() -> None:
+    store, dead_lettered, processed = FaultyStore(), list[str](), ProcessedRecords(2)
 
     def handle(delivery: Delivery) -> None:
         if delivery.records[0].data == b"0":
             raise ValueError("poison")
-        seen.add(delivery)
+        processed.add(delivery)
 
     async def dead_letter(delivery: Delivery, error: Exception) -> None:
         await asyncio.sleep(0)
-        letters.extend([f"{delivery.records[0].data!r} {error}", store.row("s-0").checkpoint.sequence])
+        dead_lettered.extend([f"{delivery.records[0].data!r} {error}", store.row("s-0").checkpoint.sequence])
 
     source = ListSource(four_shards()[:1], {"s-0": ShardRecords(records(4), size=2)})
     with running(Runner(joined(store, source), Handling(handle, attempts=1, dead_letter=dead_letter))):
-        assert seen.all.wait(WAIT)
-    assert letters == ["b'0' poison", "TRIM_HORIZON"]
+        assert processed.all.wait(WAIT)
+    assert dead_lettered == ["b'0' poison", "TRIM_HORIZON"]
     assert store.row("s-0").checkpoint == Position("103")
 
 
@@ -158,30 +157,29 @@ ANSWERS: dict[str, tuple[Callable[[], object], str]] = {
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_an_answer_that_does_not_say_done_fails_the_batch(answer: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_handler_that_returns_a_value_fails_the_batch(answer: str, caplog: pytest.LogCaptureFixture) -> None:
     """A batch is checkpointed only if its handler returned None."""
-    returns, says = ANSWERS[answer]
+    returns, message = ANSWERS[answer]
     harness = ReaderHarness()
     harness.until_over(harness.reading(attempts=1, handler=lambda _delivery: returns()))
-    assert (harness.happened, harness.store.row("s-0").checkpoint) == (["initialize", "stopped"], TRIM_HORIZON)
-    assert f"its handler failed on records 100 to 104, attempt 1 of 1: {says}" in caplog.text
+    assert (harness.happenings, harness.store.row("s-0").checkpoint) == (["initialize", "stopped"], TRIM_HORIZON)
+    assert f"its handler failed on records 100 to 104, attempt 1 of 1: {message}" in caplog.text
 
 
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_a_dead_letter_that_does_not_say_done_has_taken_nothing(answer: str) -> None:
+def test_dead_letter_that_returns_a_value_fails(answer: str) -> None:
     """A batch counts as dead-lettered only if the dead letter returned None."""
     returns, _ = ANSWERS[answer]
 
     def fails(_delivery: Delivery) -> None:
         raise OSError("for good")
 
-    harness = ReaderHarness(does=fails)
+    harness = ReaderHarness(on_batch=fails)
     harness.until_over(harness.reading(attempts=1, dead_letter=lambda _delivery, _error: returns()))
-    assert (harness.happened, harness.store.row("s-0").checkpoint) == (["initialize", "stopped"], TRIM_HORIZON)
+    assert (harness.happenings, harness.store.row("s-0").checkpoint) == (["initialize", "stopped"], TRIM_HORIZON)
 
 
-def test_an_awaited_handler_must_end_with_none_too() -> None:
-    """An async handler that returns another coroutine has not processed its batch."""
+def test_awaited_handler_must_return_none() -> None:
     store, tries, stopped = FaultyStore(), list[int](), Event()
 
     async def inner(_delivery: Delivery) -> None:
@@ -196,7 +194,7 @@ def test_an_awaited_handler_must_end_with_none_too() -> None:
         attempts=2,
         least_wait_seconds=0,
         most_wait_seconds=0,
-        observer=lambda what, _holding: stopped.set() if what == "stopped" else None,
+        observer=lambda happening, _holding: stopped.set() if happening == "stopped" else None,
     )
     with running(Runner(joined(store, ListSource(four_shards()[:1], {"s-0": ShardRecords(records(5))})), handling)):
         assert stopped.wait(WAIT)
@@ -208,7 +206,7 @@ def plain(_batch: Delivery) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("settings", "message"),
     [
         ({"handler": lambda _batch: (yield)}, "handler: a generator does nothing when it is called"),
         ({"handler": plain, "dead_letter": plain}, r"dead_letter: it is called with \(batch, error\)"),
@@ -218,13 +216,13 @@ def plain(_batch: Delivery) -> None:
         ({"handler": plain, "handler_seconds": 0}, "handler_seconds"),
     ],
 )
-def test_an_object_that_can_never_handle_anything_is_refused_at_the_start(given: dict[str, object], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        Handling(**given)  # type: ignore[arg-type]
+def test_handling_with_an_invalid_callable_or_duration_is_rejected(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Handling(**settings)  # type: ignore[arg-type]
 
 
-def test_a_task_that_raises_system_exit_ends_the_worker_in_good_order() -> None:
-    """The event loop goes on, so that the batches it awaits are not held forever."""
+def test_task_that_raises_system_exit_stops_the_worker_cleanly() -> None:
+    """The event loop keeps running until the batches that it awaits are over."""
     store, tasks = FaultyStore(), list[asyncio.Task[None]]()
 
     async def ends() -> None:

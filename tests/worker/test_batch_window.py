@@ -1,4 +1,4 @@
-"""Batches of several reads (`linger_seconds`): when they are dispatched, and that waiting records hold up nothing."""
+"""Batches of several reads (`linger_seconds`): when they are dispatched, and that waiting records delay nothing."""
 
 import logging
 from collections.abc import Callable
@@ -7,7 +7,7 @@ import pytest
 from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reading_bench import ReaderHarness, data
+from reader_harness import ReaderHarness, data
 
 from leasehold.adapters.consumer.batch_window import FULL_BYTES, join_batches
 from leasehold.adapters.consumer.handling import Delivery, FinalCheckpoint, Handling
@@ -26,121 +26,124 @@ from leasehold_lab.simulator.world.world import ListReader, ShardRecords, record
 WINDOW = 5.0
 
 
-def shard_of(count: int, size: int = 100, does: Callable[[Delivery], object] = lambda _batch: None) -> ReaderHarness:
+def shard_of(
+    count: int, size: int = 100, on_batch: Callable[[Delivery], object] = lambda _batch: None
+) -> ReaderHarness:
     """Return a held shard that is read once a second, `size` records at a time."""
-    return ReaderHarness(ShardRecords(records(count), size=size, wait_seconds=1.0), does=does)
+    return ReaderHarness(ShardRecords(records(count), size=size, wait_seconds=1.0), on_batch=on_batch)
 
 
-def at(shard: ReaderHarness, reading: LeaseReader, seconds: float) -> list[list[bytes]]:
+def run_for(shard: ReaderHarness, reading: LeaseReader, seconds: float) -> list[list[bytes]]:
     """Take every step that is due within this time, renewing in between; return the batches dispatched in it."""
-    before, end = len(shard.handed), shard.clock.now + seconds
-    while (due := max(shard.dues.get(reading, 0.0), shard.clock.now)) <= end:
+    before, end = len(shard.dispatched), shard.clock.now + seconds
+    while (due := max(shard.due_times.get(reading, 0.0), shard.clock.now)) <= end:
         shard.clock.now = due
         shard.worker.renew(due)
-        shard.dues[reading] = reading.step(due)
+        shard.due_times[reading] = reading.step(due)
     shard.clock.now = end
-    return shard.handed[before:]
+    return shard.dispatched[before:]
 
 
-def more(shard: ReaderHarness, count: int, size: int = 0) -> None:
+def append_records(shard: ReaderHarness, count: int, size: int = 0) -> None:
     """Let records arrive in the stream, with this many bytes more each."""
     log = shard.shard_log.records
     log += [record._replace(data=record.data + b"." * size) for record in records(count, len(log))]
 
 
-def test_records_wait_for_more_until_the_first_of_them_has_waited_long_enough() -> None:
+def test_records_wait_until_the_first_has_waited_long_enough() -> None:
     shard = shard_of(1)
     reading = shard.reading(linger_seconds=WINDOW)
-    assert at(shard, reading, 3.5) == []
-    more(shard, 2)
-    assert at(shard, reading, 1.4) == []
-    assert at(shard, reading, 0.2) == [data(3)]
-    assert at(shard, reading, 30) == []
-    more(shard, 1)
+    assert run_for(shard, reading, 3.5) == []
+    append_records(shard, 2)
+    assert run_for(shard, reading, 1.4) == []
+    assert run_for(shard, reading, 0.2) == [data(3)]
+    assert run_for(shard, reading, 30) == []
+    append_records(shard, 1)
     # The next window begins with the next record, not with the clock.
-    assert (at(shard, reading, 4.9), at(shard, reading, 1.2)) == ([], [data(1, 3)])
+    assert (run_for(shard, reading, 4.9), run_for(shard, reading, 1.2)) == ([], [data(1, 3)])
 
 
-def test_a_full_batch_is_dispatched_at_once_and_the_rest_waits_for_a_window_of_its_own() -> None:
+def test_full_batch_is_dispatched_at_once() -> None:
+    """The remaining records wait for a window of their own."""
     shard = shard_of(3)
     reading = shard.reading(linger_seconds=WINDOW, max_records=5)
-    assert at(shard, reading, 1.5) == []
-    more(shard, 4)
-    assert at(shard, reading, 1.0) == [data(5)]
-    assert at(shard, reading, 4.0) == []
-    assert at(shard, reading, 1.5) == [data(2, 5)]
+    assert run_for(shard, reading, 1.5) == []
+    append_records(shard, 4)
+    assert run_for(shard, reading, 1.0) == [data(5)]
+    assert run_for(shard, reading, 4.0) == []
+    assert run_for(shard, reading, 1.5) == [data(2, 5)]
 
 
-def test_a_batch_of_many_bytes_is_full() -> None:
+def test_batch_over_the_byte_limit_is_full() -> None:
     shard = shard_of(1)
     reading = shard.reading(linger_seconds=WINDOW)
-    at(shard, reading, 1.5)
-    more(shard, 1, FULL_BYTES)
-    assert [len(batch) for batch in at(shard, reading, 1.0)] == [2]
+    run_for(shard, reading, 1.5)
+    append_records(shard, 1, FULL_BYTES)
+    assert [len(batch) for batch in run_for(shard, reading, 1.0)] == [2]
 
 
-def test_the_end_of_the_shard_ends_the_window() -> None:
+def test_shard_end_closes_the_window() -> None:
     shard = shard_of(2)
     reading = shard.reading(linger_seconds=WINDOW)
-    at(shard, reading, 1.5)
+    run_for(shard, reading, 1.5)
     shard.shard_log.ended, shard.shard_log.children = True, (Shard("s-1", parents=("s-0",), hash_range=(0, 9)),)
-    assert at(shard, reading, 1.0) == [data(2)]
-    assert (shard.store.row("s-0").checkpoint.ended, shard.happened) == (True, ["initialize", "shard-ended"])
+    assert run_for(shard, reading, 1.0) == [data(2)]
+    assert (shard.store.row("s-0").checkpoint.ended, shard.happenings) == (True, ["initialize", "shard-ended"])
 
 
 def test_waiting_records_are_left_to_the_next_owner() -> None:
-    """A hand-off does not wait for the window, and its checkpoint does not cover the waiting records."""
+    """A hand-off does not wait for the window, and its checkpoint excludes the waiting records."""
     shard = shard_of(2)
     reading = shard.reading(linger_seconds=WINDOW, max_records=2, checkpoint_seconds=60)
-    assert at(shard, reading, 0.5) == [data(2)]
-    more(shard, 1)
-    at(shard, reading, 1.0)
+    assert run_for(shard, reading, 0.5) == [data(2)]
+    append_records(shard, 1)
+    run_for(shard, reading, 1.0)
     shard.store.write(RequestLease(shard.store.row("s-0"), "b-1"))
     shard.worker.renew(shard.clock.now)
     shard.holding.renew()
     shard.holding.ask_release()
     shard.until_over(reading)
-    assert (shard.handed, shard.happened[-1]) == ([data(2)], "stopped")
+    assert (shard.dispatched, shard.happenings[-1]) == ([data(2)], "stopped")
     assert shard.store.row("s-0").checkpoint == Position("101")
 
 
-def test_a_checkpoint_is_written_while_records_wait() -> None:
+def test_checkpoint_is_written_while_records_wait() -> None:
     shard = shard_of(2)
     reading = shard.reading(linger_seconds=60.0, max_records=2, checkpoint_seconds=3.0)
-    at(shard, reading, 0.5)
-    more(shard, 2)
-    at(shard, reading, 0.6)
-    more(shard, 1)
+    run_for(shard, reading, 0.5)
+    append_records(shard, 2)
+    run_for(shard, reading, 0.6)
+    append_records(shard, 1)
     assert shard.store.row("s-0").checkpoint == Position("101")
-    assert at(shard, reading, 4.0) == []
+    assert run_for(shard, reading, 4.0) == []
     assert shard.store.row("s-0").checkpoint == Position("103")
 
 
-def test_a_repeated_batch_does_not_wait_for_more() -> None:
-    """What is left of a batch after a partial failure is repeated when that is due, although it is not full."""
+def test_repeated_batch_does_not_wait_for_more_records() -> None:
+    """The rest of a partly failed batch is repeated when its retry is due, although it is not full."""
     failed: list[int] = []
 
-    def does(batch: Delivery) -> None:
+    def on_batch(batch: Delivery) -> None:
         if not failed:
             failed.append(1)
             batch.checkpoint(batch.records[1])
             raise ValueError("once")
 
-    shard = shard_of(4, does=does)
+    shard = shard_of(4, on_batch=on_batch)
     reading = shard.reading(linger_seconds=300.0, max_records=4)
     logging.disable(logging.CRITICAL)
     try:
-        assert at(shard, reading, 2.0) == [data(4), data(2, 2)]
+        assert run_for(shard, reading, 2.0) == [data(4), data(2, 2)]
     finally:
         logging.disable(logging.NOTSET)
 
 
-def test_a_read_that_fails_does_not_open_the_window_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The waiting records are read again, and what they have waited counts."""
+def test_failed_read_does_not_restart_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The waiting records are read again, and the time they have waited counts."""
     shard = shard_of(2)
     budget = MemoryBudget(2**30)
     reading = shard.reading(budget, linger_seconds=WINDOW)
-    at(shard, reading, 0.5)
+    run_for(shard, reading, 0.5)
 
     def fails(_reader: ListReader) -> Batch:
         raise SourceUnavailable("no answer")
@@ -149,36 +152,36 @@ def test_a_read_that_fails_does_not_open_the_window_again(monkeypatch: pytest.Mo
     try:
         with monkeypatch.context() as patched:
             patched.setattr(ListReader, "read", fails)
-            at(shard, reading, 2.5)
+            run_for(shard, reading, 2.5)
     finally:
         logging.disable(logging.NOTSET)
     assert budget.used == 0
-    more(shard, 1)
-    assert at(shard, reading, 5.0) == [data(3)]
+    append_records(shard, 1)
+    assert run_for(shard, reading, 5.0) == [data(3)]
 
 
-def test_the_search_for_a_record_that_fails_does_not_wait_for_more() -> None:
+def test_search_for_a_failing_record_does_not_wait_for_more() -> None:
     dead_lettered: list[bytes] = []
 
-    def does(batch: Delivery) -> None:
+    def on_batch(batch: Delivery) -> None:
         if data(1)[0] in [record.data for record in batch.records]:
             raise ValueError("poison")
 
     def take(batch: Delivery, _error: Exception) -> None:
         dead_lettered.extend(record.data for record in batch.records)
 
-    shard = shard_of(4, does=does)
+    shard = shard_of(4, on_batch=on_batch)
     reading = shard.reading(linger_seconds=300.0, max_records=4, attempts=1, dead_letter=take)
     logging.disable(logging.CRITICAL)
     try:
-        assert at(shard, reading, 0.5)[1:] == [data(2), data(1), data(1, 1), data(2, 2)]
+        assert run_for(shard, reading, 0.5)[1:] == [data(2), data(1), data(1, 1), data(2, 2)]
     finally:
         logging.disable(logging.NOTSET)
     assert dead_lettered == data(1)
 
 
-def test_a_joined_batch_reaches_as_far_as_its_reads() -> None:
-    """The source may have dropped records after the last one, which are done with the batch."""
+def test_joined_batch_ends_where_its_last_read_ended() -> None:
+    """The source may have dropped records after the last one. The batch covers those too."""
     first = Batch(tuple(records(2)), Position("150"), 3.0, 1.0)
     empty = Batch((), None, 0.0, 2.0, answered=False)
     both = join_batches(first, empty)
@@ -188,32 +191,32 @@ def test_a_joined_batch_reaches_as_far_as_its_reads() -> None:
     assert join_batches(both, last) == Batch(tuple(records(3)), Position("102"), 0.0, 1.0, ended=True, size=3)
 
 
-def test_where_other_shards_need_the_memory_the_window_ends() -> None:
-    """Waiting records give way, and are dispatched as soon as they can be held again."""
+def test_window_closes_when_other_shards_need_the_memory() -> None:
+    """Waiting records are dropped, and are dispatched as soon as they can be held again."""
     shard = shard_of(2)
     budget = MemoryBudget(50 * 2**20)
     reading = shard.reading(budget, linger_seconds=300.0)
-    at(shard, reading, 0.5)
+    run_for(shard, reading, 0.5)
     other = budget.share("s-1")
     assert other.request()  # 40 MiB, so that another read next to the held batch is not granted
-    assert at(shard, reading, 1.0) == [data(2)]
+    assert run_for(shard, reading, 1.0) == [data(2)]
     other.clear()
-    more(shard, 1)
-    at(shard, reading, 1.0)
+    append_records(shard, 1)
+    run_for(shard, reading, 1.0)
     for share in tuple(budget.taken):
         share.drop()
-    assert at(shard, reading, 1.0) == [data(1, 2)]
+    assert run_for(shard, reading, 1.0) == [data(1, 2)]
 
 
-def test_the_status_says_that_records_wait() -> None:
+def test_status_shows_waiting_records() -> None:
     """Their age is lag, but the shard is neither unread nor falling behind."""
     shard = shard_of(0)
     shard.holding.progress.tell("host", lambda: 1e6 + shard.clock.now, shard.clock.now)
     reading = shard.reading(linger_seconds=300.0)
-    at(shard, reading, 1.5)
+    run_for(shard, reading, 1.5)
     arrived = 1e6 + shard.clock.now
     shard.shard_log.records += [Record(b"0", "100", arrived=arrived)]
-    assert at(shard, reading, 250) == []
+    assert run_for(shard, reading, 250) == []
     shard.holding.renew()
     row, now = shard.store.row("s-0"), 1e6 + shard.clock.now
     status = status_of(row, lag_of(row, now, 10.0), now, 10.0)
@@ -234,42 +237,42 @@ CASES = st.tuples(
 
 @given(CASES)
 @settings(deadline=None)
-def test_each_record_is_handled_in_order_and_acknowledged_only_then(
+def test_records_are_handled_in_order_and_acknowledged_afterwards(
     case: tuple[list[tuple[int, float]], int, int | None, frozenset[int], list[bool]],
 ) -> None:
-    """Whatever arrives, fails or is forgotten meanwhile, and no batch is larger than it may be."""
+    """This holds whatever arrives, fails or is dropped, and no batch exceeds its limit."""
     arrivals, size, limit, faults, forgotten = case
-    left, done = set(faults), list[bytes]()
+    remaining_faults, handled = set(faults), list[bytes]()
 
-    def does(batch: Delivery) -> None:
+    def on_batch(batch: Delivery) -> None:
         numbers = {int(record.data) for record in batch.records}
         assert limit is None or len(numbers) <= limit
-        if failing := left & numbers:
-            left.difference_update(failing)
+        if failing := remaining_faults & numbers:
+            remaining_faults.difference_update(failing)
             raise ValueError("once")
-        done.extend(record.data for record in batch.records)
+        handled.extend(record.data for record in batch.records)
 
-    shard, budget = shard_of(0, size, does), MemoryBudget()
+    shard, budget = shard_of(0, size, on_batch), MemoryBudget()
     reading = shard.reading(budget, linger_seconds=WINDOW, max_records=limit, attempts=100)
     logging.disable(logging.CRITICAL)
     try:
         waits = [wait for _, wait in arrivals]
         for count, wait in zip((count for count, _ in arrivals), waits, strict=True):
-            more(shard, count)
+            append_records(shard, count)
             for share in tuple(budget.taken) if forgotten and forgotten.pop() else ():
                 share.drop()
-            at(shard, reading, wait)
+            run_for(shard, reading, wait)
             checkpoint = shard.store.row("s-0").checkpoint
-            assert not checkpoint.numbered or int(checkpoint.sequence) - 99 <= len(done)
+            assert not checkpoint.numbered or int(checkpoint.sequence) - 99 <= len(handled)
         for _ in range(100):
-            if len(done) < len(shard.shard_log.records):
-                at(shard, reading, 10.0)
+            if len(handled) < len(shard.shard_log.records):
+                run_for(shard, reading, 10.0)
     finally:
         logging.disable(logging.NOTSET)
-    assert done == data(len(shard.shard_log.records))
+    assert handled == data(len(shard.shard_log.records))
 
 
-def test_a_handler_that_checkpoints_by_itself_gathers_by_itself() -> None:
+def test_linger_is_rejected_for_a_handler_that_checkpoints() -> None:
     def final(_checkpoint: FinalCheckpoint) -> None:
         """Checkpoint nothing."""
 
@@ -279,7 +282,7 @@ def test_a_handler_that_checkpoints_by_itself_gathers_by_itself() -> None:
         evolve(Handling.of_consumer(lambda _shard: None), linger_seconds=1)  # type: ignore[arg-type,return-value]
 
 
-def test_the_option_is_a_duration() -> None:
+def test_linger_option_is_a_duration() -> None:
     described = consumption(shard_of(0).source, "memory://window", print, Options(linger_seconds="2m"))
     assert described.handling.linger_seconds == 120
     with pytest.raises(ValueError, match="--linger-seconds"):

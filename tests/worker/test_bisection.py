@@ -8,7 +8,7 @@ import pytest
 from attrs import define, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reading_bench import ReaderHarness, data
+from reader_harness import ReaderHarness, data
 
 from leasehold.adapters.consumer.attempts import Attempts, NoMoreAttempts, ToDeadLetter, TryAgain
 from leasehold.adapters.consumer.handling import Delivery, Handling, NotAwaited
@@ -63,10 +63,10 @@ def poisoned(*numbers: int) -> Poisoned:
     return Poisoned(frozenset(b"%d" % number for number in numbers))
 
 
-def test_the_halves_of_a_failing_batch_are_handed_over_in_order() -> None:
-    """No good record is dead-lettered, and none overtakes another."""
+def test_failing_batch_is_dispatched_in_halves_in_order() -> None:
+    """Only poisoned records are dead-lettered, and the order of records is kept."""
     handler = poisoned(5)
-    harness = ReaderHarness(ShardRecords(records(8)), does=handler)
+    harness = ReaderHarness(ShardRecords(records(8)), on_batch=handler)
     harness.steps(harness.reading(attempts=2, dead_letter=handler.dead_letter), 12)
     assert [given_now for given_now, _ in handler.attempts] == [
         data(8),
@@ -83,28 +83,26 @@ def test_the_halves_of_a_failing_batch_are_handed_over_in_order() -> None:
     assert harness.store.row("s-0").checkpoint == Position("107")
 
 
-def test_of_an_odd_number_the_greater_half_comes_first() -> None:
+def test_larger_half_of_an_odd_batch_comes_first() -> None:
     """A batch of three is split into two and one, which keeps the search short."""
     handler = poisoned(2)
-    harness = ReaderHarness(ShardRecords(records(3)), does=handler)
+    harness = ReaderHarness(ShardRecords(records(3)), on_batch=handler)
     harness.steps(harness.reading(attempts=1, dead_letter=handler.dead_letter), 6)
     assert [given_now for given_now, _ in handler.attempts] == [data(3), data(2), data(1, 2)]
 
 
-def test_no_wait_delays_the_search_for_a_poisoned_record() -> None:
-    """The search does not block the shard for longer than the attempts and their waits take."""
+def test_search_for_a_poisoned_record_has_no_waits() -> None:
     handler = poisoned(*range(8))
-    harness = ReaderHarness(ShardRecords(records(8)), does=handler)
+    harness = ReaderHarness(ShardRecords(records(8)), on_batch=handler)
     reading = harness.reading(attempts=1, dead_letter=handler.dead_letter)
     for _ in range(40):
         reading.step(harness.clock.now)
     assert (handler.dead_lettered, handler.handled) == (data(8), [])
 
 
-def test_a_search_ends_between_two_pieces_where_the_lease_must_go() -> None:
-    """A release does not wait for the end of the search, and what the search has finished is checkpointed."""
+def test_search_stops_between_pieces_when_the_lease_is_released() -> None:
     handler = poisoned(3)
-    harness = ReaderHarness(ShardRecords(records(4)), does=handler)
+    harness = ReaderHarness(ShardRecords(records(4)), on_batch=handler)
     reading = harness.reading(attempts=1, dead_letter=handler.dead_letter, checkpoint_seconds=3600)
     harness.steps(reading, 3)
     assert handler.handled == data(2)
@@ -114,29 +112,28 @@ def test_a_search_ends_between_two_pieces_where_the_lease_must_go() -> None:
     assert (row.owner, row.checkpoint, handler.dead_lettered) == (None, Position("101"), [])
 
 
-def test_a_record_that_neither_takes_stops_the_shard_behind_those_that_are_done() -> None:
-    """A record whose dead letter cannot be written is not skipped."""
+def test_record_that_cannot_be_dead_lettered_stops_the_shard() -> None:
+    """The checkpoint stops before the record."""
     handler = poisoned(2)
 
     def fails(_delivery: Delivery, _error: Exception) -> None:
         raise OSError("disk full")
 
-    harness = ReaderHarness(ShardRecords(records(4)), does=handler)
+    harness = ReaderHarness(ShardRecords(records(4)), on_batch=handler)
     harness.until_over(harness.reading(attempts=1, dead_letter=fails))
     row = harness.store.row("s-0")
-    assert (row.owner, row.checkpoint, harness.happened) == (None, Position("101"), ["initialize", "stopped"])
+    assert (row.owner, row.checkpoint, harness.happenings) == (None, Position("101"), ["initialize", "stopped"])
 
 
-def test_without_a_dead_letter_nothing_is_halved() -> None:
+def test_batch_without_a_dead_letter_sink_is_not_halved() -> None:
     handler = poisoned(3)
-    harness = ReaderHarness(ShardRecords(records(4)), does=handler)
+    harness = ReaderHarness(ShardRecords(records(4)), on_batch=handler)
     harness.until_over(harness.reading(attempts=2))
     assert [given_now for given_now, _ in handler.attempts] == [data(4), data(4)]
     assert harness.store.row("s-0").checkpoint == TRIM_HORIZON
 
 
-def test_a_half_of_a_batch_of_columns_has_columns() -> None:
-    """`batch.to_arrow` of a half still uses the source's columns."""
+def test_half_of_a_columnar_batch_has_columns() -> None:
     harness = ReaderHarness()
     attempts = Attempts(Handling(harness.handle, attempts=1, dead_letter=lambda *_: None), harness.holding, uniform)
     batch = Batch(KinesisRecords.of(records(4)), None, 0.0, 0.0)
@@ -159,14 +156,14 @@ CASES = st.tuples(
 
 @given(CASES)
 @settings(max_examples=200, deadline=None)
-def test_all_records_but_the_poisoned_are_handled_in_order_though_faults_are_forgotten(
+def test_all_records_but_the_poisoned_are_handled_in_order(
     case: tuple[int, int, frozenset[int], list[tuple[bool, int]], int, bool, float, int | None],
 ) -> None:
-    """No record is passed over, even if the batch comes again with a different end."""
+    """No record is passed over, even if a dropped batch comes again with a different end."""
     count, size, numbers, support, attempts, one_by_one, seconds, limit = case
     handler = poisoned(*numbers)
     handler.one_by_one = one_by_one
-    harness = ReaderHarness(ShardRecords(records(count), size=size), does=handler)
+    harness = ReaderHarness(ShardRecords(records(count), size=size), on_batch=handler)
     budget = MemoryBudget()
     reading = harness.reading(
         budget,
@@ -186,8 +183,8 @@ def test_all_records_but_the_poisoned_are_handled_in_order_though_faults_are_for
         due = reading.step(harness.clock.now)
         step += 1
         assert step < 1000
-        done = handler.handled + handler.dead_lettered
-        assert set(data(_passed(harness))) <= set(done)
+        settled = handler.handled + handler.dead_lettered
+        assert set(data(_passed(harness))) <= set(settled)
     assert handler.dead_lettered == [value for value in data(count) if value in handler.poison]
     assert handler.handled == [value for value in data(count) if value not in handler.poison]
     assert limit is None or max(len(given_now) for given_now, _ in handler.attempts) <= limit
@@ -196,7 +193,7 @@ def test_all_records_but_the_poisoned_are_handled_in_order_though_faults_are_for
     assert _passed(harness) == count
 
 
-def test_a_batch_of_more_than_max_records_is_dispatched_in_parts_with_attempts_of_their_own() -> None:
+def test_parts_of_a_large_batch_have_attempts_of_their_own() -> None:
     """After a part that failed and then passed, the next part has all its attempts."""
     calls: list[tuple[list[bytes], int]] = []
 
@@ -205,7 +202,7 @@ def test_a_batch_of_more_than_max_records_is_dispatched_in_parts_with_attempts_o
         if delivery.attempts == 1:
             raise ValueError("not yet")
 
-    harness = ReaderHarness(ShardRecords(records(5)), does=fails_once)
+    harness = ReaderHarness(ShardRecords(records(5)), on_batch=fails_once)
     reading = harness.reading(attempts=2, max_records=2)
     for _ in range(20):
         harness.steps(reading, 1)
@@ -214,8 +211,8 @@ def test_a_batch_of_more_than_max_records_is_dispatched_in_parts_with_attempts_o
     assert harness.store.row("s-0").checkpoint == Position("104")
 
 
-def test_each_record_that_a_handler_reaches_has_all_its_attempts() -> None:
-    """A handler that checkpoints record by record, and needs two attempts for each, finishes without a dead letter."""
+def test_each_record_that_a_handler_reaches_has_all_attempts() -> None:
+    """A handler that checkpoints record by record and needs two attempts for each finishes without a dead letter."""
     failed: set[bytes] = set()
     counted: list[int] = []
 
@@ -227,9 +224,9 @@ def test_each_record_that_a_handler_reaches_has_all_its_attempts() -> None:
                 raise ValueError("not yet")
             assert delivery.checkpoint(record)
 
-    harness = ReaderHarness(ShardRecords(records(5)), does=fails_at_each_once)
+    harness = ReaderHarness(ShardRecords(records(5)), on_batch=fails_at_each_once)
     harness.steps(harness.reading(attempts=2), 20)
-    assert (counted, harness.happened) == ([1, 2, 1, 1, 1, 1], ["initialize"])
+    assert (counted, harness.happenings) == ([1, 2, 1, 1, 1, 1], ["initialize"])
     assert harness.store.row("s-0").checkpoint == Position("104")
 
 
@@ -239,7 +236,7 @@ def _passed(harness: ReaderHarness) -> int:
     return int(checkpoint.sequence) - 99 if checkpoint.numbered else 0
 
 
-def test_a_record_that_passed_is_left_out_of_a_batch_that_comes_again() -> None:
+def test_passed_record_is_left_out_when_its_batch_comes_again() -> None:
     harness, batch = ReaderHarness(), Batch(tuple(records(4)), None, 0.0, 0.2)
     attempts = Attempts(Handling(lambda _batch: None), harness.holding, lambda least, _most: least)
     assert attempts.next_piece(batch).read_to == batch.records[3].position
@@ -255,10 +252,10 @@ def batch_of(*numbers: int) -> Batch:
     return Batch(tuple(Record(b"", str(number)) for number in numbers), None, 4.0, 0.0, in_columns=len)
 
 
-def tried(attempts: int) -> Attempts:
+def attempts_of(attempts: int) -> Attempts:
     """Attempts with a dead letter, each wait as long as its maximum."""
     handling = Handling(lambda _batch: None, attempts=attempts, least_wait_seconds=1.0, dead_letter=lambda *_all: None)
-    return Attempts(handling, ReaderHarness().holding, lambda _least, most: most)
+    return Attempts(handling, ReaderHarness().holding, lambda _least, maximum: maximum)
 
 
 def numbers_of(piece: Delivery) -> tuple[list[int], int]:
@@ -269,36 +266,36 @@ def numbers_of(piece: Delivery) -> tuple[list[int], int]:
 FAULT = ValueError("poison")
 
 
-def test_a_piece_is_as_its_batch_was_read_and_waits_are_drawn() -> None:
+def test_piece_keeps_its_batch_lag_and_waits_are_random() -> None:
     """A piece has its batch's lag.
 
     The waits are random so that the shards of a broken database do not retry together.
     """
-    attempts, batch = tried(5), batch_of(7, 8)
+    attempts, batch = attempts_of(5), batch_of(7, 8)
     piece = attempts.next_piece(batch)
     assert (piece.behind_seconds, piece.to_arrow(), numbers_of(piece)) == (4.0, 2, ([7, 8], 1))
     assert [attempts.after_failure(piece, FAULT) for _ in range(2)] == [TryAgain(3.0), TryAgain(9.0)]
 
 
-def test_the_first_record_there_is_comes_again_too() -> None:
-    """The first event of an event hub has number 0. It must not be skipped after its batch failed."""
-    attempts, batch = tried(5), batch_of(0, 1)
+def test_first_record_of_an_event_hub_comes_again() -> None:
+    """The first event of an event hub has number 0, and is repeated like any other."""
+    attempts, batch = attempts_of(5), batch_of(0, 1)
     attempts.after_failure(attempts.next_piece(batch), FAULT)
     assert numbers_of(attempts.next_piece(batch)) == ([0, 1], 2)
 
 
-def test_the_record_behind_a_buried_one_has_all_its_attempts() -> None:
+def test_record_after_a_dead_letter_has_all_its_attempts() -> None:
     """A batch that grew while its first record was dead-lettered starts again at its first attempt."""
-    attempts, batch = tried(2), batch_of(7)
+    attempts, batch = attempts_of(2), batch_of(7)
     assert attempts.after_failure(attempts.next_piece(batch), FAULT) == TryAgain(3.0)
     assert isinstance(attempts.after_failure(attempts.next_piece(batch), FAULT), ToDeadLetter)
     attempts.record_progress(Position("7"))
     assert numbers_of(attempts.next_piece(batch_of(7, 8))) == ([8], 1)
 
 
-def test_records_that_failed_together_stay_suspect_where_the_batch_has_another_end() -> None:
+def test_records_that_failed_together_stay_suspect_when_the_batch_end_changes() -> None:
     """The search continues, and records after the new end get no attempts of their own."""
-    attempts, whole, short = tried(1), batch_of(*range(1, 9)), batch_of(*range(1, 7))
+    attempts, whole, short = attempts_of(1), batch_of(*range(1, 9)), batch_of(*range(1, 7))
     assert attempts.after_failure(attempts.next_piece(whole), FAULT) == TryAgain(0.0)
     assert numbers_of(attempts.next_piece(whole)) == ([1, 2, 3, 4], 2)
     attempts.record_progress(Position("4"))
@@ -310,8 +307,8 @@ def test_records_that_failed_together_stay_suspect_where_the_batch_has_another_e
     assert numbers_of(attempts.next_piece(whole)) == ([6, 7, 8], 3)
 
 
-def test_a_batch_that_nobody_could_await_is_searched_for_no_record() -> None:
-    """If the awaiting itself fails, no record is dead-lettered, because no handler has seen one."""
-    attempts, batch = tried(1), batch_of(1, 2)
+def test_batch_that_could_not_be_awaited_is_not_bisected() -> None:
+    """If awaiting itself fails, no handler has seen a record, so none is dead-lettered."""
+    attempts, batch = attempts_of(1), batch_of(1, 2)
     assert attempts.after_failure(attempts.next_piece(batch), NotAwaited("no loop")) == NoMoreAttempts("no loop")
     assert numbers_of(attempts.next_piece(batch))[0] == [1, 2]

@@ -1,4 +1,4 @@
-"""Keys of a batch processed concurrently: each key in order, and the batch is done when all its keys are."""
+"""Concurrent processing of the keys of a batch: each key in order, and the batch is done when all its keys are."""
 
 import asyncio
 from collections import defaultdict
@@ -9,7 +9,7 @@ import pytest
 from attrs import define, field
 from hypothesis import given
 from hypothesis import strategies as st
-from reading_bench import ReaderHarness
+from reader_harness import ReaderHarness
 
 from leasehold.adapters.consumer.handling import Delivery, by_key
 from leasehold.adapters.sources.protocol import Batch, Record
@@ -33,14 +33,14 @@ class NotingHandler:
 
     order: dict[str | None, list[int]] = field(factory=lambda: defaultdict(list))
     at_work: set[str | None] = field(factory=set)
-    most: int = 0
+    max_at_work: int = 0
 
     async def __call__(self, batch: Delivery) -> None:
         """Handle the records of one key."""
         (key,) = {record.partition_key for record in batch.records}
         assert key not in self.at_work
         self.at_work.add(key)
-        self.most = max(self.most, len(self.at_work))
+        self.max_at_work = max(self.max_at_work, len(self.at_work))
         for _ in range(3):
             await asyncio.sleep(0)
         self.order[key] += [int(record.sequence_number) for record in batch.records]
@@ -48,13 +48,12 @@ class NotingHandler:
 
 
 @given(st.lists(st.sampled_from(("a", "b", "c", "d", None)), min_size=1, max_size=20), st.integers(1, 5))
-def test_each_key_is_in_order_and_so_many_are_at_work(keys: list[str | None], most: int) -> None:
-    """Each key is processed in order, and at most the given number of keys at once."""
+def test_keys_are_processed_in_order_up_to_the_concurrency_limit(keys: list[str | None], concurrency: int) -> None:
     handler, records = NotingHandler(), keyed(*keys)
-    asyncio.run(awaited(by_key(handler, most), delivery(records)))
-    wanted = {key: [100 + index for index, other in enumerate(keys) if other == key] for key in keys}
-    assert handler.order == wanted
-    assert handler.most == min(most, len(set(keys)))
+    asyncio.run(awaited(by_key(handler, concurrency), delivery(records)))
+    expected = {key: [100 + index for index, other in enumerate(keys) if other == key] for key in keys}
+    assert handler.order == expected
+    assert handler.max_at_work == min(concurrency, len(set(keys)))
 
 
 async def awaited(handler: object, batch: Delivery) -> None:
@@ -62,18 +61,18 @@ async def awaited(handler: object, batch: Delivery) -> None:
     await handler(batch)
 
 
-def test_a_fault_waits_for_the_keys_at_work_and_no_other_begins() -> None:
-    """When the batch comes again, no record of it is still at work."""
-    seen: list[str] = []
+def test_failed_key_waits_for_running_keys_and_starts_no_other() -> None:
+    """When the batch comes again, none of its records is still being processed."""
+    handled_keys: list[str] = []
 
     async def handle(batch: Delivery) -> None:
         key = str(batch.records[0].partition_key)
-        seen.append(f"{key} begins")
+        handled_keys.append(f"{key} begins")
         await asyncio.sleep(0)
         if key == "a":
             raise SystemExit(3)
         await asyncio.sleep(0)
-        seen.append(f"{key} ends")
+        handled_keys.append(f"{key} ends")
 
     async def outcome() -> BaseException | None:
         try:
@@ -84,11 +83,11 @@ def test_a_fault_waits_for_the_keys_at_work_and_no_other_begins() -> None:
 
     error = asyncio.run(outcome())
     assert isinstance(error, SystemExit)
-    assert seen == ["a begins", "b begins", "b ends"]
+    assert handled_keys == ["a begins", "b begins", "b ends"]
 
 
 @pytest.mark.parametrize("answer", ["value", "cancelled"])
-def test_a_key_that_does_not_say_done_fails_the_batch(answer: str) -> None:
+def test_key_whose_handler_returns_a_value_fails_the_batch(answer: str) -> None:
     async def handle(batch: Delivery) -> object:
         if batch.records[0].partition_key == "a":
             return None
@@ -100,8 +99,7 @@ def test_a_key_that_does_not_say_done_fails_the_batch(answer: str) -> None:
         asyncio.run(awaited(by_key(handle, 2), delivery(keyed("a", "b"))))
 
 
-def test_a_batch_that_is_given_up_cancels_its_keys() -> None:
-    """No key continues while another worker handles the same records."""
+def test_abandoned_batch_cancels_its_keys() -> None:
     ended: list[str] = []
 
     async def handle(batch: Delivery) -> None:
@@ -122,7 +120,7 @@ def test_a_batch_that_is_given_up_cancels_its_keys() -> None:
     assert sorted(ended) == ["a", "b"]
 
 
-def test_a_part_cannot_be_checkpointed() -> None:
+def test_part_cannot_be_checkpointed() -> None:
     """Only the whole batch can be checkpointed, because a part does not know how far the other keys are."""
     harness = ReaderHarness(ShardRecords(keyed("a", "b", "a")))
     refused: list[str] = []
@@ -139,8 +137,7 @@ def test_a_part_cannot_be_checkpointed() -> None:
     assert not harness.store.row("s-0").checkpoint.numbered
 
 
-def test_a_part_of_columns_is_told_as_columns_too() -> None:
-    """`batch.to_arrow` of a part contains that part only."""
+def test_part_of_a_columnar_batch_has_columns() -> None:
     counts: list[int] = []
 
     async def handle(batch: Delivery) -> None:
@@ -162,8 +159,8 @@ def plain(_batch: Delivery) -> Any:  # noqa: ANN401  as in an untyped function
     """A handler that is not async."""
 
 
-def test_only_what_can_be_side_by_side_is_taken() -> None:
-    """A handler that is not async is rejected, because it could only be called for one key after another."""
+def test_only_async_handlers_and_positive_concurrency_are_accepted() -> None:
+    """A plain handler could only be called for one key after another."""
     by_key(partial(takes_more, "more"), 1)
     with pytest.raises(ValueError, match="only an `async def` handler"):
         by_key(plain, 2)

@@ -1,6 +1,6 @@
 """How often a lease is checkpointed: once a second, and at once if another worker will start from it."""
 
-from reading_bench import ReaderHarness, data
+from reader_harness import ReaderHarness, data
 from virtual_fleet import FaultyStore
 
 from leasehold.adapters.consumer.handling import CHECKPOINT_SECONDS, Delivery, Handling
@@ -9,47 +9,45 @@ from leasehold.stores.writes import CheckpointLease
 from leasehold_lab.simulator.world.world import ShardRecords, records
 
 
-def kept(store: FaultyStore) -> list[str]:
+def requested_checkpoints(store: FaultyStore) -> list[str]:
     """Return the checkpoints that were requested, in order."""
-    return [write.position.sequence for write in store.asked if isinstance(write, CheckpointLease)]
+    return [write.position.sequence for write in store.write_requests if isinstance(write, CheckpointLease)]
 
 
 def ignore(_delivery: Delivery) -> None:
     """Handle nothing."""
 
 
-def test_by_default_a_lease_is_checkpointed_once_a_second() -> None:
+def test_lease_is_checkpointed_once_a_second_by_default() -> None:
     """A table is billed per write, so a busy shard does not checkpoint every batch."""
     store = FaultyStore()
     harness = ReaderHarness(ShardRecords(records(50), size=1), store=store)
     assert Handling(ignore).checkpoint_seconds == CHECKPOINT_SECONDS
     harness.steps(harness.reading(checkpoint_seconds=CHECKPOINT_SECONDS), 60)
-    assert harness.handed == [[value] for value in data(50)]
+    assert harness.dispatched == [[value] for value in data(50)]
     # A batch every 0.2 s for 10 s: checkpoint the first, then one per second, and the last record within a second.
-    assert (len(kept(store)), kept(store)[-1]) == (11, "149")
+    assert (len(requested_checkpoints(store)), requested_checkpoints(store)[-1]) == (11, "149")
 
 
-def test_a_checkpoint_within_a_batch_and_a_release_are_written_at_once() -> None:
-    """A handler that requests a checkpoint does not wait for it, and a stop repeats nothing that was handled."""
+def test_requested_checkpoint_and_release_are_written_at_once() -> None:
     store = FaultyStore()
     harness = ReaderHarness(ShardRecords(records(6), size=2), store=store)
-    harness.does = lambda delivery: delivery.checkpoint(delivery.records[0])
+    harness.on_batch = lambda delivery: delivery.checkpoint(delivery.records[0])
     reading = harness.reading(checkpoint_seconds=3600)
     harness.steps(reading, 3)
-    assert kept(store) == ["100", "101", "102"]
+    assert requested_checkpoints(store) == ["100", "101", "102"]
     harness.holding.ask_release()
     reading.step(harness.clock.now)
-    assert (kept(store)[-1], store.row("s-0").owner) == ("103", None)
+    assert (requested_checkpoints(store)[-1], store.row("s-0").owner) == ("103", None)
 
 
-def test_a_checkpoint_that_failed_is_made_up_for_soon() -> None:
-    """After the store stalled once, a busy shard does not wait another `checkpoint_seconds`."""
+def test_failed_checkpoint_is_retried_soon() -> None:
     harness = ReaderHarness(ShardRecords(records(4), size=2))
     reading = harness.reading(checkpoint_seconds=3600)
     harness.steps(reading, 1)  # it opens the reader
     harness.store.down = True
     harness.steps(reading, 1)
-    assert (harness.handed, harness.store.row("s-0").checkpoint) == ([data(2)], TRIM_HORIZON)
+    assert (harness.dispatched, harness.store.row("s-0").checkpoint) == ([data(2)], TRIM_HORIZON)
     harness.store.down = False
     harness.steps(reading, 1)
-    assert (harness.handed, harness.store.row("s-0").checkpoint) == ([data(2), data(2, 2)], Position("101"))
+    assert (harness.dispatched, harness.store.row("s-0").checkpoint) == ([data(2), data(2, 2)], Position("101"))

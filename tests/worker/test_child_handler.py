@@ -20,8 +20,7 @@ from leasehold_lab.simulator.world.world import ListSource, ShardRecords, record
 CHILD = Path(__file__).parents[1] / "multilang" / "child.py"
 
 
-def test_a_shard_its_child_and_a_stop(caplog: pytest.LogCaptureFixture) -> None:
-    """The child process is told of the end of its shard and of a stop, so that no record is lost."""
+def test_child_process_is_notified_of_shard_end_and_stop(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "leasehold.child")
     parent, child = shard("s-0", 0, 9, open=False), shard("s-1", 0, 9, "s-0")
     source, store = ListSource(), MemoryStore()

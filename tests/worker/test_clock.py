@@ -10,15 +10,15 @@ from leasehold.adapters.worker.worker import Worker
 from leasehold_lab.simulator.world.world import ListSource
 
 
-def test_a_worker_counts_the_seconds_of_a_suspension(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A laptop that wakes up knows that its leases have expired."""
+def test_worker_clock_counts_suspended_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leases expire while the machine is suspended."""
     monkeypatch.setattr(time, "CLOCK_BOOTTIME", 7, raising=False)
     monkeypatch.setattr(time, "clock_gettime", {7: 5000.0}.__getitem__)
     monkeypatch.setattr(time, "monotonic", lambda: 100.0)
     assert Worker(store=FaultyStore(), source=ListSource(), me="a-1").clock() == 5000.0
 
 
-def test_a_system_without_such_a_clock_has_a_monotonic_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_monotonic_clock_is_used_without_boottime(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(time, "CLOCK_BOOTTIME", raising=False)
     monkeypatch.setattr(time, "monotonic", lambda: 100.0)
     assert boottime() == 100.0

@@ -18,7 +18,7 @@ from opentelemetry.sdk.metrics import Counter, MeterProvider
 from opentelemetry.sdk.metrics.export import AggregationTemporality, InMemoryMetricReader
 from opentelemetry.sdk.resources import Resource
 from standins.cloudwatch import Point, collect, in_alarm, template
-from virtual_fleet import Driven, FaultyStore, member, together
+from virtual_fleet import DrivenWorker, FaultyStore, member, together
 from waiters import Clock
 
 from leasehold.adapters.consumer.metrics import WorkerMetrics
@@ -33,7 +33,7 @@ ALARMS = Path(__file__).parents[2] / "docs" / "alarms"
 LEASES = tuple(f"s-{number}" for number in range(6))
 MINUTES = 25
 DELTA: dict[type, AggregationTemporality] = {Counter: AggregationTemporality.DELTA}
-GIVEN = {"Application": "orders", "Topic": "arn:aws:sns:eu-west-1:123456789012:on-call"}
+PARAMETERS = {"Application": "orders", "Topic": "arn:aws:sns:eu-west-1:123456789012:on-call"}
 
 
 class Fleet:
@@ -76,7 +76,7 @@ class Fleet:
                     holding.ask_release()
                     holding.release()
 
-    def _read(self, each: Driven, metrics: WorkerMetrics, minute: int) -> None:
+    def _read(self, each: DrivenWorker, metrics: WorkerMetrics, minute: int) -> None:
         for holding in () if self.store.down else each.worker.holdings:
             behind, silence, _, kbps = self.incident(minute, LEASES.index(holding.key))
             if not silence:
@@ -85,14 +85,14 @@ class Fleet:
                 holding.progress.done(self.clock.now)
                 metrics.read(holding, batch)
 
-    def told(self, at: float) -> Iterator[Point]:
+    def exported_points(self, now: float) -> Iterator[Point]:
         data = self.reader.get_metrics_data()
         for whole in data.resource_metrics if data else ():
             resource = {name: str(value) for name, value in whole.resource.attributes.items()}
             for metric in whole.scope_metrics[0].metrics:
                 for point in metric.data.data_points:
                     own = {name: str(value) for name, value in (point.attributes or {}).items()}
-                    yield at, metric.name, float(getattr(point, "value", math.nan)), resource | own
+                    yield now, metric.name, float(getattr(point, "value", math.nan)), resource | own
 
 
 def points(incident: Incident, began: float) -> Iterator[Point]:
@@ -100,7 +100,7 @@ def points(incident: Incident, began: float) -> Iterator[Point]:
     fleet = Fleet(incident)
     for minute in range(MINUTES):
         fleet.minute(minute)
-        yield from fleet.told(began + 60 * minute)
+        yield from fleet.exported_points(began + 60 * minute)
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +114,7 @@ def cloudwatch_url() -> Iterator[str]:
 @pytest.mark.slow
 @pytest.mark.services
 @pytest.mark.parametrize(
-    ("incident", "wanted"),
+    ("incident", "expected"),
     [
         (overloaded, {"Behind"}),
         (hot, {"Behind", "HotShard"}),
@@ -126,26 +126,24 @@ def cloudwatch_url() -> Iterator[str]:
         (healthy, set()),
     ],
 )
-def test_the_alarms_of_each_incident_go_off_alone(incident: Incident, wanted: set[str], cloudwatch_url: str) -> None:
-    """Each incident sets off its own alarms and no others."""
+def test_incident_sets_off_only_its_own_alarms(incident: Incident, expected: set[str], cloudwatch_url: str) -> None:
     began = time.time() // 60 * 60 - 60 * MINUTES
     minutes = list(points(incident, began))
     exporter = yaml.safe_load((ALARMS / "collector.yml").read_text())["exporters"]["awsemf"]
     requests.post(f"{cloudwatch_url}/moto-api/reset", timeout=60).raise_for_status()
     with closing(boto3.client("cloudwatch", endpoint_url=cloudwatch_url)) as client:
-        for alarm in template((ALARMS / "cloudwatch.yml").read_text(), GIVEN):
+        for alarm in template((ALARMS / "cloudwatch.yml").read_text(), PARAMETERS):
             client.put_metric_alarm(**alarm)
         collect(client, exporter, minutes)
         names = [alarm["AlarmName"] for alarm in client.describe_alarms()["MetricAlarms"]]
         fired = {name for name in names if in_alarm(client, name, began + 60 * MINUTES)}
     assert len(names) == 6
-    assert fired == {f"orders-Leasehold{name}" for name in wanted}
+    assert fired == {f"orders-Leasehold{name}" for name in expected}
 
 
 @pytest.mark.more
 @pytest.mark.slow
-def test_cloudformation_would_take_the_template() -> None:
-    """The template is valid against Amazon's own resource schemas."""
+def test_template_is_valid_cloudformation() -> None:
     result = subprocess.run(
         [Path(sys.executable).with_name("cfn-lint"), ALARMS / "cloudwatch.yml"],
         capture_output=True,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 from attrs import evolve
-from reading_bench import ReaderHarness, data
+from reader_harness import ReaderHarness, data
 from virtual_fleet import FaultySource
 
 from leasehold.adapters.consumer.handling import Delivery
@@ -13,30 +13,28 @@ from leasehold.adapters.sources.protocol import Batch, Record, call_rows_of
 from leasehold_lab.simulator.world.world import ShardRecords, records
 
 
-def told(given: Sequence[Record]) -> list[bytes]:
+def columns_of(rows: Sequence[Record]) -> list[bytes]:
     """Return columns of a kind: the data, last record first."""
-    return [record.data for record in given][::-1]
+    return [record.data for record in rows][::-1]
 
 
 def in_columns(batch: Batch) -> Batch:
     """Return the batch of a source that can make columns of it."""
-    return evolve(batch, in_columns=told)
+    return evolve(batch, in_columns=columns_of)
 
 
-def test_a_handler_is_given_the_columns_of_its_source() -> None:
-    """A handler that wants columns does not pay for an object per record."""
+def test_handler_gets_the_columns_of_its_source() -> None:
     received: list[object] = []
     harness = ReaderHarness(
         ShardRecords(records(3)),
         source=FaultySource(on_read=in_columns),
-        does=lambda batch: received.append(batch.to_arrow()),
+        on_batch=lambda batch: received.append(batch.to_arrow()),
     )
     harness.steps(harness.reading(), 2)
     assert received == [data(3)[::-1]]
 
 
-def test_columns_leave_out_what_a_failed_handler_has_done() -> None:
-    """Records that the handler has checkpointed are not in the columns of the next attempt."""
+def test_columns_leave_out_checkpointed_records() -> None:
     received: list[object] = []
 
     def fail_once(batch: Delivery) -> None:
@@ -45,12 +43,12 @@ def test_columns_leave_out_what_a_failed_handler_has_done() -> None:
             batch.checkpoint(batch.records[0])
             raise ValueError
 
-    harness = ReaderHarness(ShardRecords(records(3)), source=FaultySource(on_read=in_columns), does=fail_once)
+    harness = ReaderHarness(ShardRecords(records(3)), source=FaultySource(on_read=in_columns), on_batch=fail_once)
     harness.steps(harness.reading(), 4)
     assert received == [data(3)[::-1], data(2, 1)[::-1]]
 
 
-def test_a_source_without_columns_says_so() -> None:
+def test_source_without_columns_raises_a_clear_error() -> None:
     received: list[str] = []
 
     def ask(batch: Delivery) -> None:
@@ -58,12 +56,12 @@ def test_a_source_without_columns_says_so() -> None:
             batch.to_arrow()
         received.append(str(refused.value))
 
-    harness = ReaderHarness(ShardRecords(records(1)), does=ask)
+    harness = ReaderHarness(ShardRecords(records(1)), on_batch=ask)
     harness.steps(harness.reading(), 2)
     assert len(received) == 1
 
 
-def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_arrow_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ModuleNotFoundError, match=r"needs pyarrow; install leasehold\[arrow\]"):
         call_rows_of("pyarrow")

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from virtual_fleet import FaultySource, FaultyStore, Kept, ManualExecutor, four_shards
+from virtual_fleet import FaultySource, FaultyStore, ManualExecutor, RecordingConsumer, four_shards
 from waiters import Clock
 
 from leasehold.adapters.consumer.dispatcher import Dispatcher
@@ -41,7 +41,7 @@ class Conservation(RuleBasedStateMachine):
     @initialize(size=st.integers(1, 4), letters=st.booleans(), asynchronous=st.booleans(), narrow=st.booleans())
     def begin(self, size: int, *, letters: bool, asynchronous: bool, narrow: bool) -> None:
         """Start with four held shards of twelve records each."""
-        self.clock, self.store, self.executor, consumer = Clock(), FaultyStore(), ManualExecutor(), Kept()
+        self.clock, self.store, self.executor, consumer = Clock(), FaultyStore(), ManualExecutor(), RecordingConsumer()
         self.source = FaultySource(four_shards(), {f"s-{n}": ShardRecords(records(12), size=size) for n in range(4)})
         self.source.on_read, self.raises = self._raise, list[Exception]()
         for shard in four_shards():
@@ -79,17 +79,17 @@ class Conservation(RuleBasedStateMachine):
         self.readings = [
             handler_reader(self.worker, holding, handling, self.budget, self.dispatcher) for holding in self.holdings
         ]
-        self.dues = [self.clock.now] * SHARDS
+        self.due_times = [self.clock.now] * SHARDS
 
     # Handler behavior
 
     def handle(self, delivery: Delivery) -> None:
         """Do what the test says, or handle everything."""
-        what = self.outcomes.pop() if self.outcomes else "done"
-        if what == "raises":
-            raise ValueError(what)
-        if what == "answers":
-            return what  # type: ignore[return-value]  # a user's function may return anything
+        outcome = self.outcomes.pop() if self.outcomes else "done"
+        if outcome == "raises":
+            raise ValueError(outcome)
+        if outcome == "answers":
+            return outcome  # type: ignore[return-value]  # a user's function may return anything
         self.handled.setdefault(delivery.shard, []).extend(record.sequence_number for record in delivery.records)
         return None
 
@@ -102,19 +102,19 @@ class Conservation(RuleBasedStateMachine):
 
     # Rules
 
-    @rule(place=PLACES, times=st.integers(1, 3))
-    def step(self, place: int, times: int) -> None:
+    @rule(index=PLACES, times=st.integers(1, 3))
+    def step(self, index: int, times: int) -> None:
         """Call a reader, whether it is due or someone wakes it."""
         for _ in range(times):
-            if self.dues[place] < math.inf:
-                self.step_at(place)
+            if self.due_times[index] < math.inf:
+                self.step_at(index)
 
     @rule(times=st.integers(1, 4))
     def flow(self, times: int) -> None:
         """Let everything run for a while, as it mostly does."""
         for _ in range(times):
-            for place in range(SHARDS):
-                self.step(place, 1)
+            for index in range(SHARDS):
+                self.step(index, 1)
             while self.executor.waiting:
                 self._work(0)
             self.clock.now += 0.5
@@ -123,10 +123,10 @@ class Conservation(RuleBasedStateMachine):
     def pass_time(self, seconds: float) -> None:
         self.clock.now += seconds
 
-    @rule(what=st.sampled_from(["raises", "answers", "done"]))
-    def next_call(self, what: str) -> None:
+    @rule(outcome=st.sampled_from(["raises", "answers", "done"]))
+    def next_call(self, outcome: str) -> None:
         """Let the handler's next call end like this."""
-        self.outcomes.append(what)
+        self.outcomes.append(outcome)
 
     def _raise(self, _batch: Batch) -> None:
         if self.raises:
@@ -143,14 +143,14 @@ class Conservation(RuleBasedStateMachine):
         """Let the next read raise after it has advanced."""
         self.raises.append(fault)
 
-    @rule(place=PLACES)
-    def steal(self, place: int) -> None:
-        self.holdings[place].drop("stolen")
+    @rule(index=PLACES)
+    def steal(self, index: int) -> None:
+        self.holdings[index].drop("stolen")
 
-    @rule(place=PLACES)
-    def release(self, place: int) -> None:
+    @rule(index=PLACES)
+    def release(self, index: int) -> None:
         """Ask for the release of the lease."""
-        self.holdings[place].ask_release()
+        self.holdings[index].ask_release()
 
     @rule(down=st.booleans())
     def store_is(self, *, down: bool) -> None:
@@ -162,15 +162,15 @@ class Conservation(RuleBasedStateMachine):
         """Make all threads hang, or the system have no more."""
         self.executor.stuck, self.executor.refuses = stuck, refuses
 
-    def step_at(self, place: int) -> None:
+    def step_at(self, index: int) -> None:
         """Call a step as a guarded step: its guard handles what it raises."""
         try:
-            self.dues[place] = self.readings[place].step(self.clock.now)
+            self.due_times[index] = self.readings[index].step(self.clock.now)
         except (MemoryError, ValueError):
-            self.dues[place] = self.clock.now
+            self.due_times[index] = self.clock.now
 
-    def _work(self, place: int) -> None:
-        work = self.executor.waiting.pop(place)
+    def _work(self, index: int) -> None:
+        work = self.executor.waiting.pop(index)
         calls = dict(self.dispatcher._running)  # noqa: SLF001  the test checks what is returned
         work()
         for call in calls.values():
@@ -197,10 +197,10 @@ class Conservation(RuleBasedStateMachine):
         """The first law holds throughout: no checkpoint covers a record that was not handled."""
         if hasattr(self, "budget"):
             for row in [self.store.row(f"s-{number}") for number in range(SHARDS)]:
-                done = self.handled.get(row.key, [])
+                handled = self.handled.get(row.key, [])
                 if row.checkpoint.numbered and not self.letters:
                     owed = [str(number) for number in range(100, int(row.checkpoint.sequence) + 1)]
-                    assert set(owed) <= set(done)
+                    assert set(owed) <= set(handled)
 
     @property
     def letters(self) -> bool:
@@ -222,9 +222,9 @@ class Conservation(RuleBasedStateMachine):
             while self.executor.waiting:
                 self._work(0)
             self.clock.now += 1.0
-            going = [place for place in range(SHARDS) if self.dues[place] < math.inf]
-            for place in going:
-                self.step_at(place)
+            going = [index for index in range(SHARDS) if self.due_times[index] < math.inf]
+            for index in going:
+                self.step_at(index)
             if not going:
                 break
         self.dispatcher.close()
@@ -232,7 +232,7 @@ class Conservation(RuleBasedStateMachine):
         assert [list(rest) for rest in left] == [[]] * 5
         assert (self.budget.used, [reader for reader in self.source.readers if not reader.closed]) == (0, [])
         assert {row.owner for row in self.store.list().leases} == {None} or any(h.lost.is_set() for h in self.holdings)
-        assert [due for due in self.dues if due < math.inf] == []
+        assert [due for due in self.due_times if due < math.inf] == []
 
 
 Conservation.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -1,4 +1,4 @@
-"""`leasehold consume` from outside: what it refuses, what it prints, and how it ends."""
+"""`leasehold consume` from outside: what it rejects, what it prints, and how it ends."""
 
 import io
 import json
@@ -36,7 +36,7 @@ SECRET = "hunter2"  # noqa: S105  a made-up password
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         ((SOURCE, "--store", STORE), "choose one of --handler module:function and --events"),
         ((*EVENTS, "--handler", "json:dumps"), "choose one of --handler"),
@@ -70,41 +70,37 @@ SECRET = "hunter2"  # noqa: S105  a made-up password
         ((*EVENTS, "--dead-letter", SOURCE_BY_ARN), "--dead-letter: it is the stream that is read"),
     ],
 )
-def test_bad_usage_is_one_sentence_and_exit_status_2(arguments: tuple[str, ...], says: str) -> None:
-    """Bad usage never prints a stack or a secret."""
-    done = CliRunner().invoke(app, arguments)
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert says in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-    assert SECRET not in done.stderr
+def test_bad_usage_prints_one_sentence_and_exits_with_2(arguments: tuple[str, ...], message: str) -> None:
+    """Errors of usage show neither a stack nor a secret."""
+    result = CliRunner().invoke(app, arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert SECRET not in result.stderr
 
 
-def test_a_stream_out_of_reach_of_its_credentials_ends_with_status_1(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_credentials_exit_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
     """A supervisor can tell this from a run that has finished."""
     for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(variable, raising=False)
-    done = CliRunner().invoke(app, [SOURCE, "--store", "memory://no-credentials", "--events"])
-    assert (done.exit_code, done.stdout) == (1, "")
-    assert "leasehold consume: no credentials for stream 'orders': set them in the environment" in done.stderr
+    result = CliRunner().invoke(app, [SOURCE, "--store", "memory://no-credentials", "--events"])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "leasehold consume: no credentials for stream 'orders': set them in the environment" in result.stderr
 
 
-def test_a_first_start_need_not_wait_for_a_stream_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A deployment with a wrong endpoint fails; it does not wait for the stream forever."""
+def test_first_start_ends_if_the_stream_does_not_respond(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(variable, "test")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    nobody = f"{SOURCE}&endpoint=http://127.0.0.1:9"
-    done = CliRunner().invoke(app, [nobody, "--store", "memory://nobody", "--events", "--no-wait"])
-    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-    assert done.stderr.startswith("leasehold consume: ")
-    assert "Could not connect to the endpoint URL" in done.stderr
+    unreachable = f"{SOURCE}&endpoint=http://127.0.0.1:9"
+    result = CliRunner().invoke(app, [unreachable, "--store", "memory://nobody", "--events", "--no-wait"])
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (1, "", 1)
+    assert result.stderr.startswith("leasehold consume: ")
+    assert "Could not connect to the endpoint URL" in result.stderr
 
 
-@pytest.mark.parametrize(("wait", "asked"), [("--wait", 3), ("--no-wait", 1)])
-def test_a_store_that_does_not_answer_at_the_start_is_asked_again(
-    wait: str, asked: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Workers that are started while their store is slow for seconds do not end."""
+@pytest.mark.parametrize(("wait", "requests"), [("--wait", 3), ("--no-wait", 1)])
+def test_store_that_is_slow_at_start_is_asked_again(wait: str, requests: int, monkeypatch: pytest.MonkeyPatch) -> None:
     answers: list[str] = []
 
     def slow_to_answer(url: str, **options: Any) -> Store:  # noqa: ANN401  the signature of the replaced function
@@ -117,22 +113,19 @@ def test_a_store_that_does_not_answer_at_the_start_is_asked_again(
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(consuming, "open_store", slow_to_answer)
     monkeypatch.setattr(consuming, "FAULT_WAITS", (0.0, 0.0))
-    done = CliRunner().invoke(app, [SOURCE, "--store", "memory://slow-to-answer", "--events", wait])
-    assert (done.exit_code, len(answers)) == (1, asked)
-    assert ("the service cannot be reached" if wait == "--no-wait" else "no credentials") in done.stderr
+    result = CliRunner().invoke(app, [SOURCE, "--store", "memory://slow-to-answer", "--events", wait])
+    assert (result.exit_code, len(answers)) == (1, requests)
+    assert ("the service cannot be reached" if wait == "--no-wait" else "no credentials") in result.stderr
 
 
-def test_a_function_is_found_in_the_folder_the_command_is_called_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_handler_is_found_in_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_handlers.py").write_text("def handle(batch):\n    return len(batch.records)\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", ["elsewhere"])
     assert load("my_handlers:handle").__name__ == "handle"
 
 
-def test_event_lines_tell_every_record_before_its_checkpoint() -> None:
-    """Whoever watches from outside can see what was delivered."""
+def test_event_lines_show_each_record_before_its_checkpoint() -> None:
     store, out = FaultyStore(), io.StringIO()
     source = ListSource(four_shards()[:1], {"s-0": ShardRecords(records(2))})
     lines = EventLines("a-1", out, wall=lambda: 1.5)
@@ -175,7 +168,7 @@ def test_event_lines_tell_every_record_before_its_checkpoint() -> None:
     ]
 
 
-def test_an_event_of_one_stream_among_several_says_which() -> None:
+def test_event_names_its_stream_among_several() -> None:
     """Two streams may have equal shard ids."""
     out = io.StringIO()
     lease = Lease("1:orders:2:s-0", stream="1:orders:2", shard="s-0")

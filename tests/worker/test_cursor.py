@@ -26,14 +26,14 @@ from leasehold.errors import SourceUnavailable
 RECORDS = 12
 
 
-def at(number: int) -> Position:
+def position_of(number: int) -> Position:
     """Return the position of the n-th record, or one before the first or after the last."""
     if number == 0:
         return TRIM_HORIZON
     return SHARD_END if number > RECORDS else Position(str(number))
 
 
-def place(position: Position) -> int:
+def index_of(position: Position) -> int:
     """Return the index of a position among the records; for a time, how many records arrived before it."""
     if position.sequence == "AT_TIMESTAMP":
         return position.sub
@@ -50,7 +50,7 @@ class Stream:
     def open(self, start: Position) -> "StreamReader":
         assert start != LATEST  # LATEST would mean the present tip, and skip what arrived since it was pinned
         self.readers += 1
-        return StreamReader(self, place(start))
+        return StreamReader(self, index_of(start))
 
 
 @define
@@ -58,16 +58,16 @@ class StreamReader:
     """Reads up to three records at a time, and the end of the shard together with the last record."""
 
     stream: Stream
-    place: int
+    index: int
 
     def read(self) -> Batch:
         """Advance, then raise if the stream is broken."""
-        first = self.place + 1
-        self.place = min(self.place + 3, RECORDS)
+        first = self.index + 1
+        self.index = min(self.index + 3, RECORDS)
         if self.stream.broken == "reading":
             raise SourceUnavailable("it raised behind its advance")
-        records = tuple(Record(b"", str(number)) for number in range(first, self.place + 1))
-        return Batch(records, records[-1].position if records else None, None, 0.0, ended=self.place == RECORDS)
+        records = tuple(Record(b"", str(number)) for number in range(first, self.index + 1))
+        return Batch(records, records[-1].position if records else None, None, 0.0, ended=self.index == RECORDS)
 
     def close(self) -> None:
         self.stream.readers -= 1
@@ -78,7 +78,7 @@ class EveryOrderOfEvents(RuleBasedStateMachine):
 
     Attributes:
         rows: What was read and not delivered.
-        given: What the present consumer was given and has not acknowledged.
+        unacknowledged: What the present consumer was given and has not acknowledged.
         finished: How far any consumer has finished. The lease must never pass it.
         stored: The checkpoint of the lease; if that is LATEST, the position to which it was pinned.
         pinned: That position as the source returns it (a time or a number), or None if the lease began otherwise.
@@ -86,14 +86,14 @@ class EveryOrderOfEvents(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stream, self.rows, self.given = Stream(), list[int](), list[int]()
+        self.stream, self.rows, self.unacknowledged = Stream(), list[int](), list[int]()
         self.finished = self.stored = 0
         self.pinned: Position | None = None
         self.cursor, self.pull = self._begun()
 
     def _begun(self) -> tuple[Cursor, ShardPull]:
-        latest = self.pinned is not None and self.stored == place(self.pinned)
-        cursor = Cursor(LATEST if latest else at(self.stored))
+        latest = self.pinned is not None and self.stored == index_of(self.pinned)
+        cursor = Cursor(LATEST if latest else position_of(self.stored))
         if latest and self.pinned is not None:
             cursor.pinned_at(self.pinned)
         return cursor, ShardPull(cursor, self.stream.open)
@@ -103,11 +103,11 @@ class EveryOrderOfEvents(RuleBasedStateMachine):
         """The lease contains a checkpoint, or starts at the tip as of its creation."""
         self.finished = self.stored = stored
         if latest and stored:
-            self.pinned = at(stored) if latest == "a number" else at_timestamp(stored)
+            self.pinned = position_of(stored) if latest == "a number" else at_timestamp(stored)
         self.cursor, self.pull = self._begun()
 
     def _number(self, mark: Position) -> int:
-        return self.stored if mark == LATEST else place(mark)
+        return self.stored if mark == LATEST else index_of(mark)
 
     def _keep(self, batch: Batch) -> None:
         if self.stream.broken == "keeping":
@@ -131,35 +131,37 @@ class EveryOrderOfEvents(RuleBasedStateMachine):
             case order:
                 assert order in {AwaitEvent(), EndShard(())}
 
-    @rule(most=st.integers(1, 5))
-    def deliver(self, most: int) -> None:
+    @rule(count=st.integers(1, 5))
+    def deliver(self, count: int) -> None:
         """Deliver some of the rows. They follow those delivered before without a gap."""
         if self.cursor.order(write=False) != DeliverRows():
             return
         last = self._number(self.cursor.delivered)
-        taken, self.rows = self.rows[:most], self.rows[most:]
-        assert taken == list(range(last + 1, last + 1 + len(taken)))
-        self.given += taken
-        self.cursor.rows_delivered(self.cursor.read if not self.rows else at(taken[-1]))
+        delivered_rows, self.rows = self.rows[:count], self.rows[count:]
+        assert delivered_rows == list(range(last + 1, last + 1 + len(delivered_rows)))
+        self.unacknowledged += delivered_rows
+        self.cursor.rows_delivered(self.cursor.read if not self.rows else position_of(delivered_rows[-1]))
 
     @precondition(lambda self: self.cursor.has_unacknowledged)
     @rule(share=st.floats(0, 1))
     def acknowledge(self, share: float) -> None:
         """The consumer has finished with a part, perhaps an empty one, of what it was given."""
         least, limit = self._number(self.cursor.acknowledged), self._number(self.cursor.delivered)
-        done = least + round(share * (limit - least))
-        self.finished = max(self.finished, done)
-        self.given = [number for number in self.given if number > done]
+        acknowledged = least + round(share * (limit - least))
+        self.finished = max(self.finished, acknowledged)
+        self.unacknowledged = [number for number in self.unacknowledged if number > acknowledged]
         # If reading began at a time, the record before that time has no number that the consumer could name.
-        self.cursor.consumer_acknowledged(at(done) if done > least else self.cursor.acknowledged)
+        self.cursor.consumer_acknowledged(
+            position_of(acknowledged) if acknowledged > least else self.cursor.acknowledged
+        )
 
     @rule()
     def store(self) -> None:
         """Write a checkpoint if one is due."""
         match self.cursor.order():
             case StoreCheckpoint(to):
-                assert self.stored < place(to) <= self.finished
-                self.stored = place(to)
+                assert self.stored < index_of(to) <= self.finished
+                self.stored = index_of(to)
                 self.cursor.checkpoint_stored(to)
             case EndShard(_):
                 assert self.finished == RECORDS + 1
@@ -173,7 +175,7 @@ class EveryOrderOfEvents(RuleBasedStateMachine):
     def fail(self) -> None:
         """The consumer has failed: it is given again what it did not finish, and nothing before that."""
         self.rows.clear()
-        self.given.clear()
+        self.unacknowledged.clear()
         self.cursor.consumer_gone()
         self.pull.drop()
         assert not self.cursor.has_unacknowledged
@@ -184,7 +186,7 @@ class EveryOrderOfEvents(RuleBasedStateMachine):
         """Change the owner: by a release once nothing is out, or by a crash at any moment."""
         order = self.cursor.order(leaving=True)
         if not crash and order == AwaitEvent():
-            assert self.given or self.cursor.has_unacknowledged
+            assert self.unacknowledged or self.cursor.has_unacknowledged
             return
         if not crash:
             assert isinstance(order, ReleaseAt)
@@ -192,7 +194,7 @@ class EveryOrderOfEvents(RuleBasedStateMachine):
             self.stored = self._number(order.at)
         self.pull.close()
         self.rows.clear()
-        self.given.clear()
+        self.unacknowledged.clear()
         self.cursor, self.pull = self._begun()
 
     @invariant()
@@ -214,33 +216,33 @@ TestEveryOrderOfEvents = EveryOrderOfEvents.TestCase
 
 
 def _read() -> Cursor:
-    cursor = Cursor(at(3))
+    cursor = Cursor(position_of(3))
     cursor.reader_opened()
-    cursor.batch_read(at(6))
+    cursor.batch_read(position_of(6))
     return cursor
 
 
 def _out() -> Cursor:
     cursor = _read()
-    cursor.rows_delivered(at(6))
+    cursor.rows_delivered(position_of(6))
     return cursor
 
 
 def _done() -> Cursor:
     cursor = _out()
-    cursor.consumer_acknowledged(at(5))
+    cursor.consumer_acknowledged(position_of(5))
     return cursor
 
 
 def _resumed() -> Cursor:
-    cursor = Cursor(at(2))
-    cursor.begun_at(at(5))
+    cursor = Cursor(position_of(2))
+    cursor.begun_at(position_of(5))
     return cursor
 
 
 def _ended() -> Cursor:
     cursor = _out()
-    cursor.consumer_acknowledged(at(6))
+    cursor.consumer_acknowledged(position_of(6))
     cursor.batch_read(SHARD_END, (Shard("child"),))
     cursor.rows_delivered(SHARD_END)
     cursor.consumer_acknowledged(SHARD_END)
@@ -254,70 +256,75 @@ def _ended() -> Cursor:
         (_ended, {"lost": True}, LeaveShard()),
         (_out, {"leaving": True}, AwaitEvent()),
         (_done, {"leaving": True}, AwaitEvent()),
-        (_read, {"leaving": True, "expired": True}, ReleaseAt(at(3))),
-        (_ended, {"leaving": True}, ReleaseAt(at(6))),
+        (_read, {"leaving": True, "expired": True}, ReleaseAt(position_of(3))),
+        (_ended, {"leaving": True}, ReleaseAt(position_of(6))),
         (_ended, {"expired": True}, EndShard((Shard("child"),))),
-        (_done, {"expired": True}, StoreCheckpoint(at(5))),
+        (_done, {"expired": True}, StoreCheckpoint(position_of(5))),
         (_done, {"write": False, "expired": True}, AwaitEvent()),
         (_done, {"write": False}, ReadBatch()),
         (_read, {"expired": True}, AwaitEvent()),
         (_read, {}, DeliverRows()),
         (_read, {"free": False}, ReadBatch()),
         (_read, {"free": False, "room": False}, AwaitEvent()),
-        (lambda: Cursor(at(3)), {}, OpenReader(at(3))),
-        (lambda: Cursor(at(3)), {"room": False}, AwaitEvent()),
-        (lambda: Cursor(at(3), until=at(3)), {}, AwaitEvent()),
-        (_resumed, {}, OpenReader(at(5))),
+        (lambda: Cursor(position_of(3)), {}, OpenReader(position_of(3))),
+        (lambda: Cursor(position_of(3)), {"room": False}, AwaitEvent()),
+        (lambda: Cursor(position_of(3), until=position_of(3)), {}, AwaitEvent()),
+        (_resumed, {}, OpenReader(position_of(5))),
         (_resumed, {"leaving": True}, AwaitEvent()),
     ],
 )
-def test_each_line_of_the_table_of_orders(cursor: Callable[[], Cursor], flags: dict[str, bool], order: object) -> None:
-    """`Cursor.order` agrees with every row of the table."""
+def test_order_matches_each_row_of_the_table(
+    cursor: Callable[[], Cursor], flags: dict[str, bool], order: object
+) -> None:
     assert cursor().order(**flags) == order
 
 
-def test_more_than_was_delivered_cannot_be_acknowledged() -> None:
-    """A consumer cannot move the checkpoint past records that it was never given."""
+def test_acknowledgement_past_the_delivered_position_is_rejected() -> None:
     cursor = _read()
     with pytest.raises(ValueError, match=r"^cursor: .*6.* is acknowledged, and only what lies before .*3.* was"):
-        cursor.consumer_acknowledged(at(6))
-    assert (cursor.acknowledged, cursor.committed) == (at(3), at(3))
+        cursor.consumer_acknowledged(position_of(6))
+    assert (cursor.acknowledged, cursor.committed) == (position_of(3), position_of(3))
 
 
-def test_a_consumer_may_begin_before_or_behind_what_the_lease_says() -> None:
+def test_consumer_may_begin_before_or_after_the_checkpoint() -> None:
     """A query that continues after, or before, its last batch can use the same marks."""
-    behind, before = _resumed(), Cursor(at(5))
-    before.begun_at(at(2))
-    behind.consumer_acknowledged(at(4))
-    assert (behind.committed, behind.acknowledged, behind.delivered, behind.read) == (at(2), at(4), at(5), at(5))
-    assert (before.committed, before.acknowledged, before.delivered, before.read) == (at(2), at(2), at(2), at(2))
-    assert (behind.unstored, before.unstored) == (at(4), None)
+    behind, before = _resumed(), Cursor(position_of(5))
+    before.begun_at(position_of(2))
+    behind.consumer_acknowledged(position_of(4))
+    assert (behind.committed, behind.acknowledged, behind.delivered, behind.read) == (
+        position_of(2),
+        position_of(4),
+        position_of(5),
+        position_of(5),
+    )
+    assert (before.committed, before.acknowledged, before.delivered, before.read) == (
+        position_of(2),
+        position_of(2),
+        position_of(2),
+        position_of(2),
+    )
+    assert (behind.unstored, before.unstored) == (position_of(4), None)
 
 
-def test_more_than_is_acknowledged_cannot_be_stored() -> None:
-    """A driver's mistake cannot mark records as done that no consumer has finished."""
+def test_checkpoint_past_the_acknowledged_position_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"^cursor: committed, acknowledged, delivered, read must not fall"):
-        _out().checkpoint_stored(at(4))
+        _out().checkpoint_stored(position_of(4))
 
 
-def test_rows_are_dropped_also_where_their_reader_cannot_be_closed() -> None:
-    """Dropped rows are never waited for."""
-
+def test_rows_are_dropped_even_if_their_reader_cannot_be_closed() -> None:
     class Unclosed(StreamReader):
         def close(self) -> None:
             raise SourceUnavailable("it cannot be closed")
 
     cursor = Cursor(TRIM_HORIZON)
-    pull = ShardPull(cursor, lambda start: Unclosed(Stream(), place(start)))
+    pull = ShardPull(cursor, lambda start: Unclosed(Stream(), index_of(start)))
     pull.read(lambda batch: cursor.batch_read(batch.end))
     with pytest.raises(SourceUnavailable):
         pull.drop()
     assert (cursor.order(), cursor.read) == (OpenReader(TRIM_HORIZON), TRIM_HORIZON)
 
 
-def test_a_reader_that_cannot_be_opened_is_not_open() -> None:
-    """After a failed open, the next step is to open a reader, not to read."""
-
+def test_reader_that_fails_to_open_is_not_open() -> None:
     def refuses(_start: Position) -> StreamReader:
         raise SourceUnavailable("the service asks to slow down")
 
@@ -328,11 +335,15 @@ def test_a_reader_that_cannot_be_opened_is_not_open() -> None:
 
 
 def test_no_event_moves_a_mark_back() -> None:
-    """A late event of a source, a consumer or a lease makes no record come again."""
     cursor = _done()
-    cursor.batch_read(at(4))
-    cursor.rows_delivered(at(4))
-    cursor.consumer_acknowledged(at(4))
-    cursor.checkpoint_stored(at(5))
-    cursor.checkpoint_stored(at(4))
-    assert (cursor.committed, cursor.acknowledged, cursor.delivered, cursor.read) == (at(5), at(5), at(6), at(6))
+    cursor.batch_read(position_of(4))
+    cursor.rows_delivered(position_of(4))
+    cursor.consumer_acknowledged(position_of(4))
+    cursor.checkpoint_stored(position_of(5))
+    cursor.checkpoint_stored(position_of(4))
+    assert (cursor.committed, cursor.acknowledged, cursor.delivered, cursor.read) == (
+        position_of(5),
+        position_of(5),
+        position_of(6),
+        position_of(6),
+    )

@@ -1,4 +1,4 @@
-"""A stream that is deleted while workers read it: its checkpoints outlive it."""
+"""A stream that is deleted while workers read it: its checkpoints are kept."""
 
 import pytest
 from attrs import define
@@ -35,32 +35,31 @@ class Deletable(ListSource):
         return super().gone(shard)
 
 
-def test_the_leases_and_checkpoints_of_a_deleted_stream_stay(caplog: pytest.LogCaptureFixture) -> None:
+def test_leases_and_checkpoints_of_a_deleted_stream_are_kept(caplog: pytest.LogCaptureFixture) -> None:
     """If the stream was deleted by mistake or recreated, its checkpoints remain and the loss is logged."""
     clock, store, source = Clock(), FaultyStore(), Deletable(four_shards())
     source.shard_logs["s-0"] = ShardRecords(records(3))
-    happened: list[str] = []
-    ours = member(store, source, clock, config=Config(lease_seconds=10.0, initial_position=TRIM_HORIZON))
-    ours.run(60)
-    handling = Handling(lambda _batch: None, observer=lambda what, _holding: happened.append(what))
-    reading = handler_reader(ours.worker, ours.worker.holdings[0], handling)
+    happenings: list[str] = []
+    driven = member(store, source, clock, config=Config(lease_seconds=10.0, initial_position=TRIM_HORIZON))
+    driven.run(60)
+    handling = Handling(lambda _batch: None, observer=lambda happening, _holding: happenings.append(happening))
+    reading = handler_reader(driven.worker, driven.worker.holdings[0], handling)
     for _ in range(3):
         reading.step(clock.now)
     source.deleted = True
-    ours.run(HOUR)
+    driven.run(HOUR)
     assert {lease.key: lease.checkpoint.sequence for lease in store.list().leases} == {
         "s-0": "102",
         "s-1": "TRIM_HORIZON",
         "s-2": "TRIM_HORIZON",
         "s-3": "TRIM_HORIZON",
     }
-    assert (store.row("s-0").checkpoint, happened) == (Position("102"), ["initialize"])
+    assert (store.row("s-0").checkpoint, happenings) == (Position("102"), ["initialize"])
     message = "the shards could not be listed, trying again until they can: stream 'orders': it does not exist"
     assert caplog.text.count(message) == 1
 
 
-def test_a_listing_that_fails_is_said_again_when_its_reason_changes(caplog: pytest.LogCaptureFixture) -> None:
-    """The same fault is not logged at every turn, yet the next one is."""
+def test_failing_listing_is_logged_again_when_its_reason_changes(caplog: pytest.LogCaptureFixture) -> None:
     reasons = ["throttled", "throttled", "forbidden", "", "throttled"]
     discovery = Discovery(FaultySource(faults=[SourceUnavailable(why) if why else None for why in reasons]))
     for turn in range(len(reasons)):

@@ -1,10 +1,10 @@
-"""What a worker logs about listings of shards, and when it lists at all."""
+"""When a worker lists the shards of a stream, and what it logs about a listing."""
 
 import logging
 
 import pytest
 from attrs import define, evolve
-from virtual_fleet import KCL, Driven, FaultySource, FaultyStore, Kept, four_shards, member
+from virtual_fleet import KCL, DrivenWorker, FaultySource, FaultyStore, RecordingConsumer, four_shards, member
 from waiters import Clock
 
 from leasehold.adapters.threads import ThreadScheduler
@@ -25,8 +25,8 @@ ME = Me("a-1")
 BROKEN = Listing((), (Malformed("s-1", "leaseCounter", "is missing"),))
 
 
-def test_a_row_that_cannot_be_read_keeps_its_own_line_back_and_no_other(caplog: pytest.LogCaptureFixture) -> None:
-    """One unreadable row leaves no other shard unread. Its own children wait, so as not to start at the tip."""
+def test_unreadable_row_holds_back_only_its_own_descendants(caplog: pytest.LogCaptureFixture) -> None:
+    """Children of the unreadable row's shard wait, so as not to start at the tip. All other shards are read."""
     family = [*four_shards(), shard("s-1a", 25, 49, "s-1"), shard("s-1b", 25, 49, "s-1a"), shard("s-3a", 75, 99, "s-3")]
     source = ListSource(family)
     discovery = Discovery(source)
@@ -40,7 +40,7 @@ def test_a_row_that_cannot_be_read_keeps_its_own_line_back_and_no_other(caplog: 
     assert discovery.shards(2.0, HEALTHY, ME) == tuple(family)
 
 
-def test_no_lease_goes_while_a_row_cannot_be_read() -> None:
+def test_no_lease_is_deleted_while_a_row_is_unreadable() -> None:
     """A finished lease stays, because the unreadable row may belong to a child that has not begun."""
     discovery = Discovery(ListSource(four_shards(), missing={"s-9"}))
     shards = discovery.shards(0.0, BROKEN, ME) or ()
@@ -50,7 +50,7 @@ def test_no_lease_goes_while_a_row_cannot_be_read() -> None:
     assert discovery.deletable(Lease("s-9"), shards)
 
 
-def test_partitions_wait_for_the_row_of_another() -> None:
+def test_new_partition_at_latest_waits_for_an_unreadable_row() -> None:
     """Under LATEST a new partition waits, because the unreadable row may show that reading has begun."""
     partitions = [Shard(str(number)) for number in range(3)]
     discovery = Discovery(ListSource(partitions))
@@ -59,13 +59,13 @@ def test_partitions_wait_for_the_row_of_another() -> None:
     assert discovery.shards(1.0, stranger, ME) == tuple(partitions)
 
 
-def test_a_hole_is_looked_up_at_every_third_reading_that_shows_it() -> None:
-    """One stale read costs no listing, and a hole that stays does not cost one every turn."""
+def test_hole_causes_a_listing_at_every_third_reading() -> None:
+    """A hole may come from a stale read, so only every third reading that shows it causes a listing."""
     source = ListSource(four_shards())
     discovery = Discovery(source)
     discovery.shards(0.0, HEALTHY, ME)
-    seen = [History(holes=(Hole("", 0, 9, times),)) for times in (1, 2, 3, 3, 4, 5, 6)]
-    listed = [discovery.shards(1.0, HEALTHY, evolve(ME, history=history)) is not None for history in seen]
+    histories = [History(holes=(Hole("", 0, 9, times),)) for times in (1, 2, 3, 3, 4, 5, 6)]
+    listed = [discovery.shards(1.0, HEALTHY, evolve(ME, history=history)) is not None for history in histories]
     assert listed == [False, False, True, False, False, False, True]
 
 
@@ -78,8 +78,8 @@ def fleet(count: int, history: History = History()) -> list[tuple[Me, Discovery,
     return workers
 
 
-def test_a_sight_of_the_whole_fleet_is_listed_for_by_a_few_in_turns() -> None:
-    """A large group is not throttled by listing all at once for the same information."""
+def test_hole_seen_by_all_workers_is_listed_by_a_few_in_turn() -> None:
+    """Large groups spread listings over time so that the service does not throttle them."""
     workers = fleet(100)
     owned = Listing(tuple(Lease(f"s-{n}", owner=me.worker) for n, (me, *_) in enumerate(workers)))
 
@@ -96,8 +96,7 @@ def test_a_sight_of_the_whole_fleet_is_listed_for_by_a_few_in_turns() -> None:
     assert len(set.union(*safety)) > 20, "others each time"
 
 
-def test_where_bulletins_are_heard_the_worker_that_looks_lists() -> None:
-    """The worker that reads the table for all the others also lists the shards."""
+def test_lookout_lists_shards_for_readers_of_bulletins() -> None:
     ((me, discovery, source),) = fleet(1, History(hearing=BulletinState()))
     owned = Listing(tuple(Lease(f"s-{n}", owner=f"w-{n}") for n in range(100)))
     for times in range(1, 6):
@@ -105,16 +104,15 @@ def test_where_bulletins_are_heard_the_worker_that_looks_lists() -> None:
     assert source.listings == 6
 
 
-def test_a_wrong_listing_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    """The log says why no lease is created."""
+def test_inconsistent_listing_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     source = ListSource([shard("s-0", 0, 9), shard("c-0", 0, 2**128 - 1, "s-0")])
     Discovery(source).shards(0.0, HEALTHY, ME)
     assert caplog.messages == ["shard s-0 is open but has a child, c-0: one of the two is out of date"]
     assert {record.levelno for record in caplog.records} == {logging.WARNING}
 
 
-def test_a_stream_that_never_answered_is_an_error_and_one_that_did_is_waited_for() -> None:
-    """A misspelled name is an error. A passing rejection does not end a worker at work."""
+def test_stream_that_never_responded_is_an_error() -> None:
+    """A misspelled name is an error. A stream that has responded before is retried."""
     source = FaultySource(four_shards())
     source.faults = [SourceUnavailable("slow down"), SourceError("no such stream")]
     discovery = Discovery(source)
@@ -128,9 +126,7 @@ def test_a_stream_that_never_answered_is_an_error_and_one_that_did_is_waited_for
     assert discovery.shards(4.0, HEALTHY, ME) is not None, "asked again at the next turn"
 
 
-def test_a_lease_stays_while_the_source_cannot_say_that_its_shard_is_gone() -> None:
-    """An outage of the source costs no checkpoints."""
-
+def test_lease_is_kept_while_the_source_cannot_confirm_its_shard_is_gone() -> None:
     class Silent(ListSource):
         def gone(self, shard: str) -> bool:
             raise SourceUnavailable(f"{shard}: no answer")
@@ -141,8 +137,7 @@ def test_a_lease_stays_while_the_source_cannot_say_that_its_shard_is_gone() -> N
     assert not discovery.deletable(Lease("s-9"), shards)
 
 
-def test_one_worker_lists_once_for_a_finished_lease_whose_children_have_begun() -> None:
-    """Finished leases, which Java workers count as load, are removed soon, and by one worker's listing."""
+def test_one_worker_lists_once_to_remove_a_finished_lease() -> None:
     source = ListSource(four_shards())
     source.end("s-0", shard("c-0", 0, 12, "s-0"), shard("c-1", 13, 24, "s-0"))
     workers = [(Me(name), Discovery(source)) for name in ("a-1", "b-1")]
@@ -157,33 +152,32 @@ def test_one_worker_lists_once_for_a_finished_lease_whose_children_have_begun() 
     assert [listings_at(position) for position in (TRIM_HORIZON, Position("7"), Position("8"))] == [2, 3, 3]
 
 
-def test_the_row_of_a_shard_that_there_is_not_goes_once_it_was_tried() -> None:
-    """The row is removed early, so it isn't claimed and rejected once a minute until the next listing."""
+def test_row_of_a_missing_shard_is_deleted_after_one_attempt_to_read() -> None:
     clock, store, source = Clock(), FaultyStore(), ListSource(four_shards(), missing={"s-9"})
     worker = Worker(
         store=store,
         source=source,
         me="a-1",
         config=KCL,
-        consumer=Kept(),
+        consumer=RecordingConsumer(),
         scheduler=ThreadScheduler(clock, process_id="p-1"),
     )
-    ours = Driven(worker, clock)
-    ours.run(60.0)
+    driven = DrivenWorker(worker, clock)
+    driven.run(60.0)
     store.write(CreateLease(Lease("s-9", hash_range=(0, 9), checkpoint=Position("7"))))
-    ours.run(60.0)
-    tried = next(holding for holding in worker.holdings if holding.key == "s-9")
+    driven.run(60.0)
+    tried_holding = next(holding for holding in worker.holdings if holding.key == "s-9")
     assert source.listings == 1
     worker.exclude("s-9", 60.0)
-    tried.ask_release()
-    assert tried.release()
-    ours.run(40.0)
+    tried_holding.ask_release()
+    assert tried_holding.release()
+    driven.run(40.0)
     # One listing showed that the row must go, another that it is gone.
     assert (source.listings, {lease.key for lease in store.list().leases}) == (3, {"s-0", "s-1", "s-2", "s-3"})
 
 
-def test_the_shards_are_listed_again_every_five_minutes() -> None:
-    """The regular listing finds what an earlier listing missed and no hole shows."""
+def test_shards_are_listed_every_five_minutes() -> None:
+    """The regular listing finds what earlier listings missed and no hole shows."""
     discovery = Discovery(ListSource(four_shards()))
     times = (0.0, 1.0, 299.9, 300.0, 300.1, 599.9, 600.0)
     assert [discovery.shards(now, HEALTHY, ME) is not None for now in times] == [
@@ -193,52 +187,50 @@ def test_the_shards_are_listed_again_every_five_minutes() -> None:
     assert [sooner.shards(now, HEALTHY, ME) is not None for now in (0.0, 9.9, 10.0)] == [True, False, True]
 
 
-def test_a_fault_is_said_when_it_comes_and_when_it_goes(caplog: pytest.LogCaptureFixture) -> None:
-    """A fault is logged when it starts and when it ends, not at every turn."""
+def test_fault_is_logged_when_it_starts_and_ends(caplog: pytest.LogCaptureFixture) -> None:
     discovery = Discovery(FaultySource(four_shards(), faults=[SourceUnavailable(why) for why in ("no", "no", "yet")]))
     listed = [discovery.shards(float(now), HEALTHY, ME) is not None for now in range(6)]
     assert listed == [False, False, False, True, False, False]
-    again = "the shards could not be listed, trying again until they can: "
-    assert caplog.messages == [f"{again}no", f"{again}yet", "the shards are listed again"]
+    retry_message = "the shards could not be listed, trying again until they can: "
+    assert caplog.messages == [f"{retry_message}no", f"{retry_message}yet", "the shards are listed again"]
 
 
 @pytest.mark.parametrize("config", [KCL, Config(initial_position=TRIM_HORIZON)], ids=["kcl", "minimal"])
 @pytest.mark.parametrize("joined", [False, True], ids=["new group", "later"])
-def test_a_listing_that_was_refused_is_asked_for_again_within_seconds(config: Config, *, joined: bool) -> None:
-    """A single rejected request does not leave a new group unread until the next read of the whole table."""
+def test_rejected_listing_is_retried_within_seconds(config: Config, *, joined: bool) -> None:
     clock, source = Clock(), FaultySource(four_shards())
-    ours = member(FaultyStore(), source, clock, config=config)
+    driven = member(FaultyStore(), source, clock, config=config)
     if joined:
-        ours.run(60)
-        ours.worker.hurry()
-        ours.turn_due = clock.now
+        driven.run(60)
+        driven.worker.hurry()
+        driven.turn_due = clock.now
     before, source.faults = source.listings, [SourceUnavailable("slow down")] * 2
-    ours.run(18)
-    assert (source.listings - before, ours.held) == (1, ["s-0", "s-1", "s-2", "s-3"])
+    driven.run(18)
+    assert (source.listings - before, driven.held) == (1, ["s-0", "s-1", "s-2", "s-3"])
 
 
-def test_a_lease_that_contradicts_its_shard_is_said_at_the_second_listing_and_noted(
+def test_lease_that_contradicts_its_shard_is_logged_at_the_second_listing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """One stale listing is not reported as a contradiction. At the second, it is logged and annotated."""
+    """A single listing may be stale. The second one is logged, and its lease annotated."""
     clock, store, source = Clock(), FaultyStore(), ListSource(four_shards())
     store.write(CreateLease(Lease("s-0", checkpoint=SHARD_END)))
-    ours = member(store, source, clock, config=Config(lease_seconds=10.0))
-    clock.now += ours.worker.turn(clock.now) - clock.now
-    assert (source.listings, ours.worker.discovery.contradictions) == (1, ())
-    ours.run(60)
-    (contradiction,) = ours.worker.discovery.contradictions
-    assert (contradiction.kind, ours.held) == ("ended and open", ["s-1", "s-2", "s-3"])
+    driven = member(store, source, clock, config=Config(lease_seconds=10.0))
+    clock.now += driven.worker.turn(clock.now) - clock.now
+    assert (source.listings, driven.worker.discovery.contradictions) == (1, ())
+    driven.run(60)
+    (contradiction,) = driven.worker.discovery.contradictions
+    assert (contradiction.kind, driven.held) == ("ended and open", ["s-1", "s-2", "s-3"])
     assert caplog.messages.count(contradiction.what) == 1
     assert reported(store.list().leases) == (contradiction.what,)
     source.end("s-0", shard("c-0", 0, 2**126 - 1, "s-0"))
-    ours.worker.hurry()
-    ours.turn_due = clock.now
-    ours.run(60)
-    assert (ours.worker.discovery.contradictions, reported(store.list().leases)) == ((), ())
+    driven.worker.hurry()
+    driven.turn_due = clock.now
+    driven.run(60)
+    assert (driven.worker.discovery.contradictions, reported(store.list().leases)) == ((), ())
 
 
-def test_a_lease_without_the_note_begins_anew_by_itself_if_told_so() -> None:
+def test_lease_without_an_annotation_restarts_if_the_option_is_set() -> None:
     """The option also works for rows written by a version without the annotation."""
     clock, store, source = Clock(), FaultyStore(), ListSource(four_shards())
     store.write(CreateLease(Lease("s-0", checkpoint=SHARD_END)))
@@ -248,21 +240,20 @@ def test_a_lease_without_the_note_begins_anew_by_itself_if_told_so() -> None:
         source=source,
         me="a-1",
         config=KCL,
-        consumer=Kept(),
+        consumer=RecordingConsumer(),
         scheduler=ThreadScheduler(clock),
         if_recreated="TRIM_HORIZON",
     )
-    ours = Driven(worker, clock, clock.now, clock.now)
-    ours.run(120)
-    assert (ours.held, store.row("s-0").checkpoint, store.row("s-1").checkpoint) == (
+    driven = DrivenWorker(worker, clock, clock.now, clock.now)
+    driven.run(120)
+    assert (driven.held, store.row("s-0").checkpoint, store.row("s-1").checkpoint) == (
         ["s-0", "s-1", "s-2", "s-3"],
         TRIM_HORIZON,
         Position("7"),
     )
 
 
-def test_another_start_is_refused() -> None:
-    """A typing error must not be read as LATEST, which skips records."""
+def test_unknown_start_on_recreation_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"^if_recreated: 'EARLIEST' is neither TRIM_HORIZON nor LATEST$"):
         Worker(store=FaultyStore(), source=ListSource(), me="a-1", if_recreated="EARLIEST")  # type: ignore[arg-type]
 
@@ -280,27 +271,25 @@ class Named(ListSource):
         return self.name
 
 
-def test_leases_of_a_former_stream_are_let_go_and_not_taken_up_again() -> None:
-    """A checkpoint of one stream is never written from the records of another."""
+def test_leases_of_a_recreated_stream_are_released_and_not_retaken() -> None:
     clock, store, source = Clock(), FaultyStore(), Named(four_shards())
-    ours = member(store, source, clock, config=Config(lease_seconds=10.0))
-    ours.run(30)
-    assert ours.held == ["s-0", "s-1", "s-2", "s-3"]
+    driven = member(store, source, clock, config=Config(lease_seconds=10.0))
+    driven.run(30)
+    assert driven.held == ["s-0", "s-1", "s-2", "s-3"]
     source.name = "2"
-    ours.worker.hurry()
-    ours.turn_due = clock.now
-    ours.run(1)
-    assert (ours.held, ours.worker.discovery.refusing) == ([], True)
+    driven.worker.hurry()
+    driven.turn_due = clock.now
+    driven.run(1)
+    assert (driven.held, driven.worker.discovery.refusing) == ([], True)
     store.rewrite("s-0", lambda row: evolve(row, owner="a-1"))
     store.write(DeleteLease(store.row("s-1")))
-    ours.run(60)
-    assert ours.held == []
+    driven.run(60)
+    assert driven.held == []
     assert [row.key for row in store.list().leases] == ["s-0", "s-2", "s-3"]
-    assert not ours.worker.discovery.has_unknown_contradiction(store.list().leases)
+    assert not driven.worker.discovery.has_unknown_contradiction(store.list().leases)
 
 
-def test_a_contradiction_is_said_at_the_listing_that_shows_it(caplog: pytest.LogCaptureFixture) -> None:
-    """The contradiction is not left for the next listing, five minutes later."""
+def test_contradiction_is_logged_by_the_listing_that_shows_it(caplog: pytest.LogCaptureFixture) -> None:
     discovery = Discovery(ListSource(four_shards()))
     listing = Listing((Lease("s-0", checkpoint=SHARD_END),))
     for now in range(2):
@@ -310,7 +299,7 @@ def test_a_contradiction_is_said_at_the_listing_that_shows_it(caplog: pytest.Log
     assert caplog.messages == [contradiction.what]
 
 
-def test_a_stream_that_does_not_yet_say_which_it_is_counts_as_not_listed() -> None:
+def test_stream_without_a_known_incarnation_counts_as_unlisted() -> None:
     """A lease is created only with the stream's incarnation, which distinguishes it from one of a recreated stream."""
     source = Named(four_shards())
     discovery = Discovery(source)
@@ -324,7 +313,7 @@ def test_a_stream_that_does_not_yet_say_which_it_is_counts_as_not_listed() -> No
     assert (len(discovery.shards(2.0, HEALTHY, ME) or ()), discovery.incarnation) == (4, "1"), "as it said before"
 
 
-def recreating(store: FaultyStore) -> tuple[Driven, Named]:
+def recreating(store: FaultyStore) -> tuple[DrivenWorker, Named]:
     """A worker that holds four leases of a stream which was just recreated, and is to start it from its beginning."""
     source, clock = Named(four_shards()), Clock()
     worker = Worker(
@@ -332,53 +321,52 @@ def recreating(store: FaultyStore) -> tuple[Driven, Named]:
         source=source,
         me="a-1",
         config=KCL,
-        consumer=Kept(),
+        consumer=RecordingConsumer(),
         scheduler=ThreadScheduler(clock),
         if_recreated="TRIM_HORIZON",
     )
-    ours = Driven(worker, clock, clock.now, clock.now)
-    ours.run(30)
+    driven = DrivenWorker(worker, clock, clock.now, clock.now)
+    driven.run(30)
     for holding in worker.holdings:
         assert holding.checkpoint(Position("17"))
     source.name = "2"
-    return ours, source
+    return driven, source
 
 
-def test_no_shard_begins_anew_beside_a_batch_of_the_former_stream() -> None:
-    """The new stream begins only after that batch, whose checkpoint cannot overwrite its start."""
+def test_recreated_shard_starts_after_the_running_batch_of_the_old_stream() -> None:
     store = FaultyStore()
-    ours, _ = recreating(store)
-    recorded = ours.worker.consumer
-    assert isinstance(recorded, Kept)
+    driven, _ = recreating(store)
+    recorded = driven.worker.consumer
+    assert isinstance(recorded, RecordingConsumer)
     recorded.busy = True
     for _ in range(3):
-        ours.worker.hurry()
-        ours.worker.turn(ours.clock.now)
+        driven.worker.hurry()
+        driven.worker.turn(driven.clock.now)
     assert {row.checkpoint for row in store.list().leases} == {Position("17")}
     recorded.busy = False
-    ours.worker.hurry()
-    ours.worker.turn(ours.clock.now)
-    assert ours.held == [], "asked for before the consumer is told, or it would find nothing to do"
-    ours.turn_due = ours.clock.now
-    ours.run(60)
-    assert (len(ours.held), {row.checkpoint for row in store.list().leases}) == (4, {TRIM_HORIZON})
+    driven.worker.hurry()
+    driven.worker.turn(driven.clock.now)
+    assert driven.held == [], "asked for before the consumer is told, or it would find nothing to do"
+    driven.turn_due = driven.clock.now
+    driven.run(60)
+    assert (len(driven.held), {row.checkpoint for row in store.list().leases}) == (4, {TRIM_HORIZON})
 
 
 @pytest.mark.parametrize(("refused", "resets"), [(ReleaseLease, 0), (ResetLease, 1)])
-def test_a_pass_ends_at_the_first_step_that_another_worker_took(refused: type[Write], resets: int) -> None:
+def test_pass_ends_at_the_first_step_that_another_worker_took(refused: type[Write], resets: int) -> None:
     """The later steps were planned on rows that another worker has changed since."""
     store = FaultyStore()
-    ours, _ = recreating(store)
-    ours.worker.hurry()
-    ours.worker.turn(ours.clock.now)
-    assert ours.held == []
+    driven, _ = recreating(store)
+    driven.worker.hurry()
+    driven.worker.turn(driven.clock.now)
+    assert driven.held == []
     store.rewrite("s-0", lambda row: evolve(row, owner="b-1"))
-    store.asked.clear()
+    store.write_requests.clear()
     store.refuses = (refused,)
-    ours.worker.hurry()
-    ours.worker.turn(ours.clock.now)
-    assert sum(isinstance(write, ResetLease) for write in store.asked) == resets
+    driven.worker.hurry()
+    driven.worker.turn(driven.clock.now)
+    assert sum(isinstance(write, ResetLease) for write in store.write_requests) == resets
     store.refuses = ()
-    ours.turn_due = ours.clock.now
-    ours.run(60)
+    driven.turn_due = driven.clock.now
+    driven.run(60)
     assert {row.checkpoint for row in store.list().leases} == {TRIM_HORIZON}

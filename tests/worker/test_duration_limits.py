@@ -34,14 +34,14 @@ LIMITS = SETTING_LIMITS | {
 }
 
 
-def test_every_duration_of_the_planner_has_limits() -> None:
+def test_each_duration_of_the_planner_has_limits() -> None:
     """A new setting that is a duration must define its plausible values."""
     assert set(SETTING_LIMITS) == SET
 
 
 @pytest.mark.parametrize("name", sorted(SET))
 @pytest.mark.parametrize("as_text", [True, False])
-def test_a_setting_is_checked_as_its_option_is(
+def test_setting_is_checked_like_its_option(
     name: str,
     as_text: bool,
     caplog: pytest.LogCaptureFixture,
@@ -49,21 +49,21 @@ def test_a_setting_is_checked_as_its_option_is(
     """`--set lease_seconds=10000` and Python's `set={"lease_seconds": 10000}` warn once."""
     limits = SETTING_LIMITS[name]
 
-    def given(seconds: float) -> dict[str, Any]:
+    def options_with(seconds: float) -> dict[str, Any]:
         return {"set": [f"{name}={seconds}"] if as_text else {name: seconds}}
 
     with caplog.at_level(logging.WARNING):
-        consumed(**given(limits.usual))
+        consumed(**options_with(limits.usual))
         assert caplog.messages == []
-        consumed(**given(limits.usual + 1))
+        consumed(**options_with(limits.usual + 1))
     assert caplog.messages == [checked_duration(limits, limits.usual + 1, f"--set {name}")]
     if limits.least:
         with pytest.raises(ValueError, match=f"^--set {name}: .* s is less than {limits.least:g} s"):
-            consumed(**given(limits.least / 2))
+            consumed(**options_with(limits.least / 2))
 
 
 @pytest.mark.parametrize("option", LIMITS)
-def test_a_duration_is_refused_below_its_least_and_warned_of_above_what_is_usual(option: str) -> None:
+def test_duration_below_its_minimum_is_rejected_and_unusually_large_ones_warn(option: str) -> None:
     """Both limits themselves are accepted without a warning."""
     limits = LIMITS[option]
     assert checked_duration(limits, limits.least, option) == ""
@@ -76,8 +76,8 @@ def test_a_duration_is_refused_below_its_least_and_warned_of_above_what_is_usual
     assert checked_duration(limits, math.inf, option) == ""
 
 
-def test_a_lease_of_the_kcls_ten_thousand_is_taken_for_milliseconds() -> None:
-    """`failoverTimeMillis = 10000` copied into `lease_seconds` would leave a dead worker's shards unread for hours."""
+def test_lease_seconds_of_ten_thousand_are_taken_for_milliseconds() -> None:
+    """The KCL's `failoverTimeMillis = 10000` may have been copied into `lease_seconds`."""
     assert "the KCL's settings are in milliseconds" in checked_duration(
         LIMITS["lease_seconds"], 10_000, "--lease-seconds"
     )

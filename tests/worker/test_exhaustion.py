@@ -1,4 +1,4 @@
-"""If the system rejects requests for a while, at any step, nothing is skipped or held unread and work goes on.
+"""If the system rejects requests for a while, at any step, nothing is skipped or held unread, and work resumes.
 
 A real worker on real threads is run once to count what it requests of the system, and then once for each of these
 requests, from which on a number of requests are rejected.
@@ -50,7 +50,7 @@ class Handled:
 
     folder: Path
     asynchronous: bool
-    done: dict[str, list[int]] = field(factory=dict)
+    by_shard: dict[str, list[int]] = field(factory=dict)
     all: threading.Event = field(factory=threading.Event)
     lock: threading.Lock = field(factory=threading.Lock)
 
@@ -61,9 +61,9 @@ class Handled:
 
     def at_once(self, delivery: Delivery) -> None:
         with self.lock:
-            done = self.done.setdefault(delivery.shard, [])
-            done += [int(record.sequence_number) for record in delivery.records]
-            if {shard: set(each) for shard, each in self.done.items()} == {
+            numbers = self.by_shard.setdefault(delivery.shard, [])
+            numbers += [int(record.sequence_number) for record in delivery.records]
+            if {shard: set(each) for shard, each in self.by_shard.items()} == {
                 f"s-{number}": set(range(100, 100 + RECORDS)) for number in range(SHARDS)
             }:
                 self.all.set()
@@ -121,10 +121,10 @@ def goes_on(handled: Handled, kind: str, first: int, count: int) -> int:
     assert refusal.refused > 0 or first >= refusal.requests
     rows = {lease.key: (lease.owner, lease.checkpoint) for lease in store.list().leases}
     assert {owner for owner, _ in rows.values()} == {None}, reasons
-    for key, done in handled.done.items():
-        assert sorted(set(done)) == list(range(100, 100 + RECORDS)), "a record is missing"
+    for key, numbers in handled.by_shard.items():
+        assert sorted(set(numbers)) == list(range(100, 100 + RECORDS)), "a record is missing"
         assert rows[key][1] in {TRIM_HORIZON, Position("102"), Position("105")}
-        firsts = [number for place, number in enumerate(done) if number not in done[:place]]
+        firsts = [number for index, number in enumerate(numbers) if number not in numbers[:index]]
         assert firsts == sorted(firsts), "out of order"
     assert list(handled.folder.glob("*.json")) == [], "what the system refuses is no fault of a record"
     return refusal.requests
@@ -151,8 +151,10 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("count", [2])
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["plain", "async"])
 @pytest.mark.parametrize("kind", [THREAD, DESCRIPTOR], ids=["threads", "descriptors"])
-def test_reading_goes_on_after_a_passing_refusal(kind: str, asynchronous: bool, count: int, tmp_path: Path) -> None:
-    """A worker neither freezes, nor holds shards it does not read, nor gives up on good records."""
+def test_reading_continues_after_temporary_resource_exhaustion(
+    kind: str, asynchronous: bool, count: int, tmp_path: Path
+) -> None:
+    """Work resumes once the system accepts requests again, and every record is handled."""
     requests = goes_on(Handled(tmp_path, asynchronous), kind, 10**6, 0)
     assert requests > 0 or (kind, asynchronous) == (DESCRIPTOR, False), "the refusal is one in name alone"
     for first in range(requests):

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 from attrs import define, field
 from opentelemetry.sdk.metrics.export import MetricExporter
-from reading_bench import ReaderHarness, data
+from reader_harness import ReaderHarness, data
 from virtual_fleet import ManualExecutor
 
 from leasehold.adapters.consumer import exporting as exporting_module
@@ -34,7 +34,7 @@ FOREIGN: list[Exception] = [
 def raising(error: Exception) -> Callable[..., None]:
     """Return a callable that raises this for any arguments."""
 
-    def raises(*_given: object, **_named: object) -> None:
+    def raises(*_args: object, **_named: object) -> None:
         raise error
 
     return raises
@@ -42,44 +42,43 @@ def raising(error: Exception) -> Callable[..., None]:
 
 @pytest.mark.parametrize("error", FOREIGN, ids=repr)
 @pytest.mark.parametrize("whose", ["observer", "measure"])
-def test_a_foreign_exception_of_an_onlooker_changes_nothing(whose: str, error: Exception) -> None:
-    """All records are handled and checkpointed, and the lease is released when asked for."""
-    bench = ReaderHarness()
+def test_onlooker_that_raises_a_foreign_exception_changes_nothing(whose: str, error: Exception) -> None:
+    """All records are handled and checkpointed, and the lease is released on request."""
+    harness = ReaderHarness()
     policy: dict[str, Any] = {whose: raising(error)}
-    reading = bench.reading(**policy)
-    bench.steps(reading, 4)
-    bench.holding.ask_release()
-    bench.until_over(reading)
-    row = bench.store.row("s-0")
-    assert (bench.handed, row.checkpoint, row.owner) == ([data(5)], Position("104"), None)
+    reading = harness.reading(**policy)
+    harness.steps(reading, 4)
+    harness.holding.ask_release()
+    harness.until_over(reading)
+    row = harness.store.row("s-0")
+    assert (harness.dispatched, row.checkpoint, row.owner) == ([data(5)], Position("104"), None)
 
 
 @pytest.mark.parametrize("error", FOREIGN, ids=repr)
-def test_a_foreign_exception_of_a_slowness_callback_does_not_end_the_wait_for_a_handler(error: Exception) -> None:
-    """The batch is checkpointed when its handler ends."""
+def test_slowness_callback_that_raises_does_not_end_the_wait(error: Exception) -> None:
     executor = ManualExecutor()
-    bench = ReaderHarness()
-    reading = bench.reading(dispatcher=Dispatcher(executor), slow=raising(error), slow_seconds=1.0)
-    bench.steps(reading, 3)
+    harness = ReaderHarness()
+    reading = harness.reading(dispatcher=Dispatcher(executor), slow=raising(error), slow_seconds=1.0)
+    harness.steps(reading, 3)
     (work,) = executor.waiting
-    bench.does = lambda _delivery: _look_while_it_runs(bench, reading)
+    harness.on_batch = lambda _delivery: _look_while_it_runs(harness, reading)
     work()
-    bench.clock.now += 1.0
-    bench.dues[reading] = bench.clock.now
-    bench.steps(reading, 2)
-    assert bench.store.row("s-0").checkpoint == Position("104")
+    harness.clock.now += 1.0
+    harness.due_times[reading] = harness.clock.now
+    harness.steps(reading, 2)
+    assert harness.store.row("s-0").checkpoint == Position("104")
 
 
-def _look_while_it_runs(bench: ReaderHarness, reading: Any) -> None:  # noqa: ANN401  a reader
-    bench.clock.now += 5.0
-    reading.step(bench.clock.now)
+def _look_while_it_runs(harness: ReaderHarness, reading: Any) -> None:  # noqa: ANN401  a reader
+    harness.clock.now += 5.0
+    reading.step(harness.clock.now)
 
 
 @define
 class _Instrument:
     error: Exception
 
-    def add(self, *_given: object) -> None:
+    def add(self, *_args: object) -> None:
         raise self.error
 
     set = add
@@ -90,16 +89,18 @@ class _Meter:
         self._error = error
 
     def __getattr__(self, _name: str) -> Callable[..., _Instrument]:
-        return lambda *_given, **_named: _Instrument(self._error)
+        return lambda *_args, **_named: _Instrument(self._error)
 
 
 @pytest.mark.parametrize("error", FOREIGN, ids=repr)
-def test_a_foreign_exception_of_a_meter_changes_nothing(error: Exception) -> None:
-    bench = ReaderHarness()
-    handling = with_metrics(bench.worker, Handling(bench.handle, checkpoint_seconds=0.0), cast("Any", _Meter(error)))
-    reading = bench.reading(measure=handling.measure, slow=handling.slow)
-    bench.steps(reading, 4)
-    assert (bench.handed, bench.store.row("s-0").checkpoint) == ([data(5)], Position("104"))
+def test_meter_that_raises_a_foreign_exception_changes_nothing(error: Exception) -> None:
+    harness = ReaderHarness()
+    handling = with_metrics(
+        harness.worker, Handling(harness.handle, checkpoint_seconds=0.0), cast("Any", _Meter(error))
+    )
+    reading = harness.reading(measure=handling.measure, slow=handling.slow)
+    harness.steps(reading, 4)
+    assert (harness.dispatched, harness.store.row("s-0").checkpoint) == ([data(5)], Position("104"))
 
 
 @define
@@ -137,31 +138,29 @@ class _Text(io.StringIO):
 @pytest.mark.parametrize(
     ("kind", "place"), [("binary", 0), ("binary", 1), ("binary", 2), ("binary", 3), ("text", 0), ("text", 1)]
 )
-def test_a_foreign_exception_of_the_output_loses_and_tears_no_event_line(
-    place: int, error: Exception, kind: str
-) -> None:
+def test_output_that_raises_neither_loses_nor_tears_an_event_line(place: int, error: Exception, kind: str) -> None:
     """Records whose lines were not written are dispatched again."""
     errors: list[Exception | None] = [*[None] * place, error]
     raw, text = _Raw(errors), _Text(errors)
     out = cast("Any", SimpleNamespace(buffer=raw) if kind == "binary" else text)
-    bench = ReaderHarness()
+    harness = ReaderHarness()
     lines = EventLines("a-1", out)
 
     def handle(delivery: Any) -> None:  # noqa: ANN401  a delivery
         lines.handle(delivery)
-        bench.handed.append([record.data for record in delivery.records])
+        harness.dispatched.append([record.data for record in delivery.records])
 
-    reading = bench.reading(handler=handle, observer=lines.happened)
-    bench.steps(reading, 8)
-    bench.holding.ask_release()
-    bench.until_over(reading)
+    reading = harness.reading(handler=handle, observer=lines.happened)
+    harness.steps(reading, 8)
+    harness.holding.ask_release()
+    harness.until_over(reading)
     written = (raw.written.decode() if kind == "binary" else text.getvalue()).splitlines()
     events = [json.loads(line) for line in written]
     records = [event["sequence_number"] for event in events if event["event"] == "record"]
     named = [event["event"] for event in events if event["event"] != "record"]
     assert named == ["initialize", "stopped"]
     assert sorted(set(records)) == ["100", "101", "102", "103", "104"]
-    assert bench.store.row("s-0").checkpoint == Position("104")
+    assert harness.store.row("s-0").checkpoint == Position("104")
 
 
 def _exporter(error: Exception) -> Callable[[], MetricExporter]:
@@ -171,10 +170,10 @@ def _exporter(error: Exception) -> Callable[[], MetricExporter]:
 
 
 @pytest.mark.parametrize("error", FOREIGN, ids=repr)
-def test_a_foreign_exception_of_an_exporter_does_not_change_how_a_worker_ends(
+def test_exporter_that_raises_does_not_change_how_a_worker_ends(
     error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The exception of the run is raised, or none."""
+    """The run ends with its own exception, or with none."""
     entry = cast("EntryPoint", SimpleNamespace(name="odd", load=lambda: _exporter(error)))
     monkeypatch.setattr(exporting_module, "entry_points", lambda **_group: [entry])
     with pytest.raises(SystemExit, match="3"), exporting("odd"):
@@ -186,7 +185,7 @@ def test_a_foreign_exception_of_an_exporter_does_not_change_how_a_worker_ends(
 
 
 @pytest.mark.parametrize("error", FOREIGN, ids=repr)
-def test_an_exporter_that_cannot_be_made_is_named(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exporter_that_cannot_be_created_is_named(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     entry = cast("EntryPoint", SimpleNamespace(name="odd", load=lambda: raising(error)))
     monkeypatch.setattr(exporting_module, "entry_points", lambda **_group: [entry])
     with pytest.raises(ValueError, match="metrics: exporter 'odd' cannot be started: "), exporting("odd"):

@@ -1,10 +1,10 @@
-"""Workers of other libraries in the group: slow ones are named once, steals are noticed soon, durations suit them."""
+"""Workers of other libraries in the group: slow ones are named, steals are noticed soon, and durations suit them."""
 
 import logging
 
 import pytest
 from attrs import evolve
-from virtual_fleet import KCL, Driven, FaultyStore, four_shards, member
+from virtual_fleet import KCL, DrivenWorker, FaultyStore, four_shards, member
 from waiters import Clock
 
 from leasehold.adapters.inputs import configuration_for, with_hub_times
@@ -28,19 +28,19 @@ SOURCE = "eventhubs://contoso/flights"
         (EventHubs("python"), (180.0, 30.0, 20.0)),
     ],
 )
-def test_over_event_hubs_the_seconds_suit_official_workers(rules: RuleSet, seconds: tuple[float, float, float]) -> None:
+def test_event_hubs_durations_suit_official_workers(rules: RuleSet, seconds: tuple[float, float, float]) -> None:
     """Official workers renew every 30 s. At 10 s we would take them for dead; at 40 s they would steal from us."""
     config = with_hub_times(Config(rules=rules), {"rules"})
     assert (config.lease_seconds, config.cycle_seconds, config.renew_seconds) == seconds
 
 
-def test_a_lease_that_was_asked_for_stays() -> None:
+def test_explicit_lease_seconds_are_kept() -> None:
     config = Config(lease_seconds=6.0, cycle_seconds=45.0)
     assert with_hub_times(config, {"lease_seconds", "cycle_seconds"}) == config
     assert with_hub_times(evolve(config, cycle_seconds=45.0), {"lease_seconds"}).cycle_seconds == 12.05
 
 
-def test_the_command_tells_a_hub_from_a_stream() -> None:
+def test_command_tells_an_event_hub_from_a_stream() -> None:
     settings = {"rules": "event-hubs", "dialect": "python", "cycle_seconds": 10}
     assert configuration_for(SOURCE, settings) == Config(
         rules=EventHubs("python"), lease_seconds=180.0, cycle_seconds=10.0, renew_seconds=20.0
@@ -48,32 +48,32 @@ def test_the_command_tells_a_hub_from_a_stream() -> None:
     assert configuration_for("kinesis://orders", {}) == Config()
 
 
-def settled(clock: Clock, store: FaultyStore) -> Driven:
+def settled(clock: Clock, store: FaultyStore) -> DrivenWorker:
     """A worker that holds all four leases, has just renewed them, and reads the table often."""
-    one = member(store, ListSource(four_shards()), clock, config=evolve(KCL, cycle_seconds=2.0))
-    one.run(3)
-    return one
+    driven = member(store, ListSource(four_shards()), clock, config=evolve(KCL, cycle_seconds=2.0))
+    driven.run(3)
+    return driven
 
 
-def test_a_thief_that_a_reading_shows_is_believed_before_the_next_renewal() -> None:
-    """Official workers steal without asking, so waiting for the next renewal means up to 20 s with two readers."""
+def test_steal_shown_by_a_reading_is_trusted_before_the_next_renewal() -> None:
+    """Official workers steal without a request, so waiting for the next renewal means up to 20 s with two readers."""
     clock, store = Clock(), FaultyStore()
-    one = settled(clock, store)
-    victim = one.worker.holdings[0]
+    driven = settled(clock, store)
+    victim = driven.worker.holdings[0]
     store.write(StealLease(store.row("s-0"), "sdk-1"))
-    one.worker.hurry()
-    one.worker.turn(clock.now)
+    driven.worker.hurry()
+    driven.worker.turn(clock.now)
     assert (victim.lost.is_set(), victim.why) == (True, "now owned by sdk-1")
 
 
-def test_a_slow_peer_is_named_once_with_the_setting(caplog: pytest.LogCaptureFixture) -> None:
+def test_slow_peer_is_named_once_with_the_setting(caplog: pytest.LogCaptureFixture) -> None:
     """Workers that disagree about expiry steal from each other forever, so the warning names the setting."""
     clock, store = Clock(), FaultyStore()
-    one = settled(clock, store)
+    driven = settled(clock, store)
     store.write(StealLease(store.row("s-0"), "sdk-1"))
     with caplog.at_level(logging.WARNING, "leasehold.worker"):
         for _ in range(4):
-            one.run(0.8 * KCL.lease_seconds)
+            driven.run(0.8 * KCL.lease_seconds)
             store.write(RenewLease(store.row("s-0")))
     messages = [record.getMessage() for record in caplog.records if "sdk-1" in record.getMessage()]
     assert len(messages) == 1

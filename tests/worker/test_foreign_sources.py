@@ -56,10 +56,9 @@ class Foreign(ListSource):
 
 @each_error
 @pytest.mark.parametrize("broken", ["shards", "gone", "latest"])
-def test_a_broken_source_keeps_no_worker_from_a_dead_workers_leases(
+def test_failing_source_does_not_prevent_taking_over_expired_leases(
     error: Callable[[], Exception], broken: str
 ) -> None:
-    """A failing call of the source does not end the turn, so dead workers' leases are still taken over."""
     clock, store, source = Clock(), FaultyStore(), Foreign(error)
     dead, ours = member(store, source, clock, "a-1", "p-1", CONFIG), member(store, source, clock, "b-1", "p-2", CONFIG)
     together([dead, ours], 60.0)
@@ -74,8 +73,7 @@ def test_a_broken_source_keeps_no_worker_from_a_dead_workers_leases(
 
 
 @each_error
-def test_a_listing_that_raised_is_asked_for_again_within_seconds(error: Callable[[], Exception]) -> None:
-    """The children of a split do not wait minutes for the next regular listing."""
+def test_listing_that_raised_is_retried_within_seconds(error: Callable[[], Exception]) -> None:
     clock, source = Clock(), Foreign(error)
     ours = member(FaultyStore(), source, clock, config=CONFIG)
     ours.run(60.0)
@@ -90,8 +88,7 @@ def test_a_listing_that_raised_is_asked_for_again_within_seconds(error: Callable
 
 
 @each_error
-def test_a_shard_whose_latest_cannot_be_told_delays_its_own_lease_alone(error: Callable[[], Exception]) -> None:
-    """One partition that does not respond does not keep a new group from reading the others."""
+def test_shard_whose_latest_is_unknown_delays_only_its_own_lease(error: Callable[[], Exception]) -> None:
     clock, store, source = Clock(), FaultyStore(), Foreign(error)
     source.broken.add("latest s-2")
     ours = member(store, source, clock, config=Config(lease_seconds=LEASE_SECONDS, initial_position=LATEST))

@@ -62,7 +62,7 @@ class NoStream(ListSource):
         raise SourceError("no such stream")
 
 
-def handed(batch: leasehold.Delivery) -> tuple[str, list[int]]:
+def shard_and_numbers(batch: leasehold.Delivery) -> tuple[str, list[int]]:
     """Return the shard and the numbers of its records."""
     return batch.shard, [int(record.sequence_number) for record in batch.records]
 
@@ -72,8 +72,7 @@ def rows(store: FaultyStore) -> dict[str, tuple[str | None, str]]:
     return {lease.key: (lease.owner, lease.checkpoint.sequence) for lease in store.list().leases}
 
 
-def test_importing_costs_what_the_planner_costs() -> None:
-    """A program that only plans does not load the worker."""
+def test_import_loads_no_more_than_the_planner() -> None:
     code = "import sys; import {0}; print(len(sys.modules), *(m for m in sys.modules if m.startswith('leasehold.a')))"
     outputs = [
         subprocess.run([sys.executable, "-c", code.format(name)], capture_output=True, text=True, check=True).stdout
@@ -83,8 +82,7 @@ def test_importing_costs_what_the_planner_costs() -> None:
     assert len(outputs[0].split()) == 1
 
 
-def test_completion_shows_every_name() -> None:
-    """`dir` and an editor's completion show all public names."""
+def test_completion_lists_all_public_names() -> None:
     wanted = {"Delivery", "arun", "plan", "produce", "read", "run", "worker", "__version__"}
     assert wanted - set(dir(leasehold)) == set()
     assert all(hasattr(leasehold, name) for name in dir(leasehold))
@@ -100,7 +98,7 @@ def test_completion_shows_every_name() -> None:
         (produce_app, ProduceOptions, {"source", "file", "key", "delimiter", "json_"}),
     ],
 )
-def test_options_are_those_of_the_command(command: Any, options: type, own: set[str]) -> None:  # noqa: ANN401  typer's
+def test_options_match_those_of_the_command(command: Any, options: type, own: set[str]) -> None:  # noqa: ANN401  typer's
     names = {str(parameter.name) for parameter in get_command(command).params} - {"help"}
     table = options_of(options)
     assert names - own == {name for name, option in table.items() if option.in_command}
@@ -108,7 +106,7 @@ def test_options_are_those_of_the_command(command: Any, options: type, own: set[
 
 
 @pytest.mark.parametrize("table", [Options, ProduceOptions])
-def test_each_option_says_what_it_does_and_what_happens_without_it(table: type) -> None:
+def test_each_option_has_help_limits_and_a_valid_default(table: type) -> None:
     """A help is a sentence; a duration has limits; a default is valid by the option's own check."""
     for name, option in options_of(table).items():
         assert re.fullmatch("[A-Z][a-z].*[.]", option.help), name
@@ -148,7 +146,7 @@ def test_each_option_says_what_it_does_and_what_happens_without_it(table: type) 
         ({"handler": "json"}, "'json' is not of the form module:function"),
     ],
 )
-def test_bad_usage_is_said_before_anything_is_opened(options: dict[str, Any], says: str) -> None:
+def test_bad_usage_is_rejected_before_anything_is_opened(options: dict[str, Any], says: str) -> None:
     arguments: dict[str, Any] = {"source": ORDERS, "leases": "memory://bad", "handler": lambda _batch: None} | options
     source, handler = arguments.pop("source"), arguments.pop("handler")
     calls: list[Callable[[], object]] = [lambda: leasehold.run(source, handler, **arguments)]
@@ -160,7 +158,7 @@ def test_bad_usage_is_said_before_anything_is_opened(options: dict[str, Any], sa
         assert says in str(caught.value)
 
 
-def test_a_producers_bad_usage_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_producer_bad_usage_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("leasehold.adapters.producing.clients_of", lambda *_: pytest.fail("it was opened"))
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"linger": 3}, "linger: there is no such option; did you mean 'linger_ms'?"),
@@ -176,48 +174,46 @@ def test_a_producers_bad_usage_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         assert says in str(caught.value)
 
 
-def test_the_next_step_acknowledges_the_batch_before() -> None:
-    """A batch is processed again if its consumer fails or dies before it asks for the next one."""
-    store, seen = FaultyStore(), list[int]()
+def test_next_step_acknowledges_the_previous_batch() -> None:
+    """A batch is processed again unless its consumer asks for the next one."""
+    store, processed = FaultyStore(), list[int]()
     with leasehold.read(stream(shards=1), leases=store, **BEGINNING) as batches:
         for batch in batches:
             before = rows(store)["s-0"][1]
-            assert before == ("TRIM_HORIZON" if not seen else str(seen[-1]))
-            seen += handed(batch)[1]
-            if len(seen) == 6:
+            assert before == ("TRIM_HORIZON" if not processed else str(processed[-1]))
+            processed += shard_and_numbers(batch)[1]
+            if len(processed) == 6:
                 break
-    assert rows(store) == {"s-0": (None, str(seen[3]))}
+    assert rows(store) == {"s-0": (None, str(processed[3]))}
 
 
-def test_several_shards_are_handed_over_in_turn() -> None:
-    """One busy shard does not keep the others from the loop that reads them."""
-    store, seen = FaultyStore(), list[tuple[str, list[int]]]()
+def test_shards_are_dispatched_in_turn() -> None:
+    store, processed = FaultyStore(), list[tuple[str, list[int]]]()
     batches = leasehold.read(stream(), leases=store, **BEGINNING)
     for batch in batches:
-        seen.append(handed(batch))
-        if len(seen) == 12:
+        processed.append(shard_and_numbers(batch))
+        if len(processed) == 12:
             batches.stop()
-    by_shard = {shard: [n for each, numbers in seen for n in numbers if each == shard] for shard, _ in seen}
+    by_shard = {shard: [n for each, numbers in processed for n in numbers if each == shard] for shard, _ in processed}
     assert by_shard == {f"s-{n}": [int(record.sequence_number) for record in records(6)] for n in range(4)}
     assert {owner for owner, _ in rows(store).values()} == {None}
     last = records(6)[-1].sequence_number
     assert {checkpoint for _, checkpoint in rows(store).values()} == {last}
 
 
-def test_break_leaves_the_batch_unacknowledged_and_releases() -> None:
-    """A batch that the loop leaves by `break` is not checkpointed, and its lease has no owner afterwards."""
+def test_break_releases_the_lease_without_acknowledging_the_batch() -> None:
     store = FaultyStore()
     for _batch in leasehold.read(stream(shards=1), leases=store, **BEGINNING):
         break
     assert rows(store) == {"s-0": (None, "TRIM_HORIZON")}
     (again,) = [
-        handed(batch) for batch, _ in zip(leasehold.read(stream(1), leases=store, **BEGINNING), "1", strict=False)
+        shard_and_numbers(batch)
+        for batch, _ in zip(leasehold.read(stream(1), leases=store, **BEGINNING), "1", strict=False)
     ]
     assert again[1] == [int(record.sequence_number) for record in records(2)]
 
 
-def test_an_exception_leaves_the_batch_unacknowledged_and_releases() -> None:
-    """The batch at which the loop failed is processed again."""
+def test_exception_releases_the_lease_without_acknowledging_the_batch() -> None:
     store = FaultyStore()
 
     def fail() -> None:
@@ -231,7 +227,7 @@ def test_an_exception_leaves_the_batch_unacknowledged_and_releases() -> None:
     assert rows(store) == {"s-0": (None, records(2)[-1].sequence_number)}
 
 
-def test_a_checkpoint_that_a_loop_writes_by_itself_is_kept() -> None:
+def test_explicit_checkpoint_in_a_loop_is_kept() -> None:
     """After an explicit checkpoint within a long batch, only the rest comes again."""
     store = FaultyStore()
     for batch in leasehold.read(stream(1, size=6), leases=store, **BEGINNING):
@@ -240,12 +236,11 @@ def test_a_checkpoint_that_a_loop_writes_by_itself_is_kept() -> None:
     assert rows(store) == {"s-0": (None, records(3)[-1].sequence_number)}
 
 
-def test_a_new_loop_over_the_same_batches_begins_with_the_one_that_is_out() -> None:
-    """A batch that was left by `break` is not acknowledged by the next loop, which gets it again."""
+def test_new_loop_begins_with_the_unacknowledged_batch() -> None:
     with leasehold.read(stream(1), leases=FaultyStore(), **BEGINNING) as batches:
         first, again = _first(batches), _first(batches)
-        assert handed(first) == handed(again)
-        assert handed(next(batches))[1] == [int(record.sequence_number) for record in records(4)[2:]]
+        assert shard_and_numbers(first) == shard_and_numbers(again)
+        assert shard_and_numbers(next(batches))[1] == [int(record.sequence_number) for record in records(4)[2:]]
 
 
 def _first(batches: Iterable[leasehold.Delivery]) -> leasehold.Delivery:
@@ -254,8 +249,7 @@ def _first(batches: Iterable[leasehold.Delivery]) -> leasehold.Delivery:
     raise AssertionError("there is none")
 
 
-def test_a_batch_whose_lease_is_lost_while_it_waits_is_not_handed_over() -> None:
-    """A slow loop gets no records that another worker has processed."""
+def test_waiting_batch_of_a_lost_lease_is_not_dispatched() -> None:
     store = FaultyStore()
     with leasehold.read(stream(2), leases=store, **BEGINNING) as batches:
         first = next(batches)
@@ -272,21 +266,19 @@ def test_a_batch_whose_lease_is_lost_while_it_waits_is_not_handed_over() -> None
 
 
 def test_closing_before_the_first_step_opens_nothing() -> None:
-    """A program that ends early does not wait for a stream."""
     batches = leasehold.read(ORDERS, leases="dynamodb://orders-app")
     batches.close()
     assert list(batches) == []
 
 
-def test_a_fault_of_the_worker_is_raised_by_the_next_step() -> None:
-    """A loop does not wait forever for a worker that has ended."""
+def test_worker_error_is_raised_by_the_next_step() -> None:
     source = NoStream()
     with pytest.raises(SourceError, match="no such stream"):
         next(leasehold.read(source, leases=FaultyStore(), wait=False))
 
 
-def test_an_async_loop_reads_while_others_run() -> None:
-    store, seen, ticks = FaultyStore(), list[tuple[str, list[int]]](), list[int]()
+def test_async_loop_lets_other_tasks_run() -> None:
+    store, processed, ticks = FaultyStore(), list[tuple[str, list[int]]](), list[int]()
 
     async def tick() -> None:
         while True:
@@ -297,20 +289,19 @@ def test_an_async_loop_reads_while_others_run() -> None:
         other = asyncio.create_task(tick())
         async with leasehold.read(stream(), leases=store, **BEGINNING) as batches:
             async for batch in batches:
-                seen.append(handed(batch))
-                if len(seen) == 12:
+                processed.append(shard_and_numbers(batch))
+                if len(processed) == 12:
                     break
         other.cancel()
 
     asyncio.run(asyncio.wait_for(main(), WAIT))
-    assert (len(seen), bool(ticks)) == (12, True)
+    assert (len(processed), bool(ticks)) == (12, True)
     left = {owner for owner, _ in rows(store).values()}
     assert left == {None}
     assert min(checkpoint for _, checkpoint in rows(store).values()) == records(4)[-1].sequence_number
 
 
-def test_arun_awaits_handlers_in_the_callers_loop_and_drains_when_cancelled() -> None:
-    """A handler can use its program's connections, and no lease is left to expire."""
+def test_arun_awaits_handlers_in_the_callers_loop_and_drains_on_cancel() -> None:
     store = FaultyStore()
 
     async def main() -> None:
@@ -333,12 +324,12 @@ def test_arun_awaits_handlers_in_the_callers_loop_and_drains_when_cancelled() ->
     assert {owner for owner, _ in rows(store).values()} == {None}
 
 
-def test_run_and_read_behave_inside_a_running_loop() -> None:
+def test_run_and_read_work_inside_a_running_loop() -> None:
     """The thread that runs a notebook's cells has a running event loop."""
-    store, seen = FaultyStore(), list[tuple[str, list[int]]]()
+    store, processed = FaultyStore(), list[tuple[str, list[int]]]()
 
     async def handle(batch: leasehold.Delivery) -> None:
-        seen.append(handed(batch))
+        processed.append(shard_and_numbers(batch))
 
     async def cell() -> None:
         verdict = leasehold.run(
@@ -347,11 +338,11 @@ def test_run_and_read_behave_inside_a_running_loop() -> None:
         assert verdict is not None
         assert verdict.finished
         for batch in leasehold.read(stream(1), leases=store, **BEGINNING):
-            seen.append(handed(batch))
+            processed.append(shard_and_numbers(batch))
             break
 
     asyncio.run(cell())
-    assert len(seen) == 2
+    assert len(processed) == 2
 
 
 def finite() -> Complete:
@@ -359,8 +350,7 @@ def finite() -> Complete:
     return Complete(four_shards()[:1], {"s-0": ShardRecords(records(2))})
 
 
-def test_a_worker_in_the_background_ends_with_its_block() -> None:
-    """No worker that holds leases is left behind by a test or a notebook."""
+def test_background_worker_ends_with_its_block() -> None:
     store, came = FaultyStore(), threading.Event()
     with leasehold.worker(stream(), lambda _batch: came.set(), leases=store, **BEGINNING) as worker:
         assert came.wait(WAIT)
@@ -369,7 +359,7 @@ def test_a_worker_in_the_background_ends_with_its_block() -> None:
     assert {owner for owner, _ in rows(store).values()} == {None}
 
 
-def test_the_error_that_ends_a_worker_in_the_background_is_raised_by_its_block() -> None:
+def test_background_worker_error_is_raised_by_its_block() -> None:
     source = NoStream()
     with (
         pytest.raises(SourceError, match="no such stream"),
@@ -378,14 +368,12 @@ def test_the_error_that_ends_a_worker_in_the_background_is_raised_by_its_block()
         assert worker.wait(WAIT)
 
 
-def test_workers_of_one_process_have_ids_of_their_own() -> None:
-    """Two workers in one notebook hold separate leases."""
+def test_workers_of_one_process_have_different_ids() -> None:
     made = [consumption(stream(), FaultyStore(), print, Options()).me for _ in range(2)]
     assert made[0] != made[1]
 
 
-def test_a_handling_keeps_what_no_option_replaces() -> None:
-    """An option's default does not replace what the program has set."""
+def test_handling_keeps_what_no_option_replaces() -> None:
     consumed = consumption(stream(), FaultyStore(), Handling(print, attempts=2, slow_seconds=9.0), Options(attempts=3))
     assert (consumed.handling.attempts, consumed.handling.slow_seconds) == (3, 9.0)
 
@@ -415,8 +403,7 @@ print("drained", flush=True)
 
 
 @pytest.mark.parametrize("program", [RUN, ARUN, READ], ids=["run", "arun", "read"])
-def test_a_signal_drains(program: str, tmp_path: Any) -> None:  # noqa: ANN401  a path
-    """A deployment does not leave leases to expire, which takes ten seconds."""
+def test_signal_drains(program: str, tmp_path: Any) -> None:  # noqa: ANN401  a path
     url = f"sqlite:///{tmp_path}/leases.db"
     with subprocess.Popen([sys.executable, "-c", program, url], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -430,7 +417,7 @@ def test_a_signal_drains(program: str, tmp_path: Any) -> None:  # noqa: ANN401  
 
 
 @pytest.mark.parametrize("name", ["run", "arun", "worker", "read"])
-def test_the_example_of_each_name_runs(name: str) -> None:
+def test_example_of_each_name_runs(name: str) -> None:
     books = [Record(data, str(7 + n), partition_key="customer-7") for n, data in enumerate((b"a book", b"a lamp"))]
     orders = Complete(even_shards(("shard-0",)), {"shard-0": ShardRecords(books)})
     (test,) = doctest.DocTestFinder(recurse=False).find(getattr(leasehold, name), name, globs={"orders": orders})
@@ -439,7 +426,7 @@ def test_the_example_of_each_name_runs(name: str) -> None:
 
 @pytest.mark.services
 @pytest.mark.usefixtures("leasehold_credentials")
-def test_the_example_of_produce_runs(leasehold_kinesis: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_produce_example_runs(leasehold_kinesis: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_KINESIS", leasehold_kinesis.url)
     with closing(Stream(leasehold_kinesis.url, "bookshop", 1)):
         (test,) = doctest.DocTestFinder(recurse=False).find(leasehold.produce, "produce", globs={})

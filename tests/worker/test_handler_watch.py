@@ -1,11 +1,11 @@
-"""What a check of a handler finds, second by second: at work, slow, over, or to be given up."""
+"""What a check of a handler finds, second by second: running, slow, over, or to be abandoned."""
 
 import math
 from collections.abc import Callable
 
 import pytest
 from attrs import define, field
-from reading_bench import ReaderHarness
+from reader_harness import ReaderHarness
 from virtual_fleet import ManualExecutor
 from waiters import Clock
 
@@ -31,7 +31,7 @@ class Watched:
     executor: ManualExecutor = field(factory=ManualExecutor)
     harness: ReaderHarness = field(factory=ReaderHarness)
     slow: list[tuple[str, float]] = field(factory=list)
-    again: list[str] = field(factory=list)
+    woken_keys: list[str] = field(factory=list)
     reasons: list[str] = field(factory=list)
     calls: list[str] = field(factory=list)
     dispatcher: Dispatcher = field(init=False)
@@ -44,7 +44,7 @@ class Watched:
             self.slow.append((holding.key, seconds))
 
         self.dispatcher = Dispatcher(
-            self.executor, wake=self.again.append, end=lambda reason: self.reasons.append(repr(reason))
+            self.executor, wake=self.woken_keys.append, end=lambda reason: self.reasons.append(repr(reason))
         )
         self.handling = Handling(lambda _batch: None, slow=slow, **self.policy)  # type: ignore[arg-type]
 
@@ -60,7 +60,7 @@ class Watched:
             return call()
 
         self.handler_call = HandlerCall(self.harness.holding, self.handling, self.clock, handle)
-        return self.dispatcher.begin(self.handler_call) or self.look(self.clock.now - 1000.0)
+        return self.dispatcher.begin(self.handler_call) or self.check_after(self.clock.now - 1000.0)
 
     def work(self, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Run the waiting work, and then `meanwhile`."""
@@ -73,28 +73,27 @@ class Watched:
         self.executor.waiting.clear()
         self.handler_call.begun = self.clock.now  # as a thread of the executor does before the call
 
-    def look(self, seconds: float) -> CallState:
+    def check_after(self, seconds: float) -> CallState:
         """Check the batch this many seconds after its beginning."""
         return self.dispatcher.check(self.handler_call, 1000.0 + seconds)
 
 
-def test_a_batch_waits_for_a_thread_and_is_looked_after_when_it_could_be_slow() -> None:
-    """A check before the handler can be slow is useless, and a late one leaves a hung handler unreported."""
+def test_batch_is_checked_when_its_handler_could_be_slow() -> None:
     watched = Watched({"slow_seconds": 7.0, "handler_seconds": 30.0})
     assert watched.begin() == Running(1007.0)
-    assert watched.look(1.0) == Running(1008.0)
+    assert watched.check_after(1.0) == Running(1008.0)
     assert len(watched.executor.waiting) == 1
     hurried = Watched({"slow_seconds": 7.0, "handler_seconds": 3.0})
     assert hurried.begin() == Running(1003.0)
 
 
-def test_a_call_that_is_over_is_found_once_with_its_fault() -> None:
-    """A batch whose handler failed is not done, and its end is found only once."""
+def test_failed_call_is_reported_once_with_its_error() -> None:
+    """The end of a call is reported only once."""
     watched = Watched()
     watched.begin()
     watched.work()
-    assert watched.again == ["s-0"]
-    assert watched.look(1.0) == CallEnded(None)
+    assert watched.woken_keys == ["s-0"]
+    assert watched.check_after(1.0) == CallEnded(None)
 
     fault = OSError("disk full")
 
@@ -103,93 +102,90 @@ def test_a_call_that_is_over_is_found_once_with_its_fault() -> None:
 
     watched.begin(fails)
     watched.work()
-    assert watched.look(3.0) == CallEnded(fault)
+    assert watched.check_after(3.0) == CallEnded(fault)
 
 
-def test_a_batch_that_finds_its_lease_lost_or_expired_is_not_handed_over() -> None:
+def test_batch_whose_lease_is_lost_or_expired_is_not_dispatched() -> None:
     """A batch that waited too long for a thread may already belong to another worker."""
     lost = Watched()
     lost.begin()
     lost.harness.holding.drop("stolen")
     lost.work()
-    assert (lost.look(1.0), lost.calls) == (LeaseLost(), [])
+    assert (lost.check_after(1.0), lost.calls) == (LeaseLost(), [])
     expired = Watched()
     expired.begin()
     expired.clock.now += 10.1
     expired.work()
-    assert (expired.look(10.1), expired.calls) == (NotBegun(), [])
+    assert (expired.check_after(10.1), expired.calls) == (NotBegun(), [])
 
 
-def test_a_slow_handler_is_said_each_time_it_took_twice_as_long() -> None:
-    """The slow handler's thread is replaced, and the report is repeated only when its time has doubled."""
+def test_slow_handler_is_logged_each_time_its_duration_doubles() -> None:
     watched = Watched({"slow_seconds": 5.0})
     watched.at_work()
-    assert watched.look(4.9) == Running(1005.0)
+    assert watched.check_after(4.9) == Running(1005.0)
     assert (watched.slow, watched.executor.replaced) == ([], [])
-    assert watched.look(5.0) == Running(1010.0)
+    assert watched.check_after(5.0) == Running(1010.0)
     assert (watched.slow, watched.executor.replaced) == ([("s-0", 5.0)], [watched.handler_call.work])
-    assert watched.look(9.9) == Running(1010.0)
-    assert watched.look(11.0) == Running(1022.0)
+    assert watched.check_after(9.9) == Running(1010.0)
+    assert watched.check_after(11.0) == Running(1022.0)
     assert watched.slow == [("s-0", 5.0), ("s-0", 11.0)]
 
 
-def test_a_handler_that_is_to_be_fast_is_slow_after_half_a_second() -> None:
-    """A short limit is checked at its own time, not after two seconds."""
+def test_short_slow_limit_is_checked_on_time() -> None:
     watched = Watched({"slow_seconds": 0.5})
     watched.at_work()
-    assert watched.look(0.5) == Running(1001.0)
+    assert watched.check_after(0.5) == Running(1001.0)
     assert watched.slow == [("s-0", 0.5)]
 
 
-def test_a_handler_over_its_limit_is_given_up_and_says_for_how_long_it_was_at_work() -> None:
-    """The reason names the time at work and the limit, so that the reader knows which option to set."""
+def test_handler_over_its_limit_is_abandoned_with_its_duration() -> None:
+    """The reason names the duration and the limit, so that the reader knows which option to set."""
     watched = Watched({"slow_seconds": 5.0, "handler_seconds": 8.0})
     watched.at_work()
-    assert watched.look(7.9) == Running(1008.0)
-    assert watched.look(8.0) == GivenUp("its handler has been at work for 8.0 s, and 8 s is the limit")
+    assert watched.check_after(7.9) == Running(1008.0)
+    assert watched.check_after(8.0) == GivenUp("its handler has been at work for 8.0 s, and 8 s is the limit")
     assert watched.handler_call.given_up
 
 
-def test_an_awaited_call_that_is_given_up_is_cancelled() -> None:
-    """It does not continue while the next owner processes the same batch."""
+def test_abandoned_async_call_is_cancelled() -> None:
+    """The call ends before the next owner processes the same batch."""
     cancelled: list[bool] = []
     watched = Watched({"slow_seconds": 5.0, "handler_seconds": 8.0})
     watched.at_work()
     watched.handler_call.cancel = lambda: cancelled.append(watched.handler_call.given_up)
-    watched.look(8.0)
+    watched.check_after(8.0)
     assert cancelled == [True], "its end is that of one that was given up"
 
 
-def test_a_handler_of_a_lost_lease_is_waited_for_until_it_is_slow() -> None:
-    """Its result may show what is done, but a successor under the same key cannot wait forever."""
+def test_handler_of_a_lost_lease_is_awaited_until_it_is_slow() -> None:
+    """Its result may show what is done, but a successor under the same key waits only for a limited time."""
     watched = Watched({"slow_seconds": 5.0})
     watched.at_work()
     watched.harness.holding.drop("stolen")
-    assert watched.look(4.9) == Running(1005.0)
-    assert watched.look(5.0) == LeaseLost()
+    assert watched.check_after(4.9) == Running(1005.0)
+    assert watched.check_after(5.0) == LeaseLost()
 
 
-def test_where_all_threads_hang_the_batch_is_withdrawn() -> None:
-    """A worker does not hold a lease whose batch no thread can take."""
+def test_batch_is_withdrawn_when_all_threads_hang() -> None:
     watched = Watched()
     watched.begin()
     watched.executor.stuck = True
-    assert watched.look(1.0) == GivenUp("no thread is free for its records: all threads hang in handlers")
+    assert watched.check_after(1.0) == GivenUp("no thread is free for its records: all threads hang in handlers")
     watched.executor.stuck = False
     assert isinstance(watched.begin(), Running), "another worker gave it back"
 
 
-def test_a_batch_that_has_just_begun_is_not_withdrawn() -> None:
-    """A batch is withdrawn only if its handler has not begun, so that no other worker processes it at the same time."""
+def test_started_batch_is_not_withdrawn() -> None:
+    """Another worker must not process the batch at the same time."""
     watched = Watched({"slow_seconds": 5.0})
     watched.begin()
     watched.executor.waiting.clear()
     watched.executor.stuck = True
-    assert watched.look(1.0) == Running(1006.0)
+    assert watched.check_after(1.0) == Running(1006.0)
 
 
 @pytest.mark.parametrize("why", ["refused", "at work"])
-def test_a_call_that_cannot_begin_says_why(why: str) -> None:
+def test_call_that_cannot_start_gives_a_reason(why: str) -> None:
     watched = Watched({"slow_seconds": 5.0, "handler_seconds": 8.0})
     if why == "refused":
         watched.executor.refuses = True
@@ -199,28 +195,25 @@ def test_a_call_that_cannot_begin_says_why(why: str) -> None:
         assert watched.begin() == Running(1005.0)
         return
     watched.at_work()
-    watched.look(8.0)
+    watched.check_after(8.0)
     assert watched.begin() == GivenUp("a handler that was given up is still running")
 
 
-def test_without_a_limit_a_handler_may_take_for_ever() -> None:
-    """A batch may take an hour without being repeated."""
+def test_handler_without_a_limit_may_run_forever() -> None:
     watched = Watched({"slow_seconds": 5.0})
     watched.at_work()
-    assert watched.look(1e6) == Running(1000.0 + 2e6)
+    assert watched.check_after(1e6) == Running(1000.0 + 2e6)
     assert math.isinf(Handling(lambda _batch: None).handler_seconds)
 
 
-def test_a_fault_of_the_observer_of_slow_handlers_goes_by_its_name(caplog: pytest.LogCaptureFixture) -> None:
-    """The log names the function to fix."""
-
+def test_failing_observer_of_slow_handlers_is_named(caplog: pytest.LogCaptureFixture) -> None:
     class Refusing(list[tuple[str, float]]):
         """An observer that raises at every call."""
 
-        def append(self, _told: tuple[str, float]) -> None:
+        def append(self, _event: tuple[str, float]) -> None:
             raise OSError("no metrics")
 
     watched = Watched({"slow_seconds": 5.0}, slow=Refusing())
     watched.at_work()
-    watched.look(5.0)
+    watched.check_after(5.0)
     assert "the slow failed; this is said once, and reading goes on" in caplog.text

@@ -6,7 +6,7 @@ from functools import partial, wraps
 
 import pytest
 from attrs import define, fields
-from reading_bench import ReaderHarness
+from reader_harness import ReaderHarness
 
 from leasehold.adapters.consumer.attempts import Attempts
 from leasehold.adapters.consumer.handling import Ending, Handling, Unhandled, accepts, as_fault, fault_in_result
@@ -70,7 +70,7 @@ FITTING = [plain, later, of_two, lambda *_all: None, partial(lambda _more, _batc
 
 
 @pytest.mark.parametrize("given", FITTING)
-def test_a_callable_of_one_batch_is_taken(given: Callable[..., object]) -> None:
+def test_callable_of_one_batch_is_accepted(given: Callable[..., object]) -> None:
     """Decorated, async, partial and built-in functions are accepted as well."""
     judge(given)
 
@@ -86,12 +86,12 @@ GENERATORS = [
 
 
 @pytest.mark.parametrize("given", GENERATORS)
-def test_a_generator_is_refused(given: Callable[..., object]) -> None:
+def test_generator_function_is_rejected(given: Callable[..., object]) -> None:
     with pytest.raises(ValueError, match=r"^handler: a generator does nothing when it is called"):
         judge(given)
 
 
-def test_a_callable_that_does_not_fit_is_refused_with_the_names_of_its_arguments() -> None:
+def test_callable_with_wrong_arguments_is_rejected_by_name() -> None:
     """The error is raised at the start, before any batch fails."""
     with pytest.raises(ValueError, match=r"^handler: 7 cannot be called$"):
         judge(7)
@@ -104,8 +104,7 @@ def test_a_callable_that_does_not_fit_is_refused_with_the_names_of_its_arguments
     judge(lambda _one, _two: None, "happening", "holding")
 
 
-def test_a_coroutine_that_nobody_awaits_is_closed() -> None:
-    """Python does not warn of it when it is garbage-collected."""
+def test_unawaited_coroutine_is_closed() -> None:
     left = later(None)
     assert str(fault_in_result(left)).startswith("it returned a value (coroutine): ")
     assert inspect.getcoroutinestate(left) == inspect.CORO_CLOSED
@@ -114,16 +113,15 @@ def test_a_coroutine_that_nobody_awaits_is_closed() -> None:
 @pytest.mark.parametrize(
     ("error", "kind"), [(SystemExit(3), Ending), (KeyboardInterrupt(), Ending), (GeneratorExit(), Unhandled)], ids=repr
 )
-def test_a_base_exception_becomes_an_exception_with_its_cause(error: BaseException, kind: type[Unhandled]) -> None:
-    """The policy for failed batches handles it, and a call that asked for the end is not retried."""
+def test_base_exception_becomes_the_cause_of_an_exception(error: BaseException, kind: type[Unhandled]) -> None:
     fault = as_fault(error)
     assert (type(fault), str(fault), fault.__cause__) == (kind, f"it raised {said(error)}", error)
 
 
-def test_a_log_line_says_what_failed_and_where_with_the_traceback_of_what_was_raised(
+def test_log_line_names_failed_records_and_keeps_the_traceback(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The line names the records, and repeats neither the user's message nor the worker's own stack frames."""
+    """The line names the records, and leaves out the user's message and the worker's own stack frames."""
     batch, odd, plain = Batch((Record(b"", "7"), Record(b"", "8")), None, 0.0, 0.0), GeneratorExit(), ValueError("text")
     attempts = Attempts(Handling(lambda _batch: None), ReaderHarness().holding, lambda least, _most: least)
     for fault in (plain, Unhandled("it is odd"), as_fault(odd)):

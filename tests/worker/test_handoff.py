@@ -1,8 +1,8 @@
-"""Planned moves between two workers: requested, given at a batch boundary, and accepted by a write."""
+"""Planned moves between two workers: requested, handed off at a batch boundary, and accepted by a write."""
 
 import pytest
 from attrs import evolve
-from virtual_fleet import Driven, FaultyStore, Kept, four_shards, member, together
+from virtual_fleet import DrivenWorker, FaultyStore, RecordingConsumer, four_shards, member, together
 from waiters import Clock
 
 from leasehold.adapters.worker.annotations import Identity
@@ -18,16 +18,16 @@ from leasehold_lab.simulator.world.world import ListSource
 MINIMAL = Config(lease_seconds=10.0, initial_position=TRIM_HORIZON)
 
 
-def pair(clock: Clock, store: FaultyStore) -> tuple[Driven, Driven]:
+def pair(clock: Clock, store: FaultyStore) -> tuple[DrivenWorker, DrivenWorker]:
     """Return a worker with four leases, and one that has just started."""
-    one = member(store, ListSource(four_shards()), clock, config=MINIMAL)
-    one.run(10)
-    assert len(one.held) == 4
-    return one, member(store, ListSource(four_shards()), clock, "b-1", "p-2", MINIMAL)
+    owner = member(store, ListSource(four_shards()), clock, config=MINIMAL)
+    owner.run(10)
+    assert len(owner.held) == 4
+    return owner, member(store, ListSource(four_shards()), clock, "b-1", "p-2", MINIMAL)
 
 
-def consumer(driven: Driven) -> Kept:
-    assert isinstance(driven.worker.consumer, Kept)
+def consumer(driven: DrivenWorker) -> RecordingConsumer:
+    assert isinstance(driven.worker.consumer, RecordingConsumer)
     return driven.worker.consumer
 
 
@@ -37,192 +37,183 @@ def asked_for(store: FaultyStore, key: str = "s-0", next_owner: str = "b-1") -> 
     assert isinstance(outcome, Done)
 
 
-def test_a_newcomer_gets_its_share_by_hand_overs_alone() -> None:
+def test_newcomer_gets_its_share_by_handoffs_alone() -> None:
     """A planned move repeats no records."""
     clock, store = Clock(), FaultyStore()
-    one, two = pair(clock, store)
-    together([one, two], 40)
-    assert [len(worker.held) for worker in (one, two)] == [2, 2]
-    moved = [holding for holding in consumer(one).releasing if holding.lost.is_set()]
+    owner, newcomer = pair(clock, store)
+    together([owner, newcomer], 40)
+    assert [len(worker.held) for worker in (owner, newcomer)] == [2, 2]
+    moved = [holding for holding in consumer(owner).releasing if holding.lost.is_set()]
     assert {holding.why for holding in moved} == {"given to b-1"}
     assert all(holding.given is not None for holding in moved)
 
 
-def test_a_worker_that_was_alone_watches_its_heir_at_once() -> None:
+def test_lone_worker_watches_its_next_owner_at_once() -> None:
     """A next owner that dies with its first lease is noticed as soon as in a larger group (C13)."""
     clock, store = Clock(), FaultyStore()
-    one, _two = pair(clock, store)
+    owner, _newcomer = pair(clock, store)
     asked_for(store)
-    one.run(MINIMAL.renew_seconds + 0.1)
+    owner.run(MINIMAL.renew_seconds + 0.1)
     assert isinstance(store.write(ClaimLease(store.row("s-0"), "b-1")), Done)
-    one.turn_due = clock.now  # as the runner does when it is hurried
-    one.run(3.1)
-    assert one.worker.table.watch.sightings["s-0"].lease.owner == "b-1"
+    owner.turn_due = clock.now  # as the runner does when it is hurried
+    owner.run(3.1)
+    assert owner.worker.table.watch.sightings["s-0"].lease.owner == "b-1"
 
 
-def test_a_request_seen_in_a_listing_is_answered_by_a_gift() -> None:
+def test_request_found_in_a_listing_is_answered_by_a_handoff() -> None:
     """The lease goes to the worker that requested it, even if the owner's plan saw that worker first."""
     clock, store = Clock(), FaultyStore()
-    one, _two = pair(clock, store)
+    owner, _newcomer = pair(clock, store)
     asked_for(store)
-    one.worker.hurry()
-    one.turn_due = clock.now
-    one.run(0.0)
+    owner.worker.hurry()
+    owner.turn_due = clock.now
+    owner.run(0.0)
     assert store.row("s-0").owner == "b-1"
 
 
-def test_a_worker_that_waits_for_a_lease_takes_nothing_else_from_its_former_reading() -> None:
-    """A newcomer that is still waiting must not take leases that it would have to give back."""
+def test_worker_that_waits_for_a_lease_takes_no_other() -> None:
     clock, store = Clock(), FaultyStore()
-    _one, two = pair(clock, store)
-    two.run(1.0)
+    _owner, newcomer = pair(clock, store)
+    newcomer.run(1.0)
     assert sorted(str(lease.next_owner) for lease in store.list().leases) == ["None", "None", "None", "b-1"]
 
 
-def test_a_gift_that_nobody_accepts_is_taken_back_after_two_seconds() -> None:
-    """A lease whose next owner has died is not left to expire."""
+def test_unaccepted_handoff_is_taken_back_after_two_seconds() -> None:
     clock, store = Clock(), FaultyStore()
-    one, _two = pair(clock, store)
+    owner, _newcomer = pair(clock, store)
     asked_for(store)
-    one.run(MINIMAL.renew_seconds + 0.1)
-    assert "s-0" not in one.held
-    one.turn_due = clock.now
-    while "s-0" not in one.held:
+    owner.run(MINIMAL.renew_seconds + 0.1)
+    assert "s-0" not in owner.held
+    owner.turn_due = clock.now
+    while "s-0" not in owner.held:
         store.readings.clear()
-        one.worker._look = evolve(one.worker._look, keys=("s-1",))  # noqa: SLF001  as in a large group
-        one.run(0.1)
+        owner.worker._look = evolve(owner.worker._look, keys=("s-1",))  # noqa: SLF001  as in a large group
+        owner.run(0.1)
     assert (store.row("s-0").owner, store.readings[0]) == ("a-1", (None, True)), "the heir may ask again, and is seen"
 
 
-def test_a_gift_taken_back_without_an_answer_is_held_all_the_same() -> None:
-    """A lease that the table says is ours is read."""
+def test_lease_taken_back_without_a_reply_is_held() -> None:
     clock, store = Clock(), FaultyStore()
     store.lose_replies, store.losing = 1, (TakeBackLease,)
-    one, _two = pair(clock, store)
+    owner, _newcomer = pair(clock, store)
     asked_for(store)
-    one.run(MINIMAL.renew_seconds + 0.1)
-    one.turn_due = clock.now
-    one.run(2.5)
-    assert ("s-0" in one.held, store.row("s-0").owner, store.lose_replies) == (True, "a-1", 0)
+    owner.run(MINIMAL.renew_seconds + 0.1)
+    owner.turn_due = clock.now
+    owner.run(2.5)
+    assert ("s-0" in owner.held, store.row("s-0").owner, store.lose_replies) == (True, "a-1", 0)
 
 
-def given(store: FaultyStore) -> tuple[Driven, Driven, str]:
+def handed_off(store: FaultyStore) -> tuple[DrivenWorker, DrivenWorker, str]:
     """A giver, a next owner that requested a lease and has not read the table since, and that lease, given to it."""
-    one, two = pair(Clock(), store)
-    two.run(1.0)
-    [wanted] = [lease.key for lease in store.list().leases if lease.next_owner == "b-1"]
-    one.run(MINIMAL.renew_seconds + 0.1)
-    return one, two, wanted
+    owner, newcomer = pair(Clock(), store)
+    newcomer.run(1.0)
+    [key] = [lease.key for lease in store.list().leases if lease.next_owner == "b-1"]
+    owner.run(MINIMAL.renew_seconds + 0.1)
+    return owner, newcomer, key
 
 
-def taken_back(one: Driven, store: FaultyStore, wanted: str) -> None:
+def taken_back(owner: DrivenWorker, store: FaultyStore, key: str) -> None:
     """Let the giver take back a lease that was not accepted in time."""
-    assert store.row(wanted).owner == "b-1"
-    one.turn_due = one.clock.now
-    one.run(2.1)
-    assert (store.row(wanted).owner, store.row(wanted).next_owner) == ("a-1", None)
+    assert store.row(key).owner == "b-1"
+    owner.turn_due = owner.clock.now
+    owner.run(2.1)
+    assert (store.row(key).owner, store.row(key).next_owner) == ("a-1", None)
 
 
-def test_an_heir_that_finds_its_gift_taken_back_asks_for_it_again_at_once() -> None:
-    """It does not wait for its next read of the whole table."""
+def test_next_owner_requests_a_lease_that_was_taken_back_again() -> None:
     store = FaultyStore(Capabilities(free_annotations=False))
-    one, two, wanted = given(store)
-    taken_back(one, store, wanted)
-    two.step()
-    assert [lease.key for lease in store.list().leases if lease.next_owner == "b-1"] == [wanted]
+    owner, newcomer, key = handed_off(store)
+    taken_back(owner, store, key)
+    newcomer.step()
+    assert [lease.key for lease in store.list().leases if lease.next_owner == "b-1"] == [key]
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_an_heir_that_accepts_too_late_asks_again_at_once(monkeypatch: pytest.MonkeyPatch, *, whole: bool) -> None:
-    """It does not wait for its next read of the whole table."""
+def test_next_owner_that_accepts_too_late_requests_again(monkeypatch: pytest.MonkeyPatch, *, whole: bool) -> None:
     store = FaultyStore(Capabilities(free_annotations=False))
-    one, two, wanted = given(store)
-    seen, listed = store.get([wanted]), store.list()
-    taken_back(one, store, wanted)
+    owner, newcomer, key = handed_off(store)
+    rows, listed = store.get([key]), store.list()
+    taken_back(owner, store, key)
     if whole:
-        two.worker.hurry()
+        newcomer.worker.hurry()
     with monkeypatch.context() as late:
-        late.setattr(store, "get", lambda _keys, *, stale_ok=False: seen if stale_ok else ())
+        late.setattr(store, "get", lambda _keys, *, stale_ok=False: rows if stale_ok else ())
         late.setattr(store, "list", lambda: listed)
-        two.step()
-    assert store.row(wanted).next_owner == "b-1"
-    one.run(MINIMAL.renew_seconds + 0.1)
-    two.run(0.5)
-    assert wanted in two.held
+        newcomer.step()
+    assert store.row(key).next_owner == "b-1"
+    owner.run(MINIMAL.renew_seconds + 0.1)
+    newcomer.run(0.5)
+    assert key in newcomer.held
 
 
-def given_without_a_reply() -> tuple[Clock, FaultyStore, Driven, Holding]:
+def handed_off_without_a_reply() -> tuple[Clock, FaultyStore, DrivenWorker, Holding]:
     """A worker that gave a lease to the other without receiving the response."""
     clock, store = Clock(), FaultyStore()
-    one, _two = pair(clock, store)
-    holding = one.worker.holdings[0]
+    owner, _newcomer = pair(clock, store)
+    holding = owner.worker.holdings[0]
     asked_for(store, holding.key)
     assert holding.renew()
     store.lose_replies = 1
     with pytest.raises(OutcomeUnknown):
         holding.release()
-    return clock, store, one, holding
+    return clock, store, owner, holding
 
 
-def test_a_gift_whose_reply_was_lost_is_not_taken_back_from_an_heir_that_has_begun() -> None:
-    """The giver, which learns of its gift only later, does not process the shard as well."""
-    clock, store, one, holding = given_without_a_reply()
+def test_accepted_handoff_is_not_taken_back_after_a_lost_reply() -> None:
+    clock, store, owner, holding = handed_off_without_a_reply()
     gift = store.row(holding.key)
     store.write(ClaimLease(gift, "b-1", Identity("b-1", "p-2").annotations_on(gift)))
     assert holding.release()
-    one.turn_due = clock.now
-    one.run(2.1)
-    assert (holding.key in one.held, store.row(holding.key).owner) == (False, "b-1")
+    owner.turn_due = clock.now
+    owner.run(2.1)
+    assert (holding.key in owner.held, store.row(holding.key).owner) == (False, "b-1")
 
 
-def test_a_gift_whose_acceptance_is_not_answered_is_taken_up_a_second_later() -> None:
-    """The lease is not left unread until the next read of the whole table or its expiry."""
+def test_lost_reply_to_an_acceptance_is_retried_after_a_second() -> None:
     store = FaultyStore()
-    _one, two, wanted = given(store)
-    assert store.row(wanted).owner == "b-1"
+    _owner, newcomer, key = handed_off(store)
+    assert store.row(key).owner == "b-1"
     store.lose_replies = 1
-    two.step()
-    assert two.held == []
-    two.run(1.0)
-    assert two.held == [wanted]
+    newcomer.step()
+    assert newcomer.held == []
+    newcomer.run(1.0)
+    assert newcomer.held == [key]
 
 
-def test_an_heir_that_leaves_asks_for_nothing_beside_that() -> None:
-    """A turn that runs while its worker leaves does not repeat a request that was just withdrawn."""
+def test_leaving_next_owner_sends_no_further_requests() -> None:
     clock, store = Clock(), FaultyStore()
-    one, two = pair(clock, store)
-    together([Driven(one.worker, clock, clock.now + 1000, clock.now + 1000), two], 9)
+    owner, newcomer = pair(clock, store)
+    together([DrivenWorker(owner.worker, clock, clock.now + 1000, clock.now + 1000), newcomer], 9)
 
     def turn() -> None:
         if not any(lease.next_owner for lease in store.list().leases):
             store.passes = lambda: None
-            two.worker.hurry()
-            two.worker.turn(clock.now)
+            newcomer.worker.hurry()
+            newcomer.worker.turn(clock.now)
 
     store.passes = turn
-    two.worker.close()
+    newcomer.worker.close()
     assert [lease.next_owner for lease in store.list().leases] == [None] * 4
 
 
-def test_a_release_waits_for_the_batch_in_hand() -> None:
-    """No other worker owns the lease while its batch is still being processed."""
+def test_release_waits_for_the_running_batch() -> None:
     clock, store = Clock(), FaultyStore()
-    one, _two = pair(clock, store)
-    consumer(one).busy = True
-    one.worker._act(Release(store.row("s-0"), "M11", next_owner="b-1"))  # noqa: SLF001  as a plan requests it
-    (held,) = consumer(one).releasing
+    owner, _newcomer = pair(clock, store)
+    consumer(owner).busy = True
+    owner.worker._act(Release(store.row("s-0"), "M11", next_owner="b-1"))  # noqa: SLF001  as a plan requests it
+    (held,) = consumer(owner).releasing
     assert (held.key, held.releasing, store.row("s-0").owner) == ("s-0", True, "a-1")
-    consumer(one).busy = False
+    consumer(owner).busy = False
     held.release()
     assert store.row("s-0").owner != "a-1"
 
 
-def test_after_a_lease_expired_here_the_table_is_read_whole_once_and_no_oftener() -> None:
-    """The full read finds a row that still names this worker, and is not repeated at every turn."""
+def test_table_is_read_in_full_once_after_a_lease_expires() -> None:
+    """The full read finds a row that still names this worker."""
     clock, store = Clock(), FaultyStore()
-    one, two = pair(clock, store)
-    together([one, two], 60)
-    worker = one.worker
+    owner, newcomer = pair(clock, store)
+    together([owner, newcomer], 60)
+    worker = owner.worker
 
     def read() -> list[tuple[str, ...] | None]:
         store.readings.clear()
@@ -241,11 +232,11 @@ def test_after_a_lease_expired_here_the_table_is_read_whole_once_and_no_oftener(
     assert read() == [("s-0",)]
 
 
-def test_a_lease_may_go_back_and_forth() -> None:
-    """A former owner does not take the giver's mark on the row for a second process with its own id."""
+def test_lease_may_be_handed_back_and_forth() -> None:
+    """The giver's mark on the row is not evidence of a second process with the same id."""
     clock, store = Clock(), FaultyStore()
-    one, two = pair(clock, store)
-    for giver, taker in ((one, two), (two, one), (one, two), (two, one)):
+    owner, newcomer = pair(clock, store)
+    for giver, taker in ((owner, newcomer), (newcomer, owner), (owner, newcomer), (newcomer, owner)):
         asked_for(store, "s-0", taker.worker.me)
         while "s-0" in giver.held:
             giver.run(0.5)

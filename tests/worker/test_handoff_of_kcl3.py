@@ -19,10 +19,10 @@ pytestmark = pytest.mark.services
 TABLE, WAIT = "victim-of-a-leader", 20.0
 
 
-def test_a_lease_that_a_leader_moves_is_drained_checkpointed_and_given(
+def test_lease_moved_by_a_leader_is_drained_checkpointed_and_handed_off(
     dynalite_url: str, dynalite_client: DynamoDBClient
 ) -> None:
-    """A Java 3 worker does not wait 30 s, and begins at the latest checkpoint after ours has stopped."""
+    """A Java 3 worker starts at the latest checkpoint once ours has stopped, without waiting 30 s."""
     handled: list[str] = []
     ends: list[tuple[str, str]] = []
     gifts: list[Lease | None] = []
@@ -30,7 +30,7 @@ def test_a_lease_that_a_leader_moves_is_drained_checkpointed_and_given(
     def handle(delivery: Delivery) -> None:
         handled.extend(record.sequence_number for record in delivery.records)
 
-    def happened(happening: Happening, holding: Holding) -> None:
+    def observe(happening: Happening, holding: Holding) -> None:
         ends.append((happening, holding.key))
         if ends[-1] == ("stopped", "s-0"):
             gifts.append(holding.given)
@@ -41,7 +41,7 @@ def test_a_lease_that_a_leader_moves_is_drained_checkpointed_and_given(
     store = open_store(f"dynamodb://{TABLE}?endpoint={dynalite_url}")
     config = Config(lease_seconds=3.0, initial_position=TRIM_HORIZON)
     # Checkpoints are so rare that only the hand-off shows how far this worker got.
-    handling = Handling(handle, observer=happened, checkpoint_seconds=1000.0)
+    handling = Handling(handle, observer=observe, checkpoint_seconds=1000.0)
     runner = Runner(Worker(store=store, source=source, me="ours", config=config), handling)
     with running(runner):
         key = {"leaseKey": {"S": "s-0"}}

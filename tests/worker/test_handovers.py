@@ -1,4 +1,4 @@
-"""One call of a handler from beginning to end, and calls of observers."""
+"""One call of a handler from start to end, and calls of observers."""
 
 import asyncio
 import gc
@@ -12,7 +12,7 @@ from threading import Event, Thread, current_thread
 
 import pytest
 from attrs import define, field
-from reading_bench import ReaderHarness
+from reader_harness import ReaderHarness
 from waiters import WAIT
 
 from leasehold.adapters.consumer.dispatcher import CallEnded, Dispatcher, HandlerCall
@@ -25,21 +25,21 @@ class Fatal(BaseException):
 
 
 @define
-class Told:
+class DispatcherHarness:
     """The calls of one worker, and what it was notified of."""
 
     executor: InlineExecutor | ThreadExecutor = field(factory=InlineExecutor)
-    again: list[str] = field(factory=list)
+    woken_keys: list[str] = field(factory=list)
     reasons: list[BaseException] = field(factory=list)
     over: Event = field(factory=Event)
     harness: ReaderHarness = field(factory=ReaderHarness)
     dispatcher: Dispatcher = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.dispatcher = Dispatcher(self.executor, wake=self._again, end=self.reasons.append, fatal=(Fatal,))
+        self.dispatcher = Dispatcher(self.executor, wake=self._wake, end=self.reasons.append, fatal=(Fatal,))
 
-    def _again(self, key: str) -> None:
-        self.again.append(key)
+    def _wake(self, key: str) -> None:
+        self.woken_keys.append(key)
         self.over.set()
 
     def begin(self, call: Callable[[], object]) -> HandlerCall:
@@ -66,38 +66,37 @@ def raising(fault: BaseException) -> Callable[[], object]:
 # Handlers
 
 
-def test_a_call_that_returns_is_over_without_a_fault_and_its_reading_is_called_again() -> None:
-    """The shard does not stand still until the next check."""
-    told = Told()
-    done = told.begin(lambda: None)
-    assert (done.begun, done.outcome, told.again) == (42.0, CallEnded(None), ["s-0"])
+def test_call_that_returns_wakes_its_reader() -> None:
+    harness = DispatcherHarness()
+    done = harness.begin(lambda: None)
+    assert (done.begun, done.outcome, harness.woken_keys) == (42.0, CallEnded(None), ["s-0"])
 
 
 @pytest.mark.parametrize("ending", [SystemExit(3), KeyboardInterrupt()])
-def test_a_call_that_ends_the_process_ends_the_worker_with_that_reason(ending: BaseException) -> None:
-    told = Told()
-    done = told.begin(raising(ending))
-    assert told.reasons == [ending]
+def test_call_that_ends_the_process_ends_the_worker(ending: BaseException) -> None:
+    harness = DispatcherHarness()
+    done = harness.begin(raising(ending))
+    assert harness.reasons == [ending]
     fault = fault_in(done)
     assert fault is not None
     assert fault.__cause__ is ending
 
 
-def test_any_other_answer_or_exception_is_the_calls_fault() -> None:
+def test_returned_value_or_exception_fails_the_call() -> None:
     """A batch is done only if its handler returned None."""
-    told, fault = Told(), ValueError("poison")
-    assert fault_in(told.begin(raising(fault))) is fault
-    assert isinstance(fault_in(told.begin(lambda: 3)), Unhandled)
-    assert isinstance(fault_in(told.begin(raising(GeneratorExit()))), Unhandled)
-    assert told.reasons == []
+    harness, fault = DispatcherHarness(), ValueError("poison")
+    assert fault_in(harness.begin(raising(fault))) is fault
+    assert isinstance(fault_in(harness.begin(lambda: 3)), Unhandled)
+    assert isinstance(fault_in(harness.begin(raising(GeneratorExit()))), Unhandled)
+    assert harness.reasons == []
 
 
-def test_an_exception_that_ends_a_task_is_no_fault_of_the_call() -> None:
-    """A simulated process that is killed does not count its handler as failed."""
-    told = Told()
+def test_task_ending_exception_is_not_a_handler_failure() -> None:
+    """A simulated process that is killed has not failed its handler."""
+    harness = DispatcherHarness()
     with pytest.raises(Fatal):
-        told.begin(raising(Fatal()))
-    assert told.again == []
+        harness.begin(raising(Fatal()))
+    assert harness.woken_keys == []
 
 
 async def _waits(done: Event) -> None:
@@ -108,39 +107,38 @@ async def _raises() -> None:
     raise ValueError("later")
 
 
-def test_an_awaitable_is_over_when_it_was_awaited() -> None:
-    told, done = Told(), Event()
-    handler_call = told.begin(lambda: _waits(done))
-    assert told.over.wait(WAIT)
-    assert (done.is_set(), handler_call.outcome, told.again) == (True, CallEnded(None), ["s-0"])
-    told.over.clear()
-    handler_call = told.begin(_raises)
-    assert told.over.wait(WAIT)
+def test_awaitable_is_over_once_it_was_awaited() -> None:
+    harness, done = DispatcherHarness(), Event()
+    handler_call = harness.begin(lambda: _waits(done))
+    assert harness.over.wait(WAIT)
+    assert (done.is_set(), handler_call.outcome, harness.woken_keys) == (True, CallEnded(None), ["s-0"])
+    harness.over.clear()
+    handler_call = harness.begin(_raises)
+    assert harness.over.wait(WAIT)
     assert isinstance(fault_in(handler_call), ValueError)
-    told.dispatcher.close()
+    harness.dispatcher.close()
 
 
-def test_an_awaitable_that_is_given_up_is_cancelled() -> None:
-    """It does not continue while the next owner's handler runs."""
-    told, begun = Told(), Event()
+def test_abandoned_awaitable_is_cancelled() -> None:
+    harness, begun = DispatcherHarness(), Event()
 
     async def hangs() -> None:
         begun.set()
         await asyncio.sleep(3600)
 
-    handler_call = told.begin(hangs)
+    handler_call = harness.begin(hangs)
     assert begun.wait(WAIT)
     # As a check does beyond the limit.
     handler_call.given_up = True
     handler_call.cancel()
-    assert told.over.wait(WAIT)
+    assert harness.over.wait(WAIT)
     assert isinstance(fault_in(handler_call), Unhandled)
-    told.dispatcher.close()
+    harness.dispatcher.close()
 
 
-def test_a_handler_that_was_given_up_is_told_of_when_it_ends(caplog: pytest.LogCaptureFixture) -> None:
+def test_end_of_an_abandoned_handler_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     """Waiters for that key learn when it is free and how the call ended."""
-    told = Told()
+    harness = DispatcherHarness()
     late: list[HandlerCall] = []
 
     def gives_up() -> None:
@@ -150,30 +148,28 @@ def test_a_handler_that_was_given_up_is_told_of_when_it_ends(caplog: pytest.LogC
         """Lets the test see the call before it begins."""
 
         def start(self, work: Work) -> None:
-            (handler_call,) = told.dispatcher._running.values()  # noqa: SLF001  before the call begins
+            (handler_call,) = harness.dispatcher._running.values()  # noqa: SLF001  before the call begins
             late.append(handler_call)
             work()
 
-    told.executor = told.dispatcher._executor = Waiting()  # noqa: SLF001  the only replaced part
+    harness.executor = harness.dispatcher._executor = Waiting()  # noqa: SLF001  the only replaced part
     with caplog.at_level(logging.WARNING):
-        told.begin(gives_up)
+        harness.begin(gives_up)
     assert "shard s-0: the handler that was given up has ended: it returned" in caplog.text
 
 
-def test_a_call_that_is_over_lets_its_batch_go() -> None:
-    """A batch of megabytes is freed at once, without a garbage collection."""
-
+def test_finished_call_frees_its_batch() -> None:
     class Batch:
         """A large object."""
 
     def handles(_batch: Batch) -> None:
         pass
 
-    told, batch = Told(), Batch()
+    harness, batch = DispatcherHarness(), Batch()
     gone = weakref.ref(batch)
     gc.disable()
     try:
-        handler_call = told.begin(partial(handles, batch))
+        handler_call = harness.begin(partial(handles, batch))
         del batch
         assert gone() is None
     finally:
@@ -184,44 +180,42 @@ def test_a_call_that_is_over_lets_its_batch_go() -> None:
 # Observers
 
 
-def test_a_fault_of_an_onlooker_is_said_once_by_its_name_and_breaks_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """A failing metric does not end reading, and does not add a log line for every batch."""
-    told = Told()
+def test_failing_observer_is_logged_once_by_name(caplog: pytest.LogCaptureFixture) -> None:
+    harness = DispatcherHarness()
     for _ in range(2):
-        told.dispatcher.notify("measure", raising(ValueError("no such metric")))
-        told.dispatcher.notify("observer", lambda: 3)  # its return value is ignored
-        told.dispatcher.notify("slow", _raises)  # an async observer would not be awaited
+        harness.dispatcher.notify("measure", raising(ValueError("no such metric")))
+        harness.dispatcher.notify("observer", lambda: 3)  # its return value is ignored
+        harness.dispatcher.notify("slow", _raises)  # an async observer would not be awaited
     messages = [record.getMessage() for record in caplog.records]
     assert [line.split(";")[0] for line in messages] == ["the measure failed", "the slow failed"]
     assert "no such metric" in messages[0]
-    assert told.reasons == []
+    assert harness.reasons == []
 
 
-def test_an_onlooker_that_ends_the_process_ends_the_worker_and_that_is_said_once(
+def test_observer_that_ends_the_process_ends_the_worker_and_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Ctrl-C in an observer is not lost, and is logged once rather than for each remaining shard."""
-    told, first, second = Told(), KeyboardInterrupt("one"), SystemExit("two")
-    told.dispatcher.notify("observer", raising(first))
-    told.dispatcher.notify("observer", raising(second))
-    assert told.reasons == [first, second]
+    """Ctrl-C in an observer ends the worker, and is logged once rather than for each remaining shard."""
+    harness, first, second = DispatcherHarness(), KeyboardInterrupt("one"), SystemExit("two")
+    harness.dispatcher.notify("observer", raising(first))
+    harness.dispatcher.notify("observer", raising(second))
+    assert harness.reasons == [first, second]
     assert [record.getMessage() for record in caplog.records] == ["the worker ends: KeyboardInterrupt: one"]
 
 
-def test_an_exception_that_ends_a_task_is_no_fault_of_an_onlooker() -> None:
-    """A simulated process that is killed in its observer does not continue."""
+def test_task_ending_exception_is_not_an_observer_failure() -> None:
     with pytest.raises(Fatal):
-        Told().dispatcher.notify("observer", raising(Fatal()))
+        DispatcherHarness().dispatcher.notify("observer", raising(Fatal()))
 
 
-def test_a_task_of_a_handlers_own_that_ends_the_process_ends_the_worker() -> None:
-    told, ended = Told(), Event()
+def test_handler_task_that_ends_the_process_ends_the_worker() -> None:
+    harness, ended = DispatcherHarness(), Event()
 
     def end(reason: BaseException) -> None:
-        told.reasons.append(reason)
+        harness.reasons.append(reason)
         ended.set()
 
-    told.dispatcher = Dispatcher(end=end)
+    harness.dispatcher = Dispatcher(end=end)
 
     async def leave() -> None:
         raise SystemExit(3)
@@ -232,10 +226,10 @@ def test_a_task_of_a_handlers_own_that_ends_the_process_ends_the_worker() -> Non
         tasks.append(asyncio.create_task(leave()))
         await asyncio.wait(tasks)
 
-    told.begin(call)
+    harness.begin(call)
     assert ended.wait(WAIT)
-    told.dispatcher.close()
-    assert told.reasons == [tasks[0].exception()]
+    harness.dispatcher.close()
+    assert harness.reasons == [tasks[0].exception()]
 
 
 # The event loop
@@ -259,8 +253,7 @@ class Awaited:
         return self.thread.get(timeout=WAIT), cancel
 
 
-def test_a_cancelled_call_is_over_with_a_fault() -> None:
-    """A batch that was given up is over, but is not done."""
+def test_cancelled_call_is_over_with_an_error() -> None:
     awaited = Awaited()
     _, cancel = awaited.begin()
     cancel()
@@ -268,8 +261,7 @@ def test_a_cancelled_call_is_over_with_a_fault() -> None:
     awaited.loop.close()
 
 
-def test_an_event_loop_that_is_closed_cancels_what_it_awaits_and_ends_its_thread() -> None:
-    """A worker leaves neither a thread nor a running batch behind."""
+def test_closed_event_loop_cancels_its_calls_and_ends_its_thread() -> None:
     awaited = Awaited()
     awaited.loop.close()  # the loop has not begun
     thread, cancel = awaited.begin()
@@ -283,8 +275,8 @@ def test_an_event_loop_that_is_closed_cancels_what_it_awaits_and_ends_its_thread
     cancel()
 
 
-def test_a_call_that_is_given_up_before_it_answers_is_cancelled_when_it_does() -> None:
-    told = Told()
+def test_call_abandoned_before_it_returns_is_cancelled_afterwards() -> None:
+    harness = DispatcherHarness()
 
     class Endless:
         """Never ends by itself."""
@@ -297,17 +289,15 @@ def test_a_call_that_is_given_up_before_it_answers_is_cancelled_when_it_does() -
         handler_call.given_up = True
         return Endless()
 
-    handler_call = HandlerCall(told.harness.holding, Handling(lambda _batch: None), lambda: 42.0, call)
-    assert told.dispatcher.begin(handler_call) is None
-    assert told.over.wait(WAIT)
+    handler_call = HandlerCall(harness.harness.holding, Handling(lambda _batch: None), lambda: 42.0, call)
+    assert harness.dispatcher.begin(handler_call) is None
+    assert harness.over.wait(WAIT)
     assert isinstance(fault_in(handler_call), Unhandled)
-    told.dispatcher.close()
+    harness.dispatcher.close()
 
 
-def test_what_no_loop_awaits_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its objects are freed at once, and Python does not warn of it later and elsewhere."""
-
-    def refused(*_told: object) -> Thread:
+def test_coroutine_that_no_loop_awaits_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_args: object) -> Thread:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr("leasehold.adapters.consumer.executors.spawn", refused)
@@ -318,8 +308,7 @@ def test_what_no_loop_awaits_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert inspect.getcoroutinestate(unawaited) == inspect.CORO_CLOSED
 
 
-def test_a_loop_that_could_not_begin_is_begun_by_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a descriptor is unavailable for a moment, later calls still work."""
+def test_event_loop_that_failed_to_start_is_started_by_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
     faults = [OSError("too many open files")]
 
     def loop() -> asyncio.AbstractEventLoop:
@@ -335,8 +324,8 @@ def test_a_loop_that_could_not_begin_is_begun_by_the_next_call(monkeypatch: pyte
     awaited.loop.close()
 
 
-def test_closed_handovers_leave_no_thread() -> None:
-    told, threads = Told(ThreadExecutor(1)), SimpleQueue[Thread]()
+def test_closed_dispatcher_leaves_no_thread() -> None:
+    harness, threads = DispatcherHarness(ThreadExecutor(1)), SimpleQueue[Thread]()
 
     async def handle() -> None:
         threads.put(current_thread())
@@ -345,17 +334,16 @@ def test_closed_handovers_leave_no_thread() -> None:
         threads.put(current_thread())
         return handle()
 
-    told.begin(call)
-    assert told.over.wait(WAIT)
-    told.dispatcher.close()
+    harness.begin(call)
+    assert harness.over.wait(WAIT)
+    harness.dispatcher.close()
     for name in ("leasehold-handle-0", "leasehold-loop"):
         thread = threads.get(timeout=WAIT)
         thread.join(WAIT)
         assert (thread.name, thread.is_alive()) == (name, False)
 
 
-def test_a_function_that_blocks_the_event_loop_does_not_keep_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker can end although an `async def` handler blocks."""
+def test_function_that_blocks_the_event_loop_does_not_keep_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("leasehold.adapters.consumer.executors.CLOSE_SECONDS", 0.01)
     awaited, release, ended = Awaited(), Event(), list[bool]()
 

@@ -1,4 +1,4 @@
-"""A batch is either held, or the reader's position does not pass it. Nothing is dispatched under an expired lease."""
+"""The position of a reader passes only batches that are held, and nothing is dispatched under an expired lease."""
 
 from random import Random
 from typing import Never
@@ -6,7 +6,7 @@ from typing import Never
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reading_bench import ReaderHarness, data
+from reader_harness import ReaderHarness, data
 from virtual_fleet import FaultySource, ManualExecutor
 
 from leasehold.adapters.consumer.dispatcher import Dispatcher
@@ -39,8 +39,7 @@ def stubborn(harness: ReaderHarness, reading: LeaseReader, steps: int) -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_reading_that_breaks_off_is_begun_again_behind_what_is_done(fault: type[BaseException]) -> None:
-    """A page that could not be decoded is read again, so no checkpoint passes it."""
+def test_reading_resumes_after_the_last_handled_record(fault: type[BaseException]) -> None:
     calls: list[int] = []
 
     def once(_batch: Batch) -> None:
@@ -50,14 +49,13 @@ def test_a_reading_that_breaks_off_is_begun_again_behind_what_is_done(fault: typ
 
     harness = ReaderHarness(ShardRecords(records(6), size=2), source=FaultySource(on_read=once))
     stubborn(harness, harness.reading(checkpoint_seconds=3600), 8)
-    assert harness.handed == [data(2), data(2, 2), data(2, 4)]
+    assert harness.dispatched == [data(2), data(2, 2), data(2, 4)]
     assert harness.source.opened == [("s-0", TRIM_HORIZON), ("s-0", Position("101"))]
-    assert harness.happened == ["initialize"]
+    assert harness.happenings == ["initialize"]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_batch_is_held_before_it_is_counted(fault: type[BaseException]) -> None:
-    """A failing metric does not cost the records that it was to count."""
+def test_batch_is_held_before_it_is_counted(fault: type[BaseException]) -> None:
     calls: list[int] = []
 
     def measure(_holding: object, batch: Batch) -> None:
@@ -67,11 +65,11 @@ def test_a_batch_is_held_before_it_is_counted(fault: type[BaseException]) -> Non
 
     harness = ReaderHarness(ShardRecords(records(4), size=2))
     stubborn(harness, harness.reading(measure=measure), 6)
-    assert harness.handed == [data(2), data(2, 2)]
+    assert harness.dispatched == [data(2), data(2, 2)]
 
 
-def test_numbers_that_fall_stop_the_shard(caplog: pytest.LogCaptureFixture) -> None:
-    """Records of a recreated partition must not be processed under the old checkpoint."""
+def test_decreasing_positions_stop_the_shard(caplog: pytest.LogCaptureFixture) -> None:
+    """Decreasing positions mean that the partition was recreated, so its old checkpoint is void."""
     harness = ReaderHarness(ShardRecords([*records(2, 50), *records(4)], size=2))
     reading = harness.reading()
     harness.steps(reading, 4)
@@ -79,7 +77,7 @@ def test_numbers_that_fall_stop_the_shard(caplog: pytest.LogCaptureFixture) -> N
         "it cannot be read: its sequence numbers fall, from 151 to 101: was the stream recreated? --if-recreated "
         "TRIM_HORIZON or LATEST restarts its leases; `leasehold reset` sets this one back"
     )
-    assert (harness.handed, harness.store.row("s-0").checkpoint) == ([data(2, 50)], Position("151"))
+    assert (harness.dispatched, harness.store.row("s-0").checkpoint) == ([data(2, 50)], Position("151"))
     assert [text for text in caplog.messages if "fall" in text] == [
         f"shard s-0 stops here: {message}; released, not taken again for 60 s"
     ]
@@ -87,31 +85,31 @@ def test_numbers_that_fall_stop_the_shard(caplog: pytest.LogCaptureFixture) -> N
 
 @settings(max_examples=50)
 @given(seed=st.randoms(use_true_random=False), size=st.integers(1, 4), every=st.sampled_from([0.0, 2.0]))
-def test_no_record_is_behind_a_checkpoint_that_its_handler_has_not_finished_with(
-    seed: Random, size: int, every: float
-) -> None:
-    """No exception in a user callable, at any time, loses records."""
-    done: set[bytes] = set()
+def test_no_checkpoint_passes_an_unhandled_record(seed: Random, size: int, every: float) -> None:
+    """This holds for any exception in a user callable at any time."""
+    handled: set[bytes] = set()
 
     calm: list[bool] = []
 
-    def perhaps(*_given: object) -> None:
+    def perhaps(*_args: object) -> None:
         if not calm and seed.random() < 0.3:
             raises(seed.choice(FAULTS))
 
     def handle(delivery: Delivery) -> None:
         perhaps()
-        done.update(record.data for record in delivery.records)
+        handled.update(record.data for record in delivery.records)
 
-    harness = ReaderHarness(ShardRecords(records(9), (shard("c-0", 0, 9, "s-0"),), ended=True, size=size), does=handle)
+    harness = ReaderHarness(
+        ShardRecords(records(9), (shard("c-0", 0, 9, "s-0"),), ended=True, size=size), on_batch=handle
+    )
     harness.source = harness.worker.source = FaultySource(shard_logs=harness.source.shard_logs, on_read=perhaps)
     reading = harness.reading(measure=perhaps, attempts=1000, most_wait_seconds=1.0, checkpoint_seconds=every)
     for step in range(60):
         calm += [True] * (step == 30)
         stubborn(harness, reading, 1)
         order = harness.store.row("s-0").checkpoint.order
-        assert {record.data for record in records(9) if record.position.order <= order} <= done
-    assert (done, harness.store.row("s-0").ended) == (set(data(9)), True)
+        assert {record.data for record in records(9) if record.position.order <= order} <= handled
+    assert (handled, harness.store.row("s-0").ended) == (set(data(9)), True)
 
 
 def asleep(harness: ReaderHarness) -> None:
@@ -119,46 +117,44 @@ def asleep(harness: ReaderHarness) -> None:
     harness.clock.now += 11.0
 
 
-def test_no_record_is_read_under_an_expired_lease() -> None:
-    """A worker that wakes up does not read what another has been reading in the meantime."""
+def test_expired_lease_is_not_read() -> None:
     harness = ReaderHarness(ShardRecords(records(4), size=2))
     reading = harness.reading()
     harness.steps(reading, 2)
     asleep(harness)
     harness.steps(reading, 3)
-    assert harness.handed == [data(2)]
+    assert harness.dispatched == [data(2)]
     harness.worker.renew(harness.clock.now)
     harness.steps(reading, 1)
-    assert harness.handed == [data(2), data(2, 2)], "nobody took it"
+    assert harness.dispatched == [data(2), data(2, 2)], "nobody took it"
 
 
-def test_a_batch_that_came_as_the_lease_expired_is_not_handed_over() -> None:
-    """A pause in the middle of a request leads to no record being processed twice."""
+def test_batch_read_as_the_lease_expires_is_not_dispatched() -> None:
     harness = ReaderHarness(ShardRecords(records(2)), source=FaultySource(on_read=lambda _batch: asleep(harness)))
     reading = harness.reading()
     harness.steps(reading, 2)
     harness.store.write(ClaimLease(harness.store.row("s-0"), "b-1"))
     harness.worker.renew(harness.clock.now)
     harness.until_over(reading)
-    assert (harness.handed, harness.happened) == ([], ["initialize", "lease-lost"])
+    assert (harness.dispatched, harness.happenings) == ([], ["initialize", "lease-lost"])
 
 
-def test_an_attempt_that_is_due_after_the_lease_expired_is_not_made() -> None:
+def test_due_attempt_is_skipped_after_the_lease_expired() -> None:
     """After a suspension another worker may have the shard."""
 
     def fails(_delivery: Delivery) -> None:
         raise OSError("passing")
 
-    harness = ReaderHarness(does=fails)
+    harness = ReaderHarness(on_batch=fails)
     reading = harness.reading()
     harness.steps(reading, 2)
     asleep(harness)
     harness.steps(reading, 3)
-    assert len(harness.handed) == 1
+    assert len(harness.dispatched) == 1
 
 
 @pytest.mark.parametrize("taken", [True, False])
-def test_an_expired_lease_is_renewed_before_its_checkpoint_moves(taken: bool) -> None:
+def test_expired_lease_is_renewed_before_its_checkpoint(taken: bool) -> None:
     """Not every store checks the owner when a checkpoint is written."""
     harness = ReaderHarness()
     renewals: list[str] = []
@@ -177,30 +173,30 @@ def test_an_expired_lease_is_renewed_before_its_checkpoint_moves(taken: bool) ->
     assert harness.store.row("s-0").checkpoint == (TRIM_HORIZON if taken else Position("102"))
 
 
-def test_a_reading_that_waits_for_room_is_woken_by_its_name_and_measures_from_then_on() -> None:
-    """The shard does not look idle for the time that it waited for the others."""
+def test_reader_that_waited_for_memory_is_measured_from_its_wake_up() -> None:
+    """A shard does not look idle for the time that it waited for other shards."""
     woken: list[str] = []
     budget = MemoryBudget(1, woken.append)
     harness, other = ReaderHarness(ShardRecords(records(5))), budget.share("other")
     assert other.request()
     reading = harness.reading(budget)
     harness.steps(reading, 3)
-    assert (harness.handed, woken) == ([], [])
+    assert (harness.dispatched, woken) == ([], [])
     other.clear()
     assert woken == ["s-0"]
     harness.steps(reading, 2)
-    assert harness.handed == [data(5)]
+    assert harness.dispatched == [data(5)]
     assert harness.holding.throughput.average(harness.clock.now + 1000.0) is not None
 
 
-def test_a_batch_that_is_done_between_two_steps_is_checkpointed_by_the_next() -> None:
+def test_batch_done_between_two_steps_is_checkpointed_by_the_next() -> None:
     harness, executor = ReaderHarness(ShardRecords(records(5))), ManualExecutor()
     handling = Handling(harness.handle, checkpoint_seconds=60.0)
     reading = handler_reader(harness.worker, harness.holding, handling, dispatcher=Dispatcher(executor))
     harness.steps(reading, 2)
-    assert (len(executor.waiting), harness.handed) == (1, [])
+    assert (len(executor.waiting), harness.dispatched) == (1, [])
     reading.step(harness.clock.now)
     executor.waiting.pop()()
     reading.step(harness.clock.now)
-    assert harness.handed == [data(5)]
+    assert harness.dispatched == [data(5)]
     assert harness.store.row("s-0").checkpoint == records(5)[-1].position

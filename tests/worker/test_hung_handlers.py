@@ -1,4 +1,4 @@
-"""Handlers that do not return are logged and starve no other shard. Beyond a limit their leases are released."""
+"""Handlers that do not return are logged and do not starve other shards. Beyond a limit their leases are released."""
 
 from collections.abc import Iterator
 from threading import Event
@@ -6,11 +6,11 @@ from typing import NoReturn
 
 import pytest
 from attrs import define, field
-from handler_threads import Seen, joined
-from metric_points import told
+from handler_threads import ProcessedRecords, joined
+from metric_points import exported_values
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from reading_bench import ReaderHarness, data
+from reader_harness import ReaderHarness, data
 from running import run_to_its_end, running
 from virtual_fleet import FaultyStore, four_shards
 from waiters import WAIT, until
@@ -43,7 +43,7 @@ class Hung:
     reading: LeaseReader = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.harness.does = self.hang
+        self.harness.on_batch = self.hang
         self.dispatcher = Dispatcher(self.threads, wake=lambda _key: self.ended.set())
         self.reading = self.read()
 
@@ -52,7 +52,7 @@ class Hung:
         handling = Handling(
             self.harness.handle,
             slow=lambda _holding, seconds: self.slow.append(seconds),
-            observer=lambda happening, _holding: self.harness.happened.append(happening),
+            observer=lambda happening, _holding: self.harness.happenings.append(happening),
             **self.policy,  # type: ignore[arg-type]
         )
         return handler_reader(
@@ -84,39 +84,38 @@ class Hung:
 @pytest.fixture
 def hung() -> Iterator[Hung]:
     """A handler that is slow after 10 s, without a limit."""
-    made = Hung({"slow_seconds": 10.0})
-    yield made
-    made.let_go()  # wait for it, so that what its end logs does not appear in a later test
+    new_hung = Hung({"slow_seconds": 10.0})
+    yield new_hung
+    new_hung.let_go()  # wait for it, so that what its end logs does not appear in a later test
 
 
 @pytest.fixture
 def limited() -> Iterator[Hung]:
     """A handler that is slow after 10 s and given up after 30 s."""
-    made = Hung({"slow_seconds": 10.0, "handler_seconds": 30.0})
-    yield made
-    made.let_go()
+    new_hung = Hung({"slow_seconds": 10.0, "handler_seconds": 30.0})
+    yield new_hung
+    new_hung.let_go()
 
 
-def test_thirty_hung_of_forty_starve_nobody() -> None:
-    """Healthy shards are still processed while all leases are renewed."""
+def test_hung_handlers_do_not_starve_healthy_shards() -> None:
     names = tuple(f"s-{n:02}" for n in range(40))
-    store, seen, finish, hangs = FaultyStore(), Seen(30), Event(), set(names[:30])
+    store, processed, finish, hangs = FaultyStore(), ProcessedRecords(30), Event(), set(names[:30])
 
     def handle(delivery: Delivery) -> None:
         if delivery.shard in hangs:
             assert finish.wait(WAIT)
         else:
-            seen.add(delivery)
+            processed.add(delivery)
 
     shard_logs = {name: ShardRecords(records(3), size=1) for name in names}
     handling = Handling(handle, slow_seconds=0.05)
     with running(Runner(joined(store, ListSource(even_shards(names), shard_logs)), handling)):
-        assert seen.all.wait(WAIT)
+        assert processed.all.wait(WAIT)
         finish.set()
-    assert seen.by_shard == {name: data(3) for name in names[30:]}
+    assert processed.by_shard == {name: data(3) for name in names[30:]}
 
 
-def test_a_slow_handler_is_said_once_for_each_doubling(hung: Hung, caplog: pytest.LogCaptureFixture) -> None:
+def test_slow_handler_is_logged_at_each_doubling(hung: Hung, caplog: pytest.LogCaptureFixture) -> None:
     hung.hand_over()
     assert [hung.later(seconds) for seconds in (4, 6, 5, 5, 20, 1)] == [6, 10, 5, 20, 40, 39]
     assert hung.slow == [10, 20, 40]
@@ -128,7 +127,6 @@ def test_a_slow_handler_is_said_once_for_each_doubling(hung: Hung, caplog: pytes
 
 
 def test_slow_handlers_are_counted() -> None:
-    """The count lets an alarm detect a shard that stands still."""
     reader, began, slow = InMemoryMetricReader(), Event(), Event()
     finish = Event()
 
@@ -142,25 +140,22 @@ def test_slow_handlers_are_counted() -> None:
     with running(Runner(joined(FaultyStore(), source), handling, meter=meter)):
         assert slow.wait(WAIT)
         finish.set()
-    assert told(reader)["slow_handlers", "s-0"] >= 1
+    assert exported_values(reader)["slow_handlers", "s-0"] >= 1
 
 
-def test_beyond_the_limit_the_lease_is_released_and_left_to_others(
-    limited: Hung, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_handler_over_the_limit_costs_its_lease(limited: Hung, caplog: pytest.LogCaptureFixture) -> None:
     limited.hand_over()
     assert limited.later(29.5) == 0.5
     limited.later(0.5)
     assert limited.later(0) == float("inf")
-    assert (limited.harness.store.row("s-0").owner, limited.harness.happened) == (None, ["initialize", "stopped"])
+    assert (limited.harness.store.row("s-0").owner, limited.harness.happenings) == (None, ["initialize", "stopped"])
     why = "its handler has been at work for 30.0 s, and 30 s is the limit"
     assert f"shard s-0 stops here: {why}; released, not taken again for 60 s" in caplog.text
     limited.harness.worker.turn(limited.harness.clock.now)
     assert limited.harness.worker.holdings == ()
 
 
-def test_a_handler_that_returns_late_finds_its_lease_lost(limited: Hung) -> None:
-    """The checkpoints of two readers of one shard are not mixed."""
+def test_handler_that_returns_late_finds_its_lease_lost(limited: Hung) -> None:
     limited.hand_over()
     limited.later(30)
     limited.later(0)
@@ -173,7 +168,7 @@ def test_a_handler_that_returns_late_finds_its_lease_lost(limited: Hung) -> None
     assert store.row("s-0") == next_owners
 
 
-def test_a_shard_has_never_two_handlers_at_work_here(limited: Hung, caplog: pytest.LogCaptureFixture) -> None:
+def test_shard_never_has_two_handlers_in_one_worker(limited: Hung, caplog: pytest.LogCaptureFixture) -> None:
     limited.hand_over()
     limited.later(30)
     limited.later(0)
@@ -183,7 +178,7 @@ def test_a_shard_has_never_two_handlers_at_work_here(limited: Hung, caplog: pyte
     limited.reading = limited.read()
     harness.steps(limited.reading, 3)
     assert "shard s-0 stops here: a handler that was given up is still running; released" in caplog.text
-    assert (harness.handed, harness.store.row("s-0").owner) == ([data(5)], None)
+    assert (harness.dispatched, harness.store.row("s-0").owner) == ([data(5)], None)
     limited.let_go()
     # Its thread logs this after it has woken the reader.
     until(lambda: "shard s-0: the handler that was given up has ended: it returned" in caplog.text)
@@ -194,11 +189,10 @@ def test_a_shard_has_never_two_handlers_at_work_here(limited: Hung, caplog: pyte
     harness.steps(limited.reading, 2)
     assert limited.ended.wait(WAIT)
     limited.later(0)
-    assert (harness.handed, harness.store.row("s-0").checkpoint) == ([data(5)] * 2, Position("104"))
+    assert (harness.dispatched, harness.store.row("s-0").checkpoint) == ([data(5)] * 2, Position("104"))
 
 
-def test_the_end_of_a_handler_after_a_theft_is_still_said() -> None:
-    """The option also applies to handlers that do not notice the steal themselves."""
+def test_end_of_a_handler_after_a_steal_is_logged() -> None:
     hung = Hung({"late_checkpoints": True})
     hung.hand_over()
     store = hung.harness.store
@@ -211,8 +205,8 @@ def test_the_end_of_a_handler_after_a_theft_is_still_said() -> None:
 
 
 @pytest.mark.parametrize("wanted", ["lost", "released"])
-def test_a_batch_that_waits_goes_back_once_its_lease_is_wanted(wanted: str) -> None:
-    """Neither a drain nor an iteration that is over waits for a batch that has not begun."""
+def test_waiting_batch_is_withdrawn_when_its_lease_is_wanted(wanted: str) -> None:
+    """A drain, and an iteration that is over, withdraw a batch that has not begun."""
     first = Hung()
     first.hand_over()
     second = Hung(threads=first.threads)
@@ -223,12 +217,12 @@ def test_a_batch_that_waits_goes_back_once_its_lease_is_wanted(wanted: str) -> N
         second.harness.holding.ask_release()
     assert [second.later(0) for _ in range(3)][-1] == float("inf")
     row = second.harness.store.row("s-0")
-    assert (second.harness.handed, row.checkpoint) == ([], TRIM_HORIZON)
+    assert (second.harness.dispatched, row.checkpoint) == ([], TRIM_HORIZON)
     assert (row.owner is None) == (wanted == "released")
     first.let_go()
 
 
-def test_a_handler_that_was_given_up_does_not_keep_the_worker() -> None:
+def test_abandoned_handler_does_not_keep_the_worker() -> None:
     store, finish, stopped = FaultyStore(), Event(), Event()
 
     def hang(_delivery: Delivery) -> None:
@@ -237,7 +231,7 @@ def test_a_handler_that_was_given_up_does_not_keep_the_worker() -> None:
     handling = Handling(
         hang,
         handler_seconds=0.05,
-        observer=lambda what, _holding: stopped.set() if what == "stopped" else None,
+        observer=lambda happening, _holding: stopped.set() if happening == "stopped" else None,
     )
     with running(Runner(joined(store, ListSource(four_shards()[:1], {"s-0": ShardRecords(records(5))})), handling)):
         assert stopped.wait(WAIT)
@@ -245,8 +239,7 @@ def test_a_handler_that_was_given_up_does_not_keep_the_worker() -> None:
     assert (store.row("s-0").owner, store.row("s-0").checkpoint) == (None, TRIM_HORIZON)
 
 
-def test_a_thread_that_cannot_start_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker does not renew leases that it has no thread to process."""
+def test_thread_that_cannot_start_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     store = FaultyStore()
     runner = Runner(joined(store, ListSource(four_shards(), {"s-0": ShardRecords(records(5))})), lambda _delivery: None)
 
@@ -259,8 +252,7 @@ def test_a_thread_that_cannot_start_ends_the_worker(monkeypatch: pytest.MonkeyPa
     assert [lease.owner for lease in store.list().leases] == [None] * 4
 
 
-def test_a_reader_is_called_no_sooner_than_it_asked_for_and_no_later_for_a_slow_handler() -> None:
-    """The wait between two reads does not grow by the time a handler takes."""
+def test_reader_is_called_when_it_asked_even_if_a_handler_is_slow() -> None:
     hung = Hung()
     hung.harness.shard_log.wait_seconds = 5.0
     began = hung.harness.clock.now

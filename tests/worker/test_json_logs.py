@@ -11,11 +11,10 @@ from leasehold.adapters.consumer.events import JsonLines
 from leasehold_lab.simulator.world.world import ListSource
 
 
-def test_a_taken_lease_is_told_with_rule_and_outcome(caplog: pytest.LogCaptureFixture) -> None:
-    """A collector can search by why a lease moved, without parsing the message."""
+def test_taken_lease_is_logged_with_rule_and_outcome(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "leasehold")
-    ours = member(FaultyStore(), ListSource(four_shards()), Clock())
-    ours.run(60)
+    driven = member(FaultyStore(), ListSource(four_shards()), Clock())
+    driven.run(60)
     lines = [json.loads(JsonLines("a-1").format(record)) for record in caplog.records]
     claimed = [line for line in lines if line["message"].startswith("Claim of lease ")]
     assert {(line["lease"], line["rule"], line["outcome"]) for line in claimed} >= {("s-1", "K5", "done")}
@@ -23,8 +22,7 @@ def test_a_taken_lease_is_told_with_rule_and_outcome(caplog: pytest.LogCaptureFi
     assert {line["worker"] for line in lines} == {"a-1"}
 
 
-def test_a_line_is_one_line_whatever_it_tells() -> None:
-    """Line breaks in a traceback or a name do not split the line."""
+def test_json_log_line_is_a_single_line() -> None:
     try:
         raise ValueError("x\ny")  # noqa: TRY301  the test needs a traceback
     except ValueError as error:

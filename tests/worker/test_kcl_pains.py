@@ -1,11 +1,11 @@
-"""What users of the Java KCL report, absent with our own rules. The numbers are those of its public threads."""
+"""Problems that users of the Java KCL report, absent with our own rules. Numbers are those of its public threads."""
 
 import math
 from collections import Counter
 
 import pytest
 from attrs import evolve
-from virtual_fleet import Driven, FaultyStore, member, together
+from virtual_fleet import DrivenWorker, FaultyStore, member, together
 from waiters import Clock
 
 from leasehold.balancer.actions import Action, Claim, Create, Release, RequestHandoff
@@ -21,7 +21,7 @@ MINIMAL = Config(lease_seconds=10.0)
 SHARDS = tuple(f"s-{n}" for n in range(6))
 
 
-def fleet(names: str) -> tuple[Clock, FaultyStore, list[Driven]]:
+def fleet(names: str) -> tuple[Clock, FaultyStore, list[DrivenWorker]]:
     """Workers at rest on six shards."""
     clock, store = Clock(), FaultyStore()
     source = ListSource(even_shards(SHARDS))
@@ -53,7 +53,7 @@ def test_a_deployment_does_not_wait_for_expiry() -> None:
 
 
 @pytest.mark.parametrize("victim", ["a", "b", "c"])
-def test_no_death_makes_a_lease_wait_for_a_leader(victim: str) -> None:
+def test_death_of_any_worker_makes_no_lease_wait_for_a_leader(victim: str) -> None:
     """Thread 1803: when the KCL 3 leader was killed, nothing was assigned for two minutes, or ever again."""
     _, store, workers = fleet("abc")
     living = [driven for driven in workers if driven.worker.me != victim]
@@ -62,7 +62,7 @@ def test_no_death_makes_a_lease_wait_for_a_leader(victim: str) -> None:
     assert owners == {driven.worker.me: 3 for driven in living}
 
 
-def test_a_newcomer_takes_from_several_victims_in_one_turn() -> None:
+def test_newcomer_takes_from_several_owners_in_one_turn() -> None:
     """Thread 708: KCL 2 takes one lease from one worker every 20 s."""
     leases = [
         *(lease for owner in "abcd" for lease in held(owner, *(f"{owner}-{n}" for n in range(5)))),
@@ -72,7 +72,7 @@ def test_a_newcomer_takes_from_several_victims_in_one_turn() -> None:
     assert len(set(owners)) == len(owners) == 3
 
 
-def test_a_newcomer_counts_before_it_owns_anything() -> None:
+def test_newcomer_counts_before_it_owns_a_lease() -> None:
     """KCL counts only owners. When workers start together, the first take leases that the others must take back."""
     full = held("full", *(f"f-{n}" for n in range(6)))
     alone = [*full, *held("me", "mine")]
@@ -83,10 +83,10 @@ def test_a_newcomer_counts_before_it_owns_anything() -> None:
     assert [len(planned(leases, "me")) for leases in (alone, announced)] == [2, 1]
 
 
-def test_finished_shards_are_no_load() -> None:
+def test_finished_shards_count_as_no_load() -> None:
     """Thread 1247: parents that were read to the end counted, so their owners were left with one or two shards."""
-    done = [Lease(f"d-{n}", owner="me", checkpoint=SHARD_END) for n in range(4)]
-    leases = [*held("full", "f-0", "f-1", "f-2"), *held("me", "mine"), *done]
+    finished = [Lease(f"d-{n}", owner="me", checkpoint=SHARD_END) for n in range(4)]
+    leases = [*held("full", "f-0", "f-1", "f-2"), *held("me", "mine"), *finished]
     by_kcl = [action for action in planned(leases, "me", Kcl()) if isinstance(action, RequestHandoff | Claim)]
     ours = planned(leases, "me")
     assert (by_kcl, [action.from_owner for action in ours if isinstance(action, RequestHandoff)]) == ([], ["full"])
@@ -106,7 +106,7 @@ def test_children_spread_at_once_after_a_reshard() -> None:
     assert len(claimed("a", Kcl())) == 8
 
 
-def test_no_new_shard_waits_for_a_deployment() -> None:
+def test_new_shard_does_not_wait_for_a_deployment() -> None:
     """Threads 339 and 185: of 95 new shards 5 had no lease, because the worker that should create them was gone."""
     parents = [evolve(shard, open=False) for shard in even_shards(tuple(f"p-{n}" for n in range(48)))]
     children = [
@@ -116,24 +116,26 @@ def test_no_new_shard_waits_for_a_deployment() -> None:
         *(Lease(shard.id, checkpoint=SHARD_END, hash_range=shard.hash_range) for shard in parents),
         *(Lease(shard.id, owner="a", parents=shard.parents, hash_range=shard.hash_range) for shard in children[:91]),
     ]
-    made = [action for action in plan(leases, [*parents, *children], Me("b"), MINIMAL) if isinstance(action, Create)]
-    assert [(action.lease.key, action.lease.checkpoint, action.rule) for action in made] == [
+    creations = [
+        action for action in plan(leases, [*parents, *children], Me("b"), MINIMAL) if isinstance(action, Create)
+    ]
+    assert [(action.lease.key, action.lease.checkpoint, action.rule) for action in creations] == [
         (str(n), TRIM_HORIZON, "L3") for n in range(91, 96)
     ]
 
 
-def test_a_restart_under_the_same_id_moves_nothing() -> None:
+def test_restart_under_the_same_id_moves_nothing() -> None:
     """Thread 108 and others: every restart moved leases, and after a whole cluster restarted they kept moving."""
     clock, store, (stays, stops) = fleet("ab")
     before = {lease.key: lease.owner for lease in store.list().leases}
     together([stays], 5)
-    again = member(store, ListSource(list(stops.worker.source.shards())), clock, "b", "p-b2", MINIMAL)
-    together([stays, again], 60)
+    restarted = member(store, ListSource(list(stops.worker.source.shards())), clock, "b", "p-b2", MINIMAL)
+    together([stays, restarted], 60)
     assert {lease.key: lease.owner for lease in store.list().leases} == before
-    assert again.held == [key for key, owner in before.items() if owner == "b"]
+    assert restarted.held == [key for key, owner in before.items() if owner == "b"]
 
 
-def test_a_worker_with_all_leases_lets_one_go_for_a_peer_that_asks_for_nothing() -> None:
+def test_worker_with_all_leases_frees_one_for_a_peer_without_requests() -> None:
     """A KCL 3 leader takes nothing from an owner without worker metrics, so its workers get only what we free."""
     rules = Minimal(release=True, expected_workers=("me", "java"))
     leases = held("me", "s-0", "s-1", "s-2", "s-3")

@@ -15,7 +15,7 @@ import pytest
 from attrs import define, evolve, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reading_bench import ReaderHarness, data
+from reader_harness import ReaderHarness, data
 from virtual_fleet import four_shards
 from waiters import until
 
@@ -51,7 +51,7 @@ def _quiet() -> Iterator[None]:
 # Events as in the service's documentation
 
 
-def test_a_kinesis_event_has_the_published_form() -> None:
+def test_kinesis_event_has_the_published_form() -> None:
     """The event of a batch of Kinesis records equals the service's published example, field by field."""
     number = "49590338271490256608559692538361571095921575989136588898"
     given_now = [Record(b"Hello, this is a test.", number, partition_key="1", arrived=1545084650.987)]
@@ -79,7 +79,7 @@ def test_a_kinesis_event_has_the_published_form() -> None:
 TABLE_ARN = "arn:aws:dynamodb:us-east-1:123456789012:table/Example-Table/stream/2016-12-01T00:00:00.000"
 
 
-def test_a_dynamodb_event_has_the_published_form() -> None:
+def test_dynamodb_event_has_the_published_form() -> None:
     """The event of a change equals the published example. The API has bytes, datetimes and other capitalization."""
     change: dict[str, Any] = {
         "ApproximateCreationDateTime": 1480642020,
@@ -128,7 +128,7 @@ def test_a_dynamodb_event_has_the_published_form() -> None:
         ({"batchItemFailures": [{"itemIdentifier": "9"}]}, 2),
     ],
 )
-def test_the_lowest_reported_record_is_the_first_failed(response: object, failed: int | None) -> None:
+def test_lowest_reported_record_is_the_first_failed(response: object, failed: int | None) -> None:
     """The first failed record is the lowest sequence number in the response; an empty response means success."""
     assert first_failed(response, ["7", "8", "9", "9", "10"]) == failed
 
@@ -149,8 +149,7 @@ def test_the_lowest_reported_record_is_the_first_failed(response: object, failed
         False,
     ],
 )
-def test_a_response_that_cannot_be_read_fails_the_whole_batch(response: object) -> None:
-    """A bad identifier, key or response counts as a failure of the whole batch, never as success."""
+def test_malformed_response_fails_the_whole_batch(response: object) -> None:
     with pytest.raises(ReportedFailure):
         first_failed(response, ["7", "8", "9"])
 
@@ -182,10 +181,10 @@ def reported(*numbers: int) -> dict[str, list[dict[str, str]]]:
 
 def handled_by(function: Function, given_now: FunctionSettings = REPORTING, count: int = 6) -> ReaderHarness:
     """Return a shard of some records in one batch, and this function for it."""
-    return ReaderHarness(ShardRecords(records(count)), does=LambdaFunction(function, given_now, 30.0))
+    return ReaderHarness(ShardRecords(records(count)), on_batch=LambdaFunction(function, given_now, 30.0))
 
 
-def test_a_partial_failure_is_repeated_exactly_from_the_failed_record() -> None:
+def test_partial_failure_is_repeated_from_the_failed_record() -> None:
     """The checkpoint moves to just before the lowest failed record, and the rest comes again from it."""
     answers = iter([reported(4, 2), reported(4), None])
     function = Function(lambda _records: next(answers))
@@ -198,7 +197,7 @@ def test_a_partial_failure_is_repeated_exactly_from_the_failed_record() -> None:
     assert harness.store.row("s-0").checkpoint == Position("105")
 
 
-def test_without_reports_any_response_is_a_success() -> None:
+def test_any_response_succeeds_without_partial_failure_reports() -> None:
     """A function that is not asked to report failures may return anything."""
     function = Function(lambda _records: reported(2))
     harness = handled_by(function, PLAIN)
@@ -207,30 +206,31 @@ def test_without_reports_any_response_is_a_success() -> None:
     assert harness.store.row("s-0").checkpoint == Position("105")
 
 
-def test_a_poisoned_record_alone_goes_to_the_dead_letter() -> None:
-    """Every other record is reported as done before or after it."""
-    letters: list[bytes] = []
+def test_only_the_poisoned_record_is_dead_lettered() -> None:
+    dead_lettered: list[bytes] = []
     poison = b"3"
     function = Function(lambda given_now: reported(3) if poison in given_now else None)
     harness = handled_by(function)
 
-    def letter(delivery: Delivery, _error: Exception) -> None:
-        letters.extend(record.data for record in delivery.records)
+    def dead_letter(delivery: Delivery, _error: Exception) -> None:
+        dead_lettered.extend(record.data for record in delivery.records)
 
-    harness.steps(harness.reading(attempts=2, dead_letter=letter), 16)
-    assert letters == [poison]
+    harness.steps(harness.reading(attempts=2, dead_letter=dead_letter), 16)
+    assert dead_lettered == [poison]
     assert function.calls == [data(6), data(3, 3), data(3, 3), data(2, 3), data(1, 3), data(1, 4), data(1, 5)]
     assert harness.store.row("s-0").checkpoint == Position("105")
 
 
-def test_attempts_begin_again_where_a_function_got_further() -> None:
+def test_attempts_restart_when_a_function_gets_further() -> None:
     """With three retries the service calls a function four times from a record on, after the call that reached it."""
-    letters: list[int] = []
+    dead_lettered: list[int] = []
     function = Function(lambda given_now: reported(2) if b"2" in given_now else None)
     harness = handled_by(function, count=3)
-    harness.steps(harness.reading(attempts=4, dead_letter=lambda batch, _error: letters.append(batch.attempts)), 12)
+    harness.steps(
+        harness.reading(attempts=4, dead_letter=lambda batch, _error: dead_lettered.append(batch.attempts)), 12
+    )
     assert function.calls == [data(3), *[data(1, 2)] * 4]
-    assert letters == [4]
+    assert dead_lettered == [4]
 
 
 @given(
@@ -238,22 +238,22 @@ def test_attempts_begin_again_where_a_function_got_further() -> None:
     reports=st.lists(st.one_of(st.none(), st.lists(st.integers(0, 9), min_size=1, max_size=3), st.just("raise"))),
 )
 @settings(max_examples=60)
-def test_whatever_a_function_reports_no_record_is_passed_over(count: int, reports: list[Any]) -> None:
+def test_no_reported_failure_passes_over_a_record(count: int, reports: list[Any]) -> None:
     """Each call begins at the first record that is not done, whatever was reported before."""
-    done, answers = 0, iter(reports)
+    handled_count, answers = 0, iter(reports)
 
     def answer(given_now: list[bytes]) -> object:
-        nonlocal done
-        assert given_now == data(count - done, done)
+        nonlocal handled_count
+        assert given_now == data(count - handled_count, handled_count)
         match next(answers, None):
             case None:
-                done = count
+                handled_count = count
                 return None
             case "raise":
                 raise ValueError("fault")
             case numbers:
-                if set(numbers) <= set(range(done, count)):
-                    done = min(numbers)
+                if set(numbers) <= set(range(handled_count, count)):
+                    handled_count = min(numbers)
                 return reported(*numbers)
 
     harness = handled_by(Function(answer), count=count)
@@ -261,15 +261,15 @@ def test_whatever_a_function_reports_no_record_is_passed_over(count: int, report
     for _ in range(100):
         assert harness.holding.renew()
         harness.steps(reading, 1)
-        if done == count:
+        if handled_count == count:
             break
-    assert done == count
+    assert handled_count == count
     harness.steps(reading, 1)
     assert harness.store.row("s-0").checkpoint == Position(str(99 + count))
 
 
 @pytest.mark.parametrize("raised", [ValueError("fault"), SystemExit(1), asyncio.CancelledError()])
-def test_an_exception_fails_the_batch_and_not_the_worker(raised: BaseException) -> None:
+def test_exception_fails_the_batch_and_not_the_worker(raised: BaseException) -> None:
     """On Lambda an exit ends one invocation. Here it must not end a worker that has other shards."""
     faults = [raised]
 
@@ -284,9 +284,7 @@ def test_an_exception_fails_the_batch_and_not_the_worker(raised: BaseException) 
     assert harness.store.row("s-0").checkpoint == Position("105")
 
 
-def test_a_coroutine_is_no_response() -> None:
-    """A batch is not done if its function returned a coroutine that no one awaits."""
-
+def test_coroutine_is_not_a_response() -> None:
     async def later() -> None:
         raise AssertionError
 
@@ -300,12 +298,12 @@ def test_a_coroutine_is_no_response() -> None:
 # Calls
 
 
-def test_the_context_has_what_lambda_gives_and_counts_down() -> None:
+def test_context_has_the_fields_of_lambda_and_counts_down() -> None:
     """Functions stop early by the remaining time, which counts down from `handler_seconds`."""
     now = [100.0]
     function = LambdaFunction(Function(lambda _records: None), evolve(PLAIN, name="orders"), 30.0, lambda: now[0])
     function.reads(Arned())
-    harness = ReaderHarness(ShardRecords(records(2)), does=function)
+    harness = ReaderHarness(ShardRecords(records(2)), on_batch=function)
     harness.steps(harness.reading(), 2)
     context = function.function.contexts[0]  # type: ignore[attr-defined]  # the class above
     now[0] = 101.5
@@ -326,7 +324,7 @@ class Arned(ListSource):
         return ARN
 
 
-def test_a_function_finds_one_event_loop_in_every_call() -> None:
+def test_function_finds_one_event_loop_in_every_call() -> None:
     """A client created on the event loop of the first call works in the second."""
     loops: list[asyncio.AbstractEventLoop] = []
 
@@ -337,7 +335,7 @@ def test_a_function_finds_one_event_loop_in_every_call() -> None:
 
     function = LambdaFunction(Function(answer), PLAIN, 30.0)
     for _ in range(2):
-        harness = ReaderHarness(ShardRecords(records(2)), does=function)
+        harness = ReaderHarness(ShardRecords(records(2)), on_batch=function)
         thread = Thread(target=harness.steps, args=(harness.reading(), 2))  # workers call handlers in other threads
         thread.start()
         thread.join()
@@ -388,7 +386,7 @@ def called(event: Any, _context: Any, imported: str | None) -> None:  # noqa: AN
     CALLS.release()
 
 
-def test_one_call_is_at_work_at_a_time_in_a_process(app: str) -> None:
+def test_calls_in_one_process_run_one_at_a_time(app: str) -> None:
     """Functions keep state between calls, so concurrent shards would mix up what they report."""
     OVERLAPS.clear()
     SEEN.clear()
@@ -402,9 +400,7 @@ def test_one_call_is_at_work_at_a_time_in_a_process(app: str) -> None:
     assert {imported for _, imported in SEEN} == {os.environ.get("AWS_LAMBDA_FUNCTION_NAME")}
 
 
-def test_the_variables_of_the_runtime_are_set_on_request_and_before_the_import(
-    app: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runtime_variables_are_set_on_request_before_the_import(app: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Libraries read these variables at import, and take them for a sign that they run on Lambda."""
     monkeypatch.setattr(os, "environ", dict(os.environ))
     described = consumption(
@@ -416,7 +412,7 @@ def test_the_variables_of_the_runtime_are_set_on_request_and_before_the_import(
     assert (described.handling.max_records, described.handling.most_calls) == (100, 1)
 
 
-def test_a_mapping_hands_aggregates_over_whole_unless_the_source_says_otherwise(app: str) -> None:
+def test_mapping_passes_aggregates_whole_by_default(app: str) -> None:
     """An unchanged function deaggregates by itself, as it does on Lambda."""
     for given_now, opened in (
         ("kinesis://orders", "kinesis://orders?aggregates=whole"),
@@ -428,7 +424,7 @@ def test_a_mapping_hands_aggregates_over_whole_unless_the_source_says_otherwise(
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         (
             "lambda:handle",
@@ -447,26 +443,23 @@ def test_a_mapping_hands_aggregates_over_whole_unless_the_source_says_otherwise(
         ("lambda:{app}.of_three", "it is called with (event, context), and that does not fit"),
     ],
 )
-def test_a_function_that_cannot_be_called_is_refused_at_the_start(app: str, text: str, says: str) -> None:
-    """A worker does not hold leases for a function that fails every batch."""
-    with pytest.raises(ValueError, match=re.escape(says)):
+def test_function_that_cannot_be_called_is_rejected_at_start(app: str, text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
         consumption(ListSource(), "memory://x", text.format(app=app), {})
 
 
-def test_a_hub_has_no_mapping(app: str) -> None:
-    """Events of Event Hubs have no Lambda event format."""
+def test_event_hub_has_no_mapping(app: str) -> None:
     with pytest.raises(ValueError, match="kinesis:// and dynamodb-streams://"):
         consumption("eventhubs://n/h", "memory://x", f"lambda:{app}.handler", {})
 
 
-def test_the_prefix_goes_with_handlers_alone() -> None:
+def test_lambda_prefix_is_for_handlers_only() -> None:
     """A function cannot be a dead letter, and a module cannot be named `lambda`, which is a Python keyword."""
     with pytest.raises(ValueError, match="rename a module that is called lambda"):
         load("lambda:app.handler")
 
 
-def test_a_file_that_is_called_lambda_is_a_module_like_others(app: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lambda can import it although the statement `import lambda` cannot."""
+def test_file_named_lambda_can_be_imported(app: str, monkeypatch: pytest.MonkeyPatch) -> None:
     Path(f"{app}.py").rename("lambda.py")
     monkeypatch.delitem(sys.modules, "lambda", raising=False)
     described = consumption(ListSource(), "memory://x", "lambda:lambda.handler", {})
@@ -474,7 +467,6 @@ def test_a_file_that_is_called_lambda_is_a_module_like_others(app: str, monkeypa
     assert (described.function.settings.target, described.function.settings.name) == ("lambda:handler", "lambda")
 
 
-def test_a_path_in_the_name_is_a_package(app: str) -> None:
-    """Lambda accepts slashes in place of dots."""
+def test_slashes_in_the_handler_name_are_packages(app: str) -> None:
     assert function_settings("lambda:src/app.handler").target == "src.app:handler"
     assert (app, PLAIN.name) == (app, "app")

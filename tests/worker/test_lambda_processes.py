@@ -16,7 +16,7 @@ import pytest
 from attrs import define, field
 from hypothesis import given
 from hypothesis import strategies as st
-from reading_bench import ReaderHarness, data
+from reader_harness import ReaderHarness, data
 from waiters import WAIT, until
 
 import leasehold
@@ -46,7 +46,7 @@ APART = (1, 2)
 
 def keyed(keys: Sequence[int]) -> list[Record]:
     """Return numbered records with these keys."""
-    return [Record(b"%d" % place, str(100 + place), partition_key=f"k-{key}") for place, key in enumerate(keys)]
+    return [Record(b"%d" % index, str(100 + index), partition_key=f"k-{key}") for index, key in enumerate(keys)]
 
 
 @define(eq=False)
@@ -55,7 +55,7 @@ class Judged(ParallelFunction):
 
     faults: dict[bytes, int] = field(factory=dict)
     calls: list[list[list[bytes]]] = field(factory=list)
-    done: list[bytes] = field(factory=list)
+    succeeded: list[bytes] = field(factory=list)
 
     def _replies(
         self, _delivery: Delivery, parts: Mapping[FunctionProcess, Sequence[Record]]
@@ -63,10 +63,10 @@ class Judged(ParallelFunction):
         self.calls.append(sorted([record.data for record in records] for records in parts.values()))
         replies = dict[FunctionProcess, Reply]()
         for process, records in parts.items():
-            failing = [place for place, record in enumerate(records) if self.faults.get(record.data, 0) > 0]
-            for place in failing[:1]:
-                self.faults[records[place].data] -= 1
-            self.done += [record.data for record in records[: failing[0] if failing else None]]
+            failing = [index for index, record in enumerate(records) if self.faults.get(record.data, 0) > 0]
+            for index in failing[:1]:
+                self.faults[records[index].data] -= 1
+            self.succeeded += [record.data for record in records[: failing[0] if failing else None]]
             replies[process] = Reply(failing[0], "its function failed") if failing else Reply()
         return replies
 
@@ -82,11 +82,11 @@ def judged(concurrency: int, faults: Mapping[int, int]) -> Judged:
     )
 
 
-def test_only_what_has_not_succeeded_is_repeated() -> None:
+def test_only_failed_records_are_repeated() -> None:
     """The checkpoint stops before the lowest failure, and later records that another process handled stay done."""
     function = judged(2, {2: 1})
     keys = APART * 3
-    harness = ReaderHarness(ShardRecords(keyed(keys)), does=function)
+    harness = ReaderHarness(ShardRecords(keyed(keys)), on_batch=function)
     reading = harness.reading()
     harness.steps(reading, 2)
     assert function.calls == [[data(6)[0::2], data(6)[1::2]]]
@@ -94,7 +94,7 @@ def test_only_what_has_not_succeeded_is_repeated() -> None:
     harness.steps(reading, 3)
     assert function.calls[1:] == [[[b"2", b"4"]]]
     assert harness.store.row("s-0").checkpoint == Position("105")
-    assert sorted(function.done) == data(6)
+    assert sorted(function.succeeded) == data(6)
 
 
 @define
@@ -112,7 +112,7 @@ class Held:
         return True
 
 
-def test_a_lease_that_comes_back_is_handled_as_its_checkpoint_says() -> None:
+def test_returning_lease_is_handled_from_its_checkpoint() -> None:
     """While it was away, an operator may have set it back to have records handled again."""
     function = judged(2, {0: 100})
     records = keyed(APART)
@@ -132,10 +132,9 @@ CASES = st.tuples(
 
 
 @given(CASES)
-def test_every_record_succeeds_once_and_in_order_of_its_key(
+def test_every_record_succeeds_once_in_order_of_its_key(
     case: tuple[list[int], int, dict[int, int], int | None, bool],
 ) -> None:
-    """Whatever fails, nothing is passed over and nothing that has succeeded is repeated."""
     keys, concurrency, faults, limit, lettered = case
     function, dead_lettered = judged(concurrency, faults), list[bytes]()
 
@@ -143,7 +142,7 @@ def test_every_record_succeeds_once_and_in_order_of_its_key(
         (record,) = delivery.records
         dead_lettered.append(record.data)
 
-    harness = ReaderHarness(ShardRecords(keyed(keys)), does=function)
+    harness = ReaderHarness(ShardRecords(keyed(keys)), on_batch=function)
     policy = {"attempts": 3, "dead_letter": take} if lettered else {"attempts": 1000}
     reading = harness.reading(max_records=limit, **policy)
     for _ in range(400):
@@ -151,13 +150,13 @@ def test_every_record_succeeds_once_and_in_order_of_its_key(
         harness.steps(reading, 1)
         checkpoint = harness.store.row("s-0").checkpoint
         through = int(checkpoint.sequence) - 99 if checkpoint.numbered else 0
-        assert set(data(through)) <= {*function.done, *dead_lettered}
+        assert set(data(through)) <= {*function.succeeded, *dead_lettered}
         if through == len(keys):
             break
-    assert sorted([*function.done, *dead_lettered], key=int) == data(len(keys))
+    assert sorted([*function.succeeded, *dead_lettered], key=int) == data(len(keys))
     for key in set(keys):
-        done = [int(each) for each in function.done if keys[int(each)] == key]
-        assert done == sorted(done)
+        succeeded = [int(each) for each in function.succeeded if keys[int(each)] == key]
+        assert succeeded == sorted(succeeded)
 
 
 APP = """
@@ -194,7 +193,7 @@ class App:
     folder: Path
     name: str
 
-    def does(self, key: int, what: str) -> None:
+    def set_action(self, key: int, what: str) -> None:
         """Let the next call with this key do something else first."""
         (self.folder / f"k-{key}").write_text(what)
 
@@ -220,21 +219,21 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[App]:
     sys.modules.pop(name, None)
 
 
-def test_each_part_is_called_in_a_process_of_its_own_and_its_faults_fail_the_batch(app: App) -> None:
-    """An exception, an exit and a process that dies cost an attempt, a call that takes too long its process."""
+def test_parts_run_in_separate_processes_and_their_faults_fail_the_batch(app: App) -> None:
+    """Exceptions, exits and crashes cost an attempt. A call that takes too long also costs its process."""
     options = Options(concurrency=2, handler_seconds=60)
     described = consumption(ListSource(), "memory://x", f"lambda:{app.name}.handler", options)
     function = described.function
     assert isinstance(function, ParallelFunction)
     assert (described.handling.max_records, described.handling.most_calls) == (100, 1)
-    harness = ReaderHarness(ShardRecords(keyed(APART)), does=function)
+    harness = ReaderHarness(ShardRecords(keyed(APART)), on_batch=function)
     reading = harness.reading(attempts=1000)
-    app.does(1, "raise ValueError('fault')")
+    app.set_action(1, "raise ValueError('fault')")
     try:
-        for says in ("sys.exit(3)", "os.kill(os.getpid(), signal.SIGKILL)"):
+        for statement in ("sys.exit(3)", "os.kill(os.getpid(), signal.SIGKILL)"):
             harness.holding.renew()
             harness.steps(reading, 1 if app.calls() else 2)
-            app.does(1, says)
+            app.set_action(1, statement)
         harness.holding.renew()
         harness.steps(reading, 3)
         calls = app.calls()
@@ -260,19 +259,19 @@ def test_each_part_is_called_in_a_process_of_its_own_and_its_faults_fail_the_bat
         ),
     ],
 )
-def test_a_call_that_hangs_costs_an_attempt_and_its_process(
+def test_hung_call_costs_an_attempt_and_its_process(
     app: App, hang: str, attempts: int, dead: list[tuple[str, int]]
 ) -> None:
     """The batch is tried again in another process, and a record that always hangs goes to the dead letter."""
-    letters = list[tuple[str, int]]()
+    dead_lettered = list[tuple[str, int]]()
 
     def take(delivery: Delivery, _error: Exception) -> None:
-        letters.extend((delivery.shard, int(record.data)) for record in delivery.records)
+        dead_lettered.extend((delivery.shard, int(record.data)) for record in delivery.records)
 
     listed = even_shards(("s-0", "s-1"))
     keys = {"s-0": APART * 2, "s-1": (5, 6) * 2}
     source = ListSource(listed, {shard: ShardRecords(keyed(keys[shard]), size=2) for shard in keys})
-    app.does(APART[1], hang)
+    app.set_action(APART[1], hang)
     worker = leasehold.worker(
         source,
         f"lambda:{app.name}.handler",
@@ -285,8 +284,8 @@ def test_a_call_that_hangs_costs_an_attempt_and_its_process(
     )
     everything = {(shard, number) for shard in keys for number in range(4)}
     with worker:
-        until(lambda: {*app.handled(), *letters} == everything, "everything is handled or dead-lettered")
-    assert letters == dead
+        until(lambda: {*app.handled(), *dead_lettered} == everything, "everything is handled or dead-lettered")
+    assert dead_lettered == dead
     handled = app.handled()
     assert sorted(handled) == sorted(everything - {*dead})  # nothing is repeated that another process has handled
     for shard, number in everything:
@@ -314,8 +313,8 @@ def called_in_one_process(app: App, limit: float) -> Iterator[Callable[[bytes], 
         function.close()
 
 
-def test_a_slow_import_does_not_use_up_the_time_of_a_call(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise a call that follows the start of a process could never end in time."""
+def test_slow_import_does_not_use_up_the_call_timeout(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time limit of a call starts once its process has imported the function."""
     path = app.folder / f"{app.name}.py"
     path.write_text("import os, time\nif os.environ.get('SLOW'): time.sleep(1.5)\n" + path.read_text())
     with called_in_one_process(app, 1.0) as call:
@@ -324,8 +323,8 @@ def test_a_slow_import_does_not_use_up_the_time_of_a_call(app: App, monkeypatch:
     assert app.handled() == [("s-0", 0)]
 
 
-def test_a_process_that_was_stopped_takes_no_longer_than_another_to_fail(app: App) -> None:
-    """It reads nothing, and the call may be larger than what the system holds for it."""
+def test_stopped_process_times_out_like_any_other(app: App) -> None:
+    """A stopped process reads nothing, and the call may be larger than the pipe's buffer."""
     with called_in_one_process(app, 1.0) as call:
         call(b"0")
         os.kill(app.calls()[0][0], signal.SIGSTOP)
@@ -350,12 +349,12 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
-def test_the_processes_end_with_their_worker(app: App, end: signal.Signals) -> None:
-    """Also those whose call never returns, if the worker is killed; a drain waits for calls."""
+def test_processes_end_with_their_worker(app: App, end: signal.Signals) -> None:
+    """They end even if the worker is killed and their call never returns. A drain waits for calls."""
     # The interpreter's lock is held meanwhile, so nothing that is written in Python could end the process.
     backtracking = "re.match('(a+)+$', 'a' * 50 + 'b')"
     hang = backtracking if end == signal.SIGKILL else "time.sleep(0.5); print('slept')"
-    app.does(1, hang)
+    app.set_action(1, hang)
     (app.folder / "worker.py").write_text(WORKER.format(name=app.name))
     worker = subprocess.Popen(
         [sys.executable, "worker.py"],

@@ -1,4 +1,4 @@
-"""A worker that cannot go on leaves within a bounded time, with its reason, and holds no lease without reading it."""
+"""A worker that cannot continue leaves within a bounded time, with a reason, and keeps no lease without reading it."""
 
 import math
 import threading
@@ -74,8 +74,7 @@ def scarce(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["leasehold-read", "leasehold-act", "leasehold-turn", "leasehold-renew"])
-def test_a_thread_that_cannot_be_started_ends_the_run(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Leases are not renewed forever without being read."""
+def test_thread_that_cannot_start_ends_the_run(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     scarce(monkeypatch, name)
     store = FaultyStore()
     ran = Ran(Runner(joined(store, stream_of_five()), done_with))
@@ -87,8 +86,7 @@ def test_a_thread_that_cannot_be_started_ends_the_run(monkeypatch: pytest.Monkey
     assert {lease.owner for lease in store.list().leases} <= {None}
 
 
-def test_a_worker_without_a_thread_left_takes_its_requests_back_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No other worker gives a lease to a worker that has ended."""
+def test_worker_that_cannot_start_threads_withdraws_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     worker, closed = joined(FaultyStore(), stream_of_five()), list[bool]()
     close = worker.close
 
@@ -104,8 +102,7 @@ def test_a_worker_without_a_thread_left_takes_its_requests_back_all_the_same(mon
     assert (closed, ran.faults) == ([True], [])
 
 
-def test_a_turn_that_is_ended_from_within_ends_the_run() -> None:
-    """Leases are not renewed forever while no turn runs."""
+def test_turn_that_is_ended_from_within_ends_the_run() -> None:
     store = FaultyStore()
     store.fault = SystemExit(3)
     ran = Ran(Runner(joined(store, stream_of_five()), done_with))
@@ -113,8 +110,7 @@ def test_a_turn_that_is_ended_from_within_ends_the_run() -> None:
     assert "SystemExit: 3" in str(ran.faults[0])
 
 
-def test_a_dispatcher_that_fails_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shards are not held without being read."""
+def test_failing_schedule_dispatcher_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     store, handled, broken = FaultyStore(), Event(), Event()
     runner = Runner(joined(store, stream_of_five()), lambda _delivery: handled.set())
     schedule = runner._lease_readers.schedule  # noqa: SLF001  nothing public makes it fail
@@ -143,8 +139,8 @@ def raising(fault: BaseException) -> Callable[..., NoReturn]:
     return call
 
 
-def test_a_handler_that_hangs_does_not_keep_a_worker_from_ending(caplog: pytest.LogCaptureFixture) -> None:
-    """Ctrl-C and SIGTERM still end it."""
+def test_hung_handler_does_not_keep_a_worker_from_ending(caplog: pytest.LogCaptureFixture) -> None:
+    """Ctrl-C and SIGTERM still end the worker."""
     store, begun, finish = FaultyStore(), Event(), Event()
     others = set(threading.enumerate())
 
@@ -243,7 +239,7 @@ class Guarded:
             Handling(done_with),
             readers=1,
             memory_bytes=1,
-            open_reading=lambda *_given: self.work,
+            open_reading=lambda *_args: self.work,
             executor=None,
             wall=None,
             failed=lambda _fault: None,
@@ -261,8 +257,8 @@ class Guarded:
         return due
 
 
-def test_a_step_that_raises_four_times_in_a_row_lets_its_lease_go(caplog: pytest.LogCaptureFixture) -> None:
-    """A reader that can never continue does not keep its lease, and one that fails now and then does."""
+def test_step_that_raises_four_times_in_a_row_releases_its_lease(caplog: pytest.LogCaptureFixture) -> None:
+    """A failing step is retried, and only consecutive failures count."""
     one = Guarded()
     one.held.answers = [OutcomeUnknown("no answer"), False, True]
     assert one.run() == 1001.0
@@ -283,8 +279,7 @@ def test_a_step_that_raises_four_times_in_a_row_lets_its_lease_go(caplog: pytest
 
 
 @pytest.mark.parametrize("releasing", [True, False])
-def test_a_step_that_raises_while_its_lease_is_to_go_is_not_tried_again(*, releasing: bool) -> None:
-    """A drain does not wait ten seconds for a failing reader, and a lost lease is left to its new owner."""
+def test_step_that_raises_while_its_lease_is_leaving_is_not_retried(*, releasing: bool) -> None:
     one = Guarded()
     one.work.fails, one.held.releasing, one.held.answers = 1, releasing, [True]
     if not releasing:

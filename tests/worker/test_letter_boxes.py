@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from attrs import define, evolve, field
 from botocore.exceptions import ClientError, NoRegionError
-from letter_buckets import Bucket
-from letter_samples import FULL, RECORD, batch
+from dead_letter_buckets import Bucket
+from dead_letter_samples import FULL, RECORD, batch
 
 from leasehold.adapters.consumer.dead_letters.dead_letter import dead_letter_from
 from leasehold.adapters.consumer.dead_letters.objects import ObjectSink
@@ -26,7 +26,7 @@ from leasehold.errors import DeadLetterError
 LETTERS = "leasehold.adapters.consumer.dead_letters"
 
 
-def test_a_dead_letter_is_put_with_its_time_and_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_letter_is_stored_with_its_time_and_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{LETTERS}.sinks.time", SimpleNamespace(time=lambda: 0.008))
     put, closed = list[object](), list[bool]()
     sink: Any = SimpleNamespace(put=put.append, close=lambda: closed.append(True))
@@ -38,7 +38,7 @@ def test_a_dead_letter_is_put_with_its_time_and_names(monkeypatch: pytest.Monkey
     assert (put, closed) == ([once, evolve(once, stream="", table="", source="")], [True])
 
 
-def test_a_letter_in_a_folder_is_whole_and_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_letter_in_a_folder_is_whole_and_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checkpoint passes the record, so its dead letter must survive a power failure."""
     synced = list[tuple[int, bytes | None]]()
 
@@ -59,7 +59,7 @@ def test_a_letter_in_a_folder_is_whole_and_on_disk(tmp_path: Path, monkeypatch: 
     sink.close()
 
 
-def test_a_letter_that_cannot_take_its_name_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_dead_letter_whose_name_fails_leaves_no_file(tmp_path: Path) -> None:
     (tmp_path / FULL.name).mkdir()
     with pytest.raises(DeadLetterError, match=r"^the dead letter could not be written: "):
         FolderSink(tmp_path).put(FULL)
@@ -70,27 +70,25 @@ def test_a_letter_that_cannot_take_its_name_leaves_nothing_behind(tmp_path: Path
         FolderSink(tmp_path).remove(FULL.name)
 
 
-def test_a_folder_that_is_gone_is_a_fault_of_letters(tmp_path: Path) -> None:
-    """A replay reports it without a traceback, instead of finding no dead letters."""
-    gone = FolderSink(tmp_path / "gone")
+def test_missing_folder_is_a_dead_letter_error(tmp_path: Path) -> None:
+    """A replay reports it without a traceback."""
+    missing_folder = FolderSink(tmp_path / "gone")
     with pytest.raises(DeadLetterError, match=r"^the dead letter could not be written: "):
-        gone.put(FULL)
+        missing_folder.put(FULL)
     with pytest.raises(DeadLetterError, match=r"^the dead letters could not be listed: "):
-        gone.names()
+        missing_folder.names()
     with pytest.raises(DeadLetterError, match=r"^a dead letter could not be removed: "):
-        gone.remove("x")
-    assert gone.get("x") is None
+        missing_folder.remove("x")
+    assert missing_folder.get("x") is None
 
 
-def test_unfinished_letters_are_not_listed(tmp_path: Path) -> None:
-    """A replay never processes half a dead letter."""
+def test_unfinished_dead_letters_are_not_listed(tmp_path: Path) -> None:
     (tmp_path / ".half.unfinished").touch()
     (tmp_path / "a.json").touch()
     assert FolderSink(tmp_path).names() == ("a.json",)
 
 
-def test_a_folder_is_made_for_letters_to_be_put_and_not_for_those_to_be_taken(tmp_path: Path) -> None:
-    """A typing error in a replay does not create an empty folder."""
+def test_folder_is_created_for_writing_dead_letters_and_not_for_reading(tmp_path: Path) -> None:
     place = tmp_path / "a" / "b"
     with pytest.raises(DeadLetterError, match=r"^there is no folder "):
         open_dead_letters(f"file://{place}")
@@ -108,9 +106,9 @@ def test_a_folder_is_made_for_letters_to_be_put_and_not_for_those_to_be_taken(tm
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Bucket:
     """An empty bucket, whatever its name."""
-    made = Bucket()
-    monkeypatch.setattr(f"{LETTERS}.objects.S3Objects", made)
-    return made
+    fake = Bucket()
+    monkeypatch.setattr(f"{LETTERS}.objects.S3Objects", fake)
+    return fake
 
 
 @pytest.mark.parametrize(
@@ -126,8 +124,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Bucket:
         ("b/pX/", "pX/"),
     ],
 )
-def test_letters_lie_right_under_the_prefix(bucket: Bucket, place: str, prefix: str) -> None:
-    """A replay finds its own group's dead letters and no other group's."""
+def test_dead_letters_are_stored_directly_under_the_prefix(bucket: Bucket, place: str, prefix: str) -> None:
     bucket.there = {f"{prefix}deep/x": b"", prefix: b"", f"x{prefix}y/z": b""}
     strange = dict(bucket.there)
     sink = open_dead_letters(f"s3://{place}?region=eu-west-1&endpoint=http://h:1")
@@ -142,16 +139,15 @@ def test_letters_lie_right_under_the_prefix(bucket: Bucket, place: str, prefix: 
     sink.close()
     with pytest.raises(DeadLetterError, match=r"^the bucket is closed$"):
         sink.names()
-    assert bucket.made == [("b", "eu-west-1", "http://h:1"), ("b", None, None)]
+    assert bucket.opened == [("b", "eu-west-1", "http://h:1"), ("b", None, None)]
     assert isinstance(sink, ObjectSink)
 
 
-def test_a_bucket_that_is_not_there_is_said_at_the_start(bucket: Bucket) -> None:
-    """The start fails, instead of the first record that needs the bucket."""
+def test_missing_bucket_is_reported_at_start(bucket: Bucket) -> None:
     bucket.absent = True
     with pytest.raises(DeadLetterError, match=r"^there is no bucket 'b'$"):
         dead_letters("s3://b/p")
-    assert bucket.made == [("b", None, None)]
+    assert bucket.opened == [("b", None, None)]
     with pytest.raises(ValueError, match=r"^letters URL: s3:// wants bucket/prefix$"):
         dead_letters("s3:///p")
 
@@ -160,16 +156,16 @@ def test_a_bucket_that_is_not_there_is_said_at_the_start(bucket: Bucket) -> None
 class Kinesis:
     """Replaces a Kinesis client."""
 
-    made: list[tuple[tuple[str, ...], dict[str, Any]]] = field(factory=list)
+    opened: list[tuple[tuple[str, ...], dict[str, Any]]] = field(factory=list)
     puts: list[dict[str, object]] = field(factory=list)
-    asked: list[str] = field(factory=list)
+    requests: list[str] = field(factory=list)
     code: str = ""
     closed: bool = False
 
     def __call__(self, *names: str, **options: object) -> "Kinesis":
         if self.code == "NoRegion":
             raise NoRegionError
-        self.made.append((names, options))
+        self.opened.append((names, options))
         return self
 
     def _answer(self, operation: str) -> None:
@@ -177,7 +173,7 @@ class Kinesis:
             raise ClientError({"Error": {"Code": self.code, "Message": "odd"}}, operation)
 
     def describe_stream_summary(self, *, StreamName: str) -> None:  # noqa: N803  the SDK's spelling
-        self.asked.append(StreamName)
+        self.requests.append(StreamName)
         self._answer("DescribeStreamSummary")
 
     def put_record(self, **record: object) -> dict[str, str]:
@@ -192,12 +188,12 @@ class Kinesis:
 @pytest.fixture
 def kinesis(monkeypatch: pytest.MonkeyPatch) -> Kinesis:
     """Replace the service."""
-    made = Kinesis()
-    monkeypatch.setattr("boto3.client", made)
-    return made
+    fake = Kinesis()
+    monkeypatch.setattr("boto3.client", fake)
+    return fake
 
 
-def test_letters_and_their_records_are_put_into_a_stream_under_their_keys(kinesis: Kinesis) -> None:
+def test_dead_letters_and_records_keep_their_partition_keys(kinesis: Kinesis) -> None:
     """The dead letter has the record's partition key, so a replayed record goes to the shard it came from."""
     sink = open_stream("kinesis://orders?region=eu-west-1&endpoint=http://h:1")
     plain = evolve(FULL, record=RECORD._replace(partition_key=None, explicit_hash_key=None))
@@ -212,16 +208,15 @@ def test_letters_and_their_records_are_put_into_a_stream_under_their_keys(kinesi
         {**name, "Data": b"d", "PartitionKey": "l-0"},
     ]
     sink.close()
-    ((names, options),) = kinesis.made
+    ((names, options),) = kinesis.opened
     config = options.pop("config")
     assert (names, options) == (("kinesis",), {"region_name": "eu-west-1", "endpoint_url": "http://h:1"})
     assert (config.connect_timeout, config.read_timeout) == (5, 30)
     assert config.retries == {"mode": "standard", "total_max_attempts": 5}
-    assert (kinesis.closed, kinesis.asked, isinstance(sink, StreamSink)) == (True, ["orders"], True)
+    assert (kinesis.closed, kinesis.requests, isinstance(sink, StreamSink)) == (True, ["orders"], True)
 
 
-def test_a_stream_that_takes_nothing_is_a_fault_of_letters(kinesis: Kinesis) -> None:
-    """The handler's shard does not pass a record whose dead letter was not stored."""
+def test_stream_that_rejects_a_dead_letter_is_a_dead_letter_error(kinesis: Kinesis) -> None:
     letters = dead_letters("kinesis://orders")
     kinesis.code = "ProvisionedThroughputExceededException"
     with pytest.raises(
@@ -230,8 +225,8 @@ def test_a_stream_that_takes_nothing_is_a_fault_of_letters(kinesis: Kinesis) -> 
         letters(batch(), ValueError())
 
 
-def test_a_stream_that_is_not_there_is_said_and_one_that_may_not_be_asked_about_is_taken(kinesis: Kinesis) -> None:
-    """The check does not wait for the first failing record, and needs no more rights than writing."""
+def test_missing_stream_is_reported_and_one_without_describe_permission_accepted(kinesis: Kinesis) -> None:
+    """The check needs no more rights than writing does."""
     kinesis.code = "ResourceNotFoundException"
     with pytest.raises(DeadLetterError, match=r"^there is no stream 'orders'$"):
         dead_letters("kinesis://orders")
@@ -243,14 +238,13 @@ def test_a_stream_that_is_not_there_is_said_and_one_that_may_not_be_asked_about_
 
 
 @pytest.mark.parametrize("name", ["", "a,b", "a/b"])
-def test_a_stream_of_letters_has_one_name(kinesis: Kinesis, name: str) -> None:
+def test_dead_letter_stream_url_must_name_one_stream(kinesis: Kinesis, name: str) -> None:
     with pytest.raises(ValueError, match=r"^letters URL: kinesis:// wants the name of one stream$"):
         open_stream(f"kinesis://{name}")
-    assert kinesis.made == []
+    assert kinesis.opened == []
 
 
-def test_a_box_that_cannot_be_opened_is_said_with_the_word_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error says which of the URLs is wrong."""
+def test_sink_that_cannot_be_opened_is_named_by_its_option(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"^letters URL: dead letters in a stream need --store"):
         open_dead_letters("kinesis://orders?endpoint=http://h:1")
     with pytest.raises(ValueError, match=r"^stream URL: records can be put back into kinesis://STREAM$"):

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from attrs import define, field
-from letter_samples import FULL, RECORD
-from replayed_letters import letter
+from dead_letter_samples import FULL, RECORD
+from replayed_dead_letters import dead_letter
 
 from leasehold.adapters.consumer.dead_letters.dead_letter import DeadLetterEntry, dead_letter_from
 from leasehold.adapters.consumer.dead_letters.replaying import DeadLetterHolding, HandlerCalls, ReplayVerdict, replay
@@ -33,24 +33,23 @@ class Folder:
     def remove(self, name: str) -> None:
         self.did.append(f"remove {name}")
 
-    def put(self, one: DeadLetterEntry) -> None:
-        raise AssertionError(one)
+    def put(self, entry: DeadLetterEntry) -> None:
+        raise AssertionError(entry)
 
     def close(self) -> None:
         """Nothing to close."""
 
-    def deliver(self, one: DeadLetterEntry) -> Exception | None:
+    def deliver(self, entry: DeadLetterEntry) -> Exception | None:
         """Note the dead letter, and fail where the test says so."""
-        self.did.append(f"deliver {one.name}")
-        return self.failing.get(one.name)
+        self.did.append(f"deliver {entry.name}")
+        return self.failing.get(entry.name)
 
     def tell(self, name: str, why: str) -> None:
         self.did.append(f"{name}: {why}")
 
 
-def test_each_letter_is_handed_over_in_order_and_removed_when_it_is_done() -> None:
-    """A crash of the handler loses no dead letter, and records of one key stay in order."""
-    first, second, third, gone = (letter(number) for number in (7, 20, 100, 30))
+def test_dead_letter_is_replayed_in_order_and_removed_once_handled() -> None:
+    first, second, third, gone = (dead_letter(number) for number in (7, 20, 100, 30))
     lines: dict[str, bytes | None] = {entry.name: entry.line for entry in (third, first, second)}
     folder = Folder({"z.txt": b"", **lines, gone.name: None, "a.txt": b"", "1-0-x-y.json": b"{", "2-0-x-y.json": b"["})
     folder.failing = {second.name: ValueError("again")}
@@ -75,11 +74,11 @@ def delivered(handler: Callable[[Delivery], Any]) -> Exception | None:
         return calls.deliver(FULL)
 
 
-def test_a_handler_is_given_the_record_as_a_batch_that_nobody_can_lose() -> None:
+def test_replay_handler_gets_a_batch_that_cannot_be_lost() -> None:
     """A handler may checkpoint or ask for its shard during a replay."""
-    got = list[Delivery]()
-    assert delivered(got.append) is None
-    (batch,) = got
+    batches = list[Delivery]()
+    assert delivered(batches.append) is None
+    (batch,) = batches
     assert (batch.records, batch.read_to, batch.behind_seconds, batch.attempts) == (
         (RECORD,),
         Position("7", 3, "12"),
@@ -92,8 +91,8 @@ def test_a_handler_is_given_the_record_as_a_batch_that_nobody_can_lose() -> None
         batch.to_arrow()
 
 
-def test_an_answer_or_exception_of_a_handler_is_its_fault() -> None:
-    """A dead letter that failed again is not removed, and does not end the replay."""
+def test_replay_handler_result_decides_whether_the_dead_letter_failed() -> None:
+    """A handler succeeds only by returning None. A dead letter that failed again is kept, and the replay continues."""
     error = OSError("disk")
 
     def raises(fault: BaseException) -> Callable[[Delivery], None]:
@@ -119,8 +118,7 @@ def test_an_answer_or_exception_of_a_handler_is_its_fault() -> None:
         delivered(raises(SystemExit(3)))
 
 
-def test_all_letters_are_awaited_on_one_event_loop_until_the_replay_ends() -> None:
-    """A client that a handler keeps between calls stays usable."""
+def test_all_dead_letters_of_a_replay_share_one_event_loop() -> None:
     loops = list[asyncio.AbstractEventLoop]()
 
     async def handle(_batch: Delivery) -> None:
@@ -133,8 +131,7 @@ def test_all_letters_are_awaited_on_one_event_loop_until_the_replay_ends() -> No
     assert loops[0].is_closed()
 
 
-def test_the_lease_of_a_letter_is_named_and_nobodys() -> None:
-    """A handler that checks whether its lease is lost can go on."""
+def test_replayed_dead_letter_names_its_lease_without_an_owner() -> None:
     holding = DeadLetterHolding.of(dead_letter_from(FULL.line))
     assert (holding.key, holding.lease.shard, holding.lease.stream, holding.worker) == ("l-0", "s-0", "orders", "w-1")
     assert holding.checkpoint(Position("7")) is True

@@ -1,4 +1,4 @@
-"""Dead letters: their content, that none is lost or duplicated, and that a replay removes only those that are done."""
+"""Dead letters: their content, that none is lost or duplicated, and that a replay removes only those it has handled."""
 
 import errno
 import json
@@ -10,12 +10,12 @@ from unittest.mock import patch
 
 import pytest
 from attrs import evolve
+from dead_letter_buckets import Bucket
 from hypothesis import example, given
 from hypothesis import strategies as st
-from letter_buckets import Bucket
-from reading_bench import ReaderHarness
+from reader_harness import ReaderHarness
 from typer.testing import CliRunner
-from written_letters import letter
+from written_dead_letters import dead_letter
 
 from leasehold.adapters.cli.main import app
 from leasehold.adapters.consumer.dead_letters.dead_letter import DeadLetterEntry, dead_letter_from, sort_key_of
@@ -62,12 +62,12 @@ LETTERS = st.builds(
 # A replayed offset is sent back to the service, and may end with white space.
 @example(DeadLetterEntry("", "", "s-0", "s-0", Record(b"", "7", token="8 "), "E", "", 1, "w", 0))  # noqa: S106  an offset
 @given(LETTERS)
-def test_a_letter_is_one_line_that_says_all_of_itself(letter: DeadLetterEntry) -> None:
+def test_dead_letter_survives_a_round_trip_as_one_line(dead_letter: DeadLetterEntry) -> None:
     """What is replayed is exactly what failed."""
-    assert letter.line.count(b"\n") == 1
-    assert dead_letter_from(letter.line) == letter
-    assert len(letter.name) < 255
-    assert "/" not in letter.name
+    assert dead_letter.line.count(b"\n") == 1
+    assert dead_letter_from(dead_letter.line) == dead_letter
+    assert len(dead_letter.name) < 255
+    assert "/" not in dead_letter.name
 
 
 def url(folder: Path) -> str:
@@ -84,11 +84,10 @@ def poison(*numbers: int) -> tuple[ReaderHarness, list[bytes]]:
             raise ValueError(f"{bad[0]!r} is poison")
         handled.extend(record.data for record in delivery.records)
 
-    return ReaderHarness(ShardRecords(records(6)), does=handle), handled
+    return ReaderHarness(ShardRecords(records(6)), on_batch=handle), handled
 
 
-def test_a_record_that_fails_becomes_a_letter_that_says_where_it_came_from_and_why(tmp_path: Path) -> None:
-    """An operator can find the record, fix the cause, and replay it."""
+def test_failing_record_becomes_a_dead_letter_with_its_origin_and_error(tmp_path: Path) -> None:
     harness, handled = poison(4)
     dead_letter = dead_letters(url(tmp_path / "letters"), stream="orders", table="memory://orders-app")
     harness.steps(harness.reading(attempts=2, dead_letter=dead_letter), 12)
@@ -118,15 +117,14 @@ def test_a_record_that_fails_becomes_a_letter_that_says_where_it_came_from_and_w
     assert harness.store.row("s-0").checkpoint == Position("105")
 
 
-def test_a_letter_that_cannot_be_written_stops_the_shard(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A full disk loses no record."""
+def test_failed_dead_letter_write_stops_the_shard(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     harness, _ = poison(0)
     dead_letter = dead_letters(url(tmp_path / "letters"))
     (tmp_path / "letters").rmdir()
     harness.holding.progress.tell("vm", lambda: harness.clock.now, harness.clock.now)
     harness.until_over(harness.reading(attempts=1, dead_letter=dead_letter))
     row = harness.store.row("s-0")
-    assert (row.owner, row.checkpoint, harness.happened) == (None, TRIM_HORIZON, ["initialize", "stopped"])
+    assert (row.owner, row.checkpoint, harness.happenings) == (None, TRIM_HORIZON, ["initialize", "stopped"])
     # The status names the sink, and so does the log.
     sink = f"{url(tmp_path / 'letters')}: the dead letter could not be written"
     why = f"{sink}: No such file or directory"
@@ -143,8 +141,7 @@ def test_a_letter_that_cannot_be_written_stops_the_shard(tmp_path: Path, caplog:
     assert after.progress(2.0, 2.0).dead_letter == "", "the record was dead-lettered"
 
 
-def test_a_record_that_is_buried_twice_has_one_letter_and_each_group_its_own(tmp_path: Path) -> None:
-    """A crash before the checkpoint does not duplicate a dead letter, and groups do not replace each other's."""
+def test_record_that_is_dead_lettered_twice_has_one_dead_letter_per_group(tmp_path: Path) -> None:
     for table in ("one", "one", "two"):
         harness, _ = poison(4)
         dead_letter = dead_letters(url(tmp_path), table=table)
@@ -152,22 +149,22 @@ def test_a_record_that_is_buried_twice_has_one_letter_and_each_group_its_own(tmp
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def filled(folder: Path, *letters: DeadLetterEntry) -> Path:
+def filled(folder: Path, *entries: DeadLetterEntry) -> Path:
     """Return a folder with these dead letters."""
     folder.mkdir()
-    for entry in letters:
+    for entry in entries:
         (folder / entry.name).write_bytes(entry.line)
     return folder
 
 
-def test_a_replay_that_is_killed_half_way_does_the_rest_the_next_time(tmp_path: Path) -> None:
-    """The dead letter at work is not lost, and those that are done do not come again."""
-    folder = filled(tmp_path / "box", letter("1"), letter("2"), letter("3"))
-    got: list[bytes] = []
+def test_replay_killed_half_way_is_completed_by_the_next(tmp_path: Path) -> None:
+    """Dead letters that are done do not come again, and the one being handled is kept."""
+    folder = filled(tmp_path / "box", dead_letter("1"), dead_letter("2"), dead_letter("3"))
+    replayed: list[bytes] = []
 
     def killed(delivery: Delivery) -> None:
-        got.append(delivery.records[0].data)
-        if len(got) == 2:
+        replayed.append(delivery.records[0].data)
+        if len(replayed) == 2:
             raise KeyboardInterrupt
 
     for _ in range(2):
@@ -176,31 +173,30 @@ def test_a_replay_that_is_killed_half_way_does_the_rest_the_next_time(tmp_path: 
                 replay(open_dead_letters(url(folder)), calls.deliver, lambda *_: None)
             except KeyboardInterrupt:
                 assert len(list(folder.iterdir())) == 2
-    assert (got, list(folder.iterdir())) == ([b"1", b"2", b"2", b"3"], [])
+    assert (replayed, list(folder.iterdir())) == ([b"1", b"2", b"2", b"3"], [])
 
 
-def test_a_file_that_is_no_letter_stays_and_is_said(tmp_path: Path) -> None:
-    folder = filled(tmp_path / "box", letter("1"))
+def test_file_that_is_not_a_dead_letter_is_kept_and_reported(tmp_path: Path) -> None:
+    folder = filled(tmp_path / "box", dead_letter("1"))
     (folder / "notes.txt").write_text("mine")
-    (folder / letter("2").name).write_text("{")
+    (folder / dead_letter("2").name).write_text("{")
     (folder / ".half.unfinished").write_text("")
-    done = CliRunner().invoke(app, ["replay", url(folder), "--handler", "gc:unfreeze"])
-    assert done.exit_code == 2  # it does not accept a batch
-    done = CliRunner().invoke(app, ["replay", url(folder), "--handler", f"{__name__}:taken", "--json"])
-    assert (done.exit_code, json.loads(done.stdout)) == (1, {"done": 1, "failed": 0, "strange": 2})
-    assert "notes.txt stays: its name is not that of a dead letter" in done.stderr
-    assert "it is not a dead letter: it is not JSON" in done.stderr
+    result = CliRunner().invoke(app, ["replay", url(folder), "--handler", "gc:unfreeze"])
+    assert result.exit_code == 2  # it does not accept a batch
+    result = CliRunner().invoke(app, ["replay", url(folder), "--handler", f"{__name__}:taken", "--json"])
+    assert (result.exit_code, json.loads(result.stdout)) == (1, {"done": 1, "failed": 0, "strange": 2})
+    assert "notes.txt stays: its name is not that of a dead letter" in result.stderr
+    assert "it is not a dead letter: it is not JSON" in result.stderr
 
 
 def taken(_delivery: Delivery) -> None:
     """A handler that handles everything."""
 
 
-def test_a_replay_says_what_became_of_the_letters(tmp_path: Path) -> None:
-    """The report shows whether anything is left."""
-    folder = filled(tmp_path / "box", letter("1"))
-    done = CliRunner().invoke(app, ["replay", url(folder), "--handler", f"{__name__}:taken"])
-    assert (done.exit_code, done.stdout) == (0, "1 dead letter: 1 processed and removed, 0 failed again and stay\n")
+def test_replay_reports_the_outcome_of_each_dead_letter(tmp_path: Path) -> None:
+    folder = filled(tmp_path / "box", dead_letter("1"))
+    result = CliRunner().invoke(app, ["replay", url(folder), "--handler", f"{__name__}:taken"])
+    assert (result.exit_code, result.stdout) == (0, "1 dead letter: 1 processed and removed, 0 failed again and stay\n")
 
 
 SECRET = "hunter2"  # noqa: S105  a made-up password
@@ -208,7 +204,7 @@ TAKEN, STORE = ("--handler", "json:dumps"), ("--store", "memory://x")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "says"),
+    ("arguments", "status", "message"),
     [
         (["file:///nowhere/at/all"], 2, "choose one of --handler module:function and --to"),
         (["file:///nowhere/at/all", *TAKEN], 1, "there is no folder '/nowhere/at/all'"),
@@ -224,13 +220,12 @@ TAKEN, STORE = ("--handler", "json:dumps"), ("--store", "memory://x")
         ([f"s3://b/p?endpoint=http://k:{SECRET}@h", *TAKEN], 2, "credentials do not belong in it"),
     ],
 )
-def test_bad_usage_of_replay_is_one_sentence(arguments: list[str], status: int, says: str) -> None:
-    """The error shows neither a stack nor a secret."""
-    done = CliRunner().invoke(app, ["replay", *arguments])
-    assert (done.exit_code, done.stdout) == (status, "")
-    assert says in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-    assert SECRET not in done.stderr
+def test_bad_usage_of_replay_is_one_sentence(arguments: list[str], status: int, message: str) -> None:
+    result = CliRunner().invoke(app, ["replay", *arguments])
+    assert (result.exit_code, result.stdout) == (status, "")
+    assert message in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert SECRET not in result.stderr
 
 
 ALIKE = st.builds(
@@ -261,46 +256,45 @@ ALIKE = st.builds(
 """Dead letters of several groups, streams and shards whose ids and numbers are mostly the same."""
 
 
-def of_record(letter: DeadLetterEntry) -> DeadLetterEntry:
+def of_record(dead_letter: DeadLetterEntry) -> DeadLetterEntry:
     """Return what two dead letters of one record have in common."""
-    return evolve(letter, error="", text="", attempts=0, worker="", time_ms=0)
+    return evolve(dead_letter, error="", text="", attempts=0, worker="", time_ms=0)
 
 
-def lying_in_a_folder(letters: list[DeadLetterEntry]) -> list[DeadLetterEntry]:
+def stored_in_a_folder(entries: list[DeadLetterEntry]) -> list[DeadLetterEntry]:
     """Return the dead letters in a folder after all were written there."""
     with TemporaryDirectory() as folder:
-        return lying(FolderSink(Path(folder)), letters)
+        return stored(FolderSink(Path(folder)), entries)
 
 
-def lying_in_a_folder_without_links(letters: list[DeadLetterEntry]) -> list[DeadLetterEntry]:
+def stored_in_a_folder_without_links(entries: list[DeadLetterEntry]) -> list[DeadLetterEntry]:
     """Return the same for a file system without hard links."""
     refused = OSError(errno.EPERM, "no links")
     with TemporaryDirectory() as folder, patch.object(Path, "hardlink_to", side_effect=refused):
-        return lying(FolderSink(Path(folder)), letters)
+        return stored(FolderSink(Path(folder)), entries)
 
 
-def lying_in_a_bucket(letters: list[DeadLetterEntry]) -> list[DeadLetterEntry]:
+def stored_in_a_bucket(entries: list[DeadLetterEntry]) -> list[DeadLetterEntry]:
     """Return the dead letters in a bucket."""
     bucket: Any = Bucket()
-    return lying(ObjectSink(bucket, "dead/"), letters)
+    return stored(ObjectSink(bucket, "dead/"), entries)
 
 
-def lying(sink: FolderSink | ObjectSink, letters: list[DeadLetterEntry]) -> list[DeadLetterEntry]:
+def stored(sink: FolderSink | ObjectSink, entries: list[DeadLetterEntry]) -> list[DeadLetterEntry]:
     """Write all, each a second time by another worker, and return what is there."""
-    for entry in (*letters, *(evolve(entry, worker="w-3", attempts=11, text="again") for entry in letters)):
+    for entry in (*entries, *(evolve(entry, worker="w-3", attempts=11, text="again") for entry in entries)):
         sink.put(entry)
     assert all(sort_key_of(name) for name in sink.names())
     return [dead_letter_from(sink.get(name) or b"") for name in sink.names()]
 
 
-@pytest.mark.parametrize("found", [lying_in_a_folder, lying_in_a_folder_without_links, lying_in_a_bucket])
-@given(letters=st.lists(ALIKE, max_size=12))
-def test_every_distinct_letter_is_there_once_however_many_workers_lay_it_into_the_box(
-    found: Callable[[list[DeadLetterEntry]], list[DeadLetterEntry]], letters: list[DeadLetterEntry]
+@pytest.mark.parametrize("store_in", [stored_in_a_folder, stored_in_a_folder_without_links, stored_in_a_bucket])
+@given(entries=st.lists(ALIKE, max_size=12))
+def test_each_distinct_dead_letter_is_stored_once_by_many_workers(
+    store_in: Callable[[list[DeadLetterEntry]], list[DeadLetterEntry]], entries: list[DeadLetterEntry]
 ) -> None:
-    """No group's dead letter replaces another's."""
-    there = [of_record(entry) for entry in found(letters)]
-    assert sorted(there, key=repr) == sorted({of_record(entry) for entry in letters}, key=repr)
+    stored_entries = [of_record(entry) for entry in store_in(entries)]
+    assert sorted(stored_entries, key=repr) == sorted({of_record(entry) for entry in entries}, key=repr)
 
 
 @pytest.mark.parametrize(
@@ -314,18 +308,19 @@ def test_every_distinct_letter_is_there_once_however_many_workers_lay_it_into_th
         (("kinesis://o", "azblob://a/c?eventhub=n/h&group=a"), ("kinesis://o", "azblob://a/c?eventhub=n/h&group=b")),
     ],
 )
-def test_groups_that_differ_by_an_option_of_their_urls_have_letters_of_their_own(
+def test_groups_that_differ_by_a_url_option_have_separate_dead_letters(
     one: tuple[str, str], other: tuple[str, str], tmp_path: Path
 ) -> None:
-    """A replay of one group leaves the dead letters of the other alone."""
     for source, store in (one, one, other):
         dead_letter_of(url(tmp_path), source, store)(delivery(), ValueError("poison"))
     written = [dead_letter_from(file.read_bytes()) for file in tmp_path.iterdir()]
     assert sorted((entry.source, entry.table) for entry in written) == sorted([one, other])
 
 
-def test_options_that_say_no_place_make_no_other_letter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker started with another consumer does not dead-letter a record of the same group again."""
+def test_url_options_that_name_no_place_do_not_duplicate_dead_letters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers with different consumer options share the dead letters of their group."""
     monkeypatch.chdir(tmp_path)
     for source, store in (
         ("kinesis://o?region=eu-west-1&endpoint=http://a:1&poll_seconds=1", "sqlite://leases.db"),
@@ -340,33 +335,31 @@ def test_options_that_say_no_place_make_no_other_letter(tmp_path: Path, monkeypa
 
 def delivery() -> Delivery:
     """Return a batch of one record."""
-    record = letter("7").record
-    return Delivery((record,), record.position, None, DeadLetterHolding.of(letter("7")), None, 3)
+    record = dead_letter("7").record
+    return Delivery((record,), record.position, None, DeadLetterHolding.of(dead_letter("7")), None, 3)
 
 
-def test_a_letter_of_an_earlier_version_is_handed_over(tmp_path: Path) -> None:
-    """Dead letters written before an upgrade can still be replayed."""
-    fields = json.loads(letter("7").line)
+def test_dead_letter_of_an_earlier_version_is_replayed(tmp_path: Path) -> None:
+    fields = json.loads(dead_letter("7").line)
     del fields["source"]
     name = "7-0-s-0-0123456789ab.json"
     (tmp_path / name).write_text(json.dumps(fields) + "\n")
-    got = list[DeadLetterEntry]()
-    assert replay(FolderSink(tmp_path), got.append, lambda *_: None) == ReplayVerdict(done=1)
-    assert (got, list(tmp_path.iterdir())) == ([letter("7")], [])
+    replayed = list[DeadLetterEntry]()
+    assert replay(FolderSink(tmp_path), replayed.append, lambda *_: None) == ReplayVerdict(done=1)
+    assert (replayed, list(tmp_path.iterdir())) == ([dead_letter("7")], [])
 
 
-def test_a_replay_goes_on_behind_letters_that_cannot_be_read(tmp_path: Path) -> None:
-    """One damaged file does not keep the dead letters after it from being replayed."""
+def test_replay_continues_after_unreadable_dead_letters(tmp_path: Path) -> None:
     sink = FolderSink(tmp_path)
     for number in ("1", "3", "5"):
-        sink.put(letter(number))
+        sink.put(dead_letter(number))
     unreadable = tmp_path / "2-0-s-0-0123456789ab.json", tmp_path / "4-0-s-0-0123456789ab.json"
     unreadable[0].mkdir()
     unreadable[1].write_bytes(b"\xff")
-    done = CliRunner().invoke(app, ["replay", url(tmp_path), "--handler", "builtins:print", "--json"])
-    assert json.loads(done.stdout.splitlines()[-1]) == {"done": 3, "failed": 0, "strange": 2}
-    assert done.exit_code == 1
-    first, second = done.stderr.splitlines()
+    result = CliRunner().invoke(app, ["replay", url(tmp_path), "--handler", "builtins:print", "--json"])
+    assert json.loads(result.stdout.splitlines()[-1]) == {"done": 3, "failed": 0, "strange": 2}
+    assert result.exit_code == 1
+    first, second = result.stderr.splitlines()
     assert first.startswith(f"leasehold replay: {unreadable[0].name} stays: a dead letter could not be read: ")
     assert second == f"leasehold replay: {unreadable[1].name} stays: it is not a dead letter: it is not JSON"
     assert sorted(tmp_path.iterdir())[:2] == sorted(unreadable)

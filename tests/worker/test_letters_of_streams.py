@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from attrs import define, evolve, field
-from letter_samples import FULL
-from replayed_letters import letter
+from dead_letter_samples import FULL
+from replayed_dead_letters import dead_letter
 
 from leasehold.adapters.consumer.dead_letters.dead_letter import DeadLetterEntry
 from leasehold.adapters.consumer.dead_letters.replaying import (
@@ -33,7 +33,7 @@ class Stream:
 
     runs: Callable[["Stream"], bool] = lambda _stream: True
     put: list[DeadLetterEntry] = field(factory=list)
-    told: list[str] = field(factory=list)
+    logged: list[str] = field(factory=list)
     delivered: list[DeadLetterEntry] = field(factory=list)
     faults: list[Exception | None] = field(factory=list)
     closed: bool = False
@@ -43,11 +43,11 @@ class Stream:
     worker: Any = field(factory=lambda: SimpleNamespace(me="r-1"))
     seconds: list[float] = field(factory=list)
     held: bool = True
-    behind: list[Position] = field(factory=list)
+    checkpoints: list[Position] = field(factory=list)
 
-    def deliver(self, one: DeadLetterEntry) -> Exception | None:
+    def deliver(self, entry: DeadLetterEntry) -> Exception | None:
         """Take it and return the next fault, or raise that fault if it is a DeadLetterError."""
-        self.delivered.append(one)
+        self.delivered.append(entry)
         fault = self.faults.pop(0) if self.faults else None
         if isinstance(fault, DeadLetterError):
             raise fault
@@ -56,19 +56,19 @@ class Stream:
     def sink(self) -> Any:  # noqa: ANN401  a sink
         """Return a sink that takes dead letters, unless the stream is closed."""
 
-        def put(one: DeadLetterEntry) -> None:
+        def put(entry: DeadLetterEntry) -> None:
             if self.closed:
                 raise DeadLetterError("no such stream")
-            self.put.append(one)
+            self.put.append(entry)
 
         return SimpleNamespace(put=put)
 
-    def hand_over(self, *lines: bytes) -> None:
+    def dispatch(self, *lines: bytes) -> None:
         """Dispatch a batch with these texts, with numbers from 1000."""
         rows = tuple(Record(line, str(1000 + index)) for index, line in enumerate(lines))
 
         def checkpoint(position: Position) -> bool:
-            self.behind.append(position)
+            self.checkpoints.append(position)
             return self.held
 
         holding: Any = SimpleNamespace(checkpoint=checkpoint)
@@ -96,53 +96,56 @@ class Stream:
         monkeypatch.setattr(f"{STREAM_REPLAY}.run_until", run_until)
         monkeypatch.setattr(f"{STREAM_REPLAY}.is_read", is_read)
         monkeypatch.setattr(f"{STREAM_REPLAY}.time", SimpleNamespace(time=lambda: now))
-        tell = lambda name, why: self.told.append(f"{name}: {why}")  # noqa: E731  a one-line log function
+        tell = lambda name, why: self.logged.append(f"{name}: {why}")  # noqa: E731  a one-line log function
         return replay_stream(self.worker, self.sink(), self.deliver, tell, look_seconds=0.5)
 
 
-def test_letters_of_a_stream_are_counted_by_what_became_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replayed_dead_letters_are_counted_by_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
     def runs(stream: Stream) -> bool:
-        stream.hand_over(letter(1).line, letter(2).line, b"mine")
-        stream.hand_over(letter(3).line, letter(4).line, b"{}")
+        stream.dispatch(dead_letter(1).line, dead_letter(2).line, b"mine")
+        stream.dispatch(dead_letter(3).line, dead_letter(4).line, b"{}")
         return True
 
     stream = Stream(runs, faults=[None, ValueError("again"), None, OSError("too")])
     assert stream.replay(monkeypatch) == ReplayVerdict(done=2, failed=2, strange=2)
-    assert stream.delivered == [letter(number) for number in (1, 2, 3, 4)]
-    again = [evolve(letter(2), error="ValueError", text="again"), evolve(letter(4), error="OSError", text="too")]
-    assert stream.put == [evolve(entry, alone=1, worker="r-1", time_ms=9008) for entry in again]
-    assert stream.told == [
+    assert stream.delivered == [dead_letter(number) for number in (1, 2, 3, 4)]
+    failed_again = [
+        evolve(dead_letter(2), error="ValueError", text="again"),
+        evolve(dead_letter(4), error="OSError", text="too"),
+    ]
+    assert stream.put == [evolve(entry, alone=1, worker="r-1", time_ms=9008) for entry in failed_again]
+    assert stream.logged == [
         "the dead letter at 1001: ValueError: again",
         "the dead letter at 1002: it is not a dead letter: it is not JSON",
         "the dead letter at 1001: OSError: too",
         "the dead letter at 1002: it is not a dead letter: data: it is missing",
     ]
-    assert stream.behind == [Position(str(1000 + index)) for index in (0, 1, 2, 0, 1, 2)]
+    assert stream.checkpoints == [Position(str(1000 + index)) for index in (0, 1, 2, 0, 1, 2)]
     assert stream.seconds == [0.5]
 
 
-def test_a_letter_whose_lease_is_lost_is_counted_by_the_present_owner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two concurrent replays, only the present owner of the lease counts it and continues."""
+def test_dead_letter_of_a_lost_lease_is_counted_by_the_present_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two concurrent replays, only the present owner of the lease counts its dead letters and continues."""
 
     def runs(stream: Stream) -> bool:
-        stream.hand_over(letter(1).line)
+        stream.dispatch(dead_letter(1).line)
         stream.held = False
-        stream.hand_over(letter(2).line, letter(3).line)
+        stream.dispatch(dead_letter(2).line, dead_letter(3).line)
         return True
 
     stream = Stream(runs)
     assert stream.replay(monkeypatch) == ReplayVerdict(done=1)
-    assert stream.delivered == [letter(1), letter(2)]
+    assert stream.delivered == [dead_letter(1), dead_letter(2)]
 
 
-def test_a_letter_that_cannot_be_kept_ends_the_replay_in_good_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The dead letter is not lost, and the worker's leases are released."""
+def test_dead_letter_that_cannot_be_put_back_ends_the_replay_cleanly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dead letter is kept, and the worker's leases are released."""
 
     def runs(stream: Stream) -> bool:
         with pytest.raises(SystemExit) as end:
-            stream.hand_over(letter(1).line)
+            stream.dispatch(dead_letter(1).line)
         assert end.value.code == 1
-        assert stream.behind == []
+        assert stream.checkpoints == []
         raise end.value
 
     with pytest.raises(DeadLetterError, match=r"^no such stream$"):
@@ -153,7 +156,7 @@ def test_a_letter_that_cannot_be_kept_ends_the_replay_in_good_order(monkeypatch:
     assert broken.value is unreachable
 
 
-def test_an_end_that_a_handler_or_a_signal_asks_for_is_no_end_of_the_letters(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_ended_by_a_handler_or_signal_is_not_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stream is reported as replayed only if it is, because a user may then delete it."""
 
     def ends(_stream: Stream) -> bool:
@@ -166,30 +169,29 @@ def test_an_end_that_a_handler_or_a_signal_asks_for_is_no_end_of_the_letters(mon
         Stream(lambda _stream: False).replay(monkeypatch)
 
 
-def told(**more: Any) -> Lease:  # noqa: ANN401  the fields of Progress
+def progress_row(**fields: Any) -> Lease:  # noqa: ANN401  the fields of Progress
     """Return a row with this annotation, written by its owner at 9 s."""
-    reach = Progress(**{"at": 9.0, "owner": "r-2", "end": True, "read": 9.0, **more})
+    reach = Progress(**{"at": 9.0, "owner": "r-2", "end": True, "read": 9.0, **fields})
     return Lease("p", owner="r-2", annotations=((NOTE, reach.note),))
 
 
 @pytest.mark.parametrize(
     ("row", "over"),
     [
-        (told(), True),
-        (told(read=9.1), True),
-        (told(read=8.9), False),
-        (told(read=None), False),
-        (told(end=False), False),
-        (told(owner="r-1"), False),
+        (progress_row(), True),
+        (progress_row(read=9.1), True),
+        (progress_row(read=8.9), False),
+        (progress_row(read=None), False),
+        (progress_row(end=False), False),
+        (progress_row(owner="r-1"), False),
         (Lease("p", owner="r-2"), False),
         (Lease("p", checkpoint=SHARD_END), True),
-        (evolve(told(end=False), checkpoint=SHARD_END), True),
+        (evolve(progress_row(end=False), checkpoint=SHARD_END), True),
     ],
 )
-def test_a_shard_is_over_when_its_owner_has_told_so_since_the_replay_began(
+def test_shard_is_over_if_its_owner_wrote_so_since_the_replay_began(
     row: Lease, over: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A replay does not end because of what an earlier one has written."""
     stream = Stream(lambda stream: stream.looks[0]())
     stream.replay(monkeypatch, now=9.0)
     (finished,) = stream.finished
@@ -197,11 +199,10 @@ def test_a_shard_is_over_when_its_owner_has_told_so_since_the_replay_began(
 
 
 @pytest.mark.parametrize("read", [None, 0.5])
-def test_a_shard_that_was_never_read_is_not_over(read: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A replay that has just begun does not end before it has read anything."""
+def test_unread_shard_is_not_over(read: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Stream(lambda stream: stream.looks[0]())
     stream.replay(monkeypatch, now=0.75)
-    assert stream.finished[0](told(read=read)) is False
+    assert stream.finished[0](progress_row(read=read)) is False
 
 
 @define
@@ -237,8 +238,7 @@ def reader(*answers: Batch) -> tuple[DeadLetterReader, Script]:
     return DeadLetterSource(source, "r-1").open(Lease("p"), TRIM_HORIZON), script
 
 
-def test_reading_ends_in_front_of_the_first_letter_that_this_replay_put_back() -> None:
-    """A dead letter that keeps failing is not replayed forever."""
+def test_reading_ends_before_the_first_dead_letter_put_back_by_this_replay() -> None:
     records = rows("w-1", "", "w-2", "r-1", "w-1", "r-1")
     ours, script = reader(Batch(records, Position("9"), 4.0, 0.2, ended=True, in_columns=tuple))
     assert script.opened == [(Lease("p"), TRIM_HORIZON)]
@@ -250,17 +250,16 @@ def test_reading_ends_in_front_of_the_first_letter_that_this_replay_put_back() -
     assert script.closed
 
 
-def test_a_reading_that_begins_with_our_own_letter_brings_nothing() -> None:
-    """The checkpoint does not move past it."""
+def test_read_that_begins_with_our_own_dead_letter_returns_nothing() -> None:
+    """The checkpoint stays before it."""
     ours, _ = reader(Batch(rows("r-1", "w-1"), None, 4.0, 0.2))
     batch = ours.read()
     assert (batch.records, batch.read_to, batch.behind_seconds) == ((), None, 0.0)
 
 
-@pytest.mark.parametrize(("behind", "says"), [(0.0, UNKNOWN_SECONDS), (None, UNKNOWN_SECONDS), (4.0, 4.0)])
-def test_a_reading_with_letters_does_not_show_that_nothing_is_left(behind: float | None, says: float) -> None:
-    """Dead letters that arrived after them are still replayed."""
+@pytest.mark.parametrize(("behind", "expected"), [(0.0, UNKNOWN_SECONDS), (None, UNKNOWN_SECONDS), (4.0, 4.0)])
+def test_read_with_dead_letters_does_not_show_the_end(behind: float | None, expected: float) -> None:
     batch, empty = Batch(rows("w-1", "w-2"), None, behind, 0.2, ended=True), Batch((), Position("9"), behind, 0.2)
     ours, _ = reader(batch, empty)
-    assert ours.read() == evolve(batch, behind_seconds=says)
+    assert ours.read() == evolve(batch, behind_seconds=expected)
     assert ours.read() is empty

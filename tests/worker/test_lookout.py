@@ -1,10 +1,10 @@
-"""What a worker does as lookout or reader, as seen in the table: bulletins, renewals, and the leases it takes up."""
+"""What a worker does as lookout or reader, as seen in the table: bulletins, renewals, and which leases it accepts."""
 
 from collections import Counter
 
 import pytest
 from attrs import evolve
-from virtual_fleet import Driven, FaultyStore, Kept, four_shards, member, together
+from virtual_fleet import DrivenWorker, FaultyStore, RecordingConsumer, four_shards, member, together
 from waiters import Clock
 
 from leasehold.adapters.worker.annotations import Identity
@@ -22,24 +22,24 @@ from leasehold_lab.simulator.world.world import ListSource, even_shards
 CONFIG = Config(initial_position=TRIM_HORIZON)
 
 
-def fleet(store: FaultyStore, clock: Clock, *names: str, shards: int = 6) -> list[Driven]:
+def fleet(store: FaultyStore, clock: Clock, *names: str, shards: int = 6) -> list[DrivenWorker]:
     """Workers at rest with the default cadence: the lookout first, then the others by rank."""
     source = ListSource(even_shards(tuple(f"s-{number}" for number in range(shards))))
     members = [member(store, source, clock, name, f"p-{name}", CONFIG) for name in names]
     together(members, 60.0)
     ranks = lookout_ranks(store.list().leases, CONFIG).ranks
-    return sorted(members, key=lambda each: ranks.index(each.worker.me))
+    return sorted(members, key=lambda driven: ranks.index(driven.worker.me))
 
 
-def board(store: FaultyStore, lookout: Driven) -> Lease:
+def board(store: FaultyStore, lookout: DrivenWorker) -> Lease:
     """Return the row that the other workers read."""
     row = bulletin_row(store.list().leases, lookout.worker.me)
     assert row is not None
     return row
 
 
-def test_the_other_workers_read_one_row_and_may_read_it_stale() -> None:
-    """Sixty workers do not read the table sixty times, and pay half price for their reads of the row (C4, C7)."""
+def test_other_workers_read_one_row_with_stale_reads() -> None:
+    """One stale read of a row costs a worker half the price of a consistent one (C4, C7)."""
     clock = Clock()
     store = FaultyStore()
     lookout, *readers = fleet(store, clock, *(f"w-{number}" for number in range(6)), shards=12)
@@ -49,8 +49,8 @@ def test_the_other_workers_read_one_row_and_may_read_it_stale() -> None:
     assert Counter(store.readings) == {(None, True): 10, ((row,), True): 5 * 12}
 
 
-def test_the_bulletins_row_is_renewed_every_beat_and_the_others_seldom() -> None:
-    """Too seldom, and others stand in for the lookout; too often, and writes are wasted (C2, C4)."""
+def test_bulletin_row_is_renewed_every_beat_and_other_rows_seldom() -> None:
+    """Other workers stand in for a lookout that renews too seldom (C2, C4)."""
     clock = Clock()
     store = FaultyStore()
     lookout, reader = fleet(store, clock, "a-1", "b-1")
@@ -63,8 +63,8 @@ def test_the_bulletins_row_is_renewed_every_beat_and_the_others_seldom() -> None
     assert {count for key, count in counts.items() if key in reader.held} <= {9, 10}
 
 
-def test_a_bulletin_travels_where_checkpoints_do_the_renewing() -> None:
-    """A worker that reads any row of the lookout gets its news, also if checkpoints renew that row (C4)."""
+def test_bulletin_is_written_with_checkpoints_that_renew_its_row() -> None:
+    """A worker that reads any row of the lookout gets its news (C4)."""
     clock = Clock()
     store = FaultyStore()
     lookout, reader = fleet(store, clock, "a-1", "b-1")
@@ -77,8 +77,8 @@ def test_a_bulletin_travels_where_checkpoints_do_the_renewing() -> None:
     assert all(latest - 3 <= rows[key].looks <= latest for key in lookout.held)
 
 
-def test_a_checkpoint_is_a_renewal() -> None:
-    """A lease that is checkpointed every 5 s is not written twice as often as necessary (C2)."""
+def test_checkpoint_counts_as_a_renewal() -> None:
+    """A lease that is checkpointed every 5 s needs no separate renewals (C2)."""
     clock = Clock()
     store = FaultyStore()
     lookout, reader = fleet(store, clock, "a-1", "b-1")
@@ -91,8 +91,8 @@ def test_a_checkpoint_is_a_renewal() -> None:
     assert {store.writes.count(key) for key in reader.held} == {12}
 
 
-def test_a_finding_of_the_lookout_is_written_at_once() -> None:
-    """Leases freed by the lookout do not wait for the next beat until another worker takes them (C6)."""
+def test_finding_of_the_lookout_is_written_at_once() -> None:
+    """Other workers can take the leases that it freed before the next beat (C6)."""
     clock = Clock()
     store = FaultyStore()
     lookout, reader = fleet(store, clock, "a-1", "b-1")
@@ -105,7 +105,7 @@ def test_a_finding_of_the_lookout_is_written_at_once() -> None:
     assert (now.looks, now.acts) == (before.looks + 1, before.acts + 1)
 
 
-def test_a_listing_that_has_ended_does_not_go_on() -> None:
+def test_count_of_an_ended_listing_stops_rising() -> None:
     """Others stand in for a lookout that has stopped after one listing (C8)."""
     clock, store = Clock(), FaultyStore()
     lookout, _ = fleet(store, clock, "a-1", "b-1")
@@ -114,14 +114,14 @@ def test_a_listing_that_has_ended_does_not_go_on() -> None:
     worker.turn(clock.now)
     worker._look = evolve(worker._look, annotations=(("bulletin", "8 2 1"), (CALL, "8 2 s-0")))  # noqa: SLF001  after a look
     clock.now += 3.5
-    store.asked.clear()
+    store.write_requests.clear()
     worker.renew(clock.now)
-    notes = [dict(write.annotations) for write in store.asked if isinstance(write, RenewLease)]
+    notes = [dict(write.annotations) for write in store.write_requests if isinstance(write, RenewLease)]
     assert {note[CALL] for note in notes if CALL in note} == {"8 2 s-0"}
 
 
-def test_a_thief_that_asked_nobody_is_noticed_by_the_next_listing() -> None:
-    """The former owner does not wait for its next renewal, up to 5.3 s later, to stop processing (C9)."""
+def test_steal_without_a_request_is_noticed_by_the_next_listing() -> None:
+    """The former owner stops before its next renewal, which may be 5.3 s later (C9)."""
     clock = Clock()
     store = FaultyStore()
     lookout, _ = fleet(store, clock, "a-1", "b-1")
@@ -132,8 +132,8 @@ def test_a_thief_that_asked_nobody_is_noticed_by_the_next_listing() -> None:
     assert (stolen.lost.is_set(), stolen.why) == (True, "now owned by java")
 
 
-def test_only_what_was_just_read_is_taken_up_as_ours() -> None:
-    """A lease given away since the last listing is not claimed back because of that listing (C10)."""
+def test_only_rows_just_read_are_taken_up_as_ours() -> None:
+    """A lease handed off since the last listing is not claimed back because of that listing (C10)."""
     clock = Clock()
     store = FaultyStore()
     _, reader = fleet(store, clock, "a-1", "b-1")
@@ -148,8 +148,8 @@ def test_only_what_was_just_read_is_taken_up_as_ours() -> None:
     assert store.row(holding.key).owner == "java"
 
 
-def test_no_action_touches_a_lease_that_was_not_just_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others have changed leases since a reader's last listing, and its old plan must not undo that (C7)."""
+def test_only_leases_just_read_are_acted_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others have changed leases since a reader's last listing, so its plan for them is outdated (C7)."""
     clock = Clock()
     store = FaultyStore()
     lookout, reader = fleet(store, clock, "a-1", "b-1")
@@ -161,8 +161,8 @@ def test_no_action_touches_a_lease_that_was_not_just_read(monkeypatch: pytest.Mo
     assert (store.row(row.key).owner, store.row(other.key).owner) == (reader.worker.me, lookout.worker.me)
 
 
-def test_a_gift_is_taken_up_without_a_listing() -> None:
-    """The next owner accepts a gift before its next listing, so that the giver does not take it back (H3)."""
+def test_handed_off_lease_is_accepted_without_a_listing() -> None:
+    """The next owner accepts before its next listing, so that the giver does not take the lease back (H3)."""
     clock = Clock()
     store = FaultyStore()
     lookout, reader = fleet(store, clock, "a-1", "b-1")
@@ -172,13 +172,13 @@ def test_a_gift_is_taken_up_without_a_listing() -> None:
     reader.worker.turn(clock.now)
     store.readings.clear()
     together([lookout, reader], 8.0)
-    assert isinstance(reader.worker.consumer, Kept)
+    assert isinstance(reader.worker.consumer, RecordingConsumer)
     assert wanted in {holding.key for holding in reader.worker.consumer.begun}
     assert ((wanted,), True) in store.readings
 
 
-def test_a_gift_taken_back_is_looked_at_again() -> None:
-    """Its owner believes that it has no lease to spare, and must see that it is asked for one again (C7)."""
+def test_lease_taken_back_is_read_again() -> None:
+    """Its owner must see that the lease is requested again (C7)."""
     clock = Clock()
     store = FaultyStore()
     lookout, reader = fleet(store, clock, "a-1", "b-1")
@@ -192,7 +192,7 @@ def test_a_gift_taken_back_is_looked_at_again() -> None:
     assert (None, True) in store.readings
 
 
-def test_where_notes_are_no_small_matter_everybody_lists() -> None:
+def test_every_worker_lists_if_annotations_change_the_version() -> None:
     """Where an annotation looks like a renewal, bulletins are neither written nor read (C14)."""
     clock, store = Clock(), FaultyStore(Capabilities(free_annotations=False))
     worker = member(store, ListSource(four_shards()), clock, config=CONFIG)
@@ -201,17 +201,21 @@ def test_where_notes_are_no_small_matter_everybody_lists() -> None:
     assert {bulletin_of(row) for row in store.list().leases} == {Bulletin()}
 
 
-def test_news_is_told_on_the_row_that_readers_know() -> None:
+def test_news_is_written_to_the_row_that_readers_know() -> None:
     """A lookout that has just claimed its last row in shed order also writes to the row that others read now."""
     store, bulletin = FaultyStore(), bulletin_annotations(Bulletin(3, 1))
     for key, notes in (("s-1", bulletin), ("s-5", bulletin), ("s-3", ())):  # in shed order
         store.write(CreateLease(Lease(key)))
         store.write(ClaimLease(store.row(key), "ann", notes))
 
-    def told(*keys: str) -> list[str]:
+    def renewed_keys(*keys: str) -> list[str]:
         identity = Identity("ann", "p-1")
         rows = [store.row(key) for key in keys]
         held = [Holding(store, row, identity=identity, clock=Clock(), begun=0.0, lease_seconds=10.0) for row in rows]
         return [holding.key for holding, _ in bulletin_renewals(held, "ann")]
 
-    assert (told("s-1", "s-5"), told("s-1", "s-5", "s-3"), told()) == (["s-5"], ["s-3", "s-5"], [])
+    assert (renewed_keys("s-1", "s-5"), renewed_keys("s-1", "s-5", "s-3"), renewed_keys()) == (
+        ["s-5"],
+        ["s-3", "s-5"],
+        [],
+    )

@@ -1,4 +1,4 @@
-"""One memory bound for the batches of all shards: who waits, who is admitted, and which batches are forgotten."""
+"""One memory bound for the batches of all shards: who waits, who is admitted, and which batches are dropped."""
 
 import heapq
 from random import Random
@@ -6,8 +6,8 @@ from random import Random
 from attrs import define, field
 from hypothesis import given
 from hypothesis import strategies as st
-from reading_bench import ReaderHarness, data
-from virtual_fleet import FaultyStore, Kept
+from reader_harness import ReaderHarness, data
+from virtual_fleet import FaultyStore, RecordingConsumer
 from waiters import Clock
 
 from leasehold.adapters.consumer.handler_consumer import handler_reader
@@ -20,7 +20,7 @@ from leasehold.balancer.config import Config
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Lease, Position
 from leasehold_lab.simulator.world.world import ListSource, ShardRecords, even_shards, records
 
-MOST = 5 * MIN_BYTES
+LIMIT = 5 * MIN_BYTES
 
 
 def share_of(budget: MemoryBudget, key: str, size: int) -> MemoryShare:
@@ -46,10 +46,10 @@ class LeaseReaders:
     budget: MemoryBudget = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.budget = MemoryBudget(MOST, self.woken.add)
+        self.budget = MemoryBudget(LIMIT, self.woken.add)
 
     def ask(self, number: int) -> None:
-        share = share_of(self.budget, f"s-{number}", self.draw.randint(1, 2 * MOST))
+        share = share_of(self.budget, f"s-{number}", self.draw.randint(1, 2 * LIMIT))
         if share.request():
             self.read(share)
         else:
@@ -65,7 +65,7 @@ class LeaseReaders:
                 self.read(share)
 
     def read(self, share: MemoryShare) -> None:
-        assert self.budget.used <= MOST or len(self.budget.taken) == 1, "beyond the bound, and not alone"
+        assert self.budget.used <= LIMIT or len(self.budget.taken) == 1, "beyond the bound, and not alone"
         self.holding[share] = self.draw.randint(0, share.expected_bytes)
         share.hold(batch(self.holding[share]))
 
@@ -76,10 +76,10 @@ class LeaseReaders:
     def attempt(self, _number: int) -> None:
         """Its turn has come: it has its batch, or knows that there is none."""
         for share in self.draw.sample([*self.holding], min(1, len(self.holding))):
-            gone = share.protect() is None
-            assert gone is (share not in self.budget.taken) is share.dropped
+            dropped = share.protect() is None
+            assert dropped is (share not in self.budget.taken) is share.dropped
             share.dropped = False
-            if gone:
+            if dropped:
                 del self.holding[share]
 
     def finish(self, _number: int) -> None:
@@ -105,20 +105,19 @@ class LeaseReaders:
 
 
 @given(draw=st.randoms(use_true_random=False))
-def test_no_reader_is_let_in_beyond_the_bound_and_none_waits_for_ever(draw: Random) -> None:
+def test_memory_stays_within_the_bound_and_every_reader_gets_its_turn(draw: Random) -> None:
     some = LeaseReaders(draw)
-    does = [some.ask, some.ask, some.ask_again, some.wait, some.attempt, some.finish]
+    actions = [some.ask, some.ask, some.ask_again, some.wait, some.attempt, some.finish]
     for number in range(60):
-        draw.choice(does)(number)
+        draw.choice(actions)(number)
         assert some.budget.used == some.sizes
     some.over()
 
 
-def test_a_batch_larger_than_the_bound_goes_alone() -> None:
-    """A batch above the bound does not stop its own shard or keep the others waiting forever."""
+def test_batch_larger_than_the_bound_is_admitted_alone() -> None:
     woken: list[str] = []
-    budget = MemoryBudget(MOST, woken.append)
-    small, large, later = (share_of(budget, key, size) for key, size in (("a", 1), ("b", 2 * MOST), ("c", 1)))
+    budget = MemoryBudget(LIMIT, woken.append)
+    small, large, later = (share_of(budget, key, size) for key, size in (("a", 1), ("b", 2 * LIMIT), ("c", 1)))
     assert [share.request() for share in (small, large, later)] == [True, False, False], (
         "in the order in which they ask"
     )
@@ -128,9 +127,9 @@ def test_a_batch_larger_than_the_bound_goes_alone() -> None:
     assert (woken, later.request()) == (["b", "c"], True)
 
 
-def test_the_batch_that_would_wait_longest_is_forgotten_first() -> None:
-    """A shard whose next attempt is due soon does not have to read its batch again."""
-    budget = MemoryBudget(MOST)
+def test_batch_that_would_wait_longest_is_dropped_first() -> None:
+    """A shard whose next attempt is due soon keeps its batch."""
+    budget = MemoryBudget(LIMIT)
     soon, late, other = (share_of(budget, key, 2 * MIN_BYTES) for key in "abc")
     for share, due in ((soon, 1.0), (late, 9.0)):
         assert share.request()
@@ -141,33 +140,30 @@ def test_the_batch_that_would_wait_longest_is_forgotten_first() -> None:
     assert (soon.dropped, late.dropped) == (False, True)
 
 
-def test_a_batch_that_was_taken_up_again_is_not_forgotten() -> None:
-    """A batch is not dropped while its handler has it, and so is not processed twice."""
-    budget = MemoryBudget(MOST)
-    share, other = (share_of(budget, key, MOST) for key in "ab")
+def test_batch_that_is_in_use_again_is_not_dropped() -> None:
+    budget = MemoryBudget(LIMIT)
+    share, other = (share_of(budget, key, LIMIT) for key in "ab")
     assert share.request()
-    share.hold(batch(MOST))
+    share.hold(batch(LIMIT))
     share.idle(1.0)
     share.protect()
     assert not other.request()
-    assert (share.batch, share.dropped) == (batch(MOST), False)
+    assert (share.batch, share.dropped) == (batch(LIMIT), False)
 
 
-def test_a_batch_smaller_than_was_asked_for_lets_in_who_waits() -> None:
-    """The waiting readers do not wait until that batch is done, which may take hours."""
+def test_smaller_batch_than_requested_admits_waiting_readers() -> None:
     woken: list[str] = []
-    budget = MemoryBudget(MOST, woken.append)
-    share, other = (share_of(budget, key, MOST) for key in "ab")
+    budget = MemoryBudget(LIMIT, woken.append)
+    share, other = (share_of(budget, key, LIMIT) for key in "ab")
     assert [asking.request() for asking in (share, other)] == [True, False]
     share.hold(batch(0))
-    assert (woken, budget.used) == (["b"], MOST)
+    assert (woken, budget.used) == (["b"], LIMIT)
 
 
-def test_who_leaves_the_line_is_not_let_in_afterwards() -> None:
-    """A reader that is over holds no part of the budget."""
+def test_reader_that_leaves_the_queue_is_not_admitted_later() -> None:
     woken: list[str] = []
-    budget = MemoryBudget(MOST, woken.append)
-    share, other = (share_of(budget, key, MOST) for key in "ab")
+    budget = MemoryBudget(LIMIT, woken.append)
+    share, other = (share_of(budget, key, LIMIT) for key in "ab")
     assert [asking.request() for asking in (share, other)] == [True, False]
     other.clear()
     share.clear()
@@ -183,13 +179,13 @@ class Crowd:
     failing: frozenset[str]
     clock: Clock = field(factory=Clock)
     done: dict[str, list[str]] = field(factory=dict)
-    handed: dict[str, int] = field(factory=dict)
-    most: int = 0
+    dispatched: dict[str, int] = field(factory=dict)
+    max_used: int = 0
 
     def handle(self, delivery: Delivery) -> None:
         """Fail for the failing shards."""
-        self.handed[delivery.shard] = self.handed.get(delivery.shard, 0) + 1
-        self.most = max(self.most, self.budget.used)
+        self.dispatched[delivery.shard] = self.dispatched.get(delivery.shard, 0) + 1
+        self.max_used = max(self.max_used, self.budget.used)
         if delivery.shard in self.failing:
             raise OSError("no answer")
         self.done.setdefault(delivery.shard, []).extend(record.sequence_number for record in delivery.records)
@@ -199,7 +195,7 @@ class Crowd:
         names = tuple(f"s-{number:03}" for number in range(self.shards))
         pages = [Record(bytes(MIN_BYTES), str(number)) for number in range(3)]
         source = ListSource(even_shards(names), {name: ShardRecords(list(pages), size=1) for name in names})
-        config, consumer = Config(lease_seconds=600.0, initial_position=TRIM_HORIZON), Kept()
+        config, consumer = Config(lease_seconds=600.0, initial_position=TRIM_HORIZON), RecordingConsumer()
         worker = Worker(
             store=FaultyStore(),
             source=source,
@@ -237,24 +233,22 @@ class HesitantReader:
     """Returns nothing from its first read."""
 
     reader: Reader
-    came: bool = False
+    was_read: bool = False
 
     def read(self) -> Batch:
         """Return nothing, then the records."""
-        came, self.came = self.came, True
-        return self.reader.read() if came else batch(0)
+        was_read, self.was_read = self.was_read, True
+        return self.reader.read() if was_read else batch(0)
 
     def close(self) -> None:
         self.reader.close()
 
 
-def test_a_batch_that_was_forgotten_and_read_again_has_the_attempts_that_were_left() -> None:
-    """The attempts of a failing shard stay limited, even if others want its budget."""
-
+def test_dropped_batch_keeps_its_remaining_attempts() -> None:
     def fails(_delivery: Delivery) -> None:
         raise OSError("for good")
 
-    harness = ReaderHarness(source=Hesitant(), does=fails)
+    harness = ReaderHarness(source=Hesitant(), on_batch=fails)
     budget, policy = MemoryBudget(1), Handling(harness.handle, attempts=3)
     reading, other = handler_reader(harness.worker, harness.holding, policy, budget), budget.share("other")
     while not harness.holding.lost.is_set():
@@ -262,18 +256,18 @@ def test_a_batch_that_was_forgotten_and_read_again_has_the_attempts_that_were_le
         assert other.request(), "nothing is held but what may be forgotten"
         other.clear()
         harness.worker.renew(harness.clock.now)
-    assert harness.handed == [data(5)] * 3
+    assert harness.dispatched == [data(5)] * 3
     assert len(harness.source.opened) == 3
 
 
-def test_a_batch_that_was_forgotten_before_the_first_checkpoint_is_read_again_from_where_latest_was() -> None:
-    """It is read from the pinned position, because LATEST in the row means the present tip."""
+def test_batch_dropped_before_the_first_checkpoint_is_read_from_the_pinned_position() -> None:
+    """LATEST in the row means the present tip, so reading starts at the pinned position."""
 
     def fails_once(_delivery: Delivery) -> None:
-        if len(harness.handed) == 1:
+        if len(harness.dispatched) == 1:
             raise OSError("not now")
 
-    harness = ReaderHarness(ShardRecords(records(2)), lease=Lease("s-0", checkpoint=LATEST), does=fails_once)
+    harness = ReaderHarness(ShardRecords(records(2)), lease=Lease("s-0", checkpoint=LATEST), on_batch=fails_once)
     budget = MemoryBudget(1)
     reading, other = harness.reading(budget), budget.share("other")
     harness.steps(reading, 1)
@@ -282,17 +276,17 @@ def test_a_batch_that_was_forgotten_before_the_first_checkpoint_is_read_again_fr
     assert other.request(), "the batch that failed is forgotten"
     other.clear()
     harness.steps(reading, 4)
-    assert harness.handed == [data(3, 2), data(3, 2)]
+    assert harness.dispatched == [data(3, 2), data(3, 2)]
 
 
-def test_many_failing_shards_hold_no_more_than_the_bound_and_starve_nobody() -> None:
+def test_many_failing_shards_stay_within_the_bound_and_starve_no_other() -> None:
     failing = frozenset(f"s-{number:03}" for number in range(190))
     crowd = Crowd(200, MemoryBudget(50 * MIN_BYTES), failing)
     worker = crowd.run(120.0, least_wait_seconds=5.0, most_wait_seconds=60.0)
     assert len(worker.holdings) == 200
     assert crowd.done == {f"s-{number:03}": ["0", "1", "2"] for number in range(190, 200)}
-    assert crowd.most <= 50 * MIN_BYTES
-    assert min(crowd.handed[name] for name in failing) >= 2, "they are tried again, too"
+    assert crowd.max_used <= 50 * MIN_BYTES
+    assert min(crowd.dispatched[name] for name in failing) >= 2, "they are tried again, too"
     rows = {lease.key: lease.checkpoint for lease in worker.store.list().leases}
     assert {rows[name] for name in failing} == {TRIM_HORIZON}
     assert {rows[name] for name in crowd.done} == {Position("2")}

@@ -8,10 +8,10 @@ from functools import cache, partial
 import opentelemetry.metrics
 import pytest
 from attrs import evolve
-from metric_points import told
+from metric_points import exported_values
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from virtual_fleet import KCL, Driven, FaultyStore, four_shards, member, together
+from virtual_fleet import KCL, DrivenWorker, FaultyStore, four_shards, member, together
 from waiters import Clock
 
 from leasehold.adapters.consumer import metrics
@@ -32,30 +32,35 @@ from leasehold_lab.simulator.world.world import ListSource, ShardRecords, record
 SHARED = Config(lease_seconds=10.0, initial_position=TRIM_HORIZON)
 
 
-def measured(config: Config = SHARED) -> tuple[FaultyStore, Driven, InMemoryMetricReader, WorkerMetrics]:
+def measured(config: Config = SHARED) -> tuple[FaultyStore, DrivenWorker, InMemoryMetricReader, WorkerMetrics]:
     """A worker that has held four leases for a minute, and what it exports."""
     store, reader = FaultyStore(), InMemoryMetricReader()
-    ours = member(store, ListSource(four_shards()), Clock(), config=config)
-    ours.run(60)
-    return store, ours, reader, WorkerMetrics(ours.worker, MeterProvider([reader]).get_meter("test"))
+    driven = member(store, ListSource(four_shards()), Clock(), config=config)
+    driven.run(60)
+    return store, driven, reader, WorkerMetrics(driven.worker, MeterProvider([reader]).get_meter("test"))
 
 
-def test_the_table_the_stream_and_each_lease_are_told() -> None:
-    """Alarms detect a group that falls behind, or shards without an owner."""
+def test_table_stream_and_lease_metrics_are_exported() -> None:
     clock, store, source = Clock(), FaultyStore(), ListSource(four_shards())
     shard_log = source.shard_logs["s-0"] = ShardRecords(records(30), size=20)
     shard_log.records = [record._replace(data=bytes(7)) for record in shard_log.records]
     store.write(CreateLease(Lease("old", checkpoint=SHARD_END)))
     config = Config(rules=Minimal(max_leases=3), lease_seconds=10.0, initial_position=TRIM_HORIZON)
-    ours = member(store, source, clock, config=config)
+    driven = member(store, source, clock, config=config)
     reader = InMemoryMetricReader()
-    metrics = WorkerMetrics(ours.worker, MeterProvider([reader]).get_meter("test"))
-    assert told(reader) == {("worker_leases", "a-1"): 0, ("rows_remade", "a-1"): 0, ("contradictions", "a-1"): 0}
-    ours.run(60)
-    reading = handler_reader(ours.worker, ours.worker.holdings[0], Handling(lambda _batch: None, measure=metrics.read))
+    metrics = WorkerMetrics(driven.worker, MeterProvider([reader]).get_meter("test"))
+    assert exported_values(reader) == {
+        ("worker_leases", "a-1"): 0,
+        ("rows_remade", "a-1"): 0,
+        ("contradictions", "a-1"): 0,
+    }
+    driven.run(60)
+    reading = handler_reader(
+        driven.worker, driven.worker.holdings[0], Handling(lambda _batch: None, measure=metrics.read)
+    )
     for _ in range(3):
         clock.now = reading.step(clock.now)
-    assert told(reader) == {
+    assert exported_values(reader) == {
         ("total_leases", "a-1"): 4,
         ("total_shards", "a-1"): 4,
         ("unclaimed_leases", "a-1"): 1,
@@ -80,92 +85,90 @@ def test_the_table_the_stream_and_each_lease_are_told() -> None:
     }
 
 
-def test_the_application_is_as_far_behind_as_its_rows_say() -> None:
-    """The lag of the whole application can be used for scaling, although each worker knows only its own leases."""
-    store, ours, reader, metrics = measured()
-    for holding, behind in zip(ours.worker.holdings, (40.0, 0.0, 0.0, 0.0), strict=True):
-        holding.progress.read(Batch((), None, behind, 0.2), ours.clock.now)
+def test_application_lag_is_computed_from_all_rows() -> None:
+    """Each worker knows only its own leases, so the lag is computed from the rows."""
+    store, driven, reader, metrics = measured()
+    for holding, behind in zip(driven.worker.holdings, (40.0, 0.0, 0.0, 0.0), strict=True):
+        holding.progress.read(Batch((), None, behind, 0.2), driven.clock.now)
     note = Progress(time.time(), "b-1", behind=25.0, read=time.time()).note
     for key in ("s-1", "s-2"):
         store.rewrite(key, lambda lease: evolve(lease, owner="b-1", annotations=((NOTE, note),)))
-    for holding in ours.worker.holdings[1:3]:
+    for holding in driven.worker.holdings[1:3]:
         holding.drop("it is another's now")
-    ours.run(ours.turn_due - ours.clock.now)
-    values = told(reader)
+    driven.run(driven.turn_due - driven.clock.now)
+    values = exported_values(reader)
     # Rows keep times to the millisecond.
     assert (values["lag_max", "a-1"], values["lag_sum", "a-1"]) == pytest.approx((40.0, 90.0), abs=0.005)
     assert metrics is not None
 
 
-def test_a_hung_handler_of_the_worker_that_tells_is_told_too() -> None:
+def test_hung_handler_of_the_exporting_worker_is_exported() -> None:
     """A single worker, or a lookout that hangs, still reports that a lease is not read."""
-    _, ours, reader, metrics = measured()
-    for holding in ours.worker.holdings:
-        holding.progress.read(Batch((), None, 40.0, 0.2), ours.clock.now)
-        holding.progress.done(ours.clock.now)
-    ours.worker.holdings[0].progress.working(ours.clock.now)
-    assert told(reader)["group_status", "a-1"] == 0
-    ours.run(60)
-    for holding in ours.worker.holdings[1:]:
-        holding.progress.read(Batch((), None, 0.0, 0.2), ours.clock.now)
-        holding.progress.done(ours.clock.now)
-    ours.run(ours.turn_due - ours.clock.now)
-    values = told(reader)
+    _, driven, reader, metrics = measured()
+    for holding in driven.worker.holdings:
+        holding.progress.read(Batch((), None, 40.0, 0.2), driven.clock.now)
+        holding.progress.done(driven.clock.now)
+    driven.worker.holdings[0].progress.working(driven.clock.now)
+    assert exported_values(reader)["group_status", "a-1"] == 0
+    driven.run(60)
+    for holding in driven.worker.holdings[1:]:
+        holding.progress.read(Batch((), None, 0.0, 0.2), driven.clock.now)
+        holding.progress.done(driven.clock.now)
+    driven.run(driven.turn_due - driven.clock.now)
+    values = exported_values(reader)
     assert (values["group_status", "a-1"], 100 <= values["lag_max", "a-1"] < 120) == (6, True)
     assert [values["lease_status", f"s-{number}"] for number in range(4)] == [6, 0, 0, 0]
     assert metrics is not None
 
 
-def test_a_lease_that_came_from_another_worker_is_counted_once() -> None:
-    """A lease that passes from worker to worker can be told from one that stays."""
+def test_lease_that_changes_owner_is_counted_once() -> None:
     clock, store = Clock(), FaultyStore()
-    ours = member(store, ListSource(four_shards()), clock, config=SHARED)
-    ours.run(1)
+    driven = member(store, ListSource(four_shards()), clock, config=SHARED)
+    driven.run(1)
     note = Progress(time.time(), "b-1").note
-    ours.worker.holdings[0].drop("it is another's now")
+    driven.worker.holdings[0].drop("it is another's now")
     store.rewrite("s-0", lambda lease: evolve(lease, owner=None, annotations=((NOTE, note),)))
-    ours.run(60)
+    driven.run(60)
     reader = InMemoryMetricReader()
-    metrics = WorkerMetrics(ours.worker, MeterProvider([reader]).get_meter("test"))
-    for holding in 2 * ours.worker.holdings:
+    metrics = WorkerMetrics(driven.worker, MeterProvider([reader]).get_meter("test"))
+    for holding in 2 * driven.worker.holdings:
         metrics.read(holding, Batch((), None, 0.0, 0.2))
-    values = told(reader)
+    values = exported_values(reader)
     assert {key: value for key, value in values.items() if key[0] == "owner_switches"} == {("owner_switches", "s-0"): 1}
 
 
-def test_an_old_reading_of_the_table_is_not_told() -> None:
-    """Most workers read the table seldom, and their old view would cause false alarms or hide real ones."""
-    _, ours, reader, metrics = measured()
-    assert ("total_leases", "a-1") in told(reader)
-    ours.clock.now += 41
-    names = {name for name, _ in told(reader)}
+def test_outdated_table_reading_is_not_exported() -> None:
+    """Most workers read the table seldom, so their view of it may be outdated."""
+    _, driven, reader, metrics = measured()
+    assert ("total_leases", "a-1") in exported_values(reader)
+    driven.clock.now += 41
+    names = {name for name, _ in exported_values(reader)}
     own = {"lease_status", "millis_behind_latest", "lease_lag_is_lower_bound"}
     assert names == own | {"total_shards", "contradictions", "worker_leases", "rows_remade"}
     assert metrics is not None
 
 
-def test_a_lease_no_longer_held_is_told_by_its_new_owner() -> None:
-    """The former owner does not go on exporting the lag of a lease that moved."""
-    _, ours, reader, metrics = measured(KCL)
-    for holding in ours.worker.holdings[:2]:
-        holding.progress.read(Batch((), None, 1.5, 0.2, size=10), ours.clock.now)
+def test_moved_lease_is_exported_by_its_new_owner() -> None:
+    _, driven, reader, metrics = measured(KCL)
+    for holding in driven.worker.holdings[:2]:
+        holding.progress.read(Batch((), None, 1.5, 0.2, size=10), driven.clock.now)
         holding.progress.read(
-            Batch((), None, None, 0.2, fault="throttled"), ours.clock.now
+            Batch((), None, None, 0.2, fault="throttled"), driven.clock.now
         )  # without the distance to the tip
-    ours.worker.holdings[0].drop("stolen")
-    values = told(reader)
+    driven.worker.holdings[0].drop("stolen")
+    values = exported_values(reader)
     behind = {key: value for (name, key), value in values.items() if name == "millis_behind_latest"}
     assert behind == {"s-1": 1500, "s-2": 59_000, "s-3": 59_000}, "two leases were never read"
     bounds = {key: value for (name, key), value in values.items() if name == "lease_lag_is_lower_bound"}
     assert bounds == {"s-1": 0, "s-2": 1, "s-3": 1}
-    ours.clock.now += 60
-    values = told(reader)
+    driven.clock.now += 60
+    values = exported_values(reader)
     assert values["millis_behind_latest", "s-1"] == 61500, "what nobody has read for a minute may be a minute old"
     assert values["lease_lag_is_lower_bound", "s-1"] == 1
     assert metrics is not None
 
 
-def test_without_opentelemetry_a_worker_runs_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_runs_without_opentelemetry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "leasehold.adapters.consumer.metrics", None)
     handling = Handling(lambda _batch: None)
     runner = Runner(Worker(store=FaultyStore(), source=ListSource(four_shards()), me="a-1"), handling)
@@ -173,7 +176,7 @@ def test_without_opentelemetry_a_worker_runs_all_the_same(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("name", "environment", "says"),
+    ("name", "environment", "message"),
     [
         (
             "koala",
@@ -187,18 +190,16 @@ def test_without_opentelemetry_a_worker_runs_all_the_same(monkeypatch: pytest.Mo
         ),
     ],
 )
-def test_an_unknown_exporter_is_named(
-    monkeypatch: pytest.MonkeyPatch, name: str | None, environment: str | None, says: str
+def test_unknown_exporter_is_named(
+    monkeypatch: pytest.MonkeyPatch, name: str | None, environment: str | None, message: str
 ) -> None:
-    """A typing error must not leave a group without alarms."""
     if environment:
         monkeypatch.setenv("OTEL_METRICS_EXPORTER", environment)
-    with pytest.raises(ValueError, match=says), exporting(name):
+    with pytest.raises(ValueError, match=message), exporting(name):
         pass
 
 
-def test_the_numbers_gathered_are_exported_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
-    """A worker's last seconds are exported, and standard output contains events alone."""
+def test_metrics_are_exported_when_a_worker_ends(capsys: pytest.CaptureFixture[str]) -> None:
     with exporting("console") as meter:
         assert meter is not None
         meter.create_counter("records").add(3)
@@ -206,19 +207,15 @@ def test_the_numbers_gathered_are_exported_at_the_end(capsys: pytest.CaptureFixt
     assert (printed.out, '"name": "records"' in printed.err) == ("", True)
 
 
-def test_no_exporter_means_the_programs_own_provider(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program that exports by itself keeps its metrics."""
+def test_no_exporter_leaves_the_programs_provider_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OTEL_METRICS_EXPORTER", raising=False)
     with exporting(None) as meter:
         assert meter is None
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["provider first", "workers first"])
-def test_two_workers_of_one_program_are_both_told(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """OpenTelemetry keeps only the first gauge of a name, so all workers of a program share one meter.
-
-    Before the program has set its provider, OpenTelemetry returns a new meter at each call and keeps them all.
-    """
+def test_two_workers_of_one_program_are_both_exported(late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenTelemetry keeps only the first gauge of a name, so all workers of a program share one meter."""
     program = opentelemetry.metrics._internal._ProxyMeterProvider()  # noqa: SLF001  one that no other test has set
     monkeypatch.setattr("opentelemetry.metrics._internal._PROXY_METER_PROVIDER", program)
     monkeypatch.setattr(metrics, "_own_meter", cache(metrics._own_meter.__wrapped__))  # noqa: SLF001

@@ -1,4 +1,4 @@
-"""User callables may raise anything: a batch fails or a worker ends in good order, and no lease is held unread."""
+"""User callables may raise anything: a batch fails or a worker ends cleanly, and no lease is held unread."""
 
 import os
 import subprocess
@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from children import child
-from handler_threads import Seen, joined
+from handler_threads import ProcessedRecords, joined
 from odd_values import SHOWN_BY, unsayable
-from reading_bench import ReaderHarness, data
+from reader_harness import ReaderHarness, data
 from running import run_to_its_end, running
 from virtual_fleet import FaultyStore, stream_of_five
 from waiters import WAIT
@@ -36,31 +36,29 @@ class Odd(BaseException):
 def raising(error: BaseException) -> Callable[..., None]:
     """Return a callable that raises this for any arguments."""
 
-    def raises(*_given: object) -> None:
+    def raises(*_args: object) -> None:
         raise error
 
     return raises
 
 
 @pytest.mark.parametrize("error", [CancelledError(), GeneratorExit(), Odd("odd")], ids=repr)
-def test_every_exception_of_a_handler_fails_its_batch(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
-    """The shard is not stuck silently, and does not hold up the drain."""
-    harness = ReaderHarness(does=raising(error))
+def test_any_handler_exception_fails_the_batch(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
+    harness = ReaderHarness(on_batch=raising(error))
     harness.until_over(harness.reading(attempts=2))
     row = harness.store.row("s-0")
-    assert (harness.handed, harness.happened) == ([data(5)] * 2, ["initialize", "stopped"])
+    assert (harness.dispatched, harness.happenings) == ([data(5)] * 2, ["initialize", "stopped"])
     assert (row.owner, row.checkpoint) == (None, TRIM_HORIZON)
     assert f"its handler failed on records 100 to 104, attempt 2 of 2: it raised {said(error)}" in caplog.text
 
 
 @pytest.mark.parametrize("base", [Exception, BaseException])
 @pytest.mark.parametrize("by", SHOWN_BY)
-def test_an_exception_that_cannot_be_shown_is_tried_again_and_buried(
+def test_exception_that_cannot_be_shown_is_retried_and_dead_lettered(
     by: str, base: type[BaseException], tmp_path: Path
 ) -> None:
-    """The thread that reports such a fault survives, so its shard is still read."""
     letters = dead_letters(f"file://{tmp_path}")
-    harness = ReaderHarness(does=raising(unsayable(by, base)))
+    harness = ReaderHarness(on_batch=raising(unsayable(by, base)))
     harness.steps(harness.reading(attempts=2, dead_letter=letters), 40)
     assert harness.store.row("s-0").checkpoint == Position("104")
     assert len(list(tmp_path.glob("*.json"))) == 5
@@ -68,36 +66,34 @@ def test_an_exception_that_cannot_be_shown_is_tried_again_and_buried(
 
 @pytest.mark.parametrize("by", SHOWN_BY)
 @pytest.mark.parametrize("whose", ["observer", "measure", "dead_letter"])
-def test_an_observer_may_raise_an_exception_that_cannot_be_shown(by: str, whose: str) -> None:
+def test_observer_may_raise_an_exception_that_cannot_be_shown(by: str, whose: str) -> None:
     """An observer or a measure that raises it changes nothing, and a dead letter that raises it stops its shard."""
     stops = whose == "dead_letter"
-    harness = ReaderHarness(does=raising(ValueError("poison")) if stops else lambda _delivery: None)
+    harness = ReaderHarness(on_batch=raising(ValueError("poison")) if stops else lambda _delivery: None)
     policy: dict[str, Any] = {whose: raising(unsayable(by))}
     harness.steps(harness.reading(attempts=1, **policy), 20 if stops else 4)
     row = harness.store.row("s-0")
     assert (row.owner, row.checkpoint) == ((None, TRIM_HORIZON) if stops else ("a-1", Position("104")))
 
 
-def test_a_dead_letter_is_given_an_exception_whatever_was_raised() -> None:
-    """A dead letter written for exceptions gets nothing else."""
+def test_dead_letter_always_gets_an_exception() -> None:
     letters: list[Exception] = []
-    harness = ReaderHarness(ShardRecords(records(1)), does=raising(CancelledError()))
+    harness = ReaderHarness(ShardRecords(records(1)), on_batch=raising(CancelledError()))
     harness.steps(harness.reading(attempts=1, dead_letter=lambda _delivery, error: letters.append(error)), 3)
     assert [(type(error), type(error.__cause__)) for error in letters] == [(Unhandled, CancelledError)]
     assert harness.store.row("s-0").checkpoint == Position("100")
 
 
 @pytest.mark.parametrize("error", [CancelledError(), Odd(), OSError("disk full")], ids=repr)
-def test_every_exception_of_a_dead_letter_stops_the_shard(error: BaseException) -> None:
-    """The shard is not stuck silently, and does not hold up the drain."""
-    harness = ReaderHarness(does=raising(OSError()))
+def test_any_dead_letter_exception_stops_the_shard(error: BaseException) -> None:
+    harness = ReaderHarness(on_batch=raising(OSError()))
     harness.until_over(harness.reading(attempts=1, dead_letter=raising(error)))
-    assert (harness.happened, harness.store.row("s-0").checkpoint) == (["initialize", "stopped"], TRIM_HORIZON)
+    assert (harness.happenings, harness.store.row("s-0").checkpoint) == (["initialize", "stopped"], TRIM_HORIZON)
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()], ids=repr)
 @pytest.mark.parametrize("where", ["handler", "dead_letter", "observer", "measure"])
-def test_a_callable_that_asks_for_the_end_gets_it_in_good_order(
+def test_callable_that_asks_the_process_to_end_stops_the_worker_cleanly(
     where: str, error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     store, letters = FaultyStore(), list[Delivery]()
@@ -117,16 +113,16 @@ def test_a_callable_that_asks_for_the_end_gets_it_in_good_order(
     assert len(messages) == 1
 
 
-def test_an_observer_that_raises_breaks_neither_reading_nor_leaving(caplog: pytest.LogCaptureFixture) -> None:
-    store, seen, happenings = FaultyStore(), Seen(20), list[Happening]()
+def test_observer_that_raises_disturbs_neither_reading_nor_leaving(caplog: pytest.LogCaptureFixture) -> None:
+    store, processed, happenings = FaultyStore(), ProcessedRecords(20), list[Happening]()
 
     def observe(happening: Happening, _holding: Holding) -> None:
         happenings.append(happening)
         raise OSError("nobody listens")
 
-    with running(Runner(joined(store, stream_of_five()), Handling(seen.add, observer=observe))):
-        assert seen.all.wait(WAIT)
-    assert (sorted(happenings), seen.by_shard) == (
+    with running(Runner(joined(store, stream_of_five()), Handling(processed.add, observer=observe))):
+        assert processed.all.wait(WAIT)
+    assert (sorted(happenings), processed.by_shard) == (
         ["initialize"] * 4 + ["stopped"] * 4,
         {f"s-{n}": data(5) for n in range(4)},
     )
@@ -134,35 +130,31 @@ def test_an_observer_that_raises_breaks_neither_reading_nor_leaving(caplog: pyte
     assert caplog.text.count("the observer failed; this is said once") == 1
 
 
-def test_a_measure_that_raises_skips_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """The batch that was read is not dropped, and no checkpoint passes it."""
-
+def test_failing_measure_skips_no_record(caplog: pytest.LogCaptureFixture) -> None:
     def measure(_holding: Holding, _batch: Batch) -> None:
         raise MemoryError("no room to count")
 
     harness = ReaderHarness(ShardRecords(records(4), size=2))
     harness.steps(harness.reading(measure=measure), 4)
-    assert (harness.handed, harness.store.row("s-0").checkpoint) == ([data(2), data(2, 2)], Position("103"))
+    assert (harness.dispatched, harness.store.row("s-0").checkpoint) == ([data(2), data(2, 2)], Position("103"))
     assert caplog.text.count("the measure failed; this is said once") == 1
 
 
-def test_an_observer_that_would_have_to_be_awaited_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    """An async observer never runs, and the log says so."""
-
+def test_async_observer_is_ignored_with_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
     async def observe(_happening: Happening, _holding: Holding) -> None:
         """Never runs."""
 
     harness = ReaderHarness()
     harness.steps(harness.reading(observer=observe), 2)
-    assert harness.handed == [data(5)]
+    assert harness.dispatched == [data(5)]
     assert "the observer failed; this is said once, and reading goes on: it returned a value (coroutine)" in caplog.text
 
 
-def test_events_that_nobody_reads_any_more_end_the_worker_in_good_order() -> None:
-    """After `--events | head` the worker does not keep taking and dropping leases."""
+def test_closed_event_pipe_ends_the_worker_cleanly() -> None:
+    """`--events | head` stops the worker."""
     store = FaultyStore()
-    nobody, end = os.pipe()
-    os.close(nobody)
+    read_end, end = os.pipe()
+    os.close(read_end)
     with os.fdopen(end, "w", encoding="utf-8") as out, pytest.raises(SystemExit) as ended:
         run_to_its_end(Runner(joined(store, stream_of_five()), EventLines("a-1", out).handling))
     assert ended.value.code == 141
@@ -180,12 +172,12 @@ consume.app()
 """
 
 
-def test_a_command_whose_output_is_cut_off_ends_as_a_tool_in_a_pipe_does() -> None:
+def test_command_with_a_closed_output_pipe_ends_quietly() -> None:
     """Python flushes its output at exit, and must not add a traceback there."""
     command = [sys.executable, "-c", CONSUME, "kinesis://a-stream", "--store", "memory://cut", "--events"]
-    more = ["--initial-position", "TRIM_HORIZON"]
+    options = ["--initial-position", "TRIM_HORIZON"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with child([*command, *more], **pipes, cwd=Path(__file__).parents[2]) as process:
+    with child([*command, *options], **pipes, cwd=Path(__file__).parents[2]) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         assert '"event": ' in process.stdout.readline()
@@ -197,7 +189,7 @@ def test_a_command_whose_output_is_cut_off_ends_as_a_tool_in_a_pipe_does() -> No
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("def handle(batch:\n    pass\n", "'mine:handle': {file}, line 1: '(' was never closed"),
         (
@@ -208,21 +200,21 @@ def test_a_command_whose_output_is_cut_off_ends_as_a_tool_in_a_pipe_does() -> No
         ("import os\nos.environ['NO_SUCH']\n", "'mine:handle': {file}, line 2: KeyError: 'NO_SUCH'"),
     ],
 )
-def test_a_handlers_file_that_cannot_be_imported_is_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, says: str
+def test_handler_file_that_cannot_be_imported_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
 ) -> None:
-    """A missing bracket does not print a stack, most of which would be ours."""
     (tmp_path / "mine.py").write_text(text)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", list(sys.path))
     monkeypatch.delitem(sys.modules, "mine", raising=False)
     with pytest.raises(ValueError, match="mine:handle") as caught:
         load("mine:handle")
-    assert str(caught.value).startswith(says.format(file=tmp_path / "mine.py"))
+    assert str(caught.value).startswith(message.format(file=tmp_path / "mine.py"))
 
 
-def test_a_file_beside_the_user_does_not_stand_for_a_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stray `graphlib.py` in the working folder is not what the worker itself imports."""
+def test_file_in_the_working_directory_does_not_shadow_a_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "graphlib.py").write_text("TopologicalSorter = None\n")
     (tmp_path / "beside.py").write_text("import graphlib\n\n\ndef handle(batch):\n    return graphlib.__file__\n")
     monkeypatch.chdir(tmp_path)

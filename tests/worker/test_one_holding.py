@@ -1,8 +1,8 @@
-"""One held lease, write by write: what each stores, what a refusal means, and why the holding ended."""
+"""One held lease, write by write: what each write stores, what a rejection means, and why the holding ended."""
 
 import pytest
 from attrs import evolve
-from held_leases import Held
+from held_leases import HeldLease
 
 from leasehold.balancer.lineage import EPOCHS_UNSEEN
 from leasehold.balancer.model import LATEST, SHARD_END, Position, Version
@@ -26,9 +26,9 @@ from leasehold.stores.writes import (
 SIGNED = (("process", "p-1/ann"),)
 
 
-def test_a_new_holding_is_ours_from_when_its_claim_began() -> None:
-    one = Held()
-    holding = one.holding
+def test_new_holding_is_ours_from_the_start_of_its_claim() -> None:
+    held = HeldLease()
+    holding = held.holding
     assert (holding.key, holding.worker, holding.epoch, holding.fence) == ("s-0", "ann", 1, 1)
     assert (holding.confirmed, holding.renewed, holding.given, holding.duplicate_process) == (
         1000.0,
@@ -36,87 +36,85 @@ def test_a_new_holding_is_ours_from_when_its_claim_began() -> None:
         None,
         False,
     )
-    assert (one.end, holding.releasing, holding.expired, holding.lease) == ((False, ""), False, False, one.row)
+    assert (held.end, holding.releasing, holding.expired, holding.lease) == ((False, ""), False, False, held.row)
 
 
-def test_a_lease_is_expired_when_more_than_its_seconds_have_passed_and_not_before() -> None:
-    """Other workers may claim it only after that, so until then only its owner reads, and afterwards only they do."""
-    one = Held()
-    one.clock.now = 1010.0
-    assert not one.holding.expired
-    one.clock.now = 1010.5
-    assert one.holding.expired
+def test_lease_expires_only_after_its_lease_seconds_have_passed() -> None:
+    """Until then only its owner may read. Afterwards other workers may claim it."""
+    held = HeldLease()
+    held.clock.now = 1010.0
+    assert not held.holding.expired
+    held.clock.now = 1010.5
+    assert held.holding.expired
 
 
-def test_a_renewal_carries_the_measure_the_callers_notes_and_what_the_row_lacks() -> None:
+def test_renewal_writes_the_measure_and_annotations_that_the_row_lacks() -> None:
     """Rules that weigh leases need a current measure, and a row taken back needs its process again."""
-    one = Held()
-    one.clock.now, seen = 1003.0, one.row
-    assert one.holding.renew((("b", "2"),))
-    assert one.store.asked == [RenewLease(seen, (("b", "2"),))]
-    assert (one.holding.renewed, one.holding.confirmed) == (1003.0, 1003.0)
-    one.store.rewrite("s-0", lambda row: evolve(row, annotations=()))
-    one.holding.note_next_owner(one.row)
-    assert one.holding.annotate("c", "3")
-    assert one.holding.renew((("b", "2"),))
-    assert one.row.annotations == (("b", "2"), ("c", "3"), *SIGNED)
+    held = HeldLease()
+    held.clock.now, row_before = 1003.0, held.row
+    assert held.holding.renew((("b", "2"),))
+    assert held.store.write_requests == [RenewLease(row_before, (("b", "2"),))]
+    assert (held.holding.renewed, held.holding.confirmed) == (1003.0, 1003.0)
+    held.store.rewrite("s-0", lambda row: evolve(row, annotations=()))
+    held.holding.note_next_owner(held.row)
+    assert held.holding.annotate("c", "3")
+    assert held.holding.renew((("b", "2"),))
+    assert held.row.annotations == (("b", "2"), ("c", "3"), *SIGNED)
 
 
-def test_an_epoch_is_that_of_the_claim_while_renewals_count_on() -> None:
-    """A handler does not see a new owner at every renewal."""
-    one = Held()
-    assert one.holding.renew()
-    assert (one.holding.lease.epoch, one.holding.claimed.epoch, one.holding.epoch) == (2, 1, 1)
-    assert one.holding.claimed == evolve(one.row, epoch=1)
+def test_epoch_stays_that_of_the_claim_during_renewals() -> None:
+    held = HeldLease()
+    assert held.holding.renew()
+    assert (held.holding.lease.epoch, held.holding.claimed.epoch, held.holding.epoch) == (2, 1, 1)
+    assert held.holding.claimed == evolve(held.row, epoch=1)
 
 
-def test_a_checkpoint_stores_position_measure_and_children() -> None:
+def test_checkpoint_stores_position_measure_and_children() -> None:
     """A restart begins there, and a table shared with the KCL contains the children of a shard."""
-    one = Held()
-    assert one.holding.checkpoint(Position("5"))
-    assert one.holding.checkpoint(SHARD_END, children=("s-1", "s-2"))
-    first, last = one.store.asked
+    held = HeldLease()
+    assert held.holding.checkpoint(Position("5"))
+    assert held.holding.checkpoint(SHARD_END, children=("s-1", "s-2"))
+    first, last = held.store.write_requests
     assert isinstance(first, CheckpointLease)
     assert (first.position, first.lease.weight, first.children, first.keep_owner) == (Position("5"), 100, (), False)
     assert isinstance(last, CheckpointLease)
     assert (last.position, last.children, last.keep_owner) == (SHARD_END, ("s-1", "s-2"), False)
-    assert (one.end, one.row.owner) == ((True, "ended"), None)
+    assert (held.end, held.row.owner) == ((True, "ended"), None)
 
 
-def test_the_end_of_a_shard_whose_owner_stays_ends_no_holding() -> None:
-    """With the `kcl` rules a finished lease stays with its owner, and is not claimed and lost in turn."""
-    one = Held()
-    assert one.holding.checkpoint(SHARD_END, keep_owner=True)
-    assert (one.end, one.row.owner, one.row.ended) == ((False, ""), "ann", True)
+def test_shard_end_with_the_owner_kept_does_not_end_the_holding() -> None:
+    """With the `kcl` rules a finished lease stays with its owner."""
+    held = HeldLease()
+    assert held.holding.checkpoint(SHARD_END, keep_owner=True)
+    assert (held.end, held.row.owner, held.row.ended) == ((False, ""), "ann", True)
 
 
-def test_an_expired_lease_is_renewed_before_its_checkpoint_and_a_fresh_one_is_not() -> None:
+def test_only_an_expired_lease_is_renewed_before_its_checkpoint() -> None:
     """Not every store checks the owner of a checkpoint, but renewing before each one would double the writes."""
-    one = Held()
-    assert one.holding.checkpoint(Position("5"))
-    one.clock.now = 1011.0
-    assert one.holding.checkpoint(Position("6"))
-    assert [type(write) for write in one.store.asked] == [CheckpointLease, RenewLease, CheckpointLease]
+    held = HeldLease()
+    assert held.holding.checkpoint(Position("5"))
+    held.clock.now = 1011.0
+    assert held.holding.checkpoint(Position("6"))
+    assert [type(write) for write in held.store.write_requests] == [CheckpointLease, RenewLease, CheckpointLease]
 
 
-def test_a_late_checkpoint_moves_forward_and_says_whether_it_did() -> None:
-    """What was processed before a steal is not repeated, and the caller knows whether the checkpoint was stored."""
-    one = Held()
-    one.store.write(StealLease(one.row, "bob"))
-    assert one.holding.checkpoint_late(Position("5")) is True
-    assert one.holding.checkpoint_late(Position("4")) is False
-    assert (one.row.checkpoint, one.row.owner) == (Position("5"), "bob")
+def test_late_checkpoint_moves_forward_and_returns_whether_it_did() -> None:
+    held = HeldLease()
+    held.store.write(StealLease(held.row, "bob"))
+    assert held.holding.checkpoint_late(Position("5")) is True
+    assert held.holding.checkpoint_late(Position("4")) is False
+    assert (held.row.checkpoint, held.row.owner) == (Position("5"), "bob")
 
 
-def test_a_request_seen_in_a_listing_counts_unless_we_wrote_since() -> None:
-    """A next owner that withdrew its request is not given the lease, and a KCL 3.x move is not taken for ours."""
-    one = Held()
-    old = one.row
-    assert one.holding.renew()
-    one.holding.note_next_owner(evolve(old, next_owner="bob"))
-    assert not one.holding.releasing
-    one.holding.note_next_owner(evolve(one.row, next_owner="bob", leaving=True))
-    assert (one.holding.lease.next_owner, one.holding.lease.leaving, one.holding.releasing) == ("bob", True, True)
+def test_listed_request_counts_unless_we_wrote_since() -> None:
+    """Our own later write shows whether the request still stands."""
+    held = HeldLease()
+    old = held.row
+    assert held.holding.renew()
+    held.holding.note_next_owner(evolve(old, next_owner="bob"))
+    assert not held.holding.releasing
+    held.holding.note_next_owner(evolve(held.row, next_owner="bob", leaving=True))
+    assert (held.holding.lease.next_owner, held.holding.lease.leaving, held.holding.releasing) == ("bob", True, True)
 
 
 @pytest.mark.parametrize(
@@ -129,224 +127,211 @@ def test_a_request_seen_in_a_listing_counts_unless_we_wrote_since() -> None:
         pytest.param(None, True, False, False, id="not asked"),
     ],
 )
-def test_an_owner_parts_from_what_another_asked_for(
+def test_holding_is_released_only_on_request(
     next_owner: str | None, *, yields: bool, leaving: bool, releasing: bool
 ) -> None:
-    """A next owner that waits for the release need not steal, and nothing is released if there is none."""
-    one = Held()
-    one.store.rewrite("s-0", lambda row: evolve(row, next_owner=next_owner, yields=yields, leaving=leaving))
-    assert one.holding.annotate("a", "1")
-    assert one.holding.releasing is releasing
+    """An owner releases a lease only for a next owner that waits for it."""
+    held = HeldLease()
+    held.store.rewrite("s-0", lambda row: evolve(row, next_owner=next_owner, yields=yields, leaving=leaving))
+    assert held.holding.annotate("a", "1")
+    assert held.holding.releasing is releasing
 
 
-def test_a_lease_is_given_to_its_heir_with_the_position_in_the_same_write() -> None:
-    """The next owner begins where the giver stopped, and one write takes half as long as two."""
-    one = Held()
-    one.store.write(RequestLease(one.row, "bob"))
-    assert one.holding.renew()
-    one.store.asked.clear()
-    assert one.holding.release(Position("7")) is True
-    assert [type(write) for write in one.store.asked] == [GiveLease]
-    assert (one.row.owner, one.row.checkpoint) == ("bob", Position("7"))
-    assert (one.end, one.holding.given) == ((True, "given to bob"), one.row)
+def test_handoff_stores_the_position_in_the_same_write() -> None:
+    held = HeldLease()
+    held.store.write(RequestLease(held.row, "bob"))
+    assert held.holding.renew()
+    held.store.write_requests.clear()
+    assert held.holding.release(Position("7")) is True
+    assert [type(write) for write in held.store.write_requests] == [GiveLease]
+    assert (held.row.owner, held.row.checkpoint) == ("bob", Position("7"))
+    assert (held.end, held.holding.given) == ((True, "given to bob"), held.row)
 
 
-def test_a_gift_never_moves_the_checkpoint_back() -> None:
-    """The next owner does not begin before what is already stored."""
-    one = Held()
-    assert one.holding.checkpoint(Position("9"))
-    one.store.write(RequestLease(one.row, "bob"))
-    assert one.holding.renew()
-    assert one.holding.release(Position("7"))
-    assert one.row.checkpoint == Position("9")
+def test_handoff_never_moves_the_checkpoint_back() -> None:
+    held = HeldLease()
+    assert held.holding.checkpoint(Position("9"))
+    held.store.write(RequestLease(held.row, "bob"))
+    assert held.holding.renew()
+    assert held.holding.release(Position("7"))
+    assert held.row.checkpoint == Position("9")
 
 
-def test_a_lease_that_a_kcl_3_leader_moves_is_not_taken_back() -> None:
-    """Its next owner polls seldom and needs longer than a gift waits."""
-    one = Held()
-    one.store.rewrite("s-0", lambda row: evolve(row, next_owner="bob", yields=False, leaving=True))
-    assert one.holding.annotate("a", "1")
-    assert one.holding.release(Position("7"))
-    assert (one.holding.given, one.end, one.row.owner) == (None, (True, "given to bob"), "bob")
+def test_lease_moved_by_a_kcl3_leader_is_not_taken_back() -> None:
+    """Its next owner polls seldom and needs longer than a hand-off waits."""
+    held = HeldLease()
+    held.store.rewrite("s-0", lambda row: evolve(row, next_owner="bob", yields=False, leaving=True))
+    assert held.holding.annotate("a", "1")
+    assert held.holding.release(Position("7"))
+    assert (held.holding.given, held.end, held.row.owner) == (None, (True, "given to bob"), "bob")
 
 
-def test_a_lease_that_nobody_asked_for_is_checkpointed_and_released() -> None:
-    """The next owner does not repeat what was processed last."""
-    one = Held()
-    one.holding.ask_release()
-    assert one.holding.releasing
-    assert one.holding.release(Position("7")) is True
-    assert [type(write) for write in one.store.asked] == [CheckpointLease, ReleaseLease]
-    assert (one.row.owner, one.row.checkpoint, one.row.next_owner) == (None, Position("7"), None)
-    assert (one.end, one.holding.given) == ((True, "released"), None)
+def test_unrequested_lease_is_checkpointed_and_released() -> None:
+    held = HeldLease()
+    held.holding.ask_release()
+    assert held.holding.releasing
+    assert held.holding.release(Position("7")) is True
+    assert [type(write) for write in held.store.write_requests] == [CheckpointLease, ReleaseLease]
+    assert (held.row.owner, held.row.checkpoint, held.row.next_owner) == (None, Position("7"), None)
+    assert (held.end, held.holding.given) == ((True, "released"), None)
 
 
-def test_a_lease_may_be_released_to_a_stranger() -> None:
+def test_lease_may_be_released_to_any_named_worker() -> None:
     """A KCL 3.x worker gets the lease that its leader assigns to it (M14)."""
-    one = Held()
-    one.holding.ask_release("java-1")
-    assert one.holding.release()
-    assert (one.row.owner, one.end, one.holding.given) == ("java-1", (True, "given to java-1"), None)
+    held = HeldLease()
+    held.holding.ask_release("java-1")
+    assert held.holding.release()
+    assert (held.row.owner, held.end, held.holding.given) == ("java-1", (True, "given to java-1"), None)
 
 
-def test_a_holding_that_is_not_to_part_keeps_its_lease() -> None:
-    """A drain that came too early does not release a lease that is being read."""
-    one = Held()
-    assert one.holding.release(Position("7")) is False
-    assert (one.end, one.row.owner, one.row.checkpoint) == ((False, ""), "ann", Position("7"))
+def test_holding_without_a_release_request_keeps_its_lease() -> None:
+    held = HeldLease()
+    assert held.holding.release(Position("7")) is False
+    assert (held.end, held.row.owner, held.row.checkpoint) == ((False, ""), "ann", Position("7"))
 
 
-def test_a_gift_refused_because_the_heir_took_its_request_back_leaves_the_lease_ours() -> None:
-    """A lease is not left unread because it was given to a worker that no longer wants it."""
-    one = Held()
-    one.store.write(RequestLease(one.row, "bob"))
-    assert one.holding.renew()
-    seen = one.row
+def test_handoff_rejected_after_a_withdrawn_request_keeps_the_lease() -> None:
+    held = HeldLease()
+    held.store.write(RequestLease(held.row, "bob"))
+    assert held.holding.renew()
+    row_before = held.row
 
     def bob_changes_his_mind() -> None:
-        one.store.passes = lambda: None
-        one.store.write(WithdrawRequest(seen, "bob"))
+        held.store.passes = lambda: None
+        held.store.write(WithdrawRequest(row_before, "bob"))
 
-    one.store.passes = bob_changes_his_mind
-    assert one.holding.release(Position("7")) is False
-    assert (one.end, one.row.owner, one.holding.lease) == ((False, ""), "ann", one.row)
-    assert not one.holding.releasing
-
-
-def test_a_thief_is_named() -> None:
-    """The name helps to find the reason for duplicates."""
-    one = Held()
-    one.store.write(StealLease(one.row, "bob"))
-    assert one.holding.renew() is False
-    assert (one.end, one.holding.given, one.holding.duplicate_process) == ((True, "now owned by bob"), None, False)
+    held.store.passes = bob_changes_his_mind
+    assert held.holding.release(Position("7")) is False
+    assert (held.end, held.row.owner, held.holding.lease) == ((False, ""), "ann", held.row)
+    assert not held.holding.releasing
 
 
-def test_a_row_that_is_gone_is_made_anew_where_its_owner_was() -> None:
-    """Nothing is skipped or repeated, unlike at the initial position, where another worker would create it."""
-    one = Held()
-    assert one.holding.checkpoint(Position("40"))
-    before = one.holding.lease
-    one.store._table.rows.clear()  # noqa: SLF001  without any worker's knowledge
-    assert one.holding.checkpoint(Position("50"))
-    after = one.store.row("s-0")
+def test_new_owner_is_named_after_a_steal() -> None:
+    held = HeldLease()
+    held.store.write(StealLease(held.row, "bob"))
+    assert held.holding.renew() is False
+    assert (held.end, held.holding.given, held.holding.duplicate_process) == ((True, "now owned by bob"), None, False)
+
+
+def test_deleted_row_is_recreated_at_the_owners_position() -> None:
+    """The owner's position is exact. Another worker would recreate the row at the initial position."""
+    held = HeldLease()
+    assert held.holding.checkpoint(Position("40"))
+    before = held.holding.lease
+    held.store._table.rows.clear()  # noqa: SLF001  without any worker's knowledge
+    assert held.holding.checkpoint(Position("50"))
+    after = held.store.row("s-0")
     assert (after.owner, after.checkpoint, after.epoch) == ("ann", Position("50"), before.epoch + EPOCHS_UNSEEN + 2)
-    assert one.end == (False, "")
+    assert held.end == (False, "")
 
 
-def test_a_row_that_another_made_anew_is_taken_over_unless_it_is_further() -> None:
-    """A newcomer must not read from the initial position what the owner still has in hand."""
+def test_recreated_row_is_taken_over_unless_its_checkpoint_is_further() -> None:
+    """The row of a newcomer starts at the initial position, which the owner has already passed."""
     for owner in (None, "bob"):
-        one = Held()
+        held = HeldLease()
         for number in range(40, 50):
-            assert one.holding.checkpoint(Position(str(number)))
-        one.store._table.rows["s-0"] = counted(evolve(one.row, owner=owner, checkpoint=LATEST), 1)  # noqa: SLF001  likewise
-        assert one.holding.checkpoint(Position("50"))
-        after = one.store.row("s-0")
+            assert held.holding.checkpoint(Position(str(number)))
+        held.store._table.rows["s-0"] = counted(evolve(held.row, owner=owner, checkpoint=LATEST), 1)  # noqa: SLF001  likewise
+        assert held.holding.checkpoint(Position("50"))
+        after = held.store.row("s-0")
         assert (after.owner, after.checkpoint) == ("ann", Position("50"))
-    one.store.rewrite("s-0", lambda row: counted(evolve(row, owner="bob", checkpoint=Position("70")), 2))
-    assert one.holding.renew() is False
-    assert one.store.row("s-0").checkpoint == Position("70")
-    assert one.end == (True, "now owned by bob")
+    held.store.rewrite("s-0", lambda row: counted(evolve(row, owner="bob", checkpoint=Position("70")), 2))
+    assert held.holding.renew() is False
+    assert held.store.row("s-0").checkpoint == Position("70")
+    assert held.end == (True, "now owned by bob")
 
 
 @pytest.mark.parametrize("owner", [None, "bob"])
-def test_a_row_taken_over_is_moved_forward_signed_and_taken_from_its_present_owner(owner: str | None) -> None:
-    """A crash before the next checkpoint must not repeat everything, and a restart must know the lease as its own."""
-    one = Held()
+def test_row_taken_over_is_moved_forward_and_signed(owner: str | None) -> None:
+    """The checkpoint is stored at once, and the row names the process that holds the lease."""
+    held = HeldLease()
     for number in range(40, 50):
-        assert one.holding.checkpoint(Position(str(number)))
-    one.store._table.rows["s-0"] = counted(evolve(one.row, owner=owner, checkpoint=LATEST), 1)  # noqa: SLF001  likewise
-    one.store.asked.clear()
-    assert one.holding.renew()
-    _, late, taken, _ = one.store.asked
+        assert held.holding.checkpoint(Position(str(number)))
+    held.store._table.rows["s-0"] = counted(evolve(held.row, owner=owner, checkpoint=LATEST), 1)  # noqa: SLF001  likewise
+    held.store.write_requests.clear()
+    assert held.holding.renew()
+    _, late, taken, _ = held.store.write_requests
     assert (type(late), type(taken)) == (CheckpointLate, StealLease if owner else ClaimLease)
     assert isinstance(taken, StealLease | ClaimLease)
     assert ("process", "p-1/ann") in taken.annotations
-    assert (one.row.checkpoint, one.remade) == (Position("49"), [])
+    assert (held.row.checkpoint, held.remade) == (Position("49"), [])
 
 
-def test_the_fate_of_a_deleted_row_is_told() -> None:
-    """The log says that the table was emptied, and that records may be unread."""
-    one = Held()
-    assert one.holding.checkpoint(Position("40"))
-    one.store._table.rows.clear()  # noqa: SLF001  without any worker's knowledge
-    assert one.holding.renew()
-    one.store.rewrite("s-0", lambda row: counted(evolve(row, owner="bob", checkpoint=Position("70")), 2))
-    assert not one.holding.renew()
+def test_deleted_row_is_logged() -> None:
+    held = HeldLease()
+    assert held.holding.checkpoint(Position("40"))
+    held.store._table.rows.clear()  # noqa: SLF001  without any worker's knowledge
+    assert held.holding.renew()
+    held.store.rewrite("s-0", lambda row: counted(evolve(row, owner="bob", checkpoint=Position("70")), 2))
+    assert not held.holding.renew()
     further = "s-0, by another worker: records between 40, where this worker was, and 70, may be unread"
-    assert one.remade == ["s-0 at 40", further]
+    assert held.remade == ["s-0 at 40", further]
 
 
-def test_a_lease_that_expired_leaves_its_missing_row_to_the_worker() -> None:
-    """A row deleted while its owner slept may belong to a finished shard, so the owner does not recreate it."""
-    one = Held()
-    assert one.holding.checkpoint(Position("40"))
-    one.store._table.rows.clear()  # noqa: SLF001  without any worker's knowledge
-    one.clock.now += 60
-    assert one.holding.renew() is False
-    assert (one.end, one.store.list().leases, one.remade) == ((True, "its row is gone"), (), [])
+def test_expired_lease_leaves_its_missing_row_to_the_worker() -> None:
+    """A row deleted while its owner slept may belong to a finished shard."""
+    held = HeldLease()
+    assert held.holding.checkpoint(Position("40"))
+    held.store._table.rows.clear()  # noqa: SLF001  without any worker's knowledge
+    held.clock.now += 60
+    assert held.holding.renew() is False
+    assert (held.end, held.store.list().leases, held.remade) == ((True, "its row is gone"), (), [])
 
 
-def test_a_row_made_anew_goes_again_if_its_owner_slept_meanwhile() -> None:
-    """If the owner slept during the write, its lease counts as expired and the recreated row is deleted."""
-    one = Held()
-    assert one.holding.checkpoint(Position("40"))
-    one.store._table.rows.clear()  # noqa: SLF001  without any worker's knowledge
+def test_recreated_row_is_deleted_if_its_owner_slept_meanwhile() -> None:
+    held = HeldLease()
+    assert held.holding.checkpoint(Position("40"))
+    held.store._table.rows.clear()  # noqa: SLF001  without any worker's knowledge
 
     def sleep() -> None:
-        if isinstance(one.store.asked[-1], CreateLease):
-            one.clock.now += 60
+        if isinstance(held.store.write_requests[-1], CreateLease):
+            held.clock.now += 60
 
-    one.store.passes = sleep
-    assert one.holding.renew() is False
-    assert (one.end, one.store.list().leases, one.remade) == ((True, "its row is gone"), (), [])
-
-
-def test_the_row_of_a_finished_shard_is_not_made_anew() -> None:
-    """A parent must not be read again while its children are."""
-    one = Held()
-    assert one.holding.checkpoint(SHARD_END, keep_owner=True)
-    one.store._table.rows.clear()  # noqa: SLF001  without any worker's knowledge
-    assert one.holding.renew() is False
-    assert (one.end, one.store.list().leases) == ((True, "its row is gone"), ())
+    held.store.passes = sleep
+    assert held.holding.renew() is False
+    assert (held.end, held.store.list().leases, held.remade) == ((True, "its row is gone"), (), [])
 
 
-def test_an_end_that_another_wrote_is_an_end_and_no_theft() -> None:
-    """A shard that is done is not reported as stolen."""
-    one = Held()
-    one.store.rewrite("s-0", lambda row: evolve(row, owner=None, checkpoint=SHARD_END, version=Version("9")))
-    assert one.holding.checkpoint(SHARD_END) is True
-    assert one.end == (True, "ended")
-    other = Held()
+def test_row_of_a_finished_shard_is_not_recreated() -> None:
+    held = HeldLease()
+    assert held.holding.checkpoint(SHARD_END, keep_owner=True)
+    held.store._table.rows.clear()  # noqa: SLF001  without any worker's knowledge
+    assert held.holding.renew() is False
+    assert (held.end, held.store.list().leases) == ((True, "its row is gone"), ())
+
+
+def test_shard_end_written_by_another_is_not_a_steal() -> None:
+    held = HeldLease()
+    held.store.rewrite("s-0", lambda row: evolve(row, owner=None, checkpoint=SHARD_END, version=Version("9")))
+    assert held.holding.checkpoint(SHARD_END) is True
+    assert held.end == (True, "ended")
+    other = HeldLease()
     other.store.rewrite("s-0", lambda row: evolve(row, owner=None, version=Version("9")))
     assert other.holding.checkpoint(SHARD_END) is False
     assert other.end == (True, "now owned by None")
 
 
-def test_our_own_write_whose_answer_was_lost_is_written_again_on_top() -> None:
-    """A slow network does not look like a steal."""
-    one = Held()
-    one.store.lose_replies = 1
+def test_own_write_with_a_lost_reply_is_followed_by_another() -> None:
+    held = HeldLease()
+    held.store.lose_replies = 1
     with pytest.raises(OutcomeUnknown):
-        one.holding.renew()
-    assert one.holding.confirmed == 1000.0
-    one.clock.now = 1004.0
-    assert one.holding.renew() is True
-    assert (one.end, one.holding.confirmed, one.holding.lease) == ((False, ""), 1004.0, one.row)
+        held.holding.renew()
+    assert held.holding.confirmed == 1000.0
+    held.clock.now = 1004.0
+    assert held.holding.renew() is True
+    assert (held.end, held.holding.confirmed, held.holding.lease) == ((False, ""), 1004.0, held.row)
 
 
-def test_a_store_that_refuses_its_owner_three_times_is_not_asked_for_ever() -> None:
-    """The thread does not loop forever, and the contradiction is reported."""
-    one = Held()
-    one.store.refuses = (RenewLease,)
+def test_store_that_rejects_its_owner_three_times_is_not_retried() -> None:
+    held = HeldLease()
+    held.store.refuses = (RenewLease,)
     with pytest.raises(OutcomeUnknown, match="lease s-0: 3 writes were rejected although we own it"):
-        one.holding.renew()
-    assert (len(one.store.asked), one.end) == (3, (False, ""))
+        held.holding.renew()
+    assert (len(held.store.write_requests), held.end) == (3, (False, ""))
 
 
-def test_the_elder_of_two_processes_keeps_its_lease_and_signs_it_again() -> None:
-    """A restart next to a process that still runs does not lead to two readers of one lease."""
-    elder = Held()
+def test_elder_of_two_processes_keeps_and_signs_its_lease() -> None:
+    elder = HeldLease()
     elder.store.write(ClaimLease(elder.row, "ann", (("process", "p-2/ann"),)))
     elder.clock.now = 1004.0
     assert elder.holding.renew() is True
@@ -355,18 +340,16 @@ def test_the_elder_of_two_processes_keeps_its_lease_and_signs_it_again() -> None
     assert (elder.holding.lease, elder.holding.confirmed) == (elder.row, 1004.0)
 
 
-def test_the_younger_of_two_processes_gives_up_when_the_elder_writes() -> None:
-    """Only one of two processes with the same id continues."""
-    younger = Held(process="p-2", replaced="p-1")
+def test_younger_of_two_processes_gives_up_when_the_elder_writes() -> None:
+    younger = HeldLease(process="p-2", replaced="p-1")
     younger.store.write(ClaimLease(younger.row, "ann", SIGNED))
     assert younger.holding.renew() is False
     assert younger.end == (True, "another living process uses this worker id")
-    assert younger.said == [("another living process uses this worker id", True, False)]
+    assert younger.losses == [("another living process uses this worker id", True, False)]
 
 
-def test_a_process_that_slept_past_its_lease_leaves_it_to_its_successor() -> None:
-    """A process that wakes up does not oust the one that was started in its place."""
-    elder = Held()
+def test_process_that_slept_past_its_lease_leaves_it_to_its_successor() -> None:
+    elder = HeldLease()
     elder.store.write(ClaimLease(elder.row, "ann", (("process", "p-2/ann"),)))
     elder.clock.now = 1011.0
     assert elder.holding.renew() is False
@@ -374,56 +357,53 @@ def test_a_process_that_slept_past_its_lease_leaves_it_to_its_successor() -> Non
     assert (elder.holding.duplicate_process, elder.row.annotation("process")) == (False, "p-2/ann")
 
 
-def test_a_lease_is_lost_once_for_its_first_reason_and_told_once() -> None:
-    """A drain is counted once, and the cleanup does not replace its reason."""
-    one = Held()
-    one.holding.drop("its handler hangs")
-    one.holding.drop("closed")
-    assert one.end == (True, "its handler hangs")
-    assert one.noticed == [one.holding]
-    assert [one.holding.renew(), one.holding.release(Position("9"))] == [False, True]
-    assert (one.store.asked, one.row.owner) == ([], "ann")
+def test_lease_is_lost_once_with_its_first_reason() -> None:
+    held = HeldLease()
+    held.holding.drop("its handler hangs")
+    held.holding.drop("closed")
+    assert held.end == (True, "its handler hangs")
+    assert held.noticed == [held.holding]
+    assert [held.holding.renew(), held.holding.release(Position("9"))] == [False, True]
+    assert (held.store.write_requests, held.row.owner) == ([], "ann")
 
 
-def test_a_dropped_lease_is_not_released_any_more() -> None:
-    """A worker does not free a lease that it lost, or that it dropped because it did not know the owner."""
-    one = Held()
-    one.holding.ask_release()
-    one.holding.drop("closed")
-    assert one.holding.release() is True
-    assert (one.store.asked, one.row.owner) == ([], "ann")
+def test_dropped_lease_is_not_released() -> None:
+    held = HeldLease()
+    held.holding.ask_release()
+    held.holding.drop("closed")
+    assert held.holding.release() is True
+    assert (held.store.write_requests, held.row.owner) == ([], "ann")
 
 
-def test_a_gift_whose_answer_was_lost_can_be_taken_back_until_the_heir_has_signed() -> None:
-    """The giver must not take back a lease that its next owner already reads, nor leave one that was never accepted."""
-    one = Held()
-    one.store.write(RequestLease(one.row, "bob"))
-    assert one.holding.renew()
-    one.store.lose_replies = 1
+def test_handoff_with_a_lost_reply_can_be_taken_back_until_accepted() -> None:
+    """A lease that its next owner already reads stays with it."""
+    held = HeldLease()
+    held.store.write(RequestLease(held.row, "bob"))
+    assert held.holding.renew()
+    held.store.lose_replies = 1
     with pytest.raises(OutcomeUnknown):
-        one.holding.release(Position("7"))
-    gift = one.row
-    assert one.holding.release(Position("7")) is True
-    assert (one.holding.given, one.end) == (gift, (True, "now owned by bob"))
+        held.holding.release(Position("7"))
+    gift = held.row
+    assert held.holding.release(Position("7")) is True
+    assert (held.holding.given, held.end) == (gift, (True, "now owned by bob"))
 
 
-def test_a_release_goes_by_the_owner_and_not_by_the_version() -> None:
-    """A renewal without a response does not keep a leaving worker's lease until it expires."""
-    one = Held()
-    one.store.lose_replies = 1
+def test_release_depends_on_the_owner_and_not_the_version() -> None:
+    held = HeldLease()
+    held.store.lose_replies = 1
     with pytest.raises(OutcomeUnknown):
-        one.holding.renew()
-    one.holding.ask_release()
-    assert one.holding.release() is True
-    assert (one.row.owner, one.end) == (None, (True, "released"))
+        held.holding.renew()
+    held.holding.ask_release()
+    assert held.holding.release() is True
+    assert (held.row.owner, held.end) == (None, (True, "released"))
 
 
-def test_the_end_of_a_shard_that_was_dropped_is_not_written_and_said_so() -> None:
-    """Its children must not be created while another worker still reads it."""
-    one = Held()
-    one.holding.drop("closed")
-    assert one.holding.checkpoint(SHARD_END) is False
-    assert not one.row.ended
+def test_shard_end_of_a_dropped_lease_is_not_written() -> None:
+    """Its children may be created only once the present owner has finished the shard."""
+    held = HeldLease()
+    held.holding.drop("closed")
+    assert held.holding.checkpoint(SHARD_END) is False
+    assert not held.row.ended
 
 
 @pytest.mark.parametrize(
@@ -431,51 +411,49 @@ def test_the_end_of_a_shard_that_was_dropped_is_not_written_and_said_so() -> Non
     [(RenewLease, 1011.0), (CheckpointLease, 1001.0)],
     ids=["by the renewal before it", "by its own write"],
 )
-def test_an_end_refused_to_the_last_and_then_lost_is_no_end(refused: type[Write], now: float) -> None:
-    """A shard that its new owner still reads is not reported as finished."""
-    one = Held()
-    one.store.refuses = (refused,)
-    one.clock.now = now
+def test_rejected_shard_end_followed_by_a_lost_reply_is_no_end(refused: type[Write], now: float) -> None:
+    held = HeldLease()
+    held.store.refuses = (refused,)
+    held.clock.now = now
     tries = iter(("ann", "ann", "bob"))
-    refuse = one.store.write
+    refuse = held.store.write
 
     def refuse_and_lose_it_at_last(write: Write) -> Outcome:
         owner = next(tries)
-        one.store.rewrite("s-0", lambda row: evolve(row, owner=owner))
+        held.store.rewrite("s-0", lambda row: evolve(row, owner=owner))
         return refuse(write)
 
-    one.store.write = refuse_and_lose_it_at_last  # type: ignore[method-assign]
-    assert one.holding.checkpoint(SHARD_END) is False
-    assert one.end == (True, "now owned by bob")
+    held.store.write = refuse_and_lose_it_at_last  # type: ignore[method-assign]
+    assert held.holding.checkpoint(SHARD_END) is False
+    assert held.end == (True, "now owned by bob")
 
 
-def test_the_elder_process_signs_again_whatever_it_writes() -> None:
-    """The younger process learns from the annotation that the elder lives, also if only checkpoints are written."""
-    elder = Held()
+def test_elder_process_signs_again_with_any_write() -> None:
+    """The younger process learns from the annotation that the elder still runs."""
+    elder = HeldLease()
     elder.store.write(ClaimLease(elder.row, "ann", (("process", "p-2/ann"),)))
     assert elder.holding.checkpoint(Position("5")) is True
     assert (elder.row.annotation("process"), elder.row.checkpoint) == ("p-1/ann", Position("5"))
 
 
-def test_a_renewal_carries_what_was_read_a_second() -> None:
-    """Rules that weigh leases use the average of an earlier owner's measure (100) and this minute's (200)."""
-    one = Held()
-    one.holding.throughput.add(12_000, 1000.0)
-    one.clock.now = 1060.0
-    assert one.holding.renew()
-    assert one.row.weight == 150
+def test_renewal_writes_the_average_throughput() -> None:
+    held = HeldLease()
+    held.holding.throughput.add(12_000, 1000.0)
+    held.clock.now = 1060.0
+    assert held.holding.renew()
+    assert held.row.weight == 150
 
 
-def test_the_loss_of_a_lease_has_a_reason_to_read() -> None:
-    """The reason must be set before `lost`, because the log and the check for a second process read it then."""
-    one = Held()
+def test_reason_for_a_lost_lease_is_set_before_it_is_lost() -> None:
+    """The log, and the check for a second process, read the reason as soon as `lost` is set."""
+    held = HeldLease()
     reasons: list[tuple[str, bool]] = []
-    lost_is_set = one.holding.lost.set
+    lost_is_set = held.holding.lost.set
 
-    def told() -> None:
-        reasons.append((one.holding.why, one.holding.duplicate_process))
+    def record_reason() -> None:
+        reasons.append((held.holding.why, held.holding.duplicate_process))
         lost_is_set()
 
-    one.holding.lost.set = told  # type: ignore[method-assign]
-    one.holding.drop("left to expire")
+    held.holding.lost.set = record_reason  # type: ignore[method-assign]
+    held.holding.drop("left to expire")
     assert reasons == [("left to expire", False)]

@@ -5,7 +5,7 @@ import json
 
 import pytest
 from attrs import evolve
-from letter_samples import FULL, batch
+from dead_letter_samples import FULL, batch
 
 from leasehold.adapters.consumer.dead_letters.dead_letter import (
     MAX_ERROR_TEXT,
@@ -21,34 +21,32 @@ from leasehold.adapters.consumer.handling import Unhandled, as_fault
 from leasehold.adapters.sources.protocol import Record
 
 
-def said(**fields: object) -> bytes:
+def encoded(**fields: object) -> bytes:
     """Return a dead letter as another program writes it: the required fields and these."""
     needed = {"shard": "s", "lease": "l", "sequence_number": "7", "data": base64.b64encode(b"d").decode()}
     return json.dumps(needed | fields).encode()
 
 
-def test_a_letter_needs_little() -> None:
-    """Dead letters written by other programs can be replayed."""
-    assert dead_letter_from(said()) == DeadLetterEntry("", "", "s", "l", Record(b"d", "7"), "", "", 0, "", 0)
+def test_dead_letter_needs_only_the_required_fields() -> None:
+    assert dead_letter_from(encoded()) == DeadLetterEntry("", "", "s", "l", Record(b"d", "7"), "", "", 0, "", 0)
 
 
 @pytest.mark.parametrize("field", ["shard", "lease", "sequence_number", "data"])
-def test_a_missing_field_of_a_letter_is_named(field: str) -> None:
-    """A record is not replayed as one of another shard, or as an empty one."""
-    fields = json.loads(said())
+def test_missing_field_of_a_dead_letter_is_named(field: str) -> None:
+    fields = json.loads(encoded())
     del fields[field]
     with pytest.raises(BadDeadLetter, match=rf"^{field}: it is missing$"):
         dead_letter_from(json.dumps(fields).encode())
 
 
 @pytest.mark.parametrize("line", [b"{", b"", b"\xff", b"[" * 100_000])
-def test_a_text_that_is_not_json_is_no_letter(line: bytes) -> None:
+def test_string_that_is_not_json_is_no_dead_letter(line: bytes) -> None:
     with pytest.raises(BadDeadLetter, match=r"^it is not JSON$"):
         dead_letter_from(line)
 
 
 @pytest.mark.parametrize("line", [b"[]", b"7", b"null"])
-def test_json_that_is_no_object_is_no_letter(line: bytes) -> None:
+def test_json_that_is_not_an_object_is_no_dead_letter(line: bytes) -> None:
     with pytest.raises(BadDeadLetter, match=r"^it is no object$"):
         dead_letter_from(line)
 
@@ -58,7 +56,7 @@ DECIMAL = "it must be a decimal number, as a string"
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "says"),
+    ("field", "value", "message"),
     [
         *((name, 3, TEXT) for name in ("shard", "lease", "data", "sequence_number", "partition_key", "offset")),
         *((name, True, TEXT) for name in ("table", "stream", "error", "text", "worker", "explicit_hash_key")),
@@ -75,48 +73,45 @@ DECIMAL = "it must be a decimal number, as a string"
         ("data", "ZA==%", "it is not base64"),
     ],
 )
-def test_a_field_of_another_kind_is_named(field: str, value: object, says: str) -> None:
-    """A damaged dead letter is not replayed as a record that never existed."""
+def test_field_of_the_wrong_type_is_named(field: str, value: object, message: str) -> None:
     with pytest.raises(BadDeadLetter) as refused:
-        dead_letter_from(said(**{field: value}))
-    assert str(refused.value) == f"{field}: {says}"
+        dead_letter_from(encoded(**{field: value}))
+    assert str(refused.value) == f"{field}: {message}"
 
 
 @pytest.mark.parametrize("number", [0, MAX_INTEGER - 1])
-def test_whole_numbers_are_taken_up_to_the_bound(number: int) -> None:
-    assert dead_letter_from(said(attempts=number)).attempts == number
+def test_integers_are_accepted_up_to_the_bound(number: int) -> None:
+    assert dead_letter_from(encoded(attempts=number)).attempts == number
 
 
-def test_letters_are_sorted_by_the_place_of_their_records() -> None:
+def test_dead_letters_are_sorted_by_record_position() -> None:
     """Records of one key stay in order."""
     assert sort_key_of(FULL.name) == (7, 3, FULL.name)
     assert sort_key_of("notes.txt") is None
     assert sort_key_of(f"x{FULL.name}") is None
 
 
-def test_a_letter_says_where_its_record_came_from_and_of_what_it_failed() -> None:
-    """An operator can find the record and fix the cause."""
-    made = dead_letter_for(batch(), ValueError("poison"), stream="other", table="t", now=9.0084)
-    assert made == evolve(FULL, attempts=3, time_ms=9008)
+def test_dead_letter_contains_its_records_origin_and_error() -> None:
+    entry = dead_letter_for(batch(), ValueError("poison"), stream="other", table="t", now=9.0084)
+    assert entry == evolve(FULL, attempts=3, time_ms=9008)
     assert dead_letter_for(batch(""), ValueError("poison"), stream="other", table="t", now=0.0084).stream == "other"
 
 
-def test_a_letter_tells_what_was_raised_and_no_cause_of_the_users_own() -> None:
+def test_dead_letter_contains_the_raised_error_without_its_cause() -> None:
     """It contains what the handler chose to raise rather than our wrapper or its cause."""
     error = ValueError("mine")
     error.__cause__ = OSError("disk")
 
-    def told(fault: Exception) -> tuple[str, str]:
-        made = dead_letter_for(batch(), fault, stream="", table="", now=0.0)
-        return made.error, made.text
+    def error_of(fault: Exception) -> tuple[str, str]:
+        entry = dead_letter_for(batch(), fault, stream="", table="", now=0.0)
+        return entry.error, entry.text
 
-    assert told(error) == ("ValueError", "mine")
-    assert told(as_fault(GeneratorExit("odd"))) == ("GeneratorExit", "odd")
-    assert told(Unhandled("it returned a value")) == ("Unhandled", "it returned a value")
-    assert told(ValueError("x" * 2 * MAX_ERROR_TEXT)) == ("ValueError", "x" * MAX_ERROR_TEXT)
+    assert error_of(error) == ("ValueError", "mine")
+    assert error_of(as_fault(GeneratorExit("odd"))) == ("GeneratorExit", "odd")
+    assert error_of(Unhandled("it returned a value")) == ("Unhandled", "it returned a value")
+    assert error_of(ValueError("x" * 2 * MAX_ERROR_TEXT)) == ("ValueError", "x" * MAX_ERROR_TEXT)
 
 
-def test_a_letter_that_failed_again_tells_of_that_attempt() -> None:
-    """The next reader does not search for a cause that has been fixed."""
-    again = with_failed_attempt(FULL, OSError("y" * 2 * MAX_ERROR_TEXT), worker="r-1", now=9.0124)
-    assert again == evolve(FULL, alone=1, error="OSError", text="y" * MAX_ERROR_TEXT, worker="r-1", time_ms=9012)
+def test_dead_letter_that_failed_again_describes_the_latest_attempt() -> None:
+    retried = with_failed_attempt(FULL, OSError("y" * 2 * MAX_ERROR_TEXT), worker="r-1", now=9.0124)
+    assert retried == evolve(FULL, alone=1, error="OSError", text="y" * MAX_ERROR_TEXT, worker="r-1", time_ms=9012)

@@ -1,4 +1,4 @@
-"""L-one-way: a worker that loses either its requests or its responses holds up no shard for long.
+"""L-one-way: a worker that loses either its requests or its responses leaves no shard unread for long.
 
 No shard is unread for longer than two lease times while another worker is healthy.
 """
@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 import pytest
 from object_memory import ObjectMemory
-from virtual_fleet import Driven, FaultyStore, Kept, four_shards, member, together
+from virtual_fleet import DrivenWorker, FaultyStore, RecordingConsumer, four_shards, member, together
 from waiters import Clock
 
 from leasehold.adapters.threads import ThreadScheduler
@@ -44,11 +44,11 @@ class OneWay:
         if not callable(there) or name in {"close", "prove"}:
             return there
 
-        def call(*given: Any, **named: Any) -> Any:  # noqa: ANN401  the far side's signature
+        def call(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401  the far side's signature
             sick = self._clock.now >= self.since
             if sick and self._lost == "every request":
                 raise OutcomeUnknown("the request is lost")
-            answer = there(*given, **named)
+            answer = there(*arguments, **named)
             if sick and (self._lost == "every response" or name not in self._reads):
                 raise OutcomeUnknown("the response is lost")
             return answer
@@ -86,7 +86,7 @@ CASES = list(product([True, False], ["rows", "sessions", "objects"], get_args(Lo
 
 @pytest.mark.sampled(11)
 @pytest.mark.parametrize(("from_the_start", "layout", "lost", "rules"), CASES)
-def test_no_shard_waits_longer_than_two_lease_times_for_a_worker_with_a_one_way_line(
+def test_one_way_connection_leaves_no_shard_unread_for_two_lease_times(
     layout: str, lost: Lost, rules: str, from_the_start: bool
 ) -> None:
     """The sick worker's claims and renewals arrive, so its leases look alive to others."""
@@ -96,13 +96,13 @@ def test_no_shard_waits_longer_than_two_lease_times_for_a_worker_with_a_one_way_
     source = ListSource(four_shards())
     well = member(healthy_store, source, clock, "well", "p-1", config)  # type: ignore[arg-type]  # any store does
     together([well], 60.0)
-    sick = Driven(
+    sick = DrivenWorker(
         Worker(
             store=sick_store,
             source=source,
             me="sick",
             config=config,
-            consumer=Kept(),
+            consumer=RecordingConsumer(),
             scheduler=ThreadScheduler(clock, process_id="p-2"),
         ),
         clock,

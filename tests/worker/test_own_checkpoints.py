@@ -1,10 +1,10 @@
-"""Handlers that checkpoint by themselves: a batch is not done when they return."""
+"""Handlers that write their own checkpoints: a batch is not done when they return."""
 
 from collections.abc import Callable
 
 import pytest
 from attrs import evolve
-from reading_bench import ReaderHarness, data
+from reader_harness import ReaderHarness, data
 from virtual_fleet import ManualExecutor
 
 from leasehold.adapters.consumer.dispatcher import Dispatcher
@@ -15,209 +15,210 @@ from leasehold.balancer.model import LATEST, SHARD_END, TRIM_HORIZON, Lease, Pos
 from leasehold_lab.simulator.world.world import FIRST_MS, ShardRecords, records, shard
 
 
-def _heard(
-    words: list[str], then: Callable[[FinalCheckpoint], object] = lambda _parting: None
+def record_final_checkpoint(
+    calls: list[str], action: Callable[[FinalCheckpoint], object] = lambda _parting: None
 ) -> Callable[[FinalCheckpoint], None]:
     def final_checkpoint(final_checkpoint: FinalCheckpoint) -> None:
-        words.append("ended" if final_checkpoint.ended else "leaving")
-        then(final_checkpoint)
+        calls.append("ended" if final_checkpoint.ended else "leaving")
+        action(final_checkpoint)
 
     return final_checkpoint
 
 
-def test_a_return_moves_no_checkpoint_and_a_late_word_does() -> None:
-    """A batch that a child process still holds in memory is not skipped after the child ends."""
+def test_return_moves_no_checkpoint_and_a_later_one_does() -> None:
+    """A batch that a child process still holds in memory is not done."""
     harness = ReaderHarness(ShardRecords(records(6), size=2))
-    reading = harness.reading(final_checkpoint=_heard([]))
+    reading = harness.reading(final_checkpoint=record_final_checkpoint([]))
     harness.steps(reading, 3)
-    assert harness.handed == [data(2), data(2, 2)]
+    assert harness.dispatched == [data(2), data(2, 2)]
     assert harness.store.row("s-0").checkpoint == TRIM_HORIZON
     assert harness.holding.checkpoint(Position("101"))
     harness.steps(reading, 2)
-    assert harness.handed == [data(2), data(2, 2), data(2, 4)]
+    assert harness.dispatched == [data(2), data(2, 2), data(2, 4)]
     assert harness.store.row("s-0").checkpoint == Position("101")
 
 
-def test_a_handler_s_last_word_is_heard_before_its_lease_goes() -> None:
+def test_final_checkpoint_is_requested_before_the_lease_is_released() -> None:
     """After a stop, only what the handler has not finished comes again."""
-    words: list[str] = []
+    calls: list[str] = []
     harness = ReaderHarness(ShardRecords(records(6), size=2))
     reading = harness.reading(
-        final_checkpoint=_heard(words, lambda final_checkpoint: final_checkpoint.checkpoint(Position("102")))
+        final_checkpoint=record_final_checkpoint(
+            calls, lambda final_checkpoint: final_checkpoint.checkpoint(Position("102"))
+        )
     )
     harness.steps(reading, 3)
     harness.holding.ask_release()
     harness.until_over(reading)
-    assert (words, harness.happened[-1]) == (["leaving"], "stopped")
+    assert (calls, harness.happenings[-1]) == (["leaving"], "stopped")
     row = harness.store.row("s-0")
     assert (row.owner, row.checkpoint) == (None, Position("102"))
 
 
-def test_without_a_word_a_release_carries_nothing() -> None:
-    """The release does not checkpoint the last returned batch, which the handler may not have finished."""
-    words: list[str] = []
+def test_release_without_a_checkpoint_stores_none() -> None:
+    """The handler may not have finished the last batch that it returned from."""
+    calls: list[str] = []
     harness = ReaderHarness(ShardRecords(records(6), size=2))
-    reading = harness.reading(final_checkpoint=_heard(words))
+    reading = harness.reading(final_checkpoint=record_final_checkpoint(calls))
     harness.steps(reading, 3)
     harness.holding.ask_release()
     asked_at = harness.clock.now
     harness.until_over(reading)
     row = harness.store.row("s-0")
-    assert (words, row.owner, row.checkpoint) == (["leaving"], None, TRIM_HORIZON)
+    assert (calls, row.owner, row.checkpoint) == (["leaving"], None, TRIM_HORIZON)
     assert harness.clock.now == asked_at, "the lease does not wait"
 
 
-def test_after_a_fault_it_begins_again_at_its_checkpoint() -> None:
+def test_failed_handler_restarts_at_its_checkpoint() -> None:
     """A new child process has none of the batches that the previous one had not finished."""
 
-    def does(delivery: Delivery) -> None:
-        if len(harness.handed) == 2:
+    def on_batch(delivery: Delivery) -> None:
+        if len(harness.dispatched) == 2:
             delivery.checkpoint(delivery.records[0])
-        if len(harness.handed) == 3:
+        if len(harness.dispatched) == 3:
             raise OSError("the child has ended")
 
-    harness, budget = ReaderHarness(ShardRecords(records(6), size=2), does=does), MemoryBudget()
-    reading = harness.reading(budget, final_checkpoint=_heard([]))
-    while len(harness.handed) < 3:
+    harness, budget = ReaderHarness(ShardRecords(records(6), size=2), on_batch=on_batch), MemoryBudget()
+    reading = harness.reading(budget, final_checkpoint=record_final_checkpoint([]))
+    while len(harness.dispatched) < 3:
         harness.steps(reading, 1)
     assert budget.used == 0, "nobody has the batch that failed"
     harness.steps(reading, 4)
-    assert harness.handed[:5] == [data(2), data(2, 2), data(2, 4), data(2, 3), data(1, 5)]
+    assert harness.dispatched[:5] == [data(2), data(2, 2), data(2, 4), data(2, 3), data(1, 5)]
     assert harness.store.row("s-0").checkpoint == Position("102")
 
 
-def test_a_batch_for_which_a_thread_was_free_only_after_its_lease_had_expired_is_handed_over_later() -> None:
-    """The batch does not count as dispatched, so the next batch is not read in its place."""
+def test_batch_whose_thread_came_after_expiry_is_dispatched_later() -> None:
+    """A batch counts as dispatched only once its handler has begun."""
     harness, executor = ReaderHarness(ShardRecords(records(4), size=2)), ManualExecutor()
-    reading = harness.reading(dispatcher=Dispatcher(executor), final_checkpoint=_heard([]))
+    reading = harness.reading(dispatcher=Dispatcher(executor), final_checkpoint=record_final_checkpoint([]))
     harness.steps(reading, 2)
     harness.clock.now += 11.0
     executor.waiting.pop()()
     harness.steps(reading, 1)
     assert harness.holding.renew()
     for _ in range(6):
-        harness.dues[reading] = min(harness.dues[reading], harness.clock.now + 1.0)  # a call's end wakes its reader
+        harness.due_times[reading] = min(
+            harness.due_times[reading], harness.clock.now + 1.0
+        )  # a call's end wakes its reader
         harness.steps(reading, 1)
         while executor.waiting:
             executor.waiting.pop()()
-    assert harness.handed == [data(2), data(2, 2)]
+    assert harness.dispatched == [data(2), data(2, 2)]
 
 
 @pytest.mark.parametrize("numbered", [False, True])
-def test_after_a_fault_before_its_first_checkpoint_it_begins_again_where_latest_was(numbered: bool) -> None:
-    """It begins at the pinned position, because LATEST in the row means the present tip."""
+def test_failed_handler_without_a_checkpoint_restarts_at_the_pinned_position(numbered: bool) -> None:
+    """LATEST in the row means the present tip, so reading restarts at the pinned position."""
 
-    def does(_delivery: Delivery) -> None:
-        if len(harness.handed) == 2:
+    def on_batch(_delivery: Delivery) -> None:
+        if len(harness.dispatched) == 2:
             raise OSError("the child has ended")
 
     notes = latest_annotations(Position("101", 0, "101") if numbered else at_timestamp(FIRST_MS + 2))
     lease = Lease("s-0", checkpoint=LATEST, annotations=notes)
-    harness = ReaderHarness(ShardRecords(records(2), size=2), lease=lease, does=does)
-    reading = harness.reading(final_checkpoint=_heard([]))
+    harness = ReaderHarness(ShardRecords(records(2), size=2), lease=lease, on_batch=on_batch)
+    reading = harness.reading(final_checkpoint=record_final_checkpoint([]))
     harness.steps(reading, 1)
     harness.shard_log.records += records(4, 2)
     harness.steps(reading, 6)
-    assert harness.handed == [data(2, 2), data(2, 4), data(2, 2), data(2, 4)]
+    assert harness.dispatched == [data(2, 2), data(2, 4), data(2, 2), data(2, 4)]
 
 
-def test_a_batch_that_always_fails_stops_its_shard() -> None:
-    """Earlier batches that come again and pass do not restart the count of attempts."""
+def test_always_failing_batch_stops_its_shard() -> None:
+    """Earlier batches that pass again leave the count of attempts unchanged."""
 
-    def does(delivery: Delivery) -> None:
+    def on_batch(delivery: Delivery) -> None:
         if delivery.records[-1].data == data(1, 5)[0]:
             raise OSError("again")
 
-    words: list[str] = []
-    harness = ReaderHarness(ShardRecords(records(6), size=2), does=does)
-    harness.until_over(harness.reading(final_checkpoint=_heard(words), attempts=3))
-    assert (words, harness.happened[-1]) == (["leaving"], "stopped")
-    assert harness.handed == [data(2), data(2, 2), data(2, 4)] * 3
+    calls: list[str] = []
+    harness = ReaderHarness(ShardRecords(records(6), size=2), on_batch=on_batch)
+    harness.until_over(harness.reading(final_checkpoint=record_final_checkpoint(calls), attempts=3))
+    assert (calls, harness.happenings[-1]) == (["leaving"], "stopped")
+    assert harness.dispatched == [data(2), data(2, 2), data(2, 4)] * 3
     row = harness.store.row("s-0")
     assert (row.owner, row.checkpoint) == (None, TRIM_HORIZON)
 
 
-def test_after_a_fault_in_its_last_word_a_lease_that_stays_is_read_from_its_checkpoint() -> None:
-    """If the next owner withdraws its request, a new child does not skip what the previous one had not finished."""
+def test_kept_lease_is_read_from_its_checkpoint_after_a_failed_final_checkpoint() -> None:
+    """If the next owner withdraws its request, a new child starts where the previous one had finished."""
 
     def fail(_final_checkpoint: FinalCheckpoint) -> None:
         raise OSError("the child has ended")
 
-    words: list[str] = []
+    calls: list[str] = []
     harness = ReaderHarness(ShardRecords(records(6), size=2))
-    reading = harness.reading(final_checkpoint=_heard(words, fail))
+    reading = harness.reading(final_checkpoint=record_final_checkpoint(calls, fail))
     harness.steps(reading, 3)
     harness.holding.note_next_owner(evolve(harness.holding.lease, next_owner="b-1"))
     harness.steps(reading, 6)  # the row has no next owner, as the gift finds
-    assert (words, harness.happened, harness.store.row("s-0").owner) == (["leaving"], ["initialize"], "a-1")
-    assert harness.handed == [data(2), data(2, 2), data(2), data(2, 2), data(2, 4)]
+    assert (calls, harness.happenings, harness.store.row("s-0").owner) == (["leaving"], ["initialize"], "a-1")
+    assert harness.dispatched == [data(2), data(2, 2), data(2), data(2, 2), data(2, 4)]
 
 
-def test_what_its_last_word_has_checkpointed_before_it_failed_is_not_handed_over_again() -> None:
-    """A new child starts at the row's checkpoint, and must not get records from before it."""
-
+def test_records_checkpointed_before_a_failed_final_checkpoint_are_not_repeated() -> None:
     def fail(final_checkpoint: FinalCheckpoint) -> None:
-        if len(words) == 1:
+        if len(calls) == 1:
             assert final_checkpoint.checkpoint(Position("102"))
             raise OSError("the child has ended")
         assert final_checkpoint.end()
 
-    words: list[str] = []
+    calls: list[str] = []
     harness = ReaderHarness(ShardRecords(records(4), size=2, ended=True))
-    harness.until_over(harness.reading(final_checkpoint=_heard(words, fail)))
-    assert (words, harness.happened[-1]) == (["ended"] * 2, "shard-ended")
-    assert harness.handed == [data(2), data(2, 2), data(1, 3)]
+    harness.until_over(harness.reading(final_checkpoint=record_final_checkpoint(calls, fail)))
+    assert (calls, harness.happenings[-1]) == (["ended"] * 2, "shard-ended")
+    assert harness.dispatched == [data(2), data(2, 2), data(1, 3)]
 
 
 @pytest.mark.parametrize("begun", [True, False])
-def test_a_lease_goes_without_a_last_word_where_no_thread_can_hear_it(
+def test_lease_is_released_without_a_final_checkpoint_if_no_thread_is_free(
     caplog: pytest.LogCaptureFixture, begun: bool
 ) -> None:
-    """A worker that cannot read the lease neither holds it nor keeps asking in a loop."""
-    harness, executor, words = ReaderHarness(ShardRecords(records(2))), ManualExecutor(refuses=not begun), list[str]()
-    reading = harness.reading(dispatcher=Dispatcher(executor), final_checkpoint=_heard(words))
+    harness, executor, calls = ReaderHarness(ShardRecords(records(2))), ManualExecutor(refuses=not begun), list[str]()
+    reading = harness.reading(dispatcher=Dispatcher(executor), final_checkpoint=record_final_checkpoint(calls))
     harness.steps(reading, 2)
     executor.stuck = True
     harness.until_over(reading)
-    assert (words, harness.happened[-1], harness.store.row("s-0").owner) == ([], "stopped", None)
+    assert (calls, harness.happenings[-1], harness.store.row("s-0").owner) == ([], "stopped", None)
     assert caplog.text.count("stops here") == 1
 
 
-def test_a_lease_goes_without_a_last_word_of_a_handler_that_was_given_up_and_hangs() -> None:
-    """The worker does not keep asking in a loop, because the thread may be at work forever."""
-    harness, executor, words = ReaderHarness(ShardRecords(records(2))), ManualExecutor(), list[str]()
+def test_lease_of_a_hung_handler_is_released_without_a_final_checkpoint() -> None:
+    harness, executor, calls = ReaderHarness(ShardRecords(records(2))), ManualExecutor(), list[str]()
 
     def hang(_delivery: Delivery) -> None:
         harness.clock.now += 5.0
         harness.until_over(reading)
-        words.append("returned")
+        calls.append("returned")
 
-    harness.does = hang
-    reading = harness.reading(dispatcher=Dispatcher(executor), final_checkpoint=_heard(words), handler_seconds=5.0)
+    harness.on_batch = hang
+    reading = harness.reading(
+        dispatcher=Dispatcher(executor), final_checkpoint=record_final_checkpoint(calls), handler_seconds=5.0
+    )
     harness.steps(reading, 2)
     executor.waiting.pop()()
-    assert (words, harness.happened[-1], harness.store.row("s-0").owner) == (["returned"], "stopped", None)
+    assert (calls, harness.happenings[-1], harness.store.row("s-0").owner) == (["returned"], "stopped", None)
 
 
 @pytest.mark.parametrize("silent", [0, 2])
-def test_a_shard_ends_by_its_word(silent: int) -> None:
-    """The shard ends only when the handler has checkpointed its end, so nothing that it holds is lost."""
-    words: list[str] = []
+def test_shard_ends_only_by_the_handlers_checkpoint(silent: int) -> None:
+    calls: list[str] = []
 
     def end(final_checkpoint: FinalCheckpoint) -> None:
-        if len(words) > silent:
+        if len(calls) > silent:
             assert final_checkpoint.end()
 
     harness = ReaderHarness(ShardRecords(records(4), size=2, ended=True, children=(shard("s-1", 0, 9, "s-0"),)))
-    harness.until_over(harness.reading(final_checkpoint=_heard(words, end)))
-    assert words == ["ended"] * (silent + 1)
-    assert harness.happened[-1] == "shard-ended"
-    assert harness.handed == [data(2), data(2, 2)] * (silent + 1)
+    harness.until_over(harness.reading(final_checkpoint=record_final_checkpoint(calls, end)))
+    assert calls == ["ended"] * (silent + 1)
+    assert harness.happenings[-1] == "shard-ended"
+    assert harness.dispatched == [data(2), data(2, 2)] * (silent + 1)
     assert harness.store.row("s-0").checkpoint == SHARD_END
     assert harness.store.row("s-1").checkpoint == TRIM_HORIZON
 
 
-def test_a_handler_that_checkpoints_by_itself_goes_without_a_dead_letter() -> None:
+def test_handler_that_checkpoints_takes_no_dead_letter() -> None:
     """A dead letter marks a record as done, and here only the handler's own checkpoint does."""
     with pytest.raises(ValueError, match=r"^dead_letter: a handler that checkpoints by itself goes without one$"):
         Handling(lambda _batch: None, final_checkpoint=lambda _parting: None, dead_letter=lambda _batch, _error: None)

@@ -1,4 +1,4 @@
-"""Which creations of leases wait, for how long, and where a lease at LATEST begins once its wait is over."""
+"""Which creations of leases wait, for how long, and where a lease at LATEST begins after its wait."""
 
 from attrs import evolve
 
@@ -27,7 +27,7 @@ class Tip:
         return self.position
 
 
-def test_a_deleted_row_is_left_to_its_owner_for_a_renewal_and_one_that_was_dropped_here_is_not() -> None:
+def test_creation_of_a_deleted_row_waits_unless_dropped_here() -> None:
     """A lease that this worker has dropped has no owner that could recreate its row."""
     creations = PendingCreations(CONFIG, Tip().of)
     deleted = Create(evolve(LATER, checkpoint=Position("5")), rule="L13")
@@ -36,7 +36,7 @@ def test_a_deleted_row_is_left_to_its_owner_for_a_renewal_and_one_that_was_dropp
     assert creations.held_back([deleted], (), (), CONFIG.renew_seconds, map) == {}
 
 
-def test_the_wait_begins_when_the_lease_is_first_missing_and_again_when_the_table_does_not_respond() -> None:
+def test_wait_starts_when_the_lease_is_missing_and_restarts_after_an_outage() -> None:
     """While the table is silent, no owner can recreate its row."""
     creations = PendingCreations(CONFIG, Tip().of)
     unseen = Create(evolve(LATER, checkpoint=TRIM_HORIZON), rule="L6")
@@ -48,7 +48,7 @@ def test_the_wait_begins_when_the_lease_is_first_missing_and_again_when_the_tabl
     assert creations.held_back([unseen], (), (), 2.0, map) == {unseen: whole}
 
 
-def test_a_new_group_waits_at_latest_and_not_at_trim_horizon() -> None:
+def test_new_group_waits_at_latest_and_not_at_trim_horizon() -> None:
     """At TRIM_HORIZON nothing can be skipped."""
     creations = PendingCreations(CONFIG, Tip().of)
     first = Create(evolve(LATER, checkpoint=TRIM_HORIZON), rule="L5")
@@ -58,8 +58,8 @@ def test_a_new_group_waits_at_latest_and_not_at_trim_horizon() -> None:
     assert creations.pinned(first) == first
 
 
-def test_latest_is_resolved_before_the_wait_and_once() -> None:
-    """Records that arrive during the wait are not skipped."""
+def test_latest_is_resolved_once_before_the_wait() -> None:
+    """Records that arrive during the wait are read."""
     tip = Tip()
     creations = PendingCreations(CONFIG, tip.of)
     creations.held_back([NEW_GROUP], (), (), 0.0, map)
@@ -70,8 +70,8 @@ def test_latest_is_resolved_before_the_wait_and_once() -> None:
     assert "7" in repr(pinned.lease.annotations)
 
 
-def test_a_shard_whose_tip_does_not_respond_delays_its_own_lease_alone() -> None:
-    """It is asked again, and waits on even if its wait is over."""
+def test_shard_whose_tip_is_unknown_delays_only_its_own_lease() -> None:
+    """The tip is requested again, and the lease waits until it is known."""
     tip = Tip()
     tip.position = None
     creations = PendingCreations(CONFIG, tip.of)

@@ -40,10 +40,10 @@ def meter(lease: Lease | None = None) -> ProgressMeter:
 moment = [0.0]
 
 
-def noted(found: ProgressMeter, now: float) -> Progress:
+def noted(measured: ProgressMeter, now: float) -> Progress:
     """Return the annotation that a row gets now."""
     moment[0] = now
-    reach = progress_of(Lease("s-0", annotations=found.annotations(now)))
+    reach = progress_of(Lease("s-0", annotations=measured.annotations(now)))
     assert reach is not None
     return reach
 
@@ -57,8 +57,7 @@ class Columns(Batch):
         return 3
 
 
-def test_a_batch_of_columns_is_read_like_any_other() -> None:
-    """Batches of Spark's fast path are measured without making objects of their records."""
+def test_columnar_batch_is_measured_like_any_other() -> None:
     progress_meter = meter()
     progress_meter.read(Columns((), Position("7"), 4.0, 0.2), 0.0)
     assert noted(progress_meter, 10.0).behind == 14.0
@@ -66,22 +65,27 @@ def test_a_batch_of_columns_is_read_like_any_other() -> None:
     assert noted(progress_meter, 10.0).behind == 4.0
 
 
-def test_a_batch_at_work_counts_as_unread_until_it_is_done() -> None:
-    """The lag of a hung handler grows."""
+def test_running_batch_counts_as_unread_until_done() -> None:
     progress_meter = meter()
     progress_meter.read(BATCH, 0.0)
     assert noted(progress_meter, 10.0).behind == 15.0
     progress_meter.done(moment[0])
-    done = noted(progress_meter, 10.0)
-    assert (done.behind, done.end, done.arrived, done.read, done.host) == (4.0, False, NOW - 5, NOW, "vm-7")
+    finished = noted(progress_meter, 10.0)
+    assert (finished.behind, finished.end, finished.arrived, finished.read, finished.host) == (
+        4.0,
+        False,
+        NOW - 5,
+        NOW,
+        "vm-7",
+    )
     progress_meter.read(EMPTY, 11.0)
     tip = noted(progress_meter, 12.0)
     assert (tip.behind, tip.end, tip.arrived) == (0.0, True, NOW - 5)
 
 
 @pytest.mark.parametrize(("wait", "grows"), [(SILENT_SECONDS + 1, True), (0.0, False)])
-def test_a_handler_falls_behind_although_one_read_brings_all_that_waits(wait: float, grows: bool) -> None:
-    """Lag is how long the first unfinished record has waited. The service reports such a read as at the tip."""
+def test_lag_is_the_wait_of_the_first_unfinished_record(wait: float, grows: bool) -> None:
+    """The service reports such a read as at the tip."""
     wall = [NOW]
     progress_meter = ProgressMeter(Lease("s-0"), "a", 0.0)
     progress_meter.tell("vm", lambda: wall[0], 0.0)
@@ -94,7 +98,7 @@ def test_a_handler_falls_behind_although_one_read_brings_all_that_waits(wait: fl
     assert progress_meter.progress(now, wall[0]).grows == grows
 
 
-def test_the_age_of_the_first_record_lasts_until_a_handler_is_done_with_it() -> None:
+def test_age_of_the_first_record_lasts_until_it_is_handled() -> None:
     """A failing read, an empty response on the way, or a change of owner does not reset it."""
     first = meter()
     first.read(BATCH, 0.0)
@@ -102,15 +106,15 @@ def test_the_age_of_the_first_record_lasts_until_a_handler_is_done_with_it() -> 
     first.read(evolve(EMPTY, behind_seconds=3.0), 31.0)
     first.done(31.0)
     first.read(evolve(EMPTY, behind_seconds=None, fault="throttled"), 32.0)
-    left = noted(first, 40.0)
-    assert (left.behind, left.oldest, left.fault) == (45.0, NOW - 5, "throttled")
-    second = ProgressMeter(Lease("s-0", annotations=((NOTE, left.note),)), "b", 0.0)
+    released = noted(first, 40.0)
+    assert (released.behind, released.oldest, released.fault) == (45.0, NOW - 5, "throttled")
+    second = ProgressMeter(Lease("s-0", annotations=((NOTE, released.note),)), "b", 0.0)
     second.tell("vm", lambda: NOW + 100.0, 0.0)
     assert second.progress(0.0, NOW + 100.0).behind == 105.0
     second.read(evolve(EMPTY, behind_seconds=3.0), 1.0)
     second.done(1.0)
     progress = second.progress(2.0, NOW + 102.0)
-    assert (progress.behind, progress.fault, progress.done) == (107.0, "throttled", left.done)
+    assert (progress.behind, progress.fault, progress.done) == (107.0, "throttled", released.done)
     second.read(BATCH, 3.0)
     second.progressed(4.0, NOW + 104.0)
     assert second.progress(5.0, NOW + 105.0).oldest is not None
@@ -119,9 +123,9 @@ def test_the_age_of_the_first_record_lasts_until_a_handler_is_done_with_it() -> 
     assert (progress.behind, progress.oldest, progress.fault) == (4.0, None, "")
 
 
-def test_an_answer_at_the_tip_ends_the_age_of_what_an_earlier_owner_left() -> None:
-    left = Progress(NOW - 50, "a", behind=10.0, oldest=NOW - 60, fault="x", done=NOW - 70)
-    progress_meter = meter(Lease("s-0", annotations=((NOTE, left.note),)))
+def test_response_at_the_tip_ends_an_age_inherited_from_an_earlier_owner() -> None:
+    released = Progress(NOW - 50, "a", behind=10.0, oldest=NOW - 60, fault="x", done=NOW - 70)
+    progress_meter = meter(Lease("s-0", annotations=((NOTE, released.note),)))
     assert progress_meter.progress(0.0, NOW).behind == 60.0
     progress_meter.read(EMPTY, 1.0)
     progress_meter.done(1.0)
@@ -129,8 +133,7 @@ def test_an_answer_at_the_tip_ends_the_age_of_what_an_earlier_owner_left() -> No
     assert (progress.behind, progress.oldest, progress.fault) == (0.0, None, "")
 
 
-def test_an_answer_that_does_not_end_is_a_fault_until_it_does() -> None:
-    """A service that sends its response byte by byte is named as the cause."""
+def test_response_that_does_not_end_is_a_fault() -> None:
     progress_meter = meter()
     progress_meter.asking(0.0)
     assert noted(progress_meter, SILENT_SECONDS).fault == ""
@@ -142,7 +145,7 @@ def test_an_answer_that_does_not_end_is_a_fault_until_it_does() -> None:
     assert noted(progress_meter, 200.0).fault == "throttled"
 
 
-def test_a_look_at_a_request_that_is_under_way_is_no_reading() -> None:
+def test_request_under_way_is_not_a_read() -> None:
     progress_meter = meter()
     progress_meter.read(EMPTY, 0.0)
     progress_meter.done(0.0)
@@ -152,16 +155,15 @@ def test_a_look_at_a_request_that_is_under_way_is_no_reading() -> None:
     assert (progress.read, progress.done, progress.behind) == (NOW, NOW, 50.0)
 
 
-def test_a_reader_that_reads_nothing_falls_behind() -> None:
-    """The lag of a throttled shard grows, so that an alarm notices it."""
+def test_unread_shard_falls_behind() -> None:
     progress_meter = meter()
     progress_meter.read(EMPTY, 0.0)
     assert noted(progress_meter, SILENT_SECONDS - 1).behind == 0.0
     assert noted(progress_meter, 100.0).behind == 100.0
 
 
-def test_no_time_is_told_unasked_and_every_time_afterwards() -> None:
-    """A simulated worker does not write real times, and a reader that never could read still writes that."""
+def test_no_time_is_written_unless_requested() -> None:
+    """A simulated worker writes no real times. A reader that was never able to read still writes that."""
     assert ProgressMeter(Lease("s-0"), "a").annotations(1.0) == ()
     assert not ProgressMeter(Lease("s-0"), "a").annotation_due(1_000.0)
     progress_meter = meter()
@@ -174,8 +176,7 @@ def test_no_time_is_told_unasked_and_every_time_afterwards() -> None:
     assert (progress_meter.annotation_due(again - 1), progress_meter.annotation_due(again)) == (False, True)
 
 
-def test_a_handler_that_has_ended_is_at_work_no_more() -> None:
-    """A shard that waits for its next attempt does not look as if its handler hung."""
+def test_finished_handler_is_no_longer_at_work() -> None:
     for ended in (ProgressMeter.rested, lambda each: each.done(2.0)):
         progress_meter = meter()
         progress_meter.working(1.0)
@@ -184,8 +185,7 @@ def test_a_handler_that_has_ended_is_at_work_no_more() -> None:
         assert noted(progress_meter, 3.0).work is None
 
 
-def test_moves_are_counted_from_owner_to_owner() -> None:
-    """A lease that flaps between two workers does not look stable."""
+def test_moves_are_counted_across_owners() -> None:
     first = Progress(NOW, "b", moves=2)
     row = Lease("s-0", owner="b", idle=1.0, annotations=((NOTE, first.note),))
     for worker, moves in (("b", 2), ("a", 3)):
@@ -214,8 +214,8 @@ def test_moves_are_counted_from_owner_to_owner() -> None:
         "[" * 9_999,
     ],
 )
-def test_a_note_that_cannot_be_read_says_nothing(note: str) -> None:
-    """A writer with access to the table cannot break the commands that read it."""
+def test_unreadable_annotation_has_no_meaning(note: str) -> None:
+    """Any writer with access to the table may have written it."""
     assert progress_of(Lease("s-0", annotations=((NOTE, note),))) is None
 
 
@@ -224,87 +224,89 @@ def row(owner: str | None, reach: Progress, idle: float = 1.0) -> Lease:
     return Lease("s-0", owner=owner, idle=idle, annotations=((NOTE, reach.note),))
 
 
-TOLD = Progress(NOW - 10, "a", "vm-7", 1, behind=2.0, end=False, arrived=NOW - 12, read=NOW - 10, done=NOW - 10)
+RECENT = Progress(NOW - 10, "a", "vm-7", 1, behind=2.0, end=False, arrived=NOW - 12, read=NOW - 10, done=NOW - 10)
 
 
 @pytest.mark.parametrize(
     ("lease", "lag"),
     [
-        (row("a", TOLD), LeaseLag(2.0, age=2.0, host="vm-7", moves=1)),
-        (row("a", evolve(TOLD, behind=0.0, end=True)), LeaseLag(0.0, end=True, age=2.0, host="vm-7", moves=1)),
-        (row(None, TOLD), LeaseLag(12.0, age=2.0, moves=1)),
-        (row("a", TOLD, idle=99.0), LeaseLag(12.0, age=2.0, host="vm-7", moves=1)),
-        (row("a", evolve(TOLD, at=NOW, end=True, done=NOW - 60)), LeaseLag(2.0, age=12.0, host="vm-7", moves=1)),
-        (row("a", evolve(TOLD, at=NOW - 27, done=NOW - 27)), LeaseLag(29.0, host="vm-7", moves=1, age=0.0)),
-        (row("java", evolve(TOLD, at=NOW - 90)), LeaseLag(moves=2)),
+        (row("a", RECENT), LeaseLag(2.0, age=2.0, host="vm-7", moves=1)),
+        (row("a", evolve(RECENT, behind=0.0, end=True)), LeaseLag(0.0, end=True, age=2.0, host="vm-7", moves=1)),
+        (row(None, RECENT), LeaseLag(12.0, age=2.0, moves=1)),
+        (row("a", RECENT, idle=99.0), LeaseLag(12.0, age=2.0, host="vm-7", moves=1)),
+        (row("a", evolve(RECENT, at=NOW, end=True, done=NOW - 60)), LeaseLag(2.0, age=12.0, host="vm-7", moves=1)),
+        (row("a", evolve(RECENT, at=NOW - 27, done=NOW - 27)), LeaseLag(29.0, host="vm-7", moves=1, age=0.0)),
+        (row("java", evolve(RECENT, at=NOW - 90)), LeaseLag(moves=2)),
         (Lease("s-0", owner="java", idle=1.0), LeaseLag()),
         (Lease("s-0"), LeaseLag()),
     ],
 )
-def test_a_row_tells_of_lag(lease: Lease, lag: LeaseLag) -> None:
-    """A lease that no worker reads does not keep its last good values."""
+def test_row_shows_lag(lease: Lease, lag: LeaseLag) -> None:
+    """An unread lease loses its last good values."""
     assert lag_of(lease, NOW, 10.0) == lag
 
 
 @pytest.mark.parametrize(
     ("lease", "at_least"),
     [
-        (row("a", TOLD), False),
-        (row("a", evolve(TOLD, read=NOW - 10 - SILENT_SECONDS)), False),
-        (row("a", evolve(TOLD, read=NOW - 11 - SILENT_SECONDS)), True),
-        (row("a", evolve(TOLD, read=None)), True),
+        (row("a", RECENT), False),
+        (row("a", evolve(RECENT, read=NOW - 10 - SILENT_SECONDS)), False),
+        (row("a", evolve(RECENT, read=NOW - 11 - SILENT_SECONDS)), True),
+        (row("a", evolve(RECENT, read=None)), True),
         # The first unhandled record is known, and so is its age.
-        (row("a", evolve(TOLD, read=NOW - 90, oldest=NOW - 91)), False),
-        (row("a", evolve(TOLD, behind=None, read=None)), False),
+        (row("a", evolve(RECENT, read=NOW - 90, oldest=NOW - 91)), False),
+        (row("a", evolve(RECENT, behind=None, read=None)), False),
         # No request was made since.
-        (row(None, TOLD), False),
-        (row(None, evolve(TOLD, at=NOW - 90, read=NOW - 90)), True),
-        (row("a", evolve(TOLD, at=NOW - 90, read=NOW - 90), idle=99.0), True),
+        (row(None, RECENT), False),
+        (row(None, evolve(RECENT, at=NOW - 90, read=NOW - 90)), True),
+        (row("a", evolve(RECENT, at=NOW - 90, read=NOW - 90), idle=99.0), True),
         (Lease("s-0", owner="java", idle=1.0), False),
     ],
 )
-def test_lag_is_a_lower_bound_where_the_stream_has_not_answered(lease: Lease, at_least: bool) -> None:
+def test_lag_is_a_lower_bound_while_the_stream_is_silent(lease: Lease, at_least: bool) -> None:
     """A lag that includes silence is marked wherever it is shown."""
     lag = lag_of(lease, NOW, 10.0)
     whole = fleet_lag({"s-0": lag, "s-1": LeaseLag(1.0)})
     assert (lag.at_least, lag.as_json().get("at_least", False), whole.at_least) == (at_least,) * 3
 
 
-def test_the_application_is_as_far_behind_as_its_worst_lease() -> None:
-    """One alarm on the whole does not need a series for each lease."""
-    rows = [evolve(row("a", TOLD), key="s-0"), evolve(row(None, TOLD), key="s-1"), Lease("s-2", owner="j", idle=1.0)]
+def test_application_lag_is_that_of_its_worst_lease() -> None:
+    rows = [
+        evolve(row("a", RECENT), key="s-0"),
+        evolve(row(None, RECENT), key="s-1"),
+        Lease("s-2", owner="j", idle=1.0),
+    ]
     whole = fleet_lag(lags_of([*rows, Lease("s-3", checkpoint=SHARD_END)], NOW, 10.0))
     assert (whole.most, whole.total) == (12.0, 14.0)
 
 
-def test_a_renewal_carries_the_note_and_only_where_notes_are_free() -> None:
-    """Others learn an owner's lag. On blobs, where annotations look like renewals, it is not written."""
+def test_renewal_carries_the_annotation_only_where_annotations_are_free() -> None:
+    """On blobs, where annotations look like renewals, it is not written."""
     clock, store = Clock(), FaultyStore()
     source = ListSource(four_shards())
     source.shard_logs["s-0"] = ShardRecords(records(3), size=20)
-    ours = member(store, source, clock)
-    ours.run(60)
-    holding = ours.worker.holdings[0]
+    driven = member(store, source, clock)
+    driven.run(60)
+    holding = driven.worker.holdings[0]
     holding.progress.tell("vm-7", lambda: NOW, clock.now)
-    reading = handler_reader(ours.worker, holding, Handling(lambda _batch: None))
+    reading = handler_reader(driven.worker, holding, Handling(lambda _batch: None))
     for _ in range(3):
         reading.step(clock.now)
     assert progress_of(store.get(["s-0"])[0]) is None
     clock.now += TELL_SECONDS
-    ours.worker.renew(clock.now)
+    driven.worker.renew(clock.now)
     progress = progress_of(store.get(["s-0"])[0])
     assert progress is not None
     assert (progress.owner, progress.host, progress.read) == (holding.lease.owner, "vm-7", NOW - TELL_SECONDS)
 
 
-def test_the_stream_is_asked_where_no_row_tells() -> None:
-    """The lag of Java workers is known, too."""
+def test_stream_is_asked_for_lag_that_no_row_shows() -> None:
     java = Lease("s-0", owner="java", checkpoint=Position("10"))
     assert lags_from_stream(FaultySource(four_shards(), present=Position("12")), [java], {"s-0": LeaseLag()}) == {
         "s-0": LeaseLag(None, 2)
     }
-    known = {"s-0": LeaseLag(3.0)}
-    assert lags_from_stream(FaultySource(four_shards(), present=Position("12")), [java], known) == known
+    owner_lags = {"s-0": LeaseLag(3.0)}
+    assert lags_from_stream(FaultySource(four_shards(), present=Position("12")), [java], owner_lags) == owner_lags
     source = FaultySource(four_shards(), present=at_timestamp(round(NOW * 1000)))
     waiting = [record._replace(arrived=NOW - 30) for record in records(3)]
     source.shard_logs["s-0"] = ShardRecords(waiting, size=20)
@@ -317,8 +319,7 @@ def test_the_stream_is_asked_where_no_row_tells() -> None:
     assert len(source.readers) == 1
 
 
-def test_how_far_behind_is_unknown_until_a_reading_has_told() -> None:
-    """A shard without data is not reported as at its end, and the worker's metrics do not fail."""
+def test_lag_is_unknown_until_a_read_shows_it() -> None:
     progress_meter = meter()
     assert progress_meter.behind(SILENT_SECONDS) is None
     progress_meter.read(Batch((), None, None, 0.2), 1.0)
@@ -328,43 +329,42 @@ def test_how_far_behind_is_unknown_until_a_reading_has_told() -> None:
 
 
 @pytest.mark.parametrize("read", [True, False])
-def test_a_stream_that_falls_silent_before_its_tip_was_seen_has_a_growing_lag(read: bool) -> None:
-    """Lag is at least the time since the last response, or since the lease was taken, and says that it is no more."""
+def test_lag_grows_if_a_stream_falls_silent_before_its_tip(read: bool) -> None:
+    """Lag is at least the time since the last response or since the claim, and is marked as a lower bound."""
     progress_meter = meter()
     if read:
         progress_meter.read(Batch((), None, None, 0.2), 0.0)
         progress_meter.done(0.0)
     progress_meter.failed("throttled", 20.0)
-    told = noted(progress_meter, 60.0)
-    lag = lag_of(row("a", told), NOW + 60, 10.0)
-    assert (told.behind, lag.seconds, lag.at_least) == (60.0, 60.0, True)
+    annotation = noted(progress_meter, 60.0)
+    lag = lag_of(row("a", annotation), NOW + 60, 10.0)
+    assert (annotation.behind, lag.seconds, lag.at_least) == (60.0, 60.0, True)
 
 
-def test_a_record_whose_lag_the_stream_does_not_tell_has_its_age() -> None:
+def test_record_without_lag_has_its_age() -> None:
     """A response without the service's time still has the time at which its first record arrived."""
     progress_meter = meter()
     progress_meter.read(evolve(BATCH, behind_seconds=None), 0.0)
-    told = noted(progress_meter, 10.0)
-    assert (told.behind, lag_of(row("a", told), NOW + 10, 10.0).at_least) == (15.0, False)
+    annotation = noted(progress_meter, 10.0)
+    assert (annotation.behind, lag_of(row("a", annotation), NOW + 10, 10.0).at_least) == (15.0, False)
 
 
-def test_an_owner_that_never_read_leaves_the_time_since_the_lease_was_taken() -> None:
-    """Neither its death nor another owner that cannot read, either, makes the shard look new."""
+def test_lag_of_an_owner_that_never_read_counts_from_its_claim() -> None:
     first = noted(meter(), 10.0)
     assert first.behind is None
-    left = row(None, first)
-    assert [lag_of(left, NOW + at, 10.0).seconds for at in (SILENT_SECONDS, 50.0)] == [None, 50.0]
-    assert lag_of(left, NOW + 50.0, 10.0).at_least
-    second = ProgressMeter(left, "b", 0.0)
+    released = row(None, first)
+    assert [lag_of(released, NOW + seconds, 10.0).seconds for seconds in (SILENT_SECONDS, 50.0)] == [None, 50.0]
+    assert lag_of(released, NOW + 50.0, 10.0).at_least
+    second = ProgressMeter(released, "b", 0.0)
     second.tell("vm", lambda: NOW + 100.0, 0.0)
     assert second.behind(0.0) == 100.0
 
 
-def test_a_shard_that_waits_for_its_parents_has_no_lag() -> None:
-    """Nothing of it should be read yet, so a split raises no alarm."""
+def test_shard_that_waits_for_its_parents_has_no_lag() -> None:
+    """None of its records should be read yet."""
     progress_meter = meter()
     progress_meter.excused("its parents are not done", 0.0)
-    told = noted(progress_meter, 500.0)
-    assert (told.behind, lag_of(row(None, told), NOW + 900, 10.0).seconds) == (None, None)
+    annotation = noted(progress_meter, 500.0)
+    assert (annotation.behind, lag_of(row(None, annotation), NOW + 900, 10.0).seconds) == (None, None)
     progress_meter.failed("throttled", 520.0)
     assert noted(progress_meter, 520.0).behind == 520.0

@@ -1,4 +1,4 @@
-"""What the reader of a lease does next, decided without I/O: each line of the tables at the head of the module."""
+"""What the reader of a lease does next, decided without I/O: each row of the tables at the head of the module."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ def read_to(state: ReaderState, position: Position, now: float = 0.0, *, gap: fl
     return read
 
 
-def test_reading_begins_once_the_parents_are_done_and_asks_less_and_less_often() -> None:
+def test_reading_begins_after_the_parents_with_growing_waits() -> None:
     """The first order opens the shard, and a wait for parents grows to its limit."""
     state = ReaderState(TRIM_HORIZON, lambda low, _high: low)
     assert state.order(0.0, TEN, **HELD) == BeginReading()
@@ -57,8 +57,7 @@ def test_reading_begins_once_the_parents_are_done_and_asks_less_and_less_often()
     assert state.order(0.0, TEN, **HELD) == OpenReader(TRIM_HORIZON)
 
 
-def test_nothing_is_read_or_delivered_while_the_state_rests_but_the_lease_can_leave_and_checkpoint() -> None:
-    """A wait holds up neither a release nor a checkpoint."""
+def test_resting_state_may_still_release_and_checkpoint() -> None:
     state = state_of()
     read_to(state, TWENTY)
     assert state.rest(5.0) == 5.0
@@ -72,15 +71,13 @@ def test_nothing_is_read_or_delivered_while_the_state_rests_but_the_lease_can_le
     assert state.order(5.0, TEN, **HELD) == StoreCheckpoint(TWENTY)
 
 
-def test_a_batch_is_followed_by_its_own_wait() -> None:
-    """The source says when it may be read again."""
+def test_batch_is_followed_by_its_own_wait() -> None:
     state = state_of()
     read_to(state, TWENTY, now=7.0)
     assert state.wait_for_next_read() == 8.0
 
 
 def test_waits_after_faults_grow_until_a_step_succeeds() -> None:
-    """A service that keeps failing is asked less and less often."""
     state = state_of()
     waits = [state.step_failed(0.0) for _ in range(10)]
     assert waits == sorted(waits)
@@ -90,7 +87,7 @@ def test_waits_after_faults_grow_until_a_step_succeeds() -> None:
     assert state.step_failed(0.0) == waits[0]
 
 
-def test_a_rejection_is_repeated_a_few_times_until_a_response_ends_the_series() -> None:
+def test_rejection_is_retried_until_a_response_ends_the_series() -> None:
     """Only a response shows that a rejection has passed: steps that send no request do not count."""
     state, fault = state_of(), TransientRejection("the token is new")
 
@@ -108,8 +105,8 @@ def test_a_rejection_is_repeated_a_few_times_until_a_response_ends_the_series() 
     assert state_of().request_rejected(SourceError("no such stream"), 0.0) is None
 
 
-def test_a_lease_is_confirmed_after_a_gap_in_which_another_reader_could_have_had_the_link() -> None:
-    """A gap as long as a renewal is not forgotten by the next read."""
+def test_lease_is_confirmed_after_a_gap_in_the_connection() -> None:
+    """Another reader may have had the connection during a gap as long as a renewal."""
     state = state_of()
     unconfirmed = list[bool]()
     for gap in (3.0, 3.1, 0.0):
@@ -119,16 +116,14 @@ def test_a_lease_is_confirmed_after_a_gap_in_which_another_reader_could_have_had
     assert [*unconfirmed, state.unconfirmed] == [False, True, True, False]
 
 
-def test_a_plain_handler_gets_again_what_it_has_not_finished_with() -> None:
-    """Between two calls nothing is delivered and not acknowledged."""
+def test_plain_handler_gets_unfinished_records_again() -> None:
     state = state_of()
     read_to(state, TWENTY)
     state.cursor.rows_delivered(TWENTY)
     assert state.order(0.0, TEN, **HELD) == DeliverRows()
 
 
-def test_a_handler_that_checkpoints_has_finished_with_what_its_checkpoint_says() -> None:
-    """It is asked for a final checkpoint once, before its lease goes."""
+def test_handler_that_checkpoints_has_finished_up_to_its_checkpoint() -> None:
     state = state_of("checkpoints")
     batch = read_to(state, THIRTY)
     state.cursor.rows_delivered(THIRTY)
@@ -142,8 +137,7 @@ def test_a_handler_that_checkpoints_has_finished_with_what_its_checkpoint_says()
     assert state.order(0.0, TWENTY, **{**HELD, "leaving": True, "lost": True}) == LeaveShard()
 
 
-def test_a_handler_that_checkpoints_is_asked_at_the_end_of_its_shard() -> None:
-    """The end of the shard is delivered before it can be acknowledged, and asking again has waits that grow."""
+def test_handler_that_checkpoints_is_asked_at_the_shard_end() -> None:
     state = state_of("checkpoints")
     read_to(state, SHARD_END)
     state.cursor.rows_delivered(SHARD_END)
@@ -152,8 +146,8 @@ def test_a_handler_that_checkpoints_is_asked_at_the_end_of_its_shard() -> None:
     assert state.order(0.0, TEN, **HELD) == AwaitEvent()
 
 
-def test_failures_are_past_once_everything_that_failed_was_delivered() -> None:
-    """Batches before the one that failed do not end its attempts."""
+def test_failures_are_forgotten_once_everything_that_failed_was_delivered() -> None:
+    """Batches before the one that failed leave its attempts unchanged."""
     state = state_of("checkpoints")
     read_to(state, THIRTY)
     state.consumer_failed(TWENTY)
@@ -162,8 +156,8 @@ def test_failures_are_past_once_everything_that_failed_was_delivered() -> None:
     assert state.past_failures
 
 
-def test_the_next_checkpoint_is_due_after_a_pause_or_with_those_of_all_leases() -> None:
-    """Checkpoints of one write come due at the same time; one that a release will write moves no mark."""
+def test_next_checkpoint_is_due_after_a_pause_or_with_all_leases() -> None:
+    """Checkpoints of one write come due together. A checkpoint that a release will write moves no mark."""
     state = state_of()
     read_to(state, TWENTY)
     state.cursor.rows_delivered(TWENTY)
@@ -188,10 +182,8 @@ FACTS = st.fixed_dictionaries({name: st.booleans() for name in ("lost", "leaving
 
 
 @given(st.sampled_from(("returns", "checkpoints", "commits")), EVENTS, FACTS)
-def test_no_order_skips_a_record_whatever_has_happened(
-    kind: ConsumerKind, events: list[tuple[str, int]], facts: dict[str, bool]
-) -> None:
-    """Nothing is stored that was not acknowledged, and reading goes on where the rows in memory end."""
+def test_no_order_skips_a_record(kind: ConsumerKind, events: list[tuple[str, int]], facts: dict[str, bool]) -> None:
+    """Only acknowledged positions are stored, and reading continues after the rows in memory."""
     state, now, finished = state_of(kind), 0.0, TEN
     for event, number in events:
         now += 0.5

@@ -1,4 +1,4 @@
-"""One held lease being read, step by step: order, faults, steals, ends."""
+"""Reading one held lease, step by step: order, faults, steals and ends."""
 
 import math
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import pytest
 from attrs import define, evolve
 from hypothesis import given
 from hypothesis import strategies as st
-from reading_bench import MINIMAL, ReaderHarness, data
+from reader_harness import MINIMAL, ReaderHarness, data
 from virtual_fleet import KCL, FaultySource
 
 from leasehold.adapters.consumer.handler_consumer import HandlerConsumer
@@ -31,18 +31,18 @@ from leasehold_lab.simulator.world.world import (
 )
 
 
-def test_records_are_handed_over_in_order_and_checkpointed() -> None:
+def test_records_are_dispatched_in_order_and_checkpointed() -> None:
     harness = ReaderHarness(ShardRecords(records(5), size=2))
     harness.steps(harness.reading(), 4)
-    assert harness.handed == [data(2), data(2, 2), data(1, 4)]
+    assert harness.dispatched == [data(2), data(2, 2), data(1, 4)]
     assert harness.store.row("s-0").checkpoint == Position("104")
     assert harness.source.opened == [("s-0", TRIM_HORIZON)]
 
 
-def test_a_shard_is_read_under_the_number_that_its_handler_is_given() -> None:
-    """The source gets the handler's epoch, so that a sink which fences by it accepts the owner's own reader."""
+def test_shard_is_read_under_the_epoch_of_its_handler() -> None:
+    """A sink that fences by the handler's epoch must accept the owner's own reader."""
     source, tokens = FaultySource(), []
-    harness = ReaderHarness(source=source, does=lambda delivery: tokens.append(delivery.epoch))
+    harness = ReaderHarness(source=source, on_batch=lambda delivery: tokens.append(delivery.epoch))
     assert harness.holding.renew()
     assert harness.holding.renew()
     harness.steps(harness.reading(), 2)
@@ -50,8 +50,7 @@ def test_a_shard_is_read_under_the_number_that_its_handler_is_given() -> None:
     assert harness.store.row("s-0").epoch > harness.holding.epoch
 
 
-def test_checkpoints_may_be_spared() -> None:
-    """A busy shard does not cost a write per batch."""
+def test_checkpoint_seconds_limits_checkpoint_writes() -> None:
     harness = ReaderHarness(ShardRecords(records(5), size=1))
     reading = harness.reading(checkpoint_seconds=60)
     harness.steps(reading, 6)
@@ -62,19 +61,19 @@ def test_checkpoints_may_be_spared() -> None:
     assert harness.store.row("s-0").checkpoint == Position("104")
 
 
-def test_a_child_waits_for_its_parents() -> None:
+def test_child_waits_for_its_parents() -> None:
     """Records of one key stay in order (L12)."""
     harness = ReaderHarness(lease=Lease("s-0", parents=("p",)))
     placed(harness.store, Lease("p", owner="z-1", checkpoint=Position("3")))
     reading = harness.reading()
     harness.steps(reading, 3)
-    assert (harness.handed, harness.source.opened) == ([], [])
+    assert (harness.dispatched, harness.source.opened) == ([], [])
     harness.store.rewrite("p", lambda lease: evolve(lease, checkpoint=SHARD_END))
     harness.steps(reading, 3)
-    assert harness.handed == [data(5)]
+    assert harness.dispatched == [data(5)]
 
 
-def test_a_child_begins_with_what_was_had_of_its_parents() -> None:
+def test_child_begins_with_the_positions_of_its_parents() -> None:
     """Rows that a sink sends again after a split are recognized as duplicates (R4)."""
     history = SeenRows()
     history.add(Tag("q", 1, 0, "0", "e", 9), Position("5"))
@@ -85,8 +84,8 @@ def test_a_child_begins_with_what_was_had_of_its_parents() -> None:
     assert start.token == inherited_token([parent]) != ""  # comparing positions ignores tokens
 
 
-def test_latest_is_pinned_before_the_first_read_and_stays() -> None:
-    """What arrives before the first checkpoint is not lost in a crash."""
+def test_latest_is_pinned_before_the_first_read() -> None:
+    """Records that arrive before the first checkpoint survive a crash."""
     harness = ReaderHarness(ShardRecords(records(2)), lease=Lease("s-0", checkpoint=LATEST))
     harness.steps(harness.reading(), 1)
     pinned = at_timestamp(FIRST_MS + 2)
@@ -95,12 +94,11 @@ def test_latest_is_pinned_before_the_first_read_and_stays() -> None:
     harness.shard_log.records += records(3, 2)
     harness.steps(harness.reading(), 2)
     assert harness.source.opened == [("s-0", pinned), ("s-0", pinned)]
-    assert harness.handed == [data(3, 2)]
+    assert harness.dispatched == [data(3, 2)]
 
 
 @pytest.mark.parametrize("noted", [False, True])
-def test_reading_begins_behind_the_number_that_latest_is_pinned_to(noted: bool) -> None:
-    """A partition that already has events is read from the first event after that number."""
+def test_reading_begins_after_the_pinned_sequence_number(noted: bool) -> None:
     source, latest = FaultySource(), Position("101", 0, "101")
     source.present = latest
     notes = latest_annotations(latest) if noted else ()
@@ -109,11 +107,11 @@ def test_reading_begins_behind_the_number_that_latest_is_pinned_to(noted: bool) 
     )
     harness.steps(harness.reading(), 2)
     assert harness.source.opened == [("s-0", latest)]
-    assert harness.handed == [data(3, 2)]
+    assert harness.dispatched == [data(3, 2)]
 
 
-def test_latest_is_pinned_once_whether_or_not_the_store_answers() -> None:
-    """Nothing is skipped by pinning a later position at a second try."""
+def test_latest_is_pinned_once_even_if_the_store_does_not_respond() -> None:
+    """A second try must not pin a later position."""
     harness = ReaderHarness(ShardRecords(records(2)), lease=Lease("s-0", checkpoint=LATEST))
     harness.store.lose_replies = 1
     reading = harness.reading()
@@ -122,11 +120,11 @@ def test_latest_is_pinned_once_whether_or_not_the_store_answers() -> None:
     harness.clock.now = due
     harness.steps(reading, 2)
     assert harness.store.row("s-0").annotation("latest_ms") == str(FIRST_MS + 2)
-    assert harness.handed == [data(3, 2)]
+    assert harness.dispatched == [data(3, 2)]
 
 
-def test_a_record_that_a_reader_passed_and_did_not_deliver_is_read_again() -> None:
-    """A source that raises in the middle of a read does not lose what it fetched."""
+def test_record_skipped_by_a_failed_read_is_read_again() -> None:
+    """If a source raises in the middle of a read, the records it fetched are read again."""
 
     def break_off_once(_batch: Batch) -> None:
         if len(harness.source.opened) == 1:
@@ -134,28 +132,24 @@ def test_a_record_that_a_reader_passed_and_did_not_deliver_is_read_again() -> No
 
     harness = ReaderHarness(ShardRecords(records(4), size=2), source=FaultySource(on_read=break_off_once))
     harness.steps(harness.reading(), 5)
-    assert harness.handed == [data(2), data(2, 2)]
+    assert harness.dispatched == [data(2), data(2, 2)]
 
 
-def test_no_record_is_read_while_latest_cannot_be_pinned() -> None:
-    """The annotation that makes the first read safe is written before it."""
+def test_nothing_is_read_until_latest_is_pinned() -> None:
     harness = ReaderHarness(ShardRecords(), lease=Lease("s-0", checkpoint=LATEST))
     harness.store.down = True
     harness.steps(harness.reading(), 2)
     assert harness.source.opened == []
 
 
-def test_a_lease_that_is_lost_while_latest_is_pinned_is_left_unread() -> None:
-    """The observer is told that the lease is lost."""
+def test_lease_lost_while_pinning_latest_is_left_unread() -> None:
     harness = ReaderHarness(lease=Lease("s-0", checkpoint=LATEST))
-    harness.rob()
+    harness.steal()
     harness.until_over(harness.reading())
-    assert (harness.source.opened, harness.happened) == ([], ["lease-lost"])
+    assert (harness.source.opened, harness.happenings) == ([], ["lease-lost"])
 
 
-def test_a_shard_that_opens_only_at_the_second_try_is_told_then() -> None:
-    """The observer gets no end without a beginning."""
-
+def test_shard_that_opens_at_the_second_try_is_reported_then() -> None:
     @define
     class Shut(FaultySource):
         """Fails to open the first time."""
@@ -168,11 +162,10 @@ def test_a_shard_that_opens_only_at_the_second_try_is_told_then() -> None:
 
     harness = ReaderHarness(source=Shut())
     harness.steps(harness.reading(), 4)
-    assert (harness.happened, harness.handed) == (["initialize"], [data(5)])
+    assert (harness.happenings, harness.dispatched) == (["initialize"], [data(5)])
 
 
-def test_a_link_is_closed_before_anybody_hears_that_its_lease_is_left() -> None:
-    """The former owner's link is not in the way of the next owner."""
+def test_connection_is_closed_before_the_lease_is_reported_as_left() -> None:
     source, closed = FaultySource(), list[bool]()
     harness = ReaderHarness(source=source)
     reading = harness.reading(observer=lambda _happening, _holding: closed.append(source.readers[0].closed))
@@ -191,33 +184,31 @@ class Uncountable(Batch):
         raise SourceUnavailable("its columns are gone")
 
 
-def test_a_batch_that_could_not_be_held_is_read_again() -> None:
-    """It does not count as read, so none of its records is lost."""
-
+def test_batch_that_could_not_be_held_is_read_again() -> None:
     def broken_once(batch: Batch) -> Batch:
-        made = Uncountable if len(harness.source.opened) == 1 else Batch
-        return made(batch.records, batch.read_to, batch.behind_seconds, batch.wait_seconds)
+        created = Uncountable if len(harness.source.opened) == 1 else Batch
+        return created(batch.records, batch.read_to, batch.behind_seconds, batch.wait_seconds)
 
     harness = ReaderHarness(ShardRecords(records(2)), source=FaultySource(on_read=broken_once))
     harness.steps(harness.reading(), 4)
-    assert (harness.handed, len(harness.source.opened)) == ([data(2)], 2)
+    assert (harness.dispatched, len(harness.source.opened)) == ([data(2)], 2)
 
 
-def test_a_lease_that_was_lost_in_a_handler_is_left_at_once_where_no_checkpoint_is_due() -> None:
-    """The observer is told at once, not after another read."""
+def test_lease_lost_in_a_handler_without_a_due_checkpoint_is_left() -> None:
+    """The observer is notified before the next read."""
 
-    def robbed(_delivery: Delivery) -> None:
-        if len(harness.handed) == 2:
-            harness.rob()
+    def steals_lease(_delivery: Delivery) -> None:
+        if len(harness.dispatched) == 2:
+            harness.steal()
             harness.holding.renew()
 
-    harness = ReaderHarness(ShardRecords(records(6), size=2), does=robbed)
+    harness = ReaderHarness(ShardRecords(records(6), size=2), on_batch=steals_lease)
     assert harness.steps(harness.reading(checkpoint_seconds=3600.0), 3) == math.inf
-    assert harness.happened == ["initialize", "lease-lost"]
+    assert harness.happenings == ["initialize", "lease-lost"]
 
 
-def test_a_time_that_only_the_settings_know_is_taken_from_them() -> None:
-    """A row written by the KCL starts where the settings say."""
+def test_start_time_missing_from_the_row_comes_from_the_settings() -> None:
+    """A row written by the KCL has no start time."""
     start = at_timestamp(1_600_000_000_000)
     harness = ReaderHarness(
         lease=Lease("s-0", checkpoint=Position("AT_TIMESTAMP")), config=evolve(MINIMAL, initial_position=start)
@@ -226,85 +217,79 @@ def test_a_time_that_only_the_settings_know_is_taken_from_them() -> None:
     assert harness.source.opened == [("s-0", start)]
 
 
-def test_a_handler_that_raises_gets_the_rest_of_its_batch_again() -> None:
-    """A passing fault loses no record, and repeats none that is already checkpointed."""
-
+def test_handler_that_raises_gets_the_rest_of_its_batch_again() -> None:
     def fails_once(delivery: Delivery) -> None:
-        if len(harness.handed) == 1:
+        if len(harness.dispatched) == 1:
             assert delivery.checkpoint(delivery.records[1])
             raise OSError("passing")
 
-    harness = ReaderHarness(does=fails_once)
+    harness = ReaderHarness(on_batch=fails_once)
     harness.steps(harness.reading(), 3)
-    assert harness.handed == [data(5), data(3, 2)]
+    assert harness.dispatched == [data(5), data(3, 2)]
     assert harness.store.row("s-0").checkpoint == Position("104")
 
 
-def test_a_reading_that_is_hurried_waits_for_its_time_all_the_same() -> None:
-    """A handler that fails at once does not use up its attempts at once, and a shard is not read too often."""
+def test_woken_reader_still_waits_until_its_due_time() -> None:
+    """A handler that fails at once keeps its waits between attempts."""
 
     def fails_once(_delivery: Delivery) -> None:
-        if len(harness.handed) == 1:
+        if len(harness.dispatched) == 1:
             raise ValueError("a passing fault")
 
-    harness = ReaderHarness(ShardRecords(records(2), wait_seconds=3.0), does=fails_once)
+    harness = ReaderHarness(ShardRecords(records(2), wait_seconds=3.0), on_batch=fails_once)
     reading, now = harness.reading(), harness.clock.now
     again = harness.steps(reading, 2)
     assert again > now
-    assert (reading.step(now), len(harness.handed)) == (again, 1)
+    assert (reading.step(now), len(harness.dispatched)) == (again, 1)
     harness.clock.now = again
     harness.shard_log.records += records(1, 2)
     assert reading.step(again) == now + 3.0
-    assert (reading.step(again), len(harness.handed)) == (now + 3.0, 2)
+    assert (reading.step(again), len(harness.dispatched)) == (now + 3.0, 2)
     reading.step(now + 3.0)
-    assert harness.handed == [data(2), data(2), data(1, 2)]
+    assert harness.dispatched == [data(2), data(2), data(1, 2)]
 
 
-def test_a_handler_that_keeps_raising_stops_its_shard_and_skips_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """A poisoned record is neither skipped silently nor retried forever by the same worker."""
-
+def test_handler_that_keeps_raising_stops_its_shard_and_skips_nothing(caplog: pytest.LogCaptureFixture) -> None:
     def fails(_delivery: Delivery) -> None:
         raise OSError("for good")
 
-    harness = ReaderHarness(does=fails)
+    harness = ReaderHarness(on_batch=fails)
     harness.until_over(harness.reading(attempts=3))
     row = harness.store.row("s-0")
-    assert (harness.handed, harness.happened) == ([data(5)] * 3, ["initialize", "stopped"])
+    assert (harness.dispatched, harness.happenings) == ([data(5)] * 3, ["initialize", "stopped"])
     assert (row.owner, row.checkpoint) == (None, TRIM_HORIZON)
     assert "shard s-0 stops here: its handler raised OSError on records 100 to 104, attempt 3 of 3" in caplog.text
     harness.worker.turn(harness.clock.now)
     assert harness.worker.holdings == ()
 
 
-def test_a_handler_whose_lease_was_stolen_is_told_so() -> None:
-    """A handler must not commit because of a checkpoint that was rejected."""
+def test_checkpoint_of_a_stolen_lease_raises_in_the_handler() -> None:
     lost: list[bool] = []
 
-    def robbed(delivery: Delivery) -> None:
-        harness.rob()
+    def steals_lease(delivery: Delivery) -> None:
+        harness.steal()
         lost.append(delivery.checkpoint())
         lost.append(delivery.lost)
 
-    harness = ReaderHarness(does=robbed)
+    harness = ReaderHarness(on_batch=steals_lease)
     harness.until_over(harness.reading())
-    assert (lost, harness.happened) == ([False, True], ["initialize", "lease-lost"])
+    assert (lost, harness.happenings) == ([False, True], ["initialize", "lease-lost"])
     assert harness.store.row("s-0").checkpoint == TRIM_HORIZON
 
 
-def test_after_a_theft_work_done_may_be_said_late() -> None:
+def test_finished_work_may_be_checkpointed_after_a_steal() -> None:
     """With `late_checkpoints` the new owner does not repeat what was done."""
 
-    def robbed(_delivery: Delivery) -> None:
-        harness.rob()
+    def steals_lease(_delivery: Delivery) -> None:
+        harness.steal()
 
-    harness = ReaderHarness(does=robbed)
+    harness = ReaderHarness(on_batch=steals_lease)
     harness.until_over(harness.reading(late_checkpoints=True))
     row = harness.store.row("s-0")
     assert (row.owner, row.checkpoint) == ("b-1", Position("104"))
 
 
-def test_a_checkpoint_beyond_the_batch_is_refused() -> None:
-    """A handler cannot skip records it never saw."""
+def test_checkpoint_beyond_the_batch_is_rejected() -> None:
     refused: list[str] = []
 
     def overreaches(delivery: Delivery) -> None:
@@ -312,42 +297,39 @@ def test_a_checkpoint_beyond_the_batch_is_refused() -> None:
             delivery.checkpoint(Record(b"", "105"))
         refused.append(str(caught.value))
 
-    harness = ReaderHarness(does=overreaches)
+    harness = ReaderHarness(on_batch=overreaches)
     harness.steps(harness.reading(), 2)
     assert len(refused) == 1
 
 
-def test_a_shard_ends_after_its_last_record_and_its_childrens_leases() -> None:
-    """In this order a crash in between neither strands the children nor skips the tail (L3)."""
+def test_shard_ends_after_its_last_record_and_child_leases() -> None:
+    """A crash in between neither strands the children nor skips the last records (L3)."""
     children = (shard("c-0", 0, 4, "s-0"), shard("c-1", 5, 9, "s-0"))
     harness = ReaderHarness(ShardRecords(records(3), children, ended=True))
     harness.until_over(harness.reading())
     row = harness.store.row("s-0")
     assert harness.store.writes[-3:] == ["c-0", "c-1", "s-0"]
-    assert (harness.handed, harness.happened) == ([data(3)], ["initialize", "shard-ended"])
+    assert (harness.dispatched, harness.happenings) == ([data(3)], ["initialize", "shard-ended"])
     assert (row.checkpoint, row.owner) == (SHARD_END, None)
-    made = [(lease.key, lease.parents, lease.checkpoint) for lease in harness.store.get(["c-0", "c-1"])]
-    assert made == [("c-0", ("s-0",), TRIM_HORIZON), ("c-1", ("s-0",), TRIM_HORIZON)]
+    created = [(lease.key, lease.parents, lease.checkpoint) for lease in harness.store.get(["c-0", "c-1"])]
+    assert created == [("c-0", ("s-0",), TRIM_HORIZON), ("c-1", ("s-0",), TRIM_HORIZON)]
     harness.clock.now = harness.worker.turn(harness.clock.now)
     assert harness.worker.holdings != (), "a lifecycle turn at once"
     harness.worker.turn(harness.clock.now)
     assert {holding.key for holding in harness.worker.holdings} == {"c-0", "c-1"}
 
 
-def test_a_handler_that_fails_on_the_last_batch_keeps_the_shard_open() -> None:
-    """The end of a shard does not overtake its last records."""
-
+def test_failed_last_batch_keeps_the_shard_open() -> None:
     def fails(_delivery: Delivery) -> None:
         raise OSError("for good")
 
-    harness = ReaderHarness(ShardRecords(records(3), (shard("c-0", 0, 9, "s-0"),), ended=True), does=fails)
+    harness = ReaderHarness(ShardRecords(records(3), (shard("c-0", 0, 9, "s-0"),), ended=True), on_batch=fails)
     harness.until_over(harness.reading(attempts=2))
     assert harness.store.row("s-0").checkpoint == TRIM_HORIZON
     assert harness.store.get(["c-0"]) == ()
 
 
-def test_a_merged_child_waits_for_the_lease_of_its_other_parent() -> None:
-    """A child is not read before a parent that no worker has found yet."""
+def test_merged_child_waits_for_the_lease_of_its_other_parent() -> None:
     child = shard("c-0", 0, 9, "s-0", "s-1")
     harness = ReaderHarness(ShardRecords(records(1), (child,), ended=True))
     harness.source.listed = [shard("s-0", 0, 4, open=False), shard("s-1", 5, 9, open=False), child]
@@ -356,7 +338,7 @@ def test_a_merged_child_waits_for_the_lease_of_its_other_parent() -> None:
     assert harness.store.row("s-0").ended
 
 
-def test_an_end_without_named_children_looks_them_up() -> None:
+def test_shard_end_without_named_children_lists_them() -> None:
     """Some services do not name children."""
     harness = ReaderHarness(ShardRecords(records(1), ended=True))
     harness.source.listed = [shard("s-0", 0, 9, open=False), shard("c-0", 0, 9, "s-0")]
@@ -372,45 +354,41 @@ def test_kcl_keeps_the_owner_of_a_finished_lease() -> None:
     assert [holding.key for holding in harness.worker.holdings] == ["s-0"]
 
 
-def test_a_shard_that_cannot_be_read_stops_and_is_released() -> None:
+def test_unreadable_shard_stops_and_is_released() -> None:
     class Broken(ListSource):
         def open(self, lease: Lease, start: Position) -> Never:
             raise SourceError(f"{lease.key} at {start.sequence}: no such shard")
 
     harness = ReaderHarness(source=Broken())
     harness.until_over(harness.reading())
-    assert (harness.happened, harness.store.row("s-0").owner) == (["stopped"], None)
+    assert (harness.happenings, harness.store.row("s-0").owner) == (["stopped"], None)
 
 
-def test_a_checkpoint_of_unknown_outcome_is_settled_before_the_next() -> None:
-    """A lost response neither stops the reader nor moves a checkpoint back."""
+def test_checkpoint_with_an_unknown_outcome_is_settled_first() -> None:
     harness = ReaderHarness(ShardRecords(records(4), size=2))
     reading = harness.reading()
     harness.steps(reading, 1)
     harness.store.lose_replies = 1
     harness.steps(reading, 4)
-    assert harness.handed == [data(2), data(2, 2)]
+    assert harness.dispatched == [data(2), data(2, 2)]
     assert (harness.store.row("s-0").checkpoint, harness.holding.lost.is_set()) == (Position("103"), False)
 
 
-def test_parting_comes_before_another_attempt_and_keeps_what_is_done() -> None:
-    """A failing handler does not hold up a shutdown."""
-
+def test_release_comes_before_another_attempt_and_stores_finished_work() -> None:
     def fails_on_the_second(delivery: Delivery) -> None:
         if delivery.records[0].data == b"2":
             raise OSError("passing")
 
-    harness = ReaderHarness(ShardRecords(records(4), size=2), does=fails_on_the_second)
+    harness = ReaderHarness(ShardRecords(records(4), size=2), on_batch=fails_on_the_second)
     reading = harness.reading(checkpoint_seconds=3600)
     harness.steps(reading, 3)
     harness.holding.ask_release()
     assert reading.step(harness.clock.now) == float("inf")
     row = harness.store.row("s-0")
-    assert (row.owner, row.checkpoint, harness.happened) == (None, Position("101"), ["initialize", "stopped"])
+    assert (row.owner, row.checkpoint, harness.happenings) == (None, Position("101"), ["initialize", "stopped"])
 
 
-def test_a_lease_that_starts_at_a_time_that_nobody_says_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    """If old records are processed, the log names the lease."""
+def test_lease_without_a_known_start_time_is_named(caplog: pytest.LogCaptureFixture) -> None:
     harness = ReaderHarness(lease=Lease("s-0", checkpoint=Position("AT_TIMESTAMP")))
     harness.steps(harness.reading(), 2)
     assert harness.source.opened == [("s-0", TRIM_HORIZON)]
@@ -423,33 +401,31 @@ def unlinked_for(seconds: float) -> Callable[[Batch], Batch]:
 
 
 @pytest.mark.parametrize(
-    ("renewals", "handed"), [(1.0, [data(5)]), (1.01, []), (math.inf, [])], ids=["soon", "late", "taken over"]
+    ("renewals", "dispatched"), [(1.0, [data(5)]), (1.01, []), (math.inf, [])], ids=["soon", "late", "taken over"]
 )
-def test_a_link_that_opened_late_hands_nothing_over_once_the_lease_is_anothers(
-    renewals: float, handed: list[list[bytes]]
+def test_late_connection_dispatches_nothing_once_the_lease_is_stolen(
+    renewals: float, dispatched: list[list[bytes]]
 ) -> None:
-    """A link that opens after a steal drives out the new owner's, and must not repeat what that one processed."""
     source = FaultySource(on_read=unlinked_for(renewals * MINIMAL.renew_seconds))
     harness = ReaderHarness(source=source)
     reading = harness.reading()
     harness.steps(reading, 1)
-    harness.rob()
+    harness.steal()
     harness.until_over(reading)
-    assert (harness.handed, harness.happened) == (handed, ["initialize", "lease-lost"])
+    assert (harness.dispatched, harness.happenings) == (dispatched, ["initialize", "lease-lost"])
 
 
-def test_a_link_that_opened_late_waits_until_a_renewal_has_shown_whose_the_lease_is() -> None:
-    """If the store is away for a moment, a former owner does not process records."""
+def test_late_connection_waits_for_a_renewal_to_confirm_the_lease() -> None:
     source = FaultySource(on_read=unlinked_for(MINIMAL.lease_seconds))
     harness = ReaderHarness(source=source)
     reading = harness.reading()
     harness.steps(reading, 1)
     harness.store.down = True
     harness.steps(reading, 2)
-    assert harness.handed == []
+    assert harness.dispatched == []
     harness.store.down = False
     harness.steps(reading, 1)
-    assert harness.handed == [data(5)]
+    assert harness.dispatched == [data(5)]
 
 
 @given(
@@ -458,14 +434,13 @@ def test_a_link_that_opened_late_waits_until_a_renewal_has_shown_whose_the_lease
     st.integers(0, 12),
     st.integers(0, 4),
 )
-def test_a_late_checkpoint_is_never_back_and_never_beyond_what_was_handled(
+def test_late_checkpoint_stays_between_the_stored_and_the_handled_position(
     sizes: list[int], stolen: int, new_owner: int, fails: int
 ) -> None:
-    """A steal neither sets the new owner back nor moves the checkpoint past unprocessed records."""
     calls = iter(range(100))
     before: list[Position] = []
 
-    def robbed(delivery: Delivery) -> None:
+    def steals_lease(delivery: Delivery) -> None:
         call = next(calls)
         if call == stolen:
             now = harness.store.row("s-0")
@@ -475,20 +450,19 @@ def test_a_late_checkpoint_is_never_back_and_never_beyond_what_was_handled(
             before.append(harness.store.row("s-0").checkpoint)
         if call == fails:
             raise ValueError(delivery)
-        done.extend(record.position for record in delivery.records)
+        handled.extend(record.position for record in delivery.records)
 
-    done: list[Position] = []
-    harness = ReaderHarness(ShardRecords(records(12), size=sizes[0] if sizes else 3), does=robbed)
+    handled: list[Position] = []
+    harness = ReaderHarness(ShardRecords(records(12), size=sizes[0] if sizes else 3), on_batch=steals_lease)
     reading = harness.reading(late_checkpoints=True, checkpoint_seconds=1000.0)
     harness.steps(reading, 20)
     row = harness.store.row("s-0").checkpoint
     if before:
-        expected = max([*before, *done], key=lambda position: position.order)
+        expected = max([*before, *handled], key=lambda position: position.order)
         assert before[0].order <= row.order <= expected.order
 
 
-def test_a_doubt_outlives_the_batch_that_raised_it() -> None:
-    """A batch that was forgotten for lack of budget and read again is still unconfirmed."""
+def test_unconfirmed_batch_stays_unconfirmed_after_it_was_dropped() -> None:
     source = FaultySource(on_read=unlinked_for(MINIMAL.lease_seconds))
     harness = ReaderHarness(source=source)
     reading = harness.reading()
@@ -499,13 +473,13 @@ def test_a_doubt_outlives_the_batch_that_raised_it() -> None:
     assert isinstance(reading.consumer, HandlerConsumer)
     reading.consumer._memory.drop()  # noqa: SLF001  as a reader does that needs the budget
     harness.store.down = False
-    harness.rob()
+    harness.steal()
     harness.until_over(reading)
-    assert (harness.handed, harness.happened) == ([], ["initialize", "lease-lost"])
+    assert (harness.dispatched, harness.happenings) == ([], ["initialize", "lease-lost"])
 
 
-def test_a_doubt_ends_with_one_renewal_and_its_batch_is_handed_over_once() -> None:
-    """A link that once opened late does not cost a renewal for every later batch."""
+def test_one_renewal_confirms_a_late_connection() -> None:
+    """The batch is dispatched once, and later batches cost no further renewals."""
     source = FaultySource(on_read=unlinked_for(MINIMAL.lease_seconds))
     harness = ReaderHarness(ShardRecords(records(4), size=2), source=source)
     reading = harness.reading()
@@ -522,15 +496,14 @@ def test_a_doubt_ends_with_one_renewal_and_its_batch_is_handed_over_once() -> No
 
     harness.store.write = counted  # type: ignore[method-assign]  # to count the writes
     harness.steps(reading, 4)
-    assert (harness.handed, len(renewals)) == ([data(2), data(2, 2)], 1)
+    assert (harness.dispatched, len(renewals)) == ([data(2), data(2, 2)], 1)
 
 
-def test_after_a_theft_with_nothing_done_nothing_is_written() -> None:
-    """The steal of an idle shard does not end in a fault."""
+def test_steal_of_an_idle_shard_writes_nothing() -> None:
     harness = ReaderHarness()
     reading = harness.reading(late_checkpoints=True)
     harness.steps(reading, 1)
-    harness.rob()
+    harness.steal()
     assert not harness.holding.renew()
     harness.until_over(reading)
-    assert (harness.happened, harness.store.row("s-0").checkpoint) == (["initialize", "lease-lost"], TRIM_HORIZON)
+    assert (harness.happenings, harness.store.row("s-0").checkpoint) == (["initialize", "lease-lost"], TRIM_HORIZON)

@@ -1,4 +1,4 @@
-"""How the reading of a lease ends, step by step: stolen meanwhile, asked to release, or ended by a user's exception."""
+"""How the reading of a lease ends, step by step: stolen, asked to release, or ended by a user's exception."""
 
 import logging
 import math
@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 from attrs import evolve
-from reading_bench import ReaderHarness, data
+from reader_harness import ReaderHarness, data
 from virtual_fleet import FaultySource, FaultyStore, ManualExecutor
 from waiters import Clock
 
@@ -27,35 +27,34 @@ from leasehold_lab.simulator.world.world import ListReader, ShardRecords, record
 
 def of_kind(store: FaultyStore, kind: type[Write]) -> list[Write]:
     """Return the requested writes of this kind."""
-    return [write for write in store.asked if isinstance(write, kind)]
+    return [write for write in store.write_requests if isinstance(write, kind)]
 
 
-def found_robbed(harness: ReaderHarness) -> None:
+def steal_and_renew(harness: ReaderHarness) -> None:
     """Let it be stolen, and let a renewal find that out."""
-    harness.rob()
+    harness.steal()
     assert not harness.holding.renew()
 
 
-def test_a_batch_read_while_the_lease_was_lost_is_not_handed_over() -> None:
-    """Only the new owner processes it, and the observer is told why reading ended."""
+def test_batch_read_while_the_lease_was_lost_is_not_dispatched() -> None:
     source = FaultySource()
     harness = ReaderHarness(source=source)
-    source.on_read = lambda _batch: found_robbed(harness)
+    source.on_read = lambda _batch: steal_and_renew(harness)
     assert harness.steps(harness.reading(), 2) == math.inf
-    assert (harness.handed, harness.happened) == ([], ["initialize", "lease-lost"])
+    assert (harness.dispatched, harness.happenings) == ([], ["initialize", "lease-lost"])
 
 
-def test_a_worker_that_slept_before_the_end_of_its_shard_creates_no_children() -> None:
+def test_worker_that_slept_before_a_shard_end_creates_no_children() -> None:
     """Other workers may have finished and deleted the children meanwhile."""
     for slept_in in (None, CreateLease):
         harness = ReaderHarness()
         children = (Shard("s-1", parents=("s-0",)), Shard("s-2", parents=("s-0",)))
 
         def rob(harness: ReaderHarness = harness, slept_in: type[Write] | None = slept_in) -> None:
-            if slept_in is None or isinstance(harness.store.asked[-1], slept_in):
+            if slept_in is None or isinstance(harness.store.write_requests[-1], slept_in):
                 harness.store.passes = lambda: None
                 harness.clock.now += 60
-                harness.rob()
+                harness.steal()
 
         if slept_in is None:
             rob()
@@ -65,56 +64,51 @@ def test_a_worker_that_slept_before_the_end_of_its_shard_creates_no_children() -
         assert [lease.key for lease in harness.store.list().leases] == ["s-0"]
 
 
-def test_a_theft_during_the_handler_ends_the_reading_in_the_same_step() -> None:
-    """The observer does not hold its state until the next batch is due."""
-    for lost in (ReaderHarness.rob, found_robbed):
+def test_steal_during_the_handler_ends_the_reading_in_the_same_step() -> None:
+    for lose_lease in (ReaderHarness.steal, steal_and_renew):
         harness = ReaderHarness(ShardRecords(records(2), wait_seconds=60.0))
-        harness.does = lambda _delivery, harness=harness, lost=lost: lost(harness)  # type: ignore[misc]
+        harness.on_batch = lambda _delivery, harness=harness, lose_lease=lose_lease: lose_lease(harness)  # type: ignore[misc]
         assert harness.steps(harness.reading(), 2) == math.inf
-        assert harness.happened == ["initialize", "lease-lost"]
+        assert harness.happenings == ["initialize", "lease-lost"]
         assert harness.store.row("s-0").checkpoint == TRIM_HORIZON
 
 
-def test_a_theft_between_two_halves_of_a_failing_batch_ends_the_reading() -> None:
-    """The second half is not processed both here and by the new owner."""
-
+def test_steal_between_two_halves_of_a_failing_batch_ends_the_reading() -> None:
     def fails_whole(delivery: Delivery) -> None:
         if len(delivery.records) > 1:
             raise ValueError("poison")
-        harness.rob()
+        harness.steal()
 
-    harness = ReaderHarness(ShardRecords(records(2)), does=fails_whole)
+    harness = ReaderHarness(ShardRecords(records(2)), on_batch=fails_whole)
     reading = harness.reading(attempts=1, dead_letter=lambda _delivery, _error: None)
     assert harness.steps(reading, 3) == math.inf
-    assert (harness.handed, harness.happened) == ([data(2), data(1)], ["initialize", "lease-lost"])
+    assert (harness.dispatched, harness.happenings) == ([data(2), data(1)], ["initialize", "lease-lost"])
 
 
-def test_a_batch_that_its_handler_checkpointed_whole_before_it_raised_is_done() -> None:
-    """No empty batch is dispatched, and the shard does not stand still."""
-
+def test_batch_fully_checkpointed_before_its_handler_raised_is_done() -> None:
     def checkpoints_then_fails(delivery: Delivery) -> None:
-        if len(harness.handed) == 1:
+        if len(harness.dispatched) == 1:
             assert delivery.checkpoint()
             raise OSError("after all was done")
 
-    harness = ReaderHarness(ShardRecords(records(4), size=2), does=checkpoints_then_fails)
+    harness = ReaderHarness(ShardRecords(records(4), size=2), on_batch=checkpoints_then_fails)
     harness.steps(harness.reading(), 4)
-    assert harness.handed == [data(2), data(2, 2)]
-    harness = ReaderHarness(ShardRecords(records(2), ended=True), does=checkpoints_then_fails)
+    assert harness.dispatched == [data(2), data(2, 2)]
+    harness = ReaderHarness(ShardRecords(records(2), ended=True), on_batch=checkpoints_then_fails)
     harness.steps(harness.reading(), 5)
-    assert (harness.handed, harness.store.row("s-0").ended) == ([data(2)], True), "behind its last record is its end"
+    assert (harness.dispatched, harness.store.row("s-0").ended) == ([data(2)], True), (
+        "behind its last record is its end"
+    )
 
 
-def test_at_the_end_of_a_shard_no_time_is_lost() -> None:
-    """The children do not wait for the time of a next read that never comes."""
+def test_shard_end_is_handled_without_a_wait() -> None:
     harness = ReaderHarness(ShardRecords(records(2), ended=True, wait_seconds=60.0))
     reading = harness.reading()
     harness.steps(reading, 1)
     assert harness.steps(reading, 1) == harness.clock.now
 
 
-def test_an_heir_waits_for_the_running_batch_and_for_nothing_else() -> None:
-    """Each further write or second would be time in which no worker reads the shard."""
+def test_next_owner_waits_only_for_the_running_batch() -> None:
     store = FaultyStore()
     harness = ReaderHarness(ShardRecords(records(2), wait_seconds=60.0), lease=Lease("s-0"), store=store)
 
@@ -124,7 +118,7 @@ def test_an_heir_waits_for_the_running_batch_and_for_nothing_else() -> None:
         assert harness.holding.renew()
         assert harness.holding.releasing
 
-    harness.does = is_asked_for
+    harness.on_batch = is_asked_for
     reading = harness.reading()
     harness.steps(reading, 1)
     assert harness.steps(reading, 1) == harness.clock.now
@@ -133,23 +127,21 @@ def test_an_heir_waits_for_the_running_batch_and_for_nothing_else() -> None:
     (gift,) = of_kind(store, GiveLease)
     assert isinstance(gift, GiveLease)
     assert (gift.position, store.row("s-0").owner) == (Position("101"), "b-1")
-    assert harness.happened == ["initialize", "stopped"]
+    assert harness.happenings == ["initialize", "stopped"]
 
 
-@pytest.mark.parametrize("who", ["handler", "dead letter"])
-def test_an_exception_that_ends_the_process_releases_the_lease_at_once(
-    who: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("source_of_error", ["handler", "dead letter"])
+def test_exception_that_ends_the_process_releases_the_lease_at_once(
+    source_of_error: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """After Ctrl-C in a user callable, others do not wait until the lease expires."""
-
     def interrupted(_delivery: Delivery, _error: Exception | None = None) -> None:
         raise KeyboardInterrupt
 
     def fails(_delivery: Delivery) -> None:
         raise ValueError("poison")
 
-    harness = ReaderHarness(ShardRecords(records(1)), does=interrupted if who == "handler" else fails)
-    reading = harness.reading(attempts=2 if who == "handler" else 1, dead_letter=interrupted)
+    harness = ReaderHarness(ShardRecords(records(1)), on_batch=interrupted if source_of_error == "handler" else fails)
+    reading = harness.reading(attempts=2 if source_of_error == "handler" else 1, dead_letter=interrupted)
     for _ in range(10):
         due = reading.step(harness.clock.now)
         if harness.holding.releasing:
@@ -160,25 +152,21 @@ def test_an_exception_that_ends_the_process_releases_the_lease_at_once(
     assert (harness.store.row("s-0").owner, harness.store.row("s-0").checkpoint) == (None, TRIM_HORIZON)
 
 
-def test_the_log_names_the_record_that_is_skipped_and_why(caplog: pytest.LogCaptureFixture) -> None:
-    """An operator can find the record again in the stream."""
-
+def test_log_names_the_skipped_record_and_the_error(caplog: pytest.LogCaptureFixture) -> None:
     def fails(_delivery: Delivery) -> None:
         raise ValueError("poison")
 
-    harness = ReaderHarness(ShardRecords(records(1)), does=fails)
+    harness = ReaderHarness(ShardRecords(records(1)), on_batch=fails)
     with caplog.at_level(logging.WARNING):
         harness.steps(harness.reading(attempts=1, dead_letter=lambda _delivery, _error: None), 4)
     assert "shard s-0: record 100.0 went to the dead letter: ValueError" in caplog.text
 
 
-def test_the_log_names_the_record_that_nothing_took(caplog: pytest.LogCaptureFixture) -> None:
-    """The shard stands still at this record until an operator fixes the cause."""
-
-    def fails(*_given: object) -> None:
+def test_log_names_the_record_that_stops_the_shard(caplog: pytest.LogCaptureFixture) -> None:
+    def fails(*_args: object) -> None:
         raise OSError("disk full")
 
-    harness = ReaderHarness(ShardRecords(records(1)), does=fails)
+    harness = ReaderHarness(ShardRecords(records(1)), on_batch=fails)
     harness.until_over(harness.reading(attempts=1, dead_letter=fails))
     assert "neither its handler nor the dead letter accepted record 100.0: OSError: disk full" in caplog.text
     # A row has only the class, because the message may contain a record.
@@ -187,18 +175,16 @@ def test_the_log_names_the_record_that_nothing_took(caplog: pytest.LogCaptureFix
     assert cause == f"{raised}; the dead letter did not accept the record: it raised OSError"
 
 
-def test_a_lease_stolen_before_its_shards_end_is_lost_and_not_ended() -> None:
-    """The observer must not treat a shard as complete whose last records another worker processes again."""
+def test_lease_stolen_before_the_shard_end_is_lost_and_not_ended() -> None:
     harness = ReaderHarness(ShardRecords(records(1), ended=True))
     reading = harness.reading()
     harness.steps(reading, 2)
-    harness.rob()
+    harness.steal()
     assert harness.steps(reading, 1) == math.inf
-    assert harness.happened == ["initialize", "lease-lost"]
+    assert harness.happenings == ["initialize", "lease-lost"]
 
 
-def test_an_heir_that_takes_its_request_back_leaves_the_shard_where_it_is() -> None:
-    """The lease is not released to nobody, and its reading goes on."""
+def test_withdrawn_request_keeps_the_reader_going() -> None:
     harness = ReaderHarness(ShardRecords(records(2)))
     reading = harness.reading()
     harness.steps(reading, 1)
@@ -206,9 +192,9 @@ def test_an_heir_that_takes_its_request_back_leaves_the_shard_where_it_is() -> N
     assert harness.holding.releasing
     harness.clock.now += 11.0  # the row has no next owner any more, as the renewal finds
     assert reading.step(harness.clock.now) == harness.clock.now
-    assert (harness.happened, harness.store.row("s-0").owner) == (["initialize"], "a-1")
+    assert (harness.happenings, harness.store.row("s-0").owner) == (["initialize"], "a-1")
     harness.steps(reading, 1)
-    assert harness.handed == [data(2)]
+    assert harness.dispatched == [data(2)]
 
 
 # Results of checking a handler
@@ -223,25 +209,23 @@ def handed_over(harness: ReaderHarness) -> tuple[LeaseReader, ManualExecutor]:
     return reading, executor
 
 
-def test_a_handler_that_takes_its_time_is_looked_after_when_it_could_be_slow_and_nothing_is_read() -> None:
-    """A hung handler is reported, and no second batch is read while one is at work."""
+def test_slow_handler_is_checked_on_time_while_nothing_is_read() -> None:
     read: list[Batch] = []
     harness = ReaderHarness(ShardRecords(records(2), size=1), source=FaultySource(on_read=read.append))
     reading, executor = handed_over(harness)
-    assert harness.dues[reading] == harness.clock.now + 42.0
+    assert harness.due_times[reading] == harness.clock.now + 42.0
     assert reading.step(harness.clock.now + 7.0) == harness.clock.now + 49.0
     assert (len(read), len(executor.waiting)) == (1, 1)
 
 
-def test_a_handler_whose_lease_is_lost_is_left_at_once() -> None:
-    """The successor under the same key can begin."""
+def test_handler_of_a_lost_lease_is_abandoned_at_once() -> None:
     harness = ReaderHarness(ShardRecords(records(2)))
     reading, _ = handed_over(harness)
     harness.holding.drop("stolen")
-    assert (reading.step(harness.clock.now), harness.happened) == (math.inf, ["initialize", "lease-lost"])
+    assert (reading.step(harness.clock.now), harness.happenings) == (math.inf, ["initialize", "lease-lost"])
 
 
-def test_a_handler_that_is_given_up_costs_its_lease_and_the_log_says_why(caplog: pytest.LogCaptureFixture) -> None:
+def test_abandoned_handler_costs_its_lease_and_the_log_says_why(caplog: pytest.LogCaptureFixture) -> None:
     harness = ReaderHarness(ShardRecords(records(2)))
     reading, executor = handed_over(harness)
     executor.stuck = True
@@ -249,44 +233,40 @@ def test_a_handler_that_is_given_up_costs_its_lease_and_the_log_says_why(caplog:
     assert "all threads hang in handlers; released, not taken again for 30 s" in caplog.text
 
 
-def test_an_expired_lease_waits_for_its_renewal_and_reads_nothing() -> None:
-    """Another worker may own the lease by now, and a loop would use up a processor."""
+def test_expired_lease_is_not_read_until_it_is_renewed() -> None:
     harness = ReaderHarness()
     harness.clock.now += 11.0
     assert harness.reading().step(harness.clock.now) == harness.clock.now + EXPIRED_CHECK_SECONDS
     assert harness.source.opened == []
 
 
-def test_an_observer_that_fails_is_named_as_such(caplog: pytest.LogCaptureFixture) -> None:
-    """The log says which of the worker's functions to fix."""
-
-    def fails(*_told: object) -> None:
+def test_failing_observer_is_named_as_an_observer(caplog: pytest.LogCaptureFixture) -> None:
+    def fails(*_args: object) -> None:
         raise OSError("no such file")
 
     harness = ReaderHarness()
     harness.steps(harness.reading(observer=fails), 2)
     assert "the observer failed; this is said once, and reading goes on" in caplog.text
-    assert harness.handed == [data(5)]
+    assert harness.dispatched == [data(5)]
 
 
-def test_the_first_batch_is_checkpointed_at_once_on_a_machine_that_has_just_started() -> None:
-    """The clock may count from the start of the machine, so that it is close to 0."""
+def test_first_batch_is_checkpointed_at_once_when_the_clock_is_near_zero() -> None:
+    """The clock may count from the start of the machine."""
     harness = ReaderHarness(clock=Clock(0.25))
     harness.steps(harness.reading(checkpoint_seconds=60), 2)
     assert harness.store.row("s-0").checkpoint == Position("104")
 
 
-def test_reading_goes_on_at_the_stored_number() -> None:
+def test_reading_resumes_at_the_stored_position() -> None:
     harness = ReaderHarness(lease=Lease("s-0", checkpoint=Position("101")))
     harness.steps(harness.reading(), 2)
     assert harness.source.opened == [("s-0", Position("101"))]
-    assert harness.handed == [data(3, 2)]
+    assert harness.dispatched == [data(3, 2)]
 
 
-def test_a_reading_without_room_asks_again_after_a_second_and_measures_from_then_on(
+def test_reader_that_waits_for_memory_asks_again_after_a_second(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A missed wake-up does not stop the shard for good, and the shard does not look idle while it waits."""
     harness = ReaderHarness(ShardRecords(records(2)))
     reading = harness.reading()
     harness.steps(reading, 1)
@@ -299,16 +279,14 @@ def test_a_reading_without_room_asks_again_after_a_second_and_measures_from_then
 
 
 @pytest.mark.parametrize("how", ["done", "broken", "interrupted", "stolen"])
-def test_room_is_free_once_a_batch_is_not_needed(how: str) -> None:
-    """The memory of shards that left is available to those that stay."""
-
+def test_memory_is_freed_once_a_batch_is_no_longer_needed(how: str) -> None:
     def handle(_delivery: Delivery) -> None:
         if how == "stolen":
             raise ValueError
         if how == "interrupted":
             raise KeyboardInterrupt
 
-    harness, budget = ReaderHarness(ShardRecords(records(2)), source=FaultySource(), does=handle), MemoryBudget()
+    harness, budget = ReaderHarness(ShardRecords(records(2)), source=FaultySource(), on_batch=handle), MemoryBudget()
     reading = harness.reading(budget)
     harness.steps(reading, 1)
     (reader,) = cast("FaultySource", harness.source).readers

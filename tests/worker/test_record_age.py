@@ -9,10 +9,10 @@ from attrs import define, evolve, field
 from handler_threads import joined
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from metric_points import told
+from metric_points import exported_values
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from reading_bench import ReaderHarness, data
+from reader_harness import ReaderHarness, data
 from running import running
 from virtual_fleet import FaultyStore, four_shards
 from waiters import until
@@ -29,7 +29,7 @@ from leasehold.adapters.sources.protocol import Record
 from leasehold.balancer.model import Position
 from leasehold_lab.simulator.world.world import ListSource, ShardRecords
 
-NOW, MOST = 1_000_000.0, 60.0
+NOW, MAX_AGE = 1_000_000.0, 60.0
 
 
 def aged(*ages: float | None) -> list[Record]:
@@ -51,7 +51,7 @@ class Aged:
     wall: float = NOW
 
     def reading(self, budget: MemoryBudget | None = None, **policy: Any) -> LeaseReader:  # noqa: ANN401  any setting of Handling
-        handling = Handling(self.harness.handle, dead_letter=self.take, checkpoint_seconds=0, max_age_seconds=MOST)
+        handling = Handling(self.harness.handle, dead_letter=self.take, checkpoint_seconds=0, max_age_seconds=MAX_AGE)
         return handler_reader(
             self.harness.worker, self.harness.holding, evolve(handling, **policy), budget, wall=lambda: self.wall
         )
@@ -62,18 +62,18 @@ class Aged:
         self.attempts.append((delivery.attempts, delivery.in_parts))
 
 
-def shard_of(*ages: float | None, does: Callable[[Delivery], object] = lambda _delivery: None) -> Aged:
+def shard_of(*ages: float | None, on_batch: Callable[[Delivery], object] = lambda _delivery: None) -> Aged:
     """Return a shard of one batch of records with these ages, and what the handler does."""
-    return Aged(ReaderHarness(ShardRecords(aged(*ages)), does=does))
+    return Aged(ReaderHarness(ShardRecords(aged(*ages)), on_batch=on_batch))
 
 
-def test_old_records_go_to_the_dead_letter_one_by_one_and_the_others_to_the_handler(
+def test_old_records_are_dead_lettered_singly_and_others_handled(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     shard = shard_of(3600, 61, 60, 5, None)
     shard.harness.steps(shard.reading(), 4)
     assert (shard.dead_lettered, shard.attempts) == (data(2), [(0, 0), (0, 0)])
-    assert shard.harness.handed == [data(3, 2)]
+    assert shard.harness.dispatched == [data(3, 2)]
     assert [str(error) for error in shard.errors] == [
         "it arrived 3600 s ago, and 60 s is the limit",
         "it arrived 61 s ago, and 60 s is the limit",
@@ -84,31 +84,29 @@ def test_old_records_go_to_the_dead_letter_one_by_one_and_the_others_to_the_hand
     assert shard.harness.store.row("s-0").checkpoint == Position("104")
 
 
-def test_a_batch_of_old_records_alone_is_done_without_the_handler() -> None:
+def test_batch_of_only_old_records_skips_the_handler() -> None:
     shard = shard_of(90, 80, 70)
     shard.harness.steps(shard.reading(), 4)
-    assert (shard.dead_lettered, shard.harness.handed) == (data(3), [])
+    assert (shard.dead_lettered, shard.harness.dispatched) == (data(3), [])
     assert shard.harness.store.row("s-0").checkpoint == Position("102")
 
 
-def test_a_record_that_grows_too_old_between_attempts_is_not_tried_again() -> None:
-    """The dead letter says how often its batch was tried."""
+def test_record_that_grows_too_old_between_attempts_is_not_retried() -> None:
+    """The dead letter contains the number of attempts."""
 
     def fails(delivery: Delivery) -> None:
         shard.wall += 20
         if b"0" in (record.data for record in delivery.records):
             raise ValueError("poison")
 
-    shard = shard_of(30, 0, 0, does=fails)
+    shard = shard_of(30, 0, 0, on_batch=fails)
     shard.harness.steps(shard.reading(attempts=100), 5)
     assert (shard.dead_lettered, shard.attempts) == (data(1), [(2, 0)])
-    assert shard.harness.handed == [data(3), data(3), data(2, 1)]
+    assert shard.harness.dispatched == [data(3), data(3), data(2, 1)]
     assert isinstance(shard.errors[0], TooOld)
 
 
-def test_a_dead_letter_that_fails_stops_the_shard_before_the_old_record() -> None:
-    """A record that is too old is not skipped, even if nothing takes it."""
-
+def test_failed_dead_letter_stops_the_shard_before_the_old_record() -> None:
     def full(_delivery: Delivery, _error: Exception) -> None:
         raise OSError("disk full")
 
@@ -119,15 +117,15 @@ def test_a_dead_letter_that_fails_stops_the_shard_before_the_old_record() -> Non
     finally:
         logging.disable(logging.NOTSET)
     row = shard.harness.store.row("s-0")
-    assert (row.owner, row.checkpoint, shard.harness.handed) == (None, Position("100"), [data(1)])
+    assert (row.owner, row.checkpoint, shard.harness.dispatched) == (None, Position("100"), [data(1)])
 
 
-def test_an_old_record_waits_while_the_lease_is_lost() -> None:
-    """The new owner dead-letters it, and this worker does not."""
+def test_old_record_waits_while_the_lease_is_lost() -> None:
+    """Only the present owner dead-letters it."""
     shard = shard_of(90, 80)
     reading = shard.reading()
     shard.harness.steps(reading, 2)
-    shard.harness.rob()
+    shard.harness.steal()
     shard.harness.holding.renew()
     shard.harness.until_over(reading)
     assert shard.dead_lettered == data(1)
@@ -148,7 +146,7 @@ CASES = st.tuples(
 def test_each_record_is_handled_or_dead_lettered_in_order(
     case: tuple[list[float | None], int, frozenset[int], int, int | None, list[bool]],
 ) -> None:
-    """Whatever is old, fails or is forgotten, records are settled in order, and the checkpoint covers only those."""
+    """The checkpoint covers only settled records, whatever fails or is dropped."""
     ages, size, poison, attempts, limit, forgotten = case
     settled: list[bytes] = []
     began_with: list[int] = []
@@ -160,12 +158,12 @@ def test_each_record_is_handled_or_dead_lettered_in_order(
             raise ValueError("poison")
         settled.extend(values)
 
-    shard = Aged(ReaderHarness(ShardRecords(aged(*ages), size=size), does=handle))
+    shard = Aged(ReaderHarness(ShardRecords(aged(*ages), size=size), on_batch=handle))
     budget = MemoryBudget()
 
     def take(delivery: Delivery, _error: Exception) -> None:
         (record,) = delivery.records
-        assert int(record.data) in poison or (ages[int(record.data)] or 0) > MOST
+        assert int(record.data) in poison or (ages[int(record.data)] or 0) > MAX_AGE
         settled.append(record.data)
 
     reading = shard.reading(attempts=attempts, max_records=limit, dead_letter=take, budget=budget)
@@ -185,11 +183,10 @@ def test_each_record_is_handled_or_dead_lettered_in_order(
     finally:
         logging.disable(logging.NOTSET)
     assert settled == data(len(ages))
-    assert all((ages[number] or 0) <= MOST for number in began_with)
+    assert all((ages[number] or 0) <= MAX_AGE for number in began_with)
 
 
-def test_old_records_need_a_dead_letter() -> None:
-    """An age limit needs a dead-letter sink, because old records could otherwise only be dropped."""
+def test_record_age_limit_needs_a_dead_letter_sink() -> None:
     with pytest.raises(ValueError, match="max_age_seconds: old records go to the dead letter, and there is none"):
         Handling(print, max_age_seconds=60)
 
@@ -200,16 +197,16 @@ def test_dead_letters_are_counted() -> None:
     handling = Handling(
         print,
         dead_letter=lambda _batch, _error: None,
-        max_age_seconds=MOST,
+        max_age_seconds=MAX_AGE,
         dead_lettered=lambda holding, error: taken.append(f"{holding.key} {type(error).__name__}"),
     )
     source = ListSource(four_shards()[:1], {"s-0": ShardRecords(aged(NOW - 1, NOW - 1, NOW - 1))})
     with running(Runner(joined(FaultyStore(), source), handling, meter=MeterProvider([reader]).get_meter("test"))):
         until(lambda: len(taken) == 3, "all three are dead letters")
-    assert (taken, told(reader)["dead_letters", "s-0"]) == (["s-0 TooOld"] * 3, 3)
+    assert (taken, exported_values(reader)["dead_letters", "s-0"]) == (["s-0 TooOld"] * 3, 3)
 
 
-def test_the_option_goes_with_a_dead_letter() -> None:
+def test_record_age_option_needs_a_dead_letter_option() -> None:
     """The message names both options as the user writes them."""
 
     def take(_delivery: Delivery, _error: Exception) -> None:

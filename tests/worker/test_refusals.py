@@ -1,7 +1,7 @@
-"""A rejection after a first success, as with new roles and refreshed tokens, is waited for and ends no worker."""
+"""A rejection after a first success, as with new roles and refreshed tokens, is retried and ends no worker."""
 
 import pytest
-from virtual_fleet import Driven, FaultyStore, four_shards, member
+from virtual_fleet import DrivenWorker, FaultyStore, four_shards, member
 from waiters import Clock
 
 from leasehold.balancer.contradictions import INCARNATION
@@ -23,7 +23,7 @@ class Choosy(ListSource):
         return True
 
 
-def at_work(store: FaultyStore, source: ListSource) -> Driven:
+def at_work(store: FaultyStore, source: ListSource) -> DrivenWorker:
     """Return a worker that holds everything."""
     driven = member(store, source, Clock())
     driven.run(30.0)
@@ -31,8 +31,7 @@ def at_work(store: FaultyStore, source: ListSource) -> Driven:
     return driven
 
 
-def test_a_refused_listing_is_waited_for_and_what_is_held_is_read_on(caplog: pytest.LogCaptureFixture) -> None:
-    """One 403 does not end a worker that has run for hours."""
+def test_rejected_listing_is_retried_while_held_leases_are_read(caplog: pytest.LogCaptureFixture) -> None:
     store = FaultyStore()
     driven = at_work(store, ListSource(four_shards()))
     store.fault = REFUSED
@@ -41,8 +40,7 @@ def test_a_refused_listing_is_waited_for_and_what_is_held_is_read_on(caplog: pyt
     assert "4 leases are read while they can be renewed: leases: AccessDeniedException: 403" in caplog.text
 
 
-def test_a_lease_that_the_source_does_not_know_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
-    """One row of another group does not end the workers that share the table."""
+def test_lease_unknown_to_the_source_is_retried(caplog: pytest.LogCaptureFixture) -> None:
     store = FaultyStore()
     driven = at_work(store, Choosy(four_shards()))
     store.write(CreateLease(Lease("stranger")))
@@ -51,8 +49,8 @@ def test_a_lease_that_the_source_does_not_know_is_waited_for(caplog: pytest.LogC
     assert "lease 'stranger': it is of another hub" in caplog.text
 
 
-def test_after_the_leases_expired_a_worker_goes_on_trying(caplog: pytest.LogCaptureFixture) -> None:
-    """After an outage longer than the leases no worker has to be started by hand."""
+def test_worker_keeps_trying_after_its_leases_expired(caplog: pytest.LogCaptureFixture) -> None:
+    """After an outage longer than the leases, workers continue without a restart."""
     store = FaultyStore()
     driven = at_work(store, ListSource(four_shards()))
     store.fault, store.down = REFUSED, True
@@ -64,8 +62,7 @@ def test_after_the_leases_expired_a_worker_goes_on_trying(caplog: pytest.LogCapt
     assert driven.held == ALL
 
 
-def test_a_store_or_a_source_that_was_never_of_use_is_an_error() -> None:
-    """A misspelled name or a missing right is not waited for silently."""
+def test_store_or_source_that_never_worked_is_an_error() -> None:
     store = FaultyStore()
     store.fault = REFUSED
     with pytest.raises(StoreError, match="403"):
@@ -87,8 +84,8 @@ class Dated(ListSource):
         return f"1:{self._name}:1700000000"
 
 
-def test_a_worker_started_on_another_streams_table_ends_naming_both_and_leaves_the_table_alone() -> None:
-    """The group that owns the table reads on, and none of its rows is written."""
+def test_worker_on_another_streams_table_ends_and_leaves_the_table_alone() -> None:
+    """The rows of the group that owns the table are left unchanged."""
     store, clock = FaultyStore(), Clock()
     owner = member(store, Dated("orders"), clock)
     owner.run(30.0)
@@ -101,8 +98,8 @@ def test_a_worker_started_on_another_streams_table_ends_naming_both_and_leaves_t
     assert owner.held == ALL
 
 
-def test_a_foreign_row_that_turns_up_later_ends_no_worker(caplog: pytest.LogCaptureFixture) -> None:
-    """Whoever wrote the row may remove it, and the workers read on."""
+def test_foreign_row_that_appears_later_ends_no_worker(caplog: pytest.LogCaptureFixture) -> None:
+    """The row may be removed by the worker that wrote it."""
     store = FaultyStore()
     driven = at_work(store, Dated("orders"))
     store.write(CreateLease(Lease("s-9", annotations=((INCARNATION, "1:returns:1700000000"),))))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from attrs import define, evolve, field
 from running import running
-from virtual_fleet import Driven, FaultyStore, four_shards, member
+from virtual_fleet import DrivenWorker, FaultyStore, four_shards, member
 from waiters import WAIT, Clock
 
 from leasehold.adapters.consumer.runner import Runner
@@ -39,7 +39,7 @@ class Stalling:
         return ()
 
 
-def stalled() -> tuple[FaultyStore, Driven, Stalling]:
+def stalled() -> tuple[FaultyStore, DrivenWorker, Stalling]:
     """A worker of four leases, one of which gets no more responses."""
     store, stalling = FaultyStore(), Stalling("s-0")
     alone = member(store, ListSource(four_shards()), Clock())
@@ -49,8 +49,7 @@ def stalled() -> tuple[FaultyStore, Driven, Stalling]:
     return store, alone, stalling
 
 
-def test_a_renewal_that_stalls_holds_up_no_other() -> None:
-    """A request that hangs as long as the client library waits costs no other lease."""
+def test_stalled_renewal_delays_no_other() -> None:
     store, alone, _ = stalled()
     before = store.row("s-1").epoch
     _, *others = alone.worker.holdings
@@ -59,15 +58,13 @@ def test_a_renewal_that_stalls_holds_up_no_other() -> None:
     assert store.row("s-1").epoch >= before + 8
 
 
-def test_a_renewal_that_stalls_is_not_begun_again_beside_itself() -> None:
-    """Hanging requests must not fill the pool, or nothing would be renewed."""
+def test_stalled_renewal_is_not_started_twice() -> None:
     _, alone, stalling = stalled()
     alone.run(9)
     assert stalling.begun.count("s-0") == 1
 
 
-def test_a_renewal_that_waits_for_its_answer_is_looked_at_again_a_second_later() -> None:
-    """Leases that wait for a response are not checked twenty times a second."""
+def test_waiting_renewal_is_checked_again_a_second_later() -> None:
     _, alone, _ = stalled()
     alone.run(6)
     alone.each_renewal = lambda function, items: ()  # noqa: ARG005  no renewal gets a response any more
@@ -82,8 +79,7 @@ def test_a_renewal_that_waits_for_its_answer_is_looked_at_again_a_second_later()
     assert round(waits[1] + waits[2], 3) == 1.0
 
 
-def test_a_lease_not_confirmed_in_time_is_dropped_although_its_renewal_stalls() -> None:
-    """Another worker may own it by then."""
+def test_unconfirmed_lease_is_dropped_although_its_renewal_stalls() -> None:
     _, alone, _ = stalled()
     (holding, *_) = alone.worker.holdings
     due = holding.confirmed + 10.0 * 4 / 3
@@ -109,8 +105,7 @@ class HangingStore(FaultyStore):
 
 
 @pytest.mark.slow
-def test_a_runner_goes_on_renewing_beside_a_request_that_hangs() -> None:
-    """The same with real threads."""
+def test_runner_keeps_renewing_during_a_hung_request() -> None:
     store = HangingStore()
     config = Config(lease_seconds=10.0, renew_seconds=0.1, initial_position=Position("TRIM_HORIZON"))
     worker = Worker(store=store, source=ListSource(four_shards()), me="a-1", config=config)
@@ -125,8 +120,7 @@ def test_a_runner_goes_on_renewing_beside_a_request_that_hangs() -> None:
         store.answer.set()
 
 
-def test_a_lease_is_looked_at_when_it_is_due_and_at_every_beat() -> None:
-    """Leases are not all checked twenty times a second, nor is a lease to be released found seconds late."""
+def test_lease_is_checked_when_due_and_at_every_beat() -> None:
     clock, store = Clock(), FaultyStore()
     leases = [Lease(f"s-{place}", owner="a", version=Version("1")) for place in range(3)]
     identity = Identity("a", "p", lambda: "")
@@ -181,7 +175,7 @@ def held_since(clock: Clock, *begun: float) -> tuple[Holding, ...]:
     )
 
 
-def test_leases_that_one_write_renews_come_due_together() -> None:
+def test_leases_renewed_by_one_write_come_due_together() -> None:
     """The leases of a session share one write, which a group pays for once."""
     clock = Clock()
     held = held_since(clock, 0.0, 2.0, 4.0)
@@ -205,7 +199,7 @@ def test_leases_that_one_write_renews_come_due_together() -> None:
     assert looked(10.8) == ["s-0", "s-1", "s-2"]
 
 
-def test_leases_that_came_together_are_renewed_in_the_order_of_their_keys() -> None:
+def test_leases_of_one_time_are_renewed_in_key_order() -> None:
     """A simulation writes in the same order every time, so that its failures can be reproduced."""
     clock = Clock(6.0)
     held = held_since(clock, *[0.0] * 9)

@@ -1,4 +1,4 @@
-"""The runner's threads: one batch of a shard at a time, and a run that ends with nothing owned."""
+"""The runner's threads: one batch of a shard at a time, and a run that ends owning nothing."""
 
 import math
 import os
@@ -15,7 +15,7 @@ from typing import Any, NoReturn, cast
 import pytest
 from attrs import define, field
 from running import WAIT, run_to_its_end, running
-from virtual_fleet import FaultySource, FaultyStore, Kept, stream_of_five
+from virtual_fleet import FaultySource, FaultyStore, RecordingConsumer, stream_of_five
 from waiters import until
 
 from leasehold.adapters.consumer.handling import Delivery, Handling
@@ -50,9 +50,9 @@ def run(runner: Runner) -> None:
 @pytest.fixture
 def schedule() -> Iterator[Schedule]:
     """A pool of four threads."""
-    made = Schedule(4, ThreadScheduler(time.monotonic), _raised)
-    yield made
-    made.close(time.monotonic() + WAIT)
+    new_schedule = Schedule(4, ThreadScheduler(time.monotonic), _raised)
+    yield new_schedule
+    new_schedule.close(time.monotonic() + WAIT)
 
 
 def joined(store: FaultyStore, source: ListSource) -> Worker:
@@ -61,8 +61,7 @@ def joined(store: FaultyStore, source: ListSource) -> Worker:
     return Worker(store=store, source=source, me="a-1", config=config)
 
 
-def test_no_step_runs_beside_itself(schedule: Schedule) -> None:
-    """The batches of one shard are never processed concurrently."""
+def test_steps_of_a_shard_never_overlap(schedule: Schedule) -> None:
     busy, beside, calls = Lock(), [], []
 
     def step(now: float) -> float:
@@ -79,8 +78,7 @@ def test_no_step_runs_beside_itself(schedule: Schedule) -> None:
     assert (len(calls), beside) == (200, [])
 
 
-def test_stopping_finishes_the_running_batch_checkpoints_and_releases() -> None:
-    """A deployment neither repeats a batch nor makes others wait for the leases to expire."""
+def test_stop_finishes_the_running_batch_checkpoints_and_releases() -> None:
     store, started, finish = FaultyStore(), Event(), Event()
 
     def handle(_delivery: Delivery) -> None:
@@ -94,13 +92,12 @@ def test_stopping_finishes_the_running_batch_checkpoints_and_releases() -> None:
         finish.set()
     leases = store.list().leases
     assert [lease.owner for lease in leases] == [None] * 4
-    done = [lease.checkpoint for lease in leases if lease.checkpoint.numbered]
-    assert done != []
-    assert set(done) == {Position("104")}
+    checkpoints = [lease.checkpoint for lease in leases if lease.checkpoint.numbered]
+    assert checkpoints != []
+    assert set(checkpoints) == {Position("104")}
 
 
-def test_a_worker_that_waits_for_its_first_look_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that was started by mistake need not begin first (C15)."""
+def test_worker_can_be_stopped_before_its_first_look(monkeypatch: pytest.MonkeyPatch) -> None:
     store = FaultyStore()
     runner = Runner(joined(store, stream_of_five()), lambda _delivery: None)
     monkeypatch.setattr("leasehold.adapters.consumer.runner.start_seconds", lambda *_: 1e6)
@@ -109,8 +106,7 @@ def test_a_worker_that_waits_for_its_first_look_can_be_stopped(monkeypatch: pyte
     assert store.list().leases == ()
 
 
-def test_renewals_go_on_while_a_handler_is_slow() -> None:
-    """A batch that takes longer than a lease is processed by one worker only."""
+def test_renewals_continue_while_a_handler_is_slow() -> None:
     store, started, finish = FaultyStore(), Event(), Event()
     config = Config(lease_seconds=10.0, renew_seconds=0.1, initial_position=Position("TRIM_HORIZON"))
 
@@ -129,16 +125,15 @@ def test_renewals_go_on_while_a_handler_is_slow() -> None:
         finish.set()
 
 
-def test_a_loss_is_told_at_once_while_a_shard_waits_to_be_read_on() -> None:
-    """The handler learns at once, and not 10 s later, that another worker took its partition."""
+def test_lost_lease_is_reported_while_its_shard_waits_for_a_read() -> None:
     store, waiting, lost = FaultyStore(), Event(), Event()
     # A lost lease stays lost for an hour, because a lease won again would also wake the reader.
     config = Config(rules=Kcl(), lease_seconds=3600.0, renew_seconds=0.1, initial_position=Position("TRIM_HORIZON"))
     source = ListSource([Shard("s-0")], {"s-0": ShardRecords(wait_seconds=1e6)})
     worker = Worker(store=store, source=source, me="a-1", config=config)
 
-    def observe(what: str, _holding: Holding) -> None:
-        if what == "lease-lost":
+    def observe(event: str, _holding: Holding) -> None:
+        if event == "lease-lost":
             lost.set()
 
     handling = Handling(lambda _delivery: None, observer=observe, measure=lambda _holding, _batch: waiting.set())
@@ -150,29 +145,32 @@ def test_a_loss_is_told_at_once_while_a_shard_waits_to_be_read_on() -> None:
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
-def test_a_signal_drains_and_gives_the_handlers_back(name: str) -> None:
-    """A container that stops, or a terminal that closes, leaves no lease owned."""
+def test_signal_drains_and_restores_the_signal_handlers(name: str) -> None:
     ending = signal.Signals[name]
     hung_up = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # these tests may run under nohup
     before = signal.getsignal(ending)
     store, seen = FaultyStore(), Lock()
-    happened: list[str] = []
+    happenings: list[str] = []
 
     def handle(_delivery: Delivery) -> None:
         if seen.acquire(blocking=False):
             os.kill(os.getpid(), ending)
 
     try:
-        run(Runner(joined(store, stream_of_five()), Handling(handle, observer=lambda what, _: happened.append(what))))
+        run(
+            Runner(
+                joined(store, stream_of_five()), Handling(handle, observer=lambda event, _: happenings.append(event))
+            )
+        )
         assert signal.getsignal(ending) is before
     finally:
         signal.signal(signal.SIGHUP, hung_up)
     assert [lease.owner for lease in store.list().leases] == [None] * 4
-    assert happened.count("initialize") == happened.count("stopped") > 0
+    assert happenings.count("initialize") == happenings.count("stopped") > 0
 
 
-def test_in_another_thread_than_the_main_one_no_signal_is_listened_to() -> None:
-    """Python raises an error there, which must not end a worker that runs in its caller's thread."""
+def test_signals_are_left_alone_outside_the_main_thread() -> None:
+    """Python allows signal handlers only in the main thread."""
     before, seen = signal.getsignal(signal.SIGTERM), list[Any]()
 
     def work() -> None:
@@ -184,7 +182,7 @@ def test_in_another_thread_than_the_main_one_no_signal_is_listened_to() -> None:
     assert seen == [before]
 
 
-def test_a_worker_under_nohup_goes_on_when_its_terminal_is_closed() -> None:
+def test_worker_under_nohup_survives_a_closed_terminal() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     calls: list[str] = []
 
@@ -201,8 +199,7 @@ def test_a_worker_under_nohup_goes_on_when_its_terminal_is_closed() -> None:
     assert sorted(set(calls)) == ["s-0", "s-1", "s-2", "s-3"]
 
 
-def test_a_measure_of_the_users_own_is_told_beside_the_metrics() -> None:
-    """A program's own measure is also called where OpenTelemetry is installed."""
+def test_user_measure_is_called_besides_the_metrics() -> None:
     measured: list[int] = []
     seen = Event()
 
@@ -216,8 +213,7 @@ def test_a_measure_of_the_users_own_is_told_beside_the_metrics() -> None:
         assert seen.wait(WAIT)
 
 
-def test_a_stream_that_does_not_exist_ends_the_run_with_its_reason() -> None:
-    """A misspelled stream does not look like an empty one."""
+def test_missing_stream_ends_the_run_with_its_reason() -> None:
     missing = FaultySource(faults=[SourceError("stream 'orders': it does not exist")])
     with pytest.raises(SourceError, match="it does not exist"):
         run(Runner(joined(FaultyStore(), missing), lambda _delivery: None))
@@ -227,7 +223,7 @@ class Counted(Worker):
     """Counts its turns and renewals and the threads that run them. As many of them raise as the test says."""
 
     failing: Counter[str]
-    done: list[tuple[str, str]]
+    calls: list[tuple[str, str]]
 
     def turn(self, now: float, each: ParallelMap = map) -> float:
         """Take free leases, or raise."""
@@ -239,10 +235,10 @@ class Counted(Worker):
         self._begin("renew", "no renewal")
         return super().renew(now, each=each)
 
-    def _begin(self, what: str, fault: str) -> None:
-        self.done.append((what, current_thread().name))
-        if self.failing[what]:
-            self.failing[what] -= 1
+    def _begin(self, event: str, fault: str) -> None:
+        self.calls.append((event, current_thread().name))
+        if self.failing[event]:
+            self.failing[event] -= 1
             raise RuntimeError(fault)
 
 
@@ -252,29 +248,27 @@ def counted(monkeypatch: pytest.MonkeyPatch, lease_seconds: float = 3.0) -> Coun
     monkeypatch.setattr("leasehold.adapters.consumer.runner.RETRY_SECONDS", 0.25)
     config = Config(lease_seconds=lease_seconds, initial_position=Position("TRIM_HORIZON"))
     worker = Counted(store=FaultyStore(), source=stream_of_five(), me="a-1", config=config)
-    worker.done, worker.failing = [], Counter()
+    worker.calls, worker.failing = [], Counter()
     return worker
 
 
-def test_renewals_that_keep_failing_end_the_run_before_the_leases_expire(
+def test_failing_renewals_end_the_run_before_the_leases_expire(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A worker must not read on while others take its leases, and the log says why it ended."""
     worker = counted(monkeypatch)
     worker.failing["renew"] = 100
     with pytest.raises(WorkerError, match=r"^the worker cannot continue: RuntimeError: no renewal$"):
         run_to_its_end(Runner(worker, lambda _delivery: None))
-    renewals = [name for what, name in worker.done if what == "renew"]
+    renewals = [name for event, name in worker.calls if event == "renew"]
     assert len(renewals) >= 7, "after half of the lease's time"
     assert set(renewals) == {"leasehold-renew"}
     ends = [record for record in caplog.records if record.getMessage() == "the worker ends: unexpected fault"]
     assert [str(record.exc_info[1]) for record in ends if record.exc_info] == ["no renewal"]
 
 
-def test_a_turn_that_failed_is_tried_again_and_a_run_that_went_well_complains_of_nothing(
+def test_failed_turn_is_retried_and_a_good_run_logs_no_problem(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One unexpected response of the store leaves no shard unread, and no release is reported as missing."""
     worker, names, shards, handled = counted(monkeypatch, 3600.0), set[str](), set[str](), Event()
     worker.failing["turn"] = 1
 
@@ -287,13 +281,12 @@ def test_a_turn_that_failed_is_tried_again_and_a_run_that_went_well_complains_of
     with running(Runner(worker, handle, memory_bytes=1)):  # one batch at a time; the other readers wait for memory
         assert handled.wait(WAIT)
     assert names == {"leasehold-handle"}, "a slow handler would hold up the reading of other shards"
-    assert {name for what, name in worker.done if what == "turn"} == {"leasehold-turn"}
+    assert {name for event, name in worker.calls if event == "turn"} == {"leasehold-turn"}
     messages = [record.getMessage() for record in caplog.records if record.name == "leasehold.runner"]
     assert messages == ["trying again in 0.25 s: unexpected fault"]
 
 
-def test_a_reading_is_called_once_there_is_room_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It does not wait for its next step, seconds later."""
+def test_reader_is_called_once_memory_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     called = list[str]()
     monkeypatch.setattr(Schedule, "wake", lambda _self, key: called.append(key))
     runner = Runner(joined(FaultyStore(), stream_of_five()), lambda _delivery: None, memory_bytes=1)
@@ -304,19 +297,18 @@ def test_a_reading_is_called_once_there_is_room_for_it(monkeypatch: pytest.Monke
     assert called == ["second"]
 
 
-def test_whoever_is_woken_as_a_run_ends_finds_that_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A turn, the renewals or the dispatcher must not check too soon and then wait until they are given up."""
+def test_task_woken_at_the_end_of_a_run_finds_that_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = Runner(joined(FaultyStore(), stream_of_five()), lambda _delivery: None)
     readings, ended = runner._lease_readers, dict[str, bool]()  # noqa: SLF001
 
-    def note(name: str, whom: object, method: str, over: Callable[[], bool]) -> None:
-        wake = getattr(whom, method)
+    def note(name: str, target: object, method: str, over: Callable[[], bool]) -> None:
+        wake = getattr(target, method)
 
-        def woken(*told: object) -> None:
+        def woken(*arguments: object) -> None:
             ended[name] = over()
-            wake(*told)
+            wake(*arguments)
 
-        monkeypatch.setattr(whom, method, woken)
+        monkeypatch.setattr(target, method, woken)
 
     note("turn", runner._turn_sooner, "set", lambda: not readings.taking)  # noqa: SLF001
     note("renew", runner._renew_sooner, "set", lambda: not runner._renewing)  # noqa: SLF001
@@ -338,10 +330,10 @@ def holding_all() -> Iterator[Runner]:
     runner.run()
 
 
-def test_a_lease_is_told_to_go_before_its_reading_is_woken(
+def test_release_request_is_set_before_its_reader_is_woken(
     holding_all: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A reader that checks at once sees the request, and does not wait for its next step."""
+    """A reader that checks at once must see the request."""
     readings, woken = holding_all._lease_readers, list[bool]()  # noqa: SLF001
     held, wake = {holding.key: holding for holding in holding_all.worker.holdings}, readings.schedule.wake
 
@@ -354,8 +346,7 @@ def test_a_lease_is_told_to_go_before_its_reading_is_woken(
     assert woken[:4] == [True] * 4
 
 
-def test_what_is_held_is_asked_for_while_a_turn_is_still_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches can end within the drain time although the store does not respond to the turn."""
+def test_drain_releases_held_leases_while_a_turn_is_still_running(monkeypatch: pytest.MonkeyPatch) -> None:
     worker, handled, turning, finish = counted(monkeypatch), Event(), Event(), Event()
     runner = Runner(worker, lambda _delivery: handled.set(), drain_seconds=4 * WAIT)
     turn = worker.turn
@@ -376,7 +367,7 @@ def test_what_is_held_is_asked_for_while_a_turn_is_still_at_work(monkeypatch: py
         finish.set()
 
 
-def test_the_first_reason_ends_a_run_and_the_others_are_not_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_run_ends_with_its_first_reason(caplog: pytest.LogCaptureFixture) -> None:
     """Later faults often follow from the first one."""
     runner = Runner(joined(FaultyStore(), stream_of_five()), lambda _delivery: None)
     for fault in (OSError("first"), OSError("second")):
@@ -387,10 +378,7 @@ def test_the_first_reason_ends_a_run_and_the_others_are_not_told(caplog: pytest.
     assert errors == ["first"]
 
 
-def test_a_worker_with_more_than_it_can_renew_says_so_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The warning is not repeated at every renewal."""
+def test_overloaded_worker_warns_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     runner = Runner(joined(FaultyStore(), stream_of_five()), lambda _delivery: None)
     monkeypatch.setattr(Worker, "renewers", 1000)
     for _ in range(2):
@@ -401,10 +389,9 @@ def test_a_worker_with_more_than_it_can_renew_says_so_once(
     assert message.startswith("0 leases are held, and 60 renewals at a time are too few to renew each in 5.3 s")
 
 
-def test_a_worker_with_a_consumer_of_its_own_is_refused() -> None:
-    """Its leases are read only once."""
+def test_worker_with_its_own_consumer_is_rejected() -> None:
     worker = joined(FaultyStore(), stream_of_five())
-    worker.consumer = Kept()
+    worker.consumer = RecordingConsumer()
     with pytest.raises(ValueError, match=r"^worker: it has a consumer of its own$"):
         Runner(worker, lambda _delivery: None)
 
@@ -417,10 +404,9 @@ def test_a_run_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     until(lambda: {*enumerate_threads()} <= before, "all threads have ended", seconds=10.0)
 
 
-def test_a_step_that_raises_as_its_lease_is_lost_leaves_it_without_ado(
+def test_step_that_raises_as_its_lease_is_lost_logs_nothing(
     holding_all: Runner, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The worker does not say that it released the lease, or that the lease cannot be read."""
     holding = holding_all.worker.holdings[0]
     holding.drop("stolen")
     left = holding_all._lease_readers._replacement_for(holding, 1)  # noqa: SLF001  called in place of a step that raised
@@ -444,8 +430,7 @@ class HandedOver:
         return self.items.pop(0) if self.items else None
 
 
-def test_a_signal_that_is_taken_at_once_can_be_given_again() -> None:
-    """A turn does not miss its wake-up and wait for hours."""
+def test_signal_that_is_consumed_at_once_can_be_set_again() -> None:
     queue = HandedOver()
     sooner = Signal(cast("Any", SimpleNamespace(queue=lambda: queue)))
     queue.taker = sooner.wait
@@ -455,7 +440,7 @@ def test_a_signal_that_is_taken_at_once_can_be_given_again() -> None:
     assert sooner.wait()
 
 
-def test_a_signal_given_twice_is_one() -> None:
+def test_signal_set_twice_wakes_once() -> None:
     """A turn that is woken by a hundred leases runs once."""
     sooner = Signal(cast("Any", SimpleNamespace(queue=HandedOver)))
     sooner.set()

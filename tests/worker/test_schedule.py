@@ -1,4 +1,4 @@
-"""Steps are called when they are due, never two of a key at a time, and only the test moves the clock."""
+"""Steps are called when they are due, one at a time for each key, and only the test moves the clock."""
 
 import math
 import random
@@ -35,11 +35,11 @@ class Time(VirtualTime):
     """Virtual time whose clock fails when told to, and that starts no more tasks than it is told."""
 
     broken = 0
-    most = 99
+    max_tasks = 99
 
     def start(self, name: str, work: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
         """Begin a task, if another is allowed."""
-        if len(self.named) >= self.most:
+        if len(self.named) >= self.max_tasks:
             raise RuntimeError("can't start new thread")
         super().start(name, work, failed)
 
@@ -59,25 +59,25 @@ class Calendar:
     calls: list[tuple[float, str]] = field(factory=list)
     failed: list[str] = field(factory=list)
     time: Time = field(init=False)
-    kept: Schedule = field(init=False)
+    schedule: Schedule = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.time = Time(self.tasks, self.process, 0.0, 1.0, random.Random(0), "p-1")  # noqa: S311  a seed is the point
-        self.kept = Schedule(2, self.time, lambda fault: self.failed.append(repr(fault)))
+        self.schedule = Schedule(2, self.time, lambda fault: self.failed.append(repr(fault)))
 
-    def step(self, name: str, *dues: float, takes: float = 0.0) -> Callable[[float], float]:
+    def step(self, name: str, *times: float, takes: float = 0.0) -> Callable[[float], float]:
         """Return a step that asks for these times one after the other, and works this long each time."""
-        wanted = iter(dues)
+        remaining_times = iter(times)
 
         def step(now: float) -> float:
             self.calls.append((round(now, 3), name))
             if takes:
                 self.tasks.sleep(takes)
-            return next(wanted, math.inf)
+            return next(remaining_times, math.inf)
 
         return step
 
-    def at(self, when: float, call: Callable[[], object]) -> list[tuple[object, float]]:
+    def call_at(self, when: float, call: Callable[[], object]) -> list[tuple[object, float]]:
         """Call this at that time; collect what it returns and when."""
         answers: list[tuple[object, float]] = []
         self.tasks.start(lambda: answers.append((call(), round(self.tasks.now, 3))), at=when)
@@ -87,146 +87,131 @@ class Calendar:
 @pytest.fixture
 def calendar() -> Iterator[Calendar]:
     """A new calendar, whose tasks end with the test."""
-    made = Calendar()
-    yield made
-    made.tasks.close()
+    new_calendar = Calendar()
+    yield new_calendar
+    new_calendar.tasks.close()
 
 
-def test_steps_are_called_when_they_wish_and_no_sooner(calendar: Calendar) -> None:
-    """A shard is neither read too often and throttled, nor left alone."""
-    calendar.kept.add("a", calendar.step("a", 3.0, 9.0))
-    calendar.kept.add("b", calendar.step("b", 5.0))
+def test_steps_are_called_when_due(calendar: Calendar) -> None:
+    calendar.schedule.add("a", calendar.step("a", 3.0, 9.0))
+    calendar.schedule.add("b", calendar.step("b", 5.0))
     calendar.tasks.run(20.0)
     assert calendar.calls == [(0.0, "a"), (0.0, "b"), (3.0, "a"), (5.0, "b"), (9.0, "a")]
     assert (calendar.failed, calendar.process.faults) == ([], [])
 
 
-def test_as_many_are_at_work_as_there_are_tasks(calendar: Calendar) -> None:
-    """One slow shard does not hold up the others, and a thousand shards need no thousand threads."""
+def test_steps_run_concurrently_up_to_the_number_of_tasks(calendar: Calendar) -> None:
     for name in "abc":
-        calendar.kept.add(name, calendar.step(name, takes=4.0))
+        calendar.schedule.add(name, calendar.step(name, takes=4.0))
     calendar.tasks.run(20.0)
     assert calendar.calls == [(0.0, "a"), (0.0, "b"), (4.0, "c")]
 
 
-def test_a_hurried_task_is_called_at_once_and_its_former_time_is_void(calendar: Calendar) -> None:
-    """The end of a handler need not wait for the next read, and causes no extra call later."""
-    calendar.kept.add("a", calendar.step("a", 9.0, 12.0))
-    calendar.at(2.0, lambda: calendar.kept.wake("a"))
+def test_woken_step_is_called_at_once_and_its_former_time_is_void(calendar: Calendar) -> None:
+    calendar.schedule.add("a", calendar.step("a", 9.0, 12.0))
+    calendar.call_at(2.0, lambda: calendar.schedule.wake("a"))
     calendar.tasks.run(30.0)
     assert calendar.calls == [(0.0, "a"), (2.0, "a"), (12.0, "a")]
 
 
-def test_a_task_hurried_while_it_runs_is_called_again_and_only_once(calendar: Calendar) -> None:
-    """The end of a handler is not missed if it comes while the step still runs."""
-    calendar.kept.add("a", calendar.step("a", 90.0, 95.0, takes=4.0))
-    calendar.at(1.0, lambda: calendar.kept.wake("a"))
-    calendar.at(2.0, lambda: calendar.kept.wake("a"))
+def test_step_woken_while_it_runs_is_called_once_more(calendar: Calendar) -> None:
+    calendar.schedule.add("a", calendar.step("a", 90.0, 95.0, takes=4.0))
+    calendar.call_at(1.0, lambda: calendar.schedule.wake("a"))
+    calendar.call_at(2.0, lambda: calendar.schedule.wake("a"))
     calendar.tasks.run(120.0)
     assert calendar.calls == [(0.0, "a"), (4.0, "a"), (95.0, "a")]
 
 
-def test_hurrying_a_key_that_is_not_there_does_nothing(calendar: Calendar) -> None:
-    """A handler that ends after its lease was left does not wake what comes under that key next."""
-    calendar.kept.wake("a")
+def test_waking_an_absent_key_does_nothing(calendar: Calendar) -> None:
+    calendar.schedule.wake("a")
     calendar.tasks.run(1.0)
-    calendar.kept.add("a", calendar.step("a", 5.0))
+    calendar.schedule.add("a", calendar.step("a", 5.0))
     calendar.tasks.run(20.0)
     assert calendar.calls == [(1.0, "a"), (5.0, "a")]
 
 
-def test_a_successor_begins_when_its_predecessor_is_over(calendar: Calendar) -> None:
-    """A lease that was lost and taken again never has two handlers at work, and its predecessor is woken to end."""
-    calendar.kept.add("a", calendar.step("old", 60.0, 3.0, takes=1.0))
-    calendar.at(2.0, lambda: calendar.kept.add("a", calendar.step("new", 8.0)))
+def test_successor_begins_when_its_predecessor_is_over(calendar: Calendar) -> None:
+    """A lease that was lost and taken again has one handler at a time. Its predecessor is woken to end."""
+    calendar.schedule.add("a", calendar.step("old", 60.0, 3.0, takes=1.0))
+    calendar.call_at(2.0, lambda: calendar.schedule.add("a", calendar.step("new", 8.0)))
     calendar.tasks.run(90.0)
     assert calendar.calls == [(0.0, "old"), (2.0, "old"), (3.0, "old"), (4.0, "new"), (8.0, "new")]
 
 
-def test_of_several_successors_the_last_one_begins(calendar: Calendar) -> None:
-    """A lease that was lost again meanwhile is not read."""
-    calendar.kept.add("a", calendar.step("old", takes=4.0))
-    calendar.at(1.0, lambda: calendar.kept.add("a", calendar.step("lost")))
-    calendar.at(2.0, lambda: calendar.kept.add("a", calendar.step("new")))
+def test_only_the_last_of_several_successors_begins(calendar: Calendar) -> None:
+    calendar.schedule.add("a", calendar.step("old", takes=4.0))
+    calendar.call_at(1.0, lambda: calendar.schedule.add("a", calendar.step("lost")))
+    calendar.call_at(2.0, lambda: calendar.schedule.add("a", calendar.step("new")))
     calendar.tasks.run(90.0)
     assert calendar.calls == [(0.0, "old"), (4.0, "new")]
 
 
-def test_a_step_that_raises_is_said_and_called_again(calendar: Calendar) -> None:
-    """The shard does not stay unread while its lease is held, and the log says why."""
-
+def test_step_that_raises_is_logged_and_called_again(calendar: Calendar) -> None:
     def fails(_now: float) -> float:
         calendar.calls.append((calendar.time.clock(), "a"))
         if len(calendar.calls) == 1:
             raise MemoryError("too much")
         return math.inf
 
-    calendar.kept.add("a", fails)
+    calendar.schedule.add("a", fails)
     calendar.tasks.run(20.0)
     assert [(round(when, 3), name) for when, name in calendar.calls] == [(0.0, "a"), (STEP_FAULT_WAITS[0], "a")]
     assert calendar.process.faults == [("a", "MemoryError('too much')")]
 
 
-def test_a_drain_waits_until_all_are_over_and_no_longer_than_told(calendar: Calendar) -> None:
-    calendar.kept.add("a", calendar.step("a", 6.0))
-    calendar.kept.add("b", calendar.step("b", 3.0))
-    early = calendar.at(1.0, lambda: calendar.kept.drain(4.0))
-    late = calendar.at(1.0, calendar.kept.drain)
+def test_drain_waits_until_all_are_over_or_its_time_limit(calendar: Calendar) -> None:
+    calendar.schedule.add("a", calendar.step("a", 6.0))
+    calendar.schedule.add("b", calendar.step("b", 3.0))
+    early = calendar.call_at(1.0, lambda: calendar.schedule.drain(4.0))
+    late = calendar.call_at(1.0, calendar.schedule.drain)
     calendar.tasks.run(20.0)
     assert early == [(False, 4.0)]
     assert late == [(True, 6.0)]
-    nothing = calendar.at(21.0, calendar.kept.drain)
+    nothing = calendar.call_at(21.0, calendar.schedule.drain)
     calendar.tasks.run(30.0)
     assert nothing == [(True, 21.0)]
 
 
-def test_a_drain_is_not_over_while_a_successor_waits(calendar: Calendar) -> None:
-    """A lease that has just come back is left properly, and its observer is told."""
-    calendar.kept.add("a", calendar.step("old", takes=4.0))
-    calendar.at(1.0, lambda: calendar.kept.add("a", calendar.step("new", 9.0)))
-    over = calendar.at(2.0, calendar.kept.drain)
+def test_drain_waits_for_a_pending_successor(calendar: Calendar) -> None:
+    calendar.schedule.add("a", calendar.step("old", takes=4.0))
+    calendar.call_at(1.0, lambda: calendar.schedule.add("a", calendar.step("new", 9.0)))
+    over = calendar.call_at(2.0, calendar.schedule.drain)
     calendar.tasks.run(20.0)
     assert over == [(True, 9.0)]
 
 
-def test_once_closed_nothing_begins_and_what_runs_is_waited_for(calendar: Calendar) -> None:
-    """No handler is called after its worker has said that it is over."""
-    calendar.kept.add("a", calendar.step("a", takes=4.0))
-    calendar.kept.add("b", calendar.step("b", 3.0))
-    too_early = calendar.at(1.0, lambda: calendar.kept.close(2.0))
+def test_closed_schedule_starts_nothing_and_waits_for_running_steps(calendar: Calendar) -> None:
+    calendar.schedule.add("a", calendar.step("a", takes=4.0))
+    calendar.schedule.add("b", calendar.step("b", 3.0))
+    too_early = calendar.call_at(1.0, lambda: calendar.schedule.close(2.0))
     calendar.tasks.run(20.0)
     assert calendar.calls == [(0.0, "a"), (0.0, "b")]
     assert too_early == [(False, 2.0)]
     assert calendar.failed == []
 
 
-def test_a_close_is_over_with_the_last_running_step(calendar: Calendar) -> None:
-    """The worker need not wait until the time limit."""
-    calendar.kept.add("a", calendar.step("a", takes=4.0))
-    closed = calendar.at(1.0, lambda: calendar.kept.close(60.0))
+def test_close_ends_with_the_last_running_step(calendar: Calendar) -> None:
+    calendar.schedule.add("a", calendar.step("a", takes=4.0))
+    closed = calendar.call_at(1.0, lambda: calendar.schedule.close(60.0))
     calendar.tasks.run(90.0)
     assert closed == [(True, 4.0)]
 
 
-def test_a_dispatcher_that_fails_says_so_and_goes_on(calendar: Calendar) -> None:
-    """The worker's shards do not stand still, which includes those to be released."""
-    calendar.kept.add("a", calendar.step("a", 2.0))
+def test_failing_dispatcher_logs_the_error_and_continues(calendar: Calendar) -> None:
+    calendar.schedule.add("a", calendar.step("a", 2.0))
     calendar.tasks.run(1.0)
 
     def break_clock() -> None:
         calendar.time.broken = 1
-        calendar.kept.wake("a")
+        calendar.schedule.wake("a")
 
-    calendar.at(1.0, break_clock)
+    calendar.call_at(1.0, break_clock)
     calendar.tasks.run(30.0)
     assert calendar.failed == ["OSError('no clock')"]
     assert calendar.calls == [(0.0, "a"), (1.0 + FAULT_SECONDS, "a")]
 
 
-def test_a_step_that_could_not_be_begun_is_begun_when_it_is_woken(
-    calendar: Calendar, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A drain does not wait in vain for a step that is never called, leaving its lease to expire."""
+def test_step_that_could_not_start_starts_when_woken(calendar: Calendar, monkeypatch: pytest.MonkeyPatch) -> None:
     faults, submit = [MemoryError("too much")], Pool.submit
 
     def refused(pool: Pool, work: Callable[[], None]) -> None:
@@ -235,35 +220,33 @@ def test_a_step_that_could_not_be_begun_is_begun_when_it_is_woken(
         submit(pool, work)
 
     monkeypatch.setattr(Pool, "submit", refused)
-    calendar.kept.add("a", calendar.step("a"))
-    calendar.at(10.0, lambda: calendar.kept.wake("a"))
-    over = calendar.at(10.0, lambda: calendar.kept.drain(60.0))
+    calendar.schedule.add("a", calendar.step("a"))
+    calendar.call_at(10.0, lambda: calendar.schedule.wake("a"))
+    over = calendar.call_at(10.0, lambda: calendar.schedule.drain(60.0))
     calendar.tasks.run(90.0)
     assert calendar.failed == ["MemoryError('too much')"]
     assert (calendar.calls, over) == ([(10.0, "a")], [(True, 10.0)])
 
 
-def test_where_no_task_can_be_had_its_worker_is_told_and_the_step_is_called_all_the_same(calendar: Calendar) -> None:
-    """The worker does not renew its leases while every shard waits forever."""
-    calendar.time.most = 1
-    calendar.kept.add("a", calendar.step("a", 2.0))
+def test_worker_is_notified_if_no_task_can_start(calendar: Calendar) -> None:
+    """The step is still called later."""
+    calendar.time.max_tasks = 1
+    calendar.schedule.add("a", calendar.step("a", 2.0))
     calendar.tasks.run(20.0)
     assert set(calendar.failed) == {"""RuntimeError("can't start new thread")"""}
     assert calendar.calls == [(0.0, "a"), (2.0, "a")]
 
 
-def test_threads_are_named_for_what_they_do(calendar: Calendar) -> None:
-    """A dump of a worker's stacks shows which thread reads."""
-    calendar.kept.add("a", calendar.step("a"))
+def test_threads_are_named_by_purpose(calendar: Calendar) -> None:
+    calendar.schedule.add("a", calendar.step("a"))
     calendar.tasks.run(1.0)
     assert set(calendar.time.named) == {"leasehold-schedule", "leasehold-read"}
 
 
-def test_a_drain_is_not_deceived_by_what_was_over_before(calendar: Calendar) -> None:
-    """It waits for a shard that was taken after all others had been left."""
-    calendar.kept.add("a", calendar.step("a"))
+def test_drain_ignores_keys_that_were_over_before(calendar: Calendar) -> None:
+    calendar.schedule.add("a", calendar.step("a"))
     calendar.tasks.run(1.0)
-    calendar.kept.add("b", calendar.step("b", 6.0))
-    over = calendar.at(2.0, lambda: calendar.kept.drain(20.0))
+    calendar.schedule.add("b", calendar.step("b", 6.0))
+    over = calendar.call_at(2.0, lambda: calendar.schedule.drain(20.0))
     calendar.tasks.run(30.0)
     assert over == [(True, 6.0)]

@@ -1,15 +1,15 @@
 """What a worker that gets no response from its stream writes on the leases that it leaves to others."""
 
-from held_leases import Held
+from held_leases import HeldLease
 
 from leasehold.adapters.worker.silence import StreamSilence
 from leasehold.balancer.config import Config
 from leasehold.balancer.rules.minimal import Minimal
 
 
-def test_a_lease_is_put_aside_until_this_worker_may_try_it_again() -> None:
-    """The row shows the time after which the lease is tried again, and not the end of a longer rest (D5)."""
-    held = Held()
+def test_unreachable_lease_shows_when_it_may_be_retried() -> None:
+    """The row shows the earliest retry, not the end of a longer cooldown (D5)."""
+    held = HeldLease()
     silence = StreamSilence("ann", Config(Minimal(), lease_seconds=10.0))
     held.holding.progress.asking(1000.0)
     held.holding.progress.called_back()

@@ -15,8 +15,7 @@ from leasehold_lab.contract.actors import placed
 from leasehold_lab.simulator.world.world import ListSource, ShardRecords
 
 
-def test_times_that_do_not_quite_rise_lose_nothing() -> None:
-    """A record in the slice is not left out because of one before it that is not."""
+def test_times_slightly_out_of_order_lose_no_record() -> None:
     rows = [record(1, 59), record(2, 60.5), record(3, 59.5), record(4, 60 + LATE_SECONDS), record(5, 10)]
     assert read_to_the_end(Timed(shard_logs={"s-0": ShardRecords(rows)})) == ([1, 3, 5], True)
     assert read_to_the_end(Timed(shard_logs={"s-0": ShardRecords(rows, size=1)}, now=0.0)) == ([1, 3], True)
@@ -24,23 +23,19 @@ def test_times_that_do_not_quite_rise_lose_nothing() -> None:
     assert read_to_the_end(early, CUT.begin) == ([1, 3], True)
 
 
-def test_a_shard_does_not_end_before_the_time_is_over() -> None:
-    """Records that arrive until then are not left out."""
+def test_shard_does_not_end_before_the_slice_ends() -> None:
     source = Timed(shard_logs={"s-0": ShardRecords([record(1, 10)])}, now=UNTIL / 1000 - 1)
     assert read_to_the_end(source) == ([1], False)
     source.now = UNTIL / 1000
     assert read_to_the_end(source) == ([1], True)
 
 
-def test_a_shard_that_is_read_to_its_last_record_ends_when_it_is_opened_again() -> None:
-    """A restarted worker does not wait for a record that never comes."""
+def test_fully_read_shard_ends_when_it_is_reopened() -> None:
     source = Timed(shard_logs={"s-0": ShardRecords([record(1, 10)])}, tells_last=True)
     assert read_to_the_end(source, Position("1")) == ([], True)
 
 
-def test_a_reading_at_the_tip_counts_only_if_the_time_was_over_before_it() -> None:
-    """What arrives between the read and the check of the clock is not left out."""
-
+def test_read_at_the_tip_counts_only_if_the_slice_was_over_before() -> None:
     class Late(Timed):
         def open(self, lease: Lease, start: Position) -> Reader:
             reader, source = super().open(lease, start), self
@@ -61,9 +56,7 @@ def test_a_reading_at_the_tip_counts_only_if_the_time_was_over_before_it() -> No
     assert [reader.read().ended for _ in range(2)] == [False, True]
 
 
-def test_a_fault_of_the_look_at_the_clock_reads_nothing() -> None:
-    """The records of that read are not lost."""
-
+def test_failing_clock_check_reads_nothing() -> None:
     @define
     class Down(Timed):
         fails: int = 1
@@ -82,33 +75,30 @@ def test_a_fault_of_the_look_at_the_clock_reads_nothing() -> None:
 
 
 @pytest.mark.parametrize("since", [LATEST, SHARD_END, Position("7"), at_timestamp(UNTIL)])
-def test_a_slice_has_a_beginning_and_an_end(since: Position) -> None:
-    """A slice is not empty, and is the same for each worker."""
+def test_slice_has_a_start_and_an_end(since: Position) -> None:
     with pytest.raises(ValueError, match="slice: it begins"):
         Slice(since, UNTIL)
 
 
 @pytest.mark.parametrize("note", [(), ((NOTE, "0..5"),)])
-def test_a_table_with_other_leases_is_refused(note: tuple[tuple[str, str], ...]) -> None:
-    """A slice does not finish the leases of a group that goes on."""
+def test_table_with_other_leases_is_rejected(note: tuple[tuple[str, str], ...]) -> None:
     store = FaultyStore()
     placed(store, Lease("s-0", annotations=note))
     with pytest.raises(ValueError, match=r"its table holds leases of another .*give it a table of its own"):
         CUT.store(store)
 
 
-def test_a_stream_that_cannot_be_cut_is_refused() -> None:
+def test_stream_without_times_is_rejected() -> None:
     with pytest.raises(ValueError, match="this source cannot detect"):
         CUT.source(ListSource())
 
 
 @pytest.mark.parametrize(("since", "until"), [(TRIM_HORIZON, 1), (at_timestamp(UNTIL - 1), UNTIL)])
-def test_a_slice_may_begin_with_the_oldest_record_or_a_moment_before_its_end(since: Position, until: int) -> None:
+def test_slice_may_begin_with_the_oldest_record_or_just_before_its_end(since: Position, until: int) -> None:
     assert Slice(since, until).since == since
 
 
-def test_an_empty_slice_from_the_oldest_record_is_refused() -> None:
-    """A worker does not report that everything is read when there was nothing to read."""
+def test_empty_slice_from_the_oldest_record_is_rejected() -> None:
     with pytest.raises(ValueError, match="no earlier than it ends"):
         Slice(TRIM_HORIZON, 0)
 
@@ -120,15 +110,14 @@ def batch(*arrived: float | None, first: int = 1, behind: float | None = 3.0, en
 
 
 @pytest.mark.parametrize("times", [(), (None,), (1000.0, 1059.9), (1000.0, None)])
-def test_a_reading_that_is_all_within_the_slice_stays_as_it_is(times: tuple[float | None, ...]) -> None:
-    """Such a batch is not taken apart record by record."""
+def test_read_within_the_slice_is_returned_unchanged(times: tuple[float | None, ...]) -> None:
     read = batch(*times)
     assert CUT.cut_batch(read) is read
 
 
 @pytest.mark.parametrize("outside", [999.9, 1060.0])
-def test_a_record_that_arrived_before_or_after_is_left_out(outside: float) -> None:
-    """Adjacent slices do not both process a record."""
+def test_record_outside_the_slice_is_left_out(outside: float) -> None:
+    """Each record belongs to exactly one of two adjacent slices."""
     read = batch(1000.0, outside, None)
     within = CUT.cut_batch(read)
     assert (within.records, within.end) == ((read.records[0], read.records[2]), Position("3"))
@@ -140,10 +129,10 @@ class Scripted:
 
     answers: list[Batch]
     settles: list[Settled | None]
-    asked: list[tuple[Lease, float]]
+    requests: list[tuple[Lease, float]]
 
     def settled(self, lease: Lease, until: float) -> Settled | None:
-        self.asked.append((lease, until))
+        self.requests.append((lease, until))
         return self.settles.pop(0)
 
     def read(self) -> Batch:
@@ -186,32 +175,30 @@ SEVEN = Settled(Position("7"))
         (Settled(Position("7"), 995.0), EMPTY, False),
     ],
 )
-def test_a_shard_ends_when_all_that_arrived_in_time_is_read(settled: Settled | None, read: Batch, ended: bool) -> None:
-    """The slice contains its last records, and ends."""
+def test_shard_ends_once_all_records_of_the_slice_are_read(settled: Settled | None, read: Batch, ended: bool) -> None:
     assert ends(settled, read) == [ended]
 
 
-def test_an_earlier_reading_counts() -> None:
-    """A shard ends although its last record was read before the time was over."""
+def test_earlier_read_counts_toward_the_end() -> None:
     script = Scripted([batch(1001.0, first=7), EMPTY, EMPTY], [None, SEVEN], [])
     reader = SliceReader(script, script, Lease("s-0"), CUT, TRIM_HORIZON)
     assert [reader.read().ended for _ in range(3)] == [False, True, True]
-    assert script.asked == [(Lease("s-0"), 1060.0)] * 2
+    assert script.requests == [(Lease("s-0"), 1060.0)] * 2
     script.answers.append(EMPTY)
     reader.close()
     assert script.answers == []
 
 
-def test_a_reader_begins_where_the_slice_does_unless_a_place_is_known() -> None:
-    """A child is not read from before the slice, and a restart does not repeat all of it."""
+def test_reader_begins_at_the_slice_start_unless_a_checkpoint_is_known() -> None:
+    """A child starts at the beginning of the slice, and a restarted worker at its checkpoint."""
     source = Timed(shard_logs={"s-0": ShardRecords([])})
     for start in (TRIM_HORIZON, LATEST, Position("7")):
         CUT.source(source).open(Lease("s-0"), start)
     assert source.opened == [("s-0", CUT.begin), ("s-0", CUT.begin), ("s-0", Position("7"))]
 
 
-def test_a_new_lease_says_which_slice_it_is_of_and_other_writes_pass() -> None:
-    """The leases of two slices can be told apart, and other annotations are kept."""
+def test_new_lease_is_annotated_with_its_slice() -> None:
+    """Other annotations are kept."""
     store = FaultyStore()
     cut = CUT.store(store)
     cut.write(CreateLease(Lease("s-0", annotations=(("z", "1"), ("a", "2")))))
@@ -222,22 +209,21 @@ def test_a_new_lease_says_which_slice_it_is_of_and_other_writes_pass() -> None:
 
 
 @pytest.mark.parametrize(
-    ("notes", "says"),
+    ("notes", "message"),
     [
         ((), "slice: its table holds leases of another group (s-0); give it a table of its own"),
         (((NOTE, "0..5"),), "slice: its table holds leases of another slice (s-0); give it a table of its own"),
     ],
 )
-def test_the_slice_of_the_leases_of_a_table_is_said(notes: tuple[tuple[str, str], ...], says: str) -> None:
-    """The user learns whether to finish the other slice or to name another table."""
+def test_error_names_the_slice_of_the_tables_leases(notes: tuple[tuple[str, str], ...], message: str) -> None:
     store = FaultyStore()
     placed(store, Lease("s-0", annotations=notes))
     with pytest.raises(ValueError, match=r"^slice: its table") as refused:
         CUT.store(store)
-    assert str(refused.value) == says
+    assert str(refused.value) == message
 
 
-def test_a_table_with_an_unreadable_row_is_refused() -> None:
+def test_table_with_an_unreadable_row_is_rejected() -> None:
     class Damaged(FaultyStore):
         def list(self) -> Listing:
             return Listing((), (Malformed("s-9", "x", "it is odd"),))

@@ -1,4 +1,4 @@
-"""When a worker of a slice ends, and what its verdict says, without a stream or a worker's threads."""
+"""When a worker of a slice ends, and what its verdict contains, without a stream or a worker's threads."""
 
 import signal
 import threading
@@ -28,20 +28,20 @@ SOON = 0.001
 class Run:
     """Replaces a runner: it does what the test says, and ends when it is told or by itself."""
 
-    does: Callable[["Run"], None] = lambda _run: None
-    given: dict[str, Any] = field(factory=dict)
+    behavior: Callable[["Run"], None] = lambda _run: None
+    arguments: dict[str, Any] = field(factory=dict)
     stopped: threading.Event = field(factory=threading.Event)
     stops: int = 0
 
     def run(self) -> None:
-        self.does(self)
+        self.behavior(self)
 
     def stop(self) -> None:
         self.stops += 1
         self.stopped.set()
 
     def __call__(self, worker: Worker, handling: Handling, **more: object) -> "Run":
-        self.given = {"worker": worker, "handling": handling, **more}
+        self.arguments = {"worker": worker, "handling": handling, **more}
         return self
 
 
@@ -65,8 +65,7 @@ def ran(run: Run, over: Callable[[], bool], **seconds: float) -> bool:
     return run_until(runner, over, **{"look_seconds": SOON, **seconds})
 
 
-def test_a_run_is_stopped_once_at_the_first_look_that_finds_it_over() -> None:
-    """The worker ends when the slice is read, and not before."""
+def test_run_is_stopped_once_by_the_first_check_that_finds_it_over() -> None:
     looks, names, run = [False, False, True], set[tuple[str, bool]](), Run(until_stopped)
 
     def over() -> bool:
@@ -77,13 +76,11 @@ def test_a_run_is_stopped_once_at_the_first_look_that_finds_it_over() -> None:
     assert (looks, run.stops, names) == ([], 1, {("leasehold-slice", True)})
 
 
-def test_a_run_that_ends_before_is_not_over() -> None:
-    """A worker that a signal ended does not report that everything is read."""
+def test_run_that_ends_before_the_check_is_not_over() -> None:
     assert ran(Run(), lambda: True, look_seconds=WAIT) is False
 
 
-def test_a_look_that_hangs_does_not_keep_the_worker() -> None:
-    """A worker can be ended although its table does not respond."""
+def test_hung_check_does_not_keep_the_worker() -> None:
     looking, let_go, looked = threading.Event(), threading.Event(), threading.Event()
 
     def over() -> bool:
@@ -98,8 +95,7 @@ def test_a_look_that_hangs_does_not_keep_the_worker() -> None:
     assert looked.wait(WAIT)
 
 
-def test_a_look_that_fails_ends_the_run_with_its_reason() -> None:
-    """A worker whose slice is no longer checked does not go on forever."""
+def test_failing_check_ends_the_run_with_its_reason() -> None:
     run = Run(until_stopped)
 
     def over() -> bool:
@@ -110,8 +106,8 @@ def test_a_look_that_fails_ends_the_run_with_its_reason() -> None:
     assert run.stops == 1
 
 
-def test_a_look_under_way_may_still_find_that_all_is_read() -> None:
-    """A worker that is told to end as the last shard ends need not be started once more."""
+def test_check_under_way_may_still_find_the_slice_read() -> None:
+    """A worker that is stopped as the last shard ends still reports the slice as read."""
     looking = threading.Event()
 
     def over() -> bool:
@@ -121,21 +117,21 @@ def test_a_look_under_way_may_still_find_that_all_is_read() -> None:
     assert ran(until_looked(looking), over) is True
 
 
-def handed(count: int) -> Any:  # noqa: ANN401  only its records are counted
+def batch_of(count: int) -> Any:  # noqa: ANN401  only its records are counted
     """Return a batch of this many records."""
 
     @define
-    class Handed:
+    class FakeBatch:
         records: tuple[int, ...] = tuple(range(count))
 
-    return Handed()
+    return FakeBatch()
 
 
-def sliced(monkeypatch: pytest.MonkeyPatch, handling: Any, does: Callable[[Handling], None]) -> SliceVerdict:  # noqa: ANN401
+def sliced(monkeypatch: pytest.MonkeyPatch, handling: Any, use_callables: Callable[[Handling], None]) -> SliceVerdict:  # noqa: ANN401
     """Return the verdict of a slice's run that calls the callables of this handling like this."""
 
     def do(run: Run) -> None:
-        does(run.given["handling"])
+        use_callables(run.arguments["handling"])
         until_stopped(run)
 
     monkeypatch.setattr(f"{RUNNING}.Runner", Run(do))
@@ -143,27 +139,25 @@ def sliced(monkeypatch: pytest.MonkeyPatch, handling: Any, does: Callable[[Handl
     return run_slice(fleet().worker, handling, look_seconds=SOON)
 
 
-def test_a_verdict_counts_what_the_handler_was_done_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The verdict shows what this worker did, and does not count records that failed."""
-    got, answers = list[object](), [None, False, None]
+def test_verdict_counts_only_handled_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    received, answers = list[object](), [None, False, None]
 
     def handle(delivery: object) -> Any:  # noqa: ANN401  user handlers return anything
-        got.append(delivery)
+        received.append(delivery)
         return answers.pop(0)
 
-    batches = [handed(2), handed(10), handed(3)]
+    batches = [batch_of(2), batch_of(10), batch_of(3)]
     replies = list[object]()
 
-    def does(handling: Handling) -> None:
+    def use_callables(handling: Handling) -> None:
         assert handling.dead_letter is None
         replies.extend(handling.handler(batch) for batch in batches)
 
-    assert sliced(monkeypatch, handle, does) == SliceVerdict(True, 5, 0, 0)
-    assert (got, replies) == (batches, [None, False, None])
+    assert sliced(monkeypatch, handle, use_callables) == SliceVerdict(True, 5, 0, 0)
+    assert (received, replies) == (batches, [None, False, None])
 
 
-def test_an_awaited_batch_counts_when_it_has_ended_with_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records of async handlers are counted when they are done, not before."""
+def test_awaited_batch_counts_once_it_returned_none(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = [None, False, None]
 
     async def handle(_delivery: object) -> Any:  # noqa: ANN401  user handlers return anything
@@ -173,31 +167,30 @@ def test_an_awaited_batch_counts_when_it_has_ended_with_none(monkeypatch: pytest
 
     replies = list[object]()
 
-    def does(handling: Handling) -> None:
+    def use_callables(handling: Handling) -> None:
         for count in (2, 10, 3):
-            waiting: Any = handling.handler(handed(count))
+            waiting: Any = handling.handler(batch_of(count))
             with pytest.raises(StopIteration) as end:
                 waiting.send(None)
             replies.append(end.value.value)
-        failing: Any = handling.handler(handed(20))
+        failing: Any = handling.handler(batch_of(20))
         with pytest.raises(ZeroDivisionError):
             failing.send(None)
 
-    assert sliced(monkeypatch, handle, does) == SliceVerdict(True, 5, 0, 0)
+    assert sliced(monkeypatch, handle, use_callables) == SliceVerdict(True, 5, 0, 0)
     assert replies == [None, False, None]
 
 
-def test_a_verdict_counts_letters_and_shards_and_tells_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dead-lettered records do not count as handled, and the user's own observer is called, too."""
+def test_verdict_counts_dead_letters_and_shards_and_the_observer_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
     reported, dead_lettered, error = list[tuple[str, object]](), list[tuple[object, Exception]](), ValueError()
     handling = Handling(
         lambda _batch: None,
         dead_letter=lambda batch, fault: dead_lettered.append((batch, fault)),
         observer=lambda happening, holding: reported.append((happening, holding)),
     )
-    batches, holding = [handed(1), handed(1)], object()
+    batches, holding = [batch_of(1), batch_of(1)], object()
 
-    def does(counted: Handling) -> None:
+    def use_callables(counted: Handling) -> None:
         assert counted.dead_letter is not None
         for batch in batches:
             assert counted.dead_letter(batch, error) is None
@@ -205,18 +198,17 @@ def test_a_verdict_counts_letters_and_shards_and_tells_the_users_own(monkeypatch
         for happening in ("initialize", "shard-ended", "shard-ended", "shard-ended", "stopped"):
             happens(happening, holding)
 
-    assert sliced(monkeypatch, handling, does) == SliceVerdict(True, 0, 2, 3)
+    assert sliced(monkeypatch, handling, use_callables) == SliceVerdict(True, 0, 2, 3)
     assert dead_lettered == [(batch, error) for batch in batches]
-    assert {who for _, who in reported} == {holding}
+    assert {subject for _, subject in reported} == {holding}
     assert [what for what, _ in reported] == ["initialize", *["shard-ended"] * 3, "stopped"]
 
 
-def test_a_slice_is_run_as_it_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limits of time and memory are those of the user."""
+def test_slice_runs_with_the_limits_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     run, worker, meter, looked, begun = Run(until_stopped), fleet().worker, object(), list[Worker](), list[float]()
 
-    def is_over(who: Worker) -> bool:
-        looked.append(who)
+    def is_over(subject: Worker) -> bool:
+        looked.append(subject)
         return True
 
     def until(runner: Any, over: Callable[[], bool], *, drain_seconds: float, look_seconds: float) -> bool:  # noqa: ANN401
@@ -234,8 +226,8 @@ def test_a_slice_is_run_as_it_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> 
     options: dict[str, Any] = {**odd, "look_seconds": 0.5}
     assert run_slice(worker, handling, **options).finished
     assert (looked, begun) == ([worker], [3.0, 0.5])
-    passed = run.given.pop("handling")
-    assert run.given == {"worker": worker, "executor": None, **odd}
+    passed = run.arguments.pop("handling")
+    assert run.arguments == {"worker": worker, "executor": None, **odd}
     assert evolve(handling, handler=passed.handler, observer=passed.observer) == passed
 
 
@@ -264,8 +256,7 @@ def fleet() -> Table:
     return table
 
 
-def test_a_slice_is_read_when_each_shard_has_a_lease_that_is_finished() -> None:
-    """A worker does not end before the children are read."""
+def test_slice_is_read_once_each_shard_has_a_finished_lease() -> None:
     table = fleet()
     assert not is_read(table.worker), "a table without leases is one that nobody has begun"
     table.end("p")
@@ -279,8 +270,7 @@ def test_a_slice_is_read_when_each_shard_has_a_lease_that_is_finished() -> None:
     assert is_read(table.worker, lambda _lease: True)
 
 
-def test_a_shard_without_a_known_end_is_not_read() -> None:
-    """If the store or the source does not respond, the workers of the slice go on."""
+def test_shard_without_a_known_end_is_unread() -> None:
     table = fleet()
     table.end("p", "q")
     table.source.down = True
@@ -289,9 +279,7 @@ def test_a_shard_without_a_known_end_is_not_read() -> None:
     assert is_read(table.worker) is False
 
 
-def test_a_row_that_cannot_be_read_may_be_unfinished() -> None:
-    """The shard of a damaged row is not left out of the slice."""
-
+def test_unreadable_row_counts_as_unfinished() -> None:
     class Damaged(FaultyStore):
         def list(self) -> Listing:
             return evolve(super().list(), malformed=(Malformed("s-9", "x", "it is odd"),))
@@ -301,14 +289,13 @@ def test_a_row_that_cannot_be_read_may_be_unfinished() -> None:
     assert is_read(table.worker) is False
 
 
-def test_a_signal_stops_the_run_before_it_is_over() -> None:
+def test_signal_stops_the_run_before_the_slice_is_over() -> None:
     run = Run(lambda _run: signal.raise_signal(signal.SIGTERM))
     assert ran(run, lambda: True, look_seconds=WAIT) is False
     assert run.stops == 1
 
 
-def test_a_lease_of_the_asking_worker_whose_shard_is_gone_leaves_its_children_to_be_read() -> None:
-    """A worker does not end before the children of a shard that the stream has dropped have leases."""
+def test_own_lease_of_a_missing_shard_leaves_its_children_to_be_read() -> None:
     table = fleet()
     table.source.listed = [shard("q", 0, 9, "p")]
     placed(table.store, Lease("p", shard="p", hash_range=(0, 9), owner="a"))

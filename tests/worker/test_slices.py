@@ -33,7 +33,7 @@ near = st.integers(-3, 3) | st.floats(-100, 200)
 
 
 @given(st.lists(st.tuples(near, late), max_size=30), st.integers(1, 10), st.booleans(), st.booleans())
-def test_a_reader_brings_what_arrived_in_time_and_nothing_else(
+def test_reader_returns_only_records_that_arrived_in_time(
     gaps: list[tuple[float, float]], size: int, tells_last: bool, ended: bool
 ) -> None:
     # Times rise, except by some seconds.
@@ -70,7 +70,7 @@ class Fleet:
         self.handled += [int(row.sequence_number) for row in delivery.records]
 
     @property
-    def wanted(self) -> list[int]:
+    def expected(self) -> list[int]:
         rows = (row for shard_log in self.source.shard_logs.values() for row in shard_log.records)
         return sorted(int(row.sequence_number) for row in rows if (row.arrived or 0) * 1000 < UNTIL)
 
@@ -86,7 +86,7 @@ def side_by_side(works: Sequence[Callable[[], SliceVerdict]]) -> list[SliceVerdi
     return verdicts
 
 
-def test_a_fleet_reads_a_slice_and_ends() -> None:
+def test_group_reads_a_slice_and_ends() -> None:
     fleet = Fleet()
 
     def work(name: str) -> Callable[[], SliceVerdict]:
@@ -94,7 +94,7 @@ def test_a_fleet_reads_a_slice_and_ends() -> None:
 
     verdicts = side_by_side([work("a-1"), work("b-1")])
     assert [verdict.finished for verdict in verdicts] == [True, True]
-    assert sorted(set(fleet.handled)) == fleet.wanted
+    assert sorted(set(fleet.handled)) == fleet.expected
     assert sum(verdict.records for verdict in verdicts) == len(fleet.handled)
     assert sum(verdict.shards for verdict in verdicts) == 4
     leases = fleet.store.list().leases
@@ -102,8 +102,7 @@ def test_a_fleet_reads_a_slice_and_ends() -> None:
     assert all(lease.ended for lease in leases)
 
 
-def test_a_worker_that_comes_later_finds_the_slice_read() -> None:
-    """A worker that was started again neither reads the slice again nor waits forever."""
+def test_late_worker_finds_the_slice_read() -> None:
     fleet = Fleet()
     assert run_slice(fleet.worker("a-1"), fleet.handle, look_seconds=0.05).finished
     before = list(fleet.handled)
@@ -111,8 +110,7 @@ def test_a_worker_that_comes_later_finds_the_slice_read() -> None:
     assert fleet.handled == before
 
 
-def test_a_slice_that_was_interrupted_goes_on_where_it_was() -> None:
-    """After a kill the rest is read, and nothing is read from the start."""
+def test_interrupted_slice_resumes_where_it_stopped() -> None:
     fleet = Fleet()
 
     def ends_soon(delivery: Delivery) -> None:
@@ -124,11 +122,11 @@ def test_a_slice_that_was_interrupted_goes_on_where_it_was() -> None:
         run_slice(fleet.worker("a-1"), Handling(ends_soon, checkpoint_seconds=0.0), look_seconds=0.05)
     assert not is_read(fleet.worker("a-1"))
     assert run_slice(fleet.worker("a-2"), fleet.handle, look_seconds=0.05).finished
-    assert sorted(set(fleet.handled)) == fleet.wanted
-    assert len(fleet.handled) < len(fleet.wanted) + 40
+    assert sorted(set(fleet.handled)) == fleet.expected
+    assert len(fleet.handled) < len(fleet.expected) + 40
 
 
-def test_async_handlers_and_dead_letters_count_too() -> None:
+def test_async_handlers_and_dead_letters_are_counted() -> None:
     fleet = Fleet()
 
     async def handle(delivery: Delivery) -> None:
@@ -140,12 +138,12 @@ def test_async_handlers_and_dead_letters_count_too() -> None:
         fleet.handle(delivery)
 
     verdict = run_slice(fleet.worker("a-1"), Handling(handle, attempts=1, dead_letter=dead_letter), look_seconds=0.05)
-    assert (verdict.finished, verdict.records, verdict.letters) == (True, len(fleet.wanted) - 1, 1)
-    assert sorted(fleet.handled) == fleet.wanted
+    assert (verdict.finished, verdict.records, verdict.letters) == (True, len(fleet.expected) - 1, 1)
+    assert sorted(fleet.handled) == fleet.expected
 
 
-def test_whether_a_slice_is_read_is_asked_every_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each check lists the table, which would cost more than the slice if done without a pause."""
+def test_slice_is_checked_every_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each check lists the table, so checking without a pause would cost more than the slice."""
     waits: list[float] = []
     over, stopped = iter([False, True]), threading.Event()
 

@@ -40,7 +40,7 @@ class Traced:
         return [span for span in self._exporter.get_finished_spans() if span.name == name]
 
 
-def told(span: ReadableSpan) -> dict[str, object]:
+def attributes_of(span: ReadableSpan) -> dict[str, object]:
     """Return a span's attributes without the namespace."""
     return {name.removeprefix("leasehold."): value for name, value in (span.attributes or {}).items()}
 
@@ -54,26 +54,30 @@ def worked(traced: Traced, make: Callable[[Event], Handler]) -> None:
         assert called.wait(WAIT)
 
 
-def test_the_writes_of_a_look_are_under_it_and_name_their_rule() -> None:
-    """A trace of a slow turn shows which write was slow, and why it was made."""
+def test_writes_of_a_look_are_its_child_spans_and_name_their_rule() -> None:
     traced = Traced()
     worked(traced, lambda called: lambda _batch: called.set())
     looks = {span.context.span_id for span in traced.named("leasehold.look") if span.context}
     assert {span.parent.span_id for span in traced.named("leasehold.plan") if span.parent} <= looks
     assert len(traced.named("leasehold.plan")) == len(looks)
-    (claim,) = [span for span in traced.named("leasehold.write") if told(span)["kind"] == "ClaimLease"]
+    (claim,) = [span for span in traced.named("leasehold.write") if attributes_of(span)["kind"] == "ClaimLease"]
     assert claim.parent is not None
     assert claim.parent.span_id in looks
-    assert told(claim) == {"worker": "a-1", "lease": "s-0", "kind": "ClaimLease", "rule": "M5", "outcome": "done"}
-    assert {told(span)["leases"] for span in traced.named("leasehold.list")} >= {0}
+    assert attributes_of(claim) == {
+        "worker": "a-1",
+        "lease": "s-0",
+        "kind": "ClaimLease",
+        "rule": "M5",
+        "outcome": "done",
+    }
+    assert {attributes_of(span)["leases"] for span in traced.named("leasehold.list")} >= {0}
 
 
-def test_a_reading_tells_what_it_brought() -> None:
-    """A trace tells an empty read from a full one."""
+def test_read_span_shows_what_it_returned() -> None:
     traced = Traced()
     worked(traced, lambda called: lambda _batch: called.set())
     first = traced.named("leasehold.read")[0]
-    assert told(first).items() >= {"worker": "a-1", "lease": "s-0", "records": 3}.items()
+    assert attributes_of(first).items() >= {"worker": "a-1", "lease": "s-0", "records": 3}.items()
 
 
 def plain(traced: Traced, called: Event) -> Handler:
@@ -97,18 +101,16 @@ def awaited(traced: Traced, called: Event) -> Handler:
 
 
 @pytest.mark.parametrize("kind", [plain, awaited])
-def test_a_span_of_the_handlers_own_is_under_ours(kind: Callable[[Traced, Event], Handler]) -> None:
-    """A user's spans belong to the span of their batch."""
+def test_handler_span_is_a_child_of_ours(kind: Callable[[Traced, Event], Handler]) -> None:
     traced = Traced()
     worked(traced, lambda called: kind(traced, called))
     (handle,), (own,) = traced.named("leasehold.handle"), traced.named("own")
     assert (own.parent, handle.parent) == (handle.context, None)
-    assert told(handle).items() >= {"worker": "a-1", "lease": "s-0", "records": 3}.items()
+    assert attributes_of(handle).items() >= {"worker": "a-1", "lease": "s-0", "records": 3}.items()
     assert (handle.end_time or 0) >= (own.end_time or 1)
 
 
-def test_a_handler_that_raises_is_a_failed_span() -> None:
-    """A trace shows the failed attempts of a batch as failed."""
+def test_handler_that_raises_is_a_failed_span() -> None:
     traced = Traced()
 
     def make(called: Event) -> Handler:
@@ -132,15 +134,18 @@ class SilentStore(MemoryStore):
         return super().write(write)
 
 
-def test_the_outcome_of_a_write_is_told() -> None:
-    """A write that was rejected or never answered does not look like one that succeeded."""
+def test_span_shows_the_outcome_of_its_write() -> None:
     traced, lease = Traced(), Lease("s-0")
     store = spans_of("a-1", traced.tracer).store(SilentStore())
     for _ in range(2):
         store.write(CreateLease(lease))
     with pytest.raises(OutcomeUnknown):
         store.write(ClaimLease(lease, "a-1"))
-    assert [told(span)["outcome"] for span in traced.named("leasehold.write")] == ["done", "refused", "unknown"]
+    assert [attributes_of(span)["outcome"] for span in traced.named("leasehold.write")] == [
+        "done",
+        "refused",
+        "unknown",
+    ]
 
 
 class PartSource(ListSource):
@@ -151,16 +156,14 @@ class PartSource(ListSource):
         return lease.stream == "orders"
 
 
-def test_a_traced_source_of_several_streams_still_says_which_leases_it_reads() -> None:
-    """A traced worker does not take the leases of streams that it does not read."""
+def test_traced_source_of_several_streams_knows_its_leases() -> None:
     traced = spans_of("a-1", Traced().tracer).source(PartSource([]))
     assert isinstance(traced, Selective)
     assert [traced.reads(Lease("s-0", stream=stream)) for stream in ("orders", "invoices")] == [True, False]
 
 
 @pytest.mark.parametrize("missing", [True, False])
-def test_without_a_provider_nothing_stands_between(monkeypatch: pytest.MonkeyPatch, missing: bool) -> None:
-    """If no provider is set, nothing is wrapped, so tracing costs nothing."""
+def test_nothing_is_wrapped_without_a_provider(monkeypatch: pytest.MonkeyPatch, missing: bool) -> None:
     if missing:
         monkeypatch.setitem(sys.modules, "leasehold.adapters.worker.traced", None)
     store, source, handling = MemoryStore(), ListSource(even_shards(("s-0",))), Handling(lambda _batch: None)
@@ -170,7 +173,7 @@ def test_without_a_provider_nothing_stands_between(monkeypatch: pytest.MonkeyPat
     assert Runner(worker, handling).handling.handler is handling.handler
 
 
-def test_the_programs_own_provider_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_provider_of_the_program_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("leasehold.adapters.worker.traced.get_tracer_provider", TracerProvider)
     store = MemoryStore()
     assert Worker(store=store, source=ListSource([]), me="a-1", config=CONFIG).store is not store
@@ -197,21 +200,21 @@ class Raising(SpanProcessor):
     ids=lambda error: type(error).__name__,
 )
 @pytest.mark.parametrize("at_start", [True, False])
-def test_a_tracer_that_raises_costs_spans_and_no_lease_or_record(
+def test_failing_tracer_costs_spans_and_no_lease_or_record(
     error: Exception, at_start: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    provider, store, source, handed = TracerProvider(), MemoryStore(), ListSource(even_shards(("s-0",))), Event()
+    provider, store, source, handled = TracerProvider(), MemoryStore(), ListSource(even_shards(("s-0",))), Event()
     provider.add_span_processor(Raising(error, at_start=at_start))
     source.shard_logs["s-0"] = ShardRecords(records(3), size=3)
     worker = Worker(store=store, source=source, me="a-1", config=CONFIG, tracer=provider.get_tracer("test"))
     letters = list[Delivery]()
 
     async def handle(_batch: Delivery) -> None:
-        handed.set()
+        handled.set()
 
     handling = Handling(handle, attempts=1, dead_letter=lambda delivery, _error: letters.append(delivery))
     with running(Runner(worker, handling)):
-        assert handed.wait(WAIT)
+        assert handled.wait(WAIT)
     assert letters == []
     (row,) = store.list().leases
     assert (row.owner, row.checkpoint.sequence) == (None, "102")

@@ -26,8 +26,8 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_a_worker_on_a_terminal_says_what_it_takes_and_why(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
-    """In a pipe it prints nothing, and the log's level is put back in either case."""
+def test_worker_on_a_terminal_prints_what_it_takes_and_why(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+    """In a pipe nothing is printed. The log level is restored in either case."""
     out = Terminal() if terminal else io.StringIO()
     monkeypatch.setattr(sys, "stderr", out)
     now = [0.0]

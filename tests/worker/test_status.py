@@ -144,17 +144,15 @@ LONE = "a owns it and has not been heard of"
         (evolve(row(LATE, owner=None), checkpoint=SHARD_END), 0.0, Status("OK", "read to its end")),
     ],
 )
-def test_the_status_of_a_lease_by_one_look(lease: Lease, watched: float, status: Status) -> None:
-    """An unread lease is never OK, and a healthy one raises no alarm."""
+def test_status_of_a_lease_by_one_look(lease: Lease, watched: float, status: Status) -> None:
     assert status_of(lease, LeaseLag(), NOW, 10.0, watched=watched) == status
 
 
-def test_a_contradiction_and_a_wait_for_parents_come_first() -> None:
-    """A finished lease whose shard is open is not "finished", and a child of a long shard is not "unread"."""
-    says = "its shard is open, and has no children"
-    ended, late = Lease("s-0", checkpoint=SHARD_END, annotations=((CONTRADICTION, says),)), row(LATE)
+def test_contradiction_and_wait_for_parents_come_first() -> None:
+    message = "its shard is open, and has no children"
+    ended, late = Lease("s-0", checkpoint=SHARD_END, annotations=((CONTRADICTION, message),)), row(LATE)
     statuses = statuses_of([ended], {}, NOW, 10.0)
-    assert statuses == {"s-0": Status("UNREAD", says)}
+    assert statuses == {"s-0": Status("UNREAD", message)}
     child, parent = evolve(late, parents=("p",)), Lease("p", owner="a")
     lags = {"s-0": LeaseLag(), "p": LeaseLag()}
     waits = statuses_of([child, parent], lags, NOW, 10.0)["s-0"]
@@ -172,8 +170,7 @@ def looks(lags: list[LeaseLag], moves: bool, seconds: float = 10.0) -> list[Stat
     return statuses
 
 
-def test_another_librarys_lease_is_known_by_watching() -> None:
-    """A dead group of Java workers is not OK, and a living one is."""
+def test_status_of_a_foreign_lease_is_found_by_watching() -> None:
     blind = looks([LeaseLag()] * 8, moves=False)
     assert [status.word for status in blind] == ["UNKNOWN"] * 8
     assert blind[3].says == "its checkpoint has not moved in 30 s; use --source to check the stream for waiting records"
@@ -188,8 +185,7 @@ def test_another_librarys_lease_is_known_by_watching() -> None:
     assert further[-1] == Status("BEHIND", "22.0 s behind, and falling further behind for two minutes")
 
 
-def test_a_checkpoint_that_moved_once_is_not_known_to_move_for_ever() -> None:
-    """A Java lease does not stay OK for two minutes after its reading has stopped."""
+def test_checkpoint_that_moved_once_does_not_stay_ok() -> None:
     watch = GroupWatch()
     for number in range(8):
         lease = Lease("s-0", owner="java", checkpoint=Position("100" if number == 0 else "101"))
@@ -198,8 +194,7 @@ def test_a_checkpoint_that_moved_once_is_not_known_to_move_for_ever() -> None:
         assert status.word == ("UNKNOWN" if number in {0, 7} else "OK")
 
 
-def test_the_note_of_a_former_time_is_not_the_owners_of_today() -> None:
-    """A worker that takes again what it could not process is not OK because of its earlier annotation."""
+def test_old_annotation_is_not_attributed_to_the_present_owner() -> None:
     reach = Progress(NOW, "a", behind=2.0, read=NOW - 1, done=NOW - 2, tried=NOW, fault="its handler raised ValueError")
     watch, words = GroupWatch(), []
     for seconds, owner in ((0.0, "a"), (10.0, None), (75.0, "a")):
@@ -209,8 +204,7 @@ def test_the_note_of_a_former_time_is_not_the_owners_of_today() -> None:
     assert words == ["OK", "OK", "STALLED"]
 
 
-def test_looks_in_quick_order_take_no_more_memory() -> None:
-    """Ten looks a second do not make each look copy more."""
+def test_frequent_looks_take_no_more_memory() -> None:
     watch, lease = GroupWatch(), Lease("s-0", owner="java", checkpoint=Position("100"))
     for number in range(3_000):
         watch = watch.after(number / 10, [lease], {"s-0": LeaseLag()})
@@ -229,8 +223,8 @@ def test_looks_in_quick_order_take_no_more_memory() -> None:
         ([60.0, 50.0, 40.0, 30.0, 20.0, 10.0], False),
     ],
 )
-def test_lag_grows_only_if_it_does_so_all_the_time(lags: list[float], *, grows: bool) -> None:
-    """A group that is catching up, or waiting for a slow batch, is not called too small."""
+def test_lag_grows_only_if_it_rises_all_the_time(lags: list[float], *, grows: bool) -> None:
+    """A group that is catching up, or waiting for a slow batch, is not reported as too small."""
     assert growing([(number * STEP_SECONDS, lag) for number, lag in enumerate(lags)]) == grows
     # One slow response within a step is not growth.
     assert not growing(
@@ -242,13 +236,12 @@ def test_lag_grows_only_if_it_does_so_all_the_time(lags: list[float], *, grows: 
     assert meter.progress(float(len(lags) * 20), NOW).grows == grows
 
 
-def test_patience_follows_the_lease_and_never_falls_below_what_a_note_takes() -> None:
+def test_stale_limit_follows_the_lease_time_and_covers_annotations() -> None:
     """Leases of two minutes, renewed each minute, are not called unread between two annotations."""
     assert [patience(seconds) for seconds in (1.0, 10.0, 30.0, 120.0)] == [50.0, 50.0, 50.0, 102.0]
 
 
-def test_a_standstill_is_told_on_from_owner_to_owner() -> None:
-    """A batch that no worker can process does not look new with each worker that tries it."""
+def test_standstill_is_counted_across_owners() -> None:
     first = ProgressMeter(Lease("s-0"), "a", 0.0, 10.0)
     first.read(Batch((Record(b"x", "7"),), Position("7"), 4.0, 0.2), 1.0)
     first.working(1.0)
@@ -274,8 +267,7 @@ def test_a_standstill_is_told_on_from_owner_to_owner() -> None:
     assert (second.progress(50.0, NOW + 50).done, second.progress(50.0, NOW + 50).fault) == (NOW + 50, "")
 
 
-def test_a_reading_that_failed_is_no_reading() -> None:
-    """Lag is not 0 while the stream cannot be read."""
+def test_failed_read_does_not_count_as_a_read() -> None:
     meter = ProgressMeter(Lease("s-0"), "a", 0.0)
     meter.read(Batch((), None, 0.0, 1.0), 1.0)
     meter.done(1.0)
@@ -292,15 +284,15 @@ def test_a_reading_that_failed_is_no_reading() -> None:
     )
 
 
-def test_a_long_fault_is_cut() -> None:
-    """A row that grows beyond what its store accepts could not be renewed."""
+def test_long_fault_is_truncated() -> None:
+    """A row larger than its store's limit could not be renewed."""
     meter = ProgressMeter(Lease("s-0"), "a")
     meter.failed("x" * 9_999, 1.0)
     assert meter.progress(1.0, NOW).fault == "x" * 200
 
 
-def test_a_group_is_as_well_as_its_worst_lease() -> None:
-    """No lease has to be looked at separately. An empty or unread table is not OK."""
+def test_group_status_is_that_of_its_worst_lease() -> None:
+    """An empty or unread table is not OK."""
     ok, late, lost = Status("OK", "read"), Status("BEHIND", "9 s behind"), Status("ORPHAN", "nobody owns it")
     assert group_status({"s-0": ok, "s-1": ok}) == Status("OK", "2 leases are read, and do not fall behind")
     status = group_status({"s-0": late, "s-2": lost, "s-1": lost, "s-3": Status("UNKNOWN", "?")})
@@ -310,16 +302,16 @@ def test_a_group_is_as_well_as_its_worst_lease() -> None:
     assert group_status({"s-0": ok}, "down") == Status("UNKNOWN", "the table cannot be read: down")
 
 
-def test_the_numbers_are_those_that_are_documented() -> None:
+def test_status_numbers_are_those_documented() -> None:
     """Alarms and scripts depend on them, as metric values and exit statuses."""
     numbers = {"OK": 0, "UNKNOWN": 3, "BEHIND": 4, "STALLED": 5, "HUNG": 6, "UNREAD": 7, "ORPHAN": 8}
     assert (numbers, list(MEANINGS)) == (NUMBERS, list(numbers))
     assert (STEPS * STEP_SECONDS, Status("HUNG", "x").as_json()) == (120.0, {"status": "HUNG", "says": "x"})
 
 
-def test_a_lease_that_is_overdue_shows_the_time_since_its_owner_was_heard() -> None:
-    """After a kill the lag grows with the clock as soon as a renewal has been missed."""
-    for idle, seconds, end, word, says in (
+def test_overdue_lease_shows_the_time_since_its_last_renewal() -> None:
+    """After a kill, lag grows with the clock from the first missed renewal."""
+    for idle, seconds, end, word, message in (
         (5.0, 0.0, True, "OK", "read to the tip"),
         (7.0, 5.0, False, "OK", "read to the tip 5 s ago; a should have renewed it since"),
         (8.5, 5.0, False, "UNKNOWN", "a owns it and has not renewed it for 8 s; a living owner does within 8 s"),
@@ -328,7 +320,7 @@ def test_a_lease_that_is_overdue_shows_the_time_since_its_owner_was_heard() -> N
         lease = row(TIP, idle=idle)
         lag = lag_of(lease, NOW, 50.0)
         assert (lag.seconds, lag.end) == (seconds, end)
-        assert status_of(lease, lag, NOW, 10.0, watched=7.0) == Status(word, says)
+        assert status_of(lease, lag, NOW, 10.0, watched=7.0) == Status(word, message)
 
 
 @pytest.mark.parametrize(
@@ -345,10 +337,9 @@ def test_a_lease_that_is_overdue_shows_the_time_since_its_owner_was_heard() -> N
         (NOW - 70, "a", 0.0, 0.0, True),  # an ORPHAN at any look
     ],
 )
-def test_one_look_shows_a_living_owner_only_if_its_annotation_is_recent(
+def test_single_look_needs_a_recent_annotation_to_show_a_living_owner(
     at: float, owner: str, idle: float, watched: float, *, expected: bool
 ) -> None:
-    """A lease is not OK at a single look merely because its owner was alive once."""
     lease = row(evolve(TIP, at=at, done=at), owner, idle)
     status = status_of(lease, LeaseLag(), NOW, 10.0, watched=watched)
     assert confirmed(lease, status, NOW, 10.0, watched) == expected

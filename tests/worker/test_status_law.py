@@ -1,4 +1,4 @@
-"""The law of status: in every fault that lasts longer than a minute the group is not OK, and at rest it always is."""
+"""The law of status: a group is not OK during any fault longer than a minute, and always OK at rest."""
 
 import random
 import re
@@ -76,13 +76,13 @@ class HangingExecutor:
     """Calls handlers at once, or keeps them at work forever."""
 
     hung: bool = False
-    kept: list[Work] = field(factory=list)
+    hung_work: list[Work] = field(factory=list)
     stuck: bool = False
 
     def start(self, work: Work) -> None:
         """Call it, unless it hangs."""
         if self.hung:
-            self.kept.append(work)
+            self.hung_work.append(work)
         else:
             work()
 
@@ -98,8 +98,8 @@ class HangingExecutor:
 
     def wake(self) -> None:
         self.hung = False
-        kept, self.kept = self.kept, []
-        for work in kept:
+        hung, self.hung_work = self.hung_work, []
+        for work in hung:
             work()
 
 
@@ -110,34 +110,34 @@ class Member:
     name: str
     world: "World"
     worker: Worker = field(init=False)
-    dues: dict[Step, float] = field(factory=dict)
+    due_times: dict[Step, float] = field(factory=dict)
     asleep_until: float = 0.0
     executor: HangingExecutor = field(factory=HangingExecutor)
 
     def __attrs_post_init__(self) -> None:
         world = self.world
-        world.made += 1
+        world.member_count += 1
         self.worker = Worker(
             store=world.store,
             source=world.source,
             me=self.name,
             config=world.config,
             consumer=self,
-            scheduler=ThreadScheduler(world.clock, uniform=world.chance.uniform, process_id=f"p-{world.made}"),
+            scheduler=ThreadScheduler(world.clock, uniform=world.chance.uniform, process_id=f"p-{world.member_count}"),
         )
         self.worker.hurried = self.hurried
-        self.dues = {self.worker.turn: world.clock.now, self.worker.renew: world.clock.now}
+        self.due_times = {self.worker.turn: world.clock.now, self.worker.renew: world.clock.now}
 
     def hurried(self) -> None:
         """Run a turn at the next step."""
-        self.dues[self.worker.turn] = self.world.clock.now
+        self.due_times[self.worker.turn] = self.world.clock.now
 
     def begin(self, holding: Holding) -> None:
         """Begin to read it, and write annotations."""
         holding.progress.tell("vm", self.world.wall, self.world.clock.now)
         handling = Handling(self.world.handle, most_wait_seconds=2.0)
         reading = handler_reader(self.worker, holding, handling, dispatcher=Dispatcher(self.executor))
-        self.dues[reading.step] = self.world.clock.now
+        self.due_times[reading.step] = self.world.clock.now
 
     def release(self, holding: Holding) -> None:
         """Do nothing: its reader sees it at its next step."""
@@ -145,15 +145,15 @@ class Member:
     def step(self) -> None:
         """Keep every appointment that is due."""
         now = self.world.clock.now
-        for work, due in list(self.dues.items()):
+        for work, due in list(self.due_times.items()):
             if due <= now:
-                self.dues[work] = float("inf")
-                self.dues[work] = min(work(now), self.dues[work])
+                self.due_times[work] = float("inf")
+                self.due_times[work] = min(work(now), self.due_times[work])
 
     @property
     def due(self) -> float:
         """When it wants to be called next."""
-        return max(min(self.dues.values()), self.asleep_until)
+        return max(min(self.due_times.values()), self.asleep_until)
 
 
 @define
@@ -169,7 +169,7 @@ class World:
     config: Config = field(init=False)
     fleet: list[Member] = field(factory=list)
     watcher: TableWatcher = field(init=False)
-    made: int = 0
+    member_count: int = 0
     busy: bool = True
     poison: tuple[str, ...] = ()
 
@@ -267,14 +267,14 @@ def store_down(world: World) -> Callable[[], None]:
     return heal
 
 
-def dead(most: int) -> Fault:
+def dead(count: int) -> Fault:
     """Return a fault that kills this many workers, while the others hold as many leases as they may."""
 
     def begin(world: World) -> Callable[[], None]:
-        gone = [world.fleet.pop() for _ in range(min(most, len(world.fleet)))]
+        killed = [world.fleet.pop() for _ in range(min(count, len(world.fleet)))]
 
         def heal() -> None:
-            world.fleet += [Member(member.name, world) for member in gone]
+            world.fleet += [Member(member.name, world) for member in killed]
 
         return heal
 
@@ -320,8 +320,7 @@ def falls_to_nobody(world: World, name: str) -> bool:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", FAULTS)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_in_a_fault_of_more_than_a_minute_the_group_is_not_ok_and_afterwards_it_is(seed: int, name: str) -> None:
-    """No alarm stays green while the group has a fault."""
+def test_group_is_not_ok_during_a_long_fault_and_ok_afterwards(seed: int, name: str) -> None:
     world = World(seed)
     world.live(SETTLE_SECONDS + world.chance.uniform(0, 60))
     assert (world.watcher.status.word, world.once().word) == ("OK", "OK")
@@ -343,24 +342,22 @@ def test_in_a_fault_of_more_than_a_minute_the_group_is_not_ok_and_afterwards_it_
 
 def age(world: World, key: str) -> float:
     """Return the seconds since the arrival of the first record that no handler has finished."""
-    done = world.store.row(key).checkpoint.order
-    arrivals = (record.arrived for record in world.source.shard_logs[key].records if record.position.order > done)
+    checkpoint = world.store.row(key).checkpoint.order
+    arrivals = (record.arrived for record in world.source.shard_logs[key].records if record.position.order > checkpoint)
     return world.wall() - (next(arrivals, None) or world.wall())
 
 
 @pytest.mark.parametrize("fault", [poison, hang], ids=["fails", "hangs"])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_shard_whose_handler_fails_is_named_at_every_look_with_the_age_of_its_first_record(
-    seed: int, fault: Fault
-) -> None:
-    """Lag and the time it has stood still follow the clock through every attempt, release and change of owner."""
+def test_failing_shard_is_named_at_every_look_with_its_lag(seed: int, fault: Fault) -> None:
+    """Lag and standstill time follow the clock through every attempt, release and change of owner."""
     world = World(seed)
     world.live(SETTLE_SECONDS)
     heal = fault(world)
     world.live(100)
     stuck = {key for key in world.shards if age(world, key) > 60}
     assert stuck
-    wrong, stood = list[str](), dict.fromkeys(stuck, 0.0)
+    wrong, standstills = list[str](), dict.fromkeys(stuck, 0.0)
 
     def look() -> None:
         table = world.watcher.last_state.table
@@ -371,9 +368,9 @@ def test_a_shard_whose_handler_fails_is_named_at_every_look_with_the_age_of_its_
             seconds = re.search(r"(?:stood|at work) for (\d+) s", status.says)
             since = float(seconds[1]) if seconds else 0.0
             # The lookout has just read the table, to which workers write every few seconds.
-            if not named or status.word not in {"STALLED", "HUNG"} or lag < age(world, key) or since < stood[key]:
-                wrong.append(f"{status} lag {lag} age {age(world, key)} stood {stood[key]}")
-            stood[key] = since
+            if not named or status.word not in {"STALLED", "HUNG"} or lag < age(world, key) or since < standstills[key]:
+                wrong.append(f"{status} lag {lag} age {age(world, key)} stood {standstills[key]}")
+            standstills[key] = since
 
     world.live(400, look)
     assert wrong == []
@@ -386,8 +383,7 @@ QUIET = [0, *(pytest.param(number, marks=MORE) for number in range(1, 30))]
 
 
 @pytest.mark.parametrize("block", QUIET)
-def test_at_rest_the_group_is_never_anything_but_ok(block: int) -> None:
-    """There are no false alarms, which make people ignore the real ones."""
+def test_group_at_rest_is_always_ok(block: int) -> None:
     for seed in range(1_000 + 10 * block, 1_000 + 10 * (block + 1)):
         world = World(seed)
         world.live(SETTLE_SECONDS)

@@ -21,8 +21,8 @@ from leasehold.balancer.model import TRIM_HORIZON, Lease
         ("kinesis://orders,returns?region=eu-west-1", ""),
     ],
 )
-def test_a_batch_names_its_stream_where_the_leases_do_not(url: str, name: str) -> None:
-    """The name comes from the source, also if another source wraps it. A lease's own name wins."""
+def test_batch_names_its_stream_even_if_leases_do_not(url: str, name: str) -> None:
+    """The name comes from the source, even if it is wrapped. A lease's own name takes precedence."""
     source = open_source(url)
     worker = Worker(store=FaultyStore(), source=PassingSource(source), me="a", consumer=Unread())
     source.close()

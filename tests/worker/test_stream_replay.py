@@ -1,11 +1,11 @@
-"""Dead letters in a stream are replayed once each, by a group of its own that ends by itself."""
+"""Dead letters in a stream are replayed once each, by a separate group that ends by itself."""
 
 import threading
 from collections.abc import Callable
 
 import pytest
 from attrs import define, field
-from written_letters import letter
+from written_dead_letters import dead_letter
 
 from leasehold.adapters.consumer.dead_letters.dead_letter import DeadLetterEntry
 from leasehold.adapters.consumer.dead_letters.replaying import DeadLetterSource, ReplayVerdict, replay_stream
@@ -30,16 +30,16 @@ class Post:
         self.source.listed = [shard("p", 0, 9), shard("q", 10, 19)]
         self.source.shard_logs = {"p": ShardRecords([], size=2), "q": ShardRecords([], size=2)}
 
-    def put(self, one: DeadLetterEntry) -> None:
+    def put(self, entry: DeadLetterEntry) -> None:
         """Put a dead letter at the end of its shard."""
-        rows = self.source.shard_logs[one.shard].records
-        rows.append(Record(one.line, str(1000 + len(rows)), partition_key="k"))
+        rows = self.source.shard_logs[entry.shard].records
+        rows.append(Record(entry.line, str(1000 + len(rows)), partition_key="k"))
 
     def close(self) -> None:
         """Nothing to close."""
 
-    def deliver(self, one: DeadLetterEntry) -> None:
-        self.taken.append(one.record.sequence_number)
+    def deliver(self, entry: DeadLetterEntry) -> None:
+        self.taken.append(entry.record.sequence_number)
 
     def replay(self, name: str, deliver: Callable[[DeadLetterEntry], None] | None = None) -> ReplayVerdict:
         """Replay everything that is there."""
@@ -53,30 +53,30 @@ def filled(*numbers: str) -> Post:
     """A stream with these dead letters in its first shard, and one in the other."""
     post = Post()
     for number in numbers:
-        post.put(letter(number, shard="p"))
-    post.put(letter("9", shard="q"))
+        post.put(dead_letter(number, shard="p"))
+    post.put(dead_letter("9", shard="q"))
     return post
 
 
-def test_each_letter_is_handed_over_once_in_order_and_the_next_replay_begins_behind_them() -> None:
-    """A second replay repeats nothing, and leaves out no new dead letter."""
+def test_each_dead_letter_is_replayed_once_and_in_order() -> None:
+    """A second replay contains only newer dead letters."""
     post = filled("1", "2", "3")
     assert post.replay("r-1") == ReplayVerdict(done=4)
     assert [number for number in post.taken if number != "9"] == ["1", "2", "3"]
     assert post.replay("r-2") == ReplayVerdict()
-    post.put(letter("4", shard="p"))
+    post.put(dead_letter("4", shard="p"))
     assert post.replay("r-3") == ReplayVerdict(done=1)
     assert sorted(post.taken) == ["1", "2", "3", "4", "9"]
     assert all(lease.owner is None for lease in post.store.list().leases)
 
 
-def test_a_replay_that_is_killed_half_way_does_the_rest_the_next_time() -> None:
-    """The dead letter at work is not lost, and those that are done do not come again."""
+def test_replay_killed_half_way_is_completed_by_the_next() -> None:
+    """Dead letters that are done do not come again, and the one being handled is kept."""
     post = filled("1", "2", "3")
 
-    def killed(one: DeadLetterEntry) -> None:
-        post.deliver(one)
-        if one.record.sequence_number == "2":
+    def killed(entry: DeadLetterEntry) -> None:
+        post.deliver(entry)
+        if entry.record.sequence_number == "2":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -85,8 +85,7 @@ def test_a_replay_that_is_killed_half_way_does_the_rest_the_next_time() -> None:
     assert [number for number in post.taken if number != "9"] == ["1", "2", "2", "3"]
 
 
-def test_two_replays_at_once_share_the_letters_and_both_end() -> None:
-    """Neither waits for the other's shards forever."""
+def test_two_concurrent_replays_share_the_dead_letters_and_end() -> None:
     post, verdicts = filled("1", "2", "3"), list[ReplayVerdict]()
     threads = [threading.Thread(target=lambda n=name: verdicts.append(post.replay(n))) for name in ("r-1", "r-2")]
     for thread in threads:
@@ -97,8 +96,8 @@ def test_two_replays_at_once_share_the_letters_and_both_end() -> None:
     assert sorted(post.taken) == ["1", "2", "3", "9"]
 
 
-def test_the_table_of_a_fleet_is_refused() -> None:
-    """A replay does not take the leases of that group, whose shards have the same names."""
+def test_lease_table_of_another_group_is_rejected() -> None:
+    """The leases of that group have the same shard names."""
     post = filled("1")
     exclusive_table(post.store, "slice", "0..9")
     post.replay("r-1")

@@ -1,7 +1,7 @@
-"""A lease that is released while its reader waits for a call of the source, and a reader that cannot be closed."""
+"""A lease that is released while its reader waits for the source, and a reader that cannot be closed."""
 
 from attrs import define
-from reading_bench import ReaderHarness
+from reader_harness import ReaderHarness
 from virtual_fleet import FaultySource
 
 from leasehold.adapters.consumer.handling import Delivery
@@ -10,55 +10,59 @@ from leasehold.balancer.model import Lease, Position
 from leasehold.errors import SourceUnavailable
 
 
-def test_what_a_call_returns_after_its_lease_was_released_is_not_delivered() -> None:
+def test_batch_read_during_the_release_is_not_delivered() -> None:
     """The next owner reads it, from the checkpoint."""
     source = FaultySource()
-    bench = ReaderHarness(source=source)
-    reading = bench.reading()
+    harness = ReaderHarness(source=source)
+    reading = harness.reading()
 
     def release(_batch: Batch) -> None:
-        bench.holding.ask_release()
-        bench.worker.leave_stuck(bench.clock.now, 0.0)
-        assert bench.store.row("s-0").owner is None
+        harness.holding.ask_release()
+        harness.worker.leave_stuck(harness.clock.now, 0.0)
+        assert harness.store.row("s-0").owner is None
 
     source.on_read = release
-    bench.until_over(reading)
-    assert (bench.handed, bench.happened) == ([], ["initialize", "stopped"])
+    harness.until_over(reading)
+    assert (harness.dispatched, harness.happenings) == ([], ["initialize", "stopped"])
 
 
-def test_a_lease_that_could_not_be_released_while_its_reader_waited_delivers_nothing() -> None:
-    """The release is tried again by the next look, whether the call has returned or not."""
+def test_reader_whose_release_failed_delivers_nothing() -> None:
+    """The next look tries the release again, whether or not the call has returned."""
     source = FaultySource()
-    bench = ReaderHarness(source=source)
-    reading = bench.reading()
+    harness = ReaderHarness(source=source)
+    reading = harness.reading()
 
     def release(_batch: Batch) -> None:
-        bench.store.down = True
-        bench.holding.ask_release()
-        bench.worker.leave_stuck(bench.clock.now, 0.0)
+        harness.store.down = True
+        harness.holding.ask_release()
+        harness.worker.leave_stuck(harness.clock.now, 0.0)
 
     source.on_read = release
-    bench.steps(reading, 5)
-    bench.store.down = False
-    assert (bench.handed, bench.store.row("s-0").owner) == ([], "a-1")
-    bench.worker.leave_stuck(bench.clock.now, 10.0)
-    bench.until_over(reading)
-    assert (bench.handed, bench.happened, bench.store.row("s-0").owner) == ([], ["initialize", "stopped"], None)
+    harness.steps(reading, 5)
+    harness.store.down = False
+    assert (harness.dispatched, harness.store.row("s-0").owner) == ([], "a-1")
+    harness.worker.leave_stuck(harness.clock.now, 10.0)
+    harness.until_over(reading)
+    assert (harness.dispatched, harness.happenings, harness.store.row("s-0").owner) == (
+        [],
+        ["initialize", "stopped"],
+        None,
+    )
 
 
-def test_a_lease_whose_handler_is_running_is_released_by_its_reader_only() -> None:
-    """What the handler has finished with is stored with the release."""
-    bench = ReaderHarness()
+def test_lease_with_a_running_handler_is_released_by_its_reader() -> None:
+    """The release stores what the handler has finished."""
+    harness = ReaderHarness()
 
     def handle(_delivery: Delivery) -> None:
-        bench.holding.ask_release()
-        bench.worker.leave_stuck(bench.clock.now, 0.0)
-        assert bench.store.row("s-0").owner == "a-1"
+        harness.holding.ask_release()
+        harness.worker.leave_stuck(harness.clock.now, 0.0)
+        assert harness.store.row("s-0").owner == "a-1"
 
-    bench.does = handle
-    bench.until_over(bench.reading())
-    row = bench.store.row("s-0")
-    assert (row.owner, row.checkpoint.sequence) == (None, bench.shard_log.records[-1].sequence_number)
+    harness.on_batch = handle
+    harness.until_over(harness.reading())
+    row = harness.store.row("s-0")
+    assert (row.owner, row.checkpoint.sequence) == (None, harness.shard_log.records[-1].sequence_number)
 
 
 @define
@@ -77,12 +81,12 @@ class _UnclosableSource(PassingSource):
         return _Unclosable(super().open(lease, start))
 
 
-def test_a_reader_that_cannot_be_closed_ends_as_it_would() -> None:
-    """An observer that counts lost leases must not count a release."""
-    bench = ReaderHarness()
-    bench.worker.source = _UnclosableSource(bench.source)
-    reading = bench.reading()
-    bench.steps(reading, 3)
-    bench.holding.ask_release()
-    bench.until_over(reading)
-    assert bench.happened == ["initialize", "stopped"]
+def test_reader_that_cannot_be_closed_ends_normally() -> None:
+    """The observer is notified of a release, not of a lost lease."""
+    harness = ReaderHarness()
+    harness.worker.source = _UnclosableSource(harness.source)
+    reading = harness.reading()
+    harness.steps(reading, 3)
+    harness.holding.ask_release()
+    harness.until_over(reading)
+    assert harness.happenings == ["initialize", "stopped"]

@@ -1,4 +1,4 @@
-"""What a worker has read of its lease table, and what must still be read."""
+"""What a worker has read of its lease table, and what it still has to read."""
 
 import pytest
 
@@ -33,8 +33,8 @@ def view_of(table: Table, now: list[float]) -> TableView:
     return TableView(table, CONFIG, lambda: now[-1])
 
 
-def test_a_dropped_lease_needs_a_listing_until_one_has_succeeded() -> None:
-    """Reading single rows, or a listing without a response, does not show all rows that still name this worker."""
+def test_dropped_lease_needs_a_listing_until_one_succeeds() -> None:
+    """Single reads, or a listing without a response, do not show all rows that still name this worker."""
     table = Table()
     view = view_of(table, [0.0])
     view.lease_dropped()
@@ -48,7 +48,7 @@ def test_a_dropped_lease_needs_a_listing_until_one_has_succeeded() -> None:
     assert [*needed, view.needs_listing] == [True, False]
 
 
-def test_a_lease_that_is_dropped_while_the_table_is_listed_needs_another_listing(
+def test_lease_dropped_during_a_listing_needs_another_listing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The row may have been read before the drop."""
@@ -59,7 +59,7 @@ def test_a_lease_that_is_dropped_while_the_table_is_listed_needs_another_listing
     assert view.needs_listing
 
 
-def test_a_listing_has_an_age_while_it_runs_and_is_outdated_after_a_lease_time(
+def test_listing_ages_while_it_runs_and_is_outdated_after_a_lease_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Creations are planned only from a recent reading."""
@@ -72,7 +72,7 @@ def test_a_listing_has_an_age_while_it_runs_and_is_outdated_after_a_lease_time(
     assert [view.outdated(100.0 + CONFIG.lease_seconds + late) for late in (0.0, 0.1)] == [False, True]
 
 
-def test_what_was_written_is_known_without_another_reading() -> None:
+def test_written_row_is_known_without_another_read() -> None:
     """The response to a write contains the row (C10)."""
     table = Table()
     table.write(CreateLease(Lease("s-0")))

@@ -27,8 +27,7 @@ def received_elsewhere() -> Iterator[None]:
         other.join()
 
 
-def test_a_signal_that_another_thread_receives_ends_the_wait_of_the_main_thread() -> None:
-    """A worker that was starting a thread when SIGTERM came did not end, and was killed after its grace period."""
+def test_signal_received_by_another_thread_wakes_the_main_thread() -> None:
     queue = ThreadQueue(boottime)
     before = signal.signal(signal.SIGUSR1, lambda _number, _frame: queue.put("signal"))
     too_late = threading.Timer(20, queue.put, ["nothing"])
@@ -42,8 +41,7 @@ def test_a_signal_that_another_thread_receives_ends_the_wait_of_the_main_thread(
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_a_queue_waits_until_then_and_no_longer() -> None:
-    """An overdue appointment does not wait for a message."""
+def test_queue_waits_until_the_given_time() -> None:
     queue = ThreadQueue(boottime)
     assert queue.get(boottime() + 0.05) is None
     assert queue.get(-1.0) is None
@@ -51,20 +49,19 @@ def test_a_queue_waits_until_then_and_no_longer() -> None:
     assert queue.get(boottime() - 1) == "item"
 
 
-def test_side_by_side_raises_what_failed_once_all_is_over() -> None:
-    """The error is the one that the work raised, and no write is left behind."""
-    done: list[int] = []
+def test_concurrent_work_raises_its_error_once_all_is_over() -> None:
+    finished: list[int] = []
 
     def work(item: int) -> int:
         if item == 1:
             raise ValueError("refused")
-        done.append(item)
+        finished.append(item)
         return item
 
     pool = Pool(ThreadScheduler(boottime), 2, "test", lambda _fault: None)
     with pytest.raises(ValueError, match=r"^refused$"):
         pool.map(work, range(4))
-    assert sorted(done) == [0, 2, 3]
+    assert sorted(finished) == [0, 2, 3]
 
 
 class Counted(ThreadScheduler):
@@ -78,15 +75,14 @@ class Counted(ThreadScheduler):
         """Start a thread that notes when it ends."""
         self.names.append(name)
 
-        def told() -> None:
+        def started_and_ended() -> None:
             work()
             self.ended.put(name)
 
-        super().start(name, told, failed)
+        super().start(name, started_and_ended, failed)
 
 
-def test_tasks_that_a_burst_of_work_has_started_end_after_it() -> None:
-    """A worker that once claimed a hundred leases does not keep twenty threads for an occasional write."""
+def test_idle_tasks_end_after_a_burst_of_work() -> None:
     scheduler = Counted()
     pool = Pool(scheduler, 6, "test", lambda _fault: None, keep=2)
     for burst in (1, 2):
@@ -99,8 +95,7 @@ def test_tasks_that_a_burst_of_work_has_started_end_after_it() -> None:
     assert [scheduler.ended.get(boottime() + 20) for _ in range(2)] == ["test"] * 2
 
 
-def test_a_pool_grows_when_it_is_told_to_and_ends_tasks_when_it_is_made_smaller() -> None:
-    """Renewals do not queue when the store is slow, and do not keep their threads once it is fast again."""
+def test_pool_grows_and_shrinks_to_its_size() -> None:
     scheduler = Counted()
     pool = Pool(scheduler, 1, "test", lambda _fault: None)
     pool.resize(4)
@@ -112,17 +107,16 @@ def test_a_pool_grows_when_it_is_told_to_and_ends_tasks_when_it_is_made_smaller(
     assert pool.close(boottime() + 20)
 
 
-def test_a_signal_given_as_it_is_taken_leaves_the_next_one_free() -> None:
-    """A worker does not sleep through a lease that it won."""
+def test_signal_set_while_it_is_consumed_is_not_lost() -> None:
     scheduler, queue, taken = ThreadScheduler(boottime), ThreadQueue(boottime), list[bool]()
     put = queue.put
 
-    def handed(item: object) -> None:
+    def consume_and_put(item: object) -> None:
         put(item)
         taken.append(signal_of_all.wait(-1.0))  # the waiter takes it before `set` returns
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(queue, "put", handed)
+        patched.setattr(queue, "put", consume_and_put)
         patched.setattr(scheduler, "queue", lambda: queue)
         signal_of_all = Signal(scheduler)
         signal_of_all.set()
@@ -130,8 +124,7 @@ def test_a_signal_given_as_it_is_taken_leaves_the_next_one_free() -> None:
     assert taken == [True, True]
 
 
-def test_a_wait_that_outlives_the_look_at_signals_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The main thread does not return without an item after a second."""
+def test_wait_continues_after_a_signal_check(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("leasehold.adapters.threads.SIGNAL_SECONDS", 0.01)
     queue = ThreadQueue(boottime)
     until = boottime() + 0.05
@@ -141,8 +134,7 @@ def test_a_wait_that_outlives_the_look_at_signals_goes_on(monkeypatch: pytest.Mo
     assert queue.get() == "item"
 
 
-def test_a_signal_that_was_given_many_times_ends_one_wait_and_can_be_given_again() -> None:
-    """A task does not run once for each of many signals, and misses no later one."""
+def test_signal_set_many_times_ends_one_wait_and_can_be_set_again() -> None:
     signal_ = Signal(ThreadScheduler(boottime))
     answers = []
     for count in (3, 0, 1, 0):

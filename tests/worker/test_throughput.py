@@ -17,7 +17,7 @@ from leasehold.stores.writes import CreateLease
 from leasehold_lab.simulator.world.world import ListSource, ShardRecords, even_shards, shard
 
 
-def test_the_throughput_is_kcls_average_in_kcls_unit() -> None:
+def test_throughput_is_the_average_and_unit_of_the_kcl() -> None:
     """A KCL 3.x leader and our planner compare leases by the same number."""
     speed = Throughput(10.0)
     speed.add(10 * 1024, 100.0)
@@ -28,8 +28,8 @@ def test_the_throughput_is_kcls_average_in_kcls_unit() -> None:
     assert speed.average(140.0) == 512
 
 
-def test_a_new_owner_goes_on_from_what_the_last_one_measured() -> None:
-    """Catching up after a takeover does not look like a hot shard."""
+def test_new_owner_continues_the_measured_average() -> None:
+    """Catching up after a takeover does not count as a hot shard."""
     speed = Throughput(10.0, 4096)
     assert speed.average(1000.0) == 4096
     speed.add(0, 1000.0)
@@ -37,33 +37,31 @@ def test_a_new_owner_goes_on_from_what_the_last_one_measured() -> None:
 
 
 @pytest.mark.parametrize("checkpoint_seconds", [0.0, 60.0])
-def test_the_table_learns_it_with_renewals_and_checkpoints_alike(checkpoint_seconds: float) -> None:
-    """A shard whose checkpoints are its renewals is measured, too."""
+def test_throughput_is_stored_with_renewals_and_checkpoints(checkpoint_seconds: float) -> None:
     clock, store, source = Clock(), FaultyStore(), ListSource([shard("s-0", 0, 9)])
     source.shard_logs["s-0"] = ShardRecords([Record(bytes(1024), str(number)) for number in range(1000)], size=1)
-    ours = member(store, source, clock, config=Config(lease_seconds=10.0, initial_position=TRIM_HORIZON))
-    ours.run(1)
+    driven = member(store, source, clock, config=Config(lease_seconds=10.0, initial_position=TRIM_HORIZON))
+    driven.run(1)
     reading = handler_reader(
-        ours.worker, ours.worker.holdings[0], Handling(lambda _batch: None, checkpoint_seconds=checkpoint_seconds)
+        driven.worker, driven.worker.holdings[0], Handling(lambda _batch: None, checkpoint_seconds=checkpoint_seconds)
     )
     due, end = clock.now, clock.now + 2 * MEASURE_SECONDS
     while clock.now < end:
-        ours.run(max(0.0, due - clock.now))
+        driven.run(max(0.0, due - clock.now))
         due = reading.step(clock.now)
     assert store.row("s-0").weight == pytest.approx(5120, rel=0.1)  # five reads a second
 
 
-def test_a_lease_that_is_not_read_keeps_its_measure() -> None:
-    """A child that waits for its parents is not taken for an idle shard."""
+def test_unread_lease_keeps_its_throughput() -> None:
     clock, store = Clock(), FaultyStore()
     store.write(CreateLease(Lease("s-0", hash_range=(0, 9), weight=7680)))
-    ours = member(store, ListSource([shard("s-0", 0, 9)]), clock)
-    ours.run(60)
-    assert (ours.held, store.row("s-0").weight) == (["s-0"], 7680)
+    driven = member(store, ListSource([shard("s-0", 0, 9)]), clock)
+    driven.run(60)
+    assert (driven.held, store.row("s-0").weight) == (["s-0"], 7680)
 
 
-def test_a_hot_shard_is_left_with_little_beside_it() -> None:
-    """Workers share the load, even if the counts of their leases then differ."""
+def test_owner_of_a_hot_shard_holds_few_others() -> None:
+    """Workers share the load, even if their counts of leases then differ."""
     clock, store = Clock(), FaultyStore()
     eighth = 2**125
     source = ListSource([shard(f"s-{n}", n * eighth, (n + 1) * eighth - 1) for n in range(8)])
@@ -83,8 +81,7 @@ def test_a_hot_shard_is_left_with_little_beside_it() -> None:
     assert sorted(loads) == [700.0, 750.0]
 
 
-def test_bursts_move_nothing() -> None:
-    """Leases do not follow every burst, which would take 25 moves here."""
+def test_bursts_move_no_lease() -> None:
     clock, store, draw = Clock(), FaultyStore(), Random(7)  # noqa: S311  a seed is the point
     source = ListSource(even_shards(tuple(f"s-{n}" for n in range(8))))
     fleet = [member(store, source, clock, me, me, Config(lease_seconds=3.0)) for me in ("a-1", "b-1")]

@@ -1,11 +1,11 @@
-"""A rejection that passes by itself costs seconds. One that lasts sends the shard to another worker."""
+"""A rejection that passes costs seconds. One that lasts moves the shard to another worker."""
 
 import math
 from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
-from reading_bench import ReaderHarness, data
+from reader_harness import ReaderHarness, data
 from virtual_fleet import FaultySource, FaultyStore, four_shards, member
 from waiters import Clock
 
@@ -39,15 +39,14 @@ def _steps(harness: ReaderHarness, reading: LeaseReader, until: Callable[[], boo
         if until():
             return
         harness.steps(reading, 1)
-    raise AssertionError(f"not after {harness.clock.now} s: {harness.handed}")
+    raise AssertionError(f"not after {harness.clock.now} s: {harness.dispatched}")
 
 
 @pytest.mark.parametrize("times", range(1, REJECTION_RETRIES + 1))
-def test_a_rejection_that_passes_costs_seconds_and_no_lease(times: int) -> None:
-    """One redirect of a proxy does not leave the shard unread for a minute on each worker that meets it."""
+def test_rejection_that_passes_costs_seconds_and_no_lease(times: int) -> None:
     harness, rejected = _rejecting(times)
-    _steps(harness, harness.reading(), lambda: len(harness.handed) == 2)
-    assert harness.handed == [data(2), data(2, 2)]
+    _steps(harness, harness.reading(), lambda: len(harness.dispatched) == 2)
+    assert harness.dispatched == [data(2), data(2, 2)]
     assert len(rejected) == times
     assert harness.clock.now - rejected[-1] <= REJECTED_WAITS[1] < MOST_SECONDS
     assert (harness.holding.releasing, harness.holding.lost.is_set()) == (False, False)
@@ -55,15 +54,14 @@ def test_a_rejection_that_passes_costs_seconds_and_no_lease(times: int) -> None:
     assert all(REJECTED_WAITS[0] <= wait <= REJECTED_WAITS[1] for wait in waits)
 
 
-def test_a_first_rejection_costs_less_than_two_seconds() -> None:
-    """The first pause is the shortest."""
+def test_first_rejection_costs_less_than_two_seconds() -> None:
     harness, rejected = _rejecting(1)
-    _steps(harness, harness.reading(), lambda: len(harness.handed) == 2)
+    _steps(harness, harness.reading(), lambda: len(harness.dispatched) == 2)
     assert harness.clock.now - rejected[0] <= 3 * REJECTED_WAITS[0]
 
 
 @pytest.mark.parametrize(("error", "tries"), [(TransientRejection, 1 + REJECTION_RETRIES), (SourceError, 1)])
-def test_a_rejection_that_lasts_releases_the_lease(error: type[SourceError], tries: int) -> None:
+def test_lasting_rejection_releases_the_lease(error: type[SourceError], tries: int) -> None:
     """Another worker may have the permission that this one lacks."""
     harness, rejected = _rejecting(math.inf, error)
     harness.until_over(harness.reading())
@@ -72,8 +70,8 @@ def test_a_rejection_that_lasts_releases_the_lease(error: type[SourceError], tri
     assert harness.clock.now - rejected[0] <= REJECTION_RETRIES * REJECTED_WAITS[1]
 
 
-def test_a_step_that_reads_nothing_does_not_count_as_a_response() -> None:
-    """A reader that is woken often does not try forever, and releases the lease."""
+def test_step_without_a_read_does_not_count_as_a_response() -> None:
+    """Otherwise a reader that is woken often would never release the lease."""
     harness, rejected = _rejecting(math.inf)
     reading = harness.reading()
     _steps(harness, reading, lambda: bool(rejected))
@@ -83,7 +81,7 @@ def test_a_step_that_reads_nothing_does_not_count_as_a_response() -> None:
     assert len(rejected) == 1 + REJECTION_RETRIES
 
 
-def test_rejections_with_responses_in_between_release_nothing() -> None:
+def test_rejections_between_responses_release_nothing() -> None:
     """Each response restarts the count."""
     count = iter(range(100))
 
@@ -93,12 +91,11 @@ def test_rejections_with_responses_in_between_release_nothing() -> None:
         return batch
 
     harness = ReaderHarness(ShardRecords(records(20), size=1), source=FaultySource(on_read=read))
-    _steps(harness, harness.reading(), lambda: len(harness.handed) == 20)
-    assert harness.handed == [data(1, place) for place in range(20)]
+    _steps(harness, harness.reading(), lambda: len(harness.dispatched) == 20)
+    assert harness.dispatched == [data(1, place) for place in range(20)]
 
 
-def test_a_lease_that_is_to_go_is_released_during_the_wait() -> None:
-    """A drain, or a next owner, does not wait for a service that rejects every request."""
+def test_lease_is_released_during_the_wait_after_a_rejection() -> None:
     harness, rejected = _rejecting(math.inf)
     reading = harness.reading()
     _steps(harness, reading, lambda: bool(rejected))
@@ -108,7 +105,7 @@ def test_a_lease_that_is_to_go_is_released_during_the_wait() -> None:
 
 
 @pytest.mark.parametrize("times", [1, REJECTION_RETRIES])
-def test_a_rejection_of_the_first_listing_that_passes_does_not_end_a_worker(times: int) -> None:
+def test_first_listing_may_be_rejected_a_few_times(times: int) -> None:
     """New credentials take a moment to be known everywhere."""
     source = FaultySource(four_shards(), faults=[TransientRejection("UnrecognizedClientException")] * times)
     driven = member(FaultyStore(), source, Clock())
@@ -116,8 +113,7 @@ def test_a_rejection_of_the_first_listing_that_passes_does_not_end_a_worker(time
     assert driven.held == ["s-0", "s-1", "s-2", "s-3"]
 
 
-def test_a_rejection_of_the_first_listing_that_lasts_ends_a_worker() -> None:
-    """Wrong credentials are not waited for forever."""
+def test_lasting_rejection_of_the_first_listing_ends_a_worker() -> None:
     source = FaultySource(four_shards(), faults=[TransientRejection("UnrecognizedClientException")] * 9)
     with pytest.raises(TransientRejection, match="UnrecognizedClientException"):
         member(FaultyStore(), source, Clock()).run(60.0)

@@ -39,7 +39,7 @@ def strange(name: str) -> list[Any]:
 
 @pytest.mark.parametrize("value", STRANGE, ids=lambda value: type(value).__name__)
 @pytest.mark.parametrize("argument", ["source", "leases"])
-def test_a_source_or_store_of_the_wrong_type_is_refused_by_name(argument: str, value: Any) -> None:  # noqa: ANN401  anything
+def test_source_or_store_of_the_wrong_type_is_rejected_by_name(argument: str, value: Any) -> None:  # noqa: ANN401  anything
     arguments: dict[str, Any] = {
         "source": "kinesis://orders?region=eu-west-1",
         "leases": "memory://types",
@@ -50,8 +50,7 @@ def test_a_source_or_store_of_the_wrong_type_is_refused_by_name(argument: str, v
 
 
 @pytest.mark.parametrize("option", options_of(Options))
-def test_an_option_of_the_wrong_type_is_refused_by_name(option: str) -> None:
-    """No option accepts a value of another type, and none raises any other error."""
+def test_option_of_the_wrong_type_is_rejected_by_name(option: str) -> None:
     for value in strange(option):
         with pytest.raises((ValueError, TypeError)) as refused:
             consumption("kinesis://orders?region=eu-west-1", "memory://types", print, {option: value})  # type: ignore[misc]
@@ -61,7 +60,7 @@ def test_an_option_of_the_wrong_type_is_refused_by_name(option: str) -> None:
 @pytest.mark.parametrize(
     "handler", [each for each in STRANGE if not isinstance(each, str)], ids=lambda each: type(each).__name__
 )
-def test_a_handler_that_cannot_be_called_is_refused(handler: Any) -> None:  # noqa: ANN401  anything
+def test_handler_that_cannot_be_called_is_rejected(handler: Any) -> None:  # noqa: ANN401  anything
     with pytest.raises((ValueError, TypeError)):
         consumption("kinesis://orders?region=eu-west-1", "memory://types", handler, {})
 
@@ -69,7 +68,7 @@ def test_a_handler_that_cannot_be_called_is_refused(handler: Any) -> None:  # no
 @pytest.mark.parametrize(
     "value", [each for each in STRANGE if not isinstance(each, str)], ids=lambda v: type(v).__name__
 )
-def test_a_position_has_fields_of_its_types(value: Any) -> None:  # noqa: ANN401  anything
+def test_position_rejects_fields_of_the_wrong_type(value: Any) -> None:  # noqa: ANN401  anything
     with pytest.raises((ValueError, TypeError), match="checkpoint"):
         Position(value)
     with pytest.raises(TypeError, match="checkpoint"):
@@ -82,8 +81,7 @@ def test_a_position_has_fields_of_its_types(value: Any) -> None:  # noqa: ANN401
 @pytest.mark.parametrize(
     "value", [each for each in STRANGE if not isinstance(each, str)], ids=lambda v: type(v).__name__
 )
-def test_a_write_has_fields_of_its_types(value: Any) -> None:  # noqa: ANN401  anything
-    """A bad write changes nothing, so the rows of others can still be listed."""
+def test_write_rejects_fields_of_the_wrong_type(value: Any) -> None:  # noqa: ANN401  anything
     store = open_store(f"memory://types-{id(value)}")
     free = store.write(CreateLease(Lease("s-0"))).lease
     assert free is not None
@@ -105,7 +103,7 @@ def test_a_write_has_fields_of_its_types(value: Any) -> None:  # noqa: ANN401  a
     assert store.list() == before
 
 
-def test_a_write_refuses_text_that_cannot_be_encoded() -> None:
+def test_write_rejects_strings_that_cannot_be_encoded() -> None:
     """What one layout stores is readable in all others."""
     free = Lease("s-0")
     makers: list[Any] = [
@@ -135,7 +133,7 @@ class Held:
 
 
 @pytest.mark.parametrize("value", STRANGE[1:], ids=lambda v: type(v).__name__)
-def test_a_checkpoint_of_the_wrong_type_is_refused(value: Any) -> None:  # noqa: ANN401  anything
+def test_checkpoint_of_the_wrong_type_is_rejected(value: Any) -> None:  # noqa: ANN401  anything
     held = Held()
     batch = Delivery([], Position("9"), None, held)
     with pytest.raises(TypeError, match="checkpoint"):

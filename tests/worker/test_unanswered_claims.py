@@ -1,4 +1,4 @@
-"""Claims that were applied without a response: the table names us as the owner, but no one reads."""
+"""Claims that were applied without a response: the table names this worker as the owner, but no one reads."""
 
 import pytest
 from virtual_fleet import FaultyStore, four_shards, member
@@ -11,23 +11,21 @@ from leasehold.stores.writes import CreateLease, Write
 from leasehold_lab.simulator.world.world import ListSource
 
 
-def test_a_claim_that_was_not_answered_is_taken_up_at_once_and_not_at_the_next_look() -> None:
-    """Until the next look the lease would be unread for 20 s or more, which is longer than an expiry."""
+def test_claim_without_a_reply_is_taken_up_at_once() -> None:
     clock, store = Clock(), FaultyStore()
     for shard in four_shards():
         store.write(CreateLease(Lease(shard.id, hash_range=shard.hash_range)))
-    one = member(store, ListSource(four_shards()), clock)
+    driven = member(store, ListSource(four_shards()), clock)
     store.lose_replies = 4
-    one.run(3)
-    assert one.held == ["s-0", "s-1", "s-2", "s-3"]
+    driven.run(3)
+    assert driven.held == ["s-0", "s-1", "s-2", "s-3"]
 
 
-def test_a_claim_that_was_answered_at_last_is_asked_for_no_more() -> None:
-    """A lease that another worker has taken meanwhile is not claimed again at every turn."""
+def test_claim_that_was_answered_is_not_repeated() -> None:
     clock, store = Clock(), FaultyStore()
     store.write(CreateLease(Lease("s-0")))
-    one = member(store, ListSource(four_shards()), clock)
-    holdings = one.worker._book.holdings  # noqa: SLF001  what a turn uses
+    driven = member(store, ListSource(four_shards()), clock)
+    holdings = driven.worker._book.holdings  # noqa: SLF001  what a turn uses
     holdings.mark_unconfirmed(store.row("s-0"))
     assert [lease.key for lease in holdings.unconfirmed] == ["s-0"]
     assert holdings.readopt(store.row("s-0")) is None
@@ -48,17 +46,17 @@ class FullStore(FaultyStore):
 
 
 @pytest.mark.parametrize(("fault", "held"), [(NotWritten, 4), (StoreError, 4), (OutcomeUnknown, 0)])
-def test_a_worker_takes_its_leases_again_soon_after_its_store_can_write(fault: type[StoreError], held: int) -> None:
-    """A take that may still be applied is followed by a rest; one that was not written is not."""
+def test_worker_retakes_its_leases_soon_after_its_store_accepts_writes(fault: type[StoreError], held: int) -> None:
+    """A claim that may still be applied is followed by a pause. A claim that was not written is not."""
     clock, store = Clock(), FullStore()
     for shard in four_shards():
         store.write(CreateLease(Lease(shard.id, hash_range=shard.hash_range)))
-    one = member(store, ListSource(four_shards()), clock)
-    one.run(30)
-    assert len(one.held) == 4
+    driven = member(store, ListSource(four_shards()), clock)
+    driven.run(30)
+    assert len(driven.held) == 4
     store.full = fault
-    one.run(65)
-    assert one.held == []
+    driven.run(65)
+    assert driven.held == []
     store.full = None
-    one.run(10)
-    assert len(one.held) == held
+    driven.run(10)
+    assert len(driven.held) == held

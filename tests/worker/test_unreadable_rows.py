@@ -1,4 +1,4 @@
-"""A row that cannot be read costs its own lease and nothing else."""
+"""A row that cannot be read affects only its own lease."""
 
 from virtual_fleet import FaultyStore, four_shards, member, together
 from waiters import Clock
@@ -12,8 +12,7 @@ from leasehold_lab.simulator.world.world import ListSource
 MINIMAL = Config(Minimal(), lease_seconds=10.0)
 
 
-def test_a_new_worker_takes_and_makes_the_good_leases() -> None:
-    """A group can start although its table has a bad row."""
+def test_new_worker_creates_and_takes_readable_leases() -> None:
     store, clock = FaultyStore(), Clock()
     store.write(CreateLease(Lease("s-0")))
     store.write(CreateLease(Lease("s-1")))
@@ -23,8 +22,8 @@ def test_a_new_worker_takes_and_makes_the_good_leases() -> None:
     assert sorted(worker.held) == ["s-1", "s-2", "s-3"]
 
 
-def test_a_bad_row_among_those_looked_at_again_blinds_nobody() -> None:
-    """A bad row with the bulletin on it does not keep other workers from reading the table."""
+def test_unreadable_row_does_not_stop_others_from_reading_the_table() -> None:
+    """The row with the bulletin may be the unreadable one."""
     store, clock = FaultyStore(), Clock()
     source = ListSource(four_shards())
     ann, bob = (member(store, source, clock, me, process=me, config=MINIMAL) for me in ("a-1", "b-1"))

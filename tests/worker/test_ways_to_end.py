@@ -43,16 +43,16 @@ EARLIER: set[threading.Thread] = set()
 """Threads from before the test."""
 
 
-def ours() -> list[threading.Thread]:
+def worker_threads() -> list[threading.Thread]:
     """Return the threads of workers."""
     return [each for each in threading.enumerate() if each.name.startswith("leasehold-") and each not in EARLIER]
 
 
 def settled(store: FaultyStore) -> str:
     """Wait until no worker thread is left. Return the checkpoint of the lease, which has no owner."""
-    for thread in ours():
+    for thread in worker_threads():
         thread.join(WAIT)
-    assert ours() == []
+    assert worker_threads() == []
     (lease,) = store.list().leases
     assert lease.owner is None
     return lease.checkpoint.sequence
@@ -68,7 +68,7 @@ def _leaves_handlers() -> Iterator[None]:
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)] == before
 
 
-class Came:
+class RecordingHandler:
     """A handler that notes its batches, and signals the first."""
 
     def __init__(self) -> None:
@@ -98,40 +98,39 @@ def _collect(coroutine: Any) -> None:  # noqa: ANN401  likewise; the caller has 
 
 
 @pytest.mark.parametrize("end", [_close, _collect])
-def test_arun_that_is_closed_or_dropped_drains(end: Callable[[Any], None]) -> None:
-    """A coroutine of `arun` that gets GeneratorExit stops its worker."""
-    store, came = FaultyStore(), Came()
+def test_closed_or_collected_arun_drains(end: Callable[[Any], None]) -> None:
+    store, recorder = FaultyStore(), RecordingHandler()
     loop = asyncio.new_event_loop()
 
     async def main() -> None:
-        coroutines.append(leasehold.arun(stream(), came, leases=store, **BEGINNING))
+        coroutines.append(leasehold.arun(stream(), recorder, leases=store, **BEGINNING))
         coroutines[0].send(None)  # as a task would, until it waits
-        await asyncio.to_thread(came.first.wait, WAIT)
+        await asyncio.to_thread(recorder.first.wait, WAIT)
 
     coroutines: list[Any] = []
     loop.run_until_complete(main())
     end(coroutines.pop())
-    assert settled(store) == came.numbers[-1]
+    assert settled(store) == recorder.numbers[-1]
     loop.close()
 
 
 @pytest.mark.parametrize("kind", ["plain", "async"])
 def test_arun_drains_once_its_loop_is_closed(kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A closed loop ends its worker. No record is dead-lettered or skipped because of it."""
-    store, came, letters = FaultyStore(), Came(), list[str]()
+    """A closed loop neither dead-letters nor skips a record."""
+    store, recorder, letters = FaultyStore(), RecordingHandler(), list[str]()
     gate, taken = threading.Event(), threading.Event()
 
     def plain(batch: leasehold.Delivery) -> None:
-        if came.first.is_set():
+        if recorder.first.is_set():
             taken.set()
             gate.wait(WAIT)
-        came(batch)
+        recorder(batch)
 
     async def awaited(batch: leasehold.Delivery) -> None:
-        if came.first.is_set():
+        if recorder.first.is_set():
             taken.set()
             await asyncio.Event().wait()
-        came(batch)
+        recorder(batch)
 
     letter: DeadLetter = lambda batch, _error: letters.append(batch.records[0].sequence_number)  # noqa: E731  typed
     loop = asyncio.new_event_loop()
@@ -146,24 +145,24 @@ def test_arun_drains_once_its_loop_is_closed(kind: str, caplog: pytest.LogCaptur
     loop.run_until_complete(main())
     loop.close()
     gate.set()
-    assert settled(store) == came.numbers[-1]
+    assert settled(store) == recorder.numbers[-1]
     assert letters == []
     assert "the event loop that it belongs to is closed" in caplog.text
     _close(held_tasks[0].get_coro())
     caplog.clear()
 
 
-def test_a_call_in_a_closed_loop_buries_no_record() -> None:
+def test_call_in_a_closed_loop_dead_letters_no_record() -> None:
     """Records whose async handler has lost its loop come again to the next owner of the lease."""
-    store, came, letters = FaultyStore(), Came(), list[str]()
+    store, recorder, letters = FaultyStore(), RecordingHandler(), list[str]()
     closed, second = threading.Event(), threading.Event()
 
     def handle(batch: leasehold.Delivery) -> Any:  # noqa: ANN401  what is awaited, or not
-        if came.first.is_set():
+        if recorder.first.is_set():
             second.set()
             closed.wait(WAIT)
-            return came.awaited(batch)
-        return came(batch)
+            return recorder.awaited(batch)
+        return recorder(batch)
 
     loop = asyncio.new_event_loop()
     letter: DeadLetter = lambda batch, _error: letters.append(batch.records[0].sequence_number)  # noqa: E731  typed
@@ -182,14 +181,13 @@ def test_a_call_in_a_closed_loop_buries_no_record() -> None:
 
 
 @pytest.mark.parametrize("end", [_close, _collect, None], ids=["close", "collect", "raise"])
-def test_a_block_of_worker_that_ends_early_has_drained(end: Callable[[Any], None] | None) -> None:
-    """If a block of `worker` is left by an exception, its worker no longer writes."""
-    store, came, blocks = FaultyStore(), Came(), list[Any]()
+def test_worker_block_that_ends_early_has_drained(end: Callable[[Any], None] | None) -> None:
+    store, recorder, blocks = FaultyStore(), RecordingHandler(), list[Any]()
 
     def block() -> Any:  # noqa: ANN401  a generator
-        with leasehold.worker(stream(), came, leases=store, **BEGINNING) as worker:
+        with leasehold.worker(stream(), recorder, leases=store, **BEGINNING) as worker:
             blocks.append(worker)
-            assert came.first.wait(WAIT)
+            assert recorder.first.wait(WAIT)
             yield
             raise LookupError
 
@@ -204,19 +202,19 @@ def test_a_block_of_worker_that_ends_early_has_drained(end: Callable[[Any], None
         del given
         end(drop.pop())
     assert blocks[0].wait(0)
-    assert settled(store) == came.numbers[-1]
+    assert settled(store) == recorder.numbers[-1]
 
 
 @pytest.mark.parametrize("way", ["break", "raise", "close", "collect", "stop", "thread"])
 def test_read_that_ends_releases(way: str) -> None:
     """An iteration that ends acknowledges what its consumer finished, and releases the lease."""
-    store, seen = FaultyStore(), list[str]()
+    store, processed = FaultyStore(), list[str]()
 
     def iterate() -> None:
         batches = leasehold.read(stream(), leases=store, **BEGINNING)
         for batch in batches:
-            seen.append(batch.records[0].sequence_number)
-            if len(seen) == 2:
+            processed.append(batch.records[0].sequence_number)
+            if len(processed) == 2:
                 if way == "raise":
                     raise LookupError
                 if way == "close":
@@ -234,27 +232,27 @@ def test_read_that_ends_releases(way: str) -> None:
         with suppress(LookupError):
             iterate()
     gc.collect()
-    assert settled(store) == (seen[-1] if way == "stop" else seen[0])
+    assert settled(store) == (processed[-1] if way == "stop" else processed[0])
 
 
 @pytest.mark.parametrize("way", ["cancel", "close", "loop"])
-def test_an_async_read_that_ends_releases(way: str) -> None:
+def test_async_read_that_ends_releases(way: str) -> None:
     """A task that ends while it iterates acknowledges nothing, and its lease is released."""
-    store, seen, left_open = FaultyStore(), list[str](), list[Any]()
+    store, processed, left_open = FaultyStore(), list[str](), list[Any]()
     loop = asyncio.new_event_loop()
 
-    async def iterate(came: asyncio.Event) -> None:
+    async def iterate(recorder: asyncio.Event) -> None:
         async with leasehold.read(stream(), leases=store, **BEGINNING) as batches:
             left_open.append(batches)
             async for batch in batches:
-                seen.append(batch.records[0].sequence_number)
-                came.set()
+                processed.append(batch.records[0].sequence_number)
+                recorder.set()
                 await asyncio.Event().wait()
 
     async def main() -> None:
-        came = asyncio.Event()
-        task = loop.create_task(iterate(came))
-        await came.wait()
+        recorder = asyncio.Event()
+        task = loop.create_task(iterate(recorder))
+        await recorder.wait()
         if way == "loop":
             left_open.append(task)
             return
@@ -279,7 +277,7 @@ def test_an_async_read_that_ends_releases(way: str) -> None:
 
 @pytest.mark.parametrize("door", ["run", "arun", "worker"])
 @pytest.mark.parametrize("fault", [SystemExit, KeyboardInterrupt])
-def test_a_handler_that_ends_the_program_drains(door: str, fault: type[BaseException]) -> None:
+def test_handler_that_ends_the_program_drains(door: str, fault: type[BaseException]) -> None:
     """SystemExit and KeyboardInterrupt raised by a handler end the worker and reach its caller."""
     store = FaultyStore()
 
@@ -305,17 +303,17 @@ def _through(door: str, handle: Handler, store: FaultyStore) -> None:
 # Several consumers
 
 
-def test_read_from_several_tasks_is_refused() -> None:
+def test_read_from_several_tasks_is_rejected() -> None:
     """While a task waits for a batch or has one, a step from another task raises RuntimeError."""
-    store, seen, refused = FaultyStore(), list[str](), list[str]()
+    store, processed, refused = FaultyStore(), list[str](), list[str]()
 
     async def main() -> None:
         async def iterate() -> None:
             try:
                 async for batch in batches:
-                    seen.append(batch.records[0].sequence_number)
+                    processed.append(batch.records[0].sequence_number)
                     await asyncio.sleep(0)
-                    if len(seen) == 3:
+                    if len(processed) == 3:
                         batches.stop()
             except RuntimeError as error:
                 refused.append(str(error))
@@ -324,18 +322,18 @@ def test_read_from_several_tasks_is_refused() -> None:
             await asyncio.wait_for(asyncio.gather(*(iterate() for _ in range(3))), WAIT)
 
     asyncio.run(main())
-    assert seen == NUMBERS[:3]
+    assert processed == NUMBERS[:3]
     assert ["another thread or task" in message for message in refused] == [True, True]
     assert settled(store) == NUMBERS[2]
 
 
-def test_a_step_of_another_thread_acknowledges_nothing() -> None:
+def test_step_of_another_thread_acknowledges_nothing() -> None:
     """A batch is acknowledged by the thread that has it. Another one may go on once that thread is over."""
-    store, faults, seen = FaultyStore(), list[BaseException](), list[str]()
+    store, faults, processed = FaultyStore(), list[BaseException](), list[str]()
 
     def step() -> None:
         try:
-            seen.append(next(batches).records[0].sequence_number)
+            processed.append(next(batches).records[0].sequence_number)
         except RuntimeError as error:
             faults.append(error)
 
@@ -349,7 +347,7 @@ def test_a_step_of_another_thread_acknowledges_nothing() -> None:
         step()  # the first thread is over
         beside()
         (lease,) = store.list().leases
-        assert (len(faults), seen, lease.checkpoint.sequence <= NUMBERS[0]) == (1, NUMBERS[:2], True)
+        assert (len(faults), processed, lease.checkpoint.sequence <= NUMBERS[0]) == (1, NUMBERS[:2], True)
     assert settled(store) == NUMBERS[0]
 
 
@@ -369,13 +367,11 @@ def test_steps_with_time_limits_are_one_consumer() -> None:
 class Broken(FaultyStore):
     """A store that cannot go on."""
 
-    def list(self, **_given: object) -> Any:  # noqa: ANN401  never
+    def list(self, **_args: object) -> Any:  # noqa: ANN401  never
         raise StoreError("no such table")
 
 
-def test_an_error_that_ends_a_worker_is_logged_at_once(caplog: pytest.LogCaptureFixture) -> None:
-    """The error is logged although no one awaits the task yet."""
-
+def test_error_that_ends_a_worker_is_logged_at_once(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         task = asyncio.create_task(leasehold.arun(stream(), print, leases=Broken(), wait=False, worker="w-1"))
         await asyncio.wait({task})
@@ -470,7 +466,7 @@ def run_program(program: str, folder: Path) -> tuple[int, list[Any], str | None,
         if door != "worker" or child != "terminate"  # that program has a signal handler of its own
     ],
 )
-def test_children_that_a_handler_forks_end(door: str, child: str, tmp_path: Path) -> None:
+def test_children_forked_by_a_handler_end(door: str, child: str, tmp_path: Path) -> None:
     """A child that a handler forked ends when it leaves the handler or gets a signal, and its worker reads on."""
     inside, outside, status = CHILDREN[child]
     forking = f"""
@@ -615,7 +611,7 @@ tell()
         for each in LEFT_IN_CHILD
     ],
 )
-def test_what_is_left_in_a_forked_child_raises_at_once(door: str, tmp_path: Path) -> None:
+def test_forked_child_raises_at_once(door: str, tmp_path: Path) -> None:
     """In a forked child a worker or an iteration raises WorkerError, and never holds up the end of the child."""
     returned, output, owner, _ = run_program(LEFT_IN_CHILD[door], tmp_path)
     assert (returned, output, owner) == (0, [[7], 0, [True, True]], None)
@@ -666,7 +662,7 @@ leasehold.run(source, handle, **options)
 @pytest.mark.parametrize(
     "door", [each if each == "arun-loop-closed" else pytest.param(each, marks=pytest.mark.more) for each in EXITS]
 )
-def test_a_program_that_exits_releases(door: str, tmp_path: Path) -> None:
+def test_program_that_exits_releases(door: str, tmp_path: Path) -> None:
     """When a program ends, its worker has released its leases, and the exit status is the program's own."""
     returned, _, owner, _ = run_program(EXITS[door], tmp_path)
     assert (returned, owner) == (5, None)

@@ -1,4 +1,4 @@
-"""Lines written to a file that rejects some writes for a while: no line is torn, and none is missing."""
+"""Lines written to a file that rejects some writes for a while: every line is written whole."""
 
 import errno
 import io
@@ -50,16 +50,15 @@ class Out:
         return self
 
 
-def over(raw: Raw) -> TextIO:
+def text_file_over(raw: Raw) -> TextIO:
     """Return the text file over it."""
     return cast("TextIO", Out(raw))
 
 
 @given(st.lists(LINES, max_size=6), st.lists(st.integers(0, 4), max_size=40))
-def test_a_refused_line_that_is_written_again_is_there_once(batches: list[list[bytes]], takes: list[int]) -> None:
-    """A disk that is full for a moment does not leave half a line, or a duplicate, in what programs read."""
+def test_rejected_line_that_is_written_again_appears_once(batches: list[list[bytes]], takes: list[int]) -> None:
     raw = Raw(takes)
-    lines = WholeLines(over(raw))
+    lines = WholeLines(text_file_over(raw))
     for batch in batches:
         data = b"".join(batch)
         while (refused := lines.write(data)) is not None:
@@ -68,10 +67,9 @@ def test_a_refused_line_that_is_written_again_is_there_once(batches: list[list[b
 
 
 @given(st.lists(LINES, max_size=6), st.lists(st.integers(0, 4), max_size=40))
-def test_a_batch_that_comes_again_doubles_whole_lines_alone(batches: list[list[bytes]], takes: list[int]) -> None:
-    """No line is torn if a failed batch comes again from its beginning."""
+def test_repeated_batch_duplicates_only_whole_lines(batches: list[list[bytes]], takes: list[int]) -> None:
     raw = Raw(takes)
-    lines = WholeLines(over(raw))
+    lines = WholeLines(text_file_over(raw))
     for batch in batches:
         while lines.write(b"".join(batch)) is not None:
             pass
@@ -80,34 +78,33 @@ def test_a_batch_that_comes_again_doubles_whole_lines_alone(batches: list[list[b
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_a_refusal_of_a_full_disk_is_told_and_not_raised(unbuffered: str) -> None:
-    """In a container, where Python's output is usually unbuffered, a full disk does not end all processes."""
+def test_full_disk_is_logged_and_not_raised(unbuffered: str) -> None:
+    """Other processes that write to the full disk continue."""
     events = "leasehold.adapters.consumer.events"
     code = f"import sys; from {events} import WholeLines as L; L(sys.stdout).write(b'x').unwritten"
     with Path("/dev/full").open("wb") as full:
-        done = subprocess.run(
+        result = subprocess.run(
             (sys.executable, "-c", code),
             stdout=full,
             stderr=subprocess.PIPE,
             env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
             check=False,
         )
-    assert (done.returncode, done.stderr) == (0, b"")
+    assert (result.returncode, result.stderr) == (0, b"")
 
 
-def test_an_event_of_a_shard_while_the_disk_is_full_is_told_afterwards(holding: Holding) -> None:
-    """A reader of the events does not take a shard for held that was left."""
+def test_shard_event_during_a_full_disk_is_written_afterwards(holding: Holding) -> None:
     raw = Raw([5, 0, 0])
-    lines = EventLines("a-1", over(raw), wall=lambda: 1.5)
+    lines = EventLines("a-1", text_file_over(raw), wall=lambda: 1.5)
     for happening in ("initialize", "lease-lost", "initialize"):
         lines.happened(happening, holding)
     events = [json.loads(line)["event"] for line in io.BytesIO(bytes(raw.written))]
     assert events == ["initialize", "lease-lost", "initialize"]
 
 
-def test_a_pipe_that_nobody_reads_is_no_full_disk() -> None:
-    """A tool in a pipe does not retry forever, and a full disk does not end it."""
-    lines = WholeLines(over(Raw([3, 0], errno.EPIPE)))
+def test_closed_pipe_is_not_a_full_disk() -> None:
+    """A tool in a pipe ends, and a full disk is retried."""
+    lines = WholeLines(text_file_over(Raw([3, 0], errno.EPIPE)))
     with pytest.raises(BrokenPipeError):
         lines.write(b"a line\n")
 

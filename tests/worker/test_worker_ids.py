@@ -10,14 +10,14 @@ ODD = ("caf\u00e9-1", "worker 1", " worker", "a\nb", "\u4e2d" * 300)
 
 
 @pytest.mark.parametrize("me", [None, b"worker", 7, "", "a\ud800b", "a\0b"])
-def test_an_id_that_no_store_holds_is_refused(me: object) -> None:
+def test_worker_id_that_no_store_holds_is_rejected(me: object) -> None:
     """Lone surrogates cannot be encoded as UTF-8, and PostgreSQL's strings cannot contain NUL."""
     with pytest.raises(ValueError, match=r"^worker: "):
         check_worker_id(me, Capabilities())
 
 
 @pytest.mark.parametrize("me", ODD)
-def test_an_id_of_any_characters_is_accepted_by_rows_and_refused_by_http_headers_unless_ascii(me: str) -> None:
+def test_worker_id_of_any_characters_is_accepted_except_in_http_headers(me: str) -> None:
     """The Azure SDKs' layout keeps the owner in a blob's metadata, which is sent as HTTP headers."""
     check_worker_id(me, Capabilities())
     if me == "worker 1":

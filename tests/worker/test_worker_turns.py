@@ -1,10 +1,10 @@
-"""One worker's turns under a virtual clock: what it takes, keeps, loses, and takes up again."""
+"""One worker's turns under a virtual clock: what it takes, keeps, loses and takes again."""
 
 from typing import Any
 
 import pytest
 from attrs import evolve
-from virtual_fleet import KCL, Driven, FaultyStore, four_shards, member, together
+from virtual_fleet import KCL, DrivenWorker, FaultyStore, four_shards, member, together
 from waiters import Clock
 
 from leasehold.adapters.worker.annotations import LATEST_MS, LATEST_POSITION
@@ -25,25 +25,25 @@ from leasehold_lab.simulator.world.world import FIRST_MS, ListSource, ShardRecor
 ALL = ["s-0", "s-1", "s-2", "s-3"]
 
 
-def settled(clock: Clock, store: FaultyStore, me: str = "a-1", process: str = "p-1") -> Driven:
+def settled(clock: Clock, store: FaultyStore, me: str = "a-1", process: str = "p-1") -> DrivenWorker:
     """Return a worker that holds all four leases."""
-    one = member(store, ListSource(four_shards()), clock, me, process)
-    one.run(3)
-    assert one.held == ALL
-    return one
+    driven = member(store, ListSource(four_shards()), clock, me, process)
+    driven.run(3)
+    assert driven.held == ALL
+    return driven
 
 
 def owners(store: FaultyStore) -> dict[str, str | None]:
     return {lease.key: lease.owner for lease in store.list().leases}
 
 
-def test_a_lone_worker_makes_and_takes_every_lease_and_keeps_it() -> None:
+def test_lone_worker_creates_takes_and_keeps_every_lease() -> None:
     clock, store = Clock(), FaultyStore()
-    one = settled(clock, store)
+    driven = settled(clock, store)
     before = {lease.key: lease.epoch for lease in store.list().leases}
-    one.run(60)
+    driven.run(60)
     after = {lease.key: lease.epoch for lease in store.list().leases}
-    assert one.held == ALL
+    assert driven.held == ALL
     assert all(15 <= after[key] - before[key] <= 20 for key in ALL), "renewed every third of lease_seconds"
 
 
@@ -65,160 +65,153 @@ def test_creations_planned_before_a_pause_are_planned_again() -> None:
     clock, store = Clock(), FaultyStore()
     source = SleepySource(four_shards())
     source.clock = clock
-    one = member(store, source, clock)
-    one.worker.turn(clock.now)
-    assert store.asked == []
-    one.turn_due = clock.now
-    one.run(3)
-    assert one.held == ALL
+    driven = member(store, source, clock)
+    driven.worker.turn(clock.now)
+    assert store.write_requests == []
+    driven.turn_due = clock.now
+    driven.run(3)
+    assert driven.held == ALL
 
 
-def test_a_lease_created_in_a_pause_is_deleted_and_planned_again() -> None:
+def test_lease_created_during_a_pause_is_deleted_and_planned_again() -> None:
     """A creation that took longer than a lease counts as one that was planned too long ago."""
     clock, store = Clock(), FaultyStore()
-    one = member(store, ListSource(four_shards()), clock)
+    driven = member(store, ListSource(four_shards()), clock)
 
     def sleep() -> None:
         store.passes = lambda: None
         clock.now += 60
 
     store.passes = sleep
-    one.worker.turn(clock.now)
-    assert [type(write) for write in store.asked] == [CreateLease, DeleteLease]
+    driven.worker.turn(clock.now)
+    assert [type(write) for write in store.write_requests] == [CreateLease, DeleteLease]
     assert store.list().leases == ()
-    one.turn_due = clock.now
-    one.run(3)
-    assert one.held == ALL
+    driven.turn_due = clock.now
+    driven.run(3)
+    assert driven.held == ALL
 
 
-def test_shards_are_listed_only_when_something_asks_for_it() -> None:
-    """A group does not use up the rate limit of ListShards."""
+def test_shards_are_listed_only_when_needed() -> None:
     clock, store = Clock(), FaultyStore()
     source = ListSource(four_shards())
-    one = member(store, source, clock)
-    one.run(250)
+    driven = member(store, source, clock)
+    driven.run(250)
     assert source.listings == 1
-    one.worker.hurry()
-    one.turn_due = clock.now
-    one.run(1)
+    driven.worker.hurry()
+    driven.turn_due = clock.now
+    driven.run(1)
     assert source.listings == 2
-    one.run(300)
+    driven.run(300)
     assert source.listings == 3
 
 
-def test_a_lasting_hole_is_looked_up_and_filled() -> None:
-    """A lease deleted by mistake is recreated before the next regular listing."""
+def test_lasting_hole_is_listed_for_and_filled() -> None:
     clock, store = Clock(), FaultyStore()
     source = ListSource(four_shards())
-    one = member(store, source, clock)
-    one.run(3)
+    driven = member(store, source, clock)
+    driven.run(3)
     store.write(DeleteLease(store.row("s-2")))
-    one.run(70)
-    assert (source.listings, one.held) == (2, ALL)
+    driven.run(70)
+    assert (source.listings, driven.held) == (2, ALL)
 
 
-def test_a_lost_reply_costs_nothing() -> None:
+def test_lost_reply_keeps_the_same_holdings() -> None:
     clock, store = Clock(), FaultyStore()
-    one = settled(clock, store)
-    holdings = one.worker.holdings
+    driven = settled(clock, store)
+    holdings = driven.worker.holdings
     store.lose_replies = 1
-    one.run(30)
-    assert one.worker.holdings == holdings, "the same holdings, not new ones"
+    driven.run(30)
+    assert driven.worker.holdings == holdings, "the same holdings, not new ones"
     assert not any(holding.lost.is_set() for holding in holdings)
 
 
-def test_a_claim_whose_reply_was_lost_is_taken_up_at_the_next_look() -> None:
-    """The table names us as the owner of a lease that no one reads."""
+def test_claim_with_a_lost_reply_is_taken_up_at_the_next_look() -> None:
     clock, store = Clock(), FaultyStore()
-    one = member(store, ListSource(four_shards()), clock)
-    one.step()
+    driven = member(store, ListSource(four_shards()), clock)
+    driven.step()
     store.lose_replies = 4
-    one.run(30)
-    assert one.held == ALL
+    driven.run(30)
+    assert driven.held == ALL
 
 
-def test_a_stolen_lease_is_lost_within_one_renewal() -> None:
-    """The new owner expects the former one to stop by then."""
+def test_stolen_lease_is_lost_within_one_renewal() -> None:
     clock, store = Clock(), FaultyStore()
-    one = settled(clock, store)
-    victim = one.worker.holdings[0]
+    driven = settled(clock, store)
+    victim = driven.worker.holdings[0]
     store.write(StealLease(store.row("s-0"), "b-1", (("process", "p-2/b-1"),)))
-    one.run(KCL.renew_seconds + 0.1)
-    assert (victim.lost.is_set(), victim.why, one.held) == (True, "now owned by b-1", ALL[1:])
+    driven.run(KCL.renew_seconds + 0.1)
+    assert (victim.lost.is_set(), victim.why, driven.held) == (True, "now owned by b-1", ALL[1:])
 
 
-def test_a_lease_whose_row_was_deleted_is_held_on_and_its_row_made_anew(caplog: pytest.LogCaptureFixture) -> None:
-    """The shard does not start at the initial position, because its owner knows how far it is."""
+def test_lease_with_a_deleted_row_is_kept_and_its_row_recreated(caplog: pytest.LogCaptureFixture) -> None:
+    """The owner knows its position, so the shard does not start at the initial position."""
     clock, store = Clock(), FaultyStore()
-    one = settled(clock, store)
-    victim = one.worker.holdings[0]
+    driven = settled(clock, store)
+    victim = driven.worker.holdings[0]
     assert victim.checkpoint(Position("17"))
     store.write(DeleteLease(store.row("s-0")))
-    one.run(KCL.renew_seconds + 0.1)
+    driven.run(KCL.renew_seconds + 0.1)
     assert (victim.lost.is_set(), store.row("s-0").owner, store.row("s-0").checkpoint) == (False, "a-1", Position("17"))
-    assert one.worker.rows_remade == 1
-    one.turn_due = clock.now
-    one.run(1)
+    assert driven.worker.rows_remade == 1
+    driven.turn_due = clock.now
+    driven.run(1)
     message = "rows of the lease table were deleted while workers were running; recreated from memory: s-0 at 17"
     assert [record.message for record in caplog.records if "deleted" in record.message] == [message]
 
 
-def test_a_reading_that_shows_no_row_of_a_held_lease_has_it_made_anew_at_once() -> None:
-    """If the table was emptied, its rows are recreated by their owners before others do."""
+def test_missing_row_of_a_held_lease_is_recreated_at_once() -> None:
+    """Owners recreate the rows of an emptied table before others do."""
     clock, store = Clock(), FaultyStore()
-    one = settled(clock, store)
+    driven = settled(clock, store)
     before = {row.key: row.epoch for row in store.list().leases}
     store._table.rows.clear()  # noqa: SLF001  without any worker's knowledge
-    one.worker.hurry()
-    one.worker.turn(clock.now)
+    driven.worker.hurry()
+    driven.worker.turn(clock.now)
     assert {row.key: (row.owner, row.epoch) for row in store.list().leases} == {
         key: ("a-1", before[key] + EPOCHS_UNSEEN + 2) for key in ALL
     }
 
 
 @pytest.mark.parametrize("remade_first", [True, False])
-def test_a_lease_whose_row_came_and_went_unseen_is_given_no_number_twice(*, remade_first: bool) -> None:
-    """Two workers never process records of one shard under the same fencing token."""
+def test_recreated_lease_never_repeats_a_fencing_number(*, remade_first: bool) -> None:
     clock, store = Clock(), FaultyStore()
     source = ListSource(four_shards()[:3])
-    one = member(store, source, clock)
-    one.run(3)
+    driven = member(store, source, clock)
+    driven.run(3)
     source.listed.append(four_shards()[3])
     unseen = Lease("s-3", hash_range=four_shards()[3].hash_range)
     store.write(CreateLease(unseen))
-    assert isinstance(taken := store.write(ClaimLease(store.row("s-3"), "b-1")), Done)
+    assert isinstance(claimed := store.write(ClaimLease(store.row("s-3"), "b-1")), Done)
     store._table.rows.clear()  # noqa: SLF001  without any worker's knowledge
     if remade_first:
-        one.run(KCL.renew_seconds + 0.1)
-    one.worker.hurry()
-    one.turn_due = clock.now
-    one.run(60)
-    assert one.held == ALL
-    assert store.row("s-3").epoch > taken.lease.epoch + 100, "however often it was renewed meanwhile"
+        driven.run(KCL.renew_seconds + 0.1)
+    driven.worker.hurry()
+    driven.turn_due = clock.now
+    driven.run(60)
+    assert driven.held == ALL
+    assert store.row("s-3").epoch > claimed.lease.epoch + 100, "however often it was renewed meanwhile"
 
 
-def test_a_deleted_lease_of_nobody_begins_where_it_was_last_seen() -> None:
-    """The shard of a dead worker skips nothing after its table was emptied."""
+def test_deleted_unowned_lease_begins_where_it_was_last_seen() -> None:
     clock, store = Clock(), FaultyStore()
     config = evolve(KCL, initial_position=LATEST)
     store.write(CreateLease(Lease("s-0", hash_range=four_shards()[0].hash_range, checkpoint=Position("17"))))
-    one = member(store, ListSource(four_shards()[:1]), clock, config=config)
-    one.worker.exclude("s-0", 1000.0)
-    one.run(1)
+    driven = member(store, ListSource(four_shards()[:1]), clock, config=config)
+    driven.worker.exclude("s-0", 1000.0)
+    driven.run(1)
     store.write(DeleteLease(store.row("s-0")))
-    one.worker.hurry()
-    one.turn_due = clock.now
-    one.run(KCL.renew_seconds - 0.5)
+    driven.worker.hurry()
+    driven.turn_due = clock.now
+    driven.run(KCL.renew_seconds - 0.5)
     assert store.list().leases == ()
-    one.run(1.5)
+    driven.run(1.5)
     assert [(row.key, row.checkpoint) for row in store.list().leases] == [("s-0", Position("17"))]
 
 
-def test_a_new_group_begins_at_once_where_that_skips_nothing() -> None:
-    """A first start does not wait for owners that don't exist."""
+def test_new_group_begins_at_once_if_that_skips_nothing() -> None:
     clock, store = Clock(), FaultyStore()
-    one = member(store, ListSource(four_shards()), clock)
-    one.run(1.0)
+    driven = member(store, ListSource(four_shards()), clock)
+    driven.run(1.0)
     assert [(row.key, row.checkpoint) for row in store.list().leases] == [(key, TRIM_HORIZON) for key in ALL]
 
 
@@ -236,67 +229,66 @@ class Numbering(ListSource):
         (Numbering, ((LATEST_POSITION, "102@"),)),
     ],
 )
-def test_a_new_group_at_latest_waits_for_owners_and_skips_nothing_meanwhile(
+def test_new_group_at_latest_waits_for_owners_and_skips_nothing(
     kind: type[ListSource], begins: tuple[tuple[str, str], ...]
 ) -> None:
-    """What is written while a new group waits is read."""
     clock, store = Clock(), FaultyStore()
     source = kind(four_shards()[:1])
     shard_log = source.shard_logs["s-0"] = ShardRecords(records(3))
-    one = member(store, source, clock, config=evolve(KCL, initial_position=LATEST))
-    one.run(KCL.renew_seconds)
+    driven = member(store, source, clock, config=evolve(KCL, initial_position=LATEST))
+    driven.run(KCL.renew_seconds)
     shard_log.records += records(4, 3)
     assert store.list().leases == ()
-    one.run(RETRY_SECONDS)
+    driven.run(RETRY_SECONDS)
     (row,) = store.list().leases
     noted = tuple(note for note in row.annotations if note[0] in {LATEST_MS, LATEST_POSITION})
     assert (row.checkpoint, noted) == (LATEST, begins)
 
 
-def test_a_worker_that_joins_leaves_an_emptied_table_to_those_who_hold_leases() -> None:
-    """A worker that joins just then must not start at LATEST, skipping what others have not read yet."""
+def test_joining_worker_leaves_an_emptied_table_to_the_owners() -> None:
+    """Others may not have read what a start at LATEST would skip."""
     clock, store = Clock(), FaultyStore()
     source, config = ListSource(four_shards()), evolve(KCL, initial_position=LATEST)
-    one = member(store, source, clock, config=config)
-    one.run(KCL.renew_seconds + RETRY_SECONDS + 1.0)
-    assert one.held == ALL
-    for held in one.worker.holdings:
+    driven = member(store, source, clock, config=config)
+    driven.run(KCL.renew_seconds + RETRY_SECONDS + 1.0)
+    assert driven.held == ALL
+    for held in driven.worker.holdings:
         assert held.checkpoint(Position("17"))
     store._table.rows.clear()  # noqa: SLF001  without any worker's knowledge
     two = member(store, source, clock, config=config, me="b-1", process="p-2")
-    together([two, one], 2 * KCL.cycle_seconds)
+    together([two, driven], 2 * KCL.cycle_seconds)
     assert [(row.key, row.checkpoint) for row in store.list().leases] == [(key, Position("17")) for key in ALL]
 
 
-def test_a_wait_for_owners_begins_anew_when_the_table_did_not_answer() -> None:
+def test_wait_for_owners_restarts_after_a_table_outage() -> None:
     """Owners cannot renew during an outage, so a wait that spans one proves nothing."""
     clock, store = Clock(), FaultyStore()
-    one = member(store, ListSource(four_shards()), clock, config=evolve(KCL, initial_position=LATEST))
-    one.run(1.0)
+    driven = member(store, ListSource(four_shards()), clock, config=evolve(KCL, initial_position=LATEST))
+    driven.run(1.0)
     store.down = True
-    one.run(20.0)
+    driven.run(20.0)
     store.down = False
-    one.worker.hurry()
-    one.turn_due = clock.now
-    one.run(KCL.renew_seconds)
+    driven.worker.hurry()
+    driven.turn_due = clock.now
+    driven.run(KCL.renew_seconds)
     assert store.list().leases == ()
-    one.run(RETRY_SECONDS)
+    driven.run(RETRY_SECONDS)
     assert [row.key for row in store.list().leases] == ALL
 
 
-def test_a_child_is_not_done_with_parents_whose_row_was_deleted() -> None:
-    """A child that has not begun waits for a parent whose row was deleted, because that parent may be unfinished."""
+def test_child_waits_for_a_parent_whose_row_was_deleted() -> None:
+    """A child that has not begun waits for its deleted parent, which may be unfinished."""
     clock, store = Clock(), FaultyStore()
-    one, child = settled(clock, store), Lease("s-0.0", parents=("s-0",), checkpoint=TRIM_HORIZON)
+    driven, child = settled(clock, store), Lease("s-0.0", parents=("s-0",), checkpoint=TRIM_HORIZON)
     store.write(DeleteLease(store.row("s-0")))
-    begun = evolve(child, checkpoint=Position("17"))
-    assert ([*one.worker.parents(child)], [*one.worker.parents(begun)]) == (["s-0"], [])
+    begun_child = evolve(child, checkpoint=Position("17"))
+    assert ([*driven.worker.parents(child)], [*driven.worker.parents(begun_child)]) == (["s-0"], [])
     stranger = member(store, ListSource(four_shards()), clock, me="b-1", process="p-2")
     assert [*stranger.worker.parents(child)] == [], "who never saw it has no reason to wait"
 
 
-def test_a_worker_that_joins_leaves_a_deleted_row_to_its_owner_for_a_renewal_and_a_look() -> None:
-    """A worker that joins must not start at LATEST what its owner remembers."""
+def test_joining_worker_leaves_a_deleted_row_to_its_owner_for_a_while() -> None:
+    """The owner knows the position, and a joining worker would start at LATEST."""
     clock, store = Clock(), FaultyStore()
     settled(clock, store)  # the owner, which does nothing more
     del store._table.rows["s-3"]  # noqa: SLF001  without any worker's knowledge
@@ -309,55 +301,53 @@ def test_a_worker_that_joins_leaves_a_deleted_row_to_its_owner_for_a_renewal_and
     assert [row.key for row in store.list().leases] == ALL
 
 
-def test_a_version_that_moved_under_our_own_note_is_adopted() -> None:
-    """On a store whose annotations change the version, a request does not look like a steal."""
+def test_version_changed_by_our_own_annotation_is_adopted() -> None:
     clock, store = Clock(), FaultyStore()
-    one = settled(clock, store)
-    holding = one.worker.holdings[0]
+    driven = settled(clock, store)
+    holding = driven.worker.holdings[0]
     store.rewrite("s-0", lambda lease: evolve(lease, version=Version("etag-after-request"), next_owner="b-1"))
-    one.run(KCL.renew_seconds + 0.1)
+    driven.run(KCL.renew_seconds + 0.1)
     assert (holding.why, owners(store)["s-0"]) == ("given to b-1", "b-1")
 
 
-def test_holdings_outlive_a_store_that_is_away_for_less_than_others_wait() -> None:
-    """A short outage of the table does not stop the readers."""
+def test_holdings_survive_a_short_store_outage() -> None:
     clock, store = Clock(), FaultyStore()
-    one = settled(clock, store)
-    holdings = one.worker.holdings
+    driven = settled(clock, store)
+    holdings = driven.worker.holdings
     store.down = True
-    one.run(6)
+    driven.run(6)
     store.down = False
-    one.run(20)
-    assert one.worker.holdings == holdings
+    driven.run(20)
+    assert driven.worker.holdings == holdings
 
 
-def test_holdings_end_when_others_may_have_taken_them_and_come_back_with_the_store() -> None:
-    """A worker that is cut off from the table does not process records alongside its successor."""
+def test_holdings_end_in_a_long_store_outage_and_return_afterwards() -> None:
     clock, store = Clock(), FaultyStore()
-    one = settled(clock, store)
-    old = one.worker.holdings
+    driven = settled(clock, store)
+    old = driven.worker.holdings
     store.down = True
-    one.run(3 * KCL.cycle_seconds)
-    assert (one.held, {holding.why for holding in old}) == ([], {"dropped, not confirmed for 10 s: others may have it"})
+    driven.run(3 * KCL.cycle_seconds)
+    assert (driven.held, {holding.why for holding in old}) == (
+        [],
+        {"dropped, not confirmed for 10 s: others may have it"},
+    )
     store.down = False
-    one.run(KCL.cycle_seconds + 1)
-    assert one.held == ALL
-    assert set(one.worker.holdings).isdisjoint(old)
+    driven.run(KCL.cycle_seconds + 1)
+    assert driven.held == ALL
+    assert set(driven.worker.holdings).isdisjoint(old)
 
 
-def test_a_restart_takes_its_leases_up_at_once_without_a_move() -> None:
-    """A deployment neither waits for leases to expire nor moves any."""
+def test_restarted_worker_takes_its_leases_at_once_without_a_move() -> None:
     clock, store = Clock(), FaultyStore()
     settled(clock, store)
     clock.now += 500
-    again = member(store, ListSource(four_shards()), clock, process="p-2")
-    again.step()
-    assert again.held == ALL
+    restarted = member(store, ListSource(four_shards()), clock, process="p-2")
+    restarted.step()
+    assert restarted.held == ALL
     assert {lease.annotation("process") for lease in store.list().leases} == {"p-2/a-1"}
 
 
-def test_of_two_living_processes_with_one_id_the_younger_is_refused() -> None:
-    """Only the elder of them continues to process records."""
+def test_younger_of_two_processes_with_one_id_is_rejected() -> None:
     clock, store = Clock(), FaultyStore()
     elder = settled(clock, store)
     younger = member(store, ListSource(four_shards()), clock, process="p-2")
@@ -368,8 +358,7 @@ def test_of_two_living_processes_with_one_id_the_younger_is_refused() -> None:
     assert elder.held == ALL
 
 
-def test_a_process_that_slept_through_its_leases_leaves_them_to_its_successor() -> None:
-    """A process that wakes up does not oust the one started in its place."""
+def test_process_that_slept_through_its_leases_leaves_them_to_its_successor() -> None:
     clock, store = Clock(), FaultyStore()
     asleep = settled(clock, store)
     clock.now += 60
@@ -381,8 +370,7 @@ def test_a_process_that_slept_through_its_leases_leaves_them_to_its_successor() 
     assert (asleep.held, successor.held) == ([], ALL)
 
 
-def test_an_ended_lease_of_ours_is_nobodys_stray_under_other_rules_than_kcl() -> None:
-    """A restart does not renew finished shards forever."""
+def test_ended_lease_of_ours_is_unheld_only_under_kcl_rules() -> None:
     store = FaultyStore()
     ended = Lease("s-9", owner="a-1", checkpoint=SHARD_END)
     store.write(CreateLease(ended))
@@ -390,30 +378,29 @@ def test_an_ended_lease_of_ours_is_nobodys_stray_under_other_rules_than_kcl() ->
     assert (holdings.unheld([ended], ended=False), holdings.unheld([ended], ended=True)) == ((), (ended,))
 
 
-def test_an_unlisted_lease_goes_only_when_the_service_says_that_its_shard_is_gone() -> None:
-    """One incomplete listing cannot delete checkpoints."""
+def test_unlisted_lease_is_deleted_only_if_the_service_confirms() -> None:
     clock, store = Clock(), FaultyStore()
     store.write(CreateLease(Lease("s-old", hash_range=(0, 1), checkpoint=Position("17"))))
     source = ListSource(four_shards())
-    one = member(store, source, clock)
-    one.run(1)
+    driven = member(store, source, clock)
+    driven.run(1)
     assert [lease.key for lease in store.list().leases] == [*ALL, "s-old"]
     source.missing.add("s-old")
-    one.worker.hurry()
-    one.turn_due = clock.now
-    one.run(1)
+    driven.worker.hurry()
+    driven.turn_due = clock.now
+    driven.run(1)
     assert [lease.key for lease in store.list().leases] == ALL
 
 
 @pytest.mark.parametrize("ranged", [True, False])
-def test_an_outage_that_outlived_a_shard_and_its_children_skips_nothing_and_is_logged_once(
+def test_outage_longer_than_a_shard_skips_nothing_and_is_logged_once(
     ranged: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Under LATEST, the descendants are read from their beginning, and one worker logs the gap (L5)."""
+    """At LATEST, the descendants are read from their beginning, and one worker logs the gap (L5)."""
     clock, store, keys = Clock(), FaultyStore(), (0, 9) if ranged else None
     reach = Progress(1.7e9, "dead", arrived=1.7e9, read=1.7e9 + 5).note
-    gone = Lease("s-1", checkpoint=Position("77"), hash_range=keys, owner="dead", annotations=((NOTE, reach),))
-    store.write(CreateLease(gone))
+    missing_lease = Lease("s-1", checkpoint=Position("77"), hash_range=keys, owner="dead", annotations=((NOTE, reach),))
+    store.write(CreateLease(missing_lease))
     source = ListSource([Shard("s-4", parents=("s-2", "s-3"), hash_range=keys)], missing={"s-1"})
     config = evolve(KCL, initial_position=LATEST)
     together([member(store, source, clock, f"{name}-1", f"p-{name}", config) for name in "ab"], 400)
@@ -424,51 +411,49 @@ def test_an_outage_that_outlived_a_shard_and_its_children_skips_nothing_and_is_l
     assert "arrived at 2023-11-14T22:13:20.000Z, the shard was last read at 2023-11-14T22:13:25.000Z" in message
 
 
-def test_the_row_of_a_shard_that_is_gone_is_asked_for_again_where_it_changed_meanwhile() -> None:
-    """The row is deleted in a second try, instead of being claimed again a minute later (L10)."""
+def test_deletion_of_a_missing_shards_row_is_retried_if_it_changed() -> None:
+    """The deletion is tried a second time (L10)."""
     clock, store = Clock(), FaultyStore()
     store.write(CreateLease(Lease("s-old", hash_range=(0, 1), checkpoint=Position("17"))))
     source = ListSource(four_shards())
-    one = member(store, source, clock)
-    one.run(60)
+    driven = member(store, source, clock)
+    driven.run(60)
     source.missing.add("s-old")
-    one.worker.hurry()
-    one.turn_due = clock.now
+    driven.worker.hurry()
+    driven.turn_due = clock.now
     changes = [lambda: store.rewrite("s-old", lambda row: evolve(row, version=Version("999")))]
     store.passes = lambda: changes.pop()() if changes else None
-    one.run(1)
+    driven.run(1)
     assert [lease.key for lease in store.list().leases] == [*ALL, "s-old"]
-    one.run(40)
+    driven.run(40)
     assert [lease.key for lease in store.list().leases] == ALL
 
 
-def test_a_benched_lease_is_left_to_others_for_a_while() -> None:
-    """A shard that fails on this worker is not taken again at once."""
+def test_lease_in_cooldown_is_left_to_others() -> None:
     clock, store = Clock(), FaultyStore()
-    one = settled(clock, store)
-    holding = one.worker.holdings[0]
-    one.worker.exclude("s-0", 60)
+    driven = settled(clock, store)
+    holding = driven.worker.holdings[0]
+    driven.worker.exclude("s-0", 60)
     holding.ask_release()
     holding.release()
-    one.run(50)
-    assert one.held == ALL[1:]
-    one.run(40)
-    assert one.held == ALL
+    driven.run(50)
+    assert driven.held == ALL[1:]
+    driven.run(40)
+    assert driven.held == ALL
 
 
-def test_two_workers_end_with_half_each_and_nothing_moves_again() -> None:
+def test_two_workers_settle_on_half_each() -> None:
     clock, store = Clock(), FaultyStore()
-    one = settled(clock, store)
+    driven = settled(clock, store)
     two = member(store, ListSource(four_shards()), clock, "b-1", "p-2")
-    together([one, two], 60)
-    shares = (one.held, two.held)
+    together([driven, two], 60)
+    shares = (driven.held, two.held)
     assert [len(share) for share in shares] == [2, 2]
-    together([one, two], 120)
-    assert (one.held, two.held) == shares
+    together([driven, two], 120)
+    assert (driven.held, two.held) == shares
 
 
-def test_an_outage_of_the_source_stops_no_sharing() -> None:
-    """A worker that cannot list shards can still take over a dead worker's leases."""
+def test_source_outage_does_not_stop_sharing() -> None:
     clock, store = Clock(), FaultyStore()
     settled(clock, store)
     source = ListSource(four_shards(), down=True)
@@ -477,84 +462,80 @@ def test_an_outage_of_the_source_stops_no_sharing() -> None:
     assert two.held == ALL
 
 
-def test_a_lease_left_to_others_is_neither_claimed_nor_looked_for_at_once() -> None:
-    """The table is not listed without a pause."""
+def test_lease_in_cooldown_is_neither_claimed_nor_looked_for_at_once() -> None:
     clock, store = Clock(), FaultyStore()
-    one = member(
+    driven = member(
         store, ListSource(four_shards()), clock, config=Config(lease_seconds=10.0, initial_position=TRIM_HORIZON)
     )
-    one.run(10)
-    assert one.held == ALL
-    one.worker.exclude("s-0", 60.0)
-    one.worker.holdings[0].ask_release()
-    one.worker.holdings[0].release()
-    one.worker.hurry()
-    assert one.worker.turn(clock.now) >= clock.now + 3.0
+    driven.run(10)
+    assert driven.held == ALL
+    driven.worker.exclude("s-0", 60.0)
+    driven.worker.holdings[0].ask_release()
+    driven.worker.holdings[0].release()
+    driven.worker.hurry()
+    assert driven.worker.turn(clock.now) >= clock.now + 3.0
     assert owners(store)["s-0"] is None
-    one.run(61)
-    assert one.held == ALL
+    driven.run(61)
+    assert driven.held == ALL
 
 
-def test_a_lease_left_to_others_is_not_asked_for_either() -> None:
-    """A worker that can read it does not have to give it to one that cannot."""
+def test_lease_in_cooldown_is_not_requested() -> None:
     lease = Lease("s-0", owner="b-1", yields=True)
-    bench, actions = Cooldown(), (RequestHandoff(lease, "b-1", "H2"), Release(lease, "M14"))
-    bench.put("s-0", 60.0)
-    assert bench.without(actions, 59.0) == actions[1:]
-    assert bench.without(actions, 60.0) == actions
+    cooldown, actions = Cooldown(), (RequestHandoff(lease, "b-1", "H2"), Release(lease, "M14"))
+    cooldown.put("s-0", 60.0)
+    assert cooldown.without(actions, 59.0) == actions[1:]
+    assert cooldown.without(actions, 60.0) == actions
 
 
-def test_a_lease_of_a_stream_made_anew_is_taken_although_the_former_one_could_not_be_read() -> None:
-    """A stream that is recreated three times within a minute is not left unread because of its predecessor."""
+def test_lease_of_a_recreated_stream_is_taken_despite_an_earlier_cooldown() -> None:
     clock, store = Clock(), FaultyStore()
-    one = member(
+    driven = member(
         store,
         ListSource(four_shards(), made=1),
         clock,
         config=Config(lease_seconds=10.0, initial_position=TRIM_HORIZON),
     )
-    one.run(10)
-    one.worker.exclude("s-0", 1000.0)
-    one.worker.holdings[0].ask_release()
-    one.worker.holdings[0].release()
-    one.run(30)
-    assert one.held == ALL[1:]
+    driven.run(10)
+    driven.worker.exclude("s-0", 1000.0)
+    driven.worker.holdings[0].ask_release()
+    driven.worker.holdings[0].release()
+    driven.run(30)
+    assert driven.held == ALL[1:]
     store.rewrite("s-0", lambda lease: evolve(lease, annotations=((INCARNATION, "listed:2"),)))
     claims = tuple(Claim(lease, "M5") for lease in store.list().leases)
-    assert one.worker._book.without_excluded(claims, clock.now) == claims  # noqa: SLF001  no plan is made for two streams
+    assert driven.worker._book.without_excluded(claims, clock.now) == claims  # noqa: SLF001  no plan is made for two streams
 
 
-def test_a_refused_write_names_the_lease_as_it_is() -> None:
-    """The test double rejects a stale version, which the other tests here rely on."""
+def test_rejected_write_returns_the_present_lease() -> None:
+    """The other tests here rely on this rejection by the test double."""
     store = FaultyStore()
     store.write(CreateLease(Lease("s", hash_range=HASH_KEYS)))
-    seen = store.row("s")
-    store.write(ClaimLease(seen, "a-1"))
-    assert store.write(ClaimLease(seen, "b-1")) == Lost("s", store.row("s"))
+    row = store.row("s")
+    store.write(ClaimLease(row, "a-1"))
+    assert store.write(ClaimLease(row, "b-1")) == Lost("s", store.row("s"))
     assert shard("x", 0, 1).open
 
 
-def test_a_worker_that_leaves_takes_nothing_more() -> None:
-    """A turn that was running as the drain began claims nothing."""
+def test_draining_worker_takes_nothing_more() -> None:
     store = FaultyStore()
-    one = member(store, ListSource(four_shards()), Clock())
-    one.worker.close()
-    one.run(30)
-    assert (one.held, store.list().leases) == ([], ())
+    driven = member(store, ListSource(four_shards()), Clock())
+    driven.worker.close()
+    driven.run(30)
+    assert (driven.held, store.list().leases) == ([], ())
 
 
-def test_a_worker_woken_by_a_hurry_finds_it_and_turns_at_once() -> None:
-    """The hurry must be noted before the wake-up, or the turn would find nothing to do and wait for a cycle."""
-    one = member(FaultyStore(), ListSource(four_shards()), Clock())
-    one.run(30)
+def test_hurried_worker_finds_the_hurry_when_woken() -> None:
+    """The hurry must be noted before the wake-up. Otherwise the turn would find nothing to do."""
+    driven = member(FaultyStore(), ListSource(four_shards()), Clock())
+    driven.run(30)
     listed: list[int] = []
-    source: Any = one.worker.source
+    source: Any = driven.worker.source
     shards = source.shards
-    turns = one.worker.turn
+    turns = driven.worker.turn
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(one.worker.discovery, "_source", Listed(shards, listed))
-        patched.setattr(one.worker, "hurried", lambda: turns(one.clock.now))
-        one.worker.hurry()
+        patched.setattr(driven.worker.discovery, "_source", Listed(shards, listed))
+        patched.setattr(driven.worker, "hurried", lambda: turns(driven.clock.now))
+        driven.worker.hurry()
     assert listed == [4]
 
 
@@ -571,8 +552,8 @@ class Listed:
         return shards
 
 
-def test_a_former_holding_is_remembered_with_its_possible_owner() -> None:
-    """If its row is deleted later, the lease starts where it was last, and waits only if another may own it."""
+def test_former_holding_is_remembered_with_its_possible_owner() -> None:
+    """If its row is deleted later, the lease starts at its last position. It waits only for a possible other owner."""
     clock, store = Clock(), FaultyStore()
     holdings = settled(clock, store).worker._book.holdings  # noqa: SLF001  the plan's input
     stolen, late, *_ = holdings.all
@@ -589,8 +570,7 @@ def test_a_former_holding_is_remembered_with_its_possible_owner() -> None:
     assert holdings.get("s-1") is not None, "the older one is not what is held"
 
 
-def test_a_row_left_to_others_is_looked_for_without_a_loop_in_the_last_moment() -> None:
-    """The table is not listed again and again until the row may be created."""
+def test_row_left_to_others_is_looked_for_without_a_loop() -> None:
     clock, store = Clock(), FaultyStore()
     store.write(CreateLease(Lease("s-0", hash_range=four_shards()[0].hash_range, checkpoint=Position("17"))))
     worker = member(store, ListSource(four_shards()[:1]), clock).worker
@@ -609,15 +589,15 @@ def test_a_row_left_to_others_is_looked_for_without_a_loop_in_the_last_moment() 
     assert [row.checkpoint for row in store.list().leases] == [Position("17")]
 
 
-def test_a_lease_that_expired_here_and_was_deleted_is_made_at_once() -> None:
-    """No other worker took it from this one, so none knows more, and waiting would only add lag."""
+def test_lease_that_expired_here_and_was_deleted_is_recreated_at_once() -> None:
+    """No other worker has owned it since, so none knows a later position."""
     clock, store = Clock(), FaultyStore()
-    one = settled(clock, store)
+    driven = settled(clock, store)
     store.down = True
-    one.run(KCL.lease_seconds + 5.0)
-    assert one.held == []
+    driven.run(KCL.lease_seconds + 5.0)
+    assert driven.held == []
     store.down = False
     store._table.rows.clear()  # noqa: SLF001  without any worker's knowledge
-    one.worker.hurry()
-    one.worker.turn(clock.now)
+    driven.worker.hurry()
+    driven.worker.turn(clock.now)
     assert [row.key for row in store.list().leases] == ALL

@@ -1,4 +1,4 @@
-"""Workers led by a KCL 3.5 leader take nothing and are given what is free. With KCL 3.5's own rows, on a real table."""
+"""Workers led by a KCL 3.5 leader take nothing and are given free leases, with KCL 3.5's own rows on a real table."""
 
 import pytest
 from running import running
@@ -18,8 +18,8 @@ pytestmark = pytest.mark.services
 TABLE, WAIT, SHARDS = "beside-a-leader", 20.0, ("s-0", "s-1", "s-2", "s-3")
 
 
-def test_a_lease_that_falls_to_a_led_worker_is_given(dynalite_url: str, dynalite_client: DynamoDBClient) -> None:
-    """A KCL 3.5 leader takes no lease from a living worker, so its workers get only what we release."""
+def test_free_lease_is_given_to_a_worker_of_the_leader(dynalite_url: str, dynalite_client: DynamoDBClient) -> None:
+    """A KCL 3.5 leader takes no lease from a running worker, so its workers get only released ones."""
     handled: list[str] = []
 
     def handle(delivery: Delivery) -> None:

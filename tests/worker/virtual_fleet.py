@@ -21,7 +21,7 @@ from leasehold.stores.protocol import Capabilities, Listing, Lost, Malformed, Ou
 from leasehold.stores.writes import DeleteLease, LeaseChange, Write
 from leasehold_lab.simulator.world.world import ListSource, ShardRecords, even_shards, records
 
-PROMISES = Capabilities()
+DEFAULT_CAPABILITIES = Capabilities()
 KCL = Config(Kcl(max_steals=10), lease_seconds=10.0, initial_position=TRIM_HORIZON)
 
 
@@ -36,13 +36,13 @@ class FaultyStore(MemoryStore):
         refuses: Writes of these kinds are rejected, with the row as it is.
         lose_replies: How many responses are lost, to writes of the kinds in `losing`.
         passes: Called before each write to the table, and again after it.
-        asked: Each write as it was requested. `outcomes` has the responses to those that got one.
+        write_requests: Each write as it was requested. `outcomes` has the responses to those that got one.
         readings: The keys of each read (None for all), and whether it may be stale.
     """
 
-    def __init__(self, capabilities: Capabilities = PROMISES) -> None:
+    def __init__(self, capabilities: Capabilities = DEFAULT_CAPABILITIES) -> None:
         super().__init__()
-        self._promises = capabilities
+        self._capabilities = capabilities
         self.down = False
         self.fault: BaseException | None = None
         self.bad: set[str] = set()
@@ -51,13 +51,13 @@ class FaultyStore(MemoryStore):
         self.losing: tuple[type[Write], ...] = get_args(LeaseChange)
         self.passes: Callable[[], None] = lambda: None
         self.writes: list[str] = []
-        self.asked: list[Write] = []
+        self.write_requests: list[Write] = []
         self.outcomes: list[Outcome] = []
         self.readings: list[tuple[tuple[str, ...] | None, bool]] = []
 
     @property
     def capabilities(self) -> Capabilities:
-        return self._promises
+        return self._capabilities
 
     def _progress(self) -> None:
         if self.down:
@@ -93,7 +93,7 @@ class FaultyStore(MemoryStore):
 
     def write(self, write: Write) -> Outcome:
         """Apply the write if the store is reachable. Responses to a creation or deletion are never lost."""
-        self.asked.append(write)
+        self.write_requests.append(write)
         self._progress()
         self.passes()
         refused = isinstance(write, self.refuses)
@@ -209,7 +209,7 @@ def stream_of_five() -> ListSource:
 
 
 @define
-class Kept:
+class RecordingConsumer:
     """A consumer that records its calls; the test does the work.
 
     While `busy` is set a batch is in hand, so nothing is released.
@@ -230,7 +230,7 @@ class Kept:
 
 
 @define
-class Driven:
+class DrivenWorker:
     """One worker and its appointments under the test's clock."""
 
     worker: Worker
@@ -261,20 +261,20 @@ class Driven:
 
 def member(  # noqa: PLR0917  tests pass the last ones by name
     store: MemoryStore, source: ListSource, clock: Clock, me: str = "a-1", process: str = "p-1", config: Config = KCL
-) -> Driven:
+) -> DrivenWorker:
     """Return a worker that shares leases, with a consumer that records its calls."""
     worker = Worker(
         store=store,
         source=source,
         me=me,
         config=config,
-        consumer=Kept(),
+        consumer=RecordingConsumer(),
         scheduler=ThreadScheduler(clock, process_id=process),
     )
-    return Driven(worker, clock, clock.now, clock.now)
+    return DrivenWorker(worker, clock, clock.now, clock.now)
 
 
-def together(members: list[Driven], seconds: float) -> None:
+def together(members: list[DrivenWorker], seconds: float) -> None:
     """Keep the appointments of several workers in order of time."""
     clock = members[0].clock
     end = clock.now + seconds

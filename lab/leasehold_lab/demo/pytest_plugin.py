@@ -51,7 +51,7 @@ def leasehold_azurite() -> Iterator["Service"]:
 
 @pytest.fixture
 def leasehold_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replaces your AWS credentials by dummy ones, for this test and the processes that it starts."""
+    """Replaces your AWS credentials with dummy ones for this test and the processes that it starts."""
     from leasehold_lab.demo.child import ENVIRONMENT, HIDDEN_VARIABLES  # noqa: PLC0415  an extra
 
     for name in HIDDEN_VARIABLES:

@@ -182,7 +182,7 @@ class Explanations:
 
 
 def nothing_unexplained(run: JudgedRun) -> Iterator[Breach]:
-    """Check rule 4, and that there was no exception that no code handles."""
+    """Check rule 4, and that no exception was left unhandled."""
     yield from Explanations(run.history, run.tenures, run.limits).breaches()
     if not run.limits.callable_faults:
         yield from (Breach("unforeseen", run.history.end, fault) for fault in run.history.faults)

@@ -234,9 +234,10 @@ def _with_poison(seed: int, scenario: Scenario) -> Scenario:
 def _with_emptyings(seed: int, scenario: Scenario) -> Scenario:
     """In almost a third of the fleets, delete rows of the table: all of them, as if it were recreated, or a few.
 
-    Rows are deleted only while a worker that has read them is running and not paused, because a lease that no worker
-    remembers is created again at the initial position. Fleets whose workers list the table once per cycle, as other
-    libraries do, are left out, because they might read the table too late. Processes may start at any time.
+    Rows are deleted only while a worker that has read them is running and not paused. If no worker had read a row, its
+    lease would be created again at the initial position. In fleets whose workers list the table once per cycle, as
+    other libraries do, no rows are deleted, because these workers might read the table too late. Processes may start at
+    any time.
     """
     draw = random.Random(f"emptied {seed}")  # noqa: S311  likewise
     if not _chance(draw, 1 / 3):

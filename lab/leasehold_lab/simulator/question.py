@@ -133,7 +133,7 @@ def all_workers(question: SimulationQuestion) -> tuple[str, ...]:
 
 
 def config_of(question: SimulationQuestion, name: str | None = None) -> Config:
-    """Return the configuration of workers with the rule set `name`, by default the question's own."""
+    """Return the configuration of workers with the rule set `name`. The default is the rule set of the question."""
     rules = RULES[name or question.rules].given(
         groups=question.groups,
         expected_workers=all_workers(question) if question.hint else None,

@@ -121,7 +121,8 @@ class EventLines:
                 try:
                     partial = self._lines.write(self._pending + new_lines)
                     unwritten = b"" if partial is None else partial.unwritten
-                    # Keep the events of a shard, which would be lost otherwise. Records are dispatched again anyway.
+                    # Keep the events of a shard, because they are reported only once. Records need not be kept, because
+                    # they are dispatched again.
                     self._pending = unwritten if keep else unwritten[: max(0, len(unwritten) - len(new_lines))]
                 except BrokenPipeError:
                     self._closed = True

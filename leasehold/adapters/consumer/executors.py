@@ -273,6 +273,6 @@ class EventLoop:
                 try:
                     runner.run(wait_for_close())
                 except (SystemExit, KeyboardInterrupt) as error:
-                    # If a task that a handler has started raises one of these, asyncio passes it on to the loop and
-                    # stops it. Run the loop again, because other tasks are not finished.
+                    # If a task that a handler has started raises one of these, asyncio stops the event loop with that
+                    # exception. Run the loop again, because other tasks are not finished.
                     self._end(error)

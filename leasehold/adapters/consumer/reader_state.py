@@ -147,8 +147,8 @@ class ReaderState:
                     self.final_requested = leaving  # ask again only if the next owner withdraws its request
                     return ReleaseAt(cursor.storable)
         elif leaving and not lost:
-            # If the end of the shard is committed, this owner writes it before the lease is released. Delivered rows
-            # for which no commit is expected are left to the next owner.
+            # If Spark has committed the end of the shard, write it before the lease is released. Rows that were
+            # delivered and will not be committed are read again by the next owner.
             if not (working or cursor.acknowledged.ended):
                 return ReleaseAt(cursor.storable)
             leaving = False

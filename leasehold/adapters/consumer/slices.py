@@ -317,7 +317,8 @@ class SliceCounter:
                     return cast("None", count(None, records, letters) if handler_result is None else handler_result)
 
                 return awaited()
-            # The records of an awaitable are counted once it has ended. Any other result is a fault of the handler.
+            # If the handler is a coroutine, its records are counted when it has finished. Any result other than None is
+            # an error of the handler.
             if result is None:
                 with lock:  # handlers of several shards run at the same time
                     self.records += records

@@ -162,7 +162,8 @@ class TracedStore(PassingStore):
             return self._store.get(requested, stale_ok=stale_ok)
 
     def write(self, write: Write) -> Outcome:
-        """Apply the write. The span contains the outcome, and the rule if an action required the write."""
+        """Apply the write in a span with the outcome. If the write carries out an action of a plan, the span contains
+        its rule, too."""
         rule = context.get_value(RULE)
         reason = {"rule": str(rule)} if rule else {}
         with self._spans.span("write", lease=write.lease.key, kind=type(write).__name__, **reason) as span:

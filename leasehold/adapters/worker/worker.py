@@ -248,9 +248,9 @@ class Worker:
     def parents(self, lease: Lease) -> Mapping[str, Lease]:
         """Return the leases of a lease's parents by key, as stored, or as last read if a row was deleted (L13).
 
-        A finished lease is deleted only once its children have started (L8). If the given lease has not started, a
-        missing row therefore does not show that the parent is done. The parent counts as unfinished until a look, which
-        is requested here, has decided whether its row is recreated.
+        A finished lease is deleted only once its children have started (L8). So while the given lease has not started,
+        a missing row does not mean that the parent is finished. Treat the parent as unfinished, and request a read of
+        the table, which decides whether the row is recreated.
         """
         stored = {parent.key: parent for parent in self.store.get(lease.parents)} if lease.parents else {}
         if lease.checkpoint.sequence not in NOT_STARTED:
@@ -420,7 +420,8 @@ class Worker:
         return self.table.look(taken_leases, began, [lease.key for lease in taken_leases])
 
     def _advanced_look(self, look: Look, delayed: Mapping[Action, float]) -> Look:
-        """Make the next look early and full while creations or a listing are pending, or the stream is restarting."""
+        """Read the whole table sooner than usual while leases are still to be created, a listing is pending, or the
+        stream is restarting."""
         waits = [max(SOON_SECONDS, min(delayed.values()))] if delayed else []
         if self.discovery.refused:
             # C18: the next full read of the table may be minutes away, and until then a new group has no leases.

@@ -92,7 +92,8 @@ class SessionStore:
 
     @property
     def capabilities(self) -> Capabilities:
-        """The capabilities. Once a lease was taken, checkpoints of its former owner are rejected (G10)."""
+        """The capabilities of the store. It rejects checkpoints of a former owner after another worker has taken the
+        lease (G10)."""
         return Capabilities(late_checkpoints=False, groups_writes=True)
 
     # Reading

@@ -117,7 +117,7 @@ class FolderSink:
             raise DeadLetterError(f"the dead letter could not be written: {fault.strerror or fault}") from fault
 
     def names(self) -> tuple[str, ...]:
-        """List the files of the folder, without hidden ones, which are unfinished."""
+        """List the files of the folder. Hidden files are skipped, because they are still being written."""
         try:
             return tuple(file.name for file in self._folder.iterdir() if not file.name.startswith("."))
         except OSError as fault:

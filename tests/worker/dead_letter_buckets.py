@@ -9,14 +9,14 @@ from leasehold.errors import StoreError
 class Bucket:
     """Replaces S3's objects."""
 
-    made: list[tuple[str, str | None, str | None]] = field(factory=list)
+    opened: list[tuple[str, str | None, str | None]] = field(factory=list)
     there: dict[str, bytes] = field(factory=dict)
     absent: bool = False
     closed: bool = False
 
     def __call__(self, bucket: str, *, region: str | None, endpoint: str | None, session: object = None) -> "Bucket":
         assert session is None
-        self.made.append((bucket, region, endpoint))
+        self.opened.append((bucket, region, endpoint))
         return self
 
     def missing(self) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from attrs import define, evolve, field
-from virtual_fleet import FaultyStore, Kept
+from virtual_fleet import FaultyStore, RecordingConsumer
 from waiters import Clock
 
 from leasehold.adapters.consumer.dispatcher import Dispatcher
@@ -38,12 +38,12 @@ class ReaderHarness:
     store: FaultyStore = field(factory=FaultyStore)
     source: ListSource = field(factory=ListSource)
     config: Config = MINIMAL
-    handed: list[list[bytes]] = field(factory=list)
-    happened: list[str] = field(factory=list)
-    dues: dict[LeaseReader, float] = field(factory=dict)
-    does: Callable[[Delivery], object] = lambda _delivery: None
+    dispatched: list[list[bytes]] = field(factory=list)
+    happenings: list[str] = field(factory=list)
+    due_times: dict[LeaseReader, float] = field(factory=dict)
+    on_batch: Callable[[Delivery], object] = lambda _delivery: None
     worker: Worker = field(init=False)
-    consumer: Kept = field(factory=Kept)
+    consumer: RecordingConsumer = field(factory=RecordingConsumer)
 
     def __attrs_post_init__(self) -> None:
         self.source.shard_logs["s-0"] = self.shard_log
@@ -64,8 +64,8 @@ class ReaderHarness:
 
     def handle(self, delivery: Delivery) -> None:
         """Note the batch, then do what the test says."""
-        self.handed.append([record.data for record in delivery.records])
-        self.does(delivery)
+        self.dispatched.append([record.data for record in delivery.records])
+        self.on_batch(delivery)
 
     def reading(
         self,
@@ -76,7 +76,7 @@ class ReaderHarness:
         """Return a reader of the held lease, which checkpoints every batch unless the policy says otherwise."""
 
         def observe(happening: Happening, _holding: Holding) -> None:
-            self.happened.append(happening)
+            self.happenings.append(happening)
 
         handling = evolve(Handling(self.handle, observer=observe, checkpoint_seconds=0.0), **policy)
         return handler_reader(self.worker, self.holding, handling, budget, dispatcher)
@@ -84,12 +84,12 @@ class ReaderHarness:
     def steps(self, reading: LeaseReader, count: int) -> float:
         """Take this many steps, each when the reader wants to be called."""
         for _ in range(count):
-            due = self.dues.get(reading, self.clock.now)
+            due = self.due_times.get(reading, self.clock.now)
             self.clock.now = max(self.clock.now, due if due < math.inf else self.clock.now)
-            self.dues[reading] = reading.step(self.clock.now)
-        return self.dues[reading]
+            self.due_times[reading] = reading.step(self.clock.now)
+        return self.due_times[reading]
 
-    def rob(self) -> None:
+    def steal(self) -> None:
         """Let another worker steal the lease."""
         self.store.write(StealLease(self.store.row("s-0"), "b-1", (("process", "p-2/b-1"),)))
 
@@ -101,7 +101,7 @@ class ReaderHarness:
             due = reading.step(self.clock.now)
             if due == float("inf"):
                 return
-        raise AssertionError(f"still going after {self.happened}")
+        raise AssertionError(f"still going after {self.happenings}")
 
 
 def data(count: int, start: int = 0) -> list[bytes]:

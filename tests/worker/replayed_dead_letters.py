@@ -1,11 +1,11 @@
 """Dead letters as files, for tests that replay them."""
 
 from attrs import evolve
-from letter_samples import FULL, RECORD
+from dead_letter_samples import FULL, RECORD
 
 from leasehold.adapters.consumer.dead_letters.dead_letter import DeadLetterEntry
 
 
-def letter(number: int) -> DeadLetterEntry:
+def dead_letter(number: int) -> DeadLetterEntry:
     """Return a dead letter of this record."""
     return evolve(FULL, record=RECORD._replace(sequence_number=str(number)))
