@@ -69,8 +69,7 @@ def ended(process: subprocess.Popen[str]) -> int:
     return process.wait(60)
 
 
-def test_a_worker_killed_between_sink_and_checkpoint_repeats_nothing(tmp_path: Path, sink: Sink) -> None:
-    """With at-least-once delivery alone, each record of its last batch would appear twice."""
+def test_sink_repeats_nothing_after_a_kill_before_the_checkpoint(tmp_path: Path, sink: Sink) -> None:
     words, contents = sink
     lines = written(tmp_path)
     with worker(tmp_path, "w-1", words, "killed") as first:
@@ -85,8 +84,7 @@ def test_a_worker_killed_between_sink_and_checkpoint_repeats_nothing(tmp_path: P
     assert contents("a.log") == [*lines["a.log"], "one more"]
 
 
-def test_a_zombies_write_is_refused_by_the_token(tmp_path: Path, sink: Sink) -> None:
-    """A worker that stood still for longer than its lease does not write what another has written."""
+def test_sink_rejects_a_write_with_an_old_fencing_number(tmp_path: Path, sink: Sink) -> None:
     words, contents = sink
     lines = written(tmp_path)
     with worker(tmp_path, "w-1", words, "stopped") as zombie:
@@ -99,8 +97,7 @@ def test_a_zombies_write_is_refused_by_the_token(tmp_path: Path, sink: Sink) -> 
     assert contents("a.log") == lines["a.log"]
 
 
-def test_a_half_written_batch_of_a_killed_worker_is_cut_off(tmp_path: Path) -> None:
-    """A crash in the middle of an append does not leave half a line before the next."""
+def test_half_written_batch_of_a_killed_worker_is_truncated(tmp_path: Path) -> None:
     lines = written(tmp_path)
     out = tmp_path / "a.log.out"
     out.write_text("a.log 0\na.lo")
@@ -110,8 +107,8 @@ def test_a_half_written_batch_of_a_killed_worker_is_cut_off(tmp_path: Path) -> N
     assert out.read_text().splitlines() == lines["a.log"]
 
 
-def test_files_of_a_directory_are_shared_and_read_on(tmp_path: Path) -> None:
-    """The program is the one on the page: two instances, and a file that grows."""
+def test_directory_files_are_shared_and_resumed(tmp_path: Path) -> None:
+    """This is the page's program, with two instances and a file that grows."""
     lines = written(tmp_path, ("a.log", "b.log"))
     command = [sys.executable, str(EXAMPLES / "directory.py"), str(tmp_path), str(tmp_path / "leases.db")]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -129,8 +126,7 @@ def test_files_of_a_directory_are_shared_and_read_on(tmp_path: Path) -> None:
 
 @pytest.mark.more
 @pytest.mark.slow
-def test_the_page_shows_what_node_prints() -> None:
-    """A planner called from another language responds as the page says."""
+def test_node_planner_example_prints_what_the_page_shows() -> None:
     page = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
     plan = [sys.executable, "-c", "from leasehold.adapters.cli.main import run; run()", "plan"]
     output = subprocess.run(
@@ -145,7 +141,6 @@ def test_the_page_shows_what_node_prints() -> None:
 
 
 def test_every_example_is_named_on_a_page() -> None:
-    """Every example can be found by readers."""
     page = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
     files = sorted(path.name for path in EXAMPLES.iterdir() if path.is_file())
     assert sorted(set(re.findall(r"\]\(examples/([\w.]+)\)", page))) == files

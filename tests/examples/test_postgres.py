@@ -36,7 +36,7 @@ TestPostgres = leasehold_store_contract(leases)
 """Every clause, on one table."""
 
 
-def test_a_job_that_commits_late_is_not_passed_over(database: str) -> None:
+def test_job_that_commits_late_is_not_skipped(database: str) -> None:
     """The job's id is lower than those that were read while its transaction was open."""
     with connect(database, autocommit=True) as connection:
         connection.execute(SCHEMA)
@@ -59,8 +59,7 @@ def test_a_job_that_commits_late_is_not_passed_over(database: str) -> None:
     jobs.close()
 
 
-def test_a_worker_does_the_jobs_of_every_bucket_in_order(database: str) -> None:
-    """Leases and jobs are in one database, and nothing else is needed, as the page promises."""
+def test_worker_handles_the_jobs_of_every_bucket_in_order(database: str) -> None:
     with connect(database, autocommit=True) as connection:
         connection.execute(SCHEMA)
         for number in range(20):

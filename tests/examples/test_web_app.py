@@ -34,8 +34,8 @@ async def health() -> tuple[int, Any]:
     return sent[0]["status"], json.loads(sent[1]["body"])
 
 
-def test_a_health_route_follows_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The route answers 200 while the worker runs, and the end of the application releases the leases."""
+def test_health_route_follows_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The route returns 200 while the worker runs, and the end of the application releases the leases."""
     url = f"memory://{uuid4().hex}"
     monkeypatch.setattr(web_app, "SOURCE", ListSource(even_shards(("s-0",)), {"s-0": ShardRecords(records(2))}))
     monkeypatch.setattr(web_app, "LEASES", url)
@@ -57,8 +57,9 @@ def test_a_health_route_follows_the_worker(monkeypatch: pytest.MonkeyPatch) -> N
     assert lease.owner is None
 
 
-def test_a_failed_worker_is_seen(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """An error that ends the worker is logged before anything awaits the task, and the route answers 503."""
+def test_failed_worker_is_logged_and_the_route_returns_503(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(web_app, "SOURCE", ListSource([], {}))
     monkeypatch.setattr(web_app, "LEASES", "sqlite:///no/such/folder/leases.db")
 

@@ -17,7 +17,7 @@ def aws() -> Iterator[Account]:
         yield made
 
 
-def test_a_role_reads_the_stream_and_a_profile_keeps_the_leases(
+def test_stream_and_lease_table_use_different_credentials(
     aws: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stream of another account is read with its own credentials, not with those of the table."""

@@ -88,7 +88,7 @@ class _Old(kcl.RecordProcessorBase):  # type: ignore[misc, name-defined]
         checkpointer.checkpoint()
 
 
-def test_a_whole_conversation_with_a_checkpoint_that_is_refused_once() -> None:
+def test_conversation_continues_after_a_rejected_checkpoint() -> None:
     """A rejected checkpoint reaches user code as the error that it expects."""
     pipe, errors = _told(_Old(), [_records, Conversation.shard_ended], refused=1)
     assert pipe.heard == [
@@ -129,7 +129,7 @@ class _Newer(v2.RecordProcessorBase):  # type: ignore[misc, name-defined]
             message.checkpointer.checkpoint()
 
 
-def test_a_processor_of_the_second_version_hears_the_words_of_the_third() -> None:
+def test_second_version_processor_gets_third_version_messages_in_its_form() -> None:
     """It receives `leaseLost` and its records in the form of its own version."""
     processor = _Newer()
     steps = [_records, Conversation.shutdown_requested, Conversation.lease_lost]
@@ -138,7 +138,7 @@ def test_a_processor_of_the_second_version_hears_the_words_of_the_third() -> Non
     assert (pipe.wanted, errors) == ([Position("456")], "")
 
 
-def test_a_processor_of_the_second_version_ends_its_shard() -> None:
+def test_second_version_processor_ends_its_shard() -> None:
     """`shardEnded` reaches it as the end of a shard, not as a lost lease."""
     processor = _Newer()
     pipe, errors = _told(v3.V2toV3Processor(processor), [_records, Conversation.shard_ended])

@@ -124,7 +124,7 @@ def most_children(daemon: Daemon) -> dict[str, int]:
     return peaks
 
 
-def test_both_daemons_share_a_table_and_outlive_each_other(
+def test_both_daemons_share_a_table_and_take_over_from_each_other(
     kinesis_url: str, dynamodb_local_url: str, tmp_path: Path
 ) -> None:
     """No record is lost during a migration, while both daemons run."""

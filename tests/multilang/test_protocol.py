@@ -135,7 +135,7 @@ def rewritten(text: str) -> str:
     return "\n".join(made)
 
 
-def test_conversations() -> None:
+def test_conversations_match_the_recorded_ones() -> None:
     """The KCL's children rely on these exact bytes and responses."""
     assert rewritten(CASES.read_text()) == CASES.read_text()
 
@@ -260,7 +260,7 @@ TestTalk = TalkMachine.TestCase
 
 
 @pytest.mark.parametrize("arrived", [None, 1_700_000_000.0005])
-def test_a_time_is_a_whole_number_of_milliseconds(arrived: float | None) -> None:
+def test_time_is_a_whole_number_of_milliseconds(arrived: float | None) -> None:
     """Python's library calls int() on it."""
     talk = Conversation("s", TRIM_HORIZON)
     talk.initialize()
@@ -283,14 +283,14 @@ def _begun() -> Conversation:
     [b'{"action": "checkpoint", "sequenceNumber": true}', b"[" * 100_000],
     ids=["a truth value", "deeply nested"],
 )
-def test_a_line_of_another_shape_is_not_understood(line: bytes) -> None:
+def test_malformed_line_is_not_understood(line: bytes) -> None:
     """A child's malformed line neither ends its daemon nor is parsed as a number."""
     talk = _begun()
     talk.receive_data(line + b"\n")
     assert isinstance(talk.next_event(), InvalidLine)
 
 
-def test_a_number_of_very_many_digits_is_refused() -> None:
+def test_overlong_number_is_rejected() -> None:
     """Python limits the digits that int() parses."""
     talk = _begun()
     talk.receive_data(status("initialize"))
@@ -301,14 +301,13 @@ def test_a_number_of_very_many_digits_is_refused() -> None:
     assert b"IllegalArgumentException" in talk.data_to_send()
 
 
-def test_a_carriage_return_ends_a_line() -> None:
-    """Some languages end each line with one."""
+def test_carriage_return_ends_a_line() -> None:
     talk = _begun()
     talk.receive_data(status("initialize").strip() + b"\r")
     assert talk.next_event() == StatusReceived("initialize")
 
 
-def test_a_line_that_is_too_long_is_named_once() -> None:
+def test_overlong_line_is_reported_once() -> None:
     """A child that writes no line ends does not fill the log."""
     talk = _begun()
     for _ in range(2):
@@ -317,7 +316,7 @@ def test_a_line_that_is_too_long_is_named_once() -> None:
     assert talk.next_event() is None
 
 
-def test_the_end_of_the_pipe_comes_after_the_checkpoint_before_it() -> None:
+def test_end_of_the_pipe_follows_the_checkpoint_before_it() -> None:
     """A child may request its last checkpoint and close its pipe."""
     talk = _begun()
     talk.receive_data(status("initialize"))

@@ -153,14 +153,13 @@ def over_the_file(ground: Ground) -> list[str]:
     return [f"--set={key}={value}" for key, value in properties.items()]
 
 
-def test_the_sample_of_amazon_kclpy_and_its_file_run_unchanged(fanned: Ground) -> None:
-    """Users can migrate processors and files without changes."""
+def test_amazon_kclpy_sample_and_its_file_run_unchanged(fanned: Ground) -> None:
     file, environment = had(kclpy) / "samples" / "sample.properties", had(kclpy_environment)
     with fanned.started(str(file), *over_the_file(fanned), environment=environment) as daemon:
         read_as_said(fanned, daemon, OF_KCLPY, "Shard has ended checkpointing")
 
 
-def test_the_library_of_python_understands_what_we_write() -> None:
+def test_python_library_parses_our_messages() -> None:
     """The conversations are tested in another process, where the library can be imported."""
     environment = {**os.environ, **had(kclpy_environment)}
     command = (
@@ -176,11 +175,8 @@ def test_the_library_of_python_understands_what_we_write() -> None:
     assert re.search(r"^3 passed in ", done.stdout, re.MULTILINE), done.stdout + done.stderr
 
 
-def test_the_tests_of_amazon_kclpy_pass_with_messages_of_ours(tmp_path: Path) -> None:
-    """The library's own tests show what its authors expect of a daemon's messages.
-
-    Its source archive has five of its eleven tests, and not the module that creates their files.
-    """
+def test_amazon_kclpy_tests_pass_with_our_messages(tmp_path: Path) -> None:
+    """The library's source archive has five of its eleven tests, and not the module that creates their files."""
     environment, notes = {**os.environ, **had(kclpy_environment)}, tmp_path / "notes"
     (tmp_path / "utils.py").write_text("from kclpy_words import make_io_obj\n")
     (tmp_path / "mock.py").write_text("from unittest.mock import *\n")
@@ -202,14 +198,13 @@ def test_the_tests_of_amazon_kclpy_pass_with_messages_of_ours(tmp_path: Path) ->
     )
 
 
-def test_a_processor_of_aws_kcl_runs_unchanged(ground: Ground) -> None:
+def test_aws_kcl_processor_runs_unchanged(ground: Ground) -> None:
     """Node's library checkpoints by numbers alone, and treats a full pipe as an error."""
     with ground.daemon(had(node_processor)) as daemon:
         read_as_said(ground, daemon, OF_NODE, "shardId-000000000000 has ended")
 
 
-def test_the_sample_of_aws_kcl_and_its_file_run_unchanged(fanned: Ground) -> None:
-    """Most Node processors start from this sample."""
+def test_aws_kcl_sample_and_its_file_run_unchanged(fanned: Ground) -> None:
     sample, path = had(node_sample)
     log = fanned.folder / "application.log"
     environment = {"PATH": path, "NODE_LOG_DIR": str(fanned.folder)}
@@ -224,8 +219,7 @@ def test_the_sample_of_aws_kcl_and_its_file_run_unchanged(fanned: Ground) -> Non
         )
 
 
-def test_the_sample_of_aws_kclrb_and_its_file_run_unchanged(fanned: Ground) -> None:
-    """Ruby's library reads and writes lines in its own way."""
+def test_aws_kclrb_sample_and_its_file_run_unchanged(fanned: Ground) -> None:
     folder, environment = had(ruby_sample)
 
     def children() -> Children:
@@ -243,8 +237,7 @@ def test_the_sample_of_aws_kclrb_and_its_file_run_unchanged(fanned: Ground) -> N
         )
 
 
-def test_the_sample_of_amazon_kclpy_runs_on_polled_shards(ground: Ground) -> None:
-    """Most users set a polling key, and read without fan-out."""
+def test_amazon_kclpy_sample_runs_on_polled_shards(ground: Ground) -> None:
     environment = had(kclpy_environment)
     file = str(ground.file("app", "sample_kclpy_app.py"))
     with ground.started("-p", file, "-l", "logback.xml", environment=environment) as daemon:

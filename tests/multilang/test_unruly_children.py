@@ -57,10 +57,10 @@ class Daemon:
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(3))
-def test_no_record_is_lost_by_children_that_misbehave(
+def test_misbehaving_children_lose_no_record(
     seed: int, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Combinations are tested too: two faults at once, during a hand-off or at the end of a shard."""
+    """Faults also come two at a time, during hand-offs and at the ends of shards."""
     monkeypatch.setattr(module, "EXIT_SECONDS", 1.0)
     monkeypatch.setattr(module, "LEASE_MOVING_SECONDS", 3.0)
     caplog.set_level(logging.INFO, "leasehold.child")
@@ -121,10 +121,9 @@ def test_no_record_is_lost_by_children_that_misbehave(
     assert sum(int(file.read_text()) for file in tmp_path.glob("misdeeds-*")) >= len(source.listed)
 
 
-def test_a_shard_whose_end_no_child_answers_ends_at_last(
+def test_shard_ends_although_no_child_confirms_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lease is not renewed forever, so the children of a split shard get readers."""
     monkeypatch.setattr(module, "EXIT_SECONDS", 1.0)
     monkeypatch.setenv("CHILD_NOTES", str(tmp_path))
     caplog.set_level(logging.INFO, "leasehold.child")

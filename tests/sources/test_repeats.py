@@ -273,14 +273,14 @@ class SinksAndReaders(RuleBasedStateMachine):
 TestSinksAndReaders = SinksAndReaders.TestCase
 
 
-def test_a_short_tag_has_the_context_of_the_record_before() -> None:
+def test_short_tag_has_the_context_of_the_previous_record() -> None:
     """Records in the middle of an aggregate have short tags."""
     first = Tag("q", 1, 2, "0-0", "e", 7)
     values = [b"8", first.context + b".7", b"8", b"", b"9", b"x.1.2.0.e.5.a-ff"]
     assert tags_of(values) == [None, first, first._replace(row=8), None, None, Tag("x", 1, 2, "0", "e", 5, (10, 255))]
 
 
-def test_a_token_counts_from_its_place_on_and_not_before() -> None:
+def test_token_counts_only_from_its_own_position() -> None:
     """If a lease was reset or moved by the Java KCL, its token is ignored and no record is left out."""
     seen, tag = SeenRows(), Tag("q", 1, 0, "0", "e", 3)
     assert seen.token == ""
@@ -301,7 +301,7 @@ def test_a_token_counts_from_its_place_on_and_not_before() -> None:
 
 
 @pytest.mark.parametrize("run", [200, 50], ids=["later by number", "earlier by number"])
-def test_a_query_that_was_set_back_is_had_again(run: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_rows_of_a_restored_query_are_kept_with_a_warning(run: int, caplog: pytest.LogCaptureFixture) -> None:
     """Rows of a restored checkpoint are kept whatever the run's number, and a warning is logged."""
     seen = SeenRows()
     seen.add(Tag("q", 100, 9, "0", "e", 3), Position("1"))
@@ -315,7 +315,7 @@ def test_a_query_that_was_set_back_is_had_again(run: int, caplog: pytest.LogCapt
     assert [record.getMessage() for record in caplog.records] == [text]
 
 
-def test_rows_that_may_have_come_before_are_counted_once() -> None:
+def test_possible_duplicates_are_counted_once() -> None:
     """The count shows how many duplicates a restored checkpoint may have caused."""
     seen = SeenRows()
     seen.add(Tag("q", 100, 9, "0", "e", 3), Position("1"))
@@ -336,7 +336,7 @@ LIVE = st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.booleans()), max_
 
 @given(LIVE)
 @example([(0, False, False), (1, False, False), (1, True, False), (0, False, False)])
-def test_no_row_of_runs_that_live_at_the_same_time_is_left_out(steps: list[tuple[int, bool, bool]]) -> None:
+def test_rows_of_concurrent_runs_are_all_kept(steps: list[tuple[int, bool, bool]]) -> None:
     """A row is left out only if the same row of the same batch was read before."""
     history, batches, rows, seen = SeenRows(), [3, 3, 4], [0, 0, 0], set[tuple[int, str, int]]()
     for number, (run, begins, shared) in enumerate(steps, 1):
@@ -352,7 +352,7 @@ def test_no_row_of_runs_that_live_at_the_same_time_is_left_out(steps: list[tuple
             history = SeenRows.of(Position(str(number), token=history.token))
 
 
-def test_rows_of_a_former_run_are_left_out_once_a_later_run_has_written_them() -> None:
+def test_rows_of_a_former_run_are_dropped_once_rewritten() -> None:
     """A task that outlives its run repeats no row, even after the next run has begun another batch."""
     seen, former, later = SeenRows(), Tag("q", 7, 4, "0", "e", 0), Tag("q", 3, 4, "0", "e", 0)
     assert not seen.seen_before(former, lambda: 0, Position("1"))
@@ -375,7 +375,7 @@ class Chosen:
 
 
 @pytest.mark.parametrize("first", ["0", "1"])
-def test_a_batch_that_is_killed_more_often_than_runs_are_remembered_repeats_no_row(first: str) -> None:
+def test_batch_killed_more_often_than_runs_are_remembered_repeats_nothing(first: str) -> None:
     """What a forgotten run wrote is known to the runs that repeat its batch."""
     machine = SinksAndReaders()
     machine.begins()
@@ -391,7 +391,7 @@ def test_a_batch_that_is_killed_more_often_than_runs_are_remembered_repeats_no_r
     assert sum(len(shard.handed) for shard in machine.shards) == PARTS_OF_A_BATCH * ROWS
 
 
-def test_runs_that_are_forgotten_leave_their_rows_to_those_that_follow() -> None:
+def test_rows_of_forgotten_runs_pass_to_their_successors() -> None:
     """The token of a batch that was killed many times contains each of its rows."""
     seen, runs = SeenRows(), 3 * RUNS
     tags = [Tag("q", run, 0, str(run), "e", 3) for run in range(runs)]
@@ -404,7 +404,7 @@ def test_runs_that_are_forgotten_leave_their_rows_to_those_that_follow() -> None
     assert not seen.seen_before(tags[0]._replace(run=runs, row=4), lambda: 0, Position("100"))
 
 
-def test_the_memory_of_repeats_is_bounded() -> None:
+def test_memory_for_deduplication_is_bounded() -> None:
     """Checkpoints stay small for a stream with many writers."""
     seen = SeenRows()
     for number in range(QUERIES + 1):
@@ -422,7 +422,7 @@ def test_the_memory_of_repeats_is_bounded() -> None:
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_of_two_parents_each_has_its_own_past(known: bool) -> None:
+def test_parents_of_a_merge_are_deduplicated_separately(known: bool) -> None:
     """The child of a merge leaves out a row only if it was read from the parent that has the row's key."""
     parents = list[Lease]()
     for name, row, hash_range in (("a", 9, (0, 99)), ("b", 2, (100, 2**128 - 1))):
@@ -436,7 +436,7 @@ def test_of_two_parents_each_has_its_own_past(known: bool) -> None:
     assert child.seen_before(tag, lambda: 7, Position("1")) is known
 
 
-def test_rows_under_way_to_one_parent_say_nothing_of_the_other() -> None:
+def test_delayed_rows_of_one_parent_do_not_affect_the_other() -> None:
     """A delayed row for one parent of a merge is kept although a later row for the other parent was read."""
     child = SeenRows()
     assert not child.seen_before(Tag("q", 1, 0, "0", "e", 2, (0, 99)), lambda: 7, Position("1"))
@@ -451,7 +451,7 @@ def test_rows_under_way_to_one_parent_say_nothing_of_the_other() -> None:
 @given(st.text(max_size=20).filter(lambda own: "had1 " not in own), st.booleans())
 @example("\r", False)
 @example("4294967296 ", True)
-def test_a_token_comes_out_as_its_source_made_it(own: str, carried: bool) -> None:
+def test_token_survives_storage_unchanged(own: str, carried: bool) -> None:
     """An offset is unchanged by a checkpoint or a dead letter, even if it ends in white space."""
     seen = SeenRows()
     seen.seen_before(Tag("q", 1, 1, "p", "e", 1), lambda: 0, Position("50", 2))

@@ -71,10 +71,9 @@ def data(rows: DataFrame, column: str = "data") -> list[str]:
 
 
 @pytest.mark.more
-def test_a_batch_of_kinesis_is_cut_by_time_over_a_reshard(
+def test_kinesis_batch_is_cut_by_time_across_a_reshard(
     spark: SparkSession, kinesis_client: KinesisClient, kinesis_url: str
 ) -> None:
-    """A repair of yesterday's records misses none, repeats none, and needs no lease table."""
     stream = Kinesis.made(kinesis_client, kinesis_url)
     stream.put(100)
     stream.split()
@@ -100,7 +99,6 @@ def test_a_batch_of_kinesis_is_cut_by_time_over_a_reshard(
 def test_queries_share_a_slice_under_leases_and_end_by_themselves(
     spark: SparkSession, kinesis_client: KinesisClient, kinesis_url: str, tmp_path: Path
 ) -> None:
-    """A repair of a day ends, takes no later record, and is shared by its queries."""
     stream = Kinesis.made(kinesis_client, kinesis_url)
     stream.put(100)
     stream.split()
@@ -132,8 +130,7 @@ def test_queries_share_a_slice_under_leases_and_end_by_themselves(
 
 @pytest.mark.more
 @pytest.mark.usefixtures("amqp_engine")
-def test_a_batch_of_event_hubs_is_cut_by_time_and_shows_no_secret(spark: SparkSession, tmp_path: Path) -> None:
-    """No event is lost between tasks, and no plan contains a connection string."""
+def test_event_hub_batch_is_cut_by_time_and_shows_no_secret(spark: SparkSession, tmp_path: Path) -> None:
     with event_hubs({"flights": 2}) as hubs:
         secret = tmp_path / "hub.secret"
         secret.write_text(hubs.connection_string("flights"))

@@ -61,7 +61,7 @@ def reader(tmp_path: Path) -> Iterator[Process]:
 
 
 @pytest.mark.slow
-def test_a_signal_during_the_end_cuts_no_release_off(reader: Process) -> None:
+def test_signal_during_shutdown_interrupts_no_release(reader: Process) -> None:
     """Spark sends SIGTERM just after it has closed the channel, and the leases are released all the same."""
     reader.hangs_up()
     assert reader.told() == "stops"
@@ -72,8 +72,7 @@ def test_a_signal_during_the_end_cuts_no_release_off(reader: Process) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_alone_releases_and_ends(reader: Process, number: signal.Signals) -> None:
-    """Even if its channel stays open, the process ends with its query and holds no leases."""
+def test_signal_alone_releases_the_leases_and_ends(reader: Process, number: signal.Signals) -> None:
     reader.process.send_signal(number)
     assert reader.held_in_the_end() == [None] * len(SHARDS)
 

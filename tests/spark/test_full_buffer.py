@@ -62,7 +62,7 @@ def stays_at(stream: Subscribed, subscriptions: int, step: Callable[[float], obj
     assert stream.subscriptions == subscriptions
 
 
-def test_a_query_whose_buffer_is_full_does_not_subscribe_again() -> None:
+def test_query_with_a_full_buffer_does_not_resubscribe() -> None:
     """The service does not send, and bill, records that a blocked sink does not take."""
     stream, ahead = Subscribed(), an_ahead()
     ahead.pace = evolve(ahead.pace, rows=ROWS, interval_seconds=0.0)

@@ -25,7 +25,7 @@ OFTEN = pytest.mark.more, pytest.mark.timeout(1500)
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=OFTEN)], ids=["twice", "often"])
-def test_kills_between_sink_and_commit_lose_nothing_and_repeat_the_same(tmp_path: Path, kills: int) -> None:
+def test_kills_between_sink_and_commit_repeat_the_same_rows(tmp_path: Path, kills: int) -> None:
     """A sink that skips a batch it knows loses no row that only the repetition had."""
     for kind in ("offsets", "commits", "sink", "repeated"):
         (tmp_path / kind).mkdir()

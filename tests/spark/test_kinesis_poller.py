@@ -78,14 +78,13 @@ CUT_SHORT = kinesis_record(13, cut_short(aggregate("f", "g")))
     "filtering",
     [(HASH_KEYS, "keep"), *product([(0, 2**124), (2**126, 2**127 + 2**125)], ["keep", "drop"]), (None, "drop")],
 )
-def test_rows_are_what_records_are(
+def test_rows_match_records(
     records: list[dict[str, Any]],
     start: Position,
     filtering: tuple[HashRange | None, Misplaced],
     measured: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Spark gets the same records, and checkpoints the same positions, as a plain worker."""
     monkeypatch.setattr(aggregation_arrow, "_USE_SPANS", measured)  # as compiled, or not
     client, (hash_range, misplaced) = cast("KinesisClient", Answers(records)), filtering
     plain = Poller(client, "s", "shard-0", start, hash_range, misplaced=misplaced).read()
@@ -99,8 +98,7 @@ def test_rows_are_what_records_are(
     ] == [(plain.read_to, 0.007, plain.wait_seconds, True, (), plain.size, plain.last_arrived)] * 2
 
 
-def test_records_that_are_gone_are_said(caplog: pytest.LogCaptureFixture) -> None:
-    """Records that were trimmed are reported, and not skipped in silence."""
+def test_trimmed_records_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     client = cast("KinesisClient", Answers(RECORDS))
     ArrowPoller(client, "s", "shard-0", Position("9"), HASH_KEYS).read()
     assert "shard-0: the record of its checkpoint, 9, was trimmed; reading continues at 10" in caplog.text
@@ -137,7 +135,7 @@ PLAIN = [told_row(10, b""), told_row(11, b"exactly twelv"), told_row(12, b"x" * 
 
 @pytest.mark.parametrize("records", [PLAIN, [*PLAIN, told_row(14, aggregate("a", "b"))], []])
 @pytest.mark.parametrize("start", [TRIM_HORIZON, Position("11"), Position("14", 0)])
-def test_rows_seen_in_an_answer_are_what_records_are(records: list[dict[str, Any]], start: Position) -> None:
+def test_rows_scanned_in_a_response_match_records(records: list[dict[str, Any]], start: Position) -> None:
     """A wheel brings Spark the same rows and positions as a plain worker has."""
     client = cast("KinesisClient", ViewedAnswers(records))
     plain = Poller(client, "s", "shard-0", start, None).read()

@@ -93,8 +93,7 @@ def older(monkeypatch: pytest.MonkeyPatch) -> Callable[..., OlderSpark]:
     return lambda **records: OlderSpark(Stream(records))
 
 
-def test_batches_follow_one_another_although_spark_names_no_start(older: Callable[..., OlderSpark]) -> None:
-    """Each batch starts where the one before ended, not where the query began."""
+def test_batches_are_contiguous_although_spark_names_no_start(older: Callable[..., OlderSpark]) -> None:
     query = older(a=texts("a", 30), b=texts("b", 25))
     query.reader = query.made(maxRowsPerTrigger="7")
     while len(query.rows) < 55:
@@ -102,7 +101,7 @@ def test_batches_follow_one_another_although_spark_names_no_start(older: Callabl
     assert query.rows == texts("a", 30) + texts("b", 25)
 
 
-def test_an_end_that_was_not_planned_is_returned_again(older: Callable[..., OlderSpark]) -> None:
+def test_end_that_was_not_planned_is_returned_again(older: Callable[..., OlderSpark]) -> None:
     """No rows are skipped if Spark asks twice for the end of a batch."""
     query = older(a=texts("a", 30))
     query.reader = query.made(maxRowsPerTrigger="7")
@@ -114,7 +113,7 @@ def test_an_end_that_was_not_planned_is_returned_again(older: Callable[..., Olde
 
 
 @pytest.mark.parametrize("killed", ["planned", "run", "committed"])
-def test_a_run_starts_where_the_log_ends(older: Callable[..., OlderSpark], killed: str) -> None:
+def test_run_starts_where_the_log_ends(older: Callable[..., OlderSpark], killed: str) -> None:
     """The rows of the last batch come exactly once, and under the same number."""
     query = older(a=texts("a", 30), b=texts("b", 25))
     query.restart(maxRowsPerTrigger="7")
@@ -132,15 +131,14 @@ def test_a_run_starts_where_the_log_ends(older: Callable[..., OlderSpark], kille
     assert query.rows == [*texts("a", 30), *texts("b", 25), *(f"z{life}" for life in range(4))]
 
 
-def test_the_first_batch_of_a_run_has_what_is_there(older: Callable[..., OlderSpark]) -> None:
+def test_first_batch_of_a_run_has_everything_there_is(older: Callable[..., OlderSpark]) -> None:
     """With `trigger(availableNow=True)`, such a Spark takes one batch for everything, and does not announce it."""
     query = older(a=texts("a", 300), b=texts("b", 25), c=texts("c", 1))
     query.batch()
     assert query.rows == texts("a", 300) + texts("b", 25) + texts("c", 1)
 
 
-def test_a_first_batch_is_not_waited_for_once_it_is_as_large_as_it_may_be(older: Callable[..., OlderSpark]) -> None:
-    """A query whose stream never ceases does not wait 20 s for its first batch."""
+def test_full_first_batch_is_not_delayed(older: Callable[..., OlderSpark]) -> None:
     query = older(a=texts("a", 300), b=[])
     query.stream.silent.add("b")
     query.reader = query.made(maxRowsPerTrigger="20")
@@ -149,7 +147,7 @@ def test_a_first_batch_is_not_waited_for_once_it_is_as_large_as_it_may_be(older:
     assert (query.rows, Stepped.clock.now - began < 2.0) == (texts("a", 20), True)
 
 
-def test_a_slice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slice_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     """The query of a slice cannot end here, because such a Spark asks for one batch only."""
     monkeypatch.setattr("leasehold.adapters.spark.leased_source.HAS_AVAILABLE_NOW", False)
     options = parse_lease_options(OptionReader({"lease.cores": "1"}), "sqlite:///unused", {}, 10.0, "maxRowsPerTrigger")
@@ -158,8 +156,7 @@ def test_a_slice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         SlicedQuery(spec, options, Slice(TRIM_HORIZON, 1)).latestOffset()
 
 
-def test_what_an_older_pyspark_lacks_is_made_up_for() -> None:
-    """The package can be imported there."""
+def test_features_missing_in_older_pyspark_are_replaced() -> None:
     code = (
         "import sys; from pyspark.sql import datasource; sys.modules['pyspark.sql.streaming.datasource'] = None\n"
         "for name in ('DataSourceStreamArrowWriter', 'EqualTo', 'Filter'): delattr(datasource, name)\n"
@@ -268,15 +265,14 @@ def test_nightly_runs_read_every_record_once(
     assert sorted(nights.rows) == nights.theirs
 
 
-def test_nightly_runs_leave_alone_what_another_worker_reads(older: Callable[..., OlderSpark]) -> None:
-    """A shard whose owner is alive is neither read nor waited for."""
+def test_nightly_runs_ignore_shards_of_a_living_owner(older: Callable[..., OlderSpark]) -> None:
     nights = Nights(older(a=texts("a", 9), b=texts("b", 5)).stream, elsewhere={"b"})
     assert isinstance(nights.store.write(CreateLease(Lease("b", owner=OTHER))), Done)
     nights.until_read()
     assert sorted(nights.rows) == texts("a", 9)
 
 
-def test_nightly_runs_go_on_where_the_lease_table_is_deleted(older: Callable[..., OlderSpark]) -> None:
+def test_nightly_runs_continue_after_the_lease_table_is_deleted(older: Callable[..., OlderSpark]) -> None:
     """The checkpointLocation knows how far the rows are in the sink, whatever the table has forgotten."""
     nights = Nights(older(a=texts("a", 9), b=texts("b", 5)).stream)
     nights.until_read()

@@ -37,7 +37,7 @@ PROGRESS = [
 ]
 
 
-def test_a_batch_is_printed_once_though_the_query_idled_before_it() -> None:
+def test_batch_is_printed_once_although_the_query_idled_before() -> None:
     """Spark gives an idle trigger the number of the batch it waits for, and no rows may be missed because of that."""
     assert list(finished_batches(PROGRESS, 2)) == [
         {"query": "main", "batch": 3, "rows": 9, "seconds": 0.25},
@@ -59,8 +59,7 @@ class Late:
 
 @pytest.mark.parametrize("busy", [0, 2, 4], ids=["at once", "later", "at last"])
 @pytest.mark.parametrize("when", ["loads", "starts"])
-def test_a_query_is_begun_again_where_python_was_not_started_in_time(when: str, busy: int) -> None:
-    """A busy machine does not end a pipeline that has no fault of its own."""
+def test_query_is_restarted_if_python_did_not_start_in_time(when: str, busy: int) -> None:
     tries, late = list[int](), "Python worker failed to connect back."
 
     def start() -> StreamingQuery:
@@ -75,8 +74,7 @@ def test_a_query_is_begun_again_where_python_was_not_started_in_time(when: str, 
 
 @pytest.mark.parametrize(("fault", "tries"), [("no such stream", 1), ("failed to connect back", 5)])
 @pytest.mark.parametrize("when", ["loads", "starts"])
-def test_a_query_that_fails_otherwise_or_for_ever_is_not_begun_again(when: str, fault: str, tries: int) -> None:
-    """A wrong option is not tried again, and a machine without Python only a few times."""
+def test_query_is_not_restarted_for_other_faults_or_forever(when: str, fault: str, tries: int) -> None:
     starts = list[int]()
 
     def start() -> StreamingQuery:
@@ -91,7 +89,7 @@ def test_a_query_that_fails_otherwise_or_for_ever_is_not_begun_again(when: str, 
 
 
 @pytest.mark.services
-def test_from_a_stream_to_files(
+def test_stream_lands_in_files_once(
     spark: SparkSession, kinesis_client: KinesisClient, kinesis_url: str, tmp_path: Path
 ) -> None:
     """The command lands every record once, as it came, also if it is run again."""
@@ -112,8 +110,7 @@ def test_from_a_stream_to_files(
     kinesis_client.delete_stream(StreamName="piped")
 
 
-def test_a_bad_option_is_said_in_one_line(spark: SparkSession) -> None:
-    """The user sees no Java traceback, and Spark gets no secret to show on its pages."""
+def test_bad_option_is_one_line(spark: SparkSession) -> None:
     assert spark.version
     ends = ["--folder", "x"]
     refused = CliRunner().invoke(app, ["eventhubs-leased", "--set", "EventHubs.connectionString=hush", *ends])
@@ -125,8 +122,7 @@ def test_a_bad_option_is_said_in_one_line(spark: SparkSession) -> None:
     assert gone.stderr.startswith("leasehold pipeline: option lease.readers: unknown; choose among ")
 
 
-def test_a_lease_table_that_cannot_be_used_is_said_in_one_line(spark: SparkSession, tmp_path: Path) -> None:
-    """The user does not have to look for the cause in a hundred lines of Spark and Python."""
+def test_unusable_lease_table_is_one_line(spark: SparkSession, tmp_path: Path) -> None:
     assert spark.version
     sets = ["--set=kinesis.streamName=s", f"--set=lease.store=sqlite://{tmp_path}/no/leases.db"]
     done = CliRunner().invoke(app, ["kinesis-leased", *sets, "--folder", str(tmp_path), "--once"])

@@ -21,8 +21,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
     found.close()
 
 
-def test_many_shards_that_were_lost_are_told_in_a_short_line(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    """A query that loses a thousand shards at once does not log 24 KB for each batch."""
+def test_many_lost_shards_are_logged_in_a_short_line(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     query = place.query()
     query.until(lambda query: len(query.rows) == 8)
     for shard in place.stream.records:
@@ -38,8 +37,7 @@ def test_many_shards_that_were_lost_are_told_in_a_short_line(place: Place, caplo
     )
 
 
-def test_rows_that_may_have_come_before_are_counted_in_the_progress(place: Place) -> None:
-    """Users see possible duplicates in the progress, and not only in a warning."""
+def test_possible_duplicates_are_counted_in_the_progress(place: Place) -> None:
     place.stream.undecided = True
     query = place.query()
     query.until(lambda query: len(query.rows) == len(place.stream.records))
@@ -47,8 +45,7 @@ def test_rows_that_may_have_come_before_are_counted_in_the_progress(place: Place
     assert told["undecidedRows"] == len(query.rows)
 
 
-def test_a_query_that_has_read_all_it_asked_for_is_not_behind(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A nightly query whose last batches are in its sink is not reported as minutes behind."""
+def test_query_that_has_read_everything_is_not_behind(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "SILENT_SECONDS", 0.0)  # from now on every silence counts
     query = place.query()
     query.reader.prepareForTriggerAvailableNow()

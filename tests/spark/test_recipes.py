@@ -113,8 +113,7 @@ def without_anything(folder: Path) -> str:
     return str(folder / "bin/python")
 
 
-def test_an_environment_that_is_shipped_runs_the_query_of_the_page(orders: Path, cluster: Recipe) -> None:
-    """A user can copy the recipe of the page as it is."""
+def test_shipped_environment_runs_the_query_of_the_page(orders: Path, cluster: Recipe) -> None:
     done = cluster(block("sh", "--archives").replace("'leasehold[", f"'{wheel(orders / 'dist')}["))
     assert done.returncode == 0, reasons(done.stderr)
     assert [f"book-{number}" in done.stdout for number in range(5)] == [True] * 5, done.stdout
@@ -134,10 +133,7 @@ def beside(orders: Path) -> str:
     return python
 
 
-def test_a_package_that_is_shipped_alone_runs_where_the_rest_is_and_says_elsewhere_what_it_lacks(
-    orders: Path, cluster: Recipe, beside: str
-) -> None:
-    """The error names the missing package, and the query does not end in the process of its source."""
+def test_package_shipped_alone_runs_or_names_what_is_missing(orders: Path, cluster: Recipe, beside: str) -> None:
     source, recipe = wheel(orders / "dist"), block("sh", "--py-files")
     settings = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(source.parent)}
     page = (ROOT / "docs" / "spark-cluster.md").read_text(encoding="utf-8").replace("\n", " ")

@@ -62,8 +62,7 @@ def fill(table: Table, word: str, count: int) -> None:
         table.stream.put(shard, *(f"{word} {shard}{number}" for number in range(count)))
 
 
-def test_a_query_that_is_not_told_to_begin_anew_ends_and_says_so(table: Table) -> None:
-    """The query does not wait, seemingly idle, for numbers that the new stream does not have."""
+def test_recreated_stream_ends_the_query_by_default(table: Table) -> None:
     query = table.query()
     table.read_up(query)
     table.stream.make_anew("a", "b")
@@ -77,7 +76,7 @@ def test_a_query_that_is_not_told_to_begin_anew_ends_and_says_so(table: Table) -
     assert table.noted() == {"fake:1000"}
 
 
-def test_a_query_that_is_told_to_reads_the_new_stream_whole(table: Table) -> None:
+def test_recreated_stream_is_read_whole_if_the_option_says_so(table: Table) -> None:
     """The new stream's numbers begin again, so records before the old offset are not skipped."""
     query = table.query()
     table.read_up(query)
@@ -93,7 +92,7 @@ def test_a_query_that_is_told_to_reads_the_new_stream_whole(table: Table) -> Non
     assert sorted(text for _, _, text in last.rows) == ["newer a0", "newer b0", "newer c0"]
 
 
-def test_a_batch_that_was_planned_of_the_former_stream_is_repeated_empty(table: Table) -> None:
+def test_batch_planned_on_the_former_stream_is_repeated_empty(table: Table) -> None:
     """Records of the new stream with the same numbers are not taken for the rows of the old batch."""
     query = table.query()
     planned = query.plan()
@@ -107,8 +106,7 @@ def test_a_batch_that_was_planned_of_the_former_stream_is_repeated_empty(table: 
     assert table.read_up(again) == sorted(f"new {shard}{number}" for shard in "ab" for number in range(8))
 
 
-def test_a_running_query_ends_once_its_stream_is_listed_as_another(table: Table) -> None:
-    """The query's offsets count records of the old stream, and do not mark those of the new one as read."""
+def test_running_query_ends_once_its_stream_is_listed_as_recreated(table: Table) -> None:
     query = table.query(more=ANEW)
     table.read_up(query)
     table.stream.make_anew("a", "b")
@@ -119,7 +117,7 @@ def test_a_running_query_ends_once_its_stream_is_listed_as_another(table: Table)
         query.plan()
 
 
-def test_an_offset_that_names_no_incarnation_is_of_the_one_that_its_leases_note(table: Table) -> None:
+def test_unnamed_offset_has_the_incarnation_that_its_leases_note(table: Table) -> None:
     """A checkpointLocation of an earlier version does not skip records of the new stream."""
     table.stream.records["c"] = ["old c0"]
     query = table.query()
@@ -135,8 +133,7 @@ def test_an_offset_that_names_no_incarnation_is_of_the_one_that_its_leases_note(
     assert again.offset["r"].keys() == {"a", "b"}
 
 
-def test_an_offset_that_names_no_incarnation_goes_on_where_nothing_was_made_anew(table: Table) -> None:
-    """A change of version does not repeat all records."""
+def test_unnamed_offset_resumes_if_nothing_was_recreated(table: Table) -> None:
     query = table.query()
     table.read_up(query)
     del query.offset["i"]
@@ -148,7 +145,7 @@ def test_an_offset_that_names_no_incarnation_goes_on_where_nothing_was_made_anew
 
 
 @pytest.mark.parametrize(("made", "told"), [(1000, "fake:2000, and the query reads fake:1000"), (0, "")])
-def test_an_offset_of_a_later_stream_is_refused_and_one_of_an_unknown_kept(table: Table, made: int, told: str) -> None:
+def test_offset_of_a_later_incarnation_is_rejected(table: Table, made: int, told: str) -> None:
     """Even if a listing is outdated, an offset's ranges are not read from another incarnation of the stream."""
     table.stream.made = 2000
     query = table.query()
@@ -165,10 +162,7 @@ def test_an_offset_of_a_later_stream_is_refused_and_one_of_an_unknown_kept(table
 
 
 @pytest.mark.parametrize("more", [NOT_TOLD, ANEW])
-def test_a_new_query_over_leases_of_a_former_stream_is_told_or_begins_them_anew(
-    table: Table, more: Mapping[str, str]
-) -> None:
-    """The query does not wait next to leases that no worker may read."""
+def test_new_query_over_leases_of_a_former_stream_fails_or_restarts(table: Table, more: Mapping[str, str]) -> None:
     table.read_up(before := table.query())
     before.kill()
     table.stream.make_anew("a", "b")
@@ -181,7 +175,7 @@ def test_a_new_query_over_leases_of_a_former_stream_is_told_or_begins_them_anew(
         query.plan()
 
 
-def test_a_shard_begins_anew_where_the_option_says_and_not_at_its_first_position(table: Table) -> None:
+def test_shard_of_a_recreated_stream_starts_where_the_option_says(table: Table) -> None:
     """A starting position for one shard is a place in the old stream."""
     table.starts = {"a": Position("3")}
     query = table.query()
@@ -193,7 +187,7 @@ def test_a_shard_begins_anew_where_the_option_says_and_not_at_its_first_position
     assert table.read_up(again) == sorted(f"new {shard}{number}" for shard in "ab" for number in range(5))
 
 
-def test_a_run_waits_until_the_stream_says_which_it_is(
+def test_run_waits_until_the_stream_is_identified(
     table: Table, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each batch names the incarnation, so that it is valid for that one only."""
@@ -212,9 +206,7 @@ def test_a_run_waits_until_the_stream_says_which_it_is(
     assert caplog.messages.count("the stream cannot be reached, trying again: slow down") == 1
 
 
-def test_a_stream_that_learns_by_a_listing_which_it_is_is_listed_first(
-    table: Table, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stream_that_is_identified_by_a_listing_is_listed_first(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     """The offsets of a run name the incarnation, so those of an old stream do not count for the new one."""
     listed, shards, incarnation = list[bool](), Stream.shards, Stream.incarnation
 

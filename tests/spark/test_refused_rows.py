@@ -81,7 +81,7 @@ BAD_OF_KINESIS = {
 
 @pytest.mark.parametrize("at", ["first", "last"])
 @pytest.mark.parametrize(("bad", "said"), BAD_OF_KINESIS.values(), ids=BAD_OF_KINESIS)
-def test_a_row_that_kinesis_refuses_keeps_its_section_from_being_sent(
+def test_row_rejected_by_kinesis_keeps_its_section_unsent(
     kinesis: Written, bad: tuple[Any, ...], said: str, at: str
 ) -> None:
     good = [(b"%d" % number, f"key {number}", str(number) if number % 2 else None) for number in range(GOOD)]
@@ -118,9 +118,7 @@ BAD_OF_HUBS = {
 
 @pytest.mark.parametrize("at", ["first", "last"])
 @pytest.mark.parametrize(("bad", "said"), BAD_OF_HUBS.values(), ids=BAD_OF_HUBS)
-def test_a_row_that_a_hub_refuses_keeps_its_section_from_being_sent(
-    hub: Written, bad: tuple[Any, ...], said: str, at: str
-) -> None:
+def test_row_rejected_by_a_hub_keeps_its_section_unsent(hub: Written, bad: tuple[Any, ...], said: str, at: str) -> None:
     good = [(b"%d" % number * 1500, None, "key", [("name", "value")]) for number in range(GOOD)]
     rows = [*good, bad] if at == "last" else [bad, *good]
     with pytest.raises(ValueError, match=f"^{said}"):

@@ -46,7 +46,7 @@ def once_more(place: Place, crash: Crash, flush: str, *, rereadable: bool = True
 @pytest.mark.sampled(3)
 @SUNK
 @FLUSHING
-def test_a_throttled_range_is_waited_for(place: Place, flush: str, *, sunk: bool) -> None:
+def test_throttled_range_is_awaited(place: Place, flush: str, *, sunk: bool) -> None:
     """Spark commits no batch that lacks a range, so that a second kill neither loses nor doubles it."""
     crash = crashed(place, sunk=sunk)
     place.stream.throttled["a"] = 8
@@ -56,7 +56,7 @@ def test_a_throttled_range_is_waited_for(place: Place, flush: str, *, sunk: bool
     assert crash.sink.rows == everything(place.stream)
 
 
-def test_a_range_is_read_again_under_the_epoch_it_was_read_under() -> None:
+def test_range_is_read_again_under_its_original_epoch() -> None:
     """On Event Hubs, a reader under the present epoch disconnects the shard's owner."""
     stream, wanted = Stream({"a": ["a0", "a1"]}), Range(TRIM_HORIZON, Position("2"), 3)
     where = replay.ReplayContext(MemoryStore(), stream, columns("fake"), exclusive=True)
@@ -66,10 +66,9 @@ def test_a_range_is_read_again_under_the_epoch_it_was_read_under() -> None:
 
 
 @FLUSHING
-def test_a_range_that_is_not_answered_for_too_long_fails_the_query(
+def test_range_unanswered_for_too_long_fails_the_query(
     place: Place, monkeypatch: pytest.MonkeyPatch, flush: str
 ) -> None:
-    """The query neither hangs nor goes on without the range."""
     crash = crashed(place, sunk=False)
     place.stream.silent.add("a")
     with monkeypatch.context() as patched:
@@ -89,7 +88,7 @@ def test_a_range_that_is_not_answered_for_too_long_fails_the_query(
 @pytest.mark.sampled(3)
 @FLUSHING
 @pytest.mark.parametrize("rereadable", [True, False], ids=["anybody may read", "the owner alone may read"])
-def test_a_range_that_was_given_up_is_remembered_by_the_next_run(place: Place, flush: str, *, rereadable: bool) -> None:
+def test_range_given_up_is_remembered_by_the_next_run(place: Place, flush: str, *, rereadable: bool) -> None:
     """If the query is killed before the next offset, the range is not skipped as if the sink had it."""
     crash = crashed(place, sunk=False, rereadable=rereadable)
     place.stream.numbers = not rereadable
@@ -107,7 +106,7 @@ def test_a_range_that_was_given_up_is_remembered_by_the_next_run(place: Place, f
 @FLUSHING
 @pytest.mark.parametrize("counts", [True, False], ids=["owners are counted", "owners are not counted"])
 @pytest.mark.parametrize("rereadable", [True, False], ids=["anybody may read", "the owner alone may read"])
-def test_a_range_that_was_given_up_stays_so_when_its_batch_is_repeated_again(
+def test_range_given_up_stays_out_of_its_repeated_batch(
     place: Place, monkeypatch: pytest.MonkeyPatch, flush: str, *, counts: bool, rereadable: bool
 ) -> None:
     """A sink that has the batch without the range skips a repetition that has it."""
@@ -125,7 +124,7 @@ def test_a_range_that_was_given_up_stays_so_when_its_batch_is_repeated_again(
         assert crash.sink.rows == everything(place.stream)
 
 
-def test_a_trimmed_range_is_left_out_and_the_rest_comes(place: Place) -> None:
+def test_trimmed_range_is_left_out_and_the_rest_arrives(place: Place) -> None:
     """A query starts although part of its last batch is past retention."""
     crash = crashed(place, sunk=False)
     oldest = min(row[1] for row in crash.rows if row[0] == "a")
@@ -137,8 +136,7 @@ def test_a_trimmed_range_is_left_out_and_the_rest_comes(place: Place) -> None:
     assert crash.sink.rows == [row for row in everything(place.stream) if row not in gone]
 
 
-def test_a_late_commit_does_not_pass_what_an_earlier_run_left_out(place: Place) -> None:
-    """The partition's next owner does not begin after records that no sink has."""
+def test_late_commit_does_not_pass_a_range_left_out_earlier(place: Place) -> None:
     crash = crashed(place, sunk=False, rereadable=False)
     place.stream.numbers = True
     place.stream.refuses.add("a")
@@ -154,8 +152,7 @@ def test_a_late_commit_does_not_pass_what_an_earlier_run_left_out(place: Place) 
 
 
 @pytest.mark.parametrize("call", ["latestOffset", "partitions", "commit"])
-def test_an_offset_of_another_stream_is_refused_before_anything_is_opened(tmp_path: Path, call: str) -> None:
-    """No number of another stream reaches the lease table."""
+def test_offset_of_another_stream_is_rejected_before_anything_opens(tmp_path: Path, call: str) -> None:
     other = {"v": 1, "n": 3, "s": "kinesis://orders", "r": {"a": ["TRIM_HORIZON", "5", 1]}}
     source_spec = SourceSpec(_never, columns("fake"), 0.01, 100, rereadable=True, stream="kinesis://flights")
     reader = LeasedReader(source_spec, options(tmp_path / "leases.db", "LATEST"), _never)

@@ -88,7 +88,7 @@ def most_within(times: list[float], seconds: float) -> int:
 
 
 @pytest.mark.parametrize("answer", [idle, busy, throttled, expiring])
-def test_one_shard_is_asked_four_and_a_half_times_a_second_at_most(answer: Answer) -> None:
+def test_shard_gets_at_most_four_and_a_half_requests_a_second(answer: Answer) -> None:
     """All readers of a shard share five requests a second (K5)."""
     client = Client(answer)
     _, feed = a_feed(Asked({"a": []}, client=client), an_ahead())

@@ -24,9 +24,7 @@ def place(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Place]:
 
 
 @pytest.mark.parametrize("sunk", [False, True], ids=["before the sink", "after the sink"])
-def test_a_batch_that_was_not_committed_comes_again_the_same(
-    place: Place, caplog: pytest.LogCaptureFixture, sunk: bool
-) -> None:
+def test_uncommitted_batch_is_repeated_exactly(place: Place, caplog: pytest.LogCaptureFixture, sunk: bool) -> None:
     """A repeated batch has the same rows, because a sink may skip a batch it knows."""
     crash = crashed(place, sunk=sunk)
     place.stream.put("a", "came meanwhile")
@@ -38,7 +36,7 @@ def test_a_batch_that_was_not_committed_comes_again_the_same(
     assert f"batch {crash.planned['n']} was planned by an earlier run: reading its 2 ranges again" in caplog.text
 
 
-def test_a_batch_that_spark_has_committed_does_not_come_again(place: Place) -> None:
+def test_committed_batch_is_not_repeated(place: Place) -> None:
     """A restart does not repeat rows that Spark has committed, even if the leases lag behind."""
     crash = crashed(place, sunk=True)
     query = place.query(crash.planned)
@@ -46,7 +44,7 @@ def test_a_batch_that_spark_has_committed_does_not_come_again(place: Place) -> N
     assert crash.sink.rows == everything(place.stream)
 
 
-def test_a_shard_not_taken_again_before_the_next_kill_is_not_forgotten(place: Place) -> None:
+def test_shard_not_reclaimed_before_the_next_kill_is_remembered(place: Place) -> None:
     """Rows that Spark has committed before the lease was written do not come again under a new number."""
     crash = crashed(place, sunk=True)
     store = place.queries[0].store
@@ -67,7 +65,7 @@ def test_a_shard_not_taken_again_before_the_next_kill_is_not_forgotten(place: Pl
     assert crash.sink.rows == everything(place.stream)
 
 
-def test_a_kill_at_the_end_of_a_shard_loses_neither_its_tail_nor_its_children(place: Place) -> None:
+def test_kill_at_the_end_of_a_shard_loses_neither_tail_nor_children(place: Place) -> None:
     crash = crashed(place, sunk=False, split=True, at=lambda planned: planned["r"].get("a", [""] * 2)[1] == "SHARD_END")
     query = again(place, crash)
     assert query.rows == crash.rows
@@ -76,9 +74,7 @@ def test_a_kill_at_the_end_of_a_shard_loses_neither_its_tail_nor_its_children(pl
     query.until(lambda query: query.checkpoints().get("a") == "SHARD_END")
 
 
-def test_a_lease_stolen_while_it_was_dead_costs_one_batch_of_a_shard(
-    place: Place, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_lease_stolen_from_a_dead_query_costs_one_batch(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     """A steal in the meantime loses no batch, does not end the query, and leaves the new owner's checkpoint."""
     crash = crashed(place, sunk=False)
     store = place.queries[0].store
@@ -99,7 +95,7 @@ def test_a_lease_stolen_while_it_was_dead_costs_one_batch_of_a_shard(
 
 @pytest.mark.parametrize("rereadable", [True, False], ids=["anybody may read", "the owner alone may read"])
 @pytest.mark.parametrize("start", ["TRIM_HORIZON", "LATEST"])
-def test_without_the_lease_table_it_goes_on_where_spark_says(
+def test_query_without_its_lease_table_resumes_at_sparks_offset(
     place: Place, caplog: pytest.LogCaptureFixture, start: str, rereadable: bool
 ) -> None:
     """A query over a recreated lease table does not begin at the latest records."""
@@ -115,7 +111,7 @@ def test_without_the_lease_table_it_goes_on_where_spark_says(
 
 
 @pytest.mark.parametrize("rereadable", [True, False], ids=["anybody may read", "the owner alone may read"])
-def test_without_the_lease_table_and_the_batch_nothing_is_skipped(
+def test_query_without_its_lease_table_and_batch_skips_nothing(
     place: Place, monkeypatch: pytest.MonkeyPatch, rereadable: bool
 ) -> None:
     """A range that cannot be read again at that moment is not skipped as if the sink had it."""
@@ -131,10 +127,7 @@ def test_without_the_lease_table_and_the_batch_nothing_is_skipped(
     assert crash.sink.rows == everything(place.stream)
 
 
-def test_without_sparks_own_checkpoint_it_goes_on_where_the_leases_say(
-    place: Place, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A lost checkpointLocation means neither reading everything again nor a gap."""
+def test_query_without_sparks_checkpoint_resumes_at_its_leases(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     crash = crashed(place, sunk=True)
     done = {lease.key: lease.checkpoint.order[1] for lease in place.queries[0].store.list().leases}
     query = place.query()
@@ -145,7 +138,7 @@ def test_without_sparks_own_checkpoint_it_goes_on_where_the_leases_say(
     assert "no earlier batch is known: each shard continues at its lease's checkpoint" in caplog.text
 
 
-def test_scheduled_runs_read_all_there_is_with_one_empty_batch_each(place: Place) -> None:
+def test_scheduled_runs_read_everything_with_one_empty_batch_each(place: Place) -> None:
     """A nightly job skips and repeats no record, and holds no lease between its runs."""
     offset, sink = None, Sink()
     for more in (("early",), ("late", "later")):
@@ -166,10 +159,7 @@ def test_scheduled_runs_read_all_there_is_with_one_empty_batch_each(place: Place
         }
 
 
-def test_a_scheduled_run_does_not_wait_for_ever_for_a_shard_that_does_not_answer(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A nightly job fails on a shard that cannot be read, and does not hang."""
+def test_scheduled_run_does_not_wait_forever_for_a_silent_shard(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("leasehold.adapters.spark.lease_loop.STALL_SECONDS", 1.0)
     monkeypatch.setattr("leasehold.adapters.spark.lease_loop.STALL_LEASE_TIMES", 0.0)
     place.stream.silent.add("a")

@@ -108,10 +108,9 @@ def through(running: StreamingQuery, batch: int) -> None:
 class TestSpark:
     """The tests that share one session."""
 
-    def test_a_batch_that_is_written_again_is_had_once(
+    def test_rewritten_batch_is_read_once(
         self, spark: SparkSession, kinesis_client: KinesisClient, stream: str, given: dict[str, str], tmp_path: Path
     ) -> None:
-        """A query that is killed after its sink has written does not have its rows processed twice."""
         through(query(spark, given, tmp_path), 1)
         last = max(int(path.name) for path in (tmp_path / "commits").glob("[0-9]*"))
         # As if it was killed before it logged that this batch is done; then no later batch was planned either.
@@ -133,7 +132,7 @@ class TestSpark:
             numbers = [number for number in mine if number % 2 == part]
             assert numbers == sorted(numbers)
 
-    def test_jobs_of_one_name_that_are_written_at_the_same_time_are_had_whole(
+    def test_concurrent_jobs_of_one_name_are_read_whole(
         self, spark: SparkSession, kinesis_client: KinesisClient, stream: str, given: dict[str, str]
     ) -> None:
         """Batches of one `writer.name` are jobs of their own, in whichever order their rows come."""
@@ -149,7 +148,7 @@ class TestSpark:
         assert sorted(int(record.data) for record in had(kinesis_client, stream)) == [*range(1500)]
         assert len(written(kinesis_client, stream)) == 2000
 
-    def test_a_frame_is_written_by_key_in_order(
+    def test_frame_is_written_by_key_in_order(
         self, spark: SparkSession, kinesis_client: KinesisClient, stream: str, given: dict[str, str]
     ) -> None:
         """`df.write` loses no row, writes none twice, and keeps the order within a key."""
@@ -171,16 +170,15 @@ class TestSpark:
             (lambda frame: frame.withColumn("partitionKey", f.lit("")), "column partition_key: 0 characters"),
         ],
     )
-    def test_what_cannot_be_written_is_told_in_one_sentence(
+    def test_unwritable_frame_is_rejected_in_one_sentence(
         self, spark: SparkSession, given: dict[str, str], change: Callable[[DataFrame], DataFrame], said: str
     ) -> None:
-        """A wrong column is neither a traceback from a task nor written as something else."""
         frame = change(numbered(spark.range(3), "id"))
         with pytest.raises(Exception, match=said):
             frame.write.format("kinesis-leased").options(**given).mode("append").save()
 
 
-def test_sections_are_the_same_however_rows_come_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sections_do_not_depend_on_the_order_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch that other readers repeat has the same sections, so its rows are recognized as duplicates."""
     monkeypatch.setattr("leasehold.adapters.spark.sink.SECTION_BYTES", 2000)
     rows = [(b"%d" % number, str(number % 3)) for number in range(100)]

@@ -77,8 +77,7 @@ def job(spark: SparkSession, tmp_path: Path, kinesis_url: str, stream: Stream) -
 
 
 @pytest.mark.more
-def test_scheduled_queries_read_all_there_is_across_a_split_and_hold_nothing_after(job: Job, stream: Stream) -> None:
-    """A nightly job skips no shard, repeats no row, and leaves no lease for others to wait for."""
+def test_scheduled_queries_read_everything_across_a_split_and_hold_nothing(job: Job, stream: Stream) -> None:
     stream.put(500)
     job.parquet("out", now=True)
     parent = stream.split()
@@ -93,8 +92,7 @@ def test_scheduled_queries_read_all_there_is_across_a_split_and_hold_nothing_aft
 
 
 @pytest.mark.more
-def test_a_scheduled_query_reads_a_merged_pair_of_shards_and_their_child(job: Job, stream: Stream) -> None:
-    """One run reads both parents, commits their ends, and reads the child."""
+def test_scheduled_query_reads_merged_shards_and_their_child(job: Job, stream: Stream) -> None:
     stream.put(400)
     parents = stream.merge()
     stream.put(50)
@@ -105,8 +103,7 @@ def test_a_scheduled_query_reads_a_merged_pair_of_shards_and_their_child(job: Jo
 
 
 @pytest.mark.more
-def test_a_stream_made_anew_is_refused_by_its_query_or_read_whole(job: Job, stream: Stream) -> None:
-    """Records of the new stream are not skipped up to the old stream's numbers."""
+def test_recreated_stream_is_rejected_or_read_whole(job: Job, stream: Stream) -> None:
     stream.put(300)
     job.parquet("out", now=True)
     client, former = stream.client, stream.sent
@@ -127,8 +124,7 @@ def test_a_stream_made_anew_is_refused_by_its_query_or_read_whole(job: Job, stre
 
 
 @pytest.mark.more
-def test_a_failed_batch_comes_again_the_same_though_a_lease_was_stolen_meanwhile(job: Job, stream: Stream) -> None:
-    """A crash after the sink and before the commit loses and changes no rows."""
+def test_failed_batch_is_repeated_exactly_although_a_lease_was_stolen(job: Job, stream: Stream) -> None:
     seen: dict[int, list[list[str]]] = {}
 
     def sink(rows: DataFrame, number: int) -> None:
@@ -163,7 +159,7 @@ def test_a_failed_batch_comes_again_the_same_though_a_lease_was_stolen_meanwhile
     assert len(rows) == len(set(rows))
 
 
-def test_two_queries_share_the_shards_and_lose_nothing_when_one_stops(job: Job, stream: Stream) -> None:
+def test_two_queries_share_shards_and_lose_nothing_when_one_stops(job: Job, stream: Stream) -> None:
     stream.put(200)
     one = job.parquet("one")
     until(lambda: len(set(job.owners())) == 1 and "" not in job.owners(), "the first holds all")
@@ -181,8 +177,7 @@ def test_two_queries_share_the_shards_and_lose_nothing_when_one_stops(job: Job, 
 
 
 @pytest.mark.usefixtures("amqp_engine")
-def test_event_hubs_batches_come_again_the_same(spark: SparkSession, tmp_path: Path) -> None:
-    """A sink that skips a batch it knows loses no events."""
+def test_event_hub_batches_are_repeated_exactly(spark: SparkSession, tmp_path: Path) -> None:
     seen: dict[int, list[list[tuple[str, int, str]]]] = {}
 
     def sink(rows: DataFrame, number: int) -> None:
@@ -214,7 +209,7 @@ def test_event_hubs_batches_come_again_the_same(spark: SparkSession, tmp_path: P
             assert [hubs.key in text for text in (plan, progress)] == [False, False]
 
 
-def test_a_misspelt_option_is_named(spark: SparkSession) -> None:
+def test_misspelt_option_is_named(spark: SparkSession) -> None:
     rows = (
         spark.readStream.format("kinesis-leased").option("kinesis.streamName", "s").option("lease.stor", "sqlite://x")
     )

@@ -38,7 +38,7 @@ def reader_of(source: object) -> object:
     return getattr(kinesis_source.reader, "func", kinesis_source.reader)
 
 
-def test_live_reading_subscribes_and_a_repetition_polls() -> None:
+def test_live_reads_subscribe_and_repeated_reads_poll() -> None:
     """A repeated batch does not take the subscription from the shard's owner."""
     spec, *_ = KinesisLeased(GIVEN).parse(GIVEN)
     assert spec.open_for_replay is not None
@@ -47,7 +47,7 @@ def test_live_reading_subscribes_and_a_repetition_polls() -> None:
         assert not issubclass(cast("type", reader_of(again)), FanOut)
 
 
-def test_what_is_stored_is_polled() -> None:
+def test_stored_records_are_polled() -> None:
     """A backfill does not wait at the pace of a subscription, and takes none from a query."""
     options = GIVEN | {"kinesis.endingPosition": "LATEST"}
     spec, *_ = KinesisLeased(options).parse(options)
@@ -68,10 +68,9 @@ def client(ferrokinesis_url: str) -> Iterator["KinesisClient"]:
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
 @pytest.mark.timeout(1800)
-def test_a_query_that_subscribes_has_each_row_once(
+def test_subscribing_query_gets_each_row_once(
     spark: SparkSession, client: "KinesisClient", ferrokinesis_url: str, tmp_path: Path
 ) -> None:
-    """No row is lost or repeated where a subscription ends, or where a batch is repeated."""
     name = f"subscribed-{uuid4().hex[:8]}"
     client.create_stream(StreamName=name, ShardCount=2)
     summary = client.describe_stream_summary

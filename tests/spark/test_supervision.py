@@ -88,10 +88,9 @@ def of(*queries: Query) -> Callable[[], StreamingQuery]:
         "not read",
     ],
 )
-def test_what_passes_is_said_and_the_query_started_again(
+def test_temporary_fault_is_logged_and_the_query_restarted(
     caplog: pytest.LogCaptureFixture, text: str, said: str
 ) -> None:
-    """One process that is killed for its memory does not end a stream until someone intervenes."""
     waits = list[float]()
     with caplog.at_level(logging.WARNING):
         supervise(of(Query(RuntimeError(text)), Query(RuntimeError(text)), Query()), sleep=waits.append)
@@ -129,15 +128,14 @@ class Captured(RuntimeError):
     ],
     ids=["no text", "closed while it was read", "another text"],
 )
-def test_a_process_of_python_that_was_killed_is_known_by_the_stack_of_java(text: str, stack: tuple[str, ...]) -> None:
+def test_killed_python_process_is_recognized_by_javas_stack(text: str, stack: tuple[str, ...]) -> None:
     """Java may be reading from the process or writing to it when it is killed."""
     waits = list[float]()
     supervise(of(Query(Captured(text, *stack)), Query()), sleep=waits.append)
     assert len(waits) == 1
 
 
-def test_a_fault_of_a_disk_is_raised() -> None:
-    """Retrying does not help a checkpointLocation on a full disk."""
+def test_fault_of_a_disk_is_raised() -> None:
     full = Captured(
         "No space left on device",
         "Caused by: java.io.IOException: No space left on device",
@@ -150,14 +148,12 @@ def test_a_fault_of_a_disk_is_raised() -> None:
         supervise(of(Query(full)), sleep=lambda _seconds: pytest.fail("it was started again"))
 
 
-def test_what_would_come_again_is_raised() -> None:
-    """Retrying does not help after a user's mistake."""
+def test_lasting_fault_is_raised() -> None:
     with pytest.raises(ValueError, match="no such column"):
         supervise(of(Query(ValueError("no such column"))), sleep=lambda _seconds: pytest.fail("it was started again"))
 
 
-def test_a_trigger_that_stands_still_is_stopped_and_begun_again(caplog: pytest.LogCaptureFixture) -> None:
-    """A call that never returns does not leave the stream unread."""
+def test_stalled_trigger_is_stopped_and_restarted(caplog: pytest.LogCaptureFixture) -> None:
     still = Query(looks=10_000, active=True)
     with caplog.at_level(logging.WARNING):
         supervise(of(still, Query()), stall_seconds=60, sleep=lambda _seconds: None, clock=still.clock)
@@ -165,15 +161,13 @@ def test_a_trigger_that_stands_still_is_stopped_and_begun_again(caplog: pytest.L
     assert "nothing moved in it for 60 s" in caplog.text
 
 
-def test_a_query_that_idles_between_triggers_is_left_alone() -> None:
-    """A stream without records is not started again every few minutes."""
+def test_query_that_idles_between_triggers_is_left_alone() -> None:
     idle = Query(looks=1000)
     supervise(of(idle), stall_seconds=60, sleep=lambda _seconds: pytest.fail("it was started again"), clock=idle.clock)
     assert idle.looks == 0
 
 
-def test_waits_grow_until_a_batch_is_done() -> None:
-    """A query that fails at once does not flood its services, and one that has worked restarts without a long wait."""
+def test_waits_before_restarts_grow_until_a_batch_is_done() -> None:
     lost = RuntimeError("ExecutorLostFailure")
     waits = list[float]()
     done = [Query(lost) for _ in range(60)]  # waits are drawn, and eight may all be short

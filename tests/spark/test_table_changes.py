@@ -48,7 +48,6 @@ def changed(streams: TableStreams, first: int, count: int) -> None:
 def test_scheduled_queries_read_each_change_once_while_shards_roll(
     job: Job, table: tuple[TableStreams, str], spark: SparkSession
 ) -> None:
-    """A nightly job over a table loses no change when a shard ends, and keeps the order."""
     streams, _ = table
     changed(streams, 0, 60)
     job.parquet("out", now=True)
@@ -72,7 +71,7 @@ def test_scheduled_queries_read_each_change_once_while_shards_roll(
     until(lambda: {*job.owners()} == {""}, "nothing held")
 
 
-def test_there_are_no_batches_of_a_table(job: Job, spark: SparkSession) -> None:
+def test_table_has_no_batch_reads(job: Job, spark: SparkSession) -> None:
     """A batch that ends at the tip might miss records after an empty response."""
     with pytest.raises((AnalysisException, PySparkException), match=r"there are no batches of it; readStream with "):
         spark.read.format("dynamodb-leased").options(**job.options).load().collect()

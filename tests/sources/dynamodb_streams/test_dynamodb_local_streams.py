@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.more, pytest.mark.services]
 
 
 @pytest.mark.parametrize("start", [TRIM_HORIZON, LATEST])
-def test_a_worker_reads_the_changes_and_its_successor_goes_on_behind_them(
+def test_next_worker_resumes_a_table_stream_after_the_checkpoint(
     start: Position, dynamodb_local_url: str, dynamodb_local_client: DynamoDBClient
 ) -> None:
     """Amazon's own service confirms what the other tests assume of our stand-in."""

@@ -27,7 +27,7 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "demo")
 
 
-def test_a_stream_enabled_anew_is_another_one_and_the_former_is_read_to_its_end_by_its_arn() -> None:
+def test_reenabled_stream_is_separate_and_the_old_one_is_read_by_arn() -> None:
     """Leases of the former stream stay until its records are read (L14)."""
     later = [0.0]
     table, store = TableStreams(lanes=2, clock=lambda: time.time() + later[0]), MemoryStore()
@@ -66,7 +66,7 @@ def test_a_stream_enabled_anew_is_another_one_and_the_former_is_read_to_its_end_
         assert new == read("d", present, lambda seen, _: new <= seen, if_recreated="TRIM_HORIZON")
 
 
-def test_a_new_group_reads_a_stream_that_was_disabled() -> None:
+def test_new_group_reads_a_disabled_stream() -> None:
     """Its records can be read for a day, although none of its shards is open (L4)."""
     table, seen = TableStreams(lanes=2), set[str]()
     for n in range(20):

@@ -53,23 +53,22 @@ ACCESS = Access("place.servicebus.windows.net", "hub", "$Default", SECRET)
         ("place/another", {}, "is for event hub 'hub', not 'another'"),
     ],
 )
-def test_a_url_that_cannot_be_used_names_the_field(
+def test_unusable_url_names_the_field(
     place: str, options: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In double quotes the shell removes `$Default`; the error avoids reading another group than intended."""
     monkeypatch.setenv(CONNECTION_STRING, SECRET)
     with pytest.raises(ValueError, match=said) as raised:
         open_url(place, options)
     assert "hidden" not in str(raised.value)
 
 
-def test_a_default_group_that_a_shell_has_eaten_is_pointed_out() -> None:
+def test_default_group_removed_by_a_shell_is_pointed_out() -> None:
     """`"…?group=$Default"` arrives as `group=`, so the error message suggests single quotes."""
     with pytest.raises(ValueError, match="single quotes around the URL"):
         open_source("eventhubs://place/hub?group=")
 
 
-def test_the_scheme_reaches_the_source_with_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scheme_opens_the_source_with_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CONNECTION_STRING, SECRET)
     source = open_source("eventhubs://Place/hub?group=$Default&transport=websockets&prefetch=7")
     assert source.stream == "place.servicebus.windows.net/hub/$default"
@@ -83,7 +82,7 @@ def test_the_scheme_reaches_the_source_with_its_options(monkeypatch: pytest.Monk
         "Endpoint=sb://me:hidden@place.servicebus.windows.net/;SharedAccessKeyName=a;SharedAccessKey=b",
     ],
 )
-def test_a_malformed_connection_string_is_not_repeated(secret: str) -> None:
+def test_malformed_connection_string_is_not_repeated(secret: str) -> None:
     """Errors end up in logs, and a mistyped key is still mostly the key."""
     with pytest.raises(ValueError, match="not an Event Hubs connection string") as raised:
         by_connection_string(secret, "place", "hub", "$Default")
@@ -100,13 +99,13 @@ def test_a_malformed_connection_string_is_not_repeated(secret: str) -> None:
         (Position("7", 0, "no offset"), EventPosition(7)),
     ],
 )
-def test_the_offset_is_preferred_where_there_is_one(position: Position, start: EventPosition) -> None:
+def test_offset_is_preferred_if_there_is_one(position: Position, start: EventPosition) -> None:
     """Some SDKs have written `no offset` into checkpoints; as an offset it would read nothing."""
     assert event_position(position) == start
 
 
 @pytest.mark.parametrize("position", [LATEST, SHARD_END])
-def test_a_reader_never_starts_at_a_moving_place(position: Position) -> None:
+def test_reader_start_is_always_resolved(position: Position) -> None:
     """LATEST is resolved first, so that a restart does not skip events that arrived in between."""
     with pytest.raises(ValueError, match=position.sequence):
         event_position(position)
@@ -155,8 +154,7 @@ class _Credential:
         return AccessToken("token", EXPIRES)
 
 
-def test_an_identity_is_asked_off_the_loop_and_its_refusal_is_one_of_access() -> None:
-    """A rejected identity is a lasting fault, so it is not retried."""
+def test_credentials_are_requested_off_the_loop_and_their_rejection_is_lasting() -> None:
     credential = _Credential()
     assert asyncio.run(AsyncCredential(credential).get_token("scope")).expires_on == EXPIRES
     assert credential.asked == ("scope",)
@@ -168,8 +166,7 @@ def test_an_identity_is_asked_off_the_loop_and_its_refusal_is_one_of_access() ->
 
 
 @pytest.mark.services
-def test_a_missing_hub_is_an_error_and_not_a_wait(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mistyped hub or group stops at once, with its name in the message."""
+def test_missing_hub_is_an_immediate_error(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = open_url(f"{here.hubs.namespace}/nowhere", {})
     with pytest.raises(SourceError, match=r"'nowhere'.*no such hub") as raised:
         missing.shards()
@@ -184,8 +181,7 @@ def test_a_missing_hub_is_an_error_and_not_a_wait(here: Here, monkeypatch: pytes
 
 
 @pytest.mark.services
-def test_too_many_readers_and_silence_are_waited_out(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Quota errors and outages are temporary, so the shard is retried without a restart."""
+def test_quota_errors_and_outages_are_retried(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = here.reader()
     until(here.readers)
     here.hubs.detach(here.hub, "0", "amqp:resource-limit-exceeded")
@@ -199,7 +195,7 @@ def test_too_many_readers_and_silence_are_waited_out(here: Here, monkeypatch: py
 
 
 @pytest.mark.services
-def test_websockets_without_their_package_say_so(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_websocket_package_is_reported(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     """The SDK would treat the missing package as temporary and retry forever."""
     monkeypatch.setitem(sys.modules, "aiohttp", None)
     with pytest.raises(SourceError, match="aiohttp"):
@@ -223,7 +219,7 @@ class Feed:
         """Close nothing."""
 
 
-def test_a_link_says_for_how_long_it_was_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_link_reports_how_long_it_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker can check who owns the partition before it dispatches the first events of a late link."""
     monkeypatch.setattr(poller, "PartitionReceiver", Feed)
     now = [100.0]
@@ -249,7 +245,7 @@ def test_a_link_says_for_how_long_it_was_not_ours(monkeypatch: pytest.MonkeyPatc
     assert unlinked == [0.0, 25.0, 0.0, 0.0, math.inf, 0.0, 7.0]
 
 
-def test_waits_grow_up_to_their_limits_and_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backoff_grows_to_its_limit_and_resets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Events reset the backoff after faults, and an idle partition is polled every half second at most."""
     monkeypatch.setattr(poller, "PartitionReceiver", Feed)
     monkeypatch.setattr(poller, "random", SimpleNamespace(uniform=lambda _least, most: most))
@@ -264,7 +260,7 @@ def test_waits_grow_up_to_their_limits_and_begin_anew(monkeypatch: pytest.Monkey
     assert reader.read().wait_seconds == 0.05
 
 
-def test_a_time_is_settled_five_seconds_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_is_settled_five_seconds_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slice ends only after its last events had time to arrive."""
     now = iter([104.999, 105.0])
     enqueued = datetime.fromtimestamp(99, UTC)
@@ -275,8 +271,7 @@ def test_a_time_is_settled_five_seconds_later(monkeypatch: pytest.MonkeyPatch) -
     assert [hub.settled(Lease("0"), 100.0) for _ in range(2)] == [None, Settled(Position("7"), 99.0)]
 
 
-def test_an_answer_that_does_not_come_is_given_up_with_its_work() -> None:
-    """A timeout frees the worker's turn and cancels the task of the request."""
+def test_unanswered_request_times_out_and_is_cancelled() -> None:
     asking = BackgroundLoop()
     work = asyncio.sleep(3600)
     with pytest.raises(SourceUnavailable, match=r"did not respond within 0\.02 s"):
@@ -285,7 +280,7 @@ def test_an_answer_that_does_not_come_is_given_up_with_its_work() -> None:
     asking.close()
 
 
-def test_a_question_is_given_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_timeout_is_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     asking, waited = BackgroundLoop(), list[float]()
     silent: Future[None] = Future()
 
@@ -301,7 +296,7 @@ def test_a_question_is_given_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> N
     asking.close()
 
 
-def test_closing_waits_for_what_lets_go() -> None:
+def test_close_waits_for_links_to_close() -> None:
     """Links are closed before the process ends, so the next owner need not steal them."""
     begun, left = threading.Event(), threading.Event()
 
@@ -320,7 +315,7 @@ def test_closing_waits_for_what_lets_go() -> None:
     assert left.is_set()
 
 
-def test_a_link_whose_closing_is_not_answered_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_link_whose_close_is_unanswered_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """No request is left pending when the loop is closed."""
     monkeypatch.setattr(background, "CLOSE_SECONDS", 0.2)
     begun = threading.Event()
@@ -339,10 +334,9 @@ def test_a_link_whose_closing_is_not_answered_is_given_up(monkeypatch: pytest.Mo
     assert inspect.getcoroutinestate(work) == inspect.CORO_CLOSED
 
 
-def test_a_link_that_does_not_let_go_keeps_no_close_waiting(
+def test_link_that_never_closes_does_not_block_close(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A worker on a broken network can still end, although its client's links never close."""
     monkeypatch.setattr(background, "CLOSE_SECONDS", 0.05)
     begun = threading.Event()
 
@@ -375,13 +369,13 @@ def test_a_link_that_does_not_let_go_keeps_no_close_waiting(
         ("reference:abc", "EventHubError"),
     ],
 )
-def test_a_fault_reads_the_same_at_each_try(text: str, shown: str) -> None:
+def test_repeated_fault_has_the_same_message(text: str, shown: str) -> None:
     """Addresses of objects and tracking ids are left out, so that a fault that lasts is logged once."""
     access = Access("ns", "hub", "$Default")
     assert str(translate_error(EventHubError(text), access)) == f"event hub 'hub' in ns: {shown}"
 
 
-def test_a_failed_connection_adds_no_lines_about_objects_that_the_client_forgot(
+def test_failed_connection_logs_no_lines_about_forgotten_objects(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """While a proxy is down, the log does not get lines with object addresses at each try; other faults are logged."""

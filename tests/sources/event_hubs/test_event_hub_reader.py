@@ -17,7 +17,7 @@ LOOKUPS = min(32, (os.cpu_count() or 1) + 4)
 """The number of threads that an event loop may start for name lookups, however many partitions there are."""
 
 
-def test_a_record_carries_what_a_handler_and_a_checkpoint_need(here: Here) -> None:
+def test_record_has_what_a_handler_and_a_checkpoint_need(here: Here) -> None:
     """Other SDKs need the token to resume from a checkpoint."""
     here.send(["a", "b"])
     records = collected(here.reader(), 2)
@@ -28,8 +28,7 @@ def test_a_record_carries_what_a_handler_and_a_checkpoint_need(here: Here) -> No
     assert (records[1].arrived, records[1].partition_key) == (event.enqueued_time.timestamp(), None)
 
 
-def test_no_record_behind_a_checkpoint_is_handed_out_again(here: Here) -> None:
-    """Reading resumes right after the checkpoint, without repeated or skipped events."""
+def test_reader_resumes_right_after_the_checkpoint(here: Here) -> None:
     here.send(["a", "b", "c", "d"])
     done = collected(here.reader(), 4)[1]
     tokens = {"$Default": done.token, "second": "", "third": "no offset"}
@@ -40,13 +39,13 @@ def test_no_record_behind_a_checkpoint_is_handed_out_again(here: Here) -> None:
     assert [texts(collected(reader, 2)) for reader in readers] == [["c", "d"]] * 3
 
 
-def test_an_event_before_the_checkpoint_is_dropped_even_if_its_offset_says_otherwise(here: Here) -> None:
+def test_event_before_the_checkpoint_is_dropped_despite_its_offset(here: Here) -> None:
     """Other SDKs have stored offsets that do not match their sequence numbers."""
     here.send(["a", "b", "c", "d"])
     assert texts(collected(here.reader(Position("1", 0, "-1")), 2)) == ["c", "d"]
 
 
-def test_a_batch_says_how_far_it_read(here: Here) -> None:
+def test_batch_reports_how_far_it_was_read(here: Here) -> None:
     """The worker checkpoints `read_to`, so it must never be after the last record read."""
     here.send(["a", "b", "c"])
     reader = here.reader()
@@ -63,14 +62,13 @@ def test_a_batch_says_how_far_it_read(here: Here) -> None:
 
 
 def test_reading_from_a_time_includes_that_time(here: Here) -> None:
-    """AT_TIMESTAMP means at or after that time."""
     here.send(["a"])
     first = collected(here.reader(), 1)[0]
     milliseconds = round((first.arrived or 0) * 1000)
     assert texts(collected(here.reader(at_timestamp(milliseconds)), 1)) == ["a"]
 
 
-def test_latest_is_a_number_or_for_an_empty_partition_its_beginning(here: Here) -> None:
+def test_latest_is_a_number_or_the_start_of_an_empty_partition(here: Here) -> None:
     """Events that arrive between resolving LATEST and the first read are not skipped."""
     here.send(["old", "older"])
     source = here.source()
@@ -82,8 +80,7 @@ def test_latest_is_a_number_or_for_an_empty_partition_its_beginning(here: Here) 
     assert texts(collected(here.reader(empty, "1"), 1)) == ["first"]
 
 
-def test_a_stolen_link_is_said_and_harms_nobody(here: Here) -> None:
-    """The worker continues after another reader took its partition, and does not steal it back."""
+def test_stolen_link_is_reported_and_not_stolen_back(here: Here) -> None:
     here.send(["a", "b"])
     loser = here.reader()
     assert texts(collected(loser, 2)) == ["a", "b"]
@@ -94,7 +91,7 @@ def test_a_stolen_link_is_said_and_harms_nobody(here: Here) -> None:
     assert [reader["epoch"] for reader in here.readers()] == [3]
 
 
-def test_the_last_to_open_wins_among_equals_and_goes_on_where_it_was(here: Here) -> None:
+def test_last_reader_of_equal_epoch_wins_and_resumes(here: Here) -> None:
     """The official processors all use epoch 0, so the newer owner must get the link."""
     here.send(["a"])
     first = here.reader()
@@ -111,7 +108,7 @@ def test_the_last_to_open_wins_among_equals_and_goes_on_where_it_was(here: Here)
 
 # The client leaves the socket of a broken connection to the garbage collector, which logs a warning.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_broken_link_is_opened_again_without_loss_or_repetition(here: Here, caplog: pytest.LogCaptureFixture) -> None:
+def test_broken_link_is_reopened_without_loss_or_repetition(here: Here, caplog: pytest.LogCaptureFixture) -> None:
     """The service routinely detaches links, for upgrades, throttling or idleness."""
     caplog.set_level(logging.CRITICAL, "azure.eventhub")  # a captured traceback would keep that socket alive
     here.hubs.add_partitions(here.hub, 1)
@@ -135,8 +132,7 @@ def test_a_broken_link_is_opened_again_without_loss_or_repetition(here: Here, ca
     gc.collect()
 
 
-def test_a_slow_handler_bounds_what_is_in_memory(here: Here) -> None:
-    """A reader buffers only part of a partition while it is not called."""
+def test_slow_handler_bounds_the_buffered_records(here: Here) -> None:
     numbers = [str(number) for number in range(400)]
     here.send(numbers, "0")
     here.send(numbers, "1")
@@ -149,8 +145,7 @@ def test_a_slow_handler_bounds_what_is_in_memory(here: Here) -> None:
     assert texts(collected(slow, 400)) == numbers
 
 
-def test_a_partition_added_at_run_time_is_read_from_its_beginning(here: Here) -> None:
-    """Its first events may arrive before any worker knows of it."""
+def test_partition_added_at_run_time_is_read_from_its_start(here: Here) -> None:
     source = here.source()
     assert source.shards() == (Shard("0", source.stream), Shard("1", source.stream))
     here.hubs.add_partitions(here.hub, 9)
@@ -160,8 +155,7 @@ def test_a_partition_added_at_run_time_is_read_from_its_beginning(here: Here) ->
     assert texts(collected(source.open(Lease("10"), TRIM_HORIZON), 1)) == ["first"]
 
 
-def test_many_partitions_need_one_thread_and_close_lets_every_link_go(here: Here) -> None:
-    """One thread serves a thousand partitions, and closed links do not block the next owner."""
+def test_many_partitions_share_one_thread_and_close_every_link(here: Here) -> None:
     here.hubs.add_partitions(here.hub, 14)
     before = set(threading.enumerate())
     source = here.source()

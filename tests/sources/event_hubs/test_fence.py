@@ -40,8 +40,7 @@ def kept_out(here: Here, reader: PartitionReader, level: int) -> None:
     assert levels(here) == [level]
 
 
-def test_a_former_owner_is_kept_out_by_the_next_ones_level(here: Here) -> None:
-    """A worker that slept through the loss of its lease cannot take the link back."""
+def test_former_owner_is_shut_out_by_the_next_owners_level(here: Here) -> None:
     here.send(["a"])
     store = MemoryStore()
     first = done(store.write(ClaimLease(done(store.write(CreateLease(Lease("0", stream=here.plain.stream)))), "ann")))
@@ -54,7 +53,7 @@ def test_a_former_owner_is_kept_out_by_the_next_ones_level(here: Here) -> None:
     assert texts(collected(winner, 1)) == ["more"]
 
 
-def test_the_fence_holds_after_a_copy_into_another_layout(
+def test_fence_holds_after_a_copy_into_another_layout(
     here: Here, azurite_connection: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A copied lease keeps its epoch, so the new fleet's owner level is above the old one's."""
@@ -78,7 +77,7 @@ def test_the_fence_holds_after_a_copy_into_another_layout(
     target.close()
 
 
-def test_a_level_that_began_again_waits_until_the_old_fleet_is_gone(here: Here) -> None:
+def test_restarted_level_waits_until_the_old_fleet_is_gone(here: Here) -> None:
     """The Azure SDKs' blobs cannot store an epoch, so a reader that is shut out reports it and reads later."""
     here.send(["a"])
     old = here.reader(epoch=502)
@@ -90,7 +89,7 @@ def test_a_level_that_began_again_waits_until_the_old_fleet_is_gone(here: Here) 
     assert texts(collected(new, 2)) == ["a", "more"]
 
 
-def test_a_reader_without_a_level_is_turned_away_beside_an_owner(here: Here) -> None:
+def test_reader_without_a_level_is_rejected_while_an_owner_reads(here: Here) -> None:
     """The stand-in rejects such readers, as the service does."""
     collected_by_owner = here.reader(epoch=3)
     here.send(["a"])
@@ -117,15 +116,14 @@ def beyond(request: pytest.FixtureRequest) -> Position:
     return position
 
 
-def test_a_checkpoint_behind_the_partitions_end_stops_with_advice(here: Here, beyond: Position) -> None:
-    """Events of a recreated hub are not silently skipped up to the old checkpoint."""
+def test_checkpoint_after_the_partition_end_is_an_error_with_advice(here: Here, beyond: Position) -> None:
     here.send(["a", "b"])
     reader = here.reader(beyond)
     with pytest.raises(SourceError, match=r"starting position was rejected.*leasehold reset"):
         until(lambda: reader.read().records)
 
 
-def test_events_that_are_past_retention_are_told_as_gone(here: Here, caplog: pytest.LogCaptureFixture) -> None:
+def test_events_past_retention_are_reported_as_lost(here: Here, caplog: pytest.LogCaptureFixture) -> None:
     """The service starts at the oldest event it still has, so the reader logs what was lost."""
     caplog.set_level(logging.ERROR, "leasehold.event_hubs")
     here.send(["a", "b", "c", "d"])

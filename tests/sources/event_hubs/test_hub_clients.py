@@ -12,8 +12,7 @@ from leasehold.balancer.model import TRIM_HORIZON, Lease
 pytestmark = pytest.mark.services
 
 
-def test_properties_tell_of_hub_and_partitions(here: Here) -> None:
-    """LATEST is resolved, and partitions are listed, from these properties."""
+def test_properties_describe_hub_and_partitions(here: Here) -> None:
     here.send(["a", "bc"])
     with EventHubConsumerClient.from_connection_string(here.hubs.connection_string(here.hub), "$Default") as client:
         assert client.get_eventhub_properties()["partition_ids"] == ["0", "1"]
@@ -28,7 +27,6 @@ def test_properties_tell_of_hub_and_partitions(here: Here) -> None:
 
 
 def test_producers_reach_partitions_by_number_by_key_and_in_turn(here: Here) -> None:
-    """Each event of a batch is stored separately in its partition."""
     with EventHubProducerClient.from_connection_string(here.hubs.connection_string(here.hub)) as producer:
         producer.send_batch([EventData(str(number)) for number in range(5)], partition_id="1")
         producer.send_batch([EventData("k1"), EventData("k2")], partition_key="key")
@@ -41,8 +39,7 @@ def test_producers_reach_partitions_by_number_by_key_and_in_turn(here: Here) -> 
     assert [new - old for old, new in zip(before, after, strict=True)] == [2, 2]
 
 
-def test_the_client_starts_where_it_asks_to(here: Here) -> None:
-    """Tests of resuming start at offsets, after sequence numbers and at times."""
+def test_client_starts_at_the_requested_position(here: Here) -> None:
     here.send(["a", "b", "c", "d"])
     third = collected(here.source(group="second").open(Lease("0"), TRIM_HORIZON), 4)[2].event
     assert third.offset != str(third.sequence_number)
@@ -50,8 +47,7 @@ def test_the_client_starts_where_it_asks_to(here: Here) -> None:
     assert (events[0].body_as_str(), events[0].offset) == ("c", third.offset)
 
 
-def test_added_partitions_are_listed_and_filled_while_others_are_read(here: Here) -> None:
-    """A hub may grow from 20 partitions to 25 at run time."""
+def test_added_partitions_are_listed_and_filled_during_reads(here: Here) -> None:
     reader = here.reader()
     until(here.readers)
     here.hubs.add_partitions(here.hub, 5)
@@ -63,8 +59,7 @@ def test_added_partitions_are_listed_and_filled_while_others_are_read(here: Here
     assert [partition["events"] for partition in here.hubs.look(here.hub)] == [1, 0, 0, 0, 0, 0, 1]
 
 
-def test_a_key_that_is_not_the_hubs_is_turned_away(here: Here) -> None:
-    """Other tests use this to see the error for a user with a wrong key."""
+def test_wrong_key_is_rejected(here: Here) -> None:
     wrong = here.hubs.connection_string(here.hub).replace(here.hubs.key, "another")
     with (
         EventHubConsumerClient.from_connection_string(wrong, "$Default", retry_total=0) as client,
@@ -73,7 +68,7 @@ def test_a_key_that_is_not_the_hubs_is_turned_away(here: Here) -> None:
         client.get_partition_ids()
 
 
-def test_orders_that_cannot_be_carried_out_are_errors(here: Here) -> None:
+def test_impossible_orders_are_errors(here: Here) -> None:
     """A test that detaches a reader that does not exist fails instead of passing by mistake."""
     with pytest.raises(ServiceError, match="partition 9"):
         here.hubs.detach(here.hub, "9")

@@ -37,8 +37,7 @@ def turn(here: Here, store: Store, **options: str) -> Listing:
     return begun(here, store, Clock(), **options).store.list()
 
 
-def test_a_table_of_another_group_is_refused_and_left_alone(here: Here) -> None:
-    """Each consumer group needs its own checkpoints."""
+def test_table_of_another_group_is_rejected_unchanged(here: Here) -> None:
     store, first = MemoryStore(), f"{here.hubs.namespace}/{here.hub}/$default"
     made = turn(here, store)
     assert [(lease.key, lease.stream) for lease in made.leases] == [("0", first), ("1", first)]
@@ -50,15 +49,14 @@ def test_a_table_of_another_group_is_refused_and_left_alone(here: Here) -> None:
     assert turn(here, store).leases[0].stream == first
 
 
-def test_a_table_of_shards_is_no_table_of_partitions(here: Here) -> None:
-    """A fleet that uses the wrong table takes no leases that it cannot read."""
+def test_table_of_shards_is_rejected_for_partitions(here: Here) -> None:
     store = MemoryStore()
     store.write(CreateLease(Lease("shardId-000000000000")))
     with pytest.raises(SourceError, match="lease 'shardId-000000000000': it belongs to hub and group none"):
         turn(here, store)
 
 
-def test_partitions_added_under_latest_get_leases_at_their_beginning(here: Here) -> None:
+def test_partitions_added_under_latest_are_read_from_their_start(here: Here) -> None:
     """Events that arrive before a new partition is listed are read (L6)."""
     here.hubs.add_partitions(here.hub, 18)
     here.send(["old"])

@@ -25,8 +25,7 @@ def read(here: Here, cut: Slice, partition: str, start: Position) -> list[str]:
     return bodies
 
 
-def test_a_partition_ends_where_the_slice_does(here: Here) -> None:
-    """A worker does not wait at a partition that receives no more events."""
+def test_partition_ends_at_the_end_of_the_slice(here: Here) -> None:
     here.send(["a", "b", "c"])
     times = [int((each.arrived or 0) * 1000) for each in collected(here.reader(), 3)]
     whole = Slice(TRIM_HORIZON, times[-1] + 1)

@@ -55,8 +55,7 @@ async def _back(coming: asyncio.StreamReader, socket: web.WebSocketResponse) -> 
 
 @pytest.mark.services
 @pytest.mark.filterwarnings("ignore:ssl=None is deprecated")  # the client disables TLS for this host, as needed here
-def test_a_partition_is_read_over_websockets(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The option works behind a firewall that closes port 5671."""
+def test_partition_is_read_over_websockets(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
     here.send(["a", "b", "c"])
     with gateway(here.hubs.service.port) as (port, protocols):
         # The client always uses port 443 for websockets, which is privileged here.
@@ -73,7 +72,7 @@ def test_a_partition_is_read_over_websockets(here: Here, monkeypatch: pytest.Mon
 @pytest.mark.services
 @pytest.mark.filterwarnings("ignore:ssl=None is deprecated")
 @pytest.mark.parametrize("given", ["url", "environment", "NO_PROXY"])
-def test_a_partition_is_read_through_an_http_proxy(here: Here, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+def test_partition_is_read_through_an_http_proxy(here: Here, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
     """The proxy comes from the URL or the environment, and NO_PROXY is respected."""
     here.send(["a", "b"])
     with gateway(here.hubs.service.port) as (port, protocols):
@@ -105,10 +104,9 @@ def test_a_partition_is_read_through_an_http_proxy(here: Here, monkeypatch: pyte
         ),
     ],
 )
-def test_the_environments_proxy_is_read_with_its_credentials(
+def test_environment_proxy_is_read_with_its_credentials(
     monkeypatch: pytest.MonkeyPatch, proxy: str, settings: dict[str, object]
 ) -> None:
-    """A proxy's password may come only from the environment."""
     monkeypatch.setenv("HTTPS_PROXY", proxy)
     monkeypatch.setenv("NO_PROXY", "other.servicebus.windows.net")
     assert http_proxy_of("ns.servicebus.windows.net", "") == settings
@@ -138,10 +136,7 @@ def test_no_proxy_is_read_in_its_usual_forms(monkeypatch: pytest.MonkeyPatch, no
 
 
 @pytest.mark.parametrize("proxy", ["http://proxy:port", "socks5://proxy:1", "http://:80"])
-def test_a_proxy_that_cannot_be_read_is_refused_without_being_repeated(
-    monkeypatch: pytest.MonkeyPatch, proxy: str
-) -> None:
-    """The error names the setting that contains the address."""
+def test_unreadable_proxy_is_rejected_without_being_repeated(monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
     with pytest.raises(ValueError, match=r"^eventhubs URL: proxy: write http://host:port$"):
         http_proxy_of("ns", proxy)
     monkeypatch.setenv("HTTPS_PROXY", proxy)
@@ -157,8 +152,7 @@ def test_a_proxy_that_cannot_be_read_is_refused_without_being_repeated(
         ({"proxy": "http://u:secret@p:1", "transport": "websockets"}, "'proxy' must not contain credentials"),
     ],
 )
-def test_a_proxy_in_the_url_wants_websockets_and_holds_no_password(options: dict[str, str], says: str) -> None:
-    """The error does not quote the address."""
+def test_proxy_in_the_url_requires_websockets_and_no_password(options: dict[str, str], says: str) -> None:
     with pytest.raises(ValueError, match=says) as refused:
         open_url("ns/hub", options)
     assert "secret" not in str(refused.value)

@@ -78,10 +78,9 @@ def checkpoint(store: Store) -> Position:
     return next(lease.checkpoint for lease in store.list().leases if lease.shard.endswith("1"))
 
 
-def test_a_half_done_aggregate_is_finished_by_the_next_worker(
+def test_half_processed_aggregate_is_finished_by_the_next_worker(
     client: KinesisClient, stream: str, source: Source, store: Store
 ) -> None:
-    """A restart neither repeats nor skips part of an aggregate."""
     first, second = put(client, stream, aggregate(HERE, 10), aggregate(HERE, 3))
     stopped, all_came, came = Event(), Event(), list[Told]()
 
@@ -106,7 +105,7 @@ def test_a_half_done_aggregate_is_finished_by_the_next_worker(
     assert checkpoint(store) == Position(second, 2)
 
 
-def test_the_read_position_lies_behind_strays_and_can_be_checkpointed(
+def test_read_position_passes_misplaced_aggregates_and_is_checkpointed(
     client: KinesisClient, stream: str, source: Source, store: Store
 ) -> None:
     """Misplaced aggregates at the end of a shard are not read again after each start, and the backlog falls to zero."""

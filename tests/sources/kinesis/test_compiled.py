@@ -34,9 +34,7 @@ def forms() -> Iterator[Forms]:
         yield both
 
 
-def test_the_codec_compiles_where_nothing_else_is_installed(
-    forms: Forms, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_codec_compiles_in_an_isolated_build(forms: Forms, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wheels are built in isolation, where a codec that fails to compile only logs a warning."""
     assert "compiled" in forms
     monkeypatch.setattr(hatch_build, "CHECKED", (*hatch_build.CHECKED, "--no-site-packages"))
@@ -47,8 +45,7 @@ def _said(answer: Any) -> tuple[object, ...]:  # noqa: ANN401  each form has its
     return answer.rows, list(answer.subs), str(answer.reason), answer.dropped
 
 
-def test_each_form_says_which_it_is(forms: Forms) -> None:
-    """Users can find out why reading is slow."""
+def test_each_form_names_itself(forms: Forms) -> None:
     assert {name: form["wire"].COMPILED for name, form in forms.items()} == {
         "plain": False,
         "compiled": True,
@@ -56,7 +53,7 @@ def test_each_form_says_which_it_is(forms: Forms) -> None:
 
 
 @pytest.mark.parametrize("misplaced", ["keep", "drop"])
-def test_both_forms_read_alike(forms: Forms, misplaced: str) -> None:
+def test_both_forms_decode_alike(forms: Forms, misplaced: str) -> None:
     for case in (*cases(), *mutated(5000, seed=9)):
         plain, compiled = (
             _said(forms[form]["decode"].deaggregate(case.data, "k", None, (case.first, case.last), misplaced=misplaced))
@@ -67,7 +64,7 @@ def test_both_forms_read_alike(forms: Forms, misplaced: str) -> None:
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=ROWS)
-def test_both_forms_write_alike(forms: Forms, rows: Rows) -> None:
+def test_both_forms_encode_alike(forms: Forms, rows: Rows) -> None:
     written = []
     for form in ("plain", "compiled"):
         aggregate = forms[form]["encode"].Aggregate(2000)
@@ -76,7 +73,7 @@ def test_both_forms_write_alike(forms: Forms, rows: Rows) -> None:
     assert written[0] == written[1]
 
 
-def test_both_forms_take_alike_what_is_placed(forms: Forms) -> None:
+def test_both_forms_read_placed_records_alike(forms: Forms) -> None:
     for case in (*cases(), *mutated(2000, seed=12)):
         told = []
         for form in ("plain", "compiled"):
@@ -90,7 +87,6 @@ def test_both_forms_take_alike_what_is_placed(forms: Forms) -> None:
 @pytest.mark.parametrize("hash_range", [None, HASH_KEYS, (0, 2**127), (2**127, HASH_KEYS[1])])
 @pytest.mark.parametrize("misplaced", ["keep", "drop"])
 def test_both_forms_measure_alike(forms: Forms, hash_range: HashRange | None, misplaced: str) -> None:
-    """Spark gets the same rows with and without a compiled wheel."""
     records = [case.data for case in (*cases(), *mutated(2000, seed=10)) if len(case.data) < 10_000]
     batches = [
         forms[form]["arrow"].user_record_batch(records, None, hash_range, misplaced=misplaced)
@@ -99,8 +95,7 @@ def test_both_forms_measure_alike(forms: Forms, hash_range: HashRange | None, mi
     assert batches[0].equals(batches[1])
 
 
-def test_the_scan_in_c_refuses_views_of_bytes_that_are_not_there(forms: Forms) -> None:
-    """Invalid offsets are an error, so that no memory outside of the response is read."""
+def test_c_scanner_rejects_views_outside_the_response(forms: Forms) -> None:
     scan = forms["compiled"]["scan"]
     beyond = struct.pack("<iiii", 20, 0, 0, 90)
     for views, fault in (((beyond,) * 3, IndexError), ((b"\xff" * 16,) * 3, IndexError), ((b"",) * 3, ValueError)):

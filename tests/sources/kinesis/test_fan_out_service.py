@@ -66,7 +66,7 @@ def read(reader: Reader, seen: list[str]) -> bool:
     return batch.ended
 
 
-def test_no_record_is_lost_or_repeated_where_one_subscription_follows_another(
+def test_no_record_is_lost_or_repeated_between_subscriptions(
     client: "KinesisClient", stream: str, reader: Reader
 ) -> None:
     """A real service confirms the position at which the next subscription starts."""
@@ -84,8 +84,7 @@ def test_no_record_is_lost_or_repeated_where_one_subscription_follows_another(
     assert (seen, positions) == (sent, ["TRIM_HORIZON", "AT_SEQUENCE_NUMBER", "AT_SEQUENCE_NUMBER"])
 
 
-def test_the_first_subscription_of_a_client_begins_where_it_is_asked_to(client: "KinesisClient", stream: str) -> None:
-    """A reader that starts at a checkpoint is not sent the stream from its oldest record."""
+def test_first_subscription_starts_at_the_requested_position(client: "KinesisClient", stream: str) -> None:
     sent = put(client, stream, 120)
     seen: list[str] = []
     for number in (sent[0], sent[99]):  # the first request of a client is in CBOR
@@ -100,7 +99,7 @@ def test_the_first_subscription_of_a_client_begins_where_it_is_asked_to(client: 
     assert seen == [sent[1], sent[100]]
 
 
-def test_a_closed_shard_is_read_to_its_end_and_names_its_children(
+def test_closed_shard_is_read_to_its_end_and_names_its_children(
     client: "KinesisClient", stream: str, reader: Reader
 ) -> None:
     """This service lists the children in each event, and the backlog is still read."""
@@ -118,7 +117,7 @@ def test_a_closed_shard_is_read_to_its_end_and_names_its_children(
     ]
 
 
-def test_a_stream_that_takes_no_more_consumers_is_polled(
+def test_stream_without_room_for_consumers_is_polled(
     client: "KinesisClient", stream: str, reader: Reader, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A real service returns the error code that the reader expects at the limit."""

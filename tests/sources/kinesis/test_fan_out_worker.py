@@ -99,8 +99,7 @@ def joined(server: Server) -> Iterator[Callable[[list[Script]], Joined]]:
         assert not one.thread.is_alive()
 
 
-def test_stopping_ends_the_subscription_and_gives_the_lease_up(joined: Callable[[list[Script]], Joined]) -> None:
-    """A deployment leaves neither connections nor leases that must expire first."""
+def test_stop_ends_the_subscription_and_releases_the_lease(joined: Callable[[list[Script]], Joined]) -> None:
     one = joined([[event(5, 6, then=6), Held()]])
     assert one.got_some.wait(30)
     one.runner.stop()
@@ -110,8 +109,7 @@ def test_stopping_ends_the_subscription_and_gives_the_lease_up(joined: Callable[
     assert (one.lease().owner, one.lease().checkpoint) == (None, Position("6"))
 
 
-def test_a_theft_ends_the_subscription(joined: Callable[[list[Script]], Joined]) -> None:
-    """The new owner can subscribe at once."""
+def test_steal_ends_the_subscription(joined: Callable[[list[Script]], Joined]) -> None:
     one = joined([[event(5, then=5), Held()]])
     assert one.got_some.wait(30)
     one.store.write(StealLease(one.lease(), "b-1"))
@@ -120,7 +118,7 @@ def test_a_theft_ends_the_subscription(joined: Callable[[list[Script]], Joined])
     assert (one.happened, one.lease().owner) == (["initialize", "lease-lost"], "b-1")
 
 
-def test_a_sent_record_is_counted_as_a_polled_one(joined: Callable[[list[Script]], Joined]) -> None:
+def test_pushed_record_is_counted_like_a_polled_one(joined: Callable[[list[Script]], Joined]) -> None:
     one = joined([[event(5, 6, then=6, behind=1500), Held()]])
     assert one.got_some.wait(30)
     deadline = time.monotonic() + 30

@@ -14,10 +14,9 @@ VERSION = "2.7.2"
 FINE = Verdict(lost=0, extra=0, disordered=(), twice=0, unexplained=0, misreported=0, dropped=0)
 
 
-def test_java_and_ours_read_a_reshaped_stream_alike(
+def test_java_and_our_worker_read_a_resharded_stream_alike(
     client: KinesisClient, kinesis_url: str, dynamodb_local_url: str, tmp_path: Path
 ) -> None:
-    """A fleet of KCL workers finds in our aggregates the records that we wrote."""
     if absent := java_missing():
         pytest.skip(f"the Java KCL is not run: no {absent}")
     rows = list(flights(8000))

@@ -32,10 +32,9 @@ def _leasehold(command: str, *arguments: str, given: bytes = b"") -> tuple[int, 
     return run.exit_code, run.stdout, run.stderr
 
 
-def test_lines_are_produced_by_column_member_and_whole(
+def test_lines_are_keyed_by_column_by_member_or_whole(
     client: KinesisClient, stream: str, kinesis_url: str, tmp_path: Path
 ) -> None:
-    """All lines are sent, each with the key that the options select."""
     source = f"kinesis://{stream}?region=eu-west-1&endpoint={kinesis_url}"
     file = tmp_path / "lines"
     file.write_bytes(b"a,1\nb,2\n\na,3")
@@ -67,12 +66,11 @@ def test_lines_are_produced_by_column_member_and_whole(
     ],
 )
 def test_bad_usage_is_one_line_and_status_2(arguments: list[str], said: str) -> None:
-    """Usage errors can be told from errors of the stream."""
     status, out, err = _leasehold("produce", *arguments)
     assert (status, out, err.count("\n"), said in err) == (2, "", 1, True)
 
 
-def test_a_line_without_a_key_is_named_and_those_before_it_are_sent(
+def test_line_without_a_key_is_named_after_earlier_lines_are_sent(
     client: KinesisClient, stream: str, kinesis_url: str
 ) -> None:
     source = f"kinesis://{stream}?region=eu-west-1&endpoint={kinesis_url}"
@@ -96,8 +94,7 @@ def test_a_line_without_a_key_is_named_and_those_before_it_are_sent(
         ("json:who", b'{"who": "\\ud800"}', "--key json:who: '\\ud800' is not UTF-8"),
     ],
 )
-def test_a_line_without_its_key_says_what_was_asked_of_it(key: str, line: bytes, said: str) -> None:
-    """The error says which key was requested, not the name of an exception."""
+def test_line_without_its_key_names_the_requested_key(key: str, line: bytes, said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
         _key_function(key, ",")(line)
 
@@ -118,12 +115,12 @@ def test_a_line_without_its_key_says_what_was_asked_of_it(key: str, line: bytes,
         ("[]", "[]"),
     ],
 )
-def test_a_member_that_is_no_text_is_a_key_as_json_spells_it(value: str, key: str) -> None:
+def test_key_that_is_no_string_is_spelled_as_in_json(value: str, key: str) -> None:
     """The key does not depend on the language that wrote the line."""
     assert _key_function("json:who", ",")(f'{{"who": {value}}}'.encode()) == key
 
 
-def test_a_record_that_the_service_refuses_is_named_and_all_others_are_written(
+def test_rejected_record_is_named_and_all_others_are_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The command names the line, continues, and ends with status 1."""
@@ -140,10 +137,7 @@ def test_a_record_that_the_service_refuses_is_named_and_all_others_are_written(
 
 
 @pytest.mark.services
-def test_a_signal_ends_the_reading_and_nothing_that_was_read_is_lost(
-    client: KinesisClient, stream: str, kinesis_url: str
-) -> None:
-    """After Ctrl-C, lines already read from a pipe are still sent."""
+def test_signal_ends_reading_and_loses_no_line(client: KinesisClient, stream: str, kinesis_url: str) -> None:
     source = f"kinesis://{stream}?region=eu-west-1&endpoint={kinesis_url}"
     process = subprocess.Popen(
         [*COMMAND, "produce", source, "--key", "fixed:k", "--linger-ms", "0"],
@@ -167,8 +161,7 @@ def _line(data: bytes, **fields: str) -> bytes:
 AGGREGATE = packed([("a", None, b"1"), ("b", "7", b"2")])[0].encode()
 
 
-def test_records_are_taken_apart_line_by_line() -> None:
-    """The command shows the same records that a consumer gets."""
+def test_records_are_deaggregated_line_by_line() -> None:
     lines = _line(AGGREGATE, partition_key="x", sequence_number="5") + _line(b"plain", partition_key="y")
     status, out, err = _leasehold("deaggregate", given=lines)
     rows = [
@@ -204,7 +197,7 @@ def test_records_are_taken_apart_line_by_line() -> None:
     )
 
 
-def test_a_record_that_the_range_drops_is_counted() -> None:
+def test_record_dropped_by_the_range_is_counted() -> None:
     line = _line(AGGREGATE)
     command = ("deaggregate", "--hash-range", "0", "9", "--json")
     status, out, err = _leasehold(*command, "--misplaced", "drop", given=line)

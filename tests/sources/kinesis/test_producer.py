@@ -48,7 +48,6 @@ def refusing(code: str) -> Any:  # noqa: ANN401  a client's method
 
 
 def test_flights_keep_their_order_through_splits_merges_and_faults(client: KinesisClient) -> None:
-    """No row is lost, reordered or repeated when a stream is resharded under load."""
     rows = list(flights(8000))
     name, faulty, writings, producer = produce(client, rows, (2, 4, 2), rate=0.3, pending=800)
     records = list(stored(client, name))
@@ -60,8 +59,7 @@ def test_flights_keep_their_order_through_splits_merges_and_faults(client: Kines
 
 
 @pytest.mark.more
-def test_all_flights_of_a_year(client: KinesisClient) -> None:
-    """A year of rows is stored correctly, and the KCL reads the same rows as we do."""
+def test_flights_of_a_year_are_stored_correctly(client: KinesisClient) -> None:
     rows = list(flights())
     name, faulty, writings, producer = produce(client, rows, (8, 16, 8), rate=0.2, pending=5000)
     records = list(stored(client, name))
@@ -78,8 +76,7 @@ def test_all_flights_of_a_year(client: KinesisClient) -> None:
     assert [[row[2] for row in rows] for rows in users] == [[row[2] for row in rows] for rows in ours]
 
 
-def test_each_record_is_told_where_it_is(client: KinesisClient, stream: str) -> None:
-    """A caller knows that its records are stored, and can find them."""
+def test_each_write_returns_where_its_record_is(client: KinesisClient, stream: str) -> None:
     with Producer(client, stream, Settings(linger_seconds=60)) as producer:
         writings = [producer.put(b"%d" % place, f"k{place % 5}", None if place % 2 else "7") for place in range(40)]
         assert not any(writing.done for writing in writings)
@@ -93,14 +90,14 @@ def test_each_record_is_told_where_it_is(client: KinesisClient, stream: str) -> 
     assert payloads == there
 
 
-def test_a_stream_that_spreads_its_records_is_refused(client: KinesisClient, stream: str) -> None:
+def test_stream_that_distributes_its_records_is_rejected(client: KinesisClient, stream: str) -> None:
     """Consumers would silently drop nearly every aggregate of such a stream."""
     auto = altered(client, describe_stream_summary=summary(RecordDistributionStrategy="AUTO"))
     with pytest.raises(SourceError, match="distributes its records itself"):
         Producer(auto, stream)
 
 
-def test_the_record_limit_is_the_stream_s_own(client: KinesisClient, stream: str) -> None:
+def test_record_limit_is_the_streams_own(client: KinesisClient, stream: str) -> None:
     large = altered(client, describe_stream_summary=summary(MaxRecordSizeInKiB=2048))
     with Producer(client, stream) as one, Producer(large, stream) as two:
         with pytest.raises(ValueError, match="data: 1048577 bytes with its key; the stream accepts 1048576"):
@@ -119,7 +116,7 @@ def test_the_record_limit_is_the_stream_s_own(client: KinesisClient, stream: str
         ("k", str(2**128), "explicit_hash_key: "),
     ],
 )
-def test_a_record_that_the_service_would_refuse_is_refused_at_once(
+def test_record_that_the_service_would_reject_is_rejected_at_once(
     client: KinesisClient, stream: str, key: str, hash_key: str | None, said: str
 ) -> None:
     """One invalid record does not fail the request that would contain it."""
@@ -127,7 +124,7 @@ def test_a_record_that_the_service_would_refuse_is_refused_at_once(
         producer.put(b"x", key, hash_key)
 
 
-def test_a_late_record_is_given_up_where_the_caller_wants_it(client: KinesisClient, stream: str) -> None:
+def test_late_record_times_out_if_the_caller_allows_it(client: KinesisClient, stream: str) -> None:
     refusing_client = altered(client, put_records=refusing("ProvisionedThroughputExceededException"))
     settings = Settings(time_to_live_seconds=0.2, on_late="fail", linger_seconds=0)
     with Producer(refusing_client, stream, settings) as producer, pytest.raises(RecordLate, match="it was not written"):
@@ -135,8 +132,7 @@ def test_a_late_record_is_given_up_where_the_caller_wants_it(client: KinesisClie
     assert producer.metrics["UserRecordExpired"] == 1
 
 
-def test_a_full_producer_makes_its_caller_wait(client: KinesisClient, stream: str) -> None:
-    """Memory stays bounded if the stream is slower than its caller."""
+def test_full_producer_blocks_its_caller(client: KinesisClient, stream: str) -> None:
     held: list[int] = []
 
     def counting(**request: Any) -> Any:  # noqa: ANN401  a client's method
@@ -151,8 +147,7 @@ def test_a_full_producer_makes_its_caller_wait(client: KinesisClient, stream: st
     assert max(held) <= 10
 
 
-def test_a_fault_that_waiting_cannot_mend_stops_the_producer(client: KinesisClient, stream: str) -> None:
-    """Callers get the reason when, say, the stream was deleted."""
+def test_lasting_fault_stops_the_producer(client: KinesisClient, stream: str) -> None:
     producer = Producer(client, stream, Settings(linger_seconds=0))
     client.delete_stream(StreamName=stream)
     client.get_waiter("stream_not_exists").wait(StreamName=stream, WaiterConfig=AT_ONCE)
@@ -163,7 +158,7 @@ def test_a_fault_that_waiting_cannot_mend_stops_the_producer(client: KinesisClie
         producer.close()
 
 
-def test_marks_tell_the_second_copy_from_the_first(client: KinesisClient, stream: str) -> None:
+def test_marks_identify_a_duplicate(client: KinesisClient, stream: str) -> None:
     """A reader can drop the second copy that a lost response caused."""
     faulty = Faulty(client, rate=0.5, seed=3)
     producer = Producer(cast("KinesisClient", faulty), stream, Settings(linger_seconds=0, epoch=7), pending_records=20)
@@ -181,19 +176,17 @@ def test_marks_tell_the_second_copy_from_the_first(client: KinesisClient, stream
     assert all(data == b"%d" % counter for counter, data, _ in found)
 
 
-def test_a_record_without_a_mark_is_left_as_it_is() -> None:
-    """A reader of marked and plain records returns the plain ones whole."""
+def test_record_without_a_mark_is_left_unchanged() -> None:
     for data in (b"", b"lh\x00\x01short", b"x" * 40):
         assert split_mark(data) == (None, data)
 
 
-def test_a_reader_forgets_the_oldest_marks() -> None:
-    """A reader's memory stays bounded."""
+def test_reader_forgets_the_oldest_marks() -> None:
     seen = SeenMarks(capacity=2)
     assert [seen.is_duplicate(Mark(1, counter)) for counter in (1, 2, 2, 3, 1)] == [False, False, True, False, False]
 
 
-def test_a_closed_producer_takes_nothing(client: KinesisClient, stream: str) -> None:
+def test_closed_producer_accepts_nothing(client: KinesisClient, stream: str) -> None:
     with Producer(client, stream) as producer:
         pass
     with pytest.raises(ProducerError, match="closed"):

@@ -134,7 +134,7 @@ class World:
 
 @settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(ROUNDS, min_size=1, max_size=8), st.sampled_from([60, 25 << 10]))
-def test_order_holds_nothing_is_lost_and_only_what_timed_out_comes_twice(
+def test_order_holds_and_only_timed_out_records_are_repeated(
     rounds: list[tuple[tuple[str, Any], ...]], least: int
 ) -> None:
     world = World(least)
@@ -170,7 +170,7 @@ def an_entry(ticket: int, now: float = 0.0, size: int = 100, expires: float = in
     return Entry(ticket, bytes(size), "k", hash_of("k"), None, now, expires)
 
 
-def test_a_record_waits_for_company_and_no_longer() -> None:
+def test_record_lingers_no_longer_than_allowed() -> None:
     """A record lingers to be aggregated, but a lone one is sent after the linger time."""
     core = a_core(linger_seconds=0.1)
     core.put(an_entry(0))
@@ -179,7 +179,7 @@ def test_a_record_waits_for_company_and_no_longer() -> None:
     assert [len(unit.entries) for unit in core.request(0.1)] == [2]
 
 
-def test_a_full_aggregate_does_not_wait() -> None:
+def test_full_aggregate_is_sent_at_once() -> None:
     core = a_core(linger_seconds=60.0, min_bytes=1000)
     results = [core.put(an_entry(ticket)) for ticket in range(12)]
     assert results == [True, *[False] * 8, True, False, False]
@@ -200,7 +200,7 @@ def test_aggregates_grow_with_the_round_trip() -> None:
     assert 50_000 < sizes[1] <= 0.05 * (1 << 20)
 
 
-def test_a_shard_s_rate_is_kept() -> None:
+def test_rate_limit_of_a_shard_is_respected() -> None:
     """Excess requests would be rejected, and would count against other writers."""
     core = a_core(linger_seconds=0.0, record_bytes=10 << 20)
     for ticket in range(2):
@@ -212,7 +212,7 @@ def test_a_shard_s_rate_is_kept() -> None:
     assert len(core.request(core.due())) == 1
 
 
-def test_of_more_shards_than_a_request_holds_the_one_that_waits_longest_is_served_first() -> None:
+def test_shard_that_waited_longest_is_served_first() -> None:
     """Every shard is served, even if others are due again within a round trip."""
     count, last = 1_200, HASH_KEYS[1]
     step = (last + 1) // count
@@ -234,8 +234,7 @@ def test_of_more_shards_than_a_request_holds_the_one_that_waits_longest_is_serve
 
 
 @pytest.mark.parametrize(("outcome", "unknown"), [(UnitRetryable("x"), False), (UnitUnknown("x"), True)])
-def test_late_records_are_given_up_only_while_they_are_here(outcome: UnitOutcome, unknown: bool) -> None:
-    """A record in a request that was sent is never reported as timed out."""
+def test_late_records_time_out_only_before_they_are_sent(outcome: UnitOutcome, unknown: bool) -> None:
     core = a_core(on_late="fail", linger_seconds=0.0)
     one, two = an_entry(0, expires=5.0), an_entry(1, expires=50.0)
     core.put(one)
@@ -248,8 +247,7 @@ def test_late_records_are_given_up_only_while_they_are_here(outcome: UnitOutcome
     assert [unit.entries for unit in core.request(20.0)] == [(two,)]
 
 
-def test_late_records_keep_their_place_where_the_caller_blocks() -> None:
-    """Records are kept if the caller did not allow timeouts."""
+def test_late_records_keep_their_place_if_the_caller_blocks() -> None:
     core = a_core(linger_seconds=0.0)
     core.put(an_entry(0, expires=5.0))
     assert core.expire(9.0) == ()
@@ -265,12 +263,12 @@ def test_late_records_keep_their_place_where_the_caller_blocks() -> None:
         [Shard("a", hash_range=HASH_KEYS, open=False)],
     ],
 )
-def test_a_listing_with_a_hole_is_no_map(shards: list[Shard]) -> None:
+def test_listing_with_a_gap_is_rejected(shards: list[Shard]) -> None:
     """Such a listing would predict records onto a shard that does not accept them."""
     assert shard_map_of(shards) is None
 
 
-def test_a_shard_that_is_being_split_gives_way_to_its_children() -> None:
+def test_splitting_shard_is_replaced_by_its_children() -> None:
     """Two shards never claim the same keys, so aggregates are not misplaced."""
     halves = (0, 2**127 - 1), (2**127, HASH_KEYS[1])
     children = [Shard(name, parents=("p",), hash_range=each) for name, each in zip("ab", halves, strict=True)]

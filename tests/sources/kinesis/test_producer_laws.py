@@ -59,7 +59,7 @@ SURROGATE = "\ud800"
         *[(b"x", "k", each) for each in (7, b"7", 1.5, SURROGATE, ["7"])],
     ],
 )
-def test_a_value_of_the_wrong_type_is_refused_at_the_call_and_all_others_are_written(bad: tuple[Any, Any, Any]) -> None:
+def test_value_of_the_wrong_type_is_rejected_at_the_call(bad: tuple[Any, Any, Any]) -> None:
     """A record that cannot be sent is never accepted, so it cannot harm others."""
     client = Kept()
     producer = producing(client, linger_seconds=60.0)
@@ -72,8 +72,7 @@ def test_a_value_of_the_wrong_type_is_refused_at_the_call_and_all_others_are_wri
 
 
 @pytest.mark.parametrize("kind", [bytearray, memoryview, type("Own", (bytes,), {})])
-def test_data_of_any_bytes_like_type_is_copied_when_it_is_put(kind: Callable[[Any], Any]) -> None:
-    """What a caller does with its buffer after the call doesn't change the record."""
+def test_data_of_any_bytes_like_type_is_copied_when_put(kind: Callable[[Any], Any]) -> None:
     client, buffer = Kept(), bytearray(b"before")
     with producing(client, linger_seconds=60.0) as producer:
         producer.put(kind(buffer), "k")
@@ -93,8 +92,7 @@ def test_data_of_any_bytes_like_type_is_copied_when_it_is_put(kind: Callable[[An
         ("kinesis://s?region=eu-west-1", {"linger_ms": 10**400}),
     ],
 )
-def test_an_option_of_the_wrong_type_is_refused_before_anything_is_opened(source: Any, options: Any) -> None:  # noqa: ANN401  anything
-    """`produce` raises a ValueError or TypeError that names the option."""
+def test_option_of_the_wrong_type_is_rejected_before_anything_opens(source: Any, options: Any) -> None:  # noqa: ANN401  anything
     threads = threading.active_count()
     with pytest.raises((ValueError, TypeError)) as refused:
         open_producer(source, options)
@@ -109,9 +107,7 @@ FOREIGN += cast("Any", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
 
 
 @pytest.mark.parametrize("error", FOREIGN, ids=repr)
-def test_an_exception_of_the_client_fails_the_records_of_its_request_and_no_other(error: BaseException) -> None:
-    """The producer continues even after an exception that no real client raises."""
-
+def test_client_exception_fails_only_the_records_of_its_request(error: BaseException) -> None:
     def fail(data: list[bytes]) -> None:
         if b"bad" in data:
             raise error
@@ -125,7 +121,7 @@ def test_an_exception_of_the_client_fails_the_records_of_its_request_and_no_othe
 
 
 @pytest.mark.parametrize("error", FOREIGN, ids=repr)
-def test_a_listing_that_raises_is_asked_for_again(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_listing_is_retried(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a split the producer needs a listing, so it retries until it has one."""
     client = cast("Any", Taking())
     elsewhere = {"ShardId": "s-1", "SequenceNumber": "7"}
@@ -143,7 +139,7 @@ def test_a_listing_that_raises_is_asked_for_again(error: BaseException, monkeypa
         assert outcomes([producer.put(b"a", "k"), producer.put(b"b", "k")]) == ["", ""]
 
 
-def test_a_log_that_raises_harms_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_log_harms_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
     """A producer recovers before it logs a fault."""
 
     def fail(data: list[bytes]) -> None:
@@ -160,8 +156,7 @@ def test_a_log_that_raises_harms_no_record(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("method", ["add", "encode"])
-def test_a_record_that_cannot_be_encoded_fails_alone(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other records of its aggregate are written, in order."""
+def test_record_that_cannot_be_encoded_fails_alone(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, added = getattr(Aggregate, method), list[bytes]()
     first = Aggregate.add
 
@@ -191,7 +186,7 @@ def test_a_record_that_cannot_be_encoded_fails_alone(method: str, monkeypatch: p
     [refused("ValidationException"), refused("InvalidArgumentException"), ParamValidationError(report="no")],
     ids=lambda error: type(error).__name__,
 )
-def test_a_record_that_the_service_refuses_fails_alone(error: Exception) -> None:
+def test_record_rejected_by_the_service_fails_alone(error: Exception) -> None:
     """The other records of its aggregate and of its request are written, and those of one key in order."""
 
     def fail(data: list[bytes]) -> None:
@@ -224,7 +219,7 @@ def test_a_record_that_the_service_refuses_fails_alone(error: Exception) -> None
         ResponseParserError("a page of a proxy"),
     ],
 )
-def test_an_answer_that_cannot_be_read_leaves_the_outcome_unknown(answer: object) -> None:
+def test_unreadable_response_leaves_the_outcome_unknown(answer: object) -> None:
     """The record is sent again, as if there were no response."""
     client, answers = cast("Any", Taking()), iter([answer])
 
@@ -259,10 +254,9 @@ def silence() -> Iterator[tuple[Kept, Event]]:
         over.set()
 
 
-def test_close_that_gives_up_returns_false_and_logs_how_many_records_were_not_sent(
+def test_close_that_times_out_returns_false_and_logs_unsent_records(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A timeout is no success, and does not wait for the current request."""
     with silence() as (client, requested):
         producer = producing(client)
         writings = [producer.put(b"%d" % place, "k") for place in range(7)]
@@ -274,8 +268,7 @@ def test_close_that_gives_up_returns_false_and_logs_how_many_records_were_not_se
     ]
 
 
-def test_a_producer_that_nothing_refers_to_sends_what_it_has_and_ends_its_threads() -> None:
-    """Its records are written even if its owner dropped it."""
+def test_unreferenced_producer_sends_its_records_and_ends_its_threads() -> None:
     before = set(threading.enumerate())
     with silence() as (client, requested):
         producer = producing(client, linger_seconds=0.0)
@@ -291,18 +284,16 @@ def test_a_producer_that_nothing_refers_to_sends_what_it_has_and_ends_its_thread
     assert not any(thread.is_alive() for thread in threads)
 
 
-def test_a_producer_with_records_that_wait_is_not_collected() -> None:
-    """Records waiting to be aggregated are sent even if the owner drops the producer immediately."""
+def test_producer_with_waiting_records_is_not_collected() -> None:
     client = Kept()
     writings = [producing(client, linger_seconds=0.05).put(b"%d" % place, "k") for place in range(20)]
     gc.collect()
     assert outcomes(writings) == [""] * 20
 
 
-def test_a_pump_that_ends_settles_records_that_its_core_has_lost(
+def test_pump_that_ends_settles_the_records_lost_by_its_core(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No wait depends on state that a fault damaged."""
     producer = producing(Taking(), linger_seconds=60.0)
     writing = producer.put(b"a", "k")
 
@@ -320,7 +311,7 @@ def test_a_pump_that_ends_settles_records_that_its_core_has_lost(
     assert sum("the producer has stopped" in each.getMessage() for each in caplog.records) == 1
 
 
-def test_a_flush_goes_on_when_another_one_ends() -> None:
+def test_flush_continues_when_another_one_ends() -> None:
     """Each flush disables lingering until its own end."""
     begun, over = Event(), Event()
 
@@ -342,7 +333,7 @@ def test_a_flush_goes_on_when_another_one_ends() -> None:
     producer.close(0.0)
 
 
-def test_a_producer_that_is_full_sends_at_once() -> None:
+def test_full_producer_sends_at_once() -> None:
     """Lingering records are sent to make room for records that wait to be accepted."""
     client = Kept()
     settings = Settings(linger_seconds=3600.0)
@@ -352,7 +343,7 @@ def test_a_producer_that_is_full_sends_at_once() -> None:
     assert client.data == [b"%d" % place for place in range(10)]
 
 
-def test_the_end_of_a_block_that_raised_does_not_hide_the_reason() -> None:
+def test_block_exit_does_not_hide_the_original_exception() -> None:
     """The producer's own fault is logged."""
     client = cast("Any", OneShard())
     client.put_records = Taking().put_records
@@ -367,7 +358,7 @@ def test_the_end_of_a_block_that_raised_does_not_hide_the_reason() -> None:
         use()
 
 
-def test_a_producer_cannot_be_pickled() -> None:
+def test_producer_cannot_be_pickled() -> None:
     """The error tells a spawned process to open its own producer."""
     with producing(Taking()) as producer, pytest.raises(TypeError, match="open one in each"):
         pickle.dumps(producer)
@@ -406,7 +397,7 @@ DOORS: dict[str, Callable[[Producer, RecordFuture], object]] = {
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("locked", [False, True])
-def test_a_producer_in_a_forked_process_raises_at_once(door: str, locked: bool) -> None:
+def test_producer_in_a_forked_process_raises_at_once(door: str, locked: bool) -> None:
     """A fork has none of its parent's threads, and a lock that one of them held stays locked."""
     client = Kept()
     with producing(client, linger_seconds=3600.0) as producer:
@@ -423,7 +414,7 @@ def test_a_producer_in_a_forked_process_raises_at_once(door: str, locked: bool) 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_a_result_from_before_a_fork_and_a_producer_made_after_it_work_in_the_fork() -> None:
+def test_old_results_and_new_producers_work_in_a_fork() -> None:
     """Only calls that need the parent's threads are rejected."""
     with producing(Taking()) as producer:
         writing = producer.put(b"a", "k")
@@ -437,7 +428,7 @@ def test_a_result_from_before_a_fork_and_a_producer_made_after_it_work_in_the_fo
         assert in_fork(both) == ""
 
 
-def test_the_exit_of_a_process_drains_and_logs_what_was_not_sent(
+def test_process_exit_drains_and_logs_unsent_records(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All producers share one timeout, and each that could not send everything logs one line."""
@@ -500,7 +491,7 @@ os.wait()""",
 
 @pytest.mark.more
 @pytest.mark.parametrize("end", ENDS)
-def test_a_program_that_ends_without_close_loses_nothing(end: str, tmp_path: Path) -> None:
+def test_program_that_ends_without_close_loses_nothing(end: str, tmp_path: Path) -> None:
     """Records are written once, whichever way the interpreter ends."""
     paths = [str(Path(__file__).parent), str(Path(__file__).parents[2]), *sys.path]
     program = tmp_path / "program.py"

@@ -23,7 +23,7 @@ def producing() -> Producer:
     return Producer(client, "orders", Settings(linger_seconds=0.0))
 
 
-def test_futures_that_are_kept_keep_no_data() -> None:
+def test_retained_futures_hold_no_data() -> None:
     """A caller that checks all results at the end need not have all records in memory."""
     client: Any = Taking()
     data = bytes(1000)
@@ -34,7 +34,7 @@ def test_futures_that_are_kept_keep_no_data() -> None:
     assert sys.getrefcount(data) == before
 
 
-def test_a_listing_with_a_hole_is_looked_at_again_for_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listing_with_a_gap_is_retried_for_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     """A producer that starts during a split retries the listing, but not forever."""
     half = SHARD | {"HashKeyRange": {"StartingHashKey": "0", "EndingHashKey": "9"}}
     listings, waits = [[half], [half], [SHARD]], list[float]()
@@ -50,8 +50,7 @@ def test_a_listing_with_a_hole_is_looked_at_again_for_half_a_minute(monkeypatch:
     assert sum(waits[2:]) == 30.0
 
 
-def test_a_record_is_given_up_though_another_shards_request_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A record's timeout does not depend on another shard's response."""
+def test_record_times_out_although_another_shards_request_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("leasehold.adapters.sources.kinesis.producer.producer._LATE_SECONDS", 0.01)
     client, asked, over = cast("Any", Taking()), Event(), Event()
 
@@ -78,12 +77,12 @@ def test_a_record_is_given_up_though_another_shards_request_hangs(monkeypatch: p
         assert first.result(30.0) == Written("s-0", "7", 0)
 
 
-def test_a_request_that_ends_its_thread_is_told() -> None:
+def test_request_that_ends_its_thread_is_reported() -> None:
     with pytest.raises(ProducerError, match="3"):
         producing().put(b"a", "k").result(30.0)
 
 
-def test_producer_without_threads_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_producer_without_threads_is_not_created(monkeypatch: pytest.MonkeyPatch) -> None:
     """A producer starts all its threads before it accepts a record, or leaves none behind."""
     started, start = list[Thread](), Thread.start
 
@@ -102,8 +101,7 @@ def test_producer_without_threads_cannot_be_made(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_pump_that_is_ended_from_within_stops_the_producer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Callers get an error when nothing is sent any more."""
+def test_pump_ended_from_within_stops_the_producer(monkeypatch: pytest.MonkeyPatch) -> None:
     producer = producing()
 
     def fail() -> float:

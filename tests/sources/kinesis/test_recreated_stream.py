@@ -24,10 +24,9 @@ CONFIG = Config(lease_seconds=3.0, initial_position=TRIM_HORIZON)
 
 
 @pytest.mark.parametrize("if_recreated", ["TRIM_HORIZON", None])
-def test_a_stream_made_anew_is_read_whole_or_not_at_all(
+def test_recreated_stream_is_read_whole_or_not_at_all(
     client: KinesisClient, dynalite_url: str, if_recreated: Literal["TRIM_HORIZON"] | None
 ) -> None:
-    """In an earlier version none of twenty records was read in 25 minutes, without a message."""
     name = f"anew-{uuid4().hex[:8]}"
     store = open_store(f"dynamodb://{name}?region=eu-west-1&endpoint={dynalite_url}", create=True)
     seen: list[bytes] = []

@@ -39,10 +39,9 @@ def made(client: KinesisClient, shards: int = 1) -> str:
 
 
 @pytest.mark.services
-def test_streams_come_and_go_while_a_worker_reads(
+def test_streams_are_added_and_removed_while_a_worker_reads(
     client: KinesisClient, dynalite_url: str, dynalite_client: DynamoDBClient
 ) -> None:
-    """Streams can be added and removed without a restart, in one worker and one table."""
     one, two, three = made(client), made(client, 2), made(client)
     table = f"many-{uuid4().hex[:8]}"
     sources = {name: KinesisSource(client, name) for name in (one, two, three)}
@@ -85,7 +84,7 @@ def test_streams_come_and_go_while_a_worker_reads(
     assert of_one.split(":")[1:2] == [one]
 
 
-def test_a_stream_that_does_not_exist_is_said_at_once() -> None:
+def test_missing_stream_is_an_immediate_error() -> None:
     kinesis: KinesisClient = boto3.client("kinesis", region_name="eu-west-1")
     streams = KinesisStreams([KinesisSource(kinesis, "ordres")])
     with Stubber(kinesis) as stub:
@@ -96,7 +95,7 @@ def test_a_stream_that_does_not_exist_is_said_at_once() -> None:
         assert not streams.reads(Lease("s-0", stream="1:orders:2"))
 
 
-def test_a_stream_that_was_made_anew_is_another_stream() -> None:
+def test_recreated_stream_is_another_stream() -> None:
     """Old checkpoints do not apply to a recreated stream, although its shards have the same ids."""
     kinesis: KinesisClient = boto3.client("kinesis", region_name="eu-west-1")
     streams = KinesisStreams([KinesisSource(kinesis, "orders")])
@@ -108,8 +107,7 @@ def test_a_stream_that_was_made_anew_is_another_stream() -> None:
         assert [streams.reads(Lease("s", stream=f"1:orders:{made}")) for made in (7, 9)] == [False, True]
 
 
-def test_the_incarnation_is_not_known_where_it_may_not_be_asked_for(caplog: pytest.LogCaptureFixture) -> None:
-    """A worker without the permission kinesis:DescribeStreamSummary can still list shards."""
+def test_incarnation_is_unknown_without_the_permission_to_describe(caplog: pytest.LogCaptureFixture) -> None:
     kinesis: KinesisClient = boto3.client("kinesis", region_name="eu-west-1")
     source = KinesisSource(kinesis, "orders")
     with Stubber(kinesis) as stub:
@@ -190,7 +188,7 @@ def several(*sources: Told) -> KinesisStreams:
     return KinesisStreams(cast("list[KinesisSource]", sources))
 
 
-def test_a_shard_of_one_stream_ends_with_all_of_its_children() -> None:
+def test_shard_of_one_stream_ends_with_all_of_its_children() -> None:
     """Both children of a split are known at once, with their parent, before the next listing."""
     one = Told("a")
     streams = several(one)
@@ -203,7 +201,7 @@ def test_a_shard_of_one_stream_ends_with_all_of_its_children() -> None:
     assert one.closed == 1, "its subscription would stay open for as long as the process runs"
 
 
-def test_a_stream_is_asked_for_its_name_once() -> None:
+def test_stream_identity_is_requested_once() -> None:
     """DescribeStreamSummary is limited to twenty requests per second."""
     one = Told("a")
     streams = several(one)
@@ -213,8 +211,7 @@ def test_a_stream_is_asked_for_its_name_once() -> None:
     assert one.named == 1
 
 
-def test_a_listing_is_of_the_streams_that_answer_and_fails_where_none_does(caplog: pytest.LogCaptureFixture) -> None:
-    """One throttled stream does not stop the others; if all fail, the listing is an error and not empty."""
+def test_listing_has_the_streams_that_respond_and_fails_if_none_does(caplog: pytest.LogCaptureFixture) -> None:
     one, two = Told("a"), Told("b")
     streams = several(one, two)
     streams.shards()
@@ -227,8 +224,7 @@ def test_a_listing_is_of_the_streams_that_answer_and_fails_where_none_does(caplo
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_a_stream_that_was_slow_is_listed_again_soon(caplog: pytest.LogCaptureFixture, *, named: bool) -> None:
-    """One throttled request does not leave a stream unread until the next regular listing in five minutes."""
+def test_throttled_stream_is_listed_again_soon(caplog: pytest.LogCaptureFixture, *, named: bool) -> None:
     slow = Told("b")
     streams = several(Told("a"), slow)
     if named:
@@ -246,8 +242,7 @@ def test_a_stream_that_was_slow_is_listed_again_soon(caplog: pytest.LogCaptureFi
     assert caplog.messages == [why, "the shards are listed again"]
 
 
-def test_a_stream_that_was_slow_to_say_its_name_is_read_once_it_has() -> None:
-    """A stream that was throttled at the first listing is named at a later one."""
+def test_throttled_stream_is_read_once_it_is_identified() -> None:
     slow = Told("b", SourceUnavailable("b is slow"))
     streams = several(Told("a"), slow)
     assert [shard.id for shard in streams.shards()] == ["1:a:7:s-0"]
@@ -255,14 +250,13 @@ def test_a_stream_that_was_slow_to_say_its_name_is_read_once_it_has() -> None:
     assert [shard.id for shard in streams.shards()] == ["1:a:7:s-0", "1:b:7:s-0"]
 
 
-def test_a_wrong_name_beside_a_right_one_is_said() -> None:
-    """A misspelt stream name among several is an error, not just a log line."""
+def test_wrong_name_next_to_a_right_one_is_an_error() -> None:
     streams = several(Told("a"), Told("c", SourceUnavailable("c is slow")), Told("b", SourceError("no stream b")))
     with pytest.raises(SourceError, match="no stream b"):
         streams.shards()
 
 
-def test_a_url_may_name_several_streams() -> None:
+def test_url_may_name_several_streams() -> None:
     several = open_source("kinesis://orders,returns?region=eu-west-1")
     assert isinstance(several, KinesisStreams)
     several.close()
@@ -274,7 +268,7 @@ def test_a_url_may_name_several_streams() -> None:
         assert (type(one), one.stream) == (KinesisSource, "")  # its leases have no stream name
 
 
-def test_a_stream_that_left_is_read_no_more_and_each_is_closed() -> None:
+def test_removed_stream_is_no_longer_read_and_is_closed() -> None:
     """Open readers of a removed stream fail, since another worker may read it now, and its connections are closed."""
     kinesis: KinesisClient = boto3.client("kinesis", region_name="eu-west-1")
     closed: list[str] = []

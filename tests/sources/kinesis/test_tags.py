@@ -51,7 +51,6 @@ def sealed(rows: list[tuple[bytes, str, Tag | None, str | None]], limit: int = 1
 def test_tags_are_read_back_and_count_as_bytes(
     rows: list[tuple[bytes, str, Tag | None, str | None]], limit: int
 ) -> None:
-    """Tags count toward the size limit of an aggregate."""
     data, count = sealed(rows, limit)
     users = deaggregate(data, "a", None)
     if count == 1 and rows[0][2] is None:
@@ -65,7 +64,7 @@ def test_tags_are_read_back_and_count_as_bytes(
 
 
 @given(st.binary(min_size=1, max_size=100), st.integers(0, 10**15 - 1), st.text("ab", min_size=1, max_size=9))
-def test_a_record_with_a_tag_takes_no_more_room_than_is_kept_for_it(data: bytes, row: int, key: str) -> None:
+def test_record_with_a_tag_fits_the_room_reserved_for_it(data: bytes, row: int, key: str) -> None:
     """The stream accepts even the largest record that a sink accepts."""
     context = Tag("q" * 11, 10**10, 10**9, "9999-99", "e" * 8, 0).context
     queue = ShardQueue("s", HASH_KEYS, TokenBucket(1.0))
@@ -105,7 +104,7 @@ class Answering:
         return self.answers.pop(0)
 
 
-def test_tagged_records_of_an_answer_that_cannot_be_read_come_with_the_next() -> None:
+def test_tagged_records_of_an_unreadable_response_arrive_with_the_next() -> None:
     """Tags are remembered only once the whole response was parsed."""
     tags = [Tag("q", 100, 0, "0-0", "e", row, HASH_KEYS) for row in range(3)]
     data, _ = sealed([(b"x", "a", tag, None) for tag in tags])
@@ -122,7 +121,7 @@ def test_tagged_records_of_an_answer_that_cannot_be_read_come_with_the_next() ->
 
 @settings(max_examples=60)
 @given(st.lists(ROWS, min_size=1, max_size=6), st.integers(1, 3), st.data())
-def test_a_reader_that_goes_on_behind_any_record_is_given_what_the_first_would_have_been(
+def test_reader_that_resumes_anywhere_gets_the_same_records(
     aggregates: list[list[tuple[bytes, str, Tag | None, str | None]]], size: int, draw: st.DataObject
 ) -> None:
     """Rows are neither repeated nor left out after a checkpoint in the middle of a batch."""
@@ -141,7 +140,7 @@ def test_a_reader_that_goes_on_behind_any_record_is_given_what_the_first_would_h
 
 @settings(max_examples=60)
 @given(st.lists(ROWS, min_size=1, max_size=6), st.integers(1, 3), st.integers(1, 5))
-def test_columns_leave_out_the_same_and_are_cut_at_the_same_places(
+def test_columns_drop_the_same_records_and_end_at_the_same_positions(
     aggregates: list[list[tuple[bytes, str, Tag | None, str | None]]], size: int, most: int
 ) -> None:
     """Spark gets the same rows as a worker, and a repeated batch has the same rows again."""
@@ -172,8 +171,7 @@ def test_columns_leave_out_the_same_and_are_cut_at_the_same_places(
 @pytest.mark.more
 @settings(max_examples=1)
 @given(st.lists(ROWS, min_size=20, max_size=60))
-def test_kcl_reads_over_the_tags(aggregates: list[list[tuple[bytes, str, Tag | None, str | None]]]) -> None:
-    """A Java consumer can unpack tagged aggregates."""
+def test_kcl_ignores_the_tags(aggregates: list[list[tuple[bytes, str, Tag | None, str | None]]]) -> None:
     if missing := kcl_jar.missing():
         pytest.skip(f"the KCL jar is not run: no {missing}")
     rows: list[list[tuple[bytes, str, Tag | None, str | None]]] = [

@@ -79,7 +79,7 @@ def same(told: dict[str, Any], start: Position = TRIM_HORIZON) -> Batch:
     return expected
 
 
-def test_a_field_that_a_service_adds_is_left_out_and_no_matter_for_boto3() -> None:
+def test_field_added_by_a_service_is_ignored_without_boto3() -> None:
     """A new field in a response does not force the slower parser."""
     added = {**PLAIN, "Region": "eu-west-1", "Limits": {"left": [4]}}
     assert same(added) == same(PLAIN)
@@ -87,7 +87,7 @@ def test_a_field_that_a_service_adds_is_left_out_and_no_matter_for_boto3() -> No
     assert hooks.parse_response(cbor2.dumps({**PLAIN, "ChildShards": [CHILD]})) is None
 
 
-def test_every_crafted_aggregate_gives_the_same_records() -> None:
+def test_crafted_aggregates_give_the_same_records() -> None:
     rows = [{**ROW, "SequenceNumber": str(at), "Data": case.data} for at, case in enumerate(cases(), 1)]
     batch = same({**PLAIN, "Records": rows})
     assert batch.count > len(rows) / 2
@@ -119,7 +119,7 @@ ANSWERS = st.fixed_dictionaries(
 @pytest.mark.slow
 @given(ANSWERS, st.none() | st.integers(1, 10**56))
 @settings(max_examples=60)
-def test_all_answers_give_the_batches_that_boto3_gives(told: dict[str, Any], start: int | None) -> None:
+def test_responses_give_the_batches_that_boto3_gives(told: dict[str, Any], start: int | None) -> None:
     """Absent keys, odd numbers and empty records are parsed as boto3 parses them."""
     same(told, TRIM_HORIZON if start is None else Position(str(start), 1))
 
@@ -131,7 +131,7 @@ def test_all_answers_give_the_batches_that_boto3_gives(told: dict[str, Any], sta
         lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["Records", "Data"]), inner),
     ).map(lambda value: in_json({"Odd": value}).body[8:-1])
 )
-def test_a_body_that_is_no_answer_fails_as_it_does_with_boto3(body: bytes) -> None:
+def test_malformed_body_fails_as_with_boto3(body: bytes) -> None:
     """A broken response is an error, never an empty batch."""
 
     def outcome(way: Any) -> object:  # noqa: ANN401  one of the two functions above
@@ -144,7 +144,7 @@ def test_a_body_that_is_no_answer_fails_as_it_does_with_boto3(body: bytes) -> No
 
 
 @pytest.mark.parametrize("told", [1_795_363_072.5, "1795363072.5", "2026-11-22T15:57:52.5Z"])
-def test_every_form_of_a_time_is_understood(told: object) -> None:
+def test_every_time_format_is_parsed(told: object) -> None:
     (record,) = quickly(in_cbor({**PLAIN, "Records": [{**ROW, "ApproximateArrivalTimestamp": told}]})).records
     assert record.arrived == 1_795_363_072.5
 
@@ -154,7 +154,7 @@ each_way = pytest.mark.parametrize("way", WAYS)
 
 @each_way
 @pytest.mark.parametrize("code", ["ExpiredIteratorException", "InvalidArgumentException", "KMSDisabledException"])
-def test_an_error_says_the_same_in_both_forms(code: str, way: Way) -> None:
+def test_error_is_the_same_in_both_encodings(code: str, way: Way) -> None:
     error = {"__type": f"com.amazonaws#{code}", "message": "as told", "Unheard": b"\0"}
     client, _ = quick(in_cbor(PLAIN), in_cbor(error, 400), way=way)
     ask(client)
@@ -176,7 +176,7 @@ def ask(client: "KinesisClient", times: int = 1) -> list[bytes]:
 
 
 @each_way
-def test_questions_are_asked_in_cbor_and_only_where_wanted(way: Way) -> None:
+def test_requests_use_cbor_only_where_wanted(way: Way) -> None:
     client, spoken = quick(in_cbor(PLAIN), way=way)
     assert ask(client) == [b"data"]
     assert (spoken.forms, spoken.asked) == (["cbor"], [{"ShardIterator": "i-1", "Limit": 9}])
@@ -198,7 +198,7 @@ def test_questions_are_asked_in_cbor_and_only_where_wanted(way: Way) -> None:
         Answer(cbor2.dumps({"Records": [{"Data": 7}]}), CBOR),
     ],
 )
-def test_a_service_without_cbor_is_asked_in_json_at_once_and_from_then_on(
+def test_service_without_cbor_gets_json_at_once_and_thereafter(
     refusal: Answer, way: Way, caplog: pytest.LogCaptureFixture
 ) -> None:
     client, spoken = quick(refusal, in_json(PLAIN), in_json(PLAIN), way=way)
@@ -210,9 +210,7 @@ def test_a_service_without_cbor_is_asked_in_json_at_once_and_from_then_on(
 
 
 @each_way
-def test_a_service_that_answers_cbor_in_json_is_asked_in_json_from_then_on(
-    caplog: pytest.LogCaptureFixture, way: Way
-) -> None:
+def test_service_that_answers_cbor_in_json_gets_json_thereafter(caplog: pytest.LogCaptureFixture, way: Way) -> None:
     client, spoken = quick(in_json(PLAIN), in_json(PLAIN), way=way)
     assert ask(client, 2) == [b"data"] * 2
     assert spoken.forms == ["cbor", "json"]
@@ -220,8 +218,7 @@ def test_a_service_that_answers_cbor_in_json_is_asked_in_json_from_then_on(
 
 
 @each_way
-def test_a_fault_that_json_does_not_mend_is_no_refusal_of_cbor(caplog: pytest.LogCaptureFixture, way: Way) -> None:
-    """A worker keeps CBOR if its first request fails in JSON as well."""
+def test_fault_in_both_encodings_does_not_disprove_cbor(caplog: pytest.LogCaptureFixture, way: Way) -> None:
     busy = Answer(b"<html>busy</html>", "text/html", 503)
     throttled = Answer(b'{"__type": "ProvisionedThroughputExceededException"}', status=400)
     client, spoken = quick(busy, busy, throttled, in_cbor(PLAIN), in_cbor(PLAIN), way=way)
@@ -233,7 +230,7 @@ def test_a_fault_that_json_does_not_mend_is_no_refusal_of_cbor(caplog: pytest.Lo
 
 
 @each_way
-def test_a_service_that_spoke_cbor_once_is_not_doubted(caplog: pytest.LogCaptureFixture, way: Way) -> None:
+def test_service_that_used_cbor_once_keeps_it(caplog: pytest.LogCaptureFixture, way: Way) -> None:
     """After one CBOR response, an error in JSON does not end the use of CBOR."""
     odd = Answer(b'{"__type": "InvalidArgumentException", "message": "no"}', status=400)
     client, spoken = quick(in_cbor(PLAIN), odd, in_cbor(PLAIN), way=way)
@@ -245,10 +242,9 @@ def test_a_service_that_spoke_cbor_once_is_not_doubted(caplog: pytest.LogCapture
     assert caplog.text == ""
 
 
-def test_without_the_libraries_boto3_reads_by_itself(
+def test_boto3_reads_without_the_cbor_library(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Platforms without a wheel for the CBOR library can still read."""
     monkeypatch.setattr(clients, "CborHooks", None)
     with caplog.at_level(logging.WARNING):
         client, spoken = quick(in_json(PLAIN))
@@ -258,8 +254,7 @@ def test_without_the_libraries_boto3_reads_by_itself(
 
 
 @each_way
-def test_an_error_that_cannot_be_read_is_said(way: Way) -> None:
-    """An unreadable error response is reported by its status."""
+def test_unreadable_error_is_reported_by_its_status(way: Way) -> None:
     client, _ = quick(Answer(b"\xff", CBOR, 400), way=way)
     with pytest.raises(SourceError, match="rejected a request for stream 'orders': 400"):
         read(client)
