@@ -50,11 +50,11 @@ def sink(request: pytest.FixtureRequest, tmp_path: Path) -> Sink:
     return f"postgres:{conninfo}", contents
 
 
-def worker(tmp_path: Path, me: str, sink: str, fate: str = "lives") -> AbstractContextManager[subprocess.Popen[str]]:
+def worker(tmp_path: Path, me: str, sink: str, fault: str = "lives") -> AbstractContextManager[subprocess.Popen[str]]:
     """Start a worker over the files in this test's folder."""
     words = [str(Path(__file__).with_name("consumer_child.py")), str(tmp_path), str(tmp_path / "leases.db")]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(EXAMPLES), str(ROOT)))}
-    return child([sys.executable, *words, me, sink, fate], env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    return child([sys.executable, *words, me, sink, fault], env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
 
 def said(process: subprocess.Popen[str]) -> str:

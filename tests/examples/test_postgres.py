@@ -64,11 +64,11 @@ def test_worker_handles_the_jobs_of_every_bucket_in_order(database: str) -> None
         connection.execute(SCHEMA)
         for number in range(20):
             connection.execute("INSERT INTO jobs (bucket, work) VALUES (%s, %s)", (number % 2, str(number)))
-    done: Queue[tuple[str, int]] = Queue()
+    handled: Queue[tuple[str, int]] = Queue()
 
     def handle(batch: Delivery) -> None:
         for record in batch.records:
-            done.put((batch.shard, int(record.data)))
+            handled.put((batch.shard, int(record.data)))
 
     store, jobs = PostgresLeases(database), Jobs(database, 2)
     worker = Worker(store=store, source=jobs, me="w-1", config=Config(initial_position=TRIM_HORIZON))
@@ -76,7 +76,7 @@ def test_worker_handles_the_jobs_of_every_bucket_in_order(database: str) -> None
     thread = Thread(target=runner.run)
     thread.start()
     try:
-        finished = [done.get(timeout=60) for _ in range(20)]
+        finished = [handled.get(timeout=60) for _ in range(20)]
     finally:
         runner.stop()
         thread.join()

@@ -21,17 +21,17 @@ WAIT = 30.0
 
 async def health() -> tuple[int, Any]:
     """Request the route, as a server does."""
-    sent: list[Any] = []
+    messages: list[Any] = []
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request"}
 
     async def send(message: Any) -> None:  # noqa: ANN401  as in ASGI
-        sent.append(message)
+        messages.append(message)
 
     scope = {"type": "http", "method": "GET", "path": "/health", "headers": [], "query_string": b""}
     await web_app.app(scope, receive, send)
-    return sent[0]["status"], json.loads(sent[1]["body"])
+    return messages[0]["status"], json.loads(messages[1]["body"])
 
 
 def test_health_route_follows_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,14 +41,14 @@ def test_health_route_follows_the_worker(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(web_app, "LEASES", url)
 
     async def main() -> None:
-        came = asyncio.Event()
+        called = asyncio.Event()
 
         async def handle(_batch: leasehold.Delivery) -> None:
-            came.set()
+            called.set()
 
         monkeypatch.setattr(web_app, "handle", handle)
         async with web_app.lifespan(web_app.app):
-            await came.wait()
+            await called.wait()
             assert await health() == (200, {"worker": "running"})
         assert await health() == (503, {"worker": "ended"})
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 
-def tell(told: dict[str, object]) -> None:
+def tell(message: dict[str, object]) -> None:
     """Write one message."""
-    sys.stdout.write("\n" + json.dumps(told) + "\n")
+    sys.stdout.write("\n" + json.dumps(message) + "\n")
     sys.stdout.flush()
 
 
@@ -31,7 +31,7 @@ def note(shard: str, message: dict[str, Any]) -> None:
             notes.write(lines)
 
 
-def main(how: str, at: str) -> None:  # noqa: C901  one case per behavior
+def main(behavior: str, misbehave_at: str) -> None:  # noqa: C901  one case per behavior
     """Respond to every message, and misbehave at the given action."""
     shard = ""
     for line in sys.stdin:
@@ -43,11 +43,11 @@ def main(how: str, at: str) -> None:  # noqa: C901  one case per behavior
             say(f"INFO checkpoint {message['error']}")
             continue
         say(f"got {action} {len(message.get('records', []))}")
-        if any(base64.b64decode(each["data"]) == how.encode() for each in message.get("records", [])):
+        if any(base64.b64decode(each["data"]) == behavior.encode() for each in message.get("records", [])):
             sys.exit(9)
-        if how in {"faithful", "poison"} and action in {"processRecords", "shutdownRequested", "shardEnded"}:
+        if behavior in {"faithful", "poison"} and action in {"processRecords", "shutdownRequested", "shardEnded"}:
             tell({"action": "checkpoint", "sequenceNumber": None, "subSequenceNumber": None})
-        if how == "late" and action == at:
+        if behavior == "late" and action == misbehave_at:
             # The first child of a shard hangs here; later ones behave.
             mark = Path(os.environ["CHILD_NOTES"], f"hung-{shard}")
             if not mark.exists():
@@ -55,15 +55,15 @@ def main(how: str, at: str) -> None:  # noqa: C901  one case per behavior
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
                 time.sleep(600)
             tell({"action": "checkpoint", "sequenceNumber": None, "subSequenceNumber": None})
-        elif action == at:
-            match how:
+        elif action == misbehave_at:
+            match behavior:
                 case "crash":
                     sys.exit(9)
                 case "hang":
                     signal.signal(signal.SIGTERM, signal.SIG_IGN)
                     time.sleep(600)
                 case "long" | "endless":
-                    sys.stderr.write("y" * 200_000 if how == "long" else "no line end")
+                    sys.stderr.write("y" * 200_000 if behavior == "long" else "no line end")
                     sys.stderr.flush()
                 case "babble":
                     for _ in range(3000):

@@ -24,9 +24,9 @@ CHILD = Path(__file__).with_name("child.py")
 WAIT = 60.0
 
 
-def processor(how: str, at: str = "none") -> str:
+def processor(behavior: str, action: str = "none") -> str:
     """Return the command of a child with this behavior at this action."""
-    return f"{sys.executable} {CHILD} {how} {at}"
+    return f"{sys.executable} {CHILD} {behavior} {action}"
 
 
 class Daemon:
@@ -127,8 +127,8 @@ class Ground:
     def file(self, name: str, program: str, **properties: str) -> Path:
         """Write the `.properties` file of a daemon with this name."""
         file = self.folder / f"{name}.properties"
-        told = self.properties | {"executableName": program} | properties
-        file.write_text("".join(f"{key} = {value}\n" for key, value in told.items()))
+        contents = self.properties | {"executableName": program} | properties
+        file.write_text("".join(f"{key} = {value}\n" for key, value in contents.items()))
         return file
 
     @contextmanager
@@ -136,9 +136,9 @@ class Ground:
         self, *arguments: str, environment: Mapping[str, str] | None = None, folder: Path | None = None
     ) -> Iterator[Daemon]:
         """Run the command with these arguments, in its own folder or this one."""
-        there = {**os.environ, "PATH": PATH, **(environment or {})}
+        variables = {**os.environ, "PATH": PATH, **(environment or {})}
         with subprocess.Popen(
-            (*COMMAND, *arguments), stderr=subprocess.PIPE, text=True, env=there, cwd=folder or self.folder
+            (*COMMAND, *arguments), stderr=subprocess.PIPE, text=True, env=variables, cwd=folder or self.folder
         ) as process:
             try:
                 yield Daemon(process, self.store)

@@ -23,8 +23,8 @@ CHILD = Path(__file__).with_name("child.py")
 RECORDS = [Record(b"x", str(number), 0, "k", arrived=1.0) for number in range(1, 6)]
 
 
-def _argv(how: str = "well", at: str = "processRecords") -> list[str]:
-    return [sys.executable, str(CHILD), how, at]
+def _argv(behavior: str = "well", action: str = "processRecords") -> list[str]:
+    return [sys.executable, str(CHILD), behavior, action]
 
 
 async def _never(_position: Position) -> CheckpointError | None:
@@ -131,10 +131,10 @@ def test_shard_end_is_stored_only_after_the_childs_checkpoint(checkpoints: bool)
     assert stored == (["SHARD_END"] if checkpoints else [])
 
 
-@pytest.mark.parametrize("how", ["crash", "hang", "close", "wrong", "orphan"])
-def test_failed_child_affects_only_its_own_shard(how: str) -> None:
-    patience = 5.0 if how == "hang" else None
-    bad, good = Children(_argv(how), timeout_seconds=patience), Children(_argv())
+@pytest.mark.parametrize("behavior", ["crash", "hang", "close", "wrong", "orphan"])
+def test_failed_child_affects_only_its_own_shard(behavior: str) -> None:
+    patience = 5.0 if behavior == "hang" else None
+    bad, good = Children(_argv(behavior), timeout_seconds=patience), Children(_argv())
 
     async def story() -> None:
         await bad.begin("s", TRIM_HORIZON, _never)
@@ -268,15 +268,15 @@ def test_child_that_hangs_at_shard_end_is_asked_again(caplog: pytest.LogCaptureF
     ]
 
 
-@pytest.mark.parametrize("at", ["shutdownRequested", "leaseLost"])
-def test_last_message_to_a_child_has_a_timeout(at: str) -> None:
+@pytest.mark.parametrize("action", ["shutdownRequested", "leaseLost"])
+def test_last_message_to_a_child_has_a_timeout(action: str) -> None:
     """Even without `timeoutInSeconds`, the next owner and the next child of a shard do not wait forever."""
-    children = Children(_argv("hang", at))
+    children = Children(_argv("hang", action))
 
     async def story() -> None:
         await children.process("s", TRIM_HORIZON, RECORDS, None, _never)
         pid = children.pids["s"]
-        if at == "shutdownRequested":
+        if action == "shutdownRequested":
             with pytest.raises(ChildFault, match=r"^it has not answered shutdownRequested within 1 s$"):
                 await children.request_shutdown("s")
         else:
@@ -295,13 +295,13 @@ def test_reclaimed_lease_waits_for_the_previous_child_to_end(caplog: pytest.LogC
         while not any("got processRecords" in record.message for record in caplog.records):  # noqa: ASYNC110  of a log
             await asyncio.sleep(0.01)
         first = children.pids["s"]
-        left = asyncio.create_task(children.lose_lease("s"))
+        losing = asyncio.create_task(children.lose_lease("s"))
         await asyncio.sleep(0)  # it waits for its turn before the lease returns
-        begun = asyncio.create_task(children.begin("s", TRIM_HORIZON, _never))
+        beginning = asyncio.create_task(children.begin("s", TRIM_HORIZON, _never))
         with pytest.raises(ChildFault):
             await batch
         assert _gone(first)
-        await asyncio.gather(left, begun)
+        await asyncio.gather(losing, beginning)
         # The last message of the earlier lease must not end the child of the next one.
         assert children.pids["s"] != first
 

@@ -13,8 +13,8 @@ pytestmark = pytest.mark.services
 @pytest.fixture(scope="module")
 def aws() -> Iterator[Account]:
     """An account in which every call needs a policy that allows it."""
-    with account() as made:
-        yield made
+    with account() as environment:
+        yield environment
 
 
 def test_stream_and_lease_table_use_different_credentials(

@@ -36,11 +36,11 @@ def test_each_record_that_crashes_its_child_is_dead_lettered_and_no_other(
     records, search = _records(count), RecordSearch(ATTEMPTS)
     letters, checkpoint, deaths = set[int](), 0, 0
     while checkpoint < count:
-        begun = at = checkpoint
-        heard, died = list[int](), False
-        while at < count and not died:
-            size = cuts[(at + deaths) % len(cuts)]
-            for part in search.parts(records[at : at + size], (0, checkpoint, 0)):
+        start = position = checkpoint
+        delivered, died = list[int](), False
+        while position < count and not died:
+            size = cuts[(position + deaths) % len(cuts)]
+            for part in search.parts(records[position : position + size], (0, checkpoint, 0)):
                 numbers = [int(each.sequence_number) for each in part]
                 if bad & set(numbers):
                     died, deaths = True, deaths + 1
@@ -48,13 +48,13 @@ def test_each_record_that_crashes_its_child_is_dead_lettered_and_no_other(
                         letters.add(int(record.sequence_number))
                         search.dead_lettered(record)
                     break
-                heard += numbers
+                delivered += numbers
                 search.passed(part)
                 if acknowledges:
                     checkpoint = numbers[-1]
-            at += size
-        end = heard[-1] if heard else begun
-        assert heard == [each for each in range(begun + 1, end + 1) if each not in letters]
+            position += size
+        end = delivered[-1] if delivered else start
+        assert delivered == [each for each in range(start + 1, end + 1) if each not in letters]
         if not died:
             checkpoint = count
         assert deaths <= (len(bad) + 1) * (ATTEMPTS + 12)

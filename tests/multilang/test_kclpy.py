@@ -18,8 +18,8 @@ v3 = pytest.importorskip("amazon_kclpy.v3.processor")
 class _Pipe:
     """Both pipes of the child; a line is written once the child has responded to the one before."""
 
-    def __init__(self, talk: Conversation, steps: list[Any], refused: int) -> None:
-        self.conversation, self._steps, self._refused = talk, steps, refused
+    def __init__(self, conversation: Conversation, steps: list[Any], refused: int) -> None:
+        self.conversation, self._steps, self._refused = conversation, steps, refused
         self.wanted, self.heard = list[Position](), list[dict[str, Any]]()
         self._lines = list[str]()
 
@@ -58,8 +58,8 @@ def _told(processor: Any, steps: list[Any], refused: int = 0) -> tuple[_Pipe, st
     return pipe, errors.getvalue()
 
 
-def _records(talk: Conversation) -> None:
-    talk.process_records([Record(b"meow", "456", 0, "cat", arrived=1.5)], 1.0)
+def _records(conversation: Conversation) -> None:
+    conversation.process_records([Record(b"meow", "456", 0, "cat", arrived=1.5)], 1.0)
 
 
 def _checkpoint(number: str | None) -> dict[str, Any]:

@@ -75,10 +75,10 @@ class Fleet:
         version = "CLIENT_VERSION_CONFIG_COMPATIBLE_WITH_2X"
         file = self.ground.file(worker, processor("faithful"), workerId=worker, clientVersionConfig=version)
         log = self.ground.folder / f"{worker}.log"
-        there = {**os.environ, "PATH": PATH, "CHILD_NOTES": str(self.notes)}
+        variables = {**os.environ, "PATH": PATH, "CHILD_NOTES": str(self.notes)}
         with (
             log.open("wb") as out,
-            subprocess.Popen((*self.java, str(file)), stdout=out, stderr=out, env=there) as started,
+            subprocess.Popen((*self.java, str(file)), stdout=out, stderr=out, env=variables) as started,
         ):
             try:
                 yield started
@@ -116,11 +116,11 @@ def putting(fleet: Fleet) -> Iterator[None]:
 
 def most_children(daemon: Daemon) -> dict[str, int]:
     """Return the most children that each shard had at one time."""
-    there, peaks = defaultdict[str, int](int), dict[str, int]()
+    alive, peaks = defaultdict[str, int](int), dict[str, int]()
     for line in daemon.said:
         if match := CHILD_LINE.search(line):
-            there[match[1]] += 1 if match[3] == "started" else -1
-            peaks[match[1]] = max(peaks.get(match[1], 0), there[match[1]])
+            alive[match[1]] += 1 if match[3] == "started" else -1
+            peaks[match[1]] = max(peaks.get(match[1], 0), alive[match[1]])
     return peaks
 
 

@@ -33,8 +33,8 @@ def test_split_stream_is_read_to_its_end_and_a_signal_drains(ground: Ground) -> 
         )
         daemon.await_line(lambda line: "got shardEnded" in line)
         daemon.await_line(lambda line: "ended with status 0" in line)
-        begun = {_shard(daemon.await_line(lambda line: "got initialize" in line)) for _ in range(2)}
-        assert begun == {"shardId-000000000001", "shardId-000000000002"}
+        shards = {_shard(daemon.await_line(lambda line: "got initialize" in line)) for _ in range(2)}
+        assert shards == {"shardId-000000000001", "shardId-000000000002"}
         (last,) = ground.put("d")
         shard = _shard(daemon.await_line(lambda line: "got processRecords" in line))
         assert daemon.end() == 0
@@ -84,20 +84,20 @@ def test_daemon_continues_while_its_leases_move_to_another_store(ground: Ground,
             (second,) = ground.put("b")
             daemon.await_line(lambda line: "got processRecords 1" in line)
             assert daemon.end() == 0
-            (left,) = store.list().leases
-        assert (left.owner, left.checkpoint.sequence, place_of(left)) == (None, second, "TO")
+            (remaining,) = store.list().leases
+        assert (remaining.owner, remaining.checkpoint.sequence, place_of(remaining)) == (None, second, "TO")
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("how", ["crash", "SIGTERM", "SIGINT"])
-def test_strict_mode_exits_with_javas_status(how: str, ground: Ground) -> None:
+@pytest.mark.parametrize("behavior", ["crash", "SIGTERM", "SIGINT"])
+def test_strict_mode_exits_with_javas_status(behavior: str, ground: Ground) -> None:
     ground.put("a")
-    with ground.daemon(processor(how, "processRecords"), "--strict") as daemon:
+    with ground.daemon(processor(behavior, "processRecords"), "--strict") as daemon:
         daemon.await_line(lambda line: "got processRecords 1" in line)
-        if how == "crash":
+        if behavior == "crash":
             assert daemon.await_end() == 1
         else:
-            assert daemon.end(signal.Signals[how]) == 128 + signal.Signals[how]
+            assert daemon.end(signal.Signals[behavior]) == 128 + signal.Signals[behavior]
         assert set(daemon.checkpoints().values()) == {"TRIM_HORIZON"}
 
 

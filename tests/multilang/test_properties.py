@@ -73,8 +73,8 @@ KCL2 = KCL3.partition("clientVersionConfig")[0].replace(
 )
 
 
-def _of(**given: str) -> MultiLangSettings:
-    return settings_of(LEAST | {key.replace("__", "."): value for key, value in given.items()})
+def _of(**properties: str) -> MultiLangSettings:
+    return settings_of(LEAST | {key.replace("__", "."): value for key, value in properties.items()})
 
 
 @pytest.mark.parametrize("text", [KCL2, KCL3])
@@ -153,7 +153,7 @@ def test_valid_properties_are_accepted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("properties", "message"),
     [
         ({"executableName": ""}, "executableName: it is missing"),
         (
@@ -199,11 +199,11 @@ def test_valid_properties_are_accepted() -> None:
         ),
     ],
 )  # fmt: skip
-def test_unusable_properties_are_rejected(given: dict[str, str], said: str) -> None:
+def test_unusable_properties_are_rejected(properties: dict[str, str], message: str) -> None:
     """A daemon must not start if it would read from another place than its file says."""
     with pytest.raises(ValueError, match=r"^\w+(\.\w+)?: ") as caught:
-        settings_of(LEAST | given)
-    assert fnmatchcase(str(caught.value), said)
+        settings_of(LEAST | properties)
+    assert fnmatchcase(str(caught.value), message)
 
 
 def test_syntax_matches_javas(tmp_path: Path) -> None:
@@ -241,11 +241,11 @@ def test_table_names_unknown_keys_and_shows_no_values() -> None:
 
 
 @given(st.dictionaries(st.one_of(st.sampled_from(KEYS), st.text(max_size=9)), st.text(max_size=20), max_size=6))
-def test_any_file_loads_or_is_rejected_by_key(given: dict[str, str]) -> None:
+def test_any_file_loads_or_is_rejected_by_key(properties: dict[str, str]) -> None:
     """Every error names the key."""
     expected: object
     try:
-        expected = {each.key for each in settings_of(LEAST | given).support}
+        expected = {each.key for each in settings_of(LEAST | properties).support}
     except ValueError as error:
-        expected = {str(error).partition(": ")[0]} | LEAST.keys() | given.keys()
-    assert expected in (LEAST.keys() | given.keys(), {"retrievalMode"} | LEAST.keys() | given.keys())
+        expected = {str(error).partition(": ")[0]} | LEAST.keys() | properties.keys()
+    assert expected in (LEAST.keys() | properties.keys(), {"retrievalMode"} | LEAST.keys() | properties.keys())

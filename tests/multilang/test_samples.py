@@ -40,11 +40,11 @@ Children = dict[tuple[str, str], list[Told]]
 def fanned(dynalite_url: str, ferrokinesis_url: str, tmp_path: Path) -> Iterator[Ground]:
     """A stream of one shard with fan-out, which a file without a polling key uses."""
     client = boto3.client("kinesis", endpoint_url=ferrokinesis_url, region_name=REGION)
-    made = Ground(client, ferrokinesis_url, dynalite_url, tmp_path, region=REGION)
-    client.create_stream(StreamName=made.stream, ShardCount=1)
-    client.get_waiter("stream_exists").wait(StreamName=made.stream, WaiterConfig={"Delay": 1})
-    yield made
-    client.delete_stream(StreamName=made.stream)
+    environment = Ground(client, ferrokinesis_url, dynalite_url, tmp_path, region=REGION)
+    client.create_stream(StreamName=environment.stream, ShardCount=1)
+    client.get_waiter("stream_exists").wait(StreamName=environment.stream, WaiterConfig={"Delay": 1})
+    yield environment
+    client.delete_stream(StreamName=environment.stream)
 
 
 def had(make: Callable[[], T]) -> T:
@@ -171,8 +171,8 @@ def test_python_library_parses_our_messages() -> None:
         "no:cacheprovider",
         str(Path(__file__).with_name("test_kclpy.py")),
     )
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert re.search(r"^3 passed in ", done.stdout, re.MULTILINE), done.stdout + done.stderr
+    completed = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert re.search(r"^3 passed in ", completed.stdout, re.MULTILINE), completed.stdout + completed.stderr
 
 
 def test_amazon_kclpy_tests_pass_with_our_messages(tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_amazon_kclpy_tests_pass_with_our_messages(tmp_path: Path) -> None:
     environment["WRITTEN_BY_US"] = str(notes)
     command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull)
     tests = str(had(kclpy) / "test")
-    done = subprocess.run(
+    completed = subprocess.run(
         (*command, "--rootdir", tests, tests),
         env=environment,
         cwd=tmp_path,
@@ -192,7 +192,7 @@ def test_amazon_kclpy_tests_pass_with_our_messages(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert re.search(r"^5 passed", done.stdout, re.MULTILINE), done.stdout + done.stderr
+    assert re.search(r"^5 passed", completed.stdout, re.MULTILINE), completed.stdout + completed.stderr
     assert sorted(notes.read_text().split()) == sorted(
         ["initialize", "initialize", "processRecords", "checkpoint", "checkpoint", "shardEnded", "checkpoint"]
     )
@@ -224,8 +224,8 @@ def test_aws_kclrb_sample_and_its_file_run_unchanged(fanned: Ground) -> None:
 
     def children() -> Children:
         # It writes no sub-sequence number either.
-        found = told_by_children(daemon, OF_RUBY)
-        return {child: [(key, sub, place) for key, place, sub in told] for child, told in found.items()}
+        by_child = told_by_children(daemon, OF_RUBY)
+        return {child: [(key, sub, place) for key, place, sub in records] for child, records in by_child.items()}
 
     with fanned.started("sample.properties", *over_the_file(fanned), environment=environment, folder=folder) as daemon:
         before = "shardId-000000000000, child"

@@ -91,7 +91,7 @@ def test_misbehaving_children_lose_no_record(
     third.stop()
 
     for each in source.listed:
-        assert [told for told in done(each.id) if told != sorted({*told})] == []
+        assert [received for received in done(each.id) if received != sorted({*received})] == []
     for row in store.list().leases:
         handed = {*chain(*done(row.shard))}
         assert (
@@ -109,15 +109,15 @@ def test_misbehaving_children_lose_no_record(
             f"shard {each.id}: one child was given records while another was: {messages}"
         )
     # The next worker may start while a child that confirmed shutdownRequested ends; in one worker they take turns.
-    there = defaultdict[tuple[str, str], set[str]](set)
+    children_of = defaultdict[tuple[str, str], set[str]](set)
     for record in caplog.records:
         if record.name == "leasehold.child" and (match := LINE.match(record.message)):
             shard_id, pid, what = match.groups()
             # On a slow machine a child may time out before its first request, and so before it has named its shard.
-            lives = there[shard_id, worker_of.get(pid, pid)]
+            lives = children_of[shard_id, worker_of.get(pid, pid)]
             (lives.add if what == "started" else lives.discard)(pid)
             assert len(lives) <= 1, record.message
-    assert not any(there.values())
+    assert not any(children_of.values())
     assert sum(int(file.read_text()) for file in tmp_path.glob("misdeeds-*")) >= len(source.listed)
 
 

@@ -20,9 +20,9 @@ MISDEEDS = 6
 CHANCE = 0.2
 
 
-def tell(told: dict[str, Any]) -> None:
+def tell(message: dict[str, Any]) -> None:
     """Write one message."""
-    sys.stdout.write(json.dumps(told) + "\n")
+    sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
 
 
@@ -33,9 +33,9 @@ def checkpoint(number: str | None) -> str | None:
     return error
 
 
-def misbehave(deed: str, draw: random.Random) -> None:
+def misbehave(fault: str, draw: random.Random) -> None:
     """Commit one fault, after which there may be no response."""
-    match deed:
+    match fault:
         case "crash":
             os.kill(os.getpid(), draw.choice([signal.SIGKILL, signal.SIGSEGV]))
         case "hang":
@@ -72,22 +72,22 @@ def main(folder: Path, seed: str, worker: str) -> None:
         action = message["action"]
         if action == "initialize":
             shard = message["shardId"]
-            begun = len(list(folder.glob(f"{shard}.*")))
-            draw = random.Random(f"{seed} {shard} {begun}")  # noqa: S311  likewise
+            earlier = len(list(folder.glob(f"{shard}.*")))
+            draw = random.Random(f"{seed} {shard} {earlier}")  # noqa: S311  likewise
         with (folder / f"asked-{shard}").open("a") as log:
             log.write(f"{worker} {os.getpid()} {action}\n")
-        done = folder / f"{shard}.{os.getpid()}"
-        done.touch()
+        own_file = folder / f"{shard}.{os.getpid()}"
+        own_file.touch()
         numbers = [each["sequenceNumber"] for each in message.get("records", ())]
         part = draw.randint(0, len(numbers)) if draw.random() < CHANCE else len(numbers)
-        with done.open("a") as notes:
+        with own_file.open("a") as notes:
             notes.write("".join(f"{number}\n" for number in numbers[:part]))
         deeds = folder / f"misdeeds-{shard}"
         count = int(deeds.read_text()) if deeds.exists() else 0
         if count < MISDEEDS and draw.random() < CHANCE:
             deeds.write_text(str(count + 1))
             misbehave(draw.choice(DEEDS), draw)
-        with done.open("a") as notes:
+        with own_file.open("a") as notes:
             notes.write("".join(f"{number}\n" for number in numbers[part:]))
         if action in {"shutdownRequested", "shardEnded"} or (numbers and draw.random() < 0.5):
             # The last record that was delivered, or a finished one of this message.

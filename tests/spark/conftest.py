@@ -44,8 +44,8 @@ def environment(java_environment: dict[str, str]) -> dict[str, str]:
 @pytest.fixture(scope="session")
 def master(java_environment: dict[str, str]) -> Iterator[str]:
     """Return the address of a cluster of two workers with two cores each; applications choose their tasks' Python."""
-    with spark_cluster({**java_environment, "PATH": os.environ["PATH"]}, cores=2) as found:
-        yield found
+    with spark_cluster({**java_environment, "PATH": os.environ["PATH"]}, cores=2) as address:
+        yield address
 
 
 @pytest.fixture

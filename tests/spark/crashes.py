@@ -27,7 +27,7 @@ class Sink:
 
 def everything(stream: Stream) -> list[Row]:
     """Return every record as a row."""
-    return sorted((key, place, text) for key, found in stream.records.items() for place, text in enumerate(found, 1))
+    return sorted((key, place, text) for key, texts in stream.records.items() for place, text in enumerate(texts, 1))
 
 
 def drained(query: Query, sink: Sink, stream: Stream, also: tuple[Row, ...] = ()) -> None:

@@ -74,8 +74,8 @@ class Stepped(LeaseLoop):
         now, worker = self.clock.now, self._worker
         if now >= self._renew_due:
             self._renew_due = worker.renew(now)
-        wanted = self._runner._turn_sooner.wait(-math.inf)  # noqa: SLF001  as its task would
-        if wanted or now >= self._turn_due:
+        turn_wanted = self._runner._turn_sooner.wait(-math.inf)  # noqa: SLF001  as its task would
+        if turn_wanted or now >= self._turn_due:
             self._turn_due = worker.turn(now)
         self._steps.run(now)
 

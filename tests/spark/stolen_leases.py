@@ -7,9 +7,9 @@ from leasehold.stores.writes import CheckpointLease, ReleaseLease, StealLease
 
 def stolen(store: Store, key: str, position: str | None = None) -> None:
     """Have another worker take a lease, advance it to this position and release it."""
-    taken = store.write(StealLease(store.get([key])[0], "thief"))
-    assert isinstance(taken, Done)
+    outcome = store.write(StealLease(store.get([key])[0], "thief"))
+    assert isinstance(outcome, Done)
     if position is not None:
-        moved = store.write(CheckpointLease(taken.lease, Position(position)))
+        moved = store.write(CheckpointLease(outcome.lease, Position(position)))
         # Lost, because an earlier commit has gone further.
-        store.write(ReleaseLease(moved.lease if isinstance(moved, Done) else taken.lease, "thief"))
+        store.write(ReleaseLease(moved.lease if isinstance(moved, Done) else outcome.lease, "thief"))

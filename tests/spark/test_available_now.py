@@ -86,12 +86,12 @@ CASES: dict[str, tuple[dict[str, ShardStatus], Rows, dict[str, str]]] = {
 }
 
 
-@pytest.mark.parametrize(("feeds", "leases", "left"), CASES.values(), ids=CASES)
+@pytest.mark.parametrize(("feeds", "leases", "awaited"), CASES.values(), ids=CASES)
 def test_shard_is_awaited_only_if_it_can_advance_without_a_commit(
-    feeds: dict[str, ShardStatus], leases: Rows, left: dict[str, str]
+    feeds: dict[str, ShardStatus], leases: Rows, awaited: dict[str, str]
 ) -> None:
     """A shard that waits for a commit of this query is not waited for (A2 to A4)."""
-    assert AvailableNow(ME).awaited(feeds, leases) == left
+    assert AvailableNow(ME).awaited(feeds, leases) == awaited
 
 
 def test_shards_of_a_living_owner_and_their_children_are_not_awaited() -> None:
@@ -104,7 +104,7 @@ def test_shards_of_a_living_owner_and_their_children_are_not_awaited() -> None:
 
 
 @pytest.mark.parametrize(
-    ("leases", "ended", "left"),
+    ("leases", "ended", "awaited"),
     [
         (rows(lease("b", ended=True)), "ab", {"c": "it has no lease yet"}),  # the row of "a" was deleted
         (rows(lease("b", ended=True)), "b", {}),  # "a" is another worker's to read
@@ -112,14 +112,14 @@ def test_shards_of_a_living_owner_and_their_children_are_not_awaited() -> None:
         (rows(lease("b", ended=True)), "abc", {}),
     ],
 )
-def test_child_of_finished_shards_is_awaited(leases: Rows, ended: str, left: dict[str, str]) -> None:
+def test_child_of_finished_shards_is_awaited(leases: Rows, ended: str, awaited: dict[str, str]) -> None:
     """A child that is listed and has no lease yet is still to be read (A5)."""
     listed = (Shard("a"), Shard("b"), Shard("c", parents=("a", "b")))
-    assert AvailableNow(ME).awaited({}, leases, listed, set(ended)) == left
+    assert AvailableNow(ME).awaited({}, leases, listed, set(ended)) == awaited
 
 
 @pytest.mark.parametrize(
-    ("left", "ended", "handing_off", "on_idle", "due"),
+    ("awaited", "ended", "handing_off", "on_idle", "due"),
     [
         (True, True, False, False, True),  # a child waits for the end, others are still read
         (True, False, True, False, True),  # so does the next owner
@@ -130,12 +130,12 @@ def test_child_of_finished_shards_is_awaited(leases: Rows, ended: str, left: dic
     ],
 )
 def test_flush_waits_for_no_shard_while_one_awaits_a_commit(
-    *, left: bool, ended: bool, handing_off: bool, on_idle: bool, due: bool
+    *, awaited: bool, ended: bool, handing_off: bool, on_idle: bool, due: bool
 ) -> None:
     """The end of a shard, or a requested lease, is committed as soon as no rows can be taken (A6)."""
-    how = {"awaited": left, "ended": ended, "handing_off": handing_off, "on_idle": on_idle}
-    assert flush_due(uncommitted=True, **how) is due
-    assert not flush_due(uncommitted=False, **how)
+    status = {"awaited": awaited, "ended": ended, "handing_off": handing_off, "on_idle": on_idle}
+    assert flush_due(uncommitted=True, **status) is due
+    assert not flush_due(uncommitted=False, **status)
 
 
 @pytest.mark.parametrize(("closed", "reached"), [(False, True), (True, False)])
@@ -238,14 +238,14 @@ def test_run_continues_after_its_lease_table_is_deleted(nightly: Callable[..., N
 def test_requested_lease_is_handed_off_during_a_run(nightly: Callable[..., Nightly]) -> None:
     """A hand-off waits for a commit, so a run commits for it, and then ends."""
     query = nightly({"a": texts("a", 45), "b": texts("b", 5)}, rows=5, flush="false")
-    asked = list[str]()
+    requests = list[str]()
 
     def ask(_: int) -> None:
         held = query.store.get(["a"])[0]
-        if not asked and held.checkpoint.numbered:
+        if not requests and held.checkpoint.numbered:
             assert isinstance(query.store.write(RequestLease(held, "other")), Done)
-            asked.append(held.key)
+            requests.append(held.key)
 
     # The other worker never renews the lease, so this one takes it back.
     assert sorted(query.run(ask)) == sorted(texts("a", 45) + texts("b", 5))
-    assert asked
+    assert requests

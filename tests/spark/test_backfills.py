@@ -29,11 +29,11 @@ class Kinesis:
     sent: list[str] = field(factory=list)
 
     @classmethod
-    def made(cls, client: KinesisClient, url: str) -> "Kinesis":
-        made = cls(client, url, f"backfill-{uuid4().hex[:8]}")
-        client.create_stream(StreamName=made.name, ShardCount=2)
-        made.settle()
-        return made
+    def stream(cls, client: KinesisClient, url: str) -> "Kinesis":
+        stream = cls(client, url, f"backfill-{uuid4().hex[:8]}")
+        client.create_stream(StreamName=stream.name, ShardCount=2)
+        stream.settle()
+        return stream
 
     def put(self, count: int) -> None:
         rows = [f"{len(self.sent) + each:05}" for each in range(count)]
@@ -92,7 +92,7 @@ def test_kinesis_batch_is_cut_by_time_across_a_reshard(
     part = rows.option("kinesis.startingPosition", f"AT_TIMESTAMP {since}").option(
         "kinesis.endingPosition", json.dumps({"at_timestamp": end})
     )
-    assert data(part.load()) == sorted(row for row, at in arrived.items() if since <= at < end)
+    assert data(part.load()) == sorted(row for row, arrival in arrived.items() if since <= arrival < end)
 
 
 @pytest.mark.more
@@ -114,10 +114,10 @@ def test_queries_share_a_slice_under_leases_and_end_by_themselves(
             "maxRowsPerTrigger": "30",
         }
     )
-    found: list[str] = []
+    received: list[str] = []
 
     def land(batch: DataFrame, _number: int) -> None:
-        found.extend(data(batch))
+        received.extend(data(batch))
 
     def start(name: str) -> StreamingQuery:
         writer = rows.load().writeStream.foreachBatch(land).option("checkpointLocation", str(tmp_path / name))
@@ -125,7 +125,7 @@ def test_queries_share_a_slice_under_leases_and_end_by_themselves(
 
     queries = [start_query(partial(start, name)) for name in ("one", "two")]
     assert [query.awaitTermination(WAIT) for query in queries] == [True, True]
-    assert sorted(found) == sorted(row for row, at in arrived.items() if at < end)
+    assert sorted(received) == sorted(row for row, arrival in arrived.items() if arrival < end)
 
 
 @pytest.mark.more

@@ -72,11 +72,13 @@ class Stream(ListSource):
         self.unreachable -= 1
         if self.unreachable >= 0:
             raise SourceUnavailable("not now")
-        found = cast("ListReader", super().open(lease, start))
+        reader = cast("ListReader", super().open(lease, start))
         if start.sequence == "AT_TIMESTAMP":
             rows = self.shard_logs[lease.shard].records
-            found.at = next((at for at, each in enumerate(rows) if (each.arrived or 0) >= start.sub / 1000), len(rows))
-        return found
+            reader.at = next(
+                (index for index, each in enumerate(rows) if (each.arrived or 0) >= start.sub / 1000), len(rows)
+            )
+        return reader
 
 
 @define
@@ -94,8 +96,8 @@ class Ground:
         return self.stream
 
 
-def rows_in(found: list[pa.RecordBatch]) -> list[str]:
-    return [each.decode() for batch in found for each in batch["data"].to_pylist()]
+def rows_in(batches: list[pa.RecordBatch]) -> list[str]:
+    return [each.decode() for batch in batches for each in batch["data"].to_pylist()]
 
 
 def batch(ground: Ground, since: Position | None, until: Position | None, tasks: int) -> list[list[str]]:
@@ -147,10 +149,10 @@ def test_batch_has_each_record_of_its_time_once(
     for since in (at_timestamp(SINCE), None):
         rows_by_task = batch(ground, since, until, tasks)
         first = 0 if since is None else SINCE
-        wanted = in_time(ground.stream, first, UNTIL if until == at_timestamp(UNTIL) else 2**53)
+        expected = in_time(ground.stream, first, UNTIL if until == at_timestamp(UNTIL) else 2**53)
         if not tells_last and until != at_timestamp(UNTIL):
-            wanted = in_time(ground.stream, first, NOW - TOLD_MS + 1000)
-        assert sorted(each for rows in rows_by_task for each in rows) == wanted
+            expected = in_time(ground.stream, first, NOW - TOLD_MS + 1000)
+        assert sorted(each for rows in rows_by_task for each in rows) == expected
 
 
 @given(st.lists(st.floats(-100, 200), max_size=25), st.integers(2, 12), st.integers(1, 9), st.booleans())
@@ -168,7 +170,9 @@ def test_arrival_times_cause_neither_overlaps_nor_gaps(times: Times, tasks: int,
 
 def _behind_the_first_late(stream: Stream) -> set[str]:
     rows = stream.shard_logs["s"].records
-    over = next((at for at, each in enumerate(rows) if (each.arrived or 0) >= UNTIL / 1000 + LATE_SECONDS), len(rows))
+    over = next(
+        (index for index, each in enumerate(rows) if (each.arrived or 0) >= UNTIL / 1000 + LATE_SECONDS), len(rows)
+    )
     return {each.data.decode() for each in rows[over:]}
 
 
@@ -222,12 +226,12 @@ def test_part_resumes_once_its_source_responds() -> None:
 def test_part_without_any_response_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     ground = Ground()
     ground.stream.put("a", [1.0])
-    made = SlicedReader(ground, Bounds(None, at_timestamp(UNTIL), 1, "kinesis"), cores=1)
-    (part,) = made.partitions()
+    sliced = SlicedReader(ground, Bounds(None, at_timestamp(UNTIL), 1, "kinesis"), cores=1)
+    (part,) = sliced.partitions()
     monkeypatch.setattr(reader, "STALL_SECONDS", -1.0)
     ground.stream.unreachable = 1
     with pytest.raises(TimeoutError, match="shard a: nothing came of it"):
-        list(made.read(part))
+        list(sliced.read(part))
 
 
 def test_end_in_the_future_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +245,7 @@ def test_end_in_the_future_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("since", "until", "said"),
+    ("since", "until", "message"),
     [
         (
             at_timestamp(5),
@@ -251,10 +255,10 @@ def test_end_in_the_future_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
         (LATEST, at_timestamp(5), "option kinesis.startingPosition: what ends by itself begins with the oldest record"),
     ],
 )
-def test_empty_bounds_are_rejected(since: Position, until: Position, said: str) -> None:
+def test_empty_bounds_are_rejected(since: Position, until: Position, message: str) -> None:
     with pytest.raises(ValueError, match="option") as caught:
         Bounds(since, until, 0, "kinesis")
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(message)
 
 
 def test_batch_starting_at_the_tip_is_rejected() -> None:

@@ -134,8 +134,8 @@ def test_missing_package_error_says_what_to_set(tmp_path: Path) -> None:
     (tmp_path / "task").write_bytes(dumps((source, reader)))  # type: ignore[no-untyped-call]  # Spark has no types there
     assert vars(loads((tmp_path / "task").read_bytes())[1]) == {}  # noqa: S301  our own
     bare = [sys.executable, "-S", "-c", "import pickle, pyspark.cloudpickle; pickle.load(open('task', 'rb'))"]
-    done = subprocess.run(bare, check=False, cwd=tmp_path, capture_output=True, text=True)
+    completed = subprocess.run(bare, check=False, cwd=tmp_path, capture_output=True, text=True)
     expected = (
         f"ImportError: No module named 'leasehold': the Python of Spark's tasks is {sys.executable}; set PYSPARK_PYTHON"
     )
-    assert expected in done.stderr.splitlines()[-1]
+    assert expected in completed.stderr.splitlines()[-1]

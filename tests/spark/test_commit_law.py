@@ -49,9 +49,9 @@ class Shaky(Mortal):
         return attribute
 
     def _losing(self, call: Any) -> Any:  # noqa: ANN401  as above
-        def called(*given: Any, **named: Any) -> None:  # noqa: ANN401  as above
+        def called(*arguments: Any, **named: Any) -> None:  # noqa: ANN401  as above
             self.lost -= 1
-            call(*given, **named)
+            call(*arguments, **named)
             raise OutcomeUnknown("the answer was lost")
 
         return called
@@ -87,11 +87,11 @@ class Spark(RuleBasedStateMachine):
 
     # What happens to the query
 
-    @rule(dies=st.sampled_from([None, None, "planned", "logged", "said", "run", "sunk"]), most=st.integers(1, 30))
-    def batch(self, dies: str | None, most: int) -> None:
+    @rule(dies=st.sampled_from([None, None, "planned", "logged", "said", "run", "sunk"]), limit=st.integers(1, 30))
+    def batch(self, dies: str | None, limit: int) -> None:
         """Repeat what was planned and not done, or plan a batch, as Spark does; the process may die on the way."""
         try:
-            self._batch(dies, most)
+            self._batch(dies, limit)
         except (Killed, *FAULTS) as fault:
             note(f"the query ends: {fault!r}")
             self.kill()
@@ -150,15 +150,15 @@ class Spark(RuleBasedStateMachine):
         for lease in self.store.get([shard]):
             if not self._of_this(lease):
                 continue  # our workers do not read leases of a former stream
-            taken = (
+            outcome = (
                 self.store.write(StealLease(lease, "thief"))
                 if lease.owner
                 else self.store.write(ClaimLease(lease, "thief"))
             )
-            if lease.ended or not isinstance(taken, Done):
+            if lease.ended or not isinstance(outcome, Done):
                 return
             self.doubles_allowed = True
-            noted = self.store.write(AnnotateLease(taken.lease, INCARNATION, self.stream.incarnation() or SETTLED))
+            noted = self.store.write(AnnotateLease(outcome.lease, INCARNATION, self.stream.incarnation() or SETTLED))
             assert isinstance(noted, Done)
             begins = int(lease.checkpoint.sequence) if lease.checkpoint.numbered else 0
             handled = list(range(begins + 1, len(self.stream.records[shard]) + 1))[:count]
@@ -176,10 +176,12 @@ class Spark(RuleBasedStateMachine):
         """Each record before a checkpoint is committed with the sink, or was done by another worker."""
         if not hasattr(self, "store"):
             return
-        done = {row for number in self.commits for row in self.sink[number]} | self.reject_renamed
+        finished = {row for number in self.commits for row in self.sink[number]} | self.reject_renamed
         for lease in self.store.list().leases:
             behind = self._behind(lease)
-            assert behind <= done, f"{lease.key} says {lease.checkpoint}, and nobody has {sorted(behind - done)}"
+            assert behind <= finished, (
+                f"{lease.key} says {lease.checkpoint}, and nobody has {sorted(behind - finished)}"
+            )
 
     @invariant()
     def no_record_comes_twice_to_a_sink_that_skips_what_it_knows(self) -> None:
@@ -207,17 +209,17 @@ class Spark(RuleBasedStateMachine):
 
     # Spark
 
-    def _batch(self, dies: str | None, most: int) -> None:
+    def _batch(self, dies: str | None, limit: int) -> None:
         if self.reader is None:
             self.life = Shaky(self.store)
-            how: dict[str, Any] = {"rereadable": self.rereadable, "flush": self.flush, **self.anew}
-            self.reader = a_reader(self.stream, self.life, **how)
+            query_options: dict[str, Any] = {"rereadable": self.rereadable, "flush": self.flush, **self.anew}
+            self.reader = a_reader(self.stream, self.life, **query_options)
         number = max(self.offsets, default=0)
         if number and number not in self.commits:
             self._run(self.reader, number, dies)
             return
         start = self.offsets[number] if number else self.reader.initialOffset()
-        end = self._planned(self.reader, start, most)
+        end = self._planned(self.reader, start, limit)
         if end is None:
             return
         self._alive(dies, "planned")
@@ -228,9 +230,9 @@ class Spark(RuleBasedStateMachine):
         self._alive(dies, "said")
         self._run(self.reader, number + 1, dies)
 
-    def _planned(self, reader: LeasedReader, start: dict[str, Any], most: int) -> dict[str, Any] | None:
+    def _planned(self, reader: LeasedReader, start: dict[str, Any], limit: int) -> dict[str, Any] | None:
         for _ in range(LOOKS):
-            end = reader.latestOffset(start, ReadMaxRows(most))
+            end = reader.latestOffset(start, ReadMaxRows(limit))
             if end != start:
                 return end
         return None
@@ -263,8 +265,8 @@ class Spark(RuleBasedStateMachine):
 
     def _missing(self) -> set[Row]:
         records = self.stream.records.items()
-        there = {(key, number, text) for key, found in records for number, text in enumerate(found, 1)}
-        return there - self.reject_renamed - {row for number in self.commits for row in self.sink[number]}
+        existing = {(key, number, text) for key, texts in records for number, text in enumerate(texts, 1)}
+        return existing - self.reject_renamed - {row for number in self.commits for row in self.sink[number]}
 
 
 class EventHubsSpark(Spark):

@@ -54,9 +54,9 @@ def reader(tmp_path: Path) -> Iterator[Process]:
     with (tmp_path / ANSWERS).open("w") as answers:
         flock(answers, LOCK_EX)
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-            found = Process(process, tmp_path, answers)
-            assert found.told() == "reads"
-            yield found
+            reading = Process(process, tmp_path, answers)
+            assert reading.told() == "reads"
+            yield reading
             process.kill()
 
 

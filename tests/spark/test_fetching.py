@@ -46,9 +46,9 @@ def server(tmp_path: Path) -> Iterator[RowServer]:
     row_server.close()
 
 
-@pytest.mark.parametrize("most", [PLENTY, 0, 20], ids=["in memory", "on the disk", "in both"])
-def test_each_task_gets_its_own_rows_at_every_request(tmp_path: Path, most: int) -> None:
-    server = RowServer(ADDRESS, most, str(tmp_path))
+@pytest.mark.parametrize("limit", [PLENTY, 0, 20], ids=["in memory", "on the disk", "in both"])
+def test_each_task_gets_its_own_rows_at_every_request(tmp_path: Path, limit: int) -> None:
+    server = RowServer(ADDRESS, limit, str(tmp_path))
     parts = [server.keep(3, 0, [rows(1, 2), rows(3)]), server.keep(3, 1, [rows(4)])]
     assert [got(parts[0]), got(parts[1]), got(parts[0])] == [[1, 2, 3], [4], [1, 2, 3]]
     assert list(tmp_path.iterdir()) == []
@@ -87,19 +87,19 @@ def test_finished_batch_is_not_sent(server: RowServer) -> None:
     assert got(parts[1]) == [2]
 
 
-def believed(written: bytes) -> bool:
+def believed(sent: bytes) -> bool:
     """Return whether Arrow alone takes this for the complete rows."""
     try:
-        return bool(pa.ipc.open_stream(pa.py_buffer(written)).read_all())
+        return bool(pa.ipc.open_stream(pa.py_buffer(sent)).read_all())
     except (OSError, pa.ArrowInvalid):
         return False
 
 
 def test_task_whose_connection_ends_early_fails() -> None:
     """Arrow alone takes a connection that ends between two batches for the end of the rows."""
-    with io.BytesIO() as written:
-        TaskRows.of([rows(1, 2), rows(3)]).write(written)
-        stream = written.getvalue()
+    with io.BytesIO() as sent:
+        TaskRows.of([rows(1, 2), rows(3)]).write(sent)
+        stream = sent.getvalue()
     cuts = [cut for cut in range(len(stream) + 1) if believed(stream[:cut])]
     assert len(cuts) > 2
     for cut in (0, 1, len(stream) // 2, *cuts):
@@ -137,9 +137,9 @@ def test_no_port_is_opened_until_rows_are_fetched(monkeypatch: pytest.MonkeyPatc
     opened: list[Any] = []
     real = RowServer.__init__
 
-    def noted(self: RowServer, *given: Any) -> None:  # noqa: ANN401  as the server is made
-        opened.append(given)
-        real(self, *given)
+    def noted(self: RowServer, *arguments: Any) -> None:  # noqa: ANN401  as the server is made
+        opened.append(arguments)
+        real(self, *arguments)
 
     monkeypatch.setattr(RowServer, "__init__", noted)
     embedded, fetched = Transport(None), Transport(ADDRESS, PLENTY)
@@ -166,10 +166,10 @@ def test_memory_is_freed_with_each_batch() -> None:
     server = RowServer(ADDRESS, 2 * part.nbytes, "/not/here")
     for number in range(5):
         for place in range(2):
-            kept = server.keep(number, place, [part])
+            fetchable = server.keep(number, place, [part])
         with pytest.raises(FileNotFoundError):
             server.keep(number, 2, [part])
-        assert got(kept) == list(range(10))
+        assert got(fetchable) == list(range(10))
         server.discard(number)
     server.close()
 
@@ -186,13 +186,13 @@ def test_large_rows_arrive_in_small_batches(monkeypatch: pytest.MonkeyPatch) -> 
 def test_query_keeps_the_rows_of_one_batch_for_its_tasks(tmp_path: Path) -> None:
     place = Place(Stream({"a": [f"a{number}" for number in range(60)]}), tmp_path / "leases.db")
     query = place.query(maxRowsPerTrigger="5")
-    most = 0
+    limit = 0
     while len(query.rows) < 60:
         query.batch()
         server = query.reader._run._transport._server  # type: ignore[union-attr]  # noqa: SLF001  what it holds
-        most = max(most, len({number for number, _ in server._server.task_rows}))  # type: ignore[union-attr]  # noqa: SLF001
+        limit = max(limit, len({number for number, _ in server._server.task_rows}))  # type: ignore[union-attr]  # noqa: SLF001
     place.close()
-    assert most == 1
+    assert limit == 1
 
 
 def test_large_batches_are_sent_without_a_copy() -> None:
@@ -205,7 +205,7 @@ def test_large_batches_are_sent_without_a_copy() -> None:
 
 
 def test_dead_planner_is_not_reported_as_a_firewall() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
     with pytest.raises(RuntimeError, match=r"the process that had them is gone, killed perhaps for its memory"):
         list(fetching.fetch_rows(fetching.FetchedRows("127.0.0.1", port, bytes(fetching.TOKEN_BYTES), 1, 0)))

@@ -72,10 +72,10 @@ def test_query_with_a_full_buffer_does_not_resubscribe() -> None:
         feed.step(stream.clock.now)
         return feed.buffered[0] == ROWS
 
-    for wanted in (1, 2):
+    for expected in (1, 2):
         stream.clock.now += RESUBSCRIBE_SECONDS
         until(read)
-        stays_at(stream, wanted, feed.step)
+        stays_at(stream, expected, feed.step)
         chunk = feed.take(ROWS, 1 << 20)
         assert chunk is not None
-        assert chunk.ends == Position(str(ROWS * wanted))
+        assert chunk.ends == Position(str(ROWS * expected))

@@ -14,11 +14,13 @@ pytestmark = pytest.mark.slow
 QUERY = str(Path(__file__).with_name("killed_query.py"))
 
 
-def lived(folder: Path, how: str) -> int:
+def lived(folder: Path, behavior: str) -> int:
     """Run one life, and return how it ended."""
-    done = subprocess.run([sys.executable, QUERY, str(folder), how], capture_output=True, text=True, check=False)
-    assert done.returncode in {0, -signal.SIGKILL}, done.stderr
-    return done.returncode
+    completed = subprocess.run(
+        [sys.executable, QUERY, str(folder), behavior], capture_output=True, text=True, check=False
+    )
+    assert completed.returncode in {0, -signal.SIGKILL}, completed.stderr
+    return completed.returncode
 
 
 OFTEN = pytest.mark.more, pytest.mark.timeout(1500)

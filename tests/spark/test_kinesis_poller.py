@@ -28,10 +28,10 @@ LEASE = Lease("shard-0")
 
 def aggregate(*keys: str) -> bytes:
     """Return an aggregated record of this many user records."""
-    made = Aggregate(1 << 20)
+    builder = Aggregate(1 << 20)
     for key in keys:
-        assert made.add(f"data of {key}".encode(), key)
-    return made.encode()
+        assert builder.add(f"data of {key}".encode(), key)
+    return builder.encode()
 
 
 def cut_short(sealed: bytes) -> bytes:
@@ -111,14 +111,14 @@ def test_trimmed_records_are_reported(caplog: pytest.LogCaptureFixture) -> None:
 class ViewedAnswers(Answers):
     """A client whose responses are read as a wheel reads them."""
 
-    def get_records(self, **asked: object) -> dict[str, Any]:
+    def get_records(self, **_request: object) -> dict[str, Any]:
         """Return all records at once, each time again."""
         body = cbor2.dumps({"Records": self.records})
         views = scan() or pytest.skip("there is no compiler of C")
         response = views.viewed(body)
         assert response is not None
         *shown, sealed, _begin, _end = response
-        return super().get_records(**asked) | {
+        return super().get_records(**_request) | {
             "Records": RowViews(body, cast("Any", shown), views.columns, has_aggregates=sealed)
         }
 

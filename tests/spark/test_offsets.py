@@ -52,9 +52,9 @@ def test_offset_survives_serialization(least: int, offset: Offset) -> None:
 
 
 @given(st.lists(st.from_regex(r"[0-9]{1,129}", fullmatch=True).map(Position), min_size=1))
-def test_numbers_of_any_form_survive_packing(found: list[Position]) -> None:
+def test_numbers_of_any_form_survive_packing(positions: list[Position]) -> None:
     """Leading zeros are kept, so the offset has the same text and its batch is not read again."""
-    rows = [(str(place), position, position, 1) for place, position in enumerate(found)]
+    rows = [(str(place), position, position, 1) for place, position in enumerate(positions)]
     texts = [(key, *packed_cells(begins, ends, epoch)) for key, begins, ends, epoch in rows]
     assert list(unpack(json.loads(json.dumps(pack(texts))))) == rows
 
@@ -66,15 +66,17 @@ def test_offset_of_a_thousand_quiet_shards_is_short() -> None:
         key: Position(kinesis_number(place, draw))
         for place, key in enumerate(map("shardId-{:012}".format, range(1000)))
     }
-    offset = Offset(7, tuple((key, Range(at, at, 12)) for key, at in quiet.items()), "kinesis://orders")
+    offset = Offset(
+        7, tuple((key, Range(position, position, 12)) for key, position in quiet.items()), "kinesis://orders"
+    )
     assert len(json.dumps(encode(offset))) < 20_000
     assert decode(encode(offset)) == offset
 
 
 def kinesis_number(shard: int, draw: Random) -> str:
     """Return a number as Kinesis composes it: version, birth, shard, count, time of the record, shard, version."""
-    count, at = draw.randrange(1 << 34), 1_760_000_000 - draw.randrange(86_400)
-    return str(int(f"2{1_500_000_000:09x}{shard % 16:x}{count:016x}00{at:09x}{shard:08x}2", 16))
+    count, seconds = draw.randrange(1 << 34), 1_760_000_000 - draw.randrange(86_400)
+    return str(int(f"2{1_500_000_000:09x}{shard % 16:x}{count:016x}00{seconds:09x}{shard:08x}2", 16))
 
 
 def assert_it_comes_back(offset: Offset, least: int) -> None:
@@ -162,7 +164,7 @@ def test_batches_of_one_owner_are_contiguous_and_an_end_is_final(happenings: lis
     stands: dict[str, Position] = dict.fromkeys("ab", TRIM_HORIZON)
     epochs = dict.fromkeys("ab", 1)
     offset = Offset()
-    seen: dict[tuple[str, int], list[Range]] = {}
+    ranges_of: dict[tuple[str, int], list[Range]] = {}
     for step in happenings:
         stood = stands[step.key]
         if step.what == "theft":
@@ -180,8 +182,8 @@ def test_batches_of_one_owner_are_contiguous_and_an_end_is_final(happenings: lis
             offset = advance(offset, held, ends)
             stands |= ends
             for key, each in offset.ranges:
-                seen.setdefault((key, epochs[key]), []).append(each)
-    for ranges in seen.values():
+                ranges_of.setdefault((key, epochs[key]), []).append(each)
+    for ranges in ranges_of.values():
         assert all(one.ends == two.begins for one, two in pairwise(ranges))
         assert all(each.begins.order <= each.ends.order for each in ranges)
         assert not any(each.ends.ended for each in ranges[:-1])
@@ -268,12 +270,12 @@ def test_reclaimed_shard_starts_at_the_latest_complete_prefix(
 
 
 @given(st.dictionaries(keys, st.integers(0, 10**6)), st.integers(0, 10**6))
-def test_shares_fit_the_limit_and_starve_no_shard(waiting: Mapping[str, int], most: int) -> None:
-    found = fair_shares(waiting, most)
-    assert found.keys() == waiting.keys()
-    assert sum(found.values()) == min(most, sum(waiting.values()))
-    assert all(found[key] <= waiting[key] for key in waiting)
-    assert all(found[key] >= min(waiting[key], most // len(waiting)) for key in waiting)
+def test_shares_fit_the_limit_and_starve_no_shard(waiting: Mapping[str, int], limit: int) -> None:
+    positions = fair_shares(waiting, limit)
+    assert positions.keys() == waiting.keys()
+    assert sum(positions.values()) == min(limit, sum(waiting.values()))
+    assert all(positions[key] <= waiting[key] for key in waiting)
+    assert all(positions[key] >= min(waiting[key], limit // len(waiting)) for key in waiting)
 
 
 def test_shares_do_not_depend_on_the_order_of_the_shards() -> None:

@@ -167,8 +167,8 @@ def test_features_missing_in_older_pyspark_are_replaced() -> None:
         "assert sink.StreamSinkWriter.commit is datasource.DataSourceStreamWriter.commit\n"
         "assert compat.ReadMaxRows(7).max_rows == 7\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (completed.returncode, completed.stderr) == (0, "")
 
 
 @define

@@ -181,8 +181,8 @@ def numbers(repetition: RangeReplay) -> list[str] | None:
 
 def test_range_is_read_in_pieces_exactly_to_its_end() -> None:
     """The range ends exactly where the next batch begins, so no row is missing or doubled."""
-    wanted = evolve(WANTED, epoch=7)
-    trial = Trial(Script([records(1), ALL_READ, records(2), records(3, 4), records(5)]), wanted=wanted)
+    expected = evolve(WANTED, epoch=7)
+    trial = Trial(Script([records(1), ALL_READ, records(2), records(3, 4), records(5)]), wanted=expected)
     again = trial.repetition()
     assert again.problem == "it does not answer"
     assert numbers(again) == ["1", "2", "3"]
@@ -336,8 +336,8 @@ def test_silent_range_is_asked_about_every_half_minute() -> None:
     """A service in trouble gets one request per half minute, not one per read."""
     trial = Trial(Script([]), exclusive=True)
 
-    def away_twice(asked: int) -> None:
-        if asked < 3:
+    def away_twice(count: int) -> None:
+        if count < 3:
             raise SourceUnavailable("no link to the hub")
 
     trial.script.latest_ = away_twice
@@ -437,18 +437,18 @@ class Looks(Watchdog):
             raise TimeoutError("enough")
 
 
-@pytest.mark.parametrize(("most", "said"), [(10, 0), (11, 1), (25, 2)])
+@pytest.mark.parametrize(("limit", "lines"), [(10, 0), (11, 1), (25, 2)])
 def test_wait_names_what_is_left_and_logs_every_tenth_look(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, most: int, said: int
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, limit: int, lines: int
 ) -> None:
     """A long wait is logged, but not at each look, and the error at its end names the shard."""
     monkeypatch.setattr(replay, "POLL_SECONDS", 0.0)
-    trial, looks = Trial(Script([MUTE] * 2000)), Looks(most)
+    trial, looks = Trial(Script([MUTE] * 2000)), Looks(limit)
     with caplog.at_level(logging.WARNING), pytest.raises(TimeoutError, match="enough"):
         replay_batch(Offset(1, (("a", trial.wanted),)), trial.place, looks)
-    assert looks.told == [({"a": "it does not answer"}, 0)] * most
+    assert looks.told == [({"a": "it does not answer"}, 0)] * limit
     messages = [each.getMessage() for each in caplog.records]
-    assert messages == ["the repeated batch waits for a (it does not answer)"] * said
+    assert messages == ["the repeated batch waits for a (it does not answer)"] * lines
 
 
 def test_sixteen_ranges_are_read_in_parallel_by_named_threads() -> None:

@@ -77,8 +77,8 @@ def test_page_lists_exactly_the_options(source: str) -> None:
 def lease(name: str) -> Callable[[Any], Any]:
     """Read a field of the lease's options, whichever source has them."""
 
-    def read(asked: Any) -> Any:  # noqa: ANN401  each source has a class of its own
-        return attrgetter(name)(asked["lease"] if isinstance(asked, dict) else asked.lease)
+    def read(options_object: Any) -> Any:  # noqa: ANN401  each source has a class of its own
+        return attrgetter(name)(options_object["lease"] if isinstance(options_object, dict) else options_object.lease)
 
     return read
 
@@ -187,8 +187,8 @@ def test_every_option_is_tested() -> None:
     tried = {each[0] for table in (IN_ALL, *OWN.values()) for each in table}
     assert set.union(*tables().values()) == tried | set.union(*ELSEWHERE.values())
     for file, names in ELSEWHERE.items():
-        (found,) = PAGE.parents[1].glob(f"tests/*/{file}")
-        assert [name for name in names if name not in found.read_text(encoding="utf-8")] == []
+        (path,) = PAGE.parents[1].glob(f"tests/*/{file}")
+        assert [name for name in names if name not in path.read_text(encoding="utf-8")] == []
 
 
 @pytest.mark.parametrize(
@@ -200,6 +200,6 @@ def test_option_does_what_the_page_says(source: str, tried: Tried) -> None:
     read, need = READS[source]
     name, value, look, default, expected = tried
     options = {"lease.cores": "5", "lease.fetchHost": "driver", **need}
-    by_default, found = look(read(options)), look(read({**options, name: value}))
-    assert (by_default, found) == (default, expected)
-    assert by_default != found
+    by_default, changed = look(read(options)), look(read({**options, name: value}))
+    assert (by_default, changed) == (default, expected)
+    assert by_default != changed

@@ -84,7 +84,7 @@ def test_time_may_be_written_as_in_other_connectors(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "error_text"),
     [
         ("kinesis.getrecords.fetchintervalms", "100", "'100' is not a whole number from 223"),  # K5
         ("kinesis.stsrolearn", "arn", "unknown; did you mean kinesis.roleArn?"),
@@ -110,12 +110,12 @@ def test_time_may_be_written_as_in_other_connectors(text: str) -> None:
         ("lease.fetchport", "70000", "is not a whole number from 1 to 65535"),
     ],
 )
-def test_bad_option_is_named(name: str, value: str, said: str) -> None:
+def test_bad_option_is_named(name: str, value: str, error_text: str) -> None:
     with pytest.raises(ValueError, match="option") as caught:
         kinesis_options({**KINESIS, name: value})
     message = str(caught.value)
     assert message.lower().startswith(f"option {name}")
-    assert said in message
+    assert error_text in message
 
 
 def test_connection_string_names_the_hub_and_is_never_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_connection_string_names_the_hub_and_is_never_shown(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("options", "error_text"),
     [
         ({"eventhubs.connectionString": CONNECTION}, "option eventhubs.connectionString: Spark would show it"),
         ({"EVENTHUBS.CONNECTIONSTRING": CONNECTION}, "option eventhubs.connectionString: Spark would show it"),
@@ -140,17 +140,17 @@ def test_connection_string_names_the_hub_and_is_never_shown(monkeypatch: pytest.
     ],
 )
 def test_secret_is_rejected_where_spark_would_show_it(
-    given: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, str], error_text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spark shows a signature in its plans, and any secret on the page of a Connect server."""
     monkeypatch.setenv("EVENTHUBS_CONNECTION_STRING", "hush")
-    with pytest.raises(ValueError, match="^" + re.escape(said)) as caught:
-        event_hubs_options({**given, "lease.store": "sqlite://x"})
+    with pytest.raises(ValueError, match="^" + re.escape(error_text)) as caught:
+        event_hubs_options({**options, "lease.store": "sqlite://x"})
     assert "hush" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("given", "address"),
+    ("options", "address"),
     [
         ({}, None),
         ({"lease.fetchHost": "driver"}, Address("driver", "driver")),
@@ -162,13 +162,13 @@ def test_secret_is_rejected_where_spark_would_show_it(
     ],
     ids=["unknown", "as Spark", "bound elsewhere", "not wanted"],
 )
-def test_rows_are_fetched_if_the_driver_is_known(given: dict[str, str], address: Address | None) -> None:
+def test_rows_are_fetched_if_the_driver_is_known(options: dict[str, str], address: Address | None) -> None:
     """Tasks connect to an address where the driver listens, and batches are not limited to 4 MB."""
-    assert kinesis_options({**KINESIS, **given}).lease.fetch == address
+    assert kinesis_options({**KINESIS, **options}).lease.fetch == address
 
 
 @pytest.mark.parametrize(
-    ("settings", "known"),
+    ("settings", "expected"),
     [
         ({"spark.master": "local[4]", "spark.driver.host": "192.0.2.7"}, {"lease.fetchHost": "127.0.0.1"}),
         (
@@ -188,24 +188,24 @@ def test_rows_are_fetched_if_the_driver_is_known(given: dict[str, str], address:
     ],
     ids=["this machine", "a cluster", "a bound address", "IPv6", "encrypted", "unknown"],
 )
-def test_address_is_that_of_sparks_own_driver(settings: dict[str, str], known: dict[str, str]) -> None:
+def test_address_is_that_of_sparks_own_driver(settings: dict[str, str], expected: dict[str, str]) -> None:
     """Rows stay on the loopback address of a single machine, and have no address if Spark encrypts its traffic."""
 
     class Session:
         conf = settings
 
-    assert driver_address(cast("SparkSession", Session)) == known
+    assert driver_address(cast("SparkSession", Session)) == expected
 
 
 def test_users_schema_is_rejected_at_once() -> None:
-    made = KinesisLeased({**KINESIS, "lease.store": "sqlite://x"})
+    source = KinesisLeased({**KINESIS, "lease.store": "sqlite://x"})
     with pytest.raises(ValueError, match=r"^schema: the columns are data, streamName, .* leave out \.schema"):
-        made.streamReader(StructType([StructField("data", StringType())]))
+        source.streamReader(StructType([StructField("data", StringType())]))
 
 
-@pytest.mark.parametrize(("given", "place"), [({}, "keep"), ({"kinesis.misplaced": "DROP"}, "drop")])
-def test_misplaced_option_reaches_the_source(given: dict[str, str], place: str) -> None:
-    assert kinesis_options({**KINESIS, **given}).url_options["misplaced"] == place
+@pytest.mark.parametrize(("options", "place"), [({}, "keep"), ({"kinesis.misplaced": "DROP"}, "drop")])
+def test_misplaced_option_reaches_the_source(options: dict[str, str], place: str) -> None:
+    assert kinesis_options({**KINESIS, **options}).url_options["misplaced"] == place
     with pytest.raises(ValueError, match=r"^option kinesis.misplaced: 'whole' is not one of keep, drop$"):
         kinesis_options({**KINESIS, "kinesis.misplaced": "whole"})
 
@@ -218,8 +218,8 @@ def test_query_takes_no_part_in_a_swap_of_lease_tables() -> None:
 
 def test_missing_dependencies_are_one_sentence() -> None:
     code = "import sys; sys.modules['attrs'] = None; import leasehold.adapters.spark"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    (last,) = done.stderr.strip().splitlines()[-1:]
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    (last,) = completed.stderr.strip().splitlines()[-1:]
     assert last.startswith("ModuleNotFoundError: import of attrs halted")
     assert "--py-files ships it" in last
     assert "venv-pack and --archives" in last
@@ -229,9 +229,9 @@ def test_package_unpacked_by_spark_finds_its_zip(tmp_path: Path) -> None:
     """Spark does not name the path of a package that --py-files ships."""
     home = Path(leasehold.__file__).parents[1]
     root, zipped = str(home), str(tmp_path / "shipped.zip")
-    with ZipFile(zipped, "w") as made:
+    with ZipFile(zipped, "w") as archive:
         for path in (home / "leasehold").rglob("*.py"):
-            made.write(path, str(path.relative_to(home)))
+            archive.write(path, str(path.relative_to(home)))
     apart = f"import sys; sys.path = [each for each in sys.path if each != {root!r}]; "
     packs = (
         f"{apart} sys.path.insert(0, {zipped!r}); from leasehold.adapters.sources.call_timeouts import Backoff; "
@@ -242,8 +242,10 @@ def test_package_unpacked_by_spark_finds_its_zip(tmp_path: Path) -> None:
     unpacks = (
         f"{apart} import pickle; pickle.load(sys.stdin.buffer)(); sys.stdout.write(sys.modules['leasehold'].__file__)"
     )
-    done = subprocess.run([sys.executable, "-c", unpacks], cwd=tmp_path, input=packed, capture_output=True, check=False)
-    assert done.stdout.decode() == f"{zipped}/leasehold/__init__.py", done.stderr.decode()[-500:]
+    completed = subprocess.run(
+        [sys.executable, "-c", unpacks], cwd=tmp_path, input=packed, capture_output=True, check=False
+    )
+    assert completed.stdout.decode() == f"{zipped}/leasehold/__init__.py", completed.stderr.decode()[-500:]
 
 
 def test_shards_start_at_their_own_positions() -> None:
@@ -272,7 +274,7 @@ def test_formats_are_registered_without_another_clouds_library(absent: str) -> N
     formats = ("kinesis.data_source", "kinesis.table_changes", "event_hubs.data_source")
     missing = "; ".join(f"sys.modules[{name!r}] = None" for name in {absent, absent.replace("boto3", "botocore")})
     imports = ", ".join(f"leasehold.adapters.spark.{each}" for each in formats)
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", f"import sys; {missing}; import {imports}"], capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (completed.returncode, completed.stderr) == (0, "")

@@ -102,9 +102,9 @@ def test_stream_lands_in_files_once(
     for number in range(2):
         for text in texts[2 * number : 2 * number + 2]:
             kinesis_client.put_record(StreamName="piped", Data=text.encode(), PartitionKey="k")
-        done = CliRunner().invoke(app, ["kinesis-leased", *sets, "--folder", str(tmp_path), "--once"])
-        assert (done.exit_code, done.stderr) == (0, "")
-        assert sum(json.loads(line)["rows"] for line in done.stdout.splitlines()) == 2
+        result = CliRunner().invoke(app, ["kinesis-leased", *sets, "--folder", str(tmp_path), "--once"])
+        assert (result.exit_code, result.stderr) == (0, "")
+        assert sum(json.loads(line)["rows"] for line in result.stdout.splitlines()) == 2
     rows = spark.read.parquet(f"{tmp_path}/rows/main").orderBy("sequenceNumber").collect()
     assert [bytes(row.data).decode() for row in rows] == texts
     kinesis_client.delete_stream(StreamName="piped")
@@ -115,17 +115,19 @@ def test_bad_option_is_one_line(spark: SparkSession) -> None:
     ends = ["--folder", "x"]
     refused = CliRunner().invoke(app, ["eventhubs-leased", "--set", "EventHubs.connectionString=hush", *ends])
     assert (refused.exit_code, "Spark would show it" in refused.stderr, "hush" in refused.stderr) == (2, True, False)
-    done = CliRunner().invoke(app, ["kinesis-leased", "--set", "streamName", *ends])
-    assert (done.exit_code, done.stderr) == (2, "leasehold pipeline: --set: 'streamName' is not NAME=VALUE\n")
-    gone = CliRunner().invoke(app, ["kinesis-leased", "--set=kinesis.streamName=s", "--set=lease.readers=2", *ends])
-    assert (gone.exit_code, gone.stderr.count("\n")) == (1, 1)
-    assert gone.stderr.startswith("leasehold pipeline: option lease.readers: unknown; choose among ")
+    result = CliRunner().invoke(app, ["kinesis-leased", "--set", "streamName", *ends])
+    assert (result.exit_code, result.stderr) == (2, "leasehold pipeline: --set: 'streamName' is not NAME=VALUE\n")
+    other = CliRunner().invoke(app, ["kinesis-leased", "--set=kinesis.streamName=s", "--set=lease.readers=2", *ends])
+    assert (other.exit_code, other.stderr.count("\n")) == (1, 1)
+    assert other.stderr.startswith("leasehold pipeline: option lease.readers: unknown; choose among ")
 
 
 def test_unusable_lease_table_is_one_line(spark: SparkSession, tmp_path: Path) -> None:
     assert spark.version
     sets = ["--set=kinesis.streamName=s", f"--set=lease.store=sqlite://{tmp_path}/no/leases.db"]
-    done = CliRunner().invoke(app, ["kinesis-leased", *sets, "--folder", str(tmp_path), "--once"])
-    assert done.exit_code == 1
-    assert done.stderr.startswith(f"leasehold pipeline: {tmp_path}/no/leases.db: unable to open database file; check ")
-    assert done.stderr.count("\n") == 1
+    result = CliRunner().invoke(app, ["kinesis-leased", *sets, "--folder", str(tmp_path), "--once"])
+    assert result.exit_code == 1
+    assert result.stderr.startswith(
+        f"leasehold pipeline: {tmp_path}/no/leases.db: unable to open database file; check "
+    )
+    assert result.stderr.count("\n") == 1

@@ -87,12 +87,12 @@ def test_distant_faults_do_not_add_up() -> None:
 def test_unreadable_shard_is_released_at_once_and_avoided_for_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    stream, told = Stream({"a": ["x"]}, denied={"a"}), list[tuple[object, ...]]()
+    stream, exclusions = Stream({"a": ["x"]}, denied={"a"}), list[tuple[object, ...]]()
     worker, feed = a_feed(stream, an_ahead())
-    monkeypatch.setattr(worker, "exclude", lambda *given: told.append(given))
-    monkeypatch.setattr(worker, "hurry", lambda: told.append(("hurry",)))
+    monkeypatch.setattr(worker, "exclude", lambda *arguments: exclusions.append(arguments))
+    monkeypatch.setattr(worker, "hurry", lambda: exclusions.append(("hurry",)))
     assert [feed.step(1.0), feed.step(1.0)] == [1.0, math.inf]
-    assert (told, worker.store.get(["a"])[0].owner) == ([("a", EXCLUDED_SECONDS), ("hurry",)], None)
+    assert (exclusions, worker.store.get(["a"])[0].owner) == ([("a", EXCLUDED_SECONDS), ("hurry",)], None)
 
 
 def test_lease_lost_before_its_start_is_stored_is_not_read() -> None:
@@ -143,12 +143,14 @@ def test_single_batch_is_not_copied() -> None:
 @pytest.mark.parametrize("last", [20, 19, 21])
 def test_commit_of_the_last_number_is_written_without_a_read(last: int) -> None:
     """A nightly query that finds nothing new ends, but a commit that does not match the last number is not written."""
-    stream, done = Stream({"a": ["x"] * 20}, numbers=True, silent={"a"}), Position(str(last))
-    ahead = ReadAheadState(pace(), Condition(), lambda _holding, _checkpoint: done, lambda _key: done, only_now=True)
+    stream, committed = Stream({"a": ["x"] * 20}, numbers=True, silent={"a"}), Position(str(last))
+    ahead = ReadAheadState(
+        pace(), Condition(), lambda _holding, _checkpoint: committed, lambda _key: committed, only_now=True
+    )
     worker, feed = a_feed(stream, ahead)
     for moment in range(4):
         feed.step(float(moment))
-    assert worker.store.get(["a"])[0].checkpoint == (done if last == 20 else TRIM_HORIZON)
+    assert worker.store.get(["a"])[0].checkpoint == (committed if last == 20 else TRIM_HORIZON)
     assert (feed.idle, stream.readings == 0) == (last > 19, last > 19)
     now = 4.0
     while not feed.idle and now < 2 * SILENT_SECONDS:
@@ -157,12 +159,12 @@ def test_commit_of_the_last_number_is_written_without_a_read(last: int) -> None:
 
 
 def test_every_read_is_measured() -> None:
-    ahead, told = an_ahead(), list[tuple[str, int, float | None]]()
-    ahead.measure = lambda holding, batch: told.append((holding.key, batch.count, batch.behind_seconds))
+    ahead, measurements = an_ahead(), list[tuple[str, int, float | None]]()
+    ahead.measure = lambda holding, batch: measurements.append((holding.key, batch.count, batch.behind_seconds))
     _, feed = a_feed(Stream({"a": ["x"] * 15}), ahead)
     for now in range(4):
         feed.step(float(now))
-    assert told == [("a", 10, 0.005), ("a", 5, 0.0), ("a", 0, 0.0)]
+    assert measurements == [("a", 10, 0.005), ("a", 5, 0.0), ("a", 0, 0.0)]
 
 
 def test_available_now_query_ends_although_records_keep_arriving() -> None:

@@ -16,9 +16,9 @@ from leasehold.balancer.model import Position
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
     """Return a stream of eight shards with a record each."""
-    found = Place(Stream({f"shard-{number}": ["x"] for number in range(8)}), tmp_path / "leases.db")
-    yield found
-    found.close()
+    streams = Place(Stream({f"shard-{number}": ["x"] for number in range(8)}), tmp_path / "leases.db")
+    yield streams
+    streams.close()
 
 
 def test_many_lost_shards_are_logged_in_a_short_line(place: Place, caplog: pytest.LogCaptureFixture) -> None:
@@ -41,8 +41,8 @@ def test_possible_duplicates_are_counted_in_the_progress(place: Place) -> None:
     place.stream.undecided = True
     query = place.query()
     query.until(lambda query: len(query.rows) == len(place.stream.records))
-    told: Any = query.reader.reportLatestOffset()
-    assert told["undecidedRows"] == len(query.rows)
+    report: Any = query.reader.reportLatestOffset()
+    assert report["undecidedRows"] == len(query.rows)
 
 
 def test_query_that_has_read_everything_is_not_behind(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,5 +51,5 @@ def test_query_that_has_read_everything_is_not_behind(place: Place, monkeypatch:
     query.reader.prepareForTriggerAvailableNow()
     while query.reader.latestOffset(query.offset, query.reader.getDefaultReadLimit()) != query.offset:
         query.batch()
-    told: Any = query.reader.reportLatestOffset()
-    assert told == {"shards": 8, "behindMs": 0, "behindMsByShard": {}, "undecidedRows": 0}
+    report: Any = query.reader.reportLatestOffset()
+    assert report == {"shards": 8, "behindMs": 0, "behindMsByShard": {}, "undecidedRows": 0}

@@ -33,14 +33,14 @@ def texts(prefix: str, count: int) -> list[str]:
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
     """Return a stream of two shards, with 35 and 15 records."""
-    found = Place(Stream({"a": texts("a", 35), "b": texts("b", 15)}), tmp_path / "leases.db")
-    yield found
-    found.close()
+    streams = Place(Stream({"a": texts("a", 35), "b": texts("b", 15)}), tmp_path / "leases.db")
+    yield streams
+    streams.close()
 
 
 def everything(stream: Stream) -> list[tuple[str, int, str]]:
     """Return every record as a row."""
-    return sorted((key, place, text) for key, found in stream.records.items() for place, text in enumerate(found, 1))
+    return sorted((key, place, text) for key, texts in stream.records.items() for place, text in enumerate(texts, 1))
 
 
 def test_limited_batches_hold_every_record_once(place: Place) -> None:
@@ -71,10 +71,10 @@ def test_tasks_that_could_not_be_made_are_retried_with_the_same_rows(
     query, faults = place.query(), [OSError("no space left on device")]
     partitions = Transport.partitions
 
-    def refused(transport: Transport, *given: Any) -> Any:  # noqa: ANN401  as it is
+    def refused(transport: Transport, *arguments: Any) -> Any:  # noqa: ANN401  as it is
         if faults:
             raise faults.pop()
-        return partitions(transport, *given)
+        return partitions(transport, *arguments)
 
     monkeypatch.setattr(Transport, "partitions", refused)
     end = query.plan()
@@ -114,16 +114,16 @@ def test_planned_batch_is_repeated_exactly(place: Place) -> None:
     first = place.query(maxRowsPerTrigger="7")
     before = first.batch()
     one = first.offset
-    done = first.batch()
+    rows = first.batch()
     two = first.offset
     first.reader.stop()
     place.stream.put("a", *texts("late", 5))
     second = place.query(one)
-    assert second.run(two) == done
+    assert second.run(two) == rows
     second.reader.stop()
     place.path = place.path.with_name("another.db")  # the lease table is gone as well
     third = place.query(one)
-    assert third.run(two) == done
+    assert third.run(two) == rows
     third.offset = two
     third.until(lambda query: sorted({*before, *query.rows}) == everything(place.stream))
     assert len(before) + len(third.rows) == 55
@@ -338,8 +338,8 @@ def test_query_is_closed_once_even_if_closing_fails(place: Place, monkeypatch: p
 def test_lag_of_buffered_rows_does_not_grow_while_they_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """`behindMs` does not grow with the time that buffered rows wait for a slow sink."""
     clock, stream = stepped(monkeypatch), Stream({"a": texts("a", 500)})
-    how: dict[str, Any] = {"rereadable": True, "flush": "true", "lease.bufferRows": "20"}
-    reader = a_reader(stream, Mortal(MemoryStore()), **how)
+    query_options: dict[str, Any] = {"rereadable": True, "flush": "true", "lease.bufferRows": "20"}
+    reader = a_reader(stream, Mortal(MemoryStore()), **query_options)
     start = reader.initialOffset()
     while reader.latestOffset(start, ReadMaxRows(1)) == start:
         pass
@@ -371,12 +371,12 @@ def test_available_now_query_knows_what_it_still_waits_for(monkeypatch: pytest.M
     for _ in range(3):
         loop.tick()
     assert loop.awaited == {}
-    taken = store.write(StealLease(store.get(["a"])[0], "thief"))
+    outcome = store.write(StealLease(store.get(["a"])[0], "thief"))
     loop._worker.renew(clock.now + 10.0)  # noqa: SLF001  so that it notices
     loop.tick()
     assert loop.awaited == {"a": "thief owns it and does not renew it"}
-    assert isinstance(taken, Done)
-    assert isinstance(store.write(RenewLease(taken.lease)), Done)
+    assert isinstance(outcome, Done)
+    assert isinstance(store.write(RenewLease(outcome.lease)), Done)
     assert loop.awaited == {}, "whoever renews it reads it"
     store.write(ReleaseLease(store.get(["a"])[0], "thief"))
     assert loop.awaited == {"a": "nobody owns it"}

@@ -39,8 +39,8 @@ class Table:
 
     def read_up(self, query: Query) -> list[str]:
         """Return the texts of what the stream holds, each as often as it came."""
-        there = sum(map(len, self.stream.records.values()))
-        query.until(lambda query: len(query.rows) >= there)
+        count = sum(map(len, self.stream.records.values()))
+        query.until(lambda query: len(query.rows) >= count)
         return sorted(text for _, _, text in query.rows)
 
     def noted(self) -> set[str | None]:
@@ -51,15 +51,15 @@ class Table:
 @pytest.fixture
 def table(monkeypatch: pytest.MonkeyPatch) -> Table:
     """Return a stream of two shards with five records each."""
-    found = Table(stepped(monkeypatch))
-    fill(found, "old", 5)
-    return found
+    new_table = Table(stepped(monkeypatch))
+    fill(new_table, "old", 5)
+    return new_table
 
 
-def fill(table: Table, word: str, count: int) -> None:
+def fill(table: Table, prefix: str, count: int) -> None:
     """Put this many records into each shard."""
     for shard in table.stream.records:
-        table.stream.put(shard, *(f"{word} {shard}{number}" for number in range(count)))
+        table.stream.put(shard, *(f"{prefix} {shard}{number}" for number in range(count)))
 
 
 def test_recreated_stream_ends_the_query_by_default(table: Table) -> None:
@@ -144,16 +144,16 @@ def test_unnamed_offset_resumes_if_nothing_was_recreated(table: Table) -> None:
     assert again.offset["i"] == "fake:1000"
 
 
-@pytest.mark.parametrize(("made", "told"), [(1000, "fake:2000, and the query reads fake:1000"), (0, "")])
-def test_offset_of_a_later_incarnation_is_rejected(table: Table, made: int, told: str) -> None:
+@pytest.mark.parametrize(("created", "message"), [(1000, "fake:2000, and the query reads fake:1000"), (0, "")])
+def test_offset_of_a_later_incarnation_is_rejected(table: Table, created: int, message: str) -> None:
     """Even if a listing is outdated, an offset's ranges are not read from another incarnation of the stream."""
     table.stream.made = 2000
     query = table.query()
     table.read_up(query)
-    table.stream.made = made
+    table.stream.made = created
     again = table.query(query, ANEW)
-    if told:
-        with pytest.raises(SourceError, match=rf"^offset: the checkpointLocation is of {told}"):
+    if message:
+        with pytest.raises(SourceError, match=rf"^offset: the checkpointLocation is of {message}"):
             again.plan()
     else:
         fill(table, "more", 1)

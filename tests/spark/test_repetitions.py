@@ -31,16 +31,18 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     """Return a stream of two shards with a record each, where silence is soon believed."""
     monkeypatch.setattr("leasehold.adapters.spark.replay.SILENT_SECONDS", 0.5)
     monkeypatch.setattr("leasehold.adapters.spark.replay.SILENT_SECONDS_OWNED", 0.3)
-    found = Place(Stream({"a": ["a0"], "b": ["b0"]}), tmp_path / "leases.db")
-    yield found
-    found.close()
+    streams = Place(Stream({"a": ["a0"], "b": ["b0"]}), tmp_path / "leases.db")
+    yield streams
+    streams.close()
 
 
-def once_more(place: Place, crash: Crash, flush: str, *, rereadable: bool = True, gone: tuple[Row, ...] = ()) -> None:
+def once_more(
+    place: Place, crash: Crash, flush: str, *, rereadable: bool = True, missing: tuple[Row, ...] = ()
+) -> None:
     """Kill the query before it plans another batch, and check that the next run finds every record except `gone`."""
     place.queries[-1].kill()
     last = place.query(crash.planned, rereadable=rereadable, **{"lease.flushOnIdle": flush})
-    drained(last, crash.sink, place.stream, also=gone)
+    drained(last, crash.sink, place.stream, also=missing)
 
 
 @pytest.mark.sampled(3)
@@ -58,9 +60,9 @@ def test_throttled_range_is_awaited(place: Place, flush: str, *, sunk: bool) -> 
 
 def test_range_is_read_again_under_its_original_epoch() -> None:
     """On Event Hubs, a reader under the present epoch disconnects the shard's owner."""
-    stream, wanted = Stream({"a": ["a0", "a1"]}), Range(TRIM_HORIZON, Position("2"), 3)
+    stream, planned = Stream({"a": ["a0", "a1"]}), Range(TRIM_HORIZON, Position("2"), 3)
     where = replay.ReplayContext(MemoryStore(), stream, columns("fake"), exclusive=True)
-    rows = replay.RangeReplay(Lease("a", epoch=9), wanted, where, Event()).rows()
+    rows = replay.RangeReplay(Lease("a", epoch=9), planned, where, Event()).rows()
     assert rows is not None
     assert (rows.num_rows, stream.opened) == (2, [("a", 3)])
 
@@ -131,9 +133,9 @@ def test_trimmed_range_is_left_out_and_the_rest_arrives(place: Place) -> None:
     place.stream.trimmed["a"] = oldest
     query = again(place, crash)
     assert query.rows == [row for row in crash.rows if row[0] == "b" or row[1] > oldest]
-    gone = tuple(row for row in everything(place.stream) if row[0] == "a" and row[1] == oldest)
-    once_more(place, crash, "true", gone=gone)
-    assert crash.sink.rows == [row for row in everything(place.stream) if row not in gone]
+    missing = tuple(row for row in everything(place.stream) if row[0] == "a" and row[1] == oldest)
+    once_more(place, crash, "true", missing=missing)
+    assert crash.sink.rows == [row for row in everything(place.stream) if row not in missing]
 
 
 def test_late_commit_does_not_pass_a_range_left_out_earlier(place: Place) -> None:

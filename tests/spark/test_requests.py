@@ -32,24 +32,24 @@ def idle(_asked: int) -> dict[str, Any]:
     return {"Records": [], "MillisBehindLatest": 0, "NextShardIterator": "it"}
 
 
-def busy(asked: int) -> dict[str, Any]:
+def busy(count: int) -> dict[str, Any]:
     """Return as much as a request may hold, with more waiting."""
-    rows = [{"Data": b"x", "PartitionKey": "k", "SequenceNumber": str(100 * asked + each)} for each in range(100)]
+    rows = [{"Data": b"x", "PartitionKey": "k", "SequenceNumber": str(100 * count + each)} for each in range(100)]
     return {"Records": rows, "MillisBehindLatest": 60_000, "NextShardIterator": "it"}
 
 
-def throttled(asked: int) -> dict[str, Any]:
+def throttled(count: int) -> dict[str, Any]:
     """Reject every second request as one too many."""
-    if asked % 2:
+    if count % 2:
         raise refused("ProvisionedThroughputExceededException")
-    return busy(asked)
+    return busy(count)
 
 
-def expiring(asked: int) -> dict[str, Any]:
+def expiring(count: int) -> dict[str, Any]:
     """Expire each iterator soon."""
-    if asked % 3 == 0:
+    if count % 3 == 0:
         raise refused("ExpiredIteratorException")
-    return busy(asked)
+    return busy(count)
 
 
 @define

@@ -18,9 +18,9 @@ pytestmark = pytest.mark.slow
 def place(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Place]:
     """Return a stream of two shards with a record each."""
     caplog.set_level("INFO", "leasehold")
-    found = Place(Stream({"a": ["a0"], "b": ["b0"]}), tmp_path / "leases.db")
-    yield found
-    found.close()
+    streams = Place(Stream({"a": ["a0"], "b": ["b0"]}), tmp_path / "leases.db")
+    yield streams
+    streams.close()
 
 
 @pytest.mark.parametrize("sunk", [False, True], ids=["before the sink", "after the sink"])
@@ -78,10 +78,10 @@ def test_lease_stolen_from_a_dead_query_costs_one_batch(place: Place, caplog: py
     """A steal in the meantime loses no batch, does not end the query, and leaves the new owner's checkpoint."""
     crash = crashed(place, sunk=False)
     store = place.queries[0].store
-    taken = store.write(StealLease(store.get(["a"])[0], "thief"))
-    assert isinstance(taken, Done)
-    begins, ends = taken.lease.checkpoint, Position(str(len(place.stream.records["a"])))
-    moved = store.write(CheckpointLease(taken.lease, ends))
+    outcome = store.write(StealLease(store.get(["a"])[0], "thief"))
+    assert isinstance(outcome, Done)
+    begins, ends = outcome.lease.checkpoint, Position(str(len(place.stream.records["a"])))
+    moved = store.write(CheckpointLease(outcome.lease, ends))
     assert isinstance(moved, Done)
     query = again(place, crash)
     assert query.rows == crash.rows
@@ -129,11 +129,11 @@ def test_query_without_its_lease_table_and_batch_skips_nothing(
 
 def test_query_without_sparks_checkpoint_resumes_at_its_leases(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     crash = crashed(place, sunk=True)
-    done = {lease.key: lease.checkpoint.order[1] for lease in place.queries[0].store.list().leases}
+    checkpoints = {lease.key: lease.checkpoint.order[1] for lease in place.queries[0].store.list().leases}
     query = place.query()
-    tips = {key: str(len(found)) for key, found in place.stream.records.items()}
+    tips = {key: str(len(texts)) for key, texts in place.stream.records.items()}
     query.until(lambda query: query.checkpoints() == tips)
-    assert [row for row in query.rows if row[1] <= done[row[0]]] == []
+    assert [row for row in query.rows if row[1] <= checkpoints[row[0]]] == []
     assert set(query.rows) | set(crash.sink.rows) == set(everything(place.stream))
     assert "no earlier batch is known: each shard continues at its lease's checkpoint" in caplog.text
 
@@ -153,7 +153,7 @@ def test_scheduled_runs_read_everything_with_one_empty_batch_each(place: Place) 
         offset = query.offset
         assert sizes.count(0) == 1 == (sizes[-1] == 0)
         assert sink.rows == everything(place.stream)
-        tips = {key: str(len(found)) for key, found in place.stream.records.items()}
+        tips = {key: str(len(texts)) for key, texts in place.stream.records.items()}
         assert {lease.key: (lease.owner, lease.checkpoint.sequence) for lease in query.store.list().leases} == {
             key: (None, tip) for key, tip in tips.items()
         }

@@ -44,12 +44,12 @@ def given(stream: str, kinesis_url: str) -> dict[str, str]:
 
 def had(client: KinesisClient, stream: str) -> list[Record]:
     """Return what a reader of ours gets, shard after shard."""
-    source, found = KinesisSource(client, stream), list[Record]()
+    source, records = KinesisSource(client, stream), list[Record]()
     for shard in source.shards():
         reader = source.open(Lease(shard.id, hash_range=shard.hash_range), TRIM_HORIZON)
         while (batch := reader.read()).records or batch.read_to is not None or batch.behind_seconds:
-            found += batch.records
-    return found
+            records += batch.records
+    return records
 
 
 def written(client: KinesisClient, stream: str) -> list[bytes]:
@@ -64,13 +64,13 @@ def written(client: KinesisClient, stream: str) -> list[bytes]:
 
 def tags(client: KinesisClient, stream: str) -> list[Tag]:
     """Return the tags of all rows in the stream."""
-    seen = list[Tag | None]()
+    found_tags = list[Tag | None]()
     for shard in client.list_shards(StreamName=stream)["Shards"]:
         place: Any = {"StreamName": stream, "ShardId": shard["ShardId"], "ShardIteratorType": "TRIM_HORIZON"}
         response = client.get_records(ShardIterator=client.get_shard_iterator(**place)["ShardIterator"])
         for row in response["Records"]:
-            seen += deaggregate(row["Data"], row["PartitionKey"]).tags
-    return [tag for tag in seen if tag is not None]
+            found_tags += deaggregate(row["Data"], row["PartitionKey"]).tags
+    return [tag for tag in found_tags if tag is not None]
 
 
 def numbered(frame: DataFrame, number: str) -> DataFrame:
@@ -161,7 +161,7 @@ class TestSpark:
             assert halves == [sorted(half) for half in halves]
 
     @pytest.mark.parametrize(
-        ("change", "said"),
+        ("change", "message"),
         [
             (lambda frame: frame.drop("partitionKey"), "column partitionKey: is missing"),
             (lambda frame: frame.withColumn("more", f.lit(1)), "column more: unknown"),
@@ -171,10 +171,10 @@ class TestSpark:
         ],
     )
     def test_unwritable_frame_is_rejected_in_one_sentence(
-        self, spark: SparkSession, given: dict[str, str], change: Callable[[DataFrame], DataFrame], said: str
+        self, spark: SparkSession, given: dict[str, str], change: Callable[[DataFrame], DataFrame], message: str
     ) -> None:
         frame = change(numbered(spark.range(3), "id"))
-        with pytest.raises(Exception, match=said):
+        with pytest.raises(Exception, match=message):
             frame.write.format("kinesis-leased").options(**given).mode("append").save()
 
 
@@ -184,7 +184,7 @@ def test_sections_do_not_depend_on_the_order_of_rows(monkeypatch: pytest.MonkeyP
     rows = [(b"%d" % number, str(number % 3)) for number in range(100)]
 
     def made(order: list[tuple[bytes, str]], size: int) -> list[tuple[str, list[bytes]]]:
-        pieces = [order[at : at + size] for at in range(0, len(order), size)]
+        pieces = [order[index : index + size] for index in range(0, len(order), size)]
         batches = [
             pa.RecordBatch.from_pydict({"data": [data for data, _ in each], "PARTITIONKEY": [key for _, key in each]})
             for each in pieces

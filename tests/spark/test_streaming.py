@@ -30,8 +30,8 @@ class Stream:
 
     def put(self, count: int) -> None:
         rows = [f"{len(self.sent) + each:05}" for each in range(count)]
-        for at in range(0, count, 250):
-            page = [{"Data": row.encode(), "PartitionKey": row} for row in rows[at : at + 250]]
+        for index in range(0, count, 250):
+            page = [{"Data": row.encode(), "PartitionKey": row} for row in rows[index : index + 250]]
             assert self.client.put_records(StreamName=self.name, Records=page)["FailedRecordCount"] == 0  # type: ignore[arg-type]
         self.sent += rows
 
@@ -82,9 +82,9 @@ def test_scheduled_queries_read_everything_across_a_split_and_hold_nothing(job: 
     job.parquet("out", now=True)
     parent = stream.split()
     stream.put(500)
-    done = job.parquet("out", now=True)
+    query = job.parquet("out", now=True)
     assert job.written("out") == stream.sent
-    assert '"behindMs"' in done.recentProgress[-1]["sources"][0]["latestOffset"]
+    assert '"behindMs"' in query.recentProgress[-1]["sources"][0]["latestOffset"]
     # Freed by the reader process, for which Spark does not wait; no other process would free them.
     until(lambda: job.owners() == ["", "", "", "", ""], "nothing held")
     ended = {parent: "SHARD_END"}  # perhaps its row has been deleted by now, since its children are under way (L8)
@@ -125,37 +125,37 @@ def test_recreated_stream_is_rejected_or_read_whole(job: Job, stream: Stream) ->
 
 @pytest.mark.more
 def test_failed_batch_is_repeated_exactly_although_a_lease_was_stolen(job: Job, stream: Stream) -> None:
-    seen: dict[int, list[list[str]]] = {}
+    batches: dict[int, list[list[str]]] = {}
 
     def sink(rows: DataFrame, number: int) -> None:
         batch = [f"{row.shardId} {row.sequenceNumber} {bytes(row.data).decode()}" for row in rows.collect()]
-        seen.setdefault(number, []).append(sorted(batch))
-        if number == 1 and len(seen[number]) == 1:
+        batches.setdefault(number, []).append(sorted(batch))
+        if number == 1 and len(batches[number]) == 1:
             raise OSError("the sink had it all, and fails")
 
     stream.put(300)
     query = job.each("each", sink)
-    until(lambda: seen, "the first batch")
+    until(lambda: batches, "the first batch")
     stream.put(300)
     with pytest.raises(StreamingQueryException, match="the sink had it all"):
         query.awaitTermination(WAIT)
     until(lambda: job.owners() == [""] * 4, "the failed query released its leases")
     key = job.store.list().leases[0].key
-    taken = job.store.write(ClaimLease(job.store.get([key])[0], "thief"))
-    assert isinstance(taken, Done)
+    outcome = job.store.write(ClaimLease(job.store.get([key])[0], "thief"))
+    assert isinstance(outcome, Done)
     stream.put(300)
     again = job.each("each", sink)
-    until(lambda: len(seen.get(1, [])) > 1, "the batch comes again")
-    assert seen[1][0] == seen[1][1]
+    until(lambda: len(batches.get(1, [])) > 1, "the batch comes again")
+    assert batches[1][0] == batches[1][1]
     # The thief never renews: its lease expires, is taken back, and nothing of that shard is missing.
 
     def everything() -> list[str]:
-        return sorted({row.split()[2] for attempts in seen.values() for row in attempts[-1]})
+        return sorted({row.split()[2] for attempts in batches.values() for row in attempts[-1]})
 
     until(lambda: everything() == stream.sent, "every record")
     again.stop()
     until(lambda: "thief" not in job.owners() and set(job.owners()) == {""}, "all is released")
-    rows = [row for found in seen.values() for row in found[-1]]
+    rows = [row for runs in batches.values() for row in runs[-1]]
     assert len(rows) == len(set(rows))
 
 
@@ -178,12 +178,12 @@ def test_two_queries_share_shards_and_lose_nothing_when_one_stops(job: Job, stre
 
 @pytest.mark.usefixtures("amqp_engine")
 def test_event_hub_batches_are_repeated_exactly(spark: SparkSession, tmp_path: Path) -> None:
-    seen: dict[int, list[list[tuple[str, int, str]]]] = {}
+    batches: dict[int, list[list[tuple[str, int, str]]]] = {}
 
     def sink(rows: DataFrame, number: int) -> None:
         batch = [(row.partition, row.sequenceNumber, bytes(row.body).decode()) for row in rows.collect()]
-        seen.setdefault(number, []).append(sorted(batch))
-        if number == 1 and len(seen[number]) == 1:
+        batches.setdefault(number, []).append(sorted(batch))
+        if number == 1 and len(batches[number]) == 1:
             raise OSError("the sink had it all, and fails")
 
     with event_hubs({"flights": 2}) as hubs:
@@ -196,14 +196,14 @@ def test_event_hub_batches_are_repeated_exactly(spark: SparkSession, tmp_path: P
         hubs.put("flights", "0", [f"a{each}" for each in range(50)])
         with a_job(spark, tmp_path, "eventhubs-leased", options) as job:
             query = job.each("hub", sink)
-            until(lambda: seen, "the first batch")
+            until(lambda: batches, "the first batch")
             hubs.put("flights", "1", [f"b{each}" for each in range(50)])
             with pytest.raises(StreamingQueryException, match="the sink had it all"):
                 query.awaitTermination(WAIT)
             hubs.put("flights", "1", [f"c{each}" for each in range(50)])
             job.each("hub", sink)
-            until(lambda: len({row for found in seen.values() for row in found[-1]}) == 150, "every event")
-            assert seen[1][0] == seen[1][1]
+            until(lambda: len({row for runs in batches.values() for row in runs[-1]}) == 150, "every event")
+            assert batches[1][0] == batches[1][1]
             plan = job.rows()._jdf.queryExecution().toString()  # noqa: SLF001  the plan as Spark shows it
             progress = (tmp_path / "hub-progress" / "offsets" / "0").read_text()
             assert [hubs.key in text for text in (plan, progress)] == [False, False]

@@ -75,7 +75,7 @@ def test_subscribing_query_gets_each_row_once(
     client.create_stream(StreamName=name, ShardCount=2)
     summary = client.describe_stream_summary
     until(lambda: summary(StreamName=name)["StreamDescriptionSummary"]["StreamStatus"] == "ACTIVE", "it is ACTIVE")
-    given = GIVEN | {
+    options = GIVEN | {
         "kinesis.streamName": name,
         "kinesis.endpointUrl": ferrokinesis_url,
         "kinesis.consumerName": "app",
@@ -86,7 +86,7 @@ def test_subscribing_query_gets_each_row_once(
     out, progress = tmp_path / "out", tmp_path / "progress"
 
     def start() -> StreamingQuery:
-        writer = spark.readStream.format("kinesis-leased").options(**given).load().writeStream.format("parquet")
+        writer = spark.readStream.format("kinesis-leased").options(**options).load().writeStream.format("parquet")
         writer = writer.option("path", str(out)).option("checkpointLocation", str(progress)).queryName("subscribed")
         return writer.start()
 
@@ -96,8 +96,8 @@ def test_subscribing_query_gets_each_row_once(
         return sorted(int(row[0]) for row in spark.read.schema("data binary").parquet(str(out)).collect())
 
     def put(numbers: range) -> None:
-        sent: Any = [{"Data": str(each).encode(), "PartitionKey": str(each)} for each in numbers]
-        client.put_records(StreamName=name, Records=sent)
+        records: Any = [{"Data": str(each).encode(), "PartitionKey": str(each)} for each in numbers]
+        client.put_records(StreamName=name, Records=records)
 
     def there(count: int) -> None:
         until(lambda: len(rows()) >= count, f"{count} rows", 60)

@@ -59,12 +59,12 @@ class Query:
 
 def of(*queries: Query) -> Callable[[], StreamingQuery]:
     """Start these queries one after the other; there must be no more starts than queries."""
-    left = iter(queries)
-    return lambda: cast("StreamingQuery", next(left))
+    remaining = iter(queries)
+    return lambda: cast("StreamingQuery", next(remaining))
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("Python worker failed to connect back.", "did not start within ten seconds"),
         ("leasehold.adapters.worker.discovery.MadeAnew: stream 1:orders:1", "its stream was deleted and made anew"),
@@ -89,13 +89,13 @@ def of(*queries: Query) -> Callable[[], StreamingQuery]:
     ],
 )
 def test_temporary_fault_is_logged_and_the_query_restarted(
-    caplog: pytest.LogCaptureFixture, text: str, said: str
+    caplog: pytest.LogCaptureFixture, text: str, message: str
 ) -> None:
     waits = list[float]()
     with caplog.at_level(logging.WARNING):
         supervise(of(Query(RuntimeError(text)), Query(RuntimeError(text)), Query()), sleep=waits.append)
     assert len(waits) == 2
-    assert all(said in record.message for record in caplog.records)
+    assert all(message in record.message for record in caplog.records)
 
 
 class Captured(RuntimeError):
@@ -170,8 +170,8 @@ def test_query_that_idles_between_triggers_is_left_alone() -> None:
 def test_waits_before_restarts_grow_until_a_batch_is_done() -> None:
     lost = RuntimeError("ExecutorLostFailure")
     waits = list[float]()
-    done = [Query(lost) for _ in range(60)]  # waits are drawn, and eight may all be short
-    supervise(of(*done, Query(lost, looks=3, does=7), Query()), sleep=waits.append)
+    queries = [Query(lost) for _ in range(60)]  # waits are drawn, and eight may all be short
+    supervise(of(*queries, Query(lost, looks=3, does=7), Query()), sleep=waits.append)
     assert len(waits) == 61
     assert waits[-1] <= 15.0
     assert max(waits[:-1]) > 15.0

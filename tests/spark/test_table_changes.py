@@ -34,8 +34,8 @@ def job(spark: SparkSession, tmp_path: Path, table: tuple[TableStreams, str]) ->
         "dynamodb.endpointUrl": table[1],
         "dynamodb.startingPosition": "TRIM_HORIZON",
     }
-    with a_job(spark, tmp_path, "dynamodb-leased", options) as made:
-        yield made
+    with a_job(spark, tmp_path, "dynamodb-leased", options) as jobs:
+        yield jobs
 
 
 def changed(streams: TableStreams, first: int, count: int) -> None:

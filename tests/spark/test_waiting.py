@@ -10,10 +10,10 @@ LEFT = {"a": "nobody owns it", "b": "its end is not reached"}
 def test_wait_ends_once_nothing_has_changed_for_too_long() -> None:
     now = [0.0]
     waiting = Watchdog(10.0, lambda: now[0])
-    for left, answers in ((LEFT, 0), (LEFT, 1), ({"a": "nobody owns it"}, 1)):
-        waiting.check(left, answers)
+    for awaited, answers in ((LEFT, 0), (LEFT, 1), ({"a": "nobody owns it"}, 1)):
+        waiting.check(awaited, answers)
         now[0] += STALL_SECONDS
-        waiting.check(left, answers)
+        waiting.check(awaited, answers)
     now[0] += 1
     with pytest.raises(TimeoutError, match=r"^availableNow: nothing was read for 300 s of a \(nobody owns it\); what"):
         waiting.check({"a": "nobody owns it"}, 1)

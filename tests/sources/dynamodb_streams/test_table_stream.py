@@ -86,9 +86,9 @@ def test_change_decodes_whole_to_python_values(table: TableStreams, url: str) ->
     table.put("a", None)
     first, last = reader(opened(url), only(table)).read().records
     item = {"id": "a", "n": Decimal("1.5"), "b": b"\x00\xff", "m": {"x": {b"q"}}}
-    made = datetime.fromtimestamp(Clock.now, UTC)
+    created = datetime.fromtimestamp(Clock.now, UTC)
     number = str(FIRST_NUMBER + 8)
-    assert first.change == Change("INSERT", {"id": "a"}, item, None, number, made)
+    assert first.change == Change("INSERT", {"id": "a"}, item, None, number, created)
     assert (last.change.event, last.change.new, last.change.old) == ("REMOVE", None, item)
     assert first.partition_key == last.partition_key == '{"id":{"S":"a"}}'
     assert (first.sequence_number, first.arrived, first.position) == (number, Clock.now, Position(number))
@@ -107,8 +107,8 @@ def test_change_from_kinesis_data_streams_also_decodes() -> None:
     change = {"Keys": {"id": {"S": "a"}}, "ApproximateCreationDateTime": 1_800_000_000_500}
     by = {"principalId": "dynamodb.amazonaws.com"}
     data = json.dumps({"eventName": "REMOVE", "userIdentity": by, "dynamodb": change}).encode()
-    made = datetime.fromtimestamp(1_800_000_000.5, UTC)
-    assert Record(data, "1").change == Change("REMOVE", {"id": "a"}, None, None, "", made, "dynamodb.amazonaws.com")
+    created = datetime.fromtimestamp(1_800_000_000.5, UTC)
+    assert Record(data, "1").change == Change("REMOVE", {"id": "a"}, None, None, "", created, "dynamodb.amazonaws.com")
 
 
 def test_every_page_of_shards_is_listed_with_parents(table: TableStreams, url: str) -> None:
@@ -117,7 +117,8 @@ def test_every_page_of_shards_is_listed_with_parents(table: TableStreams, url: s
     ids = sorted(table.shards, key=lambda shard: table.shards[shard].first)
     shards = opened(url).shards()
     assert shards == tuple(
-        Shard(shard, parents=tuple(ids[at - 1 : at]) if at else (), open=at == 250) for at, shard in enumerate(ids)
+        Shard(shard, parents=tuple(ids[index - 1 : index]) if index else (), open=index == 250)
+        for index, shard in enumerate(ids)
     )
     assert table.asked["DescribeStream"] == 3
 
@@ -137,8 +138,8 @@ def test_shard_is_gone_only_if_the_stream_no_longer_has_it(table: TableStreams, 
     assert not source.gone(first)
     table.expire(first)
     assert source.gone(first)
-    (left,) = source.shards()
-    assert left.parents == (first,)
+    (remaining,) = source.shards()
+    assert remaining.parents == (first,)
 
 
 def test_shard_is_read_to_its_end(table: TableStreams, url: str) -> None:

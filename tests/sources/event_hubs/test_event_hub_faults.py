@@ -42,7 +42,7 @@ ACCESS = Access("place.servicebus.windows.net", "hub", "$Default", SECRET)
 
 
 @pytest.mark.parametrize(
-    ("place", "options", "said"),
+    ("place", "options", "message"),
     [
         ("place", {}, "write eventhubs://namespace/hub"),
         ("place/hub/more", {}, "write eventhubs://namespace/hub"),
@@ -54,10 +54,10 @@ ACCESS = Access("place.servicebus.windows.net", "hub", "$Default", SECRET)
     ],
 )
 def test_unusable_url_names_the_field(
-    place: str, options: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+    place: str, options: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(CONNECTION_STRING, SECRET)
-    with pytest.raises(ValueError, match=said) as raised:
+    with pytest.raises(ValueError, match=message) as raised:
         open_url(place, options)
     assert "hidden" not in str(raised.value)
 
@@ -118,7 +118,7 @@ class _Said(EventHubError):
 
 
 @pytest.mark.parametrize(
-    ("error", "kind", "said"),
+    ("error", "kind", "message"),
     [
         (_Said("resource-limit-exceeded"), SourceUnavailable, "use a separate consumer group for this fleet"),
         (_Said("server-busy"), SourceUnavailable, "what the service said"),
@@ -132,11 +132,11 @@ class _Said(EventHubError):
         (ImportError("aiohttp"), SourceError, "websockets need aiohttp; install leasehold\\[azure\\]"),
     ],
 )
-def test_each_fault_says_what_to_do(error: Exception, kind: type[SourceError], said: str) -> None:
+def test_each_fault_says_what_to_do(error: Exception, kind: type[SourceError], message: str) -> None:
     """Temporary faults are retried; lasting ones stop the shard."""
     explanation = translate_error(error, ACCESS, "3")
     assert isinstance(explanation, SourceUnavailable) == (kind is SourceUnavailable)
-    with pytest.raises(SourceError, match=said):
+    with pytest.raises(SourceError, match=message):
         raise explanation
     assert "partition 3" in str(explanation)
     assert "hidden" not in str(explanation)
@@ -212,8 +212,8 @@ class Feed:
         """Open nothing."""
 
     def take(self) -> list[Record]:
-        came, self.events[:] = [*self.events], []
-        return came
+        events, self.events[:] = [*self.events], []
+        return events
 
     def close(self) -> None:
         """Close nothing."""
@@ -233,9 +233,9 @@ def test_link_reports_how_long_it_was_lost(monkeypatch: pytest.MonkeyPatch) -> N
         unlinked.append(reader.read().unlinked_seconds)
     monkeypatch.setattr(Feed, "fault", EventHubError("gone"))
     unlinked.append(reader.read().unlinked_seconds)
-    taken = EventHubError("taken")
-    taken.error = "link:stolen"
-    monkeypatch.setattr(Feed, "fault", taken)
+    stolen = EventHubError("taken")
+    stolen.error = "link:stolen"
+    monkeypatch.setattr(Feed, "fault", stolen)
     unlinked.append(reader.read().unlinked_seconds)
     monkeypatch.setattr(Feed, "fault", None)
     unlinked.append(reader.read().unlinked_seconds)
@@ -298,38 +298,38 @@ def test_request_timeout_is_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_close_waits_for_links_to_close() -> None:
     """Links are closed before the process ends, so the next owner need not steal them."""
-    begun, left = threading.Event(), threading.Event()
+    started, closed = threading.Event(), threading.Event()
 
     async def slow() -> None:
         try:
-            begun.set()
+            started.set()
             await asyncio.Event().wait()
         finally:
             await asyncio.sleep(0.05)
-            left.set()
+            closed.set()
 
     closing = BackgroundLoop()
     closing.start(slow())
-    assert begun.wait(20.0)
+    assert started.wait(20.0)
     closing.close()
-    assert left.is_set()
+    assert closed.is_set()
 
 
 def test_link_whose_close_is_unanswered_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """No request is left pending when the loop is closed."""
     monkeypatch.setattr(background, "CLOSE_SECONDS", 0.2)
-    begun = threading.Event()
+    started = threading.Event()
 
     async def unanswered() -> None:
         try:
-            begun.set()
+            started.set()
             await asyncio.Event().wait()
         finally:
             await asyncio.Event().wait()
 
     closing, work = BackgroundLoop(), unanswered()
     closing.start(work)
-    assert begun.wait(20.0)
+    assert started.wait(20.0)
     closing.close()
     assert inspect.getcoroutinestate(work) == inspect.CORO_CLOSED
 
@@ -338,11 +338,11 @@ def test_link_that_never_closes_does_not_block_close(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(background, "CLOSE_SECONDS", 0.05)
-    begun = threading.Event()
+    started = threading.Event()
 
     async def stubborn() -> None:
         while True:
-            begun.set()
+            started.set()
             with suppress(asyncio.CancelledError):
                 await asyncio.Event().wait()
 
@@ -350,7 +350,7 @@ def test_link_that_never_closes_does_not_block_close(
     closing = BackgroundLoop()
     (thread,) = set(threading.enumerate()) - before
     closing.start(stubborn())
-    assert begun.wait(20.0)
+    assert started.wait(20.0)
     closing.close()
     until(lambda: not thread.is_alive())
     caplog.set_level(logging.CRITICAL, "asyncio")  # asyncio logs that a task was left

@@ -30,10 +30,10 @@ def test_record_has_what_a_handler_and_a_checkpoint_need(here: Here) -> None:
 
 def test_reader_resumes_right_after_the_checkpoint(here: Here) -> None:
     here.send(["a", "b", "c", "d"])
-    done = collected(here.reader(), 4)[1]
-    tokens = {"$Default": done.token, "second": "", "third": "no offset"}
+    checkpointed = collected(here.reader(), 4)[1]
+    tokens = {"$Default": checkpointed.token, "second": "", "third": "no offset"}
     readers = [
-        here.source(group=group).open(Lease("0"), Position(done.sequence_number, token=token))
+        here.source(group=group).open(Lease("0"), Position(checkpointed.sequence_number, token=token))
         for group, token in tokens.items()
     ]
     assert [texts(collected(reader, 2)) for reader in readers] == [["c", "d"]] * 3

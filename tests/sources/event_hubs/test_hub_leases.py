@@ -39,13 +39,13 @@ def turn(here: Here, store: Store, **options: str) -> Listing:
 
 def test_table_of_another_group_is_rejected_unchanged(here: Here) -> None:
     store, first = MemoryStore(), f"{here.hubs.namespace}/{here.hub}/$default"
-    made = turn(here, store)
-    assert [(lease.key, lease.stream) for lease in made.leases] == [("0", first), ("1", first)]
+    before = turn(here, store)
+    assert [(lease.key, lease.stream) for lease in before.leases] == [("0", first), ("1", first)]
     message = f"lease '0': it belongs to hub and group {first}, not {here.hubs.namespace}/{here.hub}/second: use a"
     with pytest.raises(SourceError) as raised:
         turn(here, store, group="second")
     assert str(raised.value).startswith(message.replace("$Default", "$default"))
-    assert store.list() == made
+    assert store.list() == before
     assert turn(here, store).leases[0].stream == first
 
 

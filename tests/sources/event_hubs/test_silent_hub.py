@@ -35,8 +35,8 @@ class Link:
         type(self).opened += 1
 
     def take(self) -> list[Record]:
-        came, self.events[:] = [*self.events], []
-        return came
+        events, self.events[:] = [*self.events], []
+        return events
 
     def close(self) -> None:
         """Do nothing, since nothing is open."""
@@ -222,5 +222,5 @@ def test_last_read_time_is_when_the_hub_last_responded(world: World) -> None:
     for _ in world.live(60):
         reach = world.meter.progress(world.now, world.wall())
         assert reach.read is not None
-        heard = world.reader._last_response  # noqa: SLF001
-        assert reach.read - EPOCH <= heard + poller.IDLE_SECONDS_MAX + STEP_SECONDS
+        last_response = world.reader._last_response  # noqa: SLF001
+        assert reach.read - EPOCH <= last_response + poller.IDLE_SECONDS_MAX + STEP_SECONDS

@@ -71,15 +71,15 @@ def test_partition_is_read_over_websockets(here: Here, monkeypatch: pytest.Monke
 
 @pytest.mark.services
 @pytest.mark.filterwarnings("ignore:ssl=None is deprecated")
-@pytest.mark.parametrize("given", ["url", "environment", "NO_PROXY"])
-def test_partition_is_read_through_an_http_proxy(here: Here, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+@pytest.mark.parametrize("setting", ["url", "environment", "NO_PROXY"])
+def test_partition_is_read_through_an_http_proxy(here: Here, monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
     """The proxy comes from the URL or the environment, and NO_PROXY is respected."""
     here.send(["a", "b"])
     with gateway(here.hubs.service.port) as (port, protocols):
-        direct = given == "NO_PROXY"
+        direct = setting == "NO_PROXY"
         monkeypatch.setattr(_connection_async, "WEBSOCKET_PORT", port if direct else 9)
         proxy, options = f"http://{HOST}:{port}", {"transport": "websockets"}
-        if given == "url":
+        if setting == "url":
             options["proxy"] = proxy
         else:
             monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9" if direct else proxy)

@@ -37,10 +37,10 @@ def verdicts(questions: Iterable[tuple[bytes, int, int]]) -> list[tuple[Kept, ..
         command, input="\n".join(lines), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True
     )
     answers = run.stdout.removesuffix("\n").split("\n")
-    return [tuple(_kept(word) for word in answer.split()) for answer in answers]
+    return [tuple(_kept(field) for field in answer.split()) for answer in answers]
 
 
-def _kept(word: str) -> Kept:
-    aggregated, sub, key, hash_key, data = word.split(",")
+def _kept(field: str) -> Kept:
+    aggregated, sub, key, hash_key, data = field.split(",")
     shown = None if hash_key == "-" else base64.b64decode(hash_key).decode()
     return base64.b64decode(key).decode(), shown, base64.b64decode(data), int(sub), aggregated == "true"

@@ -26,8 +26,8 @@ class Kept(Taking):
         keys = ("0", "9"), ("10", str((1 << 128) - 1))
         return {
             "Shards": [
-                SHARD | {"ShardId": f"s-{at}", "HashKeyRange": {"StartingHashKey": first, "EndingHashKey": last}}
-                for at, (first, last) in enumerate(keys)
+                SHARD | {"ShardId": f"s-{index}", "HashKeyRange": {"StartingHashKey": first, "EndingHashKey": last}}
+                for index, (first, last) in enumerate(keys)
             ]
         }
 

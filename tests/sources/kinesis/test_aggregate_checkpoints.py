@@ -82,7 +82,7 @@ def test_half_processed_aggregate_is_finished_by_the_next_worker(
     client: KinesisClient, stream: str, source: Source, store: Store
 ) -> None:
     first, second = put(client, stream, aggregate(HERE, 10), aggregate(HERE, 3))
-    stopped, all_came, came = Event(), Event(), list[Told]()
+    stopped, all_received, received = Event(), Event(), list[Told]()
 
     def half(delivery: Delivery) -> None:
         assert delivery.checkpoint(delivery.records[3])
@@ -90,16 +90,16 @@ def test_half_processed_aggregate_is_finished_by_the_next_worker(
         raise RuntimeError("in the midst of an aggregate")
 
     def rest(delivery: Delivery) -> None:
-        came.extend(told(delivery))
-        if came[-1][:2] == (second, 2):
-            all_came.set()
+        received.extend(told(delivery))
+        if received[-1][:2] == (second, 2):
+            all_received.set()
 
     with at_work(store, source, "a-1", Handling(half, attempts=1)):
         assert stopped.wait(WAIT)
     assert checkpoint(store) == Position(first, 3)
     with at_work(store, source, "a-2", Handling(rest)):
-        assert all_came.wait(WAIT)
-    assert came == [(first, sub, b"%d" % sub) for sub in range(4, 10)] + [
+        assert all_received.wait(WAIT)
+    assert received == [(first, sub, b"%d" % sub) for sub in range(4, 10)] + [
         (second, sub, b"%d" % sub) for sub in range(3)
     ]
     assert checkpoint(store) == Position(second, 2)
@@ -110,11 +110,11 @@ def test_read_position_passes_misplaced_aggregates_and_is_checkpointed(
 ) -> None:
     """Misplaced aggregates at the end of a shard are not read again after each start, and the backlog falls to zero."""
     first, stray = put(client, stream, aggregate(HERE, 2), aggregate(ELSEWHERE, 5))
-    came, checkpoints = list[Told](), list[Position]()
+    received, checkpoints = list[Told](), list[Position]()
     handled = Event()
 
     def handler(delivery: Delivery) -> None:
-        came.extend(told(delivery))
+        received.extend(told(delivery))
         assert delivery.checkpoint()
         checkpoints.append(checkpoint(store))
         handled.set()
@@ -126,5 +126,5 @@ def test_read_position_passes_misplaced_aggregates_and_is_checkpointed(
         while checkpoint(store) != Position(later, 3):
             assert monotonic() < deadline, checkpoint(store)
             sleep(0.05)
-    assert came == [(first, 0, b"0"), (first, 1, b"1")]
+    assert received == [(first, 0, b"0"), (first, 1, b"1")]
     assert checkpoints == [Position(stray, 4)]

@@ -22,8 +22,8 @@ def test_kpl_samples_are_decoded(data: bytes, rows: Rows) -> None:
 
 @pytest.mark.parametrize(("data", "rows"), SAMPLES)
 def test_aggregates_match_the_kpls_bytes(data: bytes, rows: Rows) -> None:
-    aggregate, taken = packed(rows)
-    assert (aggregate.encode(), aggregate.partition_key, taken) == (data, "a", list(rows))
+    aggregate, packed_rows = packed(rows)
+    assert (aggregate.encode(), aggregate.partition_key, packed_rows) == (data, "a", list(rows))
 
 
 @settings(deadline=None)
@@ -38,20 +38,20 @@ def test_packed_record_decodes_unchanged(rows: Rows) -> None:
 @settings(deadline=None)
 @given(ROWS, st.integers(30, 2000))
 def test_aggregate_size_is_exact_and_within_the_limit(rows: Rows, limit: int) -> None:
-    aggregate, taken = packed(rows, limit)
-    if taken:
+    aggregate, packed_rows = packed(rows, limit)
+    if packed_rows:
         size = len(aggregate.encode()) + len(aggregate.partition_key.encode())
         assert aggregate.size == size <= limit
-    assert aggregate.count == len(taken)
+    assert aggregate.count == len(packed_rows)
 
 
 @settings(deadline=None)
 @given(ROWS, st.integers(30, 2000))
 def test_only_records_that_do_not_fit_are_rejected(rows: Rows, limit: int) -> None:
     """Other encoders close aggregates early near the limit."""
-    _, taken = packed(rows, limit)
-    if len(taken) < len(rows):
-        one_more, _ = packed(rows[: len(taken) + 1])
+    _, packed_rows = packed(rows, limit)
+    if len(packed_rows) < len(rows):
+        one_more, _ = packed(rows[: len(packed_rows) + 1])
         assert one_more.size > limit
 
 

@@ -43,24 +43,24 @@ def test_record_time_is_parsed_as_utc_without_a_local_time_zone(monkeypatch: pyt
 
 @pytest.mark.parametrize("options", [{}, {"consumer": "arn:aws:c"}])
 def test_silent_connection_times_out_soon(monkeypatch: pytest.MonkeyPatch, options: dict[str, str]) -> None:
-    made: list[KinesisClient] = []
+    clients: list[KinesisClient] = []
 
-    def keep(*given: str | None, read_seconds: float, session: object, arn: str | None) -> "KinesisClient":
+    def keep(*settings: str | None, read_seconds: float, session: object, arn: str | None) -> "KinesisClient":
         assert (session, arn) == (None, None)
-        made.append(reading_client(given[0], given[1], read_seconds=read_seconds))
-        return made[0]
+        clients.append(reading_client(settings[0], settings[1], read_seconds=read_seconds))
+        return clients[0]
 
     monkeypatch.setattr(source, "reading_client", keep)
     source.open_url("orders", {"region": "eu-west-1", **options}).close()
-    config: Any = made[0].meta.config
+    config: Any = clients[0].meta.config
     assert (config.connect_timeout, config.read_timeout) == (5, 5.0)
 
 
 def test_closed_source_closes_its_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     closed = list[str]()
 
-    def made(*given: str | None, read_seconds: float, **_session: object) -> "KinesisClient":
-        client = reading_client(given[0], given[1], read_seconds=read_seconds)
+    def made(*settings: str | None, read_seconds: float, **_session: object) -> "KinesisClient":
+        client = reading_client(settings[0], settings[1], read_seconds=read_seconds)
         monkeypatch.setattr(client, "close", lambda: closed.append("closed"))
         return client
 
@@ -85,9 +85,9 @@ def test_transient_failure_is_retried_once_by_the_client(monkeypatch: pytest.Mon
     assert len(requests) == 2
 
 
-@pytest.mark.parametrize("told", [ARRIVED, str(ARRIVED), "2026-01-02T00:00:00.25Z"])
-def test_every_time_format_is_parsed(told: object) -> None:
-    assert utc_time(told) == datetime.fromtimestamp(ARRIVED, UTC)
+@pytest.mark.parametrize("timestamp", [ARRIVED, str(ARRIVED), "2026-01-02T00:00:00.25Z"])
+def test_every_time_format_is_parsed(timestamp: object) -> None:
+    assert utc_time(timestamp) == datetime.fromtimestamp(ARRIVED, UTC)
 
 
 def test_timed_out_call_is_not_retried_by_the_client() -> None:
@@ -106,7 +106,7 @@ def test_timed_out_call_is_not_retried_by_the_client() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "seconds"),
+    ("timestamp", "seconds"),
     [
         (None, None),
         (ARRIVED, ARRIVED),
@@ -115,9 +115,9 @@ def test_timed_out_call_is_not_retried_by_the_client() -> None:
         (str(ARRIVED), ARRIVED),
     ],
 )
-def test_record_time_is_in_seconds_in_every_encoding(told: object, seconds: float | None) -> None:
+def test_record_time_is_in_seconds_in_every_encoding(timestamp: object, seconds: float | None) -> None:
     """A record may lack a time, and the unit of the time depends on the encoding."""
-    assert seconds_of(told) == seconds
+    assert seconds_of(timestamp) == seconds
 
 
 @pytest.mark.parametrize(

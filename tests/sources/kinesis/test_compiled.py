@@ -65,23 +65,23 @@ def test_both_forms_decode_alike(forms: Forms, misplaced: str) -> None:
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=ROWS)
 def test_both_forms_encode_alike(forms: Forms, rows: Rows) -> None:
-    written = []
+    encoded = []
     for form in ("plain", "compiled"):
         aggregate = forms[form]["encode"].Aggregate(2000)
-        taken = [aggregate.add(data, key, hash_key) for key, hash_key, data in rows]
-        written.append((taken, aggregate.size, aggregate.encode() if aggregate.count else b""))
-    assert written[0] == written[1]
+        accepted = [aggregate.add(data, key, hash_key) for key, hash_key, data in rows]
+        encoded.append((accepted, aggregate.size, aggregate.encode() if aggregate.count else b""))
+    assert encoded[0] == encoded[1]
 
 
 def test_both_forms_read_placed_records_alike(forms: Forms) -> None:
     for case in (*cases(), *mutated(2000, seed=12)):
-        told = []
+        results = []
         for form in ("plain", "compiled"):
             places, sizes = forms[form]["places"], (4, len(case.data) - 16)
-            found = places.locate(case.data, *sizes)
-            whole = found and places.LocatedRecords(case.data, *found, number="7", arrived=1.5)
-            told.append(whole and (len(whole), [*whole], [*whole[1:-1]], [type(each) for each in whole]))
-        assert told[0] == told[1], case.name
+            located = places.locate(case.data, *sizes)
+            whole = located and places.LocatedRecords(case.data, *located, number="7", arrived=1.5)
+            results.append(whole and (len(whole), [*whole], [*whole[1:-1]], [type(each) for each in whole]))
+        assert results[0] == results[1], case.name
 
 
 @pytest.mark.parametrize("hash_range", [None, HASH_KEYS, (0, 2**127), (2**127, HASH_KEYS[1])])
@@ -109,10 +109,10 @@ def test_c_scanner_rejects_views_outside_the_response(forms: Forms) -> None:
 def test_records_made_in_c_are_records(forms: Forms) -> None:
     scan = forms["compiled"]["scan"]
     columns = [b"x", b"y"], ["1", "2"], [0, 0], ["k", None], [None, "7"], [1.5, None], [False, True]
-    made = [*scan.records(Record, *columns)]
-    assert made == [Record(*row) for row in zip(*columns, strict=True)]
-    assert {type(each) for each in made} == {Record}
-    made[0].data, made[1].position
+    records = [*scan.records(Record, *columns)]
+    assert records == [Record(*row) for row in zip(*columns, strict=True)]
+    assert {type(each) for each in records} == {Record}
+    records[0].data, records[1].position
     shrinking = scan.records(Record, *columns)
     next(shrinking)
     columns[0].pop()

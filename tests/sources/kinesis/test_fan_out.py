@@ -314,12 +314,12 @@ def test_slow_handler_pauses_the_reading() -> None:
     stream = Counted(50)
     feed = SubscriptionReceiver(lambda: cast("Stream", stream))
     ahead: list[int] = []
-    taken: list[object] = []
-    while len(taken) < 50:
+    received: list[object] = []
+    while len(received) < 50:
         until(lambda: bool(feed._inbox), "an event waits")  # noqa: SLF001  take() would make room
-        ahead.append(stream.read - len(taken))
-        taken.append(feed.take())
-    assert (taken, max(ahead) <= MAX_BUFFERED_EVENTS + 1) == (list(range(50)), True)  # the thread holds one more
+        ahead.append(stream.read - len(received))
+        received.append(feed.take())
+    assert (received, max(ahead) <= MAX_BUFFERED_EVENTS + 1) == (list(range(50)), True)  # the thread holds one more
     until(lambda: feed.ended, "its end is seen")
 
 
@@ -366,15 +366,15 @@ def test_thread_that_waits_for_room_is_woken_after_the_receiver_closes(monkeypat
 
 
 def test_subscription_granted_after_close_is_left_unread() -> None:
-    stream, begun, granted = Counted(50), Event(), Event()
+    stream, requested, granted = Counted(50), Event(), Event()
 
     def subscribe() -> "Stream":
-        begun.set()
+        requested.set()
         assert granted.wait(30)
         return cast("Stream", stream)
 
     feed = SubscriptionReceiver(subscribe)
-    assert begun.wait(30)
+    assert requested.wait(30)
     feed.close()
     granted.set()
     until(lambda: feed.ended, "the thread is gone")
@@ -474,12 +474,12 @@ def test_consumer_registered_by_another_worker_is_used(staged: Callable[..., Sta
     assert consumer.arn() == ARN
 
 
-@pytest.mark.parametrize("asked", ["DescribeStreamConsumer", "RegisterStreamConsumer"])
-def test_missing_consumer_permission_is_named(staged: Callable[..., Stage], asked: str) -> None:
-    operations = Registry([""]).operations() | {asked: lambda _: Refusal("AccessDeniedException")}
+@pytest.mark.parametrize("operation", ["DescribeStreamConsumer", "RegisterStreamConsumer"])
+def test_missing_consumer_permission_is_named(staged: Callable[..., Stage], operation: str) -> None:
+    operations = Registry([""]).operations() | {operation: lambda _: Refusal("AccessDeniedException")}
     consumer = staged(**operations).consumer("app")
     for _ in range(4):
-        with pytest.raises(SourceError, match=f"because they lack kinesis:{asked}"):
+        with pytest.raises(SourceError, match=f"because they lack kinesis:{operation}"):
             consumer.arn()
         consumer._next_check = 0.0  # noqa: SLF001  the next check is due
 

@@ -122,9 +122,9 @@ def test_pushed_record_is_counted_like_a_polled_one(joined: Callable[[list[Scrip
     one = joined([[event(5, 6, then=6, behind=1500), Held()]])
     assert one.got_some.wait(30)
     deadline = time.monotonic() + 30
-    wanted = {"bytes": 8, "records": 2, "millis_behind_latest": 1500}
-    while (told := _told(one.metrics, set(wanted))) != wanted:
-        assert time.monotonic() < deadline, told
+    expected = {"bytes": 8, "records": 2, "millis_behind_latest": 1500}
+    while (values := _told(one.metrics, set(expected))) != expected:
+        assert time.monotonic() < deadline, values
         time.sleep(0.01)
 
 

@@ -23,9 +23,9 @@ def test_java_and_our_worker_read_a_resharded_stream_alike(
     stream, faulty, writings, _producer = produce(client, rows, (2, 4, 2), rate=0.3, pending=800)
     records = list(stored(client, stream))
     assert evolve(judged(rows, records, faulty, writings), twice=0, dropped=0) == FINE
-    there, at = lying(records), Places(kinesis_url, dynamodb_local_url)
-    assert len(there) == 2 + 4 + 2
-    ours = read_by_ours(at, stream, size(there), tmp_path)
-    java = read_by_java(at, stream, size(there), tmp_path, VERSION)
-    assert in_order(ours) == in_order(there)
-    assert in_order(java) == in_order(there)
+    expected, places = lying(records), Places(kinesis_url, dynamodb_local_url)
+    assert len(expected) == 2 + 4 + 2
+    ours = read_by_ours(places, stream, size(expected), tmp_path)
+    java = read_by_java(places, stream, size(expected), tmp_path, VERSION)
+    assert in_order(ours) == in_order(expected)
+    assert in_order(java) == in_order(expected)

@@ -21,10 +21,10 @@ def test_request_asks_for_the_max_records_of_the_url() -> None:
         assert spoken.asked[-1]["Limit"] == limit
 
 
-@pytest.mark.parametrize(("text", "most"), [("1", 10), ("10", 10), ("1000", ChangePoller.max_records)])
-def test_max_records_within_the_services_limit_is_accepted(text: str, most: int) -> None:
+@pytest.mark.parametrize(("text", "limit"), [("1", 10), ("10", 10), ("1000", ChangePoller.max_records)])
+def test_max_records_within_the_services_limit_is_accepted(text: str, limit: int) -> None:
     """Both bounds are included."""
-    assert max_records_of({"max_records": text}, most) == int(text)
+    assert max_records_of({"max_records": text}, limit) == int(text)
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "11", "1e1", "ten", "\u0664", "1" * 5000])

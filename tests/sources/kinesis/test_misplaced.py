@@ -115,8 +115,8 @@ class Kpl:
         mine = [row for row in rows if inside(shard, row[0])]
         if not mine:
             return []
-        aggregate, taken = packed([(key, None, data) for key, data in mine])
-        assert len(taken) == len(mine)
+        aggregate, packed_rows = packed([(key, None, data) for key, data in mine])
+        assert len(packed_rows) == len(mine)
         placed = self.stream.write(Unit(shard.id, (), aggregate.encode(), aggregate.partition_key, hash_of(mine[0][0])))
         came_to = next(each for each in self.stream.open if each.id == placed.shard)
         self.delivered |= {data for key, data in mine if inside(came_to, key)}
@@ -155,10 +155,10 @@ def test_record_delivered_by_a_kpl_is_read_through_splits_and_merges(
             case "merge":
                 stream.merge(place)
             case _:
-                rows = [(f"key-{place}-{at}", b"%d" % (count + at)) for at in range(8)]
+                rows = [(f"key-{place}-{index}", b"%d" % (count + index)) for index in range(8)]
                 kpl.put(rows)
                 count += len(rows)
-    assert kpl.delivered == {b"%d" % at for at in range(count)}
+    assert kpl.delivered == {b"%d" % index for index in range(count)}
     assert {data for _, data in read(stream, "keep")} == kpl.delivered
     assert {data for _, data in read(stream, "drop")} <= kpl.delivered
 
@@ -182,7 +182,10 @@ class Canned:
 
     def get_records(self, **_asked: object) -> dict[str, object]:
         """Return all records at once, as the last of the shard."""
-        rows = [{"Data": AGGREGATE, "PartitionKey": "a", "SequenceNumber": str(at)} for at in range(1, self.count + 1)]
+        rows = [
+            {"Data": AGGREGATE, "PartitionKey": "a", "SequenceNumber": str(number)}
+            for number in range(1, self.count + 1)
+        ]
         return {"Records": rows, "MillisBehindLatest": 0, "NextShardIterator": "it"}
 
 
@@ -192,15 +195,15 @@ def poller(count: int, start: Position = TRIM_HORIZON, misplaced: Misplaced = "k
 
 
 @pytest.mark.parametrize(
-    ("start", "left"),
+    ("start", "remaining"),
     [(TRIM_HORIZON, [0, 2]), (Position("1", 0), [2]), (Position("1", 1), [2]), (Position("1", 2), []),
      (Position("1", 3), [])],
 )  # fmt: skip
-def test_records_keep_their_numbers_within_the_aggregate(start: Position, left: list[int]) -> None:
+def test_records_keep_their_numbers_within_the_aggregate(start: Position, remaining: list[int]) -> None:
     """A checkpoint inside a misplaced aggregate means the same record to us and to the KCL."""
     batch = poller(1, start).read()
     assert [(record.sub_sequence_number, record.data) for record in batch.records] == [
-        (sub, b"%d" % sub) for sub in left
+        (sub, b"%d" % sub) for sub in remaining
     ]
     assert batch.read_to == Position("1", 3)
 
@@ -213,8 +216,8 @@ def test_misplaced_records_are_kept_by_default_and_can_be_dropped() -> None:
         UserRecord(b"2", "c", None, 2),
     ]
     url = "kinesis://orders?region=eu-west-1"
-    for options, wanted in (("", "keep"), ("&misplaced=keep", "keep"), ("&misplaced=drop", "drop")):
-        assert vars(open_source(url + options))["_misplaced"] == wanted
+    for options, expected in (("", "keep"), ("&misplaced=keep", "keep"), ("&misplaced=drop", "drop")):
+        assert vars(open_source(url + options))["_misplaced"] == expected
     for options in ("&misplaced=Drop", "&misplaced=yes"):
         with pytest.raises(ValueError, match=r"^source URL: option 'misplaced' must be keep or drop; "):
             open_source(url + options)

@@ -78,7 +78,7 @@ def row(number: int, data: bytes = b"data", **more: object) -> dict[str, Any]:
 
 def answer(
     stub: Stubber,
-    at: str,
+    iterator_name: str,
     then: str | None,
     *rows: dict[str, Any],
     behind: int = 0,
@@ -86,10 +86,10 @@ def answer(
     **more: object,
 ) -> None:
     """Expect a request for at most `limit` records and respond with these rows."""
-    answered: dict[str, Any] = {"Records": list(rows), "MillisBehindLatest": behind, **more}
+    body: dict[str, Any] = {"Records": list(rows), "MillisBehindLatest": behind, **more}
     if then is not None:
-        answered["NextShardIterator"] = then
-    stub.add_response("get_records", answered, {"ShardIterator": at, "Limit": limit})
+        body["NextShardIterator"] = then
+    stub.add_response("get_records", body, {"ShardIterator": iterator_name, "Limit": limit})
 
 
 def refuse(stub: Stubber, code: str, status: int = 400) -> None:
@@ -391,14 +391,14 @@ def test_lasting_fault_is_one_clear_error(stub: Stubber, code: str, says: str) -
 
 
 @pytest.mark.parametrize(
-    ("asked", "says"),
+    ("operation", "says"),
     [
         ("PutRecords", "write to stream 'orders', because they lack kms:GenerateDataKey of the stream's key: no"),
         ("GetRecords", "read stream 'orders', because they lack kms:Decrypt of the stream's key: no"),
     ],
 )
-def test_missing_key_permission_is_named(asked: str, says: str) -> None:
-    refused = ClientError({"Error": {"Code": "KMSAccessDeniedException", "Message": "no"}}, asked)
+def test_missing_key_permission_is_named(operation: str, says: str) -> None:
+    refused = ClientError({"Error": {"Code": "KMSAccessDeniedException", "Message": "no"}}, operation)
     with pytest.raises(SourceError) as caught, translate_errors("orders"):
         raise refused
     assert str(caught.value) == f"these credentials cannot {says}"
@@ -484,9 +484,9 @@ def test_shard_is_gone_only_if_its_stream_responds(stub: Stubber) -> None:
     assert not source(stub).gone("s-0")
 
 
-@pytest.mark.parametrize(("summary", "kept"), [({"RecordDistributionStrategy": "AUTO"}, [b"a"]), ({}, [])])
+@pytest.mark.parametrize(("summary", "expected"), [({"RecordDistributionStrategy": "AUTO"}, [b"a"]), ({}, [])])
 def test_aggregates_are_kept_if_the_service_distributes_records(
-    stub: Stubber, monkeypatch: pytest.MonkeyPatch, summary: dict[str, str], kept: list[bytes]
+    stub: Stubber, monkeypatch: pytest.MonkeyPatch, summary: dict[str, str], expected: list[bytes]
 ) -> None:
     """On such streams a user record's hash key may lie outside its shard's range."""
     # boto3's service model may not have the field yet, so replace the whole response.
@@ -494,7 +494,7 @@ def test_aggregates_are_kept_if_the_service_distributes_records(
     reader = source(stub).open(Lease("s-0", hash_range=(0, 1)), TRIM_HORIZON)
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
     answer(stub, "i-1", "i-2", row(5, aggregate(b"a")))
-    assert [each.data for each in reader.read().records] == kept
+    assert [each.data for each in reader.read().records] == expected
 
 
 def test_events_contain_the_arn_that_the_service_returns(stub: Stubber, monkeypatch: pytest.MonkeyPatch) -> None:

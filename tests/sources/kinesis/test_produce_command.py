@@ -26,9 +26,9 @@ E_ACUTE = b'{"c": "\xc3\xa9"}'
 COMMAND = (sys.executable, "-c", "from leasehold.adapters.cli.main import run; run()")
 
 
-def _leasehold(command: str, *arguments: str, given: bytes = b"") -> tuple[int, str, str]:
+def _leasehold(command: str, *arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
     app = import_module(f"leasehold.adapters.cli.{COMMANDS[command][0]}").app
-    run = CliRunner().invoke(app, list(arguments), input=given)
+    run = CliRunner().invoke(app, list(arguments), input=stdin)
     return run.exit_code, run.stdout, run.stderr
 
 
@@ -39,8 +39,8 @@ def test_lines_are_keyed_by_column_by_member_or_whole(
     file = tmp_path / "lines"
     file.write_bytes(b"a,1\nb,2\n\na,3")
     assert _leasehold("produce", source, str(file), "--key", "field:1")[0] == 0
-    assert _leasehold("produce", source, "--key", "json:c", given=E_ACUTE + b'\r\n{"c": 7}\n')[0] == 0
-    status, output, _ = _leasehold("produce", source, given=b"whole\n")
+    assert _leasehold("produce", source, "--key", "json:c", stdin=E_ACUTE + b'\r\n{"c": 7}\n')[0] == 0
+    status, output, _ = _leasehold("produce", source, stdin=b"whole\n")
     assert (status, output.split(",")[0]) == (0, "1 records written")
     rows = Counter(
         (user.partition_key, user.data)
@@ -52,7 +52,7 @@ def test_lines_are_keyed_by_column_by_member_or_whole(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["kinesis://s?x=1"], "SOURCE URL: unknown option 'x'"),
         (["kinesis://s?wire=xml"], "SOURCE URL: option 'wire' must be cbor, json or boto3"),
@@ -65,23 +65,23 @@ def test_lines_are_keyed_by_column_by_member_or_whole(
         (["kinesis://s", "/no/such/file"], "/no/such/file"),
     ],
 )
-def test_bad_usage_is_one_line_and_status_2(arguments: list[str], said: str) -> None:
+def test_bad_usage_is_one_line_and_status_2(arguments: list[str], message: str) -> None:
     status, out, err = _leasehold("produce", *arguments)
-    assert (status, out, err.count("\n"), said in err) == (2, "", 1, True)
+    assert (status, out, err.count("\n"), message in err) == (2, "", 1, True)
 
 
 def test_line_without_a_key_is_named_after_earlier_lines_are_sent(
     client: KinesisClient, stream: str, kinesis_url: str
 ) -> None:
     source = f"kinesis://{stream}?region=eu-west-1&endpoint={kinesis_url}"
-    status, _, err = _leasehold("produce", source, "--key", "field:2", given=b"a,b\nc\nd,e\n")
+    status, _, err = _leasehold("produce", source, "--key", "field:2", stdin=b"a,b\nc\nd,e\n")
     why = "line 2: no record can be made of it: --key field:2: it has 1 fields between ','; see --delimiter"
     assert (status, why in err) == (2, True)
     assert [each.data for each in stored(client, stream)] == [b"a,b"]
 
 
 @pytest.mark.parametrize(
-    ("key", "line", "said"),
+    ("key", "line", "message"),
     [
         ("field:99", b"a,b,c", "--key field:99: it has 3 fields between ','; see --delimiter"),
         ("json:who", b'{"x": 1}', "--key json:who: it is no object with a member 'who' other than null"),
@@ -94,8 +94,8 @@ def test_line_without_a_key_is_named_after_earlier_lines_are_sent(
         ("json:who", b'{"who": "\\ud800"}', "--key json:who: '\\ud800' is not UTF-8"),
     ],
 )
-def test_line_without_its_key_names_the_requested_key(key: str, line: bytes, said: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(said)):
+def test_line_without_its_key_names_the_requested_key(key: str, line: bytes, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
         _key_function(key, ",")(line)
 
 
@@ -131,7 +131,7 @@ def test_rejected_record_is_named_and_all_others_are_written(
 
     client = Kept(refuse)
     monkeypatch.setattr("leasehold.adapters.cli.produce.open_producer", lambda *_: producing(client))
-    status, out, err = _leasehold("produce", "kinesis://s", "--key", "fixed:k", given=b"a\nb\n\nbad\nc\n")
+    status, out, err = _leasehold("produce", "kinesis://s", "--key", "fixed:k", stdin=b"a\nb\n\nbad\nc\n")
     assert (status, client.data, out.split(",")[0]) == (1, [b"a", b"b", b"c"], "3 records written")
     assert (err.count("\n"), err.startswith("leasehold produce: line 4: the record cannot be sent")) == (1, True)
 
@@ -147,11 +147,11 @@ def test_signal_ends_reading_and_loses_no_line(client: KinesisClient, stream: st
     assert process.stdin is not None
     process.stdin.write(b"one\n")
     process.stdin.flush()
-    while not (written := [each.data for each in stored(client, stream)]):
+    while not (stored_data := [each.data for each in stored(client, stream)]):
         pass  # the line is being sent; wait until the stream has it
     os.kill(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=60)
-    assert (process.returncode, written, output.split(b",")[0]) == (0, [b"one"], b"1 records written")
+    assert (process.returncode, stored_data, output.split(b",")[0]) == (0, [b"one"], b"1 records written")
 
 
 def _line(data: bytes, **fields: str) -> bytes:
@@ -163,7 +163,7 @@ AGGREGATE = packed([("a", None, b"1"), ("b", "7", b"2")])[0].encode()
 
 def test_records_are_deaggregated_line_by_line() -> None:
     lines = _line(AGGREGATE, partition_key="x", sequence_number="5") + _line(b"plain", partition_key="y")
-    status, out, err = _leasehold("deaggregate", given=lines)
+    status, out, err = _leasehold("deaggregate", stdin=lines)
     rows = [
         {
             "data": "MQ==",
@@ -200,17 +200,17 @@ def test_records_are_deaggregated_line_by_line() -> None:
 def test_record_dropped_by_the_range_is_counted() -> None:
     line = _line(AGGREGATE)
     command = ("deaggregate", "--hash-range", "0", "9", "--json")
-    status, out, err = _leasehold(*command, "--misplaced", "drop", given=line)
+    status, out, err = _leasehold(*command, "--misplaced", "drop", stdin=line)
     assert (status, out) == (0, "")
     assert json.loads(err) == {"records": {"out-of-range": 1}, "dropped": {"out-of-range": 2}, "compiled": False}
-    status, out, err = _leasehold(*command, given=line)
+    status, out, err = _leasehold(*command, stdin=line)
     (row,) = map(json.loads, out.splitlines())
     assert (status, row["data"], row["sub_sequence_number"]) == (0, "Mg==", 1)
     assert json.loads(err) == {"records": {"out-of-range": 1}, "dropped": {"out-of-range": 1}, "compiled": False}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "given", "said"),
+    ("arguments", "stdin", "message"),
     [
         (["--strict"], _line(AGGREGATE[:-1]), "line 1: bad-md5"),
         ([], _line(b"x") + b"{}\n", "line 2: data: wants an object"),
@@ -226,6 +226,6 @@ def test_record_dropped_by_the_range_is_counted() -> None:
         (["/no/such/file"], b"", "/no/such/file"),
     ],
 )
-def test_bad_lines_and_options_are_named(arguments: list[str], given: bytes, said: str) -> None:
-    status, _, err = _leasehold("deaggregate", *arguments, given=given)
-    assert (status, said in err) == (2, True)
+def test_bad_lines_and_options_are_named(arguments: list[str], stdin: bytes, message: str) -> None:
+    status, _, err = _leasehold("deaggregate", *arguments, stdin=stdin)
+    assert (status, message in err) == (2, True)

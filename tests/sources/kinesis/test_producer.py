@@ -82,12 +82,12 @@ def test_each_write_returns_where_its_record_is(client: KinesisClient, stream: s
         assert not any(writing.done for writing in writings)
         assert producer.flush(timeout=30)
         payloads = {writing.result(): b"%d" % place for place, writing in enumerate(writings)}
-    there = {
+    locations = {
         Written(each.shard, each.sequence_number, user.sub_sequence_number): user.data
         for each in stored(client, stream)
         for user in deaggregate(each.data, each.partition_key, None, each.hash_range)
     }
-    assert payloads == there
+    assert payloads == locations
 
 
 def test_stream_that_distributes_its_records_is_rejected(client: KinesisClient, stream: str) -> None:
@@ -108,7 +108,7 @@ def test_record_limit_is_the_streams_own(client: KinesisClient, stream: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("key", "hash_key", "said"),
+    ("key", "hash_key", "message"),
     [
         ("", None, "partition_key: 0 characters"),
         ("k" * 257, None, "partition_key: 257 characters"),
@@ -117,10 +117,10 @@ def test_record_limit_is_the_streams_own(client: KinesisClient, stream: str) -> 
     ],
 )
 def test_record_that_the_service_would_reject_is_rejected_at_once(
-    client: KinesisClient, stream: str, key: str, hash_key: str | None, said: str
+    client: KinesisClient, stream: str, key: str, hash_key: str | None, message: str
 ) -> None:
     """One invalid record does not fail the request that would contain it."""
-    with Producer(client, stream) as producer, pytest.raises(ValueError, match=said):
+    with Producer(client, stream) as producer, pytest.raises(ValueError, match=message):
         producer.put(b"x", key, hash_key)
 
 
@@ -165,15 +165,15 @@ def test_marks_identify_a_duplicate(client: KinesisClient, stream: str) -> None:
     with producer:
         for place in range(300):
             producer.put(b"%d" % place, "k")
-    seen, found = SeenMarks(), []
+    seen, unmarked = SeenMarks(), []
     for each in stored(client, stream):
         for user in deaggregate(each.data, each.partition_key, None, each.hash_range):
             mark, data = split_mark(user.data)
             assert mark is not None
-            found.append((mark.counter, data, seen.is_duplicate(mark)))
-    assert [data for _, data, again in found if not again] == [b"%d" % place for place in range(300)]
-    assert any(again for *_, again in found)
-    assert all(data == b"%d" % counter for counter, data, _ in found)
+            unmarked.append((mark.counter, data, seen.is_duplicate(mark)))
+    assert [data for _, data, again in unmarked if not again] == [b"%d" % place for place in range(300)]
+    assert any(again for *_, again in unmarked)
+    assert all(data == b"%d" % counter for counter, data, _ in unmarked)
 
 
 def test_record_without_a_mark_is_left_unchanged() -> None:

@@ -45,9 +45,9 @@ ROUNDS = st.tuples(STEPS, STEPS, STEPS, STEPS, STEPS, STEPS, STEPS, STEPS)
 
 
 def a_map(stream: Stream) -> ShardMap:
-    found = shard_map_of(stream.shards)
-    assert found is not None
-    return found
+    shard_map = shard_map_of(stream.shards)
+    assert shard_map is not None
+    return shard_map
 
 
 @define
@@ -141,23 +141,23 @@ def test_order_holds_and_only_timed_out_records_are_repeated(
     for step in chain.from_iterable(rounds):
         world.do(step)
     world.finish()
-    seen = list(world.stream.read())
+    records = list(world.stream.read())
     first: dict[bytes, str] = {}
-    for *_, key, data in seen:
+    for *_, key, data in records:
         first.setdefault(data, key)
     for key in KEYS:
         sent = [data for each, data in world.sent if each == key]
         assert [data for data, each in first.items() if each == key] == sent
-    twice = {int(data) for data, times in Counter(data for *_, data in seen).items() if times > 1}
+    twice = {int(data) for data, times in Counter(data for *_, data in records).items() if times > 1}
     assert twice <= world.lost
-    told = [
+    results = [
         (result.shard, result.sequence_number, sub, entry.partition_key, entry.data)
         for result in world.results
         if isinstance(result, RecordsDelivered)
         for sub, entry in enumerate(result.entries)
     ]
-    assert sorted(int(data) for *_, data in told) == list(range(len(world.sent)))
-    assert set(told) <= set(seen)
+    assert sorted(int(data) for *_, data in results) == list(range(len(world.sent)))
+    assert set(results) <= set(records)
 
 
 def a_core(**settings_: Any) -> Core:  # noqa: ANN401  any setting
@@ -217,15 +217,16 @@ def test_shard_that_waited_longest_is_served_first() -> None:
     count, last = 1_200, HASH_KEYS[1]
     step = (last + 1) // count
     shards = [
-        Shard(f"s{at}", hash_range=(at * step, last if at == count - 1 else (at + 1) * step - 1)) for at in range(count)
+        Shard(f"s{index}", hash_range=(index * step, last if index == count - 1 else (index + 1) * step - 1))
+        for index in range(count)
     ]
     shard_map = shard_map_of(shards)
     assert shard_map is not None
     core, served = Core(shard_map, Settings(linger_seconds=0.0)), Counter[str]()
     for turn in range(6):
         now = 10.0 * turn
-        for at in range(count):
-            core.put(Entry(turn * count + at, bytes(100), "k", at * step, None, now, inf))
+        for index in range(count):
+            core.put(Entry(turn * count + index, bytes(100), "k", index * step, None, now, inf))
         units = core.request(now)
         served.update(unit.shard for unit in units)
         for unit in units:

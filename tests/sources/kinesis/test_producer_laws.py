@@ -125,7 +125,7 @@ def test_failed_listing_is_retried(error: BaseException, monkeypatch: pytest.Mon
     """After a split the producer needs a listing, so it retries until it has one."""
     client = cast("Any", Taking())
     elsewhere = {"ShardId": "s-1", "SequenceNumber": "7"}
-    monkeypatch.setattr(client, "put_records", lambda **asked: {"Records": [elsewhere] * len(asked["Records"])})
+    monkeypatch.setattr(client, "put_records", lambda **request: {"Records": [elsewhere] * len(request["Records"])})
     producer = producing(client)
     listings = iter([error, None])
 
@@ -242,14 +242,14 @@ def test_unreadable_response_leaves_the_outcome_unknown(answer: object) -> None:
 @contextmanager
 def silence() -> Iterator[tuple[Kept, Event]]:
     """Return a client whose requests get no response until the block ends; the event is set once one is sent."""
-    begun, over = Event(), Event()
+    started, over = Event(), Event()
 
     def hang(_data: list[bytes]) -> None:
-        begun.set()
+        started.set()
         over.wait(SECONDS)
 
     try:
-        yield Kept(hang), begun
+        yield Kept(hang), started
     finally:
         over.set()
 
@@ -313,10 +313,10 @@ def test_pump_that_ends_settles_the_records_lost_by_its_core(
 
 def test_flush_continues_when_another_one_ends() -> None:
     """Each flush disables lingering until its own end."""
-    begun, over = Event(), Event()
+    started, over = Event(), Event()
 
     def hang(_data: list[bytes]) -> None:
-        begun.set()
+        started.set()
         over.wait(SECONDS)
 
     client, ended = Kept(hang), list[bool]()
@@ -324,7 +324,7 @@ def test_flush_continues_when_another_one_ends() -> None:
     producer.put(b"a", "k")
     waiting = Thread(target=lambda: ended.append(producer.flush(SECONDS)))
     waiting.start()
-    assert begun.wait(SECONDS)
+    assert started.wait(SECONDS)
     assert not producer.flush(0.0)
     producer.put(b"b", "k")
     over.set()

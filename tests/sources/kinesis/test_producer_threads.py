@@ -52,17 +52,17 @@ def test_listing_with_a_gap_is_retried_for_half_a_minute(monkeypatch: pytest.Mon
 
 def test_record_times_out_although_another_shards_request_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("leasehold.adapters.sources.kinesis.producer.producer._LATE_SECONDS", 0.01)
-    client, asked, over = cast("Any", Taking()), Event(), Event()
+    client, requested, over = cast("Any", Taking()), Event(), Event()
 
     def hang(**_: object) -> dict[str, Any]:
-        asked.set()
+        requested.set()
         over.wait(30.0)
         return {"Records": [{"ShardId": "s-0", "SequenceNumber": "7"}]}
 
     keys = ("0", "9"), ("10", str((1 << 128) - 1))
     halves = [
-        SHARD | {"ShardId": f"s-{at}", "HashKeyRange": {"StartingHashKey": first, "EndingHashKey": last}}
-        for at, (first, last) in enumerate(keys)
+        SHARD | {"ShardId": f"s-{index}", "HashKeyRange": {"StartingHashKey": first, "EndingHashKey": last}}
+        for index, (first, last) in enumerate(keys)
     ]
     monkeypatch.setattr(client, "list_shards", lambda **_: {"Shards": halves})
     monkeypatch.setattr(client, "put_records", hang)
@@ -70,7 +70,7 @@ def test_record_times_out_although_another_shards_request_hangs(monkeypatch: pyt
     passing = partial(next, count(0.0, 2.0))  # each reading of the clock advances it by two seconds
     with Producer(client, "orders", settings, requests=1, clock=passing) as producer:
         first = producer.put(b"a", "k", "0")
-        assert asked.wait(30.0)
+        assert requested.wait(30.0)
         with pytest.raises(RecordLate):
             producer.put(b"b", "k", "10").result(10.0)
         over.set()

@@ -41,13 +41,13 @@ THERE = {"ShardId": "s-0", "SequenceNumber": "7", "ErrorCode": None, "ErrorMessa
 PLACED: list[UnitOutcome] = [UnitWritten("s-0", "7")]
 
 
-def in_cbor(told: object, status: int = 200) -> Answer:
+def in_cbor(body: object, status: int = 200) -> Answer:
     """Return a response in CBOR."""
-    return Answer(cbor2.dumps(told), CBOR, status)
+    return Answer(cbor2.dumps(body), CBOR, status)
 
 
-def in_json(told: object, status: int = 200) -> Answer:
-    return Answer(json.dumps(told).encode(), status=status)
+def in_json(body: object, status: int = 200) -> Answer:
+    return Answer(json.dumps(body).encode(), status=status)
 
 
 def written(count: int = 1) -> dict[str, Any]:

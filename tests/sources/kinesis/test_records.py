@@ -125,20 +125,20 @@ def test_unpacked_response_is_freed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("done", "left"),
+    ("done", "expected"),
     [((1, 1, 0), 1), ((1, 2, 0), 2), ((1, 2, 1), 3), ((1, 3, 0), 4), ((1, 5, 0), 6), ((1, 9, 0), 7)],
 )
-def test_processed_record_is_left_out(done: tuple[int, int, int], left: int) -> None:
-    assert unpacked(*ROWS, done=done) == USERS[left:]
+def test_processed_record_is_left_out(done: tuple[int, int, int], expected: int) -> None:
+    assert unpacked(*ROWS, done=done) == USERS[expected:]
 
 
-@pytest.mark.parametrize(("done", "left"), [(None, ["5", None, "7"]), ((1, 2, 0), [None, "7"])])
+@pytest.mark.parametrize(("done", "expected"), [(None, ["5", None, "7"]), ((1, 2, 0), [None, "7"])])
 def test_explicit_hash_keys_are_kept_with_their_records(
-    done: tuple[int, int, int] | None, left: list[str | None]
+    done: tuple[int, int, int] | None, expected: list[str | None]
 ) -> None:
     rows = record(0, b"x", 0) + record(0, b"y") + record(0, b"z", 1)
     records = unpacked(row(2, sealed(keys("a") + hash_keys("5", "7") + rows)), done=done)
-    assert [each.explicit_hash_key for each in records] == left
+    assert [each.explicit_hash_key for each in records] == expected
 
 
 def test_record_without_a_partition_key_is_accepted() -> None:
@@ -226,7 +226,7 @@ def test_record_without_a_mark_is_returned_unchanged(data: bytes) -> None:
 def test_mark_is_recognized_while_it_is_remembered() -> None:
     """Only a limited number of marks is remembered, so memory stays bounded on long streams."""
     seen, marks = SeenMarks(2), [Mark(1, counter) for counter in range(3)]
-    assert [seen.is_duplicate(marks[at]) for at in (0, 0, 1, 0, 2, 1, 0)] == [
+    assert [seen.is_duplicate(marks[index]) for index in (0, 0, 1, 0, 2, 1, 0)] == [
         False,
         True,
         False,

@@ -170,20 +170,20 @@ def test_timeout_grows_and_shrinks_again(caplog: pytest.LogCaptureFixture) -> No
     assert service.times("get_records") == [5.0, 5.0, 10.0, 20.0, 30.0, 30.0, 30.0, 5.0]
     assert [len(batch.records) for batch in batches] == [1, 1]
     assert waits[:2] == [0.4] * 2  # while the timeout grows, no further backoff is needed
-    said = (
+    messages = (
         "shard s-0: reading again in 0.4 s: Kinesis did not respond within {:g} s; "
         "the timeout of the next call is {:g} s"
     )
     assert [record.message for record in caplog.records][:2] == [
-        said.format(*pair) for pair in pairwise(POLL_TIMEOUTS[:-1])
+        messages.format(*pair) for pair in pairwise(POLL_TIMEOUTS[:-1])
     ]
 
 
 def test_every_created_client_is_closed_once() -> None:
     closed: list[float] = []
     clients = TimedClients(lambda limit: SimpleNamespace(close=lambda: closed.append(limit)))
-    made = [clients.with_timeout(limit) for limit in (5.0, 10.0, 5.0)]
-    assert made[0] is made[2]
+    created = [clients.with_timeout(limit) for limit in (5.0, 10.0, 5.0)]
+    assert created[0] is created[2]
     for _ in range(2):
         clients.close()
     assert closed == [5.0, 10.0]
@@ -293,35 +293,35 @@ def test_timeout_shrinks_only_after_consecutive_quick_responses() -> None:
 
 def test_no_read_blocks_on_a_slow_response() -> None:
     """After the first late response, calls run in the background, so reading threads and drains are not blocked."""
-    service, begun = SlowService(), list[Callable[[], None]]()
-    reader = reader_of(service, start=begun.append)
+    service, pending = SlowService(), list[Callable[[], None]]()
+    reader = reader_of(service, start=pending.append)
     reader.read()
     service.delay = 6.0
     reader.read()  # only the first late response blocks
     batches = [reader.read() for _ in range(3)]
     assert batches == [Batch((), None, None, 0.25, fault=RESPONSE_IS_PENDING, answered=False)] * 3
-    assert len(begun) == 1
-    begun[0]()
+    assert len(pending) == 1
+    pending[0]()
     assert len(reader.read().records) == 1
     assert service.times("get_records") == [5.0, 5.0, 10.0]
 
 
-def polling(service: SlowService, begun: list[Callable[[], None]]) -> Poller:
-    return reader_of(service, start=begun.append)
+def polling(service: SlowService, pending: list[Callable[[], None]]) -> Poller:
+    return reader_of(service, start=pending.append)
 
 
-def changes(service: SlowService, begun: list[Callable[[], None]]) -> Poller:
-    clients = service.clients(start=begun.append)
+def changes(service: SlowService, pending: list[Callable[[], None]]) -> Poller:
+    clients = service.clients(start=pending.append)
     return ChangePoller(clients.with_timeout(0.0), "arn", "s-0", TRIM_HORIZON, timeouts=CallTimeouts(clients))
 
 
-def columns(service: SlowService, begun: list[Callable[[], None]]) -> Poller:
-    clients = service.clients(start=begun.append)
+def columns(service: SlowService, pending: list[Callable[[], None]]) -> Poller:
+    clients = service.clients(start=pending.append)
     return ArrowPoller(clients.with_timeout(0.0), "orders", "s-0", TRIM_HORIZON, None, timeouts=CallTimeouts(clients))
 
 
-def unregistered(service: SlowService, begun: list[Callable[[], None]]) -> Poller:
-    clients = service.clients(start=begun.append)
+def unregistered(service: SlowService, pending: list[Callable[[], None]]) -> Poller:
+    clients = service.clients(start=pending.append)
     consumer = StreamConsumer(cast("Any", None), "orders", "c", service.clock, timeouts=CallTimeouts(clients))
     consumer._rejections = fan_out.MAX_REJECTIONS  # noqa: SLF001  the stream's consumer limit is reached
     client, patience = clients.with_timeout(0.0), CallTimeouts(clients)
@@ -332,10 +332,10 @@ def unregistered(service: SlowService, begun: list[Callable[[], None]]) -> Polle
 def test_last_read_time_advances_only_by_a_response(
     make: Callable[[SlowService, list[Callable[[], None]]], Poller], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    service, begun = SlowService(), list[Callable[[], None]]()
+    service, pending = SlowService(), list[Callable[[], None]]()
     if make is changes:
         monkeypatch.setitem(ANSWERS, "get_records", ANSWERS["get_records"] | {"Records": []})
-    reader, meter = make(service, begun), ProgressMeter(Lease("s-0"), "a")
+    reader, meter = make(service, pending), ProgressMeter(Lease("s-0"), "a")
 
     def look() -> Progress:
         batch = reader.read()
@@ -353,12 +353,12 @@ def test_last_read_time_advances_only_by_a_response(
         assert reach.behind is not None
         silence = service.clock.now - since
         assert reach.behind >= silence - 0.5 or silence < SILENT_SECONDS
-        if begun and silence > 80.0:
-            begun.pop()()  # its client times out
+        if pending and silence > 80.0:
+            pending.pop()()  # its client times out
     service.delay = QUICK_SECONDS
     for _ in range(20):
-        while begun:
-            begun.pop()()
+        while pending:
+            pending.pop()()
         again = look()
     assert (again.read or 0.0) > first.read
 
@@ -377,8 +377,8 @@ def test_iterator_that_expired_during_a_late_response_is_replaced() -> None:
 
 def test_pending_calls_are_bounded_and_free_their_slots() -> None:
     """At most `MAX_PENDING_CALLS` threads wait for slow shards, and a failed call frees its slot."""
-    service, begun = SlowService(6.0), list[Callable[[], None]]()
-    clients = service.clients(start=begun.append)
+    service, pending = SlowService(6.0), list[Callable[[], None]]()
+    clients = service.clients(start=pending.append)
     shards = [CallTimeouts(clients, step=1) for _ in range(MAX_PENDING_CALLS + 1)]
 
     def waits(patience: CallTimeouts) -> bool:
@@ -388,8 +388,8 @@ def test_pending_calls_are_bounded_and_free_their_slots() -> None:
             return True
         return False
 
-    assert (all(map(waits, shards)), len(begun)) == (True, 30)
-    begun.pop(0)()
+    assert (all(map(waits, shards)), len(pending)) == (True, 30)
+    pending.pop(0)()
     assert waits(shards[-1])
     assert not waits(shards[0])
     for fault in (RuntimeError("can't start new thread"), None):
@@ -501,11 +501,11 @@ def test_timeouts_grow_on_a_real_connection(monkeypatch: pytest.MonkeyPatch) -> 
     """A real client honors its timeout exactly and does not retry by itself."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    made: list[float] = []
+    timeouts: list[float] = []
     with late_server(patient=3) as (url, operations):
 
         def make(seconds: float) -> Any:  # noqa: ANN401  a client
-            made.append(seconds)
+            timeouts.append(seconds)
             return reading_client("eu-west-1", url, read_seconds=seconds)
 
         clients = KinesisClients(make, (0.02, 0.04, 0.08, 30.0), start=at_once)
@@ -514,4 +514,4 @@ def test_timeouts_grow_on_a_real_connection(monkeypatch: pytest.MonkeyPatch) -> 
         clients.close()
     assert [batch.behind_seconds for batch in batches] == [None, None, None, 0.0]
     assert operations == [*["GetShardIterator"] * 4, "GetRecords"]
-    assert made == [0.02, 0.04, 0.08, 30.0]
+    assert timeouts == [0.02, 0.04, 0.08, 30.0]

@@ -72,8 +72,8 @@ def test_every_request_of_a_reader_contains_the_arn(wire: str) -> None:
 @pytest.mark.parametrize("wire", ["cbor", "json", "boto3"])
 def test_every_request_of_a_producer_contains_the_arn(wire: str) -> None:
     """This includes PutRecords, with or without boto3."""
-    written = {"FailedRecordCount": 0, "Records": [{"ShardId": "s-0", "SequenceNumber": "7"}]}
-    spoken = Service(SUMMARY, {"Shards": [ROW]}, written, written)
+    response = {"FailedRecordCount": 0, "Records": [{"ShardId": "s-0", "SequenceNumber": "7"}]}
+    spoken = Service(SUMMARY, {"Shards": [ROW]}, response, response)
     with open_producer(f"kinesis://{ARN}?endpoint={listening(spoken)}&wire={wire}", {}) as producer:
         for data in (b"a book", b"a lamp"):
             assert producer.put(data, "customer-7").result(20).sequence_number == "7"

@@ -50,37 +50,37 @@ def test_streams_are_added_and_removed_while_a_worker_reads(
     worker = Worker(
         store=store, source=streams, me="a-1", config=Config(lease_seconds=3.0, initial_position=TRIM_HORIZON)
     )
-    seen: list[tuple[str, bytes]] = []
+    received: list[tuple[str, bytes]] = []
     lock = Lock()
 
     def handle(delivery: Delivery) -> None:
         with lock:
-            seen.extend((delivery.stream.split(":")[1], record.data) for record in delivery.records)
+            received.extend((delivery.stream.split(":")[1], record.data) for record in delivery.records)
 
     runner = Runner(worker, handle)
     with running(runner):
         for name in (one, two, three):
             client.put_record(StreamName=name, Data=b"first", PartitionKey="k")
-        until(lambda: sorted(seen) == sorted([(one, b"first"), (two, b"first")]), f"{seen}")
+        until(lambda: sorted(received) == sorted([(one, b"first"), (two, b"first")]), f"{received}")
         streams.remove(one)
         streams.add(sources[three])
         worker.hurry()
-        until(lambda: (three, b"first") in seen, f"{seen}")
+        until(lambda: (three, b"first") in received, f"{received}")
         until(lambda: len(worker.holdings) == 3, "the removed stream's lease is released")
         client.put_record(StreamName=one, Data=b"second", PartitionKey="k")
         client.split_shard(StreamName=three, ShardToSplit="shardId-000000000000", NewStartingHashKey=str(2**127))
         client.get_waiter("stream_exists").wait(StreamName=three, WaiterConfig=AT_ONCE)
         client.put_record(StreamName=three, Data=b"second", PartitionKey="k")
-        until(lambda: (three, b"second") in seen, f"{seen}")
-    assert sorted(seen) == sorted([(one, b"first"), (two, b"first"), (three, b"first"), (three, b"second")])
+        until(lambda: (three, b"second") in received, f"{received}")
+    assert sorted(received) == sorted([(one, b"first"), (two, b"first"), (three, b"first"), (three, b"second")])
 
     rows = {item["leaseKey"]["S"]: item for item in dynalite_client.scan(TableName=table)["Items"]}
     of_three, of_one = sources[three].identity(), sources[one].identity()
     child = rows[f"{of_three}:shardId-000000000001"]
     assert (child["streamName"], child["shardId"]) == ({"S": of_three}, {"S": "shardId-000000000001"})
     assert child["parentShardId"] == {"SS": ["shardId-000000000000"]}
-    left = rows[f"{of_one}:shardId-000000000000"]
-    assert ("leaseOwner" in left, left["checkpoint"]["S"].isdigit()) == (False, True)
+    remaining = rows[f"{of_one}:shardId-000000000000"]
+    assert ("leaseOwner" in remaining, remaining["checkpoint"]["S"].isdigit()) == (False, True)
     assert of_one.split(":")[1:2] == [one]
 
 
@@ -100,11 +100,11 @@ def test_recreated_stream_is_another_stream() -> None:
     kinesis: KinesisClient = boto3.client("kinesis", region_name="eu-west-1")
     streams = KinesisStreams([KinesisSource(kinesis, "orders")])
     with Stubber(kinesis) as stub:
-        for made in (7, 9):
-            stub.add_response("describe_stream_summary", _summary("orders", made))
+        for created in (7, 9):
+            stub.add_response("describe_stream_summary", _summary("orders", created))
         stub.add_response("list_shards", _shards())
         assert [shard.id for shard in streams.shards()] == ["1:orders:9:shardId-000000000000"]
-        assert [streams.reads(Lease("s", stream=f"1:orders:{made}")) for made in (7, 9)] == [False, True]
+        assert [streams.reads(Lease("s", stream=f"1:orders:{created}")) for created in (7, 9)] == [False, True]
 
 
 def test_incarnation_is_unknown_without_the_permission_to_describe(caplog: pytest.LogCaptureFixture) -> None:
@@ -126,14 +126,14 @@ def test_incarnation_is_unknown_without_the_permission_to_describe(caplog: pytes
     assert caplog.messages == [f"{warning}, {reason}"]
 
 
-def _summary(name: str, made: int) -> dict[str, Any]:
+def _summary(name: str, created: int) -> dict[str, Any]:
     return {
         "StreamDescriptionSummary": {
             "StreamName": name,
             "StreamARN": f"arn:aws:kinesis:eu-west-1:1:stream/{name}",
             "StreamStatus": "ACTIVE",
             "RetentionPeriodHours": 24,
-            "StreamCreationTimestamp": datetime.fromtimestamp(made, UTC),
+            "StreamCreationTimestamp": datetime.fromtimestamp(created, UTC),
             "EnhancedMonitoring": [],
             "OpenShardCount": 1,
         }

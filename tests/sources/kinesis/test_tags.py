@@ -42,9 +42,9 @@ def sealed(rows: list[tuple[bytes, str, Tag | None, str | None]], limit: int = 1
         if not aggregate.add(data, key, hash_key, *label):
             break
         count += 1
-    made = aggregate.encode()
-    assert len(made) + len(aggregate.partition_key.encode()) == aggregate.size <= limit
-    return made, count
+    encoded = aggregate.encode()
+    assert len(encoded) + len(aggregate.partition_key.encode()) == aggregate.size <= limit
+    return encoded, count
 
 
 @given(ROWS, st.integers(700, 3000))
@@ -78,17 +78,17 @@ def test_record_with_a_tag_fits_the_room_reserved_for_it(data: bytes, row: int, 
 class Asked:
     """The responses of a shard in order, from a position on."""
 
-    def __init__(self, kind: type[Poller], records: list[bytes], at: Position) -> None:
-        self.poller = kind(cast("Any", object()), "s", "shard-0", at, HASH_KEYS)
-        first = int(at.sequence) if at.numbered else 0
+    def __init__(self, kind: type[Poller], records: list[bytes], start: Position) -> None:
+        self.poller = kind(cast("Any", object()), "s", "shard-0", start, HASH_KEYS)
+        first = int(start.sequence) if start.numbered else 0
         rows = [{"Data": data, "SequenceNumber": str(n), "PartitionKey": "a"} for n, data in enumerate(records)]
         self.rows = rows[first:]
 
     def batches(self, size: int) -> list[Any]:
         """Return all batches, with at most `size` records each."""
-        answers = [self.rows[at : at + size] for at in range(0, len(self.rows), size)]
-        told: Any = {"NextShardIterator": "more", "MillisBehindLatest": 1}
-        return [self.poller._batch(told | {"Records": rows}) for rows in answers]  # noqa: SLF001  parse a response of Kinesis
+        answers = [self.rows[index : index + size] for index in range(0, len(self.rows), size)]
+        response: Any = {"NextShardIterator": "more", "MillisBehindLatest": 1}
+        return [self.poller._batch(response | {"Records": rows}) for rows in answers]  # noqa: SLF001  parse a response of Kinesis
 
 
 class Answering:
@@ -141,7 +141,7 @@ def test_reader_that_resumes_anywhere_gets_the_same_records(
 @settings(max_examples=60)
 @given(st.lists(ROWS, min_size=1, max_size=6), st.integers(1, 3), st.integers(1, 5))
 def test_columns_drop_the_same_records_and_end_at_the_same_positions(
-    aggregates: list[list[tuple[bytes, str, Tag | None, str | None]]], size: int, most: int
+    aggregates: list[list[tuple[bytes, str, Tag | None, str | None]]], size: int, limit: int
 ) -> None:
     """Spark gets the same rows as a worker, and a repeated batch has the same rows again."""
     records = [sealed(rows)[0] for rows in aggregates]
@@ -152,17 +152,17 @@ def test_columns_drop_the_same_records_and_end_at_the_same_positions(
         assert chunk is not None
         buffer.put(chunk)
     tokens = list[str]()
-    while (taken := buffer.take(most, 1 << 40)) is not None:
+    while (part := buffer.take(limit, 1 << 40)) is not None:
         cut += zip(
-            taken.rows["data"].to_pylist(),
+            part.rows["data"].to_pylist(),
             zip(
-                map(int, taken.rows["sequenceNumber"].to_pylist()),
-                taken.rows["subSequenceNumber"].to_pylist(),
+                map(int, part.rows["sequenceNumber"].to_pylist()),
+                part.rows["subSequenceNumber"].to_pylist(),
                 strict=True,
             ),
             strict=True,
         )
-        tokens.append(taken.ends.token)
+        tokens.append(part.ends.token)
     assert cut == [(r.data, (int(r.sequence_number), r.sub_sequence_number)) for r in plain]
     if plain and tokens:
         assert tokens[-1] == Asked(Poller, records, TRIM_HORIZON).batches(99)[-1].token

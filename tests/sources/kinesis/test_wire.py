@@ -70,10 +70,10 @@ def quickly(answer: Answer, start: Position = TRIM_HORIZON) -> Batch:
     return batch
 
 
-def same(told: dict[str, Any], start: Position = TRIM_HORIZON) -> Batch:
+def same(response: dict[str, Any], start: Position = TRIM_HORIZON) -> Batch:
     """Return the batch, checked to be the same in every encoding."""
-    expected = slowly(in_json(told), start)
-    answers = in_json(told), in_cbor(told), in_cbor(told, text=True), in_cbor(told, tagged=True)
+    expected = slowly(in_json(response), start)
+    answers = in_json(response), in_cbor(response), in_cbor(response, text=True), in_cbor(response, tagged=True)
     for answer in answers:
         assert quickly(answer, start) == expected
     return expected
@@ -88,7 +88,7 @@ def test_field_added_by_a_service_is_ignored_without_boto3() -> None:
 
 
 def test_crafted_aggregates_give_the_same_records() -> None:
-    rows = [{**ROW, "SequenceNumber": str(at), "Data": case.data} for at, case in enumerate(cases(), 1)]
+    rows = [{**ROW, "SequenceNumber": str(number), "Data": case.data} for number, case in enumerate(cases(), 1)]
     batch = same({**PLAIN, "Records": rows})
     assert batch.count > len(rows) / 2
     assert same({**PLAIN, "Records": rows}, Position("7")).count < batch.count
@@ -119,9 +119,9 @@ ANSWERS = st.fixed_dictionaries(
 @pytest.mark.slow
 @given(ANSWERS, st.none() | st.integers(1, 10**56))
 @settings(max_examples=60)
-def test_responses_give_the_batches_that_boto3_gives(told: dict[str, Any], start: int | None) -> None:
+def test_responses_give_the_batches_that_boto3_gives(response: dict[str, Any], start: int | None) -> None:
     """Absent keys, odd numbers and empty records are parsed as boto3 parses them."""
-    same(told, TRIM_HORIZON if start is None else Position(str(start), 1))
+    same(response, TRIM_HORIZON if start is None else Position(str(start), 1))
 
 
 @given(
@@ -143,9 +143,9 @@ def test_malformed_body_fails_as_with_boto3(body: bytes) -> None:
     assert outcome(quickly) == outcome(slowly)
 
 
-@pytest.mark.parametrize("told", [1_795_363_072.5, "1795363072.5", "2026-11-22T15:57:52.5Z"])
-def test_every_time_format_is_parsed(told: object) -> None:
-    (record,) = quickly(in_cbor({**PLAIN, "Records": [{**ROW, "ApproximateArrivalTimestamp": told}]})).records
+@pytest.mark.parametrize("response", [1_795_363_072.5, "1795363072.5", "2026-11-22T15:57:52.5Z"])
+def test_every_time_format_is_parsed(response: object) -> None:
+    (record,) = quickly(in_cbor({**PLAIN, "Records": [{**ROW, "ApproximateArrivalTimestamp": response}]})).records
     assert record.arrived == 1_795_363_072.5
 
 

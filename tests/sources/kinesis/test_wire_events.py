@@ -50,12 +50,12 @@ def events(client: "KinesisClient") -> list[Any]:
 CONSUMER = "arn:aws:kinesis:eu-west-1:000000000000:stream/orders/consumer/app:1"
 
 
-def plainly(told: list[Any]) -> list[Any]:
+def plainly(events_sent: list[Any]) -> list[Any]:
     """Convert the times of the events to numbers."""
-    for each in told:
+    for each in events_sent:
         for row in each["SubscribeToShardEvent"]["Records"]:
             row["ApproximateArrivalTimestamp"] = clients.seconds_of(row["ApproximateArrivalTimestamp"])
-    return told
+    return events_sent
 
 
 def subscribed(*answers: Answer) -> tuple["KinesisClient", Spoken]:
@@ -75,12 +75,14 @@ def ignored(_why: str) -> None:
     """Ignore the reason."""
 
 
-@pytest.mark.parametrize("told", [[EVENT], [EVENT, {**EVENT, "Records": [], "ChildShards": None}], [EVENT] * 9])
-def test_events_match_those_of_boto3(told: list[dict[str, Any]]) -> None:
-    slow = Spoken([stream(*map(in_json, told))]).attach(boto3.client("kinesis", region_name="eu-west-1"), SUBSCRIBE)
+@pytest.mark.parametrize("events_sent", [[EVENT], [EVENT, {**EVENT, "Records": [], "ChildShards": None}], [EVENT] * 9])
+def test_events_match_those_of_boto3(events_sent: list[dict[str, Any]]) -> None:
+    slow = Spoken([stream(*map(in_json, events_sent))]).attach(
+        boto3.client("kinesis", region_name="eu-west-1"), SUBSCRIBE
+    )
     expected = plainly(events(slow))
-    assert len(expected) == len(told)
-    client, spoken = subscribed(stream(*map(in_cbor, told)), stream(*map(in_json, told)))
+    assert len(expected) == len(events_sent)
+    client, spoken = subscribed(stream(*map(in_cbor, events_sent)), stream(*map(in_json, events_sent)))
     assert plainly(events(client)) == expected
     assert plainly(events(client)) == expected
     assert spoken.forms == ["cbor", "cbor"]
@@ -89,15 +91,15 @@ def test_events_match_those_of_boto3(told: list[dict[str, Any]]) -> None:
 def test_message_is_complete_however_it_is_split() -> None:
     body = stream(*[in_cbor(EVENT)] * 3).body
     for size in (1, 7, 100, len(body)):
-        raw = Pieces([body[at : at + size] for at in range(0, len(body), size)])
+        raw = Pieces([body[offset : offset + size] for offset in range(0, len(body), size)])
         assert len(list(Subscription(raw, ignored))) == 3
 
 
 def test_damaged_message_is_detected_at_once() -> None:
     """A wrong length is detected at once, not at the end of the connection."""
     body = stream(in_cbor(EVENT), in_cbor(EVENT)).body
-    for at in (len(body) // 2 + 40, len(body) - 1):
-        broken = body[:at] + bytes([body[at] ^ 1]) + body[at + 1 :]
+    for offset in (len(body) // 2 + 40, len(body) - 1):
+        broken = body[:offset] + bytes([body[offset] ^ 1]) + body[offset + 1 :]
         with pytest.raises(ChecksumMismatch):
             list(Subscription(Pieces([broken]), ignored))
     with pytest.raises(ChecksumMismatch):

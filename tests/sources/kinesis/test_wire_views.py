@@ -36,8 +36,8 @@ ROWS = st.fixed_dictionaries(
 
 def as_columns(rows: Any) -> tuple[object, ...]:  # noqa: ANN401  either form
     """Return all fields of the rows, in either form."""
-    told = columns_of(rows)
-    return told.payloads, told.numbers, told.keys, told.arrived, told.has_aggregates
+    columns = columns_of(rows)
+    return columns.payloads, columns.numbers, columns.keys, columns.arrived, columns.has_aggregates
 
 
 def by_cbor2(body: bytes) -> tuple[tuple[object, ...], object]:
@@ -49,10 +49,10 @@ def by_cbor2(body: bytes) -> tuple[tuple[object, ...], object]:
 
 def taken(body: bytes) -> tuple[tuple[object, ...], object] | None:
     """Return the same by the scanner, or None if it declines."""
-    found = SCAN.viewed(body)
-    if found is None:
+    scanned = SCAN.viewed(body)
+    if scanned is None:
         return None
-    *shown, sealed, begin, end = found
+    *shown, sealed, begin, end = scanned
     rest = cbor2.loads(body[:begin] + b"\xf7" + body[end:])
     assert rest.pop("Records") is cbor2.undefined
     return (*SCAN.columns(body, *shown), sealed), rest
@@ -61,8 +61,8 @@ def taken(body: bytes) -> tuple[tuple[object, ...], object] | None:
 @given(st.lists(ROWS, max_size=4), st.booleans(), st.permutations([*ANSWER]))
 def test_scanner_accepts_any_order_of_fields(rows: list[dict[str, object]], indefinite: bool, names: list[str]) -> None:
     """The scanner accepts records with any order of fields and either way of counting."""
-    told = {**{name: ANSWER[name] for name in names}, "Records": rows}
-    body = cbor2.dumps(told, indefinite_containers=indefinite)
+    response = {**{name: ANSWER[name] for name in names}, "Records": rows}
+    body = cbor2.dumps(response, indefinite_containers=indefinite)
     assert taken(body) == by_cbor2(body)
 
 
@@ -105,16 +105,16 @@ OTHERS = st.recursive(
 @given(st.lists(DAMAGE, max_size=3))
 def test_damaged_response_is_declined_or_read_as_by_cbor2(damage: list[tuple[int, int, bytes]]) -> None:
     body = BODY
-    for at, gone, come in damage:
-        body = body[:at] + come + body[at + gone :]
+    for offset, removed, inserted in damage:
+        body = body[:offset] + inserted + body[offset + removed :]
     try:
-        found = taken(body)
+        scanned = taken(body)
     except (cbor2.CBORDecodeError, ValueError):
         with pytest.raises((forms.UnreadableBody, TypeError)):  # cbor2 fails on the whole body as well
             by_cbor2(body)
         return
-    if found is not None:
-        assert found == by_cbor2(body)
+    if scanned is not None:
+        assert scanned == by_cbor2(body)
 
 
 @given(st.lists(ROWS | OTHERS, max_size=4), st.dictionaries(st.text(max_size=3), OTHERS), st.booleans())
@@ -122,9 +122,9 @@ def test_any_response_is_declined_or_read_as_by_cbor2(
     rows: list[object], others: dict[str, object], indefinite: bool
 ) -> None:
     body = cbor2.dumps({**others, "Records": rows, "ChildShards": None}, indefinite_containers=indefinite)
-    found = taken(body)
-    if found is not None:
-        assert found == by_cbor2(body)
+    scanned = taken(body)
+    if scanned is not None:
+        assert scanned == by_cbor2(body)
 
 
 def test_truncated_response_is_declined() -> None:
@@ -152,7 +152,7 @@ def test_row_has_the_fields_of_boto3() -> None:
     with patch.object(forms, "SCAN", SCAN):
         rows, _ = forms.split_response(BODY, cbor=True)
     in_seconds = {**test_wire.ROW, "ApproximateArrivalTimestamp": test_wire.ARRIVED / 1000}
-    assert [rows[at] for at in range(len(rows))] == [in_seconds] * 3
+    assert [rows[index] for index in range(len(rows))] == [in_seconds] * 3
     assert (columns_of(cast("Any", rows)).numbers, len(rows)) == (
         [test_wire.ROW["SequenceNumber"]] * 3,
         0,
