@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 
-def tell(message: dict[str, object]) -> None:
+def send(message: dict[str, object]) -> None:
     """Write one message."""
     sys.stdout.write("\n" + json.dumps(message) + "\n")
     sys.stdout.flush()
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     """Write one line to standard error."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
@@ -40,13 +40,13 @@ def main(behavior: str, misbehave_at: str) -> None:  # noqa: C901  one case per 
         shard = message.get("shardId", shard)
         note(shard, message)
         if action == "checkpoint":
-            say(f"INFO checkpoint {message['error']}")
+            log(f"INFO checkpoint {message['error']}")
             continue
-        say(f"got {action} {len(message.get('records', []))}")
+        log(f"got {action} {len(message.get('records', []))}")
         if any(base64.b64decode(each["data"]) == behavior.encode() for each in message.get("records", [])):
             sys.exit(9)
         if behavior in {"faithful", "poison"} and action in {"processRecords", "shutdownRequested", "shardEnded"}:
-            tell({"action": "checkpoint", "sequenceNumber": None, "subSequenceNumber": None})
+            send({"action": "checkpoint", "sequenceNumber": None, "subSequenceNumber": None})
         if behavior == "late" and action == misbehave_at:
             # The first child of a shard hangs here; later ones behave.
             mark = Path(os.environ["CHILD_NOTES"], f"hung-{shard}")
@@ -54,7 +54,7 @@ def main(behavior: str, misbehave_at: str) -> None:  # noqa: C901  one case per 
                 mark.touch()
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
                 time.sleep(600)
-            tell({"action": "checkpoint", "sequenceNumber": None, "subSequenceNumber": None})
+            send({"action": "checkpoint", "sequenceNumber": None, "subSequenceNumber": None})
         elif action == misbehave_at:
             match behavior:
                 case "crash":
@@ -72,18 +72,18 @@ def main(behavior: str, misbehave_at: str) -> None:  # noqa: C901  one case per 
                     os.close(1)
                     time.sleep(600)
                 case "wrong":
-                    tell({"action": "status", "responseFor": "leaseLost"})
+                    send({"action": "status", "responseFor": "leaseLost"})
                 case "orphan":
                     started = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-                    say(f"has started {started.pid}")
+                    log(f"has started {started.pid}")
                     sys.exit(0)
                 case "parent":
                     started = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
                     Path(os.environ["CHILD_NOTES"], f"started.{os.getpid()}").write_text(str(started.pid))
                 case "checkpoint":
-                    tell({"action": "checkpoint", "sequenceNumber": None, "subSequenceNumber": None})
-                    tell({"action": "checkpoint", "sequenceNumber": "7", "subSequenceNumber": None})
-        tell({"action": "status", "responseFor": action})
+                    send({"action": "checkpoint", "sequenceNumber": None, "subSequenceNumber": None})
+                    send({"action": "checkpoint", "sequenceNumber": "7", "subSequenceNumber": None})
+        send({"action": "status", "responseFor": action})
 
 
 if __name__ == "__main__":

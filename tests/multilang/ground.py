@@ -56,7 +56,7 @@ class Daemon:
             if wanted(line):
                 return line
 
-    def heard(self) -> list[str]:
+    def output(self) -> list[str]:
         """Return all output so far, without waiting for more."""
         with suppress(Empty):
             while (line := self._lines.get_nowait()) is not None:
@@ -75,7 +75,7 @@ class Daemon:
             self.said.append(line)
         return self.process.wait(WAIT)
 
-    def children_said(self) -> list[str]:
+    def child_stderr(self) -> list[str]:
         """Return what children wrote to standard error, for one shard or for the others."""
         return [line.partition(": ")[2].partition(": ")[2].strip() for line in self.said if ": got " in line]
 

@@ -40,7 +40,7 @@ def test_split_stream_is_read_to_its_end_and_a_signal_drains(ground: Ground) -> 
         assert daemon.end() == 0
         positions = daemon.checkpoints()
         assert (positions[shard], positions.get("shardId-000000000000", "SHARD_END")) == (last, "SHARD_END")
-        ends = [each.partition(" ")[2] for each in daemon.children_said() if "initialize" not in each][-4:]
+        ends = [each.partition(" ")[2] for each in daemon.child_stderr() if "initialize" not in each][-4:]
         assert sorted(ends) == ["leaseLost 0", "leaseLost 0", "shutdownRequested 0", "shutdownRequested 0"]
 
 

@@ -123,7 +123,7 @@ def status(action: str) -> bytes:
     return b'{"action":"status","responseFor":"%s"}\n' % action.encode()
 
 
-def rewritten(text: str) -> str:
+def with_current_responses(text: str) -> str:
     """Return the cases with today's responses."""
     blocks = []
     for case in re.split(r"\n\n(?=# )|\n(?=# )", text.strip()):
@@ -137,7 +137,7 @@ def rewritten(text: str) -> str:
 
 def test_conversations_match_the_recorded_ones() -> None:
     """The KCL's children rely on these exact bytes and responses."""
-    assert rewritten(CASES.read_text()) == CASES.read_text()
+    assert with_current_responses(CASES.read_text()) == CASES.read_text()
 
 
 LINES = st.sampled_from([
@@ -331,4 +331,4 @@ def test_end_of_the_pipe_follows_the_checkpoint_before_it() -> None:
 
 
 if __name__ == "__main__" and sys.argv[1:] == ["--rewrite"]:
-    CASES.write_text(rewritten(CASES.read_text()))
+    CASES.write_text(with_current_responses(CASES.read_text()))

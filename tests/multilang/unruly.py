@@ -20,7 +20,7 @@ MISDEEDS = 6
 CHANCE = 0.2
 
 
-def tell(message: dict[str, Any]) -> None:
+def send(message: dict[str, Any]) -> None:
     """Write one message."""
     sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
@@ -28,7 +28,7 @@ def tell(message: dict[str, Any]) -> None:
 
 def checkpoint(number: str | None) -> str | None:
     """Request a checkpoint; return the daemon's error, if any."""
-    tell({"action": "checkpoint", "sequenceNumber": number, "subSequenceNumber": None})
+    send({"action": "checkpoint", "sequenceNumber": number, "subSequenceNumber": None})
     error: str | None = json.loads(sys.stdin.readline())["error"]
     return error
 
@@ -45,7 +45,7 @@ def misbehave(fault: str, draw: random.Random) -> None:
             os.close(1)
             time.sleep(600)
         case "wrong":
-            tell({"action": "status", "responseFor": "nothing"})
+            send({"action": "status", "responseFor": "nothing"})
         case "babble":
             sys.stdout.write("debug\n\n\x00\xff {" * 5000 + "\n")
         case "null":
@@ -92,7 +92,7 @@ def main(folder: Path, seed: str, worker: str) -> None:
         if action in {"shutdownRequested", "shardEnded"} or (numbers and draw.random() < 0.5):
             # The last record that was delivered, or a finished one of this message.
             checkpoint(None if action != "processRecords" or draw.random() < 0.5 else draw.choice(numbers))
-        tell({"action": "status", "responseFor": action})
+        send({"action": "status", "responseFor": action})
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ class Attempt:
         return len(self.acked) == len(self.tags)
 
 
-def untold(runs: dict[int, Any], tag: Tag) -> bool:
+def is_restored_run(runs: dict[int, Any], tag: Tag) -> bool:
     """Return whether a run that is new to the reader is at an earlier batch than others (R3)."""
     return tag.run not in runs and any(run.batch > tag.batch for run in runs.values())
 
@@ -216,7 +216,7 @@ class SinksAndReaders(RuleBasedStateMachine):
         for tag, key in shard.records[shard.read : shard.read + most]:
             place = Position(str(shard.read + 1 + 1000 * int(shard.name[1:])))
             shard.read += 1
-            self.untold |= any(untold(queries.get(tag.query, {}), tag) for _, queries in shard.seen.pieces)
+            self.untold |= any(is_restored_run(queries.get(tag.query, {}), tag) for _, queries in shard.seen.pieces)
             if not shard.seen.seen_before(tag, partial(mul, key, WIDTH), place):
                 shard.handed.append((tag, key))
 

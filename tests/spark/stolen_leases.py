@@ -5,7 +5,7 @@ from leasehold.stores.protocol import Done, Store
 from leasehold.stores.writes import CheckpointLease, ReleaseLease, StealLease
 
 
-def stolen(store: Store, key: str, position: str | None = None) -> None:
+def steal_lease(store: Store, key: str, position: str | None = None) -> None:
     """Have another worker take a lease, advance it to this position and release it."""
     outcome = store.write(StealLease(store.get([key])[0], "thief"))
     assert isinstance(outcome, Done)

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 from attrs import define, evolve
-from fake_stream import Mortal, Query, Stream
-from stepped_loop import a_reader, stepped
+from fake_stream import KillableStore, Query, Stream
+from stepped_loop import new_reader, stepped
 from waiters import Clock
 
 from leasehold.adapters.spark.available_now import AvailableNow, ShardStatus, ShardTip, flush_due
@@ -165,11 +165,11 @@ class Nightly:
 
     def run(self, between: Callable[[int], None] = lambda _: None) -> list[str]:
         """Run to the end, and return the texts of all rows; `between` is called with the number of each batch."""
-        reader = a_reader(
-            self.stream, Mortal(self.store), rereadable=True, flush=self.flush, maxRowsPerTrigger=str(self.rows)
+        reader = new_reader(
+            self.stream, KillableStore(self.store), rereadable=True, flush=self.flush, maxRowsPerTrigger=str(self.rows)
         )
         reader.prepareForTriggerAvailableNow()
-        query = Query(reader, self.store, Mortal(self.store), reader.initialOffset())
+        query = Query(reader, self.store, KillableStore(self.store), reader.initialOffset())
         limit = reader.getDefaultReadLimit()
         while (end := reader.latestOffset(query.offset, limit)) != query.offset:
             if query.offset["n"]:

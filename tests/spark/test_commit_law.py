@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import pytest
-from fake_stream import Mortal, Stream, rows_of
+from fake_stream import KillableStore, Stream, rows_of
 from hypothesis import note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from stepped_loop import a_reader, stepped
+from stepped_loop import new_reader, stepped
 from waiters import Clock
 
 from leasehold.adapters.spark.compat import ReadMaxRows
@@ -37,7 +37,7 @@ LOOKS, BATCHES_MOST = 30, 60
 shards = st.sampled_from("ab")
 
 
-class Shaky(Mortal):
+class Shaky(KillableStore):
     """A store as one process sees it; the next `lost` responses get lost."""
 
     lost = 0
@@ -213,7 +213,7 @@ class Spark(RuleBasedStateMachine):
         if self.reader is None:
             self.life = Shaky(self.store)
             query_options: dict[str, Any] = {"rereadable": self.rereadable, "flush": self.flush, **self.anew}
-            self.reader = a_reader(self.stream, self.life, **query_options)
+            self.reader = new_reader(self.stream, self.life, **query_options)
         number = max(self.offsets, default=0)
         if number and number not in self.commits:
             self._run(self.reader, number, dies)
@@ -282,9 +282,9 @@ class RecreatedSpark(Spark):
     anew: ClassVar = {"lease.ifRecreated": "TRIM_HORIZON"}
 
     @rule(more=st.sampled_from([(), ("e",)]))
-    def make_anew(self, more: tuple[str, ...]) -> None:
+    def recreate(self, more: tuple[str, ...]) -> None:
         """Recreate the stream: its records are gone, and it has the same shards and perhaps one more."""
-        self.stream.make_anew("a", "b", *more)
+        self.stream.recreate("a", "b", *more)
         self.doubles_allowed = True
 
     @rule()

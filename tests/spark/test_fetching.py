@@ -33,7 +33,7 @@ def rows(*numbers: int) -> pa.RecordBatch:
     return pa.record_batch({"data": [b"%d" % number for number in numbers]})
 
 
-def got(part: FetchedRows) -> list[int]:
+def fetched_rows(part: FetchedRows) -> list[int]:
     """Return what a task makes of its rows."""
     return [int(each) for batch in read(part) for each in batch["data"].to_pylist()]
 
@@ -50,7 +50,7 @@ def server(tmp_path: Path) -> Iterator[RowServer]:
 def test_each_task_gets_its_own_rows_at_every_request(tmp_path: Path, limit: int) -> None:
     server = RowServer(ADDRESS, limit, str(tmp_path))
     parts = [server.keep(3, 0, [rows(1, 2), rows(3)]), server.keep(3, 1, [rows(4)])]
-    assert [got(parts[0]), got(parts[1]), got(parts[0])] == [[1, 2, 3], [4], [1, 2, 3]]
+    assert [fetched_rows(parts[0]), fetched_rows(parts[1]), fetched_rows(parts[0])] == [[1, 2, 3], [4], [1, 2, 3]]
     assert list(tmp_path.iterdir()) == []
     server.close()
 
@@ -72,10 +72,10 @@ def test_memory_of_a_fetch_is_bounded(tmp_path: Path) -> None:
 def test_no_rows_are_served_without_the_token(server: RowServer) -> None:
     part = server.keep(1, 0, [rows(1)])
     with pytest.raises(RuntimeError, match="closed the connection without a response"):
-        got(evolve(part, token=bytes(len(part.token))))
+        fetched_rows(evolve(part, token=bytes(len(part.token))))
     assert part.token.hex() not in repr(part)
     assert repr(part.token) not in repr(part)
-    assert got(part) == [1]
+    assert fetched_rows(part) == [1]
 
 
 def test_finished_batch_is_not_sent(server: RowServer) -> None:
@@ -83,11 +83,11 @@ def test_finished_batch_is_not_sent(server: RowServer) -> None:
     parts = [server.keep(number, 0, [rows(number)]) for number in (1, 2)]
     server.discard(1)
     with pytest.raises(RuntimeError, match=r"batch 1 is done"):
-        got(parts[0])
-    assert got(parts[1]) == [2]
+        fetched_rows(parts[0])
+    assert fetched_rows(parts[1]) == [2]
 
 
-def believed(sent: bytes) -> bool:
+def accepted_by_arrow(sent: bytes) -> bool:
     """Return whether Arrow alone takes this for the complete rows."""
     try:
         return bool(pa.ipc.open_stream(pa.py_buffer(sent)).read_all())
@@ -100,13 +100,13 @@ def test_task_whose_connection_ends_early_fails() -> None:
     with io.BytesIO() as sent:
         TaskRows.of([rows(1, 2), rows(3)]).write(sent)
         stream = sent.getvalue()
-    cuts = [cut for cut in range(len(stream) + 1) if believed(stream[:cut])]
+    cuts = [cut for cut in range(len(stream) + 1) if accepted_by_arrow(stream[:cut])]
     assert len(cuts) > 2
     for cut in (0, 1, len(stream) // 2, *cuts):
         with answering(FOUND + stream[:cut]) as part, pytest.raises(RuntimeError, match="rows cannot be fetched"):
-            got(part)
+            fetched_rows(part)
     with answering(FOUND + stream + COMPLETE) as part:
-        assert got(part) == [1, 2, 3]
+        assert fetched_rows(part) == [1, 2, 3]
 
 
 def test_unreachable_driver_is_named() -> None:
@@ -114,7 +114,7 @@ def test_unreachable_driver_is_named() -> None:
         port = listening.getsockname()[1]
     expected = rf"from the driver at 127\.0\.0\.1, port {port} .*lease\.fetchPort.*lease\.transport to embedded"
     with pytest.raises(RuntimeError, match=expected):
-        got(FetchedRows("127.0.0.1", port, bytes(32), 1, 0))
+        fetched_rows(FetchedRows("127.0.0.1", port, bytes(32), 1, 0))
 
 
 def test_queries_of_one_driver_take_successive_ports() -> None:
@@ -148,10 +148,10 @@ def test_no_port_is_opened_until_rows_are_fetched(monkeypatch: pytest.MonkeyPatc
     assert opened == []
     (part,) = fetched.partitions(2, [[rows(7)]])
     assert isinstance(part, FetchedRows)
-    assert (got(part), len(opened)) == ([7], 1)
+    assert (fetched_rows(part), len(opened)) == ([7], 1)
     fetched.close()
     with pytest.raises(RuntimeError):
-        got(part)
+        fetched_rows(part)
 
 
 def test_connection_without_a_request_is_closed(monkeypatch: pytest.MonkeyPatch, server: RowServer) -> None:
@@ -169,7 +169,7 @@ def test_memory_is_freed_with_each_batch() -> None:
             fetchable = server.keep(number, place, [part])
         with pytest.raises(FileNotFoundError):
             server.keep(number, 2, [part])
-        assert got(fetchable) == list(range(10))
+        assert fetched_rows(fetchable) == list(range(10))
         server.discard(number)
     server.close()
 

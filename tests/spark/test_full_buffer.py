@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from attrs import evolve
 from fake_stream import FakeReader, Stream
-from prefetchers import a_feed, an_ahead
+from prefetchers import new_ahead, new_feed
 from waiters import Clock, until
 
 from leasehold.adapters.sources.kinesis.fan_out import RESUBSCRIBE_SECONDS, StreamConsumer
@@ -64,9 +64,9 @@ def stays_at(stream: Subscribed, subscriptions: int, step: Callable[[float], obj
 
 def test_query_with_a_full_buffer_does_not_resubscribe() -> None:
     """The service does not send, and bill, records that a blocked sink does not take."""
-    stream, ahead = Subscribed(), an_ahead()
+    stream, ahead = Subscribed(), new_ahead()
     ahead.pace = evolve(ahead.pace, rows=ROWS, interval_seconds=0.0)
-    _, feed = a_feed(stream, ahead)
+    _, feed = new_feed(stream, ahead)
 
     def read() -> bool:
         feed.step(stream.clock.now)

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 QUERY = str(Path(__file__).with_name("killed_query.py"))
 
 
-def lived(folder: Path, behavior: str) -> int:
+def run_once(folder: Path, behavior: str) -> int:
     """Run one life, and return how it ended."""
     completed = subprocess.run(
         [sys.executable, QUERY, str(folder), behavior], capture_output=True, text=True, check=False
@@ -37,7 +37,7 @@ def test_kills_between_sink_and_commit_repeat_the_same_rows(tmp_path: Path, kill
         for key, texts in records.items():
             texts += [f"{key} {life} {each}" for each in range(20)]
         (tmp_path / "stream.json").write_text(json.dumps(records))
-        ends.append(lived(tmp_path, "dies" if life < kills else "lives"))
+        ends.append(run_once(tmp_path, "dies" if life < kills else "lives"))
     sink = [tuple(row) for rows in read(tmp_path, "sink").values() for row in rows]
     assert ends == [-signal.SIGKILL] * kills + [0]
     assert list(read(tmp_path, "repeated").values()) == [True] * kills

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from fake_stream import Mortal, Query, Stream
-from stepped_loop import Stepped, a_reader, stepped
+from fake_stream import KillableStore, Query, Stream
+from stepped_loop import Stepped, new_reader, stepped
 
 from leasehold.stores.embedded.memory import MemoryStore
 
@@ -19,8 +19,8 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> Planned:
 
     def plan(stream: Stream, **options: str) -> tuple[int, float]:
         store, began = MemoryStore(), clock.now
-        reader = a_reader(stream, Mortal(store), rereadable=True, flush="true", **options)  # type: ignore[arg-type]
-        rows = Query(reader, store, Mortal(store), reader.initialOffset()).batch()
+        reader = new_reader(stream, KillableStore(store), rereadable=True, flush="true", **options)  # type: ignore[arg-type]
+        rows = Query(reader, store, KillableStore(store), reader.initialOffset()).batch()
         reader.stop()
         return len(rows), Stepped.clock.now - began
 

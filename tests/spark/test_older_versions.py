@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from attrs import Factory, define
-from fake_stream import Mortal, Stream, rows_of
-from stepped_loop import Stepped, a_reader, stepped
+from fake_stream import KillableStore, Stream, rows_of
+from stepped_loop import Stepped, new_reader, stepped
 
 from leasehold.adapters.consumer.slices import Slice
 from leasehold.adapters.spark.leased_source import LeasedReader, SlicedQuery
@@ -36,12 +36,12 @@ class OlderSpark:
     ends: list[Offset] = Factory(list)
     committed: int = 0
     sink: dict[int, list[str]] = Factory(dict)
-    life: Mortal = Factory(lambda self: Mortal(self.store), takes_self=True)
+    life: KillableStore = Factory(lambda self: KillableStore(self.store), takes_self=True)
     reader: LeasedReader = Factory(lambda self: self.made(), takes_self=True)
 
     def made(self, **more: Any) -> LeasedReader:  # noqa: ANN401  as options have it
-        self.life = Mortal(self.store)
-        return a_reader(self.stream, self.life, rereadable=True, flush="true", **more)
+        self.life = KillableStore(self.store)
+        return new_reader(self.stream, self.life, rereadable=True, flush="true", **more)
 
     def restart(self, **more: Any) -> None:  # noqa: ANN401  likewise
         """Begin as after a kill, with the last batch of the offset log, and read its rows again if need be."""
@@ -151,7 +151,7 @@ def test_slice_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     """The query of a slice cannot end here, because such a Spark asks for one batch only."""
     monkeypatch.setattr("leasehold.adapters.spark.leased_source.HAS_AVAILABLE_NOW", False)
     options = parse_lease_options(OptionReader({"lease.cores": "1"}), "sqlite:///unused", {}, 10.0, "maxRowsPerTrigger")
-    spec = a_reader(Stream({}), Mortal(MemoryStore()), rereadable=True, flush="true")._source_spec  # noqa: SLF001  what it reads
+    spec = new_reader(Stream({}), KillableStore(MemoryStore()), rereadable=True, flush="true")._source_spec  # noqa: SLF001  what it reads
     with pytest.raises(ValueError, match=r"^option endingPosition: this Spark does not tell a query when to end"):
         SlicedQuery(spec, options, Slice(TRIM_HORIZON, 1)).latestOffset()
 
@@ -186,7 +186,7 @@ class Nights:
 
     def run(self, **more: Any) -> None:  # noqa: ANN401  as options have it
         life = Renewing(self.store, self.elsewhere)
-        reader = a_reader(self.stream, life, rereadable=True, flush="true", **more)
+        reader = new_reader(self.stream, life, rereadable=True, flush="true", **more)
         start = self.ends[-1] if self.ends else reader.initialOffset()
         if self.ends:
             assert reader.partitions(start, start) == []
@@ -211,7 +211,7 @@ class Nights:
         return sorted(text for key, texts in self.stream.records.items() if key not in self.elsewhere for text in texts)
 
 
-class Renewing(Mortal):
+class Renewing(KillableStore):
     """A store in which another worker holds leases, and renews them whenever the table is read."""
 
     def __init__(self, store: MemoryStore, keys: set[str]) -> None:

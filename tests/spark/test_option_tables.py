@@ -60,7 +60,7 @@ def tables() -> dict[str, set[str]]:
     return by_table
 
 
-def known(source: str) -> set[str]:
+def choices_of(source: str) -> set[str]:
     """Return the choices of a source."""
     read, need = READS[source]
     with pytest.raises(ValueError, match=r"^option nonsense: unknown; choose among ") as caught:
@@ -71,7 +71,7 @@ def known(source: str) -> set[str]:
 @pytest.mark.parametrize("source", READS)
 def test_page_lists_exactly_the_options(source: str) -> None:
     on_page = tables()
-    assert known(source) - UNTOLD[source] == on_page[ALL] | on_page[source]
+    assert choices_of(source) - UNTOLD[source] == on_page[ALL] | on_page[source]
 
 
 def lease(name: str) -> Callable[[Any], Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from fake_stream import Place, Stream
-from stolen_leases import stolen
+from stolen_leases import steal_lease
 
 from leasehold.adapters.worker import progress
 from leasehold.balancer.model import Position
@@ -25,7 +25,7 @@ def test_many_lost_shards_are_logged_in_a_short_line(place: Place, caplog: pytes
     query = place.query()
     query.until(lambda query: len(query.rows) == 8)
     for shard in place.stream.records:
-        stolen(query.store, shard)
+        steal_lease(query.store, shard)
     loop = query.reader._run._loop  # type: ignore[union-attr]  # noqa: SLF001  what it holds
     query.until(lambda _: not loop._prefetchers)  # noqa: SLF001  likewise
     with caplog.at_level(logging.WARNING):

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, Never, cast
 
 import pytest
-from fake_stream import PAGE, Mortal, Place, Query, Stream
+from fake_stream import PAGE, KillableStore, Place, Query, Stream
 from pyspark.sql.datasource import InputPartition
-from stepped_loop import Stepped, a_reader, stepped
-from stolen_leases import stolen
+from stepped_loop import Stepped, new_reader, stepped
+from stolen_leases import steal_lease
 
 from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.spark import lease_loop, query_run
@@ -38,7 +38,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
     streams.close()
 
 
-def everything(stream: Stream) -> list[tuple[str, int, str]]:
+def all_rows(stream: Stream) -> list[tuple[str, int, str]]:
     """Return every record as a row."""
     return sorted((key, place, text) for key, texts in stream.records.items() for place, text in enumerate(texts, 1))
 
@@ -50,7 +50,7 @@ def test_limited_batches_hold_every_record_once(place: Place) -> None:
     while len(query.rows) < 50:
         sizes.append(len(query.batch(ReadMaxRows(7) if len(sizes) % 2 else ReadMaxBytes(7 * 103))))
     assert max(sizes) <= 7
-    assert sorted(query.rows) == everything(place.stream)
+    assert sorted(query.rows) == all_rows(place.stream)
 
 
 def test_planning_and_reading_twice_gives_the_same_batch(place: Place) -> None:
@@ -82,7 +82,7 @@ def test_tasks_that_could_not_be_made_are_retried_with_the_same_rows(
     with pytest.raises(OSError, match="no space"):
         query.reader.partitions(query.offset, end)
     rows = query.run(end)
-    assert rows == [row for row in everything(place.stream) if row[1] <= int(end["r"].get(row[0], ["", "0"])[1])]
+    assert rows == [row for row in all_rows(place.stream) if row[1] <= int(end["r"].get(row[0], ["", "0"])[1])]
     assert rows
 
 
@@ -125,7 +125,7 @@ def test_planned_batch_is_repeated_exactly(place: Place) -> None:
     third = place.query(one)
     assert third.run(two) == rows
     third.offset = two
-    third.until(lambda query: sorted({*before, *query.rows}) == everything(place.stream))
+    third.until(lambda query: sorted({*before, *query.rows}) == all_rows(place.stream))
     assert len(before) + len(third.rows) == 55
 
 
@@ -133,9 +133,9 @@ def test_lease_stolen_between_plan_and_commit_costs_only_a_repetition(place: Pla
     """A steal neither ends the query nor moves a checkpoint back, and the new owner's unread records are read."""
     query = place.query()
     query.until(lambda query: query.offset["r"].keys() == {"a", "b"})
-    stolen(query.store, "a", "3")
+    steal_lease(query.store, "a", "3")
     place.stream.put("b", "more")
-    query.until(lambda query: sorted(set(query.rows)) == everything(place.stream))
+    query.until(lambda query: sorted(set(query.rows)) == all_rows(place.stream))
     query.until(lambda query: query.checkpoints() == {"a": "35", "b": "16"})
     # Rows that the sink already had are not read again, because they end after the thief's.
     assert len(query.rows) == 51
@@ -147,7 +147,7 @@ def test_commit_is_rejected_while_another_worker_owns_the_lease(place: Place) ->
     query.until(lambda query: len(query.rows) == 10)
     place.stream.put("a", "more")
     query.until(lambda query: len(query.rows) == 11)  # the end of "a" is planned now, and not committed
-    stolen(query.store, "a")
+    steal_lease(query.store, "a")
     before = query.store.get(["a"])[0]
     query.reader.commit(query.offset)
     query.until(lambda query: query.checkpoints()["b"] == "5")
@@ -163,10 +163,10 @@ def test_shard_that_cannot_be_repeated_resumes_at_its_checkpoint(place: Place, m
     end = {"v": 1, "n": 1, "r": {key: ["TRIM_HORIZON", "5", 1] for key in "ab"}}
     place.stream.refuses.add("a")
     query = place.query(rereadable=False)
-    assert query.run(end) == [row for row in everything(place.stream) if row[0] == "b"]
+    assert query.run(end) == [row for row in all_rows(place.stream) if row[0] == "b"]
     query.offset = end
     place.stream.refuses.clear()
-    query.until(lambda query: sorted(query.rows) == everything(place.stream))
+    query.until(lambda query: sorted(query.rows) == all_rows(place.stream))
 
 
 def test_children_follow_the_commit_of_their_parents_end(place: Place) -> None:
@@ -176,7 +176,7 @@ def test_children_follow_the_commit_of_their_parents_end(place: Place) -> None:
     query = place.query()
     query.until(lambda query: query.offset["r"].get("a", ["", ""])[1] == "SHARD_END")
     assert sorted(query.checkpoints()) == ["a", "b"]
-    query.until(lambda query: sorted(query.rows) == everything(place.stream))
+    query.until(lambda query: sorted(query.rows) == all_rows(place.stream))
     assert query.checkpoints()["a"] == "SHARD_END"
 
 
@@ -202,7 +202,7 @@ def test_available_now_query_ends_with_all_committed_and_released(place: Place) 
     assert sizes[-1] == 0
     assert 0 not in sizes[:-1]
     assert {row for row in query.rows if row[2] != "too late"} == {
-        row for row in everything(place.stream) if row[2] != "too late"
+        row for row in all_rows(place.stream) if row[2] != "too late"
     }
     assert leases == [("a", None, "35"), ("b", None, str(max(row[1] for row in query.rows if row[0] == "b")))]
 
@@ -265,7 +265,7 @@ def test_row_larger_than_a_batch_arrives_alone(place: Place) -> None:
     place.stream.records = {"a": texts("a", 4), "b": texts("b", 4)}
     query = place.query()
     sizes = [len(query.batch(ReadMaxBytes(1))) for _ in range(8)]
-    assert (sizes, sorted(query.rows)) == ([1] * 8, everything(place.stream))
+    assert (sizes, sorted(query.rows)) == ([1] * 8, all_rows(place.stream))
 
 
 def test_empty_batch_of_an_earlier_run_is_not_read_again(place: Place, caplog: pytest.LogCaptureFixture) -> None:
@@ -339,7 +339,7 @@ def test_lag_of_buffered_rows_does_not_grow_while_they_wait(monkeypatch: pytest.
     """`behindMs` does not grow with the time that buffered rows wait for a slow sink."""
     clock, stream = stepped(monkeypatch), Stream({"a": texts("a", 500)})
     query_options: dict[str, Any] = {"rereadable": True, "flush": "true", "lease.bufferRows": "20"}
-    reader = a_reader(stream, Mortal(MemoryStore()), **query_options)
+    reader = new_reader(stream, KillableStore(MemoryStore()), **query_options)
     start = reader.initialOffset()
     while reader.latestOffset(start, ReadMaxRows(1)) == start:
         pass
@@ -354,7 +354,7 @@ def test_lag_of_buffered_rows_does_not_grow_while_they_wait(monkeypatch: pytest.
 def test_available_now_query_knows_what_it_still_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A scheduled query waits for each shard that is to be read, except those that another worker reads."""
     clock, store = stepped(monkeypatch), MemoryStore()
-    reader = a_reader(Stream({"a": ["x"]}), Mortal(store), rereadable=True, flush="true")
+    reader = new_reader(Stream({"a": ["x"]}), KillableStore(store), rereadable=True, flush="true")
     reader.prepareForTriggerAvailableNow()
     run = reader._get_or_start_run()  # noqa: SLF001  what it asks
     loop = cast("Stepped", run._loop)  # noqa: SLF001  likewise

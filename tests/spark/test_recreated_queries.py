@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import pytest
 from attrs import define, field
-from fake_stream import Mortal, Query, Stream
-from stepped_loop import a_reader, stepped
+from fake_stream import KillableStore, Query, Stream
+from stepped_loop import new_reader, stepped
 from waiters import Clock
 
 from leasehold.adapters.worker.discovery import SAFETY_SECONDS, MadeAnew
@@ -30,11 +30,11 @@ class Table:
 
     def query(self, before: Query | None = None, more: Mapping[str, str] = NOT_TOLD) -> Query:
         """Return one more run, which goes on after the run `before`, which was killed."""
-        life = Mortal(self.store)
+        life = KillableStore(self.store)
         if before is not None:
             before.kill()
             self.clock.now += 60.0
-        reader = a_reader(self.stream, life, rereadable=True, flush="true", starts=self.starts, **more)
+        reader = new_reader(self.stream, life, rereadable=True, flush="true", starts=self.starts, **more)
         return Query(reader, self.store, life, reader.initialOffset() if before is None else before.offset)
 
     def read_up(self, query: Query) -> list[str]:
@@ -43,7 +43,7 @@ class Table:
         query.until(lambda query: len(query.rows) >= count)
         return sorted(text for _, _, text in query.rows)
 
-    def noted(self) -> set[str | None]:
+    def noted_incarnations(self) -> set[str | None]:
         """Return the incarnations that the leases are of."""
         return {lease.annotation(INCARNATION) for lease in self.store.list().leases}
 
@@ -65,7 +65,7 @@ def fill(table: Table, prefix: str, count: int) -> None:
 def test_recreated_stream_ends_the_query_by_default(table: Table) -> None:
     query = table.query()
     table.read_up(query)
-    table.stream.make_anew("a", "b")
+    table.stream.recreate("a", "b")
     fill(table, "new", 8)
     again = table.query(query)
     for _ in range(2):
@@ -73,18 +73,18 @@ def test_recreated_stream_ends_the_query_by_default(table: Table) -> None:
             again.reader.latestOffset(again.offset, again.reader.getDefaultReadLimit())
     with pytest.raises(SourceError, match=REFUSED):
         again.reader.partitions(again.reader.initialOffset(), again.offset)
-    assert table.noted() == {"fake:1000"}
+    assert table.noted_incarnations() == {"fake:1000"}
 
 
 def test_recreated_stream_is_read_whole_if_the_option_says_so(table: Table) -> None:
     """The new stream's numbers begin again, so records before the old offset are not skipped."""
     query = table.query()
     table.read_up(query)
-    table.stream.make_anew("a", "b", "c")
+    table.stream.recreate("a", "b", "c")
     fill(table, "new", 8)
     again = table.query(query, ANEW)
     assert table.read_up(again) == sorted(f"new {shard}{number}" for shard in "abc" for number in range(8))
-    assert (again.offset["i"], table.noted()) == ("fake:2000", {"fake:2000"})
+    assert (again.offset["i"], table.noted_incarnations()) == ("fake:2000", {"fake:2000"})
     # From then on it is a stream like any other, with or without the option.
     fill(table, "newer", 1)
     last = table.query(again)
@@ -97,7 +97,7 @@ def test_batch_planned_on_the_former_stream_is_repeated_empty(table: Table) -> N
     query = table.query()
     planned = query.plan()
     assert planned is not None
-    table.stream.make_anew("a", "b")
+    table.stream.recreate("a", "b")
     fill(table, "new", 8)
     again = table.query(query, ANEW)
     assert again.run(planned) == []
@@ -109,7 +109,7 @@ def test_batch_planned_on_the_former_stream_is_repeated_empty(table: Table) -> N
 def test_running_query_ends_once_its_stream_is_listed_as_recreated(table: Table) -> None:
     query = table.query(more=ANEW)
     table.read_up(query)
-    table.stream.make_anew("a", "b")
+    table.stream.recreate("a", "b")
     table.clock.now += SAFETY_SECONDS
     with pytest.raises(
         MadeAnew, match=r"^stream fake:1000 was deleted and made anew while it was read, and is fake:2000"
@@ -123,7 +123,7 @@ def test_unnamed_offset_has_the_incarnation_that_its_leases_note(table: Table) -
     query = table.query()
     table.read_up(query)
     del query.offset["i"]
-    table.stream.make_anew("a", "b")
+    table.stream.recreate("a", "b")
     fill(table, "new", 8)
     with pytest.raises(SourceError, match=REFUSED):
         table.query(query).plan()
@@ -165,7 +165,7 @@ def test_offset_of_a_later_incarnation_is_rejected(table: Table, created: int, m
 def test_new_query_over_leases_of_a_former_stream_fails_or_restarts(table: Table, more: Mapping[str, str]) -> None:
     table.read_up(before := table.query())
     before.kill()
-    table.stream.make_anew("a", "b")
+    table.stream.recreate("a", "b")
     fill(table, "new", 3)
     query = table.query(more=more)
     if more:
@@ -181,7 +181,7 @@ def test_shard_of_a_recreated_stream_starts_where_the_option_says(table: Table) 
     query = table.query()
     query.until(lambda query: len(query.rows) >= 7)
     assert sorted(text for _, _, text in query.rows)[:2] == ["old a3", "old a4"]
-    table.stream.make_anew("a", "b")
+    table.stream.recreate("a", "b")
     fill(table, "new", 5)
     again = table.query(query, ANEW)
     assert table.read_up(again) == sorted(f"new {shard}{number}" for shard in "ab" for number in range(5))

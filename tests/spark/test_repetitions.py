@@ -6,7 +6,7 @@ from threading import Event
 from typing import NoReturn
 
 import pytest
-from crashes import Crash, Row, again, crashed, drained, everything
+from crashes import Crash, Row, all_rows, crash_query, drain, restarted_query
 from fake_stream import Place, Stream, options
 
 from leasehold.adapters.spark import replay
@@ -42,7 +42,7 @@ def once_more(
     """Kill the query before it plans another batch, and check that the next run finds every record except `gone`."""
     place.queries[-1].kill()
     last = place.query(crash.planned, rereadable=rereadable, **{"lease.flushOnIdle": flush})
-    drained(last, crash.sink, place.stream, also=missing)
+    drain(last, crash.sink, place.stream, also=missing)
 
 
 @pytest.mark.sampled(3)
@@ -50,12 +50,12 @@ def once_more(
 @FLUSHING
 def test_throttled_range_is_awaited(place: Place, flush: str, *, sunk: bool) -> None:
     """Spark commits no batch that lacks a range, so that a second kill neither loses nor doubles it."""
-    crash = crashed(place, sunk=sunk)
+    crash = crash_query(place, sunk=sunk)
     place.stream.throttled["a"] = 8
-    query = again(place, crash, **{"lease.flushOnIdle": flush})
+    query = restarted_query(place, crash, **{"lease.flushOnIdle": flush})
     assert query.rows == crash.rows
     once_more(place, crash, flush)
-    assert crash.sink.rows == everything(place.stream)
+    assert crash.sink.rows == all_rows(place.stream)
 
 
 def test_range_is_read_again_under_its_original_epoch() -> None:
@@ -71,20 +71,20 @@ def test_range_is_read_again_under_its_original_epoch() -> None:
 def test_range_unanswered_for_too_long_fails_the_query(
     place: Place, monkeypatch: pytest.MonkeyPatch, flush: str
 ) -> None:
-    crash = crashed(place, sunk=False)
+    crash = crash_query(place, sunk=False)
     place.stream.silent.add("a")
     with monkeypatch.context() as patched:
         patched.setattr("leasehold.adapters.spark.lease_loop.STALL_SECONDS", 0.5)
         patched.setattr("leasehold.adapters.spark.lease_loop.STALL_LEASE_TIMES", 0.0)
         number = crash.planned["n"]
         with pytest.raises(TimeoutError, match=rf"^batch {number}, which is repeated: nothing was read .* of a \("):
-            again(place, crash)
+            restarted_query(place, crash)
     for lease in place.queries[0].store.list().leases:
         assert lease.checkpoint.order <= Position(crash.planned["r"][lease.key][0]).order
     place.stream.silent.clear()
-    assert again(place, crash, **{"lease.flushOnIdle": flush}).rows == crash.rows
+    assert restarted_query(place, crash, **{"lease.flushOnIdle": flush}).rows == crash.rows
     once_more(place, crash, flush)
-    assert crash.sink.rows == everything(place.stream)
+    assert crash.sink.rows == all_rows(place.stream)
 
 
 @pytest.mark.sampled(3)
@@ -92,16 +92,16 @@ def test_range_unanswered_for_too_long_fails_the_query(
 @pytest.mark.parametrize("rereadable", [True, False], ids=["anybody may read", "the owner alone may read"])
 def test_range_given_up_is_remembered_by_the_next_run(place: Place, flush: str, *, rereadable: bool) -> None:
     """If the query is killed before the next offset, the range is not skipped as if the sink had it."""
-    crash = crashed(place, sunk=False, rereadable=rereadable)
+    crash = crash_query(place, sunk=False, rereadable=rereadable)
     place.stream.numbers = not rereadable
     place.stream.refuses.add("a")
-    query = again(place, crash, rereadable=rereadable, **{"lease.flushOnIdle": flush})
+    query = restarted_query(place, crash, rereadable=rereadable, **{"lease.flushOnIdle": flush})
     assert query.rows == [row for row in crash.rows if row[0] == "b"]
     place.stream.refuses.clear()
     once_more(place, crash, flush, rereadable=rereadable)
-    assert set(crash.sink.rows) == set(everything(place.stream))
+    assert set(crash.sink.rows) == set(all_rows(place.stream))
     if rereadable:
-        assert crash.sink.rows == everything(place.stream)
+        assert crash.sink.rows == all_rows(place.stream)
 
 
 @pytest.mark.sampled(5)
@@ -113,36 +113,36 @@ def test_range_given_up_stays_out_of_its_repeated_batch(
 ) -> None:
     """A sink that has the batch without the range skips a repetition that has it."""
     monkeypatch.setattr(SqliteStore, "capabilities", Capabilities(counts_owners=counts))
-    crash = crashed(place, sunk=False, rereadable=rereadable)
+    crash = crash_query(place, sunk=False, rereadable=rereadable)
     place.stream.numbers = not rereadable
     place.stream.refuses.add("a")
-    again(place, crash, rereadable=rereadable, **{"lease.flushOnIdle": flush})
+    restarted_query(place, crash, rereadable=rereadable, **{"lease.flushOnIdle": flush})
     place.queries[-1].kill()
     place.stream.refuses.clear()
-    query = again(place, crash, rereadable=rereadable, **{"lease.flushOnIdle": flush})
-    drained(query, crash.sink, place.stream)
-    assert set(crash.sink.rows) == set(everything(place.stream))
+    query = restarted_query(place, crash, rereadable=rereadable, **{"lease.flushOnIdle": flush})
+    drain(query, crash.sink, place.stream)
+    assert set(crash.sink.rows) == set(all_rows(place.stream))
     if rereadable:
-        assert crash.sink.rows == everything(place.stream)
+        assert crash.sink.rows == all_rows(place.stream)
 
 
 def test_trimmed_range_is_left_out_and_the_rest_arrives(place: Place) -> None:
     """A query starts although part of its last batch is past retention."""
-    crash = crashed(place, sunk=False)
+    crash = crash_query(place, sunk=False)
     oldest = min(row[1] for row in crash.rows if row[0] == "a")
     place.stream.trimmed["a"] = oldest
-    query = again(place, crash)
+    query = restarted_query(place, crash)
     assert query.rows == [row for row in crash.rows if row[0] == "b" or row[1] > oldest]
-    missing = tuple(row for row in everything(place.stream) if row[0] == "a" and row[1] == oldest)
+    missing = tuple(row for row in all_rows(place.stream) if row[0] == "a" and row[1] == oldest)
     once_more(place, crash, "true", missing=missing)
-    assert crash.sink.rows == [row for row in everything(place.stream) if row not in missing]
+    assert crash.sink.rows == [row for row in all_rows(place.stream) if row not in missing]
 
 
 def test_late_commit_does_not_pass_a_range_left_out_earlier(place: Place) -> None:
-    crash = crashed(place, sunk=False, rereadable=False)
+    crash = crash_query(place, sunk=False, rereadable=False)
     place.stream.numbers = True
     place.stream.refuses.add("a")
-    again(place, crash, rereadable=False).kill()
+    restarted_query(place, crash, rereadable=False).kill()
     place.stream.refuses.clear()
     place.stream.silent.add("b")
     query = place.query(crash.planned, rereadable=False)

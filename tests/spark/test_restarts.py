@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from crashes import Sink, again, crashed, drained, everything
+from crashes import Sink, all_rows, crash_query, drain, restarted_query
 from fake_stream import Place, Stream
 
 from leasehold.balancer.model import Position
@@ -26,27 +26,27 @@ def place(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Place]:
 @pytest.mark.parametrize("sunk", [False, True], ids=["before the sink", "after the sink"])
 def test_uncommitted_batch_is_repeated_exactly(place: Place, caplog: pytest.LogCaptureFixture, sunk: bool) -> None:
     """A repeated batch has the same rows, because a sink may skip a batch it knows."""
-    crash = crashed(place, sunk=sunk)
+    crash = crash_query(place, sunk=sunk)
     place.stream.put("a", "came meanwhile")
     place.stream.put("b", "this too")
-    query = again(place, crash)
+    query = restarted_query(place, crash)
     assert query.rows == crash.rows
-    drained(query, crash.sink, place.stream)
-    assert crash.sink.rows == everything(place.stream)
+    drain(query, crash.sink, place.stream)
+    assert crash.sink.rows == all_rows(place.stream)
     assert f"batch {crash.planned['n']} was planned by an earlier run: reading its 2 ranges again" in caplog.text
 
 
 def test_committed_batch_is_not_repeated(place: Place) -> None:
     """A restart does not repeat rows that Spark has committed, even if the leases lag behind."""
-    crash = crashed(place, sunk=True)
+    crash = crash_query(place, sunk=True)
     query = place.query(crash.planned)
-    drained(query, crash.sink, place.stream)
-    assert crash.sink.rows == everything(place.stream)
+    drain(query, crash.sink, place.stream)
+    assert crash.sink.rows == all_rows(place.stream)
 
 
 def test_shard_not_reclaimed_before_the_next_kill_is_remembered(place: Place) -> None:
     """Rows that Spark has committed before the lease was written do not come again under a new number."""
-    crash = crashed(place, sunk=True)
+    crash = crash_query(place, sunk=True)
     store = place.queries[0].store
     away = store.write(StealLease(store.get(["a"])[0], "away"))
     second = place.query(crash.planned)
@@ -61,33 +61,35 @@ def test_shard_not_reclaimed_before_the_next_kill_is_remembered(place: Place) ->
     begins, ends, _ = second.offset["r"]["a"]
     assert begins == ends == crash.planned["r"]["a"][1]
     third = place.query(second.offset)
-    drained(third, crash.sink, place.stream)
-    assert crash.sink.rows == everything(place.stream)
+    drain(third, crash.sink, place.stream)
+    assert crash.sink.rows == all_rows(place.stream)
 
 
 def test_kill_at_the_end_of_a_shard_loses_neither_tail_nor_children(place: Place) -> None:
-    crash = crashed(place, sunk=False, split=True, at=lambda planned: planned["r"].get("a", [""] * 2)[1] == "SHARD_END")
-    query = again(place, crash)
+    crash = crash_query(
+        place, sunk=False, split=True, at=lambda planned: planned["r"].get("a", [""] * 2)[1] == "SHARD_END"
+    )
+    query = restarted_query(place, crash)
     assert query.rows == crash.rows
-    drained(query, crash.sink, place.stream)
-    assert crash.sink.rows == everything(place.stream)
+    drain(query, crash.sink, place.stream)
+    assert crash.sink.rows == all_rows(place.stream)
     query.until(lambda query: query.checkpoints().get("a") == "SHARD_END")
 
 
 def test_lease_stolen_from_a_dead_query_costs_one_batch(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     """A steal in the meantime loses no batch, does not end the query, and leaves the new owner's checkpoint."""
-    crash = crashed(place, sunk=False)
+    crash = crash_query(place, sunk=False)
     store = place.queries[0].store
     outcome = store.write(StealLease(store.get(["a"])[0], "thief"))
     assert isinstance(outcome, Done)
     begins, ends = outcome.lease.checkpoint, Position(str(len(place.stream.records["a"])))
     moved = store.write(CheckpointLease(outcome.lease, ends))
     assert isinstance(moved, Done)
-    query = again(place, crash)
+    query = restarted_query(place, crash)
     assert query.rows == crash.rows
     place.stream.put("b", "later")
-    by_thief = tuple(row for row in everything(place.stream) if row[0] == "a" and row[1] > begins.order[1])
-    drained(query, crash.sink, place.stream, also=by_thief)
+    by_thief = tuple(row for row in all_rows(place.stream) if row[0] == "a" and row[1] > begins.order[1])
+    drain(query, crash.sink, place.stream, also=by_thief)
     assert set(query.rows) & set(by_thief) <= set(crash.rows)
     assert query.store.get(["a"])[0].checkpoint == ends
     assert "reading its 2 ranges again" in caplog.text
@@ -99,14 +101,14 @@ def test_query_without_its_lease_table_resumes_at_sparks_offset(
     place: Place, caplog: pytest.LogCaptureFixture, start: str, rereadable: bool
 ) -> None:
     """A query over a recreated lease table does not begin at the latest records."""
-    crash = crashed(place, sunk=True, rereadable=rereadable)
+    crash = crash_query(place, sunk=True, rereadable=rereadable)
     place.path = place.path.with_name("another.db")
     place.stream.numbers = not rereadable  # as event hubs say what is latest
     place.stream.put("a", "came meanwhile")
-    query = again(place, crash, start=start, rereadable=rereadable)
+    query = restarted_query(place, crash, start=start, rereadable=rereadable)
     assert query.rows == crash.rows
-    drained(query, crash.sink, place.stream)
-    assert crash.sink.rows == everything(place.stream)
+    drain(query, crash.sink, place.stream)
+    assert crash.sink.rows == all_rows(place.stream)
     assert f"its lease has checkpoint {start}, but this query continues after" in caplog.text
 
 
@@ -116,25 +118,25 @@ def test_query_without_its_lease_table_and_batch_skips_nothing(
 ) -> None:
     """A range that cannot be read again at that moment is not skipped as if the sink had it."""
     monkeypatch.setattr("leasehold.adapters.spark.replay.SILENT_SECONDS", 0.5)
-    crash = crashed(place, sunk=False, rereadable=rereadable)
+    crash = crash_query(place, sunk=False, rereadable=rereadable)
     place.path = place.path.with_name("another.db")
     place.stream.numbers = True
     place.stream.refuses.add("a")
-    query = again(place, crash, start="LATEST", rereadable=rereadable)
+    query = restarted_query(place, crash, start="LATEST", rereadable=rereadable)
     assert query.rows == [row for row in crash.rows if row[0] == "b"]
     place.stream.refuses.clear()
-    drained(query, crash.sink, place.stream)
-    assert crash.sink.rows == everything(place.stream)
+    drain(query, crash.sink, place.stream)
+    assert crash.sink.rows == all_rows(place.stream)
 
 
 def test_query_without_sparks_checkpoint_resumes_at_its_leases(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    crash = crashed(place, sunk=True)
+    crash = crash_query(place, sunk=True)
     checkpoints = {lease.key: lease.checkpoint.order[1] for lease in place.queries[0].store.list().leases}
     query = place.query()
     tips = {key: str(len(texts)) for key, texts in place.stream.records.items()}
     query.until(lambda query: query.checkpoints() == tips)
     assert [row for row in query.rows if row[1] <= checkpoints[row[0]]] == []
-    assert set(query.rows) | set(crash.sink.rows) == set(everything(place.stream))
+    assert set(query.rows) | set(crash.sink.rows) == set(all_rows(place.stream))
     assert "no earlier batch is known: each shard continues at its lease's checkpoint" in caplog.text
 
 
@@ -152,7 +154,7 @@ def test_scheduled_runs_read_everything_with_one_empty_batch_each(place: Place) 
         query.reader.stop()
         offset = query.offset
         assert sizes.count(0) == 1 == (sizes[-1] == 0)
-        assert sink.rows == everything(place.stream)
+        assert sink.rows == all_rows(place.stream)
         tips = {key: str(len(texts)) for key, texts in place.stream.records.items()}
         assert {lease.key: (lease.owner, lease.checkpoint.sequence) for lease in query.store.list().leases} == {
             key: (None, tip) for key, tip in tips.items()

@@ -37,12 +37,12 @@ def stream(kinesis_client: KinesisClient) -> Iterator[str]:
 
 
 @pytest.fixture
-def given(stream: str, kinesis_url: str) -> dict[str, str]:
+def sink_options(stream: str, kinesis_url: str) -> dict[str, str]:
     """Return the sink's options."""
     return {"kinesis.streamName": stream, "kinesis.endpointUrl": kinesis_url, "kinesis.region": "eu-west-1"}
 
 
-def had(client: KinesisClient, stream: str) -> list[Record]:
+def read_rows(client: KinesisClient, stream: str) -> list[Record]:
     """Return what a reader of ours gets, shard after shard."""
     source, records = KinesisSource(client, stream), list[Record]()
     for shard in source.shards():
@@ -52,7 +52,7 @@ def had(client: KinesisClient, stream: str) -> list[Record]:
     return records
 
 
-def written(client: KinesisClient, stream: str) -> list[bytes]:
+def stored_rows(client: KinesisClient, stream: str) -> list[bytes]:
     """Return what the stream contains, as any other reader would get it."""
     records = list[bytes]()
     for shard in client.list_shards(StreamName=stream)["Shards"]:
@@ -78,18 +78,18 @@ def numbered(frame: DataFrame, number: str) -> DataFrame:
     return frame.select(f.col(number).cast("string").alias("data"), key.alias("partitionKey"))
 
 
-def query(spark: SparkSession, given: dict[str, str], folder: Path) -> StreamingQuery:
+def query(spark: SparkSession, sink_options: dict[str, str], folder: Path) -> StreamingQuery:
     """Return a query whose batches are the same each time."""
 
     def start() -> StreamingQuery:
         source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 50).option("numPartitions", 2)
-        writer = numbered(source.load(), "value").writeStream.format("kinesis-leased").options(**given)
+        writer = numbered(source.load(), "value").writeStream.format("kinesis-leased").options(**sink_options)
         return writer.option("checkpointLocation", str(folder)).queryName("writes").start()
 
     return start_query(start)
 
 
-def through(running: StreamingQuery, batch: int) -> None:
+def run_through(running: StreamingQuery, batch: int) -> None:
     """Wait until this batch is done, and stop."""
 
     def there() -> bool:
@@ -109,9 +109,14 @@ class TestSpark:
     """The tests that share one session."""
 
     def test_rewritten_batch_is_read_once(
-        self, spark: SparkSession, kinesis_client: KinesisClient, stream: str, given: dict[str, str], tmp_path: Path
+        self,
+        spark: SparkSession,
+        kinesis_client: KinesisClient,
+        stream: str,
+        sink_options: dict[str, str],
+        tmp_path: Path,
     ) -> None:
-        through(query(spark, given, tmp_path), 1)
+        run_through(query(spark, sink_options, tmp_path), 1)
         last = max(int(path.name) for path in (tmp_path / "commits").glob("[0-9]*"))
         # As if it was killed before it logged that this batch is done; then no later batch was planned either.
         for log, first in (("commits", last), ("offsets", last + 1)):
@@ -120,10 +125,10 @@ class TestSpark:
                 if number.isdigit() and int(number) >= first:
                     path.unlink()
         before = {tag.run for tag in tags(kinesis_client, stream)}
-        through(query(spark, given, tmp_path), last + 1)
+        run_through(query(spark, sink_options, tmp_path), last + 1)
         runs = {tag.run for tag in tags(kinesis_client, stream)}
         assert (len(before), len(runs)) == (1, 2)
-        rows, records = written(kinesis_client, stream), had(kinesis_client, stream)
+        rows, records = stored_rows(kinesis_client, stream), read_rows(kinesis_client, stream)
         assert len(rows) == len(set(rows)) + 50  # one batch stands there twice
         assert sorted(record.data for record in records) == sorted(set(rows))
         # Even and odd numbers are a partition each. Their tasks run in parallel, and each keeps its own order.
@@ -133,27 +138,29 @@ class TestSpark:
             assert numbers == sorted(numbers)
 
     def test_concurrent_jobs_of_one_name_are_read_whole(
-        self, spark: SparkSession, kinesis_client: KinesisClient, stream: str, given: dict[str, str]
+        self, spark: SparkSession, kinesis_client: KinesisClient, stream: str, sink_options: dict[str, str]
     ) -> None:
         """Batches of one `writer.name` are jobs of their own, in whichever order their rows come."""
 
         def write(batch: int) -> None:
             spark.createDataFrame([(0,)], "n int")  # the thread has no active session, and no formats, before
             frame = numbered(spark.range(batch * 500, batch * 500 + 500, 1, 2), "id").write.format("kinesis-leased")
-            frame.options(**given, **{"writer.name": "orders", "writer.batch": str(batch)}).mode("append").save()
+            frame.options(**sink_options, **{"writer.name": "orders", "writer.batch": str(batch)}).mode("append").save()
 
         with ThreadPoolExecutor() as pool:
             assert [*pool.map(write, (2, 1, 0))] == [None] * 3
         write(1)
-        assert sorted(int(record.data) for record in had(kinesis_client, stream)) == [*range(1500)]
-        assert len(written(kinesis_client, stream)) == 2000
+        assert sorted(int(record.data) for record in read_rows(kinesis_client, stream)) == [*range(1500)]
+        assert len(stored_rows(kinesis_client, stream)) == 2000
 
     def test_frame_is_written_by_key_in_order(
-        self, spark: SparkSession, kinesis_client: KinesisClient, stream: str, given: dict[str, str]
+        self, spark: SparkSession, kinesis_client: KinesisClient, stream: str, sink_options: dict[str, str]
     ) -> None:
         """`df.write` loses no row, writes none twice, and keeps the order within a key."""
-        numbered(spark.range(0, 500, 1, 2), "id").write.format("kinesis-leased").options(**given).mode("append").save()
-        records = had(kinesis_client, stream)
+        numbered(spark.range(0, 500, 1, 2), "id").write.format("kinesis-leased").options(**sink_options).mode(
+            "append"
+        ).save()
+        records = read_rows(kinesis_client, stream)
         assert sorted(int(record.data) for record in records) == [*range(500)]
         for key in map(str, range(7)):
             numbers = [int(record.data) for record in records if record.partition_key == key]
@@ -171,11 +178,11 @@ class TestSpark:
         ],
     )
     def test_unwritable_frame_is_rejected_in_one_sentence(
-        self, spark: SparkSession, given: dict[str, str], change: Callable[[DataFrame], DataFrame], message: str
+        self, spark: SparkSession, sink_options: dict[str, str], change: Callable[[DataFrame], DataFrame], message: str
     ) -> None:
         frame = change(numbered(spark.range(3), "id"))
         with pytest.raises(Exception, match=message):
-            frame.write.format("kinesis-leased").options(**given).mode("append").save()
+            frame.write.format("kinesis-leased").options(**sink_options).mode("append").save()
 
 
 def test_sections_do_not_depend_on_the_order_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:

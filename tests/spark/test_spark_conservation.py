@@ -21,7 +21,7 @@ from fake_stream import PAGE, Stream
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from prefetchers import a_feed, pace
+from prefetchers import new_feed, pace
 from waiters import WAIT, until
 
 from leasehold.adapters.sources.protocol import Batch, Record
@@ -105,7 +105,7 @@ class Feeding(RuleBasedStateMachine):
             self.split()
         self.handed, self.ends = [behind(self.committed, self.stream, "a")], list[Position]()
         self.left, self.store_faults = 0, 0
-        self.worker, self.feed = a_feed(self.stream, self.ahead, lambda: self.now, self._left)
+        self.worker, self.feed = new_feed(self.stream, self.ahead, lambda: self.now, self._left)
         self.over = False
         write, get = self.worker.store.write, self.worker.store.get
         self.worker.store.write = self._failing(write)  # type: ignore[method-assign]

@@ -9,7 +9,7 @@ import pytest
 from attrs import define, field
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from streaming_jobs import Job, a_job
+from streaming_jobs import Job, new_job
 from types_boto3_kinesis import KinesisClient
 from waiters import AT_ONCE, WAIT, until
 
@@ -72,7 +72,7 @@ def job(spark: SparkSession, tmp_path: Path, kinesis_url: str, stream: Stream) -
         "kinesis.endpointUrl": kinesis_url,
         "kinesis.startingPosition": "TRIM_HORIZON",
     }
-    with a_job(spark, tmp_path, "kinesis-leased", options) as job:
+    with new_job(spark, tmp_path, "kinesis-leased", options) as job:
         yield job
 
 
@@ -194,7 +194,7 @@ def test_event_hub_batches_are_repeated_exactly(spark: SparkSession, tmp_path: P
             "eventhubs.startingPosition": json.dumps({"offset": "-1"}),
         }
         hubs.put("flights", "0", [f"a{each}" for each in range(50)])
-        with a_job(spark, tmp_path, "eventhubs-leased", options) as job:
+        with new_job(spark, tmp_path, "eventhubs-leased", options) as job:
             query = job.each("hub", sink)
             until(lambda: batches, "the first batch")
             hubs.put("flights", "1", [f"b{each}" for each in range(50)])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
-from streaming_jobs import Job, a_job
+from streaming_jobs import Job, new_job
 from waiters import until
 
 from leasehold_lab.standins.tables import TableStreams, serve_table
@@ -34,7 +34,7 @@ def job(spark: SparkSession, tmp_path: Path, table: tuple[TableStreams, str]) ->
         "dynamodb.endpointUrl": table[1],
         "dynamodb.startingPosition": "TRIM_HORIZON",
     }
-    with a_job(spark, tmp_path, "dynamodb-leased", options) as jobs:
+    with new_job(spark, tmp_path, "dynamodb-leased", options) as jobs:
         yield jobs
 
 

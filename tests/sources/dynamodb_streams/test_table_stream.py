@@ -55,7 +55,7 @@ def opened(url: str) -> TableStream:
     return source
 
 
-def only(table: TableStreams) -> str:
+def only_shard(table: TableStreams) -> str:
     """Return the id of its one shard."""
     (shard,) = table.shards
     return shard
@@ -71,7 +71,7 @@ def keys(batch: Batch) -> list[str]:
     return [record.change.keys["id"] for record in batch.records]
 
 
-def whole(read: ChangePoller) -> list[Record]:
+def read_all(read: ChangePoller) -> list[Record]:
     """Return all records up to the end of a closed shard."""
     records: list[Record] = []
     while True:
@@ -84,7 +84,7 @@ def whole(read: ChangePoller) -> list[Record]:
 def test_change_decodes_whole_to_python_values(table: TableStreams, url: str) -> None:
     table.put("a", {"n": {"N": "1.5"}, "b": {"B": "AP8="}, "m": {"M": {"x": {"BS": ["cQ=="]}}}})
     table.put("a", None)
-    first, last = reader(opened(url), only(table)).read().records
+    first, last = reader(opened(url), only_shard(table)).read().records
     item = {"id": "a", "n": Decimal("1.5"), "b": b"\x00\xff", "m": {"x": {b"q"}}}
     created = datetime.fromtimestamp(Clock.now, UTC)
     number = str(FIRST_NUMBER + 8)
@@ -132,7 +132,7 @@ def test_shard_with_a_child_is_closed_although_its_page_is_stale(table: TableStr
 
 def test_shard_is_gone_only_if_the_stream_no_longer_has_it(table: TableStreams, url: str) -> None:
     """A lease is deleted only once its shard is gone (L10)."""
-    first = only(table)
+    first = only_shard(table)
     table.roll()
     source = opened(url)
     assert not source.gone(first)
@@ -146,15 +146,17 @@ def test_shard_is_read_to_its_end(table: TableStreams, url: str) -> None:
     table.empty_every = 3
     for number in range(2500):
         table.put(str(number), {})
-    shard = only(table)
+    shard = only_shard(table)
     table.roll()
-    assert [record.change.keys["id"] for record in whole(reader(opened(url), shard))] == [str(n) for n in range(2500)]
+    assert [record.change.keys["id"] for record in read_all(reader(opened(url), shard))] == [
+        str(n) for n in range(2500)
+    ]
 
 
 def test_reader_starts_after_its_checkpoint(table: TableStreams, url: str) -> None:
     for key in "abc":
         table.put(key, {})
-    source, shard = opened(url), only(table)
+    source, shard = opened(url), only_shard(table)
     first = reader(source, shard).read().records[0]
     assert keys(reader(source, shard, first.position).read()) == ["b", "c"]
 
@@ -170,9 +172,9 @@ def test_latest_includes_the_current_second(
     source = opened(url)
     # The stand-in's Date header is this machine's time, without milliseconds.
     monkeypatch.setattr(TableStream.__base__, "latest", lambda _self, _lease: at_timestamp(1_800_000_010_700))
-    start = source.latest(Lease(only(table)))
+    start = source.latest(Lease(only_shard(table)))
     assert start == at_timestamp(1_800_000_010_000)
-    assert keys(reader(source, only(table), start).read()) == ["same second", "new"]
+    assert keys(reader(source, only_shard(table), start).read()) == ["same second", "new"]
 
 
 def test_start_time_is_kept_if_the_service_has_no_iterator_for_it(table: TableStreams, url: str, clock: Clock) -> None:
@@ -181,7 +183,7 @@ def test_start_time_is_kept_if_the_service_has_no_iterator_for_it(table: TableSt
     table.put("old", {})
     clock.now += 7
     table.put("new", {})
-    read = reader(opened(url), only(table), at_timestamp(int(clock.now * 1000)))
+    read = reader(opened(url), only_shard(table), at_timestamp(int(clock.now * 1000)))
     table.refuse.append("ValidationException")
     assert keys(read.read()) == ["new"]
 
@@ -189,7 +191,7 @@ def test_start_time_is_kept_if_the_service_has_no_iterator_for_it(table: TableSt
 def test_expired_iterator_is_replaced_at_the_same_position(table: TableStreams, url: str, clock: Clock) -> None:
     """A handler may take longer than the iterator's 15 minutes."""
     table.put("a", {})
-    read = reader(opened(url), only(table))
+    read = reader(opened(url), only_shard(table))
     assert keys(read.read()) == ["a"]
     clock.now += 901
     table.put("b", {})
@@ -202,7 +204,7 @@ def test_trimmed_checkpoint_error_says_what_to_do(table: TableStreams, url: str,
     """With `if_trimmed`, reading continues and the loss is logged."""
     for key in "abcd":
         table.put(key, {})
-    source, shard = opened(url), only(table)
+    source, shard = opened(url), only_shard(table)
     first = reader(source, shard).read().records[0]
     going_on = opened(f"{url}&if_trimmed=TRIM_HORIZON")
     table.shards[shard].trimmed = 2 if asked_at == "iterator" else 0
@@ -222,9 +224,9 @@ def test_reader_that_has_read_nothing_survives_trimming(table: TableStreams, url
     """A reader that starts at the oldest record gets no error when that record expires."""
     table.put("a", {})
     table.put("b", {})
-    read = reader(opened(url), only(table))
-    read._iterator = f"{only(table)}|0|{Clock.now}"  # noqa: SLF001  requested before the horizon moved
-    table.shards[only(table)].trimmed = 1
+    read = reader(opened(url), only_shard(table))
+    read._iterator = f"{only_shard(table)}|0|{Clock.now}"  # noqa: SLF001  requested before the horizon moved
+    table.shards[only_shard(table)].trimmed = 1
     assert keys(read.read()) == []
     assert keys(read.read()) == ["b"]
 
@@ -233,13 +235,13 @@ def test_reader_that_has_read_nothing_survives_trimming(table: TableStreams, url
 def test_impossible_sequence_number_is_a_lasting_fault(table: TableStreams, url: str, number: str) -> None:
     """boto3 rejects it before sending a request, so a retry cannot help."""
     with pytest.raises(Trimmed, match=f"its checkpoint {number} no longer exists"):
-        reader(opened(url), only(table), Position(number)).read()
+        reader(opened(url), only_shard(table), Position(number)).read()
 
 
 def test_throttling_is_retried_and_a_denial_is_an_error(table: TableStreams, url: str) -> None:
     """A busy table is retried; a missing permission is an error that names DynamoDB, not Kinesis."""
     table.put("a", {})
-    read = reader(opened(url), only(table))
+    read = reader(opened(url), only_shard(table))
     # boto3 itself retries once.
     table.refuse += ["LimitExceededException"] * 2 + ["InternalServerError"] * 2 + ["AccessDeniedException"]
     slow, failed = read.read(), read.read()
@@ -261,9 +263,9 @@ def test_missing_permission_is_named(table: TableStreams, url: str, denied: str)
 def test_response_without_the_required_fields_is_rejected(table: TableStreams, url: str) -> None:
     """A record without a sequence number could never be checkpointed."""
     table.put("a", {})
-    row: dict[str, Any] = table.shards[only(table)].rows[0]["dynamodb"]
+    row: dict[str, Any] = table.shards[only_shard(table)].rows[0]["dynamodb"]
     number, row["SequenceNumber"] = row["SequenceNumber"], "\u0661" * 21  # digits, but no decimal string
-    read = reader(opened(url), only(table))
+    read = reader(opened(url), only_shard(table))
     assert "cannot be read" in read.read().fault
     row["SequenceNumber"] = number
     assert keys(read.read()) == ["a"]
@@ -271,7 +273,7 @@ def test_response_without_the_required_fields_is_rejected(table: TableStreams, u
 
 def test_tip_is_reached_only_after_several_empty_responses(table: TableStreams, url: str) -> None:
     """A single response may be empty although more records follow."""
-    read = reader(opened(url), only(table))
+    read = reader(opened(url), only_shard(table))
     assert [read.read().behind_seconds for _ in range(EMPTY_AT_TIP)] == [*[None] * (EMPTY_AT_TIP - 1), 0.0]
 
 

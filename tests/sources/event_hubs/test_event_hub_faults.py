@@ -17,7 +17,7 @@ import pytest
 from azure.core.credentials import AccessToken
 from azure.core.exceptions import ClientAuthenticationError
 from azure.eventhub.exceptions import AuthenticationError, ConnectionLostError, EventHubError
-from hub_steps import Here, fault
+from hub_steps import HubSteps, fault
 from waiters import until
 
 from leasehold.adapters.sources.event_hubs import poller
@@ -166,27 +166,27 @@ def test_credentials_are_requested_off_the_loop_and_their_rejection_is_lasting()
 
 
 @pytest.mark.services
-def test_missing_hub_is_an_immediate_error(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    missing = open_url(f"{here.hubs.namespace}/nowhere", {})
+def test_missing_hub_is_an_immediate_error(event_hub: HubSteps, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = open_url(f"{event_hub.hubs.namespace}/nowhere", {})
     with pytest.raises(SourceError, match=r"'nowhere'.*no such hub") as raised:
         missing.shards()
     assert not isinstance(raised.value, SourceUnavailable)
     missing.close()
-    strangers = here.source(group="fourth").open(Lease("0"), TRIM_HORIZON)
+    strangers = event_hub.source(group="fourth").open(Lease("0"), TRIM_HORIZON)
     with pytest.raises(SourceError, match="consumer group 'fourth'"):
         until(lambda: strangers.read().records)
-    monkeypatch.setenv(CONNECTION_STRING, here.hubs.connection_string().replace(here.hubs.key, "wrong"))
+    monkeypatch.setenv(CONNECTION_STRING, event_hub.hubs.connection_string().replace(event_hub.hubs.key, "wrong"))
     with pytest.raises(SourceError, match="check the key"):
-        here.source().shards()
+        event_hub.source().shards()
 
 
 @pytest.mark.services
-def test_quota_errors_and_outages_are_retried(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = here.reader()
-    until(here.readers)
-    here.hubs.detach(here.hub, "0", "amqp:resource-limit-exceeded")
+def test_quota_errors_and_outages_are_retried(event_hub: HubSteps, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = event_hub.reader()
+    until(event_hub.readers)
+    event_hub.hubs.detach(event_hub.hub, "0", "amqp:resource-limit-exceeded")
     assert fault(reader).wait_seconds < 10
-    nobody = f"Endpoint=sb://localhost:1;SharedAccessKeyName=a;SharedAccessKey={here.hubs.key}"
+    nobody = f"Endpoint=sb://localhost:1;SharedAccessKeyName=a;SharedAccessKey={event_hub.hubs.key}"
     monkeypatch.setenv(CONNECTION_STRING, f"{nobody};UseDevelopmentEmulator=true")
     silent = open_url("localhost:1/hub", {})
     with pytest.raises(SourceUnavailable, match="event hub 'hub' in localhost:1"):
@@ -195,11 +195,11 @@ def test_quota_errors_and_outages_are_retried(here: Here, monkeypatch: pytest.Mo
 
 
 @pytest.mark.services
-def test_missing_websocket_package_is_reported(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_websocket_package_is_reported(event_hub: HubSteps, monkeypatch: pytest.MonkeyPatch) -> None:
     """The SDK would treat the missing package as temporary and retry forever."""
     monkeypatch.setitem(sys.modules, "aiohttp", None)
     with pytest.raises(SourceError, match="aiohttp"):
-        here.source(transport="websockets").shards()
+        event_hub.source(transport="websockets").shards()
 
 
 class Feed:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 
 import pytest
 from attrs import define, evolve, field
-from hub_steps import Here, collected, texts
+from hub_steps import HubSteps, collect, texts
 from waiters import until
 
 from leasehold.adapters.consumer.status import Status, lag_of, status_of
@@ -196,24 +196,26 @@ def test_closed_reader_leaves_no_pending_request(world: World) -> None:
 
 @pytest.mark.services
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="this system stops no processes")
-def test_stopped_hub_is_reported_and_read_again_once_it_resumes(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_hub_is_reported_and_read_again_once_it_resumes(
+    event_hub: HubSteps, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The real client reports nothing about a connection on which nothing arrives."""
     monkeypatch.setattr(poller, "SILENT_SECONDS", 0.5)
     monkeypatch.setattr(poller, "PROBE_SECONDS", (1.0, 1.0))
     monkeypatch.setattr(poller, "LATE_SECONDS", 0.5)
     monkeypatch.setattr(poller, "RESPONSE_SECONDS", 2.0)
-    here.send(["a"])
-    reader = here.reader()
-    assert texts(collected(reader, 1)) == ["a"]
+    event_hub.send(["a"])
+    reader = event_hub.reader()
+    assert texts(collect(reader, 1)) == ["a"]
     until(lambda: "no response for" in reader.read().fault)
     until(lambda: not reader.read().fault)
-    os.killpg(here.hubs.service.pid, signal.SIGSTOP)
+    os.killpg(event_hub.hubs.service.pid, signal.SIGSTOP)
     try:
         until(lambda: "timed out after 2 s: no response for" in reader.read().fault)
     finally:
-        os.killpg(here.hubs.service.pid, signal.SIGCONT)
-    here.send(["b"])
-    assert texts(collected(reader, 1)) == ["b"]
+        os.killpg(event_hub.hubs.service.pid, signal.SIGCONT)
+    event_hub.send(["b"])
+    assert texts(collect(reader, 1)) == ["b"]
 
 
 def test_last_read_time_is_when_the_hub_last_responded(world: World) -> None:

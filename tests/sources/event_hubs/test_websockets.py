@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 import pytest
 from aiohttp import WSMsgType, web
 from azure.eventhub._pyamqp.aio import _connection_async
-from hub_steps import Here, collected, texts
+from hub_steps import HubSteps, collect, texts
 
 from leasehold.adapters.sources.event_hubs.access import http_proxy_of
 from leasehold.adapters.sources.event_hubs.poller import BackgroundLoop, open_url
@@ -27,7 +27,7 @@ def gateway(to: int) -> Iterator[tuple[int, list[str]]]:
         await socket.prepare(request)
         protocols.append(socket.ws_protocol or "")
         coming, going = await asyncio.open_connection(HOST, to)
-        back = asyncio.create_task(_back(coming, socket))
+        back = asyncio.create_task(_carry_back(coming, socket))
         async for message in socket:
             if message.type is WSMsgType.BINARY:
                 going.write(message.data)
@@ -46,7 +46,7 @@ def gateway(to: int) -> Iterator[tuple[int, list[str]]]:
     loop.close()
 
 
-async def _back(coming: asyncio.StreamReader, socket: web.WebSocketResponse) -> None:
+async def _carry_back(coming: asyncio.StreamReader, socket: web.WebSocketResponse) -> None:
     with suppress(ConnectionError):  # the client hung up first
         while data := await coming.read(65536):
             await socket.send_bytes(data)
@@ -55,15 +55,15 @@ async def _back(coming: asyncio.StreamReader, socket: web.WebSocketResponse) -> 
 
 @pytest.mark.services
 @pytest.mark.filterwarnings("ignore:ssl=None is deprecated")  # the client disables TLS for this host, as needed here
-def test_partition_is_read_over_websockets(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    here.send(["a", "b", "c"])
-    with gateway(here.hubs.service.port) as (port, protocols):
+def test_partition_is_read_over_websockets(event_hub: HubSteps, monkeypatch: pytest.MonkeyPatch) -> None:
+    event_hub.send(["a", "b", "c"])
+    with gateway(event_hub.hubs.service.port) as (port, protocols):
         # The client always uses port 443 for websockets, which is privileged here.
         monkeypatch.setattr(_connection_async, "WEBSOCKET_PORT", port)
-        source = here.source(transport="websockets")
+        source = event_hub.source(transport="websockets")
         assert source.shards() == (Shard("0", source.stream), Shard("1", source.stream))
         reader = source.open(Lease("0"), TRIM_HORIZON)
-        assert texts(collected(reader, 3)) == ["a", "b", "c"]
+        assert texts(collect(reader, 3)) == ["a", "b", "c"]
         reader.close()
         source.close()
     assert set(protocols) == {"AMQPWSB10"}
@@ -72,10 +72,12 @@ def test_partition_is_read_over_websockets(here: Here, monkeypatch: pytest.Monke
 @pytest.mark.services
 @pytest.mark.filterwarnings("ignore:ssl=None is deprecated")
 @pytest.mark.parametrize("setting", ["url", "environment", "NO_PROXY"])
-def test_partition_is_read_through_an_http_proxy(here: Here, monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
+def test_partition_is_read_through_an_http_proxy(
+    event_hub: HubSteps, monkeypatch: pytest.MonkeyPatch, setting: str
+) -> None:
     """The proxy comes from the URL or the environment, and NO_PROXY is respected."""
-    here.send(["a", "b"])
-    with gateway(here.hubs.service.port) as (port, protocols):
+    event_hub.send(["a", "b"])
+    with gateway(event_hub.hubs.service.port) as (port, protocols):
         direct = setting == "NO_PROXY"
         monkeypatch.setattr(_connection_async, "WEBSOCKET_PORT", port if direct else 9)
         proxy, options = f"http://{HOST}:{port}", {"transport": "websockets"}
@@ -84,9 +86,9 @@ def test_partition_is_read_through_an_http_proxy(here: Here, monkeypatch: pytest
         else:
             monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9" if direct else proxy)
             monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost" if direct else "")
-        source = here.source(**options)
+        source = event_hub.source(**options)
         reader = source.open(Lease("0"), TRIM_HORIZON)
-        assert texts(collected(reader, 2)) == ["a", "b"]
+        assert texts(collect(reader, 2)) == ["a", "b"]
         reader.close()
         source.close()
     assert set(protocols) == {"AMQPWSB10"}

@@ -20,7 +20,7 @@ from attrs import frozen
 sys.path.extend(str(Path(__file__).parents[2] / folder) for folder in ("", "fleet"))
 
 import java_kcl
-from produced_flights import Stored, flights, judged, produce, stored
+from produced_flights import Stored, flights, judge, produce, stored
 from standins.dynamodb_local import dynamodb_local
 from standins.flight_rows import ROWS
 
@@ -53,7 +53,7 @@ def java_missing() -> str:
     return java_kcl.missing()
 
 
-def lying(records: Iterable[Stored]) -> Content:
+def readable_records(records: Iterable[Stored]) -> Content:
     """Return the stream's records, except aggregates that landed on a wrong shard."""
     content: Content = {}
     for each in records:
@@ -69,7 +69,7 @@ def read_by_ours(places: Places, stream: str, count: int, folder: Path) -> Conte
     source = f"kinesis://{stream}?region=eu-west-1&misplaced=drop&endpoint={places.kinesis}"
     words = ("-m", "leasehold.adapters.cli.main", "consume", source, "--store", f"sqlite:///{folder}/leases.db")
     settings = ("--initial-position", "TRIM_HORIZON", "--lease-seconds", "3", "--events", "--worker", "ours")
-    return _handed_over(Child("ours", (*words, *settings), folder), count)
+    return _dispatched(Child("ours", (*words, *settings), folder), count)
 
 
 def read_by_java(places: Places, stream: str, count: int, folder: Path, version: str) -> Content:
@@ -81,10 +81,10 @@ def read_by_java(places: Places, stream: str, count: int, folder: Path, version:
         if not shard.parents:
             store.write(CreateLease(Lease(shard.id, hash_range=shard.hash_range)))
     worker = java_kcl.started(f"kcl-{version}", version, place, folder, properties=("-Dmax.records=20",))
-    return _handed_over(worker, count)
+    return _dispatched(worker, count)
 
 
-def _handed_over(worker: Child, count: int) -> Content:
+def _dispatched(worker: Child, count: int) -> Content:
     content: Content = {}
     tail = Tail(worker.out, event_of)
     try:
@@ -132,8 +132,8 @@ def _main() -> None:
         client, places = client_of("eu-west-1", kinesis.url, 8), Places(kinesis.url, dynamodb.url)
         stream, faulty, writings, producer = produce(client, rows, (8, 16, 8), options.rate, pending=5000)
         records = list(stored(client, stream))
-        print(judged(rows, records, faulty, writings), dict(faulty.happened), producer.metrics, sep="\n")
-        expected = lying(records)
+        print(judge(rows, records, faulty, writings), dict(faulty.happened), producer.metrics, sep="\n")
+        expected = readable_records(records)
         print(f"in the stream: {size(expected)} user records in {len(expected)} shards, {len(records)} Kinesis records")
         for reader in (*options.kcl, "ours"):
             began = time.monotonic()

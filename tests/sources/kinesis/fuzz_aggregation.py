@@ -74,7 +74,7 @@ def mutated(count: int, seed: int) -> Iterator[Case]:
         yield Case(ground.name, data, "", first=ground.first, last=ground.last)
 
 
-def read(case: Case) -> tuple[str, tuple[kcl_jar.Kept, ...]]:
+def read(case: Case) -> tuple[str, tuple[kcl_jar.KclRecord, ...]]:
     """Return our result for a case when we decide as the KCL does: its reason, and the records kept."""
     answer = deaggregate(case.data, "outer", None, (case.first, case.last), misplaced="drop")
     kept = tuple(
@@ -85,7 +85,7 @@ def read(case: Case) -> tuple[str, tuple[kcl_jar.Kept, ...]]:
 
 def differences(buffers: tuple[Case, ...]) -> list[Case]:
     """Return the cases for which the KCL's jar has another result."""
-    answers = kcl_jar.verdicts((case.data, case.first, case.last) for case in buffers)
+    answers = kcl_jar.kcl_records((case.data, case.first, case.last) for case in buffers)
     return [case for case, kept in zip(buffers, answers, strict=True) if read(case)[1] != kept]
 
 

@@ -4,14 +4,14 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from botocore.exceptions import ClientError
-from one_shard import SHARD, Taking
+from one_shard import SHARD, AcceptingShard
 
 from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
 from leasehold.adapters.sources.kinesis.producer.core import Settings
 from leasehold.adapters.sources.kinesis.producer.producer import Producer
 
 
-class Kept(Taking):
+class RecordingClient(AcceptingShard):
     """A client that stores records after passing them to `before`.
 
     halves  whether the stream has two shards, the first with ten hash keys
@@ -45,7 +45,7 @@ def producing(client: object, **settings: Any) -> Producer:  # noqa: ANN401  any
     return Producer(cast("Any", client), "orders", Settings(**({"linger_seconds": 0.0} | settings)))
 
 
-def refused(code: str) -> ClientError:
+def rejection(code: str) -> ClientError:
     """Return the service's rejection of a whole request."""
     response: Any = {"Error": {"Code": code, "Message": "no"}, "ResponseMetadata": {"HTTPStatusCode": 400}}
     return ClientError(response, "PutRecords")

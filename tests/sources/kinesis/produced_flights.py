@@ -113,7 +113,7 @@ def stored(client: KinesisClient, stream: str) -> Iterator[Stored]:
             iterator = answer.get("NextShardIterator") if answer["Records"] or answer["MillisBehindLatest"] else None
 
 
-def judged(
+def judge(
     rows: list[tuple[str, bytes]], records: list[Stored], faulty: Faulty, writings: list[RecordFuture]
 ) -> Verdict:
     """Compare the stored records with those that were sent."""

@@ -10,7 +10,7 @@ from leasehold.adapters.sources.kinesis.aggregation.decode import MALFORMED, Mal
 TABLE = tuple(conformance.read())
 
 
-def _ours(case: Case) -> tuple[kcl_jar.Kept, ...]:
+def _ours(case: Case) -> tuple[kcl_jar.KclRecord, ...]:
     answer = deaggregate(case.data, "outer", None, (case.first, case.last), misplaced="drop")
     return tuple(
         (user.partition_key or "", user.explicit_hash_key, user.data, user.sub_sequence_number, answer.aggregated)
@@ -19,7 +19,7 @@ def _ours(case: Case) -> tuple[kcl_jar.Kept, ...]:
 
 
 @pytest.mark.parametrize(("case", "kept"), TABLE, ids=[case.name for case, _ in TABLE])
-def test_user_records_that_the_kcl_keeps_are_kept(case: Case, kept: tuple[kcl_jar.Kept, ...]) -> None:
+def test_user_records_that_the_kcl_keeps_are_kept(case: Case, kept: tuple[kcl_jar.KclRecord, ...]) -> None:
     """A worker of ours processes the same records as a Java worker in its group."""
     assert _ours(case) == kept
 
@@ -48,5 +48,5 @@ def test_table_holds_every_crafted_case() -> None:
 def test_table_matches_the_jar() -> None:
     if missing := kcl_jar.missing():
         pytest.skip(f"the KCL jar is not run: no {missing}")
-    answers = kcl_jar.verdicts((case.data, case.first, case.last) for case, _ in TABLE)
+    answers = kcl_jar.kcl_records((case.data, case.first, case.last) for case, _ in TABLE)
     assert answers == [records for _, records in TABLE]

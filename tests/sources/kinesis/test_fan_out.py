@@ -12,7 +12,7 @@ import pytest
 from aggregates import keys, record, sealed
 from attrs import define, field
 from botocore.config import Config
-from event_streams import Cut, Fault, Garbled, Held, Refusal, Script, Server, Service, Silence, event, serving
+from event_streams import Cut, Fault, Garbled, Held, Rejection, Script, Server, Service, Silence, event, serving
 from waiters import Clock, until
 
 from leasehold.adapters.sources.kinesis import fan_out
@@ -203,7 +203,7 @@ def test_short_subscription_is_not_renewed_within_five_seconds(staged: Callable[
 def test_subscription_held_by_another_reader_is_awaited(
     staged: Callable[..., Stage], caplog: pytest.LogCaptureFixture
 ) -> None:
-    stage = staged(Refusal("ResourceInUseException"), Refusal("ResourceInUseException"), [event(5, then=5), Held()])
+    stage = staged(Rejection("ResourceInUseException"), Rejection("ResourceInUseException"), [event(5, then=5), Held()])
     reader = stage.reader()
     waits = [next_batch(reader).wait_seconds for _ in range(2)]
     assert numbers(next_batch(reader)) == [("5", 0)]
@@ -392,13 +392,13 @@ def test_reader_reports_dropped_records_at_its_end(
 
 
 def test_trimmed_checkpoint_stops_the_shard_with_advice(staged: Callable[..., Stage]) -> None:
-    stage = staged(Refusal("InvalidArgumentException", "StartingSequenceNumber is invalid"))
+    stage = staged(Rejection("InvalidArgumentException", "StartingSequenceNumber is invalid"))
     with pytest.raises(SourceError, match=r"shard s-0 .*checkpoint 5 .*reset.*if_trimmed=TRIM_HORIZON"):
         next_batch(stage.reader(Position("5")))
 
 
 def test_if_trimmed_option_starts_at_the_oldest_record(staged: Callable[..., Stage]) -> None:
-    stage = staged(Refusal("InvalidArgumentException"), [event(9, then=9), Held()])
+    stage = staged(Rejection("InvalidArgumentException"), [event(9, then=9), Held()])
     assert numbers(next_batch(stage.reader(Position("5"), rewind=True))) == [("9", 0)]
     assert stage.service.asked == [AT_5, HORIZON]
 
@@ -426,7 +426,7 @@ class Registry:
         self.asked.append("describe " + question["ConsumerName"])
         status = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
         if not status:
-            return Refusal("ResourceNotFoundException")
+            return Rejection("ResourceNotFoundException")
         return {"ConsumerDescription": {"ConsumerARN": ARN, "ConsumerStatus": status}}
 
     def _register(self, question: dict[str, Any]) -> Any:  # noqa: ANN401  likewise
@@ -465,7 +465,7 @@ def test_consumer_is_described_once_a_second(staged: Callable[..., Stage]) -> No
 
 
 def test_consumer_registered_by_another_worker_is_used(staged: Callable[..., Stage]) -> None:
-    registry = Registry(["", "ACTIVE"], Refusal("ResourceInUseException"))
+    registry = Registry(["", "ACTIVE"], Rejection("ResourceInUseException"))
     stage = staged(**registry.operations())
     consumer = stage.consumer("app")
     with pytest.raises(SourceUnavailable):
@@ -476,7 +476,7 @@ def test_consumer_registered_by_another_worker_is_used(staged: Callable[..., Sta
 
 @pytest.mark.parametrize("operation", ["DescribeStreamConsumer", "RegisterStreamConsumer"])
 def test_missing_consumer_permission_is_named(staged: Callable[..., Stage], operation: str) -> None:
-    operations = Registry([""]).operations() | {operation: lambda _: Refusal("AccessDeniedException")}
+    operations = Registry([""]).operations() | {operation: lambda _: Rejection("AccessDeniedException")}
     consumer = staged(**operations).consumer("app")
     for _ in range(4):
         with pytest.raises(SourceError, match=f"because they lack kinesis:{operation}"):
@@ -495,7 +495,7 @@ def test_other_subscription_errors_are_raised_unchanged(staged: Callable[..., St
 def test_full_list_of_consumers_causes_polling_with_one_warning(
     staged: Callable[..., Stage], caplog: pytest.LogCaptureFixture
 ) -> None:
-    registry = Registry([""], Refusal("LimitExceededException", "20 are registered"))
+    registry = Registry([""], Rejection("LimitExceededException", "20 are registered"))
     rows = event(5).body["Records"]
     polling = {
         "GetShardIterator": lambda _: {"ShardIterator": "i-1"},
@@ -519,7 +519,7 @@ def test_full_list_of_consumers_causes_polling_with_one_warning(
 def test_deregistered_consumer_is_registered_again(staged: Callable[..., Stage]) -> None:
     registry = Registry(["ACTIVE"])
     stage = staged(
-        Refusal("ResourceNotFoundException", "no such consumer"), [event(5, then=5), Held()], **registry.operations()
+        Rejection("ResourceNotFoundException", "no such consumer"), [event(5, then=5), Held()], **registry.operations()
     )
     consumer = stage.consumer("app")
     with pytest.raises(SourceError, match="no such consumer"):

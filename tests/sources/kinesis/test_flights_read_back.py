@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 from attrs import evolve
-from flights_read_back import Places, in_order, java_missing, lying, read_by_java, read_by_ours, size
-from produced_flights import Verdict, flights, judged, produce, stored
+from flights_read_back import Places, in_order, java_missing, read_by_java, read_by_ours, readable_records, size
+from produced_flights import Verdict, flights, judge, produce, stored
 from types_boto3_kinesis import KinesisClient
 
 pytestmark = [pytest.mark.more, pytest.mark.services, pytest.mark.xdist_group("java")]
@@ -22,8 +22,8 @@ def test_java_and_our_worker_read_a_resharded_stream_alike(
     rows = list(flights(8000))
     stream, faulty, writings, _producer = produce(client, rows, (2, 4, 2), rate=0.3, pending=800)
     records = list(stored(client, stream))
-    assert evolve(judged(rows, records, faulty, writings), twice=0, dropped=0) == FINE
-    expected, places = lying(records), Places(kinesis_url, dynamodb_local_url)
+    assert evolve(judge(rows, records, faulty, writings), twice=0, dropped=0) == FINE
+    expected, places = readable_records(records), Places(kinesis_url, dynamodb_local_url)
     assert len(expected) == 2 + 4 + 2
     ours = read_by_ours(places, stream, size(expected), tmp_path)
     java = read_by_java(places, stream, size(expected), tmp_path, VERSION)

@@ -14,7 +14,7 @@ SIX = "49590338271490256608559692538361571095921575989136588898"
 """A sequence number of shard 6."""
 
 
-def asked(poller: type[Poller], shard: str, **answer: Any) -> tuple[Any, Any]:  # noqa: ANN401  a batch of either
+def read_both(poller: type[Poller], shard: str, **answer: Any) -> tuple[Any, Any]:  # noqa: ANN401  a batch of either
     """Return what a reader of this shard makes of this response, and of the correct one to the same request."""
     mine = str(int(SIX) + (int(shard[-1]) - 6 << 4)) if shard[-1:].isdigit() else SIX
     right = {"Records": [row(mine)], "NextShardIterator": "next", "MillisBehindLatest": 0}
@@ -58,7 +58,7 @@ def test_response_about_another_shard_is_rejected(poller: type[Poller], answer: 
     A response without records that does not end the shard names nothing, but its iterator returns the next response,
     which does.
     """
-    batch, (read_to, questions) = asked(poller, "shardId-000000000004", **answer)
+    batch, (read_to, questions) = read_both(poller, "shardId-000000000004", **answer)
     assert (batch.read_to, batch.ended, batch.children) == (None, False, ())
     assert "another shard" in (batch.fault or "")
     assert (read_to.sequence, questions) == (str(int(SIX) - 32), ["mine", "mine"])
@@ -72,5 +72,5 @@ def test_response_about_another_shard_is_rejected(poller: type[Poller], answer: 
 )
 def test_response_that_names_no_other_shard_is_accepted(poller: type[Poller], shard: str, number: str) -> None:
     """Only sequence numbers and names in the service's own format are checked."""
-    batch, _ = asked(poller, shard, Records=[row(number)], ChildShards=[child(shard, "another")])
+    batch, _ = read_both(poller, shard, Records=[row(number)], ChildShards=[child(shard, "another")])
     assert (batch.read_to.sequence, batch.fault) == (number, "")

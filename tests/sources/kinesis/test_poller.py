@@ -92,7 +92,7 @@ def answer(
     stub.add_response("get_records", body, {"ShardIterator": iterator_name, "Limit": limit})
 
 
-def refuse(stub: Stubber, code: str, status: int = 400) -> None:
+def reject(stub: Stubber, code: str, status: int = 400) -> None:
     """Reject the next request with this error."""
     stub.add_client_error("get_records", service_error_code=code, http_status_code=status)
 
@@ -105,7 +105,7 @@ def aggregate(*texts: bytes) -> bytes:
 AT_FIVE = {"ShardIteratorType": "AT_SEQUENCE_NUMBER", "StartingSequenceNumber": "5"}
 
 
-def told(records: Sequence[Record]) -> list[tuple[str, int, bytes]]:
+def record_fields(records: Sequence[Record]) -> list[tuple[str, int, bytes]]:
     """Return the sequence number, sub-sequence number and data of each record."""
     return [(record.sequence_number, record.sub_sequence_number, record.data) for record in records]
 
@@ -140,7 +140,7 @@ def test_reader_resumes_inside_an_aggregate(stub: Stubber) -> None:
     iterator(stub, "i-1", ShardIteratorType="AT_SEQUENCE_NUMBER", StartingSequenceNumber="5")
     answer(stub, "i-1", "i-2", row(5, aggregate(b"a", b"b", b"c")), row(6, b"d"))
     batch = poller(stub, Position("5", 1)).read()
-    assert told(batch.records) == [("5", 2, b"c"), ("6", 0, b"d")]
+    assert record_fields(batch.records) == [("5", 2, b"c"), ("6", 0, b"d")]
     assert [record.aggregated for record in batch.records] == [True, False]
 
 
@@ -161,7 +161,7 @@ def test_whole_aggregate_returns_until_its_last_user_record_is_done(
     answer(stub, "i-1", "i-2", row(5, whole), row(6, b"d"), row(7, aggregate(b"e", b"f")))
     batch = poller(stub, start, whole=True).read()
     positions = {"5": ("5", 2, whole), "6": ("6", 0, b"d"), "7": ("7", 1, aggregate(b"e", b"f"))}
-    assert told(batch.records) == [positions[number] for number in records]
+    assert record_fields(batch.records) == [positions[number] for number in records]
     assert not any(record.aggregated for record in batch.records)
     assert batch.read_to == Position("7", 1)
 
@@ -178,11 +178,15 @@ def test_dropped_aggregate_counts_as_read(stub: Stubber, caplog: pytest.LogCaptu
 def test_expired_iterator_is_replaced_after_the_last_record(stub: Stubber) -> None:
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
     answer(stub, "i-1", "i-2", row(5, aggregate(b"a", b"b")))
-    refuse(stub, "ExpiredIteratorException")
+    reject(stub, "ExpiredIteratorException")
     iterator(stub, "i-3", ShardIteratorType="AFTER_SEQUENCE_NUMBER", StartingSequenceNumber="5")
     answer(stub, "i-3", "i-4", row(6, b"c"))
     reader = poller(stub)
-    assert [told(reader.read().records) for _ in range(3)] == [[("5", 0, b"a"), ("5", 1, b"b")], [], [("6", 0, b"c")]]
+    assert [record_fields(reader.read().records) for _ in range(3)] == [
+        [("5", 0, b"a"), ("5", 1, b"b")],
+        [],
+        [("6", 0, b"c")],
+    ]
 
 
 def test_empty_response_keeps_the_read_position(stub: Stubber) -> None:
@@ -190,11 +194,11 @@ def test_empty_response_keeps_the_read_position(stub: Stubber) -> None:
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
     answer(stub, "i-1", "i-2", row(5, b"a"))
     answer(stub, "i-2", "i-3")
-    refuse(stub, "ExpiredIteratorException")
+    reject(stub, "ExpiredIteratorException")
     iterator(stub, "i-4", ShardIteratorType="AFTER_SEQUENCE_NUMBER", StartingSequenceNumber="5")
     answer(stub, "i-4", "i-5", row(6, b"b"))
     reader = poller(stub)
-    assert [told(reader.read().records) for _ in range(4)] == [[("5", 0, b"a")], [], [], [("6", 0, b"b")]]
+    assert [record_fields(reader.read().records) for _ in range(4)] == [[("5", 0, b"a")], [], [], [("6", 0, b"b")]]
 
 
 def test_iterator_that_expires_before_any_read_starts_over(stub: Stubber) -> None:
@@ -202,10 +206,10 @@ def test_iterator_that_expires_before_any_read_starts_over(stub: Stubber) -> Non
     for name in ("i-1", "i-2"):
         iterator(stub, name, ShardIteratorType="AT_SEQUENCE_NUMBER", StartingSequenceNumber="5")
         if name == "i-1":
-            refuse(stub, "ExpiredIteratorException")
+            reject(stub, "ExpiredIteratorException")
     answer(stub, "i-2", "i-3", row(5, b"done"), row(6, b"new"))
     reader = poller(stub, Position("5"))
-    assert [told(reader.read().records) for _ in range(2)] == [[], [("6", 0, b"new")]]
+    assert [record_fields(reader.read().records) for _ in range(2)] == [[], [("6", 0, b"new")]]
 
 
 @pytest.mark.parametrize(
@@ -219,13 +223,13 @@ def test_iterator_that_expires_before_any_read_starts_over(stub: Stubber) -> Non
 )
 def test_temporary_fault_costs_a_wait_and_no_record(stub: Stubber, code: str, status: int) -> None:
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
-    refuse(stub, code, status)
+    reject(stub, code, status)
     answer(stub, "i-1", "i-2", row(5))
     reader = poller(stub)
     first, second = reader.read(), reader.read()
     assert (first.records, first.read_to, first.ended) == ((), None, False)
     assert first.wait_seconds >= 0.4
-    assert told(second.records) == [("5", 0, b"data")]
+    assert record_fields(second.records) == [("5", 0, b"data")]
 
 
 def test_broken_connection_is_retried_with_the_same_iterator(stub: Stubber, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +239,7 @@ def test_broken_connection_is_retried_with_the_same_iterator(stub: Stubber, monk
     monkeypatch.setattr(stub.client, "get_records", _raising(ConnectionClosedError(endpoint_url="there")))
     assert reader.read().records == ()
     monkeypatch.undo()
-    assert told(reader.read().records) == [("5", 0, b"data")]
+    assert record_fields(reader.read().records) == [("5", 0, b"data")]
 
 
 def test_late_response_shrinks_requests_up_to_the_tip(stub: Stubber, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,18 +252,20 @@ def test_late_response_shrinks_requests_up_to_the_tip(stub: Stubber, monkeypatch
     answer(stub, "i-1", "i-2", row(5), behind=1000, limit=10_000 // 64)
     answer(stub, "i-2", "i-3", row(6), limit=10_000 // 64)
     answer(stub, "i-3", "i-4", row(7), limit=10_000)
-    assert [told(reader.read().records) for _ in range(3)] == [[(number, 0, b"data")] for number in ("5", "6", "7")]
+    assert [record_fields(reader.read().records) for _ in range(3)] == [
+        [(number, 0, b"data")] for number in ("5", "6", "7")
+    ]
 
 
 def test_repeated_throttling_lengthens_the_waits(stub: Stubber) -> None:
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
     for _ in range(20):
-        refuse(stub, "ProvisionedThroughputExceededException")
+        reject(stub, "ProvisionedThroughputExceededException")
     answer(stub, "i-1", "i-2", row(5))
     reader = poller(stub)
     waits = [reader.read().wait_seconds for _ in range(20)]
     assert (min(waits) >= 0.4, max(waits) <= 10.0, sum(waits) > 20 * 0.4) == (True, True, True)
-    assert told(reader.read().records) == [("5", 0, b"data")]
+    assert record_fields(reader.read().records) == [("5", 0, b"data")]
 
 
 def test_response_resets_the_backoff(stub: Stubber, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,9 +273,9 @@ def test_response_resets_the_backoff(stub: Stubber, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("leasehold.adapters.sources.kinesis.poller.Backoff", longest)
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
     for _ in range(4):
-        refuse(stub, "InternalFailure", 500)
+        reject(stub, "InternalFailure", 500)
     answer(stub, "i-1", "i-2", row(5))
-    refuse(stub, "InternalFailure", 500)
+    reject(stub, "InternalFailure", 500)
     reader = poller(stub)
     assert [reader.read().wait_seconds for _ in range(6)] == [1.2, 3.6, 10.0, 10.0, 0.5, 1.2]
 
@@ -286,7 +292,7 @@ def test_if_trimmed_option_continues_after_the_trimmed_records(stub: Stubber, ca
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
     answer(stub, "i-1", "i-2", row(3), row(9))  # the sequence numbers of a recreated stream may be lower
     reader = Poller(client(stub), "orders", "s-0", Position("5"), HASH_KEYS, rewind=True)
-    assert told(reader.read().records) == [("3", 0, b"data"), ("9", 0, b"data")]
+    assert record_fields(reader.read().records) == [("3", 0, b"data"), ("9", 0, b"data")]
     assert "s-0: 5 no longer exists; starting at TRIM_HORIZON" in caplog.text
 
 
@@ -295,10 +301,10 @@ def test_position_rejected_in_mid_shard_is_no_trimmed_checkpoint(stub: Stubber, 
     """Only the first iterator of a shard can report a trimmed checkpoint; a later rejection never rewinds the shard."""
     iterator(stub, "i-1", ShardIteratorType="AT_SEQUENCE_NUMBER", StartingSequenceNumber="5")
     answer(stub, "i-1", "i-2", row(6))
-    refuse(stub, "ExpiredIteratorException")
+    reject(stub, "ExpiredIteratorException")
     stub.add_client_error("get_shard_iterator", "InvalidArgumentException", "StartingSequenceNumber is invalid")
     reader = Poller(client(stub), "orders", "s-0", Position("5"), HASH_KEYS, rewind=rewind)
-    assert [told(reader.read().records) for _ in range(2)] == [[("6", 0, b"data")], []]
+    assert [record_fields(reader.read().records) for _ in range(2)] == [[("6", 0, b"data")], []]
     with pytest.raises(SourceError, match="rejected a request"):
         reader.read()
 
@@ -315,7 +321,7 @@ def test_gap_after_the_checkpoint_is_logged(stub: Stubber, caplog: pytest.LogCap
     answer(stub, "i-1", "i-2", row(9))
     answer(stub, "i-2", "i-3", row(12))
     reader = poller(stub, Position("5"))
-    assert [told(reader.read().records) for _ in range(2)] == [[("9", 0, b"data")], [("12", 0, b"data")]]
+    assert [record_fields(reader.read().records) for _ in range(2)] == [[("9", 0, b"data")], [("12", 0, b"data")]]
     warning = (
         "shard s-0: the record of its checkpoint, 5, was trimmed; reading continues at 9, and any records in between"
     )
@@ -343,7 +349,7 @@ def test_poll_interval_is_short_at_the_tip_and_long_when_idle(stub: Stubber) -> 
 def test_throttled_reader_polls_less_often_for_a_while(stub: Stubber) -> None:
     iterator(stub, "i", ShardIteratorType="TRIM_HORIZON")
     for _ in range(2):
-        refuse(stub, "ProvisionedThroughputExceededException")
+        reject(stub, "ProvisionedThroughputExceededException")
     for _ in range(20):
         answer(stub, "i", "i", row(5), behind=10)
     reader = poller(stub)
@@ -540,7 +546,7 @@ def test_stream_is_read_without_the_permission_to_describe_it(stub: Stubber) -> 
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
     answer(stub, "i-1", "i-2", row(5))
     reader = source(stub).open(Lease("s-0", hash_range=HASH_KEYS), TRIM_HORIZON)
-    assert told(reader.read().records) == [("5", 0, b"data")]
+    assert record_fields(reader.read().records) == [("5", 0, b"data")]
 
 
 @pytest.mark.parametrize(
@@ -572,7 +578,7 @@ def test_page_that_cannot_be_unpacked_is_requested_again(stub: Stubber, monkeypa
         patched.setattr("leasehold.adapters.sources.kinesis.poller.deaggregate", _too_much)
         with pytest.raises(MemoryError):
             reader.read()
-    assert told(reader.read().records) == [("5", 0, b"a")]
+    assert record_fields(reader.read().records) == [("5", 0, b"a")]
 
 
 def _too_much(*_given: object, **_more: object) -> Never:
@@ -600,7 +606,7 @@ def test_unreadable_response_leaves_the_checkpoint_unchanged(stub: Stubber) -> N
     answer(stub, "i-1", None, row(5, aggregate(b"a", b"b", b"c")), ChildShards=[odd])
     answer(stub, "i-1", "i-2", row(5, aggregate(b"a", b"b", b"c")))
     reader = poller(stub, Position("5", 1))
-    assert [told(reader.read().records) for _ in range(2)] == [[], [("5", 2, b"c")]]
+    assert [record_fields(reader.read().records) for _ in range(2)] == [[], [("5", 2, b"c")]]
 
 
 def test_start_outside_the_calendar_is_an_error(stub: Stubber) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from aggregation_rows import packed
-from kept_records import Kept, producing, refused
+from kept_records import RecordingClient, producing, rejection
 from produced_flights import stored
 from typer.testing import CliRunner
 from types_boto3_kinesis import KinesisClient
@@ -127,9 +127,9 @@ def test_rejected_record_is_named_and_all_others_are_written(
 
     def refuse(data: list[bytes]) -> None:
         if b"bad" in data:
-            raise refused("ValidationException")
+            raise rejection("ValidationException")
 
-    client = Kept(refuse)
+    client = RecordingClient(refuse)
     monkeypatch.setattr("leasehold.adapters.cli.produce.open_producer", lambda *_: producing(client))
     status, out, err = _leasehold("produce", "kinesis://s", "--key", "fixed:k", stdin=b"a\nb\n\nbad\nc\n")
     assert (status, client.data, out.split(",")[0]) == (1, [b"a", b"b", b"c"], "3 records written")

@@ -6,7 +6,7 @@ import kcl_jar
 import pytest
 from attrs import evolve
 from faulty import Faulty
-from produced_flights import Verdict, flights, judged, produce, stored
+from produced_flights import Verdict, flights, judge, produce, stored
 from types_boto3_kinesis import KinesisClient
 from waiters import AT_ONCE
 
@@ -42,7 +42,7 @@ def summary(**fields: object) -> Any:  # noqa: ANN401  a client's method
     return lambda **_: {"StreamDescriptionSummary": fields}
 
 
-def refusing(code: str) -> Any:  # noqa: ANN401  a client's method
+def rejecting(code: str) -> Any:  # noqa: ANN401  a client's method
     """Return a PutRecords that rejects every record."""
     return lambda **request: {"Records": [{"ErrorCode": code, "ErrorMessage": ""}] * len(request["Records"])}
 
@@ -51,7 +51,7 @@ def test_flights_keep_their_order_through_splits_merges_and_faults(client: Kines
     rows = list(flights(8000))
     name, faulty, writings, producer = produce(client, rows, (2, 4, 2), rate=0.3, pending=800)
     records = list(stored(client, name))
-    verdict = judged(rows, records, faulty, writings)
+    verdict = judge(rows, records, faulty, writings)
     assert evolve(verdict, twice=0, dropped=0) == FINE
     assert producer.metrics["UserRecordsPut"] == len(rows)
     assert set(faulty.happened) == {"none", "throttled", "partly refused", "lost", "lost but written"}
@@ -63,12 +63,12 @@ def test_flights_of_a_year_are_stored_correctly(client: KinesisClient) -> None:
     rows = list(flights())
     name, faulty, writings, producer = produce(client, rows, (8, 16, 8), rate=0.2, pending=5000)
     records = list(stored(client, name))
-    verdict = judged(rows, records, faulty, writings)
+    verdict = judge(rows, records, faulty, writings)
     print(verdict, dict(faulty.happened), producer.metrics)  # noqa: T201  figures to read
     assert evolve(verdict, twice=0, dropped=0) == FINE
     if tools := kcl_jar.missing():
         pytest.skip(f"the rows are in order, but the KCL jar is not run: no {tools}")
-    users = kcl_jar.verdicts((record.data, *record.hash_range) for record in records)
+    users = kcl_jar.kcl_records((record.data, *record.hash_range) for record in records)
     ours = [
         deaggregate(record.data, record.partition_key, None, record.hash_range, misplaced="drop").rows
         for record in records
@@ -125,7 +125,7 @@ def test_record_that_the_service_would_reject_is_rejected_at_once(
 
 
 def test_late_record_times_out_if_the_caller_allows_it(client: KinesisClient, stream: str) -> None:
-    refusing_client = altered(client, put_records=refusing("ProvisionedThroughputExceededException"))
+    refusing_client = altered(client, put_records=rejecting("ProvisionedThroughputExceededException"))
     settings = Settings(time_to_live_seconds=0.2, on_late="fail", linger_seconds=0)
     with Producer(refusing_client, stream, settings) as producer, pytest.raises(RecordLate, match="it was not written"):
         producer.put(b"x", "k").result(30)

@@ -44,7 +44,7 @@ STEPS = st.one_of(
 ROUNDS = st.tuples(STEPS, STEPS, STEPS, STEPS, STEPS, STEPS, STEPS, STEPS)
 
 
-def a_map(stream: Stream) -> ShardMap:
+def listing_of(stream: Stream) -> ShardMap:
     shard_map = shard_map_of(stream.shards)
     assert shard_map is not None
     return shard_map
@@ -66,7 +66,7 @@ class World:
     core: Core = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.listing = a_map(self.stream)
+        self.listing = listing_of(self.stream)
         self.core = Core(self.listing, Settings(min_bytes=self.least))
 
     def put(self, key: int) -> None:
@@ -113,7 +113,7 @@ class World:
 
     def map(self, fresh: bool) -> None:
         """Deliver a listing; an old one was taken at the time of the last fresh one."""
-        self.listing = a_map(self.stream) if fresh else self.listing
+        self.listing = listing_of(self.stream) if fresh else self.listing
         self.results += self.core.update_map(self.listing, self.now)
 
     def finish(self) -> None:
@@ -160,39 +160,39 @@ def test_order_holds_and_only_timed_out_records_are_repeated(
     assert set(results) <= set(records)
 
 
-def a_core(**settings_: Any) -> Core:  # noqa: ANN401  any setting
+def new_core(**settings_: Any) -> Core:  # noqa: ANN401  any setting
     """Return a producer of a stream with one shard."""
-    return Core(a_map(Stream()), Settings(**settings_))
+    return Core(listing_of(Stream()), Settings(**settings_))
 
 
-def an_entry(ticket: int, now: float = 0.0, size: int = 100, expires: float = inf) -> Entry:
+def new_entry(ticket: int, now: float = 0.0, size: int = 100, expires: float = inf) -> Entry:
     """Return a record that has just arrived."""
     return Entry(ticket, bytes(size), "k", hash_of("k"), None, now, expires)
 
 
 def test_record_lingers_no_longer_than_allowed() -> None:
     """A record lingers to be aggregated, but a lone one is sent after the linger time."""
-    core = a_core(linger_seconds=0.1)
-    core.put(an_entry(0))
+    core = new_core(linger_seconds=0.1)
+    core.put(new_entry(0))
     assert (core.request(0.09), core.due()) == ((), 0.1)
-    core.put(an_entry(1, now=0.05))
+    core.put(new_entry(1, now=0.05))
     assert [len(unit.entries) for unit in core.request(0.1)] == [2]
 
 
 def test_full_aggregate_is_sent_at_once() -> None:
-    core = a_core(linger_seconds=60.0, min_bytes=1000)
-    results = [core.put(an_entry(ticket)) for ticket in range(12)]
+    core = new_core(linger_seconds=60.0, min_bytes=1000)
+    results = [core.put(new_entry(ticket)) for ticket in range(12)]
     assert results == [True, *[False] * 8, True, False, False]
     assert len(core.request(0.0)) == 1
 
 
 def test_aggregates_grow_with_the_round_trip() -> None:
     """A shard has one request at a time, so a distant one needs larger aggregates to reach its full rate."""
-    core = a_core(min_bytes=1000, linger_seconds=0.0)
+    core = new_core(min_bytes=1000, linger_seconds=0.0)
     sizes = []
     for now in (0.0, 10.0):
         for ticket in range(2000):
-            core.put(an_entry(ticket, now=now))
+            core.put(new_entry(ticket, now=now))
         [unit] = core.request(now)
         sizes.append(unit.size)
         core.unit_completed(unit, UnitWritten("s0", "1"), now + 0.05)
@@ -202,9 +202,9 @@ def test_aggregates_grow_with_the_round_trip() -> None:
 
 def test_rate_limit_of_a_shard_is_respected() -> None:
     """Excess requests would be rejected, and would count against other writers."""
-    core = a_core(linger_seconds=0.0, record_bytes=10 << 20)
+    core = new_core(linger_seconds=0.0, record_bytes=10 << 20)
     for ticket in range(2):
-        core.put(an_entry(ticket, size=3 << 20))
+        core.put(new_entry(ticket, size=3 << 20))
     [unit] = core.request(0.0)
     core.unit_completed(unit, UnitWritten("s0", "1"), 0.1)
     assert core.request(1.9) == ()
@@ -236,8 +236,8 @@ def test_shard_that_waited_longest_is_served_first() -> None:
 
 @pytest.mark.parametrize(("outcome", "unknown"), [(UnitRetryable("x"), False), (UnitUnknown("x"), True)])
 def test_late_records_time_out_only_before_they_are_sent(outcome: UnitOutcome, unknown: bool) -> None:
-    core = a_core(on_late="fail", linger_seconds=0.0)
-    one, two = an_entry(0, expires=5.0), an_entry(1, expires=50.0)
+    core = new_core(on_late="fail", linger_seconds=0.0)
+    one, two = new_entry(0, expires=5.0), new_entry(1, expires=50.0)
     core.put(one)
     core.put(two)
     [unit] = core.request(0.0)
@@ -249,8 +249,8 @@ def test_late_records_time_out_only_before_they_are_sent(outcome: UnitOutcome, u
 
 
 def test_late_records_keep_their_place_if_the_caller_blocks() -> None:
-    core = a_core(linger_seconds=0.0)
-    core.put(an_entry(0, expires=5.0))
+    core = new_core(linger_seconds=0.0)
+    core.put(new_entry(0, expires=5.0))
     assert core.expire(9.0) == ()
     assert len(core.request(9.0)) == 1
 

@@ -19,8 +19,8 @@ from typing import Any, cast
 import pytest
 from botocore.exceptions import ParamValidationError
 from botocore.parsers import ResponseParserError
-from kept_records import Kept, producing, refused
-from one_shard import SHARD, OneShard, Taking
+from kept_records import RecordingClient, producing, rejection
+from one_shard import SHARD, AcceptingShard, OneShard
 
 from leasehold.adapters.producing import open_producer
 from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
@@ -61,7 +61,7 @@ SURROGATE = "\ud800"
 )
 def test_value_of_the_wrong_type_is_rejected_at_the_call(bad: tuple[Any, Any, Any]) -> None:
     """A record that cannot be sent is never accepted, so it cannot harm others."""
-    client = Kept()
+    client = RecordingClient()
     producer = producing(client, linger_seconds=60.0)
     first = producer.put(b"first", "k")
     with pytest.raises((TypeError, ValueError), match=r"^(data|partition_key|explicit_hash_key): "):
@@ -73,7 +73,7 @@ def test_value_of_the_wrong_type_is_rejected_at_the_call(bad: tuple[Any, Any, An
 
 @pytest.mark.parametrize("kind", [bytearray, memoryview, type("Own", (bytes,), {})])
 def test_data_of_any_bytes_like_type_is_copied_when_put(kind: Callable[[Any], Any]) -> None:
-    client, buffer = Kept(), bytearray(b"before")
+    client, buffer = RecordingClient(), bytearray(b"before")
     with producing(client, linger_seconds=60.0) as producer:
         producer.put(kind(buffer), "k")
         buffer[:] = b"after!"
@@ -94,9 +94,9 @@ def test_data_of_any_bytes_like_type_is_copied_when_put(kind: Callable[[Any], An
 )
 def test_option_of_the_wrong_type_is_rejected_before_anything_opens(source: Any, options: Any) -> None:  # noqa: ANN401  anything
     threads = threading.active_count()
-    with pytest.raises((ValueError, TypeError)) as refused:
+    with pytest.raises((ValueError, TypeError)) as rejection:
         open_producer(source, options)
-    assert str(refused.value).startswith(("SOURCE", *options))
+    assert str(rejection.value).startswith(("SOURCE", *options))
     assert threading.active_count() == threads
 
 
@@ -112,7 +112,7 @@ def test_client_exception_fails_only_the_records_of_its_request(error: BaseExcep
         if b"bad" in data:
             raise error
 
-    client = Kept(fail)
+    client = RecordingClient(fail)
     with producing(client) as producer:
         assert outcomes([producer.put(b"bad", "k")]) == ["RecordFailed"]
         assert outcomes([producer.put(b"good", "k")]) == [""]
@@ -123,7 +123,7 @@ def test_client_exception_fails_only_the_records_of_its_request(error: BaseExcep
 @pytest.mark.parametrize("error", FOREIGN, ids=repr)
 def test_failed_listing_is_retried(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a split the producer needs a listing, so it retries until it has one."""
-    client = cast("Any", Taking())
+    client = cast("Any", AcceptingShard())
     elsewhere = {"ShardId": "s-1", "SequenceNumber": "7"}
     monkeypatch.setattr(client, "put_records", lambda **request: {"Records": [elsewhere] * len(request["Records"])})
     producer = producing(client)
@@ -150,7 +150,7 @@ def test_failing_log_harms_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError("the log is full")
 
     monkeypatch.setattr(module.log, "error", refuse)
-    with producing(Kept(fail)) as producer:
+    with producing(RecordingClient(fail)) as producer:
         assert outcomes([producer.put(b"bad", "k")]) == ["RecordFailed"]
         assert outcomes([producer.put(b"good", "k")]) == [""]
 
@@ -174,7 +174,7 @@ def test_record_that_cannot_be_encoded_fails_alone(method: str, monkeypatch: pyt
     monkeypatch.setattr(Aggregate, "add", add)
     if method == "encode":
         monkeypatch.setattr(Aggregate, "encode", encode)
-    client = Kept()
+    client = RecordingClient()
     with producing(client, linger_seconds=60.0) as producer:
         writings = [producer.put(data, "k") for data in (b"a", b"b", b"bad", b"c", b"d")]
     assert outcomes(writings) == ["", "", "RecordFailed", "", ""]
@@ -183,7 +183,7 @@ def test_record_that_cannot_be_encoded_fails_alone(method: str, monkeypatch: pyt
 
 @pytest.mark.parametrize(
     "error",
-    [refused("ValidationException"), refused("InvalidArgumentException"), ParamValidationError(report="no")],
+    [rejection("ValidationException"), rejection("InvalidArgumentException"), ParamValidationError(report="no")],
     ids=lambda error: type(error).__name__,
 )
 def test_record_rejected_by_the_service_fails_alone(error: Exception) -> None:
@@ -193,7 +193,7 @@ def test_record_rejected_by_the_service_fails_alone(error: Exception) -> None:
         if b"bad" in data:
             raise error
 
-    client = Kept(fail, halves=True)
+    client = RecordingClient(fail, halves=True)
     with producing(client, linger_seconds=60.0) as producer:
         writings = [producer.put(data, "k", "10") for data in (b"a", b"bad", b"b")]
         writings += [producer.put(data, "k", "0") for data in (b"c", b"d")]
@@ -221,14 +221,14 @@ def test_record_rejected_by_the_service_fails_alone(error: Exception) -> None:
 )
 def test_unreadable_response_leaves_the_outcome_unknown(answer: object) -> None:
     """The record is sent again, as if there were no response."""
-    client, answers = cast("Any", Taking()), iter([answer])
+    client, answers = cast("Any", AcceptingShard()), iter([answer])
 
     def put_records(**request: object) -> object:
         for response in answers:
             if isinstance(response, Exception):
                 raise response
             return response
-        return Taking.put_records(client, **request)
+        return AcceptingShard.put_records(client, **request)
 
     client.put_records = put_records
     with producing(client) as producer:
@@ -240,7 +240,7 @@ def test_unreadable_response_leaves_the_outcome_unknown(answer: object) -> None:
 
 
 @contextmanager
-def silence() -> Iterator[tuple[Kept, Event]]:
+def silence() -> Iterator[tuple[RecordingClient, Event]]:
     """Return a client whose requests get no response until the block ends; the event is set once one is sent."""
     started, over = Event(), Event()
 
@@ -249,7 +249,7 @@ def silence() -> Iterator[tuple[Kept, Event]]:
         over.wait(SECONDS)
 
     try:
-        yield Kept(hang), started
+        yield RecordingClient(hang), started
     finally:
         over.set()
 
@@ -285,7 +285,7 @@ def test_unreferenced_producer_sends_its_records_and_ends_its_threads() -> None:
 
 
 def test_producer_with_waiting_records_is_not_collected() -> None:
-    client = Kept()
+    client = RecordingClient()
     writings = [producing(client, linger_seconds=0.05).put(b"%d" % place, "k") for place in range(20)]
     gc.collect()
     assert outcomes(writings) == [""] * 20
@@ -294,7 +294,7 @@ def test_producer_with_waiting_records_is_not_collected() -> None:
 def test_pump_that_ends_settles_the_records_lost_by_its_core(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    producer = producing(Taking(), linger_seconds=60.0)
+    producer = producing(AcceptingShard(), linger_seconds=60.0)
     writing = producer.put(b"a", "k")
 
     def fail() -> float:
@@ -319,7 +319,7 @@ def test_flush_continues_when_another_one_ends() -> None:
         started.set()
         over.wait(SECONDS)
 
-    client, ended = Kept(hang), list[bool]()
+    client, ended = RecordingClient(hang), list[bool]()
     producer = producing(client, linger_seconds=3600.0)
     producer.put(b"a", "k")
     waiting = Thread(target=lambda: ended.append(producer.flush(SECONDS)))
@@ -335,7 +335,7 @@ def test_flush_continues_when_another_one_ends() -> None:
 
 def test_full_producer_sends_at_once() -> None:
     """Lingering records are sent to make room for records that wait to be accepted."""
-    client = Kept()
+    client = RecordingClient()
     settings = Settings(linger_seconds=3600.0)
     with Producer(cast("Any", client), "orders", settings, pending_records=3) as producer:
         for place in range(10):
@@ -346,7 +346,7 @@ def test_full_producer_sends_at_once() -> None:
 def test_block_exit_does_not_hide_the_original_exception() -> None:
     """The producer's own fault is logged."""
     client = cast("Any", OneShard())
-    client.put_records = Taking().put_records
+    client.put_records = AcceptingShard().put_records
     producer = producing(client)
 
     def use() -> None:
@@ -360,7 +360,7 @@ def test_block_exit_does_not_hide_the_original_exception() -> None:
 
 def test_producer_cannot_be_pickled() -> None:
     """The error tells a spawned process to open its own producer."""
-    with producing(Taking()) as producer, pytest.raises(TypeError, match="open one in each"):
+    with producing(AcceptingShard()) as producer, pytest.raises(TypeError, match="open one in each"):
         pickle.dumps(producer)
 
 
@@ -399,7 +399,7 @@ DOORS: dict[str, Callable[[Producer, RecordFuture], object]] = {
 @pytest.mark.parametrize("locked", [False, True])
 def test_producer_in_a_forked_process_raises_at_once(door: str, locked: bool) -> None:
     """A fork has none of its parent's threads, and a lock that one of them held stays locked."""
-    client = Kept()
+    client = RecordingClient()
     with producing(client, linger_seconds=3600.0) as producer:
         writing = producer.put(b"a", "k")
         if locked:
@@ -416,13 +416,13 @@ def test_producer_in_a_forked_process_raises_at_once(door: str, locked: bool) ->
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_old_results_and_new_producers_work_in_a_fork() -> None:
     """Only calls that need the parent's threads are rejected."""
-    with producing(Taking()) as producer:
+    with producing(AcceptingShard()) as producer:
         writing = producer.put(b"a", "k")
         writing.result(SECONDS)
 
         def both() -> None:
             writing.result()
-            with producing(Taking()) as own:
+            with producing(AcceptingShard()) as own:
                 own.put(b"b", "k").result(SECONDS)
 
         assert in_fork(both) == ""
@@ -446,7 +446,7 @@ def test_process_exit_drains_and_logs_unsent_records(
     ]
     caplog.clear()
     monkeypatch.setattr(module, "EXIT_SECONDS", SECONDS)
-    kept = Kept()
+    kept = RecordingClient()
     producer = producing(kept, linger_seconds=3600.0)
     for _ in range(100):
         producer.put(b"a", "k")
@@ -457,7 +457,7 @@ def test_process_exit_drains_and_logs_unsent_records(
 PROGRAM = """
 import json, multiprocessing, os, sys, threading
 sys.path[:0] = PATHS
-from kept_records import Kept, producing
+from kept_records import RecordingClient, producing
 
 def report(data):
     for each in data:
@@ -465,7 +465,7 @@ def report(data):
 
 def put(places=range(100), producer=None):
     global kept
-    kept = producer or producing(Kept(report), linger_seconds=3600.0)
+    kept = producer or producing(RecordingClient(report), linger_seconds=3600.0)
     for place in places:
         kept.put(b"%d" % place, "k")
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from one_shard import SHARD, OneShard, Taking
+from one_shard import SHARD, AcceptingShard, OneShard
 
 from leasehold.adapters.sources.kinesis.producer.core import Settings
 from leasehold.adapters.sources.kinesis.producer.producer import Producer, Written
@@ -25,7 +25,7 @@ def producing() -> Producer:
 
 def test_retained_futures_hold_no_data() -> None:
     """A caller that checks all results at the end need not have all records in memory."""
-    client: Any = Taking()
+    client: Any = AcceptingShard()
     data = bytes(1000)
     before = sys.getrefcount(data)
     with Producer(client, "orders") as producer:
@@ -40,7 +40,7 @@ def test_listing_with_a_gap_is_retried_for_half_a_minute(monkeypatch: pytest.Mon
     listings, waits = [[half], [half], [SHARD]], list[float]()
     clock = SimpleNamespace(sleep=waits.append, monotonic=time.monotonic)
     monkeypatch.setattr("leasehold.adapters.sources.kinesis.producer.producer.time", clock)
-    client: Any = Taking()
+    client: Any = AcceptingShard()
     monkeypatch.setattr(client, "list_shards", lambda **_: {"Shards": listings.pop(0)})
     Producer(client, "orders").close()
     assert waits == [0.5, 0.5]
@@ -52,7 +52,7 @@ def test_listing_with_a_gap_is_retried_for_half_a_minute(monkeypatch: pytest.Mon
 
 def test_record_times_out_although_another_shards_request_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("leasehold.adapters.sources.kinesis.producer.producer._LATE_SECONDS", 0.01)
-    client, requested, over = cast("Any", Taking()), Event(), Event()
+    client, requested, over = cast("Any", AcceptingShard()), Event(), Event()
 
     def hang(**_: object) -> dict[str, Any]:
         requested.set()

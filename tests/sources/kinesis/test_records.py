@@ -155,7 +155,7 @@ def test_reading_creates_no_record_objects() -> None:
     assert records == USERS
 
 
-def told_at_once(data: bytes, hash_range: HashRange | None) -> tuple[Record, ...] | None:
+def decoded_whole(data: bytes, hash_range: HashRange | None) -> tuple[Record, ...] | None:
     """Return the records of an aggregate that `deaggregate` keeps whole in either mode, else None."""
     keeping, dropping = (deaggregate(data, "outer", None, hash_range, misplaced=each) for each in ("keep", "drop"))
     assert (keeping == dropping) or keeping.reason != "aggregated"
@@ -165,7 +165,7 @@ def told_at_once(data: bytes, hash_range: HashRange | None) -> tuple[Record, ...
     return tuple(Record(each, "7", sub, key, hash_key, 1.5, True) for sub, (key, hash_key, each) in users)
 
 
-def placed(data: bytes, hash_range: HashRange | None) -> tuple[Record, ...] | None:
+def read_lazily(data: bytes, hash_range: HashRange | None) -> tuple[Record, ...] | None:
     """Return the same records, read lazily; None if lazy reading does not apply."""
     records = locate_records(data, "7", 1.5, hash_range)
     return None if records is None else cast("tuple[Record, ...]", tuple(records))
@@ -175,7 +175,7 @@ def test_lazily_read_record_matches_deaggregate() -> None:
     """Compiled code returns the same records as plain Python, and none that the KCL drops."""
     for case in (*cases(), *mutated(3000, seed=11)):
         for hash_range in (None, HASH_KEYS, (case.first, case.last)):
-            assert placed(case.data, hash_range) in {None, told_at_once(case.data, hash_range)}, case.name
+            assert read_lazily(case.data, hash_range) in {None, decoded_whole(case.data, hash_range)}, case.name
 
 
 def test_numbers_of_three_bytes_are_not_mistaken_for_shorter_ones(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +183,7 @@ def test_numbers_of_three_bytes_are_not_mistaken_for_shorter_ones(monkeypatch: p
     size = sealed(keys("a") + b"\x1a\x85\x80\x08\x00\x1a\x80\x80" + bytes(1 << 14))
     key = sealed(keys("") * ((1 << 14) + 1) + b"\x1a\x06\x08\x80\x80\x1a\x01x")
     for data in (size, key):
-        assert (placed(data, None), told_at_once(data, None)) == (None, None)
+        assert (read_lazily(data, None), decoded_whole(data, None)) == (None, None)
 
 
 @settings(deadline=None)
@@ -195,8 +195,8 @@ def test_common_aggregates_are_read_lazily(rows: list[tuple[str, None, bytes]], 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decode, "_LOCATE", True)
         data = packed(list(rows))[0].encode()
-        assert placed(data, hash_range) == told_at_once(data, hash_range)
-        assert placed(data[:-1] + bytes([data[-1] ^ 1]), hash_range) is None
+        assert read_lazily(data, hash_range) == decoded_whole(data, hash_range)
+        assert read_lazily(data[:-1] + bytes([data[-1] ^ 1]), hash_range) is None
 
 
 def test_response_is_freed_once_it_is_columns() -> None:

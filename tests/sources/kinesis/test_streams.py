@@ -30,7 +30,7 @@ from leasehold.stores.protocol import Listing
 from leasehold.stores.urls import open_store
 
 
-def made(client: KinesisClient, shards: int = 1) -> str:
+def create_stream(client: KinesisClient, shards: int = 1) -> str:
     """Create a stream and return its name."""
     name = f"many-{uuid4().hex[:8]}"
     client.create_stream(StreamName=name, ShardCount=shards)
@@ -42,7 +42,7 @@ def made(client: KinesisClient, shards: int = 1) -> str:
 def test_streams_are_added_and_removed_while_a_worker_reads(
     client: KinesisClient, dynalite_url: str, dynalite_client: DynamoDBClient
 ) -> None:
-    one, two, three = made(client), made(client, 2), made(client)
+    one, two, three = create_stream(client), create_stream(client, 2), create_stream(client)
     table = f"many-{uuid4().hex[:8]}"
     sources = {name: KinesisSource(client, name) for name in (one, two, three)}
     streams = KinesisStreams([sources[one], sources[two]])
@@ -148,7 +148,7 @@ def _shards() -> dict[str, Any]:
 
 
 @define
-class Told:
+class FakeStream:
     """A stream whose shard ends with two children, or which raises this fault; it counts calls."""
 
     name: str
@@ -167,7 +167,7 @@ class Told:
     def shards(self) -> tuple[Shard, ...]:
         return (Shard(f"s-0{self.answered()}"),)
 
-    def open(self, _lease: Lease, _start: Position) -> "Told":
+    def open(self, _lease: Lease, _start: Position) -> "FakeStream":
         return self
 
     def read(self) -> Batch:
@@ -184,13 +184,13 @@ class Told:
         return ""
 
 
-def several(*sources: Told) -> KinesisStreams:
+def several(*sources: FakeStream) -> KinesisStreams:
     return KinesisStreams(cast("list[KinesisSource]", sources))
 
 
 def test_shard_of_one_stream_ends_with_all_of_its_children() -> None:
     """Both children of a split are known at once, with their parent, before the next listing."""
-    one = Told("a")
+    one = FakeStream("a")
     streams = several(one)
     (shard,) = streams.shards()
     reader = streams.open(Lease("s-0", stream=shard.stream), TRIM_HORIZON)
@@ -203,7 +203,7 @@ def test_shard_of_one_stream_ends_with_all_of_its_children() -> None:
 
 def test_stream_identity_is_requested_once() -> None:
     """DescribeStreamSummary is limited to twenty requests per second."""
-    one = Told("a")
+    one = FakeStream("a")
     streams = several(one)
     for _ in range(3):
         streams.shards()
@@ -212,7 +212,7 @@ def test_stream_identity_is_requested_once() -> None:
 
 
 def test_listing_has_the_streams_that_respond_and_fails_if_none_does(caplog: pytest.LogCaptureFixture) -> None:
-    one, two = Told("a"), Told("b")
+    one, two = FakeStream("a"), FakeStream("b")
     streams = several(one, two)
     streams.shards()
     two.fault = SourceError("b may not be listed")
@@ -225,8 +225,8 @@ def test_listing_has_the_streams_that_respond_and_fails_if_none_does(caplog: pyt
 
 @pytest.mark.parametrize("named", [False, True])
 def test_throttled_stream_is_listed_again_soon(caplog: pytest.LogCaptureFixture, *, named: bool) -> None:
-    slow = Told("b")
-    streams = several(Told("a"), slow)
+    slow = FakeStream("b")
+    streams = several(FakeStream("a"), slow)
     if named:
         streams.reads(Lease("s-0"))
     slow.fault = SourceUnavailable("b is slow")
@@ -243,15 +243,17 @@ def test_throttled_stream_is_listed_again_soon(caplog: pytest.LogCaptureFixture,
 
 
 def test_throttled_stream_is_read_once_it_is_identified() -> None:
-    slow = Told("b", SourceUnavailable("b is slow"))
-    streams = several(Told("a"), slow)
+    slow = FakeStream("b", SourceUnavailable("b is slow"))
+    streams = several(FakeStream("a"), slow)
     assert [shard.id for shard in streams.shards()] == ["1:a:7:s-0"]
     slow.fault = None
     assert [shard.id for shard in streams.shards()] == ["1:a:7:s-0", "1:b:7:s-0"]
 
 
 def test_wrong_name_next_to_a_right_one_is_an_error() -> None:
-    streams = several(Told("a"), Told("c", SourceUnavailable("c is slow")), Told("b", SourceError("no stream b")))
+    streams = several(
+        FakeStream("a"), FakeStream("c", SourceUnavailable("c is slow")), FakeStream("b", SourceError("no stream b"))
+    )
     with pytest.raises(SourceError, match="no stream b"):
         streams.shards()
 

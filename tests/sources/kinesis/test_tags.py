@@ -75,7 +75,7 @@ def test_record_with_a_tag_fits_the_room_reserved_for_it(data: bytes, row: int, 
     assert deaggregate(unit.data).tags == [Tag("q" * 11, 10**10, 10**9, "9999-99", "e" * 8, row)]
 
 
-class Asked:
+class ShardReads:
     """The responses of a shard in order, from a position on."""
 
     def __init__(self, kind: type[Poller], records: list[bytes], start: Position) -> None:
@@ -91,7 +91,7 @@ class Asked:
         return [self.poller._batch(response | {"Records": rows}) for rows in answers]  # noqa: SLF001  parse a response of Kinesis
 
 
-class Answering:
+class ScriptedClient:
     """A Kinesis client that returns these responses to GetRecords in order."""
 
     def __init__(self, *answers: dict[str, Any]) -> None:
@@ -113,7 +113,7 @@ def test_tagged_records_of_an_unreadable_response_arrive_with_the_next() -> None
         row = {"Data": data, "SequenceNumber": "4", "PartitionKey": "a"}
         return {"Records": [row], "NextShardIterator": "more", "MillisBehindLatest": 0}
 
-    client = Answering(told() | {"ChildShards": [{"ShardId": "c", "HashKeyRange": {}}]}, told())
+    client = ScriptedClient(told() | {"ChildShards": [{"ShardId": "c", "HashKeyRange": {}}]}, told())
     poller = Poller(cast("Any", client), "orders", "s-0", TRIM_HORIZON, HASH_KEYS)
     assert poller.read().fault is not None
     assert [record.data for record in poller.read().records] == [b"x"] * 3
@@ -126,13 +126,13 @@ def test_reader_that_resumes_anywhere_gets_the_same_records(
 ) -> None:
     """Rows are neither repeated nor left out after a checkpoint in the middle of a batch."""
     records = [sealed(rows)[0] for rows in aggregates]
-    read = [record for batch in Asked(Poller, records, TRIM_HORIZON).batches(size) for record in batch.records]
+    read = [record for batch in ShardReads(Poller, records, TRIM_HORIZON).batches(size) for record in batch.records]
     tags = [tag for data in records for tag in deaggregate(data).tags if tag is not None]
     assert len(read) >= len({(tag.query, tag.part, tag.edition) for tag in tags if tag.batch == 2})
     if not read:
         return
     cut = draw.draw(st.integers(0, len(read) - 1))
-    rest = [each for batch in Asked(Poller, records, read[cut].position).batches(size) for each in batch.records]
+    rest = [each for batch in ShardReads(Poller, records, read[cut].position).batches(size) for each in batch.records]
     assert [(each.position.order, each.token) for each in rest] == [
         (e.position.order, e.token) for e in read[cut + 1 :]
     ]
@@ -145,9 +145,9 @@ def test_columns_drop_the_same_records_and_end_at_the_same_positions(
 ) -> None:
     """Spark gets the same rows as a worker, and a repeated batch has the same rows again."""
     records = [sealed(rows)[0] for rows in aggregates]
-    plain = [record for batch in Asked(Poller, records, TRIM_HORIZON).batches(size) for record in batch.records]
+    plain = [record for batch in ShardReads(Poller, records, TRIM_HORIZON).batches(size) for record in batch.records]
     buffer, cut = RowBuffer(columns("s")), list[tuple[bytes, tuple[int, int]]]()
-    for batch in Asked(ArrowPoller, records, TRIM_HORIZON).batches(size):
+    for batch in ShardReads(ArrowPoller, records, TRIM_HORIZON).batches(size):
         chunk = chunk_of(columns("s"), Lease("shard-0"), batch)
         assert chunk is not None
         buffer.put(chunk)
@@ -165,7 +165,7 @@ def test_columns_drop_the_same_records_and_end_at_the_same_positions(
         tokens.append(part.ends.token)
     assert cut == [(r.data, (int(r.sequence_number), r.sub_sequence_number)) for r in plain]
     if plain and tokens:
-        assert tokens[-1] == Asked(Poller, records, TRIM_HORIZON).batches(99)[-1].token
+        assert tokens[-1] == ShardReads(Poller, records, TRIM_HORIZON).batches(99)[-1].token
 
 
 @pytest.mark.more
@@ -177,7 +177,7 @@ def test_kcl_ignores_the_tags(aggregates: list[list[tuple[bytes, str, Tag | None
     rows: list[list[tuple[bytes, str, Tag | None, str | None]]] = [
         [(data, key, tag or Tag("q", 1, 0, "0", "e", 0), None) for data, key, tag, _ in each] for each in aggregates
     ]
-    answers = kcl_jar.verdicts((sealed(each)[0], *HASH_KEYS) for each in rows)
+    answers = kcl_jar.kcl_records((sealed(each)[0], *HASH_KEYS) for each in rows)
     assert answers == [
         tuple((key, None, data, sub, True) for sub, (data, key, _, _) in enumerate(each)) for each in rows
     ]

@@ -54,13 +54,13 @@ def read(client: "KinesisClient", start: Position = TRIM_HORIZON) -> Batch:
     return poller.read()
 
 
-def slowly(answer: Answer, start: Position = TRIM_HORIZON) -> Batch:
+def by_boto3(answer: Answer, start: Position = TRIM_HORIZON) -> Batch:
     """Return the batch that boto3's own parser gives."""
     SLOW.answers[:] = [answer]
     return read(one_client("slow"), start)
 
 
-def quickly(answer: Answer, start: Position = TRIM_HORIZON) -> Batch:
+def by_hooks(answer: Answer, start: Position = TRIM_HORIZON) -> Batch:
     """Return the batch that the hooks give, and check that the path without boto3 gives the same."""
     FAST.answers[:] = [answer]
     batch = read(one_client("cbor" if answer.form == CBOR else "json"), start)
@@ -72,10 +72,10 @@ def quickly(answer: Answer, start: Position = TRIM_HORIZON) -> Batch:
 
 def same(response: dict[str, Any], start: Position = TRIM_HORIZON) -> Batch:
     """Return the batch, checked to be the same in every encoding."""
-    expected = slowly(in_json(response), start)
+    expected = by_boto3(in_json(response), start)
     answers = in_json(response), in_cbor(response), in_cbor(response, text=True), in_cbor(response, tagged=True)
     for answer in answers:
-        assert quickly(answer, start) == expected
+        assert by_hooks(answer, start) == expected
     return expected
 
 
@@ -140,12 +140,12 @@ def test_malformed_body_fails_as_with_boto3(body: bytes) -> None:
         except Exception as error:  # noqa: BLE001  both must raise the same error
             return type(error), str(error)
 
-    assert outcome(quickly) == outcome(slowly)
+    assert outcome(by_hooks) == outcome(by_boto3)
 
 
 @pytest.mark.parametrize("response", [1_795_363_072.5, "1795363072.5", "2026-11-22T15:57:52.5Z"])
 def test_every_time_format_is_parsed(response: object) -> None:
-    (record,) = quickly(in_cbor({**PLAIN, "Records": [{**ROW, "ApproximateArrivalTimestamp": response}]})).records
+    (record,) = by_hooks(in_cbor({**PLAIN, "Records": [{**ROW, "ApproximateArrivalTimestamp": response}]})).records
     assert record.arrived == 1_795_363_072.5
 
 
@@ -157,9 +157,9 @@ each_way = pytest.mark.parametrize("way", WAYS)
 def test_error_is_the_same_in_both_encodings(code: str, way: Way) -> None:
     error = {"__type": f"com.amazonaws#{code}", "message": "as told", "Unheard": b"\0"}
     client, _ = quick(in_cbor(PLAIN), in_cbor(error, 400), way=way)
-    ask(client)
+    request_records(client)
     with pytest.raises(ClientError) as quickly_told:
-        ask(client)
+        request_records(client)
     slow = Spoken([in_json({**error, "Unheard": "AA=="}, 400)]).attach(boto3.client("kinesis", region_name="eu-west-1"))
     with pytest.raises(ClientError) as slowly_told:
         slow.get_records(ShardIterator="i-1")
@@ -169,7 +169,7 @@ def test_error_is_the_same_in_both_encodings(code: str, way: Way) -> None:
     assert type(quickly_told.value).__name__ == type(slowly_told.value).__name__ == code
 
 
-def ask(client: "KinesisClient", times: int = 1) -> list[bytes]:
+def request_records(client: "KinesisClient", times: int = 1) -> list[bytes]:
     """Request records `times` times; return their data."""
     answers = [client.get_records(ShardIterator="i-1", Limit=9)["Records"] for _ in range(times)]
     return [row["Data"] for rows in answers for row in rows]
@@ -178,10 +178,10 @@ def ask(client: "KinesisClient", times: int = 1) -> list[bytes]:
 @each_way
 def test_requests_use_cbor_only_where_wanted(way: Way) -> None:
     client, spoken = quick(in_cbor(PLAIN), way=way)
-    assert ask(client) == [b"data"]
+    assert request_records(client) == [b"data"]
     assert (spoken.forms, spoken.asked) == (["cbor"], [{"ShardIterator": "i-1", "Limit": 9}])
     client, spoken = quick(in_json(PLAIN), wire="json", way=way)
-    assert ask(client) == [b"data"]
+    assert request_records(client) == [b"data"]
     assert (spoken.forms, spoken.asked) == (["json"], [{"ShardIterator": "i-1", "Limit": 9}])
 
 
@@ -202,7 +202,7 @@ def test_service_without_cbor_gets_json_at_once_and_thereafter(
     refusal: Answer, way: Way, caplog: pytest.LogCaptureFixture
 ) -> None:
     client, spoken = quick(refusal, in_json(PLAIN), in_json(PLAIN), way=way)
-    assert ask(client, 2) == [b"data"] * 2
+    assert request_records(client, 2) == [b"data"] * 2
     assert spoken.forms == ["cbor", "json", "json"]
     assert spoken.asked == [{"ShardIterator": "i-1", "Limit": 9}] * 3
     assert [record.message for record in caplog.records if "from now on" in record.message] != []
@@ -212,7 +212,7 @@ def test_service_without_cbor_gets_json_at_once_and_thereafter(
 @each_way
 def test_service_that_answers_cbor_in_json_gets_json_thereafter(caplog: pytest.LogCaptureFixture, way: Way) -> None:
     client, spoken = quick(in_json(PLAIN), in_json(PLAIN), way=way)
-    assert ask(client, 2) == [b"data"] * 2
+    assert request_records(client, 2) == [b"data"] * 2
     assert spoken.forms == ["cbor", "json"]
     assert caplog.text.count("are in JSON from now on") == 1
 
@@ -223,8 +223,8 @@ def test_fault_in_both_encodings_does_not_disprove_cbor(caplog: pytest.LogCaptur
     throttled = Answer(b'{"__type": "ProvisionedThroughputExceededException"}', status=400)
     client, spoken = quick(busy, busy, throttled, in_cbor(PLAIN), in_cbor(PLAIN), way=way)
     with pytest.raises(ClientError, match="503"):
-        ask(client)
-    assert ask(client, 2) == [b"data"] * 2
+        request_records(client)
+    assert request_records(client, 2) == [b"data"] * 2
     assert spoken.forms == ["cbor", "json", "cbor", "cbor", "cbor"]
     assert caplog.text == ""
 
@@ -234,10 +234,10 @@ def test_service_that_used_cbor_once_keeps_it(caplog: pytest.LogCaptureFixture, 
     """After one CBOR response, an error in JSON does not end the use of CBOR."""
     odd = Answer(b'{"__type": "InvalidArgumentException", "message": "no"}', status=400)
     client, spoken = quick(in_cbor(PLAIN), odd, in_cbor(PLAIN), way=way)
-    assert ask(client) == [b"data"]
+    assert request_records(client) == [b"data"]
     with pytest.raises(ClientError, match="no"):
-        ask(client)
-    assert ask(client) == [b"data"]
+        request_records(client)
+    assert request_records(client) == [b"data"]
     assert spoken.forms == ["cbor"] * 3
     assert caplog.text == ""
 

@@ -47,7 +47,7 @@ def by_cbor2(body: bytes) -> tuple[tuple[object, ...], object]:
     return as_columns(rows), answer
 
 
-def taken(body: bytes) -> tuple[tuple[object, ...], object] | None:
+def by_scanner(body: bytes) -> tuple[tuple[object, ...], object] | None:
     """Return the same by the scanner, or None if it declines."""
     scanned = SCAN.viewed(body)
     if scanned is None:
@@ -63,13 +63,13 @@ def test_scanner_accepts_any_order_of_fields(rows: list[dict[str, object]], inde
     """The scanner accepts records with any order of fields and either way of counting."""
     response = {**{name: ANSWER[name] for name in names}, "Records": rows}
     body = cbor2.dumps(response, indefinite_containers=indefinite)
-    assert taken(body) == by_cbor2(body)
+    assert by_scanner(body) == by_cbor2(body)
 
 
 def test_time_may_have_its_cbor_tag() -> None:
     arrived = cbor2.CBORTag(1, 1_795_363_072_573)
     body = cbor2.dumps({**ANSWER, "Records": [{**test_wire.ROW, "ApproximateArrivalTimestamp": arrived}]})
-    assert taken(body) == by_cbor2(body)
+    assert by_scanner(body) == by_cbor2(body)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_damaged_response_is_declined_or_read_as_by_cbor2(damage: list[tuple[int
     for offset, removed, inserted in damage:
         body = body[:offset] + inserted + body[offset + removed :]
     try:
-        scanned = taken(body)
+        scanned = by_scanner(body)
     except (cbor2.CBORDecodeError, ValueError):
         with pytest.raises((forms.UnreadableBody, TypeError)):  # cbor2 fails on the whole body as well
             by_cbor2(body)
@@ -122,7 +122,7 @@ def test_any_response_is_declined_or_read_as_by_cbor2(
     rows: list[object], others: dict[str, object], indefinite: bool
 ) -> None:
     body = cbor2.dumps({**others, "Records": rows, "ChildShards": None}, indefinite_containers=indefinite)
-    scanned = taken(body)
+    scanned = by_scanner(body)
     if scanned is not None:
         assert scanned == by_cbor2(body)
 
