@@ -45,7 +45,7 @@ class Daemon:
         self._lines.put(None)
 
     def await_line(self, wanted: Callable[[str], bool]) -> str:
-        """Return the first line from now on that is wanted."""
+        """Return the first new line that is wanted."""
         while True:
             try:
                 line = self._lines.get(timeout=WAIT)

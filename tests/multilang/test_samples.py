@@ -131,7 +131,7 @@ def read_through_a_split(
 
 
 def read_by_stderr(ground: Ground, daemon: Daemon, record: re.Pattern[str], ended: str) -> None:
-    """Do the same with what children write to standard error."""
+    """Read through a split, with the records that children write to standard error."""
     read_through_a_split(
         ground,
         daemon,

@@ -79,7 +79,7 @@ class Stream:
         return tuple(parent for parent, children in self.children.items() if shard in children)
 
     def recreate(self, *shards: str) -> None:
-        """Recreate the stream with these shards; readers of the old one are refused."""
+        """Recreate the stream with these shards; readers of the old one are rejected."""
         self.made += 1000
         self.records, self.children = {shard: [] for shard in shards}, {}
 

@@ -53,7 +53,7 @@ def read(folder: Path, kind: str) -> dict[int, Any]:
 
 
 def main(folder: Path, behavior: str) -> None:
-    """Repeat what was planned and not done, and go on until killed, or until the sink has everything."""
+    """Repeat what was planned but not committed, then continue until killed or until the sink has everything."""
     stream = Stream(json.loads((folder / "stream.json").read_text()))
     offsets, commits = read(folder, "offsets"), read(folder, "commits")
     last_commit = max(commits, default=0)

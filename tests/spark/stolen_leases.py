@@ -6,7 +6,7 @@ from leasehold.stores.writes import CheckpointLease, ReleaseLease, StealLease
 
 
 def steal_lease(store: Store, key: str, position: str | None = None) -> None:
-    """Have another worker take a lease, advance it to this position and release it."""
+    """Steal a lease as another worker, advance it to this position and release it."""
     outcome = store.write(StealLease(store.get([key])[0], "thief"))
     assert isinstance(outcome, Done)
     if position is not None:

@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.services,
     pytest.mark.more,
     pytest.mark.xdist_group("spark"),
-    pytest.mark.timeout(600),  # a busy machine is given time: some of these start five processes of Java
+    pytest.mark.timeout(600),  # allow for a busy machine: some of these start five Java processes
 ]
 
 

@@ -1,4 +1,4 @@
-"""A query over what is there now reads all of it, commits all of it, and ends: as a table of cases, and as runs."""
+"""An available-now query reads and commits everything there is, and ends: as a table of cases, and as runs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -155,7 +155,7 @@ def texts(prefix: str, count: int) -> list[str]:
 
 @define
 class Nightly:
-    """One run of a query over what is there now, on a clock that stands still unless Spark asks for a batch."""
+    """One run of an available-now query, on a clock that stands still unless Spark asks for a batch."""
 
     stream: Stream
     store: MemoryStore

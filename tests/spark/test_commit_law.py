@@ -172,7 +172,7 @@ class Spark(RuleBasedStateMachine):
     # The law
 
     @invariant()
-    def no_record_is_behind_a_checkpoint_that_nobody_has_finished_with(self) -> None:
+    def no_checkpoint_passes_an_unfinished_record(self) -> None:
         """Each record before a checkpoint is committed with the sink, or was done by another worker."""
         if not hasattr(self, "store"):
             return
@@ -184,7 +184,7 @@ class Spark(RuleBasedStateMachine):
             )
 
     @invariant()
-    def no_record_comes_twice_to_a_sink_that_skips_what_it_knows(self) -> None:
+    def no_record_is_repeated_to_a_sink_that_skips_known_batches(self) -> None:
         """Records may repeat only if another worker had the lease in between, or a range was given up."""
         if not hasattr(self, "sink") or not self.rereadable or self.doubles_allowed:
             return
@@ -203,7 +203,7 @@ class Spark(RuleBasedStateMachine):
             if not self._missing():
                 break
             self.batch(None, 100)
-        self.no_record_is_behind_a_checkpoint_that_nobody_has_finished_with()
+        self.no_checkpoint_passes_an_unfinished_record()
         self.patch.undo()
         assert not self._missing(), f"nobody has {sorted(self._missing())}, the leases being {self.store.list()}"
 

@@ -65,7 +65,7 @@ def test_signal_during_shutdown_interrupts_no_release(reader: Process) -> None:
     """Spark sends SIGTERM just after it has closed the channel, and the leases are released all the same."""
     reader.hangs_up()
     assert reader.told() == "stops"
-    for _ in range(2):  # Spark sends it twice, sometimes
+    for _ in range(2):  # Spark sometimes sends it twice
         reader.process.send_signal(signal.SIGTERM)
     assert reader.held_in_the_end() == [None] * len(SHARDS)
 

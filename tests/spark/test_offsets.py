@@ -258,7 +258,7 @@ def test_no_shard_moves_backward_or_past_its_end() -> None:
         (Position("40"), True, Position("50")),  # ours were written, the other worker was slower
         (Position("60"), True, Position("60")),  # the other worker went on behind us
         (Position("40"), False, Position("40")),  # our own could not be repeated
-        (TRIM_HORIZON, True, Position("50")),  # the table was made anew since
+        (TRIM_HORIZON, True, Position("50")),  # the table was recreated since
         (LATEST, False, Position("30")),  # that too, and the last range could not be repeated
     ],
 )

@@ -1,4 +1,4 @@
-"""A query as PySpark 4.0 and 4.1 drive it: they do not say where a batch starts, nor that a query is to end."""
+"""A query as PySpark 4.0 and 4.1 drive it: they say neither where a batch starts nor that a query is to end."""
 
 import json
 import subprocess

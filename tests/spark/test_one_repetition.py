@@ -130,7 +130,7 @@ class Counted(MemoryStore):
         return super().get(keys, stale_ok=stale_ok)
 
     def write(self, write: Write) -> Outcome:
-        """Write as the store does, or refuse."""
+        """Write as the store does, or reject the write."""
         if isinstance(write, AnnotateLease):
             self.annotations.append(write)
             if self.refusing:
@@ -384,10 +384,10 @@ def test_deleted_lease_needs_no_note() -> None:
 @pytest.mark.parametrize(
     ("exclusive", "counts", "epoch", "was_delivered"),
     [
-        (False, True, 1, True),  # any reader may read, so the batch was whole whoever owned the lease
+        (False, True, 1, True),  # any reader may read, so the batch was complete under any owner
         (True, True, 1, True),
         (True, True, 2, False),  # another reader may have been connected
-        (True, False, 1, False),  # and here that cannot be known
+        (True, False, 1, False),  # and here that is unknown
         (False, False, 2, True),
     ],
 )

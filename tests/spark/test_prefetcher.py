@@ -176,7 +176,7 @@ def test_available_now_query_ends_although_records_keep_arriving() -> None:
     while not feed.idle and now < 60.0:
         feed.take(10_000, 1 << 20)
         now = max(feed.step(now), now)
-    # It goes on for ten seconds more than it is behind, so that it has read what was there when it began.
+    # It reads for ten seconds longer than its lag, so that it has read what was there when it began.
     assert 13.0 < now < 16.0
 
 
@@ -250,7 +250,7 @@ def test_fault_after_a_read_loses_no_record(monkeypatch: pytest.MonkeyPatch) -> 
         except (MemoryError, ArithmeticError) as fault:
             raised.append(str(fault))
     chunk = feed.take(100, 1 << 20)
-    assert (raised, counted[:2]) == (["no room", "no such metric"], [20, 15])  # kept is counted, measured or not
+    assert (raised, counted[:2]) == (["no room", "no such metric"], [20, 15])  # kept records count whether they were measured or not
     assert chunk is not None
     assert chunk.rows["sequenceNumber"].to_pylist() == [str(place) for place in range(1, 16)]
 

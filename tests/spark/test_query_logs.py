@@ -1,4 +1,4 @@
-"""What a query reports about itself: lines about many shards are short, and a shard that is read up is not behind."""
+"""What a query reports about itself: lines about many shards are short, and a shard that was read to its tip is not behind."""
 
 import logging
 from collections.abc import Iterator

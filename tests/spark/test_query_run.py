@@ -137,7 +137,7 @@ def test_lease_stolen_between_plan_and_commit_costs_only_a_repetition(place: Pla
     place.stream.put("b", "more")
     query.until(lambda query: sorted(set(query.rows)) == all_rows(place.stream))
     query.until(lambda query: query.checkpoints() == {"a": "35", "b": "16"})
-    # Rows that the sink already had are not read again, because they end after the thief's.
+    # Rows that the sink already had are not read again, because they end after the new owner's.
     assert len(query.rows) == 51
 
 

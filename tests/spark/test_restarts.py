@@ -103,7 +103,7 @@ def test_query_without_its_lease_table_resumes_at_sparks_offset(
     """A query over a recreated lease table does not begin at the latest records."""
     crash = crash_query(place, sunk=True, rereadable=rereadable)
     place.path = place.path.with_name("another.db")
-    place.stream.numbers = not rereadable  # as event hubs say what is latest
+    place.stream.numbers = not rereadable  # as Event Hubs report the latest position
     place.stream.put("a", "came meanwhile")
     query = restarted_query(place, crash, start=start, rereadable=rereadable)
     assert query.rows == crash.rows

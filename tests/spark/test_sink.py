@@ -129,7 +129,7 @@ class TestSpark:
         runs = {tag.run for tag in tags(kinesis_client, stream)}
         assert (len(before), len(runs)) == (1, 2)
         rows, records = stored_rows(kinesis_client, stream), read_rows(kinesis_client, stream)
-        assert len(rows) == len(set(rows)) + 50  # one batch stands there twice
+        assert len(rows) == len(set(rows)) + 50  # the stream has one batch twice
         assert sorted(record.data for record in records) == sorted(set(rows))
         # Even and odd numbers are a partition each. Their tasks run in parallel, and each keeps its own order.
         for key, part in product(map(str, range(7)), range(2)):

@@ -167,7 +167,7 @@ class Feeding(RuleBasedStateMachine):
             try:
                 due = self.feed.step(self.now)
             except Refused:
-                due = self.now + 5.0  # as whoever calls the steps does
+                due = self.now + 5.0  # as the caller of the steps does
             assert not lost or (due, self.stream.readings) == (math.inf, before)
             if due == math.inf:
                 self.over = True
@@ -240,7 +240,7 @@ class Feeding(RuleBasedStateMachine):
         assert self.feed.opened or not self.stream.open_readers
 
     @invariant()
-    def whoever_has_left_has_closed(self) -> None:
+    def readers_of_lost_leases_are_closed(self) -> None:
         """A reader that stayed open after its lease moved would disconnect the new owner."""
         if hasattr(self, "left") and self.over:
             assert (self.left, self.stream.open_readers) == (1, [])

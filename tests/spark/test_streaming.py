@@ -147,7 +147,7 @@ def test_failed_batch_is_repeated_exactly_although_a_lease_was_stolen(job: Job, 
     again = job.each("each", sink)
     until(lambda: len(batches.get(1, [])) > 1, "the batch comes again")
     assert batches[1][0] == batches[1][1]
-    # The thief never renews: its lease expires, is taken back, and nothing of that shard is missing.
+    # The new owner never renews, so its lease expires and is taken back. Nothing of that shard is missing.
 
     def everything() -> list[str]:
         return sorted({row.split()[2] for attempts in batches.values() for row in attempts[-1]})

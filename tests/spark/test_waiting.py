@@ -1,4 +1,4 @@
-"""How long a query over what is there now waits, on a clock that the test moves."""
+"""How long an available-now query waits, on a clock that the test moves."""
 
 import pytest
 

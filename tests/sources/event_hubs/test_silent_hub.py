@@ -137,7 +137,7 @@ def test_quiet_hub_delays_a_read_no_longer_than_a_response_takes(world: World) -
 
 @pytest.mark.parametrize("idle_seconds", [0, 100])
 def test_hanging_hub_is_awaited_soon(world: World, idle_seconds: int) -> None:
-    """After an event within seconds; an idle hub once it was asked."""
+    """It is awaited within seconds after an event, and an idle hub once it was asked."""
     if idle_seconds:
         list(world.live(idle_seconds))
     world.service.hangs = True

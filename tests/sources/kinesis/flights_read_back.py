@@ -1,4 +1,4 @@
-"""A produced stream, read back by a worker of ours and by one of the Java KCL: what each of them hands over.
+"""Compare the records that our worker and a Java KCL worker dispatch from a produced stream.
 
 `LEASEHOLD_DYNAMODB_LOCAL=1 python tests/sources/kinesis/flights_read_back.py` sends all flights of a year to eight
 shards, sixteen and eight again through requests that fail, and has both read everything.

@@ -1,7 +1,7 @@
-"""Mutated aggregated records, to be read without a crash, a hang or a blow-up of memory.
+"""Read mutated aggregated records without a crash, a hang or excessive memory.
 
 `python tests/sources/kinesis/fuzz_aggregation.py 1000000` reads a million of them;
-with `--jar`, KCL's jar reads them too and every answer is compared.
+with `--jar`, the KCL's jar reads them too and every result is compared.
 """
 
 # ruff: noqa: T201  a script prints its results

@@ -76,7 +76,7 @@ def test_view_reports_the_encoded_fields() -> None:
 
 
 def test_forwarded_record_keeps_its_own_keys() -> None:
-    """Streams whose service distributes records have no keys, and are readable."""
+    """Streams whose service distributes records have no keys, and can be read."""
     assert list(deaggregate(b"x", None)) == [UserRecord(b"x", None, None, 0)]
     assert list(deaggregate(b"x", "k", "5")) == [UserRecord(b"x", "k", "5", 0)]
 

@@ -100,7 +100,7 @@ def test_option_of_the_wrong_type_is_rejected_before_anything_opens(source: Any,
     assert threading.active_count() == threads
 
 
-# What a client raises
+# Exceptions of the client
 
 FOREIGN = [KeyError("x"), MemoryError(), RecursionError(), UnicodeError("x"), AttributeError("x"), OSError("x")]
 FOREIGN += cast("Any", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
@@ -236,7 +236,7 @@ def test_unreadable_response_leaves_the_outcome_unknown(answer: object) -> None:
     assert producer.metrics["UserRecordsOutcomeUnknown"] == 1
 
 
-# The ends of a producer
+# How a producer ends
 
 
 @contextmanager
