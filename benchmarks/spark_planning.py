@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "spark"))
 
 import pytest
 from attrs import define, evolve, frozen
-from fake_stream import FakeReader, Mortal, Stream
-from stepped_loop import Stepped, a_reader, stepped
+from fake_stream import FakeReader, KillableStore, Stream
+from stepped_loop import Stepped, new_reader, stepped
 
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.spark import offsets
@@ -117,7 +117,7 @@ class Planner:
 
     def __init__(self) -> None:
         self.stream = Orders({key: ["first"] for key in FIRST})
-        self.reader = a_reader(self.stream, Mortal(MemoryStore()), rereadable=True, flush="true")
+        self.reader = new_reader(self.stream, KillableStore(MemoryStore()), rereadable=True, flush="true")
         self.offset = self.reader.initialOffset()
         still = 0
         for _ in range(BATCHES_MOST):

@@ -18,7 +18,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[2] / "tests" / "multilang"))
 
-from unruly import checkpoint, misbehave, tell
+from unruly import checkpoint, misbehave, send
 
 TRUE_CLOCK = 5
 """CLOCK_REALTIME_COARSE, as in `written`."""
@@ -105,7 +105,7 @@ def main(told_to: Path, orders: Path) -> None:
             done = stored(number if records or action == "shutdownRequested" else None, at_end=not records)
         if action == "leaseLost" or (action == "shardEnded" and done == "stored"):
             told.line("lease-lost" if action == "leaseLost" else "shard-ended")
-        tell({"action": "status", "responseFor": action})
+        send({"action": "status", "responseFor": action})
 
 
 def stored(number: str | None, *, at_end: bool) -> str:

@@ -331,7 +331,7 @@ def kcl(kinesis: str, stream: Stream) -> set[bytes]:
                 if not (following := response.get("NextShardIterator")):
                     break
                 response = to.get_records(ShardIterator=following)
-    return {data for kept in kcl_jar.verdicts(asked) for _, _, data, _, _ in kept}
+    return {data for kept in kcl_jar.kcl_records(asked) for _, _, data, _, _ in kept}
 
 
 def _all(worker: Child, count: int, seconds: float) -> list[bytes]:

@@ -34,7 +34,7 @@ class Interrupted(SqliteStore):
             return super().write(write)
 
 
-def main(folder: str, leases: str, me: str, sink: str, fate: str) -> None:
+def main(folder: str, leases: str, me: str, sink: str, fault: str) -> None:
     kind, _, where = sink.partition(":")
     fenced: type[Exception] = Fenced
     put: Callable[[Delivery], None]
@@ -46,7 +46,7 @@ def main(folder: str, leases: str, me: str, sink: str, fate: str) -> None:
         put = FileSink(Path(where))
 
     def handle(batch: Delivery) -> None:
-        if fate == "stopped":
+        if fault == "stopped":
             with Interrupted.between:
                 os.kill(os.getpid(), signal.SIGSTOP)
                 Interrupted.resumed.wait()  # this thread may run for a moment before all threads are stopped
@@ -56,7 +56,7 @@ def main(folder: str, leases: str, me: str, sink: str, fate: str) -> None:
             sys.stdout.write(f"fenced {batch.shard}\n")
             sys.stdout.flush()
             raise
-        if fate == "killed":
+        if fault == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
         sys.stdout.write(f"done {batch.shard}\n")
         sys.stdout.flush()

@@ -23,7 +23,7 @@ Contents = Callable[[str], list[str]]
 Sink = tuple[str, Contents]
 
 
-def written(folder: Path, names: tuple[str, ...] = ("a.log",)) -> dict[str, list[str]]:
+def write_files(folder: Path, names: tuple[str, ...] = ("a.log",)) -> dict[str, list[str]]:
     """Write files of lines, and return the contents of each."""
     lines = {name: [f"{name} {number}" for number in range(LINES)] for name in names}
     for name, each in lines.items():
@@ -50,87 +50,85 @@ def sink(request: pytest.FixtureRequest, tmp_path: Path) -> Sink:
     return f"postgres:{conninfo}", contents
 
 
-def worker(tmp_path: Path, me: str, sink: str, fate: str = "lives") -> AbstractContextManager[subprocess.Popen[str]]:
+def start_worker(
+    tmp_path: Path, me: str, sink: str, fault: str = "lives"
+) -> AbstractContextManager[subprocess.Popen[str]]:
     """Start a worker over the files in this test's folder."""
     words = [str(Path(__file__).with_name("consumer_child.py")), str(tmp_path), str(tmp_path / "leases.db")]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(EXAMPLES), str(ROOT)))}
-    return child([sys.executable, *words, me, sink, fate], env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    return child([sys.executable, *words, me, sink, fault], env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
 
-def said(process: subprocess.Popen[str]) -> str:
+def next_line(process: subprocess.Popen[str]) -> str:
     """Return the next line of its output."""
     assert process.stdout is not None
     return process.stdout.readline()
 
 
-def ended(process: subprocess.Popen[str]) -> int:
+def stop(process: subprocess.Popen[str]) -> int:
     """Stop it, and return its exit status."""
     process.send_signal(signal.SIGTERM)
     return process.wait(60)
 
 
-def test_a_worker_killed_between_sink_and_checkpoint_repeats_nothing(tmp_path: Path, sink: Sink) -> None:
-    """With at-least-once delivery alone, each record of its last batch would appear twice."""
+def test_sink_repeats_nothing_after_a_kill_before_the_checkpoint(tmp_path: Path, sink: Sink) -> None:
     words, contents = sink
-    lines = written(tmp_path)
-    with worker(tmp_path, "w-1", words, "killed") as first:
+    lines = write_files(tmp_path)
+    with start_worker(tmp_path, "w-1", words, "killed") as first:
         assert first.wait(60) == -signal.SIGKILL
     assert contents("a.log") == lines["a.log"]  # everything is in the sink, nothing is checkpointed
-    with worker(tmp_path, "w-2", words) as second:
-        assert said(second) == "done a.log\n"  # handled again
+    with start_worker(tmp_path, "w-2", words) as second:
+        assert next_line(second) == "done a.log\n"  # handled again
         with (tmp_path / "a.log").open("a") as file:
             file.write("one more\n")
-        assert said(second) == "done a.log\n"
-        assert ended(second) == 0
+        assert next_line(second) == "done a.log\n"
+        assert stop(second) == 0
     assert contents("a.log") == [*lines["a.log"], "one more"]
 
 
-def test_a_zombies_write_is_refused_by_the_token(tmp_path: Path, sink: Sink) -> None:
-    """A worker that stood still for longer than its lease does not write what another has written."""
+def test_sink_rejects_a_write_with_an_old_fencing_number(tmp_path: Path, sink: Sink) -> None:
     words, contents = sink
-    lines = written(tmp_path)
-    with worker(tmp_path, "w-1", words, "stopped") as zombie:
+    lines = write_files(tmp_path)
+    with start_worker(tmp_path, "w-1", words, "stopped") as zombie:
         assert os.WIFSTOPPED(os.waitpid(zombie.pid, os.WUNTRACED)[1])
-        with worker(tmp_path, "w-2", words) as second:
-            assert said(second) == "done a.log\n"
+        with start_worker(tmp_path, "w-2", words) as second:
+            assert next_line(second) == "done a.log\n"
             zombie.send_signal(signal.SIGCONT)
-            assert said(zombie) == "fenced a.log\n"
-            assert ended(second) == 0
+            assert next_line(zombie) == "fenced a.log\n"
+            assert stop(second) == 0
     assert contents("a.log") == lines["a.log"]
 
 
-def test_a_half_written_batch_of_a_killed_worker_is_cut_off(tmp_path: Path) -> None:
-    """A crash in the middle of an append does not leave half a line before the next."""
-    lines = written(tmp_path)
+def test_half_written_batch_of_a_killed_worker_is_truncated(tmp_path: Path) -> None:
+    lines = write_files(tmp_path)
     out = tmp_path / "a.log.out"
     out.write_text("a.log 0\na.lo")
-    with worker(tmp_path, "w-1", f"file:{tmp_path}") as process:
-        assert said(process) == "done a.log\n"
-        assert ended(process) == 0
+    with start_worker(tmp_path, "w-1", f"file:{tmp_path}") as process:
+        assert next_line(process) == "done a.log\n"
+        assert stop(process) == 0
     assert out.read_text().splitlines() == lines["a.log"]
 
 
-def test_files_of_a_directory_are_shared_and_read_on(tmp_path: Path) -> None:
-    """The program is the one on the page: two instances, and a file that grows."""
-    lines = written(tmp_path, ("a.log", "b.log"))
+def test_directory_files_are_shared_and_resumed(tmp_path: Path) -> None:
+    """This is the page's program, with two instances and a file that grows."""
+    lines = write_files(tmp_path, ("a.log", "b.log"))
     command = [sys.executable, str(EXAMPLES / "directory.py"), str(tmp_path), str(tmp_path / "leases.db")]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     with child([*command, "w-1"], env=env, stdout=subprocess.PIPE) as process:
-        lines_read = [said(process).split(" ", 2) for _ in range(2 * LINES)]
+        lines_read = [next_line(process).split(" ", 2) for _ in range(2 * LINES)]
         with (tmp_path / "a.log").open("a") as file:
             file.write("half a line")
             file.flush()
             file.write(", and the rest\n")
-        assert said(process).endswith("half a line, and the rest\n")
-        assert ended(process) == 0
+        assert next_line(process).endswith("half a line, and the rest\n")
+        assert stop(process) == 0
     for name, each in lines.items():
         assert [text.strip() for shard, _epoch, text in lines_read if shard == name] == each
 
 
 @pytest.mark.more
 @pytest.mark.slow
-def test_the_page_shows_what_node_prints() -> None:
-    """A planner called from another language responds as the page says."""
+def test_node_planner_example_prints_what_the_page_shows() -> None:
     page = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
     plan = [sys.executable, "-c", "from leasehold.adapters.cli.main import run; run()", "plan"]
     output = subprocess.run(
@@ -145,7 +143,6 @@ def test_the_page_shows_what_node_prints() -> None:
 
 
 def test_every_example_is_named_on_a_page() -> None:
-    """Every example can be found by readers."""
     page = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
     files = sorted(path.name for path in EXAMPLES.iterdir() if path.is_file())
     assert sorted(set(re.findall(r"\]\(examples/([\w.]+)\)", page))) == files

@@ -36,7 +36,7 @@ TestPostgres = leasehold_store_contract(leases)
 """Every clause, on one table."""
 
 
-def test_a_job_that_commits_late_is_not_passed_over(database: str) -> None:
+def test_job_that_commits_late_is_not_skipped(database: str) -> None:
     """The job's id is lower than those that were read while its transaction was open."""
     with connect(database, autocommit=True) as connection:
         connection.execute(SCHEMA)
@@ -59,17 +59,16 @@ def test_a_job_that_commits_late_is_not_passed_over(database: str) -> None:
     jobs.close()
 
 
-def test_a_worker_does_the_jobs_of_every_bucket_in_order(database: str) -> None:
-    """Leases and jobs are in one database, and nothing else is needed, as the page promises."""
+def test_worker_handles_the_jobs_of_every_bucket_in_order(database: str) -> None:
     with connect(database, autocommit=True) as connection:
         connection.execute(SCHEMA)
         for number in range(20):
             connection.execute("INSERT INTO jobs (bucket, work) VALUES (%s, %s)", (number % 2, str(number)))
-    done: Queue[tuple[str, int]] = Queue()
+    handled: Queue[tuple[str, int]] = Queue()
 
     def handle(batch: Delivery) -> None:
         for record in batch.records:
-            done.put((batch.shard, int(record.data)))
+            handled.put((batch.shard, int(record.data)))
 
     store, jobs = PostgresLeases(database), Jobs(database, 2)
     worker = Worker(store=store, source=jobs, me="w-1", config=Config(initial_position=TRIM_HORIZON))
@@ -77,7 +76,7 @@ def test_a_worker_does_the_jobs_of_every_bucket_in_order(database: str) -> None:
     thread = Thread(target=runner.run)
     thread.start()
     try:
-        finished = [done.get(timeout=60) for _ in range(20)]
+        finished = [handled.get(timeout=60) for _ in range(20)]
     finally:
         runner.stop()
         thread.join()

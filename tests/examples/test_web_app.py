@@ -21,34 +21,34 @@ WAIT = 30.0
 
 async def health() -> tuple[int, Any]:
     """Request the route, as a server does."""
-    sent: list[Any] = []
+    messages: list[Any] = []
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request"}
 
     async def send(message: Any) -> None:  # noqa: ANN401  as in ASGI
-        sent.append(message)
+        messages.append(message)
 
     scope = {"type": "http", "method": "GET", "path": "/health", "headers": [], "query_string": b""}
     await web_app.app(scope, receive, send)
-    return sent[0]["status"], json.loads(sent[1]["body"])
+    return messages[0]["status"], json.loads(messages[1]["body"])
 
 
-def test_a_health_route_follows_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The route answers 200 while the worker runs, and the end of the application releases the leases."""
+def test_health_route_follows_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The route returns 200 while the worker runs, and the end of the application releases the leases."""
     url = f"memory://{uuid4().hex}"
     monkeypatch.setattr(web_app, "SOURCE", ListSource(even_shards(("s-0",)), {"s-0": ShardRecords(records(2))}))
     monkeypatch.setattr(web_app, "LEASES", url)
 
     async def main() -> None:
-        came = asyncio.Event()
+        called = asyncio.Event()
 
         async def handle(_batch: leasehold.Delivery) -> None:
-            came.set()
+            called.set()
 
         monkeypatch.setattr(web_app, "handle", handle)
         async with web_app.lifespan(web_app.app):
-            await came.wait()
+            await called.wait()
             assert await health() == (200, {"worker": "running"})
         assert await health() == (503, {"worker": "ended"})
 
@@ -57,8 +57,9 @@ def test_a_health_route_follows_the_worker(monkeypatch: pytest.MonkeyPatch) -> N
     assert lease.owner is None
 
 
-def test_a_failed_worker_is_seen(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """An error that ends the worker is logged before anything awaits the task, and the route answers 503."""
+def test_failed_worker_is_logged_and_the_route_returns_503(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(web_app, "SOURCE", ListSource([], {}))
     monkeypatch.setattr(web_app, "LEASES", "sqlite:///no/such/folder/leases.db")
 

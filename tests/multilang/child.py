@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 
-def tell(told: dict[str, object]) -> None:
+def send(message: dict[str, object]) -> None:
     """Write one message."""
-    sys.stdout.write("\n" + json.dumps(told) + "\n")
+    sys.stdout.write("\n" + json.dumps(message) + "\n")
     sys.stdout.flush()
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     """Write one line to standard error."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
@@ -31,7 +31,7 @@ def note(shard: str, message: dict[str, Any]) -> None:
             notes.write(lines)
 
 
-def main(how: str, at: str) -> None:  # noqa: C901  one case per behavior
+def main(behavior: str, misbehave_at: str) -> None:  # noqa: C901  one case per behavior
     """Respond to every message, and misbehave at the given action."""
     shard = ""
     for line in sys.stdin:
@@ -40,30 +40,30 @@ def main(how: str, at: str) -> None:  # noqa: C901  one case per behavior
         shard = message.get("shardId", shard)
         note(shard, message)
         if action == "checkpoint":
-            say(f"INFO checkpoint {message['error']}")
+            log(f"INFO checkpoint {message['error']}")
             continue
-        say(f"got {action} {len(message.get('records', []))}")
-        if any(base64.b64decode(each["data"]) == how.encode() for each in message.get("records", [])):
+        log(f"got {action} {len(message.get('records', []))}")
+        if any(base64.b64decode(each["data"]) == behavior.encode() for each in message.get("records", [])):
             sys.exit(9)
-        if how in {"faithful", "poison"} and action in {"processRecords", "shutdownRequested", "shardEnded"}:
-            tell({"action": "checkpoint", "sequenceNumber": None, "subSequenceNumber": None})
-        if how == "late" and action == at:
+        if behavior in {"faithful", "poison"} and action in {"processRecords", "shutdownRequested", "shardEnded"}:
+            send({"action": "checkpoint", "sequenceNumber": None, "subSequenceNumber": None})
+        if behavior == "late" and action == misbehave_at:
             # The first child of a shard hangs here; later ones behave.
             mark = Path(os.environ["CHILD_NOTES"], f"hung-{shard}")
             if not mark.exists():
                 mark.touch()
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
                 time.sleep(600)
-            tell({"action": "checkpoint", "sequenceNumber": None, "subSequenceNumber": None})
-        elif action == at:
-            match how:
+            send({"action": "checkpoint", "sequenceNumber": None, "subSequenceNumber": None})
+        elif action == misbehave_at:
+            match behavior:
                 case "crash":
                     sys.exit(9)
                 case "hang":
                     signal.signal(signal.SIGTERM, signal.SIG_IGN)
                     time.sleep(600)
                 case "long" | "endless":
-                    sys.stderr.write("y" * 200_000 if how == "long" else "no line end")
+                    sys.stderr.write("y" * 200_000 if behavior == "long" else "no line end")
                     sys.stderr.flush()
                 case "babble":
                     for _ in range(3000):
@@ -72,18 +72,18 @@ def main(how: str, at: str) -> None:  # noqa: C901  one case per behavior
                     os.close(1)
                     time.sleep(600)
                 case "wrong":
-                    tell({"action": "status", "responseFor": "leaseLost"})
+                    send({"action": "status", "responseFor": "leaseLost"})
                 case "orphan":
                     started = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-                    say(f"has started {started.pid}")
+                    log(f"has started {started.pid}")
                     sys.exit(0)
                 case "parent":
                     started = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
                     Path(os.environ["CHILD_NOTES"], f"started.{os.getpid()}").write_text(str(started.pid))
                 case "checkpoint":
-                    tell({"action": "checkpoint", "sequenceNumber": None, "subSequenceNumber": None})
-                    tell({"action": "checkpoint", "sequenceNumber": "7", "subSequenceNumber": None})
-        tell({"action": "status", "responseFor": action})
+                    send({"action": "checkpoint", "sequenceNumber": None, "subSequenceNumber": None})
+                    send({"action": "checkpoint", "sequenceNumber": "7", "subSequenceNumber": None})
+        send({"action": "status", "responseFor": action})
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 @pytest.fixture
 def ground(dynalite_url: str, kinesis_url: str, kinesis_client: "KinesisClient", tmp_path: Path) -> Iterator[Ground]:
     """A stream of one shard."""
-    made = Ground(kinesis_client, kinesis_url, dynalite_url, tmp_path)
-    kinesis_client.create_stream(StreamName=made.stream, ShardCount=1)
-    kinesis_client.get_waiter("stream_exists").wait(StreamName=made.stream, WaiterConfig={"Delay": 1})
-    yield made
-    kinesis_client.delete_stream(StreamName=made.stream)
+    environment = Ground(kinesis_client, kinesis_url, dynalite_url, tmp_path)
+    kinesis_client.create_stream(StreamName=environment.stream, ShardCount=1)
+    kinesis_client.get_waiter("stream_exists").wait(StreamName=environment.stream, WaiterConfig={"Delay": 1})
+    yield environment
+    kinesis_client.delete_stream(StreamName=environment.stream)

@@ -24,9 +24,9 @@ CHILD = Path(__file__).with_name("child.py")
 WAIT = 60.0
 
 
-def processor(how: str, at: str = "none") -> str:
+def processor(behavior: str, action: str = "none") -> str:
     """Return the command of a child with this behavior at this action."""
-    return f"{sys.executable} {CHILD} {how} {at}"
+    return f"{sys.executable} {CHILD} {behavior} {action}"
 
 
 class Daemon:
@@ -45,7 +45,7 @@ class Daemon:
         self._lines.put(None)
 
     def await_line(self, wanted: Callable[[str], bool]) -> str:
-        """Return the first line from now on that is wanted."""
+        """Return the first new line that is wanted."""
         while True:
             try:
                 line = self._lines.get(timeout=WAIT)
@@ -56,7 +56,7 @@ class Daemon:
             if wanted(line):
                 return line
 
-    def heard(self) -> list[str]:
+    def output(self) -> list[str]:
         """Return all output so far, without waiting for more."""
         with suppress(Empty):
             while (line := self._lines.get_nowait()) is not None:
@@ -75,7 +75,7 @@ class Daemon:
             self.said.append(line)
         return self.process.wait(WAIT)
 
-    def children_said(self) -> list[str]:
+    def child_stderr(self) -> list[str]:
         """Return what children wrote to standard error, for one shard or for the others."""
         return [line.partition(": ")[2].partition(": ")[2].strip() for line in self.said if ": got " in line]
 
@@ -127,8 +127,8 @@ class Ground:
     def file(self, name: str, program: str, **properties: str) -> Path:
         """Write the `.properties` file of a daemon with this name."""
         file = self.folder / f"{name}.properties"
-        told = self.properties | {"executableName": program} | properties
-        file.write_text("".join(f"{key} = {value}\n" for key, value in told.items()))
+        contents = self.properties | {"executableName": program} | properties
+        file.write_text("".join(f"{key} = {value}\n" for key, value in contents.items()))
         return file
 
     @contextmanager
@@ -136,9 +136,9 @@ class Ground:
         self, *arguments: str, environment: Mapping[str, str] | None = None, folder: Path | None = None
     ) -> Iterator[Daemon]:
         """Run the command with these arguments, in its own folder or this one."""
-        there = {**os.environ, "PATH": PATH, **(environment or {})}
+        variables = {**os.environ, "PATH": PATH, **(environment or {})}
         with subprocess.Popen(
-            (*COMMAND, *arguments), stderr=subprocess.PIPE, text=True, env=there, cwd=folder or self.folder
+            (*COMMAND, *arguments), stderr=subprocess.PIPE, text=True, env=variables, cwd=folder or self.folder
         ) as process:
             try:
                 yield Daemon(process, self.store)

@@ -23,59 +23,61 @@ def make_io_obj(text: str | None = None) -> StringIO:
 
 def _written(messages: list[dict[str, Any]]) -> list[str]:
     lines: list[str] = []
-    talk: Conversation | None = None
+    conversation: Conversation | None = None
     for message in messages:
         match message["action"]:
             case "initialize":
-                talk = Conversation(
+                conversation = Conversation(
                     message["shardId"], Position(message["sequenceNumber"], message["subSequenceNumber"])
                 )
-                talk.initialize()
-            case "processRecords" if talk is not None:
-                _answered(talk)
-                talk.process_records(
+                conversation.initialize()
+            case "processRecords" if conversation is not None:
+                _answered(conversation)
+                conversation.process_records(
                     [_record(each) for each in message["records"]], message["millisBehindLatest"] / 1000
                 )
-            case "shardEnded" if talk is not None:
-                _answered(talk)
-                talk.shard_ended()
-            case "checkpoint" if talk is not None:
-                _checkpoint(talk, message)
+            case "shardEnded" if conversation is not None:
+                _answered(conversation)
+                conversation.shard_ended()
+            case "checkpoint" if conversation is not None:
+                _checkpoint(conversation, message)
             case _:
                 lines.append(json.dumps(message))
                 continue
-        assert talk is not None
-        lines.append(talk.data_to_send().decode())
+        assert conversation is not None
+        lines.append(conversation.data_to_send().decode())
         _note(message["action"])
     return lines
 
 
-def _answered(talk: Conversation) -> None:
-    talk.receive_data(json.dumps({"action": "status", "responseFor": talk.pending_action}).encode() + b"\n")
-    assert talk.next_event() is not None
+def _answered(conversation: Conversation) -> None:
+    conversation.receive_data(
+        json.dumps({"action": "status", "responseFor": conversation.pending_action}).encode() + b"\n"
+    )
+    assert conversation.next_event() is not None
 
 
-def _checkpoint(talk: Conversation, message: dict[str, Any]) -> None:
+def _checkpoint(conversation: Conversation, message: dict[str, Any]) -> None:
     """Handle the child's request for a checkpoint, by number or, at the end of the shard, of everything."""
-    number = None if talk.pending_action == "shardEnded" else message["sequenceNumber"]
-    talk.receive_data(
+    number = None if conversation.pending_action == "shardEnded" else message["sequenceNumber"]
+    conversation.receive_data(
         json.dumps({"action": "checkpoint", "sequenceNumber": number, "subSequenceNumber": None}).encode()
     )
-    talk.receive_data(b"\n")
-    if isinstance(talk.next_event(), CheckpointRequested):
+    conversation.receive_data(b"\n")
+    if isinstance(conversation.next_event(), CheckpointRequested):
         if error := message.get("error"):
-            talk.checkpoint_failed(error)
+            conversation.checkpoint_failed(error)
         else:
-            talk.checkpoint_stored()
+            conversation.checkpoint_stored()
 
 
-def _record(told: dict[str, Any]) -> Record:
+def _record(message: dict[str, Any]) -> Record:
     return Record(
-        b64decode(told["data"]),
-        told["sequenceNumber"],
-        told["subSequenceNumber"],
-        told["partitionKey"],
-        arrived=told["approximateArrivalTimestamp"] / 1000,
+        b64decode(message["data"]),
+        message["sequenceNumber"],
+        message["subSequenceNumber"],
+        message["partitionKey"],
+        arrived=message["approximateArrivalTimestamp"] / 1000,
     )
 
 

@@ -25,13 +25,21 @@ def kclpy() -> Path:
     """Return the folder with the package `amazon_kclpy`, its `samples` and its `test`. Raises ServiceError."""
 
     def fill(folder: Path) -> None:
-        wanted = folder / "wanted.txt"
-        wanted.write_text(KCLPY)
-        sources = ("--no-deps", "--no-binary", ":all:", "--no-build-isolation", "--require-hashes", "-r", str(wanted))
+        requirements = folder / "wanted.txt"
+        requirements.write_text(KCLPY)
+        sources = (
+            "--no-deps",
+            "--no-binary",
+            ":all:",
+            "--no-build-isolation",
+            "--require-hashes",
+            "-r",
+            str(requirements),
+        )
         command = (sys.executable, "-m", "pip", "download", "-q", "--disable-pip-version-check", *sources)
-        done = subprocess.run((*command, "-d", str(folder)), capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise ServiceError(f"amazon_kclpy cannot be fetched: {done.stderr[-300:]}")
+        completed = subprocess.run((*command, "-d", str(folder)), capture_output=True, text=True, check=False)
+        if completed.returncode:
+            raise ServiceError(f"amazon_kclpy cannot be fetched: {completed.stderr[-300:]}")
         (archive,) = folder.glob("*.tar.gz")
         with tarfile.open(archive) as opened:
             opened.extractall(folder, filter="data")
@@ -84,8 +92,8 @@ def node_sample() -> tuple[Path, str]:
         _cloned(folder / "repository", NODES)
 
     folder = fill_once(f"javascript/aws-kcl-{COMMITS[NODES][:12]}", fill)
-    there = f"{Path(node.node[0]).parent}{os.pathsep}{PATH}"
-    return folder / "repository" / "samples" / "basic_sample" / "consumer", there
+    path = f"{Path(node.node[0]).parent}{os.pathsep}{PATH}"
+    return folder / "repository" / "samples" / "basic_sample" / "consumer", path
 
 
 def ruby_sample() -> tuple[Path, dict[str, str]]:
@@ -98,10 +106,10 @@ def ruby_sample() -> tuple[Path, dict[str, str]]:
         raise ServiceError("no ruby on the PATH, or none with the gem multi_json")
     folder = fill_once(f"ruby/aws-kclrb-{COMMITS[RUBYS][:12]}", lambda folder: _cloned(folder / "repository", RUBYS))
     samples, library = folder / "repository" / "samples", folder / "repository" / "lib"
-    there = os.environ.get("RUBYLIB")
+    search_path = os.environ.get("RUBYLIB")
     return samples, {
         "PATH": f"{samples}{os.pathsep}{PATH}",
-        "RUBYLIB": f"{library}{os.pathsep}{there}" if there else str(library),
+        "RUBYLIB": f"{library}{os.pathsep}{search_path}" if search_path else str(library),
     }
 
 
@@ -113,9 +121,9 @@ def java_daemon(*options: str) -> tuple[str, ...]:
 
     def fill(folder: Path) -> None:
         fetch = ("mvn", "-q", "-B", "-f", str(pom), "dependency:copy-dependencies", f"-DoutputDirectory={folder}/jars")
-        done = subprocess.run(fetch, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise ServiceError(f"the MultiLangDaemon cannot be fetched: {done.stdout[-300:]}")
+        completed = subprocess.run(fetch, capture_output=True, text=True, check=False)
+        if completed.returncode:
+            raise ServiceError(f"the MultiLangDaemon cannot be fetched: {completed.stdout[-300:]}")
 
     folder = fill_once(f"java/multilang-{hashlib.sha256(pom.read_bytes()).hexdigest()[:12]}", fill)
     return (

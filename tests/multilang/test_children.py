@@ -23,8 +23,8 @@ CHILD = Path(__file__).with_name("child.py")
 RECORDS = [Record(b"x", str(number), 0, "k", arrived=1.0) for number in range(1, 6)]
 
 
-def _argv(how: str = "well", at: str = "processRecords") -> list[str]:
-    return [sys.executable, str(CHILD), how, at]
+def _argv(behavior: str = "well", action: str = "processRecords") -> list[str]:
+    return [sys.executable, str(CHILD), behavior, action]
 
 
 async def _never(_position: Position) -> CheckpointError | None:
@@ -65,7 +65,7 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LEASE_MOVING_SECONDS", 1.0)
 
 
-def test_a_whole_life(caplog: pytest.LogCaptureFixture) -> None:
+def test_child_receives_every_message_of_its_life(caplog: pytest.LogCaptureFixture) -> None:
     """A child is notified of its shard, its records, the request to stop, and the end of the shard."""
     caplog.set_level(logging.INFO, "leasehold.child")
     children = Children(_argv(), max_records=2)
@@ -94,7 +94,7 @@ def test_a_whole_life(caplog: pytest.LogCaptureFixture) -> None:
     ]
 
 
-def test_checkpoints_are_stored_before_they_are_answered(caplog: pytest.LogCaptureFixture) -> None:
+def test_checkpoint_is_stored_before_it_is_confirmed(caplog: pytest.LogCaptureFixture) -> None:
     """A child may forget its records once its checkpoint is confirmed."""
     caplog.set_level(logging.INFO, "leasehold.child")
     children, stored = Children(_argv("checkpoint")), list[Position]()
@@ -115,8 +115,7 @@ def test_checkpoints_are_stored_before_they_are_answered(caplog: pytest.LogCaptu
 
 
 @pytest.mark.parametrize("checkpoints", [True, False])
-def test_the_end_of_a_shard_is_the_childs_word(checkpoints: bool) -> None:
-    """The end is stored only after the child's checkpoint, so records that it still holds are not lost."""
+def test_shard_end_is_stored_only_after_the_childs_checkpoint(checkpoints: bool) -> None:
     children, stored = Children(_argv("checkpoint" if checkpoints else "well", "shardEnded")), list[str]()
 
     async def store(position: Position) -> CheckpointError | None:
@@ -132,11 +131,10 @@ def test_the_end_of_a_shard_is_the_childs_word(checkpoints: bool) -> None:
     assert stored == (["SHARD_END"] if checkpoints else [])
 
 
-@pytest.mark.parametrize("how", ["crash", "hang", "close", "wrong", "orphan"])
-def test_a_child_that_fails_costs_its_own_shard_alone(how: str) -> None:
-    """Other shards keep their children. In Java such a child ends the whole daemon, or stays as an orphan."""
-    patience = 5.0 if how == "hang" else None
-    bad, good = Children(_argv(how), timeout_seconds=patience), Children(_argv())
+@pytest.mark.parametrize("behavior", ["crash", "hang", "close", "wrong", "orphan"])
+def test_failed_child_affects_only_its_own_shard(behavior: str) -> None:
+    patience = 5.0 if behavior == "hang" else None
+    bad, good = Children(_argv(behavior), timeout_seconds=patience), Children(_argv())
 
     async def story() -> None:
         await bad.begin("s", TRIM_HORIZON, _never)
@@ -154,8 +152,7 @@ def test_a_child_that_fails_costs_its_own_shard_alone(how: str) -> None:
 
 
 @pytest.mark.parametrize("argv", [_argv("crash", "initialize"), ["/no/such/program"], _argv("hang", "initialize")])
-def test_a_child_that_does_not_begin_blames_no_record(argv: list[str]) -> None:
-    """If the program is missing, no record goes to the dead letters."""
+def test_missing_program_dead_letters_no_record(argv: list[str]) -> None:
     children = Children(argv, timeout_seconds=2.0)
 
     async def story() -> None:
@@ -167,7 +164,7 @@ def test_a_child_that_does_not_begin_blames_no_record(argv: list[str]) -> None:
     _run(children, story)
 
 
-def test_a_child_that_babbles_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_noisy_child_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     """A processor that prints neither fills the log nor blocks on a full pipe."""
     children = Children(_argv("babble"))
 
@@ -185,7 +182,7 @@ def test_a_child_that_babbles_is_said_once(caplog: pytest.LogCaptureFixture) -> 
     ]
 
 
-def test_a_caller_that_waits_no_longer_leaves_no_child(caplog: pytest.LogCaptureFixture) -> None:
+def test_timed_out_child_is_ended(caplog: pytest.LogCaptureFixture) -> None:
     """A child that timed out does not run next to the shard's next child."""
     children = Children(_argv("hang"))
 
@@ -206,8 +203,8 @@ def test_a_caller_that_waits_no_longer_leaves_no_child(caplog: pytest.LogCapture
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a process is waited for as Linux does")
-def test_processes_that_a_child_has_started_end_with_it(caplog: pytest.LogCaptureFixture) -> None:
-    """Such processes may have inherited the child's pipes. In Java the end of the shard waits for them forever."""
+def test_processes_started_by_a_child_end_with_it(caplog: pytest.LogCaptureFixture) -> None:
+    """Such processes may have inherited the child's pipes."""
     children = Children(_argv("orphan"))
 
     async def story() -> None:
@@ -222,11 +219,8 @@ def test_processes_that_a_child_has_started_end_with_it(caplog: pytest.LogCaptur
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a process is waited for as Linux does")
 @pytest.mark.parametrize("keeper_dies", [False, True])
-def test_a_daemon_that_is_killed_leaves_no_orphan(keeper_dies: bool, tmp_path: Path) -> None:
-    """A hung child and its own processes do not keep files and connections open.
-
-    This holds even if the process that watches over the children was killed first.
-    """
+def test_killed_daemon_leaves_no_orphans(keeper_dies: bool, tmp_path: Path) -> None:
+    """This holds even if the process that watches over the children is killed first."""
     program = tmp_path / "daemon.py"
     program.write_text(
         "import asyncio\n"
@@ -256,8 +250,7 @@ def test_a_daemon_that_is_killed_leaves_no_orphan(keeper_dies: bool, tmp_path: P
         _await_end(pid)
 
 
-def test_a_child_that_hangs_at_its_shards_end_is_asked_again(caplog: pytest.LogCaptureFixture) -> None:
-    """A shard whose lease is renewed still ends, so that its children get readers."""
+def test_child_that_hangs_at_shard_end_is_asked_again(caplog: pytest.LogCaptureFixture) -> None:
     children, pids = Children(_argv("hang", "shardEnded"), shard_end_seconds=1.0), list[int]()
 
     async def story() -> None:
@@ -275,15 +268,15 @@ def test_a_child_that_hangs_at_its_shards_end_is_asked_again(caplog: pytest.LogC
     ]
 
 
-@pytest.mark.parametrize("at", ["shutdownRequested", "leaseLost"])
-def test_a_last_word_has_a_bound(at: str) -> None:
+@pytest.mark.parametrize("action", ["shutdownRequested", "leaseLost"])
+def test_last_message_to_a_child_has_a_timeout(action: str) -> None:
     """Even without `timeoutInSeconds`, the next owner and the next child of a shard do not wait forever."""
-    children = Children(_argv("hang", at))
+    children = Children(_argv("hang", action))
 
     async def story() -> None:
         await children.process("s", TRIM_HORIZON, RECORDS, None, _never)
         pid = children.pids["s"]
-        if at == "shutdownRequested":
+        if action == "shutdownRequested":
             with pytest.raises(ChildFault, match=r"^it has not answered shutdownRequested within 1 s$"):
                 await children.request_shutdown("s")
         else:
@@ -294,8 +287,7 @@ def test_a_last_word_has_a_bound(at: str) -> None:
     _run(children, story)
 
 
-def test_a_lease_that_comes_back_waits_for_the_end_of_the_child_at_work(caplog: pytest.LogCaptureFixture) -> None:
-    """The shard's next child starts after the previous one has ended. In Java both would get the same records."""
+def test_reclaimed_lease_waits_for_the_previous_child_to_end(caplog: pytest.LogCaptureFixture) -> None:
     children = Children(_argv("hang"))
 
     async def story() -> None:
@@ -303,13 +295,13 @@ def test_a_lease_that_comes_back_waits_for_the_end_of_the_child_at_work(caplog: 
         while not any("got processRecords" in record.message for record in caplog.records):  # noqa: ASYNC110  of a log
             await asyncio.sleep(0.01)
         first = children.pids["s"]
-        left = asyncio.create_task(children.lose_lease("s"))
+        losing = asyncio.create_task(children.lose_lease("s"))
         await asyncio.sleep(0)  # it waits for its turn before the lease returns
-        begun = asyncio.create_task(children.begin("s", TRIM_HORIZON, _never))
+        beginning = asyncio.create_task(children.begin("s", TRIM_HORIZON, _never))
         with pytest.raises(ChildFault):
             await batch
         assert _gone(first)
-        await asyncio.gather(left, begun)
+        await asyncio.gather(losing, beginning)
         # The last message of the earlier lease must not end the child of the next one.
         assert children.pids["s"] != first
 
@@ -317,7 +309,7 @@ def test_a_lease_that_comes_back_waits_for_the_end_of_the_child_at_work(caplog: 
         _run(children, story)
 
 
-def test_no_child_is_started_once_all_is_closed() -> None:
+def test_no_child_is_started_after_close() -> None:
     """A lease that is taken while the daemon ends gets no child."""
     children = Children(_argv())
 
@@ -329,7 +321,7 @@ def test_no_child_is_started_once_all_is_closed() -> None:
     _run(children, story)
 
 
-def test_a_line_of_standard_error_without_an_end_is_shown_in_parts(caplog: pytest.LogCaptureFixture) -> None:
+def test_unterminated_stderr_line_is_logged_in_parts(caplog: pytest.LogCaptureFixture) -> None:
     """A progress bar neither fills the memory nor blocks its processor on a full pipe."""
     children = Children(_argv("long"))
 
@@ -344,10 +336,10 @@ def test_a_line_of_standard_error_without_an_end_is_shown_in_parts(caplog: pytes
     assert max(len(record.message) for record in caplog.records) < 2**17 + 100
 
 
-def test_a_line_of_standard_error_without_an_end_is_shown_while_its_child_lives(
+def test_unterminated_stderr_line_is_logged_while_the_child_runs(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The output of the amazon_kclpy sample, which never ends its lines, is shown before its shard ends."""
+    """The amazon_kclpy sample never ends its lines."""
     children = Children(_argv("endless"))
 
     async def story() -> None:
@@ -360,8 +352,8 @@ def test_a_line_of_standard_error_without_an_end_is_shown_while_its_child_lives(
         _run(children, story)
 
 
-def test_children_that_ended_before_they_named_their_group_keep_no_processor() -> None:
-    """The keeper reads to the end of its pipe. Once, twenty such children were too many, as each doubled its buffer."""
+def test_keeper_handles_many_children_that_never_named_their_group() -> None:
+    """The keeper reads to the end of its pipe."""
     ended = "".join(f"- {number}\n" for number in range(1, 200))
     keeper = ["/bin/sh", "-c", module._KEEPER]  # noqa: SLF001  not accessible otherwise
     assert subprocess.run(keeper, input=ended, text=True, timeout=20, check=False).returncode in {0, 1}

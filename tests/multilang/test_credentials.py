@@ -13,11 +13,11 @@ pytestmark = pytest.mark.services
 @pytest.fixture(scope="module")
 def aws() -> Iterator[Account]:
     """An account in which every call needs a policy that allows it."""
-    with account() as made:
-        yield made
+    with account() as environment:
+        yield environment
 
 
-def test_a_role_reads_the_stream_and_a_profile_keeps_the_leases(
+def test_stream_and_lease_table_use_different_credentials(
     aws: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stream of another account is read with its own credentials, not with those of the table."""

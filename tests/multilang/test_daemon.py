@@ -26,22 +26,21 @@ def _records(count: int) -> list[Record]:
     cuts=st.lists(st.integers(1, 40), min_size=1),
     acknowledges=st.booleans(),
 )
-def test_each_record_that_ends_its_child_is_found_and_no_other(
+def test_each_record_that_crashes_its_child_is_dead_lettered_and_no_other(
     count: int, bad: set[int], cuts: list[int], acknowledges: bool
 ) -> None:
-    """Exactly the records that crash every child are dead-lettered.
+    """Batches have any size, and children checkpoint nothing, so all records are repeated.
 
-    This holds for any batch size (it differs after each fault) and for children that checkpoint nothing, so that all
-    records are repeated. Each child receives all records after the checkpoint in order, except for dead letters.
+    Each child receives all records after the checkpoint in order, except for dead letters.
     """
     records, search = _records(count), RecordSearch(ATTEMPTS)
     letters, checkpoint, deaths = set[int](), 0, 0
     while checkpoint < count:
-        begun = at = checkpoint
-        heard, died = list[int](), False
-        while at < count and not died:
-            size = cuts[(at + deaths) % len(cuts)]
-            for part in search.split(records[at : at + size], (0, checkpoint, 0)):
+        start = position = checkpoint
+        delivered, died = list[int](), False
+        while position < count and not died:
+            size = cuts[(position + deaths) % len(cuts)]
+            for part in search.split(records[position : position + size], (0, checkpoint, 0)):
                 numbers = [int(each.sequence_number) for each in part]
                 if bad & set(numbers):
                     died, deaths = True, deaths + 1
@@ -49,20 +48,20 @@ def test_each_record_that_ends_its_child_is_found_and_no_other(
                         letters.add(int(record.sequence_number))
                         search.record_dead_letter(record)
                     break
-                heard += numbers
+                delivered += numbers
                 search.record_success(part)
                 if acknowledges:
                     checkpoint = numbers[-1]
-            at += size
-        end = heard[-1] if heard else begun
-        assert heard == [each for each in range(begun + 1, end + 1) if each not in letters]
+            position += size
+        end = delivered[-1] if delivered else start
+        assert delivered == [each for each in range(start + 1, end + 1) if each not in letters]
         if not died:
             checkpoint = count
         assert deaths <= (len(bad) + 1) * (ATTEMPTS + 12)
     assert letters == {each for each in bad if each <= count}
 
 
-def test_faults_are_counted_together_only_until_their_records_have_passed() -> None:
+def test_faults_are_counted_only_until_their_records_have_passed() -> None:
     """A record is blamed only for faults that occurred since a child last got past it."""
     search, records = RecordSearch(ATTEMPTS), _records(2 * ATTEMPTS)
     for record in records:
@@ -79,7 +78,7 @@ def test_records_before_the_failed_one_reset_no_faults() -> None:
     assert search.record_failure(records[1:]) == records[1]
 
 
-def test_a_search_that_is_over_blames_no_later_record_for_its_first_fault() -> None:
+def test_finished_search_blames_no_later_record_for_earlier_faults() -> None:
     """Faults of a dead-lettered record, or of cleared suspects, do not count against later records."""
     records = _records(5)
     for blamed in (True, False):
@@ -97,7 +96,7 @@ def test_a_search_that_is_over_blames_no_later_record_for_its_first_fault() -> N
         assert search.record_failure(records[4:]) is None
 
 
-def test_the_attempts_are_enough_for_a_search() -> None:
+def test_search_ends_within_the_allowed_attempts() -> None:
     """A search ends before its shard is put on cooldown, so it does not start again elsewhere."""
     search, deaths, culprit = RecordSearch(ATTEMPTS), 0, None
     records = _records(DEFAULT_MAX_RECORDS)
@@ -114,8 +113,7 @@ def test_the_attempts_are_enough_for_a_search() -> None:
     assert ChildHandler(Children(["x"]), attempts=ATTEMPTS).handling.attempts == ATTEMPTS
 
 
-def test_a_fault_while_children_are_ended_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program that embeds the daemon keeps neither a thread nor the descriptors of its loop."""
+def test_fault_while_ending_children_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     children, before = Children(["x"]), set(threading.enumerate())
 
     async def refused() -> None:
@@ -127,7 +125,7 @@ def test_a_fault_while_children_are_ended_leaves_no_thread(monkeypatch: pytest.M
     assert not thread.is_alive()
 
 
-def test_the_names_of_what_the_store_says() -> None:
+def test_store_errors_have_the_names_that_children_expect() -> None:
     """The name of an error tells children whether to retry or to give up."""
 
     def named(code: str) -> str:

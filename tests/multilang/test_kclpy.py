@@ -18,8 +18,8 @@ v3 = pytest.importorskip("amazon_kclpy.v3.processor")
 class _Pipe:
     """Both pipes of the child; a line is written once the child has responded to the one before."""
 
-    def __init__(self, talk: Conversation, steps: list[Any], refused: int) -> None:
-        self.conversation, self._steps, self._refused = talk, steps, refused
+    def __init__(self, conversation: Conversation, steps: list[Any], refused: int) -> None:
+        self.conversation, self._steps, self._refused = conversation, steps, refused
         self.wanted, self.heard = list[Position](), list[dict[str, Any]]()
         self._lines = list[str]()
 
@@ -49,7 +49,7 @@ class _Pipe:
         self._lines += self.conversation.data_to_send().decode().splitlines(keepends=True)
 
 
-def _told(processor: Any, steps: list[Any], refused: int = 0) -> tuple[_Pipe, str]:  # noqa: ANN401  it has no types
+def _converse(processor: Any, steps: list[Any], refused: int = 0) -> tuple[_Pipe, str]:  # noqa: ANN401  it has no types
     pipe, errors = (
         _Pipe(Conversation("shardId-123", Position("400")), [Conversation.initialize, *steps], refused),
         StringIO(),
@@ -58,8 +58,8 @@ def _told(processor: Any, steps: list[Any], refused: int = 0) -> tuple[_Pipe, st
     return pipe, errors.getvalue()
 
 
-def _records(talk: Conversation) -> None:
-    talk.process_records([Record(b"meow", "456", 0, "cat", arrived=1.5)], 1.0)
+def _records(conversation: Conversation) -> None:
+    conversation.process_records([Record(b"meow", "456", 0, "cat", arrived=1.5)], 1.0)
 
 
 def _checkpoint(number: str | None) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def _status(action: str) -> dict[str, Any]:
     return {"action": "status", "responseFor": action}
 
 
-class _Old(kcl.RecordProcessorBase):  # type: ignore[misc, name-defined]
+class _FirstVersion(kcl.RecordProcessorBase):  # type: ignore[misc, name-defined]
     """A processor of the first version."""
 
     def initialize(self, shard_id: str) -> None:
@@ -88,9 +88,9 @@ class _Old(kcl.RecordProcessorBase):  # type: ignore[misc, name-defined]
         checkpointer.checkpoint()
 
 
-def test_a_whole_conversation_with_a_checkpoint_that_is_refused_once() -> None:
+def test_conversation_continues_after_a_rejected_checkpoint() -> None:
     """A rejected checkpoint reaches user code as the error that it expects."""
-    pipe, errors = _told(_Old(), [_records, Conversation.shard_ended], refused=1)
+    pipe, errors = _converse(_FirstVersion(), [_records, Conversation.shard_ended], refused=1)
     assert pipe.heard == [
         _status("initialize"),
         _checkpoint("456"),
@@ -102,7 +102,7 @@ def test_a_whole_conversation_with_a_checkpoint_that_is_refused_once() -> None:
     assert (pipe.wanted, errors) == ([Position("456"), Position("456"), SHARD_END], "")
 
 
-class _Newer(v2.RecordProcessorBase):  # type: ignore[misc, name-defined]
+class _SecondVersion(v2.RecordProcessorBase):  # type: ignore[misc, name-defined]
     """A processor of the second version, which the third version's library runs through a delegate."""
 
     version = 2
@@ -129,18 +129,18 @@ class _Newer(v2.RecordProcessorBase):  # type: ignore[misc, name-defined]
             message.checkpointer.checkpoint()
 
 
-def test_a_processor_of_the_second_version_hears_the_words_of_the_third() -> None:
+def test_second_version_processor_gets_third_version_messages_in_its_form() -> None:
     """It receives `leaseLost` and its records in the form of its own version."""
-    processor = _Newer()
+    processor = _SecondVersion()
     steps = [_records, Conversation.shutdown_requested, Conversation.lease_lost]
-    pipe, errors = _told(v3.V2toV3Processor(processor), steps)
+    pipe, errors = _converse(v3.V2toV3Processor(processor), steps)
     assert processor.told == ["shardId-123 400 0", "b'meow' cat 0", "ZOMBIE"]
     assert (pipe.wanted, errors) == ([Position("456")], "")
 
 
-def test_a_processor_of_the_second_version_ends_its_shard() -> None:
+def test_second_version_processor_ends_its_shard() -> None:
     """`shardEnded` reaches it as the end of a shard, not as a lost lease."""
-    processor = _Newer()
-    pipe, errors = _told(v3.V2toV3Processor(processor), [_records, Conversation.shard_ended])
+    processor = _SecondVersion()
+    pipe, errors = _converse(v3.V2toV3Processor(processor), [_records, Conversation.shard_ended])
     assert processor.told == ["shardId-123 400 0", "b'meow' cat 0", "TERMINATE"]
     assert (pipe.wanted, errors) == ([SHARD_END], "")

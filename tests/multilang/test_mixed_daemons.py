@@ -52,7 +52,7 @@ class Fleet:
         """Wait until these workers, and no others, have a lease each."""
         until(lambda: set(self.owners().values()) == {*workers}, f"{workers}: {self.owners()}", WAIT)
 
-    def given(self) -> dict[str, list[tuple[str, int]]]:
+    def received(self) -> dict[str, list[tuple[str, int]]]:
         """Return the records of each child, by shard and process."""
         lines = {file.name: file.read_text().splitlines() for file in self.notes.iterdir()}
         return {
@@ -60,25 +60,25 @@ class Fleet:
             for name, record_lines in lines.items()
         }
 
-    def all_given(self) -> None:
+    def await_all_received(self) -> None:
         """Wait until each record was passed to a child."""
         until(
-            lambda: {key for records in self.given().values() for key, _ in records} >= {*self.put},
+            lambda: {key for records in self.received().values() for key, _ in records} >= {*self.put},
             "every record",
             WAIT,
         )
 
     @contextmanager
-    def of_java(self, worker: str) -> Iterator["subprocess.Popen[bytes]"]:
+    def start_java(self, worker: str) -> Iterator["subprocess.Popen[bytes]"]:
         """Start a Java daemon."""
         # Each worker takes leases by itself, like KCL 2.x and ours; otherwise their leader waits for minutes.
         version = "CLIENT_VERSION_CONFIG_COMPATIBLE_WITH_2X"
         file = self.ground.file(worker, processor("faithful"), workerId=worker, clientVersionConfig=version)
         log = self.ground.folder / f"{worker}.log"
-        there = {**os.environ, "PATH": PATH, "CHILD_NOTES": str(self.notes)}
+        variables = {**os.environ, "PATH": PATH, "CHILD_NOTES": str(self.notes)}
         with (
             log.open("wb") as out,
-            subprocess.Popen((*self.java, str(file)), stdout=out, stderr=out, env=there) as started,
+            subprocess.Popen((*self.java, str(file)), stdout=out, stderr=out, env=variables) as started,
         ):
             try:
                 yield started
@@ -86,7 +86,7 @@ class Fleet:
                 started.kill()
 
     @contextmanager
-    def of_ours(self, worker: str) -> Iterator[Daemon]:
+    def start_ours(self, worker: str) -> Iterator[Daemon]:
         """Start one of our daemons, with the same file except for its name."""
         file = self.ground.file(worker, processor("faithful"), workerId=worker)
         with self.ground.started(str(file), environment={"CHILD_NOTES": str(self.notes)}) as daemon:
@@ -95,7 +95,7 @@ class Fleet:
 
 
 @contextmanager
-def putting(fleet: Fleet) -> Iterator[None]:
+def put_continuously(fleet: Fleet) -> Iterator[None]:
     """Put records continuously until the block ends."""
     over = Event()
 
@@ -116,15 +116,15 @@ def putting(fleet: Fleet) -> Iterator[None]:
 
 def most_children(daemon: Daemon) -> dict[str, int]:
     """Return the most children that each shard had at one time."""
-    there, peaks = defaultdict[str, int](int), dict[str, int]()
+    alive, peaks = defaultdict[str, int](int), dict[str, int]()
     for line in daemon.said:
         if match := CHILD_LINE.search(line):
-            there[match[1]] += 1 if match[3] == "started" else -1
-            peaks[match[1]] = max(peaks.get(match[1], 0), there[match[1]])
+            alive[match[1]] += 1 if match[3] == "started" else -1
+            peaks[match[1]] = max(peaks.get(match[1], 0), alive[match[1]])
     return peaks
 
 
-def test_both_daemons_share_a_table_and_outlive_each_other(
+def test_both_daemons_share_a_table_and_take_over_from_each_other(
     kinesis_url: str, dynamodb_local_url: str, tmp_path: Path
 ) -> None:
     """No record is lost during a migration, while both daemons run."""
@@ -140,14 +140,14 @@ def test_both_daemons_share_a_table_and_outlive_each_other(
     (tmp_path / "notes").mkdir()
     fleet = Fleet(ground, tmp_path / "notes", java)
     with ExitStack() as stack:
-        with putting(fleet):
-            first = stack.enter_context(fleet.of_java("java-1"))
+        with put_continuously(fleet):
+            first = stack.enter_context(fleet.start_java("java-1"))
             fleet.read_by("java-1")
-            with fleet.of_ours("ours-1") as ours:
+            with fleet.start_ours("ours-1") as ours:
                 fleet.read_by("java-1", "ours-1")  # Java hands off to ours
                 assert ours.end() == 0
             fleet.read_by("java-1")  # ours hand off to Java
-            second = stack.enter_context(fleet.of_ours("ours-2"))
+            second = stack.enter_context(fleet.start_ours("ours-2"))
             fleet.read_by("java-1", "ours-2")
             first.kill()
             fleet.read_by("ours-2")
@@ -155,16 +155,16 @@ def test_both_daemons_share_a_table_and_outlive_each_other(
                 StreamName=ground.stream, ShardToSplit="shardId-000000000000", NewStartingHashKey=str(2**125)
             )
             until(lambda: fleet.owners().keys() >= {f"shardId-00000000000{number}" for number in (4, 5)}, "split", WAIT)
-            stack.enter_context(fleet.of_java("java-2"))
+            stack.enter_context(fleet.start_java("java-2"))
             fleet.read_by("java-2", "ours-2")
             second.process.kill()
             second.await_end()
             fleet.read_by("java-2")
-            last = stack.enter_context(fleet.of_ours("ours-3"))
+            last = stack.enter_context(fleet.start_ours("ours-3"))
             fleet.read_by("java-2", "ours-3")
-        fleet.all_given()
+        fleet.await_all_received()
         assert last.end() == 0
-    by_child = fleet.given()
+    by_child = fleet.received()
     assert [records for records in by_child.values() if records != sorted(records, key=lambda each: each[1])] == []
     assert {count for daemon in fleet.ours for count in most_children(daemon).values()} == {1}
     assert {shard.partition(".")[0] for shard in by_child} == {f"shardId-00000000000{number}" for number in range(6)}

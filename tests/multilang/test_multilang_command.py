@@ -22,7 +22,7 @@ def _shard(line: str) -> str:
     return match[0]
 
 
-def test_a_stream_with_a_split_is_read_to_its_end_and_a_signal_drains(ground: Ground) -> None:
+def test_split_stream_is_read_to_its_end_and_a_signal_drains(ground: Ground) -> None:
     """The end of a shard is stored only once its child confirms it, and the last records are checkpointed."""
     ground.put("a", "b", "c")
     with ground.daemon(processor("faithful")) as daemon:
@@ -33,19 +33,18 @@ def test_a_stream_with_a_split_is_read_to_its_end_and_a_signal_drains(ground: Gr
         )
         daemon.await_line(lambda line: "got shardEnded" in line)
         daemon.await_line(lambda line: "ended with status 0" in line)
-        begun = {_shard(daemon.await_line(lambda line: "got initialize" in line)) for _ in range(2)}
-        assert begun == {"shardId-000000000001", "shardId-000000000002"}
+        shards = {_shard(daemon.await_line(lambda line: "got initialize" in line)) for _ in range(2)}
+        assert shards == {"shardId-000000000001", "shardId-000000000002"}
         (last,) = ground.put("d")
         shard = _shard(daemon.await_line(lambda line: "got processRecords" in line))
         assert daemon.end() == 0
         positions = daemon.checkpoints()
         assert (positions[shard], positions.get("shardId-000000000000", "SHARD_END")) == (last, "SHARD_END")
-        ends = [each.partition(" ")[2] for each in daemon.children_said() if "initialize" not in each][-4:]
+        ends = [each.partition(" ")[2] for each in daemon.child_stderr() if "initialize" not in each][-4:]
         assert sorted(ends) == ["leaseLost 0", "leaseLost 0", "shutdownRequested 0", "shutdownRequested 0"]
 
 
-def test_a_record_that_ends_its_child_goes_to_the_dead_letter(ground: Ground, tmp_path: Path) -> None:
-    """The daemon continues after that record. In Java such a record ends the daemon again and again."""
+def test_record_that_crashes_its_child_is_dead_lettered(ground: Ground, tmp_path: Path) -> None:
     ground.put("a", "b", "poison", "c")
     letters = tmp_path / "letters"
     arguments = ("--dead-letter", f"file://{letters}", "--attempts", "2")
@@ -60,7 +59,7 @@ def test_a_record_that_ends_its_child_goes_to_the_dead_letter(ground: Ground, tm
     assert "poison" in letter.read_text() or base64.b64encode(b"poison").decode() in letter.read_text()
 
 
-def test_empty_readings_are_said_where_the_file_asks_for_them(ground: Ground) -> None:
+def test_empty_batches_are_delivered_if_the_file_asks_for_them(ground: Ground) -> None:
     """A child that flushes by the clock needs calls without records."""
     with ground.daemon(processor("well"), callProcessRecordsEvenForEmptyRecordList="true") as daemon:
         for _ in range(2):
@@ -70,8 +69,7 @@ def test_empty_readings_are_said_where_the_file_asks_for_them(ground: Ground) ->
         assert daemon.end() == 0
 
 
-def test_a_daemon_goes_on_while_its_leases_move_to_another_store(ground: Ground, tmp_path: Path) -> None:
-    """A fleet with children in other languages moves to another table without stopping."""
+def test_daemon_continues_while_its_leases_move_to_another_store(ground: Ground, tmp_path: Path) -> None:
     ground.put("a")
     to = f"sqlite://{tmp_path}/to.db"
     with ground.daemon(processor("faithful"), "--to", to) as daemon:
@@ -86,26 +84,24 @@ def test_a_daemon_goes_on_while_its_leases_move_to_another_store(ground: Ground,
             (second,) = ground.put("b")
             daemon.await_line(lambda line: "got processRecords 1" in line)
             assert daemon.end() == 0
-            (left,) = store.list().leases
-        assert (left.owner, left.checkpoint.sequence, place_of(left)) == (None, second, "TO")
+            (remaining,) = store.list().leases
+        assert (remaining.owner, remaining.checkpoint.sequence, place_of(remaining)) == (None, second, "TO")
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("how", ["crash", "SIGTERM", "SIGINT"])
-def test_with_strict_the_status_is_javas(how: str, ground: Ground) -> None:
-    """Scripts that restart a daemon by its exit status keep working."""
+@pytest.mark.parametrize("behavior", ["crash", "SIGTERM", "SIGINT"])
+def test_strict_mode_exits_with_javas_status(behavior: str, ground: Ground) -> None:
     ground.put("a")
-    with ground.daemon(processor(how, "processRecords"), "--strict") as daemon:
+    with ground.daemon(processor(behavior, "processRecords"), "--strict") as daemon:
         daemon.await_line(lambda line: "got processRecords 1" in line)
-        if how == "crash":
+        if behavior == "crash":
             assert daemon.await_end() == 1
         else:
-            assert daemon.end(signal.Signals[how]) == 128 + signal.Signals[how]
+            assert daemon.end(signal.Signals[behavior]) == 128 + signal.Signals[behavior]
         assert set(daemon.checkpoints().values()) == {"TRIM_HORIZON"}
 
 
-def test_a_child_that_cannot_be_started_leaves_the_daemon_at_work(ground: Ground) -> None:
-    """A wrong path is logged, and does not end the daemon as in Java."""
+def test_missing_child_program_does_not_end_the_daemon(ground: Ground) -> None:
     ground.put("a")
     with ground.daemon("/no/such/program", "--attempts", "2") as daemon:
         daemon.await_line(lambda line: "/no/such/program" in line)

@@ -73,12 +73,12 @@ KCL2 = KCL3.partition("clientVersionConfig")[0].replace(
 )
 
 
-def _of(**given: str) -> MultiLangSettings:
-    return settings_of(LEAST | {key.replace("__", "."): value for key, value in given.items()})
+def _of(**properties: str) -> MultiLangSettings:
+    return settings_of(LEAST | {key.replace("__", "."): value for key, value in properties.items()})
 
 
 @pytest.mark.parametrize("text", [KCL2, KCL3])
-def test_files_of_kcl_load(text: str, tmp_path: Path) -> None:
+def test_kcl_property_files_load(text: str, tmp_path: Path) -> None:
     """A file that runs a daemon today also starts here."""
     path = tmp_path / "app.properties"
     path.write_text(text)
@@ -94,8 +94,7 @@ def test_files_of_kcl_load(text: str, tmp_path: Path) -> None:
     assert (described.me, described.config.lease_seconds) == ('"workerId"', 10.0)
 
 
-def test_every_key_has_a_fate() -> None:
-    """Every key is either supported or reported, while Java ignores unknown ones silently."""
+def test_every_key_is_supported_or_reported() -> None:
     wrong = {"initialPositionInStream": "LATEST", "retrievalMode": "POLLING"}
     for key in KEYS:
         if key == "initialPositionInStreamExtended":
@@ -107,7 +106,7 @@ def test_every_key_has_a_fate() -> None:
         assert key in {each.key for each in settings_of(properties).support if each.level != "unknown"}
 
 
-def test_a_file_without_a_polling_key_reads_by_fan_out() -> None:
+def test_file_without_a_polling_key_uses_fan_out() -> None:
     """Java uses fan-out under the application's name; polling would take quota from other readers."""
     assert _of(regionName="eu-west-1").source == "kinesis://clicks?region=eu-west-1&consumer=app"
     assert _of(retrievalMode="polling").source == "kinesis://clicks"
@@ -123,7 +122,7 @@ def test_a_file_without_a_polling_key_reads_by_fan_out() -> None:
     )  # fmt: skip
 
 
-def test_properties_that_are_taken() -> None:
+def test_valid_properties_are_accepted() -> None:
     settings = _of(
         executableName="python  app.py  --x",
         tableName="leases",
@@ -154,7 +153,7 @@ def test_properties_that_are_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("properties", "message"),
     [
         ({"executableName": ""}, "executableName: it is missing"),
         (
@@ -200,15 +199,14 @@ def test_properties_that_are_taken() -> None:
         ),
     ],
 )  # fmt: skip
-def test_properties_that_are_refused(given: dict[str, str], said: str) -> None:
+def test_unusable_properties_are_rejected(properties: dict[str, str], message: str) -> None:
     """A daemon must not start if it would read from another place than its file says."""
     with pytest.raises(ValueError, match=r"^\w+(\.\w+)?: ") as caught:
-        settings_of(LEAST | given)
-    assert fnmatchcase(str(caught.value), said)
+        settings_of(LEAST | properties)
+    assert fnmatchcase(str(caught.value), message)
 
 
-def test_the_syntax_is_javas(tmp_path: Path) -> None:
-    """A value that is parsed differently names another stream or program."""
+def test_syntax_matches_javas(tmp_path: Path) -> None:
     path = tmp_path / "app.properties"
     path.write_bytes(b"# a comment\n! another\na=1\nb:2\nc 3\n  d  =  4 \ne=5\\\n   6\nf=\\u2603\xe9\na=7\n\\:g=\n")
     assert read_properties(path) == {
@@ -216,8 +214,7 @@ def test_the_syntax_is_javas(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_settings_over_the_file(tmp_path: Path) -> None:
-    """A container sets a stream's name by its environment; otherwise `${...}` is part of the value."""
+def test_settings_override_the_file(tmp_path: Path) -> None:
     path = tmp_path / "app.properties"
     path.write_text("streamName = ${STREAM}\napplicationName = a\n")
     assert read_properties(path, ["applicationName=b=c"]) == {"streamName": "${STREAM}", "applicationName": "b=c"}
@@ -233,8 +230,7 @@ def test_settings_over_the_file(tmp_path: Path) -> None:
         read_properties(tmp_path / "no.properties")
 
 
-def test_the_table_names_what_is_unknown_and_shows_no_value() -> None:
-    """Java logs each value, including secrets, and does not report unknown keys."""
+def test_table_names_unknown_keys_and_shows_no_values() -> None:
     table = _of(RetrievalMode="POLLING", timeoutInSeconds="77", processingLanguage="secret").table()
     assert table.splitlines()[3:6] == [
         "RetrievalMode       unknown  KCL has no such key; did you mean 'retrievalMode'?",
@@ -245,11 +241,11 @@ def test_the_table_names_what_is_unknown_and_shows_no_value() -> None:
 
 
 @given(st.dictionaries(st.one_of(st.sampled_from(KEYS), st.text(max_size=9)), st.text(max_size=20), max_size=6))
-def test_any_file_is_understood_or_refused_by_name(given: dict[str, str]) -> None:
+def test_any_file_loads_or_is_rejected_by_key(properties: dict[str, str]) -> None:
     """Every error names the key."""
     expected: object
     try:
-        expected = {each.key for each in settings_of(LEAST | given).support}
+        expected = {each.key for each in settings_of(LEAST | properties).support}
     except ValueError as error:
-        expected = {str(error).partition(": ")[0]} | LEAST.keys() | given.keys()
-    assert expected in (LEAST.keys() | given.keys(), {"retrievalMode"} | LEAST.keys() | given.keys())
+        expected = {str(error).partition(": ")[0]} | LEAST.keys() | properties.keys()
+    assert expected in (LEAST.keys() | properties.keys(), {"retrievalMode"} | LEAST.keys() | properties.keys())

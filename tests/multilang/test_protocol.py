@@ -63,16 +63,16 @@ class Talk:
         self._tell()
 
     def _initialize(self, rest: str) -> None:
-        at, *options = rest.split()
+        position, *options = rest.split()
         if self.conversation.pending_action is None:
             mosts = (int(each.removeprefix("most=")) for each in options)
-            self.conversation = Conversation("shard-1", _position(at), *mosts)
+            self.conversation = Conversation("shard-1", _position(position), *mosts)
         self.conversation.initialize()
 
     def _records(self, rest: str) -> None:
         words = rest.split()
         key = words.pop()[4:] if words and words[-1].startswith("key=") else "k"
-        records = [_record(word, key.replace("\\u2028", "\u2028")) for word in words]
+        records = [_record(item, key.replace("\\u2028", "\u2028")) for item in words]
         count = self.conversation.process_records(records, 0.25)
         self.told += [f"{count} of {len(words)}"] if count < len(words) else []
 
@@ -104,8 +104,8 @@ class Talk:
 
     def end(self) -> str:
         """Return the whole case, and the position up to which the child confirmed."""
-        told = f"acknowledged {self.conversation.acknowledged.sequence} {self.conversation.acknowledged.sub}"
-        return "\n".join([*self.told, told + (", over" if self.conversation.ended else "")])
+        result = f"acknowledged {self.conversation.acknowledged.sequence} {self.conversation.acknowledged.sub}"
+        return "\n".join([*self.told, result + (", over" if self.conversation.ended else "")])
 
 
 def _position(text: str) -> Position:
@@ -123,21 +123,21 @@ def status(action: str) -> bytes:
     return b'{"action":"status","responseFor":"%s"}\n' % action.encode()
 
 
-def rewritten(text: str) -> str:
+def with_current_responses(text: str) -> str:
     """Return the cases with today's responses."""
-    made = []
+    blocks = []
     for case in re.split(r"\n\n(?=# )|\n(?=# )", text.strip()):
         script = case.partition("\n----")[0]
         talk = Talk()
         for line in script.splitlines()[1:]:
             talk.run(line)
-        made.append(f"{script}\n----\n{talk.end()}\n")
-    return "\n".join(made)
+        blocks.append(f"{script}\n----\n{talk.end()}\n")
+    return "\n".join(blocks)
 
 
-def test_conversations() -> None:
+def test_conversations_match_the_recorded_ones() -> None:
     """The KCL's children rely on these exact bytes and responses."""
-    assert rewritten(CASES.read_text()) == CASES.read_text()
+    assert with_current_responses(CASES.read_text()) == CASES.read_text()
 
 
 LINES = st.sampled_from([
@@ -186,14 +186,14 @@ class TalkMachine(RuleBasedStateMachine):
     @rule(stored=st.booleans())
     def store(self, stored: bool) -> None:
         """Let the store respond."""
-        before, wanted, self.wanted = self.conversation.acknowledged, self.wanted, None
+        before, awaited, self.wanted = self.conversation.acknowledged, self.wanted, None
         step = (
             self.conversation.checkpoint_stored
             if stored
             else partial(self.conversation.checkpoint_failed, "ThrottlingException")
         )
-        assert _refused(step) == (wanted is None)
-        assert self.conversation.acknowledged == (wanted if stored and wanted else before)
+        assert _refused(step) == (awaited is None)
+        assert self.conversation.acknowledged == (awaited if stored and awaited else before)
         self._look()
 
     @rule(line=LINES, cut=st.integers(0, 99))
@@ -223,15 +223,15 @@ class TalkMachine(RuleBasedStateMachine):
         return not refused
 
     def _look(self) -> None:
-        talk, acknowledged, was_over = self.conversation, self.conversation.acknowledged, self.ended
-        while (event := talk.next_event()) is not None:
+        conversation, acknowledged, was_over = self.conversation, self.conversation.acknowledged, self.ended
+        while (event := conversation.next_event()) is not None:
             assert not was_over
             match event:
                 case CheckpointRequested(position):
                     assert self.wanted is None
                     assert self.pending_action not in WITHOUT_CHECKPOINT
                     assert acknowledged.order < position.order
-                    assert position.ended or position.order <= talk.delivered.order
+                    assert position.ended or position.order <= conversation.delivered.order
                     self.wanted = position
                 case StatusReceived(action):
                     assert action == self.pending_action
@@ -240,9 +240,9 @@ class TalkMachine(RuleBasedStateMachine):
                     self.ended = True
                 case InvalidLine():
                     pass
-        assert talk.acknowledged == acknowledged
-        assert talk.ended == self.ended
-        for line in talk.data_to_send().splitlines():
+        assert conversation.acknowledged == acknowledged
+        assert conversation.ended == self.ended
+        for line in conversation.data_to_send().splitlines():
             message = json.loads(line)
             assert message["action"] == "checkpoint" or message["action"] == self.pending_action
             assert len(message.get("records", ())) <= 3
@@ -260,22 +260,22 @@ TestTalk = TalkMachine.TestCase
 
 
 @pytest.mark.parametrize("arrived", [None, 1_700_000_000.0005])
-def test_a_time_is_a_whole_number_of_milliseconds(arrived: float | None) -> None:
+def test_time_is_a_whole_number_of_milliseconds(arrived: float | None) -> None:
     """Python's library calls int() on it."""
-    talk = Conversation("s", TRIM_HORIZON)
-    talk.initialize()
-    talk.receive_data(b'{"action":"status","responseFor":"initialize"}\n')
-    talk.next_event()
-    talk.data_to_send()
-    talk.process_records([Record(b"", "1", arrived=arrived, partition_key="k")], None)
-    (record,) = json.loads(talk.data_to_send())["records"]
+    conversation = Conversation("s", TRIM_HORIZON)
+    conversation.initialize()
+    conversation.receive_data(b'{"action":"status","responseFor":"initialize"}\n')
+    conversation.next_event()
+    conversation.data_to_send()
+    conversation.process_records([Record(b"", "1", arrived=arrived, partition_key="k")], None)
+    (record,) = json.loads(conversation.data_to_send())["records"]
     assert record["approximateArrivalTimestamp"] == (0 if arrived is None else 1_700_000_000_000)
 
 
 def _begun() -> Conversation:
-    talk = Conversation("shard-1", TRIM_HORIZON)
-    talk.initialize()
-    return talk
+    conversation = Conversation("shard-1", TRIM_HORIZON)
+    conversation.initialize()
+    return conversation
 
 
 @pytest.mark.parametrize(
@@ -283,53 +283,52 @@ def _begun() -> Conversation:
     [b'{"action": "checkpoint", "sequenceNumber": true}', b"[" * 100_000],
     ids=["a truth value", "deeply nested"],
 )
-def test_a_line_of_another_shape_is_not_understood(line: bytes) -> None:
+def test_malformed_line_is_not_understood(line: bytes) -> None:
     """A child's malformed line neither ends its daemon nor is parsed as a number."""
-    talk = _begun()
-    talk.receive_data(line + b"\n")
-    assert isinstance(talk.next_event(), InvalidLine)
+    conversation = _begun()
+    conversation.receive_data(line + b"\n")
+    assert isinstance(conversation.next_event(), InvalidLine)
 
 
-def test_a_number_of_very_many_digits_is_refused() -> None:
+def test_overlong_number_is_rejected() -> None:
     """Python limits the digits that int() parses."""
-    talk = _begun()
-    talk.receive_data(status("initialize"))
-    talk.next_event()
-    talk.data_to_send()
-    talk.receive_data(json.dumps({"action": "checkpoint", "sequenceNumber": "9" * 5000}).encode() + b"\n")
-    assert talk.next_event() is None
-    assert b"IllegalArgumentException" in talk.data_to_send()
+    conversation = _begun()
+    conversation.receive_data(status("initialize"))
+    conversation.next_event()
+    conversation.data_to_send()
+    conversation.receive_data(json.dumps({"action": "checkpoint", "sequenceNumber": "9" * 5000}).encode() + b"\n")
+    assert conversation.next_event() is None
+    assert b"IllegalArgumentException" in conversation.data_to_send()
 
 
-def test_a_carriage_return_ends_a_line() -> None:
-    """Some languages end each line with one."""
-    talk = _begun()
-    talk.receive_data(status("initialize").strip() + b"\r")
-    assert talk.next_event() == StatusReceived("initialize")
+def test_carriage_return_ends_a_line() -> None:
+    conversation = _begun()
+    conversation.receive_data(status("initialize").strip() + b"\r")
+    assert conversation.next_event() == StatusReceived("initialize")
 
 
-def test_a_line_that_is_too_long_is_named_once() -> None:
+def test_overlong_line_is_reported_once() -> None:
     """A child that writes no line ends does not fill the log."""
-    talk = _begun()
+    conversation = _begun()
     for _ in range(2):
-        talk.receive_data(b"x" * (MAX_LINE_BYTES + 1))
-    assert isinstance(talk.next_event(), InvalidLine)
-    assert talk.next_event() is None
+        conversation.receive_data(b"x" * (MAX_LINE_BYTES + 1))
+    assert isinstance(conversation.next_event(), InvalidLine)
+    assert conversation.next_event() is None
 
 
-def test_the_end_of_the_pipe_comes_after_the_checkpoint_before_it() -> None:
+def test_end_of_the_pipe_follows_the_checkpoint_before_it() -> None:
     """A child may request its last checkpoint and close its pipe."""
-    talk = _begun()
-    talk.receive_data(status("initialize"))
-    talk.next_event()
-    talk.process_records([Record(b"", "7", 0, "k")], None)
-    talk.receive_data(b'{"action": "checkpoint", "sequenceNumber": "7"}\n')
-    talk.receive_data(b"")
-    assert talk.next_event() == CheckpointRequested(Position("7"))
-    assert talk.next_event() is None
-    talk.checkpoint_stored()
-    assert isinstance(talk.next_event(), ConversationBroken)
+    conversation = _begun()
+    conversation.receive_data(status("initialize"))
+    conversation.next_event()
+    conversation.process_records([Record(b"", "7", 0, "k")], None)
+    conversation.receive_data(b'{"action": "checkpoint", "sequenceNumber": "7"}\n')
+    conversation.receive_data(b"")
+    assert conversation.next_event() == CheckpointRequested(Position("7"))
+    assert conversation.next_event() is None
+    conversation.checkpoint_stored()
+    assert isinstance(conversation.next_event(), ConversationBroken)
 
 
 if __name__ == "__main__" and sys.argv[1:] == ["--rewrite"]:
-    CASES.write_text(rewritten(CASES.read_text()))
+    CASES.write_text(with_current_responses(CASES.read_text()))

@@ -40,14 +40,14 @@ Children = dict[tuple[str, str], list[Told]]
 def fanned(dynalite_url: str, ferrokinesis_url: str, tmp_path: Path) -> Iterator[Ground]:
     """A stream of one shard with fan-out, which a file without a polling key uses."""
     client = boto3.client("kinesis", endpoint_url=ferrokinesis_url, region_name=REGION)
-    made = Ground(client, ferrokinesis_url, dynalite_url, tmp_path, region=REGION)
-    client.create_stream(StreamName=made.stream, ShardCount=1)
-    client.get_waiter("stream_exists").wait(StreamName=made.stream, WaiterConfig={"Delay": 1})
-    yield made
-    client.delete_stream(StreamName=made.stream)
+    environment = Ground(client, ferrokinesis_url, dynalite_url, tmp_path, region=REGION)
+    client.create_stream(StreamName=environment.stream, ShardCount=1)
+    client.get_waiter("stream_exists").wait(StreamName=environment.stream, WaiterConfig={"Delay": 1})
+    yield environment
+    client.delete_stream(StreamName=environment.stream)
 
 
-def had(make: Callable[[], T]) -> T:
+def from_registry(make: Callable[[], T]) -> T:
     """Return what a registry provides; skip with the reason if it does not respond."""
     try:
         return make()
@@ -74,10 +74,10 @@ def put_both_ways(ground: Ground, name: str, count: int) -> list[str]:
     return keys
 
 
-def told_by_children(daemon: Daemon, record: re.Pattern[str]) -> Children:
+def records_in_stderr(daemon: Daemon, record: re.Pattern[str]) -> Children:
     """Return what each child wrote about its records to standard error; a line may arrive in parts."""
     texts = defaultdict[tuple[str, str], str](str)
-    for line in daemon.heard():
+    for line in daemon.output():
         if match := LINE.search(line):
             texts[match[1], match[2]] += match[3]
     return {
@@ -86,7 +86,7 @@ def told_by_children(daemon: Daemon, record: re.Pattern[str]) -> Children:
     }
 
 
-def told_in_file(file: Path) -> Children:
+def records_in_log(file: Path) -> Children:
     """Return what each child wrote about its records to the log that all children of Node's sample share.
 
     The sample writes no sub-sequence number. The number in the key serves instead, since it rises within an aggregate.
@@ -130,17 +130,17 @@ def read_through_a_split(
     assert daemon.checkpoints().get("shardId-000000000000", "SHARD_END") == "SHARD_END"
 
 
-def read_as_said(ground: Ground, daemon: Daemon, record: re.Pattern[str], ended: str) -> None:
-    """Do the same with what children write to standard error."""
+def read_by_stderr(ground: Ground, daemon: Daemon, record: re.Pattern[str], ended: str) -> None:
+    """Read through a split, with the records that children write to standard error."""
     read_through_a_split(
         ground,
         daemon,
-        lambda: told_by_children(daemon, record),
-        lambda: any(ended in line for line in daemon.heard()),
+        lambda: records_in_stderr(daemon, record),
+        lambda: any(ended in line for line in daemon.output()),
     )
 
 
-def over_the_file(ground: Ground) -> list[str]:
+def usual_changes(ground: Ground) -> list[str]:
     """Return the changes that every user makes to a sample's file, and no others."""
     summary = ground.kinesis.describe_stream_summary(StreamName=ground.stream)["StreamDescriptionSummary"]
     properties = {
@@ -153,16 +153,15 @@ def over_the_file(ground: Ground) -> list[str]:
     return [f"--set={key}={value}" for key, value in properties.items()]
 
 
-def test_the_sample_of_amazon_kclpy_and_its_file_run_unchanged(fanned: Ground) -> None:
-    """Users can migrate processors and files without changes."""
-    file, environment = had(kclpy) / "samples" / "sample.properties", had(kclpy_environment)
-    with fanned.started(str(file), *over_the_file(fanned), environment=environment) as daemon:
-        read_as_said(fanned, daemon, OF_KCLPY, "Shard has ended checkpointing")
+def test_amazon_kclpy_sample_and_its_file_run_unchanged(fanned: Ground) -> None:
+    file, environment = from_registry(kclpy) / "samples" / "sample.properties", from_registry(kclpy_environment)
+    with fanned.started(str(file), *usual_changes(fanned), environment=environment) as daemon:
+        read_by_stderr(fanned, daemon, OF_KCLPY, "Shard has ended checkpointing")
 
 
-def test_the_library_of_python_understands_what_we_write() -> None:
+def test_python_library_parses_our_messages() -> None:
     """The conversations are tested in another process, where the library can be imported."""
-    environment = {**os.environ, **had(kclpy_environment)}
+    environment = {**os.environ, **from_registry(kclpy_environment)}
     command = (
         sys.executable,
         "-m",
@@ -172,23 +171,20 @@ def test_the_library_of_python_understands_what_we_write() -> None:
         "no:cacheprovider",
         str(Path(__file__).with_name("test_kclpy.py")),
     )
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert re.search(r"^3 passed in ", done.stdout, re.MULTILINE), done.stdout + done.stderr
+    completed = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert re.search(r"^3 passed in ", completed.stdout, re.MULTILINE), completed.stdout + completed.stderr
 
 
-def test_the_tests_of_amazon_kclpy_pass_with_messages_of_ours(tmp_path: Path) -> None:
-    """The library's own tests show what its authors expect of a daemon's messages.
-
-    Its source archive has five of its eleven tests, and not the module that creates their files.
-    """
-    environment, notes = {**os.environ, **had(kclpy_environment)}, tmp_path / "notes"
+def test_amazon_kclpy_tests_pass_with_our_messages(tmp_path: Path) -> None:
+    """The library's source archive has five of its eleven tests, and not the module that creates their files."""
+    environment, notes = {**os.environ, **from_registry(kclpy_environment)}, tmp_path / "notes"
     (tmp_path / "utils.py").write_text("from kclpy_words import make_io_obj\n")
     (tmp_path / "mock.py").write_text("from unittest.mock import *\n")
     environment["PYTHONPATH"] += f"{os.pathsep}{tmp_path}{os.pathsep}{Path(__file__).parent}"
     environment["WRITTEN_BY_US"] = str(notes)
     command = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull)
-    tests = str(had(kclpy) / "test")
-    done = subprocess.run(
+    tests = str(from_registry(kclpy) / "test")
+    completed = subprocess.run(
         (*command, "--rootdir", tests, tests),
         env=environment,
         cwd=tmp_path,
@@ -196,56 +192,53 @@ def test_the_tests_of_amazon_kclpy_pass_with_messages_of_ours(tmp_path: Path) ->
         text=True,
         check=False,
     )
-    assert re.search(r"^5 passed", done.stdout, re.MULTILINE), done.stdout + done.stderr
+    assert re.search(r"^5 passed", completed.stdout, re.MULTILINE), completed.stdout + completed.stderr
     assert sorted(notes.read_text().split()) == sorted(
         ["initialize", "initialize", "processRecords", "checkpoint", "checkpoint", "shardEnded", "checkpoint"]
     )
 
 
-def test_a_processor_of_aws_kcl_runs_unchanged(ground: Ground) -> None:
+def test_aws_kcl_processor_runs_unchanged(ground: Ground) -> None:
     """Node's library checkpoints by numbers alone, and treats a full pipe as an error."""
-    with ground.daemon(had(node_processor)) as daemon:
-        read_as_said(ground, daemon, OF_NODE, "shardId-000000000000 has ended")
+    with ground.daemon(from_registry(node_processor)) as daemon:
+        read_by_stderr(ground, daemon, OF_NODE, "shardId-000000000000 has ended")
 
 
-def test_the_sample_of_aws_kcl_and_its_file_run_unchanged(fanned: Ground) -> None:
-    """Most Node processors start from this sample."""
-    sample, path = had(node_sample)
+def test_aws_kcl_sample_and_its_file_run_unchanged(fanned: Ground) -> None:
+    sample, path = from_registry(node_sample)
     log = fanned.folder / "application.log"
     environment = {"PATH": path, "NODE_LOG_DIR": str(fanned.folder)}
     with fanned.started(
-        "-p", "sample.properties", *over_the_file(fanned), environment=environment, folder=sample
+        "-p", "sample.properties", *usual_changes(fanned), environment=environment, folder=sample
     ) as daemon:
         read_through_a_split(
             fanned,
             daemon,
-            lambda: told_in_file(log),
+            lambda: records_in_log(log),
             lambda: "ShardId: shardId-000000000000 has ended." in log.read_text(),
         )
 
 
-def test_the_sample_of_aws_kclrb_and_its_file_run_unchanged(fanned: Ground) -> None:
-    """Ruby's library reads and writes lines in its own way."""
-    folder, environment = had(ruby_sample)
+def test_aws_kclrb_sample_and_its_file_run_unchanged(fanned: Ground) -> None:
+    folder, environment = from_registry(ruby_sample)
 
     def children() -> Children:
         # It writes no sub-sequence number either.
-        found = told_by_children(daemon, OF_RUBY)
-        return {child: [(key, sub, place) for key, place, sub in told] for child, told in found.items()}
+        by_child = records_in_stderr(daemon, OF_RUBY)
+        return {child: [(key, sub, place) for key, place, sub in records] for child, records in by_child.items()}
 
-    with fanned.started("sample.properties", *over_the_file(fanned), environment=environment, folder=folder) as daemon:
+    with fanned.started("sample.properties", *usual_changes(fanned), environment=environment, folder=folder) as daemon:
         before = "shardId-000000000000, child"
         read_through_a_split(
             fanned,
             daemon,
             children,
-            lambda: any(before in line and ": ended with status 0" in line for line in daemon.heard()),
+            lambda: any(before in line and ": ended with status 0" in line for line in daemon.output()),
         )
 
 
-def test_the_sample_of_amazon_kclpy_runs_on_polled_shards(ground: Ground) -> None:
-    """Most users set a polling key, and read without fan-out."""
-    environment = had(kclpy_environment)
+def test_amazon_kclpy_sample_runs_on_polled_shards(ground: Ground) -> None:
+    environment = from_registry(kclpy_environment)
     file = str(ground.file("app", "sample_kclpy_app.py"))
     with ground.started("-p", file, "-l", "logback.xml", environment=environment) as daemon:
-        read_as_said(ground, daemon, OF_KCLPY, "Shard has ended checkpointing")
+        read_by_stderr(ground, daemon, OF_KCLPY, "Shard has ended checkpointing")

@@ -57,10 +57,10 @@ class Daemon:
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(3))
-def test_no_record_is_lost_by_children_that_misbehave(
+def test_misbehaving_children_lose_no_record(
     seed: int, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Combinations are tested too: two faults at once, during a hand-off or at the end of a shard."""
+    """Faults also come two at a time, during hand-offs and at the ends of shards."""
     monkeypatch.setattr(module, "EXIT_SECONDS", 1.0)
     monkeypatch.setattr(module, "LEASE_MOVING_SECONDS", 3.0)
     caplog.set_level(logging.INFO, "leasehold.child")
@@ -91,7 +91,7 @@ def test_no_record_is_lost_by_children_that_misbehave(
     third.stop()
 
     for each in source.listed:
-        assert [told for told in done(each.id) if told != sorted({*told})] == []
+        assert [received for received in done(each.id) if received != sorted({*received})] == []
     for row in store.list().leases:
         handed = {*chain(*done(row.shard))}
         assert (
@@ -109,22 +109,21 @@ def test_no_record_is_lost_by_children_that_misbehave(
             f"shard {each.id}: one child was given records while another was: {messages}"
         )
     # The next worker may start while a child that confirmed shutdownRequested ends; in one worker they take turns.
-    there = defaultdict[tuple[str, str], set[str]](set)
+    children_of = defaultdict[tuple[str, str], set[str]](set)
     for record in caplog.records:
         if record.name == "leasehold.child" and (match := LINE.match(record.message)):
             shard_id, pid, what = match.groups()
             # On a slow machine a child may time out before its first request, and so before it has named its shard.
-            lives = there[shard_id, worker_of.get(pid, pid)]
+            lives = children_of[shard_id, worker_of.get(pid, pid)]
             (lives.add if what == "started" else lives.discard)(pid)
             assert len(lives) <= 1, record.message
-    assert not any(there.values())
+    assert not any(children_of.values())
     assert sum(int(file.read_text()) for file in tmp_path.glob("misdeeds-*")) >= len(source.listed)
 
 
-def test_a_shard_whose_end_no_child_answers_ends_at_last(
+def test_shard_ends_although_no_child_confirms_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lease is not renewed forever, so the children of a split shard get readers."""
     monkeypatch.setattr(module, "EXIT_SECONDS", 1.0)
     monkeypatch.setenv("CHILD_NOTES", str(tmp_path))
     caplog.set_level(logging.INFO, "leasehold.child")

@@ -20,22 +20,22 @@ MISDEEDS = 6
 CHANCE = 0.2
 
 
-def tell(told: dict[str, Any]) -> None:
+def send(message: dict[str, Any]) -> None:
     """Write one message."""
-    sys.stdout.write(json.dumps(told) + "\n")
+    sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
 
 
 def checkpoint(number: str | None) -> str | None:
     """Request a checkpoint; return the daemon's error, if any."""
-    tell({"action": "checkpoint", "sequenceNumber": number, "subSequenceNumber": None})
+    send({"action": "checkpoint", "sequenceNumber": number, "subSequenceNumber": None})
     error: str | None = json.loads(sys.stdin.readline())["error"]
     return error
 
 
-def misbehave(deed: str, draw: random.Random) -> None:
+def misbehave(fault: str, draw: random.Random) -> None:
     """Commit one fault, after which there may be no response."""
-    match deed:
+    match fault:
         case "crash":
             os.kill(os.getpid(), draw.choice([signal.SIGKILL, signal.SIGSEGV]))
         case "hang":
@@ -45,7 +45,7 @@ def misbehave(deed: str, draw: random.Random) -> None:
             os.close(1)
             time.sleep(600)
         case "wrong":
-            tell({"action": "status", "responseFor": "nothing"})
+            send({"action": "status", "responseFor": "nothing"})
         case "babble":
             sys.stdout.write("debug\n\n\x00\xff {" * 5000 + "\n")
         case "null":
@@ -72,27 +72,27 @@ def main(folder: Path, seed: str, worker: str) -> None:
         action = message["action"]
         if action == "initialize":
             shard = message["shardId"]
-            begun = len(list(folder.glob(f"{shard}.*")))
-            draw = random.Random(f"{seed} {shard} {begun}")  # noqa: S311  likewise
+            earlier = len(list(folder.glob(f"{shard}.*")))
+            draw = random.Random(f"{seed} {shard} {earlier}")  # noqa: S311  likewise
         with (folder / f"asked-{shard}").open("a") as log:
             log.write(f"{worker} {os.getpid()} {action}\n")
-        done = folder / f"{shard}.{os.getpid()}"
-        done.touch()
+        own_file = folder / f"{shard}.{os.getpid()}"
+        own_file.touch()
         numbers = [each["sequenceNumber"] for each in message.get("records", ())]
         part = draw.randint(0, len(numbers)) if draw.random() < CHANCE else len(numbers)
-        with done.open("a") as notes:
+        with own_file.open("a") as notes:
             notes.write("".join(f"{number}\n" for number in numbers[:part]))
         deeds = folder / f"misdeeds-{shard}"
         count = int(deeds.read_text()) if deeds.exists() else 0
         if count < MISDEEDS and draw.random() < CHANCE:
             deeds.write_text(str(count + 1))
             misbehave(draw.choice(DEEDS), draw)
-        with done.open("a") as notes:
+        with own_file.open("a") as notes:
             notes.write("".join(f"{number}\n" for number in numbers[part:]))
         if action in {"shutdownRequested", "shardEnded"} or (numbers and draw.random() < 0.5):
             # The last record that was delivered, or a finished one of this message.
             checkpoint(None if action != "processRecords" or draw.random() < 0.5 else draw.choice(numbers))
-        tell({"action": "status", "responseFor": action})
+        send({"action": "status", "responseFor": action})
 
 
 if __name__ == "__main__":

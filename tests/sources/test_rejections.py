@@ -43,7 +43,7 @@ AGAIN = [("ProvisionedThroughputExceededException", 400), ("InternalFailure", 50
         ]
     ],
 )
-def test_a_rejection_of_aws_is_lasting_only_if_the_same_request_gets_it_again(
+def test_aws_rejection_is_lasting_only_if_a_retry_gets_it_again(
     code: str, status: int, kind: type[SourceError], service: AwsService
 ) -> None:
     """A redirect is temporary, and a missing permission is lasting."""
@@ -71,6 +71,6 @@ def _connect_error(condition: str) -> ConnectError:
     ],
     ids=["token", "unauthorized", "not-found", "value", "busy"],
 )
-def test_rejected_credentials_of_an_event_hub_may_pass(error: Exception, kind: type[SourceError]) -> None:
+def test_rejected_event_hub_credentials_may_be_temporary(error: Exception, kind: type[SourceError]) -> None:
     """A role that was just granted, or a token about to be renewed, may be rejected once or twice."""
     assert type(translate_error(error, Access("ns.servicebus.windows.net", "hub", "$Default"))) is kind

@@ -86,7 +86,7 @@ class Attempt:
         return len(self.acked) == len(self.tags)
 
 
-def untold(runs: dict[int, Any], tag: Tag) -> bool:
+def is_restored_run(runs: dict[int, Any], tag: Tag) -> bool:
     """Return whether a run that is new to the reader is at an earlier batch than others (R3)."""
     return tag.run not in runs and any(run.batch > tag.batch for run in runs.values())
 
@@ -216,7 +216,7 @@ class SinksAndReaders(RuleBasedStateMachine):
         for tag, key in shard.records[shard.read : shard.read + most]:
             place = Position(str(shard.read + 1 + 1000 * int(shard.name[1:])))
             shard.read += 1
-            self.untold |= any(untold(queries.get(tag.query, {}), tag) for _, queries in shard.seen.pieces)
+            self.untold |= any(is_restored_run(queries.get(tag.query, {}), tag) for _, queries in shard.seen.pieces)
             if not shard.seen.seen_before(tag, partial(mul, key, WIDTH), place):
                 shard.handed.append((tag, key))
 
@@ -264,7 +264,7 @@ class SinksAndReaders(RuleBasedStateMachine):
                 assert times[batch, part, tag.edition, tag.row] >= 1, f"{tag} is lost"
         assert self.untold or max(times.values(), default=1) == 1, f"had twice: {times.most_common(3)}"
         for key in range(KEYS if not self.untold else 0):
-            order = [(tag.context, tag.batch, tag.row) for tag, at in handed if at == key]
+            order = [(tag.context, tag.batch, tag.row) for tag, shard_key in handed if shard_key == key]
             for of in {context.split(b".", 2)[2] for context, _, _ in order}:
                 rows = [row for context, _, row in order if context.endswith(of)]
                 assert rows == sorted(rows), f"key {key} out of order: {order}"
@@ -273,22 +273,22 @@ class SinksAndReaders(RuleBasedStateMachine):
 TestSinksAndReaders = SinksAndReaders.TestCase
 
 
-def test_a_short_tag_has_the_context_of_the_record_before() -> None:
+def test_short_tag_has_the_context_of_the_previous_record() -> None:
     """Records in the middle of an aggregate have short tags."""
     first = Tag("q", 1, 2, "0-0", "e", 7)
     values = [b"8", first.context + b".7", b"8", b"", b"9", b"x.1.2.0.e.5.a-ff"]
     assert tags_of(values) == [None, first, first._replace(row=8), None, None, Tag("x", 1, 2, "0", "e", 5, (10, 255))]
 
 
-def test_a_token_counts_from_its_place_on_and_not_before() -> None:
+def test_token_counts_only_from_its_own_position() -> None:
     """If a lease was reset or moved by the Java KCL, its token is ignored and no record is left out."""
-    seen, tag = SeenRows(), Tag("q", 1, 0, "0", "e", 3)
-    assert seen.token == ""
-    seen.add(tag, Position("50", 2))
-    assert SeenRows.of(Position("50", 2, seen.token)) == seen
-    assert SeenRows.of(Position("70", token=seen.token)).seen_before(tag, lambda: 0, Position("71"))
-    assert not SeenRows.of(Position("50", 1, seen.token))
-    assert not SeenRows.of(Position("TRIM_HORIZON", token=seen.token))
+    seen_rows, tag = SeenRows(), Tag("q", 1, 0, "0", "e", 3)
+    assert seen_rows.token == ""
+    seen_rows.add(tag, Position("50", 2))
+    assert SeenRows.of(Position("50", 2, seen_rows.token)) == seen_rows
+    assert SeenRows.of(Position("70", token=seen_rows.token)).seen_before(tag, lambda: 0, Position("71"))
+    assert not SeenRows.of(Position("50", 1, seen_rows.token))
+    assert not SeenRows.of(Position("TRIM_HORIZON", token=seen_rows.token))
     for damaged in (
         "had1",
         "had1 x.y q,1,2",
@@ -301,32 +301,32 @@ def test_a_token_counts_from_its_place_on_and_not_before() -> None:
 
 
 @pytest.mark.parametrize("run", [200, 50], ids=["later by number", "earlier by number"])
-def test_a_query_that_was_set_back_is_had_again(run: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_rows_of_a_restored_query_are_kept_with_a_warning(run: int, caplog: pytest.LogCaptureFixture) -> None:
     """Rows of a restored checkpoint are kept whatever the run's number, and a warning is logged."""
-    seen = SeenRows()
-    seen.add(Tag("q", 100, 9, "0", "e", 3), Position("1"))
-    assert seen.seen_before(
+    seen_rows = SeenRows()
+    seen_rows.add(Tag("q", 100, 9, "0", "e", 3), Position("1"))
+    assert seen_rows.seen_before(
         Tag("q", 100, 8, "0", "other", 0), lambda: 0, Position("2")
     )  # from a task that outlived its batch
     assert not caplog.records
-    assert not seen.seen_before(Tag("q", run, 8, "0", "other", 0), lambda: 0, Position("3"))
-    assert not seen.seen_before(Tag("q", run, 9, "0", "e", 3), lambda: 0, Position("4"))
+    assert not seen_rows.seen_before(Tag("q", run, 8, "0", "other", 0), lambda: 0, Position("3"))
+    assert not seen_rows.seen_before(Tag("q", run, 9, "0", "e", 3), lambda: 0, Position("4"))
     text = f"query q: run {run} writes batch 8 although another run was at 9: all its rows are kept, perhaps twice"
     assert [record.getMessage() for record in caplog.records] == [text]
 
 
-def test_rows_that_may_have_come_before_are_counted_once() -> None:
+def test_possible_duplicates_are_counted_once() -> None:
     """The count shows how many duplicates a restored checkpoint may have caused."""
-    seen = SeenRows()
-    seen.add(Tag("q", 100, 9, "0", "e", 3), Position("1"))
+    seen_rows = SeenRows()
+    seen_rows.add(Tag("q", 100, 9, "0", "e", 3), Position("1"))
     tags = [Tag("q", 200, batch, "0", "other", 0) for batch in (8, 8, 9, 10)]
-    repeated = [seen.copy().seen_before(tag, lambda: 0, Position("2")) for tag in tags]
-    kept = [seen.seen_before(tag, lambda: 0, Position(str(at))) for at, tag in enumerate(tags, 3)]
-    assert (repeated, kept) == ([False] * 4, [False, True, False, False])
+    repeated = [seen_rows.copy().seen_before(tag, lambda: 0, Position("2")) for tag in tags]
+    duplicates = [seen_rows.seen_before(tag, lambda: 0, Position(str(number))) for number, tag in enumerate(tags, 3)]
+    assert (repeated, duplicates) == ([False] * 4, [False, True, False, False])
     assert (
-        seen.copy().take_possible_duplicates(),
-        seen.take_possible_duplicates(),
-        seen.take_possible_duplicates(),
+        seen_rows.copy().take_possible_duplicates(),
+        seen_rows.take_possible_duplicates(),
+        seen_rows.take_possible_duplicates(),
     ) == (2, 2, 0)
 
 
@@ -336,9 +336,9 @@ LIVE = st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.booleans()), max_
 
 @given(LIVE)
 @example([(0, False, False), (1, False, False), (1, True, False), (0, False, False)])
-def test_no_row_of_runs_that_live_at_the_same_time_is_left_out(steps: list[tuple[int, bool, bool]]) -> None:
+def test_rows_of_concurrent_runs_are_all_kept(steps: list[tuple[int, bool, bool]]) -> None:
     """A row is left out only if the same row of the same batch was read before."""
-    history, batches, rows, seen = SeenRows(), [3, 3, 4], [0, 0, 0], set[tuple[int, str, int]]()
+    history, batches, rows, seen_rows = SeenRows(), [3, 3, 4], [0, 0, 0], set[tuple[int, str, int]]()
     for number, (run, begins, shared) in enumerate(steps, 1):
         if begins:
             batches[run], rows[run] = batches[run] + 1, 0
@@ -346,22 +346,22 @@ def test_no_row_of_runs_that_live_at_the_same_time_is_left_out(steps: list[tuple
         tag = Tag("q", run, batches[run], "0", edition, rows[run])
         rows[run] += 1
         if history.seen_before(tag, lambda: 0, Position(str(number))):
-            assert any((tag.batch, edition, row) in seen for row in range(tag.row, len(steps)))
-        seen.add((tag.batch, edition, tag.row))
+            assert any((tag.batch, edition, row) in seen_rows for row in range(tag.row, len(steps)))
+        seen_rows.add((tag.batch, edition, tag.row))
         if number % 3 == 0:
             history = SeenRows.of(Position(str(number), token=history.token))
 
 
-def test_rows_of_a_former_run_are_left_out_once_a_later_run_has_written_them() -> None:
+def test_rows_of_a_former_run_are_dropped_once_rewritten() -> None:
     """A task that outlives its run repeats no row, even after the next run has begun another batch."""
-    seen, former, later = SeenRows(), Tag("q", 7, 4, "0", "e", 0), Tag("q", 3, 4, "0", "e", 0)
-    assert not seen.seen_before(former, lambda: 0, Position("1"))
-    assert seen.seen_before(later, lambda: 0, Position("2"))
-    assert not seen.seen_before(later._replace(row=1), lambda: 0, Position("3"))
-    assert not seen.seen_before(later._replace(batch=5), lambda: 0, Position("4"))
-    seen = SeenRows.of(Position("4", token=seen.token))
-    assert seen.seen_before(former._replace(row=1), lambda: 0, Position("5"))
-    assert not seen.seen_before(former._replace(row=2), lambda: 0, Position("6"))
+    seen_rows, former, later = SeenRows(), Tag("q", 7, 4, "0", "e", 0), Tag("q", 3, 4, "0", "e", 0)
+    assert not seen_rows.seen_before(former, lambda: 0, Position("1"))
+    assert seen_rows.seen_before(later, lambda: 0, Position("2"))
+    assert not seen_rows.seen_before(later._replace(row=1), lambda: 0, Position("3"))
+    assert not seen_rows.seen_before(later._replace(batch=5), lambda: 0, Position("4"))
+    seen_rows = SeenRows.of(Position("4", token=seen_rows.token))
+    assert seen_rows.seen_before(former._replace(row=1), lambda: 0, Position("5"))
+    assert not seen_rows.seen_before(former._replace(row=2), lambda: 0, Position("6"))
 
 
 class Chosen:
@@ -375,7 +375,7 @@ class Chosen:
 
 
 @pytest.mark.parametrize("first", ["0", "1"])
-def test_a_batch_that_is_killed_more_often_than_runs_are_remembered_repeats_no_row(first: str) -> None:
+def test_batch_killed_more_often_than_runs_are_remembered_repeats_nothing(first: str) -> None:
     """What a forgotten run wrote is known to the runs that repeat its batch."""
     machine = SinksAndReaders()
     machine.begins()
@@ -391,52 +391,54 @@ def test_a_batch_that_is_killed_more_often_than_runs_are_remembered_repeats_no_r
     assert sum(len(shard.handed) for shard in machine.shards) == PARTS_OF_A_BATCH * ROWS
 
 
-def test_runs_that_are_forgotten_leave_their_rows_to_those_that_follow() -> None:
+def test_rows_of_forgotten_runs_pass_to_their_successors() -> None:
     """The token of a batch that was killed many times contains each of its rows."""
-    seen, runs = SeenRows(), 3 * RUNS
+    seen_rows, runs = SeenRows(), 3 * RUNS
     tags = [Tag("q", run, 0, str(run), "e", 3) for run in range(runs)]
-    assert not any(seen.seen_before(tag, lambda: 0, Position(str(at))) for at, tag in enumerate(tags, 1))
-    seen = SeenRows.of(Position(str(runs), token=seen.token))
-    assert len(seen.pieces[0][1]["q"]) == RUNS
+    assert not any(seen_rows.seen_before(tag, lambda: 0, Position(str(number))) for number, tag in enumerate(tags, 1))
+    seen_rows = SeenRows.of(Position(str(runs), token=seen_rows.token))
+    assert len(seen_rows.pieces[0][1]["q"]) == RUNS
     assert all(
-        seen.seen_before(tag._replace(run=runs, row=row), lambda: 0, Position("99")) for tag in tags for row in (0, 3)
+        seen_rows.seen_before(tag._replace(run=runs, row=row), lambda: 0, Position("99"))
+        for tag in tags
+        for row in (0, 3)
     )
-    assert not seen.seen_before(tags[0]._replace(run=runs, row=4), lambda: 0, Position("100"))
+    assert not seen_rows.seen_before(tags[0]._replace(run=runs, row=4), lambda: 0, Position("100"))
 
 
-def test_the_memory_of_repeats_is_bounded() -> None:
+def test_memory_for_deduplication_is_bounded() -> None:
     """Checkpoints stay small for a stream with many writers."""
-    seen = SeenRows()
+    seen_rows = SeenRows()
     for number in range(QUERIES + 1):
-        seen.add(Tag(f"q{number}", 1, 0, "0", "e", 0), Position(str(number)))
-    assert not seen.seen_before(Tag("q0", 1, 0, "0", "e", 0), lambda: 0, Position("99"))
-    assert seen.seen_before(Tag(f"q{QUERIES}", 1, 0, "0", "e", 0), lambda: 0, Position("100"))
+        seen_rows.add(Tag(f"q{number}", 1, 0, "0", "e", 0), Position(str(number)))
+    assert not seen_rows.seen_before(Tag("q0", 1, 0, "0", "e", 0), lambda: 0, Position("99"))
+    assert seen_rows.seen_before(Tag(f"q{QUERIES}", 1, 0, "0", "e", 0), lambda: 0, Position("100"))
     for number in range(RUNS):
-        seen.add(Tag("r", number, 0, "0", f"e{number}", 0), Position("100"))
-    assert seen.seen_before(Tag("r", 9, 0, "0", "e0", 0), lambda: 0, Position("101"))
-    seen.add(Tag("r", RUNS, BATCHES + 1, "0", "e", 0), Position("102"))
-    assert not seen.seen_before(Tag("r", 9, 0, "0", "e0", 0), lambda: 0, Position("103"))
+        seen_rows.add(Tag("r", number, 0, "0", f"e{number}", 0), Position("100"))
+    assert seen_rows.seen_before(Tag("r", 9, 0, "0", "e0", 0), lambda: 0, Position("101"))
+    seen_rows.add(Tag("r", RUNS, BATCHES + 1, "0", "e", 0), Position("102"))
+    assert not seen_rows.seen_before(Tag("r", 9, 0, "0", "e0", 0), lambda: 0, Position("103"))
     for number in range(PARTS + 1):
-        seen.add(Tag("q", 1, 0, str(number), "e", 0), Position("200"))
-    assert not seen.seen_before(Tag("q", 1, 0, "0", "e", 0), lambda: 0, Position("201"))
+        seen_rows.add(Tag("q", 1, 0, str(number), "e", 0), Position("200"))
+    assert not seen_rows.seen_before(Tag("q", 1, 0, "0", "e", 0), lambda: 0, Position("201"))
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_of_two_parents_each_has_its_own_past(known: bool) -> None:
+@pytest.mark.parametrize("known_batch", [True, False])
+def test_parents_of_a_merge_are_deduplicated_separately(known_batch: bool) -> None:
     """The child of a merge leaves out a row only if it was read from the parent that has the row's key."""
     parents = list[Lease]()
     for name, row, hash_range in (("a", 9, (0, 99)), ("b", 2, (100, 2**128 - 1))):
-        seen = SeenRows()
-        seen.add(Tag("q", 1, 0, "0", "e", row), Position("5"))
-        checkpoint = Position("SHARD_END", token=seen.token)
-        parents.append(Lease(name, checkpoint=checkpoint, hash_range=hash_range if known else None))
+        seen_rows = SeenRows()
+        seen_rows.add(Tag("q", 1, 0, "0", "e", row), Position("5"))
+        checkpoint = Position("SHARD_END", token=seen_rows.token)
+        parents.append(Lease(name, checkpoint=checkpoint, hash_range=hash_range if known_batch else None))
     child = SeenRows.of(Position("TRIM_HORIZON", token=inherited_token(parents)))
     tag = Tag("q", 1, 0, "0", "e", 5)
     assert not child.copy().seen_before(tag, lambda: 2**127, Position("1"))
-    assert child.seen_before(tag, lambda: 7, Position("1")) is known
+    assert child.seen_before(tag, lambda: 7, Position("1")) is known_batch
 
 
-def test_rows_under_way_to_one_parent_say_nothing_of_the_other() -> None:
+def test_delayed_rows_of_one_parent_do_not_affect_the_other() -> None:
     """A delayed row for one parent of a merge is kept although a later row for the other parent was read."""
     child = SeenRows()
     assert not child.seen_before(Tag("q", 1, 0, "0", "e", 2, (0, 99)), lambda: 7, Position("1"))
@@ -451,10 +453,10 @@ def test_rows_under_way_to_one_parent_say_nothing_of_the_other() -> None:
 @given(st.text(max_size=20).filter(lambda own: "had1 " not in own), st.booleans())
 @example("\r", False)
 @example("4294967296 ", True)
-def test_a_token_comes_out_as_its_source_made_it(own: str, carried: bool) -> None:
+def test_token_survives_storage_unchanged(own: str, carried: bool) -> None:
     """An offset is unchanged by a checkpoint or a dead letter, even if it ends in white space."""
-    seen = SeenRows()
-    seen.seen_before(Tag("q", 1, 1, "p", "e", 1), lambda: 0, Position("50", 2))
-    token = f"{own} {seen.token}" if carried else own
+    seen_rows = SeenRows()
+    seen_rows.seen_before(Tag("q", 1, 1, "p", "e", 1), lambda: 0, Position("50", 2))
+    token = f"{own} {seen_rows.token}" if carried else own
     assert own_token(token) == own
     assert bool(SeenRows.of(Position("50", 2, token))) == carried

@@ -28,7 +28,7 @@ def java_environment() -> dict[str, str]:
         pytest.skip(f"SPARK IS NOT TESTED: {missing}")
     return {
         "JAVA_HOME": str(home),
-        "JAVA_TOOL_OPTIONS": SOON,  # whoever starts it: options of Spark's own are split where they have two words
+        "JAVA_TOOL_OPTIONS": SOON,  # in the environment, because Spark splits its own options at spaces
         "SPARK_HOME": str(SPARK),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "AWS_SECRET_ACCESS_KEY": SECRET,
@@ -44,8 +44,8 @@ def environment(java_environment: dict[str, str]) -> dict[str, str]:
 @pytest.fixture(scope="session")
 def master(java_environment: dict[str, str]) -> Iterator[str]:
     """Return the address of a cluster of two workers with two cores each; applications choose their tasks' Python."""
-    with spark_cluster({**java_environment, "PATH": os.environ["PATH"]}, cores=2) as found:
-        yield found
+    with spark_cluster({**java_environment, "PATH": os.environ["PATH"]}, cores=2) as address:
+        yield address
 
 
 @pytest.fixture

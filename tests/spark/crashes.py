@@ -25,14 +25,14 @@ class Sink:
         return sorted(row for rows in self.batches.values() for row in rows)
 
 
-def everything(stream: Stream) -> list[Row]:
+def all_rows(stream: Stream) -> list[Row]:
     """Return every record as a row."""
-    return sorted((key, place, text) for key, found in stream.records.items() for place, text in enumerate(found, 1))
+    return sorted((key, place, text) for key, texts in stream.records.items() for place, text in enumerate(texts, 1))
 
 
-def drained(query: Query, sink: Sink, stream: Stream, also: tuple[Row, ...] = ()) -> None:
+def drain(query: Query, sink: Sink, stream: Stream, also: tuple[Row, ...] = ()) -> None:
     """Run batches into the sink until it and `also` have everything."""
-    while not set(sink.rows) | set(also) >= set(everything(stream)):
+    while not set(sink.rows) | set(also) >= set(all_rows(stream)):
         before = len(query.rows)
         query.batch()
         sink.take(query.offset["n"], query.rows[before:])
@@ -52,17 +52,17 @@ class Crash:
     sink: Sink
 
 
-def both(planned: dict[str, Any]) -> bool:
+def has_both_shards(planned: dict[str, Any]) -> bool:
     """Return whether a batch has rows of both shards."""
     return planned["r"].keys() == {"a", "b"} and all(begin != end for begin, end, _ in planned["r"].values())
 
 
-def crashed(
+def crash_query(
     place: Place,
     *,
     sunk: bool,
     split: bool = False,
-    at: Callable[[dict[str, Any]], bool] = both,
+    at: Callable[[dict[str, Any]], bool] = has_both_shards,
     limit: int = 6,
     start: str = "TRIM_HORIZON",
     rereadable: bool = True,
@@ -93,7 +93,7 @@ def crashed(
     return Crash(query.offset, planned, rows, sink)
 
 
-def again(place: Place, crash: Crash, **how: Any) -> Query:  # noqa: ANN401  as `Place.query` takes them
+def restarted_query(place: Place, crash: Crash, **how: Any) -> Query:  # noqa: ANN401  as `Place.query` takes them
     """Start the query again, as Spark does after a batch that was planned and not committed: that batch comes first."""
     query = place.query(crash.before, **how)
     rows = query.run(crash.planned)

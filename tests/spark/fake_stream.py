@@ -78,8 +78,8 @@ class Stream:
         """Return the shards that this one follows."""
         return tuple(parent for parent, children in self.children.items() if shard in children)
 
-    def make_anew(self, *shards: str) -> None:
-        """Recreate the stream with these shards; readers of the old one are refused."""
+    def recreate(self, *shards: str) -> None:
+        """Recreate the stream with these shards; readers of the old one are rejected."""
         self.made += 1000
         self.records, self.children = {shard: [] for shard in shards}, {}
 
@@ -171,7 +171,7 @@ class FakeReader:
         self.closed = True
 
 
-class Mortal:
+class KillableStore:
     """A store as one process sees it: once `dead`, nothing gets through, as if the process had been killed."""
 
     def __init__(self, store: Store) -> None:
@@ -189,7 +189,7 @@ class Query:
 
     reader: LeasedReader
     store: Store
-    life: Mortal
+    life: KillableStore
     offset: dict[str, Any]
     rows: list[tuple[str, int, str]] = Factory(list)
 
@@ -275,7 +275,7 @@ class Place:
         **more: str,
     ) -> Query:
         """Return one more run, which goes on at this offset."""
-        life = Mortal(open_store(f"sqlite:///{self.path}"))
+        life = KillableStore(open_store(f"sqlite:///{self.path}"))
         source_spec = SourceSpec(lambda: self.stream, columns("fake"), 0.01, 2**53, rereadable)
         chosen = options(self.path, start, **more | {"lease.bufferRows": buffer})
         reader = LeasedReader(source_spec, chosen, lambda _url, *, create: cast("Store", life))  # noqa: ARG005  as a store is opened

@@ -31,9 +31,9 @@ class Life:
         """Run one batch as Spark does: its offset is logged before, and its commit after."""
         self._write("offsets", number, end)
         rows = self.query.run(end)
-        known = self.folder / "sink" / str(number)
-        if known.exists():
-            self._write("repeated", number, json.loads(known.read_text()) == [list(row) for row in rows])
+        written = self.folder / "sink" / str(number)
+        if written.exists():
+            self._write("repeated", number, json.loads(written.read_text()) == [list(row) for row in rows])
         else:
             self._write("sink", number, rows)
             if self.how == "dies" and rows:
@@ -52,16 +52,16 @@ def read(folder: Path, kind: str) -> dict[int, Any]:
     return {int(path.name): json.loads(path.read_text()) for path in (folder / kind).glob("[0-9]*")}
 
 
-def main(folder: Path, how: str) -> None:
-    """Repeat what was planned and not done, and go on until killed, or until the sink has everything."""
+def main(folder: Path, behavior: str) -> None:
+    """Repeat what was planned but not committed, then continue until killed or until the sink has everything."""
     stream = Stream(json.loads((folder / "stream.json").read_text()))
     offsets, commits = read(folder, "offsets"), read(folder, "commits")
-    done = max(commits, default=0)
+    last_commit = max(commits, default=0)
     place = Place(stream, folder / "leases.db")
-    query = place.query(commits.get(done), **LIMIT)  # type: ignore[arg-type]  # none of the names is an argument's
-    life = Life(folder, query, how)
-    if done + 1 in offsets:
-        life.batch(done + 1, offsets[done + 1])
+    query = place.query(commits.get(last_commit), **LIMIT)  # type: ignore[arg-type]  # none of the names is an argument's
+    life = Life(folder, query, behavior)
+    if last_commit + 1 in offsets:
+        life.batch(last_commit + 1, offsets[last_commit + 1])
     whole = {(key, number) for key, texts in stream.records.items() for number in range(1, len(texts) + 1)}
     while whole - {(key, number) for rows in read(folder, "sink").values() for key, number, _ in rows}:
         before, end = life.query.offset, life.query.plan()

@@ -37,7 +37,7 @@ class SteppedFeed(ShardPrefetcher):
 
 
 @define
-class Hands:
+class LeaseHolder:
     """Holds the leases that a worker takes, and does nothing with them."""
 
     held: list[Holding] = Factory(list)
@@ -54,14 +54,14 @@ def pace(interval_seconds: float = MIN_INTERVAL_MS / 1000) -> ReadAheadPace:
     return ReadAheadPace(columns("fake"), rows=10_000, bytes=1 << 20, interval_seconds=interval_seconds)
 
 
-def a_feed(
+def new_feed(
     stream: Stream,
     ahead: ReadAheadState,
     clock: Callable[[], float] = lambda: 0.0,
     left: Callable[[ShardPrefetcher], None] = lambda _feed: None,
 ) -> tuple[Worker, "SteppedFeed"]:
     """Return the feed of the stream's only shard, whose lease its worker has just taken."""
-    hands = Hands()
+    hands = LeaseHolder()
     config = Config(initial_position=TRIM_HORIZON)
     worker = Worker(
         store=MemoryStore(), source=stream, me="w", config=config, consumer=hands, scheduler=ThreadScheduler(clock)
@@ -72,6 +72,6 @@ def a_feed(
     return worker, SteppedFeed(worker, hands.held[0], ahead, left)
 
 
-def an_ahead() -> ReadAheadState:
+def new_ahead() -> ReadAheadState:
     """Return the state for one feed that begins where its lease says."""
     return ReadAheadState(pace(), Condition(), lambda _holding, checkpoint: checkpoint, lambda _key: None, held_count=1)

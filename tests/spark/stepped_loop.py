@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 from attrs import Factory, define
-from fake_stream import Mortal, Stream
+from fake_stream import KillableStore, Stream
 from waiters import Clock
 
 from leasehold.adapters.consumer.schedule import Step
@@ -74,8 +74,8 @@ class Stepped(LeaseLoop):
         now, worker = self.clock.now, self._worker
         if now >= self._renew_due:
             self._renew_due = worker.renew(now)
-        wanted = self._runner._turn_sooner.wait(-math.inf)  # noqa: SLF001  as its task would
-        if wanted or now >= self._turn_due:
+        turn_wanted = self._runner._turn_sooner.wait(-math.inf)  # noqa: SLF001  as its task would
+        if turn_wanted or now >= self._turn_due:
             self._turn_due = worker.turn(now)
         self._steps.run(now)
 
@@ -107,8 +107,14 @@ def stepped(patch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def a_reader(
-    stream: Stream, life: Mortal, *, rereadable: bool, flush: str, starts: Mapping[str, Position] = {}, **more: str
+def new_reader(
+    stream: Stream,
+    life: KillableStore,
+    *,
+    rereadable: bool,
+    flush: str,
+    starts: Mapping[str, Position] = {},
+    **more: str,
 ) -> LeasedReader:
     """Return one more run over this stream, with more options, whose store is one process's view of the table."""
 

@@ -5,11 +5,11 @@ from leasehold.stores.protocol import Done, Store
 from leasehold.stores.writes import CheckpointLease, ReleaseLease, StealLease
 
 
-def stolen(store: Store, key: str, position: str | None = None) -> None:
-    """Have another worker take a lease, advance it to this position and release it."""
-    taken = store.write(StealLease(store.get([key])[0], "thief"))
-    assert isinstance(taken, Done)
+def steal_lease(store: Store, key: str, position: str | None = None) -> None:
+    """Steal a lease as another worker, advance it to this position and release it."""
+    outcome = store.write(StealLease(store.get([key])[0], "thief"))
+    assert isinstance(outcome, Done)
     if position is not None:
-        moved = store.write(CheckpointLease(taken.lease, Position(position)))
+        moved = store.write(CheckpointLease(outcome.lease, Position(position)))
         # Lost, because an earlier commit has gone further.
-        store.write(ReleaseLease(moved.lease if isinstance(moved, Done) else taken.lease, "thief"))
+        store.write(ReleaseLease(moved.lease if isinstance(moved, Done) else outcome.lease, "thief"))

@@ -91,7 +91,7 @@ class Job:
 
 
 @contextmanager
-def a_job(spark: SparkSession, folder: Path, kind: str, options: dict[str, str]) -> Iterator[Job]:
+def new_job(spark: SparkSession, folder: Path, kind: str, options: dict[str, str]) -> Iterator[Job]:
     """Return a job whose queries end with the test."""
     job = Job(spark, folder, kind, options)
     try:

@@ -21,14 +21,13 @@ pytestmark = [
     pytest.mark.services,
     pytest.mark.more,
     pytest.mark.xdist_group("spark"),
-    pytest.mark.timeout(600),  # a busy machine is given time: some of these start five processes of Java
+    pytest.mark.timeout(600),  # allow for a busy machine: some of these start five Java processes
 ]
 
 
 def test_ctrl_c_ends_a_pipeline_and_releases_its_leases(
     place: tuple[KinesisClient, str, Path], environment: dict[str, str], kinesis_url: str
 ) -> None:
-    """The user sees no traceback, and other workers do not wait for the shards."""
     command = [sys.executable, "-m", "leasehold.adapters.cli.main", "pipeline"]
     with started(place, command, environment, kinesis_url) as application:
         application.put(range(30))
@@ -41,7 +40,7 @@ def test_ctrl_c_ends_a_pipeline_and_releases_its_leases(
         assert "Traceback" not in application.words
 
 
-def test_tasks_of_a_cluster_fetch_rows_from_the_driver_and_no_secret_is_shown(
+def test_cluster_tasks_fetch_rows_from_the_driver_and_show_no_secret(
     place: tuple[KinesisClient, str, Path], environment: dict[str, str], kinesis_url: str, master: str
 ) -> None:
     """Tasks on other machines need no files of the driver, and Spark's web pages show no secret."""
@@ -84,11 +83,9 @@ def shown(port: int) -> Iterator[str]:
         yield page(f"/api/v1/applications/{application['id']}/{path}")
 
 
-def test_a_thin_client_runs_a_pipeline_on_a_connect_server(
+def test_thin_client_runs_a_pipeline_on_a_connect_server(
     place: tuple[KinesisClient, str, Path], environment: dict[str, str], kinesis_url: str
 ) -> None:
-    """A user with a server and no Java can run a pipeline."""
-
     def server(port: int) -> Command:
         settings = {
             "spark.connect.grpc.binding.address": "127.0.0.1",

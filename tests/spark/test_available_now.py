@@ -1,12 +1,12 @@
-"""A query over what is there now reads all of it, commits all of it, and ends: as a table of cases, and as runs."""
+"""An available-now query reads and commits everything there is, and ends: as a table of cases, and as runs."""
 
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from attrs import define, evolve
-from fake_stream import Mortal, Query, Stream
-from stepped_loop import a_reader, stepped
+from fake_stream import KillableStore, Query, Stream
+from stepped_loop import new_reader, stepped
 from waiters import Clock
 
 from leasehold.adapters.spark.available_now import AvailableNow, ShardStatus, ShardTip, flush_due
@@ -86,15 +86,15 @@ CASES: dict[str, tuple[dict[str, ShardStatus], Rows, dict[str, str]]] = {
 }
 
 
-@pytest.mark.parametrize(("feeds", "leases", "left"), CASES.values(), ids=CASES)
-def test_a_shard_is_waited_for_only_where_it_can_go_on_without_a_commit(
-    feeds: dict[str, ShardStatus], leases: Rows, left: dict[str, str]
+@pytest.mark.parametrize(("feeds", "leases", "awaited"), CASES.values(), ids=CASES)
+def test_shard_is_awaited_only_if_it_can_advance_without_a_commit(
+    feeds: dict[str, ShardStatus], leases: Rows, awaited: dict[str, str]
 ) -> None:
     """A shard that waits for a commit of this query is not waited for (A2 to A4)."""
-    assert AvailableNow(ME).awaited(feeds, leases) == left
+    assert AvailableNow(ME).awaited(feeds, leases) == awaited
 
 
-def test_a_living_owner_elsewhere_and_the_children_of_its_shards_are_not_waited_for() -> None:
+def test_shards_of_a_living_owner_and_their_children_are_not_awaited() -> None:
     """A lease that is renewed once is read by its owner (A3)."""
     now, child = AvailableNow(ME), lease("c", None, "a")
     other = lease("a", "other")
@@ -104,7 +104,7 @@ def test_a_living_owner_elsewhere_and_the_children_of_its_shards_are_not_waited_
 
 
 @pytest.mark.parametrize(
-    ("leases", "ended", "left"),
+    ("leases", "ended", "awaited"),
     [
         (rows(lease("b", ended=True)), "ab", {"c": "it has no lease yet"}),  # the row of "a" was deleted
         (rows(lease("b", ended=True)), "b", {}),  # "a" is another worker's to read
@@ -112,16 +112,14 @@ def test_a_living_owner_elsewhere_and_the_children_of_its_shards_are_not_waited_
         (rows(lease("b", ended=True)), "abc", {}),
     ],
 )
-def test_a_child_of_shards_that_were_read_to_their_ends_is_waited_for(
-    leases: Rows, ended: str, left: dict[str, str]
-) -> None:
+def test_child_of_finished_shards_is_awaited(leases: Rows, ended: str, awaited: dict[str, str]) -> None:
     """A child that is listed and has no lease yet is still to be read (A5)."""
     listed = (Shard("a"), Shard("b"), Shard("c", parents=("a", "b")))
-    assert AvailableNow(ME).awaited({}, leases, listed, set(ended)) == left
+    assert AvailableNow(ME).awaited({}, leases, listed, set(ended)) == awaited
 
 
 @pytest.mark.parametrize(
-    ("left", "ended", "handing_off", "on_idle", "due"),
+    ("awaited", "ended", "handing_off", "on_idle", "due"),
     [
         (True, True, False, False, True),  # a child waits for the end, others are still read
         (True, False, True, False, True),  # so does the next owner
@@ -131,17 +129,17 @@ def test_a_child_of_shards_that_were_read_to_their_ends_is_waited_for(
         (False, True, False, False, True),
     ],
 )
-def test_a_flush_waits_for_no_shard_where_a_shard_waits_for_a_commit(
-    *, left: bool, ended: bool, handing_off: bool, on_idle: bool, due: bool
+def test_flush_waits_for_no_shard_while_one_awaits_a_commit(
+    *, awaited: bool, ended: bool, handing_off: bool, on_idle: bool, due: bool
 ) -> None:
     """The end of a shard, or a requested lease, is committed as soon as no rows can be taken (A6)."""
-    how = {"awaited": left, "ended": ended, "handing_off": handing_off, "on_idle": on_idle}
-    assert flush_due(uncommitted=True, **how) is due
-    assert not flush_due(uncommitted=False, **how)
+    status = {"awaited": awaited, "ended": ended, "handing_off": handing_off, "on_idle": on_idle}
+    assert flush_due(uncommitted=True, **status) is due
+    assert not flush_due(uncommitted=False, **status)
 
 
 @pytest.mark.parametrize(("closed", "reached"), [(False, True), (True, False)])
-def test_a_closed_shard_is_read_to_its_end_and_not_to_its_latest_record(*, closed: bool, reached: bool) -> None:
+def test_closed_shard_is_read_to_its_end_not_its_latest_record(*, closed: bool, reached: bool) -> None:
     """The end of a shard may come one read after its last record (A1)."""
     tip = ShardTip("a")
     tip.set_target(Position("AT_TIMESTAMP", 5), 1.0)
@@ -157,7 +155,7 @@ def texts(prefix: str, count: int) -> list[str]:
 
 @define
 class Nightly:
-    """One run of a query over what is there now, on a clock that stands still unless Spark asks for a batch."""
+    """One run of an available-now query, on a clock that stands still unless Spark asks for a batch."""
 
     stream: Stream
     store: MemoryStore
@@ -167,11 +165,11 @@ class Nightly:
 
     def run(self, between: Callable[[int], None] = lambda _: None) -> list[str]:
         """Run to the end, and return the texts of all rows; `between` is called with the number of each batch."""
-        reader = a_reader(
-            self.stream, Mortal(self.store), rereadable=True, flush=self.flush, maxRowsPerTrigger=str(self.rows)
+        reader = new_reader(
+            self.stream, KillableStore(self.store), rereadable=True, flush=self.flush, maxRowsPerTrigger=str(self.rows)
         )
         reader.prepareForTriggerAvailableNow()
-        query = Query(reader, self.store, Mortal(self.store), reader.initialOffset())
+        query = Query(reader, self.store, KillableStore(self.store), reader.initialOffset())
         limit = reader.getDefaultReadLimit()
         while (end := reader.latestOffset(query.offset, limit)) != query.offset:
             if query.offset["n"]:
@@ -204,7 +202,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("flush", ["true", "false"])
 @pytest.mark.parametrize("rows", [7, 20, 1000])
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-def test_a_run_reads_parents_and_children_to_their_ends(
+def test_run_reads_parents_and_children_to_their_ends(
     nightly: Callable[..., Nightly], layout: list[tuple[str, ...]], rows: int, flush: str
 ) -> None:
     """A run reads all shards, parents first, and finishes their leases, whatever was resharded before it."""
@@ -219,7 +217,7 @@ def test_a_run_reads_parents_and_children_to_their_ends(
     assert {key for key, lease in leases.items() if lease.ended} == set(query.stream.children) & set(leases)
 
 
-def test_a_run_goes_on_where_its_lease_table_is_deleted(nightly: Callable[..., Nightly]) -> None:
+def test_run_continues_after_its_lease_table_is_deleted(nightly: Callable[..., Nightly]) -> None:
     """The rows of ended parents come back, and no record is read twice."""
     query = nightly({"a": texts("a", 25), "b": texts("b", 15)}, rows=20)
     query.stream.merge("c", "a", "b")
@@ -237,17 +235,17 @@ def test_a_run_goes_on_where_its_lease_table_is_deleted(nightly: Callable[..., N
     assert deleted
 
 
-def test_a_lease_that_is_asked_for_is_handed_off_in_the_middle_of_a_run(nightly: Callable[..., Nightly]) -> None:
+def test_requested_lease_is_handed_off_during_a_run(nightly: Callable[..., Nightly]) -> None:
     """A hand-off waits for a commit, so a run commits for it, and then ends."""
     query = nightly({"a": texts("a", 45), "b": texts("b", 5)}, rows=5, flush="false")
-    asked = list[str]()
+    requests = list[str]()
 
     def ask(_: int) -> None:
         held = query.store.get(["a"])[0]
-        if not asked and held.checkpoint.numbered:
+        if not requests and held.checkpoint.numbered:
             assert isinstance(query.store.write(RequestLease(held, "other")), Done)
-            asked.append(held.key)
+            requests.append(held.key)
 
     # The other worker never renews the lease, so this one takes it back.
     assert sorted(query.run(ask)) == sorted(texts("a", 45) + texts("b", 5))
-    assert asked
+    assert requests

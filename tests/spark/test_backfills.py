@@ -29,11 +29,11 @@ class Kinesis:
     sent: list[str] = field(factory=list)
 
     @classmethod
-    def made(cls, client: KinesisClient, url: str) -> "Kinesis":
-        made = cls(client, url, f"backfill-{uuid4().hex[:8]}")
-        client.create_stream(StreamName=made.name, ShardCount=2)
-        made.settle()
-        return made
+    def create(cls, client: KinesisClient, url: str) -> "Kinesis":
+        stream = cls(client, url, f"backfill-{uuid4().hex[:8]}")
+        client.create_stream(StreamName=stream.name, ShardCount=2)
+        stream.settle()
+        return stream
 
     def put(self, count: int) -> None:
         rows = [f"{len(self.sent) + each:05}" for each in range(count)]
@@ -71,11 +71,10 @@ def data(rows: DataFrame, column: str = "data") -> list[str]:
 
 
 @pytest.mark.more
-def test_a_batch_of_kinesis_is_cut_by_time_over_a_reshard(
+def test_kinesis_batch_is_cut_by_time_across_a_reshard(
     spark: SparkSession, kinesis_client: KinesisClient, kinesis_url: str
 ) -> None:
-    """A repair of yesterday's records misses none, repeats none, and needs no lease table."""
-    stream = Kinesis.made(kinesis_client, kinesis_url)
+    stream = Kinesis.create(kinesis_client, kinesis_url)
     stream.put(100)
     stream.split()
     for _ in range(3):
@@ -93,15 +92,14 @@ def test_a_batch_of_kinesis_is_cut_by_time_over_a_reshard(
     part = rows.option("kinesis.startingPosition", f"AT_TIMESTAMP {since}").option(
         "kinesis.endingPosition", json.dumps({"at_timestamp": end})
     )
-    assert data(part.load()) == sorted(row for row, at in arrived.items() if since <= at < end)
+    assert data(part.load()) == sorted(row for row, arrival in arrived.items() if since <= arrival < end)
 
 
 @pytest.mark.more
 def test_queries_share_a_slice_under_leases_and_end_by_themselves(
     spark: SparkSession, kinesis_client: KinesisClient, kinesis_url: str, tmp_path: Path
 ) -> None:
-    """A repair of a day ends, takes no later record, and is shared by its queries."""
-    stream = Kinesis.made(kinesis_client, kinesis_url)
+    stream = Kinesis.create(kinesis_client, kinesis_url)
     stream.put(100)
     stream.split()
     stream.put(100)
@@ -116,10 +114,10 @@ def test_queries_share_a_slice_under_leases_and_end_by_themselves(
             "maxRowsPerTrigger": "30",
         }
     )
-    found: list[str] = []
+    received: list[str] = []
 
     def land(batch: DataFrame, _number: int) -> None:
-        found.extend(data(batch))
+        received.extend(data(batch))
 
     def start(name: str) -> StreamingQuery:
         writer = rows.load().writeStream.foreachBatch(land).option("checkpointLocation", str(tmp_path / name))
@@ -127,13 +125,12 @@ def test_queries_share_a_slice_under_leases_and_end_by_themselves(
 
     queries = [start_query(partial(start, name)) for name in ("one", "two")]
     assert [query.awaitTermination(WAIT) for query in queries] == [True, True]
-    assert sorted(found) == sorted(row for row, at in arrived.items() if at < end)
+    assert sorted(received) == sorted(row for row, arrival in arrived.items() if arrival < end)
 
 
 @pytest.mark.more
 @pytest.mark.usefixtures("amqp_engine")
-def test_a_batch_of_event_hubs_is_cut_by_time_and_shows_no_secret(spark: SparkSession, tmp_path: Path) -> None:
-    """No event is lost between tasks, and no plan contains a connection string."""
+def test_event_hub_batch_is_cut_by_time_and_shows_no_secret(spark: SparkSession, tmp_path: Path) -> None:
     with event_hubs({"flights": 2}) as hubs:
         secret = tmp_path / "hub.secret"
         secret.write_text(hubs.connection_string("flights"))

@@ -72,11 +72,13 @@ class Stream(ListSource):
         self.unreachable -= 1
         if self.unreachable >= 0:
             raise SourceUnavailable("not now")
-        found = cast("ListReader", super().open(lease, start))
+        reader = cast("ListReader", super().open(lease, start))
         if start.sequence == "AT_TIMESTAMP":
             rows = self.shard_logs[lease.shard].records
-            found.at = next((at for at, each in enumerate(rows) if (each.arrived or 0) >= start.sub / 1000), len(rows))
-        return found
+            reader.at = next(
+                (index for index, each in enumerate(rows) if (each.arrived or 0) >= start.sub / 1000), len(rows)
+            )
+        return reader
 
 
 @define
@@ -94,8 +96,8 @@ class Ground:
         return self.stream
 
 
-def rows_in(found: list[pa.RecordBatch]) -> list[str]:
-    return [each.decode() for batch in found for each in batch["data"].to_pylist()]
+def rows_in(batches: list[pa.RecordBatch]) -> list[str]:
+    return [each.decode() for batch in batches for each in batch["data"].to_pylist()]
 
 
 def batch(ground: Ground, since: Position | None, until: Position | None, tasks: int) -> list[list[str]]:
@@ -127,7 +129,7 @@ def test_parts_follow_one_another_without_a_gap(
     assert {part[0] for part in parts} - {begins} <= set(marks)
 
 
-def test_a_time_is_cut_into_equal_parts() -> None:
+def test_time_is_cut_into_equal_parts() -> None:
     assert [split_times(0, 100, parts) for parts in (1, 2, 4)] == [[], [50], [25, 50, 75]]
 
 
@@ -138,26 +140,23 @@ ends = st.sampled_from([at_timestamp(UNTIL), LATEST, None])
 
 
 @given(st.lists(rising, min_size=1, max_size=3), st.integers(1, 12), st.integers(1, 9), st.booleans(), ends)
-def test_a_batch_has_each_record_of_its_time_once(
+def test_batch_has_each_record_of_its_time_once(
     shards: list[Times], tasks: int, size: int, tells_last: bool, until: Position | None
 ) -> None:
-    """A batch misses no record of its time, repeats none, and has none of another time."""
     ground = Ground(Stream(tells_last=tells_last))
     for number, times in enumerate(shards):
         ground.stream.put(f"s{number}", times, size, ended=not number)
     for since in (at_timestamp(SINCE), None):
         rows_by_task = batch(ground, since, until, tasks)
         first = 0 if since is None else SINCE
-        wanted = in_time(ground.stream, first, UNTIL if until == at_timestamp(UNTIL) else 2**53)
+        expected = in_time(ground.stream, first, UNTIL if until == at_timestamp(UNTIL) else 2**53)
         if not tells_last and until != at_timestamp(UNTIL):
-            wanted = in_time(ground.stream, first, NOW - TOLD_MS + 1000)
-        assert sorted(each for rows in rows_by_task for each in rows) == wanted
+            expected = in_time(ground.stream, first, NOW - TOLD_MS + 1000)
+        assert sorted(each for rows in rows_by_task for each in rows) == expected
 
 
 @given(st.lists(st.floats(-100, 200), max_size=25), st.integers(2, 12), st.integers(1, 9), st.booleans())
-def test_no_time_of_arrival_makes_parts_overlap_or_leave_a_gap(
-    times: Times, tasks: int, size: int, ended: bool
-) -> None:
+def test_arrival_times_cause_neither_overlaps_nor_gaps(times: Times, tasks: int, size: int, ended: bool) -> None:
     """Even if the clocks of a service are far apart, parts repeat no row and leave none out."""
     ground = Ground()
     ground.stream.put("s", times, size, ended=ended)
@@ -171,11 +170,13 @@ def test_no_time_of_arrival_makes_parts_overlap_or_leave_a_gap(
 
 def _behind_the_first_late(stream: Stream) -> set[str]:
     rows = stream.shard_logs["s"].records
-    over = next((at for at, each in enumerate(rows) if (each.arrived or 0) >= UNTIL / 1000 + LATE_SECONDS), len(rows))
+    over = next(
+        (index for index, each in enumerate(rows) if (each.arrived or 0) >= UNTIL / 1000 + LATE_SECONDS), len(rows)
+    )
     return {each.data.decode() for each in rows[over:]}
 
 
-def test_few_shards_are_cut_into_parts_and_many_are_not() -> None:
+def test_only_few_shards_are_cut_into_parts() -> None:
     """A few shards keep all cores busy, and a thousand shards are not looked up in vain."""
     ground = Ground()
     ground.stream.put("a", [*range(60)])
@@ -192,8 +193,7 @@ def test_few_shards_are_cut_into_parts_and_many_are_not() -> None:
     assert [len(rows) for rows in batch(ground, None, at_timestamp(UNTIL), 8)] == [16, 16, 15, 15, 15, 15, 14, 14]
 
 
-def test_readers_of_one_shard_share_its_requests() -> None:
-    """The tasks of one shard together keep to its request limit."""
+def test_readers_of_one_shard_share_its_request_limit() -> None:
     ground = Ground(pause_seconds=0.25)
     ground.stream.put("a", [*range(60)])
     assert {part.pause_seconds for part in plan_parts(ground, Bounds(None, at_timestamp(UNTIL), 0, "kinesis"), 4)} == {
@@ -201,7 +201,7 @@ def test_readers_of_one_shard_share_its_requests() -> None:
     }
 
 
-def test_a_stream_without_shards_or_records_is_an_empty_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stream_without_shards_or_records_is_an_empty_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     ground = Ground()
     assert batch(ground, None, None, 4) == []
     ground.stream.put("a", [])
@@ -214,8 +214,7 @@ def test_a_stream_without_shards_or_records_is_an_empty_batch(monkeypatch: pytes
     assert list(made.read(InputPartition(None))) == []
 
 
-def test_a_part_goes_on_where_it_was_once_its_source_answers() -> None:
-    """A failed request neither fails the batch nor repeats rows."""
+def test_part_resumes_once_its_source_responds() -> None:
     ground = Ground()
     ground.stream.put("a", [*range(9)])
     made = SlicedReader(ground, Bounds(None, at_timestamp(UNTIL), 1, "kinesis"), cores=1)
@@ -224,19 +223,18 @@ def test_a_part_goes_on_where_it_was_once_its_source_answers() -> None:
     assert rows_in(list(made.read(part))) == in_time(ground.stream, 0, UNTIL)
 
 
-def test_a_part_of_which_nothing_is_heard_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A task does not hang forever, nor keep its core."""
+def test_part_without_any_response_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     ground = Ground()
     ground.stream.put("a", [1.0])
-    made = SlicedReader(ground, Bounds(None, at_timestamp(UNTIL), 1, "kinesis"), cores=1)
-    (part,) = made.partitions()
+    sliced = SlicedReader(ground, Bounds(None, at_timestamp(UNTIL), 1, "kinesis"), cores=1)
+    (part,) = sliced.partitions()
     monkeypatch.setattr(reader, "STALL_SECONDS", -1.0)
     ground.stream.unreachable = 1
     with pytest.raises(TimeoutError, match="shard a: reading it made no progress"):
-        list(made.read(part))
+        list(sliced.read(part))
 
 
-def test_an_end_to_come_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_end_in_the_future_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch does not wait for its end, because it does not see shards that a reshard adds meanwhile."""
     ground = Ground()
     ground.stream.put("a", [1.0])
@@ -247,7 +245,7 @@ def test_an_end_to_come_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("since", "until", "said"),
+    ("since", "until", "message"),
     [
         (
             at_timestamp(5),
@@ -257,21 +255,19 @@ def test_an_end_to_come_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         (LATEST, at_timestamp(5), "option kinesis.startingPosition: a batch, or a query with an ending position, must"),
     ],
 )
-def test_bounds_that_hold_nothing_are_refused(since: Position, until: Position, said: str) -> None:
-    """A typing error is reported, and is not an empty batch."""
+def test_empty_bounds_are_rejected(since: Position, until: Position, message: str) -> None:
     with pytest.raises(ValueError, match="option") as caught:
         Bounds(since, until, 0, "kinesis")
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(message)
 
 
-def test_a_batch_does_not_begin_at_the_present_end() -> None:
-    """A batch that begins at the present end is always empty, so it is refused."""
+def test_batch_starting_at_the_tip_is_rejected() -> None:
     made = SlicedReader(Ground(), Bounds(LATEST, None, 0, "kinesis"), cores=1)
     with pytest.raises(ValueError, match=r"must begin at the oldest record or at a time, not at LATEST$"):
         made.partitions()
 
 
-def test_a_query_needs_a_time_to_end_at() -> None:
+def test_slice_query_requires_an_end_time() -> None:
     """The end of a query must be a time, because the latest record differs for each worker of a group."""
     with pytest.raises(
         ValueError, match=r"^option eventhubs\.endingPosition: a query needs a time here, because LATEST"
@@ -307,8 +303,7 @@ def run_query(query: SlicedQuery) -> list[str]:
     return rows
 
 
-def test_queries_and_workers_share_a_slice_over_a_split_and_all_end(tmp_path: Path) -> None:
-    """Each record of the slice is handled, and the query that waits for the rest ends."""
+def test_queries_and_workers_share_a_slice_across_a_split(tmp_path: Path) -> None:
     ground, cut = Ground(), Slice(at_timestamp(SINCE), UNTIL)
     for name in ("p", "q", "c"):
         ground.stream.put(name, [float(each) for each in range(-9, 100)], size=20)
@@ -338,7 +333,7 @@ def test_queries_and_workers_share_a_slice_over_a_split_and_all_end(tmp_path: Pa
     assert run_query(query_of(ground, path, cut)) == []
 
 
-def test_a_query_reads_a_slice_whole_and_once_by_itself(tmp_path: Path) -> None:
+def test_lone_query_reads_a_slice_whole_and_once(tmp_path: Path) -> None:
     """A query alone in its group also reads the children of a split, and repeats no row."""
     ground, cut = Ground(), Slice(at_timestamp(SINCE), UNTIL)
     for name in ("p", "c"):
@@ -348,14 +343,14 @@ def test_a_query_reads_a_slice_whole_and_once_by_itself(tmp_path: Path) -> None:
     assert sorted(run_query(query_of(ground, tmp_path / "leases.db", cut))) == in_time(ground.stream, SINCE, UNTIL)
 
 
-def test_a_query_that_would_not_end_is_refused(tmp_path: Path) -> None:
+def test_query_that_would_never_end_is_rejected(tmp_path: Path) -> None:
     """A query over a past slice idles forever with this trigger, so it is refused."""
     query = query_of(Ground(), tmp_path / "leases.db", Slice(TRIM_HORIZON, UNTIL))
     with pytest.raises(ValueError, match=r"would not end with this trigger; use trigger\(availableNow=True\)$"):
         query.latestOffset(query.initialOffset(), query.getDefaultReadLimit())
 
 
-def test_the_checkpoint_of_another_slice_is_refused(tmp_path: Path) -> None:
+def test_checkpoint_of_another_slice_is_rejected(tmp_path: Path) -> None:
     """A query goes on from the ends in its checkpoint, and those of another slice skip its first records."""
     ground = Ground()
     ground.stream.put("a", [1.0])

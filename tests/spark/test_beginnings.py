@@ -45,8 +45,7 @@ def refusal(spark: SparkSession, folder: Path, trigger: dict[str, bool], options
 @pytest.mark.more
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
-def test_a_lease_table_that_cannot_be_used_is_one_sentence(spark: SparkSession, tmp_path: Path) -> None:
-    """The user does not have to look for the cause in three Python tracebacks."""
+def test_unusable_lease_table_is_one_sentence(spark: SparkSession, tmp_path: Path) -> None:
     error = refusal(spark, tmp_path, {"availableNow": True}, {"lease.store": f"sqlite://{tmp_path}/no/leases.db"})
     sentence, *more = error.splitlines()
     assert f"StoreError: {tmp_path}/no/leases.db: unable to open database file; check the folder" in sentence
@@ -57,10 +56,9 @@ def test_a_lease_table_that_cannot_be_used_is_one_sentence(spark: SparkSession, 
 @pytest.mark.services
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
-def test_a_wrong_stream_is_one_sentence_and_leaves_no_table_behind(
+def test_wrong_stream_is_one_sentence_and_creates_no_table(
     spark: SparkSession, tmp_path: Path, kinesis_url: str
 ) -> None:
-    """A typing error creates no table, which costs money and is never deleted."""
     leases, name = tmp_path / "leases.db", f"none-{uuid4().hex[:8]}"
     options = {"kinesis.streamName": name, "kinesis.endpointUrl": kinesis_url, "lease.store": f"sqlite:///{leases}"}
     error = refusal(spark, tmp_path, {"availableNow": True}, options)
@@ -71,7 +69,7 @@ def test_a_wrong_stream_is_one_sentence_and_leaves_no_table_behind(
 
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
-def test_a_query_by_trigger_once_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_once_trigger_is_rejected(spark: SparkSession, tmp_path: Path) -> None:
     """With that trigger a query ends without a row, so that a job never makes progress."""
     error = refusal(spark, tmp_path, {"once": True}, {"lease.store": f"sqlite://{tmp_path}/leases.db"})
     assert "trigger(availableNow=True) reads what exists now" in error.splitlines()[0]
@@ -91,14 +89,13 @@ class Unlisted(Stream):
         raise self.fault
 
 
-def test_a_stream_that_asks_to_slow_down_keeps_no_query_from_beginning(tmp_path: Path) -> None:
-    """A throttled request at the start does not end the query."""
+def test_throttled_stream_does_not_keep_a_query_from_starting(tmp_path: Path) -> None:
     busy = Unlisted(SourceUnavailable("slow down"))
     open_lease_table(open_store, f"sqlite://{tmp_path}/leases.db", busy, create=True).close()
     assert (tmp_path / "leases.db").exists()
 
 
-def test_a_table_that_is_there_is_opened_without_a_look_at_the_stream(tmp_path: Path) -> None:
+def test_existing_table_is_opened_without_listing_shards(tmp_path: Path) -> None:
     """A restart needs no right to list shards."""
     none, url = Unlisted(SourceError("no such stream")), f"sqlite://{tmp_path}/leases.db"
     with pytest.raises(StoreError, match="there is no file"):
@@ -109,8 +106,7 @@ def test_a_table_that_is_there_is_opened_without_a_look_at_the_stream(tmp_path: 
     open_lease_table(open_store, url, none, create=True).close()
 
 
-def test_a_table_that_does_not_answer_is_asked_once() -> None:
-    """The user does not wait twice as long to learn that a service cannot be reached."""
+def test_unresponsive_table_is_asked_once() -> None:
     openings: list[bool] = []
 
     def opened(_url: str, *, create: bool) -> Store:
@@ -122,16 +118,14 @@ def test_a_table_that_does_not_answer_is_asked_once() -> None:
     assert openings == [False]
 
 
-def test_a_fault_that_nobody_foresaw_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A defect of ours can be found from its traceback."""
+def test_unexpected_fault_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(HIDE_TRACEBACK, "")
     with pytest.raises(KeyError), plain_errors():
         raise KeyError("shard-0")
     assert not os.environ[HIDE_TRACEBACK]
 
 
-def test_a_python_without_our_package_is_told_what_to_set(tmp_path: Path) -> None:
-    """The user learns what to set, and not only that a module is missing on an executor."""
+def test_missing_package_error_says_what_to_set(tmp_path: Path) -> None:
     for name in ("pyspark", "py4j"):
         (tmp_path / name).symlink_to(str(import_module(name).__path__[0]))
     source = KinesisLeased({"kinesis.streamname": "s", "lease.store": "sqlite://x"})
@@ -140,8 +134,8 @@ def test_a_python_without_our_package_is_told_what_to_set(tmp_path: Path) -> Non
     (tmp_path / "task").write_bytes(dumps((source, reader)))  # type: ignore[no-untyped-call]  # Spark has no types there
     assert vars(loads((tmp_path / "task").read_bytes())[1]) == {}  # noqa: S301  our own
     bare = [sys.executable, "-S", "-c", "import pickle, pyspark.cloudpickle; pickle.load(open('task', 'rb'))"]
-    done = subprocess.run(bare, check=False, cwd=tmp_path, capture_output=True, text=True)
+    completed = subprocess.run(bare, check=False, cwd=tmp_path, capture_output=True, text=True)
     expected = (
         f"ImportError: No module named 'leasehold': the Python of Spark's tasks is {sys.executable}; set PYSPARK_PYTHON"
     )
-    assert expected in done.stderr.splitlines()[-1]
+    assert expected in completed.stderr.splitlines()[-1]

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import pytest
-from fake_stream import Mortal, Stream, rows_of
+from fake_stream import KillableStore, Stream, rows_of
 from hypothesis import note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from stepped_loop import a_reader, stepped
+from stepped_loop import new_reader, stepped
 from waiters import Clock
 
 from leasehold.adapters.spark.compat import ReadMaxRows
@@ -37,7 +37,7 @@ LOOKS, BATCHES_MOST = 30, 60
 shards = st.sampled_from("ab")
 
 
-class Shaky(Mortal):
+class Shaky(KillableStore):
     """A store as one process sees it; the next `lost` responses get lost."""
 
     lost = 0
@@ -49,9 +49,9 @@ class Shaky(Mortal):
         return attribute
 
     def _losing(self, call: Any) -> Any:  # noqa: ANN401  as above
-        def called(*given: Any, **named: Any) -> None:  # noqa: ANN401  as above
+        def called(*arguments: Any, **named: Any) -> None:  # noqa: ANN401  as above
             self.lost -= 1
-            call(*given, **named)
+            call(*arguments, **named)
             raise OutcomeUnknown("the answer was lost")
 
         return called
@@ -87,11 +87,11 @@ class Spark(RuleBasedStateMachine):
 
     # What happens to the query
 
-    @rule(dies=st.sampled_from([None, None, "planned", "logged", "said", "run", "sunk"]), most=st.integers(1, 30))
-    def batch(self, dies: str | None, most: int) -> None:
+    @rule(dies=st.sampled_from([None, None, "planned", "logged", "said", "run", "sunk"]), limit=st.integers(1, 30))
+    def batch(self, dies: str | None, limit: int) -> None:
         """Repeat what was planned and not done, or plan a batch, as Spark does; the process may die on the way."""
         try:
-            self._batch(dies, most)
+            self._batch(dies, limit)
         except (Killed, *FAULTS) as fault:
             note(f"the query ends: {fault!r}")
             self.kill()
@@ -150,15 +150,15 @@ class Spark(RuleBasedStateMachine):
         for lease in self.store.get([shard]):
             if not self._of_this(lease):
                 continue  # our workers do not read leases of a former stream
-            taken = (
+            outcome = (
                 self.store.write(StealLease(lease, "thief"))
                 if lease.owner
                 else self.store.write(ClaimLease(lease, "thief"))
             )
-            if lease.ended or not isinstance(taken, Done):
+            if lease.ended or not isinstance(outcome, Done):
                 return
             self.doubles_allowed = True
-            noted = self.store.write(AnnotateLease(taken.lease, INCARNATION, self.stream.incarnation() or SETTLED))
+            noted = self.store.write(AnnotateLease(outcome.lease, INCARNATION, self.stream.incarnation() or SETTLED))
             assert isinstance(noted, Done)
             begins = int(lease.checkpoint.sequence) if lease.checkpoint.numbered else 0
             handled = list(range(begins + 1, len(self.stream.records[shard]) + 1))[:count]
@@ -172,17 +172,19 @@ class Spark(RuleBasedStateMachine):
     # The law
 
     @invariant()
-    def no_record_is_behind_a_checkpoint_that_nobody_has_finished_with(self) -> None:
+    def no_checkpoint_passes_an_unfinished_record(self) -> None:
         """Each record before a checkpoint is committed with the sink, or was done by another worker."""
         if not hasattr(self, "store"):
             return
-        done = {row for number in self.commits for row in self.sink[number]} | self.reject_renamed
+        finished = {row for number in self.commits for row in self.sink[number]} | self.reject_renamed
         for lease in self.store.list().leases:
             behind = self._behind(lease)
-            assert behind <= done, f"{lease.key} says {lease.checkpoint}, and nobody has {sorted(behind - done)}"
+            assert behind <= finished, (
+                f"{lease.key} says {lease.checkpoint}, and nobody has {sorted(behind - finished)}"
+            )
 
     @invariant()
-    def no_record_comes_twice_to_a_sink_that_skips_what_it_knows(self) -> None:
+    def no_record_is_repeated_to_a_sink_that_skips_known_batches(self) -> None:
         """Records may repeat only if another worker had the lease in between, or a range was given up."""
         if not hasattr(self, "sink") or not self.rereadable or self.doubles_allowed:
             return
@@ -201,23 +203,23 @@ class Spark(RuleBasedStateMachine):
             if not self._missing():
                 break
             self.batch(None, 100)
-        self.no_record_is_behind_a_checkpoint_that_nobody_has_finished_with()
+        self.no_checkpoint_passes_an_unfinished_record()
         self.patch.undo()
         assert not self._missing(), f"nobody has {sorted(self._missing())}, the leases being {self.store.list()}"
 
     # Spark
 
-    def _batch(self, dies: str | None, most: int) -> None:
+    def _batch(self, dies: str | None, limit: int) -> None:
         if self.reader is None:
             self.life = Shaky(self.store)
-            how: dict[str, Any] = {"rereadable": self.rereadable, "flush": self.flush, **self.anew}
-            self.reader = a_reader(self.stream, self.life, **how)
+            query_options: dict[str, Any] = {"rereadable": self.rereadable, "flush": self.flush, **self.anew}
+            self.reader = new_reader(self.stream, self.life, **query_options)
         number = max(self.offsets, default=0)
         if number and number not in self.commits:
             self._run(self.reader, number, dies)
             return
         start = self.offsets[number] if number else self.reader.initialOffset()
-        end = self._planned(self.reader, start, most)
+        end = self._planned(self.reader, start, limit)
         if end is None:
             return
         self._alive(dies, "planned")
@@ -228,9 +230,9 @@ class Spark(RuleBasedStateMachine):
         self._alive(dies, "said")
         self._run(self.reader, number + 1, dies)
 
-    def _planned(self, reader: LeasedReader, start: dict[str, Any], most: int) -> dict[str, Any] | None:
+    def _planned(self, reader: LeasedReader, start: dict[str, Any], limit: int) -> dict[str, Any] | None:
         for _ in range(LOOKS):
-            end = reader.latestOffset(start, ReadMaxRows(most))
+            end = reader.latestOffset(start, ReadMaxRows(limit))
             if end != start:
                 return end
         return None
@@ -263,8 +265,8 @@ class Spark(RuleBasedStateMachine):
 
     def _missing(self) -> set[Row]:
         records = self.stream.records.items()
-        there = {(key, number, text) for key, found in records for number, text in enumerate(found, 1)}
-        return there - self.reject_renamed - {row for number in self.commits for row in self.sink[number]}
+        existing = {(key, number, text) for key, texts in records for number, text in enumerate(texts, 1)}
+        return existing - self.reject_renamed - {row for number in self.commits for row in self.sink[number]}
 
 
 class EventHubsSpark(Spark):
@@ -280,9 +282,9 @@ class RecreatedSpark(Spark):
     anew: ClassVar = {"lease.ifRecreated": "TRIM_HORIZON"}
 
     @rule(more=st.sampled_from([(), ("e",)]))
-    def make_anew(self, more: tuple[str, ...]) -> None:
+    def recreate(self, more: tuple[str, ...]) -> None:
         """Recreate the stream: its records are gone, and it has the same shards and perhaps one more."""
-        self.stream.make_anew("a", "b", *more)
+        self.stream.recreate("a", "b", *more)
         self.doubles_allowed = True
 
     @rule()

@@ -54,26 +54,25 @@ def reader(tmp_path: Path) -> Iterator[Process]:
     with (tmp_path / ANSWERS).open("w") as answers:
         flock(answers, LOCK_EX)
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-            found = Process(process, tmp_path, answers)
-            assert found.told() == "reads"
-            yield found
+            reading = Process(process, tmp_path, answers)
+            assert reading.told() == "reads"
+            yield reading
             process.kill()
 
 
 @pytest.mark.slow
-def test_a_signal_during_the_end_cuts_no_release_off(reader: Process) -> None:
+def test_signal_during_shutdown_interrupts_no_release(reader: Process) -> None:
     """Spark sends SIGTERM just after it has closed the channel, and the leases are released all the same."""
     reader.hangs_up()
     assert reader.told() == "stops"
-    for _ in range(2):  # Spark sends it twice, sometimes
+    for _ in range(2):  # Spark sometimes sends it twice
         reader.process.send_signal(signal.SIGTERM)
     assert reader.held_in_the_end() == [None] * len(SHARDS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_alone_releases_and_ends(reader: Process, number: signal.Signals) -> None:
-    """Even if its channel stays open, the process ends with its query and holds no leases."""
+def test_signal_alone_releases_the_leases_and_ends(reader: Process, number: signal.Signals) -> None:
     reader.process.send_signal(number)
     assert reader.held_in_the_end() == [None] * len(SHARDS)
 

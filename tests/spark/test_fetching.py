@@ -33,7 +33,7 @@ def rows(*numbers: int) -> pa.RecordBatch:
     return pa.record_batch({"data": [b"%d" % number for number in numbers]})
 
 
-def got(part: FetchedRows) -> list[int]:
+def fetched_rows(part: FetchedRows) -> list[int]:
     """Return what a task makes of its rows."""
     return [int(each) for batch in read(part) for each in batch["data"].to_pylist()]
 
@@ -46,17 +46,16 @@ def server(tmp_path: Path) -> Iterator[RowServer]:
     row_server.close()
 
 
-@pytest.mark.parametrize("most", [PLENTY, 0, 20], ids=["in memory", "on the disk", "in both"])
-def test_each_task_gets_its_own_rows_as_often_as_it_asks(tmp_path: Path, most: int) -> None:
-    """A task that runs again gets the same rows."""
-    server = RowServer(ADDRESS, most, str(tmp_path))
+@pytest.mark.parametrize("limit", [PLENTY, 0, 20], ids=["in memory", "on the disk", "in both"])
+def test_each_task_gets_its_own_rows_at_every_request(tmp_path: Path, limit: int) -> None:
+    server = RowServer(ADDRESS, limit, str(tmp_path))
     parts = [server.keep(3, 0, [rows(1, 2), rows(3)]), server.keep(3, 1, [rows(4)])]
-    assert [got(parts[0]), got(parts[1]), got(parts[0])] == [[1, 2, 3], [4], [1, 2, 3]]
+    assert [fetched_rows(parts[0]), fetched_rows(parts[1]), fetched_rows(parts[0])] == [[1, 2, 3], [4], [1, 2, 3]]
     assert list(tmp_path.iterdir()) == []
     server.close()
 
 
-def test_the_memory_of_a_fetch_is_bounded(tmp_path: Path) -> None:
+def test_memory_of_a_fetch_is_bounded(tmp_path: Path) -> None:
     """A large batch does not take the driver's memory twice, while it waits and while it is planned."""
     part = rows(*range(10))
     server = RowServer(ADDRESS, 3 * part.nbytes, str(tmp_path))
@@ -70,58 +69,55 @@ def test_the_memory_of_a_fetch_is_bounded(tmp_path: Path) -> None:
     assert server.in_memory == 0
 
 
-def test_without_the_token_nobody_gets_a_row(server: RowServer) -> None:
-    """A process that reaches the port cannot read the stream without the token."""
+def test_no_rows_are_served_without_the_token(server: RowServer) -> None:
     part = server.keep(1, 0, [rows(1)])
     with pytest.raises(RuntimeError, match="closed the connection without a response"):
-        got(evolve(part, token=bytes(len(part.token))))
+        fetched_rows(evolve(part, token=bytes(len(part.token))))
     assert part.token.hex() not in repr(part)
     assert repr(part.token) not in repr(part)
-    assert got(part) == [1]
+    assert fetched_rows(part) == [1]
 
 
-def test_a_batch_that_is_done_is_not_sent(server: RowServer) -> None:
+def test_finished_batch_is_not_sent(server: RowServer) -> None:
     """A task left over from an earlier attempt gets an error; it doesn't hang or take no rows for all rows."""
     parts = [server.keep(number, 0, [rows(number)]) for number in (1, 2)]
     server.discard(1)
     with pytest.raises(RuntimeError, match=r"batch 1 is done"):
-        got(parts[0])
-    assert got(parts[1]) == [2]
+        fetched_rows(parts[0])
+    assert fetched_rows(parts[1]) == [2]
 
 
-def believed(written: bytes) -> bool:
+def accepted_by_arrow(sent: bytes) -> bool:
     """Return whether Arrow alone takes this for the complete rows."""
     try:
-        return bool(pa.ipc.open_stream(pa.py_buffer(written)).read_all())
+        return bool(pa.ipc.open_stream(pa.py_buffer(sent)).read_all())
     except (OSError, pa.ArrowInvalid):
         return False
 
 
-def test_a_task_whose_connection_ends_early_fails() -> None:
+def test_task_whose_connection_ends_early_fails() -> None:
     """Arrow alone takes a connection that ends between two batches for the end of the rows."""
-    with io.BytesIO() as written:
-        TaskRows.of([rows(1, 2), rows(3)]).write(written)
-        stream = written.getvalue()
-    cuts = [cut for cut in range(len(stream) + 1) if believed(stream[:cut])]
+    with io.BytesIO() as sent:
+        TaskRows.of([rows(1, 2), rows(3)]).write(sent)
+        stream = sent.getvalue()
+    cuts = [cut for cut in range(len(stream) + 1) if accepted_by_arrow(stream[:cut])]
     assert len(cuts) > 2
     for cut in (0, 1, len(stream) // 2, *cuts):
         with answering(FOUND + stream[:cut]) as part, pytest.raises(RuntimeError, match="rows cannot be fetched"):
-            got(part)
+            fetched_rows(part)
     with answering(FOUND + stream + COMPLETE) as part:
-        assert got(part) == [1, 2, 3]
+        assert fetched_rows(part) == [1, 2, 3]
 
 
-def test_a_driver_that_cannot_be_reached_is_named() -> None:
-    """The message names the address, so that a closed firewall is not taken for a fault of the stream."""
+def test_unreachable_driver_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
     expected = rf"from the driver at 127\.0\.0\.1, port {port} .*lease\.fetchPort.*lease\.transport to embedded"
     with pytest.raises(RuntimeError, match=expected):
-        got(FetchedRows("127.0.0.1", port, bytes(32), 1, 0))
+        fetched_rows(FetchedRows("127.0.0.1", port, bytes(32), 1, 0))
 
 
-def test_queries_of_one_driver_take_ports_one_after_another() -> None:
-    """A second query starts even if only some ports are open."""
+def test_queries_of_one_driver_take_successive_ports() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         server = RowServer(evolve(ADDRESS, port=port), PLENTY, "")
@@ -129,8 +125,7 @@ def test_queries_of_one_driver_take_ports_one_after_another() -> None:
         server.close()
 
 
-def test_no_port_is_said_in_one_sentence() -> None:
-    """An address of another machine is reported in one sentence, without a traceback."""
+def test_unavailable_port_is_one_sentence() -> None:
     with pytest.raises(
         OSError,
         match=r"^tasks cannot fetch rows, because no port could be opened .* lease\.fetchPort to another",
@@ -138,14 +133,13 @@ def test_no_port_is_said_in_one_sentence() -> None:
         RowServer(evolve(ADDRESS, bind="203.0.113.1"), PLENTY, "")
 
 
-def test_nothing_listens_until_rows_are_to_be_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Idle queries, and those whose rows travel within tasks, open no port."""
+def test_no_port_is_opened_until_rows_are_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[Any] = []
     real = RowServer.__init__
 
-    def noted(self: RowServer, *given: Any) -> None:  # noqa: ANN401  as the server is made
-        opened.append(given)
-        real(self, *given)
+    def noted(self: RowServer, *arguments: Any) -> None:  # noqa: ANN401  as the server is made
+        opened.append(arguments)
+        real(self, *arguments)
 
     monkeypatch.setattr(RowServer, "__init__", noted)
     embedded, fetched = Transport(None), Transport(ADDRESS, PLENTY)
@@ -154,35 +148,33 @@ def test_nothing_listens_until_rows_are_to_be_fetched(monkeypatch: pytest.Monkey
     assert opened == []
     (part,) = fetched.partitions(2, [[rows(7)]])
     assert isinstance(part, FetchedRows)
-    assert (got(part), len(opened)) == ([7], 1)
+    assert (fetched_rows(part), len(opened)) == ([7], 1)
     fetched.close()
     with pytest.raises(RuntimeError):
-        got(part)
+        fetched_rows(part)
 
 
-def test_a_task_that_asks_for_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch, server: RowServer) -> None:
-    """A half-open connection does not keep a thread and a descriptor forever."""
+def test_connection_without_a_request_is_closed(monkeypatch: pytest.MonkeyPatch, server: RowServer) -> None:
     monkeypatch.setattr(fetching, "REQUEST_SECONDS", 0.05)
     with socket.create_connection(("127.0.0.1", server.port), 60.0) as silent:
         silent.sendall(bytes(5))
         assert silent.recv(1) == b""
 
 
-def test_the_room_in_memory_is_given_back_with_each_batch() -> None:
-    """A query that runs for days keeps only the rows of its present batches."""
+def test_memory_is_freed_with_each_batch() -> None:
     part = rows(*range(10))
     server = RowServer(ADDRESS, 2 * part.nbytes, "/not/here")
     for number in range(5):
         for place in range(2):
-            kept = server.keep(number, place, [part])
+            fetchable = server.keep(number, place, [part])
         with pytest.raises(FileNotFoundError):
             server.keep(number, 2, [part])
-        assert got(kept) == list(range(10))
+        assert fetched_rows(fetchable) == list(range(10))
         server.discard(number)
     server.close()
 
 
-def test_large_rows_come_in_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_rows_arrive_in_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """A task's memory does not grow with the size of its part of the batch."""
     monkeypatch.setattr(fetching, "SLICE_BYTES", 2_000)
     batch = pa.record_batch({"data": [bytes(100)] * 1000})
@@ -191,19 +183,19 @@ def test_large_rows_come_in_small_batches(monkeypatch: pytest.MonkeyPatch) -> No
     assert max(part.nbytes for part in parts) <= 2_000
 
 
-def test_a_query_keeps_the_rows_of_one_batch_for_its_tasks(tmp_path: Path) -> None:
+def test_query_keeps_the_rows_of_one_batch_for_its_tasks(tmp_path: Path) -> None:
     place = Place(Stream({"a": [f"a{number}" for number in range(60)]}), tmp_path / "leases.db")
     query = place.query(maxRowsPerTrigger="5")
-    most = 0
+    limit = 0
     while len(query.rows) < 60:
         query.batch()
         server = query.reader._run._transport._server  # type: ignore[union-attr]  # noqa: SLF001  what it holds
-        most = max(most, len({number for number, _ in server._server.task_rows}))  # type: ignore[union-attr]  # noqa: SLF001
+        limit = max(limit, len({number for number, _ in server._server.task_rows}))  # type: ignore[union-attr]  # noqa: SLF001
     place.close()
-    assert most == 1
+    assert limit == 1
 
 
-def test_large_batches_reach_their_task_without_a_copy() -> None:
+def test_large_batches_are_sent_without_a_copy() -> None:
     """Large batches are sent as they are, and small ones share a message."""
     large = [pa.record_batch({"data": [b"x" * LARGE_BYTES, b"%d" % number]}) for number in range(2)]
     (task,) = spread_over_tasks({"a": concatenate(large), "b": concatenate([rows(1), rows(2)])}, 1)
@@ -212,9 +204,8 @@ def test_large_batches_reach_their_task_without_a_copy() -> None:
     assert places == [each["data"].buffers()[2].address for each in large]
 
 
-def test_a_planner_that_is_gone_is_not_told_as_a_firewall() -> None:
-    """If the planner was killed for its memory, the message does not send the user to the firewall."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+def test_dead_planner_is_not_reported_as_a_firewall() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
     with pytest.raises(RuntimeError, match=r"the process that had them is gone, perhaps killed for lack of memory"):
         list(fetching.fetch_rows(fetching.FetchedRows("127.0.0.1", port, bytes(fetching.TOKEN_BYTES), 1, 0)))

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from attrs import evolve
 from fake_stream import FakeReader, Stream
-from prefetchers import a_feed, an_ahead
+from prefetchers import new_ahead, new_feed
 from waiters import Clock, until
 
 from leasehold.adapters.sources.kinesis.fan_out import RESUBSCRIBE_SECONDS, StreamConsumer
@@ -62,20 +62,20 @@ def stays_at(stream: Subscribed, subscriptions: int, step: Callable[[float], obj
     assert stream.subscriptions == subscriptions
 
 
-def test_a_query_whose_buffer_is_full_does_not_subscribe_again() -> None:
+def test_query_with_a_full_buffer_does_not_resubscribe() -> None:
     """The service does not send, and bill, records that a blocked sink does not take."""
-    stream, ahead = Subscribed(), an_ahead()
+    stream, ahead = Subscribed(), new_ahead()
     ahead.pace = evolve(ahead.pace, rows=ROWS, interval_seconds=0.0)
-    _, feed = a_feed(stream, ahead)
+    _, feed = new_feed(stream, ahead)
 
     def read() -> bool:
         feed.step(stream.clock.now)
         return feed.buffered[0] == ROWS
 
-    for wanted in (1, 2):
+    for expected in (1, 2):
         stream.clock.now += RESUBSCRIBE_SECONDS
         until(read)
-        stays_at(stream, wanted, feed.step)
+        stays_at(stream, expected, feed.step)
         chunk = feed.take(ROWS, 1 << 20)
         assert chunk is not None
-        assert chunk.ends == Position(str(ROWS * wanted))
+        assert chunk.ends == Position(str(ROWS * expected))

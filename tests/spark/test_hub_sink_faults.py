@@ -42,8 +42,7 @@ class Failing:
 @pytest.mark.parametrize(
     "fault", [KeyError("x"), MemoryError(), RecursionError(), OSError("x"), KeyboardInterrupt()], ids=repr
 )
-def test_a_client_that_raises_is_closed_and_forgotten(fault: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No later attempt writes by a client that has raised, whatever the error."""
+def test_client_that_raises_is_closed_and_discarded(fault: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     client = Failing(fault)
     writer = HubRowWriter(cast("Any", client), "hub")
     monkeypatch.setitem(sink._writers, PLACE, writer)  # noqa: SLF001

@@ -14,18 +14,20 @@ pytestmark = pytest.mark.slow
 QUERY = str(Path(__file__).with_name("killed_query.py"))
 
 
-def lived(folder: Path, how: str) -> int:
+def run_once(folder: Path, behavior: str) -> int:
     """Run one life, and return how it ended."""
-    done = subprocess.run([sys.executable, QUERY, str(folder), how], capture_output=True, text=True, check=False)
-    assert done.returncode in {0, -signal.SIGKILL}, done.stderr
-    return done.returncode
+    completed = subprocess.run(
+        [sys.executable, QUERY, str(folder), behavior], capture_output=True, text=True, check=False
+    )
+    assert completed.returncode in {0, -signal.SIGKILL}, completed.stderr
+    return completed.returncode
 
 
 OFTEN = pytest.mark.more, pytest.mark.timeout(1500)
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=OFTEN)], ids=["twice", "often"])
-def test_kills_between_sink_and_commit_lose_nothing_and_repeat_the_same(tmp_path: Path, kills: int) -> None:
+def test_kills_between_sink_and_commit_repeat_the_same_rows(tmp_path: Path, kills: int) -> None:
     """A sink that skips a batch it knows loses no row that only the repetition had."""
     for kind in ("offsets", "commits", "sink", "repeated"):
         (tmp_path / kind).mkdir()
@@ -35,7 +37,7 @@ def test_kills_between_sink_and_commit_lose_nothing_and_repeat_the_same(tmp_path
         for key, texts in records.items():
             texts += [f"{key} {life} {each}" for each in range(20)]
         (tmp_path / "stream.json").write_text(json.dumps(records))
-        ends.append(lived(tmp_path, "dies" if life < kills else "lives"))
+        ends.append(run_once(tmp_path, "dies" if life < kills else "lives"))
     sink = [tuple(row) for rows in read(tmp_path, "sink").values() for row in rows]
     assert ends == [-signal.SIGKILL] * kills + [0]
     assert list(read(tmp_path, "repeated").values()) == [True] * kills

@@ -28,10 +28,10 @@ LEASE = Lease("shard-0")
 
 def aggregate(*keys: str) -> bytes:
     """Return an aggregated record of this many user records."""
-    made = Aggregate(1 << 20)
+    builder = Aggregate(1 << 20)
     for key in keys:
-        assert made.add(f"data of {key}".encode(), key)
-    return made.encode()
+        assert builder.add(f"data of {key}".encode(), key)
+    return builder.encode()
 
 
 def cut_short(sealed: bytes) -> bytes:
@@ -78,14 +78,13 @@ CUT_SHORT = kinesis_record(13, cut_short(aggregate("f", "g")))
     "filtering",
     [(HASH_KEYS, "keep"), *product([(0, 2**124), (2**126, 2**127 + 2**125)], ["keep", "drop"]), (None, "drop")],
 )
-def test_rows_are_what_records_are(
+def test_rows_match_records(
     records: list[dict[str, Any]],
     start: Position,
     filtering: tuple[HashRange | None, Misplaced],
     measured: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Spark gets the same records, and checkpoints the same positions, as a plain worker."""
     monkeypatch.setattr(aggregation_arrow, "_USE_SPANS", measured)  # as compiled, or not
     client, (hash_range, misplaced) = cast("KinesisClient", Answers(records)), filtering
     plain = Poller(client, "s", "shard-0", start, hash_range, misplaced=misplaced).read()
@@ -99,8 +98,7 @@ def test_rows_are_what_records_are(
     ] == [(plain.read_to, 0.007, plain.wait_seconds, True, (), plain.size, plain.last_arrived)] * 2
 
 
-def test_records_that_are_gone_are_said(caplog: pytest.LogCaptureFixture) -> None:
-    """Records that were trimmed are reported, and not skipped in silence."""
+def test_trimmed_records_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     client = cast("KinesisClient", Answers(RECORDS))
     ArrowPoller(client, "s", "shard-0", Position("9"), HASH_KEYS).read()
     assert "shard-0: the record of its checkpoint, 9, was trimmed; reading continues at 10" in caplog.text
@@ -113,14 +111,14 @@ def test_records_that_are_gone_are_said(caplog: pytest.LogCaptureFixture) -> Non
 class ViewedAnswers(Answers):
     """A client whose responses are read as a wheel reads them."""
 
-    def get_records(self, **asked: object) -> dict[str, Any]:
+    def get_records(self, **_request: object) -> dict[str, Any]:
         """Return all records at once, each time again."""
         body = cbor2.dumps({"Records": self.records})
         views = scan() or pytest.skip("there is no compiler of C")
         response = views.viewed(body)
         assert response is not None
         *shown, sealed, _begin, _end = response
-        return super().get_records(**asked) | {
+        return super().get_records(**_request) | {
             "Records": RowViews(body, cast("Any", shown), views.columns, has_aggregates=sealed)
         }
 
@@ -137,7 +135,7 @@ PLAIN = [told_row(10, b""), told_row(11, b"exactly twelv"), told_row(12, b"x" * 
 
 @pytest.mark.parametrize("records", [PLAIN, [*PLAIN, told_row(14, aggregate("a", "b"))], []])
 @pytest.mark.parametrize("start", [TRIM_HORIZON, Position("11"), Position("14", 0)])
-def test_rows_seen_in_an_answer_are_what_records_are(records: list[dict[str, Any]], start: Position) -> None:
+def test_rows_scanned_in_a_response_match_records(records: list[dict[str, Any]], start: Position) -> None:
     """A wheel brings Spark the same rows and positions as a plain worker has."""
     client = cast("KinesisClient", ViewedAnswers(records))
     plain = Poller(client, "s", "shard-0", start, None).read()

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from fake_stream import Mortal, Query, Stream
-from stepped_loop import Stepped, a_reader, stepped
+from fake_stream import KillableStore, Query, Stream
+from stepped_loop import Stepped, new_reader, stepped
 
 from leasehold.stores.embedded.memory import MemoryStore
 
@@ -19,8 +19,8 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> Planned:
 
     def plan(stream: Stream, **options: str) -> tuple[int, float]:
         store, began = MemoryStore(), clock.now
-        reader = a_reader(stream, Mortal(store), rereadable=True, flush="true", **options)  # type: ignore[arg-type]
-        rows = Query(reader, store, Mortal(store), reader.initialOffset()).batch()
+        reader = new_reader(stream, KillableStore(store), rereadable=True, flush="true", **options)  # type: ignore[arg-type]
+        rows = Query(reader, store, KillableStore(store), reader.initialOffset()).batch()
         reader.stop()
         return len(rows), Stepped.clock.now - began
 
@@ -30,7 +30,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> Planned:
 BEHIND, AT_TIP = [str(number) for number in range(4000)], [str(number) for number in range(25)]
 
 
-def test_a_batch_grows_while_a_shard_is_behind(planned: Planned) -> None:
+def test_batch_grows_while_a_shard_is_behind(planned: Planned) -> None:
     """Each batch has a fixed cost in Spark, so batches are large when there are many rows."""
     small, soon = planned(Stream({"a": list(BEHIND)}), **{"lease.lingerMs": "0"})
     large, late = planned(Stream({"a": list(BEHIND)}))
@@ -39,22 +39,19 @@ def test_a_batch_grows_while_a_shard_is_behind(planned: Planned) -> None:
 
 
 @pytest.mark.parametrize("name", ["maxRowsPerTrigger", "lease.bufferRows"])
-def test_a_batch_is_planned_once_it_is_full(planned: Planned, name: str) -> None:
-    """A query that cannot keep up does not wait for rows that it has no room for."""
+def test_batch_is_planned_once_it_is_full(planned: Planned, name: str) -> None:
     _, soon = planned(Stream({"a": list(BEHIND)}), **{"lease.lingerMs": "0"})
     rows, full = planned(Stream({"a": list(BEHIND)}), **{name: "30"})
     assert (rows, full - soon < 0.5) == (30, True)
 
 
-def test_a_batch_is_not_waited_for_at_the_tip(planned: Planned) -> None:
-    """Records at the tip are not a second late."""
+def test_batch_does_not_linger_at_the_tip(planned: Planned) -> None:
     _, soon = planned(Stream({"a": list(AT_TIP)}), **{"lease.lingerMs": "0"})
     _, tip = planned(Stream({"a": list(AT_TIP)}))
     assert tip - soon < 0.2
 
 
-def test_a_batch_does_not_wait_for_a_shard_that_cannot_be_read(planned: Planned) -> None:
-    """One throttled shard does not delay the rows of all others."""
+def test_batch_does_not_wait_for_an_unreadable_shard(planned: Planned) -> None:
     stream = Stream({"a": list(BEHIND)})
 
     class LateAfterOne(Counter[str]):

@@ -47,35 +47,36 @@ PACKING = pytest.mark.parametrize("least", [0, 2, 64], ids=["packed", "packed fr
 
 @PACKING
 @given(offset=offsets)
-def test_an_offset_comes_back_from_its_text(least: int, offset: Offset) -> None:
-    """A restart reads the range that was planned, with the opaque offsets of Event Hubs."""
+def test_offset_survives_serialization(least: int, offset: Offset) -> None:
     assert_it_comes_back(offset, least)
 
 
 @given(st.lists(st.from_regex(r"[0-9]{1,129}", fullmatch=True).map(Position), min_size=1))
-def test_numbers_of_any_form_come_back_packed(found: list[Position]) -> None:
+def test_numbers_of_any_form_survive_packing(positions: list[Position]) -> None:
     """Leading zeros are kept, so the offset has the same text and its batch is not read again."""
-    rows = [(str(place), position, position, 1) for place, position in enumerate(found)]
+    rows = [(str(place), position, position, 1) for place, position in enumerate(positions)]
     texts = [(key, *packed_cells(begins, ends, epoch)) for key, begins, ends, epoch in rows]
     assert list(unpack(json.loads(json.dumps(pack(texts))))) == rows
 
 
-def test_a_thousand_quiet_shards_are_little_text() -> None:
+def test_offset_of_a_thousand_quiet_shards_is_short() -> None:
     """Each batch writes its offset to the checkpointLocation, so it is packed to far less than 150 KB."""
     draw = Random(1)  # noqa: S311  numbers of any kind
     quiet = {
         key: Position(kinesis_number(place, draw))
         for place, key in enumerate(map("shardId-{:012}".format, range(1000)))
     }
-    offset = Offset(7, tuple((key, Range(at, at, 12)) for key, at in quiet.items()), "kinesis://orders")
+    offset = Offset(
+        7, tuple((key, Range(position, position, 12)) for key, position in quiet.items()), "kinesis://orders"
+    )
     assert len(json.dumps(encode(offset))) < 20_000
     assert decode(encode(offset)) == offset
 
 
 def kinesis_number(shard: int, draw: Random) -> str:
     """Return a number as Kinesis composes it: version, birth, shard, count, time of the record, shard, version."""
-    count, at = draw.randrange(1 << 34), 1_760_000_000 - draw.randrange(86_400)
-    return str(int(f"2{1_500_000_000:09x}{shard % 16:x}{count:016x}00{at:09x}{shard:08x}2", 16))
+    count, seconds = draw.randrange(1 << 34), 1_760_000_000 - draw.randrange(86_400)
+    return str(int(f"2{1_500_000_000:09x}{shard % 16:x}{count:016x}00{seconds:09x}{shard:08x}2", 16))
 
 
 def assert_it_comes_back(offset: Offset, least: int) -> None:
@@ -90,7 +91,7 @@ def assert_it_comes_back(offset: Offset, least: int) -> None:
 
 
 @given(offsets, st.randoms())
-def test_equal_offsets_are_equal_texts(offset: Offset, random: Random) -> None:
+def test_equal_offsets_have_equal_texts(offset: Offset, random: Random) -> None:
     """Spark compares offsets as texts, and plans empty batches as long as they differ."""
     shuffled = list(offset.ranges)
     random.shuffle(shuffled)
@@ -115,13 +116,12 @@ def test_equal_offsets_are_equal_texts(offset: Offset, random: Random) -> None:
         {"v": 1, "n": 1, "r": {"s": ["x", 1]}},
     ],
 )
-def test_an_offset_of_somebody_else_is_refused_in_words(stored: dict[str, object]) -> None:
-    """The checkpoint directory of another connector is neither a KeyError nor an empty offset."""
+def test_offset_of_another_connector_is_rejected_with_an_explanation(stored: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"offset: .*checkpointLocation"):
         decode(stored)
 
 
-def test_an_offset_of_another_stream_is_refused_and_one_without_a_name_is_not() -> None:
+def test_offset_of_another_stream_is_rejected_unless_unnamed() -> None:
     """Positions of one stream mean nothing in another."""
     part = ("a", Range(TRIM_HORIZON, Position("7"), 4))
     named, old = Offset(3, (part,), "kinesis://orders"), decode({"v": 1, "n": 3, "r": {"a": ["TRIM_HORIZON", "7", 4]}})
@@ -133,7 +133,7 @@ def test_an_offset_of_another_stream_is_refused_and_one_without_a_name_is_not() 
     assert advance(named, {"a": RangeStart(4, Position("7"))}, {}).stream == "kinesis://orders"
 
 
-def test_an_end_of_a_shard_is_believed_only_where_the_stream_is_named() -> None:
+def test_end_of_a_shard_counts_only_if_the_stream_is_named() -> None:
     """An offset of another stream does not end our shards of the same ids."""
     parts = (("a", Range(Position("5"), SHARD_END, 4)), ("b", Range(Position("5"), Position("7"), 4)))
     assert Offset(3, parts).continued_on("kinesis://orders") == Offset(3, parts[1:], "kinesis://orders")
@@ -159,12 +159,12 @@ steps = st.lists(
 
 
 @given(steps)
-def test_batches_of_one_ownership_touch_each_other_and_an_end_is_final(happenings: list[Step]) -> None:
+def test_batches_of_one_owner_are_contiguous_and_an_end_is_final(happenings: list[Step]) -> None:
     """Each record is in exactly one batch, and a finished shard is not read again."""
     stands: dict[str, Position] = dict.fromkeys("ab", TRIM_HORIZON)
     epochs = dict.fromkeys("ab", 1)
     offset = Offset()
-    seen: dict[tuple[str, int], list[Range]] = {}
+    ranges_of: dict[tuple[str, int], list[Range]] = {}
     for step in happenings:
         stood = stands[step.key]
         if step.what == "theft":
@@ -182,8 +182,8 @@ def test_batches_of_one_ownership_touch_each_other_and_an_end_is_final(happening
             offset = advance(offset, held, ends)
             stands |= ends
             for key, each in offset.ranges:
-                seen.setdefault((key, epochs[key]), []).append(each)
-    for ranges in seen.values():
+                ranges_of.setdefault((key, epochs[key]), []).append(each)
+    for ranges in ranges_of.values():
         assert all(one.ends == two.begins for one, two in pairwise(ranges))
         assert all(each.begins.order <= each.ends.order for each in ranges)
         assert not any(each.ends.ended for each in ranges[:-1])
@@ -195,7 +195,7 @@ def _end(stood: Position, step: Step) -> Position:
     return Position(str((int(stood.sequence) if stood.numbered else 0) + step.count))
 
 
-def test_a_flush_changes_the_text_and_nothing_else() -> None:
+def test_flush_changes_nothing_but_the_text() -> None:
     """The flush is a batch of its own, so Spark commits the last batch before the idle time."""
     held = {"a": RangeStart(4, Position("7")), "b": RangeStart(2, SHARD_END)}
     before = Offset(3, (("a", Range(TRIM_HORIZON, Position("7"), 4)), ("b", Range(Position("1"), SHARD_END, 2))))
@@ -209,7 +209,7 @@ def test_a_flush_changes_the_text_and_nothing_else() -> None:
     ]
 
 
-def test_a_quiet_shard_keeps_its_range_and_so_its_text() -> None:
+def test_quiet_shard_keeps_its_range_and_its_text() -> None:
     """The texts of a large stream are not built again for each batch, but a new epoch changes the range."""
     begins = Position("7")
     first = advance(Offset(), {"a": RangeStart(4, begins)}, {})
@@ -219,13 +219,13 @@ def test_a_quiet_shard_keeps_its_range_and_so_its_text() -> None:
     assert advance(second, {"a": RangeStart(5, begins)}, {}).range_of("a") == Range(begins, begins, 5)
 
 
-def test_a_range_is_as_short_a_text_as_says_it_all() -> None:
+def test_range_has_the_shortest_complete_text() -> None:
     """Later versions must find the ranges that this one noted as given up, so the text is fixed."""
     assert range_text(Range(TRIM_HORIZON, Position("7"), 4)) == '["TRIM_HORIZON","7",4]'
     assert range_text(Range(Position("7", 1), Position("9", 0, "88"), 4)) == '["7:1","9:0:88",4]'
 
 
-def test_a_small_offset_is_plain_and_one_without_a_name_says_none() -> None:
+def test_small_offset_is_plain_and_may_be_unnamed() -> None:
     """An offset has the same text as in earlier versions."""
     parts = (("a", Range(TRIM_HORIZON, Position("7"), 4)),)
     assert encode(Offset(3, parts)) == {"v": 1, "n": 3, "r": {"a": ["TRIM_HORIZON", "7", 4]}}
@@ -233,21 +233,19 @@ def test_a_small_offset_is_plain_and_one_without_a_name_says_none() -> None:
 
 
 def test_released_shards_leave_the_offset() -> None:
-    """A later batch claims no rows that another worker reads."""
     before = Offset(3, (("a", Range(TRIM_HORIZON, Position("7"), 4)), ("b", Range(TRIM_HORIZON, Position("1"), 2))))
     after = advance(before, {"b": RangeStart(2, Position("1"))}, {"b": Position("2")})
     assert after == Offset(4, (("b", Range(Position("1"), Position("2"), 2)),))
 
 
-def test_a_place_that_no_lease_says_yet_stays_in_the_offset() -> None:
+def test_position_missing_from_the_leases_stays_in_the_offset() -> None:
     """If the query is killed before the shard is taken again, its rows are not done twice."""
     end = Range(SHARD_END, SHARD_END, 4)
     after = advance(Offset(3), {"b": RangeStart(2, Position("1"))}, {"b": Position("2")}, [("a", end), ("b", end)])
     assert after == Offset(4, (("a", end), ("b", Range(Position("1"), Position("2"), 2))))
 
 
-def test_no_shard_goes_back_and_none_goes_on_behind_its_end() -> None:
-    """An error in reading ahead is not stored and replayed."""
+def test_no_shard_moves_backward_or_past_its_end() -> None:
     with pytest.raises(ValueError, match=r"^ends: a would go back from 7 to 6"):
         advance(Offset(), {"a": RangeStart(1, Position("7"))}, {"a": Position("6")})
     with pytest.raises(ValueError, match="have ended before"):
@@ -260,11 +258,11 @@ def test_no_shard_goes_back_and_none_goes_on_behind_its_end() -> None:
         (Position("40"), True, Position("50")),  # ours were written, the other worker was slower
         (Position("60"), True, Position("60")),  # the other worker went on behind us
         (Position("40"), False, Position("40")),  # our own could not be repeated
-        (TRIM_HORIZON, True, Position("50")),  # the table was made anew since
+        (TRIM_HORIZON, True, Position("50")),  # the table was recreated since
         (LATEST, False, Position("30")),  # that too, and the last range could not be repeated
     ],
 )
-def test_a_shard_taken_anew_begins_at_the_latest_of_complete_prefixes(
+def test_reclaimed_shard_starts_at_the_latest_complete_prefix(
     checkpoint: Position, delivered: bool, begins: Position
 ) -> None:
     """A lease that was stolen and comes back loses no records and repeats no batch."""
@@ -272,13 +270,12 @@ def test_a_shard_taken_anew_begins_at_the_latest_of_complete_prefixes(
 
 
 @given(st.dictionaries(keys, st.integers(0, 10**6)), st.integers(0, 10**6))
-def test_shares_fit_and_starve_nobody(waiting: Mapping[str, int], most: int) -> None:
-    """Batches keep to their limit, and every shard with records gets its part."""
-    found = fair_shares(waiting, most)
-    assert found.keys() == waiting.keys()
-    assert sum(found.values()) == min(most, sum(waiting.values()))
-    assert all(found[key] <= waiting[key] for key in waiting)
-    assert all(found[key] >= min(waiting[key], most // len(waiting)) for key in waiting)
+def test_shares_fit_the_limit_and_starve_no_shard(waiting: Mapping[str, int], limit: int) -> None:
+    positions = fair_shares(waiting, limit)
+    assert positions.keys() == waiting.keys()
+    assert sum(positions.values()) == min(limit, sum(waiting.values()))
+    assert all(positions[key] <= waiting[key] for key in waiting)
+    assert all(positions[key] >= min(waiting[key], limit // len(waiting)) for key in waiting)
 
 
 def test_shares_do_not_depend_on_the_order_of_the_shards() -> None:
@@ -289,7 +286,6 @@ def test_shares_do_not_depend_on_the_order_of_the_shards() -> None:
 @pytest.mark.parametrize(
     "stored", [[], None, {"v": 1}, {"v": 1, "n": math.inf, "r": {}}, {"v": 1, "n": 0, "r": {"a": 7}}]
 )
-def test_an_offset_of_another_shape_is_said(stored: object) -> None:
-    """The message names the offset, so a damaged checkpointLocation is recognized."""
+def test_malformed_offset_is_named(stored: object) -> None:
     with pytest.raises(ValueError, match=r"^offset: "):
         decode(stored)

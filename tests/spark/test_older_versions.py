@@ -1,4 +1,4 @@
-"""A query as PySpark 4.0 and 4.1 drive it: they do not say where a batch starts, nor that a query is to end."""
+"""A query as PySpark 4.0 and 4.1 drive it: they say neither where a batch starts nor that a query is to end."""
 
 import json
 import subprocess
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from attrs import Factory, define
-from fake_stream import Mortal, Stream, rows_of
-from stepped_loop import Stepped, a_reader, stepped
+from fake_stream import KillableStore, Stream, rows_of
+from stepped_loop import Stepped, new_reader, stepped
 
 from leasehold.adapters.consumer.slices import Slice
 from leasehold.adapters.spark.leased_source import LeasedReader, SlicedQuery
@@ -36,12 +36,12 @@ class OlderSpark:
     ends: list[Offset] = Factory(list)
     committed: int = 0
     sink: dict[int, list[str]] = Factory(dict)
-    life: Mortal = Factory(lambda self: Mortal(self.store), takes_self=True)
+    life: KillableStore = Factory(lambda self: KillableStore(self.store), takes_self=True)
     reader: LeasedReader = Factory(lambda self: self.made(), takes_self=True)
 
     def made(self, **more: Any) -> LeasedReader:  # noqa: ANN401  as options have it
-        self.life = Mortal(self.store)
-        return a_reader(self.stream, self.life, rereadable=True, flush="true", **more)
+        self.life = KillableStore(self.store)
+        return new_reader(self.stream, self.life, rereadable=True, flush="true", **more)
 
     def restart(self, **more: Any) -> None:  # noqa: ANN401  likewise
         """Begin as after a kill, with the last batch of the offset log, and read its rows again if need be."""
@@ -93,8 +93,7 @@ def older(monkeypatch: pytest.MonkeyPatch) -> Callable[..., OlderSpark]:
     return lambda **records: OlderSpark(Stream(records))
 
 
-def test_batches_follow_one_another_although_spark_names_no_start(older: Callable[..., OlderSpark]) -> None:
-    """Each batch starts where the one before ended, not where the query began."""
+def test_batches_are_contiguous_although_spark_names_no_start(older: Callable[..., OlderSpark]) -> None:
     query = older(a=texts("a", 30), b=texts("b", 25))
     query.reader = query.made(maxRowsPerTrigger="7")
     while len(query.rows) < 55:
@@ -102,7 +101,7 @@ def test_batches_follow_one_another_although_spark_names_no_start(older: Callabl
     assert query.rows == texts("a", 30) + texts("b", 25)
 
 
-def test_an_end_that_was_not_planned_is_returned_again(older: Callable[..., OlderSpark]) -> None:
+def test_end_that_was_not_planned_is_returned_again(older: Callable[..., OlderSpark]) -> None:
     """No rows are skipped if Spark asks twice for the end of a batch."""
     query = older(a=texts("a", 30))
     query.reader = query.made(maxRowsPerTrigger="7")
@@ -114,7 +113,7 @@ def test_an_end_that_was_not_planned_is_returned_again(older: Callable[..., Olde
 
 
 @pytest.mark.parametrize("killed", ["planned", "run", "committed"])
-def test_a_run_starts_where_the_log_ends(older: Callable[..., OlderSpark], killed: str) -> None:
+def test_run_starts_where_the_log_ends(older: Callable[..., OlderSpark], killed: str) -> None:
     """The rows of the last batch come exactly once, and under the same number."""
     query = older(a=texts("a", 30), b=texts("b", 25))
     query.restart(maxRowsPerTrigger="7")
@@ -132,15 +131,14 @@ def test_a_run_starts_where_the_log_ends(older: Callable[..., OlderSpark], kille
     assert query.rows == [*texts("a", 30), *texts("b", 25), *(f"z{life}" for life in range(4))]
 
 
-def test_the_first_batch_of_a_run_has_what_is_there(older: Callable[..., OlderSpark]) -> None:
+def test_first_batch_of_a_run_has_everything_there_is(older: Callable[..., OlderSpark]) -> None:
     """With `trigger(availableNow=True)`, such a Spark takes one batch for everything, and does not announce it."""
     query = older(a=texts("a", 300), b=texts("b", 25), c=texts("c", 1))
     query.batch()
     assert query.rows == texts("a", 300) + texts("b", 25) + texts("c", 1)
 
 
-def test_a_first_batch_is_not_waited_for_once_it_is_as_large_as_it_may_be(older: Callable[..., OlderSpark]) -> None:
-    """A query whose stream never ceases does not wait 20 s for its first batch."""
+def test_full_first_batch_is_not_delayed(older: Callable[..., OlderSpark]) -> None:
     query = older(a=texts("a", 300), b=[])
     query.stream.silent.add("b")
     query.reader = query.made(maxRowsPerTrigger="20")
@@ -149,17 +147,16 @@ def test_a_first_batch_is_not_waited_for_once_it_is_as_large_as_it_may_be(older:
     assert (query.rows, Stepped.clock.now - began < 2.0) == (texts("a", 20), True)
 
 
-def test_a_slice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slice_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     """The query of a slice cannot end here, because such a Spark asks for one batch only."""
     monkeypatch.setattr("leasehold.adapters.spark.leased_source.HAS_AVAILABLE_NOW", False)
     options = parse_lease_options(OptionReader({"lease.cores": "1"}), "sqlite:///unused", {}, 10.0, "maxRowsPerTrigger")
-    spec = a_reader(Stream({}), Mortal(MemoryStore()), rereadable=True, flush="true")._source_spec  # noqa: SLF001  what it reads
+    spec = new_reader(Stream({}), KillableStore(MemoryStore()), rereadable=True, flush="true")._source_spec  # noqa: SLF001  what it reads
     with pytest.raises(ValueError, match=r"^option endingPosition: this version of Spark does not announce triggers"):
         SlicedQuery(spec, options, Slice(TRIM_HORIZON, 1)).latestOffset()
 
 
-def test_what_an_older_pyspark_lacks_is_made_up_for() -> None:
-    """The package can be imported there."""
+def test_features_missing_in_older_pyspark_are_replaced() -> None:
     code = (
         "import sys; from pyspark.sql import datasource; sys.modules['pyspark.sql.streaming.datasource'] = None\n"
         "for name in ('DataSourceStreamArrowWriter', 'EqualTo', 'Filter'): delattr(datasource, name)\n"
@@ -170,8 +167,8 @@ def test_what_an_older_pyspark_lacks_is_made_up_for() -> None:
         "assert sink.StreamSinkWriter.commit is datasource.DataSourceStreamWriter.commit\n"
         "assert compat.ReadMaxRows(7).max_rows == 7\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (completed.returncode, completed.stderr) == (0, "")
 
 
 @define
@@ -189,7 +186,7 @@ class Nights:
 
     def run(self, **more: Any) -> None:  # noqa: ANN401  as options have it
         life = Renewing(self.store, self.elsewhere)
-        reader = a_reader(self.stream, life, rereadable=True, flush="true", **more)
+        reader = new_reader(self.stream, life, rereadable=True, flush="true", **more)
         start = self.ends[-1] if self.ends else reader.initialOffset()
         if self.ends:
             assert reader.partitions(start, start) == []
@@ -214,7 +211,7 @@ class Nights:
         return sorted(text for key, texts in self.stream.records.items() if key not in self.elsewhere for text in texts)
 
 
-class Renewing(Mortal):
+class Renewing(KillableStore):
     """A store in which another worker holds leases, and renews them whenever the table is read."""
 
     def __init__(self, store: MemoryStore, keys: set[str]) -> None:
@@ -268,15 +265,14 @@ def test_nightly_runs_read_every_record_once(
     assert sorted(nights.rows) == nights.theirs
 
 
-def test_nightly_runs_leave_alone_what_another_worker_reads(older: Callable[..., OlderSpark]) -> None:
-    """A shard whose owner is alive is neither read nor waited for."""
+def test_nightly_runs_ignore_shards_of_a_living_owner(older: Callable[..., OlderSpark]) -> None:
     nights = Nights(older(a=texts("a", 9), b=texts("b", 5)).stream, elsewhere={"b"})
     assert isinstance(nights.store.write(CreateLease(Lease("b", owner=OTHER))), Done)
     nights.until_read()
     assert sorted(nights.rows) == texts("a", 9)
 
 
-def test_nightly_runs_go_on_where_the_lease_table_is_deleted(older: Callable[..., OlderSpark]) -> None:
+def test_nightly_runs_continue_after_the_lease_table_is_deleted(older: Callable[..., OlderSpark]) -> None:
     """The checkpointLocation knows how far the rows are in the sink, whatever the table has forgotten."""
     nights = Nights(older(a=texts("a", 9), b=texts("b", 5)).stream)
     nights.until_read()

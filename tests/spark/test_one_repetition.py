@@ -130,7 +130,7 @@ class Counted(MemoryStore):
         return super().get(keys, stale_ok=stale_ok)
 
     def write(self, write: Write) -> Outcome:
-        """Write as the store does, or refuse."""
+        """Write as the store does, or reject the write."""
         if isinstance(write, AnnotateLease):
             self.annotations.append(write)
             if self.refusing:
@@ -179,10 +179,10 @@ def numbers(repetition: RangeReplay) -> list[str] | None:
     return None if rows is None else list(rows["sequenceNumber"].to_pylist())
 
 
-def test_a_range_is_read_in_pieces_from_its_beginning_to_its_end_and_no_further() -> None:
+def test_range_is_read_in_pieces_exactly_to_its_end() -> None:
     """The range ends exactly where the next batch begins, so no row is missing or doubled."""
-    wanted = evolve(WANTED, epoch=7)
-    trial = Trial(Script([records(1), ALL_READ, records(2), records(3, 4), records(5)]), wanted=wanted)
+    expected = evolve(WANTED, epoch=7)
+    trial = Trial(Script([records(1), ALL_READ, records(2), records(3, 4), records(5)]), wanted=expected)
     again = trial.repetition()
     assert again.problem == "the source has not responded"
     assert numbers(again) == ["1", "2", "3"]
@@ -194,14 +194,14 @@ def test_a_range_is_read_in_pieces_from_its_beginning_to_its_end_and_no_further(
     assert trial.row.annotation(UNREAD) is None
 
 
-def test_a_reader_that_asks_for_a_longer_pause_has_it() -> None:
+def test_longer_pause_of_a_reader_is_honored() -> None:
     """Kinesis allows five reads a second per shard, which all workers share."""
     trial = Trial(Script([evolve(ALL_READ, wait_seconds=7.0), evolve(BEHIND, wait_seconds=0.5), records(3)]))
     assert numbers(trial.repetition()) == ["3"]
     assert trial.waits.seconds == [7.0, 0.5]
 
 
-def test_an_unreachable_stream_is_opened_again_later_and_later_and_the_reason_is_kept() -> None:
+def test_unreachable_stream_is_reopened_with_growing_waits() -> None:
     """The waits grow so that a throttled service is not flooded, and the reason shows what the batch waits for."""
     trial = Trial(Script([SourceUnavailable("slow down")] * 40 + [records(3)], refused=1))
     again = trial.repetition()
@@ -213,22 +213,20 @@ def test_an_unreachable_stream_is_opened_again_later_and_later_and_the_reason_is
     assert max(trial.waits.seconds) > 3 * PAUSE
 
 
-def test_a_reading_that_was_throttled_says_so() -> None:
-    """A throttled stream is reported as throttled, and not as one that does not answer."""
+def test_throttled_read_is_reported_as_throttled() -> None:
     again = Trial(Script([evolve(MUTE, fault="throttled"), records(3)])).repetition()
     assert numbers(again) == ["3"]
     assert again.problem == "throttled"
 
 
-def test_after_an_answer_the_waits_for_faults_start_small_again() -> None:
-    """A short fault hours after another does not delay the batch by the longest wait."""
+def test_response_resets_the_waits_for_faults() -> None:
     faults: list[Answer] = [SourceUnavailable("slow down")]
     trial = Trial(Script([*faults * 40, ALL_READ, *faults, records(3)]))
     assert numbers(trial.repetition()) == ["3"]
     assert trial.waits.seconds[40:] == [PAUSE, pytest.approx(PAUSE, abs=2 * PAUSE)]
 
 
-def test_a_range_is_given_up_once_the_source_says_for_half_a_minute_that_this_is_all() -> None:
+def test_range_is_given_up_after_half_a_minute_at_the_tip() -> None:
     trial = Trial(Script([ALL_READ] * 200))
     again = trial.repetition()
     assert numbers(again) is None
@@ -249,7 +247,7 @@ def test_silence_is_counted_from_the_last_sign_of_more(between: list[Answer]) ->
     assert again.answered_reads == 241
 
 
-def test_a_reading_that_nobody_answered_is_neither_silence_nor_an_answer() -> None:
+def test_unanswered_read_is_neither_silence_nor_a_response() -> None:
     """Only responses of the source count toward giving up a range; a throttled read is none."""
     trial = Trial(Script([MUTE] * 500 + [records(3)]))
     again = trial.repetition()
@@ -257,7 +255,7 @@ def test_a_reading_that_nobody_answered_is_neither_silence_nor_an_answer() -> No
     assert (again.answered_reads, trial.script.asked, trial.store.readings) == (0, 0, 0)
 
 
-def test_a_trimmed_range_is_given_up_at_once_and_noted() -> None:
+def test_trimmed_range_is_given_up_at_once_and_noted() -> None:
     """Spark commits the batch, and the note tells the next run that the range is not done."""
     trial = Trial(Script([Trimmed("it begins at 9")]))
     assert numbers(trial.repetition()) is None
@@ -266,8 +264,7 @@ def test_a_trimmed_range_is_given_up_at_once_and_noted() -> None:
     assert delivered_keys(offset, trial.place) == {"b"}
 
 
-def test_a_repetition_that_is_called_off_reads_no_more() -> None:
-    """A query that fails because of one shard does not wait for the others."""
+def test_cancelled_repetition_stops_reading() -> None:
     trial = Trial(Script([records(1)]))
     trial.waits.at = lambda number: trial.waits.set() if number == 3 else None
     assert numbers(trial.repetition()) == ["1"]
@@ -277,7 +274,7 @@ def test_a_repetition_that_is_called_off_reads_no_more() -> None:
 # A shard that only one reader may read
 
 
-def test_a_mute_range_of_an_owner_that_lives_is_given_up_and_its_row_left_alone() -> None:
+def test_silent_range_of_a_living_owner_is_given_up() -> None:
     """The query starts while another worker reads the partition, and does not disturb that worker's writes."""
     trial = Trial(Script([ALL_READ] * 200), exclusive=True)
     trial.claim("bob")
@@ -289,7 +286,7 @@ def test_a_mute_range_of_an_owner_that_lives_is_given_up_and_its_row_left_alone(
     assert (trial.store.annotations, trial.row.annotation(UNREAD)) == ([], None)
 
 
-def test_an_owner_is_looked_for_every_five_seconds_and_lives_only_by_its_own_writes() -> None:
+def test_owner_is_checked_every_five_seconds_by_its_own_writes() -> None:
     """The first write of a new owner is no sign of life of the former one."""
     trial = Trial(Script([]), exclusive=True)
     trial.waits.at = lambda number: trial.claim(f"w-{number}")
@@ -299,8 +296,7 @@ def test_an_owner_is_looked_for_every_five_seconds_and_lives_only_by_its_own_wri
 
 
 @pytest.mark.parametrize("failing", [0, 2], ids=["its row stands still", "its row cannot be read"])
-def test_a_mute_range_of_an_owner_that_writes_nothing_is_given_up_once_the_source_answers(failing: int) -> None:
-    """A partition whose records are past retention does not hang the query."""
+def test_silent_range_of_an_inactive_owner_is_given_up_after_a_response(failing: int) -> None:
     trial = Trial(Script([]), exclusive=True)
     trial.store.failing = failing
     assert numbers(trial.repetition()) is None
@@ -308,8 +304,7 @@ def test_a_mute_range_of_an_owner_that_writes_nothing_is_given_up_once_the_sourc
     assert trial.row.annotation(UNREAD) == range_text(trial.wanted)
 
 
-def test_a_mute_range_whose_row_is_gone_is_given_up_once_the_source_answers() -> None:
-    """A lease table that was emptied or recreated does not end the query."""
+def test_silent_range_without_a_row_is_given_up_after_a_response() -> None:
     trial = Trial(Script([]), exclusive=True)
     again = trial.repetition()
     trial.store.write(DeleteLease(trial.row))
@@ -317,7 +312,7 @@ def test_a_mute_range_whose_row_is_gone_is_given_up_once_the_source_answers() ->
     assert trial.script.asked == 1
 
 
-def test_a_row_that_is_written_while_nobody_owns_it_is_no_owner_that_lives() -> None:
+def test_write_to_a_row_without_an_owner_is_no_sign_of_life() -> None:
     """A range of a released partition is waited for, because it can still be read."""
     trial = Trial(Script([MUTE] * 40 + [records(3)]), exclusive=True)
     trial.store.write(ReleaseLease(trial.row, "ann"))
@@ -325,8 +320,7 @@ def test_a_row_that_is_written_while_nobody_owns_it_is_no_owner_that_lives() -> 
     assert numbers(trial.repetition()) == ["3"]
 
 
-def test_a_mute_range_is_waited_for_while_the_source_cannot_be_reached() -> None:
-    """A network that is down does not cost the sink a range that is still there."""
+def test_silent_range_is_awaited_while_the_source_is_unreachable() -> None:
     trial = Trial(Script([MUTE] * 130 + [records(3)]), exclusive=True)
 
     def away(_: int) -> None:
@@ -338,12 +332,12 @@ def test_a_mute_range_is_waited_for_while_the_source_cannot_be_reached() -> None
     assert (again.problem, trial.script.asked, trial.store.readings) == ("no link to the hub", 1, 5 + 0)
 
 
-def test_a_mute_range_is_asked_about_again_after_another_half_minute() -> None:
+def test_silent_range_is_asked_about_every_half_minute() -> None:
     """A service in trouble gets one request per half minute, not one per read."""
     trial = Trial(Script([]), exclusive=True)
 
-    def away_twice(asked: int) -> None:
-        if asked < 3:
+    def away_twice(count: int) -> None:
+        if count < 3:
             raise SourceUnavailable("no link to the hub")
 
     trial.script.latest_ = away_twice
@@ -351,7 +345,7 @@ def test_a_mute_range_is_asked_about_again_after_another_half_minute() -> None:
     assert (len(trial.waits.seconds), trial.script.asked, trial.store.readings) == (120 + 121 + 121, 3, 3 * 5 + 1)
 
 
-def test_a_record_ends_the_silence_of_a_link() -> None:
+def test_record_ends_the_silence_of_a_link() -> None:
     """A slow partition, with a record every twenty seconds, is read to the end of the range."""
     trial = Trial(Script([*[MUTE] * 100, records(1), *[MUTE] * 100, records(3)]), exclusive=True)
     again = trial.repetition()
@@ -362,7 +356,7 @@ def test_a_record_ends_the_silence_of_a_link() -> None:
 # What the next run learns
 
 
-def test_a_note_that_is_refused_is_tried_again() -> None:
+def test_rejected_note_is_retried() -> None:
     """The owner's renewal may come in between and make the first attempt fail."""
     trial = Trial(Script([Trimmed("gone")]))
     trial.store.refusing = 2
@@ -371,7 +365,7 @@ def test_a_note_that_is_refused_is_tried_again() -> None:
     assert (len(trial.store.annotations), trial.store.readings) == (3, 3)
 
 
-def test_a_note_that_is_refused_thrice_fails_the_batch() -> None:
+def test_note_rejected_three_times_fails_the_batch() -> None:
     """Spark does not commit a batch whose missing range is not noted, because the next run takes it for done."""
     trial = Trial(Script([Trimmed("gone")]))
     trial.store.refusing = 3
@@ -382,8 +376,7 @@ def test_a_note_that_is_refused_thrice_fails_the_batch() -> None:
     assert trial.row.annotation(UNREAD) is None
 
 
-def test_a_lease_that_is_gone_needs_no_note() -> None:
-    """A recreated lease table does not keep the query from starting."""
+def test_deleted_lease_needs_no_note() -> None:
     trial = Trial(Script([Trimmed("gone")]))
     again = trial.repetition()
     trial.store.write(DeleteLease(trial.row))
@@ -393,14 +386,14 @@ def test_a_lease_that_is_gone_needs_no_note() -> None:
 @pytest.mark.parametrize(
     ("exclusive", "counts", "epoch", "was_delivered"),
     [
-        (False, True, 1, True),  # any reader may read, so the batch was whole whoever owned the lease
+        (False, True, 1, True),  # any reader may read, so the batch was complete under any owner
         (True, True, 1, True),
         (True, True, 2, False),  # another reader may have been connected
-        (True, False, 1, False),  # and here that cannot be known
+        (True, False, 1, False),  # and here that is unknown
         (False, False, 2, True),
     ],
 )
-def test_a_range_is_believed_while_no_other_may_have_read_it_alone(
+def test_range_is_trusted_only_if_no_other_worker_read_it_alone(
     *, exclusive: bool, counts: bool, epoch: int, was_delivered: bool
 ) -> None:
     """A range that another worker may have read alone is not delivered, or its rows could be lost or doubled."""
@@ -416,7 +409,7 @@ def test_a_range_is_believed_while_no_other_may_have_read_it_alone(
 # A whole batch
 
 
-def test_a_batch_has_each_range_that_is_there_and_leaves_out_what_was_given_up() -> None:
+def test_batch_omits_only_the_ranges_given_up() -> None:
     """A sink that has the batch without a range skips a repetition that has it, so the range stays left out."""
     trial = Trial(Script([records(3)]))
     trial.store.write(CreateLease(Lease("b")))
@@ -428,7 +421,7 @@ def test_a_batch_has_each_range_that_is_there_and_leaves_out_what_was_given_up()
     assert [lease.key for lease, _ in trial.script.opened] == ["a"]
 
 
-def test_a_range_that_was_given_up_is_none_of_the_batch() -> None:
+def test_given_up_range_is_excluded_from_the_batch() -> None:
     trial = Trial(Script([Trimmed("gone")]))
     assert replay_batch(Offset(1, (("a", trial.wanted),)), trial.place, Watchdog(10.0)) == {}
 
@@ -446,22 +439,21 @@ class Looks(Watchdog):
             raise TimeoutError("enough")
 
 
-@pytest.mark.parametrize(("most", "said"), [(10, 0), (11, 1), (25, 2)])
-def test_a_wait_is_told_what_is_left_and_every_tenth_look_is_said(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, most: int, said: int
+@pytest.mark.parametrize(("limit", "lines"), [(10, 0), (11, 1), (25, 2)])
+def test_wait_names_what_is_left_and_logs_every_tenth_look(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, limit: int, lines: int
 ) -> None:
     """A long wait is logged, but not at each look, and the error at its end names the shard."""
     monkeypatch.setattr(replay, "POLL_SECONDS", 0.0)
-    trial, looks = Trial(Script([MUTE] * 2000)), Looks(most)
+    trial, looks = Trial(Script([MUTE] * 2000)), Looks(limit)
     with caplog.at_level(logging.WARNING), pytest.raises(TimeoutError, match="enough"):
         replay_batch(Offset(1, (("a", trial.wanted),)), trial.place, looks)
-    assert looks.told == [({"a": "the source has not responded"}, 0)] * most
+    assert looks.told == [({"a": "the source has not responded"}, 0)] * limit
     messages = [each.getMessage() for each in caplog.records]
-    assert messages == ["the repeated batch waits for a (the source has not responded)"] * said
+    assert messages == ["the repeated batch waits for a (the source has not responded)"] * lines
 
 
-def test_sixteen_ranges_are_read_at_once_by_threads_that_say_whose_they_are() -> None:
-    """A large batch is repeated in parallel, and a thread dump shows what each thread waits for."""
+def test_sixteen_ranges_are_read_in_parallel_by_named_threads() -> None:
     keys = [f"shard-{number:02}" for number in range(16)]
     script = Script([records(3)] * 16, together=Barrier(16))
     trial = Trial(script)
@@ -470,8 +462,7 @@ def test_sixteen_ranges_are_read_at_once_by_threads_that_say_whose_they_are() ->
     assert {name.rpartition("_")[0] for name in script.threads} == {"leasehold-replay"}
 
 
-def test_a_fault_that_will_not_pass_ends_the_wait_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A permanent error, such as withdrawn credentials, ends the query at once."""
+def test_lasting_fault_ends_the_wait_for_other_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay, "POLL_SECONDS", 600.0)  # it is seen without another look
     trial = Trial(Script([SourceError("denied")], mute="b"))
     with pytest.raises(SourceError, match="denied"):
@@ -479,7 +470,7 @@ def test_a_fault_that_will_not_pass_ends_the_wait_for_the_others(monkeypatch: py
 
 
 @pytest.mark.parametrize("failing", [0, 1], ids=["one row is there", "none can be read"])
-def test_a_shard_is_opened_by_its_row_or_by_the_listing(failing: int) -> None:
+def test_shard_is_opened_by_its_row_or_by_the_listing(failing: int) -> None:
     """The reader of an event hub, or of an old table, is opened with what the shard holds."""
     trial = Trial(Script([records(3), records(3), records(3)]))
     trial.store.failing = failing

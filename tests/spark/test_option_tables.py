@@ -60,7 +60,7 @@ def tables() -> dict[str, set[str]]:
     return by_table
 
 
-def known(source: str) -> set[str]:
+def choices_of(source: str) -> set[str]:
     """Return the choices of a source."""
     read, need = READS[source]
     with pytest.raises(ValueError, match=r"^option nonsense: unknown; choose among ") as caught:
@@ -69,17 +69,16 @@ def known(source: str) -> set[str]:
 
 
 @pytest.mark.parametrize("source", READS)
-def test_the_page_has_every_option_and_no_other(source: str) -> None:
-    """A user can find every option on the page, and every option on the page is accepted."""
+def test_page_lists_exactly_the_options(source: str) -> None:
     on_page = tables()
-    assert known(source) - UNTOLD[source] == on_page[ALL] | on_page[source]
+    assert choices_of(source) - UNTOLD[source] == on_page[ALL] | on_page[source]
 
 
 def lease(name: str) -> Callable[[Any], Any]:
     """Read a field of the lease's options, whichever source has them."""
 
-    def read(asked: Any) -> Any:  # noqa: ANN401  each source has a class of its own
-        return attrgetter(name)(asked["lease"] if isinstance(asked, dict) else asked.lease)
+    def read(options_object: Any) -> Any:  # noqa: ANN401  each source has a class of its own
+        return attrgetter(name)(options_object["lease"] if isinstance(options_object, dict) else options_object.lease)
 
     return read
 
@@ -184,13 +183,12 @@ ELSEWHERE = {
 """Options that need another option, a file or a service, by the test file that tries them."""
 
 
-def test_every_option_is_tried() -> None:
-    """An option that is added must get a test too."""
+def test_every_option_is_tested() -> None:
     tried = {each[0] for table in (IN_ALL, *OWN.values()) for each in table}
     assert set.union(*tables().values()) == tried | set.union(*ELSEWHERE.values())
     for file, names in ELSEWHERE.items():
-        (found,) = PAGE.parents[1].glob(f"tests/*/{file}")
-        assert [name for name in names if name not in found.read_text(encoding="utf-8")] == []
+        (path,) = PAGE.parents[1].glob(f"tests/*/{file}")
+        assert [name for name in names if name not in path.read_text(encoding="utf-8")] == []
 
 
 @pytest.mark.parametrize(
@@ -198,10 +196,10 @@ def test_every_option_is_tried() -> None:
     [(source, tried) for source in READS for tried in (*IN_ALL, *OWN[source])],
     ids=lambda part: part if isinstance(part, str) else part[0],
 )
-def test_an_option_does_what_the_page_says_of_it(source: str, tried: Tried) -> None:
+def test_option_does_what_the_page_says(source: str, tried: Tried) -> None:
     read, need = READS[source]
     name, value, look, default, expected = tried
     options = {"lease.cores": "5", "lease.fetchHost": "driver", **need}
-    by_default, found = look(read(options)), look(read({**options, name: value}))
-    assert (by_default, found) == (default, expected)
-    assert by_default != found
+    by_default, changed = look(read(options)), look(read({**options, name: value}))
+    assert (by_default, changed) == (default, expected)
+    assert by_default != changed

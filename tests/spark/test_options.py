@@ -27,8 +27,7 @@ CONNECTION = "Endpoint=sb://namespace.servicebus.windows.net/;SharedAccessKeyNam
 KINESIS = {"kinesis.streamname": "s", "lease.applicationname": "orders"}
 
 
-def test_a_kcl_application_is_joined_by_its_name() -> None:
-    """A query meets the Java workers whose table it shares."""
+def test_kcl_application_is_joined_by_its_name() -> None:
     parsed = kinesis_options(
         {
             **KINESIS,
@@ -48,8 +47,7 @@ def test_a_kcl_application_is_joined_by_its_name() -> None:
     assert parsed.lease.config.initial_position == TRIM_HORIZON
 
 
-def test_the_stream_and_the_lease_table_have_credentials_of_their_own() -> None:
-    """A stream of another account can be read with a lease table of one's own."""
+def test_stream_and_lease_table_have_separate_credentials() -> None:
     arn = "arn:aws:iam::123456789012:role/reader"
     named = {"kinesis.roleArn": arn, "kinesis.externalId": "x-17", "lease.profile": "leases"}
     parsed = kinesis_options({**KINESIS, **named})
@@ -68,8 +66,7 @@ def test_the_stream_and_the_lease_table_have_credentials_of_their_own() -> None:
         kinesis_options(elsewhere)
 
 
-def test_a_query_may_hold_as_many_shards_as_its_cores_can_carry() -> None:
-    """A query on a laptop is not given as much of a stream as one on a large cluster."""
+def test_query_limits_its_shards_by_its_cores() -> None:
     parsed = kinesis_options({**KINESIS, "lease.cores": "40", "lease.maxLeasesPerCore": "2"})
     assert parsed.lease.config.rules == Minimal(max_leases=80)
     assert [parsed.lease.tasks(shards) for shards in (0, 1, 40, 81)] == [0, 1, 40, 27]
@@ -81,14 +78,13 @@ def test_a_query_may_hold_as_many_shards_as_its_cores_can_carry() -> None:
     "text",
     ["AT_TIMESTAMP 1700000000000", '{"at_timestamp": "2023-11-14T22:13:20Z"}', '{"AT_TIMESTAMP": 1700000000000}'],
 )
-def test_a_time_may_be_written_as_elsewhere(text: str) -> None:
-    """A query that is moved from another connector starts at the same time."""
+def test_time_may_be_written_as_in_other_connectors(text: str) -> None:
     parsed = kinesis_options({**KINESIS, "kinesis.startingPosition": text})
     assert parsed.lease.config.initial_position == at_timestamp(1_700_000_000_000)
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "said"),
+    ("name", "value", "error_text"),
     [
         ("kinesis.getrecords.fetchintervalms", "100", "'100' is not a whole number from 223"),  # K5
         ("kinesis.stsrolearn", "arn", "unknown; did you mean kinesis.roleArn?"),
@@ -114,16 +110,15 @@ def test_a_time_may_be_written_as_elsewhere(text: str) -> None:
         ("lease.fetchport", "70000", "is not a whole number from 1 to 65535"),
     ],
 )
-def test_a_bad_option_is_named(name: str, value: str, said: str) -> None:
-    """The user does not have to guess which of thirty options is wrong."""
+def test_bad_option_is_named(name: str, value: str, error_text: str) -> None:
     with pytest.raises(ValueError, match="option") as caught:
         kinesis_options({**KINESIS, name: value})
     message = str(caught.value)
     assert message.lower().startswith(f"option {name}")
-    assert said in message
+    assert error_text in message
 
 
-def test_a_connection_string_says_where_and_is_never_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_connection_string_names_the_hub_and_is_never_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Secrets do not reach logs or errors, and may also be in a file."""
     store, file = {"lease.store": "azblob://account/leases?x=hush"}, tmp_path / "hub"
     monkeypatch.setenv("EVENTHUBS_CONNECTION_STRING", CONNECTION)
@@ -136,7 +131,7 @@ def test_a_connection_string_says_where_and_is_never_shown(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("options", "error_text"),
     [
         ({"eventhubs.connectionString": CONNECTION}, "option eventhubs.connectionString: Spark would show it"),
         ({"EVENTHUBS.CONNECTIONSTRING": CONNECTION}, "option eventhubs.connectionString: Spark would show it"),
@@ -144,18 +139,18 @@ def test_a_connection_string_says_where_and_is_never_shown(monkeypatch: pytest.M
         ({}, "EVENTHUBS_CONNECTION_STRING: this is not an Event Hubs connection string"),
     ],
 )
-def test_a_secret_is_refused_where_spark_would_show_it(
-    given: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+def test_secret_is_rejected_where_spark_would_show_it(
+    options: dict[str, str], error_text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spark shows a signature in its plans, and any secret on the page of a Connect server."""
     monkeypatch.setenv("EVENTHUBS_CONNECTION_STRING", "hush")
-    with pytest.raises(ValueError, match="^" + re.escape(said)) as caught:
-        event_hubs_options({**given, "lease.store": "sqlite://x"})
+    with pytest.raises(ValueError, match="^" + re.escape(error_text)) as caught:
+        event_hubs_options({**options, "lease.store": "sqlite://x"})
     assert "hush" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("given", "address"),
+    ("options", "address"),
     [
         ({}, None),
         ({"lease.fetchHost": "driver"}, Address("driver", "driver")),
@@ -167,13 +162,13 @@ def test_a_secret_is_refused_where_spark_would_show_it(
     ],
     ids=["unknown", "as Spark", "bound elsewhere", "not wanted"],
 )
-def test_rows_are_fetched_where_the_driver_is_known(given: dict[str, str], address: Address | None) -> None:
+def test_rows_are_fetched_if_the_driver_is_known(options: dict[str, str], address: Address | None) -> None:
     """Tasks connect to an address where the driver listens, and batches are not limited to 4 MB."""
-    assert kinesis_options({**KINESIS, **given}).lease.fetch == address
+    assert kinesis_options({**KINESIS, **options}).lease.fetch == address
 
 
 @pytest.mark.parametrize(
-    ("settings", "known"),
+    ("settings", "expected"),
     [
         ({"spark.master": "local[4]", "spark.driver.host": "192.0.2.7"}, {"lease.fetchHost": "127.0.0.1"}),
         (
@@ -193,52 +188,50 @@ def test_rows_are_fetched_where_the_driver_is_known(given: dict[str, str], addre
     ],
     ids=["this machine", "a cluster", "a bound address", "IPv6", "encrypted", "unknown"],
 )
-def test_the_address_is_that_of_sparks_own_driver(settings: dict[str, str], known: dict[str, str]) -> None:
+def test_address_is_that_of_sparks_own_driver(settings: dict[str, str], expected: dict[str, str]) -> None:
     """Rows stay on the loopback address of a single machine, and have no address if Spark encrypts its traffic."""
 
     class Session:
         conf = settings
 
-    assert driver_address(cast("SparkSession", Session)) == known
+    assert driver_address(cast("SparkSession", Session)) == expected
 
 
-def test_a_schema_of_the_users_is_refused_at_once() -> None:
-    """The error comes before the first batch, which fails in a task with Spark's message about Arrow."""
-    made = KinesisLeased({**KINESIS, "lease.store": "sqlite://x"})
+def test_users_schema_is_rejected_at_once() -> None:
+    source = KinesisLeased({**KINESIS, "lease.store": "sqlite://x"})
     with pytest.raises(ValueError, match=r"^schema: the columns are data, streamName, .* leave out \.schema"):
-        made.streamReader(StructType([StructField("data", StringType())]))
+        source.streamReader(StructType([StructField("data", StringType())]))
 
 
-@pytest.mark.parametrize(("given", "place"), [({}, "keep"), ({"kinesis.misplaced": "DROP"}, "drop")])
-def test_the_choice_for_misplaced_aggregates_reaches_the_source(given: dict[str, str], place: str) -> None:
-    assert kinesis_options({**KINESIS, **given}).url_options["misplaced"] == place
+@pytest.mark.parametrize(("options", "place"), [({}, "keep"), ({"kinesis.misplaced": "DROP"}, "drop")])
+def test_misplaced_option_reaches_the_source(options: dict[str, str], place: str) -> None:
+    assert kinesis_options({**KINESIS, **options}).url_options["misplaced"] == place
     with pytest.raises(ValueError, match=r"^option kinesis.misplaced: 'whole' is not one of keep, drop$"):
         kinesis_options({**KINESIS, "kinesis.misplaced": "whole"})
 
 
-def test_a_query_takes_no_part_in_a_swap_of_lease_tables() -> None:
+def test_query_takes_no_part_in_a_swap_of_lease_tables() -> None:
     """A repeated batch is recognized by its leases' epochs, so after a move its rows are left out."""
     with pytest.raises(ValueError, match=r"^option lease\.to: queries of Spark take no part in `leasehold swap`; stop"):
         kinesis_options({**KINESIS, "lease.to": "sqlite:///there.db"})
 
 
-def test_a_python_without_what_we_need_is_told_in_one_sentence() -> None:
-    """The user learns that --py-files lacks our dependencies, and not only the name of a missing module."""
+def test_missing_dependencies_are_one_sentence() -> None:
     code = "import sys; sys.modules['attrs'] = None; import leasehold.adapters.spark"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    (last,) = done.stderr.strip().splitlines()[-1:]
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    (last,) = completed.stderr.strip().splitlines()[-1:]
     assert last.startswith("ModuleNotFoundError: import of attrs halted")
     assert "--py-files ships it" in last
     assert "venv-pack and --archives" in last
 
 
-def test_what_spark_unpacks_finds_the_zip_that_it_came_from(tmp_path: Path) -> None:
+def test_package_unpacked_by_spark_finds_its_zip(tmp_path: Path) -> None:
     """Spark does not name the path of a package that --py-files ships."""
     home = Path(leasehold.__file__).parents[1]
     root, zipped = str(home), str(tmp_path / "shipped.zip")
-    with ZipFile(zipped, "w") as made:
+    with ZipFile(zipped, "w") as archive:
         for path in (home / "leasehold").rglob("*.py"):
-            made.write(path, str(path.relative_to(home)))
+            archive.write(path, str(path.relative_to(home)))
     apart = f"import sys; sys.path = [each for each in sys.path if each != {root!r}]; "
     packs = (
         f"{apart} sys.path.insert(0, {zipped!r}); from leasehold.adapters.sources.call_timeouts import Backoff; "
@@ -249,12 +242,13 @@ def test_what_spark_unpacks_finds_the_zip_that_it_came_from(tmp_path: Path) -> N
     unpacks = (
         f"{apart} import pickle; pickle.load(sys.stdin.buffer)(); sys.stdout.write(sys.modules['leasehold'].__file__)"
     )
-    done = subprocess.run([sys.executable, "-c", unpacks], cwd=tmp_path, input=packed, capture_output=True, check=False)
-    assert done.stdout.decode() == f"{zipped}/leasehold/__init__.py", done.stderr.decode()[-500:]
+    completed = subprocess.run(
+        [sys.executable, "-c", unpacks], cwd=tmp_path, input=packed, capture_output=True, check=False
+    )
+    assert completed.stdout.decode() == f"{zipped}/leasehold/__init__.py", completed.stderr.decode()[-500:]
 
 
-def test_shards_begin_where_each_is_told_to() -> None:
-    """A user can move one shard without reading all of a stream again, as with other connectors."""
+def test_shards_start_at_their_own_positions() -> None:
     text = (
         '{"metadata": {"streamName": "s"}, "shardId-1": {"iteratorType": "AFTER_SEQUENCE_NUMBER", '
         '"iteratorPosition": "4957"}, "shardId-2": "TRIM_HORIZON", '
@@ -280,7 +274,7 @@ def test_formats_are_registered_without_another_clouds_library(absent: str) -> N
     formats = ("kinesis.data_source", "kinesis.table_changes", "event_hubs.data_source")
     missing = "; ".join(f"sys.modules[{name!r}] = None" for name in {absent, absent.replace("boto3", "botocore")})
     imports = ", ".join(f"leasehold.adapters.spark.{each}" for each in formats)
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", f"import sys; {missing}; import {imports}"], capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (completed.returncode, completed.stderr) == (0, "")

@@ -37,7 +37,7 @@ PROGRESS = [
 ]
 
 
-def test_a_batch_is_printed_once_though_the_query_idled_before_it() -> None:
+def test_batch_is_printed_once_although_the_query_idled_before() -> None:
     """Spark gives an idle trigger the number of the batch it waits for, and no rows may be missed because of that."""
     assert list(finished_batches(PROGRESS, 2)) == [
         {"query": "main", "batch": 3, "rows": 9, "seconds": 0.25},
@@ -59,8 +59,7 @@ class Late:
 
 @pytest.mark.parametrize("busy", [0, 2, 4], ids=["at once", "later", "at last"])
 @pytest.mark.parametrize("when", ["loads", "starts"])
-def test_a_query_is_begun_again_where_python_was_not_started_in_time(when: str, busy: int) -> None:
-    """A busy machine does not end a pipeline that has no fault of its own."""
+def test_query_is_restarted_if_python_did_not_start_in_time(when: str, busy: int) -> None:
     tries, late = list[int](), "Python worker failed to connect back."
 
     def start() -> StreamingQuery:
@@ -75,8 +74,7 @@ def test_a_query_is_begun_again_where_python_was_not_started_in_time(when: str, 
 
 @pytest.mark.parametrize(("fault", "tries"), [("no such stream", 1), ("failed to connect back", 5)])
 @pytest.mark.parametrize("when", ["loads", "starts"])
-def test_a_query_that_fails_otherwise_or_for_ever_is_not_begun_again(when: str, fault: str, tries: int) -> None:
-    """A wrong option is not tried again, and a machine without Python only a few times."""
+def test_query_is_not_restarted_for_other_faults_or_forever(when: str, fault: str, tries: int) -> None:
     starts = list[int]()
 
     def start() -> StreamingQuery:
@@ -91,7 +89,7 @@ def test_a_query_that_fails_otherwise_or_for_ever_is_not_begun_again(when: str, 
 
 
 @pytest.mark.services
-def test_from_a_stream_to_files(
+def test_stream_lands_in_files_once(
     spark: SparkSession, kinesis_client: KinesisClient, kinesis_url: str, tmp_path: Path
 ) -> None:
     """The command lands every record once, as it came, also if it is run again."""
@@ -104,32 +102,32 @@ def test_from_a_stream_to_files(
     for number in range(2):
         for text in texts[2 * number : 2 * number + 2]:
             kinesis_client.put_record(StreamName="piped", Data=text.encode(), PartitionKey="k")
-        done = CliRunner().invoke(app, ["kinesis-leased", *sets, "--folder", str(tmp_path), "--once"])
-        assert (done.exit_code, done.stderr) == (0, "")
-        assert sum(json.loads(line)["rows"] for line in done.stdout.splitlines()) == 2
+        result = CliRunner().invoke(app, ["kinesis-leased", *sets, "--folder", str(tmp_path), "--once"])
+        assert (result.exit_code, result.stderr) == (0, "")
+        assert sum(json.loads(line)["rows"] for line in result.stdout.splitlines()) == 2
     rows = spark.read.parquet(f"{tmp_path}/rows/main").orderBy("sequenceNumber").collect()
     assert [bytes(row.data).decode() for row in rows] == texts
     kinesis_client.delete_stream(StreamName="piped")
 
 
-def test_a_bad_option_is_said_in_one_line(spark: SparkSession) -> None:
-    """The user sees no Java traceback, and Spark gets no secret to show on its pages."""
+def test_bad_option_is_one_line(spark: SparkSession) -> None:
     assert spark.version
     ends = ["--folder", "x"]
     refused = CliRunner().invoke(app, ["eventhubs-leased", "--set", "EventHubs.connectionString=hush", *ends])
     assert (refused.exit_code, "Spark would show it" in refused.stderr, "hush" in refused.stderr) == (2, True, False)
-    done = CliRunner().invoke(app, ["kinesis-leased", "--set", "streamName", *ends])
-    assert (done.exit_code, done.stderr) == (2, "leasehold pipeline: --set: 'streamName' is not NAME=VALUE\n")
-    gone = CliRunner().invoke(app, ["kinesis-leased", "--set=kinesis.streamName=s", "--set=lease.readers=2", *ends])
-    assert (gone.exit_code, gone.stderr.count("\n")) == (1, 1)
-    assert gone.stderr.startswith("leasehold pipeline: option lease.readers: unknown; choose among ")
+    result = CliRunner().invoke(app, ["kinesis-leased", "--set", "streamName", *ends])
+    assert (result.exit_code, result.stderr) == (2, "leasehold pipeline: --set: 'streamName' is not NAME=VALUE\n")
+    other = CliRunner().invoke(app, ["kinesis-leased", "--set=kinesis.streamName=s", "--set=lease.readers=2", *ends])
+    assert (other.exit_code, other.stderr.count("\n")) == (1, 1)
+    assert other.stderr.startswith("leasehold pipeline: option lease.readers: unknown; choose among ")
 
 
-def test_a_lease_table_that_cannot_be_used_is_said_in_one_line(spark: SparkSession, tmp_path: Path) -> None:
-    """The user does not have to look for the cause in a hundred lines of Spark and Python."""
+def test_unusable_lease_table_is_one_line(spark: SparkSession, tmp_path: Path) -> None:
     assert spark.version
     sets = ["--set=kinesis.streamName=s", f"--set=lease.store=sqlite://{tmp_path}/no/leases.db"]
-    done = CliRunner().invoke(app, ["kinesis-leased", *sets, "--folder", str(tmp_path), "--once"])
-    assert done.exit_code == 1
-    assert done.stderr.startswith(f"leasehold pipeline: {tmp_path}/no/leases.db: unable to open database file; check ")
-    assert done.stderr.count("\n") == 1
+    result = CliRunner().invoke(app, ["kinesis-leased", *sets, "--folder", str(tmp_path), "--once"])
+    assert result.exit_code == 1
+    assert result.stderr.startswith(
+        f"leasehold pipeline: {tmp_path}/no/leases.db: unable to open database file; check "
+    )
+    assert result.stderr.count("\n") == 1

@@ -8,7 +8,7 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 import pytest
 from attrs import evolve
 from fake_stream import Stream
-from prefetchers import Hands, SteppedFeed, a_feed, an_ahead, pace
+from prefetchers import LeaseHolder, SteppedFeed, new_ahead, new_feed, pace
 
 from leasehold.adapters.sources.protocol import Batch, Record
 from leasehold.adapters.spark.available_now import SILENT_SECONDS
@@ -26,10 +26,10 @@ from leasehold.stores.writes import CreateLease, StealLease
 
 
 @pytest.mark.parametrize("records", [0, 100_000])
-def test_a_shard_is_asked_no_more_than_four_and_a_half_times_a_second(records: int) -> None:
+def test_shard_is_read_at_most_four_and_a_half_times_a_second(records: int) -> None:
     """All readers of a shard share five requests a second (K5)."""
     stream = Stream({"a": ["x"] * records})
-    _, feed = a_feed(stream, an_ahead())
+    _, feed = new_feed(stream, new_ahead())
     now = 0.0
     while now < 10.0:
         feed.take(10_000, 1 << 20)
@@ -39,8 +39,7 @@ def test_a_shard_is_asked_no_more_than_four_and_a_half_times_a_second(records: i
     assert 40 <= stream.readings <= 45
 
 
-def test_who_plans_is_woken_by_rows_and_not_by_empty_answers() -> None:
-    """A query of a thousand quiet shards does not look through all of them at each empty response."""
+def test_planner_is_woken_by_rows_and_not_by_empty_responses() -> None:
     woken, answers = list[int](), 0
 
     class Told(Condition):
@@ -49,7 +48,7 @@ def test_who_plans_is_woken_by_rows_and_not_by_empty_answers() -> None:
             super().notify_all()
 
     stream = Stream({"a": ["x"]})
-    _, feed = a_feed(stream, evolve(an_ahead(), changed=Told()))
+    _, feed = new_feed(stream, evolve(new_ahead(), changed=Told()))
     for now in range(20):
         feed.step(float(now))
         answers = stream.readings
@@ -58,10 +57,9 @@ def test_who_plans_is_woken_by_rows_and_not_by_empty_answers() -> None:
     assert len(woken) == 2, "once it was opened, and once rows had come"
 
 
-def test_the_end_of_a_shard_is_written_when_spark_has_it_and_not_before() -> None:
-    """After a crash, the last records of a shard are still read."""
+def test_end_of_a_shard_is_written_only_after_sparks_commit() -> None:
     stream = Stream({"a": ["x"], "b": []}, {"a": ("b",)})
-    worker, feed = a_feed(stream, an_ahead())
+    worker, feed = new_feed(stream, new_ahead())
     for now in range(5):
         feed.step(float(now))
     chunk = feed.take(10, 1 << 20)
@@ -73,12 +71,12 @@ def test_the_end_of_a_shard_is_written_when_spark_has_it_and_not_before() -> Non
     assert worker.store.get(["a"])[0].checkpoint == SHARD_END
 
 
-def test_faults_that_lie_far_apart_do_not_add_up() -> None:
+def test_distant_faults_do_not_add_up() -> None:
     """An error starts with the shortest wait again if reads succeeded since the last one."""
     stream, waits = Stream({"a": []}), list[float]()
-    worker, feed = a_feed(stream, an_ahead())
+    worker, feed = new_feed(stream, new_ahead())
     worker.uniform = lambda _least, most: most
-    feed = SteppedFeed(worker, feed.holding, an_ahead())
+    feed = SteppedFeed(worker, feed.holding, new_ahead())
     for now in range(0, 1000, 20):
         stream.late["a"] = 1 if now % 40 else 0
         due = feed.step(float(now))
@@ -86,21 +84,20 @@ def test_faults_that_lie_far_apart_do_not_add_up() -> None:
     assert (len(waits), len(set(waits))) == (24, 1)
 
 
-def test_a_shard_that_cannot_be_read_here_is_let_go_at_once_and_not_taken_for_a_while(
+def test_unreadable_shard_is_released_at_once_and_avoided_for_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Another worker may be able to read the shard."""
-    stream, told = Stream({"a": ["x"]}, denied={"a"}), list[tuple[object, ...]]()
-    worker, feed = a_feed(stream, an_ahead())
-    monkeypatch.setattr(worker, "exclude", lambda *given: told.append(given))
-    monkeypatch.setattr(worker, "hurry", lambda: told.append(("hurry",)))
+    stream, exclusions = Stream({"a": ["x"]}, denied={"a"}), list[tuple[object, ...]]()
+    worker, feed = new_feed(stream, new_ahead())
+    monkeypatch.setattr(worker, "exclude", lambda *arguments: exclusions.append(arguments))
+    monkeypatch.setattr(worker, "hurry", lambda: exclusions.append(("hurry",)))
     assert [feed.step(1.0), feed.step(1.0)] == [1.0, math.inf]
-    assert (told, worker.store.get(["a"])[0].owner) == ([("a", EXCLUDED_SECONDS), ("hurry",)], None)
+    assert (exclusions, worker.store.get(["a"])[0].owner) == ([("a", EXCLUDED_SECONDS), ("hurry",)], None)
 
 
-def test_a_lease_that_is_lost_before_its_beginning_is_pinned_is_not_read() -> None:
+def test_lease_lost_before_its_start_is_stored_is_not_read() -> None:
     """The new owner decides where the shard begins."""
-    stream, hands = Stream({"a": ["x"]}), Hands()
+    stream, hands = Stream({"a": ["x"]}), LeaseHolder()
     store, config = MemoryStore(), Config(initial_position=LATEST)
     store.write(CreateLease(Lease("a", checkpoint=LATEST)))  # as other libraries do, which do not say when that was
     worker = Worker(
@@ -109,17 +106,17 @@ def test_a_lease_that_is_lost_before_its_beginning_is_pinned_is_not_read() -> No
     due = 0.0
     for _ in range(3):
         due = worker.turn(due)
-    feed = SteppedFeed(worker, hands.held[0], an_ahead())
+    feed = SteppedFeed(worker, hands.held[0], new_ahead())
     assert isinstance(worker.store.write(StealLease(worker.store.get(["a"])[0], "thief")), Done)
     assert feed.step(1.0) == math.inf
     assert (stream.opened, worker.store.get(["a"])[0].checkpoint) == ([], LATEST)
 
 
-def test_a_child_is_opened_once_its_parents_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_is_opened_once_its_parents_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """A child whose parent was reset is not read next to it, so the order of its keys is kept (L12)."""
     stream, parents = Stream({"b": ["x"]}), {"a": Lease("a")}
-    ahead = an_ahead()
-    worker, feed = a_feed(stream, ahead)
+    ahead = new_ahead()
+    worker, feed = new_feed(stream, ahead)
     child = SteppedFeed(worker, feed.holding, ahead)
     monkeypatch.setattr(feed.holding, "_lease", evolve(feed.holding.lease, parents=("a",)))
     monkeypatch.setattr(worker, "parents", lambda _lease: parents)
@@ -130,14 +127,13 @@ def test_a_child_is_opened_once_its_parents_are_done(monkeypatch: pytest.MonkeyP
     assert [shard for shard, _ in stream.opened] == ["b"]
 
 
-def test_columns_without_a_time_say_nothing_of_when_they_arrived() -> None:
-    """Rows without an arrival time are counted without one."""
+def test_columns_without_a_time_have_no_arrival_time() -> None:
     rows = pa.RecordBatch.from_pydict({"data": [b"x"]})
     batch = ArrowBatch((), Position("1"), 0.0, 0.0, rows=rows)
     assert (batch.count, batch.last_arrived) == (1, None)
 
 
-def test_one_batch_alone_is_not_copied() -> None:
+def test_single_batch_is_not_copied() -> None:
     one = pa.RecordBatch.from_pydict({"data": [b"x"]})
     assert concatenate([one]) is one
     both = concatenate([one, one])
@@ -145,14 +141,16 @@ def test_one_batch_alone_is_not_copied() -> None:
 
 
 @pytest.mark.parametrize("last", [20, 19, 21])
-def test_a_commit_up_to_the_last_number_is_written_without_a_reading(last: int) -> None:
+def test_commit_of_the_last_number_is_written_without_a_read(last: int) -> None:
     """A nightly query that finds nothing new ends, but a commit that does not match the last number is not written."""
-    stream, done = Stream({"a": ["x"] * 20}, numbers=True, silent={"a"}), Position(str(last))
-    ahead = ReadAheadState(pace(), Condition(), lambda _holding, _checkpoint: done, lambda _key: done, only_now=True)
-    worker, feed = a_feed(stream, ahead)
+    stream, committed = Stream({"a": ["x"] * 20}, numbers=True, silent={"a"}), Position(str(last))
+    ahead = ReadAheadState(
+        pace(), Condition(), lambda _holding, _checkpoint: committed, lambda _key: committed, only_now=True
+    )
+    worker, feed = new_feed(stream, ahead)
     for moment in range(4):
         feed.step(float(moment))
-    assert worker.store.get(["a"])[0].checkpoint == (done if last == 20 else TRIM_HORIZON)
+    assert worker.store.get(["a"])[0].checkpoint == (committed if last == 20 else TRIM_HORIZON)
     assert (feed.idle, stream.readings == 0) == (last > 19, last > 19)
     now = 4.0
     while not feed.idle and now < 2 * SILENT_SECONDS:
@@ -160,33 +158,33 @@ def test_a_commit_up_to_the_last_number_is_written_without_a_reading(last: int) 
     assert (last == 19) == (SILENT_SECONDS < now < SILENT_SECONDS + 5)  # records after 19 may be past retention
 
 
-def test_every_reading_is_measured() -> None:
-    ahead, told = an_ahead(), list[tuple[str, int, float | None]]()
-    ahead.measure = lambda holding, batch: told.append((holding.key, batch.count, batch.behind_seconds))
-    _, feed = a_feed(Stream({"a": ["x"] * 15}), ahead)
+def test_every_read_is_measured() -> None:
+    ahead, measurements = new_ahead(), list[tuple[str, int, float | None]]()
+    ahead.measure = lambda holding, batch: measurements.append((holding.key, batch.count, batch.behind_seconds))
+    _, feed = new_feed(Stream({"a": ["x"] * 15}), ahead)
     for now in range(4):
         feed.step(float(now))
-    assert told == [("a", 10, 0.005), ("a", 5, 0.0), ("a", 0, 0.0)]
+    assert measurements == [("a", 10, 0.005), ("a", 5, 0.0), ("a", 0, 0.0)]
 
 
-def test_a_query_over_what_is_there_now_ends_where_records_never_cease() -> None:
+def test_available_now_query_ends_although_records_keep_arriving() -> None:
     """A query over a busy stream ends at what was there when it began."""
-    stream, ahead = Stream({"a": ["x"] * 5000}), an_ahead()  # read in two minutes, and a few seconds behind by then
+    stream, ahead = Stream({"a": ["x"] * 5000}), new_ahead()  # read in two minutes, and a few seconds behind by then
     ahead.only_now = True
-    _, feed = a_feed(stream, ahead)
+    _, feed = new_feed(stream, ahead)
     now = 0.0
     while not feed.idle and now < 60.0:
         feed.take(10_000, 1 << 20)
         now = max(feed.step(now), now)
-    # It goes on for ten seconds more than it is behind, so that it has read what was there when it began.
+    # It reads for ten seconds longer than its lag, so that it has read what was there when it began.
     assert 13.0 < now < 16.0
 
 
-def test_a_shard_behind_a_blocked_sink_weighs_what_it_did() -> None:
+def test_shard_of_a_blocked_sink_keeps_its_weight() -> None:
     """A blocked query keeps its weight, so it is not given more shards."""
-    ahead = an_ahead()
+    ahead = new_ahead()
     ahead.held_count = 1000  # ten rows fill its part of the buffer
-    _, feed = a_feed(Stream({"a": ["x" * 1000] * 1000}), ahead)
+    _, feed = new_feed(Stream({"a": ["x" * 1000] * 1000}), ahead)
     for now in range(65):
         feed.take(10, 1 << 20)
         feed.step(float(now))
@@ -199,11 +197,10 @@ def test_a_shard_behind_a_blocked_sink_weighs_what_it_did() -> None:
 
 
 @pytest.mark.parametrize(("rows", "size"), [(100, 1 << 20), (10_000, 100)], ids=["rows", "bytes"])
-def test_a_shard_is_read_however_many_share_the_room(rows: int, size: int) -> None:
-    """A query with more shards than buffered rows still reads all of them."""
-    ahead = an_ahead()
+def test_every_shard_is_read_however_many_share_the_buffer(rows: int, size: int) -> None:
+    ahead = new_ahead()
     ahead.pace, ahead.held_count = evolve(ahead.pace, rows=rows, bytes=size), 101
-    _, feed = a_feed(Stream({"a": ["x"] * 30}), ahead)
+    _, feed = new_feed(Stream({"a": ["x"] * 30}), ahead)
     rows_taken = 0
     for now in range(9):
         feed.step(float(now))
@@ -212,11 +209,11 @@ def test_a_shard_is_read_however_many_share_the_room(rows: int, size: int) -> No
     assert rows_taken == 30
 
 
-def test_nothing_is_read_or_planned_of_a_lease_that_has_expired_by_our_own_clock() -> None:
+def test_lease_expired_by_our_own_clock_is_neither_read_nor_planned() -> None:
     """After a suspension, another worker may have read those records."""
     now = [0.0]
     stream = Stream({"a": ["x"] * 30})
-    worker, feed = a_feed(stream, an_ahead(), lambda: now[0])
+    worker, feed = new_feed(stream, new_ahead(), lambda: now[0])
     for _ in range(3):
         feed.step(now[0])
     now[0] = worker.config.lease_seconds + 1
@@ -229,9 +226,9 @@ def test_nothing_is_read_or_planned_of_a_lease_that_has_expired_by_our_own_clock
     assert stream.readings == before + 1
 
 
-def test_a_fault_after_a_reading_leaves_no_record_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_after_a_read_loses_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
     """If a metric fails or memory runs out, the records of the page are still delivered."""
-    ahead, faults = an_ahead(), [MemoryError("no room"), ArithmeticError("no such metric")]
+    ahead, faults = new_ahead(), [MemoryError("no room"), ArithmeticError("no such metric")]
     whole = ahead.pace.columns.rows
 
     def rows(lease: Lease, records: Sequence[Record]) -> pa.RecordBatch:
@@ -244,7 +241,7 @@ def test_a_fault_after_a_reading_leaves_no_record_out(monkeypatch: pytest.Monkey
             raise faults.pop()
 
     ahead.pace, ahead.measure = evolve(ahead.pace, columns=evolve(ahead.pace.columns, rows=rows)), measure
-    _, feed = a_feed(Stream({"a": [f"x{place}" for place in range(15)]}), ahead)
+    _, feed = new_feed(Stream({"a": [f"x{place}" for place in range(15)]}), ahead)
     raised, counted = list[str](), list[int]()
     monkeypatch.setattr(feed.holding.throughput, "add", lambda size, _now: counted.append(size))
     for now in range(6):
@@ -253,18 +250,18 @@ def test_a_fault_after_a_reading_leaves_no_record_out(monkeypatch: pytest.Monkey
         except (MemoryError, ArithmeticError) as fault:
             raised.append(str(fault))
     chunk = feed.take(100, 1 << 20)
-    assert (raised, counted[:2]) == (["no room", "no such metric"], [20, 15])  # kept is counted, measured or not
+    assert (raised, counted[:2]) == (["no room", "no such metric"], [20, 15])  # kept is counted even if not measured
     assert chunk is not None
     assert chunk.rows["sequenceNumber"].to_pylist() == [str(place) for place in range(1, 16)]
 
 
-def test_a_commit_of_an_earlier_run_is_written_once_the_shard_was_read() -> None:
+def test_commit_of_an_earlier_run_is_written_after_a_read() -> None:
     """A lease gets the numbers of an earlier run only after a read showed that they belong to this stream."""
     stream = Stream({"a": ["x"] * 30}, silent={"a"})
     ahead = ReadAheadState(
         pace(), Condition(), lambda _holding, _checkpoint: Position("20"), lambda _key: Position("20")
     )
-    worker, feed = a_feed(stream, ahead)
+    worker, feed = new_feed(stream, ahead)
     for now in range(5):
         feed.step(float(now))
     assert stream.readings > 0

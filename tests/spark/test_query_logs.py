@@ -1,4 +1,4 @@
-"""What a query reports about itself: lines about many shards are short, and a shard that is read up is not behind."""
+"""What a query reports about itself: lines about many shards are short, and a shard read to its tip is not behind."""
 
 import logging
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from fake_stream import Place, Stream
-from stolen_leases import stolen
+from stolen_leases import steal_lease
 
 from leasehold.adapters.worker import progress
 from leasehold.balancer.model import Position
@@ -16,17 +16,16 @@ from leasehold.balancer.model import Position
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
     """Return a stream of eight shards with a record each."""
-    found = Place(Stream({f"shard-{number}": ["x"] for number in range(8)}), tmp_path / "leases.db")
-    yield found
-    found.close()
+    streams = Place(Stream({f"shard-{number}": ["x"] for number in range(8)}), tmp_path / "leases.db")
+    yield streams
+    streams.close()
 
 
-def test_many_shards_that_were_lost_are_told_in_a_short_line(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    """A query that loses a thousand shards at once does not log 24 KB for each batch."""
+def test_many_lost_shards_are_logged_in_a_short_line(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     query = place.query()
     query.until(lambda query: len(query.rows) == 8)
     for shard in place.stream.records:
-        stolen(query.store, shard)
+        steal_lease(query.store, shard)
     loop = query.reader._run._loop  # type: ignore[union-attr]  # noqa: SLF001  what it holds
     query.until(lambda _: not loop._prefetchers)  # noqa: SLF001  likewise
     with caplog.at_level(logging.WARNING):
@@ -38,21 +37,19 @@ def test_many_shards_that_were_lost_are_told_in_a_short_line(place: Place, caplo
     )
 
 
-def test_rows_that_may_have_come_before_are_counted_in_the_progress(place: Place) -> None:
-    """Users see possible duplicates in the progress, and not only in a warning."""
+def test_possible_duplicates_are_counted_in_the_progress(place: Place) -> None:
     place.stream.undecided = True
     query = place.query()
     query.until(lambda query: len(query.rows) == len(place.stream.records))
-    told: Any = query.reader.reportLatestOffset()
-    assert told["undecidedRows"] == len(query.rows)
+    report: Any = query.reader.reportLatestOffset()
+    assert report["undecidedRows"] == len(query.rows)
 
 
-def test_a_query_that_has_read_all_it_asked_for_is_not_behind(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A nightly query whose last batches are in its sink is not reported as minutes behind."""
+def test_query_that_has_read_everything_is_not_behind(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "SILENT_SECONDS", 0.0)  # from now on every silence counts
     query = place.query()
     query.reader.prepareForTriggerAvailableNow()
     while query.reader.latestOffset(query.offset, query.reader.getDefaultReadLimit()) != query.offset:
         query.batch()
-    told: Any = query.reader.reportLatestOffset()
-    assert told == {"shards": 8, "behindMs": 0, "behindMsByShard": {}, "undecidedRows": 0}
+    report: Any = query.reader.reportLatestOffset()
+    assert report == {"shards": 8, "behindMs": 0, "behindMsByShard": {}, "undecidedRows": 0}

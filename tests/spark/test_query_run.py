@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, Never, cast
 
 import pytest
-from fake_stream import PAGE, Mortal, Place, Query, Stream
+from fake_stream import PAGE, KillableStore, Place, Query, Stream
 from pyspark.sql.datasource import InputPartition
-from stepped_loop import Stepped, a_reader, stepped
-from stolen_leases import stolen
+from stepped_loop import Stepped, new_reader, stepped
+from stolen_leases import steal_lease
 
 from leasehold.adapters.consumer.runner import Runner
 from leasehold.adapters.spark import lease_loop, query_run
@@ -33,14 +33,14 @@ def texts(prefix: str, count: int) -> list[str]:
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
     """Return a stream of two shards, with 35 and 15 records."""
-    found = Place(Stream({"a": texts("a", 35), "b": texts("b", 15)}), tmp_path / "leases.db")
-    yield found
-    found.close()
+    streams = Place(Stream({"a": texts("a", 35), "b": texts("b", 15)}), tmp_path / "leases.db")
+    yield streams
+    streams.close()
 
 
-def everything(stream: Stream) -> list[tuple[str, int, str]]:
+def all_rows(stream: Stream) -> list[tuple[str, int, str]]:
     """Return every record as a row."""
-    return sorted((key, place, text) for key, found in stream.records.items() for place, text in enumerate(found, 1))
+    return sorted((key, place, text) for key, texts in stream.records.items() for place, text in enumerate(texts, 1))
 
 
 def test_limited_batches_hold_every_record_once(place: Place) -> None:
@@ -50,10 +50,10 @@ def test_limited_batches_hold_every_record_once(place: Place) -> None:
     while len(query.rows) < 50:
         sizes.append(len(query.batch(ReadMaxRows(7) if len(sizes) % 2 else ReadMaxBytes(7 * 103))))
     assert max(sizes) <= 7
-    assert sorted(query.rows) == everything(place.stream)
+    assert sorted(query.rows) == all_rows(place.stream)
 
 
-def test_planning_twice_gives_one_plan_and_reading_twice_the_same_rows(place: Place) -> None:
+def test_planning_and_reading_twice_gives_the_same_batch(place: Place) -> None:
     """A sink with two actions sees one batch under one number."""
     query = place.query()
     end = query.plan(ReadMaxRows(7))
@@ -64,15 +64,17 @@ def test_planning_twice_gives_one_plan_and_reading_twice_the_same_rows(place: Pl
     assert query.reader.partitions(query.offset, end) == parts
 
 
-def test_tasks_that_could_not_be_made_are_made_of_the_same_rows(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_that_could_not_be_made_are_retried_with_the_same_rows(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A disk that is full for a moment does not cost a batch rows that its offset claims."""
     query, faults = place.query(), [OSError("no space left on device")]
     partitions = Transport.partitions
 
-    def refused(transport: Transport, *given: Any) -> Any:  # noqa: ANN401  as it is
+    def refused(transport: Transport, *arguments: Any) -> Any:  # noqa: ANN401  as it is
         if faults:
             raise faults.pop()
-        return partitions(transport, *given)
+        return partitions(transport, *arguments)
 
     monkeypatch.setattr(Transport, "partitions", refused)
     end = query.plan()
@@ -80,12 +82,11 @@ def test_tasks_that_could_not_be_made_are_made_of_the_same_rows(place: Place, mo
     with pytest.raises(OSError, match="no space"):
         query.reader.partitions(query.offset, end)
     rows = query.run(end)
-    assert rows == [row for row in everything(place.stream) if row[1] <= int(end["r"].get(row[0], ["", "0"])[1])]
+    assert rows == [row for row in all_rows(place.stream) if row[1] <= int(end["r"].get(row[0], ["", "0"])[1])]
     assert rows
 
 
-def test_a_query_that_could_not_join_closes_what_it_opened(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The end of such a query closes its port and its connections, and raises nothing."""
+def test_query_that_could_not_join_closes_what_it_opened(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     query = place.query()
 
     def refused(*_given: object) -> Never:
@@ -98,8 +99,7 @@ def test_a_query_that_could_not_join_closes_what_it_opened(place: Place, monkeyp
     assert (place.stream.closed, place.stream.open_readers) == (True, [])
 
 
-def test_an_idle_query_commits_its_last_batch_by_one_empty_one(place: Place) -> None:
-    """The next owner of the shards does not repeat the last batch."""
+def test_idle_query_commits_its_last_batch_by_an_empty_one(place: Place) -> None:
     query = place.query()
     query.until(lambda query: len(query.rows) == 50)
     assert query.checkpoints() != {"a": "35", "b": "15"}
@@ -109,46 +109,45 @@ def test_an_idle_query_commits_its_last_batch_by_one_empty_one(place: Place) -> 
     assert [query.reader.latestOffset(flushed, ReadMaxRows(9)) for _ in range(15)] == [flushed] * 15
 
 
-def test_a_planned_batch_is_repeated_exactly_whatever_came_since(place: Place) -> None:
+def test_planned_batch_is_repeated_exactly(place: Place) -> None:
     """A repeated batch has the same rows, because a sink may skip a batch it knows."""
     first = place.query(maxRowsPerTrigger="7")
     before = first.batch()
     one = first.offset
-    done = first.batch()
+    rows = first.batch()
     two = first.offset
     first.reader.stop()
     place.stream.put("a", *texts("late", 5))
     second = place.query(one)
-    assert second.run(two) == done
+    assert second.run(two) == rows
     second.reader.stop()
     place.path = place.path.with_name("another.db")  # the lease table is gone as well
     third = place.query(one)
-    assert third.run(two) == done
+    assert third.run(two) == rows
     third.offset = two
-    third.until(lambda query: sorted({*before, *query.rows}) == everything(place.stream))
+    third.until(lambda query: sorted({*before, *query.rows}) == all_rows(place.stream))
     assert len(before) + len(third.rows) == 55
 
 
-def test_a_lease_stolen_between_plan_and_commit_costs_a_repetition_and_no_more(place: Place) -> None:
+def test_lease_stolen_between_plan_and_commit_costs_only_a_repetition(place: Place) -> None:
     """A steal neither ends the query nor moves a checkpoint back, and the new owner's unread records are read."""
     query = place.query()
     query.until(lambda query: query.offset["r"].keys() == {"a", "b"})
-    stolen(query.store, "a", "3")
+    steal_lease(query.store, "a", "3")
     place.stream.put("b", "more")
-    query.until(lambda query: sorted(set(query.rows)) == everything(place.stream))
+    query.until(lambda query: sorted(set(query.rows)) == all_rows(place.stream))
     query.until(lambda query: query.checkpoints() == {"a": "35", "b": "16"})
-    # Rows that the sink already had are not read again, because they end after the thief's.
+    # Rows that the sink already had are not read again, because they end after the new owner's.
     assert len(query.rows) == 51
 
 
-def test_a_commit_is_refused_while_another_worker_owns_the_lease(place: Place) -> None:
-    """A late commit does not overtake the owner, whose records are skipped otherwise after a crash."""
+def test_commit_is_rejected_while_another_worker_owns_the_lease(place: Place) -> None:
     place.stream.records = {"a": texts("a", 5), "b": texts("b", 5)}
     query = place.query()
     query.until(lambda query: len(query.rows) == 10)
     place.stream.put("a", "more")
     query.until(lambda query: len(query.rows) == 11)  # the end of "a" is planned now, and not committed
-    stolen(query.store, "a")
+    steal_lease(query.store, "a")
     before = query.store.get(["a"])[0]
     query.reader.commit(query.offset)
     query.until(lambda query: query.checkpoints()["b"] == "5")
@@ -157,34 +156,31 @@ def test_a_commit_is_refused_while_another_worker_owns_the_lease(place: Place) -
     assert before.checkpoint.sequence != "6"
 
 
-def test_a_shard_that_cannot_be_repeated_gives_nothing_and_goes_on_at_its_checkpoint(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shard_that_cannot_be_repeated_resumes_at_its_checkpoint(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """If another worker reads the partition of an event hub, the query goes on, and the range is read later."""
     monkeypatch.setattr("leasehold.adapters.spark.replay.SILENT_SECONDS", 0.5)
     place.stream.records = {"a": texts("a", 5), "b": texts("b", 5)}
     end = {"v": 1, "n": 1, "r": {key: ["TRIM_HORIZON", "5", 1] for key in "ab"}}
     place.stream.refuses.add("a")
     query = place.query(rereadable=False)
-    assert query.run(end) == [row for row in everything(place.stream) if row[0] == "b"]
+    assert query.run(end) == [row for row in all_rows(place.stream) if row[0] == "b"]
     query.offset = end
     place.stream.refuses.clear()
-    query.until(lambda query: sorted(query.rows) == everything(place.stream))
+    query.until(lambda query: sorted(query.rows) == all_rows(place.stream))
 
 
-def test_children_of_a_shard_come_after_spark_has_its_end(place: Place) -> None:
+def test_children_follow_the_commit_of_their_parents_end(place: Place) -> None:
     """A crash at the end of a shard then loses nothing, and no child is read before its parent."""
     place.stream.split("a", "c", "d")
     place.stream.put("c", "first of c")
     query = place.query()
     query.until(lambda query: query.offset["r"].get("a", ["", ""])[1] == "SHARD_END")
     assert sorted(query.checkpoints()) == ["a", "b"]
-    query.until(lambda query: sorted(query.rows) == everything(place.stream))
+    query.until(lambda query: sorted(query.rows) == all_rows(place.stream))
     assert query.checkpoints()["a"] == "SHARD_END"
 
 
-def test_a_lease_asked_for_is_given_once_its_batch_is_committed(place: Place) -> None:
-    """A planned move does not cost the batch in progress."""
+def test_requested_lease_is_handed_off_after_its_batch_is_committed(place: Place) -> None:
     query = place.query()
     query.until(lambda query: len(query.rows) == 50)
     lease = query.store.get(["a"])[0]
@@ -194,7 +190,7 @@ def test_a_lease_asked_for_is_given_once_its_batch_is_committed(place: Place) ->
     assert query.checkpoints()["a"] == "35"
 
 
-def test_a_query_over_what_is_there_now_ends_with_all_committed_and_nothing_held(place: Place) -> None:
+def test_available_now_query_ends_with_all_committed_and_released(place: Place) -> None:
     query = place.query()
     query.reader.prepareForTriggerAvailableNow()
     sizes = []
@@ -206,12 +202,12 @@ def test_a_query_over_what_is_there_now_ends_with_all_committed_and_nothing_held
     assert sizes[-1] == 0
     assert 0 not in sizes[:-1]
     assert {row for row in query.rows if row[2] != "too late"} == {
-        row for row in everything(place.stream) if row[2] != "too late"
+        row for row in all_rows(place.stream) if row[2] != "too late"
     }
     assert leases == [("a", None, "35"), ("b", None, str(max(row[1] for row in query.rows if row[0] == "b")))]
 
 
-def test_a_query_reports_how_far_behind_its_shards_are(place: Place) -> None:
+def test_query_reports_how_far_behind_its_shards_are(place: Place) -> None:
     place.stream.put("a", *texts("x", 4000))
     query = place.query(buffer="100")
     assert query.reader.reportLatestOffset() is None
@@ -226,8 +222,7 @@ def test_a_query_reports_how_far_behind_its_shards_are(place: Place) -> None:
     json.dumps(progress)
 
 
-def test_reading_ahead_stops_where_the_buffer_is_full(place: Place) -> None:
-    """A blocked sink does not fill the driver's memory."""
+def test_reading_ahead_stops_at_a_full_buffer(place: Place) -> None:
     place.stream.put("a", *texts("x", 4000))
     query = place.query(buffer="100")
     query.batch()
@@ -235,10 +230,7 @@ def test_reading_ahead_stops_where_the_buffer_is_full(place: Place) -> None:
     assert len(query.batch()) <= 100 + 2 * PAGE
 
 
-def test_a_query_over_what_is_there_now_does_not_end_while_a_shard_cannot_be_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The query fails instead, so that its scheduler does not take the run for a success."""
+def test_available_now_query_fails_if_a_shard_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("STALL_SECONDS", "STALL_LEASE_TIMES"):
         monkeypatch.setattr(lease_loop, name, 0.5)
     place = Place(Stream({"a": ["x"]}), tmp_path / "leases.db")
@@ -250,8 +242,7 @@ def test_a_query_over_what_is_there_now_does_not_end_while_a_shard_cannot_be_ope
     place.close()
 
 
-def test_nothing_is_kept_of_a_batch_that_spark_has_committed(place: Place) -> None:
-    """Memory does not grow with the number of batches."""
+def test_committed_batch_is_freed(place: Place) -> None:
     query = place.query()
     while len(query.rows) < 50:
         query.batch(ReadMaxRows(7))
@@ -265,28 +256,25 @@ def test_nothing_is_kept_of_a_batch_that_spark_has_committed(place: Place) -> No
     assert (dict(run._plans), dict(run._partitions)) == ({}, {})  # noqa: SLF001  likewise
 
 
-def test_a_task_of_another_source_is_refused(place: Place) -> None:
-    """The mistake is not hidden by an empty batch, which loses the rows."""
+def test_task_of_another_source_is_rejected(place: Place) -> None:
     with pytest.raises(TypeError, match=r"^InputPartition is no partition of this source$"):
         list(place.query().reader.read(InputPartition(0)))
 
 
-def test_a_row_larger_than_a_batch_may_be_comes_alone(place: Place) -> None:
-    """Such a row stops neither its own shard nor the others."""
+def test_row_larger_than_a_batch_arrives_alone(place: Place) -> None:
     place.stream.records = {"a": texts("a", 4), "b": texts("b", 4)}
     query = place.query()
     sizes = [len(query.batch(ReadMaxBytes(1))) for _ in range(8)]
-    assert (sizes, sorted(query.rows)) == ([1] * 8, everything(place.stream))
+    assert (sizes, sorted(query.rows)) == ([1] * 8, all_rows(place.stream))
 
 
-def test_an_empty_batch_of_an_earlier_run_is_not_read_again(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    """A start after an idle query does not wait for shards of which the batch has no rows."""
+def test_empty_batch_of_an_earlier_run_is_not_read_again(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     query = place.query()
     assert query.run({"v": 1, "n": 1, "r": {"a": ["5", "5", 1]}}) == []
     assert "planned by an earlier run" not in caplog.text
 
 
-def test_whoever_is_told_to_end_waits_for_no_commit(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ending_query_waits_for_no_commit(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A query that ends releases shards even if Spark will not commit their rows any more."""
     query, ending, stop = place.query(), list[bool](), Runner.stop
     query.plan()
@@ -302,8 +290,7 @@ def test_whoever_is_told_to_end_waits_for_no_commit(place: Place, monkeypatch: p
     assert ending == [True]
 
 
-def test_a_query_that_ends_sends_its_last_metrics(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measurements since the last export are sent when the query ends."""
+def test_ending_query_sends_its_last_metrics(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     ended = list[bool]()
 
     @contextmanager
@@ -319,9 +306,7 @@ def test_a_query_that_ends_sends_its_last_metrics(place: Place, monkeypatch: pyt
     assert ended == [True]
 
 
-def test_a_query_ends_with_what_has_ended_its_worker(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A query whose worker has failed raises the error, and does not look idle."""
-
+def test_query_raises_what_ended_its_worker(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(_runner: Runner) -> Never:
         raise StoreError("the table is away")
 
@@ -330,7 +315,7 @@ def test_a_query_ends_with_what_has_ended_its_worker(place: Place, monkeypatch: 
         place.query().plan()
 
 
-def test_a_query_is_closed_once_even_where_that_fails(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_query_is_closed_once_even_if_closing_fails(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a failed close, the signal that follows a closed channel does not close again."""
     query, closed = place.query(), list[Callable[[], None]]()
     query.plan()
@@ -350,11 +335,11 @@ def test_a_query_is_closed_once_even_where_that_fails(place: Place, monkeypatch:
     close()
 
 
-def test_what_was_read_ahead_grows_no_older_while_it_waits_for_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lag_of_buffered_rows_does_not_grow_while_they_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """`behindMs` does not grow with the time that buffered rows wait for a slow sink."""
     clock, stream = stepped(monkeypatch), Stream({"a": texts("a", 500)})
-    how: dict[str, Any] = {"rereadable": True, "flush": "true", "lease.bufferRows": "20"}
-    reader = a_reader(stream, Mortal(MemoryStore()), **how)
+    query_options: dict[str, Any] = {"rereadable": True, "flush": "true", "lease.bufferRows": "20"}
+    reader = new_reader(stream, KillableStore(MemoryStore()), **query_options)
     start = reader.initialOffset()
     while reader.latestOffset(start, ReadMaxRows(1)) == start:
         pass
@@ -366,10 +351,10 @@ def test_what_was_read_ahead_grows_no_older_while_it_waits_for_spark(monkeypatch
     reader.stop()
 
 
-def test_a_query_over_what_is_there_now_knows_what_it_still_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_available_now_query_knows_what_it_still_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A scheduled query waits for each shard that is to be read, except those that another worker reads."""
     clock, store = stepped(monkeypatch), MemoryStore()
-    reader = a_reader(Stream({"a": ["x"]}), Mortal(store), rereadable=True, flush="true")
+    reader = new_reader(Stream({"a": ["x"]}), KillableStore(store), rereadable=True, flush="true")
     reader.prepareForTriggerAvailableNow()
     run = reader._get_or_start_run()  # noqa: SLF001  what it asks
     loop = cast("Stepped", run._loop)  # noqa: SLF001  likewise
@@ -386,12 +371,12 @@ def test_a_query_over_what_is_there_now_knows_what_it_still_waits_for(monkeypatc
     for _ in range(3):
         loop.tick()
     assert loop.awaited == {}
-    taken = store.write(StealLease(store.get(["a"])[0], "thief"))
+    outcome = store.write(StealLease(store.get(["a"])[0], "thief"))
     loop._worker.renew(clock.now + 10.0)  # noqa: SLF001  so that it notices
     loop.tick()
     assert loop.awaited == {"a": "thief owns it and does not renew it"}
-    assert isinstance(taken, Done)
-    assert isinstance(store.write(RenewLease(taken.lease)), Done)
+    assert isinstance(outcome, Done)
+    assert isinstance(store.write(RenewLease(outcome.lease)), Done)
     assert loop.awaited == {}, "whoever renews it reads it"
     store.write(ReleaseLease(store.get(["a"])[0], "thief"))
     assert loop.awaited == {"a": "nobody owns it"}

@@ -37,10 +37,10 @@ def block(kind: str, sign: str) -> str:
     """Return the only code block of this kind on the pages that contains this text."""
     pages = "\n".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("spark.md", "spark-cluster.md"))
     tokens = MarkdownIt().parse(pages)
-    (found,) = [
+    (code,) = [
         token.content for token in tokens if token.type == "fence" and token.info == kind and sign in token.content
     ]
-    return found
+    return code
 
 
 @pytest.fixture
@@ -60,8 +60,8 @@ def wheel(folder: Path) -> Path:
     """Return the wheel of this project, as an index would have it."""
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     subprocess.run(build, cwd=ROOT, env={**os.environ, "LEASEHOLD_PURE": "1"}, check=True, capture_output=True)
-    (found,) = folder.glob("*.whl")
-    return found
+    (path,) = folder.glob("*.whl")
+    return path
 
 
 @pytest.fixture
@@ -70,8 +70,8 @@ def cluster(
 ) -> Iterator[Recipe]:
     """Runs recipes of the page in the folder of their program, on a master and two workers, with this environment."""
     python = environment.pop("PYSPARK_PYTHON")  # the recipe says which
-    wanted = ("spark.executor.memory", "spark.executor.cores", "spark.cores.max")
-    small = {name: ON_CLUSTER[name] for name in wanted} | {"spark.driver.host": "127.0.0.1"}
+    names = ("spark.executor.memory", "spark.executor.cores", "spark.cores.max")
+    small = {name: ON_CLUSTER[name] for name in names} | {"spark.driver.host": "127.0.0.1"}
     (orders / "conf").mkdir()
     lines = "".join(f"{name} {value}\n" for name, value in small.items())
     (orders / "conf" / "spark-defaults.conf").write_text(lines, encoding="utf-8")
@@ -84,7 +84,7 @@ def cluster(
 
     def run(recipe: str, **more: str) -> "subprocess.CompletedProcess[str]":
         for _ in range(3):
-            done = subprocess.run(
+            completed = subprocess.run(
                 ["bash", "-e", "-c", recipe.replace("spark://master:7077", master)],
                 cwd=orders,
                 env={**os.environ, **environment, **own, **more},
@@ -93,9 +93,9 @@ def cluster(
                 check=False,
                 timeout=900,
             )
-            if LATE not in done.stderr:  # the recipe is not at fault if the machine is too busy
+            if LATE not in completed.stderr:  # the recipe is not at fault if the machine is too busy
                 break
-        return done
+        return completed
 
     yield run
     with suppress(ClientError):  # if nothing ran, there is no table
@@ -113,11 +113,10 @@ def without_anything(folder: Path) -> str:
     return str(folder / "bin/python")
 
 
-def test_an_environment_that_is_shipped_runs_the_query_of_the_page(orders: Path, cluster: Recipe) -> None:
-    """A user can copy the recipe of the page as it is."""
-    done = cluster(block("sh", "--archives").replace("'leasehold[", f"'{wheel(orders / 'dist')}["))
-    assert done.returncode == 0, reasons(done.stderr)
-    assert [f"book-{number}" in done.stdout for number in range(5)] == [True] * 5, done.stdout
+def test_shipped_environment_runs_the_query_of_the_page(orders: Path, cluster: Recipe) -> None:
+    completed = cluster(block("sh", "--archives").replace("'leasehold[", f"'{wheel(orders / 'dist')}["))
+    assert completed.returncode == 0, reasons(completed.stderr)
+    assert [f"book-{number}" in completed.stdout for number in range(5)] == [True] * 5, completed.stdout
     assert (orders / "env.tar.gz").stat().st_size > 10_000_000
 
 
@@ -134,19 +133,16 @@ def beside(orders: Path) -> str:
     return python
 
 
-def test_a_package_that_is_shipped_alone_runs_where_the_rest_is_and_says_elsewhere_what_it_lacks(
-    orders: Path, cluster: Recipe, beside: str
-) -> None:
-    """The error names the missing package, and the query does not end in the process of its source."""
+def test_package_shipped_alone_runs_or_names_what_is_missing(orders: Path, cluster: Recipe, beside: str) -> None:
     source, recipe = wheel(orders / "dist"), block("sh", "--py-files")
     settings = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(source.parent)}
     page = (ROOT / "docs" / "spark-cluster.md").read_text(encoding="utf-8").replace("\n", " ")
     assert 'ends, and says so: "leasehold is here without what it needs"' in page
-    done = cluster(recipe, PYSPARK_PYTHON=without_anything(orders / "none"), **settings)
-    assert done.returncode != 0
-    (*_, last) = filter(None, done.stdout.splitlines())  # where spark-submit passes on what the program prints
+    completed = cluster(recipe, PYSPARK_PYTHON=without_anything(orders / "none"), **settings)
+    assert completed.returncode != 0
+    (*_, last) = filter(None, completed.stdout.splitlines())  # where spark-submit passes on what the program prints
     assert "leasehold is here without what it needs" in last
     assert last.endswith("(venv-pack and --archives, see docs/spark-cluster.md), or install it everywhere")
-    done = cluster(recipe, PYSPARK_PYTHON=beside, **settings)
-    assert done.returncode == 0, reasons(done.stderr)
-    assert [f"book-{number}" in done.stdout for number in range(5)] == [True] * 5, done.stdout
+    completed = cluster(recipe, PYSPARK_PYTHON=beside, **settings)
+    assert completed.returncode == 0, reasons(completed.stderr)
+    assert [f"book-{number}" in completed.stdout for number in range(5)] == [True] * 5, completed.stdout

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import pytest
 from attrs import define, field
-from fake_stream import Mortal, Query, Stream
-from stepped_loop import a_reader, stepped
+from fake_stream import KillableStore, Query, Stream
+from stepped_loop import new_reader, stepped
 from waiters import Clock
 
 from leasehold.adapters.worker.discovery import SAFETY_SECONDS, MadeAnew
@@ -30,20 +30,20 @@ class Table:
 
     def query(self, before: Query | None = None, more: Mapping[str, str] = NOT_TOLD) -> Query:
         """Return one more run, which goes on after the run `before`, which was killed."""
-        life = Mortal(self.store)
+        life = KillableStore(self.store)
         if before is not None:
             before.kill()
             self.clock.now += 60.0
-        reader = a_reader(self.stream, life, rereadable=True, flush="true", starts=self.starts, **more)
+        reader = new_reader(self.stream, life, rereadable=True, flush="true", starts=self.starts, **more)
         return Query(reader, self.store, life, reader.initialOffset() if before is None else before.offset)
 
     def read_up(self, query: Query) -> list[str]:
         """Return the texts of what the stream holds, each as often as it came."""
-        there = sum(map(len, self.stream.records.values()))
-        query.until(lambda query: len(query.rows) >= there)
+        count = sum(map(len, self.stream.records.values()))
+        query.until(lambda query: len(query.rows) >= count)
         return sorted(text for _, _, text in query.rows)
 
-    def noted(self) -> set[str | None]:
+    def noted_incarnations(self) -> set[str | None]:
         """Return the incarnations that the leases are of."""
         return {lease.annotation(INCARNATION) for lease in self.store.list().leases}
 
@@ -51,22 +51,21 @@ class Table:
 @pytest.fixture
 def table(monkeypatch: pytest.MonkeyPatch) -> Table:
     """Return a stream of two shards with five records each."""
-    found = Table(stepped(monkeypatch))
-    fill(found, "old", 5)
-    return found
+    new_table = Table(stepped(monkeypatch))
+    fill(new_table, "old", 5)
+    return new_table
 
 
-def fill(table: Table, word: str, count: int) -> None:
+def fill(table: Table, prefix: str, count: int) -> None:
     """Put this many records into each shard."""
     for shard in table.stream.records:
-        table.stream.put(shard, *(f"{word} {shard}{number}" for number in range(count)))
+        table.stream.put(shard, *(f"{prefix} {shard}{number}" for number in range(count)))
 
 
-def test_a_query_that_is_not_told_to_begin_anew_ends_and_says_so(table: Table) -> None:
-    """The query does not wait, seemingly idle, for numbers that the new stream does not have."""
+def test_recreated_stream_ends_the_query_by_default(table: Table) -> None:
     query = table.query()
     table.read_up(query)
-    table.stream.make_anew("a", "b")
+    table.stream.recreate("a", "b")
     fill(table, "new", 8)
     again = table.query(query)
     for _ in range(2):
@@ -74,18 +73,18 @@ def test_a_query_that_is_not_told_to_begin_anew_ends_and_says_so(table: Table) -
             again.reader.latestOffset(again.offset, again.reader.getDefaultReadLimit())
     with pytest.raises(SourceError, match=REFUSED):
         again.reader.partitions(again.reader.initialOffset(), again.offset)
-    assert table.noted() == {"fake:1000"}
+    assert table.noted_incarnations() == {"fake:1000"}
 
 
-def test_a_query_that_is_told_to_reads_the_new_stream_whole(table: Table) -> None:
+def test_recreated_stream_is_read_whole_if_the_option_says_so(table: Table) -> None:
     """The new stream's numbers begin again, so records before the old offset are not skipped."""
     query = table.query()
     table.read_up(query)
-    table.stream.make_anew("a", "b", "c")
+    table.stream.recreate("a", "b", "c")
     fill(table, "new", 8)
     again = table.query(query, ANEW)
     assert table.read_up(again) == sorted(f"new {shard}{number}" for shard in "abc" for number in range(8))
-    assert (again.offset["i"], table.noted()) == ("fake:2000", {"fake:2000"})
+    assert (again.offset["i"], table.noted_incarnations()) == ("fake:2000", {"fake:2000"})
     # From then on it is a stream like any other, with or without the option.
     fill(table, "newer", 1)
     last = table.query(again)
@@ -93,12 +92,12 @@ def test_a_query_that_is_told_to_reads_the_new_stream_whole(table: Table) -> Non
     assert sorted(text for _, _, text in last.rows) == ["newer a0", "newer b0", "newer c0"]
 
 
-def test_a_batch_that_was_planned_of_the_former_stream_is_repeated_empty(table: Table) -> None:
+def test_batch_planned_on_the_former_stream_is_repeated_empty(table: Table) -> None:
     """Records of the new stream with the same numbers are not taken for the rows of the old batch."""
     query = table.query()
     planned = query.plan()
     assert planned is not None
-    table.stream.make_anew("a", "b")
+    table.stream.recreate("a", "b")
     fill(table, "new", 8)
     again = table.query(query, ANEW)
     assert again.run(planned) == []
@@ -107,11 +106,10 @@ def test_a_batch_that_was_planned_of_the_former_stream_is_repeated_empty(table: 
     assert table.read_up(again) == sorted(f"new {shard}{number}" for shard in "ab" for number in range(8))
 
 
-def test_a_running_query_ends_once_its_stream_is_listed_as_another(table: Table) -> None:
-    """The query's offsets count records of the old stream, and do not mark those of the new one as read."""
+def test_running_query_ends_once_its_stream_is_listed_as_recreated(table: Table) -> None:
     query = table.query(more=ANEW)
     table.read_up(query)
-    table.stream.make_anew("a", "b")
+    table.stream.recreate("a", "b")
     table.clock.now += SAFETY_SECONDS
     with pytest.raises(
         MadeAnew, match=r"^stream fake:1000 was deleted and made anew while it was read, and is fake:2000"
@@ -119,13 +117,13 @@ def test_a_running_query_ends_once_its_stream_is_listed_as_another(table: Table)
         query.plan()
 
 
-def test_an_offset_that_names_no_incarnation_is_of_the_one_that_its_leases_note(table: Table) -> None:
+def test_unnamed_offset_has_the_incarnation_that_its_leases_note(table: Table) -> None:
     """A checkpointLocation of an earlier version does not skip records of the new stream."""
     table.stream.records["c"] = ["old c0"]
     query = table.query()
     table.read_up(query)
     del query.offset["i"]
-    table.stream.make_anew("a", "b")
+    table.stream.recreate("a", "b")
     fill(table, "new", 8)
     with pytest.raises(SourceError, match=REFUSED):
         table.query(query).plan()
@@ -135,8 +133,7 @@ def test_an_offset_that_names_no_incarnation_is_of_the_one_that_its_leases_note(
     assert again.offset["r"].keys() == {"a", "b"}
 
 
-def test_an_offset_that_names_no_incarnation_goes_on_where_nothing_was_made_anew(table: Table) -> None:
-    """A change of version does not repeat all records."""
+def test_unnamed_offset_resumes_if_nothing_was_recreated(table: Table) -> None:
     query = table.query()
     table.read_up(query)
     del query.offset["i"]
@@ -147,16 +144,16 @@ def test_an_offset_that_names_no_incarnation_goes_on_where_nothing_was_made_anew
     assert again.offset["i"] == "fake:1000"
 
 
-@pytest.mark.parametrize(("made", "told"), [(1000, "fake:2000, but the query reads fake:1000"), (0, "")])
-def test_an_offset_of_a_later_stream_is_refused_and_one_of_an_unknown_kept(table: Table, made: int, told: str) -> None:
+@pytest.mark.parametrize(("created", "message"), [(1000, "fake:2000, but the query reads fake:1000"), (0, "")])
+def test_offset_of_a_later_incarnation_is_rejected(table: Table, created: int, message: str) -> None:
     """Even if a listing is outdated, an offset's ranges are not read from another incarnation of the stream."""
     table.stream.made = 2000
     query = table.query()
     table.read_up(query)
-    table.stream.made = made
+    table.stream.made = created
     again = table.query(query, ANEW)
-    if told:
-        with pytest.raises(SourceError, match=rf"^offset: the checkpointLocation is of {told}"):
+    if message:
+        with pytest.raises(SourceError, match=rf"^offset: the checkpointLocation is of {message}"):
             again.plan()
     else:
         fill(table, "more", 1)
@@ -165,13 +162,10 @@ def test_an_offset_of_a_later_stream_is_refused_and_one_of_an_unknown_kept(table
 
 
 @pytest.mark.parametrize("more", [NOT_TOLD, ANEW])
-def test_a_new_query_over_leases_of_a_former_stream_is_told_or_begins_them_anew(
-    table: Table, more: Mapping[str, str]
-) -> None:
-    """The query does not wait next to leases that no worker may read."""
+def test_new_query_over_leases_of_a_former_stream_fails_or_restarts(table: Table, more: Mapping[str, str]) -> None:
     table.read_up(before := table.query())
     before.kill()
-    table.stream.make_anew("a", "b")
+    table.stream.recreate("a", "b")
     fill(table, "new", 3)
     query = table.query(more=more)
     if more:
@@ -181,19 +175,19 @@ def test_a_new_query_over_leases_of_a_former_stream_is_told_or_begins_them_anew(
         query.plan()
 
 
-def test_a_shard_begins_anew_where_the_option_says_and_not_at_its_first_position(table: Table) -> None:
+def test_shard_of_a_recreated_stream_starts_where_the_option_says(table: Table) -> None:
     """A starting position for one shard is a place in the old stream."""
     table.starts = {"a": Position("3")}
     query = table.query()
     query.until(lambda query: len(query.rows) >= 7)
     assert sorted(text for _, _, text in query.rows)[:2] == ["old a3", "old a4"]
-    table.stream.make_anew("a", "b")
+    table.stream.recreate("a", "b")
     fill(table, "new", 5)
     again = table.query(query, ANEW)
     assert table.read_up(again) == sorted(f"new {shard}{number}" for shard in "ab" for number in range(5))
 
 
-def test_a_run_waits_until_the_stream_says_which_it_is(
+def test_run_waits_until_the_stream_is_identified(
     table: Table, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each batch names the incarnation, so that it is valid for that one only."""
@@ -212,9 +206,7 @@ def test_a_run_waits_until_the_stream_says_which_it_is(
     assert caplog.messages.count("the stream cannot be reached, trying again: slow down") == 1
 
 
-def test_a_stream_that_learns_by_a_listing_which_it_is_is_listed_first(
-    table: Table, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stream_that_is_identified_by_a_listing_is_listed_first(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     """The offsets of a run name the incarnation, so those of an old stream do not count for the new one."""
     listed, shards, incarnation = list[bool](), Stream.shards, Stream.incarnation
 

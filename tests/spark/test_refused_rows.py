@@ -25,7 +25,7 @@ def table(columns: SinkColumns, *rows: tuple[Any, ...]) -> pa.Table:
     """Return these rows as a section has them."""
     kinds = columns.types.items()
     return pa.table(
-        {name: pa.array([row[at] for row in rows], kind) for at, (name, kind) in enumerate(kinds)}
+        {name: pa.array([row[column] for row in rows], kind) for column, (name, kind) in enumerate(kinds)}
     ).combine_chunks()
 
 
@@ -54,18 +54,18 @@ class OneShard:
 @pytest.fixture
 def kinesis(monkeypatch: pytest.MonkeyPatch) -> Iterator[Written]:
     """Return a writer whose producer checks its rows, and sends nothing."""
-    sent = list[object]()
+    sent_rows = list[object]()
 
     class Noting(producer.Producer):
         def put(self, data: bytes, *keys: Any, context: bytes = b"", row: int = 0) -> Any:  # noqa: ANN401, ARG002
             self.check(data, *keys, context=context)
-            sent.append(data)
+            sent_rows.append(data)
             return SimpleNamespace(result=lambda: None)
 
     monkeypatch.setattr(producer, "Producer", Noting)
     monkeypatch.setattr(producer, "clients_of", lambda *_, **__: OneShard())
     writer = KinesisRowWriter(KinesisSinkTarget("stream", "eu-west-1", "", "cbor", 1.0, 0.1))
-    yield Written(writer, sent)
+    yield Written(writer, sent_rows)
     writer._producer.close(0)  # noqa: SLF001
 
 
@@ -80,13 +80,13 @@ BAD_OF_KINESIS = {
 
 
 @pytest.mark.parametrize("at", ["first", "last"])
-@pytest.mark.parametrize(("bad", "said"), BAD_OF_KINESIS.values(), ids=BAD_OF_KINESIS)
-def test_a_row_that_kinesis_refuses_keeps_its_section_from_being_sent(
-    kinesis: Written, bad: tuple[Any, ...], said: str, at: str
+@pytest.mark.parametrize(("bad", "message"), BAD_OF_KINESIS.values(), ids=BAD_OF_KINESIS)
+def test_row_rejected_by_kinesis_keeps_its_section_unsent(
+    kinesis: Written, bad: tuple[Any, ...], message: str, at: str
 ) -> None:
     good = [(b"%d" % number, f"key {number}", str(number) if number % 2 else None) for number in range(GOOD)]
     rows = [*good, bad] if at == "last" else [bad, *good]
-    with pytest.raises(ValueError, match=f"^{said}"):
+    with pytest.raises(ValueError, match=f"^{message}"):
         kinesis.writer.write(table(kinesis_sink.COLUMNS, *rows), TAG)
     assert kinesis.sent == []
     kinesis.writer.write(table(kinesis_sink.COLUMNS, *good), TAG)
@@ -97,16 +97,16 @@ def test_a_row_that_kinesis_refuses_keeps_its_section_from_being_sent(
 def hub() -> Written:
     """Return a writer with the client's own batches, which records what is sent."""
     azure = pytest.importorskip("azure.eventhub")
-    sent = list[object]()
+    sent_rows = list[object]()
 
     class Client:
         def create_batch(self, **where: str) -> object:
             return azure.EventDataBatch(max_size_in_bytes=5000, **where)
 
         def send_batch(self, batch: Any) -> None:  # noqa: ANN401  an extra has the type
-            sent.extend(event.body_as_str() for event in batch._internal_events)  # noqa: SLF001
+            sent_rows.extend(event.body_as_str() for event in batch._internal_events)  # noqa: SLF001
 
-    return Written(HubRowWriter(cast("Any", Client()), "hub"), sent)
+    return Written(HubRowWriter(cast("Any", Client()), "hub"), sent_rows)
 
 
 BAD_OF_HUBS = {
@@ -117,13 +117,13 @@ BAD_OF_HUBS = {
 
 
 @pytest.mark.parametrize("at", ["first", "last"])
-@pytest.mark.parametrize(("bad", "said"), BAD_OF_HUBS.values(), ids=BAD_OF_HUBS)
-def test_a_row_that_a_hub_refuses_keeps_its_section_from_being_sent(
-    hub: Written, bad: tuple[Any, ...], said: str, at: str
+@pytest.mark.parametrize(("bad", "message"), BAD_OF_HUBS.values(), ids=BAD_OF_HUBS)
+def test_row_rejected_by_a_hub_keeps_its_section_unsent(
+    hub: Written, bad: tuple[Any, ...], message: str, at: str
 ) -> None:
     good = [(b"%d" % number * 1500, None, "key", [("name", "value")]) for number in range(GOOD)]
     rows = [*good, bad] if at == "last" else [bad, *good]
-    with pytest.raises(ValueError, match=f"^{said}"):
+    with pytest.raises(ValueError, match=f"^{message}"):
         hub.writer.write(table(hub_sink.COLUMNS, *rows), TAG)
     assert hub.sent == []
     hub.writer.write(table(hub_sink.COLUMNS, *good), TAG)

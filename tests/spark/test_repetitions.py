@@ -6,7 +6,7 @@ from threading import Event
 from typing import NoReturn
 
 import pytest
-from crashes import Crash, Row, again, crashed, drained, everything
+from crashes import Crash, Row, all_rows, crash_query, drain, restarted_query
 from fake_stream import Place, Stream, options
 
 from leasehold.adapters.spark import replay
@@ -31,118 +31,118 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     """Return a stream of two shards with a record each, where silence is soon believed."""
     monkeypatch.setattr("leasehold.adapters.spark.replay.SILENT_SECONDS", 0.5)
     monkeypatch.setattr("leasehold.adapters.spark.replay.SILENT_SECONDS_OWNED", 0.3)
-    found = Place(Stream({"a": ["a0"], "b": ["b0"]}), tmp_path / "leases.db")
-    yield found
-    found.close()
+    streams = Place(Stream({"a": ["a0"], "b": ["b0"]}), tmp_path / "leases.db")
+    yield streams
+    streams.close()
 
 
-def once_more(place: Place, crash: Crash, flush: str, *, rereadable: bool = True, gone: tuple[Row, ...] = ()) -> None:
+def once_more(
+    place: Place, crash: Crash, flush: str, *, rereadable: bool = True, missing: tuple[Row, ...] = ()
+) -> None:
     """Kill the query before it plans another batch, and check that the next run finds every record except `gone`."""
     place.queries[-1].kill()
     last = place.query(crash.planned, rereadable=rereadable, **{"lease.flushOnIdle": flush})
-    drained(last, crash.sink, place.stream, also=gone)
+    drain(last, crash.sink, place.stream, also=missing)
 
 
 @pytest.mark.sampled(3)
 @SUNK
 @FLUSHING
-def test_a_throttled_range_is_waited_for(place: Place, flush: str, *, sunk: bool) -> None:
+def test_throttled_range_is_awaited(place: Place, flush: str, *, sunk: bool) -> None:
     """Spark commits no batch that lacks a range, so that a second kill neither loses nor doubles it."""
-    crash = crashed(place, sunk=sunk)
+    crash = crash_query(place, sunk=sunk)
     place.stream.throttled["a"] = 8
-    query = again(place, crash, **{"lease.flushOnIdle": flush})
+    query = restarted_query(place, crash, **{"lease.flushOnIdle": flush})
     assert query.rows == crash.rows
     once_more(place, crash, flush)
-    assert crash.sink.rows == everything(place.stream)
+    assert crash.sink.rows == all_rows(place.stream)
 
 
-def test_a_range_is_read_again_under_the_epoch_it_was_read_under() -> None:
+def test_range_is_read_again_under_its_original_epoch() -> None:
     """On Event Hubs, a reader under the present epoch disconnects the shard's owner."""
-    stream, wanted = Stream({"a": ["a0", "a1"]}), Range(TRIM_HORIZON, Position("2"), 3)
+    stream, planned = Stream({"a": ["a0", "a1"]}), Range(TRIM_HORIZON, Position("2"), 3)
     where = replay.ReplayContext(MemoryStore(), stream, columns("fake"), exclusive=True)
-    rows = replay.RangeReplay(Lease("a", epoch=9), wanted, where, Event()).rows()
+    rows = replay.RangeReplay(Lease("a", epoch=9), planned, where, Event()).rows()
     assert rows is not None
     assert (rows.num_rows, stream.opened) == (2, [("a", 3)])
 
 
 @FLUSHING
-def test_a_range_that_is_not_answered_for_too_long_fails_the_query(
+def test_range_unanswered_for_too_long_fails_the_query(
     place: Place, monkeypatch: pytest.MonkeyPatch, flush: str
 ) -> None:
-    """The query neither hangs nor goes on without the range."""
-    crash = crashed(place, sunk=False)
+    crash = crash_query(place, sunk=False)
     place.stream.silent.add("a")
     with monkeypatch.context() as patched:
         patched.setattr("leasehold.adapters.spark.lease_loop.STALL_SECONDS", 0.5)
         patched.setattr("leasehold.adapters.spark.lease_loop.STALL_LEASE_TIMES", 0.0)
         number = crash.planned["n"]
         with pytest.raises(TimeoutError, match=rf"^batch {number}, which is repeated: nothing was read .* of a \("):
-            again(place, crash)
+            restarted_query(place, crash)
     for lease in place.queries[0].store.list().leases:
         assert lease.checkpoint.order <= Position(crash.planned["r"][lease.key][0]).order
     place.stream.silent.clear()
-    assert again(place, crash, **{"lease.flushOnIdle": flush}).rows == crash.rows
+    assert restarted_query(place, crash, **{"lease.flushOnIdle": flush}).rows == crash.rows
     once_more(place, crash, flush)
-    assert crash.sink.rows == everything(place.stream)
+    assert crash.sink.rows == all_rows(place.stream)
 
 
 @pytest.mark.sampled(3)
 @FLUSHING
 @pytest.mark.parametrize("rereadable", [True, False], ids=["anybody may read", "the owner alone may read"])
-def test_a_range_that_was_given_up_is_remembered_by_the_next_run(place: Place, flush: str, *, rereadable: bool) -> None:
+def test_range_given_up_is_remembered_by_the_next_run(place: Place, flush: str, *, rereadable: bool) -> None:
     """If the query is killed before the next offset, the range is not skipped as if the sink had it."""
-    crash = crashed(place, sunk=False, rereadable=rereadable)
+    crash = crash_query(place, sunk=False, rereadable=rereadable)
     place.stream.numbers = not rereadable
     place.stream.refuses.add("a")
-    query = again(place, crash, rereadable=rereadable, **{"lease.flushOnIdle": flush})
+    query = restarted_query(place, crash, rereadable=rereadable, **{"lease.flushOnIdle": flush})
     assert query.rows == [row for row in crash.rows if row[0] == "b"]
     place.stream.refuses.clear()
     once_more(place, crash, flush, rereadable=rereadable)
-    assert set(crash.sink.rows) == set(everything(place.stream))
+    assert set(crash.sink.rows) == set(all_rows(place.stream))
     if rereadable:
-        assert crash.sink.rows == everything(place.stream)
+        assert crash.sink.rows == all_rows(place.stream)
 
 
 @pytest.mark.sampled(5)
 @FLUSHING
 @pytest.mark.parametrize("counts", [True, False], ids=["owners are counted", "owners are not counted"])
 @pytest.mark.parametrize("rereadable", [True, False], ids=["anybody may read", "the owner alone may read"])
-def test_a_range_that_was_given_up_stays_so_when_its_batch_is_repeated_again(
+def test_range_given_up_stays_out_of_its_repeated_batch(
     place: Place, monkeypatch: pytest.MonkeyPatch, flush: str, *, counts: bool, rereadable: bool
 ) -> None:
     """A sink that has the batch without the range skips a repetition that has it."""
     monkeypatch.setattr(SqliteStore, "capabilities", Capabilities(counts_owners=counts))
-    crash = crashed(place, sunk=False, rereadable=rereadable)
+    crash = crash_query(place, sunk=False, rereadable=rereadable)
     place.stream.numbers = not rereadable
     place.stream.refuses.add("a")
-    again(place, crash, rereadable=rereadable, **{"lease.flushOnIdle": flush})
+    restarted_query(place, crash, rereadable=rereadable, **{"lease.flushOnIdle": flush})
     place.queries[-1].kill()
     place.stream.refuses.clear()
-    query = again(place, crash, rereadable=rereadable, **{"lease.flushOnIdle": flush})
-    drained(query, crash.sink, place.stream)
-    assert set(crash.sink.rows) == set(everything(place.stream))
+    query = restarted_query(place, crash, rereadable=rereadable, **{"lease.flushOnIdle": flush})
+    drain(query, crash.sink, place.stream)
+    assert set(crash.sink.rows) == set(all_rows(place.stream))
     if rereadable:
-        assert crash.sink.rows == everything(place.stream)
+        assert crash.sink.rows == all_rows(place.stream)
 
 
-def test_a_trimmed_range_is_left_out_and_the_rest_comes(place: Place) -> None:
+def test_trimmed_range_is_left_out_and_the_rest_arrives(place: Place) -> None:
     """A query starts although part of its last batch is past retention."""
-    crash = crashed(place, sunk=False)
+    crash = crash_query(place, sunk=False)
     oldest = min(row[1] for row in crash.rows if row[0] == "a")
     place.stream.trimmed["a"] = oldest
-    query = again(place, crash)
+    query = restarted_query(place, crash)
     assert query.rows == [row for row in crash.rows if row[0] == "b" or row[1] > oldest]
-    gone = tuple(row for row in everything(place.stream) if row[0] == "a" and row[1] == oldest)
-    once_more(place, crash, "true", gone=gone)
-    assert crash.sink.rows == [row for row in everything(place.stream) if row not in gone]
+    missing = tuple(row for row in all_rows(place.stream) if row[0] == "a" and row[1] == oldest)
+    once_more(place, crash, "true", missing=missing)
+    assert crash.sink.rows == [row for row in all_rows(place.stream) if row not in missing]
 
 
-def test_a_late_commit_does_not_pass_what_an_earlier_run_left_out(place: Place) -> None:
-    """The partition's next owner does not begin after records that no sink has."""
-    crash = crashed(place, sunk=False, rereadable=False)
+def test_late_commit_does_not_pass_a_range_left_out_earlier(place: Place) -> None:
+    crash = crash_query(place, sunk=False, rereadable=False)
     place.stream.numbers = True
     place.stream.refuses.add("a")
-    again(place, crash, rereadable=False).kill()
+    restarted_query(place, crash, rereadable=False).kill()
     place.stream.refuses.clear()
     place.stream.silent.add("b")
     query = place.query(crash.planned, rereadable=False)
@@ -154,8 +154,7 @@ def test_a_late_commit_does_not_pass_what_an_earlier_run_left_out(place: Place) 
 
 
 @pytest.mark.parametrize("call", ["latestOffset", "partitions", "commit"])
-def test_an_offset_of_another_stream_is_refused_before_anything_is_opened(tmp_path: Path, call: str) -> None:
-    """No number of another stream reaches the lease table."""
+def test_offset_of_another_stream_is_rejected_before_anything_opens(tmp_path: Path, call: str) -> None:
     other = {"v": 1, "n": 3, "s": "kinesis://orders", "r": {"a": ["TRIM_HORIZON", "5", 1]}}
     source_spec = SourceSpec(_never, columns("fake"), 0.01, 100, rereadable=True, stream="kinesis://flights")
     reader = LeasedReader(source_spec, options(tmp_path / "leases.db", "LATEST"), _never)

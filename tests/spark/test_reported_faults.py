@@ -6,8 +6,7 @@ from pathlib import Path
 import leasehold.adapters.spark
 
 
-def test_a_fault_within_a_text_is_bounded_and_in_one_line() -> None:
-    """The error of a query is neither a megabyte of a service's response nor lines that look like the log's."""
+def test_fault_within_a_message_is_bounded_and_on_one_line() -> None:
     (root,) = leasehold.adapters.spark.__path__
     messages = []
     for path in sorted(Path(root).rglob("*.py")):

@@ -9,7 +9,7 @@ import pytest
 from attrs import Factory, define
 from botocore.exceptions import ClientError
 from fake_stream import Stream
-from prefetchers import a_feed, an_ahead
+from prefetchers import new_ahead, new_feed
 
 from leasehold.adapters.spark.kinesis.poller import ArrowPoller
 from leasehold.balancer.model import Lease, Position
@@ -23,7 +23,7 @@ Answer = Callable[[int], dict[str, Any]]
 """Returns the response to the n-th request."""
 
 
-def refused(code: str) -> ClientError:
+def rejection(code: str) -> ClientError:
     return ClientError({"Error": {"Code": code, "Message": "no"}}, "GetRecords")
 
 
@@ -32,24 +32,24 @@ def idle(_asked: int) -> dict[str, Any]:
     return {"Records": [], "MillisBehindLatest": 0, "NextShardIterator": "it"}
 
 
-def busy(asked: int) -> dict[str, Any]:
+def busy(count: int) -> dict[str, Any]:
     """Return as much as a request may hold, with more waiting."""
-    rows = [{"Data": b"x", "PartitionKey": "k", "SequenceNumber": str(100 * asked + each)} for each in range(100)]
+    rows = [{"Data": b"x", "PartitionKey": "k", "SequenceNumber": str(100 * count + each)} for each in range(100)]
     return {"Records": rows, "MillisBehindLatest": 60_000, "NextShardIterator": "it"}
 
 
-def throttled(asked: int) -> dict[str, Any]:
+def throttled(count: int) -> dict[str, Any]:
     """Reject every second request as one too many."""
-    if asked % 2:
-        raise refused("ProvisionedThroughputExceededException")
-    return busy(asked)
+    if count % 2:
+        raise rejection("ProvisionedThroughputExceededException")
+    return busy(count)
 
 
-def expiring(asked: int) -> dict[str, Any]:
+def expiring(count: int) -> dict[str, Any]:
     """Expire each iterator soon."""
-    if asked % 3 == 0:
-        raise refused("ExpiredIteratorException")
-    return busy(asked)
+    if count % 3 == 0:
+        raise rejection("ExpiredIteratorException")
+    return busy(count)
 
 
 @define
@@ -72,7 +72,7 @@ class Client:
 
 
 @define
-class Asked(Stream):
+class PolledStream(Stream):
     """A stream of one shard that is read as Kinesis is."""
 
     client: Client = Factory(lambda: Client(idle))
@@ -88,10 +88,10 @@ def most_within(times: list[float], seconds: float) -> int:
 
 
 @pytest.mark.parametrize("answer", [idle, busy, throttled, expiring])
-def test_one_shard_is_asked_four_and_a_half_times_a_second_at_most(answer: Answer) -> None:
+def test_shard_gets_at_most_four_and_a_half_requests_a_second(answer: Answer) -> None:
     """All readers of a shard share five requests a second (K5)."""
     client = Client(answer)
-    _, feed = a_feed(Asked({"a": []}, client=client), an_ahead())
+    _, feed = new_feed(PolledStream({"a": []}, client=client), new_ahead())
     while client.now < SECONDS:
         feed.take(10_000, 1 << 30)
         client.now = max(feed.step(client.now), client.now)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from crashes import Sink, again, crashed, drained, everything
+from crashes import Sink, all_rows, crash_query, drain, restarted_query
 from fake_stream import Place, Stream
 
 from leasehold.balancer.model import Position
@@ -18,37 +18,35 @@ pytestmark = pytest.mark.slow
 def place(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Place]:
     """Return a stream of two shards with a record each."""
     caplog.set_level("INFO", "leasehold")
-    found = Place(Stream({"a": ["a0"], "b": ["b0"]}), tmp_path / "leases.db")
-    yield found
-    found.close()
+    streams = Place(Stream({"a": ["a0"], "b": ["b0"]}), tmp_path / "leases.db")
+    yield streams
+    streams.close()
 
 
 @pytest.mark.parametrize("sunk", [False, True], ids=["before the sink", "after the sink"])
-def test_a_batch_that_was_not_committed_comes_again_the_same(
-    place: Place, caplog: pytest.LogCaptureFixture, sunk: bool
-) -> None:
+def test_uncommitted_batch_is_repeated_exactly(place: Place, caplog: pytest.LogCaptureFixture, sunk: bool) -> None:
     """A repeated batch has the same rows, because a sink may skip a batch it knows."""
-    crash = crashed(place, sunk=sunk)
+    crash = crash_query(place, sunk=sunk)
     place.stream.put("a", "came meanwhile")
     place.stream.put("b", "this too")
-    query = again(place, crash)
+    query = restarted_query(place, crash)
     assert query.rows == crash.rows
-    drained(query, crash.sink, place.stream)
-    assert crash.sink.rows == everything(place.stream)
+    drain(query, crash.sink, place.stream)
+    assert crash.sink.rows == all_rows(place.stream)
     assert f"batch {crash.planned['n']} was planned by an earlier run: reading its 2 ranges again" in caplog.text
 
 
-def test_a_batch_that_spark_has_committed_does_not_come_again(place: Place) -> None:
+def test_committed_batch_is_not_repeated(place: Place) -> None:
     """A restart does not repeat rows that Spark has committed, even if the leases lag behind."""
-    crash = crashed(place, sunk=True)
+    crash = crash_query(place, sunk=True)
     query = place.query(crash.planned)
-    drained(query, crash.sink, place.stream)
-    assert crash.sink.rows == everything(place.stream)
+    drain(query, crash.sink, place.stream)
+    assert crash.sink.rows == all_rows(place.stream)
 
 
-def test_a_shard_not_taken_again_before_the_next_kill_is_not_forgotten(place: Place) -> None:
+def test_shard_not_reclaimed_before_the_next_kill_is_remembered(place: Place) -> None:
     """Rows that Spark has committed before the lease was written do not come again under a new number."""
-    crash = crashed(place, sunk=True)
+    crash = crash_query(place, sunk=True)
     store = place.queries[0].store
     away = store.write(StealLease(store.get(["a"])[0], "away"))
     second = place.query(crash.planned)
@@ -63,35 +61,35 @@ def test_a_shard_not_taken_again_before_the_next_kill_is_not_forgotten(place: Pl
     begins, ends, _ = second.offset["r"]["a"]
     assert begins == ends == crash.planned["r"]["a"][1]
     third = place.query(second.offset)
-    drained(third, crash.sink, place.stream)
-    assert crash.sink.rows == everything(place.stream)
+    drain(third, crash.sink, place.stream)
+    assert crash.sink.rows == all_rows(place.stream)
 
 
-def test_a_kill_at_the_end_of_a_shard_loses_neither_its_tail_nor_its_children(place: Place) -> None:
-    crash = crashed(place, sunk=False, split=True, at=lambda planned: planned["r"].get("a", [""] * 2)[1] == "SHARD_END")
-    query = again(place, crash)
+def test_kill_at_the_end_of_a_shard_loses_neither_tail_nor_children(place: Place) -> None:
+    crash = crash_query(
+        place, sunk=False, split=True, at=lambda planned: planned["r"].get("a", [""] * 2)[1] == "SHARD_END"
+    )
+    query = restarted_query(place, crash)
     assert query.rows == crash.rows
-    drained(query, crash.sink, place.stream)
-    assert crash.sink.rows == everything(place.stream)
+    drain(query, crash.sink, place.stream)
+    assert crash.sink.rows == all_rows(place.stream)
     query.until(lambda query: query.checkpoints().get("a") == "SHARD_END")
 
 
-def test_a_lease_stolen_while_it_was_dead_costs_one_batch_of_a_shard(
-    place: Place, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_lease_stolen_from_a_dead_query_costs_one_batch(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     """A steal in the meantime loses no batch, does not end the query, and leaves the new owner's checkpoint."""
-    crash = crashed(place, sunk=False)
+    crash = crash_query(place, sunk=False)
     store = place.queries[0].store
-    taken = store.write(StealLease(store.get(["a"])[0], "thief"))
-    assert isinstance(taken, Done)
-    begins, ends = taken.lease.checkpoint, Position(str(len(place.stream.records["a"])))
-    moved = store.write(CheckpointLease(taken.lease, ends))
+    outcome = store.write(StealLease(store.get(["a"])[0], "thief"))
+    assert isinstance(outcome, Done)
+    begins, ends = outcome.lease.checkpoint, Position(str(len(place.stream.records["a"])))
+    moved = store.write(CheckpointLease(outcome.lease, ends))
     assert isinstance(moved, Done)
-    query = again(place, crash)
+    query = restarted_query(place, crash)
     assert query.rows == crash.rows
     place.stream.put("b", "later")
-    by_thief = tuple(row for row in everything(place.stream) if row[0] == "a" and row[1] > begins.order[1])
-    drained(query, crash.sink, place.stream, also=by_thief)
+    by_thief = tuple(row for row in all_rows(place.stream) if row[0] == "a" and row[1] > begins.order[1])
+    drain(query, crash.sink, place.stream, also=by_thief)
     assert set(query.rows) & set(by_thief) <= set(crash.rows)
     assert query.store.get(["a"])[0].checkpoint == ends
     assert "reading its 2 ranges again" in caplog.text
@@ -99,53 +97,50 @@ def test_a_lease_stolen_while_it_was_dead_costs_one_batch_of_a_shard(
 
 @pytest.mark.parametrize("rereadable", [True, False], ids=["anybody may read", "the owner alone may read"])
 @pytest.mark.parametrize("start", ["TRIM_HORIZON", "LATEST"])
-def test_without_the_lease_table_it_goes_on_where_spark_says(
+def test_query_without_its_lease_table_resumes_at_sparks_offset(
     place: Place, caplog: pytest.LogCaptureFixture, start: str, rereadable: bool
 ) -> None:
     """A query over a recreated lease table does not begin at the latest records."""
-    crash = crashed(place, sunk=True, rereadable=rereadable)
+    crash = crash_query(place, sunk=True, rereadable=rereadable)
     place.path = place.path.with_name("another.db")
-    place.stream.numbers = not rereadable  # as event hubs say what is latest
+    place.stream.numbers = not rereadable  # as Event Hubs report the latest position
     place.stream.put("a", "came meanwhile")
-    query = again(place, crash, start=start, rereadable=rereadable)
+    query = restarted_query(place, crash, start=start, rereadable=rereadable)
     assert query.rows == crash.rows
-    drained(query, crash.sink, place.stream)
-    assert crash.sink.rows == everything(place.stream)
+    drain(query, crash.sink, place.stream)
+    assert crash.sink.rows == all_rows(place.stream)
     assert f"its lease has checkpoint {start}, but this query continues after" in caplog.text
 
 
 @pytest.mark.parametrize("rereadable", [True, False], ids=["anybody may read", "the owner alone may read"])
-def test_without_the_lease_table_and_the_batch_nothing_is_skipped(
+def test_query_without_its_lease_table_and_batch_skips_nothing(
     place: Place, monkeypatch: pytest.MonkeyPatch, rereadable: bool
 ) -> None:
     """A range that cannot be read again at that moment is not skipped as if the sink had it."""
     monkeypatch.setattr("leasehold.adapters.spark.replay.SILENT_SECONDS", 0.5)
-    crash = crashed(place, sunk=False, rereadable=rereadable)
+    crash = crash_query(place, sunk=False, rereadable=rereadable)
     place.path = place.path.with_name("another.db")
     place.stream.numbers = True
     place.stream.refuses.add("a")
-    query = again(place, crash, start="LATEST", rereadable=rereadable)
+    query = restarted_query(place, crash, start="LATEST", rereadable=rereadable)
     assert query.rows == [row for row in crash.rows if row[0] == "b"]
     place.stream.refuses.clear()
-    drained(query, crash.sink, place.stream)
-    assert crash.sink.rows == everything(place.stream)
+    drain(query, crash.sink, place.stream)
+    assert crash.sink.rows == all_rows(place.stream)
 
 
-def test_without_sparks_own_checkpoint_it_goes_on_where_the_leases_say(
-    place: Place, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A lost checkpointLocation means neither reading everything again nor a gap."""
-    crash = crashed(place, sunk=True)
-    done = {lease.key: lease.checkpoint.order[1] for lease in place.queries[0].store.list().leases}
+def test_query_without_sparks_checkpoint_resumes_at_its_leases(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    crash = crash_query(place, sunk=True)
+    checkpoints = {lease.key: lease.checkpoint.order[1] for lease in place.queries[0].store.list().leases}
     query = place.query()
-    tips = {key: str(len(found)) for key, found in place.stream.records.items()}
+    tips = {key: str(len(texts)) for key, texts in place.stream.records.items()}
     query.until(lambda query: query.checkpoints() == tips)
-    assert [row for row in query.rows if row[1] <= done[row[0]]] == []
-    assert set(query.rows) | set(crash.sink.rows) == set(everything(place.stream))
+    assert [row for row in query.rows if row[1] <= checkpoints[row[0]]] == []
+    assert set(query.rows) | set(crash.sink.rows) == set(all_rows(place.stream))
     assert "no earlier batch is known: each shard continues at its lease's checkpoint" in caplog.text
 
 
-def test_scheduled_runs_read_all_there_is_with_one_empty_batch_each(place: Place) -> None:
+def test_scheduled_runs_read_everything_with_one_empty_batch_each(place: Place) -> None:
     """A nightly job skips and repeats no record, and holds no lease between its runs."""
     offset, sink = None, Sink()
     for more in (("early",), ("late", "later")):
@@ -159,17 +154,14 @@ def test_scheduled_runs_read_all_there_is_with_one_empty_batch_each(place: Place
         query.reader.stop()
         offset = query.offset
         assert sizes.count(0) == 1 == (sizes[-1] == 0)
-        assert sink.rows == everything(place.stream)
-        tips = {key: str(len(found)) for key, found in place.stream.records.items()}
+        assert sink.rows == all_rows(place.stream)
+        tips = {key: str(len(texts)) for key, texts in place.stream.records.items()}
         assert {lease.key: (lease.owner, lease.checkpoint.sequence) for lease in query.store.list().leases} == {
             key: (None, tip) for key, tip in tips.items()
         }
 
 
-def test_a_scheduled_run_does_not_wait_for_ever_for_a_shard_that_does_not_answer(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A nightly job fails on a shard that cannot be read, and does not hang."""
+def test_scheduled_run_does_not_wait_forever_for_a_silent_shard(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("leasehold.adapters.spark.lease_loop.STALL_SECONDS", 1.0)
     monkeypatch.setattr("leasehold.adapters.spark.lease_loop.STALL_LEASE_TIMES", 0.0)
     place.stream.silent.add("a")

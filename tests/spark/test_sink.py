@@ -37,22 +37,22 @@ def stream(kinesis_client: KinesisClient) -> Iterator[str]:
 
 
 @pytest.fixture
-def given(stream: str, kinesis_url: str) -> dict[str, str]:
+def sink_options(stream: str, kinesis_url: str) -> dict[str, str]:
     """Return the sink's options."""
     return {"kinesis.streamName": stream, "kinesis.endpointUrl": kinesis_url, "kinesis.region": "eu-west-1"}
 
 
-def had(client: KinesisClient, stream: str) -> list[Record]:
+def read_rows(client: KinesisClient, stream: str) -> list[Record]:
     """Return what a reader of ours gets, shard after shard."""
-    source, found = KinesisSource(client, stream), list[Record]()
+    source, records = KinesisSource(client, stream), list[Record]()
     for shard in source.shards():
         reader = source.open(Lease(shard.id, hash_range=shard.hash_range), TRIM_HORIZON)
         while (batch := reader.read()).records or batch.read_to is not None or batch.behind_seconds:
-            found += batch.records
-    return found
+            records += batch.records
+    return records
 
 
-def written(client: KinesisClient, stream: str) -> list[bytes]:
+def stored_rows(client: KinesisClient, stream: str) -> list[bytes]:
     """Return what the stream contains, as any other reader would get it."""
     records = list[bytes]()
     for shard in client.list_shards(StreamName=stream)["Shards"]:
@@ -64,13 +64,13 @@ def written(client: KinesisClient, stream: str) -> list[bytes]:
 
 def tags(client: KinesisClient, stream: str) -> list[Tag]:
     """Return the tags of all rows in the stream."""
-    seen = list[Tag | None]()
+    found_tags = list[Tag | None]()
     for shard in client.list_shards(StreamName=stream)["Shards"]:
         place: Any = {"StreamName": stream, "ShardId": shard["ShardId"], "ShardIteratorType": "TRIM_HORIZON"}
         response = client.get_records(ShardIterator=client.get_shard_iterator(**place)["ShardIterator"])
         for row in response["Records"]:
-            seen += deaggregate(row["Data"], row["PartitionKey"]).tags
-    return [tag for tag in seen if tag is not None]
+            found_tags += deaggregate(row["Data"], row["PartitionKey"]).tags
+    return [tag for tag in found_tags if tag is not None]
 
 
 def numbered(frame: DataFrame, number: str) -> DataFrame:
@@ -78,18 +78,18 @@ def numbered(frame: DataFrame, number: str) -> DataFrame:
     return frame.select(f.col(number).cast("string").alias("data"), key.alias("partitionKey"))
 
 
-def query(spark: SparkSession, given: dict[str, str], folder: Path) -> StreamingQuery:
+def query(spark: SparkSession, sink_options: dict[str, str], folder: Path) -> StreamingQuery:
     """Return a query whose batches are the same each time."""
 
     def start() -> StreamingQuery:
         source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 50).option("numPartitions", 2)
-        writer = numbered(source.load(), "value").writeStream.format("kinesis-leased").options(**given)
+        writer = numbered(source.load(), "value").writeStream.format("kinesis-leased").options(**sink_options)
         return writer.option("checkpointLocation", str(folder)).queryName("writes").start()
 
     return start_query(start)
 
 
-def through(running: StreamingQuery, batch: int) -> None:
+def run_through(running: StreamingQuery, batch: int) -> None:
     """Wait until this batch is done, and stop."""
 
     def there() -> bool:
@@ -108,11 +108,15 @@ def through(running: StreamingQuery, batch: int) -> None:
 class TestSpark:
     """The tests that share one session."""
 
-    def test_a_batch_that_is_written_again_is_had_once(
-        self, spark: SparkSession, kinesis_client: KinesisClient, stream: str, given: dict[str, str], tmp_path: Path
+    def test_rewritten_batch_is_read_once(
+        self,
+        spark: SparkSession,
+        kinesis_client: KinesisClient,
+        stream: str,
+        sink_options: dict[str, str],
+        tmp_path: Path,
     ) -> None:
-        """A query that is killed after its sink has written does not have its rows processed twice."""
-        through(query(spark, given, tmp_path), 1)
+        run_through(query(spark, sink_options, tmp_path), 1)
         last = max(int(path.name) for path in (tmp_path / "commits").glob("[0-9]*"))
         # As if it was killed before it logged that this batch is done; then no later batch was planned either.
         for log, first in (("commits", last), ("offsets", last + 1)):
@@ -121,11 +125,11 @@ class TestSpark:
                 if number.isdigit() and int(number) >= first:
                     path.unlink()
         before = {tag.run for tag in tags(kinesis_client, stream)}
-        through(query(spark, given, tmp_path), last + 1)
+        run_through(query(spark, sink_options, tmp_path), last + 1)
         runs = {tag.run for tag in tags(kinesis_client, stream)}
         assert (len(before), len(runs)) == (1, 2)
-        rows, records = written(kinesis_client, stream), had(kinesis_client, stream)
-        assert len(rows) == len(set(rows)) + 50  # one batch stands there twice
+        rows, records = stored_rows(kinesis_client, stream), read_rows(kinesis_client, stream)
+        assert len(rows) == len(set(rows)) + 50  # the stream has one batch twice
         assert sorted(record.data for record in records) == sorted(set(rows))
         # Even and odd numbers are a partition each. Their tasks run in parallel, and each keeps its own order.
         for key, part in product(map(str, range(7)), range(2)):
@@ -133,28 +137,30 @@ class TestSpark:
             numbers = [number for number in mine if number % 2 == part]
             assert numbers == sorted(numbers)
 
-    def test_jobs_of_one_name_that_are_written_at_the_same_time_are_had_whole(
-        self, spark: SparkSession, kinesis_client: KinesisClient, stream: str, given: dict[str, str]
+    def test_concurrent_jobs_of_one_name_are_read_whole(
+        self, spark: SparkSession, kinesis_client: KinesisClient, stream: str, sink_options: dict[str, str]
     ) -> None:
         """Batches of one `writer.name` are jobs of their own, in whichever order their rows come."""
 
         def write(batch: int) -> None:
             spark.createDataFrame([(0,)], "n int")  # the thread has no active session, and no formats, before
             frame = numbered(spark.range(batch * 500, batch * 500 + 500, 1, 2), "id").write.format("kinesis-leased")
-            frame.options(**given, **{"writer.name": "orders", "writer.batch": str(batch)}).mode("append").save()
+            frame.options(**sink_options, **{"writer.name": "orders", "writer.batch": str(batch)}).mode("append").save()
 
         with ThreadPoolExecutor() as pool:
             assert [*pool.map(write, (2, 1, 0))] == [None] * 3
         write(1)
-        assert sorted(int(record.data) for record in had(kinesis_client, stream)) == [*range(1500)]
-        assert len(written(kinesis_client, stream)) == 2000
+        assert sorted(int(record.data) for record in read_rows(kinesis_client, stream)) == [*range(1500)]
+        assert len(stored_rows(kinesis_client, stream)) == 2000
 
-    def test_a_frame_is_written_by_key_in_order(
-        self, spark: SparkSession, kinesis_client: KinesisClient, stream: str, given: dict[str, str]
+    def test_frame_is_written_by_key_in_order(
+        self, spark: SparkSession, kinesis_client: KinesisClient, stream: str, sink_options: dict[str, str]
     ) -> None:
         """`df.write` loses no row, writes none twice, and keeps the order within a key."""
-        numbered(spark.range(0, 500, 1, 2), "id").write.format("kinesis-leased").options(**given).mode("append").save()
-        records = had(kinesis_client, stream)
+        numbered(spark.range(0, 500, 1, 2), "id").write.format("kinesis-leased").options(**sink_options).mode(
+            "append"
+        ).save()
+        records = read_rows(kinesis_client, stream)
         assert sorted(int(record.data) for record in records) == [*range(500)]
         for key in map(str, range(7)):
             numbers = [int(record.data) for record in records if record.partition_key == key]
@@ -162,7 +168,7 @@ class TestSpark:
             assert halves == [sorted(half) for half in halves]
 
     @pytest.mark.parametrize(
-        ("change", "said"),
+        ("change", "message"),
         [
             (lambda frame: frame.drop("partitionKey"), "column partitionKey: is missing"),
             (lambda frame: frame.withColumn("more", f.lit(1)), "column more: unknown"),
@@ -171,22 +177,21 @@ class TestSpark:
             (lambda frame: frame.withColumn("partitionKey", f.lit("")), "column partition_key: 0 characters"),
         ],
     )
-    def test_what_cannot_be_written_is_told_in_one_sentence(
-        self, spark: SparkSession, given: dict[str, str], change: Callable[[DataFrame], DataFrame], said: str
+    def test_unwritable_frame_is_rejected_in_one_sentence(
+        self, spark: SparkSession, sink_options: dict[str, str], change: Callable[[DataFrame], DataFrame], message: str
     ) -> None:
-        """A wrong column is neither a traceback from a task nor written as something else."""
         frame = change(numbered(spark.range(3), "id"))
-        with pytest.raises(Exception, match=said):
-            frame.write.format("kinesis-leased").options(**given).mode("append").save()
+        with pytest.raises(Exception, match=message):
+            frame.write.format("kinesis-leased").options(**sink_options).mode("append").save()
 
 
-def test_sections_are_the_same_however_rows_come_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sections_do_not_depend_on_the_order_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch that other readers repeat has the same sections, so its rows are recognized as duplicates."""
     monkeypatch.setattr("leasehold.adapters.spark.sink.SECTION_BYTES", 2000)
     rows = [(b"%d" % number, str(number % 3)) for number in range(100)]
 
     def made(order: list[tuple[bytes, str]], size: int) -> list[tuple[str, list[bytes]]]:
-        pieces = [order[at : at + size] for at in range(0, len(order), size)]
+        pieces = [order[index : index + size] for index in range(0, len(order), size)]
         batches = [
             pa.RecordBatch.from_pydict({"data": [data for data, _ in each], "PARTITIONKEY": [key for _, key in each]})
             for each in pieces

@@ -21,7 +21,7 @@ from fake_stream import PAGE, Stream
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from prefetchers import a_feed, pace
+from prefetchers import new_feed, pace
 from waiters import WAIT, until
 
 from leasehold.adapters.sources.protocol import Batch, Record
@@ -105,7 +105,7 @@ class Feeding(RuleBasedStateMachine):
             self.split()
         self.handed, self.ends = [behind(self.committed, self.stream, "a")], list[Position]()
         self.left, self.store_faults = 0, 0
-        self.worker, self.feed = a_feed(self.stream, self.ahead, lambda: self.now, self._left)
+        self.worker, self.feed = new_feed(self.stream, self.ahead, lambda: self.now, self._left)
         self.over = False
         write, get = self.worker.store.write, self.worker.store.get
         self.worker.store.write = self._failing(write)  # type: ignore[method-assign]
@@ -144,11 +144,11 @@ class Feeding(RuleBasedStateMachine):
         self.left += 1
 
     def _failing(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def called(*given: Any, **named: Any) -> Any:  # noqa: ANN401  as the store's own
+        def called(*arguments: Any, **named: Any) -> Any:  # noqa: ANN401  as the store's own
             if self.store_faults:
                 self.store_faults -= 1
                 raise StoreError("the table is away")
-            return call(*given, **named)
+            return call(*arguments, **named)
 
         return called
 
@@ -167,7 +167,7 @@ class Feeding(RuleBasedStateMachine):
             try:
                 due = self.feed.step(self.now)
             except Refused:
-                due = self.now + 5.0  # as whoever calls the steps does
+                due = self.now + 5.0  # as the caller of the steps does
             assert not lost or (due, self.stream.readings) == (math.inf, before)
             if due == math.inf:
                 self.over = True
@@ -182,20 +182,20 @@ class Feeding(RuleBasedStateMachine):
         chunk = self.feed.take(count, size)
         if chunk is None:
             return
-        taken, before = numbers(chunk.rows), behind(held.begins, self.stream, "a")
-        assert taken == list(range(before + 1, behind(chunk.ends, self.stream, "a") + 1))
-        assert len(taken) <= count
+        numbers_taken, before = numbers(chunk.rows), behind(held.begins, self.stream, "a")
+        assert numbers_taken == list(range(before + 1, behind(chunk.ends, self.stream, "a") + 1))
+        assert len(numbers_taken) <= count
         assert before == self.handed[-1]
-        self.handed.append(before + len(taken))
+        self.handed.append(before + len(numbers_taken))
         self.ends.append(chunk.ends)
 
     @precondition(lambda self: self.ends)
     @rule(count=st.integers(1, 3))
     def commit(self, count: int) -> None:
         """Commit some of the rows, as Spark does."""
-        done, self.ends = self.ends[:count], self.ends[count:]
-        self.committed = done[-1]
-        self.feed.commit(done[-1])
+        committed, self.ends = self.ends[:count], self.ends[count:]
+        self.committed = committed[-1]
+        self.feed.commit(committed[-1])
 
     @precondition(lambda self: not self.over)
     @rule(seconds=st.sampled_from([0.0, 100.0]))
@@ -240,7 +240,7 @@ class Feeding(RuleBasedStateMachine):
         assert self.feed.opened or not self.stream.open_readers
 
     @invariant()
-    def whoever_has_left_has_closed(self) -> None:
+    def readers_of_lost_leases_are_closed(self) -> None:
         """A reader that stayed open after its lease moved would disconnect the new owner."""
         if hasattr(self, "left") and self.over:
             assert (self.left, self.stream.open_readers) == (1, [])
@@ -281,11 +281,11 @@ class Feeding(RuleBasedStateMachine):
 class Serving(RuleBasedStateMachine):
     """A query's transport: batches are planned, fetched by tasks any number of times, and discarded."""
 
-    @initialize(most=st.sampled_from([0, 1 << 20]))
-    def begin(self, most: int) -> None:
+    @initialize(limit=st.sampled_from([0, 1 << 20]))
+    def begin(self, limit: int) -> None:
         """Open no port yet. Without memory, all rows are on disk."""
         self.before = self._resources()
-        self.transport = Transport(Address(HOST, HOST), most)
+        self.transport = Transport(Address(HOST, HOST), limit)
         self.number = 0
         self.planned: dict[int, list[tuple[Rows, list[int]]]] = {}
 
@@ -307,18 +307,18 @@ class Serving(RuleBasedStateMachine):
             rows[str(shard)] = kinesis("fake").rows(Lease(str(shard)), records)
             first += count
         tasks_of = spread_over_tasks(rows, tasks)
-        wanted = [[number for part in parts for number in numbers(part)] for parts in tasks_of]
+        expected = [[number for part in parts for number in numbers(part)] for parts in tasks_of]
         parts = self.transport.partitions(self.number, tasks_of)
-        self.planned[self.number] = list(zip(parts, wanted, strict=True))
-        assert sorted(number for task in wanted for number in task) == list(range(1, first))
+        self.planned[self.number] = list(zip(parts, expected, strict=True))
+        assert sorted(number for task in expected for number in task) == list(range(1, first))
 
     @rule(data=st.data())
     @precondition(lambda self: any(self.planned.values()))
     def task(self, data: st.DataObject) -> None:
         """A task gets exactly its rows, however often it runs."""
         number = data.draw(st.sampled_from([number for number, parts in self.planned.items() if parts]))
-        part, wanted = data.draw(st.sampled_from(self.planned[number]))
-        assert [each for rows in read(part) for each in numbers(rows)] == wanted
+        part, expected = data.draw(st.sampled_from(self.planned[number]))
+        assert [each for rows in read(part) for each in numbers(rows)] == expected
 
     @rule(data=st.data())
     @precondition(lambda self: any(self.planned.values()))

@@ -9,7 +9,7 @@ import pytest
 from attrs import define, field
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from streaming_jobs import Job, a_job
+from streaming_jobs import Job, new_job
 from types_boto3_kinesis import KinesisClient
 from waiters import AT_ONCE, WAIT, until
 
@@ -30,8 +30,8 @@ class Stream:
 
     def put(self, count: int) -> None:
         rows = [f"{len(self.sent) + each:05}" for each in range(count)]
-        for at in range(0, count, 250):
-            page = [{"Data": row.encode(), "PartitionKey": row} for row in rows[at : at + 250]]
+        for index in range(0, count, 250):
+            page = [{"Data": row.encode(), "PartitionKey": row} for row in rows[index : index + 250]]
             assert self.client.put_records(StreamName=self.name, Records=page)["FailedRecordCount"] == 0  # type: ignore[arg-type]
         self.sent += rows
 
@@ -72,20 +72,19 @@ def job(spark: SparkSession, tmp_path: Path, kinesis_url: str, stream: Stream) -
         "kinesis.endpointUrl": kinesis_url,
         "kinesis.startingPosition": "TRIM_HORIZON",
     }
-    with a_job(spark, tmp_path, "kinesis-leased", options) as job:
+    with new_job(spark, tmp_path, "kinesis-leased", options) as job:
         yield job
 
 
 @pytest.mark.more
-def test_scheduled_queries_read_all_there_is_across_a_split_and_hold_nothing_after(job: Job, stream: Stream) -> None:
-    """A nightly job skips no shard, repeats no row, and leaves no lease for others to wait for."""
+def test_scheduled_queries_read_everything_across_a_split_and_hold_nothing(job: Job, stream: Stream) -> None:
     stream.put(500)
     job.parquet("out", now=True)
     parent = stream.split()
     stream.put(500)
-    done = job.parquet("out", now=True)
+    query = job.parquet("out", now=True)
     assert job.written("out") == stream.sent
-    assert '"behindMs"' in done.recentProgress[-1]["sources"][0]["latestOffset"]
+    assert '"behindMs"' in query.recentProgress[-1]["sources"][0]["latestOffset"]
     # Freed by the reader process, for which Spark does not wait; no other process would free them.
     until(lambda: job.owners() == ["", "", "", "", ""], "nothing held")
     ended = {parent: "SHARD_END"}  # perhaps its row has been deleted by now, since its children are under way (L8)
@@ -93,8 +92,7 @@ def test_scheduled_queries_read_all_there_is_across_a_split_and_hold_nothing_aft
 
 
 @pytest.mark.more
-def test_a_scheduled_query_reads_a_merged_pair_of_shards_and_their_child(job: Job, stream: Stream) -> None:
-    """One run reads both parents, commits their ends, and reads the child."""
+def test_scheduled_query_reads_merged_shards_and_their_child(job: Job, stream: Stream) -> None:
     stream.put(400)
     parents = stream.merge()
     stream.put(50)
@@ -105,8 +103,7 @@ def test_a_scheduled_query_reads_a_merged_pair_of_shards_and_their_child(job: Jo
 
 
 @pytest.mark.more
-def test_a_stream_made_anew_is_refused_by_its_query_or_read_whole(job: Job, stream: Stream) -> None:
-    """Records of the new stream are not skipped up to the old stream's numbers."""
+def test_recreated_stream_is_rejected_or_read_whole(job: Job, stream: Stream) -> None:
     stream.put(300)
     job.parquet("out", now=True)
     client, former = stream.client, stream.sent
@@ -127,43 +124,42 @@ def test_a_stream_made_anew_is_refused_by_its_query_or_read_whole(job: Job, stre
 
 
 @pytest.mark.more
-def test_a_failed_batch_comes_again_the_same_though_a_lease_was_stolen_meanwhile(job: Job, stream: Stream) -> None:
-    """A crash after the sink and before the commit loses and changes no rows."""
-    seen: dict[int, list[list[str]]] = {}
+def test_failed_batch_is_repeated_exactly_although_a_lease_was_stolen(job: Job, stream: Stream) -> None:
+    batches: dict[int, list[list[str]]] = {}
 
     def sink(rows: DataFrame, number: int) -> None:
         batch = [f"{row.shardId} {row.sequenceNumber} {bytes(row.data).decode()}" for row in rows.collect()]
-        seen.setdefault(number, []).append(sorted(batch))
-        if number == 1 and len(seen[number]) == 1:
+        batches.setdefault(number, []).append(sorted(batch))
+        if number == 1 and len(batches[number]) == 1:
             raise OSError("the sink had it all, and fails")
 
     stream.put(300)
     query = job.each("each", sink)
-    until(lambda: seen, "the first batch")
+    until(lambda: batches, "the first batch")
     stream.put(300)
     with pytest.raises(StreamingQueryException, match="the sink had it all"):
         query.awaitTermination(WAIT)
     until(lambda: job.owners() == [""] * 4, "the failed query released its leases")
     key = job.store.list().leases[0].key
-    taken = job.store.write(ClaimLease(job.store.get([key])[0], "thief"))
-    assert isinstance(taken, Done)
+    outcome = job.store.write(ClaimLease(job.store.get([key])[0], "thief"))
+    assert isinstance(outcome, Done)
     stream.put(300)
     again = job.each("each", sink)
-    until(lambda: len(seen.get(1, [])) > 1, "the batch comes again")
-    assert seen[1][0] == seen[1][1]
-    # The thief never renews: its lease expires, is taken back, and nothing of that shard is missing.
+    until(lambda: len(batches.get(1, [])) > 1, "the batch comes again")
+    assert batches[1][0] == batches[1][1]
+    # The new owner never renews, so its lease expires and is taken back. Nothing of that shard is missing.
 
     def everything() -> list[str]:
-        return sorted({row.split()[2] for attempts in seen.values() for row in attempts[-1]})
+        return sorted({row.split()[2] for attempts in batches.values() for row in attempts[-1]})
 
     until(lambda: everything() == stream.sent, "every record")
     again.stop()
     until(lambda: "thief" not in job.owners() and set(job.owners()) == {""}, "all is released")
-    rows = [row for found in seen.values() for row in found[-1]]
+    rows = [row for runs in batches.values() for row in runs[-1]]
     assert len(rows) == len(set(rows))
 
 
-def test_two_queries_share_the_shards_and_lose_nothing_when_one_stops(job: Job, stream: Stream) -> None:
+def test_two_queries_share_shards_and_lose_nothing_when_one_stops(job: Job, stream: Stream) -> None:
     stream.put(200)
     one = job.parquet("one")
     until(lambda: len(set(job.owners())) == 1 and "" not in job.owners(), "the first holds all")
@@ -181,14 +177,13 @@ def test_two_queries_share_the_shards_and_lose_nothing_when_one_stops(job: Job, 
 
 
 @pytest.mark.usefixtures("amqp_engine")
-def test_event_hubs_batches_come_again_the_same(spark: SparkSession, tmp_path: Path) -> None:
-    """A sink that skips a batch it knows loses no events."""
-    seen: dict[int, list[list[tuple[str, int, str]]]] = {}
+def test_event_hub_batches_are_repeated_exactly(spark: SparkSession, tmp_path: Path) -> None:
+    batches: dict[int, list[list[tuple[str, int, str]]]] = {}
 
     def sink(rows: DataFrame, number: int) -> None:
         batch = [(row.partition, row.sequenceNumber, bytes(row.body).decode()) for row in rows.collect()]
-        seen.setdefault(number, []).append(sorted(batch))
-        if number == 1 and len(seen[number]) == 1:
+        batches.setdefault(number, []).append(sorted(batch))
+        if number == 1 and len(batches[number]) == 1:
             raise OSError("the sink had it all, and fails")
 
     with event_hubs({"flights": 2}) as hubs:
@@ -199,22 +194,22 @@ def test_event_hubs_batches_come_again_the_same(spark: SparkSession, tmp_path: P
             "eventhubs.startingPosition": json.dumps({"offset": "-1"}),
         }
         hubs.put("flights", "0", [f"a{each}" for each in range(50)])
-        with a_job(spark, tmp_path, "eventhubs-leased", options) as job:
+        with new_job(spark, tmp_path, "eventhubs-leased", options) as job:
             query = job.each("hub", sink)
-            until(lambda: seen, "the first batch")
+            until(lambda: batches, "the first batch")
             hubs.put("flights", "1", [f"b{each}" for each in range(50)])
             with pytest.raises(StreamingQueryException, match="the sink had it all"):
                 query.awaitTermination(WAIT)
             hubs.put("flights", "1", [f"c{each}" for each in range(50)])
             job.each("hub", sink)
-            until(lambda: len({row for found in seen.values() for row in found[-1]}) == 150, "every event")
-            assert seen[1][0] == seen[1][1]
+            until(lambda: len({row for runs in batches.values() for row in runs[-1]}) == 150, "every event")
+            assert batches[1][0] == batches[1][1]
             plan = job.rows()._jdf.queryExecution().toString()  # noqa: SLF001  the plan as Spark shows it
             progress = (tmp_path / "hub-progress" / "offsets" / "0").read_text()
             assert [hubs.key in text for text in (plan, progress)] == [False, False]
 
 
-def test_a_misspelt_option_is_named(spark: SparkSession) -> None:
+def test_misspelt_option_is_named(spark: SparkSession) -> None:
     rows = (
         spark.readStream.format("kinesis-leased").option("kinesis.streamName", "s").option("lease.stor", "sqlite://x")
     )

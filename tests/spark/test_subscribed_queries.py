@@ -38,7 +38,7 @@ def reader_of(source: object) -> object:
     return getattr(kinesis_source.reader, "func", kinesis_source.reader)
 
 
-def test_live_reading_subscribes_and_a_repetition_polls() -> None:
+def test_live_reads_subscribe_and_repeated_reads_poll() -> None:
     """A repeated batch does not take the subscription from the shard's owner."""
     spec, *_ = KinesisLeased(GIVEN).parse(GIVEN)
     assert spec.open_for_replay is not None
@@ -47,7 +47,7 @@ def test_live_reading_subscribes_and_a_repetition_polls() -> None:
         assert not issubclass(cast("type", reader_of(again)), FanOut)
 
 
-def test_what_is_stored_is_polled() -> None:
+def test_stored_records_are_polled() -> None:
     """A backfill does not wait at the pace of a subscription, and takes none from a query."""
     options = GIVEN | {"kinesis.endingPosition": "LATEST"}
     spec, *_ = KinesisLeased(options).parse(options)
@@ -68,15 +68,14 @@ def client(ferrokinesis_url: str) -> Iterator["KinesisClient"]:
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
 @pytest.mark.timeout(1800)
-def test_a_query_that_subscribes_has_each_row_once(
+def test_subscribing_query_gets_each_row_once(
     spark: SparkSession, client: "KinesisClient", ferrokinesis_url: str, tmp_path: Path
 ) -> None:
-    """No row is lost or repeated where a subscription ends, or where a batch is repeated."""
     name = f"subscribed-{uuid4().hex[:8]}"
     client.create_stream(StreamName=name, ShardCount=2)
     summary = client.describe_stream_summary
     until(lambda: summary(StreamName=name)["StreamDescriptionSummary"]["StreamStatus"] == "ACTIVE", "it is ACTIVE")
-    given = GIVEN | {
+    options = GIVEN | {
         "kinesis.streamName": name,
         "kinesis.endpointUrl": ferrokinesis_url,
         "kinesis.consumerName": "app",
@@ -87,7 +86,7 @@ def test_a_query_that_subscribes_has_each_row_once(
     out, progress = tmp_path / "out", tmp_path / "progress"
 
     def start() -> StreamingQuery:
-        writer = spark.readStream.format("kinesis-leased").options(**given).load().writeStream.format("parquet")
+        writer = spark.readStream.format("kinesis-leased").options(**options).load().writeStream.format("parquet")
         writer = writer.option("path", str(out)).option("checkpointLocation", str(progress)).queryName("subscribed")
         return writer.start()
 
@@ -97,8 +96,8 @@ def test_a_query_that_subscribes_has_each_row_once(
         return sorted(int(row[0]) for row in spark.read.schema("data binary").parquet(str(out)).collect())
 
     def put(numbers: range) -> None:
-        sent: Any = [{"Data": str(each).encode(), "PartitionKey": str(each)} for each in numbers]
-        client.put_records(StreamName=name, Records=sent)
+        records: Any = [{"Data": str(each).encode(), "PartitionKey": str(each)} for each in numbers]
+        client.put_records(StreamName=name, Records=records)
 
     def there(count: int) -> None:
         until(lambda: len(rows()) >= count, f"{count} rows", 60)

@@ -59,12 +59,12 @@ class Query:
 
 def of(*queries: Query) -> Callable[[], StreamingQuery]:
     """Start these queries one after the other; there must be no more starts than queries."""
-    left = iter(queries)
-    return lambda: cast("StreamingQuery", next(left))
+    remaining = iter(queries)
+    return lambda: cast("StreamingQuery", next(remaining))
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("Python worker failed to connect back.", "did not start within ten seconds"),
         ("leasehold.adapters.worker.discovery.MadeAnew: stream 1:orders:1", "its stream was deleted and made anew"),
@@ -88,15 +88,14 @@ def of(*queries: Query) -> Callable[[], StreamingQuery]:
         "not read",
     ],
 )
-def test_what_passes_is_said_and_the_query_started_again(
-    caplog: pytest.LogCaptureFixture, text: str, said: str
+def test_temporary_fault_is_logged_and_the_query_restarted(
+    caplog: pytest.LogCaptureFixture, text: str, message: str
 ) -> None:
-    """One process that is killed for its memory does not end a stream until someone intervenes."""
     waits = list[float]()
     with caplog.at_level(logging.WARNING):
         supervise(of(Query(RuntimeError(text)), Query(RuntimeError(text)), Query()), sleep=waits.append)
     assert len(waits) == 2
-    assert all(said in record.message for record in caplog.records)
+    assert all(message in record.message for record in caplog.records)
 
 
 class Captured(RuntimeError):
@@ -129,15 +128,14 @@ class Captured(RuntimeError):
     ],
     ids=["no text", "closed while it was read", "another text"],
 )
-def test_a_process_of_python_that_was_killed_is_known_by_the_stack_of_java(text: str, stack: tuple[str, ...]) -> None:
+def test_killed_python_process_is_recognized_by_javas_stack(text: str, stack: tuple[str, ...]) -> None:
     """Java may be reading from the process or writing to it when it is killed."""
     waits = list[float]()
     supervise(of(Query(Captured(text, *stack)), Query()), sleep=waits.append)
     assert len(waits) == 1
 
 
-def test_a_fault_of_a_disk_is_raised() -> None:
-    """Retrying does not help a checkpointLocation on a full disk."""
+def test_fault_of_a_disk_is_raised() -> None:
     full = Captured(
         "No space left on device",
         "Caused by: java.io.IOException: No space left on device",
@@ -150,14 +148,12 @@ def test_a_fault_of_a_disk_is_raised() -> None:
         supervise(of(Query(full)), sleep=lambda _seconds: pytest.fail("it was started again"))
 
 
-def test_what_would_come_again_is_raised() -> None:
-    """Retrying does not help after a user's mistake."""
+def test_lasting_fault_is_raised() -> None:
     with pytest.raises(ValueError, match="no such column"):
         supervise(of(Query(ValueError("no such column"))), sleep=lambda _seconds: pytest.fail("it was started again"))
 
 
-def test_a_trigger_that_stands_still_is_stopped_and_begun_again(caplog: pytest.LogCaptureFixture) -> None:
-    """A call that never returns does not leave the stream unread."""
+def test_stalled_trigger_is_stopped_and_restarted(caplog: pytest.LogCaptureFixture) -> None:
     still = Query(looks=10_000, active=True)
     with caplog.at_level(logging.WARNING):
         supervise(of(still, Query()), stall_seconds=60, sleep=lambda _seconds: None, clock=still.clock)
@@ -165,19 +161,17 @@ def test_a_trigger_that_stands_still_is_stopped_and_begun_again(caplog: pytest.L
     assert "it made no progress for 60 s" in caplog.text
 
 
-def test_a_query_that_idles_between_triggers_is_left_alone() -> None:
-    """A stream without records is not started again every few minutes."""
+def test_query_that_idles_between_triggers_is_left_alone() -> None:
     idle = Query(looks=1000)
     supervise(of(idle), stall_seconds=60, sleep=lambda _seconds: pytest.fail("it was started again"), clock=idle.clock)
     assert idle.looks == 0
 
 
-def test_waits_grow_until_a_batch_is_done() -> None:
-    """A query that fails at once does not flood its services, and one that has worked restarts without a long wait."""
+def test_waits_before_restarts_grow_until_a_batch_is_done() -> None:
     lost = RuntimeError("ExecutorLostFailure")
     waits = list[float]()
-    done = [Query(lost) for _ in range(60)]  # waits are drawn, and eight may all be short
-    supervise(of(*done, Query(lost, looks=3, does=7), Query()), sleep=waits.append)
+    queries = [Query(lost) for _ in range(60)]  # waits are drawn, and eight may all be short
+    supervise(of(*queries, Query(lost, looks=3, does=7), Query()), sleep=waits.append)
     assert len(waits) == 61
     assert waits[-1] <= 15.0
     assert max(waits[:-1]) > 15.0

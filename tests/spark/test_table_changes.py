@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
-from streaming_jobs import Job, a_job
+from streaming_jobs import Job, new_job
 from waiters import until
 
 from leasehold_lab.standins.tables import TableStreams, serve_table
@@ -34,8 +34,8 @@ def job(spark: SparkSession, tmp_path: Path, table: tuple[TableStreams, str]) ->
         "dynamodb.endpointUrl": table[1],
         "dynamodb.startingPosition": "TRIM_HORIZON",
     }
-    with a_job(spark, tmp_path, "dynamodb-leased", options) as made:
-        yield made
+    with new_job(spark, tmp_path, "dynamodb-leased", options) as jobs:
+        yield jobs
 
 
 def changed(streams: TableStreams, first: int, count: int) -> None:
@@ -48,7 +48,6 @@ def changed(streams: TableStreams, first: int, count: int) -> None:
 def test_scheduled_queries_read_each_change_once_while_shards_roll(
     job: Job, table: tuple[TableStreams, str], spark: SparkSession
 ) -> None:
-    """A nightly job over a table loses no change when a shard ends, and keeps the order."""
     streams, _ = table
     changed(streams, 0, 60)
     job.parquet("out", now=True)
@@ -72,7 +71,7 @@ def test_scheduled_queries_read_each_change_once_while_shards_roll(
     until(lambda: {*job.owners()} == {""}, "nothing held")
 
 
-def test_there_are_no_batches_of_a_table(job: Job, spark: SparkSession) -> None:
+def test_table_has_no_batch_reads(job: Job, spark: SparkSession) -> None:
     """A batch that ends at the tip might miss records after an empty response."""
     with pytest.raises(
         (AnalysisException, PySparkException), match=r"it does not support batches; to read what exists "

@@ -1,4 +1,4 @@
-"""How long a query over what is there now waits, on a clock that the test moves."""
+"""How long an available-now query waits, on a clock that the test moves."""
 
 import pytest
 
@@ -7,20 +7,19 @@ from leasehold.adapters.spark.lease_loop import STALL_SECONDS, Watchdog
 LEFT = {"a": "nobody owns it", "b": "its end is not reached"}
 
 
-def test_a_wait_ends_once_nothing_has_changed_for_too_long() -> None:
-    """A query does not hang on a dead shard, and does not give up on a slow one."""
+def test_wait_ends_once_nothing_has_changed_for_too_long() -> None:
     now = [0.0]
     waiting = Watchdog(10.0, lambda: now[0])
-    for left, answers in ((LEFT, 0), (LEFT, 1), ({"a": "nobody owns it"}, 1)):
-        waiting.check(left, answers)
+    for awaited, answers in ((LEFT, 0), (LEFT, 1), ({"a": "nobody owns it"}, 1)):
+        waiting.check(awaited, answers)
         now[0] += STALL_SECONDS
-        waiting.check(left, answers)
+        waiting.check(awaited, answers)
     now[0] += 1
     with pytest.raises(TimeoutError, match=r"^availableNow: nothing was read for 300 s of a \(nobody owns it\); "):
         waiting.check({"a": "nobody owns it"}, 1)
 
 
-def test_a_wait_is_longer_where_leases_take_long_to_expire() -> None:
+def test_wait_is_longer_if_leases_take_long_to_expire() -> None:
     """The query waits until it can take the shards of a dead worker."""
     now = [0.0]
     waiting = Watchdog(120.0, lambda: now[0])
@@ -32,8 +31,7 @@ def test_a_wait_is_longer_where_leases_take_long_to_expire() -> None:
         waiting.check(LEFT, 0)
 
 
-def test_a_wait_that_nobody_hears_of_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reading process ends after its JVM was killed, and releases its leases."""
+def test_wait_ends_if_the_jvm_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = Watchdog(10.0)
     monkeypatch.setattr("os.getppid", lambda: 1)
     with pytest.raises(ProcessLookupError, match="no query waits for these shards"):

@@ -39,7 +39,7 @@ CASES: dict[str, tuple[Write, Write, bool, bool]] = {
 
 
 @pytest.mark.parametrize(("one", "other", "one_query", "one_run"), CASES.values(), ids=CASES)
-def test_writes_are_named_alike_only_where_one_repeats_the_other(
+def test_writes_have_the_same_name_only_if_one_repeats_the_other(
     monkeypatch: pytest.MonkeyPatch, one: Write, other: Write, *, one_query: bool, one_run: bool
 ) -> None:
     """A job's identity is its name and batch; a query's is its id and checkpointLocation."""

@@ -162,8 +162,7 @@ class TracedStore(PassingStore):
             return self._store.get(requested, stale_ok=stale_ok)
 
     def write(self, write: Write) -> Outcome:
-        """Apply the write in a span with the outcome. If the write carries out an action of a plan, the span contains
-        its rule, too."""
+        """Apply the write in a span with its outcome and, if a plan required the write, with the action's rule."""
         rule = context.get_value(RULE)
         reason = {"rule": str(rule)} if rule else {}
         with self._spans.span("write", lease=write.lease.key, kind=type(write).__name__, **reason) as span:

@@ -420,8 +420,10 @@ class Worker:
         return self.table.look(taken_leases, began, [lease.key for lease in taken_leases])
 
     def _advanced_look(self, look: Look, delayed: Mapping[Action, float]) -> Look:
-        """Read the whole table sooner than usual while leases are still to be created, a listing is pending, or the
-        stream is restarting."""
+        """Advance the next read of the whole table while leases are to be created or a listing is pending.
+
+        The same applies while the leases of a recreated stream are being restarted.
+        """
         waits = [max(SOON_SECONDS, min(delayed.values()))] if delayed else []
         if self.discovery.refused:
             # C18: the next full read of the table may be minutes away, and until then a new group has no leases.

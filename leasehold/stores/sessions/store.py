@@ -92,8 +92,7 @@ class SessionStore:
 
     @property
     def capabilities(self) -> Capabilities:
-        """The capabilities of the store. It rejects checkpoints of a former owner after another worker has taken the
-        lease (G10)."""
+        """The store's capabilities. A former owner's checkpoints are rejected once the lease has a new owner (G10)."""
         return Capabilities(late_checkpoints=False, groups_writes=True)
 
     # Reading

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.more, pytest.mark.services]
 
 
 @pytest.mark.parametrize("start", [TRIM_HORIZON, LATEST])
-def test_a_worker_reads_the_changes_and_its_successor_goes_on_behind_them(
+def test_next_worker_resumes_a_table_stream_after_the_checkpoint(
     start: Position, dynamodb_local_url: str, dynamodb_local_client: DynamoDBClient
 ) -> None:
     """Amazon's own service confirms what the other tests assume of our stand-in."""
@@ -34,24 +34,24 @@ def test_a_worker_reads_the_changes_and_its_successor_goes_on_behind_them(
     store = open_store(f"dynamodb://{name}-app?region=eu-west-1&endpoint={dynamodb_local_url}")
     config = Config(lease_seconds=3.0, initial_position=start)
 
-    def put(word: str) -> list[str]:
-        keys = [f"{word}-{n}" for n in range(20)]
+    def put(prefix: str) -> list[str]:
+        keys = [f"{prefix}-{n}" for n in range(20)]
         for key in keys:
             dynamodb_local_client.put_item(TableName=name, Item={"id": {"S": key}})
         return keys
 
-    def read(me: str, wanted: list[str]) -> list[str]:
-        seen: list[str] = []
+    def read(me: str, expected: list[str]) -> list[str]:
+        received: list[str] = []
 
         def handle(delivery: Delivery) -> None:
-            seen.extend(record.change.keys["id"] for record in delivery.records)
+            received.extend(record.change.keys["id"] for record in delivery.records)
 
         source = open_source(f"dynamodb-streams://{name}?region=eu-west-1&endpoint={dynamodb_local_url}")
         with running(Runner(Worker(store=store, source=source, me=me, config=config), handle)):
             until(lambda: store.list().leases, "a lease")
-            wanted += put(f"while {me} reads")
-            until(lambda: set(wanted) <= set(seen), f"{seen}")
-        return seen
+            expected += put(f"while {me} reads")
+            until(lambda: set(expected) <= set(received), f"{received}")
+        return received
 
     before = put("before")
     first = read("a", before if start == TRIM_HORIZON else [])

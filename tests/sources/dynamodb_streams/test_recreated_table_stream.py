@@ -27,7 +27,7 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "demo")
 
 
-def test_a_stream_enabled_anew_is_another_one_and_the_former_is_read_to_its_end_by_its_arn() -> None:
+def test_reenabled_stream_is_separate_and_the_old_one_is_read_by_arn() -> None:
     """Leases of the former stream stay until its records are read (L14)."""
     later = [0.0]
     table, store = TableStreams(lanes=2, clock=lambda: time.time() + later[0]), MemoryStore()
@@ -35,40 +35,40 @@ def test_a_stream_enabled_anew_is_another_one_and_the_former_is_read_to_its_end_
         present = f"dynamodb-streams://orders?region=eu-west-1&endpoint={endpoint}"
 
         def read(name: str, url: str, enough: Callable[[set[str], Worker], bool], **more: Any) -> set[str]:  # noqa: ANN401  the worker's signature
-            seen = set[str]()
+            received = set[str]()
 
             def handle(delivery: Delivery) -> None:
-                seen.update(record.change.keys["id"] for record in delivery.records)
+                received.update(record.change.keys["id"] for record in delivery.records)
 
             worker = Worker(store=store, source=open_source(url), me=name, config=CONFIG, **more)
             with running(Runner(worker, handle)):
-                until(lambda: enough(seen, worker), f"{name}: {seen}")
-            return seen
+                until(lambda: enough(received, worker), f"{name}: {received}")
+            return received
 
-        def put(word: str) -> set[str]:
-            keys = {f"{word}-{n}" for n in range(20)}
+        def put(prefix: str) -> set[str]:
+            keys = {f"{prefix}-{n}" for n in range(20)}
             for key in keys:
                 table.put(key, {})
             return keys
 
         old = put("old")
-        assert read("a", present, lambda seen, _: old <= seen) == old
-        left = put("left")
+        assert read("a", present, lambda received, _: old <= received) == old
+        remaining = put("left")
         table.disable()
         former = present.replace("orders", table.arn)
         later[0] = 2.0  # a table cannot get two streams in one second
         table.enable()
         new = put("new")
         assert read("b", present, lambda _, worker: worker.discovery.refusing) == set()
-        (said,) = reported(store.list().leases)
-        assert ":orders was made anew at " in said
-        assert left <= read("c", former, lambda seen, _: left <= seen)
-        assert new == read("d", present, lambda seen, _: new <= seen, if_recreated="TRIM_HORIZON")
+        (message,) = reported(store.list().leases)
+        assert ":orders was made anew at " in message
+        assert remaining <= read("c", former, lambda received, _: remaining <= received)
+        assert new == read("d", present, lambda received, _: new <= received, if_recreated="TRIM_HORIZON")
 
 
-def test_a_new_group_reads_a_stream_that_was_disabled() -> None:
+def test_new_group_reads_a_disabled_stream() -> None:
     """Its records can be read for a day, although none of its shards is open (L4)."""
-    table, seen = TableStreams(lanes=2), set[str]()
+    table, received = TableStreams(lanes=2), set[str]()
     for n in range(20):
         table.put(f"i-{n}", {})
     table.roll()
@@ -79,9 +79,9 @@ def test_a_new_group_reads_a_stream_that_was_disabled() -> None:
         worker = Worker(store=store, source=source, me="a", config=CONFIG)
 
         def handle(delivery: Delivery) -> None:
-            seen.update(record.change.keys["id"] for record in delivery.records)
+            received.update(record.change.keys["id"] for record in delivery.records)
 
         with running(Runner(worker, handle)):
-            until(lambda: len(seen) == 20, f"{seen}")
+            until(lambda: len(received) == 20, f"{received}")
             until(lambda: all(lease.ended for lease in store.list().leases), "everything is read to its end")
         assert reported(store.list().leases) == ()

@@ -55,7 +55,7 @@ def opened(url: str) -> TableStream:
     return source
 
 
-def only(table: TableStreams) -> str:
+def only_shard(table: TableStreams) -> str:
     """Return the id of its one shard."""
     (shard,) = table.shards
     return shard
@@ -71,7 +71,7 @@ def keys(batch: Batch) -> list[str]:
     return [record.change.keys["id"] for record in batch.records]
 
 
-def whole(read: ChangePoller) -> list[Record]:
+def read_all(read: ChangePoller) -> list[Record]:
     """Return all records up to the end of a closed shard."""
     records: list[Record] = []
     while True:
@@ -81,15 +81,14 @@ def whole(read: ChangePoller) -> list[Record]:
             return records
 
 
-def test_a_change_comes_whole_and_decodes_to_python_values(table: TableStreams, url: str) -> None:
-    """No field is lost and no number rounded between the table and the handler."""
+def test_change_decodes_whole_to_python_values(table: TableStreams, url: str) -> None:
     table.put("a", {"n": {"N": "1.5"}, "b": {"B": "AP8="}, "m": {"M": {"x": {"BS": ["cQ=="]}}}})
     table.put("a", None)
-    first, last = reader(opened(url), only(table)).read().records
+    first, last = reader(opened(url), only_shard(table)).read().records
     item = {"id": "a", "n": Decimal("1.5"), "b": b"\x00\xff", "m": {"x": {b"q"}}}
-    made = datetime.fromtimestamp(Clock.now, UTC)
+    created = datetime.fromtimestamp(Clock.now, UTC)
     number = str(FIRST_NUMBER + 8)
-    assert first.change == Change("INSERT", {"id": "a"}, item, None, number, made)
+    assert first.change == Change("INSERT", {"id": "a"}, item, None, number, created)
     assert (last.change.event, last.change.new, last.change.old) == ("REMOVE", None, item)
     assert first.partition_key == last.partition_key == '{"id":{"S":"a"}}'
     assert (first.sequence_number, first.arrived, first.position) == (number, Clock.now, Position(number))
@@ -97,72 +96,72 @@ def test_a_change_comes_whole_and_decodes_to_python_values(table: TableStreams, 
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[1]", b'{"dynamodb":{"Keys":{"id":{"X":"a"}}},"eventName":"x"}'])
-def test_other_data_is_no_change(data: bytes) -> None:
+def test_data_that_is_no_change_is_rejected(data: bytes) -> None:
     """The error names the record and the cause, which errors of boto3 or JSON do not."""
     with pytest.raises(ValueError, match="is not a change of a DynamoDB item"):
         _ = Record(data, "1").change
 
 
-def test_a_change_from_kinesis_data_streams_for_dynamodb_decodes_too() -> None:
+def test_change_from_kinesis_data_streams_also_decodes() -> None:
     """Such records have milliseconds, no sequence number, and a differently cased key in `userIdentity`."""
     change = {"Keys": {"id": {"S": "a"}}, "ApproximateCreationDateTime": 1_800_000_000_500}
     by = {"principalId": "dynamodb.amazonaws.com"}
     data = json.dumps({"eventName": "REMOVE", "userIdentity": by, "dynamodb": change}).encode()
-    made = datetime.fromtimestamp(1_800_000_000.5, UTC)
-    assert Record(data, "1").change == Change("REMOVE", {"id": "a"}, None, None, "", made, "dynamodb.amazonaws.com")
+    created = datetime.fromtimestamp(1_800_000_000.5, UTC)
+    assert Record(data, "1").change == Change("REMOVE", {"id": "a"}, None, None, "", created, "dynamodb.amazonaws.com")
 
 
-def test_every_page_of_shards_is_listed_with_its_parents(table: TableStreams, url: str) -> None:
-    """Leases of shards after the first page are not deleted."""
+def test_every_page_of_shards_is_listed_with_parents(table: TableStreams, url: str) -> None:
     for _ in range(250):
         table.roll()
     ids = sorted(table.shards, key=lambda shard: table.shards[shard].first)
     shards = opened(url).shards()
     assert shards == tuple(
-        Shard(shard, parents=tuple(ids[at - 1 : at]) if at else (), open=at == 250) for at, shard in enumerate(ids)
+        Shard(shard, parents=tuple(ids[index - 1 : index]) if index else (), open=index == 250)
+        for index, shard in enumerate(ids)
     )
     assert table.asked["DescribeStream"] == 3
 
 
-def test_a_shard_with_a_child_is_closed_even_where_its_page_is_old(table: TableStreams, url: str) -> None:
+def test_shard_with_a_child_is_closed_although_its_page_is_stale(table: TableStreams, url: str) -> None:
     """A listing that contradicts itself would block the creation and deletion of leases (L2)."""
     table.stale_seconds = 60.0
     table.roll()
     assert [shard.open for shard in opened(url).shards()] == [False, True]
 
 
-def test_a_shard_that_is_gone_is_told_from_one_that_is_there(table: TableStreams, url: str) -> None:
+def test_shard_is_gone_only_if_the_stream_no_longer_has_it(table: TableStreams, url: str) -> None:
     """A lease is deleted only once its shard is gone (L10)."""
-    first = only(table)
+    first = only_shard(table)
     table.roll()
     source = opened(url)
     assert not source.gone(first)
     table.expire(first)
     assert source.gone(first)
-    (left,) = source.shards()
-    assert left.parents == (first,)
+    (remaining,) = source.shards()
+    assert remaining.parents == (first,)
 
 
-def test_a_shard_is_read_to_its_end(table: TableStreams, url: str) -> None:
-    """An empty response is not the end of a shard."""
+def test_shard_is_read_to_its_end(table: TableStreams, url: str) -> None:
     table.empty_every = 3
     for number in range(2500):
         table.put(str(number), {})
-    shard = only(table)
+    shard = only_shard(table)
     table.roll()
-    assert [record.change.keys["id"] for record in whole(reader(opened(url), shard))] == [str(n) for n in range(2500)]
+    assert [record.change.keys["id"] for record in read_all(reader(opened(url), shard))] == [
+        str(n) for n in range(2500)
+    ]
 
 
-def test_a_reader_begins_behind_its_checkpoint(table: TableStreams, url: str) -> None:
-    """The record of the checkpoint is not repeated after a change of owner."""
+def test_reader_starts_after_its_checkpoint(table: TableStreams, url: str) -> None:
     for key in "abc":
         table.put(key, {})
-    source, shard = opened(url), only(table)
+    source, shard = opened(url), only_shard(table)
     first = reader(source, shard).read().records[0]
     assert keys(reader(source, shard, first.position).read()) == ["b", "c"]
 
 
-def test_latest_means_the_second_that_has_begun_and_nothing_after_it_is_skipped(
+def test_latest_includes_the_current_second(
     table: TableStreams, url: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Record times are cut to seconds, so LATEST includes every record of the second in which it is resolved."""
@@ -173,26 +172,26 @@ def test_latest_means_the_second_that_has_begun_and_nothing_after_it_is_skipped(
     source = opened(url)
     # The stand-in's Date header is this machine's time, without milliseconds.
     monkeypatch.setattr(TableStream.__base__, "latest", lambda _self, _lease: at_timestamp(1_800_000_010_700))
-    start = source.latest(Lease(only(table)))
+    start = source.latest(Lease(only_shard(table)))
     assert start == at_timestamp(1_800_000_010_000)
-    assert keys(reader(source, only(table), start).read()) == ["same second", "new"]
+    assert keys(reader(source, only_shard(table), start).read()) == ["same second", "new"]
 
 
-def test_a_time_is_kept_where_the_service_has_no_iterator_for_it(table: TableStreams, url: str, clock: Clock) -> None:
+def test_start_time_is_kept_if_the_service_has_no_iterator_for_it(table: TableStreams, url: str, clock: Clock) -> None:
     """A worker that starts at LATEST also works with older services and DynamoDB Local."""
     clock.now += 7
     table.put("old", {})
     clock.now += 7
     table.put("new", {})
-    read = reader(opened(url), only(table), at_timestamp(int(clock.now * 1000)))
+    read = reader(opened(url), only_shard(table), at_timestamp(int(clock.now * 1000)))
     table.refuse.append("ValidationException")
     assert keys(read.read()) == ["new"]
 
 
-def test_an_expired_iterator_is_replaced_where_the_reader_was(table: TableStreams, url: str, clock: Clock) -> None:
+def test_expired_iterator_is_replaced_at_the_same_position(table: TableStreams, url: str, clock: Clock) -> None:
     """A handler may take longer than the iterator's 15 minutes."""
     table.put("a", {})
-    read = reader(opened(url), only(table))
+    read = reader(opened(url), only_shard(table))
     assert keys(read.read()) == ["a"]
     clock.now += 901
     table.put("b", {})
@@ -201,13 +200,11 @@ def test_an_expired_iterator_is_replaced_where_the_reader_was(table: TableStream
 
 
 @pytest.mark.parametrize("asked_at", ["iterator", "records"])
-def test_a_checkpoint_older_than_the_horizon_is_an_error_that_says_what_to_do(
-    table: TableStreams, url: str, asked_at: str
-) -> None:
+def test_trimmed_checkpoint_error_says_what_to_do(table: TableStreams, url: str, asked_at: str) -> None:
     """With `if_trimmed`, reading continues and the loss is logged."""
     for key in "abcd":
         table.put(key, {})
-    source, shard = opened(url), only(table)
+    source, shard = opened(url), only_shard(table)
     first = reader(source, shard).read().records[0]
     going_on = opened(f"{url}&if_trimmed=TRIM_HORIZON")
     table.shards[shard].trimmed = 2 if asked_at == "iterator" else 0
@@ -223,30 +220,28 @@ def test_a_checkpoint_older_than_the_horizon_is_an_error_that_says_what_to_do(
     assert [key for batch in batches for key in keys(batch)] == (["c", "d"] if asked_at == "iterator" else ["d"])
 
 
-def test_the_horizon_passes_a_reader_that_has_read_nothing(table: TableStreams, url: str) -> None:
+def test_reader_that_has_read_nothing_survives_trimming(table: TableStreams, url: str) -> None:
     """A reader that starts at the oldest record gets no error when that record expires."""
     table.put("a", {})
     table.put("b", {})
-    read = reader(opened(url), only(table))
-    read._iterator = f"{only(table)}|0|{Clock.now}"  # noqa: SLF001  requested before the horizon moved
-    table.shards[only(table)].trimmed = 1
+    read = reader(opened(url), only_shard(table))
+    read._iterator = f"{only_shard(table)}|0|{Clock.now}"  # noqa: SLF001  requested before the horizon moved
+    table.shards[only_shard(table)].trimmed = 1
     assert keys(read.read()) == []
     assert keys(read.read()) == ["b"]
 
 
 @pytest.mark.parametrize("number", ["7", "1" * 41, "9" * 129])
-def test_a_number_that_no_record_can_have_is_no_fault_of_the_network(
-    table: TableStreams, url: str, number: str
-) -> None:
+def test_impossible_sequence_number_is_a_lasting_fault(table: TableStreams, url: str, number: str) -> None:
     """boto3 rejects it before sending a request, so a retry cannot help."""
     with pytest.raises(Trimmed, match=f"its checkpoint {number} no longer exists"):
-        reader(opened(url), only(table), Position(number)).read()
+        reader(opened(url), only_shard(table), Position(number)).read()
 
 
-def test_refusals_and_failures_are_waited_for_and_denials_are_said(table: TableStreams, url: str) -> None:
+def test_throttling_is_retried_and_a_denial_is_an_error(table: TableStreams, url: str) -> None:
     """A busy table is retried; a missing permission is an error that names DynamoDB, not Kinesis."""
     table.put("a", {})
-    read = reader(opened(url), only(table))
+    read = reader(opened(url), only_shard(table))
     # boto3 itself retries once.
     table.refuse += ["LimitExceededException"] * 2 + ["InternalServerError"] * 2 + ["AccessDeniedException"]
     slow, failed = read.read(), read.read()
@@ -258,32 +253,31 @@ def test_refusals_and_failures_are_waited_for_and_denials_are_said(table: TableS
 
 
 @pytest.mark.parametrize("denied", ["DescribeTable", "DescribeStream", "GetShardIterator", "GetRecords"])
-def test_a_denied_right_is_named(table: TableStreams, url: str, denied: str) -> None:
-    """The error names which of the four permissions is missing."""
+def test_missing_permission_is_named(table: TableStreams, url: str, denied: str) -> None:
     table.denied.add(denied)
     source = opened(url)
     with pytest.raises(SourceError, match=f"cannot read stream .*, because they lack dynamodb:{denied}: "):
         reader(source, source.shards()[0].id).read()
 
 
-def test_an_answer_without_the_expected_fields_is_no_reading(table: TableStreams, url: str) -> None:
+def test_response_without_the_required_fields_is_rejected(table: TableStreams, url: str) -> None:
     """A record without a sequence number could never be checkpointed."""
     table.put("a", {})
-    row: dict[str, Any] = table.shards[only(table)].rows[0]["dynamodb"]
+    row: dict[str, Any] = table.shards[only_shard(table)].rows[0]["dynamodb"]
     number, row["SequenceNumber"] = row["SequenceNumber"], "\u0661" * 21  # digits, but no decimal string
-    read = reader(opened(url), only(table))
+    read = reader(opened(url), only_shard(table))
     assert "cannot be read" in read.read().fault
     row["SequenceNumber"] = number
     assert keys(read.read()) == ["a"]
 
 
-def test_several_empty_answers_are_the_tip_and_one_is_not(table: TableStreams, url: str) -> None:
+def test_tip_is_reached_only_after_several_empty_responses(table: TableStreams, url: str) -> None:
     """A single response may be empty although more records follow."""
-    read = reader(opened(url), only(table))
+    read = reader(opened(url), only_shard(table))
     assert [read.read().behind_seconds for _ in range(EMPTY_AT_TIP)] == [*[None] * (EMPTY_AT_TIP - 1), 0.0]
 
 
-def test_a_stream_made_anew_is_another_stream(
+def test_recreated_stream_is_another_stream(
     table: TableStreams, url: str, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Leases of the former stream are kept, although its shards are not listed any more (L14)."""
@@ -299,8 +293,7 @@ def test_a_stream_made_anew_is_another_stream(
     assert "has a new stream" in caplog.text
 
 
-def test_a_stream_is_read_by_its_arn(table: TableStreams, url: str) -> None:
-    """The rest of a disabled stream can be read even if the table has a new one."""
+def test_disabled_stream_is_read_by_its_arn(table: TableStreams, url: str) -> None:
     table.put("a", {})
     source = opened(url.replace("//orders?region=eu-west-1&", f"//{table.arn}?"))
     assert keys(reader(source, source.shards()[0].id).read()) == ["a"]
@@ -320,13 +313,12 @@ def test_a_stream_is_read_by_its_arn(table: TableStreams, url: str) -> None:
         ("dynamodb-streams://orders?poll_seconds=0", "'poll_seconds' must be"),
     ],
 )
-def test_a_wrong_url_is_one_clear_error(wrong: str, why: str) -> None:
+def test_wrong_url_is_one_clear_error(wrong: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         open_source(wrong)
 
 
-def test_a_table_without_a_stream_and_one_that_is_not_there_are_said(table: TableStreams, url: str) -> None:
-    """A worker does not wait for shards of a stream that is not enabled."""
+def test_missing_table_or_stream_is_an_error(table: TableStreams, url: str) -> None:
     other = opened(url.replace("//orders?", "//other?"))
     with pytest.raises(SourceError, match="Table not found; check its name, account and region"):
         other.shards()
@@ -335,6 +327,5 @@ def test_a_table_without_a_stream_and_one_that_is_not_there_are_said(table: Tabl
         opened(url).shards()
 
 
-def test_latest_without_a_listing_asks_for_one(url: str) -> None:
-    """The first lease of a new fleet can be resolved."""
+def test_latest_without_a_listing_requests_one(url: str) -> None:
     assert opened(url).latest(Lease("x")).sequence == "AT_TIMESTAMP"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 
 import pytest
-from hub_steps import Here
+from hub_steps import HubSteps
 
 from leasehold.adapters.sources.event_hubs.access import CONNECTION_STRING
 from leasehold.adapters.sources.event_hubs.poller import EventHubsSource
@@ -26,13 +26,13 @@ def closing() -> Iterator[Executor]:
 
 
 @pytest.fixture
-def here(
+def event_hub(
     hubs: LocalHubs, closing: Executor, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Here]:
+) -> Iterator[HubSteps]:
     """Create a hub with two partitions and three consumer groups, and set its key in the environment."""
     name = re.sub(r"\W+", "-", request.node.name)
     hubs.create(name, 2, ("$Default", "second", "third"))
     monkeypatch.setenv(CONNECTION_STRING, hubs.connection_string())
-    place = Here(hubs, name)
+    place = HubSteps(hubs, name)
     yield place
     closing.map(EventHubsSource.close, place.opened)

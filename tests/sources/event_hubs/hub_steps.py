@@ -19,7 +19,7 @@ PATIENCE_SECONDS = 20.0
 
 
 @define(slots=False)
-class Here:
+class HubSteps:
     """One hub, and the sources opened on it."""
 
     hubs: LocalHubs
@@ -65,7 +65,7 @@ class Here:
         return list(self.hubs.look(self.hub)[partition]["readers"])
 
 
-def collected(reader: PartitionReader, wanted: int) -> list[Record]:
+def collect(reader: PartitionReader, wanted: int) -> list[Record]:
     """Return this many records, and others of the last batch."""
     records: list[Record] = []
 

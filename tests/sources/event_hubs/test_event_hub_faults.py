@@ -17,7 +17,7 @@ import pytest
 from azure.core.credentials import AccessToken
 from azure.core.exceptions import ClientAuthenticationError
 from azure.eventhub.exceptions import AuthenticationError, ConnectionLostError, EventHubError
-from hub_steps import Here, fault
+from hub_steps import HubSteps, fault
 from waiters import until
 
 from leasehold.adapters.sources.event_hubs import poller
@@ -42,7 +42,7 @@ ACCESS = Access("place.servicebus.windows.net", "hub", "$Default", SECRET)
 
 
 @pytest.mark.parametrize(
-    ("place", "options", "said"),
+    ("place", "options", "message"),
     [
         ("place", {}, "write eventhubs://namespace/hub"),
         ("place/hub/more", {}, "write eventhubs://namespace/hub"),
@@ -53,23 +53,22 @@ ACCESS = Access("place.servicebus.windows.net", "hub", "$Default", SECRET)
         ("place/another", {}, "is for event hub 'hub', not 'another'"),
     ],
 )
-def test_a_url_that_cannot_be_used_names_the_field(
-    place: str, options: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+def test_unusable_url_names_the_field(
+    place: str, options: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In double quotes the shell removes `$Default`; the error avoids reading another group than intended."""
     monkeypatch.setenv(CONNECTION_STRING, SECRET)
-    with pytest.raises(ValueError, match=said) as raised:
+    with pytest.raises(ValueError, match=message) as raised:
         open_url(place, options)
     assert "hidden" not in str(raised.value)
 
 
-def test_a_default_group_that_a_shell_has_eaten_is_pointed_out() -> None:
+def test_default_group_removed_by_a_shell_is_pointed_out() -> None:
     """`"…?group=$Default"` arrives as `group=`, so the error message suggests single quotes."""
     with pytest.raises(ValueError, match="single quotes around a URL"):
         open_source("eventhubs://place/hub?group=")
 
 
-def test_the_scheme_reaches_the_source_with_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scheme_opens_the_source_with_its_options(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CONNECTION_STRING, SECRET)
     source = open_source("eventhubs://Place/hub?group=$Default&transport=websockets&prefetch=7")
     assert source.stream == "place.servicebus.windows.net/hub/$default"
@@ -83,7 +82,7 @@ def test_the_scheme_reaches_the_source_with_its_options(monkeypatch: pytest.Monk
         "Endpoint=sb://me:hidden@place.servicebus.windows.net/;SharedAccessKeyName=a;SharedAccessKey=b",
     ],
 )
-def test_a_malformed_connection_string_is_not_repeated(secret: str) -> None:
+def test_malformed_connection_string_is_not_repeated(secret: str) -> None:
     """Errors end up in logs, and a mistyped key is still mostly the key."""
     with pytest.raises(ValueError, match="not an Event Hubs connection string") as raised:
         by_connection_string(secret, "place", "hub", "$Default")
@@ -100,13 +99,13 @@ def test_a_malformed_connection_string_is_not_repeated(secret: str) -> None:
         (Position("7", 0, "no offset"), EventPosition(7)),
     ],
 )
-def test_the_offset_is_preferred_where_there_is_one(position: Position, start: EventPosition) -> None:
+def test_offset_is_preferred_if_there_is_one(position: Position, start: EventPosition) -> None:
     """Some SDKs have written `no offset` into checkpoints; as an offset it would read nothing."""
     assert event_position(position) == start
 
 
 @pytest.mark.parametrize("position", [LATEST, SHARD_END])
-def test_a_reader_never_starts_at_a_moving_place(position: Position) -> None:
+def test_reader_start_is_always_resolved(position: Position) -> None:
     """LATEST is resolved first, so that a restart does not skip events that arrived in between."""
     with pytest.raises(ValueError, match=position.sequence):
         event_position(position)
@@ -119,7 +118,7 @@ class _Said(EventHubError):
 
 
 @pytest.mark.parametrize(
-    ("error", "kind", "said"),
+    ("error", "kind", "message"),
     [
         (_Said("resource-limit-exceeded"), SourceUnavailable, "use a separate consumer group for this fleet"),
         (_Said("server-busy"), SourceUnavailable, "what the service said"),
@@ -133,11 +132,11 @@ class _Said(EventHubError):
         (ImportError("aiohttp"), SourceError, "websockets need aiohttp; install leasehold\\[azure\\]"),
     ],
 )
-def test_each_fault_says_what_to_do(error: Exception, kind: type[SourceError], said: str) -> None:
+def test_each_fault_says_what_to_do(error: Exception, kind: type[SourceError], message: str) -> None:
     """Temporary faults are retried; lasting ones stop the shard."""
     explanation = translate_error(error, ACCESS, "3")
     assert isinstance(explanation, SourceUnavailable) == (kind is SourceUnavailable)
-    with pytest.raises(SourceError, match=said):
+    with pytest.raises(SourceError, match=message):
         raise explanation
     assert "partition 3" in str(explanation)
     assert "hidden" not in str(explanation)
@@ -155,8 +154,7 @@ class _Credential:
         return AccessToken("token", EXPIRES)
 
 
-def test_an_identity_is_asked_off_the_loop_and_its_refusal_is_one_of_access() -> None:
-    """A rejected identity is a lasting fault, so it is not retried."""
+def test_credentials_are_requested_off_the_loop_and_their_rejection_is_lasting() -> None:
     credential = _Credential()
     assert asyncio.run(AsyncCredential(credential).get_token("scope")).expires_on == EXPIRES
     assert credential.asked == ("scope",)
@@ -168,29 +166,27 @@ def test_an_identity_is_asked_off_the_loop_and_its_refusal_is_one_of_access() ->
 
 
 @pytest.mark.services
-def test_a_missing_hub_is_an_error_and_not_a_wait(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mistyped hub or group stops at once, with its name in the message."""
-    missing = open_url(f"{here.hubs.namespace}/nowhere", {})
+def test_missing_hub_is_an_immediate_error(event_hub: HubSteps, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = open_url(f"{event_hub.hubs.namespace}/nowhere", {})
     with pytest.raises(SourceError, match=r"'nowhere'.*no such hub") as raised:
         missing.shards()
     assert not isinstance(raised.value, SourceUnavailable)
     missing.close()
-    strangers = here.source(group="fourth").open(Lease("0"), TRIM_HORIZON)
+    strangers = event_hub.source(group="fourth").open(Lease("0"), TRIM_HORIZON)
     with pytest.raises(SourceError, match="consumer group 'fourth'"):
         until(lambda: strangers.read().records)
-    monkeypatch.setenv(CONNECTION_STRING, here.hubs.connection_string().replace(here.hubs.key, "wrong"))
+    monkeypatch.setenv(CONNECTION_STRING, event_hub.hubs.connection_string().replace(event_hub.hubs.key, "wrong"))
     with pytest.raises(SourceError, match="check the key"):
-        here.source().shards()
+        event_hub.source().shards()
 
 
 @pytest.mark.services
-def test_too_many_readers_and_silence_are_waited_out(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Quota errors and outages are temporary, so the shard is retried without a restart."""
-    reader = here.reader()
-    until(here.readers)
-    here.hubs.detach(here.hub, "0", "amqp:resource-limit-exceeded")
+def test_quota_errors_and_outages_are_retried(event_hub: HubSteps, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = event_hub.reader()
+    until(event_hub.readers)
+    event_hub.hubs.detach(event_hub.hub, "0", "amqp:resource-limit-exceeded")
     assert fault(reader).wait_seconds < 10
-    nobody = f"Endpoint=sb://localhost:1;SharedAccessKeyName=a;SharedAccessKey={here.hubs.key}"
+    nobody = f"Endpoint=sb://localhost:1;SharedAccessKeyName=a;SharedAccessKey={event_hub.hubs.key}"
     monkeypatch.setenv(CONNECTION_STRING, f"{nobody};UseDevelopmentEmulator=true")
     silent = open_url("localhost:1/hub", {})
     with pytest.raises(SourceUnavailable, match="event hub 'hub' in localhost:1"):
@@ -199,11 +195,11 @@ def test_too_many_readers_and_silence_are_waited_out(here: Here, monkeypatch: py
 
 
 @pytest.mark.services
-def test_websockets_without_their_package_say_so(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_websocket_package_is_reported(event_hub: HubSteps, monkeypatch: pytest.MonkeyPatch) -> None:
     """The SDK would treat the missing package as temporary and retry forever."""
     monkeypatch.setitem(sys.modules, "aiohttp", None)
     with pytest.raises(SourceError, match="aiohttp"):
-        here.source(transport="websockets").shards()
+        event_hub.source(transport="websockets").shards()
 
 
 class Feed:
@@ -216,14 +212,14 @@ class Feed:
         """Open nothing."""
 
     def take(self) -> list[Record]:
-        came, self.events[:] = [*self.events], []
-        return came
+        events, self.events[:] = [*self.events], []
+        return events
 
     def close(self) -> None:
         """Close nothing."""
 
 
-def test_a_link_says_for_how_long_it_was_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_link_reports_how_long_it_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker can check who owns the partition before it dispatches the first events of a late link."""
     monkeypatch.setattr(poller, "PartitionReceiver", Feed)
     now = [100.0]
@@ -237,9 +233,9 @@ def test_a_link_says_for_how_long_it_was_not_ours(monkeypatch: pytest.MonkeyPatc
         unlinked.append(reader.read().unlinked_seconds)
     monkeypatch.setattr(Feed, "fault", EventHubError("gone"))
     unlinked.append(reader.read().unlinked_seconds)
-    taken = EventHubError("taken")
-    taken.error = "link:stolen"
-    monkeypatch.setattr(Feed, "fault", taken)
+    stolen = EventHubError("taken")
+    stolen.error = "link:stolen"
+    monkeypatch.setattr(Feed, "fault", stolen)
     unlinked.append(reader.read().unlinked_seconds)
     monkeypatch.setattr(Feed, "fault", None)
     unlinked.append(reader.read().unlinked_seconds)
@@ -249,7 +245,7 @@ def test_a_link_says_for_how_long_it_was_not_ours(monkeypatch: pytest.MonkeyPatc
     assert unlinked == [0.0, 25.0, 0.0, 0.0, math.inf, 0.0, 7.0]
 
 
-def test_waits_grow_up_to_their_limits_and_begin_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backoff_grows_to_its_limit_and_resets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Events reset the backoff after faults, and an idle partition is polled every half second at most."""
     monkeypatch.setattr(poller, "PartitionReceiver", Feed)
     monkeypatch.setattr(poller, "random", SimpleNamespace(uniform=lambda _least, most: most))
@@ -264,7 +260,7 @@ def test_waits_grow_up_to_their_limits_and_begin_anew(monkeypatch: pytest.Monkey
     assert reader.read().wait_seconds == 0.05
 
 
-def test_a_time_is_settled_five_seconds_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_is_settled_five_seconds_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slice ends only after its last events had time to arrive."""
     now = iter([104.999, 105.0])
     enqueued = datetime.fromtimestamp(99, UTC)
@@ -275,8 +271,7 @@ def test_a_time_is_settled_five_seconds_later(monkeypatch: pytest.MonkeyPatch) -
     assert [hub.settled(Lease("0"), 100.0) for _ in range(2)] == [None, Settled(Position("7"), 99.0)]
 
 
-def test_an_answer_that_does_not_come_is_given_up_with_its_work() -> None:
-    """A timeout frees the worker's turn and cancels the task of the request."""
+def test_unanswered_request_times_out_and_is_cancelled() -> None:
     asking = BackgroundLoop()
     work = asyncio.sleep(3600)
     with pytest.raises(SourceUnavailable, match=r"did not respond within 0\.02 s"):
@@ -285,7 +280,7 @@ def test_an_answer_that_does_not_come_is_given_up_with_its_work() -> None:
     asking.close()
 
 
-def test_a_question_is_given_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_timeout_is_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     asking, waited = BackgroundLoop(), list[float]()
     silent: Future[None] = Future()
 
@@ -301,54 +296,53 @@ def test_a_question_is_given_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> N
     asking.close()
 
 
-def test_closing_waits_for_what_lets_go() -> None:
+def test_close_waits_for_links_to_close() -> None:
     """Links are closed before the process ends, so the next owner need not steal them."""
-    begun, left = threading.Event(), threading.Event()
+    started, closed = threading.Event(), threading.Event()
 
     async def slow() -> None:
         try:
-            begun.set()
+            started.set()
             await asyncio.Event().wait()
         finally:
             await asyncio.sleep(0.05)
-            left.set()
+            closed.set()
 
     closing = BackgroundLoop()
     closing.start(slow())
-    assert begun.wait(20.0)
+    assert started.wait(20.0)
     closing.close()
-    assert left.is_set()
+    assert closed.is_set()
 
 
-def test_a_link_whose_closing_is_not_answered_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_link_whose_close_is_unanswered_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """No request is left pending when the loop is closed."""
     monkeypatch.setattr(background, "CLOSE_SECONDS", 0.2)
-    begun = threading.Event()
+    started = threading.Event()
 
     async def unanswered() -> None:
         try:
-            begun.set()
+            started.set()
             await asyncio.Event().wait()
         finally:
             await asyncio.Event().wait()
 
     closing, work = BackgroundLoop(), unanswered()
     closing.start(work)
-    assert begun.wait(20.0)
+    assert started.wait(20.0)
     closing.close()
     assert inspect.getcoroutinestate(work) == inspect.CORO_CLOSED
 
 
-def test_a_link_that_does_not_let_go_keeps_no_close_waiting(
+def test_link_that_never_closes_does_not_block_close(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A worker on a broken network can still end, although its client's links never close."""
     monkeypatch.setattr(background, "CLOSE_SECONDS", 0.05)
-    begun = threading.Event()
+    started = threading.Event()
 
     async def stubborn() -> None:
         while True:
-            begun.set()
+            started.set()
             with suppress(asyncio.CancelledError):
                 await asyncio.Event().wait()
 
@@ -356,7 +350,7 @@ def test_a_link_that_does_not_let_go_keeps_no_close_waiting(
     closing = BackgroundLoop()
     (thread,) = set(threading.enumerate()) - before
     closing.start(stubborn())
-    assert begun.wait(20.0)
+    assert started.wait(20.0)
     closing.close()
     until(lambda: not thread.is_alive())
     caplog.set_level(logging.CRITICAL, "asyncio")  # asyncio logs that a task was left
@@ -375,13 +369,13 @@ def test_a_link_that_does_not_let_go_keeps_no_close_waiting(
         ("reference:abc", "EventHubError"),
     ],
 )
-def test_a_fault_reads_the_same_at_each_try(text: str, shown: str) -> None:
+def test_repeated_fault_has_the_same_message(text: str, shown: str) -> None:
     """Addresses of objects and tracking ids are left out, so that a fault that lasts is logged once."""
     access = Access("ns", "hub", "$Default")
     assert str(translate_error(EventHubError(text), access)) == f"event hub 'hub' in ns: {shown}"
 
 
-def test_a_failed_connection_adds_no_lines_about_objects_that_the_client_forgot(
+def test_failed_connection_logs_no_lines_about_forgotten_objects(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """While a proxy is down, the log does not get lines with object addresses at each try; other faults are logged."""

@@ -6,7 +6,7 @@ import os
 import threading
 
 import pytest
-from hub_steps import Here, collected, fault, texts
+from hub_steps import HubSteps, collect, fault, texts
 from waiters import until
 
 from leasehold.balancer.model import LATEST, TRIM_HORIZON, Lease, Position, Shard, at_timestamp
@@ -17,10 +17,10 @@ LOOKUPS = min(32, (os.cpu_count() or 1) + 4)
 """The number of threads that an event loop may start for name lookups, however many partitions there are."""
 
 
-def test_a_record_carries_what_a_handler_and_a_checkpoint_need(here: Here) -> None:
+def test_record_has_what_a_handler_and_a_checkpoint_need(event_hub: HubSteps) -> None:
     """Other SDKs need the token to resume from a checkpoint."""
-    here.send(["a", "b"])
-    records = collected(here.reader(), 2)
+    event_hub.send(["a", "b"])
+    records = collect(event_hub.reader(), 2)
     event = records[1].event
     assert texts(records) == ["a", "b"]
     assert records[1].position == Position("1")
@@ -28,28 +28,27 @@ def test_a_record_carries_what_a_handler_and_a_checkpoint_need(here: Here) -> No
     assert (records[1].arrived, records[1].partition_key) == (event.enqueued_time.timestamp(), None)
 
 
-def test_no_record_behind_a_checkpoint_is_handed_out_again(here: Here) -> None:
-    """Reading resumes right after the checkpoint, without repeated or skipped events."""
-    here.send(["a", "b", "c", "d"])
-    done = collected(here.reader(), 4)[1]
-    tokens = {"$Default": done.token, "second": "", "third": "no offset"}
+def test_reader_resumes_right_after_the_checkpoint(event_hub: HubSteps) -> None:
+    event_hub.send(["a", "b", "c", "d"])
+    checkpointed = collect(event_hub.reader(), 4)[1]
+    tokens = {"$Default": checkpointed.token, "second": "", "third": "no offset"}
     readers = [
-        here.source(group=group).open(Lease("0"), Position(done.sequence_number, token=token))
+        event_hub.source(group=group).open(Lease("0"), Position(checkpointed.sequence_number, token=token))
         for group, token in tokens.items()
     ]
-    assert [texts(collected(reader, 2)) for reader in readers] == [["c", "d"]] * 3
+    assert [texts(collect(reader, 2)) for reader in readers] == [["c", "d"]] * 3
 
 
-def test_an_event_before_the_checkpoint_is_dropped_even_if_its_offset_says_otherwise(here: Here) -> None:
+def test_event_before_the_checkpoint_is_dropped_despite_its_offset(event_hub: HubSteps) -> None:
     """Other SDKs have stored offsets that do not match their sequence numbers."""
-    here.send(["a", "b", "c", "d"])
-    assert texts(collected(here.reader(Position("1", 0, "-1")), 2)) == ["c", "d"]
+    event_hub.send(["a", "b", "c", "d"])
+    assert texts(collect(event_hub.reader(Position("1", 0, "-1")), 2)) == ["c", "d"]
 
 
-def test_a_batch_says_how_far_it_read(here: Here) -> None:
+def test_batch_reports_how_far_it_was_read(event_hub: HubSteps) -> None:
     """The worker checkpoints `read_to`, so it must never be after the last record read."""
-    here.send(["a", "b", "c"])
-    reader = here.reader()
+    event_hub.send(["a", "b", "c"])
+    reader = event_hub.reader()
     batch = until(lambda: (batch := reader.read()).records and batch)
     assert batch.read_to == batch.records[-1].position
     assert batch.read_to.token == batch.records[-1].token
@@ -62,115 +61,112 @@ def test_a_batch_says_how_far_it_read(here: Here) -> None:
     assert waits == [0.05, 0.1, 0.2, 0.4, 0.5, 0.5]
 
 
-def test_reading_from_a_time_includes_that_time(here: Here) -> None:
-    """AT_TIMESTAMP means at or after that time."""
-    here.send(["a"])
-    first = collected(here.reader(), 1)[0]
+def test_reading_from_a_time_includes_that_time(event_hub: HubSteps) -> None:
+    event_hub.send(["a"])
+    first = collect(event_hub.reader(), 1)[0]
     milliseconds = round((first.arrived or 0) * 1000)
-    assert texts(collected(here.reader(at_timestamp(milliseconds)), 1)) == ["a"]
+    assert texts(collect(event_hub.reader(at_timestamp(milliseconds)), 1)) == ["a"]
 
 
-def test_latest_is_a_number_or_for_an_empty_partition_its_beginning(here: Here) -> None:
+def test_latest_is_a_number_or_the_start_of_an_empty_partition(event_hub: HubSteps) -> None:
     """Events that arrive between resolving LATEST and the first read are not skipped."""
-    here.send(["old", "older"])
-    source = here.source()
+    event_hub.send(["old", "older"])
+    source = event_hub.source()
     full, empty = source.latest(Lease("0", checkpoint=LATEST)), source.latest(Lease("1", checkpoint=LATEST))
-    here.send(["new"])
-    here.send(["first"], partition="1")
+    event_hub.send(["new"])
+    event_hub.send(["first"], partition="1")
     assert (full, empty) == (Position("1"), at_timestamp(0))
-    assert texts(collected(here.reader(full), 1)) == ["new"]
-    assert texts(collected(here.reader(empty, "1"), 1)) == ["first"]
+    assert texts(collect(event_hub.reader(full), 1)) == ["new"]
+    assert texts(collect(event_hub.reader(empty, "1"), 1)) == ["first"]
 
 
-def test_a_stolen_link_is_said_and_harms_nobody(here: Here) -> None:
-    """The worker continues after another reader took its partition, and does not steal it back."""
-    here.send(["a", "b"])
-    loser = here.reader()
-    assert texts(collected(loser, 2)) == ["a", "b"]
-    new_owner = here.reader(epoch=3)
-    assert texts(collected(new_owner, 2)) == ["a", "b"]
+def test_stolen_link_is_reported_and_not_stolen_back(event_hub: HubSteps) -> None:
+    event_hub.send(["a", "b"])
+    loser = event_hub.reader()
+    assert texts(collect(loser, 2)) == ["a", "b"]
+    new_owner = event_hub.reader(epoch=3)
+    assert texts(collect(new_owner, 2)) == ["a", "b"]
     batch = fault(loser)
     assert (batch.records, batch.read_to, batch.wait_seconds) == ((), None, 10.0)
-    assert [reader["epoch"] for reader in here.readers()] == [3]
+    assert [reader["epoch"] for reader in event_hub.readers()] == [3]
 
 
-def test_the_last_to_open_wins_among_equals_and_goes_on_where_it_was(here: Here) -> None:
+def test_last_reader_of_equal_epoch_wins_and_resumes(event_hub: HubSteps) -> None:
     """The official processors all use epoch 0, so the newer owner must get the link."""
-    here.send(["a"])
-    first = here.reader()
-    collected(first, 1)
-    second = here.reader()
-    collected(second, 1)
+    event_hub.send(["a"])
+    first = event_hub.reader()
+    collect(first, 1)
+    second = event_hub.reader()
+    collect(second, 1)
     fault(first)
-    here.send(["b"])
-    assert texts(collected(second, 1)) == ["b"]
+    event_hub.send(["b"])
+    assert texts(collect(second, 1)) == ["b"]
     # After its wait, the first reader continues right after the last record it returned.
-    assert texts(collected(first, 1)) == ["b"]
+    assert texts(collect(first, 1)) == ["b"]
     assert fault(second).wait_seconds == 10.0
 
 
 # The client leaves the socket of a broken connection to the garbage collector, which logs a warning.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_broken_link_is_opened_again_without_loss_or_repetition(here: Here, caplog: pytest.LogCaptureFixture) -> None:
+def test_broken_link_is_reopened_without_loss_or_repetition(
+    event_hub: HubSteps, caplog: pytest.LogCaptureFixture
+) -> None:
     """The service routinely detaches links, for upgrades, throttling or idleness."""
     caplog.set_level(logging.CRITICAL, "azure.eventhub")  # a captured traceback would keep that socket alive
-    here.hubs.add_partitions(here.hub, 1)
+    event_hub.hubs.add_partitions(event_hub.hub, 1)
     partitions = ("0", "1", "2")
     for partition in partitions:
-        here.send(["a", "b"], partition)
-    readers = [here.reader(partition=partition) for partition in partitions]
-    before = [texts(collected(reader, 2)) for reader in readers]
+        event_hub.send(["a", "b"], partition)
+    readers = [event_hub.reader(partition=partition) for partition in partitions]
+    before = [texts(collect(reader, 2)) for reader in readers]
     ended = (
-        here.hubs.detach(here.hub, "0", "amqp:link:detach-forced"),
-        here.hubs.detach(here.hub, "1", "com.microsoft:server-busy"),
-        here.hubs.drop(here.hub, "2"),
+        event_hub.hubs.detach(event_hub.hub, "0", "amqp:link:detach-forced"),
+        event_hub.hubs.detach(event_hub.hub, "1", "com.microsoft:server-busy"),
+        event_hub.hubs.drop(event_hub.hub, "2"),
     )
     waits = [fault(reader).wait_seconds for reader in readers]
     for partition in partitions:
-        here.send(["c"], partition)
-    after = [texts(collected(reader, 1)) for reader in readers]
+        event_hub.send(["c"], partition)
+    after = [texts(collect(reader, 1)) for reader in readers]
     assert (before, ended, after) == ([["a", "b"]] * 3, (1, 1, 1), [["c"]] * 3)
     assert all(1.0 <= wait <= 3.0 for wait in waits)
-    here.plain.close()
+    event_hub.plain.close()
     gc.collect()
 
 
-def test_a_slow_handler_bounds_what_is_in_memory(here: Here) -> None:
-    """A reader buffers only part of a partition while it is not called."""
+def test_slow_handler_bounds_the_buffered_records(event_hub: HubSteps) -> None:
     numbers = [str(number) for number in range(400)]
-    here.send(numbers, "0")
-    here.send(numbers, "1")
-    source = here.source(prefetch="20")
+    event_hub.send(numbers, "0")
+    event_hub.send(numbers, "1")
+    source = event_hub.source(prefetch="20")
     slow, quick = (source.open(Lease(partition), TRIM_HORIZON) for partition in ("0", "1"))
-    until(here.readers)
+    until(event_hub.readers)
     # When the other partition is read completely, this one would be, too.
-    assert texts(collected(quick, 400)) == numbers
-    assert here.readers()[0]["sent"] <= 4 * 20
-    assert texts(collected(slow, 400)) == numbers
+    assert texts(collect(quick, 400)) == numbers
+    assert event_hub.readers()[0]["sent"] <= 4 * 20
+    assert texts(collect(slow, 400)) == numbers
 
 
-def test_a_partition_added_at_run_time_is_read_from_its_beginning(here: Here) -> None:
-    """Its first events may arrive before any worker knows of it."""
-    source = here.source()
+def test_partition_added_at_run_time_is_read_from_its_start(event_hub: HubSteps) -> None:
+    source = event_hub.source()
     assert source.shards() == (Shard("0", source.stream), Shard("1", source.stream))
-    here.hubs.add_partitions(here.hub, 9)
-    here.send(["first"], partition="10")
+    event_hub.hubs.add_partitions(event_hub.hub, 9)
+    event_hub.send(["first"], partition="10")
     assert source.shards() == tuple(Shard(str(number), source.stream) for number in range(11))
     assert (source.gone("10"), source.gone("11")) == (False, True)
-    assert texts(collected(source.open(Lease("10"), TRIM_HORIZON), 1)) == ["first"]
+    assert texts(collect(source.open(Lease("10"), TRIM_HORIZON), 1)) == ["first"]
 
 
-def test_many_partitions_need_one_thread_and_close_lets_every_link_go(here: Here) -> None:
-    """One thread serves a thousand partitions, and closed links do not block the next owner."""
-    here.hubs.add_partitions(here.hub, 14)
+def test_many_partitions_share_one_thread_and_close_every_link(event_hub: HubSteps) -> None:
+    event_hub.hubs.add_partitions(event_hub.hub, 14)
     before = set(threading.enumerate())
-    source = here.source()
+    source = event_hub.source()
     readers = [source.open(Lease(str(number)), TRIM_HORIZON) for number in range(16)]
-    until(lambda: all(partition["readers"] for partition in here.hubs.look(here.hub)))
+    until(lambda: all(partition["readers"] for partition in event_hub.hubs.look(event_hub.hub)))
     started = set(threading.enumerate()) - before
     assert len(started) <= 1 + LOOKUPS
     readers[0].close()
-    until(lambda: not here.readers())
+    until(lambda: not event_hub.readers())
     source.close()
-    assert until(lambda: not any(partition["readers"] for partition in here.hubs.look(here.hub)))
+    assert until(lambda: not any(partition["readers"] for partition in event_hub.hubs.look(event_hub.hub)))
     until(lambda: not started & set(threading.enumerate()))

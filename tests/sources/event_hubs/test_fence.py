@@ -5,7 +5,7 @@ from uuid import uuid4
 
 import pytest
 from azure.eventhub import EventHubConsumerClient
-from hub_steps import Here, collected, fault, texts
+from hub_steps import HubSteps, collect, fault, texts
 from waiters import until
 
 from leasehold.adapters.ops.checkpoints import copy_lease, planned_copies
@@ -21,83 +21,84 @@ from leasehold_lab.contract.actors import done
 pytestmark = pytest.mark.services
 
 
-def opened(here: Here, lease: Lease) -> PartitionReader:
+def open_reader(event_hub: HubSteps, lease: Lease) -> PartitionReader:
     """Return the lease owner's reader."""
-    return here.plain.open(lease, lease.checkpoint)
+    return event_hub.plain.open(lease, lease.checkpoint)
 
 
-def levels(here: Here) -> list[int | None]:
+def levels(event_hub: HubSteps) -> list[int | None]:
     """Return the owner levels that read partition 0."""
-    return [reader["epoch"] for reader in here.readers()]
+    return [reader["epoch"] for reader in event_hub.readers()]
 
 
-def kept_out(here: Here, reader: PartitionReader, level: int) -> None:
+def assert_shut_out(event_hub: HubSteps, reader: PartitionReader, level: int) -> None:
     """Check that the reader fails on each try, gets no events and does not disturb others."""
-    here.send(["more"])
+    event_hub.send(["more"])
     for _ in range(2):
         batch = fault(reader)
         assert (batch.records, batch.wait_seconds) == ((), 10.0)
-    assert levels(here) == [level]
+    assert levels(event_hub) == [level]
 
 
-def test_a_former_owner_is_kept_out_by_the_next_ones_level(here: Here) -> None:
-    """A worker that slept through the loss of its lease cannot take the link back."""
-    here.send(["a"])
+def test_former_owner_is_shut_out_by_the_next_owners_level(event_hub: HubSteps) -> None:
+    event_hub.send(["a"])
     store = MemoryStore()
-    first = done(store.write(ClaimLease(done(store.write(CreateLease(Lease("0", stream=here.plain.stream)))), "ann")))
-    loser = opened(here, first)
-    assert texts(collected(loser, 1)) == ["a"]
+    first = done(
+        store.write(ClaimLease(done(store.write(CreateLease(Lease("0", stream=event_hub.plain.stream)))), "ann"))
+    )
+    loser = open_reader(event_hub, first)
+    assert texts(collect(loser, 1)) == ["a"]
     second = done(store.write(StealLease(first, "bob")))
-    winner = opened(here, second)
-    assert texts(collected(winner, 1)) == ["a"]
-    kept_out(here, loser, second.epoch)
-    assert texts(collected(winner, 1)) == ["more"]
+    winner = open_reader(event_hub, second)
+    assert texts(collect(winner, 1)) == ["a"]
+    assert_shut_out(event_hub, loser, second.epoch)
+    assert texts(collect(winner, 1)) == ["more"]
 
 
-def test_the_fence_holds_after_a_copy_into_another_layout(
-    here: Here, azurite_connection: str, monkeypatch: pytest.MonkeyPatch
+def test_fence_holds_after_a_copy_into_another_layout(
+    event_hub: HubSteps, azurite_connection: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A copied lease keeps its epoch, so the new fleet's owner level is above the old one's."""
     monkeypatch.setenv(CONNECTION_STRING, azurite_connection)
-    here.send(["a"])
+    event_hub.send(["a"])
     source, target = MemoryStore(), open_store(f"azblob://devstoreaccount1/fence-{uuid4().hex}?prefix=fleet")
     old = done(
         source.write(
-            ClaimLease(done(source.write(CreateLease(Lease("0", stream=here.plain.stream, epoch=501)))), "ann")
+            ClaimLease(done(source.write(CreateLease(Lease("0", stream=event_hub.plain.stream, epoch=501)))), "ann")
         )
     )
-    loser = opened(here, old)
-    collected(loser, 1)
+    loser = open_reader(event_hub, old)
+    collect(loser, 1)
     (move,) = planned_copies((old,), (), ())
     assert copy_lease(target, move) == move
     new = done(target.write(ClaimLease(target.get(["0"])[0], "bob")))
     assert (old.epoch, new.epoch) == (502, 503)
-    winner = opened(here, new)
-    collected(winner, 1)
-    kept_out(here, loser, 503)
+    winner = open_reader(event_hub, new)
+    collect(winner, 1)
+    assert_shut_out(event_hub, loser, 503)
     target.close()
 
 
-def test_a_level_that_began_again_waits_until_the_old_fleet_is_gone(here: Here) -> None:
+def test_restarted_level_waits_until_the_old_fleet_is_gone(event_hub: HubSteps) -> None:
     """The Azure SDKs' blobs cannot store an epoch, so a reader that is shut out reports it and reads later."""
-    here.send(["a"])
-    old = here.reader(epoch=502)
-    collected(old, 1)
-    new = here.reader()
-    kept_out(here, new, 502)
+    event_hub.send(["a"])
+    old = event_hub.reader(epoch=502)
+    collect(old, 1)
+    new = event_hub.reader()
+    assert_shut_out(event_hub, new, 502)
     old.close()
-    until(lambda: not here.readers())
-    assert texts(collected(new, 2)) == ["a", "more"]
+    until(lambda: not event_hub.readers())
+    assert texts(collect(new, 2)) == ["a", "more"]
 
 
-def test_a_reader_without_a_level_is_turned_away_beside_an_owner(here: Here) -> None:
+def test_reader_without_a_level_is_rejected_while_an_owner_reads(event_hub: HubSteps) -> None:
     """The stand-in rejects such readers, as the service does."""
-    collected_by_owner = here.reader(epoch=3)
-    here.send(["a"])
-    collected(collected_by_owner, 1)
+    collected_by_owner = event_hub.reader(epoch=3)
+    event_hub.send(["a"])
+    collect(collected_by_owner, 1)
     errors: list[Exception] = []
     client = EventHubConsumerClient.from_connection_string(
-        here.hubs.connection_string(here.hub), "$Default", retry_total=0
+        event_hub.hubs.connection_string(event_hub.hub), "$Default", retry_total=0
     )
 
     def failed(_context: object, error: Exception) -> None:
@@ -107,37 +108,40 @@ def test_a_reader_without_a_level_is_turned_away_beside_an_owner(here: Here) -> 
     with client:
         client.receive(lambda _context, _event: None, partition_id="0", on_error=failed, starting_position="-1")
     assert "non-epoch receiver is not allowed" in str(errors[0])
-    assert levels(here) == [3]
+    assert levels(event_hub) == [3]
 
 
 @pytest.fixture(params=[Position("7"), Position("7", 0, "4520")], ids=["number", "offset"])
-def beyond(request: pytest.FixtureRequest) -> Position:
+def position_after_end(request: pytest.FixtureRequest) -> Position:
     """Return a position after the end of a partition with two events."""
     position: Position = request.param
     return position
 
 
-def test_a_checkpoint_behind_the_partitions_end_stops_with_advice(here: Here, beyond: Position) -> None:
-    """Events of a recreated hub are not silently skipped up to the old checkpoint."""
-    here.send(["a", "b"])
-    reader = here.reader(beyond)
+def test_checkpoint_after_the_partition_end_is_an_error_with_advice(
+    event_hub: HubSteps, position_after_end: Position
+) -> None:
+    event_hub.send(["a", "b"])
+    reader = event_hub.reader(position_after_end)
     with pytest.raises(SourceError, match=r"starting position was rejected.*leasehold reset"):
         until(lambda: reader.read().records)
 
 
-def test_events_that_are_past_retention_are_told_as_gone(here: Here, caplog: pytest.LogCaptureFixture) -> None:
+def test_events_past_retention_are_reported_as_lost(event_hub: HubSteps, caplog: pytest.LogCaptureFixture) -> None:
     """The service starts at the oldest event it still has, so the reader logs what was lost."""
     caplog.set_level(logging.ERROR, "leasehold.event_hubs")
-    here.send(["a", "b", "c", "d"])
-    first = collected(here.reader(), 4)[0]
-    assert here.hubs.trim(here.hub, "0", 3) == 3
-    assert texts(collected(here.reader(TRIM_HORIZON), 1)) == ["d"]
+    event_hub.send(["a", "b", "c", "d"])
+    first = collect(event_hub.reader(), 4)[0]
+    assert event_hub.hubs.trim(event_hub.hub, "0", 3) == 3
+    assert texts(collect(event_hub.reader(TRIM_HORIZON), 1)) == ["d"]
     assert caplog.messages == []
-    assert texts(collected(here.reader(first.position), 1)) == ["d"]
+    assert texts(collect(event_hub.reader(first.position), 1)) == ["d"]
     assert caplog.messages == [
-        f"event hub {here.hub!r}, partition 0: 2 events after number 0 have expired and are lost"
+        f"event hub {event_hub.hub!r}, partition 0: 2 events after number 0 have expired and are lost"
     ]
-    with EventHubConsumerClient.from_connection_string(here.hubs.connection_string(here.hub), "$Default") as client:
+    with EventHubConsumerClient.from_connection_string(
+        event_hub.hubs.connection_string(event_hub.hub), "$Default"
+    ) as client:
         properties = client.get_partition_properties("0")
     assert (
         properties["beginning_sequence_number"],

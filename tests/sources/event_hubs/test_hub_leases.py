@@ -1,7 +1,7 @@
 """Partitions of all hubs have the same ids, so a lease's stream name tells whose it is."""
 
 import pytest
-from hub_steps import Here
+from hub_steps import HubSteps
 from waiters import Clock
 
 from leasehold.adapters.threads import ThreadScheduler
@@ -21,10 +21,10 @@ pytestmark = pytest.mark.services
 CONFIG = Config(lease_seconds=10.0, initial_position=LATEST)
 
 
-def begun(here: Here, store: Store, clock: Clock, **options: str) -> Worker:
+def started_worker(event_hub: HubSteps, store: Store, clock: Clock, **options: str) -> Worker:
     """Return a new worker of this hub, once rows of a new group have waited long enough for their owner (L13)."""
     worker = Worker(
-        store=store, source=here.source(**options), me="ann", config=CONFIG, scheduler=ThreadScheduler(clock)
+        store=store, source=event_hub.source(**options), me="ann", config=CONFIG, scheduler=ThreadScheduler(clock)
     )
     worker.turn(clock())
     clock.now += CONFIG.renew_seconds + RETRY_SECONDS
@@ -32,43 +32,43 @@ def begun(here: Here, store: Store, clock: Clock, **options: str) -> Worker:
     return worker
 
 
-def turn(here: Here, store: Store, **options: str) -> Listing:
+def turn(event_hub: HubSteps, store: Store, **options: str) -> Listing:
     """Return the table after a new worker of this hub has started."""
-    return begun(here, store, Clock(), **options).store.list()
+    return started_worker(event_hub, store, Clock(), **options).store.list()
 
 
-def test_a_table_of_another_group_is_refused_and_left_alone(here: Here) -> None:
-    """Each consumer group needs its own checkpoints."""
-    store, first = MemoryStore(), f"{here.hubs.namespace}/{here.hub}/$default"
-    made = turn(here, store)
-    assert [(lease.key, lease.stream) for lease in made.leases] == [("0", first), ("1", first)]
-    message = f"lease '0': it belongs to hub and group {first}, not {here.hubs.namespace}/{here.hub}/second: use a"
+def test_table_of_another_group_is_rejected_unchanged(event_hub: HubSteps) -> None:
+    store, first = MemoryStore(), f"{event_hub.hubs.namespace}/{event_hub.hub}/$default"
+    before = turn(event_hub, store)
+    assert [(lease.key, lease.stream) for lease in before.leases] == [("0", first), ("1", first)]
+    message = (
+        f"lease '0': it belongs to hub and group {first}, not {event_hub.hubs.namespace}/{event_hub.hub}/second: use a"
+    )
     with pytest.raises(SourceError) as raised:
-        turn(here, store, group="second")
+        turn(event_hub, store, group="second")
     assert str(raised.value).startswith(message.replace("$Default", "$default"))
-    assert store.list() == made
-    assert turn(here, store).leases[0].stream == first
+    assert store.list() == before
+    assert turn(event_hub, store).leases[0].stream == first
 
 
-def test_a_table_of_shards_is_no_table_of_partitions(here: Here) -> None:
-    """A fleet that uses the wrong table takes no leases that it cannot read."""
+def test_table_of_shards_is_rejected_for_partitions(event_hub: HubSteps) -> None:
     store = MemoryStore()
     store.write(CreateLease(Lease("shardId-000000000000")))
     with pytest.raises(SourceError, match="lease 'shardId-000000000000': it belongs to hub and group none"):
-        turn(here, store)
+        turn(event_hub, store)
 
 
-def test_partitions_added_under_latest_get_leases_at_their_beginning(here: Here) -> None:
+def test_partitions_added_under_latest_are_read_from_their_start(event_hub: HubSteps) -> None:
     """Events that arrive before a new partition is listed are read (L6)."""
-    here.hubs.add_partitions(here.hub, 18)
-    here.send(["old"])
+    event_hub.hubs.add_partitions(event_hub.hub, 18)
+    event_hub.send(["old"])
     clock = Clock()
-    worker = begun(here, MemoryStore(), clock)
+    worker = started_worker(event_hub, MemoryStore(), clock)
     first = worker.store.list().leases
     assert ({lease.checkpoint for lease in first}, len(first)) == ({LATEST}, 20)
     done(worker.store.write(CheckpointLate(first[0], Position("0", 0, "0"))))
-    here.hubs.add_partitions(here.hub, 5)
-    here.send(["first"], partition="24")
+    event_hub.hubs.add_partitions(event_hub.hub, 5)
+    event_hub.send(["first"], partition="24")
     worker.hurry()
     worker.turn(clock())
     clock.now += CONFIG.renew_seconds + CONFIG.cycle_seconds

@@ -80,7 +80,7 @@ def _status(token: Message) -> int:
 
 
 @pytest.mark.parametrize("mode", [Link.SND_SETTLED, Link.SND_UNSETTLED, Link.SND_MIXED])
-def test_a_link_is_settled_as_its_client_asks(mode: int) -> None:
+def test_link_is_settled_as_its_client_requests(mode: int) -> None:
     """Go's client requires settled reply links of `$cbs` and `$management`, and disconnects otherwise."""
 
     async def attached() -> tuple[int, int]:
@@ -98,7 +98,7 @@ def test_a_link_is_settled_as_its_client_asks(mode: int) -> None:
     assert asyncio.run(attached()) == (mode, Link.RCV_SECOND)
 
 
-def test_a_silent_hub_sends_heartbeats() -> None:
+def test_silent_hub_sends_heartbeats() -> None:
     """The clients for Go, Java and JavaScript disconnect from a hub that sends nothing for a while."""
 
     async def beaten() -> bool:
@@ -117,13 +117,13 @@ def test_a_silent_hub_sends_heartbeats() -> None:
 
 
 @pytest.mark.parametrize("resource", ["amqp%3A%2F%2Flocalhost%2Fhub", "amqp%3a%2f%2flocalhost%2fhub"])
-def test_a_token_is_judged_by_its_resource_as_it_stands(resource: str) -> None:
+def test_token_resource_is_checked_as_it_was_signed(resource: str) -> None:
     """Go's client escapes the resource in lower case, and its key is still accepted."""
     assert _status(_token(resource)) == 202
     assert _status(_token(resource, "another")) == 401
     assert _status(_token("amqp%3a%2f%2flocalhost%2fhub&sr=more")) == 401
 
 
-def test_a_hub_tells_what_clients_insist_on() -> None:
+def test_hub_sends_what_clients_require() -> None:
     """Go's client ignores a response without the factor."""
     assert describe_hub(Hub.of("hub", 1))["georeplication_factor"] == 1

@@ -27,18 +27,16 @@ def event(annotations: dict[bytes, Any] | None = None, **body: Any) -> EventData
         ({"sequence_body": [b"\xff"]}, b"[[b'\\xff']]"),
     ],
 )
-def test_an_event_with_any_body_is_a_record(body: dict[str, Any], data: bytes) -> None:
-    """An event with bytes in an AMQP value does not stop its partition."""
+def test_event_with_any_body_becomes_a_record(body: dict[str, Any], data: bytes) -> None:
     assert record_of_event(event(**body)).data == data
 
 
-def test_a_key_and_a_time_of_another_kind_stop_nothing() -> None:
-    """The same holds for keys with arbitrary bytes."""
+def test_unusual_key_or_time_stops_nothing() -> None:
     odd = record_of_event(event({b"x-opt-partition-key": b"\xff", b"x-opt-enqueued-time": "noon"}, data_body=[b""]))
     assert (odd.partition_key, odd.arrived, odd.position.token) == ("\\xff", None, "4096")
 
 
-def test_an_event_without_a_number_is_refused() -> None:
+def test_event_without_a_sequence_number_is_rejected() -> None:
     """It could not be checkpointed, and checkpoints of later events would skip it."""
     with pytest.raises(SourceError, match="sequence number"):
         record_of_event(event({b"x-opt-sequence-number": None}, data_body=[b""]))

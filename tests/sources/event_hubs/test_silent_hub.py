@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 
 import pytest
 from attrs import define, evolve, field
-from hub_steps import Here, collected, texts
+from hub_steps import HubSteps, collect, texts
 from waiters import until
 
 from leasehold.adapters.consumer.status import Status, lag_of, status_of
@@ -35,8 +35,8 @@ class Link:
         type(self).opened += 1
 
     def take(self) -> list[Record]:
-        came, self.events[:] = [*self.events], []
-        return came
+        events, self.events[:] = [*self.events], []
+        return events
 
     def close(self) -> None:
         """Do nothing, since nothing is open."""
@@ -111,7 +111,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 @pytest.mark.parametrize("after", range(0, 60, 7))
-def test_a_hub_that_hangs_is_not_ok_after_a_minute_and_well_again_afterwards(world: World, after: int) -> None:
+def test_hanging_hub_is_reported_after_a_minute_and_recovers(world: World, after: int) -> None:
     """An idle link alone is no proof of progress, so a hanging hub does not show lag 0."""
     assert {status.word for status in world.live(100 + after)} == {"OK"}
     world.service.hangs = True
@@ -124,21 +124,20 @@ def test_a_hub_that_hangs_is_not_ok_after_a_minute_and_well_again_afterwards(wor
     assert last.ok
 
 
-def test_a_quiet_hub_is_ok_at_every_look_and_asked_seldom(world: World) -> None:
-    """A quiet hub raises no alarm, and its partitions rarely send requests."""
+def test_quiet_hub_stays_ok_and_is_rarely_asked(world: World) -> None:
     assert {status.word for status in world.live(3000)} == {"OK"}
     assert (world.service.requests <= 3000 / poller.PROBE_SECONDS[1] + 1, Link.opened) == (True, 1)
 
 
-def test_a_quiet_hub_is_never_waited_for_longer_than_a_response_takes(world: World) -> None:
+def test_quiet_hub_delays_a_read_no_longer_than_a_response_takes(world: World) -> None:
     """A worker with a short `lease_seconds` keeps its leases while its link waits (D1)."""
     waits = [0.0 if world.meter.silent_since is None else world.now - world.meter.silent_since for _ in world.live(300)]
     assert max(waits) <= STEP_SECONDS
 
 
 @pytest.mark.parametrize("idle_seconds", [0, 100])
-def test_a_hub_that_hangs_is_waited_for_soon(world: World, idle_seconds: int) -> None:
-    """After an event within seconds; an idle hub once it was asked."""
+def test_hanging_hub_is_awaited_soon(world: World, idle_seconds: int) -> None:
+    """It is awaited within seconds after an event, and an idle hub once it was asked."""
     if idle_seconds:
         list(world.live(idle_seconds))
     world.service.hangs = True
@@ -146,7 +145,7 @@ def test_a_hub_that_hangs_is_waited_for_soon(world: World, idle_seconds: int) ->
     assert world.meter.silent_since is not None
 
 
-def test_a_hub_with_traffic_is_asked_nothing(world: World) -> None:
+def test_hub_with_traffic_gets_no_requests(world: World) -> None:
     """Events prove that the hub responds."""
     for number in range(1, 60):
         Link.events.append(Record(b"", str(number)))
@@ -154,7 +153,7 @@ def test_a_hub_with_traffic_is_asked_nothing(world: World) -> None:
     assert (world.service.requests, Link.opened) == (0, 1)
 
 
-def test_a_link_that_brings_nothing_of_what_is_there_is_opened_again(world: World) -> None:
+def test_link_that_misses_existing_events_is_reopened(world: World) -> None:
     """The partition's properties show that events exist, although the link receives none."""
     list(world.live(40))
     world.service.last = 3
@@ -165,8 +164,7 @@ def test_a_link_that_brings_nothing_of_what_is_there_is_opened_again(world: Worl
     assert (last.word, Link.events) == ("OK", [])
 
 
-def test_an_event_that_comes_while_the_service_answers_opens_no_link_again(world: World) -> None:
-    """A working link stays open if an event arrives during the request."""
+def test_event_during_a_request_does_not_reopen_the_link(world: World) -> None:
     list(world.live(24))
     world.service.last = 1
     list(world.live(2))
@@ -176,7 +174,7 @@ def test_an_event_that_comes_while_the_service_answers_opens_no_link_again(world
     assert Link.opened == 1
 
 
-def test_an_answer_that_is_a_fault_is_waited_out(world: World) -> None:
+def test_rejected_request_for_properties_is_retried(world: World) -> None:
     """A busy service may also reject the request for properties."""
     list(world.live(24))
     world.service.refusal = OSError("busy")
@@ -188,8 +186,7 @@ def test_an_answer_that_is_a_fault_is_waited_out(world: World) -> None:
     assert last.ok
 
 
-def test_a_reader_that_is_closed_leaves_no_request_behind(world: World) -> None:
-    """A lease that is lost while the service hangs leaves no connection open."""
+def test_closed_reader_leaves_no_pending_request(world: World) -> None:
     list(world.live(45))
     world.service.hangs = True
     list(world.live(25))
@@ -199,31 +196,33 @@ def test_a_reader_that_is_closed_leaves_no_request_behind(world: World) -> None:
 
 @pytest.mark.services
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="this system stops no processes")
-def test_a_stopped_hub_is_noticed_and_read_on_once_it_goes_on(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_hub_is_reported_and_read_again_once_it_resumes(
+    event_hub: HubSteps, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The real client reports nothing about a connection on which nothing arrives."""
     monkeypatch.setattr(poller, "SILENT_SECONDS", 0.5)
     monkeypatch.setattr(poller, "PROBE_SECONDS", (1.0, 1.0))
     monkeypatch.setattr(poller, "LATE_SECONDS", 0.5)
     monkeypatch.setattr(poller, "RESPONSE_SECONDS", 2.0)
-    here.send(["a"])
-    reader = here.reader()
-    assert texts(collected(reader, 1)) == ["a"]
+    event_hub.send(["a"])
+    reader = event_hub.reader()
+    assert texts(collect(reader, 1)) == ["a"]
     until(lambda: "no response for" in reader.read().fault)
     until(lambda: not reader.read().fault)
-    os.killpg(here.hubs.service.pid, signal.SIGSTOP)
+    os.killpg(event_hub.hubs.service.pid, signal.SIGSTOP)
     try:
         until(lambda: "timed out after 2 s: no response for" in reader.read().fault)
     finally:
-        os.killpg(here.hubs.service.pid, signal.SIGCONT)
-    here.send(["b"])
-    assert texts(collected(reader, 1)) == ["b"]
+        os.killpg(event_hub.hubs.service.pid, signal.SIGCONT)
+    event_hub.send(["b"])
+    assert texts(collect(reader, 1)) == ["b"]
 
 
-def test_the_time_of_the_last_reading_is_when_the_hub_was_heard(world: World) -> None:
+def test_last_read_time_is_when_the_hub_last_responded(world: World) -> None:
     """On a quiet link, only an event or a response about its partition advances the time."""
     list(world.live(100))
     for _ in world.live(60):
         reach = world.meter.progress(world.now, world.wall())
         assert reach.read is not None
-        heard = world.reader._last_response  # noqa: SLF001
-        assert reach.read - EPOCH <= heard + poller.IDLE_SECONDS_MAX + STEP_SECONDS
+        last_response = world.reader._last_response  # noqa: SLF001
+        assert reach.read - EPOCH <= last_response + poller.IDLE_SECONDS_MAX + STEP_SECONDS

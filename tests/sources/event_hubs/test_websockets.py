@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 import pytest
 from aiohttp import WSMsgType, web
 from azure.eventhub._pyamqp.aio import _connection_async
-from hub_steps import Here, collected, texts
+from hub_steps import HubSteps, collect, texts
 
 from leasehold.adapters.sources.event_hubs.access import http_proxy_of
 from leasehold.adapters.sources.event_hubs.poller import BackgroundLoop, open_url
@@ -27,7 +27,7 @@ def gateway(to: int) -> Iterator[tuple[int, list[str]]]:
         await socket.prepare(request)
         protocols.append(socket.ws_protocol or "")
         coming, going = await asyncio.open_connection(HOST, to)
-        back = asyncio.create_task(_back(coming, socket))
+        back = asyncio.create_task(_carry_back(coming, socket))
         async for message in socket:
             if message.type is WSMsgType.BINARY:
                 going.write(message.data)
@@ -46,7 +46,7 @@ def gateway(to: int) -> Iterator[tuple[int, list[str]]]:
     loop.close()
 
 
-async def _back(coming: asyncio.StreamReader, socket: web.WebSocketResponse) -> None:
+async def _carry_back(coming: asyncio.StreamReader, socket: web.WebSocketResponse) -> None:
     with suppress(ConnectionError):  # the client hung up first
         while data := await coming.read(65536):
             await socket.send_bytes(data)
@@ -55,16 +55,15 @@ async def _back(coming: asyncio.StreamReader, socket: web.WebSocketResponse) -> 
 
 @pytest.mark.services
 @pytest.mark.filterwarnings("ignore:ssl=None is deprecated")  # the client disables TLS for this host, as needed here
-def test_a_partition_is_read_over_websockets(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The option works behind a firewall that closes port 5671."""
-    here.send(["a", "b", "c"])
-    with gateway(here.hubs.service.port) as (port, protocols):
+def test_partition_is_read_over_websockets(event_hub: HubSteps, monkeypatch: pytest.MonkeyPatch) -> None:
+    event_hub.send(["a", "b", "c"])
+    with gateway(event_hub.hubs.service.port) as (port, protocols):
         # The client always uses port 443 for websockets, which is privileged here.
         monkeypatch.setattr(_connection_async, "WEBSOCKET_PORT", port)
-        source = here.source(transport="websockets")
+        source = event_hub.source(transport="websockets")
         assert source.shards() == (Shard("0", source.stream), Shard("1", source.stream))
         reader = source.open(Lease("0"), TRIM_HORIZON)
-        assert texts(collected(reader, 3)) == ["a", "b", "c"]
+        assert texts(collect(reader, 3)) == ["a", "b", "c"]
         reader.close()
         source.close()
     assert set(protocols) == {"AMQPWSB10"}
@@ -72,22 +71,24 @@ def test_a_partition_is_read_over_websockets(here: Here, monkeypatch: pytest.Mon
 
 @pytest.mark.services
 @pytest.mark.filterwarnings("ignore:ssl=None is deprecated")
-@pytest.mark.parametrize("given", ["url", "environment", "NO_PROXY"])
-def test_a_partition_is_read_through_an_http_proxy(here: Here, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+@pytest.mark.parametrize("setting", ["url", "environment", "NO_PROXY"])
+def test_partition_is_read_through_an_http_proxy(
+    event_hub: HubSteps, monkeypatch: pytest.MonkeyPatch, setting: str
+) -> None:
     """The proxy comes from the URL or the environment, and NO_PROXY is respected."""
-    here.send(["a", "b"])
-    with gateway(here.hubs.service.port) as (port, protocols):
-        direct = given == "NO_PROXY"
+    event_hub.send(["a", "b"])
+    with gateway(event_hub.hubs.service.port) as (port, protocols):
+        direct = setting == "NO_PROXY"
         monkeypatch.setattr(_connection_async, "WEBSOCKET_PORT", port if direct else 9)
         proxy, options = f"http://{HOST}:{port}", {"transport": "websockets"}
-        if given == "url":
+        if setting == "url":
             options["proxy"] = proxy
         else:
             monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9" if direct else proxy)
             monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost" if direct else "")
-        source = here.source(**options)
+        source = event_hub.source(**options)
         reader = source.open(Lease("0"), TRIM_HORIZON)
-        assert texts(collected(reader, 2)) == ["a", "b"]
+        assert texts(collect(reader, 2)) == ["a", "b"]
         reader.close()
         source.close()
     assert set(protocols) == {"AMQPWSB10"}
@@ -105,10 +106,9 @@ def test_a_partition_is_read_through_an_http_proxy(here: Here, monkeypatch: pyte
         ),
     ],
 )
-def test_the_environments_proxy_is_read_with_its_credentials(
+def test_environment_proxy_is_read_with_its_credentials(
     monkeypatch: pytest.MonkeyPatch, proxy: str, settings: dict[str, object]
 ) -> None:
-    """A proxy's password may come only from the environment."""
     monkeypatch.setenv("HTTPS_PROXY", proxy)
     monkeypatch.setenv("NO_PROXY", "other.servicebus.windows.net")
     assert http_proxy_of("ns.servicebus.windows.net", "") == settings
@@ -138,10 +138,7 @@ def test_no_proxy_is_read_in_its_usual_forms(monkeypatch: pytest.MonkeyPatch, no
 
 
 @pytest.mark.parametrize("proxy", ["http://proxy:port", "socks5://proxy:1", "http://:80"])
-def test_a_proxy_that_cannot_be_read_is_refused_without_being_repeated(
-    monkeypatch: pytest.MonkeyPatch, proxy: str
-) -> None:
-    """The error names the setting that contains the address."""
+def test_unreadable_proxy_is_rejected_without_being_repeated(monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
     with pytest.raises(ValueError, match=r"^eventhubs URL: proxy: write http://host:port$"):
         http_proxy_of("ns", proxy)
     monkeypatch.setenv("HTTPS_PROXY", proxy)
@@ -157,8 +154,7 @@ def test_a_proxy_that_cannot_be_read_is_refused_without_being_repeated(
         ({"proxy": "http://u:secret@p:1", "transport": "websockets"}, "'proxy' must not contain credentials"),
     ],
 )
-def test_a_proxy_in_the_url_wants_websockets_and_holds_no_password(options: dict[str, str], says: str) -> None:
-    """The error does not quote the address."""
+def test_proxy_in_the_url_requires_websockets_and_no_password(options: dict[str, str], says: str) -> None:
     with pytest.raises(ValueError, match=says) as refused:
         open_url("ns/hub", options)
     assert "secret" not in str(refused.value)

@@ -16,7 +16,7 @@ from crafted import Case, cases
 TABLE = Path(__file__).with_name("conformance.jsonl")
 
 
-def read() -> Iterator[tuple[Case, tuple[kcl_jar.Kept, ...]]]:
+def read() -> Iterator[tuple[Case, tuple[kcl_jar.KclRecord, ...]]]:
     """Return each stored case, and the records that the KCL keeps."""
     for line in TABLE.read_text().splitlines():
         row = json.loads(line)
@@ -28,7 +28,7 @@ def read() -> Iterator[tuple[Case, tuple[kcl_jar.Kept, ...]]]:
         yield Case(data=data, first=int(row.pop("first")), last=int(row.pop("last")), **row), kept
 
 
-def _row(case: Case, kept: tuple[kcl_jar.Kept, ...]) -> dict[str, Any]:
+def _row(case: Case, kept: tuple[kcl_jar.KclRecord, ...]) -> dict[str, Any]:
     return {
         "name": case.name,
         "data": text(case.data),
@@ -43,7 +43,7 @@ def _row(case: Case, kept: tuple[kcl_jar.Kept, ...]) -> dict[str, Any]:
 def write() -> int:
     """Run every crafted case through the jar, and return their number."""
     crafted = tuple(cases())
-    answers = kcl_jar.verdicts((case.data, case.first, case.last) for case in crafted)
+    answers = kcl_jar.kcl_records((case.data, case.first, case.last) for case in crafted)
     rows = [_row(case, kept) for case, kept in zip(crafted, answers, strict=True)]
     TABLE.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return len(rows)

@@ -15,7 +15,7 @@ from attrs import define, field, frozen
 
 
 @frozen
-class Told:
+class EventBody:
     """An event with this body."""
 
     body: dict[str, Any]
@@ -29,7 +29,7 @@ class Fault:
 
 
 @frozen
-class Refusal:
+class Rejection:
     """An error response instead of a subscription."""
 
     code: str
@@ -59,8 +59,8 @@ class Held:
     until: Event = field(factory=Event)
 
 
-Step = Told | Fault | Cut | Garbled | Held
-Script = Refusal | Silence | list[Step]
+Step = EventBody | Fault | Cut | Garbled | Held
+Script = Rejection | Silence | list[Step]
 
 
 @define
@@ -77,7 +77,7 @@ class Service:
     """Set once a reader has disconnected before the end of its script."""
 
 
-def event(*numbers: int, then: int | None = None, behind: int = 0, data: bytes = b"data", **more: object) -> Told:
+def event(*numbers: int, then: int | None = None, behind: int = 0, data: bytes = b"data", **more: object) -> EventBody:
     """Return an event with records of these numbers; the next subscription may start at `then`."""
     rows = [
         {
@@ -91,7 +91,7 @@ def event(*numbers: int, then: int | None = None, behind: int = 0, data: bytes =
     body: dict[str, Any] = {"Records": rows, "MillisBehindLatest": behind, **more}
     if then is not None:
         body["ContinuationSequenceNumber"] = str(then)
-    return Told(body)
+    return EventBody(body)
 
 
 class Server(ThreadingHTTPServer):
@@ -118,7 +118,7 @@ def frame(kind: str, name: str, payload: bytes, content_type: str = "application
     return message + pack(">I", crc32(message))
 
 
-class _Answers(BaseHTTPRequestHandler):
+class _Handler(BaseHTTPRequestHandler):
     """One connection."""
 
     protocol_version = "HTTP/1.1"
@@ -133,7 +133,7 @@ class _Answers(BaseHTTPRequestHandler):
         operation = self.headers["X-Amz-Target"].partition(".")[2]
         body = self.rfile.read(int(self.headers["Content-Length"]))
         if "cbor" in self.headers["Content-Type"]:
-            self._refuse(Refusal("SerializationException"))
+            self._reject(Rejection("SerializationException"))
             return
         question = json.loads(body)
         if operation == "SubscribeToShard":
@@ -141,8 +141,8 @@ class _Answers(BaseHTTPRequestHandler):
             self._subscribe(self.service.scripts.pop(0))
         else:
             answer = self.service.others[operation](question)
-            if isinstance(answer, Refusal):
-                self._refuse(answer)
+            if isinstance(answer, Rejection):
+                self._reject(answer)
             else:
                 self._plain(answer)
 
@@ -154,12 +154,12 @@ class _Answers(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def _refuse(self, refusal: Refusal) -> None:
+    def _reject(self, refusal: Rejection) -> None:
         self._plain({"__type": refusal.code, "message": refusal.message}, refusal.status)
 
     def _subscribe(self, script: Script) -> None:
-        if isinstance(script, Refusal):
-            self._refuse(script)
+        if isinstance(script, Rejection):
+            self._reject(script)
             return
         self.send_response(200)
         self.send_header("Content-Type", "application/vnd.amazon.eventstream")
@@ -177,7 +177,7 @@ class _Answers(BaseHTTPRequestHandler):
 
     def _take(self, step: Step) -> None:
         match step:
-            case Told(body):
+            case EventBody(body):
                 self._chunk(frame("event", "SubscribeToShardEvent", json.dumps(body).encode()))
                 self.service.sent += 1
             case Fault(code):
@@ -190,9 +190,9 @@ class _Answers(BaseHTTPRequestHandler):
                 raise ConnectionAbortedError
             case Held(until):
                 while not until.is_set():
-                    self._see_whether_the_reader_left()
+                    self._detect_disconnect()
 
-    def _see_whether_the_reader_left(self) -> None:
+    def _detect_disconnect(self) -> None:
         # The reader sends nothing more on this connection, so a read returns only at its end.
         if select([self.connection], [], [], 0.01)[0]:
             raise ConnectionAbortedError
@@ -205,7 +205,7 @@ class _Answers(BaseHTTPRequestHandler):
 @contextmanager
 def serving() -> Iterator[Server]:
     """Run a server until the block ends."""
-    server = Server(("127.0.0.1", 0), _Answers)
+    server = Server(("127.0.0.1", 0), _Handler)
     thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:

@@ -47,9 +47,9 @@ class Faulty:
 
     def _partly(self, stream: str, records: Rows) -> Any:  # noqa: ANN401  the client's signature
         through = [self._chance.random() < 0.5 for _ in records]
-        kept = [row for row, fine in zip(records, through, strict=True) if fine]
-        said = self._client.put_records(StreamName=stream, Records=kept)["Records"] if kept else []  # type: ignore[arg-type]  # likewise
-        answers = iter(said)
+        accepted = [row for row, fine in zip(records, through, strict=True) if fine]
+        results = self._client.put_records(StreamName=stream, Records=accepted)["Records"] if accepted else []  # type: ignore[arg-type]  # likewise
+        answers = iter(results)
         refused = {"ErrorCode": "InternalFailure", "ErrorMessage": "injected"}
         return {
             "FailedRecordCount": through.count(False),

@@ -1,4 +1,4 @@
-"""A produced stream, read back by a worker of ours and by one of the Java KCL: what each of them hands over.
+"""Compare the records that our worker and a Java KCL worker dispatch from a produced stream.
 
 `LEASEHOLD_DYNAMODB_LOCAL=1 python tests/sources/kinesis/flights_read_back.py` sends all flights of a year to eight
 shards, sixteen and eight again through requests that fail, and has both read everything.
@@ -20,7 +20,7 @@ from attrs import frozen
 sys.path.extend(str(Path(__file__).parents[2] / folder) for folder in ("", "fleet"))
 
 import java_kcl
-from produced_flights import Stored, flights, judged, produce, stored
+from produced_flights import Stored, flights, judge, produce, stored
 from standins.dynamodb_local import dynamodb_local
 from standins.flight_rows import ROWS
 
@@ -53,10 +53,10 @@ def java_missing() -> str:
     return java_kcl.missing()
 
 
-def lying(found: Iterable[Stored]) -> Content:
+def readable_records(records: Iterable[Stored]) -> Content:
     """Return the stream's records, except aggregates that landed on a wrong shard."""
     content: Content = {}
-    for each in found:
+    for each in records:
         for user in deaggregate(each.data, each.partition_key, None, each.hash_range, misplaced="drop"):
             place = int(each.sequence_number), user.sub_sequence_number
             digest = hashlib.sha1(user.data, usedforsecurity=False).hexdigest()
@@ -64,27 +64,27 @@ def lying(found: Iterable[Stored]) -> Content:
     return content
 
 
-def read_by_ours(at: Places, stream: str, count: int, folder: Path) -> Content:
+def read_by_ours(places: Places, stream: str, count: int, folder: Path) -> Content:
     """Return the user records that our worker dispatches when it decides as the KCL does."""
-    source = f"kinesis://{stream}?region=eu-west-1&misplaced=drop&endpoint={at.kinesis}"
+    source = f"kinesis://{stream}?region=eu-west-1&misplaced=drop&endpoint={places.kinesis}"
     words = ("-m", "leasehold.adapters.cli.main", "consume", source, "--store", f"sqlite:///{folder}/leases.db")
     settings = ("--initial-position", "TRIM_HORIZON", "--lease-seconds", "3", "--events", "--worker", "ours")
-    return _handed_over(Child("ours", (*words, *settings), folder), count)
+    return _dispatched(Child("ours", (*words, *settings), folder), count)
 
 
-def read_by_java(at: Places, stream: str, count: int, folder: Path, version: str) -> Content:
+def read_by_java(places: Places, stream: str, count: int, folder: Path, version: str) -> Content:
     """Return the user records that a polling Java KCL worker with its own table dispatches."""
-    place = (at.kinesis, at.dynamodb, stream, f"{stream}-kcl-{version}")
+    place = (places.kinesis, places.dynamodb, stream, f"{stream}-kcl-{version}")
     # kinesis-local lists the children of shards open at the horizon too, and the KCL then does not start.
-    store = open_store(f"dynamodb://{place[3]}?region=eu-west-1&endpoint={at.dynamodb}", create=True)
-    for shard in open_url(stream, {"region": "eu-west-1", "endpoint": at.kinesis}).shards():
+    store = open_store(f"dynamodb://{place[3]}?region=eu-west-1&endpoint={places.dynamodb}", create=True)
+    for shard in open_url(stream, {"region": "eu-west-1", "endpoint": places.kinesis}).shards():
         if not shard.parents:
             store.write(CreateLease(Lease(shard.id, hash_range=shard.hash_range)))
     worker = java_kcl.started(f"kcl-{version}", version, place, folder, properties=("-Dmax.records=20",))
-    return _handed_over(worker, count)
+    return _dispatched(worker, count)
 
 
-def _handed_over(worker: Child, count: int) -> Content:
+def _dispatched(worker: Child, count: int) -> Content:
     content: Content = {}
     tail = Tail(worker.out, event_of)
     try:
@@ -129,17 +129,17 @@ def _main() -> None:
     os.environ.update(ENVIRONMENT)
     rows = list(flights(options.count))
     with kinesis_local() as kinesis, dynamodb_local() as dynamodb, tempfile.TemporaryDirectory() as folder:
-        client, at = client_of("eu-west-1", kinesis.url, 8), Places(kinesis.url, dynamodb.url)
+        client, places = client_of("eu-west-1", kinesis.url, 8), Places(kinesis.url, dynamodb.url)
         stream, faulty, writings, producer = produce(client, rows, (8, 16, 8), options.rate, pending=5000)
         records = list(stored(client, stream))
-        print(judged(rows, records, faulty, writings), dict(faulty.happened), producer.metrics, sep="\n")
-        there = lying(records)
-        print(f"in the stream: {size(there)} user records in {len(there)} shards, {len(records)} Kinesis records")
+        print(judge(rows, records, faulty, writings), dict(faulty.happened), producer.metrics, sep="\n")
+        expected = readable_records(records)
+        print(f"in the stream: {size(expected)} user records in {len(expected)} shards, {len(records)} Kinesis records")
         for reader in (*options.kcl, "ours"):
             began = time.monotonic()
-            where = at, stream, size(there), Path(folder)
+            where = places, stream, size(expected), Path(folder)
             content = read_by_ours(*where) if reader == "ours" else read_by_java(*where, reader)
-            verdict = "the same" if in_order(content) == in_order(there) else "OTHERS"
+            verdict = "the same" if in_order(content) == in_order(expected) else "OTHERS"
             print(f"{reader}: {size(content)} user records, {verdict}, {time.monotonic() - began:.0f} s", flush=True)
 
 

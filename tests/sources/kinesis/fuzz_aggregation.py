@@ -1,7 +1,7 @@
-"""Mutated aggregated records, to be read without a crash, a hang or a blow-up of memory.
+"""Read mutated aggregated records without a crash, a hang or excessive memory.
 
 `python tests/sources/kinesis/fuzz_aggregation.py 1000000` reads a million of them;
-with `--jar`, KCL's jar reads them too and every answer is compared.
+with `--jar`, the KCL's jar reads them too and every result is compared.
 """
 
 # ruff: noqa: T201  a script prints its results
@@ -25,8 +25,8 @@ _LARGEST_SEED = 4096
 
 
 def _flip(body: bytes, chance: Chance) -> bytes:
-    at = chance.randrange(len(body) + 1)
-    return body[:at] + bytes([chance.randrange(256)]) + body[at + 1 :]
+    index = chance.randrange(len(body) + 1)
+    return body[:index] + bytes([chance.randrange(256)]) + body[index + 1 :]
 
 
 def _cut(body: bytes, chance: Chance) -> bytes:
@@ -34,12 +34,12 @@ def _cut(body: bytes, chance: Chance) -> bytes:
 
 
 def _remove(body: bytes, chance: Chance) -> bytes:
-    at = chance.randrange(len(body) + 1)
-    return body[:at] + body[at + chance.randrange(1, 9) :]
+    index = chance.randrange(len(body) + 1)
+    return body[:index] + body[index + chance.randrange(1, 9) :]
 
 
 def _insert(body: bytes, chance: Chance) -> bytes:
-    at = chance.randrange(len(body) + 1)
+    index = chance.randrange(len(body) + 1)
     value = chance.choice(_NUMBERS)
     field = chance.randrange(1, 6)
     grown = (
@@ -49,7 +49,7 @@ def _insert(body: bytes, chance: Chance) -> bytes:
         group(field, b""),
         varint(field << 3 | 3),
     )
-    return body[:at] + chance.choice(grown) + body[at:]
+    return body[:index] + chance.choice(grown) + body[index:]
 
 
 def _repeat(body: bytes, chance: Chance) -> bytes:
@@ -74,7 +74,7 @@ def mutated(count: int, seed: int) -> Iterator[Case]:
         yield Case(ground.name, data, "", first=ground.first, last=ground.last)
 
 
-def read(case: Case) -> tuple[str, tuple[kcl_jar.Kept, ...]]:
+def read(case: Case) -> tuple[str, tuple[kcl_jar.KclRecord, ...]]:
     """Return our result for a case when we decide as the KCL does: its reason, and the records kept."""
     answer = deaggregate(case.data, "outer", None, (case.first, case.last), misplaced="drop")
     kept = tuple(
@@ -85,7 +85,7 @@ def read(case: Case) -> tuple[str, tuple[kcl_jar.Kept, ...]]:
 
 def differences(buffers: tuple[Case, ...]) -> list[Case]:
     """Return the cases for which the KCL's jar has another result."""
-    answers = kcl_jar.verdicts((case.data, case.first, case.last) for case in buffers)
+    answers = kcl_jar.kcl_records((case.data, case.first, case.last) for case in buffers)
     return [case for case, kept in zip(buffers, answers, strict=True) if read(case)[1] != kept]
 
 
@@ -131,11 +131,11 @@ def monsters() -> Iterator[Case]:
 
 
 def _main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("count", type=int)
-    asked.add_argument("--seed", type=int, default=1)
-    asked.add_argument("--jar", action="store_true")
-    options = asked.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("count", type=int)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--jar", action="store_true")
+    options = parser.parse_args()
     if options.jar:
         buffers = tuple(mutated(options.count, options.seed))
         odd = differences(buffers)

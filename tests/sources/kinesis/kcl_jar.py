@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-Kept = tuple[str, str | None, bytes, int, bool]
+KclRecord = tuple[str, str | None, bytes, int, bool]
 """Partition key, explicit hash key, data, sub-sequence number, aggregated."""
 
 _HERE = Path(__file__).resolve()
@@ -29,7 +29,7 @@ def jars() -> Path:
     return _JARS
 
 
-def verdicts(questions: Iterable[tuple[bytes, int, int]]) -> list[tuple[Kept, ...]]:
+def kcl_records(questions: Iterable[tuple[bytes, int, int]]) -> list[tuple[KclRecord, ...]]:
     """Return, for each (data, first, last), the records that the KCL dispatches."""
     lines = [f"{base64.b64encode(data).decode()} {first} {last}" for data, first, last in questions]
     command = ["java", "-cp", f"{jars()}{os.sep}*", str(_PROGRAM / "Deaggregate.java")]
@@ -37,10 +37,10 @@ def verdicts(questions: Iterable[tuple[bytes, int, int]]) -> list[tuple[Kept, ..
         command, input="\n".join(lines), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True
     )
     answers = run.stdout.removesuffix("\n").split("\n")
-    return [tuple(_kept(word) for word in answer.split()) for answer in answers]
+    return [tuple(_parse_record(field) for field in answer.split()) for answer in answers]
 
 
-def _kept(word: str) -> Kept:
-    aggregated, sub, key, hash_key, data = word.split(",")
+def _parse_record(field: str) -> KclRecord:
+    aggregated, sub, key, hash_key, data = field.split(",")
     shown = None if hash_key == "-" else base64.b64decode(hash_key).decode()
     return base64.b64decode(key).decode(), shown, base64.b64decode(data), int(sub), aggregated == "true"

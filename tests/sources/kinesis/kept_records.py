@@ -4,14 +4,14 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from botocore.exceptions import ClientError
-from one_shard import SHARD, Taking
+from one_shard import SHARD, AcceptingShard
 
 from leasehold.adapters.sources.kinesis.aggregation.decode import deaggregate
 from leasehold.adapters.sources.kinesis.producer.core import Settings
 from leasehold.adapters.sources.kinesis.producer.producer import Producer
 
 
-class Kept(Taking):
+class RecordingClient(AcceptingShard):
     """A client that stores records after passing them to `before`.
 
     halves  whether the stream has two shards, the first with ten hash keys
@@ -26,8 +26,8 @@ class Kept(Taking):
         keys = ("0", "9"), ("10", str((1 << 128) - 1))
         return {
             "Shards": [
-                SHARD | {"ShardId": f"s-{at}", "HashKeyRange": {"StartingHashKey": first, "EndingHashKey": last}}
-                for at, (first, last) in enumerate(keys)
+                SHARD | {"ShardId": f"s-{index}", "HashKeyRange": {"StartingHashKey": first, "EndingHashKey": last}}
+                for index, (first, last) in enumerate(keys)
             ]
         }
 
@@ -45,7 +45,7 @@ def producing(client: object, **settings: Any) -> Producer:  # noqa: ANN401  any
     return Producer(cast("Any", client), "orders", Settings(**({"linger_seconds": 0.0} | settings)))
 
 
-def refused(code: str) -> ClientError:
+def rejection(code: str) -> ClientError:
     """Return the service's rejection of a whole request."""
     response: Any = {"Error": {"Code": code, "Message": "no"}, "ResponseMetadata": {"HTTPStatusCode": 400}}
     return ClientError(response, "PutRecords")

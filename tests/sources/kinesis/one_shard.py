@@ -22,7 +22,7 @@ class OneShard:
         raise SystemExit(3)
 
 
-class Taking(OneShard):
+class AcceptingShard(OneShard):
     """The same client, but its writes succeed."""
 
     def put_records(self, **request: object) -> dict[str, Any]:

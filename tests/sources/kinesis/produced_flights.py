@@ -113,26 +113,28 @@ def stored(client: KinesisClient, stream: str) -> Iterator[Stored]:
             iterator = answer.get("NextShardIterator") if answer["Records"] or answer["MillisBehindLatest"] else None
 
 
-def judged(rows: list[tuple[str, bytes]], found: list[Stored], faulty: Faulty, writings: list[RecordFuture]) -> Verdict:
+def judge(
+    rows: list[tuple[str, bytes]], records: list[Stored], faulty: Faulty, writings: list[RecordFuture]
+) -> Verdict:
     """Compare the stored records with those that were sent."""
-    seen: list[tuple[str, bytes, tuple[str, str, int]]] = []
+    written: list[tuple[str, bytes, tuple[str, str, int]]] = []
     dropped = 0
-    for each in found:
+    for each in records:
         answer = deaggregate(each.data, each.partition_key, None, each.hash_range, misplaced="drop")
         dropped += answer.reason is Reason.OUT_OF_RANGE
-        seen += [
+        written += [
             (u.partition_key or "", u.data, (each.shard, each.sequence_number, u.sub_sequence_number)) for u in answer
         ]
-    times = Counter(data for _, data, _ in seen)
-    sent = {data for _, data in rows}
+    times = Counter(data for _, data, _ in written)
+    sent_data = {data for _, data in rows}
     doubtful = {user.data for row in faulty.doubtful for user in deaggregate(row["Data"])}
     twice = [data for data, count in times.items() if count > 1]
-    places = {(data, place) for _, data, place in seen}
+    places = {(data, place) for _, data, place in written}
     results = [(data, writing.result(timeout=0)) for (_, data), writing in zip(rows, writings, strict=True)]
     return Verdict(
-        lost=len(sent - times.keys()),
-        extra=len(times.keys() - sent),
-        disordered=_disordered(rows, list(dict.fromkeys((key, data) for key, data, _ in seen))),
+        lost=len(sent_data - times.keys()),
+        extra=len(times.keys() - sent_data),
+        disordered=_disordered(rows, list(dict.fromkeys((key, data) for key, data, _ in written))),
         twice=len(twice),
         unexplained=sum(data not in doubtful for data in twice),
         misreported=sum(
@@ -142,9 +144,9 @@ def judged(rows: list[tuple[str, bytes]], found: list[Stored], faulty: Faulty, w
     )
 
 
-def _disordered(rows: list[tuple[str, bytes]], seen: list[tuple[str, bytes]]) -> tuple[str, ...]:
+def _disordered(rows: list[tuple[str, bytes]], written: list[tuple[str, bytes]]) -> tuple[str, ...]:
     orders: tuple[dict[str, list[bytes]], ...] = ({}, {})
-    for order, each in zip(orders, (rows, seen), strict=True):
+    for order, each in zip(orders, (rows, written), strict=True):
         for key, data in each:
             order.setdefault(key, []).append(data)
     return tuple(sorted(key for key in orders[0] if orders[0][key] != orders[1].get(key)))

@@ -43,8 +43,8 @@ class Stream:
 
     def merge(self, place: int) -> None:
         if len(self.open) > 1:
-            at = place % (len(self.open) - 1)
-            one, two = self.open[at : at + 2]
+            index = place % (len(self.open) - 1)
+            one, two = self.open[index : index + 2]
             self._follow([one, two], [((one.hash_range or HASH_KEYS)[0], (two.hash_range or HASH_KEYS)[1])])
 
     def _follow(self, parents: list[Shard], ranges: list[tuple[int, int]]) -> None:

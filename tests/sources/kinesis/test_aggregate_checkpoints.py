@@ -26,7 +26,7 @@ from leasehold.stores.writes import CreateLease
 pytestmark = pytest.mark.services
 
 HERE, ELSEWHERE = "key-0", "key-1"  # in the second half of the hash keys, and in the first
-Told = tuple[str, int, bytes]
+RecordFields = tuple[str, int, bytes]
 
 
 def aggregate(key: str, count: int) -> bytes:
@@ -61,14 +61,14 @@ def store(source: Source, tmp_path: Path) -> Store:
 
 
 @contextmanager
-def at_work(store: Store, source: Source, me: str, handling: Handling) -> Iterator[None]:
+def running_worker(store: Store, source: Source, me: str, handling: Handling) -> Iterator[None]:
     """Run a worker for the duration of the block."""
     worker = Worker(store=store, source=source, me=me, config=Config(initial_position=TRIM_HORIZON))
     with running(Runner(worker, handling)):
         yield
 
 
-def told(delivery: Delivery) -> list[Told]:
+def record_fields(delivery: Delivery) -> list[RecordFields]:
     """Return the sequence number, sub-sequence number and data of each record."""
     return [(record.sequence_number, record.sub_sequence_number, record.data) for record in delivery.records]
 
@@ -78,12 +78,11 @@ def checkpoint(store: Store) -> Position:
     return next(lease.checkpoint for lease in store.list().leases if lease.shard.endswith("1"))
 
 
-def test_a_half_done_aggregate_is_finished_by_the_next_worker(
+def test_half_processed_aggregate_is_finished_by_the_next_worker(
     client: KinesisClient, stream: str, source: Source, store: Store
 ) -> None:
-    """A restart neither repeats nor skips part of an aggregate."""
     first, second = put(client, stream, aggregate(HERE, 10), aggregate(HERE, 3))
-    stopped, all_came, came = Event(), Event(), list[Told]()
+    stopped, all_received, received = Event(), Event(), list[RecordFields]()
 
     def half(delivery: Delivery) -> None:
         assert delivery.checkpoint(delivery.records[3])
@@ -91,41 +90,41 @@ def test_a_half_done_aggregate_is_finished_by_the_next_worker(
         raise RuntimeError("in the midst of an aggregate")
 
     def rest(delivery: Delivery) -> None:
-        came.extend(told(delivery))
-        if came[-1][:2] == (second, 2):
-            all_came.set()
+        received.extend(record_fields(delivery))
+        if received[-1][:2] == (second, 2):
+            all_received.set()
 
-    with at_work(store, source, "a-1", Handling(half, attempts=1)):
+    with running_worker(store, source, "a-1", Handling(half, attempts=1)):
         assert stopped.wait(WAIT)
     assert checkpoint(store) == Position(first, 3)
-    with at_work(store, source, "a-2", Handling(rest)):
-        assert all_came.wait(WAIT)
-    assert came == [(first, sub, b"%d" % sub) for sub in range(4, 10)] + [
+    with running_worker(store, source, "a-2", Handling(rest)):
+        assert all_received.wait(WAIT)
+    assert received == [(first, sub, b"%d" % sub) for sub in range(4, 10)] + [
         (second, sub, b"%d" % sub) for sub in range(3)
     ]
     assert checkpoint(store) == Position(second, 2)
 
 
-def test_the_read_position_lies_behind_strays_and_can_be_checkpointed(
+def test_read_position_passes_misplaced_aggregates_and_is_checkpointed(
     client: KinesisClient, stream: str, source: Source, store: Store
 ) -> None:
     """Misplaced aggregates at the end of a shard are not read again after each start, and the backlog falls to zero."""
     first, stray = put(client, stream, aggregate(HERE, 2), aggregate(ELSEWHERE, 5))
-    came, checkpoints = list[Told](), list[Position]()
+    received, checkpoints = list[RecordFields](), list[Position]()
     handled = Event()
 
     def handler(delivery: Delivery) -> None:
-        came.extend(told(delivery))
+        received.extend(record_fields(delivery))
         assert delivery.checkpoint()
         checkpoints.append(checkpoint(store))
         handled.set()
 
-    with at_work(store, source, "a-1", Handling(handler)):
+    with running_worker(store, source, "a-1", Handling(handler)):
         assert handled.wait(WAIT)
         (later,) = put(client, stream, aggregate(ELSEWHERE, 4))
         deadline = monotonic() + WAIT
         while checkpoint(store) != Position(later, 3):
             assert monotonic() < deadline, checkpoint(store)
             sleep(0.05)
-    assert came == [(first, 0, b"0"), (first, 1, b"1")]
+    assert received == [(first, 0, b"0"), (first, 1, b"1")]
     assert checkpoints == [Position(stray, 4)]

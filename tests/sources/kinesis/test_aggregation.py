@@ -15,22 +15,20 @@ from leasehold.balancer.model import HASH_KEYS
 
 
 @pytest.mark.parametrize(("data", "rows"), SAMPLES)
-def test_the_kpl_s_own_records_are_read(data: bytes, rows: Rows) -> None:
+def test_kpl_samples_are_decoded(data: bytes, rows: Rows) -> None:
     answer = deaggregate(data, "a", None, HASH_KEYS)
     assert (answer.rows, answer.reason, answer.dropped) == (tuple(rows), Reason.AGGREGATED, 0)
 
 
 @pytest.mark.parametrize(("data", "rows"), SAMPLES)
-def test_aggregates_are_the_kpl_s_own_bytes(data: bytes, rows: Rows) -> None:
-    """Readers tested only against the KPL accept our aggregates."""
-    aggregate, taken = packed(rows)
-    assert (aggregate.encode(), aggregate.partition_key, taken) == (data, "a", list(rows))
+def test_aggregates_match_the_kpls_bytes(data: bytes, rows: Rows) -> None:
+    aggregate, packed_rows = packed(rows)
+    assert (aggregate.encode(), aggregate.partition_key, packed_rows) == (data, "a", list(rows))
 
 
 @settings(deadline=None)
 @given(ROWS)
-def test_a_packed_record_comes_back(rows: Rows) -> None:
-    """Records keep their data, order and keys."""
+def test_packed_record_decodes_unchanged(rows: Rows) -> None:
     aggregate, _ = packed(rows)
     answer = deaggregate(aggregate.encode(), aggregate.partition_key, rows[0][1], HASH_KEYS)
     assert answer.rows == tuple(rows)
@@ -39,26 +37,25 @@ def test_a_packed_record_comes_back(rows: Rows) -> None:
 
 @settings(deadline=None)
 @given(ROWS, st.integers(30, 2000))
-def test_the_size_is_known_to_the_byte_and_never_above_the_limit(rows: Rows, limit: int) -> None:
-    """No room is wasted, and the service rejects no record for its size."""
-    aggregate, taken = packed(rows, limit)
-    if taken:
+def test_aggregate_size_is_exact_and_within_the_limit(rows: Rows, limit: int) -> None:
+    aggregate, packed_rows = packed(rows, limit)
+    if packed_rows:
         size = len(aggregate.encode()) + len(aggregate.partition_key.encode())
         assert aggregate.size == size <= limit
-    assert aggregate.count == len(taken)
+    assert aggregate.count == len(packed_rows)
 
 
 @settings(deadline=None)
 @given(ROWS, st.integers(30, 2000))
-def test_only_what_does_not_fit_is_refused(rows: Rows, limit: int) -> None:
+def test_only_records_that_do_not_fit_are_rejected(rows: Rows, limit: int) -> None:
     """Other encoders close aggregates early near the limit."""
-    _, taken = packed(rows, limit)
-    if len(taken) < len(rows):
-        one_more, _ = packed(rows[: len(taken) + 1])
+    _, packed_rows = packed(rows, limit)
+    if len(packed_rows) < len(rows):
+        one_more, _ = packed(rows[: len(packed_rows) + 1])
         assert one_more.size > limit
 
 
-def test_a_refused_record_leaves_no_trace() -> None:
+def test_rejected_record_leaves_no_trace() -> None:
     """The key table does not contain the key of a record that did not fit."""
     aggregate, _ = packed([("a", None, b"1"), ("b", None, b"2")], limit=60)
     before = aggregate.encode()
@@ -66,41 +63,37 @@ def test_a_refused_record_leaves_no_trace() -> None:
     assert (aggregate.encode(), aggregate.size) == (before, len(before) + 1)
 
 
-def test_an_empty_aggregate_is_not_sent() -> None:
+def test_empty_aggregate_is_not_sent() -> None:
     with pytest.raises(ValueError, match="without user records"):
         Aggregate(100).encode()
 
 
-def test_the_view_names_what_the_rows_hold() -> None:
-    """Fields and sub-sequence numbers reach the handler as encoded."""
+def test_view_reports_the_encoded_fields() -> None:
     aggregate, _ = packed([("a", None, b"1"), ("b", "7", b"2")])
     answer = deaggregate(aggregate.encode(), "a")
     users = [UserRecord(b"1", "a", None, 0), UserRecord(b"2", "b", "7", 1)]
     assert (list(answer), [answer[0], answer[-1]], len(answer)) == (users, users, 2)
 
 
-def test_a_record_passed_on_keeps_its_own_keys() -> None:
-    """Streams whose service distributes records have no keys, and are readable."""
+def test_forwarded_record_keeps_its_own_keys() -> None:
+    """Streams whose service distributes records have no keys, and can be read."""
     assert list(deaggregate(b"x", None)) == [UserRecord(b"x", None, None, 0)]
     assert list(deaggregate(b"x", "k", "5")) == [UserRecord(b"x", "k", "5", 0)]
 
 
-def test_without_a_range_nothing_is_out_of_it() -> None:
-    """Records are never filtered if the filter is off."""
+def test_nothing_is_filtered_without_a_range() -> None:
     aggregate, _ = packed([("a", "-5", b"1"), ("b", "x", b"2")])
     assert deaggregate(aggregate.encode()).reason is Reason.AGGREGATED
     assert deaggregate(aggregate.encode(), hash_range=HASH_KEYS).reason is Reason.BAD_HASH_KEY
     assert deaggregate(aggregate.encode(), hash_range=HASH_KEYS, misplaced="drop").reason is Reason.OUT_OF_RANGE
 
 
-def test_mutated_records_are_read_without_a_crash() -> None:
-    """One malformed record does not stop a shard."""
+def test_mutated_records_do_not_crash_the_reader() -> None:
     counts = [len(kept) for _, kept in map(read, mutated(3000, seed=6))]
     assert len(counts) == 3000
 
 
-def test_no_record_is_too_monstrous() -> None:
-    """One hostile record does not stop a worker or exhaust its machine."""
+def test_hostile_record_is_read_within_limits() -> None:
     for case in monsters():
         answer = deaggregate(case.data, "outer", None, (case.first, case.last))
         assert (case.name, answer.reason, answer.dropped) == (case.name, case.reason, case.dropped)
@@ -114,6 +107,5 @@ def test_kcl_reads_mutated_records_as_we_do() -> None:
     assert differences(tuple(mutated(50_000, seed=7))) == []
 
 
-def test_hash_of_is_kinesis_s_own() -> None:
-    """Records are predicted onto the right shards."""
+def test_hash_of_matches_kinesis() -> None:
     assert f"{hash_of('abcd'):X}" == "E2FC714C4727EE9395F324CD2E7F331F"

@@ -52,10 +52,9 @@ def together(
 
 @settings(deadline=None)
 @given(st.lists(COMMON, max_size=4), RANGES, SETTINGS)
-def test_the_columns_hold_the_same_rows(
+def test_columns_hold_the_same_rows(
     aggregates: list[list[tuple[str, None, bytes]]], hash_range: HashRange | None, misplaced: Misplaced
 ) -> None:
-    """Spark gets the same records as a plain worker."""
     records = [packed(list(rows))[0].encode() for rows in aggregates]
     keys = [f"outer-{place}" for place in range(len(records))]
     assert together(records, keys, hash_range, misplaced) == one_by_one(records, keys, hash_range, misplaced)
@@ -63,10 +62,9 @@ def test_the_columns_hold_the_same_rows(
 
 @pytest.mark.parametrize("measured", [True, False])
 @pytest.mark.parametrize("misplaced", ["keep", "drop"])
-def test_odd_records_among_common_ones_are_not_lost_or_moved(
+def test_odd_records_do_not_change_the_rest_of_their_batch(
     measured: bool, misplaced: Misplaced, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One odd record does not change the rest of its batch."""
     monkeypatch.setattr(aggregation_arrow, "_USE_SPANS", measured)
     common = packed([("k", None, b"1"), ("l", None, b"2" * 200)])[0].encode()
     odd = [case for case in cases() if len(case.data) < 10_000]
@@ -79,28 +77,27 @@ def test_odd_records_among_common_ones_are_not_lost_or_moved(
     )
 
 
-def test_mutated_records_read_alike() -> None:
-    """The measuring code agrees with `deaggregate` on malformed records."""
+def test_mutated_records_decode_alike() -> None:
     buffers: list[Case] = list(mutated(2000, seed=8))
     for one, two in pairwise(buffers):
         records = [one.data, two.data]
         assert together(records, ["a", "b"], None) == one_by_one(records, ["a", "b"], None)
 
 
-def test_every_small_size_reads_alike() -> None:
+def test_every_small_size_decodes_alike() -> None:
     """Several bytes are copied at a time, and short data is stored in another place than long data."""
     rows: Rows = [("k" * size + "é", None, bytes(range(1, size))) for size in range(1, 42)]
     record = packed(rows)[0].encode()
     assert together([record, record], ["a", "b"], None) == one_by_one([record, record], ["a", "b"], None)
 
 
-def test_more_than_arrow_can_address_is_refused() -> None:
-    """Larger batches would overflow Arrow's 32-bit offsets."""
+def test_batch_beyond_arrows_offsets_is_rejected() -> None:
+    """Arrow's offsets have 32 bits."""
     with pytest.raises(ValueError, match="records: 2147483648 bytes in one batch; at most 2147483647 fit"):
         user_record_batch([bytes(1 << 20)] * 2048)
 
 
-def test_keys_beyond_what_arrow_can_address_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_beyond_arrows_offsets_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long key of many small user records takes more bytes than the records, and could overflow the offsets."""
     record = packed([("k" * 100, None, b"")] * 50)[0].encode()
     monkeypatch.setattr(aggregation_arrow, "_MAX_BYTES", 5000)

@@ -43,7 +43,7 @@ def read(*rows: dict[str, Any]) -> tuple[Batch, InColumns]:
     return batch, batch.in_columns
 
 
-def test_columns_say_what_records_say() -> None:
+def test_columns_match_records() -> None:
     batch, in_columns = read(*ROWS)
     rows = in_columns(batch.records)
     assert rows.schema == SCHEMA
@@ -64,12 +64,12 @@ def test_columns_of_some_records_are_theirs_alone() -> None:
     assert in_columns(batch.records[1:]) == in_columns(batch.records).slice(1)
 
 
-def test_an_empty_batch_has_empty_columns() -> None:
+def test_empty_batch_has_empty_columns() -> None:
     batch, in_columns = read()
     assert in_columns(batch.records).num_rows == 0
 
 
-def test_without_pyarrow_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pyarrow_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     batch, in_columns = read(*ROWS)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.delitem(sys.modules, "leasehold.adapters.sources.kinesis.arrow_rows", raising=False)
@@ -77,7 +77,7 @@ def test_without_pyarrow_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         in_columns(batch.records)
 
 
-def test_no_module_but_columns_wants_pyarrow() -> None:
+def test_only_the_columns_module_needs_pyarrow() -> None:
     """Workers and producers of leasehold[aws] or [azure] start without the pyarrow extra."""
     names = ("kinesis.streams", "kinesis.fan_out", "kinesis.producer", "event_hubs.poller")
     modules = (f"leasehold.adapters.sources.{name}" for name in names)

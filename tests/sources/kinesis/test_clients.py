@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 ARRIVED = 1_767_312_000.25
 
 
-def test_a_records_time_is_read_as_utc_without_a_local_time_zone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_time_is_parsed_as_utc_without_a_local_time_zone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looking up the time zone takes more than half of boto3's time for a record."""
     monkeypatch.setattr(clients, "CborHooks", None)
     record = {"SequenceNumber": "5", "Data": base64.b64encode(b"data").decode(), "PartitionKey": "k"}
@@ -42,26 +42,25 @@ def test_a_records_time_is_read_as_utc_without_a_local_time_zone(monkeypatch: py
 
 
 @pytest.mark.parametrize("options", [{}, {"consumer": "arn:aws:c"}])
-def test_a_silent_connection_is_given_up_soon(monkeypatch: pytest.MonkeyPatch, options: dict[str, str]) -> None:
-    """A held shard is not left unread for half a minute because the network was silent for a moment."""
-    made: list[KinesisClient] = []
+def test_silent_connection_times_out_soon(monkeypatch: pytest.MonkeyPatch, options: dict[str, str]) -> None:
+    clients: list[KinesisClient] = []
 
-    def keep(*given: str | None, read_seconds: float, session: object, arn: str | None) -> "KinesisClient":
+    def keep(*settings: str | None, read_seconds: float, session: object, arn: str | None) -> "KinesisClient":
         assert (session, arn) == (None, None)
-        made.append(reading_client(given[0], given[1], read_seconds=read_seconds))
-        return made[0]
+        clients.append(reading_client(settings[0], settings[1], read_seconds=read_seconds))
+        return clients[0]
 
     monkeypatch.setattr(source, "reading_client", keep)
     source.open_url("orders", {"region": "eu-west-1", **options}).close()
-    config: Any = made[0].meta.config
+    config: Any = clients[0].meta.config
     assert (config.connect_timeout, config.read_timeout) == (5, 5.0)
 
 
-def test_a_source_that_is_closed_closes_its_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closed_source_closes_its_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     closed = list[str]()
 
-    def made(*given: str | None, read_seconds: float, **_session: object) -> "KinesisClient":
-        client = reading_client(given[0], given[1], read_seconds=read_seconds)
+    def made(*settings: str | None, read_seconds: float, **_session: object) -> "KinesisClient":
+        client = reading_client(settings[0], settings[1], read_seconds=read_seconds)
         monkeypatch.setattr(client, "close", lambda: closed.append("closed"))
         return client
 
@@ -70,7 +69,7 @@ def test_a_source_that_is_closed_closes_its_connections(monkeypatch: pytest.Monk
     assert closed == ["closed"]
 
 
-def test_a_moments_failure_is_repeated_once_by_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transient_failure_is_retried_once_by_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
     """One retry saves a wait of the poller; more would block a thread inside boto3."""
     monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0.0)
     requests: list[str] = []
@@ -86,12 +85,12 @@ def test_a_moments_failure_is_repeated_once_by_the_client(monkeypatch: pytest.Mo
     assert len(requests) == 2
 
 
-@pytest.mark.parametrize("told", [ARRIVED, str(ARRIVED), "2026-01-02T00:00:00.25Z"])
-def test_every_form_of_a_time_is_understood(told: object) -> None:
-    assert utc_time(told) == datetime.fromtimestamp(ARRIVED, UTC)
+@pytest.mark.parametrize("timestamp", [ARRIVED, str(ARRIVED), "2026-01-02T00:00:00.25Z"])
+def test_every_time_format_is_parsed(timestamp: object) -> None:
+    assert utc_time(timestamp) == datetime.fromtimestamp(ARRIVED, UTC)
 
 
-def test_a_call_that_timed_out_is_not_repeated_by_the_client() -> None:
+def test_timed_out_call_is_not_retried_by_the_client() -> None:
     """A retry would block the reading thread for another timeout."""
     requests: list[str] = []
 
@@ -107,7 +106,7 @@ def test_a_call_that_timed_out_is_not_repeated_by_the_client() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "seconds"),
+    ("timestamp", "seconds"),
     [
         (None, None),
         (ARRIVED, ARRIVED),
@@ -116,9 +115,9 @@ def test_a_call_that_timed_out_is_not_repeated_by_the_client() -> None:
         (str(ARRIVED), ARRIVED),
     ],
 )
-def test_the_time_of_a_record_is_seconds_whatever_it_came_as(told: object, seconds: float | None) -> None:
+def test_record_time_is_in_seconds_in_every_encoding(timestamp: object, seconds: float | None) -> None:
     """A record may lack a time, and the unit of the time depends on the encoding."""
-    assert seconds_of(told) == seconds
+    assert seconds_of(timestamp) == seconds
 
 
 @pytest.mark.parametrize(
@@ -129,12 +128,12 @@ def test_the_time_of_a_record_is_seconds_whatever_it_came_as(told: object, secon
         ({"misplaced": "both"}, "option 'misplaced' must be keep or drop"),
     ],
 )
-def test_a_word_that_an_option_does_not_know_is_refused(options: dict[str, str], says: str) -> None:
+def test_unknown_option_value_is_rejected(options: dict[str, str], says: str) -> None:
     with pytest.raises(ValueError, match=f"^source URL: {says}"):
         source.open_url("orders", {"region": "eu-west-1", **options})
 
 
-def test_a_shard_that_cannot_be_asked_about_is_not_gone() -> None:
+def test_shard_that_cannot_be_asked_about_is_not_gone() -> None:
     """If the service is busy, the shard's lease and checkpoint are kept."""
     kinesis = reading_client("eu-west-1", None)
     with Stubber(kinesis) as stub:

@@ -34,9 +34,7 @@ def forms() -> Iterator[Forms]:
         yield both
 
 
-def test_the_codec_compiles_where_nothing_else_is_installed(
-    forms: Forms, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_codec_compiles_in_an_isolated_build(forms: Forms, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wheels are built in isolation, where a codec that fails to compile only logs a warning."""
     assert "compiled" in forms
     monkeypatch.setattr(hatch_build, "CHECKED", (*hatch_build.CHECKED, "--no-site-packages"))
@@ -47,8 +45,7 @@ def _said(answer: Any) -> tuple[object, ...]:  # noqa: ANN401  each form has its
     return answer.rows, list(answer.subs), str(answer.reason), answer.dropped
 
 
-def test_each_form_says_which_it_is(forms: Forms) -> None:
-    """Users can find out why reading is slow."""
+def test_each_form_names_itself(forms: Forms) -> None:
     assert {name: form["wire"].COMPILED for name, form in forms.items()} == {
         "plain": False,
         "compiled": True,
@@ -56,7 +53,7 @@ def test_each_form_says_which_it_is(forms: Forms) -> None:
 
 
 @pytest.mark.parametrize("misplaced", ["keep", "drop"])
-def test_both_forms_read_alike(forms: Forms, misplaced: str) -> None:
+def test_both_forms_decode_alike(forms: Forms, misplaced: str) -> None:
     for case in (*cases(), *mutated(5000, seed=9)):
         plain, compiled = (
             _said(forms[form]["decode"].deaggregate(case.data, "k", None, (case.first, case.last), misplaced=misplaced))
@@ -67,30 +64,29 @@ def test_both_forms_read_alike(forms: Forms, misplaced: str) -> None:
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=ROWS)
-def test_both_forms_write_alike(forms: Forms, rows: Rows) -> None:
-    written = []
+def test_both_forms_encode_alike(forms: Forms, rows: Rows) -> None:
+    encoded = []
     for form in ("plain", "compiled"):
         aggregate = forms[form]["encode"].Aggregate(2000)
-        taken = [aggregate.add(data, key, hash_key) for key, hash_key, data in rows]
-        written.append((taken, aggregate.size, aggregate.encode() if aggregate.count else b""))
-    assert written[0] == written[1]
+        accepted = [aggregate.add(data, key, hash_key) for key, hash_key, data in rows]
+        encoded.append((accepted, aggregate.size, aggregate.encode() if aggregate.count else b""))
+    assert encoded[0] == encoded[1]
 
 
-def test_both_forms_take_alike_what_is_placed(forms: Forms) -> None:
+def test_both_forms_read_placed_records_alike(forms: Forms) -> None:
     for case in (*cases(), *mutated(2000, seed=12)):
-        told = []
+        results = []
         for form in ("plain", "compiled"):
             places, sizes = forms[form]["places"], (4, len(case.data) - 16)
-            found = places.locate(case.data, *sizes)
-            whole = found and places.LocatedRecords(case.data, *found, number="7", arrived=1.5)
-            told.append(whole and (len(whole), [*whole], [*whole[1:-1]], [type(each) for each in whole]))
-        assert told[0] == told[1], case.name
+            located = places.locate(case.data, *sizes)
+            whole = located and places.LocatedRecords(case.data, *located, number="7", arrived=1.5)
+            results.append(whole and (len(whole), [*whole], [*whole[1:-1]], [type(each) for each in whole]))
+        assert results[0] == results[1], case.name
 
 
 @pytest.mark.parametrize("hash_range", [None, HASH_KEYS, (0, 2**127), (2**127, HASH_KEYS[1])])
 @pytest.mark.parametrize("misplaced", ["keep", "drop"])
 def test_both_forms_measure_alike(forms: Forms, hash_range: HashRange | None, misplaced: str) -> None:
-    """Spark gets the same rows with and without a compiled wheel."""
     records = [case.data for case in (*cases(), *mutated(2000, seed=10)) if len(case.data) < 10_000]
     batches = [
         forms[form]["arrow"].user_record_batch(records, None, hash_range, misplaced=misplaced)
@@ -99,8 +95,7 @@ def test_both_forms_measure_alike(forms: Forms, hash_range: HashRange | None, mi
     assert batches[0].equals(batches[1])
 
 
-def test_the_scan_in_c_refuses_views_of_bytes_that_are_not_there(forms: Forms) -> None:
-    """Invalid offsets are an error, so that no memory outside of the response is read."""
+def test_c_scanner_rejects_views_outside_the_response(forms: Forms) -> None:
     scan = forms["compiled"]["scan"]
     beyond = struct.pack("<iiii", 20, 0, 0, 90)
     for views, fault in (((beyond,) * 3, IndexError), ((b"\xff" * 16,) * 3, IndexError), ((b"",) * 3, ValueError)):
@@ -114,10 +109,10 @@ def test_the_scan_in_c_refuses_views_of_bytes_that_are_not_there(forms: Forms) -
 def test_records_made_in_c_are_records(forms: Forms) -> None:
     scan = forms["compiled"]["scan"]
     columns = [b"x", b"y"], ["1", "2"], [0, 0], ["k", None], [None, "7"], [1.5, None], [False, True]
-    made = [*scan.records(Record, *columns)]
-    assert made == [Record(*row) for row in zip(*columns, strict=True)]
-    assert {type(each) for each in made} == {Record}
-    made[0].data, made[1].position
+    records = [*scan.records(Record, *columns)]
+    assert records == [Record(*row) for row in zip(*columns, strict=True)]
+    assert {type(each) for each in records} == {Record}
+    records[0].data, records[1].position
     shrinking = scan.records(Record, *columns)
     next(shrinking)
     columns[0].pop()

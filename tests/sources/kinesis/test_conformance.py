@@ -10,7 +10,7 @@ from leasehold.adapters.sources.kinesis.aggregation.decode import MALFORMED, Mal
 TABLE = tuple(conformance.read())
 
 
-def _ours(case: Case) -> tuple[kcl_jar.Kept, ...]:
+def _ours(case: Case) -> tuple[kcl_jar.KclRecord, ...]:
     answer = deaggregate(case.data, "outer", None, (case.first, case.last), misplaced="drop")
     return tuple(
         (user.partition_key or "", user.explicit_hash_key, user.data, user.sub_sequence_number, answer.aggregated)
@@ -19,20 +19,19 @@ def _ours(case: Case) -> tuple[kcl_jar.Kept, ...]:
 
 
 @pytest.mark.parametrize(("case", "kept"), TABLE, ids=[case.name for case, _ in TABLE])
-def test_user_records_that_kcl_keeps_are_kept(case: Case, kept: tuple[kcl_jar.Kept, ...]) -> None:
+def test_user_records_that_the_kcl_keeps_are_kept(case: Case, kept: tuple[kcl_jar.KclRecord, ...]) -> None:
     """A worker of ours processes the same records as a Java worker in its group."""
     assert _ours(case) == kept
 
 
 @pytest.mark.parametrize("case", [case for case, _ in TABLE], ids=[case.name for case, _ in TABLE])
 def test_every_case_has_its_reason_and_count(case: Case) -> None:
-    """Dropped records are counted and have a reason, unlike in the KCL."""
     answer = deaggregate(case.data, "outer", None, (case.first, case.last), misplaced="drop")
     assert (answer.reason, answer.dropped) == (case.reason, case.dropped)
 
 
 @pytest.mark.parametrize("case", [case for case, _ in TABLE], ids=[case.name for case, _ in TABLE])
-def test_strict_mode_refuses_what_is_malformed_and_nothing_else(case: Case) -> None:
+def test_strict_mode_rejects_only_malformed_aggregates(case: Case) -> None:
     try:
         deaggregate(case.data, "outer", None, (case.first, case.last), misplaced="drop", strict=True)
         refused = False
@@ -41,15 +40,13 @@ def test_strict_mode_refuses_what_is_malformed_and_nothing_else(case: Case) -> N
     assert refused == (Reason(case.reason) in MALFORMED)
 
 
-def test_the_table_holds_every_crafted_case() -> None:
-    """A case must also be run through the jar to be checked."""
+def test_table_holds_every_crafted_case() -> None:
     assert tuple(case for case, _ in TABLE) == tuple(cases())
 
 
 @pytest.mark.more
-def test_the_table_says_what_the_jar_says() -> None:
-    """The stored results stay those of the KCL."""
+def test_table_matches_the_jar() -> None:
     if missing := kcl_jar.missing():
         pytest.skip(f"the KCL jar is not run: no {missing}")
-    answers = kcl_jar.verdicts((case.data, case.first, case.last) for case, _ in TABLE)
+    answers = kcl_jar.kcl_records((case.data, case.first, case.last) for case, _ in TABLE)
     assert answers == [records for _, records in TABLE]

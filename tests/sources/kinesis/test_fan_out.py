@@ -12,7 +12,7 @@ import pytest
 from aggregates import keys, record, sealed
 from attrs import define, field
 from botocore.config import Config
-from event_streams import Cut, Fault, Garbled, Held, Refusal, Script, Server, Service, Silence, event, serving
+from event_streams import Cut, Fault, Garbled, Held, Rejection, Script, Server, Service, Silence, event, serving
 from waiters import Clock, until
 
 from leasehold.adapters.sources.kinesis import fan_out
@@ -114,8 +114,7 @@ def numbers(batch: Batch) -> list[tuple[str, int]]:
     return [(record.sequence_number, record.sub_sequence_number) for record in batch.records]
 
 
-def test_records_come_whole_with_what_metrics_are_made_of(staged: Callable[..., Stage]) -> None:
-    """A batch contains every field of its records, and the lag and size that metrics need."""
+def test_records_arrive_whole_with_the_fields_for_metrics(staged: Callable[..., Stage]) -> None:
     stage = staged([event(5, 6, then=6, behind=1500), Held()])
     batch = next_batch(stage.reader())
     assert (numbers(batch), batch.read_to) == ([("5", 0), ("6", 0)], Position("6"))
@@ -133,7 +132,7 @@ def test_records_come_whole_with_what_metrics_are_made_of(staged: Callable[..., 
         (Position("5"), AT_5),
     ],
 )
-def test_a_reader_subscribes_where_it_is_told(
+def test_reader_subscribes_at_the_requested_position(
     staged: Callable[..., Stage], start: Position, place: dict[str, object]
 ) -> None:
     stage = staged([event(then=5), Held()])
@@ -141,14 +140,13 @@ def test_a_reader_subscribes_where_it_is_told(
     assert stage.service.asked == [place]
 
 
-def test_a_reader_goes_on_inside_an_aggregate(staged: Callable[..., Stage]) -> None:
-    """Reading resumes with the first user record after the checkpoint, within the same aggregate."""
+def test_reader_resumes_inside_an_aggregate(staged: Callable[..., Stage]) -> None:
     whole = sealed(keys("k") + record(0, b"a") + record(0, b"b") + record(0, b"c"))
     stage = staged([event(5, then=5, data=whole), Held()])
     assert numbers(next_batch(stage.reader(Position("5", 1)))) == [("5", 2)]
 
 
-def test_a_subscription_whose_time_is_up_is_renewed_without_a_gap(staged: Callable[..., Stage]) -> None:
+def test_expired_subscription_is_renewed_without_a_gap(staged: Callable[..., Stage]) -> None:
     """The service ends a subscription after five minutes; the next one neither repeats nor skips records."""
     stage = staged([event(5, 6, then=6), event(then=8)], [event(8, then=8), Held()])
     reader = stage.reader()
@@ -160,7 +158,7 @@ def test_a_subscription_whose_time_is_up_is_renewed_without_a_gap(staged: Callab
     assert stage.service.asked == [HORIZON, {"Type": "AT_SEQUENCE_NUMBER", "SequenceNumber": "8"}]
 
 
-def test_a_record_repeated_at_the_seam_is_dropped(staged: Callable[..., Stage]) -> None:
+def test_record_repeated_at_a_renewal_is_dropped(staged: Callable[..., Stage]) -> None:
     """A renewed subscription starts AT the last record, so the reader drops that record."""
     stage = staged([event(5, 6, then=6)], [event(6, 7, then=7), Held()])
     reader = stage.reader()
@@ -169,8 +167,7 @@ def test_a_record_repeated_at_the_seam_is_dropped(staged: Callable[..., Stage]) 
     assert numbers(next_batch(reader)) == [("7", 0)]
 
 
-def test_an_event_that_cannot_be_read_is_sent_again(staged: Callable[..., Stage]) -> None:
-    """A new subscription requests the event again; records before it are not repeated."""
+def test_unreadable_event_is_requested_again(staged: Callable[..., Stage]) -> None:
     odd = event(6, then=6)
     odd.body["Records"][0]["PartitionKey"] = 7
     stage = staged([event(5, then=5), odd, event(7, then=7), Held()], [event(5, 6, then=6), event(7, then=7), Held()])
@@ -182,7 +179,7 @@ def test_an_event_that_cannot_be_read_is_sent_again(staged: Callable[..., Stage]
     assert (unread.read_to, stage.service.asked) == (None, [HORIZON, AT_5])
 
 
-def test_the_subscription_behind_an_event_that_cannot_be_read_is_given_up(staged: Callable[..., Stage]) -> None:
+def test_subscription_with_an_unreadable_event_is_closed(staged: Callable[..., Stage]) -> None:
     """Closing it frees its thread and connection, and lets the next subscription succeed."""
     odd = event(6, then=6)
     odd.body["Records"][0]["PartitionKey"] = 7
@@ -191,7 +188,7 @@ def test_the_subscription_behind_an_event_that_cannot_be_read_is_given_up(staged
     assert stage.service.left.wait(5)
 
 
-def test_a_subscription_that_ends_at_once_is_not_renewed_within_five_seconds(staged: Callable[..., Stage]) -> None:
+def test_short_subscription_is_not_renewed_within_five_seconds(staged: Callable[..., Stage]) -> None:
     """The service rejects a second subscription within five seconds."""
     stage = staged([event(then=5)], [event(6, then=6), Held()])
     reader = stage.reader()
@@ -203,11 +200,10 @@ def test_a_subscription_that_ends_at_once_is_not_renewed_within_five_seconds(sta
     assert numbers(next_batch(reader)) == [("6", 0)]
 
 
-def test_a_subscription_held_by_another_is_waited_for(
+def test_subscription_held_by_another_reader_is_awaited(
     staged: Callable[..., Stage], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The new owner of a lease retries until the service ends the former owner's subscription."""
-    stage = staged(Refusal("ResourceInUseException"), Refusal("ResourceInUseException"), [event(5, then=5), Held()])
+    stage = staged(Rejection("ResourceInUseException"), Rejection("ResourceInUseException"), [event(5, then=5), Held()])
     reader = stage.reader()
     waits = [next_batch(reader).wait_seconds for _ in range(2)]
     assert numbers(next_batch(reader)) == [("5", 0)]
@@ -215,15 +211,14 @@ def test_a_subscription_held_by_another_is_waited_for(
     assert f"another subscription of consumer '{ARN}' to shard s-0" in caplog.text
 
 
-def test_a_subscription_that_ends_before_it_began_is_asked_for_again(staged: Callable[..., Stage]) -> None:
-    """A proxy that hangs up does not stop the shard."""
+def test_subscription_that_ends_before_it_begins_is_retried(staged: Callable[..., Stage]) -> None:
     stage = staged(Silence(), [event(5, then=5), Held()])
     reader = stage.reader()
     assert [numbers(next_batch(reader)), numbers(next_batch(reader))] == [[], [("5", 0)]]
     assert stage.service.asked == [HORIZON] * 2
 
 
-def test_a_subscription_taken_over_is_not_taken_back_at_once(staged: Callable[..., Stage]) -> None:
+def test_stolen_subscription_is_not_stolen_back_at_once(staged: Callable[..., Stage]) -> None:
     """An owner that has not yet noticed the loss of its lease does not compete with the new owner."""
     stage = staged([event(5, then=5), Fault("ResourceInUseException")], [event(6, then=6), Held()])
     reader = stage.reader()
@@ -237,8 +232,7 @@ def test_a_subscription_taken_over_is_not_taken_back_at_once(staged: Callable[..
 @pytest.mark.parametrize(
     "broken", [Fault("InternalFailureException"), Fault("KMSThrottlingException"), Cut(), Garbled()]
 )
-def test_a_subscription_that_breaks_is_renewed_from_what_was_taken(staged: Callable[..., Stage], broken: Any) -> None:  # noqa: ANN401  any step of a script
-    """After a lost connection or a temporary failure, reading resumes after the last batch."""
+def test_broken_subscription_resumes_after_the_last_batch(staged: Callable[..., Stage], broken: Any) -> None:  # noqa: ANN401  any step of a script
     stage = staged([event(5, then=5), broken], [event(5, 6, then=6), Held()])
     reader = stage.reader()
     batches = [next_batch(reader), next_batch(reader)]
@@ -249,10 +243,9 @@ def test_a_subscription_that_breaks_is_renewed_from_what_was_taken(staged: Calla
     assert stage.service.asked == [HORIZON, AT_5]
 
 
-def test_a_connection_that_falls_silent_is_given_up_without_ado(
+def test_silent_connection_is_dropped_without_a_warning(
     staged: Callable[..., Stage], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A read timeout ends a dead connection without a warning."""
     stage = staged([event(5, then=5), Held()], [event(6, then=6), Held()])
     impatient = Config(read_timeout=0.2, retries={"total_max_attempts": 1})
     stage.client = boto3.client("kinesis", endpoint_url=stage.client.meta.endpoint_url, config=impatient)
@@ -269,8 +262,7 @@ def test_a_connection_that_falls_silent_is_given_up_without_ado(
     ("code", "says"),
     [("KMSAccessDeniedException", "cannot read stream 'orders'"), ("KMSDisabledException", "KMSDisabledException")],
 )
-def test_a_lasting_fault_stops_the_shard_with_a_sentence(staged: Callable[..., Stage], code: str, says: str) -> None:
-    """A disabled key, say, is reported as an error instead of being retried."""
+def test_lasting_fault_stops_the_shard_with_an_error(staged: Callable[..., Stage], code: str, says: str) -> None:
     stage = staged([event(5, then=5), Fault(code)])
     reader = stage.reader()
     next_batch(reader)
@@ -280,7 +272,7 @@ def test_a_lasting_fault_stops_the_shard_with_a_sentence(staged: Callable[..., S
 
 
 @pytest.mark.parametrize("then", [None, 6], ids=["as-documented", "as-ferrokinesis"])
-def test_a_closed_shard_ends_with_its_children(staged: Callable[..., Stage], then: int | None) -> None:
+def test_closed_shard_ends_with_its_children(staged: Callable[..., Stage], then: int | None) -> None:
     stage = staged([event(5, then=5), event(then=then, ChildShards=[CHILD])])
     reader = stage.reader()
     batches = [next_batch(reader), next_batch(reader)]
@@ -290,8 +282,7 @@ def test_a_closed_shard_ends_with_its_children(staged: Callable[..., Stage], the
     ]
 
 
-def test_a_shard_with_children_has_not_ended_while_records_come(staged: Callable[..., Stage]) -> None:
-    """If the service sends the children early, the remaining records of the closed shard are still read."""
+def test_shard_with_children_is_read_to_its_last_record(staged: Callable[..., Stage]) -> None:
     early = event(5, then=6, ChildShards=[CHILD])
     stage = staged([early, event(6, ChildShards=[CHILD])])
     reader = stage.reader()
@@ -318,22 +309,21 @@ class Counted:
         self.closed = True
 
 
-def test_a_slow_handler_stops_the_reading() -> None:
+def test_slow_handler_pauses_the_reading() -> None:
     """At most `MAX_BUFFERED_EVENTS` events are buffered; after that, reading pauses until the handler catches up."""
     stream = Counted(50)
     feed = SubscriptionReceiver(lambda: cast("Stream", stream))
     ahead: list[int] = []
-    taken: list[object] = []
-    while len(taken) < 50:
+    received: list[object] = []
+    while len(received) < 50:
         until(lambda: bool(feed._inbox), "an event waits")  # noqa: SLF001  take() would make room
-        ahead.append(stream.read - len(taken))
-        taken.append(feed.take())
-    assert (taken, max(ahead) <= MAX_BUFFERED_EVENTS + 1) == (list(range(50)), True)  # the thread holds one more
+        ahead.append(stream.read - len(received))
+        received.append(feed.take())
+    assert (received, max(ahead) <= MAX_BUFFERED_EVENTS + 1) == (list(range(50)), True)  # the thread holds one more
     until(lambda: feed.ended, "its end is seen")
 
 
-def test_closing_ends_the_subscription_at_once(staged: Callable[..., Stage]) -> None:
-    """Closing does not wait for the next event, so a worker that stopped or lost its lease drops the connection."""
+def test_close_ends_the_subscription_at_once(staged: Callable[..., Stage]) -> None:
     stage = staged([event(5, then=5), Held()])
     reader = stage.reader()
     next_batch(reader)
@@ -343,8 +333,7 @@ def test_closing_ends_the_subscription_at_once(staged: Callable[..., Stage]) -> 
     until(lambda: feed is not None and feed.ended, "the thread is gone")
 
 
-def test_closing_while_a_slow_handler_is_waited_for_ends_the_thread() -> None:
-    """A lease lost while the buffer is full leaves neither a thread nor its records behind."""
+def test_close_with_a_full_buffer_ends_the_thread() -> None:
     stream = Counted(50)
     feed = SubscriptionReceiver(lambda: cast("Stream", stream))
     until(lambda: stream.read > MAX_BUFFERED_EVENTS, "there is no more room")
@@ -353,7 +342,7 @@ def test_closing_while_a_slow_handler_is_waited_for_ends_the_thread() -> None:
     assert stream.read == MAX_BUFFERED_EVENTS + 1
 
 
-def test_a_thread_that_waits_for_room_finds_what_wakes_it_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thread_that_waits_for_room_is_woken_after_the_receiver_closes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The receiver closes before it wakes its thread, so the thread never waits for room again."""
     acquired = list[None]()
 
@@ -376,24 +365,23 @@ def test_a_thread_that_waits_for_room_finds_what_wakes_it_closed(monkeypatch: py
     until(lambda: feed.ended, "the thread is gone")
 
 
-def test_a_subscription_that_is_granted_after_its_end_is_left_unread() -> None:
-    """If the lease was lost in the meantime, the thread closes the subscription without waiting for an event."""
-    stream, begun, granted = Counted(50), Event(), Event()
+def test_subscription_granted_after_close_is_left_unread() -> None:
+    stream, requested, granted = Counted(50), Event(), Event()
 
     def subscribe() -> "Stream":
-        begun.set()
+        requested.set()
         assert granted.wait(30)
         return cast("Stream", stream)
 
     feed = SubscriptionReceiver(subscribe)
-    assert begun.wait(30)
+    assert requested.wait(30)
     feed.close()
     granted.set()
     until(lambda: feed.ended, "the thread is gone")
     assert (stream.read, stream.closed, feed.fault) == (0, True, None)
 
 
-def test_a_reader_says_at_its_end_what_was_dropped(
+def test_reader_reports_dropped_records_at_its_end(
     staged: Callable[..., Stage], caplog: pytest.LogCaptureFixture
 ) -> None:
     reader = staged().reader()
@@ -403,15 +391,14 @@ def test_a_reader_says_at_its_end_what_was_dropped(
     assert "shard s-0: 3 duplicates from a Spark sink were dropped" in caplog.text
 
 
-def test_a_checkpoint_that_was_trimmed_stops_the_shard_and_says_what_to_do(staged: Callable[..., Stage]) -> None:
-    stage = staged(Refusal("InvalidArgumentException", "StartingSequenceNumber is invalid"))
+def test_trimmed_checkpoint_stops_the_shard_with_advice(staged: Callable[..., Stage]) -> None:
+    stage = staged(Rejection("InvalidArgumentException", "StartingSequenceNumber is invalid"))
     with pytest.raises(SourceError, match=r"shard s-0 .*checkpoint 5 .*reset.*if_trimmed=TRIM_HORIZON"):
         next_batch(stage.reader(Position("5")))
 
 
-def test_only_if_told_it_begins_with_the_oldest_record(staged: Callable[..., Stage]) -> None:
-    """With the option, a fleet that was down for longer than the retention period resumes by itself."""
-    stage = staged(Refusal("InvalidArgumentException"), [event(9, then=9), Held()])
+def test_if_trimmed_option_starts_at_the_oldest_record(staged: Callable[..., Stage]) -> None:
+    stage = staged(Rejection("InvalidArgumentException"), [event(9, then=9), Held()])
     assert numbers(next_batch(stage.reader(Position("5"), rewind=True))) == [("9", 0)]
     assert stage.service.asked == [AT_5, HORIZON]
 
@@ -439,7 +426,7 @@ class Registry:
         self.asked.append("describe " + question["ConsumerName"])
         status = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
         if not status:
-            return Refusal("ResourceNotFoundException")
+            return Rejection("ResourceNotFoundException")
         return {"ConsumerDescription": {"ConsumerARN": ARN, "ConsumerStatus": status}}
 
     def _register(self, question: dict[str, Any]) -> Any:  # noqa: ANN401  likewise
@@ -447,10 +434,9 @@ class Registry:
         return self.registering or {"Consumer": {"ConsumerARN": ARN, "ConsumerStatus": "CREATING"}}
 
 
-def test_a_consumer_is_registered_once_and_waited_for(
+def test_consumer_is_registered_once_and_awaited(
     staged: Callable[..., Stage], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Workers share one consumer, and subscribe only once it is ACTIVE."""
     registry = Registry(["", "CREATING", "ACTIVE"])
     stage = staged([event(5, then=5), Held()], **registry.operations())
     consumer = stage.consumer("app")
@@ -465,7 +451,7 @@ def test_a_consumer_is_registered_once_and_waited_for(
     assert [record.levelname for record in caplog.records] == []
 
 
-def test_a_consumer_is_looked_for_once_a_second(staged: Callable[..., Stage]) -> None:
+def test_consumer_is_described_once_a_second(staged: Callable[..., Stage]) -> None:
     """The service allows twenty DescribeStreamConsumer requests per second and stream, even for a large fleet."""
     registry = Registry(["CREATING"])
     stage = staged(**registry.operations())
@@ -478,9 +464,8 @@ def test_a_consumer_is_looked_for_once_a_second(staged: Callable[..., Stage]) ->
     assert looks == [1, 1, 2]
 
 
-def test_a_consumer_that_another_worker_registers_meanwhile_is_used(staged: Callable[..., Stage]) -> None:
-    """All workers of a fleet can start at the same time."""
-    registry = Registry(["", "ACTIVE"], Refusal("ResourceInUseException"))
+def test_consumer_registered_by_another_worker_is_used(staged: Callable[..., Stage]) -> None:
+    registry = Registry(["", "ACTIVE"], Rejection("ResourceInUseException"))
     stage = staged(**registry.operations())
     consumer = stage.consumer("app")
     with pytest.raises(SourceUnavailable):
@@ -489,18 +474,17 @@ def test_a_consumer_that_another_worker_registers_meanwhile_is_used(staged: Call
     assert consumer.arn() == ARN
 
 
-@pytest.mark.parametrize("asked", ["DescribeStreamConsumer", "RegisterStreamConsumer"])
-def test_a_right_that_a_consumer_lacks_is_named(staged: Callable[..., Stage], asked: str) -> None:
-    """A missing permission is an error, not a reason to register a consumer or to poll."""
-    operations = Registry([""]).operations() | {asked: lambda _: Refusal("AccessDeniedException")}
+@pytest.mark.parametrize("operation", ["DescribeStreamConsumer", "RegisterStreamConsumer"])
+def test_missing_consumer_permission_is_named(staged: Callable[..., Stage], operation: str) -> None:
+    operations = Registry([""]).operations() | {operation: lambda _: Rejection("AccessDeniedException")}
     consumer = staged(**operations).consumer("app")
     for _ in range(4):
-        with pytest.raises(SourceError, match=f"because they lack kinesis:{asked}"):
+        with pytest.raises(SourceError, match=f"because they lack kinesis:{operation}"):
             consumer.arn()
         consumer._next_check = 0.0  # noqa: SLF001  the next check is due
 
 
-def test_what_ends_a_subscription_otherwise_is_raised_as_it_is(staged: Callable[..., Stage]) -> None:
+def test_other_subscription_errors_are_raised_unchanged(staged: Callable[..., Stage]) -> None:
     reader = staged([Held()]).reader()
     fault = SourceUnavailable("the thread could not go on")
     reader._arn = ARN  # noqa: SLF001
@@ -508,11 +492,10 @@ def test_what_ends_a_subscription_otherwise_is_raised_as_it_is(staged: Callable[
         reader._end_subscription(cast("SubscriptionReceiver", SimpleNamespace(subscribed_at=None, fault=fault)))  # noqa: SLF001
 
 
-def test_where_there_is_no_room_for_a_consumer_shards_are_polled_with_one_warning(
+def test_full_list_of_consumers_causes_polling_with_one_warning(
     staged: Callable[..., Stage], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The twenty-first application of a stream still reads."""
-    registry = Registry([""], Refusal("LimitExceededException", "20 are registered"))
+    registry = Registry([""], Rejection("LimitExceededException", "20 are registered"))
     rows = event(5).body["Records"]
     polling = {
         "GetShardIterator": lambda _: {"ShardIterator": "i-1"},
@@ -533,11 +516,10 @@ def test_where_there_is_no_room_for_a_consumer_shards_are_polled_with_one_warnin
     assert warnings[0].startswith("stream orders has no room for consumer 'app', so its shards are polled: ")
 
 
-def test_a_consumer_that_was_deregistered_is_registered_anew(staged: Callable[..., Stage]) -> None:
-    """A worker keeps going without a restart after its consumer was deregistered."""
+def test_deregistered_consumer_is_registered_again(staged: Callable[..., Stage]) -> None:
     registry = Registry(["ACTIVE"])
     stage = staged(
-        Refusal("ResourceNotFoundException", "no such consumer"), [event(5, then=5), Held()], **registry.operations()
+        Rejection("ResourceNotFoundException", "no such consumer"), [event(5, then=5), Held()], **registry.operations()
     )
     consumer = stage.consumer("app")
     with pytest.raises(SourceError, match="no such consumer"):
@@ -554,13 +536,13 @@ def test_a_consumer_that_was_deregistered_is_registered_anew(staged: Callable[..
         (f"kinesis://orders,returns?region=eu-west-1&consumer={ARN}", "an ARN belongs to one stream"),
     ],
 )
-def test_a_consumer_that_cannot_be_is_named(url: str, says: str) -> None:
+def test_invalid_consumer_is_named(url: str, says: str) -> None:
     """A wrong `consumer` option is an error when the source is opened, not when a shard is read."""
     with pytest.raises(ValueError, match=says):
         open_source(url)
 
 
-def test_a_look_for_what_has_arrived_comes_soon_and_seldom_when_idle(staged: Callable[..., Stage]) -> None:
+def test_wait_for_events_starts_short_and_grows_when_idle(staged: Callable[..., Stage]) -> None:
     """The wait for a pushed event starts at 10 ms and doubles up to 100 ms, so an idle shard uses little CPU."""
     stage = staged([Held()])
     reader = stage.reader()

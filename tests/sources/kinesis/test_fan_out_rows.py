@@ -22,15 +22,15 @@ def test_events_become_rows() -> None:
         client = reading_client("eu-west-1", server.url)
         consumer = StreamConsumer(client, "orders", ARN)
         with closing(ArrowFanOut(client, "orders", "s-0", TRIM_HORIZON, HASH_KEYS, consumer=consumer)) as reader:
-            found = list[Batch]()
+            batches = list[Batch]()
 
             def came() -> bool:
-                found.append(reader.read())
-                return bool(found[-1].count)
+                batches.append(reader.read())
+                return bool(batches[-1].count)
 
             until(came, "a row")
         client.close()
-    chunk = chunk_of(columns("orders"), Lease("s-0"), found[-1])
+    chunk = chunk_of(columns("orders"), Lease("s-0"), batches[-1])
     assert chunk is not None
     assert chunk.rows.select(["data", "partitionKey", "sequenceNumber"]).to_pylist() == [
         {"data": b"data", "partitionKey": "k", "sequenceNumber": "3"}

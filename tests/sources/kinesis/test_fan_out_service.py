@@ -58,15 +58,15 @@ def reader(client: "KinesisClient", stream: str) -> Iterator[Reader]:
     reader.close()
 
 
-def read(reader: Reader, seen: list[str]) -> bool:
+def read(reader: Reader, received: list[str]) -> bool:
     """Read once and wait as the batch asks; return whether the shard has ended."""
     batch = reader.read()
-    seen += [record.sequence_number for record in batch.records]
+    received += [record.sequence_number for record in batch.records]
     time.sleep(batch.wait_seconds)
     return batch.ended
 
 
-def test_no_record_is_lost_or_repeated_where_one_subscription_follows_another(
+def test_no_record_is_lost_or_repeated_between_subscriptions(
     client: "KinesisClient", stream: str, reader: Reader
 ) -> None:
     """A real service confirms the position at which the next subscription starts."""
@@ -76,49 +76,51 @@ def test_no_record_is_lost_or_repeated_where_one_subscription_follows_another(
         lambda params, **_: positions.append(params["StartingPosition"]["Type"]),
     )
     sent: list[str] = []
-    seen: list[str] = []
+    received: list[str] = []
     while len(positions) < 3:
         sent += put(client, stream, 5)
-        read(reader, seen)
-    until(lambda: read(reader, seen) or len(seen) >= len(sent), "all of it came")
-    assert (seen, positions) == (sent, ["TRIM_HORIZON", "AT_SEQUENCE_NUMBER", "AT_SEQUENCE_NUMBER"])
+        read(reader, received)
+    until(lambda: read(reader, received) or len(received) >= len(sent), "all of it came")
+    assert (received, positions) == (sent, ["TRIM_HORIZON", "AT_SEQUENCE_NUMBER", "AT_SEQUENCE_NUMBER"])
 
 
-def test_the_first_subscription_of_a_client_begins_where_it_is_asked_to(client: "KinesisClient", stream: str) -> None:
-    """A reader that starts at a checkpoint is not sent the stream from its oldest record."""
+def test_first_subscription_starts_at_the_requested_position(client: "KinesisClient", stream: str) -> None:
     sent = put(client, stream, 120)
-    seen: list[str] = []
+    received: list[str] = []
     for number in (sent[0], sent[99]):  # the first request of a client is in CBOR
         asking = reading_client("eu-west-1", client.meta.endpoint_url)
         reader = KinesisSource(asking, stream, consumer="app").open(Lease(SHARD), Position(number))
-        found: list[str] = []
-        until(lambda reader=reader, found=found: read(reader, found) or sent[-1] in found, "the last record")  # type: ignore[misc]
+        positions: list[str] = []
+        until(
+            lambda reader=reader, positions=positions: read(reader, positions) or sent[-1] in positions,  # type: ignore[misc]
+            "the last record",
+        )
         reader.close()
         asking.close()
-        seen += found[:1]
-        assert found == sorted(found, key=int)
-    assert seen == [sent[1], sent[100]]
+        received += positions[:1]
+        assert positions == sorted(positions, key=int)
+    assert received == [sent[1], sent[100]]
 
 
-def test_a_closed_shard_is_read_to_its_end_and_names_its_children(
+def test_closed_shard_is_read_to_its_end_and_names_its_children(
     client: "KinesisClient", stream: str, reader: Reader
 ) -> None:
     """This service lists the children in each event, and the backlog is still read."""
     sent = put(client, stream, 120)
     client.split_shard(StreamName=stream, ShardToSplit=SHARD, NewStartingHashKey=str(1 << 127))
     active(client, stream)
-    seen: list[str] = []
+    received: list[str] = []
     while not (batch := reader.read()).ended:
-        seen += [record.sequence_number for record in batch.records]
+        received += [record.sequence_number for record in batch.records]
         time.sleep(batch.wait_seconds)
-    assert seen == sent
+    assert received == sent
     assert [(child.id[-1], child.parents, child.hash_range) for child in batch.children] == [
         ("1", (SHARD,), (0, (1 << 127) - 1)),
         ("2", (SHARD,), (1 << 127, (1 << 128) - 1)),
     ]
 
 
-def test_a_stream_that_takes_no_more_consumers_is_polled(
+def test_stream_without_room_for_consumers_is_polled(
     client: "KinesisClient", stream: str, reader: Reader, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A real service returns the error code that the reader expects at the limit."""
@@ -126,8 +128,8 @@ def test_a_stream_that_takes_no_more_consumers_is_polled(
     for number in range(20):
         client.register_stream_consumer(StreamARN=arn, ConsumerName=f"other-{number}")
     sent = put(client, stream, 5)
-    seen: list[str] = []
-    until(lambda: read(reader, seen) or len(seen) >= 5, "it was polled")
+    received: list[str] = []
+    until(lambda: read(reader, received) or len(received) >= 5, "it was polled")
     messages = [each.message for each in caplog.records if each.name == "leasehold.kinesis"]
-    assert (seen, len(messages)) == (sent, 1)
+    assert (received, len(messages)) == (sent, 1)
     assert messages[0].startswith(f"stream {stream} has no room for consumer 'app', so its shards are polled: ")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from attrs import define, field
-from event_streams import Held, Refusal, Script, Server, Service, event, serving
+from event_streams import Held, Rejection, Script, Server, Service, event, serving
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
@@ -30,12 +30,12 @@ SHARD = {
 }
 OTHERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "ListShards": lambda _: {"Shards": [SHARD]},
-    "DescribeStreamSummary": lambda _: Refusal("AccessDeniedException"),
+    "DescribeStreamSummary": lambda _: Rejection("AccessDeniedException"),
 }
 
 
 @define
-class Joined:
+class RunningWorker:
     """A running worker, and the events of its handler and leases."""
 
     service: Service
@@ -81,14 +81,14 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def joined(server: Server) -> Iterator[Callable[[list[Script]], Joined]]:
+def joined(server: Server) -> Iterator[Callable[[list[Script]], RunningWorker]]:
     """Return a function that starts a worker on a script."""
-    started: list[Joined] = []
+    started: list[RunningWorker] = []
 
-    def start(scripts: list[Script]) -> Joined:
+    def start(scripts: list[Script]) -> RunningWorker:
         server.service = Service(scripts, OTHERS)
         source = KinesisSource(reading_client("eu-west-1", server.url), "orders", consumer=ARN)
-        started.append(Joined(server.service))
+        started.append(RunningWorker(server.service))
         started[-1].begin(source)
         return started[-1]
 
@@ -99,8 +99,7 @@ def joined(server: Server) -> Iterator[Callable[[list[Script]], Joined]]:
         assert not one.thread.is_alive()
 
 
-def test_stopping_ends_the_subscription_and_gives_the_lease_up(joined: Callable[[list[Script]], Joined]) -> None:
-    """A deployment leaves neither connections nor leases that must expire first."""
+def test_stop_ends_the_subscription_and_releases_the_lease(joined: Callable[[list[Script]], RunningWorker]) -> None:
     one = joined([[event(5, 6, then=6), Held()]])
     assert one.got_some.wait(30)
     one.runner.stop()
@@ -110,8 +109,7 @@ def test_stopping_ends_the_subscription_and_gives_the_lease_up(joined: Callable[
     assert (one.lease().owner, one.lease().checkpoint) == (None, Position("6"))
 
 
-def test_a_theft_ends_the_subscription(joined: Callable[[list[Script]], Joined]) -> None:
-    """The new owner can subscribe at once."""
+def test_steal_ends_the_subscription(joined: Callable[[list[Script]], RunningWorker]) -> None:
     one = joined([[event(5, then=5), Held()]])
     assert one.got_some.wait(30)
     one.store.write(StealLease(one.lease(), "b-1"))
@@ -120,17 +118,17 @@ def test_a_theft_ends_the_subscription(joined: Callable[[list[Script]], Joined])
     assert (one.happened, one.lease().owner) == (["initialize", "lease-lost"], "b-1")
 
 
-def test_a_sent_record_is_counted_as_a_polled_one(joined: Callable[[list[Script]], Joined]) -> None:
+def test_pushed_record_is_counted_like_a_polled_one(joined: Callable[[list[Script]], RunningWorker]) -> None:
     one = joined([[event(5, 6, then=6, behind=1500), Held()]])
     assert one.got_some.wait(30)
     deadline = time.monotonic() + 30
-    wanted = {"bytes": 8, "records": 2, "millis_behind_latest": 1500}
-    while (told := _told(one.metrics, set(wanted))) != wanted:
-        assert time.monotonic() < deadline, told
+    expected = {"bytes": 8, "records": 2, "millis_behind_latest": 1500}
+    while (values := _metric_values(one.metrics, set(expected))) != expected:
+        assert time.monotonic() < deadline, values
         time.sleep(0.01)
 
 
-def _told(metrics: InMemoryMetricReader, names: set[str]) -> dict[str, float]:
+def _metric_values(metrics: InMemoryMetricReader, names: set[str]) -> dict[str, float]:
     data = metrics.get_metrics_data()
     return {
         metric.name: getattr(point, "value", 0)

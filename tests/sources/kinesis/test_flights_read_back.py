@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 from attrs import evolve
-from flights_read_back import Places, in_order, java_missing, lying, read_by_java, read_by_ours, size
-from produced_flights import Verdict, flights, judged, produce, stored
+from flights_read_back import Places, in_order, java_missing, read_by_java, read_by_ours, readable_records, size
+from produced_flights import Verdict, flights, judge, produce, stored
 from types_boto3_kinesis import KinesisClient
 
 pytestmark = [pytest.mark.more, pytest.mark.services, pytest.mark.xdist_group("java")]
@@ -14,19 +14,18 @@ VERSION = "2.7.2"
 FINE = Verdict(lost=0, extra=0, disordered=(), twice=0, unexplained=0, misreported=0, dropped=0)
 
 
-def test_java_and_ours_read_a_reshaped_stream_alike(
+def test_java_and_our_worker_read_a_resharded_stream_alike(
     client: KinesisClient, kinesis_url: str, dynamodb_local_url: str, tmp_path: Path
 ) -> None:
-    """A fleet of KCL workers finds in our aggregates the records that we wrote."""
     if absent := java_missing():
         pytest.skip(f"the Java KCL is not run: no {absent}")
     rows = list(flights(8000))
     stream, faulty, writings, _producer = produce(client, rows, (2, 4, 2), rate=0.3, pending=800)
     records = list(stored(client, stream))
-    assert evolve(judged(rows, records, faulty, writings), twice=0, dropped=0) == FINE
-    there, at = lying(records), Places(kinesis_url, dynamodb_local_url)
-    assert len(there) == 2 + 4 + 2
-    ours = read_by_ours(at, stream, size(there), tmp_path)
-    java = read_by_java(at, stream, size(there), tmp_path, VERSION)
-    assert in_order(ours) == in_order(there)
-    assert in_order(java) == in_order(there)
+    assert evolve(judge(rows, records, faulty, writings), twice=0, dropped=0) == FINE
+    expected, places = readable_records(records), Places(kinesis_url, dynamodb_local_url)
+    assert len(expected) == 2 + 4 + 2
+    ours = read_by_ours(places, stream, size(expected), tmp_path)
+    java = read_by_java(places, stream, size(expected), tmp_path, VERSION)
+    assert in_order(ours) == in_order(expected)
+    assert in_order(java) == in_order(expected)

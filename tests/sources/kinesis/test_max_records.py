@@ -10,7 +10,7 @@ from leasehold.adapters.sources.urls import open_source
 from leasehold.balancer.model import TRIM_HORIZON, Lease
 
 
-def test_a_request_asks_for_as_many_records_as_the_url_says() -> None:
+def test_request_asks_for_the_max_records_of_the_url() -> None:
     """The default is the service's own limit."""
     answers = {"ShardIterator": "i-1"}, {"Records": [], "NextShardIterator": "i-2", "MillisBehindLatest": 0}
     for option, limit in (("&max_records=7", 7), ("", MAX_RECORDS)):
@@ -21,14 +21,13 @@ def test_a_request_asks_for_as_many_records_as_the_url_says() -> None:
         assert spoken.asked[-1]["Limit"] == limit
 
 
-@pytest.mark.parametrize(("text", "most"), [("1", 10), ("10", 10), ("1000", ChangePoller.max_records)])
-def test_max_records_within_the_services_limit_is_taken(text: str, most: int) -> None:
+@pytest.mark.parametrize(("text", "limit"), [("1", 10), ("10", 10), ("1000", ChangePoller.max_records)])
+def test_max_records_within_the_services_limit_is_accepted(text: str, limit: int) -> None:
     """Both bounds are included."""
-    assert max_records_of({"max_records": text}, most) == int(text)
+    assert max_records_of({"max_records": text}, limit) == int(text)
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "11", "1e1", "ten", "\u0664", "1" * 5000])
-def test_max_records_beyond_the_services_limit_is_refused(text: str) -> None:
-    """The error names the option and the limit."""
+def test_max_records_beyond_the_services_limit_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r"option 'max_records' must be 1 to 10, "):
         max_records_of({"max_records": text}, 10)

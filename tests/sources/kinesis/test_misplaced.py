@@ -69,21 +69,20 @@ def check(data: bytes, hash_range: HashRange) -> None:
 
 
 @pytest.mark.parametrize("case", TABLE, ids=[case.name for case in TABLE])
-def test_of_a_misplaced_aggregate_we_keep_what_is_the_shards_own(case: Case) -> None:
+def test_misplaced_aggregate_yields_the_shards_own_records(case: Case) -> None:
     """Each delivered record is read on exactly one shard."""
     check(case.data, (case.first, case.last))
 
 
 @settings(deadline=None)
 @given(ROWS, RANGES)
-def test_any_aggregate_on_any_shard_is_kept_by_its_user_records(rows: Rows, hash_range: HashRange) -> None:
-    """The rule holds for generated aggregates as well as for crafted ones."""
+def test_any_aggregate_is_filtered_by_user_record(rows: Rows, hash_range: HashRange) -> None:
     check(packed(rows)[0].encode(), hash_range)
 
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(KEYS, st.none(), st.binary(max_size=30)), min_size=2, max_size=20), RANGES)
-def test_no_record_of_a_misplaced_aggregate_is_read_where_it_lies(rows: Rows, hash_range: HashRange) -> None:
+def test_misplaced_aggregate_is_not_read_lazily(rows: Rows, hash_range: HashRange) -> None:
     """Compiled code neither returns records of other shards nor renumbers the rest."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decode, "_LOCATE", True)
@@ -116,8 +115,8 @@ class Kpl:
         mine = [row for row in rows if inside(shard, row[0])]
         if not mine:
             return []
-        aggregate, taken = packed([(key, None, data) for key, data in mine])
-        assert len(taken) == len(mine)
+        aggregate, packed_rows = packed([(key, None, data) for key, data in mine])
+        assert len(packed_rows) == len(mine)
         placed = self.stream.write(Unit(shard.id, (), aggregate.encode(), aggregate.partition_key, hash_of(mine[0][0])))
         came_to = next(each for each in self.stream.open if each.id == placed.shard)
         self.delivered |= {data for key, data in mine if inside(came_to, key)}
@@ -143,7 +142,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(["put", "put", "split", "merge"]), st
 
 @settings(deadline=None)
 @given(STEPS)
-def test_a_record_that_a_kpl_takes_for_delivered_is_read_through_splits_and_merges(
+def test_record_delivered_by_a_kpl_is_read_through_splits_and_merges(
     steps: list[tuple[str, int]],
 ) -> None:
     """The KPL's aggregates for old shards lose no delivered record."""
@@ -156,10 +155,10 @@ def test_a_record_that_a_kpl_takes_for_delivered_is_read_through_splits_and_merg
             case "merge":
                 stream.merge(place)
             case _:
-                rows = [(f"key-{place}-{at}", b"%d" % (count + at)) for at in range(8)]
+                rows = [(f"key-{place}-{index}", b"%d" % (count + index)) for index in range(8)]
                 kpl.put(rows)
                 count += len(rows)
-    assert kpl.delivered == {b"%d" % at for at in range(count)}
+    assert kpl.delivered == {b"%d" % index for index in range(count)}
     assert {data for _, data in read(stream, "keep")} == kpl.delivered
     assert {data for _, data in read(stream, "drop")} <= kpl.delivered
 
@@ -183,7 +182,10 @@ class Canned:
 
     def get_records(self, **_asked: object) -> dict[str, object]:
         """Return all records at once, as the last of the shard."""
-        rows = [{"Data": AGGREGATE, "PartitionKey": "a", "SequenceNumber": str(at)} for at in range(1, self.count + 1)]
+        rows = [
+            {"Data": AGGREGATE, "PartitionKey": "a", "SequenceNumber": str(number)}
+            for number in range(1, self.count + 1)
+        ]
         return {"Records": rows, "MillisBehindLatest": 0, "NextShardIterator": "it"}
 
 
@@ -193,20 +195,20 @@ def poller(count: int, start: Position = TRIM_HORIZON, misplaced: Misplaced = "k
 
 
 @pytest.mark.parametrize(
-    ("start", "left"),
+    ("start", "remaining"),
     [(TRIM_HORIZON, [0, 2]), (Position("1", 0), [2]), (Position("1", 1), [2]), (Position("1", 2), []),
      (Position("1", 3), [])],
 )  # fmt: skip
-def test_records_keep_their_numbers_within_the_aggregate(start: Position, left: list[int]) -> None:
+def test_records_keep_their_numbers_within_the_aggregate(start: Position, remaining: list[int]) -> None:
     """A checkpoint inside a misplaced aggregate means the same record to us and to the KCL."""
     batch = poller(1, start).read()
     assert [(record.sub_sequence_number, record.data) for record in batch.records] == [
-        (sub, b"%d" % sub) for sub in left
+        (sub, b"%d" % sub) for sub in remaining
     ]
     assert batch.read_to == Position("1", 3)
 
 
-def test_keeping_is_the_default_and_dropping_can_be_asked_for() -> None:
+def test_misplaced_records_are_kept_by_default_and_can_be_dropped() -> None:
     """Dropping matches Java's workers; keeping loses no records."""
     assert [len(poller(1, misplaced=each).read().records) for each in get_args(Misplaced)] == [2, 0]
     assert list(deaggregate(AGGREGATE, "a", None, LOWER)) == [
@@ -214,8 +216,8 @@ def test_keeping_is_the_default_and_dropping_can_be_asked_for() -> None:
         UserRecord(b"2", "c", None, 2),
     ]
     url = "kinesis://orders?region=eu-west-1"
-    for options, wanted in (("", "keep"), ("&misplaced=keep", "keep"), ("&misplaced=drop", "drop")):
-        assert vars(open_source(url + options))["_misplaced"] == wanted
+    for options, expected in (("", "keep"), ("&misplaced=keep", "keep"), ("&misplaced=drop", "drop")):
+        assert vars(open_source(url + options))["_misplaced"] == expected
     for options in ("&misplaced=Drop", "&misplaced=yes"):
         with pytest.raises(ValueError, match=r"^source URL: option 'misplaced' must be keep or drop; "):
             open_source(url + options)
@@ -240,8 +242,7 @@ def in_columns(count: int, start: Position = TRIM_HORIZON, misplaced: Misplaced 
 
 
 @pytest.mark.parametrize("misplaced", get_args(Misplaced))
-def test_each_reader_of_a_source_decides_as_the_source_was_told(misplaced: Misplaced) -> None:
-    """Polling, fan-out and Spark all honor the option in the URL."""
+def test_every_reader_honors_the_misplaced_option(misplaced: Misplaced) -> None:
     source = KinesisSource(cast("KinesisClient", Canned(1)), "orders", misplaced=misplaced)
     for opened in (
         source.open(Lease("s-0", hash_range=LOWER), TRIM_HORIZON),
@@ -251,8 +252,7 @@ def test_each_reader_of_a_source_decides_as_the_source_was_told(misplaced: Mispl
         assert opened.read().count == (2 if misplaced == "keep" else 0)
 
 
-def test_a_malformed_aggregate_is_told_so_although_it_is_misplaced_too() -> None:
-    """Strict mode reports the broken producer."""
+def test_malformed_misplaced_aggregate_is_reported_as_malformed() -> None:
     broken = sealed(keys("b", "a") + record(0, b"0") + record(1, b"1") + record(7, b"2"))
     users = deaggregate(broken, "a", None, LOWER)
     assert (list(users), users.reason, users.dropped) == ([UserRecord(b"1", "a", None, 1)], Reason.BAD_INDEX, 2)
@@ -260,10 +260,9 @@ def test_a_malformed_aggregate_is_told_so_although_it_is_misplaced_too() -> None
 
 @pytest.mark.parametrize("opened", [poller, subscribed, in_columns])
 @pytest.mark.parametrize(("misplaced", "dropped"), [("keep", 2), ("drop", 4)])
-def test_a_dropped_record_is_said_once_and_counted(
+def test_dropped_record_is_logged_once_and_counted(
     opened: Callable[..., Poller], misplaced: Misplaced, dropped: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The KPL's misplaced aggregates after a split do not fill the log."""
     reader = opened(1000, misplaced=misplaced)
     for _ in range(3):
         reader.read()

@@ -14,7 +14,7 @@ SIX = "49590338271490256608559692538361571095921575989136588898"
 """A sequence number of shard 6."""
 
 
-def asked(poller: type[Poller], shard: str, **answer: Any) -> tuple[Any, Any]:  # noqa: ANN401  a batch of either
+def read_both(poller: type[Poller], shard: str, **answer: Any) -> tuple[Any, Any]:  # noqa: ANN401  a batch of either
     """Return what a reader of this shard makes of this response, and of the correct one to the same request."""
     mine = str(int(SIX) + (int(shard[-1]) - 6 << 4)) if shard[-1:].isdigit() else SIX
     right = {"Records": [row(mine)], "NextShardIterator": "next", "MillisBehindLatest": 0}
@@ -52,13 +52,13 @@ def child(*parents: str) -> dict[str, Any]:
     ],
     ids=["records", "end", "records and end"],
 )
-def test_a_response_about_another_shard_is_no_reading(poller: type[Poller], answer: dict[str, Any]) -> None:
-    """No record is delivered, no shard finished and no position advanced by a response for another shard.
+def test_response_about_another_shard_is_rejected(poller: type[Poller], answer: dict[str, Any]) -> None:
+    """Such a response is recognized by its sequence numbers and by the parents of the children.
 
-    Such a response is recognized by its sequence numbers and by the parents of the children. A response without
-    records that does not end the shard names nothing, but its iterator returns the next response, which does.
+    A response without records that does not end the shard names nothing, but its iterator returns the next response,
+    which does.
     """
-    batch, (read_to, questions) = asked(poller, "shardId-000000000004", **answer)
+    batch, (read_to, questions) = read_both(poller, "shardId-000000000004", **answer)
     assert (batch.read_to, batch.ended, batch.children) == (None, False, ())
     assert "another shard" in (batch.fault or "")
     assert (read_to.sequence, questions) == (str(int(SIX) - 32), ["mine", "mine"])
@@ -70,7 +70,7 @@ def test_a_response_about_another_shard_is_no_reading(poller: type[Poller], answ
     [("shardId-000000000006", SIX), ("shardId-000000000004", "12"), ("orders-a", SIX)],
     ids=["its own", "of a local service", "of another name"],
 )
-def test_a_response_that_names_no_other_shard_is_a_reading(poller: type[Poller], shard: str, number: str) -> None:
+def test_response_that_names_no_other_shard_is_accepted(poller: type[Poller], shard: str, number: str) -> None:
     """Only sequence numbers and names in the service's own format are checked."""
-    batch, _ = asked(poller, shard, Records=[row(number)], ChildShards=[child(shard, "another")])
+    batch, _ = read_both(poller, shard, Records=[row(number)], ChildShards=[child(shard, "another")])
     assert (batch.read_to.sequence, batch.fault) == (number, "")

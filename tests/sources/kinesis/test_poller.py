@@ -78,7 +78,7 @@ def row(number: int, data: bytes = b"data", **more: object) -> dict[str, Any]:
 
 def answer(
     stub: Stubber,
-    at: str,
+    iterator_name: str,
     then: str | None,
     *rows: dict[str, Any],
     behind: int = 0,
@@ -86,13 +86,13 @@ def answer(
     **more: object,
 ) -> None:
     """Expect a request for at most `limit` records and respond with these rows."""
-    answered: dict[str, Any] = {"Records": list(rows), "MillisBehindLatest": behind, **more}
+    body: dict[str, Any] = {"Records": list(rows), "MillisBehindLatest": behind, **more}
     if then is not None:
-        answered["NextShardIterator"] = then
-    stub.add_response("get_records", answered, {"ShardIterator": at, "Limit": limit})
+        body["NextShardIterator"] = then
+    stub.add_response("get_records", body, {"ShardIterator": iterator_name, "Limit": limit})
 
 
-def refuse(stub: Stubber, code: str, status: int = 400) -> None:
+def reject(stub: Stubber, code: str, status: int = 400) -> None:
     """Reject the next request with this error."""
     stub.add_client_error("get_records", service_error_code=code, http_status_code=status)
 
@@ -105,7 +105,7 @@ def aggregate(*texts: bytes) -> bytes:
 AT_FIVE = {"ShardIteratorType": "AT_SEQUENCE_NUMBER", "StartingSequenceNumber": "5"}
 
 
-def told(records: Sequence[Record]) -> list[tuple[str, int, bytes]]:
+def record_fields(records: Sequence[Record]) -> list[tuple[str, int, bytes]]:
     """Return the sequence number, sub-sequence number and data of each record."""
     return [(record.sequence_number, record.sub_sequence_number, record.data) for record in records]
 
@@ -119,14 +119,13 @@ def told(records: Sequence[Record]) -> list[tuple[str, int, bytes]]:
         (Position("7"), {"ShardIteratorType": "AT_SEQUENCE_NUMBER", "StartingSequenceNumber": "7"}),
     ],
 )
-def test_a_reader_starts_where_it_is_told(stub: Stubber, start: Position, place: dict[str, object]) -> None:
+def test_reader_starts_at_the_requested_position(stub: Stubber, start: Position, place: dict[str, object]) -> None:
     iterator(stub, "i-1", **place)
     answer(stub, "i-1", "i-2")
     assert poller(stub, start).read().records == ()
 
 
-def test_records_come_whole_and_in_order(stub: Stubber) -> None:
-    """Every field of a record reaches the handler."""
+def test_records_arrive_whole_and_in_order(stub: Stubber) -> None:
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
     answer(stub, "i-1", "i-2", row(5, b"a"), row(6, b"b"), behind=1500)
     batch = poller(stub).read()
@@ -137,12 +136,11 @@ def test_records_come_whole_and_in_order(stub: Stubber) -> None:
     assert (batch.read_to, batch.behind_seconds, batch.ended) == (Position("6"), 1.5, False)
 
 
-def test_a_reader_goes_on_inside_an_aggregate(stub: Stubber) -> None:
-    """Reading resumes with the first user record after the checkpoint, within the same aggregate."""
+def test_reader_resumes_inside_an_aggregate(stub: Stubber) -> None:
     iterator(stub, "i-1", ShardIteratorType="AT_SEQUENCE_NUMBER", StartingSequenceNumber="5")
     answer(stub, "i-1", "i-2", row(5, aggregate(b"a", b"b", b"c")), row(6, b"d"))
     batch = poller(stub, Position("5", 1)).read()
-    assert told(batch.records) == [("5", 2, b"c"), ("6", 0, b"d")]
+    assert record_fields(batch.records) == [("5", 2, b"c"), ("6", 0, b"d")]
     assert [record.aggregated for record in batch.records] == [True, False]
 
 
@@ -154,7 +152,7 @@ def test_a_reader_goes_on_inside_an_aggregate(stub: Stubber) -> None:
         (Position("5", 2), AT_FIVE, ["6", "7"]),
     ],
 )
-def test_a_whole_aggregate_comes_until_its_last_user_record_is_done(
+def test_whole_aggregate_returns_until_its_last_user_record_is_done(
     stub: Stubber, start: Position, place: dict[str, object], records: list[str]
 ) -> None:
     """A reader of user records may have stopped within an aggregate, so the aggregate is read whole again."""
@@ -163,12 +161,12 @@ def test_a_whole_aggregate_comes_until_its_last_user_record_is_done(
     answer(stub, "i-1", "i-2", row(5, whole), row(6, b"d"), row(7, aggregate(b"e", b"f")))
     batch = poller(stub, start, whole=True).read()
     positions = {"5": ("5", 2, whole), "6": ("6", 0, b"d"), "7": ("7", 1, aggregate(b"e", b"f"))}
-    assert told(batch.records) == [positions[number] for number in records]
+    assert record_fields(batch.records) == [positions[number] for number in records]
     assert not any(record.aggregated for record in batch.records)
     assert batch.read_to == Position("7", 1)
 
 
-def test_a_dropped_aggregate_counts_as_read(stub: Stubber, caplog: pytest.LogCaptureFixture) -> None:
+def test_dropped_aggregate_counts_as_read(stub: Stubber, caplog: pytest.LogCaptureFixture) -> None:
     """A checkpoint can pass misplaced aggregates at the end of a shard, so the shard's backlog can fall to zero."""
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
     answer(stub, "i-1", "i-2", row(5, aggregate(b"a", b"b")))
@@ -177,38 +175,41 @@ def test_a_dropped_aggregate_counts_as_read(stub: Stubber, caplog: pytest.LogCap
     assert "2 user records of 5 dropped: out-of-range" in caplog.text
 
 
-def test_an_expired_iterator_is_replaced_behind_the_last_record_read(stub: Stubber) -> None:
-    """A slow handler neither ends its shard nor causes records to be read twice."""
+def test_expired_iterator_is_replaced_after_the_last_record(stub: Stubber) -> None:
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
     answer(stub, "i-1", "i-2", row(5, aggregate(b"a", b"b")))
-    refuse(stub, "ExpiredIteratorException")
+    reject(stub, "ExpiredIteratorException")
     iterator(stub, "i-3", ShardIteratorType="AFTER_SEQUENCE_NUMBER", StartingSequenceNumber="5")
     answer(stub, "i-3", "i-4", row(6, b"c"))
     reader = poller(stub)
-    assert [told(reader.read().records) for _ in range(3)] == [[("5", 0, b"a"), ("5", 1, b"b")], [], [("6", 0, b"c")]]
+    assert [record_fields(reader.read().records) for _ in range(3)] == [
+        [("5", 0, b"a"), ("5", 1, b"b")],
+        [],
+        [("6", 0, b"c")],
+    ]
 
 
-def test_an_empty_answer_does_not_forget_how_far_it_read(stub: Stubber) -> None:
+def test_empty_response_keeps_the_read_position(stub: Stubber) -> None:
     """An iterator that expires on a quiet shard is replaced after the last record read, not at the start."""
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
     answer(stub, "i-1", "i-2", row(5, b"a"))
     answer(stub, "i-2", "i-3")
-    refuse(stub, "ExpiredIteratorException")
+    reject(stub, "ExpiredIteratorException")
     iterator(stub, "i-4", ShardIteratorType="AFTER_SEQUENCE_NUMBER", StartingSequenceNumber="5")
     answer(stub, "i-4", "i-5", row(6, b"b"))
     reader = poller(stub)
-    assert [told(reader.read().records) for _ in range(4)] == [[("5", 0, b"a")], [], [], [("6", 0, b"b")]]
+    assert [record_fields(reader.read().records) for _ in range(4)] == [[("5", 0, b"a")], [], [], [("6", 0, b"b")]]
 
 
-def test_an_iterator_that_expires_before_anything_was_read_starts_over(stub: Stubber) -> None:
+def test_iterator_that_expires_before_any_read_starts_over(stub: Stubber) -> None:
     """The new iterator starts at the original position, so records that were already there are not skipped."""
     for name in ("i-1", "i-2"):
         iterator(stub, name, ShardIteratorType="AT_SEQUENCE_NUMBER", StartingSequenceNumber="5")
         if name == "i-1":
-            refuse(stub, "ExpiredIteratorException")
+            reject(stub, "ExpiredIteratorException")
     answer(stub, "i-2", "i-3", row(5, b"done"), row(6, b"new"))
     reader = poller(stub, Position("5"))
-    assert [told(reader.read().records) for _ in range(2)] == [[], [("6", 0, b"new")]]
+    assert [record_fields(reader.read().records) for _ in range(2)] == [[], [("6", 0, b"new")]]
 
 
 @pytest.mark.parametrize(
@@ -220,34 +221,28 @@ def test_an_iterator_that_expires_before_anything_was_read_starts_over(stub: Stu
         ("AnotherName", 503),
     ],
 )
-def test_a_passing_fault_costs_a_wait_and_no_record(stub: Stubber, code: str, status: int) -> None:
-    """A throttled shard is polled again after a wait."""
+def test_temporary_fault_costs_a_wait_and_no_record(stub: Stubber, code: str, status: int) -> None:
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
-    refuse(stub, code, status)
+    reject(stub, code, status)
     answer(stub, "i-1", "i-2", row(5))
     reader = poller(stub)
     first, second = reader.read(), reader.read()
     assert (first.records, first.read_to, first.ended) == ((), None, False)
     assert first.wait_seconds >= 0.4
-    assert told(second.records) == [("5", 0, b"data")]
+    assert record_fields(second.records) == [("5", 0, b"data")]
 
 
-def test_a_connection_that_breaks_is_asked_again_with_the_same_iterator(
-    stub: Stubber, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Records that were in transit when the connection broke are read again."""
+def test_broken_connection_is_retried_with_the_same_iterator(stub: Stubber, monkeypatch: pytest.MonkeyPatch) -> None:
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
     answer(stub, "i-1", "i-2", row(5))
     reader = poller(stub)
     monkeypatch.setattr(stub.client, "get_records", _raising(ConnectionClosedError(endpoint_url="there")))
     assert reader.read().records == ()
     monkeypatch.undo()
-    assert told(reader.read().records) == [("5", 0, b"data")]
+    assert record_fields(reader.read().records) == [("5", 0, b"data")]
 
 
-def test_a_late_answer_is_asked_for_in_smaller_pieces_up_to_the_tip(
-    stub: Stubber, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_late_response_shrinks_requests_up_to_the_tip(stub: Stubber, monkeypatch: pytest.MonkeyPatch) -> None:
     """Smaller requests let a slow link make progress after a timeout."""
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
     reader = poller(stub)
@@ -257,78 +252,76 @@ def test_a_late_answer_is_asked_for_in_smaller_pieces_up_to_the_tip(
     answer(stub, "i-1", "i-2", row(5), behind=1000, limit=10_000 // 64)
     answer(stub, "i-2", "i-3", row(6), limit=10_000 // 64)
     answer(stub, "i-3", "i-4", row(7), limit=10_000)
-    assert [told(reader.read().records) for _ in range(3)] == [[(number, 0, b"data")] for number in ("5", "6", "7")]
+    assert [record_fields(reader.read().records) for _ in range(3)] == [
+        [(number, 0, b"data")] for number in ("5", "6", "7")
+    ]
 
 
-def test_a_burst_of_refusals_is_waited_out_ever_longer(stub: Stubber) -> None:
-    """Longer waits let a throttled service recover, and the reader keeps its position."""
+def test_repeated_throttling_lengthens_the_waits(stub: Stubber) -> None:
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
     for _ in range(20):
-        refuse(stub, "ProvisionedThroughputExceededException")
+        reject(stub, "ProvisionedThroughputExceededException")
     answer(stub, "i-1", "i-2", row(5))
     reader = poller(stub)
     waits = [reader.read().wait_seconds for _ in range(20)]
     assert (min(waits) >= 0.4, max(waits) <= 10.0, sum(waits) > 20 * 0.4) == (True, True, True)
-    assert told(reader.read().records) == [("5", 0, b"data")]
+    assert record_fields(reader.read().records) == [("5", 0, b"data")]
 
 
-def test_an_answer_ends_a_row_of_faults(stub: Stubber, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A successful response resets the backoff, so faults that are weeks apart do not add up."""
+def test_response_resets_the_backoff(stub: Stubber, monkeypatch: pytest.MonkeyPatch) -> None:
     longest = partial(Backoff, uniform=lambda _least, most: round(most, 3))
     monkeypatch.setattr("leasehold.adapters.sources.kinesis.poller.Backoff", longest)
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
     for _ in range(4):
-        refuse(stub, "InternalFailure", 500)
+        reject(stub, "InternalFailure", 500)
     answer(stub, "i-1", "i-2", row(5))
-    refuse(stub, "InternalFailure", 500)
+    reject(stub, "InternalFailure", 500)
     reader = poller(stub)
     assert [reader.read().wait_seconds for _ in range(6)] == [1.2, 3.6, 10.0, 10.0, 0.5, 1.2]
 
 
-def test_a_checkpoint_that_was_trimmed_stops_the_shard_and_says_what_to_do(stub: Stubber) -> None:
+def test_trimmed_checkpoint_stops_the_shard_with_advice(stub: Stubber) -> None:
     stub.add_client_error("get_shard_iterator", "InvalidArgumentException", "StartingSequenceNumber is invalid")
     with pytest.raises(SourceError, match=r"shard s-0 .*checkpoint 5 .*reset.*if_trimmed=TRIM_HORIZON") as caught:
         poller(stub, Position("5")).read()
     assert not isinstance(caught.value, SourceUnavailable)
 
 
-def test_only_if_told_reading_goes_on_behind_what_was_trimmed(stub: Stubber, caplog: pytest.LogCaptureFixture) -> None:
-    """With the option, a fleet that was down for longer than the retention period resumes by itself."""
+def test_if_trimmed_option_continues_after_the_trimmed_records(stub: Stubber, caplog: pytest.LogCaptureFixture) -> None:
     stub.add_client_error("get_shard_iterator", "InvalidArgumentException", "StartingSequenceNumber is invalid")
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
     answer(stub, "i-1", "i-2", row(3), row(9))  # the sequence numbers of a recreated stream may be lower
     reader = Poller(client(stub), "orders", "s-0", Position("5"), HASH_KEYS, rewind=True)
-    assert told(reader.read().records) == [("3", 0, b"data"), ("9", 0, b"data")]
+    assert record_fields(reader.read().records) == [("3", 0, b"data"), ("9", 0, b"data")]
     assert "s-0: 5 no longer exists; starting at TRIM_HORIZON" in caplog.text
 
 
 @pytest.mark.parametrize("rewind", [False, True])
-def test_a_place_refused_in_the_midst_of_a_shard_is_no_trimmed_checkpoint(stub: Stubber, *, rewind: bool) -> None:
+def test_position_rejected_in_mid_shard_is_no_trimmed_checkpoint(stub: Stubber, *, rewind: bool) -> None:
     """Only the first iterator of a shard can report a trimmed checkpoint; a later rejection never rewinds the shard."""
     iterator(stub, "i-1", ShardIteratorType="AT_SEQUENCE_NUMBER", StartingSequenceNumber="5")
     answer(stub, "i-1", "i-2", row(6))
-    refuse(stub, "ExpiredIteratorException")
+    reject(stub, "ExpiredIteratorException")
     stub.add_client_error("get_shard_iterator", "InvalidArgumentException", "StartingSequenceNumber is invalid")
     reader = Poller(client(stub), "orders", "s-0", Position("5"), HASH_KEYS, rewind=rewind)
-    assert [told(reader.read().records) for _ in range(2)] == [[("6", 0, b"data")], []]
+    assert [record_fields(reader.read().records) for _ in range(2)] == [[("6", 0, b"data")], []]
     with pytest.raises(SourceError, match="rejected a request"):
         reader.read()
 
 
-def test_another_wrong_argument_is_no_trimmed_checkpoint(stub: Stubber) -> None:
-    """An invalid request of our own does not rewind the shard."""
+def test_other_invalid_argument_is_no_trimmed_checkpoint(stub: Stubber) -> None:
     stub.add_client_error("get_shard_iterator", "InvalidArgumentException", "no such type")
     with pytest.raises(SourceError, match="rejected a request"):
         Poller(client(stub), "orders", "s-0", TRIM_HORIZON, HASH_KEYS, rewind=True).read()
 
 
-def test_a_gap_behind_the_checkpoint_is_said(stub: Stubber, caplog: pytest.LogCaptureFixture) -> None:
+def test_gap_after_the_checkpoint_is_logged(stub: Stubber, caplog: pytest.LogCaptureFixture) -> None:
     """The service silently resumes after trimmed records, so the reader logs the gap."""
     iterator(stub, "i-1", ShardIteratorType="AT_SEQUENCE_NUMBER", StartingSequenceNumber="5")
     answer(stub, "i-1", "i-2", row(9))
     answer(stub, "i-2", "i-3", row(12))
     reader = poller(stub, Position("5"))
-    assert [told(reader.read().records) for _ in range(2)] == [[("9", 0, b"data")], [("12", 0, b"data")]]
+    assert [record_fields(reader.read().records) for _ in range(2)] == [[("9", 0, b"data")], [("12", 0, b"data")]]
     warning = (
         "shard s-0: the record of its checkpoint, 5, was trimmed; reading continues at 9, and any records in between"
     )
@@ -342,8 +335,7 @@ def _raising(error: Exception) -> Callable[..., object]:
     return call
 
 
-def test_a_reader_asks_twice_a_second_at_the_tip_and_seldom_when_idle(stub: Stubber) -> None:
-    """An idle fleet saves its request quota."""
+def test_poll_interval_is_short_at_the_tip_and_long_when_idle(stub: Stubber) -> None:
     iterator(stub, "i", ShardIteratorType="TRIM_HORIZON")
     answer(stub, "i", "i", row(5))
     answer(stub, "i", "i", behind=10)
@@ -354,11 +346,10 @@ def test_a_reader_asks_twice_a_second_at_the_tip_and_seldom_when_idle(stub: Stub
     assert [reader.read().wait_seconds for _ in range(8)] == [0.5, 0.25, 1.0, 2.0, 2.0, 2.0, 2.0, 0.5]
 
 
-def test_after_a_refusal_it_asks_less_often_for_a_while(stub: Stubber) -> None:
-    """Two applications that share a shard's quota stop throttling each other."""
+def test_throttled_reader_polls_less_often_for_a_while(stub: Stubber) -> None:
     iterator(stub, "i", ShardIteratorType="TRIM_HORIZON")
     for _ in range(2):
-        refuse(stub, "ProvisionedThroughputExceededException")
+        reject(stub, "ProvisionedThroughputExceededException")
     for _ in range(20):
         answer(stub, "i", "i", row(5), behind=10)
     reader = poller(stub)
@@ -367,15 +358,14 @@ def test_after_a_refusal_it_asks_less_often_for_a_while(stub: Stubber) -> None:
     assert waits == sorted(waits, reverse=True)
 
 
-def test_a_user_says_how_often_a_shard_is_asked() -> None:
-    """A longer poll interval leaves a second application its share of the quota."""
+def test_poll_interval_option_is_honored() -> None:
     pace = PollPace(1.0)
     assert [pace.next_pause(idle=idle, behind=not idle) for idle in (False, True, True)] == [1.0, 2.0, 2.0]
     assert PollPace(10.0).next_pause(idle=True, behind=False) == 10.0
 
 
 @pytest.mark.parametrize("rows", [(row(5),), ()], ids=["records", "none"])
-def test_a_closed_shard_ends_with_its_children(stub: Stubber, rows: tuple[dict[str, Any], ...]) -> None:
+def test_closed_shard_ends_with_its_children(stub: Stubber, rows: tuple[dict[str, Any], ...]) -> None:
     """The last batch contains the child shards, so the worker need not list shards after a reshard."""
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
     ends = {"StartingHashKey": "0", "EndingHashKey": "9"}
@@ -399,8 +389,7 @@ def test_a_closed_shard_ends_with_its_children(stub: Stubber, rows: tuple[dict[s
         ("AccessDeniedException", "these credentials cannot read stream 'orders'"),
     ],
 )
-def test_a_lasting_fault_is_said_in_a_sentence(stub: Stubber, code: str, says: str) -> None:
-    """The error message states the cause, so the user needs no botocore traceback."""
+def test_lasting_fault_is_one_clear_error(stub: Stubber, code: str, says: str) -> None:
     stub.add_client_error("list_shards", service_error_code=code, service_message="")
     with pytest.raises(SourceError, match=says) as caught:
         source(stub).shards()
@@ -408,21 +397,20 @@ def test_a_lasting_fault_is_said_in_a_sentence(stub: Stubber, code: str, says: s
 
 
 @pytest.mark.parametrize(
-    ("asked", "says"),
+    ("operation", "says"),
     [
         ("PutRecords", "write to stream 'orders', because they lack kms:GenerateDataKey of the stream's key: no"),
         ("GetRecords", "read stream 'orders', because they lack kms:Decrypt of the stream's key: no"),
     ],
 )
-def test_the_right_to_a_streams_key_is_named(asked: str, says: str) -> None:
-    """The error message names the KMS permission that the request needs."""
-    refused = ClientError({"Error": {"Code": "KMSAccessDeniedException", "Message": "no"}}, asked)
+def test_missing_key_permission_is_named(operation: str, says: str) -> None:
+    refused = ClientError({"Error": {"Code": "KMSAccessDeniedException", "Message": "no"}}, operation)
     with pytest.raises(SourceError) as caught, translate_errors("orders"):
         raise refused
     assert str(caught.value) == f"these credentials cannot {says}"
 
 
-def test_missing_credentials_are_said_in_a_sentence() -> None:
+def test_missing_credentials_are_one_clear_error() -> None:
     with pytest.raises(SourceError, match="no credentials for stream 'orders'"), translate_errors("orders"):
         raise NoCredentialsError
 
@@ -442,8 +430,8 @@ def test_missing_credentials_are_said_in_a_sentence() -> None:
         ),
     ],
 )
-def test_credentials_that_cannot_be_obtained_are_named_and_asked_for_again(fault: Exception, says: str) -> None:
-    """A worker goes on after somebody has logged in, and until then does not blame the network."""
+def test_unobtainable_credentials_are_named_and_retried(fault: Exception, says: str) -> None:
+    """A worker continues once somebody has logged in, and until then does not blame the network."""
     with pytest.raises(SourceUnavailable) as caught, translate_errors("orders"):
         raise fault
     assert str(caught.value).startswith("no credentials for stream 'orders': ")
@@ -463,8 +451,7 @@ def page(*rows: dict[str, Any], date: str | None = None, **more: object) -> dict
     return {"Shards": list(rows), "ResponseMetadata": {"HTTPHeaders": headers}, **more}
 
 
-def test_every_page_of_shards_is_read(stub: Stubber) -> None:
-    """Shards after the first page are listed too, so their leases are not mistaken for garbage."""
+def test_every_page_of_shards_is_listed(stub: Stubber) -> None:
     first = page(listed("s-0", closed=True), NextToken="t")
     stub.add_response("list_shards", first, {"StreamName": "orders", "MaxResults": 1000})
     second = page(listed("s-1", "s-0"), listed("s-2", "s-0", "s-1"))
@@ -477,13 +464,12 @@ def test_every_page_of_shards_is_read(stub: Stubber) -> None:
 
 
 def test_latest_is_the_services_time_and_never_later(stub: Stubber) -> None:
-    """A fast local clock neither skips records nor requests a time in the future."""
     stub.add_response("list_shards", page(date="Fri, 02 Jan 2026 00:00:00 GMT"))
     now = iter([5000.0, 5000.25])
     assert source(stub, lambda: next(now)).latest(Lease("s-0")) == at_timestamp(1_767_312_000_250)
 
 
-def test_a_time_is_settled_five_seconds_later_by_the_services_clock(stub: Stubber) -> None:
+def test_time_is_settled_five_seconds_later_by_the_services_clock(stub: Stubber) -> None:
     """A slice ends only after its last records had time to arrive."""
     stub.add_response("list_shards", page(date="Fri, 02 Jan 2026 00:00:00 GMT"))
     now = iter([0.0, 4.999, 5.0])
@@ -491,7 +477,7 @@ def test_a_time_is_settled_five_seconds_later_by_the_services_clock(stub: Stubbe
     assert [orders.settled(Lease("s-0"), ARRIVED.timestamp()) for _ in range(2)] == [None, Settled()]
 
 
-def test_a_shard_is_gone_only_while_its_stream_answers(stub: Stubber) -> None:
+def test_shard_is_gone_only_if_its_stream_responds(stub: Stubber) -> None:
     """Deleting a stream by mistake does not delete its checkpoints."""
     stub.add_client_error("get_shard_iterator", service_error_code="ResourceNotFoundException")
     stub.add_response("list_shards", page(listed("s-1")))
@@ -504,9 +490,9 @@ def test_a_shard_is_gone_only_while_its_stream_answers(stub: Stubber) -> None:
     assert not source(stub).gone("s-0")
 
 
-@pytest.mark.parametrize(("summary", "kept"), [({"RecordDistributionStrategy": "AUTO"}, [b"a"]), ({}, [])])
-def test_aggregates_are_kept_where_the_service_spreads_records(
-    stub: Stubber, monkeypatch: pytest.MonkeyPatch, summary: dict[str, str], kept: list[bytes]
+@pytest.mark.parametrize(("summary", "expected"), [({"RecordDistributionStrategy": "AUTO"}, [b"a"]), ({}, [])])
+def test_aggregates_are_kept_if_the_service_distributes_records(
+    stub: Stubber, monkeypatch: pytest.MonkeyPatch, summary: dict[str, str], expected: list[bytes]
 ) -> None:
     """On such streams a user record's hash key may lie outside its shard's range."""
     # boto3's service model may not have the field yet, so replace the whole response.
@@ -514,10 +500,10 @@ def test_aggregates_are_kept_where_the_service_spreads_records(
     reader = source(stub).open(Lease("s-0", hash_range=(0, 1)), TRIM_HORIZON)
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
     answer(stub, "i-1", "i-2", row(5, aggregate(b"a")))
-    assert [each.data for each in reader.read().records] == kept
+    assert [each.data for each in reader.read().records] == expected
 
 
-def test_events_carry_the_arn_that_the_service_returns(stub: Stubber, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_contain_the_arn_that_the_service_returns(stub: Stubber, monkeypatch: pytest.MonkeyPatch) -> None:
     """Functions may distinguish streams by ARN. The account is unknown until the service was asked."""
     arn = "arn:aws:kinesis:eu-west-1:111122223333:stream/orders"
     summary = {"StreamARN": arn, "StreamCreationTimestamp": ARRIVED}
@@ -531,10 +517,10 @@ def test_events_carry_the_arn_that_the_service_returns(stub: Stubber, monkeypatc
     assert streams.arn(identity) == arn
 
 
-def test_a_refused_question_about_the_stream_is_not_asked_for_each_of_its_shards(
+def test_rejected_stream_description_is_not_repeated_for_each_shard(
     stub: Stubber, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The account's quota is 20 per second: 1,000 workers of ten shards sent 186,000 requests before all had read."""
+    """The account's quota is 20 requests per second."""
     now, calls = [0.0], list[float]()
 
     def described(**_: object) -> dict[str, Any]:
@@ -555,13 +541,12 @@ def test_a_refused_question_about_the_stream_is_not_asked_for_each_of_its_shards
     assert calls == [0.0, 100.0]
 
 
-def test_a_stream_that_may_not_be_described_is_read_all_the_same(stub: Stubber) -> None:
-    """Reading works without the permission kinesis:DescribeStreamSummary."""
+def test_stream_is_read_without_the_permission_to_describe_it(stub: Stubber) -> None:
     stub.add_client_error("describe_stream_summary", service_error_code="AccessDeniedException")
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
     answer(stub, "i-1", "i-2", row(5))
     reader = source(stub).open(Lease("s-0", hash_range=HASH_KEYS), TRIM_HORIZON)
-    assert told(reader.read().records) == [("5", 0, b"data")]
+    assert record_fields(reader.read().records) == [("5", 0, b"data")]
 
 
 @pytest.mark.parametrize(
@@ -578,15 +563,13 @@ def test_a_stream_that_may_not_be_described_is_read_all_the_same(stub: Stubber) 
         ("kinesis://key:secret@orders", "credentials do not belong in it; use the environment"),
     ],
 )
-def test_a_wrong_source_url_is_named_without_being_repeated(url: str, says: str) -> None:
-    """The error message names the wrong option but does not quote the URL, which may contain a secret."""
+def test_wrong_source_url_is_named_without_being_repeated(url: str, says: str) -> None:
     with pytest.raises(ValueError, match=says) as caught:
         open_source(url)
     assert "secret" not in str(caught.value)
 
 
-def test_a_page_that_cannot_be_unpacked_is_asked_for_again(stub: Stubber, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a MemoryError, the next read requests the same page."""
+def test_page_that_cannot_be_unpacked_is_requested_again(stub: Stubber, monkeypatch: pytest.MonkeyPatch) -> None:
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
     answer(stub, "i-1", "i-2", row(5, aggregate(b"a")))
     answer(stub, "i-1", "i-2", row(5, aggregate(b"a")))
@@ -595,15 +578,14 @@ def test_a_page_that_cannot_be_unpacked_is_asked_for_again(stub: Stubber, monkey
         patched.setattr("leasehold.adapters.sources.kinesis.poller.deaggregate", _too_much)
         with pytest.raises(MemoryError):
             reader.read()
-    assert told(reader.read().records) == [("5", 0, b"a")]
+    assert record_fields(reader.read().records) == [("5", 0, b"a")]
 
 
 def _too_much(*_given: object, **_more: object) -> Never:
     raise MemoryError
 
 
-def test_an_answer_that_cannot_be_read_is_asked_again_from_the_same_place(stub: Stubber) -> None:
-    """A malformed response (a proxy's page, say) neither skips records nor stops the shard."""
+def test_unreadable_response_is_retried_at_the_same_position(stub: Stubber) -> None:
     iterator(stub, "i-1", ShardIteratorType="TRIM_HORIZON")
     answer(stub, "i-1", "i-2", row(4), row(5) | {"SequenceNumber": "none"})
     answer(stub, "i-1", "i-2", row(4), row(5))
@@ -617,23 +599,23 @@ def test_an_answer_that_cannot_be_read_is_asked_again_from_the_same_place(stub: 
     assert [record.sequence_number for record in read.records] == ["4", "5"]
 
 
-def test_an_answer_that_cannot_be_read_leaves_the_checkpoint_where_it_was(stub: Stubber) -> None:
+def test_unreadable_response_leaves_the_checkpoint_unchanged(stub: Stubber) -> None:
     """User records of an aggregate that were already processed are not dispatched again."""
     odd = {"ShardId": "c", "ParentShards": ["s-0"], "HashKeyRange": {"StartingHashKey": "?", "EndingHashKey": "9"}}
     iterator(stub, "i-1", ShardIteratorType="AT_SEQUENCE_NUMBER", StartingSequenceNumber="5")
     answer(stub, "i-1", None, row(5, aggregate(b"a", b"b", b"c")), ChildShards=[odd])
     answer(stub, "i-1", "i-2", row(5, aggregate(b"a", b"b", b"c")))
     reader = poller(stub, Position("5", 1))
-    assert [told(reader.read().records) for _ in range(2)] == [[], [("5", 2, b"c")]]
+    assert [record_fields(reader.read().records) for _ in range(2)] == [[], [("5", 2, b"c")]]
 
 
-def test_a_start_that_no_calendar_has_is_said(stub: Stubber) -> None:
+def test_start_outside_the_calendar_is_an_error(stub: Stubber) -> None:
     """A timestamp outside the range of datetime (a row may hold any number) is an error that a retry cannot fix."""
     with pytest.raises(SourceError, match="leasehold reset"):
         poller(stub, at_timestamp(10**18 - 1)).read()
 
 
-def test_what_was_left_out_is_said_at_the_first_and_once_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+def test_dropped_records_are_reported_first_and_once_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
     """Only losses are warned about, and the message at the end counts only those not yet reported."""
     whole = UserRecords((), (), (), (), Reason.AGGREGATED)
     cut, more = (evolve(whole, reason=Reason.OUT_OF_RANGE, dropped=count) for count in (2, 3))

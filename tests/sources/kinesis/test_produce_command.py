@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from aggregation_rows import packed
-from kept_records import Kept, producing, refused
+from kept_records import RecordingClient, producing, rejection
 from produced_flights import stored
 from typer.testing import CliRunner
 from types_boto3_kinesis import KinesisClient
@@ -26,22 +26,21 @@ E_ACUTE = b'{"c": "\xc3\xa9"}'
 COMMAND = (sys.executable, "-c", "from leasehold.adapters.cli.main import run; run()")
 
 
-def _leasehold(command: str, *arguments: str, given: bytes = b"") -> tuple[int, str, str]:
+def _leasehold(command: str, *arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
     app = import_module(f"leasehold.adapters.cli.{COMMANDS[command][0]}").app
-    run = CliRunner().invoke(app, list(arguments), input=given)
+    run = CliRunner().invoke(app, list(arguments), input=stdin)
     return run.exit_code, run.stdout, run.stderr
 
 
-def test_lines_are_produced_by_column_member_and_whole(
+def test_lines_are_keyed_by_column_by_member_or_whole(
     client: KinesisClient, stream: str, kinesis_url: str, tmp_path: Path
 ) -> None:
-    """All lines are sent, each with the key that the options select."""
     source = f"kinesis://{stream}?region=eu-west-1&endpoint={kinesis_url}"
     file = tmp_path / "lines"
     file.write_bytes(b"a,1\nb,2\n\na,3")
     assert _leasehold("produce", source, str(file), "--key", "field:1")[0] == 0
-    assert _leasehold("produce", source, "--key", "json:c", given=E_ACUTE + b'\r\n{"c": 7}\n')[0] == 0
-    status, output, _ = _leasehold("produce", source, given=b"whole\n")
+    assert _leasehold("produce", source, "--key", "json:c", stdin=E_ACUTE + b'\r\n{"c": 7}\n')[0] == 0
+    status, output, _ = _leasehold("produce", source, stdin=b"whole\n")
     assert (status, output.split(",")[0]) == (0, "1 records written")
     rows = Counter(
         (user.partition_key, user.data)
@@ -53,7 +52,7 @@ def test_lines_are_produced_by_column_member_and_whole(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["kinesis://s?x=1"], "SOURCE URL: unknown option 'x'"),
         (["kinesis://s?wire=xml"], "SOURCE URL: option 'wire' must be cbor, json or boto3"),
@@ -66,24 +65,23 @@ def test_lines_are_produced_by_column_member_and_whole(
         (["kinesis://s", "/no/such/file"], "/no/such/file"),
     ],
 )
-def test_bad_usage_is_one_line_and_status_2(arguments: list[str], said: str) -> None:
-    """Usage errors can be told from errors of the stream."""
+def test_bad_usage_is_one_line_and_status_2(arguments: list[str], message: str) -> None:
     status, out, err = _leasehold("produce", *arguments)
-    assert (status, out, err.count("\n"), said in err) == (2, "", 1, True)
+    assert (status, out, err.count("\n"), message in err) == (2, "", 1, True)
 
 
-def test_a_line_without_a_key_is_named_and_those_before_it_are_sent(
+def test_line_without_a_key_is_named_after_earlier_lines_are_sent(
     client: KinesisClient, stream: str, kinesis_url: str
 ) -> None:
     source = f"kinesis://{stream}?region=eu-west-1&endpoint={kinesis_url}"
-    status, _, err = _leasehold("produce", source, "--key", "field:2", given=b"a,b\nc\nd,e\n")
+    status, _, err = _leasehold("produce", source, "--key", "field:2", stdin=b"a,b\nc\nd,e\n")
     why = "line 2: it cannot become a record: --key field:2: it has 1 fields between ','; see --delimiter"
     assert (status, why in err) == (2, True)
     assert [each.data for each in stored(client, stream)] == [b"a,b"]
 
 
 @pytest.mark.parametrize(
-    ("key", "line", "said"),
+    ("key", "line", "message"),
     [
         ("field:99", b"a,b,c", "--key field:99: it has 3 fields between ','; see --delimiter"),
         ("json:who", b'{"x": 1}', "--key json:who: it is not an object with a member 'who' that is not null"),
@@ -96,9 +94,8 @@ def test_a_line_without_a_key_is_named_and_those_before_it_are_sent(
         ("json:who", b'{"who": "\\ud800"}', "--key json:who: '\\ud800' is not UTF-8"),
     ],
 )
-def test_a_line_without_its_key_says_what_was_asked_of_it(key: str, line: bytes, said: str) -> None:
-    """The error says which key was requested, not the name of an exception."""
-    with pytest.raises(ValueError, match=re.escape(said)):
+def test_line_without_its_key_names_the_requested_key(key: str, line: bytes, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
         _key_function(key, ",")(line)
 
 
@@ -118,32 +115,29 @@ def test_a_line_without_its_key_says_what_was_asked_of_it(key: str, line: bytes,
         ("[]", "[]"),
     ],
 )
-def test_a_member_that_is_no_text_is_a_key_as_json_spells_it(value: str, key: str) -> None:
+def test_key_that_is_no_string_is_spelled_as_in_json(value: str, key: str) -> None:
     """The key does not depend on the language that wrote the line."""
     assert _key_function("json:who", ",")(f'{{"who": {value}}}'.encode()) == key
 
 
-def test_a_record_that_the_service_refuses_is_named_and_all_others_are_written(
+def test_rejected_record_is_named_and_all_others_are_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The command names the line, continues, and ends with status 1."""
 
     def refuse(data: list[bytes]) -> None:
         if b"bad" in data:
-            raise refused("ValidationException")
+            raise rejection("ValidationException")
 
-    client = Kept(refuse)
+    client = RecordingClient(refuse)
     monkeypatch.setattr("leasehold.adapters.cli.produce.open_producer", lambda *_: producing(client))
-    status, out, err = _leasehold("produce", "kinesis://s", "--key", "fixed:k", given=b"a\nb\n\nbad\nc\n")
+    status, out, err = _leasehold("produce", "kinesis://s", "--key", "fixed:k", stdin=b"a\nb\n\nbad\nc\n")
     assert (status, client.data, out.split(",")[0]) == (1, [b"a", b"b", b"c"], "3 records written")
     assert (err.count("\n"), err.startswith("leasehold produce: line 4: the record cannot be sent")) == (1, True)
 
 
 @pytest.mark.services
-def test_a_signal_ends_the_reading_and_nothing_that_was_read_is_lost(
-    client: KinesisClient, stream: str, kinesis_url: str
-) -> None:
-    """After Ctrl-C, lines already read from a pipe are still sent."""
+def test_signal_ends_reading_and_loses_no_line(client: KinesisClient, stream: str, kinesis_url: str) -> None:
     source = f"kinesis://{stream}?region=eu-west-1&endpoint={kinesis_url}"
     process = subprocess.Popen(
         [*COMMAND, "produce", source, "--key", "fixed:k", "--linger-ms", "0"],
@@ -153,11 +147,11 @@ def test_a_signal_ends_the_reading_and_nothing_that_was_read_is_lost(
     assert process.stdin is not None
     process.stdin.write(b"one\n")
     process.stdin.flush()
-    while not (written := [each.data for each in stored(client, stream)]):
+    while not (stored_data := [each.data for each in stored(client, stream)]):
         pass  # the line is being sent; wait until the stream has it
     os.kill(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=60)
-    assert (process.returncode, written, output.split(b",")[0]) == (0, [b"one"], b"1 records written")
+    assert (process.returncode, stored_data, output.split(b",")[0]) == (0, [b"one"], b"1 records written")
 
 
 def _line(data: bytes, **fields: str) -> bytes:
@@ -167,10 +161,9 @@ def _line(data: bytes, **fields: str) -> bytes:
 AGGREGATE = packed([("a", None, b"1"), ("b", "7", b"2")])[0].encode()
 
 
-def test_records_are_taken_apart_line_by_line() -> None:
-    """The command shows the same records that a consumer gets."""
+def test_records_are_deaggregated_line_by_line() -> None:
     lines = _line(AGGREGATE, partition_key="x", sequence_number="5") + _line(b"plain", partition_key="y")
-    status, out, err = _leasehold("deaggregate", given=lines)
+    status, out, err = _leasehold("deaggregate", stdin=lines)
     rows = [
         {
             "data": "MQ==",
@@ -204,20 +197,20 @@ def test_records_are_taken_apart_line_by_line() -> None:
     )
 
 
-def test_a_record_that_the_range_drops_is_counted() -> None:
+def test_record_dropped_by_the_range_is_counted() -> None:
     line = _line(AGGREGATE)
     command = ("deaggregate", "--hash-range", "0", "9", "--json")
-    status, out, err = _leasehold(*command, "--misplaced", "drop", given=line)
+    status, out, err = _leasehold(*command, "--misplaced", "drop", stdin=line)
     assert (status, out) == (0, "")
     assert json.loads(err) == {"records": {"out-of-range": 1}, "dropped": {"out-of-range": 2}, "compiled": False}
-    status, out, err = _leasehold(*command, given=line)
+    status, out, err = _leasehold(*command, stdin=line)
     (row,) = map(json.loads, out.splitlines())
     assert (status, row["data"], row["sub_sequence_number"]) == (0, "Mg==", 1)
     assert json.loads(err) == {"records": {"out-of-range": 1}, "dropped": {"out-of-range": 1}, "compiled": False}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "given", "said"),
+    ("arguments", "stdin", "message"),
     [
         (["--strict"], _line(AGGREGATE[:-1]), "line 1: bad-md5"),
         ([], _line(b"x") + b"{}\n", "line 2: data: needs an object"),
@@ -233,6 +226,6 @@ def test_a_record_that_the_range_drops_is_counted() -> None:
         (["/no/such/file"], b"", "/no/such/file"),
     ],
 )
-def test_bad_lines_and_options_are_named(arguments: list[str], given: bytes, said: str) -> None:
-    status, _, err = _leasehold("deaggregate", *arguments, given=given)
-    assert (status, said in err) == (2, True)
+def test_bad_lines_and_options_are_named(arguments: list[str], stdin: bytes, message: str) -> None:
+    status, _, err = _leasehold("deaggregate", *arguments, stdin=stdin)
+    assert (status, message in err) == (2, True)

@@ -6,7 +6,7 @@ import kcl_jar
 import pytest
 from attrs import evolve
 from faulty import Faulty
-from produced_flights import Verdict, flights, judged, produce, stored
+from produced_flights import Verdict, flights, judge, produce, stored
 from types_boto3_kinesis import KinesisClient
 from waiters import AT_ONCE
 
@@ -42,17 +42,16 @@ def summary(**fields: object) -> Any:  # noqa: ANN401  a client's method
     return lambda **_: {"StreamDescriptionSummary": fields}
 
 
-def refusing(code: str) -> Any:  # noqa: ANN401  a client's method
+def rejecting(code: str) -> Any:  # noqa: ANN401  a client's method
     """Return a PutRecords that rejects every record."""
     return lambda **request: {"Records": [{"ErrorCode": code, "ErrorMessage": ""}] * len(request["Records"])}
 
 
 def test_flights_keep_their_order_through_splits_merges_and_faults(client: KinesisClient) -> None:
-    """No row is lost, reordered or repeated when a stream is resharded under load."""
     rows = list(flights(8000))
     name, faulty, writings, producer = produce(client, rows, (2, 4, 2), rate=0.3, pending=800)
     records = list(stored(client, name))
-    verdict = judged(rows, records, faulty, writings)
+    verdict = judge(rows, records, faulty, writings)
     assert evolve(verdict, twice=0, dropped=0) == FINE
     assert producer.metrics["UserRecordsPut"] == len(rows)
     assert set(faulty.happened) == {"none", "throttled", "partly refused", "lost", "lost but written"}
@@ -60,17 +59,16 @@ def test_flights_keep_their_order_through_splits_merges_and_faults(client: Kines
 
 
 @pytest.mark.more
-def test_all_flights_of_a_year(client: KinesisClient) -> None:
-    """A year of rows is stored correctly, and the KCL reads the same rows as we do."""
+def test_flights_of_a_year_are_stored_correctly(client: KinesisClient) -> None:
     rows = list(flights())
     name, faulty, writings, producer = produce(client, rows, (8, 16, 8), rate=0.2, pending=5000)
     records = list(stored(client, name))
-    verdict = judged(rows, records, faulty, writings)
+    verdict = judge(rows, records, faulty, writings)
     print(verdict, dict(faulty.happened), producer.metrics)  # noqa: T201  figures to read
     assert evolve(verdict, twice=0, dropped=0) == FINE
     if tools := kcl_jar.missing():
         pytest.skip(f"the rows are in order, but the KCL jar is not run: no {tools}")
-    users = kcl_jar.verdicts((record.data, *record.hash_range) for record in records)
+    users = kcl_jar.kcl_records((record.data, *record.hash_range) for record in records)
     ours = [
         deaggregate(record.data, record.partition_key, None, record.hash_range, misplaced="drop").rows
         for record in records
@@ -78,29 +76,28 @@ def test_all_flights_of_a_year(client: KinesisClient) -> None:
     assert [[row[2] for row in rows] for rows in users] == [[row[2] for row in rows] for rows in ours]
 
 
-def test_each_record_is_told_where_it_is(client: KinesisClient, stream: str) -> None:
-    """A caller knows that its records are stored, and can find them."""
+def test_each_write_returns_where_its_record_is(client: KinesisClient, stream: str) -> None:
     with Producer(client, stream, Settings(linger_seconds=60)) as producer:
         writings = [producer.put(b"%d" % place, f"k{place % 5}", None if place % 2 else "7") for place in range(40)]
         assert not any(writing.done for writing in writings)
         assert producer.flush(timeout=30)
         payloads = {writing.result(): b"%d" % place for place, writing in enumerate(writings)}
-    there = {
+    locations = {
         Written(each.shard, each.sequence_number, user.sub_sequence_number): user.data
         for each in stored(client, stream)
         for user in deaggregate(each.data, each.partition_key, None, each.hash_range)
     }
-    assert payloads == there
+    assert payloads == locations
 
 
-def test_a_stream_that_spreads_its_records_is_refused(client: KinesisClient, stream: str) -> None:
+def test_stream_that_distributes_its_records_is_rejected(client: KinesisClient, stream: str) -> None:
     """Consumers would silently drop nearly every aggregate of such a stream."""
     auto = altered(client, describe_stream_summary=summary(RecordDistributionStrategy="AUTO"))
     with pytest.raises(SourceError, match="distributes its records itself"):
         Producer(auto, stream)
 
 
-def test_the_record_limit_is_the_stream_s_own(client: KinesisClient, stream: str) -> None:
+def test_record_limit_is_the_streams_own(client: KinesisClient, stream: str) -> None:
     large = altered(client, describe_stream_summary=summary(MaxRecordSizeInKiB=2048))
     with Producer(client, stream) as one, Producer(large, stream) as two:
         with pytest.raises(ValueError, match="data: 1048577 bytes with its key; the stream accepts 1048576"):
@@ -111,7 +108,7 @@ def test_the_record_limit_is_the_stream_s_own(client: KinesisClient, stream: str
 
 
 @pytest.mark.parametrize(
-    ("key", "hash_key", "said"),
+    ("key", "hash_key", "message"),
     [
         ("", None, "partition_key: 0 characters"),
         ("k" * 257, None, "partition_key: 257 characters"),
@@ -119,24 +116,23 @@ def test_the_record_limit_is_the_stream_s_own(client: KinesisClient, stream: str
         ("k", str(2**128), "explicit_hash_key: "),
     ],
 )
-def test_a_record_that_the_service_would_refuse_is_refused_at_once(
-    client: KinesisClient, stream: str, key: str, hash_key: str | None, said: str
+def test_record_that_the_service_would_reject_is_rejected_at_once(
+    client: KinesisClient, stream: str, key: str, hash_key: str | None, message: str
 ) -> None:
     """One invalid record does not fail the request that would contain it."""
-    with Producer(client, stream) as producer, pytest.raises(ValueError, match=said):
+    with Producer(client, stream) as producer, pytest.raises(ValueError, match=message):
         producer.put(b"x", key, hash_key)
 
 
-def test_a_late_record_is_given_up_where_the_caller_wants_it(client: KinesisClient, stream: str) -> None:
-    refusing_client = altered(client, put_records=refusing("ProvisionedThroughputExceededException"))
+def test_late_record_times_out_if_the_caller_allows_it(client: KinesisClient, stream: str) -> None:
+    refusing_client = altered(client, put_records=rejecting("ProvisionedThroughputExceededException"))
     settings = Settings(time_to_live_seconds=0.2, on_late="fail", linger_seconds=0)
     with Producer(refusing_client, stream, settings) as producer, pytest.raises(RecordLate, match="it was not written"):
         producer.put(b"x", "k").result(30)
     assert producer.metrics["UserRecordExpired"] == 1
 
 
-def test_a_full_producer_makes_its_caller_wait(client: KinesisClient, stream: str) -> None:
-    """Memory stays bounded if the stream is slower than its caller."""
+def test_full_producer_blocks_its_caller(client: KinesisClient, stream: str) -> None:
     held: list[int] = []
 
     def counting(**request: Any) -> Any:  # noqa: ANN401  a client's method
@@ -151,8 +147,7 @@ def test_a_full_producer_makes_its_caller_wait(client: KinesisClient, stream: st
     assert max(held) <= 10
 
 
-def test_a_fault_that_waiting_cannot_mend_stops_the_producer(client: KinesisClient, stream: str) -> None:
-    """Callers get the reason when, say, the stream was deleted."""
+def test_lasting_fault_stops_the_producer(client: KinesisClient, stream: str) -> None:
     producer = Producer(client, stream, Settings(linger_seconds=0))
     client.delete_stream(StreamName=stream)
     client.get_waiter("stream_not_exists").wait(StreamName=stream, WaiterConfig=AT_ONCE)
@@ -163,37 +158,35 @@ def test_a_fault_that_waiting_cannot_mend_stops_the_producer(client: KinesisClie
         producer.close()
 
 
-def test_marks_tell_the_second_copy_from_the_first(client: KinesisClient, stream: str) -> None:
+def test_marks_identify_a_duplicate(client: KinesisClient, stream: str) -> None:
     """A reader can drop the second copy that a lost response caused."""
     faulty = Faulty(client, rate=0.5, seed=3)
     producer = Producer(cast("KinesisClient", faulty), stream, Settings(linger_seconds=0, epoch=7), pending_records=20)
     with producer:
         for place in range(300):
             producer.put(b"%d" % place, "k")
-    seen, found = SeenMarks(), []
+    seen, unmarked = SeenMarks(), []
     for each in stored(client, stream):
         for user in deaggregate(each.data, each.partition_key, None, each.hash_range):
             mark, data = split_mark(user.data)
             assert mark is not None
-            found.append((mark.counter, data, seen.is_duplicate(mark)))
-    assert [data for _, data, again in found if not again] == [b"%d" % place for place in range(300)]
-    assert any(again for *_, again in found)
-    assert all(data == b"%d" % counter for counter, data, _ in found)
+            unmarked.append((mark.counter, data, seen.is_duplicate(mark)))
+    assert [data for _, data, again in unmarked if not again] == [b"%d" % place for place in range(300)]
+    assert any(again for *_, again in unmarked)
+    assert all(data == b"%d" % counter for counter, data, _ in unmarked)
 
 
-def test_a_record_without_a_mark_is_left_as_it_is() -> None:
-    """A reader of marked and plain records returns the plain ones whole."""
+def test_record_without_a_mark_is_left_unchanged() -> None:
     for data in (b"", b"lh\x00\x01short", b"x" * 40):
         assert split_mark(data) == (None, data)
 
 
-def test_a_reader_forgets_the_oldest_marks() -> None:
-    """A reader's memory stays bounded."""
+def test_reader_forgets_the_oldest_marks() -> None:
     seen = SeenMarks(capacity=2)
     assert [seen.is_duplicate(Mark(1, counter)) for counter in (1, 2, 2, 3, 1)] == [False, False, True, False, False]
 
 
-def test_a_closed_producer_takes_nothing(client: KinesisClient, stream: str) -> None:
+def test_closed_producer_accepts_nothing(client: KinesisClient, stream: str) -> None:
     with Producer(client, stream) as producer:
         pass
     with pytest.raises(ProducerError, match="closed"):

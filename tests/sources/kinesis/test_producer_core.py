@@ -44,10 +44,10 @@ STEPS = st.one_of(
 ROUNDS = st.tuples(STEPS, STEPS, STEPS, STEPS, STEPS, STEPS, STEPS, STEPS)
 
 
-def a_map(stream: Stream) -> ShardMap:
-    found = shard_map_of(stream.shards)
-    assert found is not None
-    return found
+def listing_of(stream: Stream) -> ShardMap:
+    shard_map = shard_map_of(stream.shards)
+    assert shard_map is not None
+    return shard_map
 
 
 @define
@@ -66,7 +66,7 @@ class World:
     core: Core = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.listing = a_map(self.stream)
+        self.listing = listing_of(self.stream)
         self.core = Core(self.listing, Settings(min_bytes=self.least))
 
     def put(self, key: int) -> None:
@@ -113,7 +113,7 @@ class World:
 
     def map(self, fresh: bool) -> None:
         """Deliver a listing; an old one was taken at the time of the last fresh one."""
-        self.listing = a_map(self.stream) if fresh else self.listing
+        self.listing = listing_of(self.stream) if fresh else self.listing
         self.results += self.core.update_map(self.listing, self.now)
 
     def finish(self) -> None:
@@ -134,65 +134,65 @@ class World:
 
 @settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(ROUNDS, min_size=1, max_size=8), st.sampled_from([60, 25 << 10]))
-def test_order_holds_nothing_is_lost_and_only_what_timed_out_comes_twice(
+def test_order_holds_and_only_timed_out_records_are_repeated(
     rounds: list[tuple[tuple[str, Any], ...]], least: int
 ) -> None:
     world = World(least)
     for step in chain.from_iterable(rounds):
         world.do(step)
     world.finish()
-    seen = list(world.stream.read())
+    records = list(world.stream.read())
     first: dict[bytes, str] = {}
-    for *_, key, data in seen:
+    for *_, key, data in records:
         first.setdefault(data, key)
     for key in KEYS:
         sent = [data for each, data in world.sent if each == key]
         assert [data for data, each in first.items() if each == key] == sent
-    twice = {int(data) for data, times in Counter(data for *_, data in seen).items() if times > 1}
+    twice = {int(data) for data, times in Counter(data for *_, data in records).items() if times > 1}
     assert twice <= world.lost
-    told = [
+    results = [
         (result.shard, result.sequence_number, sub, entry.partition_key, entry.data)
         for result in world.results
         if isinstance(result, RecordsDelivered)
         for sub, entry in enumerate(result.entries)
     ]
-    assert sorted(int(data) for *_, data in told) == list(range(len(world.sent)))
-    assert set(told) <= set(seen)
+    assert sorted(int(data) for *_, data in results) == list(range(len(world.sent)))
+    assert set(results) <= set(records)
 
 
-def a_core(**settings_: Any) -> Core:  # noqa: ANN401  any setting
+def new_core(**settings_: Any) -> Core:  # noqa: ANN401  any setting
     """Return a producer of a stream with one shard."""
-    return Core(a_map(Stream()), Settings(**settings_))
+    return Core(listing_of(Stream()), Settings(**settings_))
 
 
-def an_entry(ticket: int, now: float = 0.0, size: int = 100, expires: float = inf) -> Entry:
+def new_entry(ticket: int, now: float = 0.0, size: int = 100, expires: float = inf) -> Entry:
     """Return a record that has just arrived."""
     return Entry(ticket, bytes(size), "k", hash_of("k"), None, now, expires)
 
 
-def test_a_record_waits_for_company_and_no_longer() -> None:
+def test_record_lingers_no_longer_than_allowed() -> None:
     """A record lingers to be aggregated, but a lone one is sent after the linger time."""
-    core = a_core(linger_seconds=0.1)
-    core.put(an_entry(0))
+    core = new_core(linger_seconds=0.1)
+    core.put(new_entry(0))
     assert (core.request(0.09), core.due()) == ((), 0.1)
-    core.put(an_entry(1, now=0.05))
+    core.put(new_entry(1, now=0.05))
     assert [len(unit.entries) for unit in core.request(0.1)] == [2]
 
 
-def test_a_full_aggregate_does_not_wait() -> None:
-    core = a_core(linger_seconds=60.0, min_bytes=1000)
-    results = [core.put(an_entry(ticket)) for ticket in range(12)]
+def test_full_aggregate_is_sent_at_once() -> None:
+    core = new_core(linger_seconds=60.0, min_bytes=1000)
+    results = [core.put(new_entry(ticket)) for ticket in range(12)]
     assert results == [True, *[False] * 8, True, False, False]
     assert len(core.request(0.0)) == 1
 
 
 def test_aggregates_grow_with_the_round_trip() -> None:
     """A shard has one request at a time, so a distant one needs larger aggregates to reach its full rate."""
-    core = a_core(min_bytes=1000, linger_seconds=0.0)
+    core = new_core(min_bytes=1000, linger_seconds=0.0)
     sizes = []
     for now in (0.0, 10.0):
         for ticket in range(2000):
-            core.put(an_entry(ticket, now=now))
+            core.put(new_entry(ticket, now=now))
         [unit] = core.request(now)
         sizes.append(unit.size)
         core.unit_completed(unit, UnitWritten("s0", "1"), now + 0.05)
@@ -200,11 +200,11 @@ def test_aggregates_grow_with_the_round_trip() -> None:
     assert 50_000 < sizes[1] <= 0.05 * (1 << 20)
 
 
-def test_a_shard_s_rate_is_kept() -> None:
+def test_rate_limit_of_a_shard_is_respected() -> None:
     """Excess requests would be rejected, and would count against other writers."""
-    core = a_core(linger_seconds=0.0, record_bytes=10 << 20)
+    core = new_core(linger_seconds=0.0, record_bytes=10 << 20)
     for ticket in range(2):
-        core.put(an_entry(ticket, size=3 << 20))
+        core.put(new_entry(ticket, size=3 << 20))
     [unit] = core.request(0.0)
     core.unit_completed(unit, UnitWritten("s0", "1"), 0.1)
     assert core.request(1.9) == ()
@@ -212,20 +212,21 @@ def test_a_shard_s_rate_is_kept() -> None:
     assert len(core.request(core.due())) == 1
 
 
-def test_of_more_shards_than_a_request_holds_the_one_that_waits_longest_is_served_first() -> None:
+def test_shard_that_waited_longest_is_served_first() -> None:
     """Every shard is served, even if others are due again within a round trip."""
     count, last = 1_200, HASH_KEYS[1]
     step = (last + 1) // count
     shards = [
-        Shard(f"s{at}", hash_range=(at * step, last if at == count - 1 else (at + 1) * step - 1)) for at in range(count)
+        Shard(f"s{index}", hash_range=(index * step, last if index == count - 1 else (index + 1) * step - 1))
+        for index in range(count)
     ]
     shard_map = shard_map_of(shards)
     assert shard_map is not None
     core, served = Core(shard_map, Settings(linger_seconds=0.0)), Counter[str]()
     for turn in range(6):
         now = 10.0 * turn
-        for at in range(count):
-            core.put(Entry(turn * count + at, bytes(100), "k", at * step, None, now, inf))
+        for index in range(count):
+            core.put(Entry(turn * count + index, bytes(100), "k", index * step, None, now, inf))
         units = core.request(now)
         served.update(unit.shard for unit in units)
         for unit in units:
@@ -234,10 +235,9 @@ def test_of_more_shards_than_a_request_holds_the_one_that_waits_longest_is_serve
 
 
 @pytest.mark.parametrize(("outcome", "unknown"), [(UnitRetryable("x"), False), (UnitUnknown("x"), True)])
-def test_late_records_are_given_up_only_while_they_are_here(outcome: UnitOutcome, unknown: bool) -> None:
-    """A record in a request that was sent is never reported as timed out."""
-    core = a_core(on_late="fail", linger_seconds=0.0)
-    one, two = an_entry(0, expires=5.0), an_entry(1, expires=50.0)
+def test_late_records_time_out_only_before_they_are_sent(outcome: UnitOutcome, unknown: bool) -> None:
+    core = new_core(on_late="fail", linger_seconds=0.0)
+    one, two = new_entry(0, expires=5.0), new_entry(1, expires=50.0)
     core.put(one)
     core.put(two)
     [unit] = core.request(0.0)
@@ -248,10 +248,9 @@ def test_late_records_are_given_up_only_while_they_are_here(outcome: UnitOutcome
     assert [unit.entries for unit in core.request(20.0)] == [(two,)]
 
 
-def test_late_records_keep_their_place_where_the_caller_blocks() -> None:
-    """Records are kept if the caller did not allow timeouts."""
-    core = a_core(linger_seconds=0.0)
-    core.put(an_entry(0, expires=5.0))
+def test_late_records_keep_their_place_if_the_caller_blocks() -> None:
+    core = new_core(linger_seconds=0.0)
+    core.put(new_entry(0, expires=5.0))
     assert core.expire(9.0) == ()
     assert len(core.request(9.0)) == 1
 
@@ -265,12 +264,12 @@ def test_late_records_keep_their_place_where_the_caller_blocks() -> None:
         [Shard("a", hash_range=HASH_KEYS, open=False)],
     ],
 )
-def test_a_listing_with_a_hole_is_no_map(shards: list[Shard]) -> None:
+def test_listing_with_a_gap_is_rejected(shards: list[Shard]) -> None:
     """Such a listing would predict records onto a shard that does not accept them."""
     assert shard_map_of(shards) is None
 
 
-def test_a_shard_that_is_being_split_gives_way_to_its_children() -> None:
+def test_splitting_shard_is_replaced_by_its_children() -> None:
     """Two shards never claim the same keys, so aggregates are not misplaced."""
     halves = (0, 2**127 - 1), (2**127, HASH_KEYS[1])
     children = [Shard(name, parents=("p",), hash_range=each) for name, each in zip("ab", halves, strict=True)]

@@ -19,8 +19,8 @@ from typing import Any, cast
 import pytest
 from botocore.exceptions import ParamValidationError
 from botocore.parsers import ResponseParserError
-from kept_records import Kept, producing, refused
-from one_shard import SHARD, OneShard, Taking
+from kept_records import RecordingClient, producing, rejection
+from one_shard import SHARD, AcceptingShard, OneShard
 
 from leasehold.adapters.producing import open_producer
 from leasehold.adapters.sources.kinesis.aggregation.encode import Aggregate
@@ -59,9 +59,9 @@ SURROGATE = "\ud800"
         *[(b"x", "k", each) for each in (7, b"7", 1.5, SURROGATE, ["7"])],
     ],
 )
-def test_a_value_of_the_wrong_type_is_refused_at_the_call_and_all_others_are_written(bad: tuple[Any, Any, Any]) -> None:
+def test_value_of_the_wrong_type_is_rejected_at_the_call(bad: tuple[Any, Any, Any]) -> None:
     """A record that cannot be sent is never accepted, so it cannot harm others."""
-    client = Kept()
+    client = RecordingClient()
     producer = producing(client, linger_seconds=60.0)
     first = producer.put(b"first", "k")
     with pytest.raises((TypeError, ValueError), match=r"^(data|partition_key|explicit_hash_key): "):
@@ -72,9 +72,8 @@ def test_a_value_of_the_wrong_type_is_refused_at_the_call_and_all_others_are_wri
 
 
 @pytest.mark.parametrize("kind", [bytearray, memoryview, type("Own", (bytes,), {})])
-def test_data_of_any_bytes_like_type_is_copied_when_it_is_put(kind: Callable[[Any], Any]) -> None:
-    """What a caller does with its buffer after the call doesn't change the record."""
-    client, buffer = Kept(), bytearray(b"before")
+def test_data_of_any_bytes_like_type_is_copied_when_put(kind: Callable[[Any], Any]) -> None:
+    client, buffer = RecordingClient(), bytearray(b"before")
     with producing(client, linger_seconds=60.0) as producer:
         producer.put(kind(buffer), "k")
         buffer[:] = b"after!"
@@ -93,30 +92,27 @@ def test_data_of_any_bytes_like_type_is_copied_when_it_is_put(kind: Callable[[An
         ("kinesis://s?region=eu-west-1", {"linger_ms": 10**400}),
     ],
 )
-def test_an_option_of_the_wrong_type_is_refused_before_anything_is_opened(source: Any, options: Any) -> None:  # noqa: ANN401  anything
-    """`produce` raises a ValueError or TypeError that names the option."""
+def test_option_of_the_wrong_type_is_rejected_before_anything_opens(source: Any, options: Any) -> None:  # noqa: ANN401  anything
     threads = threading.active_count()
-    with pytest.raises((ValueError, TypeError)) as refused:
+    with pytest.raises((ValueError, TypeError)) as rejection:
         open_producer(source, options)
-    assert str(refused.value).startswith(("SOURCE", *options))
+    assert str(rejection.value).startswith(("SOURCE", *options))
     assert threading.active_count() == threads
 
 
-# What a client raises
+# Exceptions of the client
 
 FOREIGN = [KeyError("x"), MemoryError(), RecursionError(), UnicodeError("x"), AttributeError("x"), OSError("x")]
 FOREIGN += cast("Any", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
 
 
 @pytest.mark.parametrize("error", FOREIGN, ids=repr)
-def test_an_exception_of_the_client_fails_the_records_of_its_request_and_no_other(error: BaseException) -> None:
-    """The producer continues even after an exception that no real client raises."""
-
+def test_client_exception_fails_only_the_records_of_its_request(error: BaseException) -> None:
     def fail(data: list[bytes]) -> None:
         if b"bad" in data:
             raise error
 
-    client = Kept(fail)
+    client = RecordingClient(fail)
     with producing(client) as producer:
         assert outcomes([producer.put(b"bad", "k")]) == ["RecordFailed"]
         assert outcomes([producer.put(b"good", "k")]) == [""]
@@ -125,11 +121,11 @@ def test_an_exception_of_the_client_fails_the_records_of_its_request_and_no_othe
 
 
 @pytest.mark.parametrize("error", FOREIGN, ids=repr)
-def test_a_listing_that_raises_is_asked_for_again(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_listing_is_retried(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a split the producer needs a listing, so it retries until it has one."""
-    client = cast("Any", Taking())
+    client = cast("Any", AcceptingShard())
     elsewhere = {"ShardId": "s-1", "SequenceNumber": "7"}
-    monkeypatch.setattr(client, "put_records", lambda **asked: {"Records": [elsewhere] * len(asked["Records"])})
+    monkeypatch.setattr(client, "put_records", lambda **request: {"Records": [elsewhere] * len(request["Records"])})
     producer = producing(client)
     listings = iter([error, None])
 
@@ -143,7 +139,7 @@ def test_a_listing_that_raises_is_asked_for_again(error: BaseException, monkeypa
         assert outcomes([producer.put(b"a", "k"), producer.put(b"b", "k")]) == ["", ""]
 
 
-def test_a_log_that_raises_harms_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_log_harms_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
     """A producer recovers before it logs a fault."""
 
     def fail(data: list[bytes]) -> None:
@@ -154,14 +150,13 @@ def test_a_log_that_raises_harms_no_record(monkeypatch: pytest.MonkeyPatch) -> N
         raise OSError("the log is full")
 
     monkeypatch.setattr(module.log, "error", refuse)
-    with producing(Kept(fail)) as producer:
+    with producing(RecordingClient(fail)) as producer:
         assert outcomes([producer.put(b"bad", "k")]) == ["RecordFailed"]
         assert outcomes([producer.put(b"good", "k")]) == [""]
 
 
 @pytest.mark.parametrize("method", ["add", "encode"])
-def test_a_record_that_cannot_be_encoded_fails_alone(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other records of its aggregate are written, in order."""
+def test_record_that_cannot_be_encoded_fails_alone(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, added = getattr(Aggregate, method), list[bytes]()
     first = Aggregate.add
 
@@ -179,7 +174,7 @@ def test_a_record_that_cannot_be_encoded_fails_alone(method: str, monkeypatch: p
     monkeypatch.setattr(Aggregate, "add", add)
     if method == "encode":
         monkeypatch.setattr(Aggregate, "encode", encode)
-    client = Kept()
+    client = RecordingClient()
     with producing(client, linger_seconds=60.0) as producer:
         writings = [producer.put(data, "k") for data in (b"a", b"b", b"bad", b"c", b"d")]
     assert outcomes(writings) == ["", "", "RecordFailed", "", ""]
@@ -188,17 +183,17 @@ def test_a_record_that_cannot_be_encoded_fails_alone(method: str, monkeypatch: p
 
 @pytest.mark.parametrize(
     "error",
-    [refused("ValidationException"), refused("InvalidArgumentException"), ParamValidationError(report="no")],
+    [rejection("ValidationException"), rejection("InvalidArgumentException"), ParamValidationError(report="no")],
     ids=lambda error: type(error).__name__,
 )
-def test_a_record_that_the_service_refuses_fails_alone(error: Exception) -> None:
+def test_record_rejected_by_the_service_fails_alone(error: Exception) -> None:
     """The other records of its aggregate and of its request are written, and those of one key in order."""
 
     def fail(data: list[bytes]) -> None:
         if b"bad" in data:
             raise error
 
-    client = Kept(fail, halves=True)
+    client = RecordingClient(fail, halves=True)
     with producing(client, linger_seconds=60.0) as producer:
         writings = [producer.put(data, "k", "10") for data in (b"a", b"bad", b"b")]
         writings += [producer.put(data, "k", "0") for data in (b"c", b"d")]
@@ -224,16 +219,16 @@ def test_a_record_that_the_service_refuses_fails_alone(error: Exception) -> None
         ResponseParserError("a page of a proxy"),
     ],
 )
-def test_an_answer_that_cannot_be_read_leaves_the_outcome_unknown(answer: object) -> None:
+def test_unreadable_response_leaves_the_outcome_unknown(answer: object) -> None:
     """The record is sent again, as if there were no response."""
-    client, answers = cast("Any", Taking()), iter([answer])
+    client, answers = cast("Any", AcceptingShard()), iter([answer])
 
     def put_records(**request: object) -> object:
         for response in answers:
             if isinstance(response, Exception):
                 raise response
             return response
-        return Taking.put_records(client, **request)
+        return AcceptingShard.put_records(client, **request)
 
     client.put_records = put_records
     with producing(client) as producer:
@@ -241,28 +236,27 @@ def test_an_answer_that_cannot_be_read_leaves_the_outcome_unknown(answer: object
     assert producer.metrics["UserRecordsOutcomeUnknown"] == 1
 
 
-# The ends of a producer
+# How a producer ends
 
 
 @contextmanager
-def silence() -> Iterator[tuple[Kept, Event]]:
+def silence() -> Iterator[tuple[RecordingClient, Event]]:
     """Return a client whose requests get no response until the block ends; the event is set once one is sent."""
-    begun, over = Event(), Event()
+    started, over = Event(), Event()
 
     def hang(_data: list[bytes]) -> None:
-        begun.set()
+        started.set()
         over.wait(SECONDS)
 
     try:
-        yield Kept(hang), begun
+        yield RecordingClient(hang), started
     finally:
         over.set()
 
 
-def test_close_that_gives_up_returns_false_and_logs_how_many_records_were_not_sent(
+def test_close_that_times_out_returns_false_and_logs_unsent_records(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A timeout is no success, and does not wait for the current request."""
     with silence() as (client, requested):
         producer = producing(client)
         writings = [producer.put(b"%d" % place, "k") for place in range(7)]
@@ -274,8 +268,7 @@ def test_close_that_gives_up_returns_false_and_logs_how_many_records_were_not_se
     ]
 
 
-def test_a_producer_that_nothing_refers_to_sends_what_it_has_and_ends_its_threads() -> None:
-    """Its records are written even if its owner dropped it."""
+def test_unreferenced_producer_sends_its_records_and_ends_its_threads() -> None:
     before = set(threading.enumerate())
     with silence() as (client, requested):
         producer = producing(client, linger_seconds=0.0)
@@ -291,19 +284,17 @@ def test_a_producer_that_nothing_refers_to_sends_what_it_has_and_ends_its_thread
     assert not any(thread.is_alive() for thread in threads)
 
 
-def test_a_producer_with_records_that_wait_is_not_collected() -> None:
-    """Records waiting to be aggregated are sent even if the owner drops the producer immediately."""
-    client = Kept()
+def test_producer_with_waiting_records_is_not_collected() -> None:
+    client = RecordingClient()
     writings = [producing(client, linger_seconds=0.05).put(b"%d" % place, "k") for place in range(20)]
     gc.collect()
     assert outcomes(writings) == [""] * 20
 
 
-def test_a_pump_that_ends_settles_records_that_its_core_has_lost(
+def test_pump_that_ends_settles_the_records_lost_by_its_core(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No wait depends on state that a fault damaged."""
-    producer = producing(Taking(), linger_seconds=60.0)
+    producer = producing(AcceptingShard(), linger_seconds=60.0)
     writing = producer.put(b"a", "k")
 
     def fail() -> float:
@@ -320,20 +311,20 @@ def test_a_pump_that_ends_settles_records_that_its_core_has_lost(
     assert sum("the producer has stopped" in each.getMessage() for each in caplog.records) == 1
 
 
-def test_a_flush_goes_on_when_another_one_ends() -> None:
+def test_flush_continues_when_another_one_ends() -> None:
     """Each flush disables lingering until its own end."""
-    begun, over = Event(), Event()
+    started, over = Event(), Event()
 
     def hang(_data: list[bytes]) -> None:
-        begun.set()
+        started.set()
         over.wait(SECONDS)
 
-    client, ended = Kept(hang), list[bool]()
+    client, ended = RecordingClient(hang), list[bool]()
     producer = producing(client, linger_seconds=3600.0)
     producer.put(b"a", "k")
     waiting = Thread(target=lambda: ended.append(producer.flush(SECONDS)))
     waiting.start()
-    assert begun.wait(SECONDS)
+    assert started.wait(SECONDS)
     assert not producer.flush(0.0)
     producer.put(b"b", "k")
     over.set()
@@ -342,9 +333,9 @@ def test_a_flush_goes_on_when_another_one_ends() -> None:
     producer.close(0.0)
 
 
-def test_a_producer_that_is_full_sends_at_once() -> None:
+def test_full_producer_sends_at_once() -> None:
     """Lingering records are sent to make room for records that wait to be accepted."""
-    client = Kept()
+    client = RecordingClient()
     settings = Settings(linger_seconds=3600.0)
     with Producer(cast("Any", client), "orders", settings, pending_records=3) as producer:
         for place in range(10):
@@ -352,10 +343,10 @@ def test_a_producer_that_is_full_sends_at_once() -> None:
     assert client.data == [b"%d" % place for place in range(10)]
 
 
-def test_the_end_of_a_block_that_raised_does_not_hide_the_reason() -> None:
+def test_block_exit_does_not_hide_the_original_exception() -> None:
     """The producer's own fault is logged."""
     client = cast("Any", OneShard())
-    client.put_records = Taking().put_records
+    client.put_records = AcceptingShard().put_records
     producer = producing(client)
 
     def use() -> None:
@@ -367,9 +358,9 @@ def test_the_end_of_a_block_that_raised_does_not_hide_the_reason() -> None:
         use()
 
 
-def test_a_producer_cannot_be_pickled() -> None:
+def test_producer_cannot_be_pickled() -> None:
     """The error tells a spawned process to open its own producer."""
-    with producing(Taking()) as producer, pytest.raises(TypeError, match="open one in each"):
+    with producing(AcceptingShard()) as producer, pytest.raises(TypeError, match="open one in each"):
         pickle.dumps(producer)
 
 
@@ -406,9 +397,9 @@ DOORS: dict[str, Callable[[Producer, RecordFuture], object]] = {
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("locked", [False, True])
-def test_a_producer_in_a_forked_process_raises_at_once(door: str, locked: bool) -> None:
+def test_producer_in_a_forked_process_raises_at_once(door: str, locked: bool) -> None:
     """A fork has none of its parent's threads, and a lock that one of them held stays locked."""
-    client = Kept()
+    client = RecordingClient()
     with producing(client, linger_seconds=3600.0) as producer:
         writing = producer.put(b"a", "k")
         if locked:
@@ -423,21 +414,21 @@ def test_a_producer_in_a_forked_process_raises_at_once(door: str, locked: bool) 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_a_result_from_before_a_fork_and_a_producer_made_after_it_work_in_the_fork() -> None:
+def test_old_results_and_new_producers_work_in_a_fork() -> None:
     """Only calls that need the parent's threads are rejected."""
-    with producing(Taking()) as producer:
+    with producing(AcceptingShard()) as producer:
         writing = producer.put(b"a", "k")
         writing.result(SECONDS)
 
         def both() -> None:
             writing.result()
-            with producing(Taking()) as own:
+            with producing(AcceptingShard()) as own:
                 own.put(b"b", "k").result(SECONDS)
 
         assert in_fork(both) == ""
 
 
-def test_the_exit_of_a_process_drains_and_logs_what_was_not_sent(
+def test_process_exit_drains_and_logs_unsent_records(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All producers share one timeout, and each that could not send everything logs one line."""
@@ -455,7 +446,7 @@ def test_the_exit_of_a_process_drains_and_logs_what_was_not_sent(
     ]
     caplog.clear()
     monkeypatch.setattr(module, "EXIT_SECONDS", SECONDS)
-    kept = Kept()
+    kept = RecordingClient()
     producer = producing(kept, linger_seconds=3600.0)
     for _ in range(100):
         producer.put(b"a", "k")
@@ -466,7 +457,7 @@ def test_the_exit_of_a_process_drains_and_logs_what_was_not_sent(
 PROGRAM = """
 import json, multiprocessing, os, sys, threading
 sys.path[:0] = PATHS
-from kept_records import Kept, producing
+from kept_records import RecordingClient, producing
 
 def report(data):
     for each in data:
@@ -474,7 +465,7 @@ def report(data):
 
 def put(places=range(100), producer=None):
     global kept
-    kept = producer or producing(Kept(report), linger_seconds=3600.0)
+    kept = producer or producing(RecordingClient(report), linger_seconds=3600.0)
     for place in places:
         kept.put(b"%d" % place, "k")
 
@@ -500,7 +491,7 @@ os.wait()""",
 
 @pytest.mark.more
 @pytest.mark.parametrize("end", ENDS)
-def test_a_program_that_ends_without_close_loses_nothing(end: str, tmp_path: Path) -> None:
+def test_program_that_ends_without_close_loses_nothing(end: str, tmp_path: Path) -> None:
     """Records are written once, whichever way the interpreter ends."""
     paths = [str(Path(__file__).parent), str(Path(__file__).parents[2]), *sys.path]
     program = tmp_path / "program.py"

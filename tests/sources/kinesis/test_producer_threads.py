@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from one_shard import SHARD, OneShard, Taking
+from one_shard import SHARD, AcceptingShard, OneShard
 
 from leasehold.adapters.sources.kinesis.producer.core import Settings
 from leasehold.adapters.sources.kinesis.producer.producer import Producer, Written
@@ -23,9 +23,9 @@ def producing() -> Producer:
     return Producer(client, "orders", Settings(linger_seconds=0.0))
 
 
-def test_futures_that_are_kept_keep_no_data() -> None:
+def test_retained_futures_hold_no_data() -> None:
     """A caller that checks all results at the end need not have all records in memory."""
-    client: Any = Taking()
+    client: Any = AcceptingShard()
     data = bytes(1000)
     before = sys.getrefcount(data)
     with Producer(client, "orders") as producer:
@@ -34,13 +34,13 @@ def test_futures_that_are_kept_keep_no_data() -> None:
     assert sys.getrefcount(data) == before
 
 
-def test_a_listing_with_a_hole_is_looked_at_again_for_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listing_with_a_gap_is_retried_for_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     """A producer that starts during a split retries the listing, but not forever."""
     half = SHARD | {"HashKeyRange": {"StartingHashKey": "0", "EndingHashKey": "9"}}
     listings, waits = [[half], [half], [SHARD]], list[float]()
     clock = SimpleNamespace(sleep=waits.append, monotonic=time.monotonic)
     monkeypatch.setattr("leasehold.adapters.sources.kinesis.producer.producer.time", clock)
-    client: Any = Taking()
+    client: Any = AcceptingShard()
     monkeypatch.setattr(client, "list_shards", lambda **_: {"Shards": listings.pop(0)})
     Producer(client, "orders").close()
     assert waits == [0.5, 0.5]
@@ -50,20 +50,19 @@ def test_a_listing_with_a_hole_is_looked_at_again_for_half_a_minute(monkeypatch:
     assert sum(waits[2:]) == 30.0
 
 
-def test_a_record_is_given_up_though_another_shards_request_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A record's timeout does not depend on another shard's response."""
+def test_record_times_out_although_another_shards_request_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("leasehold.adapters.sources.kinesis.producer.producer._LATE_SECONDS", 0.01)
-    client, asked, over = cast("Any", Taking()), Event(), Event()
+    client, requested, over = cast("Any", AcceptingShard()), Event(), Event()
 
     def hang(**_: object) -> dict[str, Any]:
-        asked.set()
+        requested.set()
         over.wait(30.0)
         return {"Records": [{"ShardId": "s-0", "SequenceNumber": "7"}]}
 
     keys = ("0", "9"), ("10", str((1 << 128) - 1))
     halves = [
-        SHARD | {"ShardId": f"s-{at}", "HashKeyRange": {"StartingHashKey": first, "EndingHashKey": last}}
-        for at, (first, last) in enumerate(keys)
+        SHARD | {"ShardId": f"s-{index}", "HashKeyRange": {"StartingHashKey": first, "EndingHashKey": last}}
+        for index, (first, last) in enumerate(keys)
     ]
     monkeypatch.setattr(client, "list_shards", lambda **_: {"Shards": halves})
     monkeypatch.setattr(client, "put_records", hang)
@@ -71,19 +70,19 @@ def test_a_record_is_given_up_though_another_shards_request_hangs(monkeypatch: p
     passing = partial(next, count(0.0, 2.0))  # each reading of the clock advances it by two seconds
     with Producer(client, "orders", settings, requests=1, clock=passing) as producer:
         first = producer.put(b"a", "k", "0")
-        assert asked.wait(30.0)
+        assert requested.wait(30.0)
         with pytest.raises(RecordLate):
             producer.put(b"b", "k", "10").result(10.0)
         over.set()
         assert first.result(30.0) == Written("s-0", "7", 0)
 
 
-def test_a_request_that_ends_its_thread_is_told() -> None:
+def test_request_that_ends_its_thread_is_reported() -> None:
     with pytest.raises(ProducerError, match="3"):
         producing().put(b"a", "k").result(30.0)
 
 
-def test_producer_without_threads_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_producer_without_threads_is_not_created(monkeypatch: pytest.MonkeyPatch) -> None:
     """A producer starts all its threads before it accepts a record, or leaves none behind."""
     started, start = list[Thread](), Thread.start
 
@@ -102,8 +101,7 @@ def test_producer_without_threads_cannot_be_made(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_pump_that_is_ended_from_within_stops_the_producer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Callers get an error when nothing is sent any more."""
+def test_pump_ended_from_within_stops_the_producer(monkeypatch: pytest.MonkeyPatch) -> None:
     producer = producing()
 
     def fail() -> float:

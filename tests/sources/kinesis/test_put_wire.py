@@ -41,13 +41,13 @@ THERE = {"ShardId": "s-0", "SequenceNumber": "7", "ErrorCode": None, "ErrorMessa
 PLACED: list[UnitOutcome] = [UnitWritten("s-0", "7")]
 
 
-def in_cbor(told: object, status: int = 200) -> Answer:
+def in_cbor(body: object, status: int = 200) -> Answer:
     """Return a response in CBOR."""
-    return Answer(cbor2.dumps(told), CBOR, status)
+    return Answer(cbor2.dumps(body), CBOR, status)
 
 
-def in_json(told: object, status: int = 200) -> Answer:
-    return Answer(json.dumps(told).encode(), status=status)
+def in_json(body: object, status: int = 200) -> Answer:
+    return Answer(json.dumps(body).encode(), status=status)
 
 
 def written(count: int = 1) -> dict[str, Any]:
@@ -82,8 +82,7 @@ def speaking(
 
 
 @each_way
-def test_the_same_records_arrive_in_both_forms(way: Way) -> None:
-    """Empty and large records and unusual keys arrive unchanged."""
+def test_same_records_arrive_in_cbor_and_json(way: Way) -> None:
     quick, quickly = speaking(in_cbor(SHARDS), in_cbor(written(3)), way=way)
     slow, slowly = speaking(in_json(SHARDS), in_json(written(3)), wire="json", way=way)
     assert quick.put(UNITS) == slow.put(UNITS) == PLACED * 3
@@ -104,7 +103,7 @@ def test_the_same_records_arrive_in_both_forms(way: Way) -> None:
         in_cbor([1]),
     ],
 )
-def test_a_service_that_refuses_cbor_has_no_record_offered_in_it(
+def test_service_that_rejects_cbor_gets_no_record_in_it(
     refusal: Answer, caplog: pytest.LogCaptureFixture, way: Way
 ) -> None:
     """Only the listing is tried in CBOR, so no rejection leaves it unknown whether records were stored."""
@@ -119,7 +118,7 @@ def test_a_service_that_refuses_cbor_has_no_record_offered_in_it(
 
 
 @each_way
-def test_a_service_that_lists_in_json_is_written_to_in_json(caplog: pytest.LogCaptureFixture, way: Way) -> None:
+def test_service_that_lists_in_json_is_written_to_in_json(caplog: pytest.LogCaptureFixture, way: Way) -> None:
     """Records are sent in CBOR only after the service has responded in CBOR."""
     requests, spoken = speaking(in_json(SHARDS), in_json(written()), way=way)
     assert requests.put(UNITS[1:2]) == PLACED
@@ -127,7 +126,7 @@ def test_a_service_that_lists_in_json_is_written_to_in_json(caplog: pytest.LogCa
     assert caplog.text.count("are in JSON from now on") == 1
 
 
-def test_a_throttled_listing_proves_nothing() -> None:
+def test_throttled_listing_does_not_prove_cbor() -> None:
     """Records are sent in JSON until a listing succeeds in CBOR."""
     throttled = {"__type": "LimitExceededException", "message": "slow down"}
     client = client_of("eu-west-1", None, 1)
@@ -142,9 +141,7 @@ def test_a_throttled_listing_proves_nothing() -> None:
 
 
 @each_way
-def test_records_that_are_refused_whole_for_their_form_go_in_json_once(
-    caplog: pytest.LogCaptureFixture, way: Way
-) -> None:
+def test_request_rejected_for_its_encoding_is_sent_once_in_json(caplog: pytest.LogCaptureFixture, way: Way) -> None:
     """Some services accept CBOR for everything but records."""
     refusal = in_json({"__type": "SerializationException"}, 400)
     requests, spoken = speaking(in_cbor(SHARDS), refusal, in_json(written(3)), in_json(written(3)), way=way)
@@ -165,7 +162,7 @@ def test_records_that_are_refused_whole_for_their_form_go_in_json_once(
         (in_cbor({}), UnitUnknown("ResultCountMismatch"), "cbor"),
     ],
 )
-def test_a_request_that_may_have_been_written_is_not_sent_again_by_the_hooks(
+def test_request_that_may_be_stored_is_not_resent_by_the_hooks(
     answer: Answer, outcome: UnitOutcome, after: str, way: Way
 ) -> None:
     """The result is UnitUnknown, so that the producer decides about a retry."""
@@ -176,7 +173,7 @@ def test_a_request_that_may_have_been_written_is_not_sent_again_by_the_hooks(
     assert spoken.forms[2:] == [after]
 
 
-def test_a_request_over_a_kept_connection_that_ends_is_sent_once() -> None:
+def test_request_on_a_reused_connection_that_ends_is_sent_once() -> None:
     """Only the producer retries records, because it knows that they may be stored already."""
     answers = in_cbor(SHARDS), in_cbor(written()), in_cbor(written()), HANGS_UP, in_cbor(written())
     requests, spoken = speaking(*answers, way="directly")
@@ -187,7 +184,7 @@ def test_a_request_over_a_kept_connection_that_ends_is_sent_once() -> None:
 
 
 @each_way
-def test_of_a_request_that_is_written_in_part_each_record_is_told(way: Way) -> None:
+def test_partly_stored_request_reports_each_record(way: Way) -> None:
     refused = {"ErrorCode": "ProvisionedThroughputExceededException", "ErrorMessage": "slow down"}
     answer = {"FailedRecordCount": 1, "Records": [THERE, {**refused, "ShardId": None}, THERE]}
     requests, spoken = speaking(in_cbor(SHARDS), in_cbor(answer), way=way)
@@ -196,8 +193,7 @@ def test_of_a_request_that_is_written_in_part_each_record_is_told(way: Way) -> N
 
 
 @each_way
-def test_a_throttled_request_is_told_and_says_nothing_against_cbor(way: Way) -> None:
-    """A producer keeps CBOR when its stream is busy."""
+def test_throttled_request_does_not_disprove_cbor(way: Way) -> None:
     throttled = {"__type": "ProvisionedThroughputExceededException", "message": "slow down"}
     requests, spoken = speaking(
         in_cbor(SHARDS), in_json(throttled, 400), in_cbor(throttled, 400), in_cbor(written()), way=way
@@ -208,8 +204,7 @@ def test_a_throttled_request_is_told_and_says_nothing_against_cbor(way: Way) -> 
     assert spoken.forms == ["cbor"] * 4
 
 
-def test_boto3_repeats_what_is_in_cbor_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client with retries sends the same CBOR body again."""
+def test_boto3_retries_the_same_cbor_body(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("botocore.endpoint.time.sleep", lambda _seconds: None)
     config = Config(retries={"mode": "standard", "total_max_attempts": 3})
     client = boto3.client("kinesis", region_name="eu-west-1", config=config)
@@ -224,7 +219,7 @@ def test_boto3_repeats_what_is_in_cbor_as_it_was(monkeypatch: pytest.MonkeyPatch
     assert [row["PartitionKey"] for row in spoken.asked[3]["Records"]] == [*KEYS]
 
 
-def test_an_error_has_the_same_fields_in_both_forms() -> None:
+def test_put_error_has_the_same_fields_in_both_encodings() -> None:
     fault = {"__type": "com.amazonaws#KMSAccessDeniedException", "message": "as told"}
     caught = []
     for wire, form in (("cbor", in_cbor), ("json", in_json)):
@@ -240,7 +235,7 @@ def test_an_error_has_the_same_fields_in_both_forms() -> None:
 
 
 @pytest.mark.parametrize("rows", [PutRows([{"Data": 7, "PartitionKey": "k"}]), PutRows(), [{"Data": 7}], [{}]])
-def test_boto3_says_what_is_wrong_with_records(rows: Any) -> None:  # noqa: ANN401  invalid on purpose
+def test_boto3_reports_invalid_records(rows: Any) -> None:  # noqa: ANN401  invalid on purpose
     """Invalid records raise boto3's own ParamValidationError before a request is sent."""
     client = client_of("eu-west-1", None, 1)
     attached(client, in_cbor(SHARDS))
@@ -249,7 +244,7 @@ def test_boto3_says_what_is_wrong_with_records(rows: Any) -> None:  # noqa: ANN4
         client.put_records(StreamName="orders", Records=rows)
 
 
-def test_records_that_are_not_a_producers_are_left_to_boto3() -> None:
+def test_requests_of_other_callers_are_left_to_boto3() -> None:
     """Callers that use the client for their own requests get boto3's own checks."""
     client = client_of("eu-west-1", None, 1)
     spoken = attached(client, in_cbor(SHARDS), in_json(written()), in_json(written()))
@@ -260,10 +255,9 @@ def test_records_that_are_not_a_producers_are_left_to_boto3() -> None:
     assert spoken.asked[1] == spoken.asked[2]
 
 
-def test_without_the_libraries_boto3_writes_by_itself(
+def test_boto3_writes_without_the_cbor_library(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Platforms without a wheel for the CBOR library can still write."""
     monkeypatch.setattr(put_client, "ProducerCborHooks", None)
     requests, spoken = speaking(in_json(SHARDS), in_json(written()))
     assert requests.put(UNITS[1:2]) == PLACED
@@ -274,7 +268,6 @@ def test_without_the_libraries_boto3_writes_by_itself(
 @pytest.mark.services
 @pytest.mark.parametrize(("service", "form"), [("kinesis_url", "cbor"), ("moto_url", "json")])
 def test_services_store_what_was_put(service: str, form: str, request: pytest.FixtureRequest) -> None:
-    """Real services respond as the scripted ones do."""
     client, name = client_of("eu-west-1", request.getfixturevalue(service), 8), f"wire-{uuid4().hex[:8]}"
     client.create_stream(StreamName=name, ShardCount=2)
     client.get_waiter("stream_exists").wait(StreamName=name, WaiterConfig={"Delay": 1})

@@ -76,15 +76,14 @@ USERS = (
 )
 
 
-def test_records_stand_in_their_order_however_they_came() -> None:
-    """Plain records between aggregates keep their place."""
+def test_records_keep_their_order_around_aggregates() -> None:
     records = unpacked(*ROWS)
     assert tuple(records) == USERS
     assert tuple(records) == USERS  # iteration is repeatable
     assert [type(record) for record in records] == [Record] * 7
 
 
-def test_records_are_a_sequence_as_a_tuple_is() -> None:
+def test_records_are_a_sequence_like_a_tuple() -> None:
     records = unpacked(*ROWS)
     assert (len(records), records[0], records[-1]) == (7, USERS[0], USERS[-1])
     assert records[2:5] == USERS[2:5]
@@ -101,8 +100,7 @@ def test_records_are_a_sequence_as_a_tuple_is() -> None:
         _ = records[7]
 
 
-def test_records_can_be_given_to_another_process() -> None:
-    """Records can be pickled."""
+def test_records_can_be_pickled() -> None:
     records = unpacked(*ROWS)
     assert pickle.loads(pickle.dumps(records[1:])) == USERS[1:]  # noqa: S301  our own
 
@@ -116,7 +114,7 @@ def test_columns_made_of_records_are_the_same() -> None:
     assert (columns.numbers, columns.subs) == (list("1223455"), [0, 0, 1, 0, 0, 0, 1])
 
 
-def test_an_answer_that_was_taken_apart_is_let_go() -> None:
+def test_unpacked_response_is_freed() -> None:
     """Unpacking frees the response, so it is not in memory twice."""
     listed = list(ROWS)
     columns = columns_of(cast("list[RecordTypeDef]", listed))
@@ -127,28 +125,29 @@ def test_an_answer_that_was_taken_apart_is_let_go() -> None:
 
 
 @pytest.mark.parametrize(
-    ("done", "left"),
+    ("done", "expected"),
     [((1, 1, 0), 1), ((1, 2, 0), 2), ((1, 2, 1), 3), ((1, 3, 0), 4), ((1, 5, 0), 6), ((1, 9, 0), 7)],
 )
-def test_a_record_that_is_done_is_left_out(done: tuple[int, int, int], left: int) -> None:
-    assert unpacked(*ROWS, done=done) == USERS[left:]
+def test_processed_record_is_left_out(done: tuple[int, int, int], expected: int) -> None:
+    assert unpacked(*ROWS, done=done) == USERS[expected:]
 
 
-@pytest.mark.parametrize(("done", "left"), [(None, ["5", None, "7"]), ((1, 2, 0), [None, "7"])])
-def test_explicit_hash_keys_come_with_their_records(done: tuple[int, int, int] | None, left: list[str | None]) -> None:
-    """A handler that writes records on can choose the same shard as the producer."""
+@pytest.mark.parametrize(("done", "expected"), [(None, ["5", None, "7"]), ((1, 2, 0), [None, "7"])])
+def test_explicit_hash_keys_are_kept_with_their_records(
+    done: tuple[int, int, int] | None, expected: list[str | None]
+) -> None:
     rows = record(0, b"x", 0) + record(0, b"y") + record(0, b"z", 1)
     records = unpacked(row(2, sealed(keys("a") + hash_keys("5", "7") + rows)), done=done)
-    assert [each.explicit_hash_key for each in records] == left
+    assert [each.explicit_hash_key for each in records] == expected
 
 
-def test_a_record_without_a_partition_key_is_accepted() -> None:
+def test_record_without_a_partition_key_is_accepted() -> None:
     """Streams that distribute records themselves have no partition keys."""
     keyless: list[dict[str, object]] = [{"Data": data, "SequenceNumber": "5"} for data in (b"plain", AGGREGATE)]
     assert [each.partition_key for each in unpacked(*keyless)] == [None, "a", "a"]
 
 
-def test_reading_makes_no_object_for_a_record() -> None:
+def test_reading_creates_no_record_objects() -> None:
     """Record objects would account for half of the cost of reading."""
     records = unpacked(*ROWS)
     ours = [each for each in gc.get_objects() if isinstance(each, Record) and each.arrived == USERS[0].arrived]
@@ -156,7 +155,7 @@ def test_reading_makes_no_object_for_a_record() -> None:
     assert records == USERS
 
 
-def told_at_once(data: bytes, hash_range: HashRange | None) -> tuple[Record, ...] | None:
+def decoded_whole(data: bytes, hash_range: HashRange | None) -> tuple[Record, ...] | None:
     """Return the records of an aggregate that `deaggregate` keeps whole in either mode, else None."""
     keeping, dropping = (deaggregate(data, "outer", None, hash_range, misplaced=each) for each in ("keep", "drop"))
     assert (keeping == dropping) or keeping.reason != "aggregated"
@@ -166,25 +165,25 @@ def told_at_once(data: bytes, hash_range: HashRange | None) -> tuple[Record, ...
     return tuple(Record(each, "7", sub, key, hash_key, 1.5, True) for sub, (key, hash_key, each) in users)
 
 
-def placed(data: bytes, hash_range: HashRange | None) -> tuple[Record, ...] | None:
+def read_lazily(data: bytes, hash_range: HashRange | None) -> tuple[Record, ...] | None:
     """Return the same records, read lazily; None if lazy reading does not apply."""
     records = locate_records(data, "7", 1.5, hash_range)
     return None if records is None else cast("tuple[Record, ...]", tuple(records))
 
 
-def test_a_record_read_where_it_lies_is_the_one_of_deaggregate() -> None:
+def test_lazily_read_record_matches_deaggregate() -> None:
     """Compiled code returns the same records as plain Python, and none that the KCL drops."""
     for case in (*cases(), *mutated(3000, seed=11)):
         for hash_range in (None, HASH_KEYS, (case.first, case.last)):
-            assert placed(case.data, hash_range) in {None, told_at_once(case.data, hash_range)}, case.name
+            assert read_lazily(case.data, hash_range) in {None, decoded_whole(case.data, hash_range)}, case.name
 
 
-def test_numbers_of_three_bytes_are_not_taken_for_shorter_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_of_three_bytes_are_not_mistaken_for_shorter_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode, "_LOCATE", True)
     size = sealed(keys("a") + b"\x1a\x85\x80\x08\x00\x1a\x80\x80" + bytes(1 << 14))
     key = sealed(keys("") * ((1 << 14) + 1) + b"\x1a\x06\x08\x80\x80\x1a\x01x")
     for data in (size, key):
-        assert (placed(data, None), told_at_once(data, None)) == (None, None)
+        assert (read_lazily(data, None), decoded_whole(data, None)) == (None, None)
 
 
 @settings(deadline=None)
@@ -192,18 +191,15 @@ def test_numbers_of_three_bytes_are_not_taken_for_shorter_ones(monkeypatch: pyte
     st.lists(st.tuples(KEYS, st.none(), st.binary(max_size=300)), min_size=2, max_size=40),
     st.none() | st.just(HASH_KEYS) | st.tuples(st.integers(0, 2**126), st.integers(2**127, HASH_KEYS[1])),
 )
-def test_common_aggregates_are_read_where_they_lie(
-    rows: list[tuple[str, None, bytes]], hash_range: HashRange | None
-) -> None:
+def test_common_aggregates_are_read_lazily(rows: list[tuple[str, None, bytes]], hash_range: HashRange | None) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decode, "_LOCATE", True)
         data = packed(list(rows))[0].encode()
-        assert placed(data, hash_range) == told_at_once(data, hash_range)
-        assert placed(data[:-1] + bytes([data[-1] ^ 1]), hash_range) is None
+        assert read_lazily(data, hash_range) == decoded_whole(data, hash_range)
+        assert read_lazily(data[:-1] + bytes([data[-1] ^ 1]), hash_range) is None
 
 
-def test_an_answer_is_gone_once_it_is_columns() -> None:
-    """The rows of a response are freed before its batch is handled."""
+def test_response_is_freed_once_it_is_columns() -> None:
     rows = cast("list[RecordTypeDef]", [row(number, b"x") for number in range(3)])
     assert columns_of(rows).numbers == ["0", "1", "2"]
     assert rows == []
@@ -212,7 +208,7 @@ def test_an_answer_is_gone_once_it_is_columns() -> None:
 @pytest.mark.parametrize(
     ("name", "says"), [("SequenceNumber", "expected str"), ("PartitionKey", "that is not a string")]
 )
-def test_an_answer_whose_texts_are_none_is_refused_before_anything_is_made_of_it(name: str, says: str) -> None:
+def test_response_with_fields_of_the_wrong_type_is_rejected(name: str, says: str) -> None:
     """A sequence number that is not a string never becomes a position, which no service would accept."""
     rows = cast("list[RecordTypeDef]", [row(0, b"x"), row(1, b"x") | {name: 7}])
     with pytest.raises(TypeError, match=says):
@@ -221,16 +217,16 @@ def test_an_answer_whose_texts_are_none_is_refused_before_anything_is_made_of_it
 
 
 @pytest.mark.parametrize("data", [b"", b"x", b"y" * (MARK_BYTES + 1), with_mark(b"", Mark(1, 2))[:-1]])
-def test_a_record_without_a_mark_is_given_as_it_is(data: bytes) -> None:
+def test_record_without_a_mark_is_returned_unchanged(data: bytes) -> None:
     """Records of other producers keep their first bytes."""
     assert split_mark(data) == (None, data)
     assert split_mark(with_mark(data, Mark(7, 9))) == (Mark(7, 9), data)
 
 
-def test_a_mark_is_known_again_as_long_as_it_is_remembered() -> None:
+def test_mark_is_recognized_while_it_is_remembered() -> None:
     """Only a limited number of marks is remembered, so memory stays bounded on long streams."""
     seen, marks = SeenMarks(2), [Mark(1, counter) for counter in range(3)]
-    assert [seen.is_duplicate(marks[at]) for at in (0, 0, 1, 0, 2, 1, 0)] == [
+    assert [seen.is_duplicate(marks[index]) for index in (0, 0, 1, 0, 2, 1, 0)] == [
         False,
         True,
         False,
@@ -241,7 +237,7 @@ def test_a_mark_is_known_again_as_long_as_it_is_remembered() -> None:
     ]
 
 
-def test_the_rows_of_an_answer_are_gone_once_they_are_columns() -> None:
+def test_response_rows_are_freed_once_they_are_columns() -> None:
     rows = [row(1, b"a"), row(2, b"b")]
     expected = columns_of(cast("list[RecordTypeDef]", [*rows]))
 

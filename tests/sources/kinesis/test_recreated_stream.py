@@ -24,22 +24,21 @@ CONFIG = Config(lease_seconds=3.0, initial_position=TRIM_HORIZON)
 
 
 @pytest.mark.parametrize("if_recreated", ["TRIM_HORIZON", None])
-def test_a_stream_made_anew_is_read_whole_or_not_at_all(
+def test_recreated_stream_is_read_whole_or_not_at_all(
     client: KinesisClient, dynalite_url: str, if_recreated: Literal["TRIM_HORIZON"] | None
 ) -> None:
-    """In an earlier version none of twenty records was read in 25 minutes, without a message."""
     name = f"anew-{uuid4().hex[:8]}"
     store = open_store(f"dynamodb://{name}?region=eu-west-1&endpoint={dynalite_url}", create=True)
-    seen: list[bytes] = []
+    received: list[bytes] = []
 
     def handle(delivery: Delivery) -> None:
-        seen.extend(record.data for record in delivery.records)
+        received.extend(record.data for record in delivery.records)
 
-    def make_and_put(word: bytes) -> None:
+    def make_and_put(prefix: bytes) -> None:
         client.create_stream(StreamName=name, ShardCount=1)
         client.get_waiter("stream_exists").wait(StreamName=name, WaiterConfig=AT_ONCE)
         for number in range(20):
-            client.put_record(StreamName=name, Data=word + b"%d" % number, PartitionKey=f"k-{number}")
+            client.put_record(StreamName=name, Data=prefix + b"%d" % number, PartitionKey=f"k-{number}")
 
     workers = [
         Worker(store=store, source=KinesisSource(client, name), me=me, config=CONFIG, if_recreated=if_recreated)
@@ -49,7 +48,7 @@ def test_a_stream_made_anew_is_read_whole_or_not_at_all(
         for worker in workers:
             stack.enter_context(running(Runner(worker, Handling(handle, cooldown_seconds=1.0))))
         make_and_put(b"old")
-        until(lambda: len(set(seen)) == 20, f"{seen}")
+        until(lambda: len(set(received)) == 20, f"{received}")
         client.split_shard(StreamName=name, ShardToSplit="shardId-000000000000", NewStartingHashKey=str(2**127))
         until(lambda: sum(len(worker.holdings) for worker in workers) == 2, "both children are held")
         client.delete_stream(StreamName=name)
@@ -59,7 +58,7 @@ def test_a_stream_made_anew_is_read_whole_or_not_at_all(
         new = {b"new%d" % number for number in range(20)}
         if if_recreated is None:
             until(lambda: all(worker.discovery.refusing for worker in workers), "each of them sees it")
-            (said,) = reported(store.list().leases)
-            assert (f":{name} was made anew at " in said, new & set(seen)) == (True, set())
+            (message,) = reported(store.list().leases)
+            assert (f":{name} was made anew at " in message, new & set(received)) == (True, set())
         else:
-            until(lambda: new <= set(seen), f"{seen}")
+            until(lambda: new <= set(received), f"{received}")

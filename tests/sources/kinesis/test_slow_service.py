@@ -139,7 +139,7 @@ def first_batch(service: SlowService, reader: Poller) -> float:
 
 
 @pytest.mark.parametrize("delay", [6.0, 12.0, 25.0])
-def test_a_service_that_becomes_slow_is_read_on(delay: float) -> None:
+def test_slow_service_is_still_read(delay: float) -> None:
     """A held shard is read although each response takes longer than the first timeout of five seconds."""
     service = SlowService()
     reader = reader_of(service)
@@ -149,7 +149,7 @@ def test_a_service_that_becomes_slow_is_read_on(delay: float) -> None:
 
 
 @pytest.mark.parametrize("delay", [6.0, 12.0, 25.0])
-def test_a_worker_that_begins_on_a_slow_service_reads_as_soon(delay: float) -> None:
+def test_worker_on_a_slow_service_reads_at_the_first_try(delay: float) -> None:
     """Readers start with the timeout that listing the shards needed."""
     service = SlowService(delay)
     source = KinesisSource(service.clients(), "orders", clock=service.clock)
@@ -158,7 +158,7 @@ def test_a_worker_that_begins_on_a_slow_service_reads_as_soon(delay: float) -> N
     assert first_batch(service, reader) <= 2 * delay + 15.0
 
 
-def test_the_time_out_grows_and_comes_back(caplog: pytest.LogCaptureFixture) -> None:
+def test_timeout_grows_and_shrinks_again(caplog: pytest.LogCaptureFixture) -> None:
     """A quick response resets the timeout, so a silent connection does not block a shard for half a minute."""
     service = SlowService()
     reader = reader_of(service)
@@ -170,28 +170,26 @@ def test_the_time_out_grows_and_comes_back(caplog: pytest.LogCaptureFixture) -> 
     assert service.times("get_records") == [5.0, 5.0, 10.0, 20.0, 30.0, 30.0, 30.0, 5.0]
     assert [len(batch.records) for batch in batches] == [1, 1]
     assert waits[:2] == [0.4] * 2  # while the timeout grows, no further backoff is needed
-    said = (
+    messages = (
         "shard s-0: reading again in 0.4 s: Kinesis did not respond within {:g} s; "
         "the timeout of the next call is {:g} s"
     )
     assert [record.message for record in caplog.records][:2] == [
-        said.format(*pair) for pair in pairwise(POLL_TIMEOUTS[:-1])
+        messages.format(*pair) for pair in pairwise(POLL_TIMEOUTS[:-1])
     ]
 
 
-def test_each_client_that_was_made_is_closed_once() -> None:
-    """Closing frees the descriptors of a worker that opens and closes slow streams for days."""
+def test_every_created_client_is_closed_once() -> None:
     closed: list[float] = []
     clients = TimedClients(lambda limit: SimpleNamespace(close=lambda: closed.append(limit)))
-    made = [clients.with_timeout(limit) for limit in (5.0, 10.0, 5.0)]
-    assert made[0] is made[2]
+    created = [clients.with_timeout(limit) for limit in (5.0, 10.0, 5.0)]
+    assert created[0] is created[2]
     for _ in range(2):
         clients.close()
     assert closed == [5.0, 10.0]
 
 
-def test_a_slow_answer_keeps_the_time_out() -> None:
-    """A service that is always slow is read without further timeouts."""
+def test_slow_response_keeps_the_timeout() -> None:
     service = SlowService()
     reader = reader_of(service)
     reader.read()
@@ -202,15 +200,14 @@ def test_a_slow_answer_keeps_the_time_out() -> None:
 
 
 @given(st.lists(st.floats(0.0, 29.0), min_size=1, max_size=30))
-def test_no_call_is_given_up_more_than_three_times_under_any_delays(delays: list[float]) -> None:
+def test_no_call_times_out_more_than_three_times(delays: list[float]) -> None:
     service = SlowService()
     reader = reader_of(service)
     for service.delay in delays:
         assert any(reader.read().records for _ in range(4))
 
 
-def test_fewer_records_are_asked_for_only_where_no_time_is_enough() -> None:
-    """If a longer timeout helps, requests keep their size, so that a slow service can catch up."""
+def test_requests_shrink_only_if_no_timeout_suffices() -> None:
     service = SlowService(12.0)
     reader = reader_of(service)
     for _ in range(6):
@@ -230,15 +227,14 @@ def test_fewer_records_are_asked_for_only_where_no_time_is_enough() -> None:
         ("get_shard_iterator", lambda source: source.gone("s-0")),
     ],
 )
-def test_every_question_about_a_stream_is_waited_for(operation: str, ask: Callable[[KinesisSource], Any]) -> None:
-    """A stream whose responses are late can still be listed and read."""
+def test_every_request_about_a_stream_is_awaited(operation: str, ask: Callable[[KinesisSource], Any]) -> None:
     service = SlowService(slow={operation: 25.0})
     source = KinesisSource(service.clients(), "orders", clock=service.clock)
     ask(source)
     assert service.times(operation) == [5.0, 10.0, 20.0, 30.0]
 
 
-def test_a_service_that_has_answered_once_is_asked_once_a_turn() -> None:
+def test_service_that_fell_silent_is_asked_once_a_turn() -> None:
     """If a stream falls silent, a worker's turn (and a drain) waits for one timeout only."""
     service = SlowService()
     source = KinesisSource(service.clients(), "orders", clock=service.clock)
@@ -253,8 +249,7 @@ def test_a_service_that_has_answered_once_is_asked_once_a_turn() -> None:
         )
 
 
-def test_a_consumer_is_looked_for_however_late_the_answers() -> None:
-    """A shard of a slow service is subscribed to in the end."""
+def test_consumer_is_found_however_late_the_responses() -> None:
     service = SlowService(slow={"describe_stream_consumer": 12.0})
     patience = CallTimeouts(service.clients(), retry_first_call=True)
     consumer = StreamConsumer(cast("Any", None), "orders", "c", service.clock, timeouts=patience)
@@ -268,8 +263,7 @@ def test_a_consumer_is_looked_for_however_late_the_answers() -> None:
     assert (arns, service.times("describe_stream_consumer")) == ([None, None, "arn:c"], [5.0, 10.0, 20.0])
 
 
-def test_a_producer_waits_longer_for_a_slow_service_and_writes_once() -> None:
-    """Longer timeouts keep a producer from sending the same records again and again."""
+def test_producer_waits_longer_for_a_slow_service_and_writes_once() -> None:
     service = SlowService()
     producer = KinesisPutClient(cast("Any", service.clients(timeouts=PUT_TIMEOUTS)), "orders")
     unit = [cast("Any", SimpleNamespace(data=b"x", partition_key="k", hash_key=0))]
@@ -287,8 +281,7 @@ def test_a_producer_waits_longer_for_a_slow_service_and_writes_once() -> None:
     assert service.times("list_shards") == [10.0, 20.0]
 
 
-def test_quick_answers_count_only_one_after_another() -> None:
-    """The timeout shrinks only after several quick responses in a row."""
+def test_timeout_shrinks_only_after_consecutive_quick_responses() -> None:
     service = SlowService()
     patience = CallTimeouts(service.clients(), step=1, quick_responses=2)
     for delay in (QUICK_SECONDS, 60.0, *[QUICK_SECONDS] * 3):
@@ -298,37 +291,37 @@ def test_quick_answers_count_only_one_after_another() -> None:
     assert service.times("list_shards") == [10.0, 10.0, 20.0, 20.0, 5.0]
 
 
-def test_no_reading_waits_for_a_slow_answer() -> None:
+def test_no_read_blocks_on_a_slow_response() -> None:
     """After the first late response, calls run in the background, so reading threads and drains are not blocked."""
-    service, begun = SlowService(), list[Callable[[], None]]()
-    reader = reader_of(service, start=begun.append)
+    service, pending = SlowService(), list[Callable[[], None]]()
+    reader = reader_of(service, start=pending.append)
     reader.read()
     service.delay = 6.0
     reader.read()  # only the first late response blocks
     batches = [reader.read() for _ in range(3)]
     assert batches == [Batch((), None, None, 0.25, fault=RESPONSE_IS_PENDING, answered=False)] * 3
-    assert len(begun) == 1
-    begun[0]()
+    assert len(pending) == 1
+    pending[0]()
     assert len(reader.read().records) == 1
     assert service.times("get_records") == [5.0, 5.0, 10.0]
 
 
-def polling(service: SlowService, begun: list[Callable[[], None]]) -> Poller:
-    return reader_of(service, start=begun.append)
+def polling(service: SlowService, pending: list[Callable[[], None]]) -> Poller:
+    return reader_of(service, start=pending.append)
 
 
-def changes(service: SlowService, begun: list[Callable[[], None]]) -> Poller:
-    clients = service.clients(start=begun.append)
+def changes(service: SlowService, pending: list[Callable[[], None]]) -> Poller:
+    clients = service.clients(start=pending.append)
     return ChangePoller(clients.with_timeout(0.0), "arn", "s-0", TRIM_HORIZON, timeouts=CallTimeouts(clients))
 
 
-def columns(service: SlowService, begun: list[Callable[[], None]]) -> Poller:
-    clients = service.clients(start=begun.append)
+def columns(service: SlowService, pending: list[Callable[[], None]]) -> Poller:
+    clients = service.clients(start=pending.append)
     return ArrowPoller(clients.with_timeout(0.0), "orders", "s-0", TRIM_HORIZON, None, timeouts=CallTimeouts(clients))
 
 
-def unregistered(service: SlowService, begun: list[Callable[[], None]]) -> Poller:
-    clients = service.clients(start=begun.append)
+def unregistered(service: SlowService, pending: list[Callable[[], None]]) -> Poller:
+    clients = service.clients(start=pending.append)
     consumer = StreamConsumer(cast("Any", None), "orders", "c", service.clock, timeouts=CallTimeouts(clients))
     consumer._rejections = fan_out.MAX_REJECTIONS  # noqa: SLF001  the stream's consumer limit is reached
     client, patience = clients.with_timeout(0.0), CallTimeouts(clients)
@@ -336,14 +329,13 @@ def unregistered(service: SlowService, begun: list[Callable[[], None]]) -> Polle
 
 
 @pytest.mark.parametrize("make", [polling, changes, columns, unregistered])
-def test_the_time_of_the_last_reading_moves_only_by_an_answer(
+def test_last_read_time_advances_only_by_a_response(
     make: Callable[[SlowService, list[Callable[[], None]]], Poller], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While a service is silent, progress does not advance however often its readers are called."""
-    service, begun = SlowService(), list[Callable[[], None]]()
+    service, pending = SlowService(), list[Callable[[], None]]()
     if make is changes:
         monkeypatch.setitem(ANSWERS, "get_records", ANSWERS["get_records"] | {"Records": []})
-    reader, meter = make(service, begun), ProgressMeter(Lease("s-0"), "a")
+    reader, meter = make(service, pending), ProgressMeter(Lease("s-0"), "a")
 
     def look() -> Progress:
         batch = reader.read()
@@ -361,17 +353,17 @@ def test_the_time_of_the_last_reading_moves_only_by_an_answer(
         assert reach.behind is not None
         silence = service.clock.now - since
         assert reach.behind >= silence - 0.5 or silence < SILENT_SECONDS
-        if begun and silence > 80.0:
-            begun.pop()()  # its client times out
+        if pending and silence > 80.0:
+            pending.pop()()  # its client times out
     service.delay = QUICK_SECONDS
     for _ in range(20):
-        while begun:
-            begun.pop()()
+        while pending:
+            pending.pop()()
         again = look()
     assert (again.read or 0.0) > first.read
 
 
-def test_an_iterator_that_expired_while_its_answer_was_late_is_replaced() -> None:
+def test_iterator_that_expired_during_a_late_response_is_replaced() -> None:
     """A shard is still read if a response took longer than the iterator's five minutes."""
     service = SlowService()
     reader = reader_of(service)
@@ -383,10 +375,10 @@ def test_an_iterator_that_expired_while_its_answer_was_late_is_replaced() -> Non
     assert [name for name, _ in service.asked][-2:] == ["get_shard_iterator", "get_records"]
 
 
-def test_calls_that_wait_are_bounded_and_give_their_place_back() -> None:
+def test_pending_calls_are_bounded_and_free_their_slots() -> None:
     """At most `MAX_PENDING_CALLS` threads wait for slow shards, and a failed call frees its slot."""
-    service, begun = SlowService(6.0), list[Callable[[], None]]()
-    clients = service.clients(start=begun.append)
+    service, pending = SlowService(6.0), list[Callable[[], None]]()
+    clients = service.clients(start=pending.append)
     shards = [CallTimeouts(clients, step=1) for _ in range(MAX_PENDING_CALLS + 1)]
 
     def waits(patience: CallTimeouts) -> bool:
@@ -396,8 +388,8 @@ def test_calls_that_wait_are_bounded_and_give_their_place_back() -> None:
             return True
         return False
 
-    assert (all(map(waits, shards)), len(begun)) == (True, 30)
-    begun.pop(0)()
+    assert (all(map(waits, shards)), len(pending)) == (True, 30)
+    pending.pop(0)()
     assert waits(shards[-1])
     assert not waits(shards[0])
     for fault in (RuntimeError("can't start new thread"), None):
@@ -418,10 +410,9 @@ def _refusing(fault: Exception) -> Callable[[Callable[[], None]], None]:
     return start
 
 
-def test_a_subscription_whose_events_come_late_is_followed_by_a_more_patient_one(
+def test_subscription_with_late_events_is_renewed_with_a_longer_timeout(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next subscription has a longer timeout, so a shard with an event every twenty seconds is read."""
     caplog.set_level("INFO", "leasehold.kinesis")
     late = NothingCame(cast("Any", None), "there", "nothing came")
     faults = [late, late, None, None]
@@ -506,15 +497,15 @@ def late_server(patient: int) -> Iterator[tuple[str, list[str]]]:
         server.server_close()
 
 
-def test_each_limit_is_outlived_on_a_real_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timeouts_grow_on_a_real_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """A real client honors its timeout exactly and does not retry by itself."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    made: list[float] = []
+    timeouts: list[float] = []
     with late_server(patient=3) as (url, operations):
 
         def make(seconds: float) -> Any:  # noqa: ANN401  a client
-            made.append(seconds)
+            timeouts.append(seconds)
             return reading_client("eu-west-1", url, read_seconds=seconds)
 
         clients = KinesisClients(make, (0.02, 0.04, 0.08, 30.0), start=at_once)
@@ -523,4 +514,4 @@ def test_each_limit_is_outlived_on_a_real_connection(monkeypatch: pytest.MonkeyP
         clients.close()
     assert [batch.behind_seconds for batch in batches] == [None, None, None, 0.0]
     assert operations == [*["GetShardIterator"] * 4, "GetRecords"]
-    assert made == [0.02, 0.04, 0.08, 30.0]
+    assert timeouts == [0.02, 0.04, 0.08, 30.0]

@@ -15,7 +15,7 @@ from leasehold.balancer.model import TRIM_HORIZON, Lease
 ARN = "arn:aws:kinesis:eu-west-1:123456789012:stream/orders"
 
 
-def test_a_stream_address_is_a_name_or_an_arn_with_its_region() -> None:
+def test_stream_address_is_a_name_or_an_arn_with_its_region() -> None:
     """The region is taken from the ARN, and a contradicting one is rejected."""
     assert stream_address("orders", "eu-west-1", "source URL").arn is None
     address = stream_address(ARN, None, "source URL")
@@ -53,7 +53,7 @@ def _a_source(spoken: Spoken, wire: str) -> Source:
 
 
 @pytest.mark.parametrize("wire", ["cbor", "json", "boto3"])
-def test_every_request_of_a_reader_carries_the_arn(wire: str) -> None:
+def test_every_request_of_a_reader_contains_the_arn(wire: str) -> None:
     """Later pages are requested by token alone, as ListShards demands."""
     listed: list[dict[str, Any]] = [{"Shards": [ROW], "NextToken": "more"}, {"Shards": []}]
     read = {"Records": [], "NextShardIterator": "i-2", "MillisBehindLatest": 0}
@@ -70,10 +70,10 @@ def test_every_request_of_a_reader_carries_the_arn(wire: str) -> None:
 
 
 @pytest.mark.parametrize("wire", ["cbor", "json", "boto3"])
-def test_every_request_of_a_producer_carries_the_arn(wire: str) -> None:
+def test_every_request_of_a_producer_contains_the_arn(wire: str) -> None:
     """This includes PutRecords, with or without boto3."""
-    written = {"FailedRecordCount": 0, "Records": [{"ShardId": "s-0", "SequenceNumber": "7"}]}
-    spoken = Service(SUMMARY, {"Shards": [ROW]}, written, written)
+    response = {"FailedRecordCount": 0, "Records": [{"ShardId": "s-0", "SequenceNumber": "7"}]}
+    spoken = Service(SUMMARY, {"Shards": [ROW]}, response, response)
     with open_producer(f"kinesis://{ARN}?endpoint={listening(spoken)}&wire={wire}", {}) as producer:
         for data in (b"a book", b"a lamp"):
             assert producer.put(data, "customer-7").result(20).sequence_number == "7"

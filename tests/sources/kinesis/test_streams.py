@@ -30,7 +30,7 @@ from leasehold.stores.protocol import Listing
 from leasehold.stores.urls import open_store
 
 
-def made(client: KinesisClient, shards: int = 1) -> str:
+def create_stream(client: KinesisClient, shards: int = 1) -> str:
     """Create a stream and return its name."""
     name = f"many-{uuid4().hex[:8]}"
     client.create_stream(StreamName=name, ShardCount=shards)
@@ -39,11 +39,10 @@ def made(client: KinesisClient, shards: int = 1) -> str:
 
 
 @pytest.mark.services
-def test_streams_come_and_go_while_a_worker_reads(
+def test_streams_are_added_and_removed_while_a_worker_reads(
     client: KinesisClient, dynalite_url: str, dynalite_client: DynamoDBClient
 ) -> None:
-    """Streams can be added and removed without a restart, in one worker and one table."""
-    one, two, three = made(client), made(client, 2), made(client)
+    one, two, three = create_stream(client), create_stream(client, 2), create_stream(client)
     table = f"many-{uuid4().hex[:8]}"
     sources = {name: KinesisSource(client, name) for name in (one, two, three)}
     streams = KinesisStreams([sources[one], sources[two]])
@@ -51,41 +50,41 @@ def test_streams_come_and_go_while_a_worker_reads(
     worker = Worker(
         store=store, source=streams, me="a-1", config=Config(lease_seconds=3.0, initial_position=TRIM_HORIZON)
     )
-    seen: list[tuple[str, bytes]] = []
+    received: list[tuple[str, bytes]] = []
     lock = Lock()
 
     def handle(delivery: Delivery) -> None:
         with lock:
-            seen.extend((delivery.stream.split(":")[1], record.data) for record in delivery.records)
+            received.extend((delivery.stream.split(":")[1], record.data) for record in delivery.records)
 
     runner = Runner(worker, handle)
     with running(runner):
         for name in (one, two, three):
             client.put_record(StreamName=name, Data=b"first", PartitionKey="k")
-        until(lambda: sorted(seen) == sorted([(one, b"first"), (two, b"first")]), f"{seen}")
+        until(lambda: sorted(received) == sorted([(one, b"first"), (two, b"first")]), f"{received}")
         streams.remove(one)
         streams.add(sources[three])
         worker.hurry()
-        until(lambda: (three, b"first") in seen, f"{seen}")
+        until(lambda: (three, b"first") in received, f"{received}")
         until(lambda: len(worker.holdings) == 3, "the removed stream's lease is released")
         client.put_record(StreamName=one, Data=b"second", PartitionKey="k")
         client.split_shard(StreamName=three, ShardToSplit="shardId-000000000000", NewStartingHashKey=str(2**127))
         client.get_waiter("stream_exists").wait(StreamName=three, WaiterConfig=AT_ONCE)
         client.put_record(StreamName=three, Data=b"second", PartitionKey="k")
-        until(lambda: (three, b"second") in seen, f"{seen}")
-    assert sorted(seen) == sorted([(one, b"first"), (two, b"first"), (three, b"first"), (three, b"second")])
+        until(lambda: (three, b"second") in received, f"{received}")
+    assert sorted(received) == sorted([(one, b"first"), (two, b"first"), (three, b"first"), (three, b"second")])
 
     rows = {item["leaseKey"]["S"]: item for item in dynalite_client.scan(TableName=table)["Items"]}
     of_three, of_one = sources[three].identity(), sources[one].identity()
     child = rows[f"{of_three}:shardId-000000000001"]
     assert (child["streamName"], child["shardId"]) == ({"S": of_three}, {"S": "shardId-000000000001"})
     assert child["parentShardId"] == {"SS": ["shardId-000000000000"]}
-    left = rows[f"{of_one}:shardId-000000000000"]
-    assert ("leaseOwner" in left, left["checkpoint"]["S"].isdigit()) == (False, True)
+    remaining = rows[f"{of_one}:shardId-000000000000"]
+    assert ("leaseOwner" in remaining, remaining["checkpoint"]["S"].isdigit()) == (False, True)
     assert of_one.split(":")[1:2] == [one]
 
 
-def test_a_stream_that_does_not_exist_is_said_at_once() -> None:
+def test_missing_stream_is_an_immediate_error() -> None:
     kinesis: KinesisClient = boto3.client("kinesis", region_name="eu-west-1")
     streams = KinesisStreams([KinesisSource(kinesis, "ordres")])
     with Stubber(kinesis) as stub:
@@ -96,20 +95,19 @@ def test_a_stream_that_does_not_exist_is_said_at_once() -> None:
         assert not streams.reads(Lease("s-0", stream="1:orders:2"))
 
 
-def test_a_stream_that_was_made_anew_is_another_stream() -> None:
+def test_recreated_stream_is_another_stream() -> None:
     """Old checkpoints do not apply to a recreated stream, although its shards have the same ids."""
     kinesis: KinesisClient = boto3.client("kinesis", region_name="eu-west-1")
     streams = KinesisStreams([KinesisSource(kinesis, "orders")])
     with Stubber(kinesis) as stub:
-        for made in (7, 9):
-            stub.add_response("describe_stream_summary", _summary("orders", made))
+        for created in (7, 9):
+            stub.add_response("describe_stream_summary", _summary("orders", created))
         stub.add_response("list_shards", _shards())
         assert [shard.id for shard in streams.shards()] == ["1:orders:9:shardId-000000000000"]
-        assert [streams.reads(Lease("s", stream=f"1:orders:{made}")) for made in (7, 9)] == [False, True]
+        assert [streams.reads(Lease("s", stream=f"1:orders:{created}")) for created in (7, 9)] == [False, True]
 
 
-def test_the_incarnation_is_not_known_where_it_may_not_be_asked_for(caplog: pytest.LogCaptureFixture) -> None:
-    """A worker without the permission kinesis:DescribeStreamSummary can still list shards."""
+def test_incarnation_is_unknown_without_the_permission_to_describe(caplog: pytest.LogCaptureFixture) -> None:
     kinesis: KinesisClient = boto3.client("kinesis", region_name="eu-west-1")
     source = KinesisSource(kinesis, "orders")
     with Stubber(kinesis) as stub:
@@ -128,14 +126,14 @@ def test_the_incarnation_is_not_known_where_it_may_not_be_asked_for(caplog: pyte
     assert caplog.messages == [f"{warning}, {reason}"]
 
 
-def _summary(name: str, made: int) -> dict[str, Any]:
+def _summary(name: str, created: int) -> dict[str, Any]:
     return {
         "StreamDescriptionSummary": {
             "StreamName": name,
             "StreamARN": f"arn:aws:kinesis:eu-west-1:1:stream/{name}",
             "StreamStatus": "ACTIVE",
             "RetentionPeriodHours": 24,
-            "StreamCreationTimestamp": datetime.fromtimestamp(made, UTC),
+            "StreamCreationTimestamp": datetime.fromtimestamp(created, UTC),
             "EnhancedMonitoring": [],
             "OpenShardCount": 1,
         }
@@ -150,7 +148,7 @@ def _shards() -> dict[str, Any]:
 
 
 @define
-class Told:
+class FakeStream:
     """A stream whose shard ends with two children, or which raises this fault; it counts calls."""
 
     name: str
@@ -169,7 +167,7 @@ class Told:
     def shards(self) -> tuple[Shard, ...]:
         return (Shard(f"s-0{self.answered()}"),)
 
-    def open(self, _lease: Lease, _start: Position) -> "Told":
+    def open(self, _lease: Lease, _start: Position) -> "FakeStream":
         return self
 
     def read(self) -> Batch:
@@ -186,13 +184,13 @@ class Told:
         return ""
 
 
-def several(*sources: Told) -> KinesisStreams:
+def several(*sources: FakeStream) -> KinesisStreams:
     return KinesisStreams(cast("list[KinesisSource]", sources))
 
 
-def test_a_shard_of_one_stream_ends_with_all_of_its_children() -> None:
+def test_shard_of_one_stream_ends_with_all_of_its_children() -> None:
     """Both children of a split are known at once, with their parent, before the next listing."""
-    one = Told("a")
+    one = FakeStream("a")
     streams = several(one)
     (shard,) = streams.shards()
     reader = streams.open(Lease("s-0", stream=shard.stream), TRIM_HORIZON)
@@ -203,9 +201,9 @@ def test_a_shard_of_one_stream_ends_with_all_of_its_children() -> None:
     assert one.closed == 1, "its subscription would stay open for as long as the process runs"
 
 
-def test_a_stream_is_asked_for_its_name_once() -> None:
+def test_stream_identity_is_requested_once() -> None:
     """DescribeStreamSummary is limited to twenty requests per second."""
-    one = Told("a")
+    one = FakeStream("a")
     streams = several(one)
     for _ in range(3):
         streams.shards()
@@ -213,9 +211,8 @@ def test_a_stream_is_asked_for_its_name_once() -> None:
     assert one.named == 1
 
 
-def test_a_listing_is_of_the_streams_that_answer_and_fails_where_none_does(caplog: pytest.LogCaptureFixture) -> None:
-    """One throttled stream does not stop the others; if all fail, the listing is an error and not empty."""
-    one, two = Told("a"), Told("b")
+def test_listing_has_the_streams_that_respond_and_fails_if_none_does(caplog: pytest.LogCaptureFixture) -> None:
+    one, two = FakeStream("a"), FakeStream("b")
     streams = several(one, two)
     streams.shards()
     two.fault = SourceError("b may not be listed")
@@ -227,10 +224,9 @@ def test_a_listing_is_of_the_streams_that_answer_and_fails_where_none_does(caplo
 
 
 @pytest.mark.parametrize("named", [False, True])
-def test_a_stream_that_was_slow_is_listed_again_soon(caplog: pytest.LogCaptureFixture, *, named: bool) -> None:
-    """One throttled request does not leave a stream unread until the next regular listing in five minutes."""
-    slow = Told("b")
-    streams = several(Told("a"), slow)
+def test_throttled_stream_is_listed_again_soon(caplog: pytest.LogCaptureFixture, *, named: bool) -> None:
+    slow = FakeStream("b")
+    streams = several(FakeStream("a"), slow)
     if named:
         streams.reads(Lease("s-0"))
     slow.fault = SourceUnavailable("b is slow")
@@ -246,23 +242,23 @@ def test_a_stream_that_was_slow_is_listed_again_soon(caplog: pytest.LogCaptureFi
     assert caplog.messages == [why, "the shards are listed again"]
 
 
-def test_a_stream_that_was_slow_to_say_its_name_is_read_once_it_has() -> None:
-    """A stream that was throttled at the first listing is named at a later one."""
-    slow = Told("b", SourceUnavailable("b is slow"))
-    streams = several(Told("a"), slow)
+def test_throttled_stream_is_read_once_it_is_identified() -> None:
+    slow = FakeStream("b", SourceUnavailable("b is slow"))
+    streams = several(FakeStream("a"), slow)
     assert [shard.id for shard in streams.shards()] == ["1:a:7:s-0"]
     slow.fault = None
     assert [shard.id for shard in streams.shards()] == ["1:a:7:s-0", "1:b:7:s-0"]
 
 
-def test_a_wrong_name_beside_a_right_one_is_said() -> None:
-    """A misspelt stream name among several is an error, not just a log line."""
-    streams = several(Told("a"), Told("c", SourceUnavailable("c is slow")), Told("b", SourceError("no stream b")))
+def test_wrong_name_next_to_a_right_one_is_an_error() -> None:
+    streams = several(
+        FakeStream("a"), FakeStream("c", SourceUnavailable("c is slow")), FakeStream("b", SourceError("no stream b"))
+    )
     with pytest.raises(SourceError, match="no stream b"):
         streams.shards()
 
 
-def test_a_url_may_name_several_streams() -> None:
+def test_url_may_name_several_streams() -> None:
     several = open_source("kinesis://orders,returns?region=eu-west-1")
     assert isinstance(several, KinesisStreams)
     several.close()
@@ -274,7 +270,7 @@ def test_a_url_may_name_several_streams() -> None:
         assert (type(one), one.stream) == (KinesisSource, "")  # its leases have no stream name
 
 
-def test_a_stream_that_left_is_read_no_more_and_each_is_closed() -> None:
+def test_removed_stream_is_no_longer_read_and_is_closed() -> None:
     """Open readers of a removed stream fail, since another worker may read it now, and its connections are closed."""
     kinesis: KinesisClient = boto3.client("kinesis", region_name="eu-west-1")
     closed: list[str] = []

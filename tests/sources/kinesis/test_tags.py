@@ -42,16 +42,15 @@ def sealed(rows: list[tuple[bytes, str, Tag | None, str | None]], limit: int = 1
         if not aggregate.add(data, key, hash_key, *label):
             break
         count += 1
-    made = aggregate.encode()
-    assert len(made) + len(aggregate.partition_key.encode()) == aggregate.size <= limit
-    return made, count
+    encoded = aggregate.encode()
+    assert len(encoded) + len(aggregate.partition_key.encode()) == aggregate.size <= limit
+    return encoded, count
 
 
 @given(ROWS, st.integers(700, 3000))
 def test_tags_are_read_back_and_count_as_bytes(
     rows: list[tuple[bytes, str, Tag | None, str | None]], limit: int
 ) -> None:
-    """Tags count toward the size limit of an aggregate."""
     data, count = sealed(rows, limit)
     users = deaggregate(data, "a", None)
     if count == 1 and rows[0][2] is None:
@@ -65,7 +64,7 @@ def test_tags_are_read_back_and_count_as_bytes(
 
 
 @given(st.binary(min_size=1, max_size=100), st.integers(0, 10**15 - 1), st.text("ab", min_size=1, max_size=9))
-def test_a_record_with_a_tag_takes_no_more_room_than_is_kept_for_it(data: bytes, row: int, key: str) -> None:
+def test_record_with_a_tag_fits_the_room_reserved_for_it(data: bytes, row: int, key: str) -> None:
     """The stream accepts even the largest record that a sink accepts."""
     context = Tag("q" * 11, 10**10, 10**9, "9999-99", "e" * 8, 0).context
     queue = ShardQueue("s", HASH_KEYS, TokenBucket(1.0))
@@ -76,23 +75,23 @@ def test_a_record_with_a_tag_takes_no_more_room_than_is_kept_for_it(data: bytes,
     assert deaggregate(unit.data).tags == [Tag("q" * 11, 10**10, 10**9, "9999-99", "e" * 8, row)]
 
 
-class Asked:
+class ShardReads:
     """The responses of a shard in order, from a position on."""
 
-    def __init__(self, kind: type[Poller], records: list[bytes], at: Position) -> None:
-        self.poller = kind(cast("Any", object()), "s", "shard-0", at, HASH_KEYS)
-        first = int(at.sequence) if at.numbered else 0
+    def __init__(self, kind: type[Poller], records: list[bytes], start: Position) -> None:
+        self.poller = kind(cast("Any", object()), "s", "shard-0", start, HASH_KEYS)
+        first = int(start.sequence) if start.numbered else 0
         rows = [{"Data": data, "SequenceNumber": str(n), "PartitionKey": "a"} for n, data in enumerate(records)]
         self.rows = rows[first:]
 
     def batches(self, size: int) -> list[Any]:
         """Return all batches, with at most `size` records each."""
-        answers = [self.rows[at : at + size] for at in range(0, len(self.rows), size)]
-        told: Any = {"NextShardIterator": "more", "MillisBehindLatest": 1}
-        return [self.poller._batch(told | {"Records": rows}) for rows in answers]  # noqa: SLF001  parse a response of Kinesis
+        answers = [self.rows[index : index + size] for index in range(0, len(self.rows), size)]
+        response: Any = {"NextShardIterator": "more", "MillisBehindLatest": 1}
+        return [self.poller._batch(response | {"Records": rows}) for rows in answers]  # noqa: SLF001  parse a response of Kinesis
 
 
-class Answering:
+class ScriptedClient:
     """A Kinesis client that returns these responses to GetRecords in order."""
 
     def __init__(self, *answers: dict[str, Any]) -> None:
@@ -105,7 +104,7 @@ class Answering:
         return self.answers.pop(0)
 
 
-def test_tagged_records_of_an_answer_that_cannot_be_read_come_with_the_next() -> None:
+def test_tagged_records_of_an_unreadable_response_arrive_with_the_next() -> None:
     """Tags are remembered only once the whole response was parsed."""
     tags = [Tag("q", 100, 0, "0-0", "e", row, HASH_KEYS) for row in range(3)]
     data, _ = sealed([(b"x", "a", tag, None) for tag in tags])
@@ -114,7 +113,7 @@ def test_tagged_records_of_an_answer_that_cannot_be_read_come_with_the_next() ->
         row = {"Data": data, "SequenceNumber": "4", "PartitionKey": "a"}
         return {"Records": [row], "NextShardIterator": "more", "MillisBehindLatest": 0}
 
-    client = Answering(told() | {"ChildShards": [{"ShardId": "c", "HashKeyRange": {}}]}, told())
+    client = ScriptedClient(told() | {"ChildShards": [{"ShardId": "c", "HashKeyRange": {}}]}, told())
     poller = Poller(cast("Any", client), "orders", "s-0", TRIM_HORIZON, HASH_KEYS)
     assert poller.read().fault is not None
     assert [record.data for record in poller.read().records] == [b"x"] * 3
@@ -122,18 +121,18 @@ def test_tagged_records_of_an_answer_that_cannot_be_read_come_with_the_next() ->
 
 @settings(max_examples=60)
 @given(st.lists(ROWS, min_size=1, max_size=6), st.integers(1, 3), st.data())
-def test_a_reader_that_goes_on_behind_any_record_is_given_what_the_first_would_have_been(
+def test_reader_that_resumes_anywhere_gets_the_same_records(
     aggregates: list[list[tuple[bytes, str, Tag | None, str | None]]], size: int, draw: st.DataObject
 ) -> None:
     """Rows are neither repeated nor left out after a checkpoint in the middle of a batch."""
     records = [sealed(rows)[0] for rows in aggregates]
-    read = [record for batch in Asked(Poller, records, TRIM_HORIZON).batches(size) for record in batch.records]
+    read = [record for batch in ShardReads(Poller, records, TRIM_HORIZON).batches(size) for record in batch.records]
     tags = [tag for data in records for tag in deaggregate(data).tags if tag is not None]
     assert len(read) >= len({(tag.query, tag.part, tag.edition) for tag in tags if tag.batch == 2})
     if not read:
         return
     cut = draw.draw(st.integers(0, len(read) - 1))
-    rest = [each for batch in Asked(Poller, records, read[cut].position).batches(size) for each in batch.records]
+    rest = [each for batch in ShardReads(Poller, records, read[cut].position).batches(size) for each in batch.records]
     assert [(each.position.order, each.token) for each in rest] == [
         (e.position.order, e.token) for e in read[cut + 1 :]
     ]
@@ -141,45 +140,44 @@ def test_a_reader_that_goes_on_behind_any_record_is_given_what_the_first_would_h
 
 @settings(max_examples=60)
 @given(st.lists(ROWS, min_size=1, max_size=6), st.integers(1, 3), st.integers(1, 5))
-def test_columns_leave_out_the_same_and_are_cut_at_the_same_places(
-    aggregates: list[list[tuple[bytes, str, Tag | None, str | None]]], size: int, most: int
+def test_columns_drop_the_same_records_and_end_at_the_same_positions(
+    aggregates: list[list[tuple[bytes, str, Tag | None, str | None]]], size: int, limit: int
 ) -> None:
     """Spark gets the same rows as a worker, and a repeated batch has the same rows again."""
     records = [sealed(rows)[0] for rows in aggregates]
-    plain = [record for batch in Asked(Poller, records, TRIM_HORIZON).batches(size) for record in batch.records]
+    plain = [record for batch in ShardReads(Poller, records, TRIM_HORIZON).batches(size) for record in batch.records]
     buffer, cut = RowBuffer(columns("s")), list[tuple[bytes, tuple[int, int]]]()
-    for batch in Asked(ArrowPoller, records, TRIM_HORIZON).batches(size):
+    for batch in ShardReads(ArrowPoller, records, TRIM_HORIZON).batches(size):
         chunk = chunk_of(columns("s"), Lease("shard-0"), batch)
         assert chunk is not None
         buffer.put(chunk)
     tokens = list[str]()
-    while (taken := buffer.take(most, 1 << 40)) is not None:
+    while (part := buffer.take(limit, 1 << 40)) is not None:
         cut += zip(
-            taken.rows["data"].to_pylist(),
+            part.rows["data"].to_pylist(),
             zip(
-                map(int, taken.rows["sequenceNumber"].to_pylist()),
-                taken.rows["subSequenceNumber"].to_pylist(),
+                map(int, part.rows["sequenceNumber"].to_pylist()),
+                part.rows["subSequenceNumber"].to_pylist(),
                 strict=True,
             ),
             strict=True,
         )
-        tokens.append(taken.ends.token)
+        tokens.append(part.ends.token)
     assert cut == [(r.data, (int(r.sequence_number), r.sub_sequence_number)) for r in plain]
     if plain and tokens:
-        assert tokens[-1] == Asked(Poller, records, TRIM_HORIZON).batches(99)[-1].token
+        assert tokens[-1] == ShardReads(Poller, records, TRIM_HORIZON).batches(99)[-1].token
 
 
 @pytest.mark.more
 @settings(max_examples=1)
 @given(st.lists(ROWS, min_size=20, max_size=60))
-def test_kcl_reads_over_the_tags(aggregates: list[list[tuple[bytes, str, Tag | None, str | None]]]) -> None:
-    """A Java consumer can unpack tagged aggregates."""
+def test_kcl_ignores_the_tags(aggregates: list[list[tuple[bytes, str, Tag | None, str | None]]]) -> None:
     if missing := kcl_jar.missing():
         pytest.skip(f"the KCL jar is not run: no {missing}")
     rows: list[list[tuple[bytes, str, Tag | None, str | None]]] = [
         [(data, key, tag or Tag("q", 1, 0, "0", "e", 0), None) for data, key, tag, _ in each] for each in aggregates
     ]
-    answers = kcl_jar.verdicts((sealed(each)[0], *HASH_KEYS) for each in rows)
+    answers = kcl_jar.kcl_records((sealed(each)[0], *HASH_KEYS) for each in rows)
     assert answers == [
         tuple((key, None, data, sub, True) for sub, (data, key, _, _) in enumerate(each)) for each in rows
     ]

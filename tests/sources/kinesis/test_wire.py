@@ -54,13 +54,13 @@ def read(client: "KinesisClient", start: Position = TRIM_HORIZON) -> Batch:
     return poller.read()
 
 
-def slowly(answer: Answer, start: Position = TRIM_HORIZON) -> Batch:
+def by_boto3(answer: Answer, start: Position = TRIM_HORIZON) -> Batch:
     """Return the batch that boto3's own parser gives."""
     SLOW.answers[:] = [answer]
     return read(one_client("slow"), start)
 
 
-def quickly(answer: Answer, start: Position = TRIM_HORIZON) -> Batch:
+def by_hooks(answer: Answer, start: Position = TRIM_HORIZON) -> Batch:
     """Return the batch that the hooks give, and check that the path without boto3 gives the same."""
     FAST.answers[:] = [answer]
     batch = read(one_client("cbor" if answer.form == CBOR else "json"), start)
@@ -70,16 +70,16 @@ def quickly(answer: Answer, start: Position = TRIM_HORIZON) -> Batch:
     return batch
 
 
-def same(told: dict[str, Any], start: Position = TRIM_HORIZON) -> Batch:
+def same(response: dict[str, Any], start: Position = TRIM_HORIZON) -> Batch:
     """Return the batch, checked to be the same in every encoding."""
-    expected = slowly(in_json(told), start)
-    answers = in_json(told), in_cbor(told), in_cbor(told, text=True), in_cbor(told, tagged=True)
+    expected = by_boto3(in_json(response), start)
+    answers = in_json(response), in_cbor(response), in_cbor(response, text=True), in_cbor(response, tagged=True)
     for answer in answers:
-        assert quickly(answer, start) == expected
+        assert by_hooks(answer, start) == expected
     return expected
 
 
-def test_a_field_that_a_service_adds_is_left_out_and_no_matter_for_boto3() -> None:
+def test_field_added_by_a_service_is_ignored_without_boto3() -> None:
     """A new field in a response does not force the slower parser."""
     added = {**PLAIN, "Region": "eu-west-1", "Limits": {"left": [4]}}
     assert same(added) == same(PLAIN)
@@ -87,8 +87,8 @@ def test_a_field_that_a_service_adds_is_left_out_and_no_matter_for_boto3() -> No
     assert hooks.parse_response(cbor2.dumps({**PLAIN, "ChildShards": [CHILD]})) is None
 
 
-def test_every_crafted_aggregate_gives_the_same_records() -> None:
-    rows = [{**ROW, "SequenceNumber": str(at), "Data": case.data} for at, case in enumerate(cases(), 1)]
+def test_crafted_aggregates_give_the_same_records() -> None:
+    rows = [{**ROW, "SequenceNumber": str(number), "Data": case.data} for number, case in enumerate(cases(), 1)]
     batch = same({**PLAIN, "Records": rows})
     assert batch.count > len(rows) / 2
     assert same({**PLAIN, "Records": rows}, Position("7")).count < batch.count
@@ -119,9 +119,9 @@ ANSWERS = st.fixed_dictionaries(
 @pytest.mark.slow
 @given(ANSWERS, st.none() | st.integers(1, 10**56))
 @settings(max_examples=60)
-def test_all_answers_give_the_batches_that_boto3_gives(told: dict[str, Any], start: int | None) -> None:
+def test_responses_give_the_batches_that_boto3_gives(response: dict[str, Any], start: int | None) -> None:
     """Absent keys, odd numbers and empty records are parsed as boto3 parses them."""
-    same(told, TRIM_HORIZON if start is None else Position(str(start), 1))
+    same(response, TRIM_HORIZON if start is None else Position(str(start), 1))
 
 
 @given(
@@ -131,7 +131,7 @@ def test_all_answers_give_the_batches_that_boto3_gives(told: dict[str, Any], sta
         lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["Records", "Data"]), inner),
     ).map(lambda value: in_json({"Odd": value}).body[8:-1])
 )
-def test_a_body_that_is_no_answer_fails_as_it_does_with_boto3(body: bytes) -> None:
+def test_malformed_body_fails_as_with_boto3(body: bytes) -> None:
     """A broken response is an error, never an empty batch."""
 
     def outcome(way: Any) -> object:  # noqa: ANN401  one of the two functions above
@@ -140,12 +140,12 @@ def test_a_body_that_is_no_answer_fails_as_it_does_with_boto3(body: bytes) -> No
         except Exception as error:  # noqa: BLE001  both must raise the same error
             return type(error), str(error)
 
-    assert outcome(quickly) == outcome(slowly)
+    assert outcome(by_hooks) == outcome(by_boto3)
 
 
-@pytest.mark.parametrize("told", [1_795_363_072.5, "1795363072.5", "2026-11-22T15:57:52.5Z"])
-def test_every_form_of_a_time_is_understood(told: object) -> None:
-    (record,) = quickly(in_cbor({**PLAIN, "Records": [{**ROW, "ApproximateArrivalTimestamp": told}]})).records
+@pytest.mark.parametrize("response", [1_795_363_072.5, "1795363072.5", "2026-11-22T15:57:52.5Z"])
+def test_every_time_format_is_parsed(response: object) -> None:
+    (record,) = by_hooks(in_cbor({**PLAIN, "Records": [{**ROW, "ApproximateArrivalTimestamp": response}]})).records
     assert record.arrived == 1_795_363_072.5
 
 
@@ -154,12 +154,12 @@ each_way = pytest.mark.parametrize("way", WAYS)
 
 @each_way
 @pytest.mark.parametrize("code", ["ExpiredIteratorException", "InvalidArgumentException", "KMSDisabledException"])
-def test_an_error_says_the_same_in_both_forms(code: str, way: Way) -> None:
+def test_error_is_the_same_in_both_encodings(code: str, way: Way) -> None:
     error = {"__type": f"com.amazonaws#{code}", "message": "as told", "Unheard": b"\0"}
     client, _ = quick(in_cbor(PLAIN), in_cbor(error, 400), way=way)
-    ask(client)
+    request_records(client)
     with pytest.raises(ClientError) as quickly_told:
-        ask(client)
+        request_records(client)
     slow = Spoken([in_json({**error, "Unheard": "AA=="}, 400)]).attach(boto3.client("kinesis", region_name="eu-west-1"))
     with pytest.raises(ClientError) as slowly_told:
         slow.get_records(ShardIterator="i-1")
@@ -169,19 +169,19 @@ def test_an_error_says_the_same_in_both_forms(code: str, way: Way) -> None:
     assert type(quickly_told.value).__name__ == type(slowly_told.value).__name__ == code
 
 
-def ask(client: "KinesisClient", times: int = 1) -> list[bytes]:
+def request_records(client: "KinesisClient", times: int = 1) -> list[bytes]:
     """Request records `times` times; return their data."""
     answers = [client.get_records(ShardIterator="i-1", Limit=9)["Records"] for _ in range(times)]
     return [row["Data"] for rows in answers for row in rows]
 
 
 @each_way
-def test_questions_are_asked_in_cbor_and_only_where_wanted(way: Way) -> None:
+def test_requests_use_cbor_only_where_wanted(way: Way) -> None:
     client, spoken = quick(in_cbor(PLAIN), way=way)
-    assert ask(client) == [b"data"]
+    assert request_records(client) == [b"data"]
     assert (spoken.forms, spoken.asked) == (["cbor"], [{"ShardIterator": "i-1", "Limit": 9}])
     client, spoken = quick(in_json(PLAIN), wire="json", way=way)
-    assert ask(client) == [b"data"]
+    assert request_records(client) == [b"data"]
     assert (spoken.forms, spoken.asked) == (["json"], [{"ShardIterator": "i-1", "Limit": 9}])
 
 
@@ -198,11 +198,11 @@ def test_questions_are_asked_in_cbor_and_only_where_wanted(way: Way) -> None:
         Answer(cbor2.dumps({"Records": [{"Data": 7}]}), CBOR),
     ],
 )
-def test_a_service_without_cbor_is_asked_in_json_at_once_and_from_then_on(
+def test_service_without_cbor_gets_json_at_once_and_thereafter(
     refusal: Answer, way: Way, caplog: pytest.LogCaptureFixture
 ) -> None:
     client, spoken = quick(refusal, in_json(PLAIN), in_json(PLAIN), way=way)
-    assert ask(client, 2) == [b"data"] * 2
+    assert request_records(client, 2) == [b"data"] * 2
     assert spoken.forms == ["cbor", "json", "json"]
     assert spoken.asked == [{"ShardIterator": "i-1", "Limit": 9}] * 3
     assert [record.message for record in caplog.records if "from now on" in record.message] != []
@@ -210,45 +210,41 @@ def test_a_service_without_cbor_is_asked_in_json_at_once_and_from_then_on(
 
 
 @each_way
-def test_a_service_that_answers_cbor_in_json_is_asked_in_json_from_then_on(
-    caplog: pytest.LogCaptureFixture, way: Way
-) -> None:
+def test_service_that_answers_cbor_in_json_gets_json_thereafter(caplog: pytest.LogCaptureFixture, way: Way) -> None:
     client, spoken = quick(in_json(PLAIN), in_json(PLAIN), way=way)
-    assert ask(client, 2) == [b"data"] * 2
+    assert request_records(client, 2) == [b"data"] * 2
     assert spoken.forms == ["cbor", "json"]
     assert caplog.text.count("are in JSON from now on") == 1
 
 
 @each_way
-def test_a_fault_that_json_does_not_mend_is_no_refusal_of_cbor(caplog: pytest.LogCaptureFixture, way: Way) -> None:
-    """A worker keeps CBOR if its first request fails in JSON as well."""
+def test_fault_in_both_encodings_does_not_disprove_cbor(caplog: pytest.LogCaptureFixture, way: Way) -> None:
     busy = Answer(b"<html>busy</html>", "text/html", 503)
     throttled = Answer(b'{"__type": "ProvisionedThroughputExceededException"}', status=400)
     client, spoken = quick(busy, busy, throttled, in_cbor(PLAIN), in_cbor(PLAIN), way=way)
     with pytest.raises(ClientError, match="503"):
-        ask(client)
-    assert ask(client, 2) == [b"data"] * 2
+        request_records(client)
+    assert request_records(client, 2) == [b"data"] * 2
     assert spoken.forms == ["cbor", "json", "cbor", "cbor", "cbor"]
     assert caplog.text == ""
 
 
 @each_way
-def test_a_service_that_spoke_cbor_once_is_not_doubted(caplog: pytest.LogCaptureFixture, way: Way) -> None:
+def test_service_that_used_cbor_once_keeps_it(caplog: pytest.LogCaptureFixture, way: Way) -> None:
     """After one CBOR response, an error in JSON does not end the use of CBOR."""
     odd = Answer(b'{"__type": "InvalidArgumentException", "message": "no"}', status=400)
     client, spoken = quick(in_cbor(PLAIN), odd, in_cbor(PLAIN), way=way)
-    assert ask(client) == [b"data"]
+    assert request_records(client) == [b"data"]
     with pytest.raises(ClientError, match="no"):
-        ask(client)
-    assert ask(client) == [b"data"]
+        request_records(client)
+    assert request_records(client) == [b"data"]
     assert spoken.forms == ["cbor"] * 3
     assert caplog.text == ""
 
 
-def test_without_the_libraries_boto3_reads_by_itself(
+def test_boto3_reads_without_the_cbor_library(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Platforms without a wheel for the CBOR library can still read."""
     monkeypatch.setattr(clients, "CborHooks", None)
     with caplog.at_level(logging.WARNING):
         client, spoken = quick(in_json(PLAIN))
@@ -258,8 +254,7 @@ def test_without_the_libraries_boto3_reads_by_itself(
 
 
 @each_way
-def test_an_error_that_cannot_be_read_is_said(way: Way) -> None:
-    """An unreadable error response is reported by its status."""
+def test_unreadable_error_is_reported_by_its_status(way: Way) -> None:
     client, _ = quick(Answer(b"\xff", CBOR, 400), way=way)
     with pytest.raises(SourceError, match="rejected a request for stream 'orders': 400"):
         read(client)

@@ -50,12 +50,12 @@ def events(client: "KinesisClient") -> list[Any]:
 CONSUMER = "arn:aws:kinesis:eu-west-1:000000000000:stream/orders/consumer/app:1"
 
 
-def plainly(told: list[Any]) -> list[Any]:
+def plainly(events_sent: list[Any]) -> list[Any]:
     """Convert the times of the events to numbers."""
-    for each in told:
+    for each in events_sent:
         for row in each["SubscribeToShardEvent"]["Records"]:
             row["ApproximateArrivalTimestamp"] = clients.seconds_of(row["ApproximateArrivalTimestamp"])
-    return told
+    return events_sent
 
 
 def subscribed(*answers: Answer) -> tuple["KinesisClient", Spoken]:
@@ -75,31 +75,31 @@ def ignored(_why: str) -> None:
     """Ignore the reason."""
 
 
-@pytest.mark.parametrize("told", [[EVENT], [EVENT, {**EVENT, "Records": [], "ChildShards": None}], [EVENT] * 9])
-def test_events_are_those_that_boto3_tells(told: list[dict[str, Any]]) -> None:
-    """A subscription returns the same records as polling."""
-    slow = Spoken([stream(*map(in_json, told))]).attach(boto3.client("kinesis", region_name="eu-west-1"), SUBSCRIBE)
+@pytest.mark.parametrize("events_sent", [[EVENT], [EVENT, {**EVENT, "Records": [], "ChildShards": None}], [EVENT] * 9])
+def test_events_match_those_of_boto3(events_sent: list[dict[str, Any]]) -> None:
+    slow = Spoken([stream(*map(in_json, events_sent))]).attach(
+        boto3.client("kinesis", region_name="eu-west-1"), SUBSCRIBE
+    )
     expected = plainly(events(slow))
-    assert len(expected) == len(told)
-    client, spoken = subscribed(stream(*map(in_cbor, told)), stream(*map(in_json, told)))
+    assert len(expected) == len(events_sent)
+    client, spoken = subscribed(stream(*map(in_cbor, events_sent)), stream(*map(in_json, events_sent)))
     assert plainly(events(client)) == expected
     assert plainly(events(client)) == expected
     assert spoken.forms == ["cbor", "cbor"]
 
 
-def test_a_message_is_whole_however_it_comes() -> None:
-    """A message is complete however the connection splits it."""
+def test_message_is_complete_however_it_is_split() -> None:
     body = stream(*[in_cbor(EVENT)] * 3).body
     for size in (1, 7, 100, len(body)):
-        raw = Pieces([body[at : at + size] for at in range(0, len(body), size)])
+        raw = Pieces([body[offset : offset + size] for offset in range(0, len(body), size)])
         assert len(list(Subscription(raw, ignored))) == 3
 
 
-def test_a_damaged_message_is_not_waited_for() -> None:
+def test_damaged_message_is_detected_at_once() -> None:
     """A wrong length is detected at once, not at the end of the connection."""
     body = stream(in_cbor(EVENT), in_cbor(EVENT)).body
-    for at in (len(body) // 2 + 40, len(body) - 1):
-        broken = body[:at] + bytes([body[at] ^ 1]) + body[at + 1 :]
+    for offset in (len(body) // 2 + 40, len(body) - 1):
+        broken = body[:offset] + bytes([body[offset] ^ 1]) + body[offset + 1 :]
         with pytest.raises(ChecksumMismatch):
             list(Subscription(Pieces([broken]), ignored))
     with pytest.raises(ChecksumMismatch):
@@ -107,7 +107,7 @@ def test_a_damaged_message_is_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize("form", [in_json, in_cbor])
-def test_the_end_of_a_subscription_says_the_same_in_both_forms(form: Any) -> None:  # noqa: ANN401  one of two functions
+def test_end_of_a_subscription_is_the_same_in_both_encodings(form: Any) -> None:  # noqa: ANN401  one of two functions
     """A subscription that another reader took over is not mistaken for a broken one."""
     fault = form({"message": "as told"})
     client, _ = subscribed(stream(fault, kind="exception", name="ResourceInUseException"))
@@ -116,7 +116,7 @@ def test_the_end_of_a_subscription_says_the_same_in_both_forms(form: Any) -> Non
     assert caught.value.response["Error"]["Code"] == "ResourceInUseException"
 
 
-def test_an_event_that_cannot_be_read_ends_the_subscription_and_the_next_is_in_json(
+def test_unreadable_event_ends_the_subscription_and_the_next_uses_json(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     client, spoken = subscribed(stream(Answer(b"\xff", CBOR)), stream(in_json(EVENT)))
@@ -128,15 +128,14 @@ def test_an_event_that_cannot_be_read_ends_the_subscription_and_the_next_is_in_j
 
 
 @pytest.mark.parametrize("size", [0, 1, 1 << 31])
-def test_a_message_of_an_impossible_length_ends_the_subscription(size: int) -> None:
-    """A length of zero must not loop forever, and one of gigabytes must not be buffered."""
+def test_impossible_message_length_ends_the_subscription(size: int) -> None:
     prelude = pack(">II", size, 0)
     body = stream(in_cbor(EVENT)).body + prelude + pack(">I", crc32(prelude)) + b"x" * 100
     with pytest.raises((ParserError, ResponseParserError)):
         list(Subscription(Pieces([body]), ignored))
 
 
-def test_headers_that_are_none_end_the_subscription() -> None:
+def test_invalid_headers_end_the_subscription() -> None:
     """The parser's error is converted, so that it is not taken for a fault of our own, which costs the lease."""
     headers = b"\x04None\x63"
     prelude = pack(">II", 16 + len(headers), len(headers))

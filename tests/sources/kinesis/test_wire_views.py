@@ -36,8 +36,8 @@ ROWS = st.fixed_dictionaries(
 
 def as_columns(rows: Any) -> tuple[object, ...]:  # noqa: ANN401  either form
     """Return all fields of the rows, in either form."""
-    told = columns_of(rows)
-    return told.payloads, told.numbers, told.keys, told.arrived, told.has_aggregates
+    columns = columns_of(rows)
+    return columns.payloads, columns.numbers, columns.keys, columns.arrived, columns.has_aggregates
 
 
 def by_cbor2(body: bytes) -> tuple[tuple[object, ...], object]:
@@ -47,31 +47,29 @@ def by_cbor2(body: bytes) -> tuple[tuple[object, ...], object]:
     return as_columns(rows), answer
 
 
-def taken(body: bytes) -> tuple[tuple[object, ...], object] | None:
+def by_scanner(body: bytes) -> tuple[tuple[object, ...], object] | None:
     """Return the same by the scanner, or None if it declines."""
-    found = SCAN.viewed(body)
-    if found is None:
+    scanned = SCAN.viewed(body)
+    if scanned is None:
         return None
-    *shown, sealed, begin, end = found
+    *shown, sealed, begin, end = scanned
     rest = cbor2.loads(body[:begin] + b"\xf7" + body[end:])
     assert rest.pop("Records") is cbor2.undefined
     return (*SCAN.columns(body, *shown), sealed), rest
 
 
 @given(st.lists(ROWS, max_size=4), st.booleans(), st.permutations([*ANSWER]))
-def test_the_form_in_which_records_are_written_is_taken(
-    rows: list[dict[str, object]], indefinite: bool, names: list[str]
-) -> None:
+def test_scanner_accepts_any_order_of_fields(rows: list[dict[str, object]], indefinite: bool, names: list[str]) -> None:
     """The scanner accepts records with any order of fields and either way of counting."""
-    told = {**{name: ANSWER[name] for name in names}, "Records": rows}
-    body = cbor2.dumps(told, indefinite_containers=indefinite)
-    assert taken(body) == by_cbor2(body)
+    response = {**{name: ANSWER[name] for name in names}, "Records": rows}
+    body = cbor2.dumps(response, indefinite_containers=indefinite)
+    assert by_scanner(body) == by_cbor2(body)
 
 
-def test_a_time_may_be_marked_as_one() -> None:
+def test_time_may_have_its_cbor_tag() -> None:
     arrived = cbor2.CBORTag(1, 1_795_363_072_573)
     body = cbor2.dumps({**ANSWER, "Records": [{**test_wire.ROW, "ApproximateArrivalTimestamp": arrived}]})
-    assert taken(body) == by_cbor2(body)
+    assert by_scanner(body) == by_cbor2(body)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +87,7 @@ def test_a_time_may_be_marked_as_one() -> None:
         7,
     ],
 )
-def test_any_other_form_is_declined(row: object) -> None:
+def test_scanner_declines_any_other_form(row: object) -> None:
     assert SCAN.viewed(cbor2.dumps({**ANSWER, "Records": [test_wire.ROW, row]})) is None
 
 
@@ -105,57 +103,56 @@ OTHERS = st.recursive(
 
 
 @given(st.lists(DAMAGE, max_size=3))
-def test_a_damaged_answer_is_declined_or_read_as_cbor2_reads_it(damage: list[tuple[int, int, bytes]]) -> None:
+def test_damaged_response_is_declined_or_read_as_by_cbor2(damage: list[tuple[int, int, bytes]]) -> None:
     body = BODY
-    for at, gone, come in damage:
-        body = body[:at] + come + body[at + gone :]
+    for offset, removed, inserted in damage:
+        body = body[:offset] + inserted + body[offset + removed :]
     try:
-        found = taken(body)
+        scanned = by_scanner(body)
     except (cbor2.CBORDecodeError, ValueError):
         with pytest.raises((forms.UnreadableBody, TypeError)):  # cbor2 fails on the whole body as well
             by_cbor2(body)
         return
-    if found is not None:
-        assert found == by_cbor2(body)
+    if scanned is not None:
+        assert scanned == by_cbor2(body)
 
 
 @given(st.lists(ROWS | OTHERS, max_size=4), st.dictionaries(st.text(max_size=3), OTHERS), st.booleans())
-def test_an_answer_of_any_form_is_declined_or_read_as_cbor2_reads_it(
+def test_any_response_is_declined_or_read_as_by_cbor2(
     rows: list[object], others: dict[str, object], indefinite: bool
 ) -> None:
-    """Records are the same with and without the compiled wheel."""
     body = cbor2.dumps({**others, "Records": rows, "ChildShards": None}, indefinite_containers=indefinite)
-    found = taken(body)
-    if found is not None:
-        assert found == by_cbor2(body)
+    scanned = by_scanner(body)
+    if scanned is not None:
+        assert scanned == by_cbor2(body)
 
 
-def test_an_answer_that_is_cut_off_is_declined() -> None:
+def test_truncated_response_is_declined() -> None:
     end = BODY.index(b"\x72MillisBehindLatest")
     assert [SCAN.viewed(BODY[:size]) for size in range(end)] == [None] * end
 
 
 @pytest.mark.slow
-def test_the_records_that_come_of_it_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scanned_records_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests of test_wire.py also pass with the scanner."""
     monkeypatch.setattr(forms, "SCAN", SCAN)
-    test_wire.test_every_crafted_aggregate_gives_the_same_records()
-    test_wire.test_all_answers_give_the_batches_that_boto3_gives()
-    test_wire.test_a_body_that_is_no_answer_fails_as_it_does_with_boto3()
+    test_wire.test_crafted_aggregates_give_the_same_records()
+    test_wire.test_responses_give_the_batches_that_boto3_gives()
+    test_wire.test_malformed_body_fails_as_with_boto3()
 
 
-def test_of_two_lists_the_last_is_read_as_by_cbor2(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_last_of_two_lists_is_read_as_by_cbor2(monkeypatch: pytest.MonkeyPatch) -> None:
     one, none = cbor2.dumps({"Records": [test_wire.ROW]})[1:], cbor2.dumps({"Records": []})[1:]
     monkeypatch.setattr(forms, "SCAN", SCAN)
     assert forms.split_response(b"\xa2" + one + none, cbor=True) == ([], b"{}")
 
 
-def test_a_row_looks_as_boto3_has_it() -> None:
+def test_row_has_the_fields_of_boto3() -> None:
     """Callers of the client find boto3's fields, and the response is freed once it is columns."""
     with patch.object(forms, "SCAN", SCAN):
         rows, _ = forms.split_response(BODY, cbor=True)
     in_seconds = {**test_wire.ROW, "ApproximateArrivalTimestamp": test_wire.ARRIVED / 1000}
-    assert [rows[at] for at in range(len(rows))] == [in_seconds] * 3
+    assert [rows[index] for index in range(len(rows))] == [in_seconds] * 3
     assert (columns_of(cast("Any", rows)).numbers, len(rows)) == (
         [test_wire.ROW["SequenceNumber"]] * 3,
         0,
