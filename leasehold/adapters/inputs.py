@@ -178,7 +178,8 @@ def named(text: str) -> str | None:
 
 
 EARLIEST_MS, LATEST_MS, BEYOND_MS = 10**11, 10**13, 253_402_300_800_000
-"""The years 1973, 2286 and 10000. A number outside the first two is probably in another unit."""
+"""The beginnings of the years 1973, 2286 and 10000, in milliseconds. A time before 1973 or after 2286 is probably in
+another unit."""
 
 
 def checked_time(milliseconds: int, option: str, *, in_seconds: bool = False) -> int:

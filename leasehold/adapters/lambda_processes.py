@@ -294,7 +294,7 @@ def serve(descriptor: int, lifeline: int) -> None:
     signal.signal(signal.SIGIO, signal.SIG_DFL)
     fcntl.fcntl(lifeline, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(lifeline, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
-    # Format log lines as the command does. Lambda's runtime has a handler for log records, too.
+    # Configure logging as the command does, because functions may rely on the handler that Lambda's runtime installs.
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     connection, calls = Connection(descriptor), SimpleQueue[FunctionCall]()
     setup: Setup = connection.recv()

@@ -1,4 +1,4 @@
-"""Starts threads, reports their failures, and implements the scheduler of a real process.
+"""Starts threads, reports their failures, and provides `ThreadScheduler`, which workers use outside simulations.
 
 No thread fails unnoticed. An exception in a thread is passed to the thread's owner, which then ends the run or starts
 another thread.

@@ -78,7 +78,8 @@ After these times, a heartbeat of the lookout is one second overdue, or two of i
 """
 
 STAND_IN_SECONDS = 1.0
-"""The time between the moments at which one worker and the next in rank stand in for a silent lookout (C8)."""
+"""If the lookout is silent, each worker waits this much longer than the one before it in rank before it takes over
+(C8)."""
 
 LOOK_SECONDS, ALONE_SECONDS = 3.0, 20.0
 """The time between two listings by the lookout (C5), and by a worker that sees no leases of other workers (C13)."""

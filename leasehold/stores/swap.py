@@ -117,7 +117,7 @@ def split_version(lease: Lease) -> tuple[int, bool, Lease]:
 
 
 PLACES = {(FROM, False): "FROM", (FROM, True): "FROM>TO", (TO, True): "TO>FROM", (TO, False): "TO"}
-"""The names of a lease's possible places, by the table of its current row and whether that row is marked."""
+"""Where a lease can be during a swap, by the table that has its current row, and whether that row is marked as moved."""
 
 
 def place_of(lease: Lease) -> str:

@@ -59,7 +59,10 @@ class State(NamedTuple):
 
 
 class Transition(NamedTuple):
-    """A possible next step. `moves` is the number of leases that living workers lose in it, and `what` describes it."""
+    """A possible next step of a worker.
+
+    `moves` counts the leases that living workers lose by it, and `what` describes the step.
+    """
 
     state: State
     moves: int

@@ -552,7 +552,8 @@ def count_rejected(writes: Iterable[WriteEvent]) -> int:
 
 
 QUIET_VERBS: frozenset[WriteVerb] = frozenset({"renew", "checkpoint", "checkpoint-late", "annotate", "take-back"})
-"""Writes that are allowed in a fleet at rest. The last two only end a hand-off that was already counted."""
+"""Writes that are allowed while leases should no longer move. The last two only finish a hand-off that has been counted
+already."""
 
 
 def at_rest(run: JudgedRun) -> Iterator[Breach]:

@@ -64,7 +64,7 @@ def brief(value: Any) -> str:  # noqa: ANN401  the fields of values are of many 
     return f"{type(value).__name__}({', '.join(arguments)})"
 
 
-class Pasteable:
+class PrintableRepr:
     """A base class of values whose repr is Python code."""
 
     def __repr__(self) -> str:
@@ -75,7 +75,7 @@ class Pasteable:
 
 
 @frozen(repr=False)
-class Scene(Pasteable):
+class Scene(PrintableRepr):
     """The arguments of a call of `plan`.
 
     Attributes:
@@ -90,7 +90,7 @@ class Scene(Pasteable):
 
 
 @frozen(repr=False)
-class SmallFleet(Pasteable):
+class SmallFleet(PrintableRepr):
     """A fleet whose workers plan and act in turn. Each worker plans from the current state of the table.
 
     Attributes:

@@ -126,7 +126,7 @@ class ConsumerPort(ABC):
 
     @abstractmethod
     def admit(self, now: float) -> float | None:
-        """Make room for one read. Return None, or when to try again."""
+        """Reserve memory for one read. Return None if that worked, or the time at which to try again."""
 
     @abstractmethod
     def keep(self, batch: Batch) -> None:

@@ -179,7 +179,7 @@ class ChildHandler:
         leaving.add_done_callback(self._leaving.discard)
 
     def _measure(self, holding: Holding, batch: Batch) -> None:
-        """Send a message for an empty read, unless the previous message is pending or has failed."""
+        """Tell the child that a read returned no records, unless its previous message is pending or has failed."""
         previous = self._unawaited.get(holding.key)
         if not self._send_empty or batch.records:
             return

@@ -233,7 +233,8 @@ def describe_action(action: Action) -> str:
 def plans(table: WatchedTable, config: Config, extra_workers: Sequence[str] = ()) -> tuple[WorkerPlan, ...]:
     """Return the plan of every worker in the table or in `extra_workers`, sorted by name.
 
-    Each plan is that of a worker's first turn. Some rules choose at random, so a worker may choose another lease.
+    Each plan is computed as for a worker's first turn. Some rules choose at random, so the worker itself may choose
+    differently.
     """
     live_leases = without_dead_owners(table.leases, config)
     aside_by_key = {

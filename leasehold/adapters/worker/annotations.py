@@ -71,7 +71,7 @@ class Identity:
     stream: str = ""
 
     def annotations_on(self, lease: Lease) -> Annotations:
-        """Return the annotations to write on this row with every write that takes the lease.
+        """Return the annotations that every write which takes this lease must contain.
 
         The process id distinguishes a restart from a second living process, and the incarnation distinguishes a stream
         from a later one with the same name. A row that already has an incarnation keeps it, because its checkpoint

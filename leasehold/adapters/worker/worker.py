@@ -194,7 +194,8 @@ class Worker:
         return max(now + SOON_SECONDS, next_due)
 
     def turn(self, now: float, each: ParallelMap = map) -> float:
-        """Read the table, plan and act if that is due, and take back leases that were given away but not claimed.
+        """Read the table, plan, and carry out the plan if a turn is due. Also take back leases that were given away and
+        not claimed.
 
         Args:
             now: The time by the worker's clock.

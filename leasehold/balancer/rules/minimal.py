@@ -301,7 +301,7 @@ class _Turn:
         return tuple(mine[: self.rules.max_steals])
 
     def rebalance_load(self) -> tuple[Action, ...]:
-        """Take leases from overloaded workers once the counts are in order (M13).
+        """Take leases from overloaded workers if the numbers of leases are already balanced (M13).
 
         Before that, this rule and M6 might choose the same lease.
         """

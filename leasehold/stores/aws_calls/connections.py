@@ -262,7 +262,7 @@ class _ReplayedStream(io.RawIOBase):
         self._connection, self._received = connection, received
 
     def makefile(self, _mode: str) -> io.BufferedReader:
-        """Return a buffered reader, as a socket does for the standard library."""
+        """Return a buffered reader. `http.client` expects this method of a socket."""
         return io.BufferedReader(self)
 
     def readable(self) -> bool:

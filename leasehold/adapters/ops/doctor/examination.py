@@ -322,7 +322,7 @@ def examine(source: str, store: str, fleet: ExaminedFleet) -> Examination:
         module, name = _STORES[store_scheme]
         trial: RightsTrial = getattr(module.load("store", StoreError), name)(store_place, store_options)
         if _try_rights(results, trial, fleet):
-            # Read the rows as a worker does. This raises an error for a table of another shape.
+            # Read the rows as a worker does. If the table has another layout, this raises an error.
             with _failures_as_findings(results, "table"):
                 table: Store = open_store(store, create=False, write=False)
                 with closing(table):
