@@ -117,7 +117,7 @@ def split_version(lease: Lease) -> tuple[int, bool, Lease]:
 
 
 PLACES = {(FROM, False): "FROM", (FROM, True): "FROM>TO", (TO, True): "TO>FROM", (TO, False): "TO"}
-"""Where a lease can be during a swap, by the table that has its current row, and whether that row is marked as moved."""
+"""Where a lease can be during a swap, by the table with its current row and whether that row is marked as moved."""
 
 
 def place_of(lease: Lease) -> str:

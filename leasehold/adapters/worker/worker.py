@@ -194,8 +194,9 @@ class Worker:
         return max(now + SOON_SECONDS, next_due)
 
     def turn(self, now: float, each: ParallelMap = map) -> float:
-        """Read the table, plan, and carry out the plan if a turn is due. Also take back leases that were given away and
-        not claimed.
+        """Read the table, plan, and carry out the plan if that is due.
+
+        Also take back leases that were given away and not claimed.
 
         Args:
             now: The time by the worker's clock.
