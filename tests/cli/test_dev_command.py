@@ -204,7 +204,7 @@ def test_the_page_is_served_from_the_start(tmp_path: Path) -> None:
     env = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as dev:
         assert dev.stdout is not None
-        page = next(line.split()[-1] for line in iter(dev.stdout.readline, "") if "as a page: " in line)
+        page = next(line.split()[-1] for line in iter(dev.stdout.readline, "") if "Page with the leases: " in line)
         with urlopen(f"{page}leases.json", timeout=30) as answer:  # noqa: S310  on this machine
             (entry,) = json.load(answer)
         dev.terminate()

@@ -55,7 +55,7 @@ def test_workers_that_know_the_table_read_few_rows() -> None:
     assert (known["claims"], known["spread"]) == (told["claims"], told["spread"]) == (10, 1)
     assert told["traffic"]["rows"] - known["traffic"]["rows"] >= 7 * 80
     refused = CliRunner().invoke(app, [*crash[:-4], "--known"])
-    assert (refused.exit_code, "give pace own" in refused.stderr) == (2, True)
+    assert (refused.exit_code, "use pace own" in refused.stderr) == (2, True)
 
 
 def test_simulation_restores_the_log_level() -> None:
