@@ -72,7 +72,7 @@ def test_wrong_stream_is_one_sentence_and_creates_no_table(
 def test_once_trigger_is_rejected(spark: SparkSession, tmp_path: Path) -> None:
     """With that trigger a query ends without a row, so that a job never makes progress."""
     error = refusal(spark, tmp_path, {"once": True}, {"lease.store": f"sqlite://{tmp_path}/leases.db"})
-    assert "trigger(availableNow=True) reads what exists now" in error.splitlines()[0]
+    assert "use trigger(availableNow=True), which reads what exists now" in error.splitlines()[0]
     assert "Traceback" not in error
     assert not (tmp_path / "leases.db").exists()
 
