@@ -153,7 +153,7 @@ def _pages() -> Iterator[object]:
             continue
         # Together the pages take minutes of CPU time.
         marks = [pytest.mark.more, pytest.mark.services, pytest.mark.slow, pytest.mark.xdist_group("docs")]
-        marks.append(pytest.mark.timeout(400))
+        marks.append(pytest.mark.timeout(600))
         yield pytest.param(page, marks=marks)
 
 
