@@ -6,9 +6,9 @@ end. `explain`, the responses of `serve`, its metrics and the alarms on them agr
 side, since they spend nearly all of their time waiting.
 
 `STATUS_CASES=. pytest -m '' -n 0 tests/cli/test_status_from_outside.py` prints the whole table (half an hour), and
-below a row what is wrong with it. `STATUS_CASES=gcs-table` runs only the rows whose names match this pattern. Without the
-variable, one row in five is run. A row that is wrong is tried once more by itself, because trials side by side are
-slow.
+below a row what is wrong with it. `STATUS_CASES=gcs-table` runs only the rows whose names match this pattern. Without
+the variable, one row in five is run. A row that is wrong is tried once more by itself, because trials side by side
+are slow.
 """
 
 import json
