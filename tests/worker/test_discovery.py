@@ -7,7 +7,6 @@ from attrs import define, evolve
 from virtual_fleet import KCL, DrivenWorker, FaultySource, FaultyStore, RecordingConsumer, four_shards, member
 from waiters import Clock
 
-from leasehold.adapters.threads import ThreadScheduler
 from leasehold.adapters.worker.discovery import Discovery
 from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
@@ -154,21 +153,13 @@ def test_one_worker_lists_once_to_remove_a_finished_lease() -> None:
 
 def test_row_of_a_missing_shard_is_deleted_after_one_attempt_to_read() -> None:
     clock, store, source = Clock(), FaultyStore(), ListSource(four_shards(), missing={"s-9"})
-    worker = Worker(
-        store=store,
-        source=source,
-        me="a-1",
-        config=KCL,
-        consumer=RecordingConsumer(),
-        scheduler=ThreadScheduler(clock, process_id="p-1"),
-    )
-    driven = DrivenWorker(worker, clock)
+    driven = member(store, source, clock)
     driven.run(60.0)
     store.write(CreateLease(Lease("s-9", hash_range=(0, 9), checkpoint=Position("7"))))
     driven.run(60.0)
-    tried_holding = next(holding for holding in worker.holdings if holding.key == "s-9")
+    tried_holding = next(holding for holding in driven.worker.holdings if holding.key == "s-9")
     assert source.listings == 1
-    worker.exclude("s-9", 60.0)
+    driven.worker.exclude("s-9", 60.0)
     tried_holding.ask_release()
     assert tried_holding.release()
     driven.run(40.0)
@@ -235,16 +226,7 @@ def test_lease_without_an_annotation_restarts_if_the_option_is_set() -> None:
     clock, store, source = Clock(), FaultyStore(), ListSource(four_shards())
     store.write(CreateLease(Lease("s-0", checkpoint=SHARD_END)))
     store.write(CreateLease(Lease("s-1", checkpoint=Position("7"))))
-    worker = Worker(
-        store=store,
-        source=source,
-        me="a-1",
-        config=KCL,
-        consumer=RecordingConsumer(),
-        scheduler=ThreadScheduler(clock),
-        if_recreated="TRIM_HORIZON",
-    )
-    driven = DrivenWorker(worker, clock, clock.now, clock.now)
+    driven = member(store, source, clock, if_recreated="TRIM_HORIZON")
     driven.run(120)
     assert (driven.held, store.row("s-0").checkpoint, store.row("s-1").checkpoint) == (
         ["s-0", "s-1", "s-2", "s-3"],
@@ -316,18 +298,9 @@ def test_stream_without_a_known_incarnation_counts_as_unlisted() -> None:
 def recreating(store: FaultyStore) -> tuple[DrivenWorker, Named]:
     """A worker that holds four leases of a stream which was just recreated, and is to start it from its beginning."""
     source, clock = Named(four_shards()), Clock()
-    worker = Worker(
-        store=store,
-        source=source,
-        me="a-1",
-        config=KCL,
-        consumer=RecordingConsumer(),
-        scheduler=ThreadScheduler(clock),
-        if_recreated="TRIM_HORIZON",
-    )
-    driven = DrivenWorker(worker, clock, clock.now, clock.now)
+    driven = member(store, source, clock, if_recreated="TRIM_HORIZON")
     driven.run(30)
-    for holding in worker.holdings:
+    for holding in driven.worker.holdings:
         assert holding.checkpoint(Position("17"))
     source.name = "2"
     return driven, source

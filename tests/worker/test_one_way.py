@@ -8,11 +8,9 @@ from typing import Any, Literal, get_args
 
 import pytest
 from object_memory import ObjectMemory
-from virtual_fleet import DrivenWorker, FaultyStore, RecordingConsumer, four_shards, member, together
+from virtual_fleet import FaultyStore, four_shards, member, together
 from waiters import Clock
 
-from leasehold.adapters.threads import ThreadScheduler
-from leasehold.adapters.worker.worker import Worker
 from leasehold.balancer.config import Config
 from leasehold.balancer.rules.event_hubs import EventHubs
 from leasehold.balancer.rules.kcl import Kcl, KclRust
@@ -96,19 +94,7 @@ def test_one_way_connection_leaves_no_shard_unread_for_two_lease_times(
     source = ListSource(four_shards())
     well = member(healthy_store, source, clock, "well", "p-1", config)  # type: ignore[arg-type]  # any store does
     together([well], 60.0)
-    sick = DrivenWorker(
-        Worker(
-            store=sick_store,
-            source=source,
-            me="sick",
-            config=config,
-            consumer=RecordingConsumer(),
-            scheduler=ThreadScheduler(clock, process_id="p-2"),
-        ),
-        clock,
-        clock.now,
-        clock.now,
-    )
+    sick = member(sick_store, source, clock, "sick", "p-2", config)  # type: ignore[arg-type]  # likewise
     if not from_the_start:
         together([well, sick], 120.0)
         assert sick.held

@@ -1,7 +1,7 @@
 """Workers on one in-memory store under a clock that only the test moves, so that every run is the same."""
 
 from collections.abc import Callable, Iterable
-from typing import get_args
+from typing import Literal, get_args
 
 from attrs import define, field
 from waiters import Clock
@@ -260,7 +260,13 @@ class DrivenWorker:
 
 
 def member(  # noqa: PLR0917  tests pass the last ones by name
-    store: MemoryStore, source: ListSource, clock: Clock, me: str = "a-1", process: str = "p-1", config: Config = KCL
+    store: MemoryStore,
+    source: ListSource,
+    clock: Clock,
+    me: str = "a-1",
+    process: str = "p-1",
+    config: Config = KCL,
+    if_recreated: Literal["TRIM_HORIZON", "LATEST"] | None = None,
 ) -> DrivenWorker:
     """Return a worker that shares leases, with a consumer that records its calls."""
     worker = Worker(
@@ -270,6 +276,7 @@ def member(  # noqa: PLR0917  tests pass the last ones by name
         config=config,
         consumer=RecordingConsumer(),
         scheduler=ThreadScheduler(clock, process_id=process),
+        if_recreated=if_recreated,
     )
     return DrivenWorker(worker, clock, clock.now, clock.now)
 

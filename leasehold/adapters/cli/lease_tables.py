@@ -62,9 +62,8 @@ def format_move(move: SeenMove) -> str:
 def totals_and_problems(table: WatchedTable) -> tuple[str, tuple[str, ...]]:
     """Return a sentence with the totals over all leases, and sentences about problems."""
     unfinished, lag = table.unended, fleet_lag(table.lags)
-    unowned = sum(lease.owner is None for lease in unfinished)
-    total = f"{len(table.leases)} leases, {len(table.leases) - len(unfinished)} finished, {unowned} without an owner"
-    total += f"; {len(table.workers)} workers" + _lag_text(lag)
+    total = f"{len(table.leases)} leases, {len(table.leases) - len(unfinished)} finished"
+    total += f", {table.unowned} without an owner; {len(table.workers)} workers" + _lag_text(lag)
     total += f"; {table.status.word}" if table.statuses or not table.leases else ""
     # Group the leases that are not OK by status, with the worst status first.
     keys_by_status: dict[Status, list[str]] = {}

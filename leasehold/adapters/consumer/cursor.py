@@ -135,11 +135,6 @@ class Cursor:
         return self.delivered.order > self.acknowledged.order
 
     @property
-    def has_undelivered(self) -> bool:
-        """Whether something was read and not delivered yet."""
-        return self.read.order > self.delivered.order
-
-    @property
     def is_fully_read(self) -> bool:
         """Whether everything that is to be read was read."""
         return self.read.order >= self.until.order

@@ -110,11 +110,19 @@ class WatchedTable:
         return tuple(lease for lease in self.leases if not lease.ended)
 
     @property
+    def unowned(self) -> int:
+        """The number of unfinished leases without an owner."""
+        return sum(lease.owner is None for lease in self.unended)
+
+    @property
     def workers(self) -> frozenset[str]:
         """The workers that own an unfinished lease, or leave one to others for a while after a failure."""
         owners = {lease.owner for lease in self.unended if lease.owner is not None}
-        last_told = (progress_of(lease) for lease in self.unended if lease.owner is None)
-        return frozenset(owners | {each.owner for each in last_told if each is not None and each.resting(self.at, 0.0)})
+        last_owners = (progress_of(lease) for lease in self.unended if lease.owner is None)
+        resting = {
+            progress.owner for progress in last_owners if progress is not None and progress.resting(self.at, 0.0)
+        }
+        return frozenset(owners | resting)
 
     @property
     def status(self) -> Status:
@@ -290,7 +298,7 @@ def picture(table: WatchedTable, config: Config) -> dict[str, Any]:
         "total": {
             "leases": len(working),
             "finished": len(table.leases) - len(working),
-            "unowned": len(leases_by_owner(working).get(None, ())),
+            "unowned": table.unowned,
             "workers": len(table.workers),
             "lag_max": fleet.most,
             "lag_at_least": fleet.at_least,
