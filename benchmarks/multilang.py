@@ -1,4 +1,4 @@
-"""Measures the memory and processor time of our MultiLangDaemon, beside the KCL's daemon on a JVM, or with 500 shards.
+"""Measures the memory and processor time of our MultiLangDaemon, next to the KCL's daemon on a JVM, or with 500 shards.
 
     LEASEHOLD_DYNAMODB_LOCAL=1 python benchmarks/multilang.py [--records N] [--shards 500]
 

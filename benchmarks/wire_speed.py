@@ -1,4 +1,4 @@
-"""Measures the cost of a row from the socket to the handler, beside boto3's client and beside a lower bound.
+"""Measures the cost of a row from the socket to the handler, next to boto3's client and a lower bound.
 
     python benchmarks/wire_speed.py [--rounds N] [--seconds N] [--only NAME]
 

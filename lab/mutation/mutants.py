@@ -320,7 +320,7 @@ messages. Where "of 10" stands behind a number, that many tenths of the mutants 
 
 ## Equivalent
 
-Nobody can tell these from the original, for the reason given; `lab/mutation/equivalent.toml` has their lines.
+These behave like the original, for the reason given; `lab/mutation/equivalent.toml` has their lines.
 
 {equivalent}
 

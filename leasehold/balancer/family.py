@@ -1,4 +1,4 @@
-"""Relates a stream's shards to its leases, and finds what is wrong with a listing of shards.
+"""Relates a stream's shards to its leases, and detects faulty listings of shards.
 
 Rule 1: lease keys, shard ids and the names of parents share one namespace per stream.
 Rule 2: a listing of shards is assumed to be complete, so a shard that is not listed is past its retention.

@@ -147,7 +147,7 @@ def test_move_that_only_swaps_roles_is_not_made() -> None:
 
 
 def test_counts_decide_beside_workers_of_other_libraries() -> None:
-    """M13: Beside a KCL 3.x worker, leases are balanced by count, because that worker would undo other moves."""
+    """M13: Next to a KCL 3.x worker, leases are balanced by count, because that worker would undo other moves."""
     notes = {worker: (("process", f"p/{worker}"),) for worker in "ab"}
     leases = [evolve(lease, annotations=notes["a"]) for lease in fleet(1).values()]
     ours = [evolve(lease, owner="a") for lease in leases]

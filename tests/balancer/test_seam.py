@@ -147,7 +147,7 @@ def test_child_is_read_after_its_parents() -> None:
 
 
 def test_renewals_and_steals_do_not_depend_on_the_listing_order() -> None:
-    """Renewals and steals are the same for every order of the listing."""
+    """Renewals and steals do not depend on the order in which leases are listed."""
     mine = [Lease(f"s-{place}", owner="a", idle=9.0) for place in range(3)]
     others = [Lease(f"o-{place}", owner="bc"[place % 2]) for place in range(14)]
     for rules in (Kcl(), EventHubs("java")):

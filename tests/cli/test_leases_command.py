@@ -153,7 +153,7 @@ def test_an_empty_table_has_a_status_and_a_message() -> None:
 
 
 def test_a_worker_that_put_its_only_lease_aside_is_a_worker() -> None:
-    """Otherwise an operator would look for a worker that died. Once it may take the lease again, nobody knows."""
+    """The worker is alive but leaves the lease to others for a while. After that time its state is unknown."""
     note = ((NOTE, Progress(at=100.0, owner="w-1", aside=160.0, fault="its handler raised ValueError").note),)
     table = WatchedTable((Lease("s-0", annotations=note),), statuses={"s-0": Status("STALLED", "")}, at=110.0)
     later = evolve(table, at=161.0)

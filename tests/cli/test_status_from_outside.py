@@ -155,7 +155,7 @@ SHOWN = {
     "stream cut": (STALLED, rf"onnection|reach|{SILENT}"),
     "stream deleted": (STALLED, r"not found|there is no|no longer exists"),
     "stream recreated": (("UNREAD",), r"was made anew"),
-    "other stream": (OK, ""),  # a worker that reads another stream refuses the table, and the group goes on
+    "other stream": (OK, ""),  # a worker that reads another stream refuses the table, and the group continues
     "handler raises": (STALLED, RAISED),
     "handler poison": (STALLED, RAISED),
     "handler hangs": (HUNG, AT_WORK),
@@ -562,7 +562,7 @@ class Trial:
         self.worker = self.started(self.folder, "w-1", "--if-recreated", "TRIM_HORIZON")
 
     def refused(self) -> list[str]:
-        """Return what is wrong with a worker that reads another stream and was given this table."""
+        """Start a worker of another stream on this table; return the reasons why it does not refuse the table."""
         mine, other = self.case.name, f"{self.case.name}-2"
         words = ("consume", self.source.replace(mine, other, 1), "--store", self.url, "--handler", "builtins:print")
         ran = self.command(*words, "--worker", "w-2")
@@ -688,7 +688,7 @@ def test_the_status_of_every_fault_names_it_and_is_ok_again_afterwards(
         (folder := tmp_path / case.name).mkdir()
         try:
             line, wrong = Trial(case, services, folder).run()
-        except (OSError, subprocess.SubprocessError) as fault:  # the other trials go on
+        except (OSError, subprocess.SubprocessError) as fault:  # the other trials continue
             line, wrong = f"{case.name}: {fault}", [f"{case.name}: {fault}"]
         with capsys.disabled():
             print(line, *wrong, sep="\n    ", flush=True)  # noqa: T201  printing the table is the purpose of this run

@@ -191,7 +191,7 @@ def test_a_failed_restart_is_retried_while_the_others_run() -> None:
 
 @pytest.mark.parametrize("refused", [0, 1, 2])
 def test_a_process_without_a_reader_thread_is_ended(refused: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process does not go on under an id that the next attempt uses, nor keep its pipes open forever."""
+    """No process keeps running under an id that the next attempt uses, or keeps its pipes open."""
     start, count, started = threading.Thread.start, itertools.count(), list["subprocess.Popen[bytes]"]()
 
     def refuse(thread: threading.Thread) -> None:

@@ -91,7 +91,7 @@ def _minimal_case(leases: int, workers: int, limit: int = 2_000_000) -> Case:
 
 
 def _fault_cases(leases: int, workers: int) -> tuple[Case, ...]:
-    """Return cases of the `minimal` rules, one or more for every fault that the checker can model."""
+    """Return cases of the `minimal` rules. Every fault that the checker can model is part of at least one of them."""
     fleet = _fleet(leases, (OURS,) * workers)
     zombies = [
         _fleet(leases, tuple(None if number == zombie else OURS for number in range(workers)))

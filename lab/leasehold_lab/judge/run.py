@@ -35,7 +35,7 @@ RecordId = tuple[str, str]
 
 @frozen
 class Life:
-    """The lifetime of one process of a worker. `leaves` is the time when it was told to drain."""
+    """The lifetime of one process of a worker. `leaves` is the time when its drain was requested."""
 
     worker: str
     process: str

@@ -159,7 +159,7 @@ class Cursor:
     def pinned_at(self, start: Position) -> None:
         """Begin at the position to which the lease's LATEST or time was resolved. No earlier record is delivered."""
         # The lease keeps LATEST or the time until a record is done, and both lead to the same position after a crash.
-        # In this process reading resumes at `start`, because LATEST would by then mean a later tip.
+        # If reading resumes in this process, it resumes at `start`, because LATEST would then mean a later record.
         self.acknowledged = self.delivered = self.read = start
 
     def reader_opened(self) -> None:

@@ -48,7 +48,7 @@ A listing would get no response from such a stream either, and the turn must not
 class SilentLease:
     """A lease to leave to other workers, for at least `seconds` unless one of them takes it.
 
-    If `to` is given, the lease is given to that worker.
+    If `to` is set, the lease is released to that worker.
     """
 
     holding: Holding

@@ -185,7 +185,7 @@ class Supervisor:
         def watch() -> None:
             status = process.wait()
             for relay in relays:
-                relay.join(SLACK_SECONDS)  # wait only so long: a process that it started may keep the pipes open
+                relay.join(SLACK_SECONDS)  # no longer, because a process that it started may keep the pipes open
             self._events.put(_SupervisedEnded(child, status))
 
         def on_watch_failure(fault: BaseException) -> None:
