@@ -1,8 +1,9 @@
 """How often a lease is checkpointed: once a second, and at once if another worker will start from it."""
 
 from reader_harness import ReaderHarness, data
-from virtual_fleet import FaultyStore
+from virtual_fleet import FaultyStore, ManualExecutor
 
+from leasehold.adapters.consumer.dispatcher import Dispatcher
 from leasehold.adapters.consumer.handling import CHECKPOINT_SECONDS, Delivery, Handling
 from leasehold.balancer.model import TRIM_HORIZON, Position
 from leasehold.stores.writes import CheckpointLease
@@ -51,3 +52,19 @@ def test_failed_checkpoint_is_retried_soon() -> None:
     harness.store.down = False
     harness.steps(reading, 1)
     assert (harness.dispatched, harness.store.row("s-0").checkpoint) == ([data(2), data(2, 2)], Position("101"))
+
+
+def test_handled_batch_is_checkpointed_while_the_next_one_is_at_work() -> None:
+    """A handler may take minutes. If its worker dies meanwhile, only the batch that it has is repeated."""
+    executor, store = ManualExecutor(), FaultyStore()
+    harness = ReaderHarness(ShardRecords(records(6), size=2), store=store)
+    clock, reading = harness.clock, harness.reading(dispatcher=Dispatcher(executor), checkpoint_seconds=1.0)
+    harness.steps(reading, 2)  # it opens the reader, and dispatches the first batch
+    for _ in range(2):
+        executor.waiting.pop()()
+        clock.now = reading.step(clock.now)  # the call has ended, and the next read may wait
+        due = reading.step(clock.now)  # the next batch is dispatched
+    assert (len(executor.waiting), requested_checkpoints(store)) == (1, ["101"])
+    assert due - clock.now <= 1.0
+    reading.step(due)
+    assert (len(executor.waiting), requested_checkpoints(store)) == (1, ["101", "103"])

@@ -266,7 +266,7 @@ class HandlerConsumer(BatchConsumer):
     def _check_call(self, handler_call: HandlerCall, purpose: CallPurpose, now: float) -> Next:
         outcome = self._dispatcher.check(handler_call, now)
         if isinstance(outcome, Running):
-            return outcome.due
+            return self._store_earlier(outcome.due, now)
         self._call = None  # first, so that this batch does not stay in memory alongside the next one
         match outcome:
             case CallEnded(fault):
@@ -315,6 +315,19 @@ class HandlerConsumer(BatchConsumer):
         if batch.ended or self.holding.releasing:
             return now
         return self._state.wait_for_next_read()
+
+    def _store_earlier(self, due: float, now: float) -> float:
+        """Store what is done, if a checkpoint is due, while a later batch is at work; return when to step again.
+
+        Args:
+            due: When to check the call again.
+            now: The time by the worker's clock.
+        """
+        # A handler may run for minutes. If this worker dies meanwhile, only the batch at work should be repeated. A
+        # handler that checkpoints by itself may be doing so at this moment.
+        if self._state.kind != "returns" or self._cursor.unstored is None or not self._store_if_due(now):
+            return due
+        return due if self._cursor.unstored is None else min(due, self._state.checkpoint_due)
 
     def _store_if_due(self, now: float) -> bool:
         """Store the acknowledged position if a checkpoint is due; return False if the lease is lost."""
