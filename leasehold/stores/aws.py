@@ -9,6 +9,7 @@ role's credentials expire.
 """
 
 import os
+import socket
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -39,10 +40,20 @@ CREDENTIALS_FROM = "set them in the environment or a profile (profile=), by SSO 
 """The advice at the end of an error about missing credentials."""
 
 
-def region_hint(error: BaseException) -> str:
-    """Return a hint for the message of `error` if the region may not exist, or "" otherwise."""
-    unreachable = isinstance(error, EndpointConnectionError) and ".amazonaws.com" in str(error)
-    return " (is the region right?)" if unreachable else ""
+def connect_hint(error: BaseException) -> str:
+    """Return why a connection failed, to be appended to the message of `error`, or "" for other errors.
+
+    botocore's own message contains only the URL.
+    """
+    if not isinstance(error, EndpointConnectionError):
+        return ""
+    cause: BaseException | None = error.kwargs.get("error")
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__cause__
+    hints = [cause.strerror] if cause is not None and cause.strerror else []
+    if isinstance(cause, socket.gaierror | None) and ".amazonaws.com" in str(error):
+        hints.append("is the region right?")
+    return f" ({'; '.join(hints)})" if hints else ""
 
 
 RETRIEVAL_ERRORS = (CredentialRetrievalError, InvalidConfigError, SSOError, TokenRetrievalError)

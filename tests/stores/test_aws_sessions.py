@@ -1,5 +1,6 @@
 """The AWS credentials that a URL selects: a profile, a role of another account, or the caller's own session."""
 
+import socket
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -10,11 +11,13 @@ from urllib.parse import parse_qs
 import boto3
 import pytest
 from botocore.exceptions import EndpointConnectionError, ReadTimeoutError
+from urllib3.connection import HTTPConnection
+from urllib3.exceptions import NewConnectionError
 
 from leasehold.adapters.multilang.credentials import credentials_of
 from leasehold.adapters.sources.kinesis.clients import create_client
 from leasehold.adapters.sources.urls import open_source
-from leasehold.stores.aws import region_hint, session_of
+from leasehold.stores.aws import connect_hint, session_of
 from leasehold.stores.urls import open_store
 
 ROLE = "arn:aws:iam::123456789012:role/reader"
@@ -183,5 +186,19 @@ def test_a_role_can_be_assumed_at_another_endpoint(sts: Asked, monkeypatch: pyte
 )
 def test_a_wrong_region_is_suggested_only_for_endpoints_of_aws(url: str, hint: str) -> None:
     """A local endpoint that is down has no region that could be wrong."""
-    assert region_hint(EndpointConnectionError(endpoint_url=url)) == hint
-    assert region_hint(ReadTimeoutError(endpoint_url=url)) == ""
+    assert connect_hint(EndpointConnectionError(endpoint_url=url)) == hint
+    assert connect_hint(ReadTimeoutError(endpoint_url=url)) == ""
+
+
+@pytest.mark.parametrize(
+    ("cause", "hint"),
+    [
+        (socket.gaierror(-2, "Name or service not known"), " (Name or service not known; is the region right?)"),
+        (OSError(24, "Too many open files"), " (Too many open files)"),
+    ],
+)
+def test_hint_after_a_failed_connection_names_the_cause(cause: OSError, hint: str) -> None:
+    wrapped = NewConnectionError(HTTPConnection("dynamodb"), "failed")
+    wrapped.__cause__ = cause
+    for error in (cause, wrapped):
+        assert connect_hint(EndpointConnectionError(endpoint_url="https://x.amazonaws.com/", error=error)) == hint

@@ -55,7 +55,7 @@ from leasehold.stores.aws import (
     CREDENTIALS_FROM,
     PARSE_ERRORS,
     RETRIEVAL_ERRORS,
-    region_hint,
+    connect_hint,
     retrieval_fault,
     session_of,
 )
@@ -217,7 +217,7 @@ def translate_errors(table: str, *, writing: bool = False) -> Iterator[None]:
     except ParamValidationError as error:
         raise StoreError(f"{table}: {error}") from error
     except BotoCoreError as error:
-        raise OutcomeUnknown(f"{table}: {error}{region_hint(error)}") from error
+        raise OutcomeUnknown(f"{table}: {error}{connect_hint(error)}") from error
     except PARSE_ERRORS as error:
         raise OutcomeUnknown(f"{table}: a response cannot be parsed: {said(error)}") from error
 

@@ -27,7 +27,7 @@ from botocore.parsers import ResponseParserError
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt
 
 from leasehold.errors import OutcomeUnknown, StoreError
-from leasehold.stores.aws import CREDENTIALS_FROM, RETRIEVAL_ERRORS, region_hint, retrieval_fault, session_of
+from leasehold.stores.aws import CREDENTIALS_FROM, RETRIEVAL_ERRORS, connect_hint, retrieval_fault, session_of
 from leasehold.stores.deadlines import bound_client
 from leasehold.stores.objects.generic_layout import ObjectLayout
 from leasehold.stores.objects.store import EtagStore
@@ -263,7 +263,7 @@ class S3Objects:
         except (ProfileNotFound, ParamValidationError) as fault:
             raise StoreError(f"{where}: {fault}") from fault
         except BotoCoreError as error:
-            raise OutcomeUnknown(f"{where}: the service cannot be reached{region_hint(error)}") from error
+            raise OutcomeUnknown(f"{where}: the service cannot be reached{connect_hint(error)}") from error
         except (AttributeError, LookupError, RecursionError, TypeError, ResponseParserError) as error:
             # The response has an unexpected form, like a proxy's error page.
             raise OutcomeUnknown(f"{where}: a response cannot be parsed: {said(error)}") from error

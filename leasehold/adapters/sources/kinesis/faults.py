@@ -20,7 +20,7 @@ from botocore.exceptions import (
 
 from leasehold.adapters.sources.protocol import TransientRejection
 from leasehold.errors import SourceError, SourceUnavailable
-from leasehold.stores.aws import CREDENTIALS_FROM, PARSE_ERRORS, RETRIEVAL_ERRORS, region_hint, retrieval_fault
+from leasehold.stores.aws import CREDENTIALS_FROM, PARSE_ERRORS, RETRIEVAL_ERRORS, connect_hint, retrieval_fault
 from leasehold.stores.printable import said
 
 
@@ -98,7 +98,7 @@ def translate_errors(stream: str, service: AwsService = KINESIS) -> Iterator[Non
         ) from error
     except (HTTPClientError, BotoCoreError) as error:
         # These are refused and reset connections, timeouts, and host names that cannot be resolved.
-        message = f"{service.name} cannot be reached for stream {stream!r}: {error}{region_hint(error)}"
+        message = f"{service.name} cannot be reached for stream {stream!r}: {error}{connect_hint(error)}"
         raise SourceUnavailable(message) from error
 
 
