@@ -74,7 +74,7 @@ any later time.
 
 
 class CellRequest(NamedTuple):
-    """A request to the table: a verb and names of rows, and for a write the new content and the expected version."""
+    """A request to the table, with a verb and names of rows. A write also has new content and an expected version."""
 
     verb: str
     names: tuple[str, ...]
@@ -128,7 +128,7 @@ def apply_request(rows: TableRows, request: CellRequest) -> tuple[TableRows, Any
 
 @define
 class CheckedCells:
-    """One worker's connection to the table. Repeats the recorded responses to requests that were already answered."""
+    """One worker's connection to the table. It replays the recorded responses to requests already answered."""
 
     responses: deque[Any] = Factory(deque)
     page_leases: int = 1000
@@ -310,7 +310,8 @@ class CheckedWorker:
         except OutcomeUnknown:
             if verb not in {"release", "give"}:
                 return []
-            # The reader has stopped. It continues only after a later write has been confirmed with Done.
+            # The outcome of the write is unknown, so the reader has stopped. It continues only after a later write has
+            # been confirmed with Done.
             self.held[key] = evolve(self.held[key], tick=-1)
             return [("stops", key)]
 
@@ -385,8 +386,8 @@ def numbered(lease: Lease) -> int:
 class WorkerState(NamedTuple):
     """A worker within a state of the model.
 
-    `snapshot` and `description` are those between two actions. `action` is the action in progress, `responses` contains
-    the responses to it so far, and `tick` is the tick in which it began.
+    `snapshot` and `description` show the worker before the current action. `action` is the current action, `responses`
+    are the responses to it so far, and `tick` is the tick in which it began.
     """
 
     snapshot: bytes
@@ -413,7 +414,8 @@ class TrueLease(NamedTuple):
 class SessionState(NamedTuple):
     """A state of the whole model.
 
-    `late` contains the writes that may still arrive, and `left` how often each fault may still happen.
+    `late` contains the delayed writes that may still arrive. `left` contains each kind of fault, with the number of
+    times that it may still happen.
     """
 
     rows: TableRows
@@ -545,7 +547,7 @@ class SessionModel:
         )
 
     def steps(self, state: SessionState) -> Iterator[tuple[str, SessionState, str]]:
-        """Yield each event that may happen next, the state after it, and the law that it breaks, or ""."""
+        """Yield each event that may happen next, with the state after it and the law that it breaks (or "")."""
         faults_left = dict(state.left)
         for number, worker_state in enumerate(state.workers):
             if not worker_state.alive:
@@ -712,7 +714,7 @@ class SessionModel:
         return state._replace(true_leases=tuple(true_leases.items()), readers=tuple(sorted(readers.values()))), ""
 
     def stuck(self, state: SessionState) -> str:
-        """Return the law that is broken if all workers die and a new worker takes every lease, or "" if none is."""
+        """Let all workers die and a new worker take every lease. Return the law that this breaks, or "" if none."""
         stuck_key = ("stuck", state.rows, state.true_leases)
         if stuck_key not in self._outcomes:
             self._outcomes[stuck_key] = self._stuck(state)
@@ -764,7 +766,7 @@ READS = ("look", "handle", "commit", "claim")
 def settings() -> Mapping[str, SessionModel]:
     """Return the models to explore, by name.
 
-    In most of them, the first worker reads lease s0, and the second worker has seen that in a listing.
+    In most settings, the first worker is reading lease s0, and the second worker has seen that ownership in a listing.
     """
     first_owns = ((0, "look", ""), (0, "claim", "s0"), (1, "look", ""))
     first_owns_two = ((0, "look", ""), (0, "claim", "s0"), (0, "look", ""), (0, "claim", "s1"), (1, "look", ""))

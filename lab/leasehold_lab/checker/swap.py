@@ -1,8 +1,9 @@
 """Checks the swap of two lease tables: a few workers use the real `SwapStore`, and their requests run in every order.
 
-The search, the faults and the laws are those of `sessions`, but here each request is a whole read or write of one of
-the two tables. Both tables check the conditions of writes, as every store does. In addition, a worker may choose the
-table that the leases move to, as `leasehold swap` and its `--back` do, and may move unowned leases to that table.
+The search, the faults and the laws are the same as in the module `sessions`. The difference is that each request reads
+or writes a whole lease in one of the two tables. Both tables check the conditions of writes. A worker can also take the
+actions of `leasehold swap`: it chooses the table that leases move to (`--back` chooses table FROM), and it moves
+unowned leases to that table.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -92,7 +92,7 @@ class DevServices:
         return "export " + " ".join(f"{name}={shlex.quote(value)}" for name, value in self.environment.items())
 
     def first(self, name: str) -> "DevServices":
-        """Return a copy in which this stream comes first, and its URLs are in the environment."""
+        """Return a copy with this stream first and with its URLs in the environment."""
         chosen = self.streams[name]
         urls = {"SOURCE": chosen.pasted, "STORE": chosen.pasted_table}
         return evolve(self, streams={name: chosen, **self.streams}, environment={**self.environment, **urls})
@@ -248,7 +248,7 @@ def dev_services(
 
 
 ROLL_SECONDS = 60.0
-"""The lifetime of a shard in the stream of a table. Ended shards are removed an hour later.
+"""The time in seconds after which a shard of a table's stream ends. Ended shards are removed an hour later.
 
 In DynamoDB, a shard stays open for some hours, and is removed after a day.
 """

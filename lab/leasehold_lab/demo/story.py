@@ -131,7 +131,8 @@ class Story:
             return
         stage.pause(STEADY_SECONDS)
         counts = ", ".join(f"{worker} {count}" for worker, count in sorted(stage.held().items()))
-        # Count the shards whose reader has changed since then, without a death of the former reader.
+        # Count the shards that have moved since then: a living reader was replaced before it reached the end of the
+        # shard.
         tenures = stage.reading.tenures
         earlier = {tenure.shard: tenure for tenure in tenures[:tenures_before]}
         moved = 0

@@ -182,7 +182,10 @@ class WriteAnswer:
 
 @frozen
 class ObservedRow:
-    """A row in the result of a read of the table that ended at `t`. Used in runs that do not record writes."""
+    """A lease row returned by a read of the table that ended at `t`.
+
+    Runs that do not record writes have these rows instead.
+    """
 
     t: float
     shard: str

@@ -18,11 +18,12 @@ from leasehold_lab.judge.run import TAKES, JudgedRun
 
 
 def everything_sent_was_dispatched(run: JudgedRun) -> Iterator[Breach]:
-    """Check law 1, except for records that no worker could know of.
+    """Check that every acknowledged record was dispatched, except in shards that restarted at LATEST (law 1 and L13).
 
-    Also check that each process dispatches only records of shards that it is reading.
+    Check also that no other records were dispatched, and that each process dispatched only records of shards that it
+    was reading.
     """
-    # If no worker plans at the end, the last records may have no reader.
+    # If no worker plans at the end of the run, the last records may have no reader.
     must_be_dispatched = run.limits.settled is None or run.planners
     lost = [record for record in run.lost if record.key not in run.forgotten]
     if must_be_dispatched and lost:
@@ -37,14 +38,14 @@ def everything_sent_was_dispatched(run: JudgedRun) -> Iterator[Breach]:
 
 
 def in_order_within_a_key(run: JudgedRun) -> Iterator[Breach]:
-    """Check law 2 for each key, first for each reader of a shard, and then for all readers and shards together."""
+    """Check that the records of each key are in order (law 2), within each tenure and then over all tenures."""
     for tenure in run.reading.tenures:
         last_numbers: dict[str, int] = {}
         seen_places: set[RecordPlace] = set()
         for record in tenure.records:
             number = run.numbers.get((record.key, record.digest))
             if number is None or record.place in seen_places:
-                continue  # the record was never sent, or is repeated, which other laws report
+                continue  # other laws report records that were never sent, and repetitions
             seen_places.add(record.place)
             if number < last_numbers.get(record.key, number):
                 after = f"after number {last_numbers[record.key]}, both of {tenure.shard}"
@@ -99,8 +100,8 @@ def parents_before_children(run: JudgedRun) -> Iterator[Breach]:
 
 
 def again_only_where_due(run: JudgedRun) -> Iterator[Breach]:
-    """Check law 3, first within each tenure, and then from one tenure to the next."""
-    # If handlers don't report that they have finished, they count as finished at the dispatch.
+    """Check for forbidden repetitions (law 3), first within each tenure, and then from one tenure to the next."""
+    # If handlers don't report when they finish, a record counts as finished when it is dispatched.
     finish_reported = run.limits.acknowledged or any(event.event == "finished" for event in run.history.events)
     for tenure in run.reading.tenures:
         first_records = {record.place: record for record in reversed(tenure.records)}
@@ -121,7 +122,7 @@ def again_only_where_due(run: JudgedRun) -> Iterator[Breach]:
 
 
 def one_process_for_each_token(run: JudgedRun) -> Iterator[Breach]:
-    """Check law 4, separately for each row that the shard's lease has had."""
+    """Check that each token belongs to one process (law 4), separately for each row that the lease has had."""
     deletions = [(write.before.shard, write.t) for write in run.history.writes if write.before and write.after is None]
     deletions += [
         (answer.shard, answer.sent) for answer in run.history.answers if answer.verb == "delete" and answer.done

@@ -52,20 +52,20 @@ from leasehold_lab.judge.run import OPERATOR, TAKES, JudgedRun, Life, PositionOr
 from leasehold_lab.judge.tenures import Tenure
 
 VERSIONLESS: frozenset[WriteVerb] = frozenset({"request", "withdraw", "annotate", "checkpoint-late", "delete"})
-"""Writes that in some layouts don't change the version of a lease, and therefore don't postpone its expiry."""
+"""Kinds of writes that don't change the version of a lease in some layouts, and therefore don't postpone its expiry."""
 
 CLOCK_RATE = 0.999
-"""The lowest allowed rate of a worker's clock, relative to another worker's clock."""
+"""The lowest rate of a worker's clock, relative to another worker's clock, for which the laws must hold."""
 
 UNREAD_SECONDS = 75.0
-"""The longest time for which a held lease may remain unread.
+"""The longest time in seconds for which a held lease may remain unread.
 
-It allows for an outage of 15 s, for the waits after faults and for the end of a parent, and for timeouts of 5, 10 and
-20 s before a response that takes 25 s.
+The time covers an outage of 15 s, the waits after faults and for the end of a parent shard, and timeouts after 5, 10
+and 20 s when a response takes 25 s.
 """
 
 SILENT_SECONDS = 30.0
-"""The time after a process's last write of a lease at which the process no longer counts as holding it.
+"""The time in seconds after its last write of a lease at which a process no longer counts as the holder.
 
 This is used only if the lease duration of the worker is unknown.
 """
@@ -104,7 +104,7 @@ def one_holder_at_a_time(run: JudgedRun) -> Iterator[Breach]:
 
 
 def nothing_unfinished_is_checkpointed(run: JudgedRun) -> Iterator[Breach]:
-    """Check law 3, if handlers report the records that they have finished."""
+    """Check that checkpoints pass only finished records (law 3), if handlers report the records that they finish."""
     finished: dict[str, dict[RecordPlace, float]] = defaultdict(dict)
     for event in run.history.of_kinds("finished", "dead-lettered", "acknowledged"):
         finished[event.shard].setdefault(event.place, event.t)
@@ -113,7 +113,7 @@ def nothing_unfinished_is_checkpointed(run: JudgedRun) -> Iterator[Breach]:
     places: dict[str, list[PositionOrder]] = defaultdict(list)
     for shard, place in sorted({(event.shard, event.place) for event in run.records}):
         places[shard].append((1, *place))
-    # For each shard, and for each of its records in order: the time at which all records up to it were finished.
+    # For each record of a shard, in order, the time by which that record and all earlier ones were finished.
     finished_times = {
         shard: list(accumulate((finished[shard].get(order[1:], math.inf) for order in orders), max))
         for shard, orders in places.items()
@@ -138,7 +138,7 @@ def nothing_unfinished_is_checkpointed(run: JudgedRun) -> Iterator[Breach]:
 
 
 def only_holders_dispatch(run: JudgedRun) -> Iterator[Breach]:
-    """Check law 4, by replaying the writes and checking that each batch was dispatched by a process with the lease."""
+    """Replay the writes, and check that the process that dispatched each batch held the lease (law 4)."""
     history, limits = run.history, run.limits
     if not history.writes or not limits.lease_seconds:
         return
@@ -154,7 +154,7 @@ def only_holders_dispatch(run: JudgedRun) -> Iterator[Breach]:
                     expiry_times[write.process, write.key] = write.sent + limits.lease_seconds.get(write.worker, 0.0)
             write = next(writes, None)
         expiry = expiry_times.get((process, shard), 0.0)
-        # A paused process cannot notice that it lost the lease, and needs a moment after the pause to notice.
+        # A paused process cannot notice that it has lost the lease. After the pause, it needs a moment to notice.
         asleep = any(
             sleeper == process and begin <= t and end > t - limits.notice_seconds for sleeper, begin, end in run.naps
         )
@@ -219,8 +219,8 @@ def ownership_spans(run: JudgedRun) -> Iterator[OwnershipSpan]:
             if owner != worker or (write.worker == worker and write.process != span.process):
                 span.end = write.t
                 finished_spans.append(open_spans.pop(write.key))
-        # A worker holds a lease from its own first write, so a lease that was handed off has no holder before the next
-        # owner has claimed it.
+        # A worker counts as the holder from its own first write. After a hand-off, a lease therefore has no holder
+        # until the next owner has claimed it.
         if owner == write.worker and write.key not in open_spans:
             parents = [end_times.get(parent, history.end) for parent in history.parents.get(write.key, ())]
             begin = max((write.t, *parents))
@@ -233,7 +233,7 @@ def ownership_spans(run: JudgedRun) -> Iterator[OwnershipSpan]:
             current.written = write.t
     ends = {life.process: life.end for life in run.lives}
     for span in (*finished_spans, *open_spans.values()):
-        # A process that died, or that stopped renewing, no longer held the lease, even if no other process took it.
+        # A process that died or stopped renewing no longer held the lease, even if no other process took it.
         limit = silence_limit(worker_of(span.process))
         last_time = min(span.end, ends.get(span.process, span.end), span.written + limit)
         span.end = max(span.begin, last_time)
@@ -250,7 +250,7 @@ HOLDING_VERBS: frozenset[WriteVerb] = TAKES | {"renew", "checkpoint"}
 
 
 def responses_agree(run: JudgedRun) -> Iterator[Breach]:
-    """Check laws 6 to 9 and 11, and yield the first breach of each law for each lease."""
+    """Check that responses to writes agree (laws 6 to 9 and 11), and yield the first breach of each law per lease."""
     by_shard: dict[str, list[WriteAnswer]] = defaultdict(list)
     for answer in sorted(run.history.answers, key=lambda each: each.sent):
         by_shard[answer.shard].append(answer)
@@ -285,7 +285,11 @@ def responses_agree(run: JudgedRun) -> Iterator[Breach]:
 
 
 def finished_stays_finished(run: JudgedRun) -> Iterator[Breach]:
-    """Check law 12, unless an operator deleted the row, the lease was reset, or a late request may have created it."""
+    """Check that no reader repeats records of a shard whose end was checkpointed (law 12).
+
+    Leases are exempt once an operator has deleted their row, once they were reset, or once a late request may have
+    created their row.
+    """
     answers_by_shard: dict[str, list[WriteAnswer]] = defaultdict(list)
     for answer in run.history.answers:
         answers_by_shard[answer.shard].append(answer)
@@ -340,13 +344,13 @@ def _decreases(
 
 
 def checkpoints_of_another(shard: str, answers: Sequence[WriteAnswer]) -> Iterator[Breach]:
-    """Check law 9: no other worker takes the lease between a worker's last take of it and the worker's checkpoint."""
+    """Check that no other worker took the lease between a worker's own take and its checkpoint (law 9)."""
     takes = [answer for answer in answers if answer.verb in TAKES]
     for answer in answers:
         if not answer.done or answer.verb not in {"checkpoint", "give"}:
             continue
         own_takes = [take for take in takes if take.worker == answer.worker and take.sent < answer.t]
-        # A take without a response may have been applied at any time since.
+        # If a take has no response, it may have been applied at any later time.
         own_take_time = max(
             (take.t if take.done else math.inf for take in own_takes if take.outcome != "lost"), default=-math.inf
         )
@@ -360,7 +364,7 @@ def checkpoints_of_another(shard: str, answers: Sequence[WriteAnswer]) -> Iterat
 
 
 def claimed_early(run: JudgedRun, shard: str, applied: Sequence[WriteAnswer]) -> Iterator[Breach]:
-    """Check law 11. Only claims are checked, because a steal may take a lease that is held."""
+    """Check that claims take only expired leases (law 11). Steals may take leases that are held."""
     for claim in applied:
         if claim.verb != "claim" or claim.seen in {None, claim.worker}:
             continue
@@ -384,7 +388,7 @@ def claimed_early(run: JudgedRun, shard: str, applied: Sequence[WriteAnswer]) ->
 
 
 def only_writers_dispatch(run: JudgedRun) -> Iterator[Breach]:
-    """Check law 10, and yield the first breach for each process and lease."""
+    """Check that only holders dispatch (law 10), and yield the first breach for each process and lease."""
     history, limits = run.history, run.limits
     if not history.answers or not limits.lease_seconds:
         return
@@ -504,7 +508,7 @@ def owners_at(history: RunHistory, t: float) -> dict[str, str | None]:
 
 
 def unowned(history: RunHistory, end: float, since: float = 0.0) -> dict[str, float]:
-    """Return, for each lease, the longest time in seconds between `since` and `end` in which it had no living owner."""
+    """Return each lease's longest time in seconds without a living owner, between `since` and `end`."""
     return longest_unowned(written_spans(history), since, end, lives(history.incidents))
 
 
@@ -543,7 +547,7 @@ def longest_unowned(
 def count_rejected(writes: Iterable[WriteEvent]) -> int:
     """Return the number of writes that were rejected because another worker wrote first.
 
-    A worker's retry of its own write, rejected because the first attempt was applied after all, does not count.
+    If a worker retries its own write, and the first attempt was applied after all, the rejected retry does not count.
     """
     return sum(
         not write.done and write.verb in REJECTABLE and (write.before is None or write.before.owner != write.worker)
@@ -559,8 +563,8 @@ already."""
 def at_rest(run: JudgedRun) -> Iterator[Breach]:
     """Check that the fleet is at rest after the time `settled`.
 
-    Only expected writes are allowed. If a worker that plans is running, all leases must have owners and be evenly
-    divided.
+    Only the writes of a fleet at rest are allowed after that time. If a worker that plans is running, all leases must
+    have owners and be evenly divided.
     """
     history, settled = run.history, run.limits.settled
     if settled is None:
@@ -591,7 +595,7 @@ def at_rest(run: JudgedRun) -> Iterator[Breach]:
 
 
 def no_needless_move(run: JudgedRun) -> Iterator[Breach]:
-    """Check the number of moves, and yield a breach for each move after the allowed number has been reached."""
+    """Yield a breach for each move after the allowed number of moves."""
     if run.limits.settled is None or run.limits.moves is None:
         return
     since, allowed_extra = run.limits.moves

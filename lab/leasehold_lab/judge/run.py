@@ -25,7 +25,7 @@ OPERATOR = "operator"
 """The process name for writes that an operator made without the workers' knowledge."""
 
 TAKES: frozenset[WriteVerb] = frozenset({"claim", "steal", "take-back"})
-"""Writes that take a lease. The response contains the checkpoint from which the new owner starts."""
+"""Kinds of writes that take a lease. Their response contains the checkpoint from which the new owner starts."""
 
 PositionOrder = tuple[int, int, int]
 
@@ -66,7 +66,7 @@ def lives(incidents: Iterable[Incident]) -> tuple[Life, ...]:
 
 
 def alive_at(all_lives: Iterable[Life], t: float) -> frozenset[str]:
-    """Return the workers that are running at time `t` and have not been told to drain."""
+    """Return the workers that are running at time `t` and have not been asked to drain."""
     return frozenset(life.worker for life in all_lives if life.start <= t < life.leaves)
 
 
@@ -190,10 +190,10 @@ class JudgedRun:
         return frozenset(shards)
 
     def unaware(self, process: str, shard: str, t: float) -> bool:
-        """Return whether the process could only conclude, at time `t`, that this shard's lease was finished (L13).
+        """Return whether the process had to conclude, at time `t`, that this shard's lease was finished (L13).
 
-        A missing row means a finished lease to a process that has never seen the row. This is the case if an operator
-        had deleted the row before the process started, or at most one lease duration after its start.
+        A process that has never seen a row treats the missing row as a finished lease. It has never seen the row if an
+        operator deleted the row before the process started, or at most one lease duration after its start.
         """
         lease = max(self.limits.lease_seconds.values(), default=0.0)
         start = max((life.start for life in self.lives if life.process == process), default=0.0)

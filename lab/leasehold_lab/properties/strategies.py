@@ -176,7 +176,7 @@ def hearings() -> st.SearchStrategy[BulletinState]:
 
 
 def calls() -> st.SearchStrategy[str]:
-    """Draw calls that a lookout may write, in which each worker is called to different leases."""
+    """Draw the calls that a lookout may write. A call names the leases that each worker should read."""
     called_keys = st.lists(st.sampled_from(KEYS), max_size=4, unique=True)
 
     def text(keys: list[str], to_all: bool) -> str:
@@ -187,7 +187,7 @@ def calls() -> st.SearchStrategy[str]:
 
 
 def histories(owners: Sequence[str] = WORKERS) -> st.SearchStrategy[History]:
-    """Draw histories about these owners, such as a worker has after several reads of the table."""
+    """Draw the histories that a worker may have of these owners after several reads of the table."""
     holes = st.builds(Hole, st.sampled_from(STREAMS), st.just(0), st.integers(0, 9), st.integers(1, 4))
     pair = st.tuples(st.sampled_from(owners), st.floats(0, 100))
     seconds = st.lists(pair, max_size=3, unique_by=lambda each: each[0]).map(lambda pairs: tuple(sorted(pairs)))
@@ -292,7 +292,7 @@ def balanced_fleets(draw: st.DrawFn, rules: st.SearchStrategy[RuleSet] | None = 
     names, config = WORKERS[: draw(st.integers(1, len(WORKERS)))], draw(_plain(rules))
     count = draw(st.integers(0, 12))
     if config.rules.groups is not None:
-        count -= count % len(names)  # the remainder would have to be evenly divided among the groups, too
+        count -= count % len(names)  # a remainder would also have to be evenly divided among the groups
     owners = tuple(names[index % len(names)] for index in range(count))
     return SmallFleet(names, owners, config, draw(st.floats(0, 9.9)), draw(st.integers(0, 3)))
 

@@ -33,7 +33,7 @@ of other libraries, and to rule sets that are passed to `trial`.
 LEASE_SECONDS = 10.0
 
 READ_WITHIN_SECONDS = 20.0
-"""The longest time until a worker has read the table, including an outage."""
+"""The longest time in seconds until a worker has read the table after its start or a pause, including an outage."""
 
 NAMED: tuple[RuleSet, ...] = (Kcl(), Kcl(max_steals=10), KclRust(), *map(EventHubs, DIALECTS))
 PEERS = (*NAMED, *(rule_set() for rule_set in known_rule_sets() if rule_set not in {Minimal, *map(type, NAMED)}))
@@ -62,8 +62,8 @@ def trial(seed: int, rules: RuleSet | None = None) -> Trial:
         grace_seconds=draw.choice((0.0, 0.0, 20.0)),
         release=_chance(draw, 0.2),
     )
-    # Zombies are left out if there are workers of other libraries, which would wait forever for a zombie to take
-    # leases, and if leases are released for a zombie to take (M11).
+    # There are no zombies in fleets with workers of other libraries, which would wait forever for a zombie to take
+    # leases. There are none either if the rules release leases for other workers to take (M11).
     zombies = peer is None and not our_rules.release and rules is None
     members = list[Member]()
     for name in worker_names:
@@ -96,8 +96,9 @@ def trial(seed: int, rules: RuleSet | None = None) -> Trial:
     acknowledging = random.Random(f"acknowledging {seed}")  # noqa: S311  likewise
     if _chance(acknowledging, 1 / 4):
         scenario = evolve(scenario, acknowledges=acknowledging.choice(("late", "random", "never")))
-    # Either a bulletin names the workers that must read the table, or all workers list the table: because rows show
-    # their age and annotations cost requests, or because each worker lists it once per cycle.
+    # In half of the fleets, a bulletin names the workers that must read the table. In the others, all workers list the
+    # table: either because rows show their age and annotations cost requests, or because each worker lists it once per
+    # cycle.
     cadences = (scenario, scenario, evolve(scenario, dated=True), evolve(scenario, scan_per_cycle=True))
     scenario = _with_callable_faults(seed, draw.choice(cadences))
     scenario = _with_emptyings(seed, _with_poison(seed, scenario))

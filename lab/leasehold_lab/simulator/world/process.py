@@ -375,7 +375,7 @@ class Process:
 
 
 def _hold(_worker: Worker, holding: Holding, _handling: Handling) -> Step:
-    """Return the step of a lease whose shard is not read, which releases the lease as soon as it is requested."""
+    """Return the step function of a lease whose shard is not read. It releases the lease as soon as it is requested."""
 
     def step(now: float) -> float:
         if holding.releasing and not holding.lost.is_set():

@@ -303,7 +303,7 @@ class World:
     _known: dict[Config, Watch] = field(factory=dict)
 
     def known(self, config: Config, capabilities: Capabilities) -> Watch:
-        """Return the state of a watch that read the table at 0 s, for members that were present then.
+        """Return the watch of a member that was present at 0 s, when it read the table.
 
         It is computed once per configuration.
         """

@@ -78,7 +78,7 @@ def partition_key(message: bytes) -> str | None:
 
 
 def annotated(event: bytes, sequence_number: int, offset: str, enqueued_ms: int) -> bytes:
-    """Return the event as a hub sends it: with the hub's annotations added to those of the event."""
+    """Return the event as a hub sends it, with the hub's annotations in addition to those of the event."""
     header, pairs_encoded, count, other_sections = b"", b"", 0, []
     for code, begin, end in sections(event):
         if code == HEADER:

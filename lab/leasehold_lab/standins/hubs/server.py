@@ -209,7 +209,7 @@ PARTITION = "com.microsoft:partition"
 def is_authorized(request: Message, key: str | None) -> Message:
     """Return the response to a put-token request.
 
-    Its status is 202, or 401 if a key is required and the token was not signed with the key.
+    The response has status 401 if a key is required and the token was not signed with it, and status 202 otherwise.
     """
     if key is not None:
         fields = dict(part.partition("=")[::2] for part in str(request.body).partition(" ")[2].split("&"))
