@@ -1,4 +1,4 @@
-"""A small disk for a file of leases, which can be filled up, and a writer that locks the file."""
+"""Provides a folder for an SQLite lease file. Its disk can be filled up, and the file can be locked."""
 
 import sqlite3
 import subprocess
@@ -15,9 +15,10 @@ PIECE = b"\0" * 4096
 
 @define
 class Disk:
-    """A folder, which is a disk in memory if this user may mount one.
+    """A folder for the lease file, on a small disk in memory if this user may mount one.
 
-    small  whether it is such a disk, and so can be filled
+    Attributes:
+        small: Whether the folder is on such a disk, which can be filled up.
     """
 
     folder: Path

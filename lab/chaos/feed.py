@@ -1,4 +1,4 @@
-"""The producer of a run, which puts records all the time, and records what the stream has acknowledged and when."""
+"""The producer of a chaos run. It puts records continuously, and keeps the acknowledged ones with their times."""
 
 import time
 from collections.abc import Collection
@@ -11,16 +11,20 @@ from leasehold_lab.judge.events import Incident, Sent
 
 PUT_SECONDS = 0.25
 SLOW_SECONDS = 2.0
-"""If the stand-in of a busy machine takes longer, workers' requests may time out too."""
+"""If a put takes longer than this, the stand-in is so slow that requests of workers may time out too."""
 END_SECONDS = 30.0
 """How long the last put may take on a busy machine."""
 
 
 @define
 class Feed:
-    """Puts records all the time, except while it is held up.
+    """Puts records continuously, except while `gate` is held.
 
-    slow  when the stream itself took its time, over a connection without faults
+    Attributes:
+        sent: The records that the stream acknowledged.
+        failed: The reasons why the run is void.
+        slow: Puts that took longer than `SLOW_SECONDS`, although the feed's own connection has no faults.
+        anew: The time when the stream was last recreated.
     """
 
     ground: Ground
@@ -39,7 +43,7 @@ class Feed:
         self._thread.start()
 
     def end(self) -> None:
-        """Stop putting records. If the last put does not end in time, the run is void."""
+        """Stop putting records. If the last put does not finish in `END_SECONDS`, the run is void."""
         self._ended.set()
         thread, self._thread = self._thread, None
         if thread is not None:
@@ -48,11 +52,16 @@ class Feed:
                 self.failed.append("the feed did not end: what it put last may be missing")
 
     def stream_ended(self) -> None:
-        """Note that the stream that took the records so far is gone."""
+        """Record that the stream was deleted, together with all records put so far."""
         self._former, self.anew = len(self.sent), time.time()
 
     def due(self, handed: Collection[tuple[str, str]]) -> list[Sent]:
-        """Return what the present stream took, and what was handled of former ones, by key and digest."""
+        """Return the records that must arrive.
+
+        These are all records of the current stream. Of the records of deleted streams, only those in `handed` (pairs of
+            key and
+        digest) are included.
+        """
         handled = [each for each in self.sent[: self._former] if (each.key, each.digest) in handed]
         return handled + self.sent[self._former :]
 

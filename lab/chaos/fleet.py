@@ -1,4 +1,4 @@
-"""A fleet of worker processes, and how each kind of fault is caused and ended."""
+"""Runs the worker processes of a chaos run, and causes and ends each kind of fault."""
 
 import math
 import os
@@ -57,9 +57,10 @@ STEPS = {"clock forward": STEP_SECONDS, "clock back": -STEP_SECONDS}
 OF_LIBC = tuple(FaultKind(what, seconds=(2 * LEASE_SECONDS, 3 * LEASE_SECONDS)) for what in STEPS)
 LOG_RAISES = FaultKind(ORDER, seconds=(6.0, 10.0))
 UNFELT = frozenset({"kill", "end", "split", "merge", *STEPS})
-"""Faults that explain nothing by themselves, because they are recorded elsewhere, or should not be noticeable.
+"""Faults that explain no delays or repetitions.
 
-A stepped clock is only noticed by services that get the time: tokens and signatures are valid for an hour at most.
+Some of them are recorded as other incidents, and workers should not notice the others. A stepped clock is noticed only
+by services that check times, because their tokens and signatures are valid for an hour at most.
 """
 OF_WORKERS = (
     *(FaultKind("kill", seconds=(1.0, 9.0)), FaultKind("end", seconds=(0.0, 0.0))),
@@ -70,16 +71,24 @@ OF_CHILDREN = tuple(FaultKind(f"child {deed}") for deed in (*DEEDS, "fork", "slo
 """Faults of children, in place of those of handlers."""
 TIMEOUT_SECONDS = 4
 CHILD_SECONDS = TIMEOUT_SECONDS + 2 * EXIT_SECONDS
-"""How long after the order a child may misbehave before it is killed."""
+"""The time in seconds after the end of a child's fault until a misbehaving child has certainly been killed."""
 SLEEP_NAMES = frozenset(kind.what for kind in SLEEPS)
 UNOPENED = "the store does not respond yet"
 ORPHAN_SECONDS = 10.0
 DELETED_SECONDS = 30.0
-"""How long after its wake-up time others may take to finish a sleeper's shards and delete their leases."""
+"""The time in seconds that other workers have to finish a paused worker's closed shards and delete their leases.
+
+It starts when the paused worker was to wake up.
+"""
 
 
 def table_kinds(table: Table, *, libc: bool) -> tuple[FaultKind, ...]:
-    """Return the faults of a table and of the lines to it; some disk faults need a libc preloaded into the workers."""
+    """Return the kinds of faults of a table and of the lines to it.
+
+    Args:
+        table: The lease table.
+        libc: Whether the workers have the preloaded libc. The fault "disk read-only" needs it.
+    """
     if table.kept is None:
         full = (DISK_FULL,) if table.disk and table.disk.small else ()
         return (*full, *((READ_ONLY,) if libc else ()), HELD, EMPTIED)
@@ -89,7 +98,7 @@ def table_kinds(table: Table, *, libc: bool) -> tuple[FaultKind, ...]:
 
 @frozen
 class Place:
-    """A table, and the lines to its service, if it has one."""
+    """A lease table, with the workers' lines (proxies) to its service if it has one."""
 
     table: Table
     lines: Lines | Wired | None = None
@@ -109,15 +118,16 @@ class Place:
 
 @define(kw_only=True)
 class Fleet(Stage):
-    """Workers by id; a process is named by its worker's id, a "#" and a number.
+    """The worker processes of a chaos run. The name of a process is its worker's id, a "#" and a number.
 
-    ground     the stream that the workers read
-    places     the table of the leases ("store") and the target of a swap ("goal"), by a fault's line
-    libc       the libc that is preloaded into the workers, if it could be built
-    multilang  whether workers are `leasehold multilang`, with children
-    operator   the operator that swaps the tables, if there is one
-    processes  the last process of each worker
-    leaving    the process that was told to end, by worker
+    Attributes:
+        ground: The stream that the workers read.
+        places: The lease table ("store"), and the target table of a swap ("goal") if there is one.
+        libc: The libc that is preloaded into the workers, if it could be built.
+        multilang: Whether the workers are `leasehold multilang` daemons, which start child processes.
+        operator: The operator that swaps the tables, if there is one.
+        processes: The name of each worker's latest process.
+        leaving: For each worker that is draining, the name of the process and the process itself.
     """
 
     ground: Ground
@@ -133,7 +143,7 @@ class Fleet(Stage):
     _written: list[Tail[WriteAnswer]] = field(factory=list)
     _slept: dict[Fault, tuple[str, ...]] = field(factory=dict)
     _denied: set[str] = field(factory=set)
-    """The processes that were denied threads, memory or their file, and may end because of that even later."""
+    """Processes that were denied threads, memory or the lease file. They may end because of that, even later."""
 
     @property
     def table(self) -> Table:
@@ -178,7 +188,7 @@ class Fleet(Stage):
         self._deny(worker)
 
     def _properties(self, worker: str) -> Path:
-        """Write the properties file of a daemon; `unruly_daemon` gets the source and the store as arguments."""
+        """Write the properties file of a daemon. `unruly_daemon` gets the source and the store as arguments instead."""
         properties = {
             "executableName": f"{sys.executable} {CHILD}",
             "streamName": self.stream.name,
@@ -202,7 +212,7 @@ class Fleet(Stage):
             self.history.faults.append(f"{process} is gone, and {len(left)} processes that it has started are not")
 
     def groups(self) -> dict[str, int]:
-        """Return the process group of each worker, and that of the operator's command."""
+        """Return the process groups of the workers by id, and that of the operator's command."""
         groups = {
             worker: self._children[process].pid
             for worker, process in list(self.processes.items())
@@ -211,7 +221,7 @@ class Fleet(Stage):
         return groups | ({COMMAND: self.operator.group} if self.operator and self.operator.group else {})
 
     def settled(self) -> bool:
-        """Return whether every shard is read by its owner, and the workers' counts differ by one at most."""
+        """Return whether each shard is read by its owner, and the workers' lease counts differ by at most one."""
         owned = Counter(lease.owner for lease in self.leases)
         counts = [owned[worker] for worker in self.processes]
         read = all(self.reading.owner(lease.shard) == lease.owner for lease in self.leases)
@@ -226,9 +236,10 @@ class Fleet(Stage):
         return [*faults, *(file.read_text() for file in sorted(self.folder.glob("*.faults")))]
 
     def swap_ended(self, within_seconds: float) -> None:
-        """Let the operator finish once all workers run; record a fault if the swap does not end, or is incomplete.
+        """Let the operator finish the swap, and record a fault if the swap does not end or is incomplete.
 
-        A worker that joins after the swap is told that its store is another one.
+        This first waits until no worker is draining. A worker that joined after the swap would get the message that its
+        store has been replaced.
         """
         if self.operator is None:
             return
@@ -249,9 +260,10 @@ class Fleet(Stage):
         super().abandon()
 
     def _had_begun(self, process: str) -> bool:
-        """Return whether the process had logged anything: before that, a signal ends it while it is being loaded.
+        """Return whether the process had started to work, so that its exit status matters.
 
-        The same is true while a store does not respond when it is opened, because no leases are held then.
+        Before a process logs anything, Python is still loading, and a signal ends the process abnormally. The same
+        happens while a store does not respond when it is opened. The process then holds no leases yet.
         """
         log = (self.folder / f"{process}.log").read_text(encoding="utf-8", errors="replace")
         return bool(log) and (UNOPENED not in log or (self.folder / f"{process}.writes").stat().st_size > 0)
@@ -262,7 +274,7 @@ class Fleet(Stage):
         return self.ground.touched + sum(place.lines.met for place in self.places.values() if place.lines)
 
     def tick(self) -> None:
-        """Read what has been written since, and handle processes that have ended."""
+        """Read the table and the new events, and restart workers whose processes have ended."""
         self._read_table_and_events()
         self.ground.known({lease.shard for lease in self.leases})
         for worker, (process, child) in list(self.leaving.items()):
@@ -278,7 +290,8 @@ class Fleet(Stage):
         self.watched(self)
 
     def _read_table_and_events(self) -> None:
-        # If the table does not respond, it is read later. What processes have written is read before.
+        # Read the files of the processes first, because the table may not respond. The table is then read at a later
+        # tick.
         services = [place.table.kept for place in self.places.values()]
         self.history.answers += [answer for tail in self._written for answer in tail.more()]
         began = time.time()
@@ -300,7 +313,7 @@ class Fleet(Stage):
             self.history.faults.append(f"{process}, told to end, ended with status {status}: {child.said[-300:]}")
 
     def _ended_by_itself(self, process: str, child: Child) -> None:
-        """Restart the worker, which may only end by itself if it was denied threads, memory or its file."""
+        """Restart the worker. Record a fault unless the process was denied threads, memory or the lease file."""
         worker, _, _ = process.partition("#")
         del self._children[process]
         self._incident("crash", process, "ended by itself")
@@ -327,12 +340,12 @@ class Fleet(Stage):
         return what not in UNFELT or (what in STEPS and dated)
 
     def _deny(self, worker: str) -> None:
-        """Remember the present process of this worker if it is denied anything."""
+        """Add the worker's process to `_denied` if a current fault denies it a resource."""
         if any(fault.kind in DENIALS and fault.worker in {"", worker} for fault in self._lasting):
             self._denied.add(self.processes[worker])
 
     def _cause(self, fault: Fault) -> str:
-        """Cause the fault, and return what it hits, or "" if it hits everything."""
+        """Cause the fault, and return the worker or shard that it affects, or "" if it affects all."""
         what, worker = fault.kind.what, fault.worker
         if fault.kind.line:
             return self._cause_on_the_way(fault)
@@ -347,7 +360,7 @@ class Fleet(Stage):
         return worker
 
     def _cause_to_worker(self, what: str, worker: str) -> None:
-        # A worker that still drains has no process for the next fault.
+        # A worker that is still draining has no new process that the fault could affect.
         self.until(lambda: worker not in self.leaving, 2 * DRAIN_SECONDS)
         process = self.processes[worker]
         match what:
@@ -360,7 +373,8 @@ class Fleet(Stage):
             case "no more threads":
                 self._short[worker] = NoMoreThreads(self._children[process].pid)
             case "no more descriptors" | "no more memory":
-                # A program that is being loaded needs some, and ends without them like any other program.
+                # Wait until the process has started to work, because it would end if it lacked memory or descriptors
+                # while loading.
                 self.until(lambda: self._had_begun(process), 2 * DRAIN_SECONDS)
                 refused = NoMore.memory if what == NO_MEMORY.what else NoMore.descriptors
                 self._short[worker] = refused(self._children[process].pid)
@@ -372,9 +386,9 @@ class Fleet(Stage):
                 (self.folder / f"{worker}.orders").write_text(order.removeprefix("handler "))
 
     def _reshard_of(self, worker: str, what: str) -> tuple[str, ...]:
-        """Split or merge an open shard of this worker, and return the shards that are closed by it.
+        """Split or merge an open shard of this worker, and return the shards that are closed by that.
 
-        While the stream is paused nothing is reshaped, and the worker only sleeps.
+        While the stream is paused, no shard is closed, and the fault is only a pause of the worker.
         """
         if self.ground.kept.paused:
             return ()
@@ -383,16 +397,16 @@ class Fleet(Stage):
         return self.merge(own) if what.endswith("merge") else (self.split(own),)
 
     def slept_through(self, fault: Fault) -> tuple[str, ...]:
-        """Return the shards that were closed while this fault's worker slept, once their leases are deleted.
+        """Wait until the leases of the shards closed during this fault are deleted, and return the shards.
 
-        None are returned if that takes longer than DELETED_SECONDS, or while the stream is paused.
+        Return none if the wait exceeds DELETED_SECONDS, or if the stream is paused.
         """
         shards = self._slept.get(fault, ())
         gone = self.until(lambda: not {lease.shard for lease in self.leases} & set(shards), DELETED_SECONDS)
         return shards if gone and not self.ground.kept.paused else ()
 
     def drop(self, shards: Collection[str]) -> None:
-        """Let the stream drop these shards, which it does between two lives of its service."""
+        """Remove these closed shards from the stream, and record the restart of its service that this needs."""
         began = time.time()
         self.ground.drop(shards)
         note = f"the stream dropped {', '.join(shards)}"
@@ -422,7 +436,7 @@ class Fleet(Stage):
         return worker
 
     def _on_line(self, fault: Fault) -> tuple[KeptService | None, Lines | Wired | None]:
-        """Return the service that this fault concerns, and the workers' lines to it, except those to a stream."""
+        """Return the service that the fault affects, and the workers' lines to it, unless they lead to a stream."""
         if fault.kind.line == "stream":
             return self.ground.kept, None
         place = self.places.get(fault.kind.line)
@@ -448,10 +462,10 @@ class Fleet(Stage):
         ]
 
     def mend(self, fault: Fault) -> None:
-        """End the fault; if it starts late or goes on by itself, the incident lasts accordingly longer.
+        """End the fault, and record how long it lasted. A fault of a child may last `CHILD_SECONDS` longer.
 
-        A line to a store that lets one direction through explains only what happens at its beginning and its end. In
-        between, other workers must get the shards (L-one-way).
+        If a line to a store carries only one direction, other workers must take over the shards (L-one-way). Such a
+        fault therefore explains only effects at its beginning and at its end.
         """
         self._mend(fault)
         if (incident := self._lasting.pop(fault, None)) is not None:

@@ -1,4 +1,4 @@
-"""The streams of chaos runs, each fed by the driver, and read by each worker over a line of its own."""
+"""The streams of chaos runs. The driver feeds them, and each worker reads them over a line (proxy) of its own."""
 
 import json
 from collections import Counter
@@ -32,27 +32,32 @@ if TYPE_CHECKING:
 SHARDS = 6
 KEYS = tuple(f"sensor-{number:02}" for number in range(32))
 WATCHER = "watcher"
-"""The name under which the driver watches and feeds the fleet, over lines that never fail."""
+"""The name of the driver's own lines, which never fail. The driver puts records and reads the table over them."""
 KEEP_SECONDS = 2.5
 """The stand-in saves its streams every second."""
 ANEW = FaultKind("anew", "stream", (0.0, 0.0), common=True)
-"""The stream is deleted and recreated; records that it took before need not arrive any more."""
+"""The stream is deleted and recreated. Records that were put before need not arrive any more."""
 PAUSE = FaultKind("pause", "stream", (3.0, 8.0), common=True)
 RESTART = FaultKind("restart", "stream", (0.0, 0.0), common=True)
 SLEEPS = tuple(FaultKind(f"sleep through a {what}", seconds=(12.0, 18.0)) for what in ("split", "merge", "trim"))
-"""A shard is split or merged while its worker is stopped; the worker wakes once the shard's lease is deleted.
+"""A worker is paused while one of its shards is split or merged.
 
-In a trim the shard is split, and the stream has dropped it too by then.
+The worker is resumed once the closed shard's lease is deleted. In a "trim", the shard is split, and the stream has also
+removed it before the worker is resumed.
 """
 GONE = FaultKind("gone", "stream", (1.0, 4.0), common=True)
-"""Replaces a restart of the hubs, which keep events in memory: every connection breaks, and none is accepted."""
+"""All connections to the hubs are broken, and no new ones are accepted.
+
+This replaces a restart, in which the hubs would lose their events, because they keep events in memory.
+"""
 
 
 class Ground(Protocol):
-    """A stream, and how it fails.
+    """A stream, and the faults that it can have.
 
-    kinds  the faults of the stream and of the lines to it
-    dated  whether the stream, or its client, rejects what was signed at a very different time
+    Attributes:
+        kinds: The kinds of faults of the stream and of the lines to it.
+        dated: Whether the stream or its client rejects signatures and tokens of a very different time.
     """
 
     kinds: Sequence[FaultKind]
@@ -83,7 +88,7 @@ class Ground(Protocol):
         ...
 
     def begin(self, what: str, worker: str) -> str:
-        """Begin a fault, and return what it hits if that is not the worker."""
+        """Begin a fault, and return the worker or shard that it affects, or "" if it affects all."""
         ...
 
     def end(self, what: str, worker: str) -> None: ...
@@ -98,13 +103,13 @@ class Ground(Protocol):
         ...
 
     def told(self, event: ReadingEvent) -> ReadingEvent:
-        """Return the event in the form in which the judge compares it with what was sent."""
+        """Return the event with the key that the judge expects for its record."""
         ...
 
 
 @define
 class Numbered:
-    """Makes records with their key, and how many records of the key came before."""
+    """Makes records that contain their key and their number within the key."""
 
     counts: Counter[str] = Factory(Counter)
 
@@ -157,7 +162,7 @@ class KinesisGround:
         return {}
 
     def begin(self, what: str, worker: str) -> str:
-        """Begin the fault on the worker's line; a restart and a recreated stream are done at once."""
+        """Begin the fault on the worker's line, or restart the service, or recreate the stream."""
         if what == ANEW.what:
             name = self.stream.name
             self._client.delete_stream(StreamName=name)
@@ -199,7 +204,7 @@ class KinesisGround:
 
 
 def _whole(file: Path) -> bytes:
-    """Return what the stand-in has written, retrying because it rewrites the file every second and may be cut off."""
+    """Return the content of the stand-in's file. Retry while it is incomplete, because it is rewritten every second."""
     while True:
         with suppress(ValueError):
             kept = file.read_bytes()
@@ -250,14 +255,17 @@ class HubGround:
         return cast("Stream", self._hub)
 
     def put(self) -> Iterator[Sent]:
-        """Put a few records into each partition, which the judge treats as their key."""
+        """Put three records into each partition. The judge treats the partition as the key of its records."""
         for partition in self._fed:
             made = self._numbered.next((partition,) * 3)
             self._hubs.put(self._hub.hub, partition, [data.decode() for _, data in made])
             yield from (sent for sent, _ in made)
 
     def known(self, shards: set[str]) -> None:
-        """Feed a new partition once it has a lease. Running workers find it within five minutes, new ones at once."""
+        """Start to feed new partitions once they have leases.
+
+        A running worker finds a new partition within five minutes, and a new worker finds it immediately.
+        """
         self._fed = tuple(sorted(shards)) or self._fed
 
     def source(self, worker: str) -> str:  # noqa: ARG002  the wire tells workers apart by their connections
@@ -269,7 +277,7 @@ class HubGround:
         return {HUB_CONNECTION: self._hubs.connection_string()}
 
     def begin(self, what: str, worker: str) -> str:
-        """Begin the fault on the wire for this worker, on one partition, or on the hub."""
+        """Begin the fault for this worker's connections, for one partition, or for the whole hub."""
         self._turn += 1
         partition = str(self._turn % self._hub.partitions)
         match what:
@@ -293,7 +301,7 @@ class HubGround:
         return worker
 
     def end(self, what: str, worker: str) -> None:
-        """End the fault on the wire, where a worker has one fault at a time."""
+        """End the fault. A worker has only one fault of its connections at a time."""
         if what == GONE.what:
             self.wire.mend()
         else:
@@ -314,7 +322,10 @@ class HubGround:
 
 @contextmanager
 def hub_ground(name_of: Callable[[int], str]) -> Iterator[HubGround]:
-    """Make a hub in a process of its own; `name_of` returns the owner of the connection from a port."""
+    """Create a hub in a process of its own.
+
+    `name_of` returns the name of the worker whose connection has a given local port.
+    """
     with event_hubs({}) as hubs:
         wire = Wire(hubs.service.port, name_of)
         by_wire = evolve(hubs, address=f"localhost:{wire.port}")

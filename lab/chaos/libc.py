@@ -1,4 +1,4 @@
-"""Stepped clocks and a read-only disk for workers only, through a libc that is preloaded into them."""
+"""Steps the clocks of workers and makes their disk read-only, by preloading a libc into the workers only."""
 
 import mmap
 import shutil
@@ -13,15 +13,12 @@ from attrs import define
 SOURCE = Path(__file__).with_name("unkind_libc.c")
 NUMBERS = struct.Struct("=qq")
 STEP_SECONDS = 7200
-"""More than the hour for which tokens of the SDKs are valid."""
+"""The step of a clock in seconds. It exceeds the hour for which tokens of the SDKs are valid."""
 
 
 @define
 class UnkindLibc:
-    """What the preloaded libc of each worker returns; changes take effect at once.
-
-    disk  the folder that can be made read-only
-    """
+    """Controls the preloaded libc of each worker. Changes take effect immediately."""
 
     _library: Path
     _disk: Path
@@ -29,7 +26,10 @@ class UnkindLibc:
 
     @classmethod
     def made(cls, folder: Path, workers: Sequence[str], disk: Path) -> Self:
-        """Compile the library, without any faults; `disk` need not exist."""
+        """Compile the library, with all faults off.
+
+        `disk` is the folder that can be made read-only. It need not exist yet.
+        """
         library = folder / "unkind_libc.so"
         subprocess.run(
             ("cc", "-shared", "-fPIC", "-O1", "-Wall", "-Werror", "-o", str(library), str(SOURCE), "-ldl"), check=True
@@ -42,7 +42,7 @@ class UnkindLibc:
         return {"LD_PRELOAD": str(self._library), "CHAOS_LIBC": str(place), "CHAOS_DISK": f"{self._disk}/"}
 
     def step(self, worker: str, seconds: int) -> None:
-        """Set the worker's time of day ahead by this much, or right with 0."""
+        """Set the worker's time of day ahead by this many seconds. With 0, the time is right again."""
         self._tell(worker, 0, seconds)
 
     def refuse_writes(self, *, refused: bool) -> None:

@@ -1,8 +1,9 @@
-"""`leasehold consume --events` with a handler and a log that raise, are slow or hang when a file says so.
+"""Runs `leasehold consume --events` with a handler and a log that misbehave on orders from a file.
 
     python lab/chaos/misbehaving.py ORDERS WRITES SOURCE …
 
-WRITES gets a line for each write of its leases. Lines contain the true time, whatever time of day the process sees.
+ORDERS is the file with the current order. WRITES gets a line for each write of a lease. All lines contain the true
+time, even while the process's own clock is stepped.
 """
 
 import sys
@@ -21,7 +22,7 @@ SLOW_SECONDS, LOOK_SECONDS = 3.0, 0.1
 
 
 class MisbehavingLines(EventLines):
-    """Reads its orders before each batch; nothing is written of a batch that is refused."""
+    """Reads its order before each batch. If it raises an exception, no event lines of the batch are written."""
 
     orders = Path()
 

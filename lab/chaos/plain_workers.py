@@ -1,9 +1,10 @@
-"""Plain workers over local services, with one fault after another drawn from a seed, and a judge that checks the run.
+"""Runs plain workers over local services with faults drawn from a seed, and judges the run.
 
     python lab/chaos/plain_workers.py --seed 7 --seconds 120 --source event-hubs --store azblob
 
-Records are put all the time. In the end all faults are over, all records must arrive, and the workers drain. The
-verdict lists records that were lost, out of order, handled again or left waiting with no fault to explain it.
+Records are put continuously. At the end, all faults are over, all records must arrive, and the workers drain. The
+verdict lists records that were lost or dispatched out of order, and records that were delayed or dispatched again
+although no fault explains it.
 """
 
 import argparse
@@ -71,20 +72,23 @@ SOURCES = ("kinesis", "event-hubs")
 CONSUMERS = ("function", "multilang")
 CALM_SECONDS, ARRIVE_SECONDS, SAY_SECONDS = 6.0, 90.0, 5.0
 SILENCE_SECONDS = 4.0
-"""If the lookout itself is gone, workers list the table this much later (C8), and only then their clocks start."""
+"""The delay in seconds until other workers list the table if the lookout has died (C8).
+
+Only then do they begin to measure how long the lookout's leases have not been renewed.
+"""
 NOTICE_SECONDS = 2.0, 6.0
-"""What a machine adds to the time in which a lease passes on, when idle and when its load is three times too high."""
+"""The seconds that the machine adds to a change of owner, when idle and when its load is three times too high."""
 CONFIG = Config(lease_seconds=6.0, cycle_seconds=2.0)
 HELD_UP = frozenset({PAUSE, RESTART, ANEW})
 
 
 @frozen
 class Wanted:
-    """The run that was asked for.
+    """The requested run.
 
     Attributes:
-        to: The store to which the leases are swapped meanwhile, or "".
-        only: Only faults whose names contain this are played.
+        to: The store to which the leases are swapped during the run, or "" for no swap.
+        only: If set, only faults whose names contain this string are caused.
     """
 
     seed: int
@@ -103,14 +107,15 @@ class Wanted:
 class Outcome:
     """The result of a run.
 
-    load     the machine's load average of the last five minutes, at the end
-    limits   the limits by which the run was judged
-    faults   how often each kind was played
-    touched  requests that faulty lines touched
-    writes   the number of writes by outcome
-    slow     how often a service was slow by itself, as seen by the driver
-    longest  the record that waited longest, and why
-    swap     what the command of a swap did
+    Attributes:
+        load: The machine's load average over the last five minutes of the run.
+        limits: The limits with which the run was judged.
+        faults: The number of faults of each kind.
+        touched: The number of requests that failed because of a faulty line.
+        writes: The number of writes with each outcome.
+        slow: How often the driver saw a service that was slow without a fault.
+        longest: The record that waited longest, with the explanation.
+        swap: A summary of the operator's swap commands.
     """
 
     wanted: Wanted
@@ -245,7 +250,7 @@ def run(wanted: Wanted, folder: Path, told: Callable[[str], None]) -> Outcome:
 
 
 def kinds_of(fleet: Fleet, told: Callable[[str], None]) -> list[FaultKind]:
-    """Return the faults that this machine allows, and print those that it does not."""
+    """Return the kinds of faults that this machine can cause, and report those that it cannot."""
     libc, threads = fleet.libc is not None, threads_can_be_refused()
     if not libc:
         told("NO CLOCK IS STEPPED, AND NO DISK READ-ONLY: there is no C compiler (cc)")
@@ -253,7 +258,8 @@ def kinds_of(fleet: Fleet, told: Callable[[str], None]) -> list[FaultKind]:
         told("NO THREADS ARE REFUSED: this user may make no control group of pids")
     denied, no_threads = (NO_DESCRIPTORS, NO_MEMORY), (NO_THREADS,) if threads else ()
     tables = table_kinds(fleet.table, libc=libc)
-    # The faults that every kind of run has; the others are for runs of plain workers.
+    # Runs with child processes or with a swap don't empty the table, and have only those faults of the stream that
+    # concern shards.
     tables_there = [kind for kind in tables if kind.what != EMPTIED.what]
     shards = [kind for kind in fleet.ground.kinds if kind.what in {"split", "merge"} or kind in SLEEPS]
     if fleet.multilang:
@@ -266,13 +272,13 @@ def kinds_of(fleet: Fleet, told: Callable[[str], None]) -> list[FaultKind]:
 
 
 def notice_seconds() -> float:
-    """Return the time that this machine's recent load adds before a lease passes on."""
+    """Return the seconds that the machine's recent load adds until a lease has a new owner."""
     least, most = NOTICE_SECONDS
     return min(max(least, least * os.getloadavg()[1] / (os.cpu_count() or 1)), most)
 
 
 def limits_now(workers: Sequence[str], capabilities: Capabilities) -> Limits:
-    """Return the limits of these workers and this layout, by the machine's recent load."""
+    """Return the judge's limits for these workers and this table layout, at the machine's recent load."""
     notice = notice_seconds()
     return Limits(
         lease_seconds=dict.fromkeys(workers, CONFIG.lease_seconds),
@@ -299,7 +305,7 @@ class Play:
     _said: float = 0.0
 
     def run(self, faults: Sequence[Fault], workers: Sequence[str]) -> None:
-        """Start all workers, play the faults, end them all, and let everything arrive and drain."""
+        """Start all workers, cause and end all faults, wait until all records have arrived, and drain the workers."""
         fleet = self.fleet
         for worker in workers:
             fleet.join(worker)
@@ -311,7 +317,8 @@ class Play:
             self._go_on(at)
             begun = time.monotonic()
             self._act(fault, over=over)
-            # A slow fault (a restart, a split) postpones the others, which would otherwise come all at once.
+            # If it takes long to cause a fault (a restart or a split), postpone the others, which would otherwise all
+            # be due then.
             self._began += time.monotonic() - begun
         self._go_on(self.wanted.seconds)
         # A swap makes many requests in sequence, and the machine's load delays each.
@@ -326,7 +333,7 @@ class Play:
     def _act(self, fault: Fault, *, over: bool) -> None:
         if not over:
             self._say(str(fault))
-            # A request to a stream that does not respond would have an unknown outcome.
+            # Stop the feed while the stream does not respond, because the outcome of a put would be unknown.
             if fault.kind in HELD_UP:
                 self.feed.gate.acquire()
             if fault.kind == ANEW:

@@ -1,4 +1,4 @@
-"""Processes of a fleet on this machine: which one has a connection, and which resources they are denied."""
+"""Finds the processes of a fleet on this machine, and denies them resources such as threads and memory."""
 
 import os
 import resource
@@ -10,7 +10,7 @@ from typing import Self
 PROC = Path("/proc")
 PIDS = Path("/sys/fs/cgroup/pids")
 LOCAL, INODE = 1, 9
-"""Columns of /proc/net/tcp: the address of this end, and the socket's inode."""
+"""The columns of /proc/net/tcp with the local address and the inode of the socket."""
 
 
 def in_group(group: int) -> Iterator[int]:
@@ -26,7 +26,8 @@ def descendants(of: int) -> Iterator[int]:
     parents: dict[int, list[int]] = {}
     for place in PROC.iterdir():
         with suppress(ValueError, OSError):
-            # The name is in brackets and may contain brackets; the parent's id is the second word after them.
+            # The program's name is in parentheses and may contain parentheses. The parent's id is the second word after
+            # it.
             fields = (place / "stat").read_text().rpartition(")")[2].split()
             parents.setdefault(int(fields[1]), []).append(int(place.name))
     todo = [of]
@@ -45,7 +46,7 @@ def with_setting(setting: str) -> Iterator[int]:
 
 
 def client_at(port: int, groups: Mapping[str, int]) -> str:
-    """Return which of these process groups has this port of the loopback address, or "" for none."""
+    """Return the name of the process group that has a connection from this local port, or "" if none has."""
     rows = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
     sockets = {f"socket:[{row[INODE]}]" for row in rows if int(row[LOCAL].partition(":")[2], 16) == port}
     for name, group in groups.items():
@@ -59,7 +60,7 @@ def client_at(port: int, groups: Mapping[str, int]) -> str:
 
 
 class NoMoreThreads:
-    """A control group that lets the processes of a worker have no more threads than they have."""
+    """A control group that prevents the processes of a worker from starting more threads."""
 
     def __init__(self, group: int) -> None:
         """Make the control group. Raises OSError if this user may not."""
@@ -71,7 +72,7 @@ class NoMoreThreads:
     def end(self) -> None:
         """Remove the limit."""
         (self._folder / "pids.max").write_text("max")
-        # The control group also has their new children, in whatever process group.
+        # The control group also contains children that were started since, even those in other process groups.
         while there := (self._folder / "cgroup.procs").read_text().split():
             self._move(map(int, there), PIDS / _own_group())
         self._folder.rmdir()
@@ -84,25 +85,27 @@ class NoMoreThreads:
 
 
 SPARE_BYTES = 1 << 20
-"""What a process without more memory has left, so that an allocation deep inside it fails."""
+"""The memory that a process may still allocate, so that an allocation deep inside its work fails."""
 
 
 def descriptors_of(pid: int) -> int:
-    """Return one more than the highest descriptor that this process has open."""
+    """Return the highest open file descriptor of this process plus one."""
     return max((int(file.name) for file in (PROC / str(pid) / "fd").iterdir()), default=-1) + 1
 
 
 def memory_of(pid: int) -> int:
-    """Return the bytes of the process's data, which the system counts, and a little more."""
+    """Return the size of the process's data (VmData), as the system counts it, plus `SPARE_BYTES`."""
     status = (PROC / str(pid) / "status").read_text().splitlines()
     return next(int(line.split()[1]) for line in status if line.startswith("VmData:")) * 1024 + SPARE_BYTES
 
 
 class NoMore:
-    """Limits that let the processes of a worker have no more of a resource than they have.
+    """Limits that prevent the processes of a worker from using more of a resource than they use now.
 
-    what  the resource, by the system's number
-    used  how much of it a process may have
+    Args:
+        group: The process group.
+        what: The resource, as one of the numbers `resource.RLIMIT_*`.
+        used: Returns the limit for the process with this id.
     """
 
     def __init__(self, group: int, what: int, used: Callable[[int], int]) -> None:
@@ -131,7 +134,7 @@ class NoMore:
 
 
 def threads_can_be_refused() -> bool:
-    """Return whether this machine has such control groups, and this user may make them."""
+    """Return whether this user can create control groups that limit threads."""
     try:
         (PIDS / "leasehold-chaos").mkdir()
         (PIDS / "leasehold-chaos").rmdir()

@@ -1,4 +1,4 @@
-"""A log that fails while a file orders it: a filter of each logger raises for some lines, a handler for others."""
+"""A logging handler and filter that raise exceptions for some lines, while a file orders it."""
 
 import itertools
 import logging
@@ -27,7 +27,7 @@ class RaisingLog(logging.Handler):
         self._lines, self._errors = itertools.count(), itertools.cycle(RAISED)
 
     def install(self) -> None:
-        """Filter every logger of the library that exists by now, and handle what they log."""
+        """Add the handler to the library's logger, and the filter to each logger of the library that exists."""
         logging.getLogger("leasehold").addHandler(self)
         for name, logger in list(logging.root.manager.loggerDict.items()):
             if name.startswith("leasehold") and isinstance(logger, logging.Logger):

@@ -1,4 +1,4 @@
-"""The services of chaos runs: each can be paused, and those that keep their data on a disk can be restarted."""
+"""Starts the services of chaos runs. Each can be paused, and those that keep their data on disk can be restarted."""
 
 import os
 import signal
@@ -40,7 +40,7 @@ class NotHere(Exception):
 
 @define
 class KeptService:
-    """A running service; `begin` starts it, with the data that it kept."""
+    """A running service. `begin` starts it, with the data that it stored before."""
 
     begin: Callable[[], AbstractContextManager[Service]]
     service: Service = field(init=False)
@@ -60,7 +60,7 @@ class KeptService:
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
-        """Signal the group first, so that it starts no more processes, then descendants in groups of their own."""
+        """Signal the process group first, so that it starts no more processes, and then descendants in other groups."""
         with suppress(ProcessLookupError):
             os.killpg(self.service.pid, number)
         for pid in descendants(self.service.pid):
@@ -68,8 +68,8 @@ class KeptService:
                 os.kill(pid, number)
 
     def restart(self, between: Callable[[], object] = lambda: None) -> None:
-        """End the service, and start it again on another port; `between` is called in between."""
-        if self.service.name == "postgres":  # told to end by another signal, it waits until its clients have gone
+        """Stop the service, call `between`, and start the service again on another port."""
+        if self.service.name == "postgres":  # at other signals, it waits until all clients have disconnected
             os.kill(next(descendants(self.service.pid)), signal.SIGINT)
         self._stack.close()
         between()
@@ -82,15 +82,16 @@ class KeptService:
 
 @frozen
 class Table:
-    """The table of the leases.
+    """The lease table of a run.
 
-    url      the store's URL, with {endpoint} in place of the service, if it has one
-    kept     the service, or None for a file, which is on `disk`
-    secret   additional environment of a worker, likewise with {endpoint}
-    refused  how the service rejects requests
-    dated    whether it rejects requests that were signed at a very different time
-    wired    whether its wire carries bytes that are not split into requests here
-    lasts    whether it has the same data after a restart
+    Attributes:
+        url: The URL of the store, with {endpoint} in place of the address of the service, if it has one.
+        kept: The service, or None if the table is a file on `disk`.
+        secret: Additional environment variables of a worker. They may contain {endpoint}, too.
+        refused: The error responses with which the service rejects requests.
+        dated: Whether the service rejects requests that were signed at a very different time.
+        wired: Whether the proxy of the service forwards bytes without parsing them into requests.
+        lasts: Whether the data of the service survives a restart.
     """
 
     url: str
@@ -109,10 +110,13 @@ class Table:
 
 @contextmanager
 def a_table(store: str, folder: Path, hub: str, layout: str = "") -> Iterator[Table]:
-    """Make a table in a service of its own. Raises NotHere.
+    """Create a table in a service of its own. Raises NotHere if the service is not available.
 
-    hub     the namespace and hub it is for, or ""
-    layout  its layout if that is not the usual one
+    Args:
+        store: One of `STORES`.
+        folder: The folder for the data of the service.
+        hub: The namespace and the name of the hub that the table is for, or "".
+        layout: The layout of the table if it is not the default one of the store.
     """
     with ExitStack() as stack:
         name = f"chaos-{uuid4().hex[:8]}"
@@ -121,7 +125,7 @@ def a_table(store: str, folder: Path, hub: str, layout: str = "") -> Iterator[Ta
             table = Table(f"sqlite:///{str(disk.file).lstrip('/')}", disk=disk)
         else:
             (kept_in := folder / store).mkdir(parents=True)
-            if store == "postgres":  # which runs as another user where this one is root, and may not look in there
+            if store == "postgres":  # if we are root, it runs as another user, who may not read this folder
                 kept_in = Path(stack.enter_context(TemporaryDirectory(prefix="leasehold-chaos-")))
                 kept_in.chmod(0o755)
             try:
@@ -135,7 +139,10 @@ def a_table(store: str, folder: Path, hub: str, layout: str = "") -> Iterator[Ta
 
 
 def watched(url: str) -> Store:
-    """Return the driver's store, which gives up late requests soon. A busy machine may need several tries."""
+    """Open the driver's store, whose requests time out after a second.
+
+    On a busy machine, this may take several tries. The last one has the usual timeout.
+    """
     for _ in range(OPENINGS):
         with suppress(OutcomeUnknown):
             return open_store(url, request_seconds=1.0)

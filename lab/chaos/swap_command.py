@@ -1,4 +1,4 @@
-"""An operator that runs `leasehold swap` repeatedly: it is killed, sends leases back, and in the end may finish."""
+"""Runs `leasehold swap` repeatedly. The command is killed, or run with `--back`, until it may finish at the end."""
 
 import os
 import random
@@ -14,18 +14,22 @@ from leasehold_lab.demo.child import Child
 COMMAND = "command"
 """The command's name on the lines to the tables."""
 RUN_SECONDS = 1.5, 8.0
-"""Less than the command waits at the end of a swap, so that no swap ends before it may."""
+"""The shortest and the longest time in seconds after which a command is killed.
+
+The command waits longer than this at the end of a swap, so that no swap ends before `may_finish` is set.
+"""
 REST_SECONDS = 0.5
 
 
 @define
 class SwapOperator:
-    """The swap command, one process after the other.
+    """Runs the swap command in one process after another.
 
-    addresses    FROM and TO
-    environment  what the stores need there
-    folder       where it writes
-    seed         decides how long each process may run, and which way it sends the leases
+    Attributes:
+        addresses: The URLs of the tables FROM and TO.
+        environment: The environment variables that the stores need.
+        folder: The folder for the output of the command.
+        seed: Determines how long each process may run, and in which direction it moves the leases.
     """
 
     addresses: tuple[str, str]
@@ -60,12 +64,12 @@ class SwapOperator:
 
     @property
     def told(self) -> str:
-        """How far the swap was when one of the processes last read the tables."""
+        """The latest line about its progress that a command printed, or "no look"."""
         looks = [file.read_text() for file in sorted(self.folder.glob(f"{COMMAND}#*.jsonl"), key=os.path.getmtime)]
         return "".join(looks).strip().rpartition("\n")[2] or "no look"
 
     def tick(self) -> None:
-        """Start the command if there is none, kill it when its time has come, and record its end."""
+        """Start the command if none is running, kill it when its time is over, and record how it ended."""
         now = time.monotonic()
         child = self._child
         if child is None:
@@ -90,7 +94,7 @@ class SwapOperator:
         self._child, self._until = None, now + REST_SECONDS
 
     def _start(self, now: float) -> None:
-        # The first run goes to TO, because there is nothing to send back yet.
+        # The first run moves leases to TO, because none can be moved back yet.
         self._back = bool(self.runs) and not self.may_finish and self._draw.random() < 0.4
         self.runs, self.backs = self.runs + 1, self.backs + self._back
         back = ("--back",) if self._back else ()

@@ -1,9 +1,9 @@
-"""Swaps of lease tables under chaos, one per seed: workers, tables and the command itself are killed in the middle.
+"""Swaps lease tables, one swap per seed, while workers, tables and the command itself are killed.
 
     python lab/chaos/swaps.py 20
 
-Each run puts some thousand records while the leases go to TO and back. In the end all leases must be in TO, and all
-records handled in order. The pair of tables depends on the seed.
+In each run, some thousands of records are put while the leases are moved to TO and back. At the end, all leases must be
+in TO, and all records must have been handled in order. The seed determines the pair of tables.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def wanted(seed: int, seconds: float) -> Wanted:
 
 
 def main() -> int:
-    """Run one seed after the other, and return 1 if the judge finds a fault in any."""
+    """Run one seed after the other, and return 1 if the judge finds a fault in any of the runs."""
     options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     options.add_argument("runs", type=int, nargs="?", default=20, help="how many (%(default)s)")
     options.add_argument("--first", type=int, default=1, help="the first seed (%(default)s)")

@@ -1,8 +1,8 @@
-"""A child of `leasehold multilang` that logs what it gets, and crashes, hangs or babbles when a file says so.
+"""A child process of `leasehold multilang` that records its messages, and misbehaves on orders from a file.
 
-It is a program of its own, like a processor in another language. It writes the lines of events that the judge reads,
-each record's line before anything else is done with the record. CHAOS_TOLD names the file of its daemon's process, and
-CHAOS_ORDERS that of its worker.
+It is a separate program, like a record processor in another language. It writes event lines for the judge. The line of
+a record is written before anything else is done with the record. CHAOS_TOLD is the path of the event file of the
+daemon's process, and CHAOS_ORDERS the path of the order file of the worker.
 """
 
 import base64
@@ -37,19 +37,22 @@ class Told:
         self._file = os.open(to, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def line(self, event: str, records: list[dict[str, Any]] | None = None) -> None:
-        """Write one event, or one per record, in a single write, so that lines of several children do not mix."""
+        """Write one event, or one event per record. A single write keeps the lines of several children apart."""
         event_lines = [{"event": event}] if records is None else [_record(each) for each in records]
         common = {"t": round(time.clock_gettime(TRUE_CLOCK) * 1000), "worker": "", "shard": self._shard}
         os.write(self._file, "".join(json.dumps(common | line) + "\n" for line in event_lines).encode())
 
     def begin(self) -> None:
-        """Record that this child has its shard; it is a fault if another child of this daemon still has it."""
+        """Record that this child starts to read its shard.
+
+        It is a fault if another child of the same daemon is still reading the shard.
+        """
         last = self._to.with_suffix(f".{self._shard}")
         former = int(last.read_text()) if last.exists() else 0
         last.write_text(str(os.getpid()))
         until = time.monotonic() + GONE_SECONDS
         while former and _lives(former) and time.monotonic() < until:
-            time.sleep(0.05)  # it may have been told to end and still be exiting, but it does nothing more
+            time.sleep(0.05)  # it may still be exiting, but no longer reads
         if former and _lives(former):
             self._to.with_suffix(".faults").open("a").write(f"{self._shard} has two children, {former} being one\n")
         self.line("initialize")
@@ -62,7 +65,7 @@ def _record(each: dict[str, Any]) -> dict[str, Any]:
 
 
 def _lives(group: int) -> bool:
-    """Return whether this process group has a process that is no zombie."""
+    """Return whether a process of this group is running, which a zombie is not."""
     for place in Path("/proc").iterdir():
         try:
             state, _, of_group = (place / "stat").read_text().rpartition(")")[2].split()[:3]
@@ -94,7 +97,8 @@ def main(told_to: Path, orders: Path) -> None:
         if deed == "slow":
             time.sleep(SLOW_SECONDS)
         elif deed and deed != "forget":
-            # Misbehaves before the rest is done, so that a daemon that takes the message for handled loses records.
+            # Misbehave before the rest is recorded, so that records are lost if the daemon treats the message as
+            # handled.
             misbehave(deed, draw)
         if records[part:]:
             told.line("record", records[part:])
@@ -109,7 +113,10 @@ def main(told_to: Path, orders: Path) -> None:
 
 
 def stored(number: str | None, *, at_end: bool) -> str:
-    """Checkpoint there, or at the end of the shard; at the last chance, retry if the store is throttled or away."""
+    """Checkpoint at this number, or at the end of the shard if it is None. Return "stored" if it was stored.
+
+    With `at_end`, retry if the store throttles or does not respond, because this is the last chance to checkpoint.
+    """
     for _ in range(5 if at_end else 1):
         error = checkpoint(number)
         if error in {None, "ShutdownException"}:

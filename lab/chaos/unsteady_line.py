@@ -1,4 +1,4 @@
-"""A line of one worker to one service, which fails as long as some condition lasts."""
+"""Lines (proxies) from one worker to one service, which fail while some condition lasts."""
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,10 +10,10 @@ from faulty_line import Fault, Late, Line, Refused, Reset, Silent, laid
 from schedule import FaultKind
 
 SLOW_SERVICE = "slow service"
-"""A fault of streams only: a table that responds as late costs the worker its leases, as expected."""
+"""A fault of streams only. If a table responded this late, the worker would lose its leases, as it should."""
 HTTP_FAULTS = ("late", "silent", "reset", "lost replies", "refused", "slow listings", "parted")
 REQUESTS_ONLY, RESPONSES_ONLY, WRITES_UNANSWERED = ONE_WAY = "requests only", "responses only", "writes unanswered"
-"""Faults of a line that carries one direction. Each lasts for longer than a shard may wait for its worker."""
+"""Faults in which a line carries only one direction. Each lasts longer than a shard may wait for its worker."""
 ONE_WAY_SECONDS = (30.0, 36.0)
 
 SLOW_DOWN = (
@@ -24,28 +24,28 @@ BUSY = Refused("ServerBusy", 503), Refused("InternalError", 500), Refused("SlowD
 WRITES = frozenset({"PutItem", "UpdateItem", "DeleteItem", "PUT", "POST", "PATCH", "DELETE"})
 LISTINGS = frozenset({"Scan", "List", "ListShards", "BatchGetItem"})
 SHARE = 0.5
-"""The share of requests that a condition touches, unless it touches all."""
+"""The fraction of requests that fail under a condition, unless the condition affects all requests."""
 
 
 def one_way(line: str, *, writes: bool = False) -> tuple[FaultKind, ...]:
-    """Return the faults of this line that let one direction through.
+    """Return the kinds of faults in which this line carries only one direction.
 
     Args:
-        line: The line's name.
-        writes: Whether the line can tell writes from reads.
+        line: The name of the line.
+        writes: Whether the line can distinguish writes from reads.
     """
     return tuple(FaultKind(what, line, ONE_WAY_SECONDS) for what in ONE_WAY if writes or what != WRITES_UNANSWERED)
 
 
 @define
 class UnsteadyLine(Line):
-    """Draws a fault for each request while conditions last.
+    """Chooses a random fault for each request while a condition lasts.
 
-    seed     the seed of the draws
-    refused  how the service rejects requests
-    met      how many requests were touched
-    conditions
-             the present ones of HTTP_FAULTS, ONE_WAY and SLOW_SERVICE
+    Attributes:
+        seed: The seed of the random choices.
+        refused: The error responses with which the service rejects requests.
+        met: The number of requests that had a fault.
+        conditions: The current conditions, from HTTP_FAULTS, ONE_WAY and SLOW_SERVICE.
     """
 
     seed: str = ""

@@ -1,4 +1,4 @@
-"""The wire of all workers to a service whose requests are not parsed here, so that faults hit one worker's bytes."""
+"""A proxy of all workers for a service whose requests it does not parse. Faults affect the bytes of one worker."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from leasehold_lab.standins.node import HOST
 
 WIRE_FAULTS = ("late", "silent", "reset", "parted")
 LOST_REPLIES = "lost replies"
-"""Requests arrive, and the connection ends with the response; new connections get no response meanwhile."""
+"""Requests arrive, but their connection is closed in place of a response. New connections get no response either."""
 LATE_SECONDS = 0.8
 
 
@@ -27,7 +27,10 @@ class Wired:
     @classmethod
     @contextmanager
     def laid(cls, to: str, name_of: Callable[[int], str]) -> Iterator[Self]:
-        """Set up the wire for the block; `name_of` returns the owner of the connection from a port."""
+        """Run the proxy until the block ends.
+
+        `name_of` returns the name of the worker whose connection has a given local port.
+        """
         wire = Wire(urlsplit(to).port or 0, name_of)
         try:
             yield cls(wire)

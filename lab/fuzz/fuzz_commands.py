@@ -1,4 +1,4 @@
-"""Input from users, their files and Spark: JSON documents, options, times, lines, and offsets of micro-batches."""
+"""Fuzz targets for input from users and from Spark: JSON, options, times, lines, and offsets of micro-batches."""
 
 import io
 import json
@@ -103,7 +103,7 @@ def _letter(line: bytes) -> None:
 
 
 def _child_line(line: bytes) -> None:
-    """Assert that no line a child writes raises anything, and that only stored checkpoints move an acknowledgement."""
+    """Assert that no line of a child raises an exception, and that only stored checkpoints are acknowledged."""
     talk = Conversation("s-0", Position("5"))
     talk.initialize()
     talk.receive_data(b'{"action":"status","responseFor":"initialize"}\n')

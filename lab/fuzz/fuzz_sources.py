@@ -1,4 +1,4 @@
-"""Input from streams and their services: aggregates, responses, events, listings, and the URLs of streams."""
+"""Fuzz targets for input from streams: aggregates, responses, events, listings, and the URLs of streams."""
 
 import hashlib
 import json
@@ -105,7 +105,7 @@ def _client() -> "tuple[KinesisClient, Spoken]":
 
 
 def _answered(body: bytes, form: str) -> None:
-    # First, because the reader rejects broken input, and the C code must be tested with it as well.
+    # Test the C code before the reader, because the reader rejects broken input that the C code must also survive.
     if (in_c := scan()) is not None:
         for end in (*range(0, len(body), max(1, len(body) // 8)), len(body)):  # few generated values end within a row
             if (found := in_c.viewed(body[:end])) is not None:

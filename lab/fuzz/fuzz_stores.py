@@ -1,4 +1,4 @@
-"""The contents of lease tables in every layout: rows, blobs, objects and annotations, and the URLs of tables."""
+"""Fuzz targets for the contents of lease tables (rows, blobs, objects and annotations), and for table URLs."""
 
 import json
 from functools import cache
@@ -52,7 +52,7 @@ FLEET = ObjectLayout("fleet/one")
 
 
 def _read(found: Lease | Malformed | None) -> Lease | None:
-    """Return the lease, which commands must be able to show and `plan` must accept back."""
+    """Return the lease, after checking that commands can show it and that `plan` accepts its JSON form."""
     assert_said(found)
     if not isinstance(found, Lease):
         return None
@@ -76,7 +76,10 @@ def _reports(items: object) -> None:
 
 @cache
 def _table() -> tuple[DynamoStore, Spoken]:
-    """Return a store whose service sends given responses. Creating a client takes longer than a hundred scans."""
+    """Return a store whose service sends given responses.
+
+    The store is cached, because creating a client takes longer than a hundred scans.
+    """
     import boto3  # noqa: PLC0415  only this target needs it
 
     spoken = Spoken([])
@@ -165,7 +168,7 @@ def _session_rows(found: object) -> None:
 
 
 def _session_cell(found: object) -> None:
-    """Return a row of a table whose attributes have any types that DynamoDB allows."""
+    """Parse a table row whose attributes have any types that DynamoDB allows."""
     kinds = {"S": str, "B": bytes, "M": dict}
     item: Any = {
         name: {kind: value for kind, value in told.items() if isinstance(value, kinds.get(kind, ()))}

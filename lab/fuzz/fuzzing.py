@@ -1,6 +1,6 @@
-"""A fuzz target: a parser, a corpus of its inputs, and generated values near them.
+"""Defines a fuzz target, with a parser, a corpus of its inputs, and generated values near them.
 
-Samples are in `corpus/NAME.jsonl`, one per line. Bytes are written `{"base64": "…"}` wherever they occur.
+Samples are in `corpus/NAME.jsonl`, one per line. Bytes are written as `{"base64": "…"}`.
 """
 
 import base64
@@ -22,23 +22,24 @@ from odd_values import LONG, ODD_TEXTS, odd_texts
 CORPUS = Path(__file__).parent / "corpus"
 
 CPU_SECONDS = 5.0
-"""The most that one value of some kilobytes may cost; a thousandth of it is usual."""
+"""The CPU time in seconds that parsing a value of some kilobytes may take. A thousandth of it is usual."""
 
 Accepted = Callable[[Any], object]
 
 
 @frozen
 class FuzzTarget:
-    """A parser and its law: for any input, it returns a result or raises one of its documented errors.
+    """A parser, which must return a result or raise one of its documented errors for any input.
 
-    name     name of its corpus
-    covers   the modules, below leasehold/, whose parsing it reaches
-    parse    takes a value like the samples, or the bytes that `pack` made of it, and asserts what must be true of
-             the result
-    refuses  the documented errors; a ValueError must have exactly that type, since Python's own functions raise
-             ValueErrors too, which name no field
-    says     a pattern that the message of an error must match, so that it names what is wrong
-    pack     makes bytes of a sample
+    Attributes:
+        name: The name of the corpus.
+        covers: The modules (below leasehold/) whose parsing this target reaches.
+        parse: Parses a value like the samples, or its bytes if there is `pack`. Also asserts facts about the result.
+        refuses: The documented errors. A ValueError must have exactly this type, because Python's own functions raise
+            subclasses of ValueError that name no field.
+        says: Prefixes separated by "|". The message of an error must start with one of them, so that it names the
+            field.
+        pack: Encodes a sample as bytes.
     """
 
     name: str
@@ -58,7 +59,11 @@ class FuzzTarget:
 
     @property
     def values(self) -> st.SearchStrategy[Any]:
-        """Samples changed in a few places; if packed, some of them are changed again, digests included."""
+        """Draws samples that are changed in a few places.
+
+        If the target has `pack`, some values are packed after the change, and others are changed after packing, digests
+        included.
+        """
         values = near(self.samples)
         if self.pack is None:
             return values
@@ -70,24 +75,24 @@ class FuzzTarget:
         return iter([sample if self.pack is None else self._packed(sample) for sample in self.samples])
 
     def keep(self, value: Any) -> None:  # noqa: ANN401  of any kind
-        """Add a value that broke the law to the corpus, so that it is always tried from now on."""
+        """Add a value that broke the law to the corpus, so that every later run tries it."""
         with self.corpus.open("a", encoding="utf-8") as corpus:
             corpus.write(json.dumps(value, default=_said) + "\n")
 
     def _packed_or_none(self, value: Any) -> bytes | None:  # noqa: ANN401  of any kind
-        """Return None for what the format cannot express, such as lone surrogates in CBOR."""
+        """Return the packed value, or None if the format cannot express it, such as lone surrogates in CBOR."""
         with suppress(ArithmeticError, TypeError, ValueError):
             return self._packed(value)
         return None
 
-    def _packed(self, value: Any) -> bytes:  # noqa: ANN401  of any kind
-        # A value that broke the law as bytes is stored as bytes.
+    def _packed(self, value: Any) -> bytes:  # noqa: ANN401  A value that was changed after packing is in the corpus as
+        # bytes, and must not be packed again.
         assert self.pack is not None
         return value if isinstance(value, bytes) and not isinstance(self.samples[0], bytes) else self.pack(value)
 
 
 def obeys(target: FuzzTarget, value: Any) -> bool:  # noqa: ANN401  of any kind
-    """Parse the value; return whether it was accepted. Raises whatever the target does not document."""
+    """Parse the value, and return whether it was accepted. Raises any exception that the target does not document."""
     try:
         with at_most(CPU_SECONDS):
             target.parse(value)
@@ -122,7 +127,7 @@ class TooSlow(BaseException):
 
 @contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """Raise TooSlow after this much CPU time, however busy the machine is; works in the main thread only."""
+    """Raise TooSlow if the block uses more CPU time than this. This works in the main thread only."""
     before = signal.signal(signal.SIGVTALRM, _too_slow)
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
     try:
@@ -137,7 +142,7 @@ def _too_slow(_signal: int, _frame: FrameType | None) -> Never:
 
 
 def in_json(told: object) -> bytes:
-    """Draw a document in which bytes are in base64, as services and users write them."""
+    """Return the value as JSON in which bytes are in base64, as services and users write them."""
     return json.dumps(told, default=lambda data: base64.b64encode(data).decode()).encode()
 
 

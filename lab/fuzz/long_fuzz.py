@@ -1,8 +1,8 @@
 """Fuzzes every parser for a given time: `python lab/fuzz/long_fuzz.py 600`, or with the names of some targets.
 
-What breaks the law is added to the corpus, so that `make test` always tries it from then on. With `--engine atheris`,
-if that is installed, the same values are drawn from bytes that atheris mutates by the code they reach in leasehold, and
-each target has its own process.
+A value that breaks the law is added to the corpus, so that `make test` tries it from then on. With `--engine atheris`,
+if it is installed, values are drawn from bytes that atheris mutates to reach more of leasehold's code, and each target
+runs in a process of its own.
 """
 
 # ruff: noqa: T201  a script says what it found
@@ -38,7 +38,7 @@ class Trial:
     def __init__(self, target: FuzzTarget) -> None:
         self.target, self.began = target, time.monotonic()
         self.count, self.slowest = 0, 0.0
-        self.last: list[object] = []  # the last one that hypothesis tries is the smallest that breaks the law
+        self.last: list[object] = []  # the last value that hypothesis tries is the smallest one that breaks the law
         values = target.values
 
         @settings(max_examples=ROUND, deadline=None, database=None, suppress_health_check=list(HealthCheck))
@@ -53,13 +53,13 @@ class Trial:
         self.some: Any = some
 
     def replay(self) -> None:
-        """Try every sample; whatever breaks the law here is in the corpus already."""
+        """Try every sample of the corpus. A sample that breaks the law is not added to the corpus again."""
         self.last.clear()
         for sample in self.target.replay():
             obeys(self.target, sample)
 
     def told(self, rounds: Callable[[], object]) -> bool:
-        """Print and return whether the law was kept; add the value that broke it to the corpus."""
+        """Call `rounds`, and print and return whether the law was kept. Add a value that broke it to the corpus."""
         try:
             rounds()
         except (Exception, TooSlow):  # noqa: BLE001  whatever it is, it is told, and the others go on
@@ -75,7 +75,7 @@ class Trial:
 
 
 def fuzzed(target: FuzzTarget, seconds: float) -> bool:
-    """Fuzz one target for this long; return whether it kept its law."""
+    """Fuzz one target for this many seconds, and return whether it kept its law."""
     trial = Trial(target)
 
     def rounds() -> None:
@@ -87,7 +87,7 @@ def fuzzed(target: FuzzTarget, seconds: float) -> bool:
 
 
 def guided(target: FuzzTarget, seconds: float) -> Never:
-    """Fuzz one target with atheris for this long, then end the process: with 1 if the law was broken."""
+    """Fuzz one target with atheris for this many seconds, then exit. The status is 1 if the law was broken."""
     atheris, trial = importlib.import_module("atheris"), Trial(target)
 
     def end(rounds: Callable[[], object]) -> None:
@@ -114,7 +114,7 @@ def _again(fault: BaseException) -> Never:
 
 
 def targets(engine: str) -> tuple[FuzzTarget, ...]:
-    """Return all targets; for atheris, with leasehold's own code instrumented for coverage."""
+    """Return all targets. For atheris, leasehold's own code is instrumented for coverage."""
     if engine == "hypothesis":
         found = importlib.import_module("fuzz_targets")
     else:
@@ -126,7 +126,7 @@ def targets(engine: str) -> tuple[FuzzTarget, ...]:
 
 
 def _guided_apart(target: FuzzTarget, seconds: float) -> bool:
-    """Fuzz one target with atheris in its own process; return whether it kept its law."""
+    """Fuzz one target with atheris in a process of its own, and return whether it kept its law."""
     sys.stdout.flush()
     child = os.fork()
     if not child:

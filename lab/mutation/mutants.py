@@ -67,7 +67,8 @@ print(json.dumps({name: get_diff_for_mutant(name, path=sys.argv[1]) for name in 
 class Group:
     """Modules, and the tests that must kill their mutants.
 
-    parts  the last digits of the numbers of the mutants that are planted; "" for all
+    Attributes:
+        parts: Digits. Only mutants whose numbers end with one of them are planted. If empty, all are.
     """
 
     name: str
@@ -85,8 +86,10 @@ class Group:
 class Mutant:
     """A planted fault that no test noticed.
 
-    function  where it is, as Class.method
-    was, now  the lines that it changed, without their indentation
+    Attributes:
+        function: The function with the fault, as Class.method.
+        was: The original lines, without their indentation.
+        now: The changed lines, without their indentation.
     """
 
     name: str
@@ -114,7 +117,8 @@ class Excuse:
 class Tally:
     """The results for the mutants of one module.
 
-    late  mutants among the killed whose tests exceeded their time limit
+    Attributes:
+        late: The number of killed mutants whose tests exceeded their time limit.
     """
 
     module: str
@@ -277,9 +281,9 @@ def told(found: Tally) -> None:
 
 
 def page(found: list[Tally], before: str = "") -> str:
-    """Return the table as a page, with equivalent mutants and their reasons.
+    """Return the page with the table, the equivalent mutants and their reasons, and the survivors.
 
-    Rows that were not run stay as `before`.
+    Modules that were not run keep their entries of the page `before`.
     """
     table, _, lower = before.partition("## Survived")
     rows = {**_by_module(table, "| `"), **{each.module: [each.row] for each in found}}

@@ -64,10 +64,15 @@ def flights(count: int = ROWS) -> Iterator[Row]:
 
 
 class Feed:
-    """Sends rows to a stream, most of them aggregated, and those of some keys as Kinesis records of their own.
+    """Sends rows to a stream. Most rows are aggregated, and those of some keys are separate Kinesis records.
 
-    plain  about how many rows are sent unaggregated: the stand-in's work for each grows with what the shard holds
-    limit  how many rows may be sent so far; raised during the run, so that every fault happens while rows come
+    Attributes:
+        sent: The number of rows sent so far.
+        limit: The number of rows that may be sent so far. It grows during the run, so that rows are being sent during
+            every fault.
+
+    `plain` is the approximate number of rows to send without aggregation. It should be small, because the stand-in gets
+    slower with each record in a shard.
     """
 
     def __init__(self, endpoint: str, stream: str, rows: Sequence[Row], rate: int, plain: int) -> None:

@@ -46,11 +46,14 @@ SENT, AHEAD = 8_000, 1_000
 class Found:
     """The result of a run.
 
-    blocked_seconds  how long the sink was blocked
-    held, left       leases of the query when it blocked, and in the end; some may have been requested and handed off
-    lost             leases of the query that the other worker took without a hand-off, by a steal or after expiry
-    gap_seconds      longest time between two writes to one of them, as seen by reading the table
-    runner_mib       memory of the process that reads ahead, before and at the end
+    Attributes:
+        blocked_seconds: How long the sink was blocked.
+        held: The number of the query's leases when the sink was blocked.
+        left: The number of the query's leases at the end. Some may have been moved by a hand-off.
+        lost: The number of leases that the other worker took from the query without a hand-off, by a steal or after
+            expiry.
+        gap_seconds: The longest time between two writes to one of the query's leases, as seen by reading the table.
+        runner_mib: The memory of the process that reads ahead, when the sink was blocked and at the end.
     """
 
     blocked_seconds: float

@@ -46,15 +46,19 @@ def rows(count: int) -> Iterator[Row]:
 class Found:
     """The result of a run.
 
-    sent, landed  rows, each counted once
-    lost          sent, and not landed
-    strangers     landed, and never sent
-    duplicates    landed again
-    explained     duplicates in a shard that the killed or the stopped application held
-    by            rows landed, by member
-    outlived      seconds for which processes of the killed Java lived on, by program
-    released      seconds from the kill until the application owned none of its leases any more
-    at_tip        unfinished leases at the last record of their shard, of how many
+    Attributes:
+        sent: The number of rows that were sent.
+        landed: The number of different rows in the files.
+        lost: The number of rows that were sent and are in no file.
+        strangers: The number of rows in the files that were never sent.
+        duplicates: The number of repeated rows in the files.
+        explained: The number of duplicates in shards that the killed or the stopped application held.
+        by: The number of rows that each member wrote.
+        shares: The number of leases of each member after each event.
+        outlived: How many seconds the descendants of the killed Java process lived on, by program.
+        released: The seconds from the kill until the application owned no leases any more.
+        at_tip: The number of unfinished leases at the last record of their shard, and the number of all unfinished
+            leases.
     """
 
     sent: int
@@ -122,7 +126,10 @@ class Run:
         application.kill()
 
     def _note_held(self, name: str) -> None:
-        """Record the shards that it holds: its last batch may be in the sink and not committed, so others repeat it."""
+        """Record the shards that the application holds.
+
+        If the last batch is in the sink but not committed, other members repeat the rows of these shards.
+        """
         self.held |= {lease.shard for lease in self.leases() if _group(lease.owner) == name}
 
     # What is seen
@@ -135,10 +142,11 @@ class Run:
         return Counter(_group(lease.owner) for lease in self.leases())
 
     def balanced(self) -> bool:
-        """Return whether each member has one owner name, and together they hold all leases in a balanced way.
+        """Return whether the members hold all leases, each under a single owner name, with balanced loads.
 
-        Balanced means that loads differ by one lease at most, in weights, because the rules go by what is read of each
-        lease.
+        A load is the sum of the weights of the member's leases, because the rules balance measured throughputs. Loads
+            may
+        differ by the weight of one lease.
         """
         leases = self.leases()
         known = [lease.weight for lease in leases if lease.weight]

@@ -30,10 +30,14 @@ MARK = b"no flight: all that was sent lies before this"
 
 @define
 class Kinesis:
-    """A stream of kinesis-local and a table of dynalite or DynamoDB Local.
+    """A stream of kinesis-local, and a lease table of dynalite or DynamoDB Local.
 
-    format, options  the source, as Spark needs it; `url` is the same for a plain worker
-    store, table     the URL of the leases, and the opened table
+    Attributes:
+        format: The name of the source in Spark.
+        options: The options of the source in Spark.
+        url: The URL of the stream for a plain worker.
+        store: The URL of the lease table.
+        table: The opened lease table.
     """
 
     stream: Stream

@@ -33,11 +33,13 @@ LEFT_SECONDS, QUIET_SECONDS = 90.0, 1.0
 
 @define
 class Killer:
-    """Kills once per batch, and logs what it kills.
+    """Kills a process once per batch, and logs the kill.
 
-    java   the Java process of the application
-    drawn  the seed that decides who dies and when; "" kills the application after every batch
-    among  the kinds of processes to choose from
+    Attributes:
+        java: The id of the application's Java process.
+        drawn: The seed that decides which process is killed, and when. If "", the application is killed after every
+            batch.
+        among: The kinds of processes to choose from.
     """
 
     folder: Path

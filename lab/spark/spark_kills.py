@@ -54,10 +54,12 @@ COLUMNS = {
 
 @define
 class Sink:
-    """Writes each batch to a file of its number; if the file exists, compares the batch with it and leaves it.
+    """Writes each batch to a file named after its number. If the file exists, only compares the batch with it.
 
-    kill  called with the number of a new batch that has rows, and "before" the sink reads it or "behind" its write,
-          when Spark does not know of it yet
+    Attributes:
+        kill: Called for each new batch with the number of the batch and a moment. The moment is "before", before the
+            sink
+            reads the batch, or "behind", after the sink has written a batch with rows and before Spark knows of it.
     """
 
     folder: Path
@@ -111,13 +113,16 @@ def victim(folder: Path, source: str, words: Sequence[str], how: str, master: st
 class Found:
     """The result of a run.
 
-    kills     how many there were
-    died      which processes, and how often
-    repeated  batches that came again, and how many of these had the very same rows
-    sent      rows, of which `lost` are in no batch
-    doubled   rows in more than one batch
-    owned     leases that still have an owner in the end
-    left      processes of an application on a cluster that did not end with it
+    Attributes:
+        kills: The number of kills.
+        died: The number of kills of each kind of process.
+        repeated: The number of batches that were repeated.
+        same: The number of repeated batches that had exactly the same rows.
+        sent: The number of rows that were sent.
+        lost: The number of rows that are in no batch.
+        doubled: The number of repeated rows in the batches.
+        owned: The number of leases that still have an owner at the end.
+        left: The number of processes on a cluster that did not end with their application.
     """
 
     kills: int
@@ -154,10 +159,15 @@ def tried(
     seed: int | None = None,
     master: str = "",
 ) -> Found:
-    """Kill this often, or once more, and return the result.
+    """Kill processes this often, or once more, and return the result.
 
-    seed    draws the kills; None kills each application once its sink has a batch
-    master  that of the cluster, if there is one
+    Args:
+        ground: The stream and the lease table.
+        folder: The folder for the files of the run.
+        kills: The number of kills.
+        told: Called with lines about the progress.
+        seed: Determines the random kills. If None, each application is killed as soon as its sink has a batch.
+        master: The address of the cluster's master, or "" if there is no cluster.
     """
     sent = list[Row]()
     flights = rows(200 * (kills + 1))

@@ -116,10 +116,13 @@ def application(folder: Path, source: dict[str, str], sink: dict[str, str], mast
 
 @frozen
 class Received:
-    """What a reader got in the end.
+    """What a reader received.
 
-    doubled  rows that came again
-    order    keys whose rows did not come in order
+    Attributes:
+        rows: The number of rows that the reader received.
+        lost: The number of rows that were sent and that the reader did not receive.
+        doubled: The number of repeated rows.
+        order: The number of keys whose rows were out of order.
     """
 
     rows: int
@@ -146,12 +149,15 @@ def judged(sent: Sequence[Row], received: Sequence[Row]) -> Received:
 class Pipeline:
     """The running pipeline.
 
-    until     when the last application is to begin, at the latest
-    kills     what was killed, in order
-    again     why queries were started again
-    name      the lease table, and the beginning of the streams' names
-    patience  multiplies how long anything is waited for, for a machine that does other work
-    versions  versions of PySpark, which the applications use in turn; "" is the present one, which the last one uses
+    Attributes:
+        until: The time after which nothing is killed any more, and the last application starts.
+        kills: The kinds of processes that were killed, in order.
+        again: How often a query was started again, by the reason.
+        lives: The number of applications started so far.
+        versions: Versions of PySpark, which the applications use in turn. "" is the installed version, which the last
+            application uses.
+        name: The name of the lease table, and the prefix of the streams' names.
+        patience: A factor for all time limits, for a machine that does other work at the same time.
     """
 
     folder: Path
@@ -375,9 +381,10 @@ def by_spark(folder: Path, kinesis: str, stream: Stream) -> list[Row]:
 class Outcome:
     """The result of a run.
 
-    again     how often a query was started again, by the logged reason
-    received  what each reader got in the end, by name
-    kcl       rows that the Java KCL did not find, or None if it did not read
+    Attributes:
+        again: How often a query was started again, by the logged reason.
+        received: What each reader received, by the name of the reader.
+        kcl: The number of rows that the Java KCL did not find, or None if it did not run.
     """
 
     kills: dict[str, int]
