@@ -7,7 +7,7 @@
     python lab/mutation/mutants.py --only codecs --last                    show the last run with today's excuses
     python lab/mutation/mutants.py --only codecs --again                   retry its survivors, and what changed
 
-mutmut plants the faults in a copy under build/mutants, and stops a mutant's tests at the first that fails. The script
+mutmut plants the faults in a copy under build/mutants, and stops a mutant's tests at the first failure. The script
 exits with 1 if fewer than 95 % of a module's mutants are killed, or if equivalent.toml lists a mutant that no longer
 survives.
 """
@@ -31,7 +31,7 @@ ROOT = HERE.parents[1]
 MUTMUT = Path(sys.executable).with_name("mutmut")
 GOAL = 0.95
 ALIVE = ("survived", "no tests")
-"""What no test ran is as alive as what every test let pass."""
+"""The results of mutants that no test noticed. They include mutants in code that no test runs."""
 
 SETTINGS = """
 [tool.mutmut]
@@ -60,7 +60,7 @@ import json, sys
 from mutmut.mutation.diff_apply import get_diff_for_mutant
 print(json.dumps({name: get_diff_for_mutant(name, path=sys.argv[1]) for name in sys.argv[2:]}))
 """
-"""What `mutmut show` does, for all of them at once: it takes seconds to start."""
+"""A program that does what `mutmut show` does for many mutants at once, because mutmut takes seconds to start."""
 
 
 @frozen
@@ -78,7 +78,7 @@ class Group:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names by which it can be selected: its own, or, for a part, a module's."""
+        """The names that select the group, which are its own name and the paths of its modules."""
         return (self.name, *self.modules)
 
 
@@ -131,12 +131,12 @@ class Tally:
 
     @property
     def killed(self) -> int:
-        """The number of mutants that a test, or its time limit, has noticed."""
+        """The number of mutants at which a test failed or reached its time limit."""
         return self.planted - self.excused - len(self.survivors)
 
     @property
     def share(self) -> float:
-        """The fraction of the killed ones among those that can be killed."""
+        """The number of killed mutants divided by the number of mutants that can be killed."""
         return self.killed / max(1, self.planted - self.excused)
 
     @property
@@ -157,7 +157,7 @@ HEAD = """| module | mutants | killed | of these by time | equivalent | survived
 
 
 def groups(only: str | None = None) -> tuple[Group, ...]:
-    """Return the groups of modules.toml, or one group or module. Raises SystemExit if `only` is neither."""
+    """Return all groups of modules.toml, or those with this name or module. Raises SystemExit if there is none."""
     listed = tomllib.loads((HERE / "modules.toml").read_text())
     every = (Group(name, tuple(x["modules"]), tuple(x["tests"]), x.get("parts", "")) for name, x in listed.items())
     if only is None:
@@ -167,13 +167,13 @@ def groups(only: str | None = None) -> tuple[Group, ...]:
 
 
 def excuses(module: str | None) -> tuple[Excuse, ...]:
-    """Return the equivalent mutants of this module, or of all, as equivalent.toml lists them."""
+    """Return the equivalent mutants that equivalent.toml lists, either of this module or of all modules."""
     listed = tomllib.loads((HERE / "equivalent.toml").read_text()).get("mutant", [])
     return tuple(Excuse(**each) for each in listed if module in (None, each["module"]))
 
 
 def copied(group: Group) -> Path:
-    """Copy the modules, their tests and mutmut's settings to a folder. No mutant is planted in the working tree."""
+    """Copy the modules, their tests and mutmut's settings to a folder, so that the working tree is not changed."""
     place = ROOT / "build" / "mutants" / group.name
     shutil.rmtree(place, ignore_errors=True)
     _copy(place)
@@ -208,7 +208,7 @@ def _run(place: Path, *names: str) -> None:
 
 
 def planted_again(group: Group) -> Path:
-    """Try the survivors of the last run again; mutmut plants only what has changed since."""
+    """Test the survivors of the last run again. mutmut plants new mutants only in what has changed since."""
     place = ROOT / "build" / "mutants" / group.name
     _copy(place)
     if not group.parts:  # otherwise it would also plant mutants outside all parts
@@ -290,7 +290,7 @@ def page(found: list[Tally], before: str = "") -> str:
     alive = _by_module(lower, "- `") | {
         each.module: [_line(each, mutant) for mutant in each.survivors] for each in found
     }
-    # A module may be in two groups whose tests kill different mutants of it.
+    # A module may be in two groups whose tests kill different mutants of it, so list each module once.
     modules = [module for module in dict.fromkeys(x for each in groups() for x in each.modules) if module in rows]
     lines = [f"- `{each.module}`, `{each.function}`: {each.why}" for module in modules for each in excuses(module)]
     return PAGE.format(
@@ -305,7 +305,7 @@ def _line(found: Tally, mutant: Mutant) -> str:
 
 
 def _by_module(text: str, opening: str) -> dict[str, list[str]]:
-    """Group the lines that begin like this by the module that each names first."""
+    """Group the lines that start with `opening` by the module that each line names first."""
     lines: dict[str, list[str]] = {}
     for line in text.splitlines():
         if line.startswith(opening):

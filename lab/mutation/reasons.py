@@ -4,13 +4,14 @@
     python lab/mutation/reasons.py --only multilang one room
     python lab/mutation/reasons.py --check          only whether the place and the tests of each reason exist
 
-A reason is a sentence that states what goes wrong without the code next to it. reasons.toml has a list for each room:
+A reason is a sentence that states what would go wrong without the code next to it. reasons.toml has a list of reasons
+for each room (a part of the code):
 
-    why        the reason, in short
-    file       the module
+    why        a short form of the reason
+    file       the path of the module
     was, now   code that occurs once in the module, and its replacement
-    tests      the tests that must then fail; each of them passes without the change
-    untested   in place of `tests`: why no test can detect the difference
+    tests      the tests of which one must then fail. Without the change, all of them pass.
+    untested   used instead of `tests`: the reason why no test can detect the change
 """
 
 # ruff: noqa: T201  a script says what it found
@@ -33,7 +34,7 @@ COPIED = ("leasehold", "lab", "tests", "specs", "docs", "pyproject.toml", "READM
 ARGUMENTS = ("-x", "-q", "-p", "no:cacheprovider", "-o", "timeout=60")
 SECONDS = 300.0
 FAILED = 1
-"""pytest's status if a test failed; any other says nothing about the change."""
+"""The exit status of pytest if a test failed. Any other status proves nothing about the change."""
 
 
 @frozen
@@ -83,7 +84,7 @@ def reasons(only: str = "") -> tuple[Reason, ...]:
 
 
 def copied() -> None:
-    """Copy the tree to COPY, without files that git does not track."""
+    """Copy the parts of the tree that tests need to COPY, and link the local services."""
     shutil.rmtree(COPY, ignore_errors=True)
     COPY.mkdir(parents=True)
     for name in COPIED:
@@ -97,7 +98,7 @@ def copied() -> None:
 
 
 def status(tests: Sequence[str]) -> int:
-    """Run these tests in the copy, and return pytest's status; -1 if they take too long."""
+    """Run these tests in the copy, and return the exit status of pytest, or -1 if they take too long."""
     command = (sys.executable, "-m", "pytest", *ARGUMENTS, *dict.fromkeys(tests))
     environment = {**os.environ, "PYTHONPATH": str(COPY), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
@@ -108,7 +109,7 @@ def status(tests: Sequence[str]) -> int:
 
 
 def seen(reason: Reason) -> bool:
-    """Plant the violation of this reason, and return whether one of its tests fails."""
+    """Plant the violation of this reason, and return whether one of the reason's tests fails."""
     path = COPY / reason.file
     before = path.read_text(encoding="utf-8")
     path.write_text(before.replace(reason.was, reason.now), encoding="utf-8")

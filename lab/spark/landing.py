@@ -1,4 +1,4 @@
-"""A plain Python worker that lands what it reads next to the Spark applications, in the same columns.
+"""A plain Python worker that writes its records to files next to those of the Spark applications, in the same columns.
 
 python lab/spark/landing.py SOURCE_URL STORE_URL FOLDER NAME SECONDS
 """

@@ -1,4 +1,4 @@
-"""A Spark application as its operator sees it: a process with a Java of its own that is killed or stopped."""
+"""Runs a Spark application in a process with a Java process of its own, which can be killed or stopped."""
 
 import json
 import os
@@ -24,7 +24,7 @@ LOOK_SECONDS = 0.05
 
 
 class Application(Child):
-    """`leasehold pipeline` in a process of its own, with its Java and the processes that Java started."""
+    """A process of `leasehold pipeline`, with its Java process and the processes that Java started."""
 
     def __init__(self, name: str, arguments: Sequence[str], folder: Path, *, cores: int = 1) -> None:
         # Read by this process's child, which starts Java.
@@ -38,9 +38,9 @@ class Application(Child):
         return self._told.more()
 
     def kill_java(self) -> dict[str, float]:
-        """Kill its Java with SIGKILL, and return how many seconds its dependents lived on, by program.
+        """Kill the Java process with SIGKILL, and return how many seconds its descendants lived on, by program.
 
-        Those processes are not notified, so each has to notice by itself.
+        The descendants are not notified of the kill, so each has to notice by itself.
         """
         below = descendants(self._process.pid)
         java = next(pid for pid, words in below.items() if "org.apache.spark.deploy.SparkSubmit" in words)
@@ -58,11 +58,11 @@ class Application(Child):
 
     @property
     def starved(self) -> bool:
-        """Return whether the pipeline ended because the machine was too busy to start Python in time."""
+        """Whether the pipeline ended because the machine was too busy to start Python in time."""
         return not self.running and LATE in self._log.read_text(errors="replace")
 
     def stop(self) -> int:
-        """Press Ctrl-C, upon which it calls `query.stop()` and ends, and return its exit status."""
+        """Send SIGINT, as Ctrl-C does, so that the pipeline stops its query and ends. Return its exit status."""
         for pid, words in descendants(self._process.pid).items():
             if "leasehold.adapters.cli.main" in words and "pipeline" in words:
                 os.kill(pid, signal.SIGINT)
@@ -96,7 +96,7 @@ def _program(words: str) -> str:
 
 
 def _lives(pid: int) -> bool:
-    """Return whether a process runs; one that has ended and was not waited for is gone."""
+    """Return whether a process is running, which a zombie is not."""
     with suppress(ProcessLookupError, FileNotFoundError):
         return subprocess.run(
             ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False

@@ -1,9 +1,9 @@
-"""A sink that blocks for minutes, and what becomes of the query's leases meanwhile.
+"""Blocks a query's sink for minutes, and counts the leases that the query loses meanwhile.
 
     python lab/spark/spark_blocked.py --seconds 600
 
-A plain worker shares the stream and would take every lease that is not renewed. Far more rows wait than the query may
-read ahead.
+A plain worker reads the same stream, and would take every lease that is not renewed. Many more rows are waiting than
+the query may read ahead.
 """
 
 import json
@@ -65,7 +65,7 @@ class Found:
 
 
 class Robber:
-    """The store of the other worker, which counts the leases that it takes from the query without a hand-off."""
+    """The store of the other worker. It counts the leases that the worker takes from the query without a hand-off."""
 
     def __init__(self, store: Store) -> None:
         self._store, self.taken = store, 0

@@ -1,16 +1,16 @@
-"""Queries that write from copies of one checkpointLocation, or from an older one, and what a reader is given.
+"""Runs queries on copies of one checkpointLocation, or on an older copy, and checks what a reader receives.
 
     python lab/spark/spark_copies.py
 
-A query reads files, one per batch, and writes their lines to a stream. Then, in turn:
+A query reads files, one per batch, and writes their lines to a stream. There are three cases:
 
-- options    its checkpointLocation is copied, and both go on at the same time. Each names its location in an option.
-- session    the same, but the locations are in the session's settings, which a sink does not see.
-- restored   it goes on, its checkpointLocation is replaced by the earlier copy, and it goes on again.
+- options    The checkpointLocation is copied, and queries on both run at the same time, each naming its own in an option.
+- session    The same, but the locations are in the settings of the session, which a sink does not see.
+- restored   The query continues. Its checkpointLocation is replaced by the earlier copy, and the query continues again.
 
-The second one takes two files per batch, so it has other rows under the same numbers. No row may be lost. Rows that are
-delivered more than once are counted, and so are those that the reader itself says may be (`undecided`). It ends with 1
-if a row is lost, or if `options` or `session` deliver a row more often than it was written.
+The query on the copy reads two files per batch, so its batches have the same numbers but other rows. No row may be
+lost. Rows that are delivered more than once are counted, and so are the rows that the reader reports as possible
+duplicates (`undecided`). The exit status is 1 if a row is lost, or if a row is delivered more than twice.
 """
 
 import json
@@ -39,7 +39,10 @@ IN_SESSION = "spark.sql.streaming.checkpointLocation"
 
 
 def query(case: str, stream: str, endpoint: str, folder: str, *how: str) -> None:
-    """Be the query of a name that writes everything that is there, so many files per batch, and ends."""
+    """Write the lines of all files to the stream, and end.
+
+    `how` consists of the query's name and the number of files per batch.
+    """
     name, files = how
     settings = {IN_SESSION: f"{folder}/{name}"} if case == "session" else {}
     with spark_session(1, SOON, settings=settings) as spark:
@@ -63,7 +66,7 @@ def wait(*queries: Child) -> None:
 
 
 def delivered(url: str) -> tuple[Counter[str], int]:
-    """Return how often each row is delivered, and how many the reader counts as undecided."""
+    """Return how often each row is delivered, and how many rows the reader reports as possible duplicates."""
     rows, undecided = Counter[str](), 0
     with closing(open_source(url)) as source:
         for shard in source.shards():

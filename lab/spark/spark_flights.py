@@ -1,9 +1,9 @@
-"""Flights that two Spark applications and a plain Python worker share, with faults on the way.
+"""Shares flights between two Spark applications and a plain Python worker, with faults during the run.
 
     python lab/spark/spark_flights.py --help
 
-All three land Parquet under one folder. On the way the Java of one application is killed, a shard is split, and the
-query of the other application is stopped.
+All three write Parquet files under one folder. During the run, the Java process of one application is killed, a shard
+is split, and the query of the other application is stopped.
 """
 
 import json
@@ -89,7 +89,7 @@ class Run:
     released: float = 0.0
 
     def application(self, name: str) -> None:
-        """Start an application; a second start under the same name goes on where the first was."""
+        """Start an application. If an application with this name ran before, it continues where that one stopped."""
         named = (*self.ground.options, f"lease.store={self.ground.store}", f"lease.workerId={name}")
         sets = [f"--set={each}" for each in (*named, f"lease.durationMs={LEASE_SECONDS * 1000:g}")]
         words = (self.ground.format, *sets, "--folder", str(self.folder), "--name", name)
@@ -188,7 +188,7 @@ def _group(owner: str | None) -> str:
 
 
 def play(run: Run, count: int, fed: Future[None]) -> tuple[int, int]:
-    """Run the scenario, and return how many leases are at the last record of their shard, and how many there are."""
+    """Run the scenario. Return the number of leases at the last record of their shard, and the number of all leases."""
     deeds: tuple[tuple[float, str, Callable[[], object]], ...] = (
         (0.0, "one joined", partial(run.application, "one")),
         (0.05, "two joined", partial(run.application, "two")),
@@ -215,7 +215,7 @@ def _finish(run: Run) -> tuple[int, int]:
     marks = run.ground.put(MARK)
 
     def at_tip() -> int:
-        # A shard that was split and is not read to its end has no mark, so its lease never stands at one.
+        # A shard that was split and is not read to its end has no mark, so its lease never counts as being at the tip.
         marked = [lease for lease in run.leases() if lease.key in marks and lease.checkpoint.numbered]
         return sum(int(lease.checkpoint.sequence) >= marks[lease.key] for lease in marked)
 
@@ -245,7 +245,7 @@ def verdict(run: Run, sent: Sequence[Row], at_tip: tuple[int, int]) -> Found:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the files that the sink's own log has or, without a log, all files."""
+    """Return the files that the log of Spark's file sink lists, or all files if there is no log."""
     logs = list((folder / "_spark_metadata").glob("[0-9]*"))
     if not logs:
         return sorted(path for path in folder.rglob("*.parquet") if not path.name.startswith("."))
@@ -264,7 +264,7 @@ def _landed(folder: Path, member: str) -> pd.DataFrame:
 
 
 def tried(ground: Ground, sent: Sequence[Row], folder: Path, *, rate: int, told: Callable[[str], None]) -> Found:
-    """Run the scenario over this ground, with its files in this folder, and return the result."""
+    """Run the scenario with this stream and lease table, keeping files in this folder, and return the result."""
     with ExitStack() as stack:
         for name in ("one", "two", "plain"):
             (folder / "rows" / name).mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""What the acceptance runs of Spark need: a stream that is fed flights, and the table that its readers share."""
+"""Creates the stream of flights that the acceptance runs of Spark read, and the lease table that its readers share."""
 
 import argparse
 import os
@@ -61,7 +61,7 @@ class Kinesis:
         )
 
     def feed(self, rows: Sequence[Row], rate: int) -> KinesisFeed:
-        """Return a feed that aggregates most rows: the stand-in's work for a record grows with what its shard holds."""
+        """Return a feed that aggregates most rows, because the stand-in gets slower with each record in a shard."""
         return KinesisFeed(self.endpoint, self.stream.name, rows, rate, plain=min(len(rows), 4000) // 4)
 
     def send(self, rows: Sequence[Row]) -> None:
@@ -73,7 +73,7 @@ class Kinesis:
         return True
 
     def put(self, data: bytes) -> Mapping[str, int]:
-        """Put the data into each open shard, by its first hash key."""
+        """Put the data into each open shard, and return its sequence numbers by shard."""
         marks = {}
         with closing(client(self.endpoint)) as to:
             for shard in self.stream.shards():
@@ -119,7 +119,7 @@ class HubFeed:
 
 @frozen
 class Hub:
-    """A local hub, and blobs of Azurite in the layout of the Azure SDKs."""
+    """A local event hub, with the leases in blobs of Azurite, in the layout of the Azure SDKs."""
 
     hubs: LocalHubs
     hub: str
@@ -148,7 +148,7 @@ class Hub:
         return False
 
     def put(self, data: bytes) -> Mapping[str, int]:
-        """Put the data into each partition; the number of an event is its place."""
+        """Put the data into each partition, and return its sequence numbers by partition."""
         for partition in range(SHARDS):
             self.hubs.put(self.hub, str(partition), [data.decode()])
         return {lease.key: self._last(lease.shard) for lease in self.table.list().leases}
@@ -159,7 +159,7 @@ class Hub:
 
 @contextmanager
 def hub_ground(blobs: str) -> Iterator[Hub]:
-    """Make a hub and a container; their connection strings are in the environment, which children inherit.
+    """Create a hub and a blob container. Their connection strings are put into the environment, for child processes.
 
     blobs  the connection string of the running blob service
     """
@@ -177,7 +177,7 @@ Feed = KinesisFeed | HubFeed
 
 @contextmanager
 def a_ground(asked: argparse.Namespace) -> Iterator[Ground]:
-    """Make the ground that a command's options ask for, with its services."""
+    """Start the services that the options of a command select, and create the stream and the lease table."""
     with ExitStack() as stack:
         if asked.source == "event-hubs":
             blobs = azurite_connection_string(stack.enter_context(azurite()))
@@ -190,7 +190,7 @@ def a_ground(asked: argparse.Namespace) -> Iterator[Ground]:
 
 
 def options(description: str) -> argparse.ArgumentParser:
-    """Return the argument parser of a command that runs on such ground."""
+    """Return an argument parser that has the option to select the services."""
     parser = argparse.ArgumentParser(description=description)
     what = "kinesis-local with its leases in dynalite or in DynamoDB Local, or a local hub with azurite (%(default)s)"
     parser.add_argument("--source", choices=("dynalite", "dynamodb-local", "event-hubs"), default="dynalite", help=what)

@@ -1,4 +1,4 @@
-"""Kills the parts of a Spark application, and counts what is left of it."""
+"""Kills processes of a Spark application, and records the processes that remain after the application has ended."""
 
 import json
 import os
@@ -22,13 +22,16 @@ from leasehold_lab.demo.child import ENVIRONMENT
 PLANS, EXECUTES = "python_streaming_source_runner", "CoarseGrainedExecutorBackend"
 HERE = ("planner", "application")
 ON_CLUSTER = ("executor", "executor", "planner", "application")
-"""What may be killed. A worker of the cluster restarts an executor."""
+"""The kinds of processes to choose from on a cluster. A worker of the cluster restarts a killed executor."""
 LIFETIME = 3
-"""With drawn kills, the batch in which the application dies if it has not before."""
+"""With random kills, the batch in which the application is killed if it is still running."""
 MARK = "LEASEHOLD_KILLS"
 """The environment variable with the run's folder, set in each process of an application."""
 LEFT_SECONDS, QUIET_SECONDS = 90.0, 1.0
-"""How long an application may take to end, and for how long none of it may be seen: new processes lack the mark."""
+"""How long an application may take to end, and how long none of its processes may be seen before it counts as ended.
+
+A process that has just been started may not have the mark in its environment yet.
+"""
 
 
 @define
@@ -93,7 +96,7 @@ def told_lines(written: Path) -> list[Any]:
 
 
 def note_left(folder: Path) -> None:
-    """Wait until no process of an ended application runs; record and kill those that remain."""
+    """Wait until no process of an ended application is running. Record and kill the processes that remain."""
     now = seen = time.monotonic()
     deadline, remaining = now + LEFT_SECONDS, dict[int, str]()
     while now < deadline and now - seen < QUIET_SECONDS:
@@ -109,7 +112,7 @@ def note_left(folder: Path) -> None:
 
 @contextmanager
 def cluster() -> Iterator[str]:
-    """Start a master and two workers that find what an application's tasks need, and return the address."""
+    """Start a master and two workers with the environment that an application's tasks need, and yield the address."""
     java = {"JAVA_HOME": str(java_home()), "JAVA_TOOL_OPTIONS": SOON}
     own = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     with spark_cluster({**ENVIRONMENT, **java, **own}, cores=2) as master:

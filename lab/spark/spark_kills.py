@@ -1,16 +1,16 @@
-"""SIGKILLs at the moment when a sink has a batch and Spark does not know it yet.
+"""Kills queries with SIGKILL when a sink has a batch that Spark has not committed yet.
 
     python lab/spark/spark_kills.py --help
 
-The sink runs every frame and then skips a batch whose number it knows. Such a sink loses rows that a repeated batch has
-in addition. Each run repeats the batch in which the previous run was killed, does one more, and is killed in that one.
-The last run lives until it has read everything.
+The sink computes each batch, and then skips a batch whose number it already has. Such a sink loses rows if a repeated
+batch contains additional rows. Each run repeats the batch in which the previous run was killed, processes one more, and
+is killed in that one. The last run continues until it has read everything.
 
-With `--drawn` each batch with rows brings a drawn kill of the process that plans, or of the application, before or
-after the sink has the batch.
+With `--drawn`, each batch with rows leads to a random kill, of the process that plans or of the application. The kill
+happens before or after the sink has the batch.
 
-With `--cluster` the application runs on a master and two workers, kills are drawn, and executors are killed too. A run
-survives the kill of an executor.
+With `--cluster`, the application runs on a cluster of a master and two workers. The kills are random, and executors are
+killed too, which a run survives.
 """
 
 import json
@@ -85,7 +85,7 @@ class Sink:
 
 
 def victim(folder: Path, source: str, words: Sequence[str], how: str, master: str) -> int:
-    """One application, which is killed in a new batch, or lives until everything is read."""
+    """Run an application until it is killed in a new batch, or until it has read everything."""
     on_cluster = CLUSTER_SETTINGS | {f"spark.executorEnv.{MARK}": str(folder), "spark.executor.extraJavaOptions": SOON}
     with spark_session(1, SOON if master else "", master=master, settings=on_cluster if master else {}) as spark:
         gateway: Any = spark.sparkContext._gateway  # noqa: SLF001  only it knows the process
@@ -140,7 +140,7 @@ class Victim(Child):
     """One application, whose reader process outlives it for a moment."""
 
     def leave(self) -> None:
-        """Let the remaining processes end by themselves, because a request that is cut off crashes dynalite."""
+        """Wait for the remaining processes to end by themselves, because an interrupted request crashes dynalite."""
         deadline = time.monotonic() + LEAVE_SECONDS
         while time.monotonic() < deadline:
             try:
@@ -189,7 +189,7 @@ def tried(
 
 
 def _lived(folder: Path, source: str, given: Sequence[str], *, how: str, master: str) -> bool:
-    """Return whether an application ended as planned, by a kill or after reading everything."""
+    """Return whether an application ended as planned, either by a kill or after it had read everything."""
     words = (__file__, "--victim", how, str(folder), source, master, *given)
     with patch.dict(os.environ, {MARK: str(folder)}):
         child = Victim("victim", words, folder)

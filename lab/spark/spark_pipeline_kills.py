@@ -1,22 +1,24 @@
-"""A Spark pipeline from Kinesis into Kinesis whose processes are killed, and what readers of its output get.
+"""Kills processes of a Spark pipeline from Kinesis to Kinesis, and checks what readers of its output receive.
 
     python lab/spark/spark_pipeline_kills.py --help
 
-One application reads a stream and writes another with our sink, kept running by `leasehold.adapters.spark.run`. The
-connection to the output stream throttles, breaks after a request was carried out, and responds late. Both streams are
-resharded. Meanwhile processes of the application are killed, drawn from a seed:
+An application reads a stream and writes to another one with leasehold's sink. `leasehold.adapters.spark.run` keeps it
+running. The connection to the output stream throttles, breaks after a request was carried out, and responds late. Both
+streams are resharded. Meanwhile, random processes of the application are killed:
 
-task         a Python process that writes, during a write
-committer    commits a batch for the sink: all of it is in the stream, and Spark does not know it yet
-source       plans and reads: the query ends, and `run` starts it again in the same application
-executor     on a cluster, with its tasks
-application  the driver and all that it started; it is started again
+task         a Python process that writes rows, during a write
+committer    the process that commits a batch for the sink, when all of the batch is in the stream but not committed
+source       the process that plans and reads. The query ends, and `run` starts it again in the same application.
+executor     an executor of a cluster, with its tasks
+application  the driver and all processes that it started. The application is then started again.
 
-With `--pyspark` the applications use these versions of PySpark in turn, and every second kill hits the application, so
-that a checkpointLocation goes from version to version. The last application uses the present version.
+With `--pyspark`, the applications use the given versions of PySpark in turn, and every second kill hits the whole
+application, so that different versions continue from the same checkpointLocation. The last application uses the
+installed version.
 
-Nothing else may end the application. Once all rows are through, a plain worker of ours and a query of ours must get
-each row once, and the rows of each key in order. The Java KCL, if available, must get each row at least once.
+Nothing but a kill may end the application. Once all rows have been written, a plain worker and a Spark query must
+receive each row once, and the rows of each key in order. The Java KCL, if it is available, must receive each row at
+least once.
 """
 
 import json
@@ -58,7 +60,7 @@ from leasehold_lab.demo.stage import Stream, client, put, services
 ROUND = 150
 """Rows that are sent between two kills."""
 KEYS = 16
-"""Few enough that each key has rows in every batch, so that their order can be judged."""
+"""The number of keys. It is so small that each key has rows in every batch, so their order can be judged."""
 TRIGGER_ROWS = 50
 LEASE_SECONDS = 6.0
 WAIT_SECONDS = 420.0
@@ -75,20 +77,23 @@ PROCESSES = {
 """Words of their command lines."""
 AGAIN = re.compile(r"starting it again in .*?: (.*)")
 EXECUTORS = "local-cluster[1,2,600]"
-"""The master of an application that starts one executor, of two cores, by itself."""
+"""The Spark master of an application that starts one executor, with two cores, by itself."""
 MARK = "LEASEHOLD_PIPELINE_KILLS"
 Row = tuple[str, bytes]
 """The row's key, and its number among all rows that are sent."""
 
 
 def application(folder: Path, source: dict[str, str], sink: dict[str, str], master: str) -> int:
-    """Read and write until killed, or told to end by a file; print when a query begins, and each batch that is done."""
+    """Run the pipeline until it is killed or, if the file `last` exists, until it has written all rows.
+
+    Print a line when a query starts, and when a batch has ended.
+    """
     full_traces = {"spark.sql.pyspark.jvmStacktrace.enabled": "true"}  # a fault that ends it is to be understood
     on_cluster = ON_CLUSTER | {f"spark.executorEnv.{MARK}": str(folder), "spark.executor.extraJavaOptions": SOON}
     if master == EXECUTORS:
         on_cluster |= {"spark.cores.max": "2"}
     last_status: object = None
-    # Four attempts for a task, as on a cluster: a `local` master has but one.
+    # Allow four attempts per task, as on a cluster. A `local` master allows only one by default.
     with spark_session(
         2, SOON, master=master or "local[2,4]", settings=full_traces | (on_cluster if master else {})
     ) as spark:
@@ -132,7 +137,7 @@ class Received:
 
 
 def judged(sent: Sequence[Row], received: Sequence[Row]) -> Received:
-    """Compare the rows that a reader got, in its order, with those that were sent."""
+    """Compare the rows that a reader received, in this order, with the rows that were sent."""
     times = Counter(data for _, data in received)
     numbers = defaultdict[str, list[int]](list)
     for key, data in received:
@@ -179,7 +184,7 @@ class Pipeline:
         return self.patience * WAIT_SECONDS
 
     def run(self, count: int, report: Callable[[str], None]) -> tuple[list[Row], Stream]:
-        """Kill this often, let the last application end by itself, and return the sent rows and the output stream."""
+        """Kill processes this often, let the last application end by itself, and return its input and output."""
         chance, sent = Random(self.seed), list[Row]()  # noqa: S311  it is to be drawn again
         read, wrote = Stream(self.kinesis, f"{self.name}-in", 3), Stream(self.kinesis, f"{self.name}-out", 2)
         with line(self.kinesis) as faulty, closing(client(self.kinesis)) as to:
@@ -247,12 +252,15 @@ class Pipeline:
             wrote.merge()
 
     def _kill(self, app: Victim, faulty: Line, chance: Random) -> None:
-        """Kill a drawn process: a task while it writes, a committer as it begins, and others once a batch was done."""
+        """Kill a random process.
+
+        A task is killed while it writes, a committer when it begins, and any other process after a batch has ended.
+        """
         who = chance.choice(ON_EXECUTORS if self.master else AMONG)
         if len(self.versions) > 1 and len(self.kills) % 2:
             who = "application"
         port = int(faulty.url.rpartition(":")[2])
-        if who == "committer":  # Spark keeps one for the next batch: the one that comes then has a batch to commit
+        if who == "committer":  # kill an idle one first, so that the next one has a batch to commit
             _struck(self._found(app, who, port))
         written, done = faulty.requests["PutRecords"], _batches(app)
         moments: dict[str, Callable[[], object]] = {
@@ -326,7 +334,7 @@ def plain(folder: Path, stream: Stream, count: int, seconds: float) -> list[Row]
 
 
 def kcl(kinesis: str, stream: Stream) -> set[bytes]:
-    """Return what the Java KCL's own code makes of the records of each shard."""
+    """Return the data of the user records that the Java KCL's own code extracts from the records of each shard."""
     asked = list[tuple[bytes, int, int]]()
     with closing(client(kinesis)) as to:
         for shard in stream.shards():
@@ -341,7 +349,7 @@ def kcl(kinesis: str, stream: Stream) -> set[bytes]:
 
 
 def _all(worker: Child, count: int, seconds: float) -> list[bytes]:
-    """Return the worker's output once there are this many lines and no more have come for a while."""
+    """Wait until the worker has printed this many lines and then no more for a while, and return its output."""
     deadline, seen, since = time.monotonic() + seconds, -1, 0.0
     while time.monotonic() < deadline and worker.running:
         now = _lines(worker)
@@ -354,7 +362,7 @@ def _all(worker: Child, count: int, seconds: float) -> list[bytes]:
 
 
 def by_spark(folder: Path, kinesis: str, stream: Stream) -> list[Row]:
-    """Return what a query of ours gets, in the order of the stream."""
+    """Return the rows that a Spark query receives, in the order of the stream."""
     options = {
         "kinesis.streamName": stream.name,
         "kinesis.endpointUrl": kinesis,
@@ -396,12 +404,12 @@ class Outcome:
 
     @property
     def faults(self) -> int:
-        """The number of rows that were lost, and of rows that came again or out of order."""
+        """The number of lost rows, repeated rows, and keys whose rows were out of order."""
         return sum(each.lost + each.doubled + each.order for each in self.received.values()) + (self.kcl or 0)
 
 
 def tried(pipeline: Pipeline, kills: int, *, java: bool = False, report: Callable[[str], None] = to_stderr) -> Outcome:
-    """Kill the pipeline this often, and have all readers read its output."""
+    """Kill processes of the pipeline this often, let all readers read its output, and return the result."""
     sent, stream = pipeline.run(kills, report)
     readers = {
         "plain": judged(sent, plain(pipeline.folder, stream, len(sent), pipeline.wait_seconds)),
