@@ -13,8 +13,8 @@ The model follows three rules:
    worker last saw before the tick counts as expired.
 3. A write may be answered, get lost, be applied without a response, or be applied at any later time.
 
-The laws are checked whenever a worker starts to read a lease. In every state they are also checked for a new worker
-that takes all leases after the other workers have died. The laws are:
+The laws are checked whenever a worker starts to read a lease. In every state, the checker also lets all workers die,
+and checks the laws for a new worker that then takes all leases. The laws are:
 
 - Nothing is skipped.
 - No write that was confirmed with `Done` is undone.

@@ -145,7 +145,7 @@ class WriteEvent:
 
 @frozen
 class WriteAnswer:
-    """A write as recorded by the process that sent it. If it was applied, that was between `sent` and `t`.
+    """A write as recorded by the process that sent it. A write that was applied was applied between `sent` and `t`.
 
     Attributes:
         t: The time when the response arrived, or when the process stopped waiting for it.

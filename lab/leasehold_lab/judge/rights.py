@@ -442,7 +442,7 @@ def changes(writes: Iterable[WriteEvent]) -> Iterator[OwnerChange]:
 
 
 def without_taken_back(owner_changes: Iterable[OwnerChange]) -> tuple[OwnerChange, ...]:
-    """Leave out hand-offs that were taken back, because the next owner never read the lease (H3)."""
+    """Leave out hand-offs that were taken back, because the next owner never started to read those leases (H3)."""
     by_key: dict[str, list[OwnerChange]] = {}
     for change in owner_changes:
         changes_of_lease = by_key.setdefault(change.key, [])

@@ -110,7 +110,7 @@ FAULTS: dict[str, type[BaseException]] = {
 }
 
 HARMLESS: tuple[Deviation, ...] = ("raise", "exit", "interrupt", "broken pipe", "hang", "answer", "generate")
-"""Deviations despite which no record may be lost, and no shard may be held without being read."""
+"""Faults of users' functions despite which no record may be lost, and no shard may be held without being read."""
 
 
 POISON = 5

@@ -133,7 +133,7 @@ def _chance(draw: random.Random, probability: float) -> bool:
 def _with_expected_workers(draw: random.Random, members: list[Member]) -> list[Member]:
     """In some fleets, configure the number or the ids of the expected workers.
 
-    Only fleets in which no worker leaves get this configuration, so all expected workers are there.
+    Only fleets in which no worker leaves get this configuration, so that all expected workers are present.
     """
     names = tuple(sorted({member.worker for member in members}))
     staying = {member.worker for member in members if member.alive(FAULTS_END) and member.plans > FAULTS_END}

@@ -43,7 +43,7 @@ T = TypeVar("T")
 PAUSE_SECONDS = 1.0
 
 SubstituteResults = Mapping[str, Callable[[], Any]]
-"""For steps of a fault that replace the call's result, by name: functions that produce the result."""
+"""Functions that replace the result of a call, by the name of the fault's step."""
 
 
 class Exchange:
