@@ -4,7 +4,7 @@
 
 A query reads files, one per batch, and writes their lines to a stream. There are three cases:
 
-- options    The checkpointLocation is copied, and queries run on both at the same time. Each names its own in an option.
+- options    The checkpointLocation is copied, and queries run on both at once, each naming its own in an option.
 - session    The same, but the locations are in the settings of the session, which a sink does not see.
 - restored   The query continues. Its checkpointLocation is replaced by the earlier copy, and the query continues again.
 
