@@ -77,7 +77,7 @@ class FuzzTarget:
     def keep(self, value: Any) -> None:  # noqa: ANN401  of any kind
         """Add a value that broke the law to the corpus, so that every later run tries it."""
         with self.corpus.open("a", encoding="utf-8") as corpus:
-            corpus.write(json.dumps(value, default=_said) + "\n")
+            corpus.write(json.dumps(value, default=_encode_bytes) + "\n")
 
     def _packed_or_none(self, value: Any) -> bytes | None:  # noqa: ANN401  of any kind
         """Return the packed value, or None if the format cannot express it, such as lone surrogates in CBOR."""
@@ -111,7 +111,7 @@ def _documented(refusal: Exception, refuses: tuple[type[Exception], ...]) -> boo
 
 
 @contextmanager
-def unsaid(secret: str) -> Iterator[None]:
+def never_repeats(secret: str) -> Iterator[None]:
     """Raise AssertionError for an error that repeats the secret."""
     try:
         yield
@@ -128,34 +128,34 @@ class TooSlow(BaseException):
 @contextmanager
 def at_most(seconds: float) -> Iterator[None]:
     """Raise TooSlow if the block uses more CPU time than this. This works in the main thread only."""
-    before = signal.signal(signal.SIGVTALRM, _too_slow)
+    former_handler = signal.signal(signal.SIGVTALRM, _too_slow)
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)
+        signal.signal(signal.SIGVTALRM, former_handler)
 
 
 def _too_slow(_signal: int, _frame: FrameType | None) -> Never:
     raise TooSlow(f"more than {CPU_SECONDS:g} s of the processor")
 
 
-def in_json(told: object) -> bytes:
+def in_json(document: object) -> bytes:
     """Return the value as JSON in which bytes are in base64, as services and users write them."""
-    return json.dumps(told, default=lambda data: base64.b64encode(data).decode()).encode()
+    return json.dumps(document, default=lambda data: base64.b64encode(data).decode()).encode()
 
 
 @cache
 def _read(corpus: Path) -> list[Any]:
-    return [json.loads(line, object_hook=_heard) for line in corpus.read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line, object_hook=_decode_bytes) for line in corpus.read_text(encoding="utf-8").splitlines()]
 
 
-def _heard(pairs: dict[str, Any]) -> Any:  # noqa: ANN401  bytes, or the object
+def _decode_bytes(pairs: dict[str, Any]) -> Any:  # noqa: ANN401  bytes, or the object
     return base64.b64decode(pairs["base64"]) if pairs.keys() == {"base64"} else pairs
 
 
-def _said(value: object) -> dict[str, str]:
+def _encode_bytes(value: object) -> dict[str, str]:
     assert isinstance(value, bytes)
     return {"base64": base64.b64encode(value).decode()}
 
@@ -182,14 +182,14 @@ _odd: st.SearchStrategy[Any] = st.one_of(
 def near(samples: list[Any]) -> st.SearchStrategy[Any]:
     """Draw values like these, with parts cut, repeated, replaced or inserted."""
     if isinstance(samples[0], bytes):
-        return st.binary(max_size=40) | _spoilt(samples, st.sampled_from(_TOKENS) | st.binary(min_size=1, max_size=4))
+        return st.binary(max_size=40) | _mutated(samples, st.sampled_from(_TOKENS) | st.binary(min_size=1, max_size=4))
     if isinstance(samples[0], str):
-        return odd_texts | _spoilt(samples, st.sampled_from(ODD_TEXTS) | st.text(min_size=1, max_size=3))
-    return _changed(samples)
+        return odd_texts | _mutated(samples, st.sampled_from(ODD_TEXTS) | st.text(min_size=1, max_size=3))
+    return _changed_documents(samples)
 
 
 @st.composite
-def _spoilt(draw: st.DrawFn, samples: list[Any], pieces: st.SearchStrategy[Any]) -> Any:  # noqa: ANN401  bytes or text
+def _mutated(draw: st.DrawFn, samples: list[Any], pieces: st.SearchStrategy[Any]) -> Any:  # noqa: ANN401  bytes or text
     body = draw(st.sampled_from(samples))
     for _ in range(draw(st.integers(1, 3))):
         begin = draw(st.integers(0, len(body)))
@@ -209,7 +209,7 @@ def _spoilt(draw: st.DrawFn, samples: list[Any], pieces: st.SearchStrategy[Any])
 
 
 @st.composite
-def _changed(draw: st.DrawFn, samples: list[Any]) -> Any:  # noqa: ANN401  of any kind
+def _changed_documents(draw: st.DrawFn, samples: list[Any]) -> Any:  # noqa: ANN401  of any kind
     value = deepcopy(draw(st.sampled_from(samples)))
     for _ in range(draw(st.integers(1, 3))):
         value = _with_a_change(draw, value)
@@ -218,23 +218,23 @@ def _changed(draw: st.DrawFn, samples: list[Any]) -> Any:  # noqa: ANN401  of an
 
 def _with_a_change(draw: st.DrawFn, value: Any) -> Any:  # noqa: ANN401  of any kind
     """Return the value with one change, mostly deep inside."""
-    places = list(value) if isinstance(value, dict) else list(range(len(value))) if isinstance(value, list) else []
-    if not places or draw(st.integers(0, 9)) == 0:
+    keys = list(value) if isinstance(value, dict) else list(range(len(value))) if isinstance(value, list) else []
+    if not keys or draw(st.integers(0, 9)) == 0:
         return draw(_text_near(value) | _odd if isinstance(value, str) else _odd)
-    place = draw(st.sampled_from(places))
+    key = draw(st.sampled_from(keys))
     match draw(st.sampled_from(("go on", "go on", "go on", "remove", "repeat", "wrap"))):
         case "remove":
-            del value[place]
+            del value[key]
         case "repeat" if isinstance(value, list):
-            value.insert(place, deepcopy(value[place]))
+            value.insert(key, deepcopy(value[key]))
         case "repeat":
-            value[draw(odd_texts)] = deepcopy(value[place])
+            value[draw(odd_texts)] = deepcopy(value[key])
         case "wrap":
-            value[place] = [value[place]]
+            value[key] = [value[key]]
         case _:
-            value[place] = _with_a_change(draw, value[place])
+            value[key] = _with_a_change(draw, value[key])
     return value
 
 
 def _text_near(value: str) -> st.SearchStrategy[str]:
-    return _spoilt([value], st.sampled_from(ODD_TEXTS) | st.text(min_size=1, max_size=3))
+    return _mutated([value], st.sampled_from(ODD_TEXTS) | st.text(min_size=1, max_size=3))

@@ -74,16 +74,16 @@ class Reason:
 
 def reasons(only: str = "") -> tuple[Reason, ...]:
     """Return the listed reasons, of one room if it is named."""
-    listed = tomllib.loads((HERE / "reasons.toml").read_text(encoding="utf-8"))
+    entries_by_room = tomllib.loads((HERE / "reasons.toml").read_text(encoding="utf-8"))
     return tuple(
         Reason(room, **{**entry, "tests": tuple(entry.get("tests", ()))})
-        for room, entries in listed.items()
+        for room, entries in entries_by_room.items()
         for entry in entries
         if only in {"", room}
     )
 
 
-def copied() -> None:
+def copy_tree() -> None:
     """Copy the parts of the tree that tests need to COPY, and link the local services."""
     shutil.rmtree(COPY, ignore_errors=True)
     COPY.mkdir(parents=True)
@@ -102,47 +102,48 @@ def status(tests: Sequence[str]) -> int:
     command = (sys.executable, "-m", "pytest", *ARGUMENTS, *dict.fromkeys(tests))
     environment = {**os.environ, "PYTHONPATH": str(COPY), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
-        ended = subprocess.run(command, cwd=COPY, env=environment, capture_output=True, timeout=SECONDS, check=False)
+        process = subprocess.run(command, cwd=COPY, env=environment, capture_output=True, timeout=SECONDS, check=False)
     except subprocess.TimeoutExpired:
         return -1
-    return ended.returncode
+    return process.returncode
 
 
 def seen(reason: Reason) -> bool:
     """Plant the violation of this reason, and return whether one of the reason's tests fails."""
     path = COPY / reason.file
-    before = path.read_text(encoding="utf-8")
-    path.write_text(before.replace(reason.was, reason.now), encoding="utf-8")
+    original = path.read_text(encoding="utf-8")
+    path.write_text(original.replace(reason.was, reason.now), encoding="utf-8")
     try:
         return status(reason.tests) == FAILED
     finally:
-        path.write_text(before, encoding="utf-8")
+        path.write_text(original, encoding="utf-8")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="one room")
     parser.add_argument("--check", action="store_true", help="plant nothing")
-    asked = parser.parse_args()
-    chosen = reasons(asked.only)
+    options = parser.parse_args()
+    chosen = reasons(options.only)
     if not chosen:
-        parser.error(f"--only: reasons.toml has no room {asked.only}")
+        parser.error(f"--only: reasons.toml has no room {options.only}")
     faults = [fault for reason in chosen for fault in reason.faults()]
     print("\n".join(faults), end="\n" if faults else "")
-    if asked.check or faults:
+    if options.check or faults:
         return int(bool(faults))
-    copied()
-    tested = [reason for reason in chosen if reason.tests]
-    if status([test for reason in tested for test in reason.tests]):
+    copy_tree()
+    reasons_with_tests = [reason for reason in chosen if reason.tests]
+    if status([test for reason in reasons_with_tests for test in reason.tests]):
         print("a test of the list fails without any change")
         return 1
-    missed = 0
-    for reason in tested:
+    missed_count = 0
+    for reason in reasons_with_tests:
         if not seen(reason):
-            missed += 1
+            missed_count += 1
             print(f"NOT SEEN  {reason}", flush=True)
-    print(f"{len(tested) - missed} of {len(tested)} seen, {len(chosen) - len(tested)} untested")
-    return int(missed > 0)
+    count = len(reasons_with_tests)
+    print(f"{count - missed_count} of {count} seen, {len(chosen) - count} untested")
+    return int(missed_count > 0)
 
 
 if __name__ == "__main__":
