@@ -24,7 +24,7 @@ class Feed:
         sent: The records that the stream acknowledged.
         failed: The reasons why the run is void.
         slow: Puts that took longer than `SLOW_SECONDS`, although the feed's own connection has no faults.
-        anew: The time when the stream was last recreated.
+        recreated_at: The time when the stream was last recreated.
     """
 
     ground: Ground
@@ -32,7 +32,7 @@ class Feed:
     failed: list[str] = field(factory=list)
     slow: list[Incident] = field(factory=list)
     gate: Lock = field(factory=Lock)
-    anew: float = 0.0
+    recreated_at: float = 0.0
     _former: int = 0
     _ended: Event = field(factory=Event)
     _thread: Thread | None = None
@@ -53,17 +53,17 @@ class Feed:
 
     def stream_ended(self) -> None:
         """Record that the stream was deleted, together with all records put so far."""
-        self._former, self.anew = len(self.sent), time.time()
+        self._former, self.recreated_at = len(self.sent), time.time()
 
-    def due(self, handed: Collection[tuple[str, str]]) -> list[Sent]:
+    def due(self, dispatched: Collection[tuple[str, str]]) -> list[Sent]:
         """Return the records that must arrive.
 
-        These are all records of the current stream. Of the records of deleted streams, only those in `handed` (pairs of
-            key and
-        digest) are included.
+        These are all records of the current stream. Of the records of deleted streams, only those in `dispatched` are
+            included,
+        which contains pairs of a key and a digest.
         """
-        handled = [each for each in self.sent[: self._former] if (each.key, each.digest) in handed]
-        return handled + self.sent[self._former :]
+        dispatched_records = [each for each in self.sent[: self._former] if (each.key, each.digest) in dispatched]
+        return dispatched_records + self.sent[self._former :]
 
     def _run(self) -> None:
         while not self._ended.wait(PUT_SECONDS):
@@ -72,12 +72,12 @@ class Feed:
                     return
                 began = time.time()
                 try:
-                    put = list(self.ground.put())
+                    records = list(self.ground.put())
                 except Exception as error:  # noqa: BLE001  the run is then reported as void
                     self.failed.append(f"the feed ended: {error!r}")
                     return
                 now = time.time()
-                self.sent += [evolve(each, t=now) for each in put]
+                self.sent += [evolve(each, t=now) for each in records]
                 if (seconds := now - began) > SLOW_SECONDS:
                     note = f"the stream itself took {seconds:.1f} s to take a record"
                     self.slow.append(Incident(began, "trouble", "", seconds, note))

@@ -14,14 +14,14 @@ from unittest.mock import patch
 from attrs import define, evolve, field, frozen
 from grounds import ANEW, SLEEPS, WATCHER, Ground
 from libc import STEP_SECONDS, UnkindLibc
-from processes import NoMore, NoMoreThreads, with_setting
+from processes import ResourceLimit, ThreadLimit, processes_with_setting
 from raising_log import ORDER
 from schedule import Fault, FaultKind
-from services import KeptService, Table, watched
+from services import ServiceControl, Table, open_driver_store
 from swap_command import COMMAND, SwapOperator
 from unruly import DEEDS
 from unsteady_line import HTTP_FAULTS, ONE_WAY, Lines, one_way
-from wired import LOST_REPLIES, WIRE_FAULTS, Wired
+from wired import LOST_REPLIES, WIRE_FAULTS, SharedWire
 from written import answer_of
 
 from leasehold.adapters.multilang.children import EXIT_SECONDS
@@ -89,19 +89,27 @@ def table_kinds(table: Table, *, libc: bool) -> tuple[FaultKind, ...]:
         table: The lease table.
         libc: Whether the workers have the preloaded libc. The fault "disk read-only" needs it.
     """
-    if table.kept is None:
-        full = (DISK_FULL,) if table.disk and table.disk.small else ()
-        return (*full, *((READ_ONLY,) if libc else ()), HELD, EMPTIED)
-    lines = tuple(FaultKind(what, "store") for what in ((*WIRE_FAULTS, LOST_REPLIES) if table.wired else HTTP_FAULTS))
-    return (*lines, *one_way("store", writes=not table.wired), PAUSE, *((RESTART,) if table.lasts else ()), EMPTIED)
+    if table.control is None:
+        full_disk_kinds = (DISK_FULL,) if table.disk and table.disk.small else ()
+        return (*full_disk_kinds, *((READ_ONLY,) if libc else ()), HELD, EMPTIED)
+    line_kinds = tuple(
+        FaultKind(what, "store") for what in ((*WIRE_FAULTS, LOST_REPLIES) if table.wired else HTTP_FAULTS)
+    )
+    return (
+        *line_kinds,
+        *one_way("store", writes=not table.wired),
+        PAUSE,
+        *((RESTART,) if table.lasts else ()),
+        EMPTIED,
+    )
 
 
 @frozen
-class Place:
+class TableWithLines:
     """A lease table, with the workers' lines (proxies) to its service if it has one."""
 
     table: Table
-    lines: Lines | Wired | None = None
+    lines: Lines | SharedWire | None = None
 
     def url(self, worker: str) -> str:
         """Return the store's URL for this worker."""
@@ -131,17 +139,17 @@ class Fleet(Stage):
     """
 
     ground: Ground
-    places: Mapping[str, Place]
+    places: Mapping[str, TableWithLines]
     libc: UnkindLibc | None = None
     multilang: bool = False
     operator: SwapOperator | None = None
     processes: dict[str, str] = field(factory=dict)
     leaving: dict[str, tuple[str, Child]] = field(factory=dict)
     _starts: int = 0
-    _lasting: dict[Fault, Incident] = field(factory=dict)
-    _short: dict[str, NoMoreThreads | NoMore] = field(factory=dict)
+    _current_incidents: dict[Fault, Incident] = field(factory=dict)
+    _resource_limits: dict[str, ThreadLimit | ResourceLimit] = field(factory=dict)
     _written: list[Tail[WriteAnswer]] = field(factory=list)
-    _slept: dict[Fault, tuple[str, ...]] = field(factory=dict)
+    _closed_shards: dict[Fault, tuple[str, ...]] = field(factory=dict)
     _denied: set[str] = field(factory=set)
     """Processes that were denied threads, memory or the lease file. They may end because of that, even later."""
 
@@ -155,37 +163,37 @@ class Fleet(Stage):
     def join(self, worker: str) -> None:
         """Start a process of this worker."""
         if former := self.processes.get(worker):
-            self._none_left(former)
+            self._record_leftovers(former)
         self._starts += 1
         process = f"{worker}#{self._starts}"
-        orders, writes, told = (
-            self.folder / name for name in (f"{worker}.orders", f"{process}.writes", f"{process}.told")
+        orders, writes, child_events = (
+            self.folder / name for name in (f"{worker}.orders", f"{process}.writes", f"{process}.child-events")
         )
-        for file in (orders, writes, told):
+        for file in (orders, writes, child_events):
             file.touch()
         goal = self.places.get("goal")
-        to = ("--to", goal.url(worker)) if goal else ()
+        to_option = ("--to", goal.url(worker)) if goal else ()
         source, store = self.ground.source(worker), self.places["store"].url(worker)
         if self.multilang:
-            words: tuple[str, ...] = (DAEMON, str(writes), source, store, f"{CYCLE_SECONDS:g}")
-            words += (str(self._properties(worker)), "--attempts", "3", "--verbose")
+            arguments: tuple[str, ...] = (DAEMON, str(writes), source, store, f"{CYCLE_SECONDS:g}")
+            arguments += (str(self._properties(worker)), "--attempts", "3", "--verbose")
         else:
-            words = (MISBEHAVING, str(orders), str(writes), source, "--store", store, *to)
-            words += ("--events", "--worker", worker, *self.settings)
-        unkind = self.libc.environment(worker) if self.libc else {}
-        of_child = {"CHAOS_TOLD": str(told), "CHAOS_ORDERS": str(orders)}
-        environment = {**self.ground.environment(), **unkind, **of_child}
+            arguments = (MISBEHAVING, str(orders), str(writes), source, "--store", store, *to_option)
+            arguments += ("--events", "--worker", worker, *self.settings)
+        libc_variables = self.libc.environment(worker) if self.libc else {}
+        child_variables = {"CHAOS_EVENTS": str(child_events), "CHAOS_ORDERS": str(orders)}
+        environment = {**self.ground.environment(), **libc_variables, **child_variables}
         for place in self.places.values():
             environment |= place.environment(worker)
         with patch.dict(os.environ, environment):
-            self.admit(Child(process, words, self.folder))
+            self.admit(Child(process, arguments, self.folder))
         self._tails[-1] = Tail(
-            told if self.multilang else self._children[process].out,
-            lambda line: self.ground.told(evolve(event_of(line), process=process)),
+            child_events if self.multilang else self._children[process].out,
+            lambda line: self.ground.with_judged_key(evolve(event_of(line), process=process)),
         )
         self._written.append(Tail(writes, lambda line: answer_of(line, process)))
         self.processes[worker] = process
-        self._deny(worker)
+        self._note_denial(worker)
 
     def _properties(self, worker: str) -> Path:
         """Write the properties file of a daemon. `unruly_daemon` gets the source and the store as arguments instead."""
@@ -203,13 +211,15 @@ class Fleet(Stage):
         file.write_text("".join(f"{key} = {value}\n" for key, value in properties.items()))
         return file
 
-    def _none_left(self, process: str) -> None:
+    def _record_leftovers(self, process: str) -> None:
         """Record processes that a process has left behind."""
-        setting, until = f"CHAOS_TOLD={self.folder / f'{process}.told'}", time.monotonic() + ORPHAN_SECONDS
-        while (left := list(with_setting(setting))) and time.monotonic() < until:
+        setting, until = f"CHAOS_EVENTS={self.folder / f'{process}.child-events'}", time.monotonic() + ORPHAN_SECONDS
+        while (processes_left := list(processes_with_setting(setting))) and time.monotonic() < until:
             time.sleep(TICK_SECONDS)
-        if left:
-            self.history.faults.append(f"{process} is gone, and {len(left)} processes that it has started are not")
+        if processes_left:
+            self.history.faults.append(
+                f"{process} is gone, and {len(processes_left)} processes that it has started are not"
+            )
 
     def groups(self) -> dict[str, int]:
         """Return the process groups of the workers by id, and that of the operator's command."""
@@ -222,20 +232,20 @@ class Fleet(Stage):
 
     def settled(self) -> bool:
         """Return whether each shard is read by its owner, and the workers' lease counts differ by at most one."""
-        owned = Counter(lease.owner for lease in self.leases)
-        counts = [owned[worker] for worker in self.processes]
-        read = all(self.reading.owner(lease.shard) == lease.owner for lease in self.leases)
-        return read and sum(counts) == self.open_shards and max(counts) - min(counts) <= 1
+        lease_counts = Counter(lease.owner for lease in self.leases)
+        counts = [lease_counts[worker] for worker in self.processes]
+        all_read = all(self.reading.owner(lease.shard) == lease.owner for lease in self.leases)
+        return all_read and sum(counts) == self.open_shards and max(counts) - min(counts) <= 1
 
-    def ended_badly(self) -> list[str]:
-        """Return the processes that did not end as they were told."""
-        badly = [process for process, state in self.workers.items() if "status" in state]
-        faults = [f"{process}: {self.workers[process]}" for process in badly if self._had_begun(process)]
+    def unexpected_ends(self) -> list[str]:
+        """Return descriptions of the processes that did not end as requested, or that left processes behind."""
+        failed_processes = [process for process, state in self.workers.items() if "status" in state]
+        faults = [f"{process}: {self.workers[process]}" for process in failed_processes if self._had_started(process)]
         for process in self.processes.values():
-            self._none_left(process)
+            self._record_leftovers(process)
         return [*faults, *(file.read_text() for file in sorted(self.folder.glob("*.faults")))]
 
-    def swap_ended(self, within_seconds: float) -> None:
+    def finish_swap(self, within_seconds: float) -> None:
         """Let the operator finish the swap, and record a fault if the swap does not end or is incomplete.
 
         This first waits until no worker is draining. A worker that joined after the swap would get the message that its
@@ -246,20 +256,25 @@ class Fleet(Stage):
         self.until(lambda: not self.leaving, 2 * DRAIN_SECONDS)
         self.operator.may_finish = True
         if not self.until(lambda: self.operator is not None and self.operator.over, within_seconds):
-            said = f"it had come to {self.operator.told}; the command said at last: {self.operator.said[-300:]}"
-            self.history.faults.append(f"the swap did not end: {said}")
+            state = f"it had come to {self.operator.progress}; last output: {self.operator.last_output[-300:]}"
+            self.history.faults.append(f"the swap did not end: {state}")
             return
-        place = self.places["store"]
-        with patch.dict(os.environ, place.environment(WATCHER)), closing(watched(place.url(WATCHER))) as left:
-            if there := [row.key for row in left.list().leases if not is_marked(row) and row.key != CONTROL]:
-                self.history.faults.append(f"the swap is over, and FROM still speaks for {', '.join(there)}")
+        source_table = self.places["store"]
+        with (
+            patch.dict(os.environ, source_table.environment(WATCHER)),
+            closing(open_driver_store(source_table.url(WATCHER))) as source_store,
+        ):
+            if unmarked_keys := [
+                row.key for row in source_store.list().leases if not is_marked(row) and row.key != CONTROL
+            ]:
+                self.history.faults.append(f"the swap is over, and FROM still speaks for {', '.join(unmarked_keys)}")
 
     def abandon(self) -> None:
         if self.operator is not None:
             self.operator.kill()
         super().abandon()
 
-    def _had_begun(self, process: str) -> bool:
+    def _had_started(self, process: str) -> bool:
         """Return whether the process had started to work, so that its exit status matters.
 
         Before a process logs anything, Python is still loading, and a signal ends the process abnormally. The same
@@ -269,22 +284,22 @@ class Fleet(Stage):
         return bool(log) and (UNOPENED not in log or (self.folder / f"{process}.writes").stat().st_size > 0)
 
     @property
-    def touched(self) -> int:
+    def faulty_requests(self) -> int:
         """The number of requests that faulty lines have touched."""
-        return self.ground.touched + sum(place.lines.met for place in self.places.values() if place.lines)
+        return self.ground.faulty_requests + sum(place.lines.met for place in self.places.values() if place.lines)
 
     def tick(self) -> None:
         """Read the table and the new events, and restart workers whose processes have ended."""
         self._read_table_and_events()
-        self.ground.known({lease.shard for lease in self.leases})
+        self.ground.feed_leased_shards({lease.shard for lease in self.leases})
         for worker, (process, child) in list(self.leaving.items()):
             if not child.running:
                 del self.leaving[worker]
-                self._over(process, child)
+                self._record_drained(process, child)
                 self.join(worker)
         for process, child in list(self._children.items()):
             if not child.running:
-                self._ended_by_itself(process, child)
+                self._restart_ended(process, child)
         if self.operator is not None:
             self.operator.tick()
         self.watched(self)
@@ -292,7 +307,7 @@ class Fleet(Stage):
     def _read_table_and_events(self) -> None:
         # Read the files of the processes first, because the table may not respond. The table is then read at a later
         # tick.
-        services = [place.table.kept for place in self.places.values()]
+        services = [place.table.control for place in self.places.values()]
         self.history.answers += [answer for tail in self._written for answer in tail.more()]
         began = time.time()
         try:
@@ -306,20 +321,22 @@ class Fleet(Stage):
             for event in tail.more():
                 self._record_event(event)
 
-    def _over(self, process: str, child: Child) -> None:
+    def _record_drained(self, process: str, child: Child) -> None:
         status = child.wait()
         self._incident("gone", process, "drained")
-        if status and self._had_begun(process):
-            self.history.faults.append(f"{process}, told to end, ended with status {status}: {child.said[-300:]}")
+        if status and self._had_started(process):
+            self.history.faults.append(
+                f"{process}, asked to end, ended with status {status}: {child.last_output[-300:]}"
+            )
 
-    def _ended_by_itself(self, process: str, child: Child) -> None:
+    def _restart_ended(self, process: str, child: Child) -> None:
         """Restart the worker. Record a fault unless the process was denied threads, memory or the lease file."""
         worker, _, _ = process.partition("#")
         del self._children[process]
         self._incident("crash", process, "ended by itself")
         self.reading.died(process, self.history.incidents[-1].t)
         if process not in self._denied:
-            self.history.faults.append(f"{process} ended by itself: {child.said[-300:]}")
+            self.history.faults.append(f"{process} ended by itself: {child.last_output[-300:]}")
         self.join(worker)
 
     # Faults
@@ -328,31 +345,31 @@ class Fleet(Stage):
         """Cause a fault, and record it."""
         began = time.time()
         subject = self._cause(fault)
-        if self._is_felt(fault.kind.what):
+        if self._is_noticed(fault.kind.what):
             what: IncidentKind = "nap" if fault.kind.what == "stand still" or fault.kind in SLEEPS else "trouble"
-            self._lasting[fault] = Incident(began, what, subject, math.inf, str(fault))
-            self.history.incidents.append(self._lasting[fault])
+            self._current_incidents[fault] = Incident(began, what, subject, math.inf, str(fault))
+            self.history.incidents.append(self._current_incidents[fault])
         for each in self.processes:
-            self._deny(each)
+            self._note_denial(each)
 
-    def _is_felt(self, what: str) -> bool:
+    def _is_noticed(self, what: str) -> bool:
         dated = self.ground.dated or any(place.table.dated for place in self.places.values())
         return what not in UNFELT or (what in STEPS and dated)
 
-    def _deny(self, worker: str) -> None:
+    def _note_denial(self, worker: str) -> None:
         """Add the worker's process to `_denied` if a current fault denies it a resource."""
-        if any(fault.kind in DENIALS and fault.worker in {"", worker} for fault in self._lasting):
+        if any(fault.kind in DENIALS and fault.worker in {"", worker} for fault in self._current_incidents):
             self._denied.add(self.processes[worker])
 
     def _cause(self, fault: Fault) -> str:
         """Cause the fault, and return the worker or shard that it affects, or "" if it affects all."""
         what, worker = fault.kind.what, fault.worker
         if fault.kind.line:
-            return self._cause_on_the_way(fault)
+            return self._cause_on_connections(fault)
         if worker:
             self._cause_to_worker(what, worker)
             if fault.kind in SLEEPS:
-                self._slept[fault] = self._reshard_of(worker, what)
+                self._closed_shards[fault] = self._reshard_of(worker, what)
         elif fault.kind == READ_ONLY and self.libc is not None:
             self.libc.refuse_writes(refused=True)
         elif self.table.disk is not None:
@@ -371,13 +388,13 @@ class Fleet(Stage):
             case sleep if sleep == "stand still" or sleep in SLEEP_NAMES:
                 self._children[process].signal(signal.SIGSTOP)
             case "no more threads":
-                self._short[worker] = NoMoreThreads(self._children[process].pid)
+                self._resource_limits[worker] = ThreadLimit(self._children[process].pid)
             case "no more descriptors" | "no more memory":
                 # Wait until the process has started to work, because it would end if it lacked memory or descriptors
                 # while loading.
-                self.until(lambda: self._had_begun(process), 2 * DRAIN_SECONDS)
-                refused = NoMore.memory if what == NO_MEMORY.what else NoMore.descriptors
-                self._short[worker] = refused(self._children[process].pid)
+                self.until(lambda: self._had_started(process), 2 * DRAIN_SECONDS)
+                limit_resource = ResourceLimit.memory if what == NO_MEMORY.what else ResourceLimit.descriptors
+                self._resource_limits[worker] = limit_resource(self._children[process].pid)
             case step if step in STEPS and self.libc is not None:
                 self.libc.step(worker, STEPS[step])
             case order:
@@ -390,20 +407,22 @@ class Fleet(Stage):
 
         While the stream is paused, no shard is closed, and the fault is only a pause of the worker.
         """
-        if self.ground.kept.paused:
+        if self.ground.control.paused:
             return ()
-        there = {shard.id for shard in self.stream.shards() if shard.open}
-        own = min((lease.shard for lease in self.leases if lease.owner == worker and lease.shard in there), default="")
-        return self.merge(own) if what.endswith("merge") else (self.split(own),)
+        open_shards = {shard.id for shard in self.stream.shards() if shard.open}
+        shard_id = min(
+            (lease.shard for lease in self.leases if lease.owner == worker and lease.shard in open_shards), default=""
+        )
+        return self.merge(shard_id) if what.endswith("merge") else (self.split(shard_id),)
 
-    def slept_through(self, fault: Fault) -> tuple[str, ...]:
+    def wait_for_deletion(self, fault: Fault) -> tuple[str, ...]:
         """Wait until the leases of the shards closed during this fault are deleted, and return the shards.
 
         Return none if the wait exceeds DELETED_SECONDS, or if the stream is paused.
         """
-        shards = self._slept.get(fault, ())
-        gone = self.until(lambda: not {lease.shard for lease in self.leases} & set(shards), DELETED_SECONDS)
-        return shards if gone and not self.ground.kept.paused else ()
+        shards = self._closed_shards.get(fault, ())
+        leases_deleted = self.until(lambda: not {lease.shard for lease in self.leases} & set(shards), DELETED_SECONDS)
+        return shards if leases_deleted and not self.ground.control.paused else ()
 
     def drop(self, shards: Collection[str]) -> None:
         """Remove these closed shards from the stream, and record the restart of its service that this needs."""
@@ -412,15 +431,15 @@ class Fleet(Stage):
         note = f"the stream dropped {', '.join(shards)}"
         self.history.incidents.append(Incident(began, "trouble", "", time.time() - began, note))
 
-    def _cause_on_the_way(self, fault: Fault) -> str:
+    def _cause_on_connections(self, fault: Fault) -> str:
         what, worker, of_stream = fault.kind.what, fault.worker, fault.kind.line == "stream"
-        kept, lines = self._on_line(fault)
+        control, lines = self._service_and_lines(fault)
         if what == "split":
             self.split()
         elif what == "merge":
             self.merge()
-        elif what == "pause" and kept is not None:
-            kept.pause()
+        elif what == "pause" and control is not None:
+            control.pause()
         elif fault.kind == EMPTIED:
             self._empty_table()
         elif of_stream:
@@ -428,19 +447,19 @@ class Fleet(Stage):
             if fault.kind == ANEW:
                 self._count_open_shards()
             return subject
-        elif what == "restart" and kept is not None and lines is not None:
-            kept.restart()
-            lines.lead_to(kept.service.url)
+        elif what == "restart" and control is not None and lines is not None:
+            control.restart()
+            lines.redirect(control.service.url)
         elif lines is not None:
             lines.begin(what, worker)
         return worker
 
-    def _on_line(self, fault: Fault) -> tuple[KeptService | None, Lines | Wired | None]:
+    def _service_and_lines(self, fault: Fault) -> tuple[ServiceControl | None, Lines | SharedWire | None]:
         """Return the service that the fault affects, and the workers' lines to it, unless they lead to a stream."""
         if fault.kind.line == "stream":
-            return self.ground.kept, None
+            return self.ground.control, None
         place = self.places.get(fault.kind.line)
-        return (place.table.kept, place.lines) if place else (None, None)
+        return (place.table.control, place.lines) if place else (None, None)
 
     def _empty_table(self) -> None:
         """Delete every row, or the file, without the workers' knowledge."""
@@ -461,46 +480,48 @@ class Fleet(Stage):
             WriteAnswer(time.time(), sent, OPERATOR, "delete", shard, "done") for shard in sorted(shards)
         ]
 
-    def mend(self, fault: Fault) -> None:
+    def end_fault(self, fault: Fault) -> None:
         """End the fault, and record how long it lasted. A fault of a child may last `CHILD_SECONDS` longer.
 
         If a line to a store carries only one direction, other workers must take over the shards (L-one-way). Such a
         fault therefore explains only effects at its beginning and at its end.
         """
-        self._mend(fault)
-        if (incident := self._lasting.pop(fault, None)) is not None:
-            place = self.history.incidents.index(incident)
-            late = CHILD_SECONDS if fault.kind in OF_CHILDREN else 0.0
-            bounded, now = fault.kind.what in ONE_WAY and fault.kind.line != "stream", time.time()
-            self.history.incidents[place] = evolve(incident, seconds=0.0 if bounded else now + late - incident.t)
-            if bounded:
+        self._end_cause(fault)
+        if (incident := self._current_incidents.pop(fault, None)) is not None:
+            incident_index = self.history.incidents.index(incident)
+            extra_seconds = CHILD_SECONDS if fault.kind in OF_CHILDREN else 0.0
+            is_one_way, now = fault.kind.what in ONE_WAY and fault.kind.line != "stream", time.time()
+            self.history.incidents[incident_index] = evolve(
+                incident, seconds=0.0 if is_one_way else now + extra_seconds - incident.t
+            )
+            if is_one_way:
                 self.history.incidents.append(evolve(incident, t=now, seconds=0.0, note=f"the end of {fault}"))
 
-    def _mend(self, fault: Fault) -> None:
+    def _end_cause(self, fault: Fault) -> None:
         what, worker, line = fault.kind.what, fault.worker, fault.kind.line
-        kept, lines = self._on_line(fault)
+        control, lines = self._service_and_lines(fault)
         if what == "pause":
-            assert kept is not None
-            kept.resume()
+            assert control is not None
+            control.resume()
         elif line == "stream":
             self.ground.end(what, worker)
         elif line and worker and lines is not None:
             lines.end(what, worker)
         elif worker:
-            self._mend_worker(what, worker)
+            self._end_cause_at_worker(what, worker)
         elif fault.kind == READ_ONLY and self.libc is not None:
             self.libc.refuse_writes(refused=False)
         elif not line and self.table.disk is not None:
             (self.table.disk.clear if fault.kind == DISK_FULL else self.table.disk.let_go)()
 
-    def _mend_worker(self, what: str, worker: str) -> None:
+    def _end_cause_at_worker(self, what: str, worker: str) -> None:
         match what:
             case "kill":
                 self.join(worker)
             case sleep if sleep == "stand still" or sleep in SLEEP_NAMES:
                 self._children[self.processes[worker]].signal(signal.SIGCONT)
             case "no more threads" | "no more descriptors" | "no more memory":
-                self._short.pop(worker).end()
+                self._resource_limits.pop(worker).end()
             case step if step in STEPS and self.libc is not None:
                 self.libc.step(worker, 0)
             case order:

@@ -13,11 +13,11 @@ from uuid import uuid4
 from attrs import Factory, define, evolve
 from hub_stage import HubStream
 from schedule import FaultKind
-from services import KeptService
+from services import ServiceControl
 from unsteady_line import HTTP_FAULTS, SLOW_DOWN, SLOW_SERVICE, Lines, one_way
 from waiters import AT_ONCE
 from wire import Wire
-from wired import WIRE_FAULTS, Wired
+from wired import WIRE_FAULTS, SharedWire
 
 from leasehold.adapters.sources.event_hubs.access import CONNECTION_STRING as HUB_CONNECTION
 from leasehold_lab.demo.child import ENVIRONMENT
@@ -64,7 +64,7 @@ class Ground(Protocol):
     dated: bool
 
     @property
-    def kept(self) -> KeptService: ...
+    def control(self) -> ServiceControl: ...
 
     @property
     def stream(self) -> Stream:
@@ -75,7 +75,7 @@ class Ground(Protocol):
         """Put a few records, and return once the stream has acknowledged them."""
         ...
 
-    def known(self, shards: set[str]) -> None:
+    def feed_leased_shards(self, shards: set[str]) -> None:
         """Take note of the shards that have leases by now."""
         ...
 
@@ -98,11 +98,11 @@ class Ground(Protocol):
         ...
 
     @property
-    def touched(self) -> int:
+    def faulty_requests(self) -> int:
         """The number of requests that faulty lines have touched."""
         ...
 
-    def told(self, event: ReadingEvent) -> ReadingEvent:
+    def with_judged_key(self, event: ReadingEvent) -> ReadingEvent:
         """Return the event with the key that the judge expects for its record."""
         ...
 
@@ -115,23 +115,23 @@ class Numbered:
 
     def next(self, keys: Sequence[str]) -> list[tuple[Sent, bytes]]:
         """Make one record of each of these keys."""
-        made = []
+        records = []
         for key in keys:
             self.counts[key] += 1
             data = json.dumps({"key": key, "number": self.counts[key]}).encode()
-            made.append((Sent(key, self.counts[key], sha1(data, usedforsecurity=False).hexdigest()), data))
-        return made
+            records.append((Sent(key, self.counts[key], sha1(data, usedforsecurity=False).hexdigest()), data))
+        return records
 
 
 @define
 class KinesisGround:
     """A stream of kinesis-local."""
 
-    kept: KeptService
+    control: ServiceControl
     stream: Stream
     lines: Lines
     _client: "KinesisClient"
-    _kept_in: Path
+    _streams_file: Path
     _numbered: Numbered = Factory(Numbered)
     dated: bool = False
     kinds: Sequence[FaultKind] = (
@@ -145,11 +145,11 @@ class KinesisGround:
 
     def put(self) -> Iterator[Sent]:
         """Put one record of each key."""
-        made = self._numbered.next(KEYS)
-        put(self._client, self.stream.name, [(sent.key, data) for sent, data in made])
-        return (sent for sent, _ in made)
+        records = self._numbered.next(KEYS)
+        put(self._client, self.stream.name, [(sent.key, data) for sent, data in records])
+        return (sent for sent, _ in records)
 
-    def known(self, shards: set[str]) -> None:
+    def feed_leased_shards(self, shards: set[str]) -> None:
         """Do nothing: children get records as soon as they exist."""
 
     def source(self, worker: str) -> str:
@@ -170,7 +170,7 @@ class KinesisGround:
             self._client.create_stream(StreamName=name, ShardCount=SHARDS)
             self._client.get_waiter("stream_exists").wait(StreamName=name, WaiterConfig=AT_ONCE)
         elif what == "restart":
-            self._restart(_whole(self._kept_in))
+            self._restart(_read_whole_file(self._streams_file))
         else:
             self.lines.begin(what, worker)
         return worker
@@ -181,48 +181,48 @@ class KinesisGround:
             self.lines.end(what, worker)
 
     def drop(self, shards: Collection[str]) -> None:
-        kept = json.loads(_whole(self._kept_in))
-        for stream in kept["streams"].values():
+        saved = json.loads(_read_whole_file(self._streams_file))
+        for stream in saved["streams"].values():
             # Each key is the description of a shard, in JSON.
             stream["shards"] = {
                 shard: records
                 for shard, records in stream["shards"].items()
                 if json.loads(shard)["ShardId"] not in shards
             }
-        self._restart(json.dumps(kept).encode())
+        self._restart(json.dumps(saved).encode())
 
-    def _restart(self, kept: bytes) -> None:
-        self.kept.restart(lambda: self._kept_in.write_bytes(kept))
-        self.lines.lead_to(self.kept.service.url)
+    def _restart(self, content: bytes) -> None:
+        self.control.restart(lambda: self._streams_file.write_bytes(content))
+        self.lines.redirect(self.control.service.url)
 
     @property
-    def touched(self) -> int:
+    def faulty_requests(self) -> int:
         return self.lines.met
 
-    def told(self, event: ReadingEvent) -> ReadingEvent:
+    def with_judged_key(self, event: ReadingEvent) -> ReadingEvent:
         return event
 
 
-def _whole(file: Path) -> bytes:
+def _read_whole_file(file: Path) -> bytes:
     """Return the content of the stand-in's file. Retry while it is incomplete, because it is rewritten every second."""
     while True:
         with suppress(ValueError):
-            kept = file.read_bytes()
-            json.loads(kept)
-            return kept
+            content = file.read_bytes()
+            json.loads(content)
+            return content
 
 
 @contextmanager
 def kinesis_ground(folder: Path, workers: Sequence[str], seed: int) -> Iterator[KinesisGround]:
     """Make a stream in a service of its own."""
     (folder / "kinesis").mkdir()
-    kept = KeptService(partial(kinesis_local, folder / "kinesis"))
+    control = ServiceControl(partial(kinesis_local, folder / "kinesis"))
     with ExitStack() as stack:
-        stack.callback(kept.close)
-        lines = stack.enter_context(Lines.laid(kept.service.url, (*workers, WATCHER), f"{seed} stream", SLOW_DOWN))
+        stack.callback(control.close)
+        lines = stack.enter_context(Lines.laid(control.service.url, (*workers, WATCHER), f"{seed} stream", SLOW_DOWN))
         stream = stack.enter_context(closing(Stream(lines.url(WATCHER), f"chaos-{uuid4().hex[:8]}", SHARDS)))
         yield KinesisGround(
-            kept,
+            control,
             stream,
             lines,
             stack.enter_context(closing(client(lines.url(WATCHER)))),
@@ -234,7 +234,7 @@ def kinesis_ground(folder: Path, workers: Sequence[str], seed: int) -> Iterator[
 class HubGround:
     """A hub of the stand-in."""
 
-    kept: KeptService
+    control: ServiceControl
     wire: Wire
     _hubs: LocalHubs
     _hub: HubStream
@@ -257,11 +257,11 @@ class HubGround:
     def put(self) -> Iterator[Sent]:
         """Put three records into each partition. The judge treats the partition as the key of its records."""
         for partition in self._fed:
-            made = self._numbered.next((partition,) * 3)
-            self._hubs.put(self._hub.hub, partition, [data.decode() for _, data in made])
-            yield from (sent for sent, _ in made)
+            records = self._numbered.next((partition,) * 3)
+            self._hubs.put(self._hub.hub, partition, [data.decode() for _, data in records])
+            yield from (sent for sent, _ in records)
 
-    def known(self, shards: set[str]) -> None:
+    def feed_leased_shards(self, shards: set[str]) -> None:
         """Start to feed new partitions once they have leases.
 
         A running worker finds a new partition within five minutes, and a new worker finds it immediately.
@@ -297,7 +297,7 @@ class HubGround:
                 self._hub = evolve(self._hub, partitions=self._hub.partitions + 1)
                 return ""
             case _:
-                Wired(self.wire).begin(what, worker)
+                SharedWire(self.wire).begin(what, worker)
         return worker
 
     def end(self, what: str, worker: str) -> None:
@@ -311,11 +311,11 @@ class HubGround:
         """Do nothing: partitions are never closed."""
 
     @property
-    def touched(self) -> int:
+    def faulty_requests(self) -> int:
         """0, because the wire carries bytes and knows no requests."""
         return 0
 
-    def told(self, event: ReadingEvent) -> ReadingEvent:
+    def with_judged_key(self, event: ReadingEvent) -> ReadingEvent:
         """Return the event with the partition as its key."""
         return evolve(event, key=event.shard)
 
@@ -331,9 +331,9 @@ def hub_ground(name_of: Callable[[int], str]) -> Iterator[HubGround]:
         by_wire = evolve(hubs, address=f"localhost:{wire.port}")
         hub = HubStream(by_wire, f"chaos-{uuid4().hex[:8]}", SHARDS)
         hubs.create(hub.hub, SHARDS)
-        kept = KeptService(lambda: nullcontext(hubs.service))
+        control = ServiceControl(lambda: nullcontext(hubs.service))
         try:
-            yield HubGround(kept, wire, by_wire, hub)
+            yield HubGround(control, wire, by_wire, hub)
         finally:
-            kept.resume()
+            control.resume()
             wire.cut()

@@ -12,7 +12,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from raising_log import RaisingLog
-from written import true_time, writes_noted
+from written import record_writes, true_time
 
 from leasehold.adapters.cli import consume
 from leasehold.adapters.consumer.events import EventLines
@@ -45,6 +45,6 @@ if __name__ == "__main__":
     # The command takes no handler along with --events.
     with (
         patch.object(consume, "EventLines", lambda me, out: MisbehavingLines(me, out, true_time)),
-        writes_noted(writes),
+        record_writes(writes),
     ):
         consume.app()

@@ -13,44 +13,44 @@ LOCAL, INODE = 1, 9
 """The columns of /proc/net/tcp with the local address and the inode of the socket."""
 
 
-def in_group(group: int) -> Iterator[int]:
+def processes_in_group(group: int) -> Iterator[int]:
     """Yield the processes of this group."""
-    for place in PROC.iterdir():
+    for process_folder in PROC.iterdir():
         with suppress(ValueError, ProcessLookupError):
-            if os.getpgid(int(place.name)) == group:
-                yield int(place.name)
+            if os.getpgid(int(process_folder.name)) == group:
+                yield int(process_folder.name)
 
 
-def descendants(of: int) -> Iterator[int]:
+def descendants(ancestor: int) -> Iterator[int]:
     """Yield the descendants of a process, parents before their children."""
-    parents: dict[int, list[int]] = {}
-    for place in PROC.iterdir():
+    children_by_parent: dict[int, list[int]] = {}
+    for process_folder in PROC.iterdir():
         with suppress(ValueError, OSError):
             # The program's name is in parentheses and may contain parentheses. The parent's id is the second word after
             # it.
-            fields = (place / "stat").read_text().rpartition(")")[2].split()
-            parents.setdefault(int(fields[1]), []).append(int(place.name))
-    todo = [of]
-    while todo:
-        started = parents.get(todo.pop(0), [])
-        yield from started
-        todo += started
+            fields = (process_folder / "stat").read_text().rpartition(")")[2].split()
+            children_by_parent.setdefault(int(fields[1]), []).append(int(process_folder.name))
+    pending = [ancestor]
+    while pending:
+        children = children_by_parent.get(pending.pop(0), [])
+        yield from children
+        pending += children
 
 
-def with_setting(setting: str) -> Iterator[int]:
+def processes_with_setting(setting: str) -> Iterator[int]:
     """Yield the running processes that were started with this `NAME=value` in their environment."""
-    for place in PROC.iterdir():
+    for process_folder in PROC.iterdir():
         with suppress(ValueError, OSError):
-            if f"\0{setting}\0".encode() in b"\0" + (place / "environ").read_bytes() + b"\0":
-                yield int(place.name)
+            if f"\0{setting}\0".encode() in b"\0" + (process_folder / "environ").read_bytes() + b"\0":
+                yield int(process_folder.name)
 
 
 def client_at(port: int, groups: Mapping[str, int]) -> str:
     """Return the name of the process group that has a connection from this local port, or "" if none has."""
-    rows = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
-    sockets = {f"socket:[{row[INODE]}]" for row in rows if int(row[LOCAL].partition(":")[2], 16) == port}
+    connections = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
+    sockets = {f"socket:[{row[INODE]}]" for row in connections if int(row[LOCAL].partition(":")[2], 16) == port}
     for name, group in groups.items():
-        for pid in in_group(group):
+        for pid in processes_in_group(group):
             with suppress(OSError):
                 for file in (PROC / str(pid) / "fd").iterdir():
                     with suppress(OSError):
@@ -59,22 +59,22 @@ def client_at(port: int, groups: Mapping[str, int]) -> str:
     return ""
 
 
-class NoMoreThreads:
+class ThreadLimit:
     """A control group that prevents the processes of a worker from starting more threads."""
 
     def __init__(self, group: int) -> None:
         """Make the control group. Raises OSError if this user may not."""
         self._folder = PIDS / f"leasehold-chaos-{group}"
         self._folder.mkdir()
-        self._move(in_group(group), self._folder)
+        self._move(processes_in_group(group), self._folder)
         (self._folder / "pids.max").write_text((self._folder / "pids.current").read_text())
 
     def end(self) -> None:
         """Remove the limit."""
         (self._folder / "pids.max").write_text("max")
         # The control group also contains children that were started since, even those in other process groups.
-        while there := (self._folder / "cgroup.procs").read_text().split():
-            self._move(map(int, there), PIDS / _own_group())
+        while pids := (self._folder / "cgroup.procs").read_text().split():
+            self._move(map(int, pids), PIDS / _own_group())
         self._folder.rmdir()
 
     @staticmethod
@@ -99,7 +99,7 @@ def memory_of(pid: int) -> int:
     return next(int(line.split()[1]) for line in status if line.startswith("VmData:")) * 1024 + SPARE_BYTES
 
 
-class NoMore:
+class ResourceLimit:
     """Limits that prevent the processes of a worker from using more of a resource than they use now.
 
     Args:
@@ -109,12 +109,12 @@ class NoMore:
     """
 
     def __init__(self, group: int, what: int, used: Callable[[int], int]) -> None:
-        self._what = what
-        self._before: dict[int, tuple[int, int]] = {}
-        for pid in in_group(group):
+        self._resource = what
+        self._former_limits: dict[int, tuple[int, int]] = {}
+        for pid in processes_in_group(group):
             with suppress(ProcessLookupError, FileNotFoundError):
                 _, most = resource.prlimit(pid, what)
-                self._before[pid] = resource.prlimit(pid, what, (used(pid), most))
+                self._former_limits[pid] = resource.prlimit(pid, what, (used(pid), most))
 
     @classmethod
     def descriptors(cls, group: int) -> Self:
@@ -128,12 +128,12 @@ class NoMore:
 
     def end(self) -> None:
         """Remove the limits of the processes that still run."""
-        for pid, limits in self._before.items():
+        for pid, limits in self._former_limits.items():
             with suppress(ProcessLookupError):
-                resource.prlimit(pid, self._what, limits)
+                resource.prlimit(pid, self._resource, limits)
 
 
-def threads_can_be_refused() -> bool:
+def can_limit_threads() -> bool:
     """Return whether this user can create control groups that limit threads."""
     try:
         (PIDS / "leasehold-chaos").mkdir()

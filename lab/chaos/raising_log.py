@@ -31,21 +31,21 @@ class RaisingLog(logging.Handler):
         logging.getLogger("leasehold").addHandler(self)
         for name, logger in list(logging.root.manager.loggerDict.items()):
             if name.startswith("leasehold") and isinstance(logger, logging.Logger):
-                logger.addFilter(self._pass)
+                logger.addFilter(self._filter)
 
     def remove(self) -> None:
         """Undo `install`."""
         logging.getLogger("leasehold").removeHandler(self)
         for logger in logging.root.manager.loggerDict.values():
             if isinstance(logger, logging.Logger):
-                logger.removeFilter(self._pass)
+                logger.removeFilter(self._filter)
 
     def handle(self, record: logging.LogRecord) -> bool:  # noqa: ARG002  as the base class has it
         """Raise if the file orders it."""
         self._raise_if_ordered()
         return True
 
-    def _pass(self, _record: logging.LogRecord) -> bool:
+    def _filter(self, _record: logging.LogRecord) -> bool:
         if next(self._lines) % 2:
             self._raise_if_ordered()
         return True

@@ -41,9 +41,9 @@ class Fault:
         return self.at + self.seconds
 
     def __str__(self) -> str:
-        words = (self.kind.what, self.kind.line and f"to the {self.kind.line}", self.worker and f"of {self.worker}")
-        lasting = f"for {self.seconds:.1f} s" if self.seconds else ""
-        return " ".join(word for word in (*words, lasting) if word)
+        parts = (self.kind.what, self.kind.line and f"to the {self.kind.line}", self.worker and f"of {self.worker}")
+        duration = f"for {self.seconds:.1f} s" if self.seconds else ""
+        return " ".join(word for word in (*parts, duration) if word)
 
 
 def schedule(seed: int, seconds: float, kinds: Sequence[FaultKind], workers: Sequence[str]) -> tuple[Fault, ...]:
@@ -53,30 +53,30 @@ def schedule(seed: int, seconds: float, kinds: Sequence[FaultKind], workers: Seq
     fault, so that they can take over the shards of the others.
     """
     draw = random.Random(f"chaos of plain workers {seed}")  # noqa: S311  a seed is the point
-    busy: dict[str, float] = {}
+    busy_until: dict[str, float] = {}
     faults: list[Fault] = []
-    left: list[FaultKind] = []
-    at = 0.0
-    while (at := at + draw.uniform(*SPACING_SECONDS)) < seconds:
-        left = left or draw.sample(kinds, len(kinds))
-        free = [worker for worker in workers if busy.get(worker, 0.0) <= at]
-        for kind in left:
+    unused_kinds: list[FaultKind] = []
+    t = 0.0
+    while (t := t + draw.uniform(*SPACING_SECONDS)) < seconds:
+        unused_kinds = unused_kinds or draw.sample(kinds, len(kinds))
+        free_workers = [worker for worker in workers if busy_until.get(worker, 0.0) <= t]
+        for kind in unused_kinds:
             fault = Fault(
-                round(at, 1),
+                round(t, 1),
                 kind,
-                "" if kind.common or not free else draw.choice(free),
+                "" if kind.common or not free_workers else draw.choice(free_workers),
                 round(draw.uniform(*kind.seconds), 1),
             )
-            if _fits(fault, busy, len(workers) - len(free), len(workers)) and fault.until < seconds:
+            if _fits(fault, busy_until, len(workers) - len(free_workers), len(workers)) and fault.until < seconds:
                 faults.append(fault)
-                left.remove(kind)
-                busy[fault.worker] = fault.until + REST_SECONDS
+                unused_kinds.remove(kind)
+                busy_until[fault.worker] = fault.until + REST_SECONDS
                 break
     return tuple(faults)
 
 
-def _fits(fault: Fault, busy: Mapping[str, float], troubled: int, workers: int) -> bool:
+def _fits(fault: Fault, busy_until: Mapping[str, float], busy_workers: int, workers: int) -> bool:
     """Return whether the fault would be the only one of a service, or spare more than half of the workers."""
     if fault.kind.common:
-        return busy.get("", 0.0) <= fault.at
-    return bool(fault.worker) and 2 * (troubled + 1) < workers
+        return busy_until.get("", 0.0) <= fault.at
+    return bool(fault.worker) and 2 * (busy_workers + 1) < workers

@@ -41,7 +41,7 @@ class SwapOperator:
     runs: int = 0
     kills: int = 0
     backs: int = 0
-    said: str = ""
+    last_output: str = ""
     """The last output of a command that was refused, or failed."""
     _draw: random.Random = field(init=False)
     _child: Child | None = None
@@ -52,9 +52,9 @@ class SwapOperator:
         self._draw = random.Random(self.seed)  # noqa: S311  a seed is the point
 
     def __str__(self) -> str:
-        ended = "over" if self.over else "NOT OVER"
+        state = "over" if self.over else "NOT OVER"
         return (
-            f"{ended}; the command ran {self.runs} times, {self.backs} of them back, and was killed {self.kills} times"
+            f"{state}; the command ran {self.runs} times, {self.backs} of them back, and was killed {self.kills} times"
         )
 
     @property
@@ -63,10 +63,10 @@ class SwapOperator:
         return self._child.pid if self._child else 0
 
     @property
-    def told(self) -> str:
+    def progress(self) -> str:
         """The latest line about its progress that a command printed, or "no look"."""
-        looks = [file.read_text() for file in sorted(self.folder.glob(f"{COMMAND}#*.jsonl"), key=os.path.getmtime)]
-        return "".join(looks).strip().rpartition("\n")[2] or "no look"
+        outputs = [file.read_text() for file in sorted(self.folder.glob(f"{COMMAND}#*.jsonl"), key=os.path.getmtime)]
+        return "".join(outputs).strip().rpartition("\n")[2] or "no look"
 
     def tick(self) -> None:
         """Start the command if none is running, kill it when its time is over, and record how it ended."""
@@ -77,28 +77,28 @@ class SwapOperator:
                 self._start(now)
         elif not child.running:
             if child.wait():
-                self.said = child.said
+                self.last_output = child.last_output
             elif not self._back:
                 self.over = True
-            self._rest(now)
+            self._pause_before_restart(now)
         elif now >= self._until and not (self.may_finish and not self._back):
             self.kill()
-            self._rest(now)
+            self._pause_before_restart(now)
 
     def kill(self) -> None:
         if self._child is not None:
             self._child.kill()
             self._child, self.kills = None, self.kills + 1
 
-    def _rest(self, now: float) -> None:
+    def _pause_before_restart(self, now: float) -> None:
         self._child, self._until = None, now + REST_SECONDS
 
     def _start(self, now: float) -> None:
         # The first run moves leases to TO, because none can be moved back yet.
         self._back = bool(self.runs) and not self.may_finish and self._draw.random() < 0.4
         self.runs, self.backs = self.runs + 1, self.backs + self._back
-        back = ("--back",) if self._back else ()
-        words = ("-m", "leasehold.adapters.cli.main", "swap", *self.addresses, "--json", *back)
+        back_option = ("--back",) if self._back else ()
+        arguments = ("-m", "leasehold.adapters.cli.main", "swap", *self.addresses, "--json", *back_option)
         with patch.dict(os.environ, self.environment):
-            self._child = Child(f"{COMMAND}#{self.runs}", words, self.folder)
+            self._child = Child(f"{COMMAND}#{self.runs}", arguments, self.folder)
         self._until = now + self._draw.uniform(*RUN_SECONDS)

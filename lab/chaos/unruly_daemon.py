@@ -12,7 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 from raising_log import RaisingLog
-from written import writes_noted
+from written import record_writes
 
 from leasehold.adapters import consuming
 from leasehold.adapters.cli.steer import multilang
@@ -28,5 +28,5 @@ if __name__ == "__main__":
         return consuming.consumption(source, store, handling, options, named)
 
     RaisingLog(Path(os.environ["CHAOS_ORDERS"])).install()
-    with writes_noted(Path(writes)), patch.object(multilang, "consumption", consumption):
+    with record_writes(Path(writes)), patch.object(multilang, "consumption", consumption):
         multilang.app()

@@ -60,11 +60,11 @@ class UnsteadyLine(Line):
     def next(self, operation: str) -> Fault | None:
         fault = super().next(operation)
         for what in sorted(self.conditions):
-            fault = fault or self._drawn(what, operation)
+            fault = fault or self._random_fault(what, operation)
         self.met += fault is not None
         return fault
 
-    def _drawn(self, what: str, operation: str) -> Fault | None:
+    def _random_fault(self, what: str, operation: str) -> Fault | None:
         if what == "parted":
             return Reset()
         if what == WRITES_UNANSWERED:
@@ -96,16 +96,16 @@ class Lines:
     def laid(cls, to: str, workers: Sequence[str], seed: str, refused: tuple[Refused, ...]) -> Iterator[Self]:
         """Set up the lines for the block."""
         with ExitStack() as stack:
-            made = {worker: UnsteadyLine(to, seed=f"{seed} {worker}", refused=refused) for worker in workers}
-            for each in made.values():
+            lines_by_worker = {worker: UnsteadyLine(to, seed=f"{seed} {worker}", refused=refused) for worker in workers}
+            for each in lines_by_worker.values():
                 stack.enter_context(laid(each))
-            yield cls(made)
+            yield cls(lines_by_worker)
 
     def url(self, worker: str) -> str:
         """Return where this worker finds the service."""
         return self._lines[worker].url
 
-    def lead_to(self, url: str) -> None:
+    def redirect(self, url: str) -> None:
         """Connect the lines to the service's new address."""
         for each in self._lines.values():
             each.to = url

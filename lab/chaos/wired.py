@@ -17,7 +17,7 @@ LATE_SECONDS = 0.8
 
 
 @frozen
-class Wired:
+class SharedWire:
     """Offers the same as `Lines`, for bytes."""
 
     wire: Wire
@@ -41,7 +41,7 @@ class Wired:
         """Return where all workers find the service."""
         return f"{HOST}:{self.wire.port}"
 
-    def lead_to(self, url: str) -> None:
+    def redirect(self, url: str) -> None:
         """Connect the wire to the service's new address."""
         self.wire.to = urlsplit(url).port or 0
 

@@ -31,7 +31,7 @@ def true_time() -> float:
     return time.clock_gettime(TRUE_CLOCK)
 
 
-class WrittenStore(PassingStore):
+class RecordingStore(PassingStore):
     """A store that records each write with its outcome, and with the times of the request and the response."""
 
     def __init__(self, store: Store, to: Path, clock: Callable[[], float] = true_time) -> None:
@@ -45,16 +45,16 @@ class WrittenStore(PassingStore):
         try:
             outcome = super().write(write)
         except BaseException:
-            self._note(sent, write, "unknown", None)
+            self._record(sent, write, "unknown", None)
             raise
-        self._note(sent, write, "done" if isinstance(outcome, Done) else "lost", outcome.lease)
+        self._record(sent, write, "done" if isinstance(outcome, Done) else "lost", outcome.lease)
         return outcome
 
     def close(self) -> None:
         super().close()
         os.close(self._file)
 
-    def _note(self, sent: float, write: Write, outcome: Result, row: Lease | None) -> None:
+    def _record(self, sent: float, write: Write, outcome: Result, row: Lease | None) -> None:
         entry: dict[str, Any] = {
             "sent": sent,
             "verb": VERBS[type(write)],
@@ -69,11 +69,11 @@ class WrittenStore(PassingStore):
 
 
 @contextmanager
-def writes_noted(to: Path) -> Iterator[None]:
+def record_writes(to: Path) -> Iterator[None]:
     """Make workers of this process record their writes of leases, to one table or to both tables of a swap."""
     with (
-        patch.object(consuming, "open_store", lambda url, **options: WrittenStore(open_store(url, **options), to)),
-        patch.object(consuming, "SwapStore", lambda tables, name: WrittenStore(SwapStore(tables, name), to)),
+        patch.object(consuming, "open_store", lambda url, **options: RecordingStore(open_store(url, **options), to)),
+        patch.object(consuming, "SwapStore", lambda tables, name: RecordingStore(SwapStore(tables, name), to)),
     ):
         yield
 

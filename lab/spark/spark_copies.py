@@ -60,12 +60,12 @@ def wait(*queries: Child) -> None:
     deadline = time.monotonic() + WAIT_SECONDS
     for child in queries:
         while child.running:
-            assert time.monotonic() < deadline, child.said
+            assert time.monotonic() < deadline, child.last_output
             time.sleep(0.2)
-        assert child.wait() == 0, child.said
+        assert child.wait() == 0, child.last_output
 
 
-def delivered(url: str) -> tuple[Counter[str], int]:
+def count_deliveries(url: str) -> tuple[Counter[str], int]:
     """Return how often each row is delivered, and how many rows the reader reports as possible duplicates."""
     rows, undecided = Counter[str](), 0
     with closing(open_source(url)) as source:
@@ -79,7 +79,7 @@ def delivered(url: str) -> tuple[Counter[str], int]:
     return rows, undecided
 
 
-def tried(case: str, kinesis: str) -> dict[str, int | str]:
+def run_case(case: str, kinesis: str) -> dict[str, int | str]:
     """Run one case, and return what a reader gets."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"leasehold-{case}-")))
@@ -92,8 +92,8 @@ def tried(case: str, kinesis: str) -> dict[str, int | str]:
                 (folder / "files" / f"{number:03}.txt").write_text(lines)
 
         def begin(name: str, files: int) -> Child:
-            words = (__file__, "--query", case, stream.name, kinesis, str(folder), name, str(files))
-            child = Child(f"{name}-{files}", words, folder)
+            arguments = (__file__, "--query", case, stream.name, kinesis, str(folder), name, str(files))
+            child = Child(f"{name}-{files}", arguments, folder)
             stack.callback(child.kill)
             return child
 
@@ -108,7 +108,7 @@ def tried(case: str, kinesis: str) -> dict[str, int | str]:
             wait(begin("one", 2))
         else:
             wait(begin("one", 1), begin("two", 2))
-        rows, undecided = delivered(stream.url)
+        rows, undecided = count_deliveries(stream.url)
     sent = {f"row {number}" for number in range((FIRST + MORE) * LINES)}
     return {
         "case": case,
@@ -123,15 +123,15 @@ def tried(case: str, kinesis: str) -> dict[str, int | str]:
 def main() -> int:
     """Print what came of each case."""
     isolate()
-    bad = False
+    failed = False
     with ExitStack() as stack:
         kinesis, _ = stack.enter_context(services())
         for case in sys.argv[1:] or CASES:
-            found = tried(case, kinesis)
-            sys.stdout.write(json.dumps(found) + "\n")
+            result = run_case(case, kinesis)
+            sys.stdout.write(json.dumps(result) + "\n")
             sys.stdout.flush()
-            bad |= bool(found["lost"] or found["more often"])
-    return int(bad)
+            failed |= bool(result["lost"] or result["more often"])
+    return int(failed)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]  # it ships no type
 from attrs import asdict, define, evolve, field, frozen
 from flights import Row, flights, to_stderr
 from spark_application import Application
-from spark_ground import MARK, SHARDS, Feed, Ground, a_ground, options
+from spark_ground import MARK, SHARDS, Feed, Ground, open_ground, options
 from standins.flight_rows import ROWS
 
 from leasehold_lab.demo.child import Child
@@ -43,7 +43,7 @@ def rows(count: int) -> Iterator[Row]:
 
 
 @frozen
-class Found:
+class FlightsResult:
     """The result of a run.
 
     Attributes:
@@ -81,7 +81,7 @@ class Run:
     ground: Ground
     folder: Path
     feed: Feed
-    told: Callable[[str], None]
+    report: Callable[[str], None]
     members: dict[str, Child] = field(factory=dict)
     shares: dict[str, Mapping[str, int]] = field(factory=dict)
     held: frozenset[str] = frozenset()
@@ -90,29 +90,29 @@ class Run:
 
     def application(self, name: str) -> None:
         """Start an application. If an application with this name ran before, it continues where that one stopped."""
-        named = (*self.ground.options, f"lease.store={self.ground.store}", f"lease.workerId={name}")
-        sets = [f"--set={each}" for each in (*named, f"lease.durationMs={LEASE_SECONDS * 1000:g}")]
-        words = (self.ground.format, *sets, "--folder", str(self.folder), "--name", name)
+        lease_options = (*self.ground.options, f"lease.store={self.ground.store}", f"lease.workerId={name}")
+        set_options = [f"--set={each}" for each in (*lease_options, f"lease.durationMs={LEASE_SECONDS * 1000:g}")]
+        arguments = (self.ground.format, *set_options, "--folder", str(self.folder), "--name", name)
         log = self.folder / f"{name}.log"
         if log.exists():
             log.rename(log.with_suffix(f".{time.monotonic():.0f}.log"))
-        self.members[name] = Application(name, words, self.folder)
+        self.members[name] = Application(name, arguments, self.folder)
 
-    def _again(self, name: str, starved: Application) -> None:
+    def _restart(self, name: str, starved: Application) -> None:
         """Start the application again, as its operator would."""
-        self.told(f"{name} could not start Python in time, starting it again")
+        self.report(f"{name} could not start Python in time, starting it again")
         starved.kill()
         self.application(name)
 
     def plain(self, name: str) -> None:
-        words = (LANDING, self.ground.url, self.ground.store, str(self.folder / "rows" / name), name)
-        self.members[name] = Child(name, (*words, str(LEASE_SECONDS)), self.folder)
+        arguments = (LANDING, self.ground.url, self.ground.store, str(self.folder / "rows" / name), name)
+        self.members[name] = Child(name, (*arguments, str(LEASE_SECONDS)), self.folder)
 
     def kill(self, name: str) -> None:
         """Kill an application's Java with SIGKILL."""
         application = self.members.pop(name)
         assert isinstance(application, Application)
-        self._note_held(name)
+        self._record_held(name)
         began = time.monotonic()
         self.outlived = application.kill_java()
         self.until(lambda: name not in self.counts(), "the killed application's leases are free", LEASE_SECONDS * 3)
@@ -121,11 +121,11 @@ class Run:
     def stop(self, name: str) -> None:
         application = self.members.pop(name)
         assert isinstance(application, Application)
-        self._note_held(name)
-        assert application.stop() == 0, application.said
+        self._record_held(name)
+        assert application.stop() == 0, application.last_output
         application.kill()
 
-    def _note_held(self, name: str) -> None:
+    def _record_held(self, name: str) -> None:
         """Record the shards that the application holds.
 
         If the last batch is in the sink but not committed, other members repeat the rows of these shards.
@@ -149,13 +149,13 @@ class Run:
         differ by the weight of one lease.
         """
         leases = self.leases()
-        known = [lease.weight for lease in leases if lease.weight]
-        usual = sum(known) / len(known) if known else 1.0
+        known_weights = [lease.weight for lease in leases if lease.weight]
+        mean_weight = sum(known_weights) / len(known_weights) if known_weights else 1.0
         loads = dict.fromkeys(self.members, 0.0)
         for lease in leases:
-            loads[_group(lease.owner)] = loads.get(_group(lease.owner), 0.0) + (lease.weight or usual)
-        full = len(leases) >= SHARDS and len({lease.owner for lease in leases}) == len(self.members) == len(loads)
-        return full and max(loads.values()) - min(loads.values()) <= max(known, default=1.0)
+            loads[_group(lease.owner)] = loads.get(_group(lease.owner), 0.0) + (lease.weight or mean_weight)
+        complete = len(leases) >= SHARDS and len({lease.owner for lease in leases}) == len(self.members) == len(loads)
+        return complete and max(loads.values()) - min(loads.values()) <= max(known_weights, default=1.0)
 
     def settle(self, after: str) -> None:
         """Wait for balance, and record it."""
@@ -169,13 +169,13 @@ class Run:
             now = time.monotonic()
             for name, member in list(self.members.items()):
                 if isinstance(member, Application) and member.starved:
-                    self._again(name, member)
+                    self._restart(name, member)
                     continue
-                assert member.running, f"{name} ended by itself; its last words:\n{member.said}"
+                assert member.running, f"{name} ended by itself; its last words:\n{member.last_output}"
             assert now < deadline, f"not within {seconds:g} s: {what}; {dict(self.counts())}"
             if now > next_report:
                 next_report = now + 10
-                self.told(f"sent {self.feed.sent:7,}  {dict(self.counts())}  waiting: {what}")
+                self.report(f"sent {self.feed.sent:7,}  {dict(self.counts())}  waiting: {what}")
             time.sleep(LOOK_SECONDS)
 
     def end(self) -> None:
@@ -187,9 +187,9 @@ def _group(owner: str | None) -> str:
     return "" if owner is None else owner.rpartition("-")[0]
 
 
-def play(run: Run, count: int, fed: Future[None]) -> tuple[int, int]:
+def play(run: Run, count: int, feeding: Future[None]) -> tuple[int, int]:
     """Run the scenario. Return the number of leases at the last record of their shard, and the number of all leases."""
-    deeds: tuple[tuple[float, str, Callable[[], object]], ...] = (
+    actions: tuple[tuple[float, str, Callable[[], object]], ...] = (
         (0.0, "one joined", partial(run.application, "one")),
         (0.05, "two joined", partial(run.application, "two")),
         (0.1, "plain joined", partial(run.plain, "plain")),
@@ -198,45 +198,45 @@ def play(run: Run, count: int, fed: Future[None]) -> tuple[int, int]:
         (0.6, "split", run.ground.split),
         (0.8, "two stopped", partial(run.stop, "two")),
     )
-    for place, (share, what, deed) in enumerate(deeds):
-        following = deeds[place + 1][0] if place + 1 < len(deeds) else 1.0
+    for index, (share, what, action) in enumerate(actions):
+        following = actions[index + 1][0] if index + 1 < len(actions) else 1.0
         run.feed.limit = int(following * count)
         # A little more than the share, so that rows are on their way when the fault happens.
         run.until(lambda: run.feed.sent >= int((share + 0.02) * count), "rows to be sent", ARRIVE_SECONDS)  # noqa: B023
-        run.told(what)
-        deed()
+        run.report(what)
+        action()
         run.settle(what)
-    run.until(fed.done, "the stream to have all rows", ARRIVE_SECONDS)
-    fed.result()
-    return _finish(run)
+    run.until(feeding.done, "the stream to have all rows", ARRIVE_SECONDS)
+    feeding.result()
+    return _wait_until_read(run)
 
 
-def _finish(run: Run) -> tuple[int, int]:
-    marks = run.ground.put(MARK)
+def _wait_until_read(run: Run) -> tuple[int, int]:
+    mark_numbers = run.ground.put(MARK)
 
     def at_tip() -> int:
         # A shard that was split and is not read to its end has no mark, so its lease never counts as being at the tip.
-        marked = [lease for lease in run.leases() if lease.key in marks and lease.checkpoint.numbered]
-        return sum(int(lease.checkpoint.sequence) >= marks[lease.key] for lease in marked)
+        leases_with_mark = [lease for lease in run.leases() if lease.key in mark_numbers and lease.checkpoint.numbered]
+        return sum(int(lease.checkpoint.sequence) >= mark_numbers[lease.key] for lease in leases_with_mark)
 
     run.until(lambda: at_tip() == len(run.leases()), "every lease to stand at the last record", ARRIVE_SECONDS)
     return at_tip(), len(run.leases())
 
 
-def verdict(run: Run, sent: Sequence[Row], at_tip: tuple[int, int]) -> Found:
-    landed = pd.concat([_landed(run.folder / "rows" / name, name) for name in ("one", "two", "plain")])
-    flown = landed[landed["data"] != MARK]
-    once = flown.drop_duplicates(IDENTITY)
-    again = flown[flown.duplicated(IDENTITY)]
-    sent_data, landed_data = {row.data for row in sent}, set(once["data"])
-    return Found(
+def verdict(run: Run, sent: Sequence[Row], at_tip: tuple[int, int]) -> FlightsResult:
+    landed_rows = pd.concat([_read_landed(run.folder / "rows" / name, name) for name in ("one", "two", "plain")])
+    flight_rows = landed_rows[landed_rows["data"] != MARK]
+    distinct_rows = flight_rows.drop_duplicates(IDENTITY)
+    repeated_rows = flight_rows[flight_rows.duplicated(IDENTITY)]
+    sent_data, landed_data = {row.data for row in sent}, set(distinct_rows["data"])
+    return FlightsResult(
         sent=len(sent),
-        landed=len(once),
+        landed=len(distinct_rows),
         lost=len(sent_data - landed_data),
-        strangers=len(landed_data - sent_data) + len(once) - len(landed_data),
-        duplicates=len(again),
-        explained=int(again["shardId"].isin(run.held).sum()),
-        by=dict(Counter(flown["member"])),
+        strangers=len(landed_data - sent_data) + len(distinct_rows) - len(landed_data),
+        duplicates=len(repeated_rows),
+        explained=int(repeated_rows["shardId"].isin(run.held).sum()),
+        by=dict(Counter(flight_rows["member"])),
         shares=run.shares,
         outlived=run.outlived,
         released=run.released,
@@ -253,31 +253,33 @@ def _files(folder: Path) -> list[Path]:
     return sorted(Path(json.loads(line)["path"].removeprefix("file://")) for line in lines)
 
 
-def _landed(folder: Path, member: str) -> pd.DataFrame:
+def _read_landed(folder: Path, member: str) -> pd.DataFrame:
     """Return the rows of this member, with the columns of Kinesis."""
-    found = pd.concat([pq.ParquetFile(path).read().to_pandas() for path in _files(folder)])
-    found = found.rename(columns={"partition": "shardId", "body": "data"})
-    if "subSequenceNumber" not in found:  # events of a hub have no parts
-        found["subSequenceNumber"] = 0
-    found["sequenceNumber"] = found["sequenceNumber"].astype(str)
-    return found[[*IDENTITY, "data"]].assign(member=member)
+    landed_rows = pd.concat([pq.ParquetFile(path).read().to_pandas() for path in _files(folder)])
+    landed_rows = landed_rows.rename(columns={"partition": "shardId", "body": "data"})
+    if "subSequenceNumber" not in landed_rows:  # events of a hub have no parts
+        landed_rows["subSequenceNumber"] = 0
+    landed_rows["sequenceNumber"] = landed_rows["sequenceNumber"].astype(str)
+    return landed_rows[[*IDENTITY, "data"]].assign(member=member)
 
 
-def tried(ground: Ground, sent: Sequence[Row], folder: Path, *, rate: int, told: Callable[[str], None]) -> Found:
+def run_flights(
+    ground: Ground, sent: Sequence[Row], folder: Path, *, rate: int, report: Callable[[str], None]
+) -> FlightsResult:
     """Run the scenario with this stream and lease table, keeping files in this folder, and return the result."""
     with ExitStack() as stack:
         for name in ("one", "two", "plain"):
             (folder / "rows" / name).mkdir(parents=True)
-        run = Run(ground, folder, ground.feed(sent, rate), told)
+        run = Run(ground, folder, ground.feed(sent, rate), report)
         pool = stack.enter_context(ThreadPoolExecutor(1))
         stack.callback(run.feed.end)
         stack.callback(run.end)
-        fed = pool.submit(run.feed)
-        return verdict(run, sent, play(run, len(sent), fed))
+        feeding = pool.submit(run.feed)
+        return verdict(run, sent, play(run, len(sent), feeding))
 
 
-def printed(found: Found) -> str:
-    return json.dumps(asdict(found), indent=2) + "\n"
+def printed(result: FlightsResult) -> str:
+    return json.dumps(asdict(result), indent=2) + "\n"
 
 
 def main() -> int:
@@ -287,9 +289,9 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="where to write, and to leave it (a folder that goes again)")
     arguments = parser.parse_args()
     with ExitStack() as stack:
-        ground = stack.enter_context(a_ground(arguments))
+        ground = stack.enter_context(open_ground(arguments))
         folder = arguments.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="leasehold-spark-")))
-        result = tried(ground, list(rows(arguments.rows)), folder, rate=arguments.rate, told=to_stderr)
+        result = run_flights(ground, list(rows(arguments.rows)), folder, rate=arguments.rate, report=to_stderr)
     sys.stdout.write(printed(result))
     return 0 if (result.lost, result.strangers) == (0, 0) else 1
 

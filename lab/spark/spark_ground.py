@@ -74,16 +74,16 @@ class Kinesis:
 
     def put(self, data: bytes) -> Mapping[str, int]:
         """Put the data into each open shard, and return its sequence numbers by shard."""
-        marks = {}
-        with closing(client(self.endpoint)) as to:
+        sequence_numbers = {}
+        with closing(client(self.endpoint)) as kinesis_client:
             for shard in self.stream.shards():
                 if shard.open and shard.hash_range:
                     hash_key = str(shard.hash_range[0])
-                    placed = to.put_record(
+                    response = kinesis_client.put_record(
                         StreamName=self.stream.name, Data=data, PartitionKey="mark", ExplicitHashKey=hash_key
                     )
-                    marks[placed["ShardId"]] = int(placed["SequenceNumber"])
-        return marks
+                    sequence_numbers[response["ShardId"]] = int(response["SequenceNumber"])
+        return sequence_numbers
 
 
 @contextmanager
@@ -107,9 +107,9 @@ class HubFeed:
     _ended: Event = field(factory=Event)
 
     def __call__(self) -> None:
-        left = iter(self.rows)
+        rows_left = iter(self.rows)
         while self.sent < len(self.rows) and not self._ended.wait(0.2):
-            rows = list(islice(left, min(self.rate // 5, self.limit - self.sent)))
+            rows = list(islice(rows_left, min(self.rate // 5, self.limit - self.sent)))
             self.ground.send(rows)
             self.sent += len(rows)
 
@@ -176,15 +176,15 @@ Feed = KinesisFeed | HubFeed
 
 
 @contextmanager
-def a_ground(asked: argparse.Namespace) -> Iterator[Ground]:
+def open_ground(arguments: argparse.Namespace) -> Iterator[Ground]:
     """Start the services that the options of a command select, and create the stream and the lease table."""
     with ExitStack() as stack:
-        if asked.source == "event-hubs":
+        if arguments.source == "event-hubs":
             blobs = azurite_connection_string(stack.enter_context(azurite()))
             yield stack.enter_context(hub_ground(blobs))
             return
         kinesis, dynamodb = stack.enter_context(services())
-        if asked.source == "dynamodb-local":
+        if arguments.source == "dynamodb-local":
             dynamodb = stack.enter_context(dynamodb_local()).url
         yield stack.enter_context(kinesis_ground(kinesis, dynamodb))
 
@@ -192,6 +192,10 @@ def a_ground(asked: argparse.Namespace) -> Iterator[Ground]:
 def options(description: str) -> argparse.ArgumentParser:
     """Return an argument parser that has the option to select the services."""
     parser = argparse.ArgumentParser(description=description)
-    what = "kinesis-local with its leases in dynalite or in DynamoDB Local, or a local hub with azurite (%(default)s)"
-    parser.add_argument("--source", choices=("dynalite", "dynamodb-local", "event-hubs"), default="dynalite", help=what)
+    source_help = (
+        "kinesis-local with its leases in dynalite or in DynamoDB Local, or a local hub with azurite (%(default)s)"
+    )
+    parser.add_argument(
+        "--source", choices=("dynalite", "dynamodb-local", "event-hubs"), default="dynalite", help=source_help
+    )
     return parser

@@ -57,54 +57,54 @@ class Killer:
         if moment == "before":
             self.lifetime += 1
             if self.drawn:
-                self.next = self._draw()
-        who, when = self.next
-        if when != moment or not (found := self._found(who)):
+                self.next = self._choose()
+        target, when = self.next
+        if when != moment or not (pids := self._processes_of(target)):
             return
         with (self.folder / "kills.jsonl").open("a") as kills:
-            kills.write(json.dumps([who, when, number]) + "\n")
-        self.planner_died = self.planner_died or who == "planner"
-        for pid in found:
+            kills.write(json.dumps([target, when, number]) + "\n")
+        self.planner_died = self.planner_died or target == "planner"
+        for pid in pids:
             os.kill(pid, signal.SIGKILL)
 
-    def _draw(self) -> tuple[str, str]:
-        chance = Random(f"{self.drawn} {len(killed(self.folder))}")  # noqa: S311  it is to be drawn again
-        who = chance.choice(self.among)
-        return who if self.lifetime < LIFETIME else "application", chance.choice(("before", "behind"))
+    def _choose(self) -> tuple[str, str]:
+        random = Random(f"{self.drawn} {len(killed(self.folder))}")  # noqa: S311  it is to be drawn again
+        target = random.choice(self.among)
+        return target if self.lifetime < LIFETIME else "application", random.choice(("before", "behind"))
 
-    def _found(self, who: str) -> list[int]:
-        if who == "application":
+    def _processes_of(self, target: str) -> list[int]:
+        if target == "application":
             return [self.java, os.getpid()]
-        on_executor = who == "executor"
+        on_executor = target == "executor"
         processes = executors.marked(f"{MARK}={self.folder}") if on_executor else descendants(self.java)
         return [pid for pid, words in processes.items() if (EXECUTES if on_executor else PLANS) in words][:1]
 
 
 def killed(folder: Path) -> list[list[Any]]:
     """Return what was killed, when, and in which batch."""
-    return told_lines(folder / "kills.jsonl")
+    return read_json_lines(folder / "kills.jsonl")
 
 
 def left(folder: Path) -> list[str]:
-    """Return the command lines of what `note_left` found."""
-    return [words for _, words in told_lines(folder / "left.jsonl")]
+    """Return the command lines of what `record_leftovers` found."""
+    return [words for _, words in read_json_lines(folder / "left.jsonl")]
 
 
-def told_lines(written: Path) -> list[Any]:
+def read_json_lines(path: Path) -> list[Any]:
     """Return the lines of a JSON file, or nothing if it does not exist."""
-    return [json.loads(line) for line in written.read_text().splitlines()] if written.exists() else []
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def note_left(folder: Path) -> None:
+def record_leftovers(folder: Path) -> None:
     """Wait until no process of an ended application is running. Record and kill the processes that remain."""
-    now = seen = time.monotonic()
+    now = last_seen = time.monotonic()
     deadline, remaining = now + LEFT_SECONDS, dict[int, str]()
-    while now < deadline and now - seen < QUIET_SECONDS:
+    while now < deadline and now - last_seen < QUIET_SECONDS:
         remaining, now = executors.marked(f"{MARK}={folder}"), time.monotonic()
-        seen = now if remaining else seen
+        last_seen = now if remaining else last_seen
         time.sleep(0.1)
-    with (folder / "left.jsonl").open("a") as noted:
-        noted.writelines(json.dumps(each) + "\n" for each in remaining.items())
+    with (folder / "left.jsonl").open("a") as leftovers_file:
+        leftovers_file.writelines(json.dumps(each) + "\n" for each in remaining.items())
     for pid in remaining:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -114,6 +114,6 @@ def note_left(folder: Path) -> None:
 def cluster() -> Iterator[str]:
     """Start a master and two workers with the environment that an application's tasks need, and yield the address."""
     java = {"JAVA_HOME": str(java_home()), "JAVA_TOOL_OPTIONS": SOON}
-    own = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-    with spark_cluster({**ENVIRONMENT, **java, **own}, cores=2) as master:
+    python = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    with spark_cluster({**ENVIRONMENT, **java, **python}, cores=2) as master:
         yield master

@@ -72,7 +72,7 @@ class Child:
         return False
 
     @property
-    def said(self) -> str:
+    def last_output(self) -> str:
         """The last lines of the process's standard error."""
         return tail(self._log)
 

@@ -301,7 +301,7 @@ class Stage:
         self._read_table_and_events()
         for worker, child in self._children.items():
             if not child.running:
-                raise StageError(f"{worker} ended by itself; its last words:\n{child.said}")
+                raise StageError(f"{worker} ended by itself; its last words:\n{child.last_output}")
         self.watched(self)
 
     def until(self, holds: Callable[[], bool], seconds: float) -> bool:

@@ -306,7 +306,7 @@ def finished_stays_finished(run: JudgedRun) -> Iterator[Breach]:
             or (answer.verb == "delete" and answer.process == OPERATOR)
             or (answer.verb == "create" and answer.outcome == "unknown")
         ]
-        end = min((t for t in ends if t > run.history.anew), default=math.inf)
+        end = min((t for t in ends if t > run.history.recreated_at), default=math.inf)
         tenures = run.tenures.get(shard, ())
         read_before = {
             (record.place, record.digest) for tenure in tenures for record in tenure.records if record.t <= end

@@ -149,7 +149,9 @@ class JudgedRun:
     def former(self) -> frozenset[RecordId]:
         """The records of former streams, which are not ordered relative to those of the current stream."""
         return frozenset(
-            (record.key, record.digest) for record in self.history.sent if (record.t or math.inf) < self.history.anew
+            (record.key, record.digest)
+            for record in self.history.sent
+            if (record.t or math.inf) < self.history.recreated_at
         )
 
     @cached_property

@@ -283,7 +283,7 @@ def _execute(hubs: dict[str, Hub], request: dict[str, Any]) -> dict[str, Any]:
         old_hub, hubs[name] = hubs.get(name), Hub.of(request["hub"], int(request["count"]), request.get("groups", ()))
         for partition in old_hub.partitions if old_hub else ():
             for reading in tuple(partition.readers):
-                reading.end("amqp:not-found", "the hub was deleted, and made anew under its name")
+                reading.end("amqp:not-found", "the hub was deleted, and recreated under its name")
         return {"partitions": len(hubs[name].partitions)}
     hub = hubs[name]
     match request["do"]:
