@@ -56,7 +56,7 @@ class Disk:
         """Begin a write transaction and keep it open."""
         self._lock = sqlite3.connect(self.file, isolation_level=None)
         self._lock.execute("PRAGMA busy_timeout = 2000")
-        with suppress(sqlite3.OperationalError):  # another wrote all that time, so the file isn't locked here
+        with suppress(sqlite3.OperationalError):  # a worker wrote all that time, so nothing is locked
             self._lock.execute("BEGIN IMMEDIATE")
 
     def let_go(self) -> None:

@@ -13,7 +13,7 @@ PUT_SECONDS = 0.25
 SLOW_SECONDS = 2.0
 """If a put takes longer than this, the stand-in is so slow that requests of workers may time out too."""
 END_SECONDS = 30.0
-"""How long the last put may take on a busy machine."""
+"""The time in seconds that the last put may take on a busy machine."""
 
 
 @define

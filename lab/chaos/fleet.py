@@ -68,7 +68,7 @@ OF_WORKERS = (
 )
 OF_HANDLERS = tuple(FaultKind(f"handler {order}") for order in ("raises", "slow", "hangs"))
 OF_CHILDREN = tuple(FaultKind(f"child {deed}") for deed in (*DEEDS, "fork", "slow", "forget"))
-"""Faults of children, in place of those of handlers."""
+"""Faults of child processes, which replace those of handlers in runs with `leasehold multilang`."""
 TIMEOUT_SECONDS = 4
 CHILD_SECONDS = TIMEOUT_SECONDS + 2 * EXIT_SECONDS
 """The time in seconds after the end of a child's fault until a misbehaving child has certainly been killed."""
@@ -116,11 +116,11 @@ class TableWithLines:
         return self.table.url.format(endpoint=self.endpoint(worker))
 
     def environment(self, worker: str) -> dict[str, str]:
-        """Return the secrets of this worker."""
+        """Return the environment variables with the secrets of this worker."""
         return self.table.environment(self.endpoint(worker))
 
     def endpoint(self, worker: str) -> str:
-        """Return where this worker finds the service."""
+        """Return the address at which this worker reaches the service."""
         return self.lines.url(worker) if self.lines else ""
 
 
@@ -155,7 +155,7 @@ class Fleet(Stage):
 
     @property
     def table(self) -> Table:
-        """The table of the leases at the beginning."""
+        """The lease table at the beginning of the run."""
         return self.places["store"].table
 
     # Workers
@@ -285,7 +285,7 @@ class Fleet(Stage):
 
     @property
     def faulty_requests(self) -> int:
-        """The number of requests that faulty lines have touched."""
+        """The number of requests that failed because of a faulty line."""
         return self.ground.faulty_requests + sum(place.lines.met for place in self.places.values() if place.lines)
 
     def tick(self) -> None:

@@ -34,7 +34,7 @@ KEYS = tuple(f"sensor-{number:02}" for number in range(32))
 WATCHER = "watcher"
 """The name of the driver's own lines, which never fail. The driver puts records and reads the table over them."""
 KEEP_SECONDS = 2.5
-"""The stand-in saves its streams every second."""
+"""Long enough for the stand-in to save its streams, which it does every second."""
 ANEW = FaultKind("anew", "stream", (0.0, 0.0), common=True)
 """The stream is deleted and recreated. Records that were put before need not arrive any more."""
 PAUSE = FaultKind("pause", "stream", (3.0, 8.0), common=True)
@@ -68,7 +68,7 @@ class Ground(Protocol):
 
     @property
     def stream(self) -> Stream:
-        """The stream as the stage needs it."""
+        """The stream, in the form that `Stage` needs."""
         ...
 
     def put(self) -> Iterator[Sent]:
@@ -76,7 +76,7 @@ class Ground(Protocol):
         ...
 
     def feed_leased_shards(self, shards: set[str]) -> None:
-        """Take note of the shards that have leases by now."""
+        """Put records into these shards, which have leases, from now on."""
         ...
 
     def source(self, worker: str) -> str:
@@ -99,7 +99,7 @@ class Ground(Protocol):
 
     @property
     def faulty_requests(self) -> int:
-        """The number of requests that faulty lines have touched."""
+        """The number of requests that failed because of a faulty line."""
         ...
 
     def with_judged_key(self, event: ReadingEvent) -> ReadingEvent:
@@ -150,7 +150,7 @@ class KinesisGround:
         return (sent for sent, _ in records)
 
     def feed_leased_shards(self, shards: set[str]) -> None:
-        """Do nothing: children get records as soon as they exist."""
+        """Do nothing, because new shards receive records as soon as they exist."""
 
     def source(self, worker: str) -> str:
         """Return the stream's URL over this worker's line."""
@@ -251,7 +251,7 @@ class HubGround:
 
     @property
     def stream(self) -> Stream:
-        """The hub as the stage needs it."""
+        """The hub, in the form that `Stage` needs."""
         return cast("Stream", self._hub)
 
     def put(self) -> Iterator[Sent]:
@@ -308,11 +308,11 @@ class HubGround:
             self.wire.let_through(worker)
 
     def drop(self, shards: Collection[str]) -> None:
-        """Do nothing: partitions are never closed."""
+        """Do nothing, because partitions are never closed."""
 
     @property
     def faulty_requests(self) -> int:
-        """0, because the wire carries bytes and knows no requests."""
+        """Always 0, because the proxy does not parse bytes into requests."""
         return 0
 
     def with_judged_key(self, event: ReadingEvent) -> ReadingEvent:

@@ -64,5 +64,5 @@ def _create_settings(path: Path) -> tuple[Path, mmap.mmap]:
 
 
 def has_compiler() -> bool:
-    """Return whether there is a compiler."""
+    """Return whether a C compiler is installed."""
     return shutil.which("cc") is not None

@@ -27,7 +27,7 @@ class MisbehavingLines(EventLines):
     orders = Path()
 
     def handle(self, delivery: Delivery) -> None:
-        """Hang until ordered otherwise, raise, wait, or write."""
+        """Follow the current order: hang, raise an exception, or write the lines, perhaps slowly."""
         order = self.orders.read_text()
         while order == "hangs":
             time.sleep(LOOK_SECONDS)
@@ -42,7 +42,7 @@ class MisbehavingLines(EventLines):
 if __name__ == "__main__":
     MisbehavingLines.orders, writes = (Path(sys.argv.pop(1)) for _ in range(2))
     RaisingLog(MisbehavingLines.orders).install()
-    # The command takes no handler along with --events.
+    # With --events the command accepts no handler, so replace the class that writes the lines.
     with (
         patch.object(consume, "EventLines", lambda me, out: MisbehavingLines(me, out, true_time)),
         record_writes(writes),

@@ -111,7 +111,7 @@ class Outcome:
         load: The machine's load average over the last five minutes of the run.
         limits: The limits with which the run was judged.
         faults: The number of faults of each kind.
-        touched: The number of requests that failed because of a faulty line.
+        faulty_requests: The number of requests that failed because of a faulty line.
         writes: The number of writes with each outcome.
         slow: How often the driver saw a service that was slow without a fault.
         longest: The record that waited longest, with the explanation.
@@ -306,7 +306,7 @@ def _label(kind: FaultKind) -> str:
 
 @define
 class Play:
-    """The run of a schedule."""
+    """Runs a schedule of faults against a fleet."""
 
     fleet: Fleet
     feed: Feed

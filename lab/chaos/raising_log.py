@@ -15,10 +15,10 @@ RAISED = (
 
 
 class RaisingLog(logging.Handler):
-    """A handler, and a filter, as a user's program might have.
+    """A log handler and filter such as a user's program might install.
 
     Attributes:
-        orders: The file that holds the present order.
+        orders: The file that contains the current order.
     """
 
     def __init__(self, orders: Path) -> None:
@@ -41,7 +41,7 @@ class RaisingLog(logging.Handler):
                 logger.removeFilter(self._filter)
 
     def handle(self, record: logging.LogRecord) -> bool:  # noqa: ARG002  as the base class has it
-        """Raise if the file orders it."""
+        """Raise an exception if the file orders it."""
         self._raise_if_ordered()
         return True
 

@@ -104,13 +104,13 @@ class Table:
     lasts: bool = True
 
     def environment(self, endpoint: str) -> dict[str, str]:
-        """Return the secrets for this way to the service."""
+        """Return the environment variables with the secrets, for this address of the service."""
         return {name: value.format(endpoint=endpoint) for name, value in self.secret.items()}
 
 
 @contextmanager
 def open_table(store: str, folder: Path, hub: str, layout: str = "") -> Iterator[Table]:
-    """Create a table in a service of its own. Raises NotHere if the service is not available.
+    """Create a table in a service of its own. Raises ServiceMissing if the service is not available.
 
     Args:
         store: One of `STORES`.

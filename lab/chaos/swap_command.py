@@ -12,7 +12,7 @@ from attrs import define, field
 from leasehold_lab.demo.child import Child
 
 COMMAND = "command"
-"""The command's name on the lines to the tables."""
+"""The name of the swap command's own lines to the tables."""
 RUN_SECONDS = 1.5, 8.0
 """The shortest and the longest time in seconds after which a command is killed.
 
@@ -42,7 +42,7 @@ class SwapOperator:
     kills: int = 0
     backs: int = 0
     last_output: str = ""
-    """The last output of a command that was refused, or failed."""
+    """The last output of a command that was rejected or that failed."""
     _draw: random.Random = field(init=False)
     _child: Child | None = None
     _back: bool = False
@@ -59,7 +59,7 @@ class SwapOperator:
 
     @property
     def group(self) -> int:
-        """The process group of the command, 0 while there is none."""
+        """The process group of the running command, or 0 if none is running."""
         return self._child.pid if self._child else 0
 
     @property

@@ -26,11 +26,11 @@ PAIRS = (
     ("azblob", "", "gcs", ""),
     ("s3", "sessions", "azblob", "sessions"),
 )
-"""FROM and TO, each with its layout."""
+"""The tables FROM and TO of a swap, each with its layout."""
 
 
 def request_of(seed: int, seconds: float) -> RunRequest:
-    """Return the run of this seed."""
+    """Return the run that belongs to this seed."""
     store, layout, to, to_layout = PAIRS[seed % len(PAIRS)]
     return RunRequest(seed, seconds, "kinesis", store, layout=layout, to=to, to_layout=to_layout)
 

@@ -87,14 +87,14 @@ class UnsteadyLine(Line):
 
 @frozen
 class Lines:
-    """A line of each worker to one service."""
+    """The lines of all workers to one service, one line for each worker."""
 
     _lines: Mapping[str, UnsteadyLine]
 
     @classmethod
     @contextmanager
     def laid(cls, to: str, workers: Sequence[str], seed: str, refused: tuple[Refused, ...]) -> Iterator[Self]:
-        """Set up the lines for the block."""
+        """Open the lines for the duration of the block."""
         with ExitStack() as stack:
             lines_by_worker = {worker: UnsteadyLine(to, seed=f"{seed} {worker}", refused=refused) for worker in workers}
             for each in lines_by_worker.values():
@@ -102,7 +102,7 @@ class Lines:
             yield cls(lines_by_worker)
 
     def url(self, worker: str) -> str:
-        """Return where this worker finds the service."""
+        """Return the address at which this worker reaches the service."""
         return self._lines[worker].url
 
     def redirect(self, url: str) -> None:
@@ -119,5 +119,5 @@ class Lines:
 
     @property
     def met(self) -> int:
-        """The number of requests that were touched."""
+        """The number of requests that had a fault."""
         return sum(each.met for each in self._lines.values())

@@ -18,7 +18,7 @@ LATE_SECONDS = 0.8
 
 @frozen
 class SharedWire:
-    """Offers the same as `Lines`, for bytes."""
+    """Has the same methods as `Lines`, for a service whose requests are not parsed."""
 
     wire: Wire
     met: int = 0
@@ -38,7 +38,7 @@ class SharedWire:
             wire.cut()
 
     def url(self, worker: str) -> str:  # noqa: ARG002  the wire tells workers apart by their connections
-        """Return where all workers find the service."""
+        """Return the address at which all workers reach the service."""
         return f"{HOST}:{self.wire.port}"
 
     def redirect(self, url: str) -> None:

@@ -40,7 +40,7 @@ class RecordingStore(PassingStore):
         self._file = os.open(to, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def write(self, write: Write) -> Outcome:
-        """Pass the write on; if it raises, the outcome is unknown."""
+        """Pass on the write, and record it. If an exception is raised, the outcome is unknown."""
         sent = self._clock()
         try:
             outcome = super().write(write)

@@ -30,7 +30,7 @@ from leasehold_lab.commands import simulate
 from leasehold_lab.judge.events import event_of
 
 NOW = 1.8e9
-SECRET = "hush0hush1"  # noqa: S105  nobody's
+SECRET = "hush0hush1"  # noqa: S105  not a real secret
 
 
 def _planned(body: bytes) -> None:

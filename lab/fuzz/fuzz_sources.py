@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient
 
 START = Position("1", 1)
-SECRET = "hush0hush1"  # noqa: S105  nobody's
+SECRET = "hush0hush1"  # noqa: S105  not a real secret
 
 
 def _sealed(body: Any) -> bytes:  # noqa: ANN401  bytes
@@ -65,11 +65,11 @@ def _change_row(data: bytes) -> None:
     try:
         row = json.loads(data)
         image = row["dynamodb"]
-        if (created := image.get("ApproximateCreationDateTime")) is not None:  # boto3 makes a time of it
+        if (created := image.get("ApproximateCreationDateTime")) is not None:  # boto3 parses it into a datetime
             image["ApproximateCreationDateTime"] = datetime.fromtimestamp(created % 10**10, UTC)
         record = record_of(row)
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as odd:
-        raise ValueError("no change") from odd  # a record that no poller hands on
+        raise ValueError("no change") from odd  # a record that no poller returns
     rows = table_changes.columns().rows(Lease("shard-0"), [record])
     assert rows.column("sequenceNumber").to_pylist() == [record.sequence_number]
 
@@ -123,7 +123,7 @@ def _answered(body: bytes, form: str) -> None:
 
 
 def _batch(batch: Batch) -> None:
-    """Take everything that a batch's readers use."""
+    """Use every attribute of a batch that readers use."""
     assert batch.count == 0 or batch.end is not None
     assert {type(record.sequence_number) for record in batch.records} <= {str}
     assert batch.wait_seconds >= 0
@@ -227,9 +227,9 @@ def _start(document: object) -> None:
     try:
         position = Position(sequence, sub, token)
     except ValueError:
-        return  # rows say so themselves
+        return  # the row contains the reason
     Poller(cast("Any", None), "orders", "shardId-0", position, None)._starting_position()
-    if position.sequence not in {"LATEST", "SHARD_END"}:  # pinned, or read no more
+    if position.sequence not in {"LATEST", "SHARD_END"}:  # otherwise the start is fixed, or nothing is read
         event_position(position)
 
 

@@ -100,7 +100,7 @@ def obeys(target: FuzzTarget, value: Any) -> bool:  # noqa: ANN401  of any kind
         if not _documented(refusal, target.refuses):
             raise
         message = str(refusal)
-        message.encode()  # fit for any screen and file
+        message.encode()  # a message must be encodable
         assert message.startswith(tuple(target.says.split("|"))), f"it names no field: {message[:200]!r}"
         return False
     return True

@@ -5,7 +5,7 @@ if it is installed, values are drawn from bytes that atheris mutates to reach mo
 runs in a process of its own.
 """
 
-# ruff: noqa: T201  a script says what it found
+# ruff: noqa: T201  a script prints its findings
 
 import argparse
 import importlib
@@ -29,7 +29,7 @@ from fuzzing import FuzzTarget, TooSlow, obeys
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-ROUND = 200  # examples between two looks at the clock
+ROUND = 200  # examples per check of the clock
 
 
 class Trial:
@@ -63,7 +63,7 @@ class Trial:
         """Call `rounds`, and print and return whether the law was kept. Add a value that broke it to the corpus."""
         try:
             rounds()
-        except (Exception, TooSlow):  # noqa: BLE001  whatever it is, it is told, and the others go on
+        except (Exception, TooSlow):  # noqa: BLE001  report any exception, and continue with the others
             print(f"{self.target.name}: BROKEN after {self.count} values, by {str(self.last_values)[:500]}")
             traceback.print_exc(limit=-4)
             if self.last_values:
@@ -120,7 +120,7 @@ def targets(engine: str) -> tuple[FuzzTarget, ...]:
         module = importlib.import_module("fuzz_targets")
     else:
         instrumented = importlib.import_module("atheris").instrument_imports(include=["leasehold"])
-        with redirect_stderr(io.StringIO()), instrumented:  # it names each module
+        with redirect_stderr(io.StringIO()), instrumented:  # it prints the name of each module
             module = importlib.import_module("fuzz_targets")
     all_targets: tuple[FuzzTarget, ...] = module.TARGETS
     return all_targets
@@ -145,7 +145,7 @@ def _main() -> int:
     if options.engine == "atheris" and importlib.util.find_spec("atheris") is None:
         print("atheris is not installed here: hypothesis goes on alone")
         options.engine = "hypothesis"
-    logging.disable()  # what readers say of each answer that they cannot read
+    logging.disable()  # readers log every response that they cannot parse
     all_targets = targets(options.engine)
     chosen = [target for target in all_targets if target.name in options.targets or not options.targets]
     engine = fuzz if options.engine == "hypothesis" else _fuzz_in_child

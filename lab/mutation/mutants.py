@@ -12,7 +12,7 @@ exits with 1 if fewer than 95 % of a module's mutants are killed, or if equivale
 survives.
 """
 
-# ruff: noqa: T201  a script says what it found
+# ruff: noqa: T201  a script prints its findings
 
 import argparse
 import json
@@ -109,7 +109,7 @@ class Excuse:
     why: str
 
     def fits(self, mutant: Mutant) -> bool:
-        """Return whether this mutant is the one that is meant."""
+        """Return whether this entry is about the mutant."""
         return (mutant.function, mutant.was, mutant.now) == (self.function, self.was.strip(), self.now.strip())
 
 
@@ -141,12 +141,12 @@ class Tally:
 
     @property
     def good(self) -> bool:
-        """Whether enough are killed, and each excuse is still needed."""
+        """Whether enough mutants are killed, and each excuse is still needed."""
         return self.share >= GOAL and not self.idle
 
     @property
     def row(self) -> str:
-        """Its line of the table."""
+        """The module's row of the table."""
         part = f" ({len(self.parts)} of 10)" if self.parts else ""
         last_columns = f"{self.excused} | {len(self.survivors)} | {self.share:.1%}"
         return f"| `{self.module}` | {self.planted}{part} | {self.killed} | {self.late} | {last_columns} |"
@@ -250,7 +250,7 @@ def _tally(folder: Path, group: Group, module: str, results: Mapping[str, str]) 
     unnoticed = _mutants_of(folder, module, [name for name, result in module_results.items() if result in ALIVE])
     module_excuses = excuses(module)
     survivors = tuple(mutant for mutant in unnoticed if not any(each.fits(mutant) for each in module_excuses))
-    # A part need not contain an excused mutant.
+    # If only a part of the mutants is planted, it may lack the excused ones.
     unneeded_excuses = (
         () if group.parts else tuple(each for each in module_excuses if not any(map(each.fits, unnoticed)))
     )

@@ -14,7 +14,7 @@ for each room (a part of the code):
     untested   used instead of `tests`: the reason why no test can detect the change
 """
 
-# ruff: noqa: T201  a script says what it found
+# ruff: noqa: T201  a script prints its findings
 
 import argparse
 import os
@@ -53,7 +53,7 @@ class Reason:
         return f"{self.file}: {self.why}"
 
     def faults(self) -> Iterator[str]:
-        """Yield what is wrong with the entry itself."""
+        """Yield the mistakes in the entry itself."""
         path = ROOT / self.file
         if not path.exists():
             yield f"{self}: the file is gone"

@@ -13,7 +13,7 @@ function, or, for faults that no test noticed, in the tests. Faults that cannot 
 unseen.toml with the reason, and do not count.
 """
 
-# ruff: noqa: T201  a script says what it found
+# ruff: noqa: T201  a script prints its findings
 
 import argparse
 import ast
@@ -66,7 +66,12 @@ RESETS = frozenset({"clear", "discard", "remove", "pop", "popleft", "cancel", "s
 ARGUMENTS = (
     *("-x", "-q", "--noconftest", "-p", "no:leasehold", "--hypothesis-profile", "faults", "-p", "no:cacheprovider"),
     *("-p", "no:unraisableexception", "-p", "no:threadexception", "-o", "pythonpath=tests", "-o", "addopts="),
-    *("-o", f"timeout={TEST_SECONDS}", "-W", "ignore::pytest.PytestAssertRewriteWarning"),  # all is imported by then
+    *(
+        "-o",
+        f"timeout={TEST_SECONDS}",
+        "-W",
+        "ignore::pytest.PytestAssertRewriteWarning",
+    ),  # everything is imported before that
 )
 FAST, SLOW = "not (more or services or spark or slow)", "not (more or services or spark)"
 THOROUGH = "slow:"
@@ -198,7 +203,7 @@ def _is_reset(statement: ast.stmt) -> bool:
 
 def _drop(source: str, kind: str, first: ast.stmt, last: ast.stmt) -> Fault:
     lines = source.splitlines(keepends=True)
-    if first is last and not hasattr(first, "body"):  # variables in a closure stay
+    if first is last and not hasattr(first, "body"):  # its names remain, so variables of closures exist
         lines[first.lineno - 1] = f"{' ' * first.col_offset}if 0: {lines[first.lineno - 1].lstrip()}"
     else:
         lines[first.lineno - 1 : last.end_lineno] = [f"{' ' * first.col_offset}pass\n"]
@@ -221,7 +226,7 @@ class RunLines:
         self.seconds[report.nodeid] += report.duration
 
     def trace(self, frame: FrameType, _event: str, _argument: object, /) -> Any:  # noqa: ANN401  as typeshed has it
-        """Record a line; frames of other modules are not traced."""
+        """Record a line. Frames of other modules are not traced."""
         if frame.f_code.co_filename != self._module:
             return None
         self.tests[frame.f_lineno].add(self._test)
@@ -244,7 +249,7 @@ class RunLines:
 def lines_of(module: str, tests: list[str]) -> tuple[dict[int, list[str]], float]:
     """Return the fast tests that run each line of this module, the quickest first, and the time that all of them take.
 
-    Ends the run if one fails.
+    Exits if one of the tests fails.
     """
     digest = sha256("\n".join([(ROOT / module).read_text(encoding="utf-8"), *map(_text, tests)]).encode()).hexdigest()
     cache_file, plugin = BUILD / f"{digest}.json", RunLines(ROOT / module)
@@ -285,9 +290,9 @@ class ForkedRun:
                 os._exit(pytest.ExitCode.INTERNAL_ERROR)
 
     def result(self) -> bool | None:
-        """Return whether a test failed, or None while they run.
+        """Return whether a test failed, or None while the tests are running.
 
-        Tests that had to be stopped count as having noticed nothing.
+        Tests that had to be stopped count as not having noticed the fault.
         """
         ended_pid, status = os.waitpid(self._child, os.WNOHANG)
         if ended_pid:
@@ -416,7 +421,7 @@ def _test_faults(
     """Plant these faults until the time is over, and yield each fault with whether a test noticed it."""
     if not untested_faults:
         return
-    with redirect_stdout(StringIO()):  # it imports them
+    with redirect_stdout(StringIO()):  # this imports the tests
         pytest.main([*ARGUMENTS, "--collect-only", *{each.removeprefix(THOROUGH) for each in tests}])
     lines, total_seconds = lines_of(module, tests)
     waiting, running, until = (

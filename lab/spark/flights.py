@@ -48,7 +48,7 @@ ARRIVE_SECONDS = 240.0
 
 @frozen
 class Row:
-    """One flight, to be sent."""
+    """A flight to send."""
 
     sent: Sent
     data: bytes
@@ -103,7 +103,7 @@ class Feed:
                 writing.result(ARRIVE_SECONDS)
 
     def has_sent(self, count: int) -> bool:
-        """Return whether this many rows are on their way."""
+        """Return whether this many rows have been sent."""
         return self.sent >= count
 
     def end(self) -> None:
@@ -121,7 +121,7 @@ def run(
         ThreadPoolExecutor(1) as pool,
         staged(kinesis, dynamodb, shards=SHARDS, settings=SETTINGS) as stage,
     ):
-        stage.stream.url += "&misplaced=drop"  # our producer sends a misplaced aggregate again whole
+        stage.stream.url += "&misplaced=drop"  # our producer sends the whole aggregate again
         feed = Feed(kinesis, stage.stream.name, rows, rate, plain)
         stage.watched = Progress(feed, report)
         try:
@@ -145,7 +145,7 @@ def _cause_faults(stage: Stage, feed: Feed, feeding: Future[None], count: int) -
     )
     for (share, action), (following, _) in pairwise(actions):
         feed.limit = int(following * count)
-        # A little more than the share, so that rows are on their way when the fault happens.
+        # Wait for a little more than the share, so that rows are being sent when the fault happens.
         assert stage.until(partial(feed.has_sent, int((share + 0.04) * count)), ARRIVE_SECONDS), "rows are not taken"
         action()
         assert stage.until(stage.balanced, SETTLE_SECONDS), f"no balance within {SETTLE_SECONDS:g} s"

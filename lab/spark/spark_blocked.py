@@ -82,7 +82,7 @@ class TakeCountingStore:
 
 @define
 class Observer:
-    """Reads the table again and again."""
+    """Records when the versions of leases change, by reading the table repeatedly."""
 
     seen: dict[str, list[tuple[float, str]]] = field(factory=dict)
 
@@ -99,7 +99,7 @@ class Observer:
 
 
 def block_sink(ground: Ground, folder: Path, seconds: float) -> BlockedResult:
-    """Block a sink for this long."""
+    """Block the sink of a query for this many seconds, and return what happened to its leases."""
     blocking, unblocking = Event(), Event()
 
     def sink(frame: DataFrame, _number: int) -> None:

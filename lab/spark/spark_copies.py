@@ -56,7 +56,7 @@ def query(case: str, stream: str, endpoint: str, folder: str, *how: str) -> None
 
 
 def wait(*queries: Child) -> None:
-    """Wait until these queries have ended well."""
+    """Wait until these queries have ended without an error."""
     deadline = time.monotonic() + WAIT_SECONDS
     for child in queries:
         while child.running:
@@ -80,7 +80,7 @@ def count_deliveries(url: str) -> tuple[Counter[str], int]:
 
 
 def run_case(case: str, kinesis: str) -> dict[str, int | str]:
-    """Run one case, and return what a reader gets."""
+    """Run one case, and return the counts of rows that a reader receives."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"leasehold-{case}-")))
         stream = stack.enter_context(closing(Stream(kinesis, f"copies-{case}", SHARDS)))
@@ -121,7 +121,7 @@ def run_case(case: str, kinesis: str) -> dict[str, int | str]:
 
 
 def main() -> int:
-    """Print what came of each case."""
+    """Run the cases, print their results, and return 1 if one of them failed."""
     isolate()
     failed = False
     with ExitStack() as stack:

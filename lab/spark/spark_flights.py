@@ -76,7 +76,7 @@ class FlightsResult:
 
 @define
 class Run:
-    """One run of the story."""
+    """The members and the state of one run."""
 
     ground: Ground
     folder: Path
@@ -132,7 +132,7 @@ class Run:
         """
         self.held |= {lease.shard for lease in self.leases() if _group(lease.owner) == name}
 
-    # What is seen
+    # Observations
 
     def leases(self) -> list[Any]:
         return [lease for lease in self.ground.table.list().leases if not lease.ended]
@@ -158,7 +158,7 @@ class Run:
         return complete and max(loads.values()) - min(loads.values()) <= max(known_weights, default=1.0)
 
     def settle(self, after: str) -> None:
-        """Wait for balance, and record it."""
+        """Wait until the members are balanced, and record their lease counts."""
         self.until(self.balanced, f"balance after {after}", SETTLE_SECONDS)
         self.shares[after] = dict(self.counts())
 
@@ -201,7 +201,7 @@ def play(run: Run, count: int, feeding: Future[None]) -> tuple[int, int]:
     for index, (share, what, action) in enumerate(actions):
         following = actions[index + 1][0] if index + 1 < len(actions) else 1.0
         run.feed.limit = int(following * count)
-        # A little more than the share, so that rows are on their way when the fault happens.
+        # Wait for a little more than the share, so that rows are being sent when the fault happens.
         run.until(lambda: run.feed.sent >= int((share + 0.02) * count), "rows to be sent", ARRIVE_SECONDS)  # noqa: B023
         run.report(what)
         action()
@@ -257,7 +257,7 @@ def _read_landed(folder: Path, member: str) -> pd.DataFrame:
     """Return the rows of this member, with the columns of Kinesis."""
     landed_rows = pd.concat([pq.ParquetFile(path).read().to_pandas() for path in _files(folder)])
     landed_rows = landed_rows.rename(columns={"partition": "shardId", "body": "data"})
-    if "subSequenceNumber" not in landed_rows:  # events of a hub have no parts
+    if "subSequenceNumber" not in landed_rows:  # events of a hub have no sub-sequence numbers
         landed_rows["subSequenceNumber"] = 0
     landed_rows["sequenceNumber"] = landed_rows["sequenceNumber"].astype(str)
     return landed_rows[[*IDENTITY, "data"]].assign(member=member)

@@ -48,7 +48,7 @@ class Kinesis:
 
     @property
     def url(self) -> str:
-        return f"{self.stream.url}&misplaced=drop"  # our producer sends a misplaced aggregate again whole
+        return f"{self.stream.url}&misplaced=drop"  # our producer sends the whole aggregate again
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -88,7 +88,7 @@ class Kinesis:
 
 @contextmanager
 def kinesis_ground(kinesis: str, dynamodb: str) -> Iterator[Kinesis]:
-    """Make a stream and a table at two running services."""
+    """Create a stream and a lease table in two running services."""
     name = f"flights-{uuid4().hex[:8]}"
     store = f"dynamodb://{name}?region={ENVIRONMENT['AWS_DEFAULT_REGION']}&endpoint={dynamodb}"
     with closing(Stream(kinesis, name, SHARDS)) as stream, closing(open_store(store)) as table:
@@ -144,7 +144,7 @@ class Hub:
                 self.hubs.put(self.hub, str(partition), bodies)
 
     def split(self) -> bool:
-        """Do nothing: partitions cannot be split."""
+        """Do nothing, because partitions cannot be split."""
         return False
 
     def put(self, data: bytes) -> Mapping[str, int]:
@@ -161,7 +161,8 @@ class Hub:
 def hub_ground(blobs: str) -> Iterator[Hub]:
     """Create a hub and a blob container. Their connection strings are put into the environment, for child processes.
 
-    blobs  the connection string of the running blob service
+    Args:
+        blobs: The connection string of the running blob service.
     """
     name = f"flights-{uuid4().hex[:8]}"
     with event_hubs({name: SHARDS}) as hubs, patch.dict(os.environ, {BLOB_CONNECTION: blobs}):

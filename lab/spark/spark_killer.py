@@ -68,7 +68,7 @@ class Killer:
             os.kill(pid, signal.SIGKILL)
 
     def _choose(self) -> tuple[str, str]:
-        random = Random(f"{self.drawn} {len(killed(self.folder))}")  # noqa: S311  it is to be drawn again
+        random = Random(f"{self.drawn} {len(killed(self.folder))}")  # noqa: S311  a seed is the point
         target = random.choice(self.among)
         return target if self.lifetime < LIFETIME else "application", random.choice(("before", "behind"))
 
@@ -81,12 +81,12 @@ class Killer:
 
 
 def killed(folder: Path) -> list[list[Any]]:
-    """Return what was killed, when, and in which batch."""
+    """Return each kill with the kind of process, the moment and the batch."""
     return read_json_lines(folder / "kills.jsonl")
 
 
 def left(folder: Path) -> list[str]:
-    """Return the command lines of what `record_leftovers` found."""
+    """Return the command lines of the processes that `record_leftovers` found."""
     return [words for _, words in read_json_lines(folder / "left.jsonl")]
 
 

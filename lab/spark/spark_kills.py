@@ -43,7 +43,7 @@ from leasehold_lab.demo.child import Child
 
 LEASE_SECONDS = 6.0
 DRAWN_ROWS = 60
-"""The most rows in a batch whose kill is drawn."""
+"""The maximum number of rows per batch in a run with random kills."""
 ROUND_SECONDS, LEAVE_SECONDS = 600.0, 20.0
 KILLED, PLANNERLESS = 256 - signal.SIGKILL, 3
 COLUMNS = {
@@ -137,7 +137,7 @@ class KillsResult:
 
 
 class Victim(Child):
-    """One application, whose reader process outlives it for a moment."""
+    """An application whose reader process outlives it for a moment."""
 
     def leave(self) -> None:
         """Wait for the remaining processes to end by themselves, because an interrupted request crashes dynalite."""
@@ -229,7 +229,7 @@ def _result(ground: Ground, folder: Path, sent: Sequence[Row]) -> KillsResult:
 
 
 def main() -> int:
-    """Run it by hand, or be one of the killed."""
+    """Run the program by hand, or as one of the killed applications."""
     if sys.argv[1:2] == ["--victim"]:
         how, place, source, master, *words = sys.argv[2:]
         return victim(Path(place), source, words, how, master)
@@ -253,7 +253,7 @@ def main() -> int:
             master=master,
         )
     sys.stdout.write(json.dumps(asdict(result), indent=2) + "\n")
-    unexpected_repeats = result.doubled if drawn else 0  # of Event Hubs the last batch may come once more
+    unexpected_repeats = result.doubled if drawn else 0  # otherwise, the last batch from Event Hubs may be repeated
     faults = (result.lost, result.repeated - result.same, result.owned, result.left, unexpected_repeats)
     return 0 if not any(faults) else 1
 

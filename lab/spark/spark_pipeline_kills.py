@@ -58,7 +58,7 @@ from leasehold_lab.demo.child import Child, isolate
 from leasehold_lab.demo.stage import Stream, client, put, services
 
 ROUND = 150
-"""Rows that are sent between two kills."""
+"""The number of rows that are sent between two kills."""
 KEYS = 16
 """The number of keys. It is so small that each key has rows in every batch, so their order can be judged."""
 TRIGGER_ROWS = 50
@@ -68,13 +68,13 @@ THROTTLED = Refused("ProvisionedThroughputExceededException")
 FAULTS = (THROTTLED, THROTTLED, Reset(late=True), Reset(), Refused("InternalFailure", 500))
 AMONG = ("task", "task", "task", "committer", "source", "application")
 ON_EXECUTORS = (*AMONG, "executor", "executor")
-"""Among whom is drawn."""
+"""The kinds of processes to choose from, if the application has executors."""
 PROCESSES = {
     "committer": "pyspark.sql.worker.python_streaming_sink_runner",
     "source": "pyspark.sql.streaming.python_streaming_source_runner",
     "executor": "CoarseGrainedExecutorBackend",
 }
-"""Words of their command lines."""
+"""Words in the command lines of these kinds of processes."""
 AGAIN = re.compile(r"starting it again in .*?: (.*)")
 EXECUTORS = "local-cluster[1,2,600]"
 """The Spark master of an application that starts one executor, with two cores, by itself."""
@@ -88,7 +88,9 @@ def application(folder: Path, source: dict[str, str], sink: dict[str, str], mast
 
     Print a line when a query starts, and when a batch has ended.
     """
-    full_traces = {"spark.sql.pyspark.jvmStacktrace.enabled": "true"}  # a fault that ends it is to be understood
+    full_traces = {
+        "spark.sql.pyspark.jvmStacktrace.enabled": "true"
+    }  # so that the log explains a fault that ends the query
     on_cluster = ON_CLUSTER | {f"spark.executorEnv.{MARK}": str(folder), "spark.executor.extraJavaOptions": SOON}
     if master == EXECUTORS:
         on_cluster |= {"spark.cores.max": "2"}
@@ -180,12 +182,12 @@ class Pipeline:
 
     @property
     def wait_seconds(self) -> float:
-        """How long anything may take."""
+        """The time limit of every wait."""
         return self.patience * WAIT_SECONDS
 
     def run(self, count: int, report: Callable[[str], None]) -> tuple[list[Row], Stream]:
         """Kill processes this often, let the last application end by itself, and return its input and output."""
-        random, sent = Random(self.seed), list[Row]()  # noqa: S311  it is to be drawn again
+        random, sent = Random(self.seed), list[Row]()  # noqa: S311  a seed is the point
         input_stream, output_stream = (
             Stream(self.kinesis, f"{self.name}-in", 3),
             Stream(self.kinesis, f"{self.name}-out", 2),
@@ -238,7 +240,7 @@ class Pipeline:
             return Victim(f"life-{self.lives}", arguments, self.folder)
 
     def end(self, app: Victim) -> None:
-        """End the application, and all that it started."""
+        """Kill the application and all processes that it started."""
         app.kill()
         if self.master:
             record_leftovers(self.folder)
@@ -274,7 +276,7 @@ class Pipeline:
         _until(lambda: not app.running or has_come(), app, self.wait_seconds)
         time.sleep(random.random() * {"task": 0.3, "committer": 0.0}.get(target, 1.0))
         pids = self._processes_of(app, target, port)
-        if not pids:  # nothing of this kind has begun yet
+        if not pids:  # no such process has started yet
             return
         self.kills += [target] * bool(_kill_all(pids if target == "application" else [random.choice(pids)]))
         if target == "application":
@@ -290,7 +292,7 @@ class Pipeline:
 
 
 def _kill_all(pids: Sequence[int]) -> int:
-    """Kill these processes, and return how many were still there."""
+    """Kill these processes, and return how many of them were still running."""
     killed = 0
     for pid in pids:
         with suppress(ProcessLookupError):
@@ -300,7 +302,7 @@ def _kill_all(pids: Sequence[int]) -> int:
 
 
 def _batches(app: Child) -> int:
-    """Return how many batches the application has said to be done."""
+    """Return the number of batches that the application has reported as finished."""
     return sum(b"null" not in line for line in app.out.read_bytes().splitlines())
 
 
@@ -316,7 +318,7 @@ def _until(seen: Callable[[], object], app: Victim, seconds: float) -> None:
 
 
 def read_with_worker(folder: Path, stream: Stream, count: int, seconds: float) -> list[Row]:
-    """Return what a plain worker gets, until nothing more comes."""
+    """Return the rows that a plain worker receives, until no more arrive."""
     handler = folder / "given.py"
     handler.write_text(
         "import json, sys\n"
