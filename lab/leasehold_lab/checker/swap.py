@@ -79,8 +79,8 @@ class SwappingWorker(CheckedWorker):
         if self.moves > 0:
             yield "send", "to"
             yield "send", "from"
-            for key, (lease, _) in self.seen.items():
-                if lease.owner is None and key not in self.held:
+            for key, (lease, _) in self.listed_leases.items():
+                if lease.owner is None and key not in self.holdings:
                     yield "carry", key
 
     def act(self, verb: str, key: str, tick: int, now: int) -> list[SessionEvent]:
@@ -97,7 +97,7 @@ class SwappingWorker(CheckedWorker):
                 (control,) = table.get([CONTROL])
                 table.write(AnnotateLease(control, DIRECTION, key))
             else:
-                lease = self.seen.pop(key)[0]
+                lease = self.listed_leases.pop(key)[0]
                 store.move_unowned(lease, 1 - split_version(lease)[0])
         except OutcomeUnknown:
             pass
@@ -107,7 +107,9 @@ class SwappingWorker(CheckedWorker):
         """Return a string of everything that the worker's next actions depend on."""
         store: Any = self.store
         memory = (store._goal, store._closed)  # noqa: SLF001  the state of the code under test
-        return repr((self.name, self.moves, self.held, self.seen, self.given, self.lost, memory))
+        return repr(
+            (self.name, self.moves, self.holdings, self.listed_leases, self.given_leases, self.lost_holdings, memory)
+        )
 
 
 @define

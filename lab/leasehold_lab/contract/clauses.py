@@ -169,9 +169,9 @@ class Ownership:
     def test_release_may_set_a_new_owner(self, store: Store) -> None:
         """A release may set a new owner, because some workers do not take leases by themselves (M14)."""
         initial = owned(store)
-        handed = done(store.write(ReleaseLease(initial, "ann", "java")))
-        assert facts(handed) == facts(evolve(initial, owner="java", yields=False))
-        assert lost(store.write(ReleaseLease(initial, "ann", "java"))) == handed
+        released = done(store.write(ReleaseLease(initial, "ann", "java")))
+        assert facts(released) == facts(evolve(initial, owner="java", yields=False))
+        assert lost(store.write(ReleaseLease(initial, "ann", "java"))) == released
 
     def test_release_of_another_owners_lease_requires_current_version(self, store: Store) -> None:
         """Releasing another worker's lease requires the current version, so a renewal in between prevents it."""
@@ -613,10 +613,10 @@ class Races:
 
     def test_listings_meanwhile_take_nothing_from_an_owner(self, store: Store) -> None:
         """Concurrent listings never make an owner's write fail or disappear."""
-        over = Event()
+        finished = Event()
 
         def lists() -> None:
-            while not over.is_set():
+            while not finished.is_set():
                 store.list()
 
         rows = [unowned(store, f"shard-{number}") for number in range(ROUNDS)]
@@ -628,7 +628,7 @@ class Races:
                     rows = [done(store.write(CheckpointLease(row, Position(str(number))))) for row in rows]
                     rows = [done(store.write(ReleaseLease(row, "ann"))) for row in rows]
             finally:
-                over.set()
+                finished.set()
         listing.result()
         remaining = store.get([row.key for row in rows])
         # Some stores return the age of each row.

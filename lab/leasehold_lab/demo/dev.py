@@ -93,9 +93,9 @@ class DevServices:
 
     def first(self, name: str) -> "DevServices":
         """Return a copy with this stream first and with its URLs in the environment."""
-        chosen = self.streams[name]
-        urls = {"SOURCE": chosen.pasted, "STORE": chosen.pasted_table}
-        return evolve(self, streams={name: chosen, **self.streams}, environment={**self.environment, **urls})
+        first_stream = self.streams[name]
+        urls = {"SOURCE": first_stream.pasted, "STORE": first_stream.pasted_table}
+        return evolve(self, streams={name: first_stream, **self.streams}, environment={**self.environment, **urls})
 
     def beside(self, other: "DevServices") -> "DevServices":
         """Return the services, streams and environment variables of both."""
@@ -137,7 +137,7 @@ def put_samples(name: str, rate: int, put: Callable[[KeyedRows], object]) -> Ite
         yield
         return
     ending = threading.Event()
-    producing = spawn(
+    producer_thread = spawn(
         f"sample-{name}",
         lambda: put_rows(rate, put, ending),
         lambda fault: log.error("stream %s: sample data stopped: %s", name, said(fault)),
@@ -146,7 +146,7 @@ def put_samples(name: str, rate: int, put: Callable[[KeyedRows], object]) -> Ite
         yield
     finally:
         ending.set()
-        producing.join()
+        producer_thread.join()
 
 
 def put_rows(rate: int, put: Callable[[KeyedRows], object], ending: threading.Event) -> None:

@@ -289,9 +289,9 @@ def verdict_on(history: RunHistory, limits: Limits = UNLIMITED) -> RunVerdict:
             highest[record.shard] = max(highest[record.shard], record.token)
     return RunVerdict(
         produced=len(history.sent),
-        delivered=len(history.sent) - len(run.lost),
-        lost=len(run.lost),
-        strangers=len(run.strangers),
+        delivered=len(history.sent) - len(run.undispatched_records),
+        lost=len(run.undispatched_records),
+        strangers=len(run.unsent_records),
         duplicates=len(run.records) - len({(event.shard, event.place, event.digest) for event in run.records}),
         fenced=fenced,
         shards=len(run.tenures),

@@ -94,11 +94,13 @@ def one_holder_at_a_time(run: JudgedRun) -> Iterator[Breach]:
                 why = f"{write.process} claimed {write.key}, which {previous.process} held {reason}"
                 yield Breach("two holders", write.t, why)
         if before.owner != after.owner and after.epoch != before.epoch + 1:
-            change = f"its counter went from {before.epoch} to {after.epoch}, not by one"
-            yield Breach("counter", write.t, f"{write.key} passed to {after.owner} and {change}")
+            counter_change = f"its counter went from {before.epoch} to {after.epoch}, not by one"
+            yield Breach("counter", write.t, f"{write.key} passed to {after.owner} and {counter_change}")
         if after.checkpoint.order < before.checkpoint.order:
-            back = f"{before.checkpoint.sequence} became {after.checkpoint.sequence}"
-            yield Breach("checkpoint went back", write.t, f"of {write.key}: {back}, written by {write.process}")
+            checkpoint_change = f"{before.checkpoint.sequence} became {after.checkpoint.sequence}"
+            yield Breach(
+                "checkpoint went back", write.t, f"of {write.key}: {checkpoint_change}, written by {write.process}"
+            )
         if write.verb not in VERSIONLESS:
             last_writes[write.key] = write
 
@@ -121,7 +123,7 @@ def nothing_unfinished_is_checkpointed(run: JudgedRun) -> Iterator[Breach]:
     for write in run.history.writes:
         # If no worker remembers a deleted row, a worker may create it again at LATEST. No handler finishes the records
         # that are skipped in this way.
-        remembered = write.after is not None and write.after.shard not in run.forgotten
+        remembered = write.after is not None and write.after.shard not in run.forgotten_shards
         if remembered and write.done and write.before and write.after and write.verb != "delete":
             shard, order = write.after.shard, write.after.checkpoint.order
             passed_count = bisect_right(places[shard], order)
@@ -155,12 +157,12 @@ def only_holders_dispatch(run: JudgedRun) -> Iterator[Breach]:
             write = next(writes, None)
         expiry = expiry_times.get((process, shard), 0.0)
         # A paused process cannot notice that it has lost the lease. After the pause, it needs a moment to notice.
-        asleep = any(
+        was_paused = any(
             sleeper == process and begin <= t and end > t - limits.notice_seconds for sleeper, begin, end in run.naps
         )
-        if owners.get(shard) != worker_of(process) and t > expiry + limits.notice_seconds and not asleep:
-            holding = f"held until {expiry:.3f}" if expiry else "never held"
-            why = f"{process} handed over {next(records).place[0]} of {shard}, which it {holding}"
+        if owners.get(shard) != worker_of(process) and t > expiry + limits.notice_seconds and not was_paused:
+            holding_period = f"held until {expiry:.3f}" if expiry else "never held"
+            why = f"{process} handed over {next(records).place[0]} of {shard}, which it {holding_period}"
             yield Breach("handed over unheld", t, f"{why}; its owner is {owners.get(shard)}")
 
 
@@ -294,7 +296,7 @@ def finished_stays_finished(run: JudgedRun) -> Iterator[Breach]:
     for answer in run.history.answers:
         answers_by_shard[answer.shard].append(answer)
     for shard, answers in answers_by_shard.items():
-        ends = [
+        end_times = [
             write.t
             for write in answers
             if write.done and write.verb == "checkpoint" and write.checkpoint == SHARD_END_ORDER
@@ -306,12 +308,12 @@ def finished_stays_finished(run: JudgedRun) -> Iterator[Breach]:
             or (answer.verb == "delete" and answer.process == OPERATOR)
             or (answer.verb == "create" and answer.outcome == "unknown")
         ]
-        end = min((t for t in ends if t > run.history.recreated_at), default=math.inf)
+        end_time = min((t for t in end_times if t > run.history.recreated_at), default=math.inf)
         tenures = run.tenures.get(shard, ())
         read_before = {
-            (record.place, record.digest) for tenure in tenures for record in tenure.records if record.t <= end
+            (record.place, record.digest) for tenure in tenures for record in tenure.records if record.t <= end_time
         }
-        for later in (tenure for tenure in tenures if end < tenure.begin < min(exempt_times, default=math.inf)):
+        for later in (tenure for tenure in tenures if end_time < tenure.begin < min(exempt_times, default=math.inf)):
             repeated = [record for record in later.records if (record.place, record.digest) in read_before]
             if repeated:
                 why = f"{later.process} handed over {len(repeated)} records of {shard} after its end was checkpointed"
@@ -398,16 +400,16 @@ def only_writers_dispatch(run: JudgedRun) -> Iterator[Breach]:
             write_times[answer.process, answer.shard].append(answer.sent)
     reported: set[tuple[str, str]] = set()
     for record in run.records:
-        holding = record.process, record.shard
-        own_times = write_times[holding]
+        process_and_shard = record.process, record.shard
+        own_times = write_times[process_and_shard]
         last_time = own_times[count - 1] if (count := bisect_right(own_times, record.t)) else -math.inf
         expiry = last_time + limits.lease_seconds.get(record.worker, math.inf)
-        asleep = any(
+        was_paused = any(
             sleeper in {record.process, record.worker} and begin <= record.t and end > expiry
             for sleeper, begin, end in run.naps
         )
-        if record.t > expiry + limits.notice_seconds and not asleep and holding not in reported:
-            reported.add(holding)
+        if record.t > expiry + limits.notice_seconds and not was_paused and process_and_shard not in reported:
+            reported.add(process_and_shard)
             last_write = f"wrote {record.t - last_time:.3f} s before for the last time" if own_times else "never wrote"
             why = f"{record.process} handed over {record.place[0]} of {record.shard}, and {last_write} of the lease"
             yield Breach("handed over unheld", record.t, why)
@@ -462,11 +464,11 @@ def written_spans(history: RunHistory) -> dict[str, OwnerSpans]:
     spans: dict[str, OwnerSpans] = {row.key: [(0.0, row.owner)] for row in history.first}
     for write in history.writes:
         if write.done:
-            over = write.verb == "delete" or write.after is None or write.after.ended
+            needs_no_owner = write.verb == "delete" or write.after is None or write.after.ended
             _append_owner(
                 spans.setdefault(write.key, []),
                 write.t,
-                NO_OWNER_NEEDED if over or not write.after else write.after.owner,
+                NO_OWNER_NEEDED if needs_no_owner or not write.after else write.after.owner,
             )
     return spans
 
@@ -502,7 +504,8 @@ def owners_at(history: RunHistory, t: float) -> dict[str, str | None]:
     """Return the owners, at time `t`, of all leases that have not ended."""
     spans = written_spans(history).items()
     owners = {
-        key: next((owner for since, owner in reversed(owned) if since <= t), NO_OWNER_NEEDED) for key, owned in spans
+        key: next((owner for since, owner in reversed(owners_of_lease) if since <= t), NO_OWNER_NEEDED)
+        for key, owners_of_lease in spans
     }
     return {key: owner for key, owner in owners.items() if owner != NO_OWNER_NEEDED}
 

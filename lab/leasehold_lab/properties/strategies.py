@@ -180,8 +180,8 @@ def calls() -> st.SearchStrategy[str]:
     called_keys = st.lists(st.sampled_from(KEYS), max_size=4, unique=True)
 
     def text(keys: list[str], to_all: bool) -> str:
-        names = {WORKERS[place % len(WORKERS)]: keys[place :: len(WORKERS)] for place in range(len(keys))}
-        return call_annotation(1, 0.0, KEYS[:2], names, to_all=to_all)[0][1]
+        called_names = {WORKERS[place % len(WORKERS)]: keys[place :: len(WORKERS)] for place in range(len(keys))}
+        return call_annotation(1, 0.0, KEYS[:2], called_names, to_all=to_all)[0][1]
 
     return st.builds(text, called_keys, st.booleans())
 
@@ -217,11 +217,11 @@ def leases(draw: st.DrawFn, keys: Sequence[str] = KEYS, owners: Sequence[str] = 
 
     In some results, all throughputs are known. In others, all leases have living owners.
     """
-    chosen = draw(st.lists(st.sampled_from(keys), unique=True))
+    drawn_keys = draw(st.lists(st.sampled_from(keys), unique=True))
     throughputs = st.integers(0, 100) | st.integers(0, WEIGHT_MAX)
     weights = draw(st.sampled_from((st.none(), throughputs, st.none() | throughputs)))
     calm = draw(st.booleans())
-    return tuple(evolve(draw(_lease(key, keys, owners, calm)), weight=draw(weights)) for key in chosen)
+    return tuple(evolve(draw(_lease(key, keys, owners, calm)), weight=draw(weights)) for key in drawn_keys)
 
 
 @st.composite

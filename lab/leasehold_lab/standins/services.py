@@ -28,11 +28,11 @@ def dynalite(folder: Path | None = None) -> AbstractContextManager[Service]:
     If `folder` is given, tables are kept there.
     """
     script = str(installed("aws") / "dynalite" / "cli.js")
-    quick = ("--createTableMs", "0", "--deleteTableMs", "0", "--updateTableMs", "0")
+    fast_options = ("--createTableMs", "0", "--deleteTableMs", "0", "--updateTableMs", "0")
     persistence = () if folder is None else ("--path", str(folder))
 
     def command(port: int) -> Command:
-        return Command((*find_node().node, script, "--host", HOST, "--port", str(port), *quick, *persistence))
+        return Command((*find_node().node, script, "--host", HOST, "--port", str(port), *fast_options, *persistence))
 
     return serving("dynalite", command)
 
@@ -80,8 +80,8 @@ def azurite(folder: Path | None = None) -> AbstractContextManager[Service]:
     flags = ("--silent", "--disableTelemetry", "--skipApiVersionCheck", *persistence)
 
     def command(port: int) -> Command:
-        words = (*find_node().node, script, "--blobHost", HOST, "--blobPort", str(port), *flags)
-        return Command(words, {guard.GRACE: f"{WRITING_SECONDS:g}"})
+        arguments = (*find_node().node, script, "--blobHost", HOST, "--blobPort", str(port), *flags)
+        return Command(arguments, {guard.GRACE: f"{WRITING_SECONDS:g}"})
 
     return serving("azurite", command)
 

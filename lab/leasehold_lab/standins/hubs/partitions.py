@@ -35,11 +35,11 @@ def sections(message: bytes) -> Iterator[tuple[int, int, int]]:
     position = 0
     while position < len(message):
         value = position + 3
-        half = message[value] >> 4
-        if half in _FIXED:
-            end = value + 1 + _FIXED[half]
-        elif half in _SIZED:
-            begin = value + 1 + _SIZED[half]
+        width_code = message[value] >> 4
+        if width_code in _FIXED:
+            end = value + 1 + _FIXED[width_code]
+        elif width_code in _SIZED:
+            begin = value + 1 + _SIZED[width_code]
             end = begin + int.from_bytes(message[value + 1 : begin])
         else:
             end = len(message)  # a described value, which can only be in the last section, amqp-value

@@ -173,7 +173,7 @@ class RequestLink:
     node: str
     link: Link
 
-    def answers(self, request_link: "RequestLink") -> bool:
+    def responds_to(self, request_link: "RequestLink") -> bool:
         """Return whether responses to requests on `request_link` are sent on this link."""
         return self.link.is_sender and self.node == request_link.node and self.link.session == request_link.link.session
 
@@ -462,7 +462,7 @@ class HubConnection(asyncio.Protocol):
                     is_authorization = role.node == "$cbs"
                     response = is_authorized(request, self._key) if is_authorization else describe(request, self._hubs)
                     for other in self._links.values():
-                        if isinstance(other, RequestLink) and other.answers(role):
+                        if isinstance(other, RequestLink) and other.responds_to(role):
                             cast("Sender", other.link).send(response)
                 delivery.settle()
                 receiver.flow(1)
