@@ -153,7 +153,7 @@ def swap_model(
 def swap_settings() -> dict[str, SwapModel]:
     """Return the models to explore, by name.
 
-    In most of them, the first worker reads lease s0, and the second worker has seen that in a listing.
+    In most settings, the first worker is reading lease s0, and the second worker has seen that ownership in a listing.
     """
     first_owns = ((0, "look", ""), (0, "claim", "s0"), (1, "look", ""))
     first_moved = (*first_owns, (0, "handle", "s0"), (0, "commit", "s0"), (1, "look", ""))

@@ -1,7 +1,7 @@
 """Starts local stand-ins with named streams, hubs and tables, for the command `leasehold dev`.
 
-It also produces sample data at a given rate, and returns URLs and environment variables to paste into a shell. The
-sample records have forty keys, and are numbered within each key.
+The module also produces sample data at a given rate, and returns URLs and environment variables to paste into a shell.
+The sample records have forty keys, and are numbered within each key.
 """
 
 import json

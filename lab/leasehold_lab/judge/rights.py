@@ -67,7 +67,7 @@ and 20 s when a response takes 25 s.
 SILENT_SECONDS = 30.0
 """The time in seconds after its last write of a lease at which a process no longer counts as the holder.
 
-This is used only if the lease duration of the worker is unknown.
+The limit is used only if the lease duration of the worker is unknown.
 """
 
 
@@ -416,7 +416,7 @@ def only_writers_dispatch(run: JudgedRun) -> Iterator[Breach]:
 
 
 NO_OWNER_NEEDED = "nobody is needed"
-"""Used in place of an owner after a lease has ended or was deleted."""
+"""The value used as the owner of a lease that has ended or was deleted, and therefore needs no owner."""
 
 OwnerSpans = list[tuple[float, str | None]]
 """The owners of one lease, each with the time when it became the owner. None means that the lease had no owner."""
@@ -487,7 +487,7 @@ def read_spans(tenures: Mapping[str, list[Tenure]], parents: Mapping[str, tuple[
         marks: OwnerSpans = [(max(tenure.end for tenure in last_parent_readers), None)] if finished else []
         for reader in readers:
             marks.append((reader.begin, reader.worker))
-            # If another process is reading the shard at this time, that process remains its reader.
+            # If another process is reading the shard when this reader stops, the other process remains the reader.
             if not any(other.begin < reader.end < other.end for other in readers):
                 marks.append((reader.end, NO_OWNER_NEEDED if reader.how == "shard-ended" else None))
         for t, owner in sorted(marks, key=lambda mark: mark[0]):
@@ -531,7 +531,7 @@ def longest_unowned(
         if not spans_until_end:
             continue
         span_ends = [t for t, _ in spans_until_end[1:]] + [end]
-        # The periods in which a living worker owned the lease, or in which it needed no owner because it had ended.
+        # The periods in which a living worker owned the lease, or in which the ended lease needed no owner.
         owned_periods = sorted(
             (max(begin, start), min(stop, life_end))
             for (begin, owner), stop in zip(spans_until_end, span_ends, strict=True)
@@ -559,8 +559,10 @@ def count_rejected(writes: Iterable[WriteEvent]) -> int:
 
 
 QUIET_VERBS: frozenset[WriteVerb] = frozenset({"renew", "checkpoint", "checkpoint-late", "annotate", "take-back"})
-"""Writes that are allowed while leases should no longer move. The last two only finish a hand-off that has been counted
-already."""
+"""Kinds of writes that are allowed once leases should no longer move.
+
+The last two only finish a hand-off that was already counted as a move.
+"""
 
 
 def at_rest(run: JudgedRun) -> Iterator[Breach]:
@@ -591,7 +593,7 @@ def at_rest(run: JudgedRun) -> Iterator[Breach]:
         counts = {worker: lease_counts[worker] for worker in alive_at(run.lives, history.end - 1e-9) | run.planners}
         rows = {write.key: write.after for write in history.writes if write.done}
         counts_ended_leases = run.limits.counts_ended and any(row is not None and row.ended for row in rows.values())
-        # A worker that does not plan takes no leases, so it may have fewer.
+        # A worker that does not plan takes no leases, so it may have fewer leases than the others.
         why = uneven(counts, run.planners, len(owners), run.limits.groups)
         if why and not counts_ended_leases:
             yield Breach("uneven", history.end, why)

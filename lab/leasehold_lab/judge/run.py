@@ -136,7 +136,7 @@ class JudgedRun:
 
     @cached_property
     def record_numbers(self) -> Mapping[RecordId, int]:
-        """For each record that was sent, its number in the order of the records of its key."""
+        """Maps each record that was sent to its number among the records of its key."""
         return {(record.key, record.digest): record.number for record in self.history.sent}
 
     @cached_property

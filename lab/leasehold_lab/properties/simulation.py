@@ -142,7 +142,7 @@ STORY_LINES = 8
 WAIT_SECONDS = 1e6
 """A lease that has been idle for this many seconds has exceeded every timeout of the rule sets.
 
-This time passes when no worker has anything to do.
+All leases become idle for this long when no worker has anything to do.
 """
 
 

@@ -215,7 +215,7 @@ def workers(names: Sequence[str] = WORKERS) -> st.SearchStrategy[Me]:
 def leases(draw: st.DrawFn, keys: Sequence[str] = KEYS, owners: Sequence[str] = WORKERS) -> tuple[Lease, ...]:
     """Draw the result of a read of the table, with some of these keys and random states.
 
-    In some results, all throughputs are known. In others, all leases have living owners.
+    In some drawn tables, all throughputs are known. In others, all leases have living owners.
     """
     drawn_keys = draw(st.lists(st.sampled_from(keys), unique=True))
     throughputs = st.integers(0, 100) | st.integers(0, WEIGHT_MAX)

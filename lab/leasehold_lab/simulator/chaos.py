@@ -177,7 +177,7 @@ def _processes(draw: random.Random, name: str, config: Config, *, zombies: bool)
 def _network(draw: random.Random) -> Network:
     """Return random probabilities of the network's faults.
 
-    Each fault is left out of some runs, so that there are also runs with only one kind of fault.
+    Each probability is 0 in some runs, so that there are also runs with only one kind of fault.
     """
 
     def draw_probability(maximum: float) -> float:

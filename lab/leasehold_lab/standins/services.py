@@ -40,7 +40,7 @@ def dynalite(folder: Path | None = None) -> AbstractContextManager[Service]:
 def kinesis_local(folder: Path | None = None, *, tls_port: int | None = None) -> AbstractContextManager[Service]:
     """Run a stand-in for Kinesis, with closed shards, child shards and shard filters.
 
-    It does not throttle requests, and has no fan-out that boto3 can use.
+    The stand-in does not throttle requests, and has no fan-out that boto3 can use.
 
     Args:
         folder: The folder in which to keep streams. If the process is killed, the last second of changes is lost. By

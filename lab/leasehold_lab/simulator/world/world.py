@@ -129,7 +129,7 @@ class UnitBudget:
         self._free_at = -math.inf
 
     def wait(self, units: float) -> float:
-        """Reserve these units, and return the number of seconds until they are available."""
+        """Reserve this many capacity units, and return the number of seconds until they are available."""
         if self._per_second == math.inf:
             return 0.0
         # Units that are not used within a second expire.

@@ -168,7 +168,7 @@ class HubWriter:
 
 @frozen
 class RequestLink:
-    """One of the two links that a client uses for requests to `$cbs` or `$management` and their responses."""
+    """A client's link for requests to `$cbs` or `$management`, or its link for the responses to such requests."""
 
     node: str
     link: Link
