@@ -155,11 +155,11 @@ def wait_until_constant(read_count: Callable[[], int], query_process: Child, *, 
     while count != maximum and time.monotonic() - count_since < long_enough.get(count, STANDS_SECONDS):
         time.sleep(0.5)
         if not query_process.running:
-            raise RuntimeError(f"the query has ended: {query_process.said}")
+            raise RuntimeError(f"the query has ended: {query_process.last_output}")
         if (now := read_count()) != count:
             count, count_since = now, time.monotonic()
     if count == UNKNOWN:
-        raise RuntimeError(f"no batch in {time.monotonic() - start_time:.0f} s: {query_process.said}")
+        raise RuntimeError(f"no batch in {time.monotonic() - start_time:.0f} s: {query_process.last_output}")
     return count
 
 

@@ -1,4 +1,4 @@
-"""A small disk for a file of leases, which can be filled up, and a writer that locks the file."""
+"""Provides a folder for an SQLite lease file. Its disk can be filled up, and the file can be locked."""
 
 import sqlite3
 import subprocess
@@ -15,9 +15,10 @@ PIECE = b"\0" * 4096
 
 @define
 class Disk:
-    """A folder, which is a disk in memory if this user may mount one.
+    """A folder for the lease file, on a small disk in memory if this user may mount one.
 
-    small  whether it is such a disk, and so can be filled
+    Attributes:
+        small: Whether the folder is on such a disk, which can be filled up.
     """
 
     folder: Path
@@ -55,7 +56,7 @@ class Disk:
         """Begin a write transaction and keep it open."""
         self._lock = sqlite3.connect(self.file, isolation_level=None)
         self._lock.execute("PRAGMA busy_timeout = 2000")
-        with suppress(sqlite3.OperationalError):  # another wrote all that time, so the file isn't locked here
+        with suppress(sqlite3.OperationalError):  # a worker wrote all that time, so nothing is locked
             self._lock.execute("BEGIN IMMEDIATE")
 
     def let_go(self) -> None:

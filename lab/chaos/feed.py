@@ -1,4 +1,4 @@
-"""The producer of a run, which puts records all the time, and records what the stream has acknowledged and when."""
+"""The producer of a chaos run. It puts records continuously, and keeps the acknowledged ones with their times."""
 
 import time
 from collections.abc import Collection
@@ -11,16 +11,20 @@ from leasehold_lab.judge.events import Incident, Sent
 
 PUT_SECONDS = 0.25
 SLOW_SECONDS = 2.0
-"""If the stand-in of a busy machine takes longer, workers' requests may time out too."""
+"""If a put takes longer than this, the stand-in is so slow that requests of workers may time out too."""
 END_SECONDS = 30.0
-"""How long the last put may take on a busy machine."""
+"""The time in seconds that the last put may take on a busy machine."""
 
 
 @define
 class Feed:
-    """Puts records all the time, except while it is held up.
+    """Puts records continuously, except while `gate` is held.
 
-    slow  when the stream itself took its time, over a connection without faults
+    Attributes:
+        sent: The records that the stream acknowledged.
+        failed: The reasons why the run is void.
+        slow: Puts that took longer than `SLOW_SECONDS`, although the feed's own connection has no faults.
+        recreated_at: The time when the stream was last recreated.
     """
 
     ground: Ground
@@ -28,7 +32,7 @@ class Feed:
     failed: list[str] = field(factory=list)
     slow: list[Incident] = field(factory=list)
     gate: Lock = field(factory=Lock)
-    anew: float = 0.0
+    recreated_at: float = 0.0
     _former: int = 0
     _ended: Event = field(factory=Event)
     _thread: Thread | None = None
@@ -39,7 +43,7 @@ class Feed:
         self._thread.start()
 
     def end(self) -> None:
-        """Stop putting records. If the last put does not end in time, the run is void."""
+        """Stop putting records. If the last put does not finish in `END_SECONDS`, the run is void."""
         self._ended.set()
         thread, self._thread = self._thread, None
         if thread is not None:
@@ -48,13 +52,18 @@ class Feed:
                 self.failed.append("the feed did not end: what it put last may be missing")
 
     def stream_ended(self) -> None:
-        """Note that the stream that took the records so far is gone."""
-        self._former, self.anew = len(self.sent), time.time()
+        """Record that the stream was deleted, together with all records put so far."""
+        self._former, self.recreated_at = len(self.sent), time.time()
 
-    def due(self, handed: Collection[tuple[str, str]]) -> list[Sent]:
-        """Return what the present stream took, and what was handled of former ones, by key and digest."""
-        handled = [each for each in self.sent[: self._former] if (each.key, each.digest) in handed]
-        return handled + self.sent[self._former :]
+    def due(self, dispatched: Collection[tuple[str, str]]) -> list[Sent]:
+        """Return the records that must arrive.
+
+        These are all records of the current stream. Of the records of deleted streams, only those in `dispatched` are
+            included,
+        which contains pairs of a key and a digest.
+        """
+        dispatched_records = [each for each in self.sent[: self._former] if (each.key, each.digest) in dispatched]
+        return dispatched_records + self.sent[self._former :]
 
     def _run(self) -> None:
         while not self._ended.wait(PUT_SECONDS):
@@ -63,12 +72,12 @@ class Feed:
                     return
                 began = time.time()
                 try:
-                    put = list(self.ground.put())
+                    records = list(self.ground.put())
                 except Exception as error:  # noqa: BLE001  the run is then reported as void
                     self.failed.append(f"the feed ended: {error!r}")
                     return
                 now = time.time()
-                self.sent += [evolve(each, t=now) for each in put]
+                self.sent += [evolve(each, t=now) for each in records]
                 if (seconds := now - began) > SLOW_SECONDS:
                     note = f"the stream itself took {seconds:.1f} s to take a record"
                     self.slow.append(Incident(began, "trouble", "", seconds, note))

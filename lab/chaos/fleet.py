@@ -1,4 +1,4 @@
-"""A fleet of worker processes, and how each kind of fault is caused and ended."""
+"""Runs the worker processes of a chaos run, and causes and ends each kind of fault."""
 
 import math
 import os
@@ -14,14 +14,14 @@ from unittest.mock import patch
 from attrs import define, evolve, field, frozen
 from grounds import ANEW, SLEEPS, WATCHER, Ground
 from libc import STEP_SECONDS, UnkindLibc
-from processes import NoMore, NoMoreThreads, with_setting
+from processes import ResourceLimit, ThreadLimit, processes_with_setting
 from raising_log import ORDER
 from schedule import Fault, FaultKind
-from services import KeptService, Table, watched
+from services import ServiceControl, Table, open_driver_store
 from swap_command import COMMAND, SwapOperator
 from unruly import DEEDS
 from unsteady_line import HTTP_FAULTS, ONE_WAY, Lines, one_way
-from wired import LOST_REPLIES, WIRE_FAULTS, Wired
+from wired import LOST_REPLIES, WIRE_FAULTS, SharedWire
 from written import answer_of
 
 from leasehold.adapters.multilang.children import EXIT_SECONDS
@@ -57,9 +57,10 @@ STEPS = {"clock forward": STEP_SECONDS, "clock back": -STEP_SECONDS}
 OF_LIBC = tuple(FaultKind(what, seconds=(2 * LEASE_SECONDS, 3 * LEASE_SECONDS)) for what in STEPS)
 LOG_RAISES = FaultKind(ORDER, seconds=(6.0, 10.0))
 UNFELT = frozenset({"kill", "end", "split", "merge", *STEPS})
-"""Faults that explain nothing by themselves, because they are recorded elsewhere, or should not be noticeable.
+"""Faults that explain no delays or repetitions.
 
-A stepped clock is only noticed by services that get the time: tokens and signatures are valid for an hour at most.
+Some of them are recorded as other incidents, and workers should not notice the others. A stepped clock is noticed only
+by services that check times, because their tokens and signatures are valid for an hour at most.
 """
 OF_WORKERS = (
     *(FaultKind("kill", seconds=(1.0, 9.0)), FaultKind("end", seconds=(0.0, 0.0))),
@@ -67,77 +68,94 @@ OF_WORKERS = (
 )
 OF_HANDLERS = tuple(FaultKind(f"handler {order}") for order in ("raises", "slow", "hangs"))
 OF_CHILDREN = tuple(FaultKind(f"child {deed}") for deed in (*DEEDS, "fork", "slow", "forget"))
-"""Faults of children, in place of those of handlers."""
+"""Faults of child processes, which replace those of handlers in runs with `leasehold multilang`."""
 TIMEOUT_SECONDS = 4
 CHILD_SECONDS = TIMEOUT_SECONDS + 2 * EXIT_SECONDS
-"""How long after the order a child may misbehave before it is killed."""
+"""The time in seconds after the end of a child's fault until a misbehaving child has certainly been killed."""
 SLEEP_NAMES = frozenset(kind.what for kind in SLEEPS)
 UNOPENED = "the store does not respond yet"
 ORPHAN_SECONDS = 10.0
 DELETED_SECONDS = 30.0
-"""How long after its wake-up time others may take to finish a sleeper's shards and delete their leases."""
+"""The time in seconds that other workers have to finish a paused worker's closed shards and delete their leases.
+
+It starts when the paused worker was to wake up.
+"""
 
 
 def table_kinds(table: Table, *, libc: bool) -> tuple[FaultKind, ...]:
-    """Return the faults of a table and of the lines to it; some disk faults need a libc preloaded into the workers."""
-    if table.kept is None:
-        full = (DISK_FULL,) if table.disk and table.disk.small else ()
-        return (*full, *((READ_ONLY,) if libc else ()), HELD, EMPTIED)
-    lines = tuple(FaultKind(what, "store") for what in ((*WIRE_FAULTS, LOST_REPLIES) if table.wired else HTTP_FAULTS))
-    return (*lines, *one_way("store", writes=not table.wired), PAUSE, *((RESTART,) if table.lasts else ()), EMPTIED)
+    """Return the kinds of faults of a table and of the lines to it.
+
+    Args:
+        table: The lease table.
+        libc: Whether the workers have the preloaded libc. The fault "disk read-only" needs it.
+    """
+    if table.control is None:
+        full_disk_kinds = (DISK_FULL,) if table.disk and table.disk.small else ()
+        return (*full_disk_kinds, *((READ_ONLY,) if libc else ()), HELD, EMPTIED)
+    line_kinds = tuple(
+        FaultKind(what, "store") for what in ((*WIRE_FAULTS, LOST_REPLIES) if table.wired else HTTP_FAULTS)
+    )
+    return (
+        *line_kinds,
+        *one_way("store", writes=not table.wired),
+        PAUSE,
+        *((RESTART,) if table.lasts else ()),
+        EMPTIED,
+    )
 
 
 @frozen
-class Place:
-    """A table, and the lines to its service, if it has one."""
+class TableWithLines:
+    """A lease table, with the workers' lines (proxies) to its service if it has one."""
 
     table: Table
-    lines: Lines | Wired | None = None
+    lines: Lines | SharedWire | None = None
 
     def url(self, worker: str) -> str:
         """Return the store's URL for this worker."""
         return self.table.url.format(endpoint=self.endpoint(worker))
 
     def environment(self, worker: str) -> dict[str, str]:
-        """Return the secrets of this worker."""
+        """Return the environment variables with the secrets of this worker."""
         return self.table.environment(self.endpoint(worker))
 
     def endpoint(self, worker: str) -> str:
-        """Return where this worker finds the service."""
+        """Return the address at which this worker reaches the service."""
         return self.lines.url(worker) if self.lines else ""
 
 
 @define(kw_only=True)
 class Fleet(Stage):
-    """Workers by id; a process is named by its worker's id, a "#" and a number.
+    """The worker processes of a chaos run. The name of a process is its worker's id, a "#" and a number.
 
-    ground     the stream that the workers read
-    places     the table of the leases ("store") and the target of a swap ("goal"), by a fault's line
-    libc       the libc that is preloaded into the workers, if it could be built
-    multilang  whether workers are `leasehold multilang`, with children
-    operator   the operator that swaps the tables, if there is one
-    processes  the last process of each worker
-    leaving    the process that was told to end, by worker
+    Attributes:
+        ground: The stream that the workers read.
+        places: The lease table ("store"), and the target table of a swap ("goal") if there is one.
+        libc: The libc that is preloaded into the workers, if it could be built.
+        multilang: Whether the workers are `leasehold multilang` daemons, which start child processes.
+        operator: The operator that swaps the tables, if there is one.
+        processes: The name of each worker's latest process.
+        leaving: For each worker that is draining, the name of the process and the process itself.
     """
 
     ground: Ground
-    places: Mapping[str, Place]
+    places: Mapping[str, TableWithLines]
     libc: UnkindLibc | None = None
     multilang: bool = False
     operator: SwapOperator | None = None
     processes: dict[str, str] = field(factory=dict)
     leaving: dict[str, tuple[str, Child]] = field(factory=dict)
     _starts: int = 0
-    _lasting: dict[Fault, Incident] = field(factory=dict)
-    _short: dict[str, NoMoreThreads | NoMore] = field(factory=dict)
+    _current_incidents: dict[Fault, Incident] = field(factory=dict)
+    _resource_limits: dict[str, ThreadLimit | ResourceLimit] = field(factory=dict)
     _written: list[Tail[WriteAnswer]] = field(factory=list)
-    _slept: dict[Fault, tuple[str, ...]] = field(factory=dict)
+    _closed_shards: dict[Fault, tuple[str, ...]] = field(factory=dict)
     _denied: set[str] = field(factory=set)
-    """The processes that were denied threads, memory or their file, and may end because of that even later."""
+    """Processes that were denied threads, memory or the lease file. They may end because of that, even later."""
 
     @property
     def table(self) -> Table:
-        """The table of the leases at the beginning."""
+        """The lease table at the beginning of the run."""
         return self.places["store"].table
 
     # Workers
@@ -145,40 +163,40 @@ class Fleet(Stage):
     def join(self, worker: str) -> None:
         """Start a process of this worker."""
         if former := self.processes.get(worker):
-            self._none_left(former)
+            self._record_leftovers(former)
         self._starts += 1
         process = f"{worker}#{self._starts}"
-        orders, writes, told = (
-            self.folder / name for name in (f"{worker}.orders", f"{process}.writes", f"{process}.told")
+        orders, writes, child_events = (
+            self.folder / name for name in (f"{worker}.orders", f"{process}.writes", f"{process}.child-events")
         )
-        for file in (orders, writes, told):
+        for file in (orders, writes, child_events):
             file.touch()
         goal = self.places.get("goal")
-        to = ("--to", goal.url(worker)) if goal else ()
+        to_option = ("--to", goal.url(worker)) if goal else ()
         source, store = self.ground.source(worker), self.places["store"].url(worker)
         if self.multilang:
-            words: tuple[str, ...] = (DAEMON, str(writes), source, store, f"{CYCLE_SECONDS:g}")
-            words += (str(self._properties(worker)), "--attempts", "3", "--verbose")
+            arguments: tuple[str, ...] = (DAEMON, str(writes), source, store, f"{CYCLE_SECONDS:g}")
+            arguments += (str(self._properties(worker)), "--attempts", "3", "--verbose")
         else:
-            words = (MISBEHAVING, str(orders), str(writes), source, "--store", store, *to)
-            words += ("--events", "--worker", worker, *self.settings)
-        unkind = self.libc.environment(worker) if self.libc else {}
-        of_child = {"CHAOS_TOLD": str(told), "CHAOS_ORDERS": str(orders)}
-        environment = {**self.ground.environment(), **unkind, **of_child}
+            arguments = (MISBEHAVING, str(orders), str(writes), source, "--store", store, *to_option)
+            arguments += ("--events", "--worker", worker, *self.settings)
+        libc_variables = self.libc.environment(worker) if self.libc else {}
+        child_variables = {"CHAOS_EVENTS": str(child_events), "CHAOS_ORDERS": str(orders)}
+        environment = {**self.ground.environment(), **libc_variables, **child_variables}
         for place in self.places.values():
             environment |= place.environment(worker)
         with patch.dict(os.environ, environment):
-            self.admit(Child(process, words, self.folder))
+            self.admit(Child(process, arguments, self.folder))
         self._tails[-1] = Tail(
-            told if self.multilang else self._children[process].out,
-            lambda line: self.ground.told(evolve(event_of(line), process=process)),
+            child_events if self.multilang else self._children[process].out,
+            lambda line: self.ground.with_judged_key(evolve(event_of(line), process=process)),
         )
         self._written.append(Tail(writes, lambda line: answer_of(line, process)))
         self.processes[worker] = process
-        self._deny(worker)
+        self._note_denial(worker)
 
     def _properties(self, worker: str) -> Path:
-        """Write the properties file of a daemon; `unruly_daemon` gets the source and the store as arguments."""
+        """Write the properties file of a daemon. `unruly_daemon` gets the source and the store as arguments instead."""
         properties = {
             "executableName": f"{sys.executable} {CHILD}",
             "streamName": self.stream.name,
@@ -193,16 +211,18 @@ class Fleet(Stage):
         file.write_text("".join(f"{key} = {value}\n" for key, value in properties.items()))
         return file
 
-    def _none_left(self, process: str) -> None:
+    def _record_leftovers(self, process: str) -> None:
         """Record processes that a process has left behind."""
-        setting, until = f"CHAOS_TOLD={self.folder / f'{process}.told'}", time.monotonic() + ORPHAN_SECONDS
-        while (left := list(with_setting(setting))) and time.monotonic() < until:
+        setting, until = f"CHAOS_EVENTS={self.folder / f'{process}.child-events'}", time.monotonic() + ORPHAN_SECONDS
+        while (processes_left := list(processes_with_setting(setting))) and time.monotonic() < until:
             time.sleep(TICK_SECONDS)
-        if left:
-            self.history.faults.append(f"{process} is gone, and {len(left)} processes that it has started are not")
+        if processes_left:
+            self.history.faults.append(
+                f"{process} is gone, and {len(processes_left)} processes that it has started are not"
+            )
 
     def groups(self) -> dict[str, int]:
-        """Return the process group of each worker, and that of the operator's command."""
+        """Return the process groups of the workers by id, and that of the operator's command."""
         groups = {
             worker: self._children[process].pid
             for worker, process in list(self.processes.items())
@@ -211,75 +231,83 @@ class Fleet(Stage):
         return groups | ({COMMAND: self.operator.group} if self.operator and self.operator.group else {})
 
     def settled(self) -> bool:
-        """Return whether every shard is read by its owner, and the workers' counts differ by one at most."""
-        owned = Counter(lease.owner for lease in self.leases)
-        counts = [owned[worker] for worker in self.processes]
-        read = all(self.reading.owner(lease.shard) == lease.owner for lease in self.leases)
-        return read and sum(counts) == self.open_shards and max(counts) - min(counts) <= 1
+        """Return whether each shard is read by its owner, and the workers' lease counts differ by at most one."""
+        lease_counts = Counter(lease.owner for lease in self.leases)
+        counts = [lease_counts[worker] for worker in self.processes]
+        all_read = all(self.reading.owner(lease.shard) == lease.owner for lease in self.leases)
+        return all_read and sum(counts) == self.open_shards and max(counts) - min(counts) <= 1
 
-    def ended_badly(self) -> list[str]:
-        """Return the processes that did not end as they were told."""
-        badly = [process for process, state in self.workers.items() if "status" in state]
-        faults = [f"{process}: {self.workers[process]}" for process in badly if self._had_begun(process)]
+    def unexpected_ends(self) -> list[str]:
+        """Return descriptions of the processes that did not end as requested, or that left processes behind."""
+        failed_processes = [process for process, state in self.workers.items() if "status" in state]
+        faults = [f"{process}: {self.workers[process]}" for process in failed_processes if self._had_started(process)]
         for process in self.processes.values():
-            self._none_left(process)
+            self._record_leftovers(process)
         return [*faults, *(file.read_text() for file in sorted(self.folder.glob("*.faults")))]
 
-    def swap_ended(self, within_seconds: float) -> None:
-        """Let the operator finish once all workers run; record a fault if the swap does not end, or is incomplete.
+    def finish_swap(self, within_seconds: float) -> None:
+        """Let the operator finish the swap, and record a fault if the swap does not end or is incomplete.
 
-        A worker that joins after the swap is told that its store is another one.
+        This first waits until no worker is draining. A worker that joined after the swap would get the message that its
+        store has been replaced.
         """
         if self.operator is None:
             return
         self.until(lambda: not self.leaving, 2 * DRAIN_SECONDS)
         self.operator.may_finish = True
         if not self.until(lambda: self.operator is not None and self.operator.over, within_seconds):
-            said = f"it had come to {self.operator.told}; the command said at last: {self.operator.said[-300:]}"
-            self.history.faults.append(f"the swap did not end: {said}")
+            state = f"it had come to {self.operator.progress}; last output: {self.operator.last_output[-300:]}"
+            self.history.faults.append(f"the swap did not end: {state}")
             return
-        place = self.places["store"]
-        with patch.dict(os.environ, place.environment(WATCHER)), closing(watched(place.url(WATCHER))) as left:
-            if there := [row.key for row in left.list().leases if not is_marked(row) and row.key != CONTROL]:
-                self.history.faults.append(f"the swap is over, and FROM still speaks for {', '.join(there)}")
+        source_table = self.places["store"]
+        with (
+            patch.dict(os.environ, source_table.environment(WATCHER)),
+            closing(open_driver_store(source_table.url(WATCHER))) as source_store,
+        ):
+            if unmarked_keys := [
+                row.key for row in source_store.list().leases if not is_marked(row) and row.key != CONTROL
+            ]:
+                self.history.faults.append(f"the swap is over, and FROM still speaks for {', '.join(unmarked_keys)}")
 
     def abandon(self) -> None:
         if self.operator is not None:
             self.operator.kill()
         super().abandon()
 
-    def _had_begun(self, process: str) -> bool:
-        """Return whether the process had logged anything: before that, a signal ends it while it is being loaded.
+    def _had_started(self, process: str) -> bool:
+        """Return whether the process had started to work, so that its exit status matters.
 
-        The same is true while a store does not respond when it is opened, because no leases are held then.
+        Before a process logs anything, Python is still loading, and a signal ends the process abnormally. The same
+        happens while a store does not respond when it is opened. The process then holds no leases yet.
         """
         log = (self.folder / f"{process}.log").read_text(encoding="utf-8", errors="replace")
         return bool(log) and (UNOPENED not in log or (self.folder / f"{process}.writes").stat().st_size > 0)
 
     @property
-    def touched(self) -> int:
-        """The number of requests that faulty lines have touched."""
-        return self.ground.touched + sum(place.lines.met for place in self.places.values() if place.lines)
+    def faulty_requests(self) -> int:
+        """The number of requests that failed because of a faulty line."""
+        return self.ground.faulty_requests + sum(place.lines.met for place in self.places.values() if place.lines)
 
     def tick(self) -> None:
-        """Read what has been written since, and handle processes that have ended."""
+        """Read the table and the new events, and restart workers whose processes have ended."""
         self._read_table_and_events()
-        self.ground.known({lease.shard for lease in self.leases})
+        self.ground.feed_leased_shards({lease.shard for lease in self.leases})
         for worker, (process, child) in list(self.leaving.items()):
             if not child.running:
                 del self.leaving[worker]
-                self._over(process, child)
+                self._record_drained(process, child)
                 self.join(worker)
         for process, child in list(self._children.items()):
             if not child.running:
-                self._ended_by_itself(process, child)
+                self._restart_ended(process, child)
         if self.operator is not None:
             self.operator.tick()
         self.watched(self)
 
     def _read_table_and_events(self) -> None:
-        # If the table does not respond, it is read later. What processes have written is read before.
-        services = [place.table.kept for place in self.places.values()]
+        # Read the files of the processes first, because the table may not respond. The table is then read at a later
+        # tick.
+        services = [place.table.control for place in self.places.values()]
         self.history.answers += [answer for tail in self._written for answer in tail.more()]
         began = time.time()
         try:
@@ -293,20 +321,22 @@ class Fleet(Stage):
             for event in tail.more():
                 self._record_event(event)
 
-    def _over(self, process: str, child: Child) -> None:
+    def _record_drained(self, process: str, child: Child) -> None:
         status = child.wait()
         self._incident("gone", process, "drained")
-        if status and self._had_begun(process):
-            self.history.faults.append(f"{process}, told to end, ended with status {status}: {child.said[-300:]}")
+        if status and self._had_started(process):
+            self.history.faults.append(
+                f"{process}, asked to end, ended with status {status}: {child.last_output[-300:]}"
+            )
 
-    def _ended_by_itself(self, process: str, child: Child) -> None:
-        """Restart the worker, which may only end by itself if it was denied threads, memory or its file."""
+    def _restart_ended(self, process: str, child: Child) -> None:
+        """Restart the worker. Record a fault unless the process was denied threads, memory or the lease file."""
         worker, _, _ = process.partition("#")
         del self._children[process]
         self._incident("crash", process, "ended by itself")
         self.reading.died(process, self.history.incidents[-1].t)
         if process not in self._denied:
-            self.history.faults.append(f"{process} ended by itself: {child.said[-300:]}")
+            self.history.faults.append(f"{process} ended by itself: {child.last_output[-300:]}")
         self.join(worker)
 
     # Faults
@@ -315,31 +345,31 @@ class Fleet(Stage):
         """Cause a fault, and record it."""
         began = time.time()
         subject = self._cause(fault)
-        if self._is_felt(fault.kind.what):
+        if self._is_noticed(fault.kind.what):
             what: IncidentKind = "nap" if fault.kind.what == "stand still" or fault.kind in SLEEPS else "trouble"
-            self._lasting[fault] = Incident(began, what, subject, math.inf, str(fault))
-            self.history.incidents.append(self._lasting[fault])
+            self._current_incidents[fault] = Incident(began, what, subject, math.inf, str(fault))
+            self.history.incidents.append(self._current_incidents[fault])
         for each in self.processes:
-            self._deny(each)
+            self._note_denial(each)
 
-    def _is_felt(self, what: str) -> bool:
+    def _is_noticed(self, what: str) -> bool:
         dated = self.ground.dated or any(place.table.dated for place in self.places.values())
         return what not in UNFELT or (what in STEPS and dated)
 
-    def _deny(self, worker: str) -> None:
-        """Remember the present process of this worker if it is denied anything."""
-        if any(fault.kind in DENIALS and fault.worker in {"", worker} for fault in self._lasting):
+    def _note_denial(self, worker: str) -> None:
+        """Add the worker's process to `_denied` if a current fault denies it a resource."""
+        if any(fault.kind in DENIALS and fault.worker in {"", worker} for fault in self._current_incidents):
             self._denied.add(self.processes[worker])
 
     def _cause(self, fault: Fault) -> str:
-        """Cause the fault, and return what it hits, or "" if it hits everything."""
+        """Cause the fault, and return the worker or shard that it affects, or "" if it affects all."""
         what, worker = fault.kind.what, fault.worker
         if fault.kind.line:
-            return self._cause_on_the_way(fault)
+            return self._cause_on_connections(fault)
         if worker:
             self._cause_to_worker(what, worker)
             if fault.kind in SLEEPS:
-                self._slept[fault] = self._reshard_of(worker, what)
+                self._closed_shards[fault] = self._reshard_of(worker, what)
         elif fault.kind == READ_ONLY and self.libc is not None:
             self.libc.refuse_writes(refused=True)
         elif self.table.disk is not None:
@@ -347,7 +377,7 @@ class Fleet(Stage):
         return worker
 
     def _cause_to_worker(self, what: str, worker: str) -> None:
-        # A worker that still drains has no process for the next fault.
+        # A worker that is still draining has no new process that the fault could affect.
         self.until(lambda: worker not in self.leaving, 2 * DRAIN_SECONDS)
         process = self.processes[worker]
         match what:
@@ -358,12 +388,13 @@ class Fleet(Stage):
             case sleep if sleep == "stand still" or sleep in SLEEP_NAMES:
                 self._children[process].signal(signal.SIGSTOP)
             case "no more threads":
-                self._short[worker] = NoMoreThreads(self._children[process].pid)
+                self._resource_limits[worker] = ThreadLimit(self._children[process].pid)
             case "no more descriptors" | "no more memory":
-                # A program that is being loaded needs some, and ends without them like any other program.
-                self.until(lambda: self._had_begun(process), 2 * DRAIN_SECONDS)
-                refused = NoMore.memory if what == NO_MEMORY.what else NoMore.descriptors
-                self._short[worker] = refused(self._children[process].pid)
+                # Wait until the process has started to work, because it would end if it lacked memory or descriptors
+                # while loading.
+                self.until(lambda: self._had_started(process), 2 * DRAIN_SECONDS)
+                limit_resource = ResourceLimit.memory if what == NO_MEMORY.what else ResourceLimit.descriptors
+                self._resource_limits[worker] = limit_resource(self._children[process].pid)
             case step if step in STEPS and self.libc is not None:
                 self.libc.step(worker, STEPS[step])
             case order:
@@ -372,41 +403,43 @@ class Fleet(Stage):
                 (self.folder / f"{worker}.orders").write_text(order.removeprefix("handler "))
 
     def _reshard_of(self, worker: str, what: str) -> tuple[str, ...]:
-        """Split or merge an open shard of this worker, and return the shards that are closed by it.
+        """Split or merge an open shard of this worker, and return the shards that are closed by that.
 
-        While the stream is paused nothing is reshaped, and the worker only sleeps.
+        While the stream is paused, no shard is closed, and the fault is only a pause of the worker.
         """
-        if self.ground.kept.paused:
+        if self.ground.control.paused:
             return ()
-        there = {shard.id for shard in self.stream.shards() if shard.open}
-        own = min((lease.shard for lease in self.leases if lease.owner == worker and lease.shard in there), default="")
-        return self.merge(own) if what.endswith("merge") else (self.split(own),)
+        open_shards = {shard.id for shard in self.stream.shards() if shard.open}
+        shard_id = min(
+            (lease.shard for lease in self.leases if lease.owner == worker and lease.shard in open_shards), default=""
+        )
+        return self.merge(shard_id) if what.endswith("merge") else (self.split(shard_id),)
 
-    def slept_through(self, fault: Fault) -> tuple[str, ...]:
-        """Return the shards that were closed while this fault's worker slept, once their leases are deleted.
+    def wait_for_deletion(self, fault: Fault) -> tuple[str, ...]:
+        """Wait until the leases of the shards closed during this fault are deleted, and return the shards.
 
-        None are returned if that takes longer than DELETED_SECONDS, or while the stream is paused.
+        Return none if the wait exceeds DELETED_SECONDS, or if the stream is paused.
         """
-        shards = self._slept.get(fault, ())
-        gone = self.until(lambda: not {lease.shard for lease in self.leases} & set(shards), DELETED_SECONDS)
-        return shards if gone and not self.ground.kept.paused else ()
+        shards = self._closed_shards.get(fault, ())
+        leases_deleted = self.until(lambda: not {lease.shard for lease in self.leases} & set(shards), DELETED_SECONDS)
+        return shards if leases_deleted and not self.ground.control.paused else ()
 
     def drop(self, shards: Collection[str]) -> None:
-        """Let the stream drop these shards, which it does between two lives of its service."""
+        """Remove these closed shards from the stream, and record the restart of its service that this needs."""
         began = time.time()
         self.ground.drop(shards)
         note = f"the stream dropped {', '.join(shards)}"
         self.history.incidents.append(Incident(began, "trouble", "", time.time() - began, note))
 
-    def _cause_on_the_way(self, fault: Fault) -> str:
+    def _cause_on_connections(self, fault: Fault) -> str:
         what, worker, of_stream = fault.kind.what, fault.worker, fault.kind.line == "stream"
-        kept, lines = self._on_line(fault)
+        control, lines = self._service_and_lines(fault)
         if what == "split":
             self.split()
         elif what == "merge":
             self.merge()
-        elif what == "pause" and kept is not None:
-            kept.pause()
+        elif what == "pause" and control is not None:
+            control.pause()
         elif fault.kind == EMPTIED:
             self._empty_table()
         elif of_stream:
@@ -414,19 +447,19 @@ class Fleet(Stage):
             if fault.kind == ANEW:
                 self._count_open_shards()
             return subject
-        elif what == "restart" and kept is not None and lines is not None:
-            kept.restart()
-            lines.lead_to(kept.service.url)
+        elif what == "restart" and control is not None and lines is not None:
+            control.restart()
+            lines.redirect(control.service.url)
         elif lines is not None:
             lines.begin(what, worker)
         return worker
 
-    def _on_line(self, fault: Fault) -> tuple[KeptService | None, Lines | Wired | None]:
-        """Return the service that this fault concerns, and the workers' lines to it, except those to a stream."""
+    def _service_and_lines(self, fault: Fault) -> tuple[ServiceControl | None, Lines | SharedWire | None]:
+        """Return the service that the fault affects, and the workers' lines to it, unless they lead to a stream."""
         if fault.kind.line == "stream":
-            return self.ground.kept, None
+            return self.ground.control, None
         place = self.places.get(fault.kind.line)
-        return (place.table.kept, place.lines) if place else (None, None)
+        return (place.table.control, place.lines) if place else (None, None)
 
     def _empty_table(self) -> None:
         """Delete every row, or the file, without the workers' knowledge."""
@@ -447,46 +480,48 @@ class Fleet(Stage):
             WriteAnswer(time.time(), sent, OPERATOR, "delete", shard, "done") for shard in sorted(shards)
         ]
 
-    def mend(self, fault: Fault) -> None:
-        """End the fault; if it starts late or goes on by itself, the incident lasts accordingly longer.
+    def end_fault(self, fault: Fault) -> None:
+        """End the fault, and record how long it lasted. A fault of a child may last `CHILD_SECONDS` longer.
 
-        A line to a store that lets one direction through explains only what happens at its beginning and its end. In
-        between, other workers must get the shards (L-one-way).
+        If a line to a store carries only one direction, other workers must take over the shards (L-one-way). Such a
+        fault therefore explains only effects at its beginning and at its end.
         """
-        self._mend(fault)
-        if (incident := self._lasting.pop(fault, None)) is not None:
-            place = self.history.incidents.index(incident)
-            late = CHILD_SECONDS if fault.kind in OF_CHILDREN else 0.0
-            bounded, now = fault.kind.what in ONE_WAY and fault.kind.line != "stream", time.time()
-            self.history.incidents[place] = evolve(incident, seconds=0.0 if bounded else now + late - incident.t)
-            if bounded:
+        self._end_cause(fault)
+        if (incident := self._current_incidents.pop(fault, None)) is not None:
+            incident_index = self.history.incidents.index(incident)
+            extra_seconds = CHILD_SECONDS if fault.kind in OF_CHILDREN else 0.0
+            is_one_way, now = fault.kind.what in ONE_WAY and fault.kind.line != "stream", time.time()
+            self.history.incidents[incident_index] = evolve(
+                incident, seconds=0.0 if is_one_way else now + extra_seconds - incident.t
+            )
+            if is_one_way:
                 self.history.incidents.append(evolve(incident, t=now, seconds=0.0, note=f"the end of {fault}"))
 
-    def _mend(self, fault: Fault) -> None:
+    def _end_cause(self, fault: Fault) -> None:
         what, worker, line = fault.kind.what, fault.worker, fault.kind.line
-        kept, lines = self._on_line(fault)
+        control, lines = self._service_and_lines(fault)
         if what == "pause":
-            assert kept is not None
-            kept.resume()
+            assert control is not None
+            control.resume()
         elif line == "stream":
             self.ground.end(what, worker)
         elif line and worker and lines is not None:
             lines.end(what, worker)
         elif worker:
-            self._mend_worker(what, worker)
+            self._end_cause_at_worker(what, worker)
         elif fault.kind == READ_ONLY and self.libc is not None:
             self.libc.refuse_writes(refused=False)
         elif not line and self.table.disk is not None:
             (self.table.disk.clear if fault.kind == DISK_FULL else self.table.disk.let_go)()
 
-    def _mend_worker(self, what: str, worker: str) -> None:
+    def _end_cause_at_worker(self, what: str, worker: str) -> None:
         match what:
             case "kill":
                 self.join(worker)
             case sleep if sleep == "stand still" or sleep in SLEEP_NAMES:
                 self._children[self.processes[worker]].signal(signal.SIGCONT)
             case "no more threads" | "no more descriptors" | "no more memory":
-                self._short.pop(worker).end()
+                self._resource_limits.pop(worker).end()
             case step if step in STEPS and self.libc is not None:
                 self.libc.step(worker, 0)
             case order:

@@ -1,4 +1,4 @@
-"""The streams of chaos runs, each fed by the driver, and read by each worker over a line of its own."""
+"""The streams of chaos runs. The driver feeds them, and each worker reads them over a line (proxy) of its own."""
 
 import json
 from collections import Counter
@@ -13,11 +13,11 @@ from uuid import uuid4
 from attrs import Factory, define, evolve
 from hub_stage import HubStream
 from schedule import FaultKind
-from services import KeptService
+from services import ServiceControl
 from unsteady_line import HTTP_FAULTS, SLOW_DOWN, SLOW_SERVICE, Lines, one_way
 from waiters import AT_ONCE
 from wire import Wire
-from wired import WIRE_FAULTS, Wired
+from wired import WIRE_FAULTS, SharedWire
 
 from leasehold.adapters.sources.event_hubs.access import CONNECTION_STRING as HUB_CONNECTION
 from leasehold_lab.demo.child import ENVIRONMENT
@@ -32,46 +32,51 @@ if TYPE_CHECKING:
 SHARDS = 6
 KEYS = tuple(f"sensor-{number:02}" for number in range(32))
 WATCHER = "watcher"
-"""The name under which the driver watches and feeds the fleet, over lines that never fail."""
+"""The name of the driver's own lines, which never fail. The driver puts records and reads the table over them."""
 KEEP_SECONDS = 2.5
-"""The stand-in saves its streams every second."""
+"""Long enough for the stand-in to save its streams, which it does every second."""
 ANEW = FaultKind("anew", "stream", (0.0, 0.0), common=True)
-"""The stream is deleted and recreated; records that it took before need not arrive any more."""
+"""The stream is deleted and recreated. Records that were put before need not arrive any more."""
 PAUSE = FaultKind("pause", "stream", (3.0, 8.0), common=True)
 RESTART = FaultKind("restart", "stream", (0.0, 0.0), common=True)
 SLEEPS = tuple(FaultKind(f"sleep through a {what}", seconds=(12.0, 18.0)) for what in ("split", "merge", "trim"))
-"""A shard is split or merged while its worker is stopped; the worker wakes once the shard's lease is deleted.
+"""A worker is paused while one of its shards is split or merged.
 
-In a trim the shard is split, and the stream has dropped it too by then.
+The worker is resumed once the closed shard's lease is deleted. In a "trim", the shard is split, and the stream has also
+removed it before the worker is resumed.
 """
 GONE = FaultKind("gone", "stream", (1.0, 4.0), common=True)
-"""Replaces a restart of the hubs, which keep events in memory: every connection breaks, and none is accepted."""
+"""All connections to the hubs are broken, and no new ones are accepted.
+
+This replaces a restart, in which the hubs would lose their events, because they keep events in memory.
+"""
 
 
 class Ground(Protocol):
-    """A stream, and how it fails.
+    """A stream, and the faults that it can have.
 
-    kinds  the faults of the stream and of the lines to it
-    dated  whether the stream, or its client, rejects what was signed at a very different time
+    Attributes:
+        kinds: The kinds of faults of the stream and of the lines to it.
+        dated: Whether the stream or its client rejects signatures and tokens of a very different time.
     """
 
     kinds: Sequence[FaultKind]
     dated: bool
 
     @property
-    def kept(self) -> KeptService: ...
+    def control(self) -> ServiceControl: ...
 
     @property
     def stream(self) -> Stream:
-        """The stream as the stage needs it."""
+        """The stream, in the form that `Stage` needs."""
         ...
 
     def put(self) -> Iterator[Sent]:
         """Put a few records, and return once the stream has acknowledged them."""
         ...
 
-    def known(self, shards: set[str]) -> None:
-        """Take note of the shards that have leases by now."""
+    def feed_leased_shards(self, shards: set[str]) -> None:
+        """Put records into these shards, which have leases, from now on."""
         ...
 
     def source(self, worker: str) -> str:
@@ -83,7 +88,7 @@ class Ground(Protocol):
         ...
 
     def begin(self, what: str, worker: str) -> str:
-        """Begin a fault, and return what it hits if that is not the worker."""
+        """Begin a fault, and return the worker or shard that it affects, or "" if it affects all."""
         ...
 
     def end(self, what: str, worker: str) -> None: ...
@@ -93,40 +98,40 @@ class Ground(Protocol):
         ...
 
     @property
-    def touched(self) -> int:
-        """The number of requests that faulty lines have touched."""
+    def faulty_requests(self) -> int:
+        """The number of requests that failed because of a faulty line."""
         ...
 
-    def told(self, event: ReadingEvent) -> ReadingEvent:
-        """Return the event in the form in which the judge compares it with what was sent."""
+    def with_judged_key(self, event: ReadingEvent) -> ReadingEvent:
+        """Return the event with the key that the judge expects for its record."""
         ...
 
 
 @define
 class Numbered:
-    """Makes records with their key, and how many records of the key came before."""
+    """Makes records that contain their key and their number within the key."""
 
     counts: Counter[str] = Factory(Counter)
 
     def next(self, keys: Sequence[str]) -> list[tuple[Sent, bytes]]:
         """Make one record of each of these keys."""
-        made = []
+        records = []
         for key in keys:
             self.counts[key] += 1
             data = json.dumps({"key": key, "number": self.counts[key]}).encode()
-            made.append((Sent(key, self.counts[key], sha1(data, usedforsecurity=False).hexdigest()), data))
-        return made
+            records.append((Sent(key, self.counts[key], sha1(data, usedforsecurity=False).hexdigest()), data))
+        return records
 
 
 @define
 class KinesisGround:
     """A stream of kinesis-local."""
 
-    kept: KeptService
+    control: ServiceControl
     stream: Stream
     lines: Lines
     _client: "KinesisClient"
-    _kept_in: Path
+    _streams_file: Path
     _numbered: Numbered = Factory(Numbered)
     dated: bool = False
     kinds: Sequence[FaultKind] = (
@@ -140,12 +145,12 @@ class KinesisGround:
 
     def put(self) -> Iterator[Sent]:
         """Put one record of each key."""
-        made = self._numbered.next(KEYS)
-        put(self._client, self.stream.name, [(sent.key, data) for sent, data in made])
-        return (sent for sent, _ in made)
+        records = self._numbered.next(KEYS)
+        put(self._client, self.stream.name, [(sent.key, data) for sent, data in records])
+        return (sent for sent, _ in records)
 
-    def known(self, shards: set[str]) -> None:
-        """Do nothing: children get records as soon as they exist."""
+    def feed_leased_shards(self, shards: set[str]) -> None:
+        """Do nothing, because new shards receive records as soon as they exist."""
 
     def source(self, worker: str) -> str:
         """Return the stream's URL over this worker's line."""
@@ -157,7 +162,7 @@ class KinesisGround:
         return {}
 
     def begin(self, what: str, worker: str) -> str:
-        """Begin the fault on the worker's line; a restart and a recreated stream are done at once."""
+        """Begin the fault on the worker's line, or restart the service, or recreate the stream."""
         if what == ANEW.what:
             name = self.stream.name
             self._client.delete_stream(StreamName=name)
@@ -165,7 +170,7 @@ class KinesisGround:
             self._client.create_stream(StreamName=name, ShardCount=SHARDS)
             self._client.get_waiter("stream_exists").wait(StreamName=name, WaiterConfig=AT_ONCE)
         elif what == "restart":
-            self._restart(_whole(self._kept_in))
+            self._restart(_read_whole_file(self._streams_file))
         else:
             self.lines.begin(what, worker)
         return worker
@@ -176,48 +181,48 @@ class KinesisGround:
             self.lines.end(what, worker)
 
     def drop(self, shards: Collection[str]) -> None:
-        kept = json.loads(_whole(self._kept_in))
-        for stream in kept["streams"].values():
+        saved = json.loads(_read_whole_file(self._streams_file))
+        for stream in saved["streams"].values():
             # Each key is the description of a shard, in JSON.
             stream["shards"] = {
                 shard: records
                 for shard, records in stream["shards"].items()
                 if json.loads(shard)["ShardId"] not in shards
             }
-        self._restart(json.dumps(kept).encode())
+        self._restart(json.dumps(saved).encode())
 
-    def _restart(self, kept: bytes) -> None:
-        self.kept.restart(lambda: self._kept_in.write_bytes(kept))
-        self.lines.lead_to(self.kept.service.url)
+    def _restart(self, content: bytes) -> None:
+        self.control.restart(lambda: self._streams_file.write_bytes(content))
+        self.lines.redirect(self.control.service.url)
 
     @property
-    def touched(self) -> int:
+    def faulty_requests(self) -> int:
         return self.lines.met
 
-    def told(self, event: ReadingEvent) -> ReadingEvent:
+    def with_judged_key(self, event: ReadingEvent) -> ReadingEvent:
         return event
 
 
-def _whole(file: Path) -> bytes:
-    """Return what the stand-in has written, retrying because it rewrites the file every second and may be cut off."""
+def _read_whole_file(file: Path) -> bytes:
+    """Return the content of the stand-in's file. Retry while it is incomplete, because it is rewritten every second."""
     while True:
         with suppress(ValueError):
-            kept = file.read_bytes()
-            json.loads(kept)
-            return kept
+            content = file.read_bytes()
+            json.loads(content)
+            return content
 
 
 @contextmanager
 def kinesis_ground(folder: Path, workers: Sequence[str], seed: int) -> Iterator[KinesisGround]:
     """Make a stream in a service of its own."""
     (folder / "kinesis").mkdir()
-    kept = KeptService(partial(kinesis_local, folder / "kinesis"))
+    control = ServiceControl(partial(kinesis_local, folder / "kinesis"))
     with ExitStack() as stack:
-        stack.callback(kept.close)
-        lines = stack.enter_context(Lines.laid(kept.service.url, (*workers, WATCHER), f"{seed} stream", SLOW_DOWN))
+        stack.callback(control.close)
+        lines = stack.enter_context(Lines.laid(control.service.url, (*workers, WATCHER), f"{seed} stream", SLOW_DOWN))
         stream = stack.enter_context(closing(Stream(lines.url(WATCHER), f"chaos-{uuid4().hex[:8]}", SHARDS)))
         yield KinesisGround(
-            kept,
+            control,
             stream,
             lines,
             stack.enter_context(closing(client(lines.url(WATCHER)))),
@@ -229,7 +234,7 @@ def kinesis_ground(folder: Path, workers: Sequence[str], seed: int) -> Iterator[
 class HubGround:
     """A hub of the stand-in."""
 
-    kept: KeptService
+    control: ServiceControl
     wire: Wire
     _hubs: LocalHubs
     _hub: HubStream
@@ -246,18 +251,21 @@ class HubGround:
 
     @property
     def stream(self) -> Stream:
-        """The hub as the stage needs it."""
+        """The hub, in the form that `Stage` needs."""
         return cast("Stream", self._hub)
 
     def put(self) -> Iterator[Sent]:
-        """Put a few records into each partition, which the judge treats as their key."""
+        """Put three records into each partition. The judge treats the partition as the key of its records."""
         for partition in self._fed:
-            made = self._numbered.next((partition,) * 3)
-            self._hubs.put(self._hub.hub, partition, [data.decode() for _, data in made])
-            yield from (sent for sent, _ in made)
+            records = self._numbered.next((partition,) * 3)
+            self._hubs.put(self._hub.hub, partition, [data.decode() for _, data in records])
+            yield from (sent for sent, _ in records)
 
-    def known(self, shards: set[str]) -> None:
-        """Feed a new partition once it has a lease. Running workers find it within five minutes, new ones at once."""
+    def feed_leased_shards(self, shards: set[str]) -> None:
+        """Start to feed new partitions once they have leases.
+
+        A running worker finds a new partition within five minutes, and a new worker finds it immediately.
+        """
         self._fed = tuple(sorted(shards)) or self._fed
 
     def source(self, worker: str) -> str:  # noqa: ARG002  the wire tells workers apart by their connections
@@ -269,7 +277,7 @@ class HubGround:
         return {HUB_CONNECTION: self._hubs.connection_string()}
 
     def begin(self, what: str, worker: str) -> str:
-        """Begin the fault on the wire for this worker, on one partition, or on the hub."""
+        """Begin the fault for this worker's connections, for one partition, or for the whole hub."""
         self._turn += 1
         partition = str(self._turn % self._hub.partitions)
         match what:
@@ -289,40 +297,43 @@ class HubGround:
                 self._hub = evolve(self._hub, partitions=self._hub.partitions + 1)
                 return ""
             case _:
-                Wired(self.wire).begin(what, worker)
+                SharedWire(self.wire).begin(what, worker)
         return worker
 
     def end(self, what: str, worker: str) -> None:
-        """End the fault on the wire, where a worker has one fault at a time."""
+        """End the fault. A worker has only one fault of its connections at a time."""
         if what == GONE.what:
             self.wire.mend()
         else:
             self.wire.let_through(worker)
 
     def drop(self, shards: Collection[str]) -> None:
-        """Do nothing: partitions are never closed."""
+        """Do nothing, because partitions are never closed."""
 
     @property
-    def touched(self) -> int:
-        """0, because the wire carries bytes and knows no requests."""
+    def faulty_requests(self) -> int:
+        """Always 0, because the proxy does not parse bytes into requests."""
         return 0
 
-    def told(self, event: ReadingEvent) -> ReadingEvent:
+    def with_judged_key(self, event: ReadingEvent) -> ReadingEvent:
         """Return the event with the partition as its key."""
         return evolve(event, key=event.shard)
 
 
 @contextmanager
 def hub_ground(name_of: Callable[[int], str]) -> Iterator[HubGround]:
-    """Make a hub in a process of its own; `name_of` returns the owner of the connection from a port."""
+    """Create a hub in a process of its own.
+
+    `name_of` returns the name of the worker whose connection has a given local port.
+    """
     with event_hubs({}) as hubs:
         wire = Wire(hubs.service.port, name_of)
         by_wire = evolve(hubs, address=f"localhost:{wire.port}")
         hub = HubStream(by_wire, f"chaos-{uuid4().hex[:8]}", SHARDS)
         hubs.create(hub.hub, SHARDS)
-        kept = KeptService(lambda: nullcontext(hubs.service))
+        control = ServiceControl(lambda: nullcontext(hubs.service))
         try:
-            yield HubGround(kept, wire, by_wire, hub)
+            yield HubGround(control, wire, by_wire, hub)
         finally:
-            kept.resume()
+            control.resume()
             wire.cut()

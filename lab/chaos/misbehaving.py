@@ -1,8 +1,9 @@
-"""`leasehold consume --events` with a handler and a log that raise, are slow or hang when a file says so.
+"""Runs `leasehold consume --events` with a handler and a log that misbehave on orders from a file.
 
     python lab/chaos/misbehaving.py ORDERS WRITES SOURCE …
 
-WRITES gets a line for each write of its leases. Lines contain the true time, whatever time of day the process sees.
+ORDERS is the file with the current order. WRITES gets a line for each write of a lease. All lines contain the true
+time, even while the process's own clock is stepped.
 """
 
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from raising_log import RaisingLog
-from written import true_time, writes_noted
+from written import record_writes, true_time
 
 from leasehold.adapters.cli import consume
 from leasehold.adapters.consumer.events import EventLines
@@ -21,12 +22,12 @@ SLOW_SECONDS, LOOK_SECONDS = 3.0, 0.1
 
 
 class MisbehavingLines(EventLines):
-    """Reads its orders before each batch; nothing is written of a batch that is refused."""
+    """Reads its order before each batch. If it raises an exception, no event lines of the batch are written."""
 
     orders = Path()
 
     def handle(self, delivery: Delivery) -> None:
-        """Hang until ordered otherwise, raise, wait, or write."""
+        """Follow the current order: hang, raise an exception, or write the lines, perhaps slowly."""
         order = self.orders.read_text()
         while order == "hangs":
             time.sleep(LOOK_SECONDS)
@@ -41,9 +42,9 @@ class MisbehavingLines(EventLines):
 if __name__ == "__main__":
     MisbehavingLines.orders, writes = (Path(sys.argv.pop(1)) for _ in range(2))
     RaisingLog(MisbehavingLines.orders).install()
-    # The command takes no handler along with --events.
+    # With --events the command accepts no handler, so replace the class that writes the lines.
     with (
         patch.object(consume, "EventLines", lambda me, out: MisbehavingLines(me, out, true_time)),
-        writes_noted(writes),
+        record_writes(writes),
     ):
         consume.app()

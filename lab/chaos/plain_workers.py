@@ -1,9 +1,10 @@
-"""Plain workers over local services, with one fault after another drawn from a seed, and a judge that checks the run.
+"""Runs plain workers over local services with faults drawn from a seed, and judges the run.
 
     python lab/chaos/plain_workers.py --seed 7 --seconds 120 --source event-hubs --store azblob
 
-Records are put all the time. In the end all faults are over, all records must arrive, and the workers drain. The
-verdict lists records that were lost, out of order, handled again or left waiting with no fault to explain it.
+Records are put continuously. At the end, all faults are over, all records must arrive, and the workers drain. The
+verdict lists records that were lost or dispatched out of order, and records that were delayed or dispatched again
+although no fault explains it.
 """
 
 import argparse
@@ -33,7 +34,7 @@ from fleet import (
     OF_WORKERS,
     SETTINGS,
     Fleet,
-    Place,
+    TableWithLines,
     table_kinds,
 )
 from grounds import (
@@ -48,13 +49,13 @@ from grounds import (
     hub_ground,
     kinesis_ground,
 )
-from libc import UnkindLibc, libc_can_be_put_before
-from processes import client_at, threads_can_be_refused
+from libc import UnkindLibc, has_compiler
+from processes import can_limit_threads, client_at
 from schedule import Fault, FaultKind, schedule
-from services import STORES, NotHere, a_table, watched
+from services import STORES, ServiceMissing, open_driver_store, open_table
 from swap_command import COMMAND, SwapOperator
 from unsteady_line import Lines
-from wired import Wired
+from wired import SharedWire
 
 from leasehold.adapters.ops.doctor.examination import gap_seconds
 from leasehold.balancer.config import Config
@@ -71,20 +72,23 @@ SOURCES = ("kinesis", "event-hubs")
 CONSUMERS = ("function", "multilang")
 CALM_SECONDS, ARRIVE_SECONDS, SAY_SECONDS = 6.0, 90.0, 5.0
 SILENCE_SECONDS = 4.0
-"""If the lookout itself is gone, workers list the table this much later (C8), and only then their clocks start."""
+"""The delay in seconds until other workers list the table if the lookout has died (C8).
+
+Only then do they begin to measure how long the lookout's leases have not been renewed.
+"""
 NOTICE_SECONDS = 2.0, 6.0
-"""What a machine adds to the time in which a lease passes on, when idle and when its load is three times too high."""
+"""The seconds that the machine adds to a change of owner, when idle and when its load is three times too high."""
 CONFIG = Config(lease_seconds=6.0, cycle_seconds=2.0)
 HELD_UP = frozenset({PAUSE, RESTART, ANEW})
 
 
 @frozen
-class Wanted:
-    """The run that was asked for.
+class RunRequest:
+    """The requested run.
 
     Attributes:
-        to: The store to which the leases are swapped meanwhile, or "".
-        only: Only faults whose names contain this are played.
+        to: The store to which the leases are swapped during the run, or "" for no swap.
+        only: If set, only faults whose names contain this string are caused.
     """
 
     seed: int
@@ -103,55 +107,56 @@ class Wanted:
 class Outcome:
     """The result of a run.
 
-    load     the machine's load average of the last five minutes, at the end
-    limits   the limits by which the run was judged
-    faults   how often each kind was played
-    touched  requests that faulty lines touched
-    writes   the number of writes by outcome
-    slow     how often a service was slow by itself, as seen by the driver
-    longest  the record that waited longest, and why
-    swap     what the command of a swap did
+    Attributes:
+        load: The machine's load average over the last five minutes of the run.
+        limits: The limits with which the run was judged.
+        faults: The number of faults of each kind.
+        faulty_requests: The number of requests that failed because of a faulty line.
+        writes: The number of writes with each outcome.
+        slow: How often the driver saw a service that was slow without a fault.
+        longest: The record that waited longest, with the explanation.
+        swap: A summary of the operator's swap commands.
     """
 
-    wanted: Wanted
+    request: RunRequest
     load: float
     verdict: RunVerdict
     limits: Limits
     faults: Counter[str]
-    touched: int
+    faulty_requests: int
     writes: Counter[str]
     slow: int
     longest: RecordWait | None
     swap: str = ""
 
     def __str__(self) -> str:
-        found, wait = self.verdict, self.longest
-        repeated = [change for change in found.owner_changes if change.duplicates]
-        asked = self.wanted
+        verdict, wait = self.verdict, self.longest
+        repeated = [change for change in verdict.owner_changes if change.duplicates]
+        request = self.request
         lines = [
-            f"run          {asked.source}, {asked.store} {asked.layout}".rstrip()
-            + f", seed {asked.seed}, {asked.seconds:g} s; load {self.load:.0f}",
-            f"records      {found.produced:,} sent, {found.lost} lost, {found.strangers} never sent",
-            f"order        {sum(each.what == 'out of order' for each in found.faults)} breaks",
-            f"duplicates   {found.duplicates:,}, at {len(repeated)} of {len(found.owner_changes)} changes of reader",
+            f"run          {request.source}, {request.store} {request.layout}".rstrip()
+            + f", seed {request.seed}, {request.seconds:g} s; load {self.load:.0f}",
+            f"records      {verdict.produced:,} sent, {verdict.lost} lost, {verdict.strangers} never sent",
+            f"order        {sum(each.what == 'out of order' for each in verdict.faults)} breaks",
+            f"duplicates   {verdict.duplicates:,}, at {len(repeated)} of {len(verdict.owner_changes)} reader changes",
             "writes       " + ", ".join(f"{count:,} {what}" for what, count in sorted(self.writes.items())),
-            f"faults       {sum(self.faults.values())}, {self.touched:,} requests: "
+            f"faults       {sum(self.faults.values())}, {self.faulty_requests:,} requests: "
             + ", ".join(f"{what} {count}" for what, count in sorted(self.faults.items())),
         ]
         if self.swap:
-            lines.append(f"swap         to {asked.to} {asked.to_layout}".rstrip() + f": {self.swap}")
+            lines.append(f"swap         to {request.to} {request.to_layout}".rstrip() + f": {self.swap}")
         lines.append(f"bystander    found a service slow by itself {self.slow} times")
         if wait is not None:
             why = ", ".join(dict.fromkeys(wait.faults)) or "no fault"
             lines.append(f"longest wait {wait.seconds:.1f} s, of {wait.shard}; in reach: {why}")
             allowed = f"{self.limits.wait_seconds:.1f} s of a wait want no fault"
             lines.append(f"judged by    {allowed}; a fault reaches on for {self.limits.reach_seconds:.1f} s")
-        lines += [f"BREACH       {breach}" for breach in found.faults]
-        return "\n".join([*lines, "good" if found.ok else "NOT GOOD"])
+        lines += [f"BREACH       {breach}" for breach in verdict.faults]
+        return "\n".join([*lines, "good" if verdict.ok else "NOT GOOD"])
 
 
 @contextmanager
-def a_fleet(wanted: Wanted, workers: Sequence[str], folder: Path) -> Iterator[Fleet]:
+def open_fleet(request: RunRequest, workers: Sequence[str], folder: Path) -> Iterator[Fleet]:
     with ExitStack() as stack:
         fleets: list[Fleet] = []
 
@@ -160,34 +165,35 @@ def a_fleet(wanted: Wanted, workers: Sequence[str], folder: Path) -> Iterator[Fl
 
         hub = ""
         ground: KinesisGround | HubGround
-        if wanted.source == "kinesis":
-            ground = stack.enter_context(kinesis_ground(folder, workers, wanted.seed))
+        if request.source == "kinesis":
+            ground = stack.enter_context(kinesis_ground(folder, workers, request.seed))
         else:
             ground = stack.enter_context(hub_ground(client_of))
             hub = ground.source("").removeprefix("eventhubs://").partition("?")[0]
-        asked = {"store": (wanted.store, wanted.layout)} | (
-            {"goal": (wanted.to, wanted.to_layout)} if wanted.to else {}
+        requested_tables = {"store": (request.store, request.layout)} | (
+            {"goal": (request.to, request.to_layout)} if request.to else {}
         )
-        everybody = (*workers, WATCHER, COMMAND)
-        places: dict[str, Place] = {}
-        for where, (kind, layout) in asked.items():
-            table = stack.enter_context(a_table(kind, folder / where, hub, layout))
-            kept = table.kept
-            if kept is None:
-                places[where] = Place(table)
+        line_names = (*workers, WATCHER, COMMAND)
+        places: dict[str, TableWithLines] = {}
+        for role, (kind, layout) in requested_tables.items():
+            table = stack.enter_context(open_table(kind, folder / role, hub, layout))
+            control = table.control
+            if control is None:
+                places[role] = TableWithLines(table)
             elif table.wired:
-                places[where] = Place(table, stack.enter_context(Wired.laid(kept.service.url, client_of)))
+                wire = stack.enter_context(SharedWire.laid(control.service.url, client_of))
+                places[role] = TableWithLines(table, wire)
             else:
-                lines = Lines.laid(kept.service.url, everybody, f"{wanted.seed} {where}", table.refused)
-                places[where] = Place(table, stack.enter_context(lines))
-        store, operator = stack.enter_context(closing(_watched(places))), None
+                lines = Lines.laid(control.service.url, line_names, f"{request.seed} {role}", table.refused)
+                places[role] = TableWithLines(table, stack.enter_context(lines))
+        store, operator = stack.enter_context(closing(_open_driver_store(places))), None
         if goal := places.get("goal"):
             environment = places["store"].environment(COMMAND) | goal.environment(COMMAND)
             addresses = places["store"].url(COMMAND), goal.url(COMMAND)
-            operator = SwapOperator(addresses, environment, folder, f"{wanted.seed} swap")
+            operator = SwapOperator(addresses, environment, folder, f"{request.seed} swap")
         table = places["store"].table
         disk = table.disk.folder if table.disk else folder / "disk"
-        libc = UnkindLibc.made(folder, workers, disk) if libc_can_be_put_before() else None
+        libc = UnkindLibc.made(folder, workers, disk) if has_compiler() else None
         fleet = Fleet(
             folder,
             ground.stream,
@@ -198,45 +204,45 @@ def a_fleet(wanted: Wanted, workers: Sequence[str], folder: Path) -> Iterator[Fl
             places=places,
             libc=libc,
             operator=operator,
-            multilang=wanted.consumer == "multilang",
+            multilang=request.consumer == "multilang",
         )
         fleets.append(fleet)
         stack.callback(fleet.abandon)
         yield fleet
 
 
-def _watched(places: Mapping[str, Place]) -> Store:
+def _open_driver_store(places: Mapping[str, TableWithLines]) -> Store:
     """Return the store for the driver, over lines that never fail."""
-    stores = []
+    driver_stores = []
     for place in places.values():
         with patch.dict(os.environ, place.environment(WATCHER)):
-            stores.append(watched(place.url(WATCHER)))
+            driver_stores.append(open_driver_store(place.url(WATCHER)))
     if "goal" not in places:
-        return stores[0]
-    return SwapStore((stores[0], stores[1]), name_of(places["goal"].url(WATCHER)))
+        return driver_stores[0]
+    return SwapStore((driver_stores[0], driver_stores[1]), name_of(places["goal"].url(WATCHER)))
 
 
-def run(wanted: Wanted, folder: Path, told: Callable[[str], None]) -> Outcome:
-    workers = [f"worker-{number}" for number in range(1, wanted.workers + 1)]
-    with a_fleet(wanted, workers, folder) as fleet:
+def run(request: RunRequest, folder: Path, report: Callable[[str], None]) -> Outcome:
+    workers = [f"worker-{number}" for number in range(1, request.workers + 1)]
+    with open_fleet(request, workers, folder) as fleet:
         feed = Feed(fleet.ground)
-        kinds = [kind for kind in kinds_of(fleet, told) if wanted.only in _named(kind)]
-        faults = schedule(wanted.seed, wanted.seconds - CALM_SECONDS, kinds, workers)
+        kinds = [kind for kind in kinds_of(fleet, report) if request.only in _label(kind)]
+        faults = schedule(request.seed, request.seconds - CALM_SECONDS, kinds, workers)
         try:
-            Play(fleet, feed, wanted, told).run(faults, workers)
+            Play(fleet, feed, request, report).run(faults, workers)
         finally:
             feed.end()
-        history = evolve(fleet.recorded(feed.due(fleet.distinct)), anew=feed.anew)
+        history = evolve(fleet.recorded(feed.due(fleet.distinct)), recreated_at=feed.recreated_at)
         history.faults += feed.failed
         history.incidents += feed.slow
     tenures, limits = by_shard(reading_of(history).tenures), limits_now(workers, fleet.store.capabilities)
     return Outcome(
-        wanted,
+        request,
         os.getloadavg()[1],
         verdict_on(history, limits),
         limits,
-        Counter(_named(fault.kind) for fault in faults),
-        fleet.touched,
+        Counter(_label(fault.kind) for fault in faults),
+        fleet.faulty_requests,
         Counter(each.outcome for each in history.answers),
         sum(" itself " in each.note for each in history.incidents),
         Explanations(history, tenures, limits).longest(),
@@ -244,89 +250,101 @@ def run(wanted: Wanted, folder: Path, told: Callable[[str], None]) -> Outcome:
     )
 
 
-def kinds_of(fleet: Fleet, told: Callable[[str], None]) -> list[FaultKind]:
-    """Return the faults that this machine allows, and print those that it does not."""
-    libc, threads = fleet.libc is not None, threads_can_be_refused()
+def kinds_of(fleet: Fleet, report: Callable[[str], None]) -> list[FaultKind]:
+    """Return the kinds of faults that this machine can cause, and report those that it cannot."""
+    libc, threads = fleet.libc is not None, can_limit_threads()
     if not libc:
-        told("NO CLOCK IS STEPPED, AND NO DISK READ-ONLY: there is no C compiler (cc)")
+        report("NO CLOCK IS STEPPED, AND NO DISK READ-ONLY: there is no C compiler (cc)")
     if not threads:
-        told("NO THREADS ARE REFUSED: this user may make no control group of pids")
+        report("NO THREADS ARE REFUSED: this user may make no control group of pids")
     denied, no_threads = (NO_DESCRIPTORS, NO_MEMORY), (NO_THREADS,) if threads else ()
-    tables = table_kinds(fleet.table, libc=libc)
-    # The faults that every kind of run has; the others are for runs of plain workers.
-    tables_there = [kind for kind in tables if kind.what != EMPTIED.what]
-    shards = [kind for kind in fleet.ground.kinds if kind.what in {"split", "merge"} or kind in SLEEPS]
+    table_faults = table_kinds(fleet.table, libc=libc)
+    # Runs with child processes or with a swap don't empty the table, and have only those faults of the stream that
+    # concern shards.
+    lasting_table_faults = [kind for kind in table_faults if kind.what != EMPTIED.what]
+    shard_kinds = [kind for kind in fleet.ground.kinds if kind.what in {"split", "merge"} or kind in SLEEPS]
     if fleet.multilang:
-        return [*OF_WORKERS, *OF_CHILDREN, LOG_RAISES, *tables_there, *shards, *denied, *no_threads]
+        return [
+            *OF_WORKERS,
+            *OF_CHILDREN,
+            LOG_RAISES,
+            *lasting_table_faults,
+            *shard_kinds,
+            *denied,
+            *no_threads,
+        ]
     if goal := fleet.places.get("goal"):
-        goals = [evolve(kind, line="goal") for kind in table_kinds(goal.table, libc=False) if kind.what != EMPTIED.what]
-        return [*OF_WORKERS, *OF_HANDLERS, LOG_RAISES, *tables_there, *goals, *shards]
-    whole = [*OF_WORKERS, *OF_HANDLERS, LOG_RAISES, *tables, *fleet.ground.kinds, *denied]
-    return [*whole, *(OF_LIBC if libc else ()), *no_threads]
+        goal_kinds = [
+            evolve(kind, line="goal") for kind in table_kinds(goal.table, libc=False) if kind.what != EMPTIED.what
+        ]
+        return [*OF_WORKERS, *OF_HANDLERS, LOG_RAISES, *lasting_table_faults, *goal_kinds, *shard_kinds]
+    stream_and_table_kinds = [*OF_WORKERS, *OF_HANDLERS, LOG_RAISES, *table_faults, *fleet.ground.kinds, *denied]
+    return [*stream_and_table_kinds, *(OF_LIBC if libc else ()), *no_threads]
 
 
 def notice_seconds() -> float:
-    """Return the time that this machine's recent load adds before a lease passes on."""
+    """Return the seconds that the machine's recent load adds until a lease has a new owner."""
     least, most = NOTICE_SECONDS
     return min(max(least, least * os.getloadavg()[1] / (os.cpu_count() or 1)), most)
 
 
 def limits_now(workers: Sequence[str], capabilities: Capabilities) -> Limits:
-    """Return the limits of these workers and this layout, by the machine's recent load."""
-    notice = notice_seconds()
+    """Return the judge's limits for these workers and this table layout, at the machine's recent load."""
+    notice_time = notice_seconds()
     return Limits(
         lease_seconds=dict.fromkeys(workers, CONFIG.lease_seconds),
-        notice_seconds=notice,
+        notice_seconds=notice_time,
         owned_checkpoints=capabilities.owner_checked_checkpoint,
-        wait_seconds=CONFIG.cycle_seconds + notice,
-        reach_seconds=gap_seconds(CONFIG) + SILENCE_SECONDS + notice,
+        wait_seconds=CONFIG.cycle_seconds + notice_time,
+        reach_seconds=gap_seconds(CONFIG) + SILENCE_SECONDS + notice_time,
     )
 
 
-def _named(kind: FaultKind) -> str:
+def _label(kind: FaultKind) -> str:
     return f"{kind.line} {kind.what}".strip()
 
 
 @define
 class Play:
-    """The run of a schedule."""
+    """Runs a schedule of faults against a fleet."""
 
     fleet: Fleet
     feed: Feed
-    wanted: Wanted
-    told: Callable[[str], None]
+    request: RunRequest
+    report: Callable[[str], None]
     _began: float = 0.0
-    _said: float = 0.0
+    _last_report: float = 0.0
 
     def run(self, faults: Sequence[Fault], workers: Sequence[str]) -> None:
-        """Start all workers, play the faults, end them all, and let everything arrive and drain."""
+        """Start all workers, cause and end all faults, wait until all records have arrived, and drain the workers."""
         fleet = self.fleet
         for worker in workers:
             fleet.join(worker)
         if not fleet.until(fleet.settled, ARRIVE_SECONDS):
-            self.told(f"NOT EVERY SHARD IS READ {ARRIVE_SECONDS:g} s AFTER ALL HAVE JOINED: the machine is too busy")
+            self.report(f"NOT EVERY SHARD IS READ {ARRIVE_SECONDS:g} s AFTER ALL HAVE JOINED: the machine is too busy")
         self.feed.begin()
         self._began = time.monotonic()
-        for at, over, fault in sorted(_acts(faults), key=lambda act: act[:2]):
-            self._go_on(at)
+        for at, over, fault in sorted(_transitions(faults), key=lambda act: act[:2]):
+            self._tick_until(at)
             begun = time.monotonic()
-            self._act(fault, over=over)
-            # A slow fault (a restart, a split) postpones the others, which would otherwise come all at once.
+            self._begin_or_end(fault, over=over)
+            # If it takes long to cause a fault (a restart or a split), postpone the others, which would otherwise all
+            # be due then.
             self._began += time.monotonic() - begun
-        self._go_on(self.wanted.seconds)
+        self._tick_until(self.request.seconds)
         # A swap makes many requests in sequence, and the machine's load delays each.
-        fleet.swap_ended(ARRIVE_SECONDS * notice_seconds() / NOTICE_SECONDS[0])
+        fleet.finish_swap(ARRIVE_SECONDS * notice_seconds() / NOTICE_SECONDS[0])
         self.feed.end()
         fleet.until(
             lambda: not fleet.leaving and len(fleet.distinct) >= len(self.feed.due(fleet.distinct)), ARRIVE_SECONDS
         )
         fleet.end()
-        fleet.history.faults += fleet.ended_badly()
+        fleet.history.faults += fleet.unexpected_ends()
 
-    def _act(self, fault: Fault, *, over: bool) -> None:
+    def _begin_or_end(self, fault: Fault, *, over: bool) -> None:
         if not over:
-            self._say(str(fault))
-            # A request to a stream that does not respond would have an unknown outcome.
+            self._report_progress(str(fault))
+            # Stop the feed while the stream does not respond, because the outcome of a put would be unknown.
             if fault.kind in HELD_UP:
                 self.feed.gate.acquire()
             if fault.kind == ANEW:
@@ -337,30 +355,30 @@ class Play:
         else:
             if (
                 fault.kind in SLEEPS
-                and (shards := self.fleet.slept_through(fault))
+                and (shards := self.fleet.wait_for_deletion(fault))
                 and fault.kind.what.endswith("trim")
             ):
                 with self.feed.gate:
                     self.fleet.pause(KEEP_SECONDS)
                     self.fleet.drop(shards)
-            self.fleet.mend(fault)
+            self.fleet.end_fault(fault)
             if fault.kind in HELD_UP:
                 self.feed.gate.release()
 
-    def _go_on(self, until: float) -> None:
+    def _tick_until(self, until: float) -> None:
         while (left := self._began + until - time.monotonic()) > 0:
             time.sleep(min(left, TICK_SECONDS))
             self.fleet.tick()
-            if time.monotonic() > self._said + SAY_SECONDS:
-                self._say("")
+            if time.monotonic() > self._last_report + SAY_SECONDS:
+                self._report_progress("")
 
-    def _say(self, what: str) -> None:
-        self._said = time.monotonic()
+    def _report_progress(self, what: str) -> None:
+        self._last_report = time.monotonic()
         progress = f"sent {len(self.feed.sent):7,}  delivered {len(self.fleet.distinct):7,}"
-        self.told(f"{self._said - self._began:6.1f} s  {progress}  {what}".rstrip())
+        self.report(f"{self._last_report - self._began:6.1f} s  {progress}  {what}".rstrip())
 
 
-def _acts(faults: Sequence[Fault]) -> Iterator[tuple[float, bool, Fault]]:
+def _transitions(faults: Sequence[Fault]) -> Iterator[tuple[float, bool, Fault]]:
     for fault in faults:
         yield fault.at, False, fault
         yield fault.until, True, fault
@@ -384,19 +402,19 @@ def main() -> int:
     arguments = vars(options.parse_args())
     if arguments["consumer"] == "multilang" and (arguments["source"] != "kinesis" or arguments["to"]):
         options.error("--consumer multilang: it reads Kinesis, and takes part in no swap")
-    kept = arguments.pop("folder")
+    given_folder = arguments.pop("folder")
     for name in HIDDEN_VARIABLES:
         os.environ.pop(name, None)
     os.environ.update(ENVIRONMENT)
-    wanted = Wanted(**arguments)
-    to_stderr(f"{wanted}")
+    run_request = RunRequest(**arguments)
+    to_stderr(f"{run_request}")
     with tempfile.TemporaryDirectory(prefix="leasehold-chaos-") as folder:
-        place = kept or Path(folder)
-        place.mkdir(parents=True, exist_ok=True)
+        run_folder = given_folder or Path(folder)
+        run_folder.mkdir(parents=True, exist_ok=True)
         try:
-            outcome = run(wanted, place, to_stderr)
-        except NotHere as missing:
-            sys.stdout.write(f"{wanted.store} IS NOT TRIED: {missing}\n")
+            outcome = run(run_request, run_folder, to_stderr)
+        except ServiceMissing as missing:
+            sys.stdout.write(f"{run_request.store} IS NOT TRIED: {missing}\n")
             return 0
     sys.stdout.write(f"{outcome}\n")
     return 0 if outcome.verdict.ok else 1

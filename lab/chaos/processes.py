@@ -1,4 +1,4 @@
-"""Processes of a fleet on this machine: which one has a connection, and which resources they are denied."""
+"""Finds the processes of a fleet on this machine, and denies them resources such as threads and memory."""
 
 import os
 import resource
@@ -10,46 +10,47 @@ from typing import Self
 PROC = Path("/proc")
 PIDS = Path("/sys/fs/cgroup/pids")
 LOCAL, INODE = 1, 9
-"""Columns of /proc/net/tcp: the address of this end, and the socket's inode."""
+"""The columns of /proc/net/tcp with the local address and the inode of the socket."""
 
 
-def in_group(group: int) -> Iterator[int]:
+def processes_in_group(group: int) -> Iterator[int]:
     """Yield the processes of this group."""
-    for place in PROC.iterdir():
+    for process_folder in PROC.iterdir():
         with suppress(ValueError, ProcessLookupError):
-            if os.getpgid(int(place.name)) == group:
-                yield int(place.name)
+            if os.getpgid(int(process_folder.name)) == group:
+                yield int(process_folder.name)
 
 
-def descendants(of: int) -> Iterator[int]:
+def descendants(ancestor: int) -> Iterator[int]:
     """Yield the descendants of a process, parents before their children."""
-    parents: dict[int, list[int]] = {}
-    for place in PROC.iterdir():
+    children_by_parent: dict[int, list[int]] = {}
+    for process_folder in PROC.iterdir():
         with suppress(ValueError, OSError):
-            # The name is in brackets and may contain brackets; the parent's id is the second word after them.
-            fields = (place / "stat").read_text().rpartition(")")[2].split()
-            parents.setdefault(int(fields[1]), []).append(int(place.name))
-    todo = [of]
-    while todo:
-        started = parents.get(todo.pop(0), [])
-        yield from started
-        todo += started
+            # The program's name is in parentheses and may contain parentheses. The parent's id is the second word after
+            # it.
+            fields = (process_folder / "stat").read_text().rpartition(")")[2].split()
+            children_by_parent.setdefault(int(fields[1]), []).append(int(process_folder.name))
+    pending = [ancestor]
+    while pending:
+        children = children_by_parent.get(pending.pop(0), [])
+        yield from children
+        pending += children
 
 
-def with_setting(setting: str) -> Iterator[int]:
+def processes_with_setting(setting: str) -> Iterator[int]:
     """Yield the running processes that were started with this `NAME=value` in their environment."""
-    for place in PROC.iterdir():
+    for process_folder in PROC.iterdir():
         with suppress(ValueError, OSError):
-            if f"\0{setting}\0".encode() in b"\0" + (place / "environ").read_bytes() + b"\0":
-                yield int(place.name)
+            if f"\0{setting}\0".encode() in b"\0" + (process_folder / "environ").read_bytes() + b"\0":
+                yield int(process_folder.name)
 
 
 def client_at(port: int, groups: Mapping[str, int]) -> str:
-    """Return which of these process groups has this port of the loopback address, or "" for none."""
-    rows = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
-    sockets = {f"socket:[{row[INODE]}]" for row in rows if int(row[LOCAL].partition(":")[2], 16) == port}
+    """Return the name of the process group that has a connection from this local port, or "" if none has."""
+    connections = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
+    sockets = {f"socket:[{row[INODE]}]" for row in connections if int(row[LOCAL].partition(":")[2], 16) == port}
     for name, group in groups.items():
-        for pid in in_group(group):
+        for pid in processes_in_group(group):
             with suppress(OSError):
                 for file in (PROC / str(pid) / "fd").iterdir():
                     with suppress(OSError):
@@ -58,22 +59,22 @@ def client_at(port: int, groups: Mapping[str, int]) -> str:
     return ""
 
 
-class NoMoreThreads:
-    """A control group that lets the processes of a worker have no more threads than they have."""
+class ThreadLimit:
+    """A control group that prevents the processes of a worker from starting more threads."""
 
     def __init__(self, group: int) -> None:
         """Make the control group. Raises OSError if this user may not."""
         self._folder = PIDS / f"leasehold-chaos-{group}"
         self._folder.mkdir()
-        self._move(in_group(group), self._folder)
+        self._move(processes_in_group(group), self._folder)
         (self._folder / "pids.max").write_text((self._folder / "pids.current").read_text())
 
     def end(self) -> None:
         """Remove the limit."""
         (self._folder / "pids.max").write_text("max")
-        # The control group also has their new children, in whatever process group.
-        while there := (self._folder / "cgroup.procs").read_text().split():
-            self._move(map(int, there), PIDS / _own_group())
+        # The control group also contains children that were started since, even those in other process groups.
+        while pids := (self._folder / "cgroup.procs").read_text().split():
+            self._move(map(int, pids), PIDS / _own_group())
         self._folder.rmdir()
 
     @staticmethod
@@ -84,34 +85,36 @@ class NoMoreThreads:
 
 
 SPARE_BYTES = 1 << 20
-"""What a process without more memory has left, so that an allocation deep inside it fails."""
+"""The memory that a process may still allocate, so that an allocation deep inside its work fails."""
 
 
 def descriptors_of(pid: int) -> int:
-    """Return one more than the highest descriptor that this process has open."""
+    """Return the highest open file descriptor of this process plus one."""
     return max((int(file.name) for file in (PROC / str(pid) / "fd").iterdir()), default=-1) + 1
 
 
 def memory_of(pid: int) -> int:
-    """Return the bytes of the process's data, which the system counts, and a little more."""
+    """Return the size of the process's data (VmData), as the system counts it, plus `SPARE_BYTES`."""
     status = (PROC / str(pid) / "status").read_text().splitlines()
     return next(int(line.split()[1]) for line in status if line.startswith("VmData:")) * 1024 + SPARE_BYTES
 
 
-class NoMore:
-    """Limits that let the processes of a worker have no more of a resource than they have.
+class ResourceLimit:
+    """Limits that prevent the processes of a worker from using more of a resource than they use now.
 
-    what  the resource, by the system's number
-    used  how much of it a process may have
+    Args:
+        group: The process group.
+        what: The resource, as one of the numbers `resource.RLIMIT_*`.
+        used: Returns the limit for the process with this id.
     """
 
     def __init__(self, group: int, what: int, used: Callable[[int], int]) -> None:
-        self._what = what
-        self._before: dict[int, tuple[int, int]] = {}
-        for pid in in_group(group):
+        self._resource = what
+        self._former_limits: dict[int, tuple[int, int]] = {}
+        for pid in processes_in_group(group):
             with suppress(ProcessLookupError, FileNotFoundError):
                 _, most = resource.prlimit(pid, what)
-                self._before[pid] = resource.prlimit(pid, what, (used(pid), most))
+                self._former_limits[pid] = resource.prlimit(pid, what, (used(pid), most))
 
     @classmethod
     def descriptors(cls, group: int) -> Self:
@@ -125,13 +128,13 @@ class NoMore:
 
     def end(self) -> None:
         """Remove the limits of the processes that still run."""
-        for pid, limits in self._before.items():
+        for pid, limits in self._former_limits.items():
             with suppress(ProcessLookupError):
-                resource.prlimit(pid, self._what, limits)
+                resource.prlimit(pid, self._resource, limits)
 
 
-def threads_can_be_refused() -> bool:
-    """Return whether this machine has such control groups, and this user may make them."""
+def can_limit_threads() -> bool:
+    """Return whether this user can create control groups that limit threads."""
     try:
         (PIDS / "leasehold-chaos").mkdir()
         (PIDS / "leasehold-chaos").rmdir()

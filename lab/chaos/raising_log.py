@@ -1,4 +1,4 @@
-"""A log that fails while a file orders it: a filter of each logger raises for some lines, a handler for others."""
+"""A logging handler and filter that raise exceptions for some lines, while a file orders it."""
 
 import itertools
 import logging
@@ -15,10 +15,10 @@ RAISED = (
 
 
 class RaisingLog(logging.Handler):
-    """A handler, and a filter, as a user's program might have.
+    """A log handler and filter such as a user's program might install.
 
     Attributes:
-        orders: The file that holds the present order.
+        orders: The file that contains the current order.
     """
 
     def __init__(self, orders: Path) -> None:
@@ -27,25 +27,25 @@ class RaisingLog(logging.Handler):
         self._lines, self._errors = itertools.count(), itertools.cycle(RAISED)
 
     def install(self) -> None:
-        """Filter every logger of the library that exists by now, and handle what they log."""
+        """Add the handler to the library's logger, and the filter to each logger of the library that exists."""
         logging.getLogger("leasehold").addHandler(self)
         for name, logger in list(logging.root.manager.loggerDict.items()):
             if name.startswith("leasehold") and isinstance(logger, logging.Logger):
-                logger.addFilter(self._pass)
+                logger.addFilter(self._filter)
 
     def remove(self) -> None:
         """Undo `install`."""
         logging.getLogger("leasehold").removeHandler(self)
         for logger in logging.root.manager.loggerDict.values():
             if isinstance(logger, logging.Logger):
-                logger.removeFilter(self._pass)
+                logger.removeFilter(self._filter)
 
     def handle(self, record: logging.LogRecord) -> bool:  # noqa: ARG002  as the base class has it
-        """Raise if the file orders it."""
+        """Raise an exception if the file orders it."""
         self._raise_if_ordered()
         return True
 
-    def _pass(self, _record: logging.LogRecord) -> bool:
+    def _filter(self, _record: logging.LogRecord) -> bool:
         if next(self._lines) % 2:
             self._raise_if_ordered()
         return True

@@ -1,4 +1,4 @@
-"""The faults of a run, drawn from a seed: the same seed gives the same faults at the same seconds."""
+"""Draws the faults of a run from a seed. The same seed results in the same faults at the same times."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -7,17 +7,18 @@ from attrs import field, frozen
 
 SPACING_SECONDS = (1.0, 3.0)
 REST_SECONDS = 2.0
-"""How long a worker, or the services, have no further fault after one."""
+"""The seconds after a fault in which the same worker, or the services, have no other fault."""
 
 
 @frozen
 class FaultKind:
-    """A fault that a ground can cause.
+    """A kind of fault.
 
-    what     its name
-    line     which line of a worker fails: "store", "stream", or "" if it is no line
-    seconds  the shortest and longest duration; for a worker that is gone, until it is started again
-    common   whether it hits a service, and so all workers
+    Attributes:
+        what: The name of the fault.
+        line: The line of a worker that fails ("store", "goal" or "stream"), or "" if the fault is not about a line.
+        seconds: The shortest and the longest duration. A killed worker is restarted after this time.
+        common: Whether the fault affects a service, and therefore all workers.
     """
 
     what: str
@@ -28,7 +29,7 @@ class FaultKind:
 
 @frozen(order=True)
 class Fault:
-    """One fault, `at` seconds after the beginning; `worker` is "" if it hits all of them."""
+    """A fault that starts `at` seconds after the start of the run. `worker` is "" if it affects all workers."""
 
     at: float
     kind: FaultKind = field(order=False)
@@ -40,42 +41,42 @@ class Fault:
         return self.at + self.seconds
 
     def __str__(self) -> str:
-        words = (self.kind.what, self.kind.line and f"to the {self.kind.line}", self.worker and f"of {self.worker}")
-        lasting = f"for {self.seconds:.1f} s" if self.seconds else ""
-        return " ".join(word for word in (*words, lasting) if word)
+        parts = (self.kind.what, self.kind.line and f"to the {self.kind.line}", self.worker and f"of {self.worker}")
+        duration = f"for {self.seconds:.1f} s" if self.seconds else ""
+        return " ".join(word for word in (*parts, duration) if word)
 
 
 def schedule(seed: int, seconds: float, kinds: Sequence[FaultKind], workers: Sequence[str]) -> tuple[Fault, ...]:
     """Return the faults of a run of this many seconds, in order.
 
-    Every kind comes once before one comes again. More than half of the workers are left alone at any time, so that they
-    can take over what a fault takes from the others.
+    Every kind of fault occurs once before any kind occurs again. At any time, more than half of the workers have no
+    fault, so that they can take over the shards of the others.
     """
     draw = random.Random(f"chaos of plain workers {seed}")  # noqa: S311  a seed is the point
-    busy: dict[str, float] = {}
+    busy_until: dict[str, float] = {}
     faults: list[Fault] = []
-    left: list[FaultKind] = []
-    at = 0.0
-    while (at := at + draw.uniform(*SPACING_SECONDS)) < seconds:
-        left = left or draw.sample(kinds, len(kinds))
-        free = [worker for worker in workers if busy.get(worker, 0.0) <= at]
-        for kind in left:
+    unused_kinds: list[FaultKind] = []
+    t = 0.0
+    while (t := t + draw.uniform(*SPACING_SECONDS)) < seconds:
+        unused_kinds = unused_kinds or draw.sample(kinds, len(kinds))
+        free_workers = [worker for worker in workers if busy_until.get(worker, 0.0) <= t]
+        for kind in unused_kinds:
             fault = Fault(
-                round(at, 1),
+                round(t, 1),
                 kind,
-                "" if kind.common or not free else draw.choice(free),
+                "" if kind.common or not free_workers else draw.choice(free_workers),
                 round(draw.uniform(*kind.seconds), 1),
             )
-            if _fits(fault, busy, len(workers) - len(free), len(workers)) and fault.until < seconds:
+            if _fits(fault, busy_until, len(workers) - len(free_workers), len(workers)) and fault.until < seconds:
                 faults.append(fault)
-                left.remove(kind)
-                busy[fault.worker] = fault.until + REST_SECONDS
+                unused_kinds.remove(kind)
+                busy_until[fault.worker] = fault.until + REST_SECONDS
                 break
     return tuple(faults)
 
 
-def _fits(fault: Fault, busy: Mapping[str, float], troubled: int, workers: int) -> bool:
-    """Return whether the fault leaves all other services, or more than half of the workers, without a fault."""
+def _fits(fault: Fault, busy_until: Mapping[str, float], busy_workers: int, workers: int) -> bool:
+    """Return whether the fault would be the only one of a service, or spare more than half of the workers."""
     if fault.kind.common:
-        return busy.get("", 0.0) <= fault.at
-    return bool(fault.worker) and 2 * (troubled + 1) < workers
+        return busy_until.get("", 0.0) <= fault.at
+    return bool(fault.worker) and 2 * (busy_workers + 1) < workers

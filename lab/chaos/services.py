@@ -1,4 +1,4 @@
-"""The services of chaos runs: each can be paused, and those that keep their data on a disk can be restarted."""
+"""Starts the services of chaos runs. Each can be paused, and those that keep their data on disk can be restarted."""
 
 import os
 import signal
@@ -34,13 +34,13 @@ OPENINGS = 5
 STORES = ("dynamodb", "azblob", "sqlite", "s3", "gcs", "postgres")
 
 
-class NotHere(Exception):
+class ServiceMissing(Exception):
     """A service that a run needs is not available on this machine."""
 
 
 @define
-class KeptService:
-    """A running service; `begin` starts it, with the data that it kept."""
+class ServiceControl:
+    """A running service. `begin` starts it, with the data that it stored before."""
 
     begin: Callable[[], AbstractContextManager[Service]]
     service: Service = field(init=False)
@@ -60,7 +60,7 @@ class KeptService:
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
-        """Signal the group first, so that it starts no more processes, then descendants in groups of their own."""
+        """Signal the process group first, so that it starts no more processes, and then descendants in other groups."""
         with suppress(ProcessLookupError):
             os.killpg(self.service.pid, number)
         for pid in descendants(self.service.pid):
@@ -68,8 +68,8 @@ class KeptService:
                 os.kill(pid, number)
 
     def restart(self, between: Callable[[], object] = lambda: None) -> None:
-        """End the service, and start it again on another port; `between` is called in between."""
-        if self.service.name == "postgres":  # told to end by another signal, it waits until its clients have gone
+        """Stop the service, call `between`, and start the service again on another port."""
+        if self.service.name == "postgres":  # at other signals, it waits until all clients have disconnected
             os.kill(next(descendants(self.service.pid)), signal.SIGINT)
         self._stack.close()
         between()
@@ -82,19 +82,20 @@ class KeptService:
 
 @frozen
 class Table:
-    """The table of the leases.
+    """The lease table of a run.
 
-    url      the store's URL, with {endpoint} in place of the service, if it has one
-    kept     the service, or None for a file, which is on `disk`
-    secret   additional environment of a worker, likewise with {endpoint}
-    refused  how the service rejects requests
-    dated    whether it rejects requests that were signed at a very different time
-    wired    whether its wire carries bytes that are not split into requests here
-    lasts    whether it has the same data after a restart
+    Attributes:
+        url: The URL of the store, with {endpoint} in place of the address of the service, if it has one.
+        control: The service, or None if the table is a file on `disk`.
+        secret: Additional environment variables of a worker. They may contain {endpoint}, too.
+        refused: The error responses with which the service rejects requests.
+        dated: Whether the service rejects requests that were signed at a very different time.
+        wired: Whether the proxy of the service forwards bytes without parsing them into requests.
+        lasts: Whether the data of the service survives a restart.
     """
 
     url: str
-    kept: KeptService | None = None
+    control: ServiceControl | None = None
     disk: Disk | None = None
     secret: Mapping[str, str] = Factory(dict)
     refused: tuple[Refused, ...] = BUSY
@@ -103,16 +104,19 @@ class Table:
     lasts: bool = True
 
     def environment(self, endpoint: str) -> dict[str, str]:
-        """Return the secrets for this way to the service."""
+        """Return the environment variables with the secrets, for this address of the service."""
         return {name: value.format(endpoint=endpoint) for name, value in self.secret.items()}
 
 
 @contextmanager
-def a_table(store: str, folder: Path, hub: str, layout: str = "") -> Iterator[Table]:
-    """Make a table in a service of its own. Raises NotHere.
+def open_table(store: str, folder: Path, hub: str, layout: str = "") -> Iterator[Table]:
+    """Create a table in a service of its own. Raises ServiceMissing if the service is not available.
 
-    hub     the namespace and hub it is for, or ""
-    layout  its layout if that is not the usual one
+    Args:
+        store: One of `STORES`.
+        folder: The folder for the data of the service.
+        hub: The namespace and the name of the hub that the table is for, or "".
+        layout: The layout of the table if it is not the default one of the store.
     """
     with ExitStack() as stack:
         name = f"chaos-{uuid4().hex[:8]}"
@@ -120,22 +124,25 @@ def a_table(store: str, folder: Path, hub: str, layout: str = "") -> Iterator[Ta
             disk = stack.enter_context(Disk(folder / "disk").mounted())
             table = Table(f"sqlite:///{str(disk.file).lstrip('/')}", disk=disk)
         else:
-            (kept_in := folder / store).mkdir(parents=True)
-            if store == "postgres":  # which runs as another user where this one is root, and may not look in there
-                kept_in = Path(stack.enter_context(TemporaryDirectory(prefix="leasehold-chaos-")))
-                kept_in.chmod(0o755)
+            (data_folder := folder / store).mkdir(parents=True)
+            if store == "postgres":  # if we are root, it runs as another user, who may not read this folder
+                data_folder = Path(stack.enter_context(TemporaryDirectory(prefix="leasehold-chaos-")))
+                data_folder.chmod(0o755)
             try:
-                kept = KeptService(_service(store, kept_in))
+                control = ServiceControl(_service(store, data_folder))
             except ServiceError as missing:
-                raise NotHere(str(missing)) from missing
-            stack.callback(kept.close)
-            table = _MADE[store](name, hub, kept)
+                raise ServiceMissing(str(missing)) from missing
+            stack.callback(control.close)
+            table = _MADE[store](name, hub, control)
         separator = "&" if "?" in table.url else "?"
         yield evolve(table, url=f"{table.url}{separator}layout={layout}") if layout else table
 
 
-def watched(url: str) -> Store:
-    """Return the driver's store, which gives up late requests soon. A busy machine may need several tries."""
+def open_driver_store(url: str) -> Store:
+    """Open the driver's store, whose requests time out after a second.
+
+    On a busy machine, this may take several tries. The last one has the usual timeout.
+    """
     for _ in range(OPENINGS):
         with suppress(OutcomeUnknown):
             return open_store(url, request_seconds=1.0)
@@ -150,43 +157,43 @@ def _service(store: str, folder: Path) -> Callable[[], AbstractContextManager[Se
     return partial({"dynamodb": dynalite, "azblob": azurite, "postgres": postgres}[store], folder)
 
 
-def _dynamodb(name: str, _hub: str, kept: KeptService) -> Table:
+def _dynamodb(name: str, _hub: str, control: ServiceControl) -> Table:
     region = ENVIRONMENT["AWS_DEFAULT_REGION"]
-    return Table(f"dynamodb://{name}?region={region}&endpoint={{endpoint}}", kept, refused=SLOW_DOWN)
+    return Table(f"dynamodb://{name}?region={region}&endpoint={{endpoint}}", control, refused=SLOW_DOWN)
 
 
-def _azblob(name: str, hub: str, kept: KeptService) -> Table:
-    secret = azurite_connection_string(kept.service)
+def _azblob(name: str, hub: str, control: ServiceControl) -> Table:
+    secret = azurite_connection_string(control.service)
     with ContainerClient.from_connection_string(secret, name) as container:
         container.create_container()
-    where = f"eventhub={hub}&group=$Default" if hub else "prefix=app"
+    query = f"eventhub={hub}&group=$Default" if hub else "prefix=app"
     # The connection string contains the port, which differs by worker.
-    env = {BLOB_CONNECTION: secret.replace(kept.service.url, "{endpoint}")}
-    return Table(f"azblob://{AZURITE_ACCOUNT}/{name}?{where}", kept, secret=env)
+    environment = {BLOB_CONNECTION: secret.replace(control.service.url, "{endpoint}")}
+    return Table(f"azblob://{AZURITE_ACCOUNT}/{name}?{query}", control, secret=environment)
 
 
-def _s3(name: str, _hub: str, kept: KeptService) -> Table:
+def _s3(name: str, _hub: str, control: ServiceControl) -> Table:
     key = ENVIRONMENT["AWS_ACCESS_KEY_ID"]
     client = boto3.client(
         "s3",
-        endpoint_url=kept.service.url,
+        endpoint_url=control.service.url,
         region_name=REGION,
         aws_access_key_id=key,
         aws_secret_access_key=key,
     )
     client.create_bucket(Bucket=name, CreateBucketConfiguration={"LocationConstraint": "eu-west-1"})
     client.close()
-    return Table(f"s3://{name}/app?region={REGION}&endpoint={{endpoint}}", kept, dated=True)
+    return Table(f"s3://{name}/app?region={REGION}&endpoint={{endpoint}}", control, dated=True)
 
 
-def _gcs(name: str, _hub: str, kept: KeptService) -> Table:
-    requests.post(f"{kept.service.url}/storage/v1/b", json={"name": name}, timeout=60).raise_for_status()
-    return Table(f"gcs://{name}/app?endpoint={{endpoint}}", kept, lasts=False)
+def _gcs(name: str, _hub: str, control: ServiceControl) -> Table:
+    requests.post(f"{control.service.url}/storage/v1/b", json={"name": name}, timeout=60).raise_for_status()
+    return Table(f"gcs://{name}/app?endpoint={{endpoint}}", control, lasts=False)
 
 
-def _postgres(name: str, _hub: str, kept: KeptService) -> Table:
+def _postgres(name: str, _hub: str, control: ServiceControl) -> Table:
     table = name.replace("-", "_")
-    return Table(f"postgres://{{endpoint}}/{DATABASE}?user={USER}&table={table}", kept, wired=True)
+    return Table(f"postgres://{{endpoint}}/{DATABASE}?user={USER}&table={table}", control, wired=True)
 
 
 _MADE = {"dynamodb": _dynamodb, "azblob": _azblob, "s3": _s3, "gcs": _gcs, "postgres": _postgres}

@@ -1,4 +1,4 @@
-"""An operator that runs `leasehold swap` repeatedly: it is killed, sends leases back, and in the end may finish."""
+"""Runs `leasehold swap` repeatedly. The command is killed, or run with `--back`, until it may finish at the end."""
 
 import os
 import random
@@ -12,20 +12,24 @@ from attrs import define, field
 from leasehold_lab.demo.child import Child
 
 COMMAND = "command"
-"""The command's name on the lines to the tables."""
+"""The name of the swap command's own lines to the tables."""
 RUN_SECONDS = 1.5, 8.0
-"""Less than the command waits at the end of a swap, so that no swap ends before it may."""
+"""The shortest and the longest time in seconds after which a command is killed.
+
+The command waits longer than this at the end of a swap, so that no swap ends before `may_finish` is set.
+"""
 REST_SECONDS = 0.5
 
 
 @define
 class SwapOperator:
-    """The swap command, one process after the other.
+    """Runs the swap command in one process after another.
 
-    addresses    FROM and TO
-    environment  what the stores need there
-    folder       where it writes
-    seed         decides how long each process may run, and which way it sends the leases
+    Attributes:
+        addresses: The URLs of the tables FROM and TO.
+        environment: The environment variables that the stores need.
+        folder: The folder for the output of the command.
+        seed: Determines how long each process may run, and in which direction it moves the leases.
     """
 
     addresses: tuple[str, str]
@@ -37,8 +41,8 @@ class SwapOperator:
     runs: int = 0
     kills: int = 0
     backs: int = 0
-    said: str = ""
-    """The last output of a command that was refused, or failed."""
+    last_output: str = ""
+    """The last output of a command that was rejected or that failed."""
     _draw: random.Random = field(init=False)
     _child: Child | None = None
     _back: bool = False
@@ -48,24 +52,24 @@ class SwapOperator:
         self._draw = random.Random(self.seed)  # noqa: S311  a seed is the point
 
     def __str__(self) -> str:
-        ended = "over" if self.over else "NOT OVER"
+        state = "over" if self.over else "NOT OVER"
         return (
-            f"{ended}; the command ran {self.runs} times, {self.backs} of them back, and was killed {self.kills} times"
+            f"{state}; the command ran {self.runs} times, {self.backs} of them back, and was killed {self.kills} times"
         )
 
     @property
     def group(self) -> int:
-        """The process group of the command, 0 while there is none."""
+        """The process group of the running command, or 0 if none is running."""
         return self._child.pid if self._child else 0
 
     @property
-    def told(self) -> str:
-        """How far the swap was when one of the processes last read the tables."""
-        looks = [file.read_text() for file in sorted(self.folder.glob(f"{COMMAND}#*.jsonl"), key=os.path.getmtime)]
-        return "".join(looks).strip().rpartition("\n")[2] or "no look"
+    def progress(self) -> str:
+        """The latest line about its progress that a command printed, or "no look"."""
+        outputs = [file.read_text() for file in sorted(self.folder.glob(f"{COMMAND}#*.jsonl"), key=os.path.getmtime)]
+        return "".join(outputs).strip().rpartition("\n")[2] or "no look"
 
     def tick(self) -> None:
-        """Start the command if there is none, kill it when its time has come, and record its end."""
+        """Start the command if none is running, kill it when its time is over, and record how it ended."""
         now = time.monotonic()
         child = self._child
         if child is None:
@@ -73,28 +77,28 @@ class SwapOperator:
                 self._start(now)
         elif not child.running:
             if child.wait():
-                self.said = child.said
+                self.last_output = child.last_output
             elif not self._back:
                 self.over = True
-            self._rest(now)
+            self._pause_before_restart(now)
         elif now >= self._until and not (self.may_finish and not self._back):
             self.kill()
-            self._rest(now)
+            self._pause_before_restart(now)
 
     def kill(self) -> None:
         if self._child is not None:
             self._child.kill()
             self._child, self.kills = None, self.kills + 1
 
-    def _rest(self, now: float) -> None:
+    def _pause_before_restart(self, now: float) -> None:
         self._child, self._until = None, now + REST_SECONDS
 
     def _start(self, now: float) -> None:
-        # The first run goes to TO, because there is nothing to send back yet.
+        # The first run moves leases to TO, because none can be moved back yet.
         self._back = bool(self.runs) and not self.may_finish and self._draw.random() < 0.4
         self.runs, self.backs = self.runs + 1, self.backs + self._back
-        back = ("--back",) if self._back else ()
-        words = ("-m", "leasehold.adapters.cli.main", "swap", *self.addresses, "--json", *back)
+        back_option = ("--back",) if self._back else ()
+        arguments = ("-m", "leasehold.adapters.cli.main", "swap", *self.addresses, "--json", *back_option)
         with patch.dict(os.environ, self.environment):
-            self._child = Child(f"{COMMAND}#{self.runs}", words, self.folder)
+            self._child = Child(f"{COMMAND}#{self.runs}", arguments, self.folder)
         self._until = now + self._draw.uniform(*RUN_SECONDS)

@@ -1,9 +1,9 @@
-"""Swaps of lease tables under chaos, one per seed: workers, tables and the command itself are killed in the middle.
+"""Swaps lease tables, one swap per seed, while workers, tables and the command itself are killed.
 
     python lab/chaos/swaps.py 20
 
-Each run puts some thousand records while the leases go to TO and back. In the end all leases must be in TO, and all
-records handled in order. The pair of tables depends on the seed.
+In each run, some thousands of records are put while the leases are moved to TO and back. At the end, all leases must be
+in TO, and all records must have been handled in order. The seed determines the pair of tables.
 """
 
 import argparse
@@ -12,8 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from plain_workers import Outcome, Wanted, run, to_stderr
-from services import NotHere
+from plain_workers import Outcome, RunRequest, run, to_stderr
+from services import ServiceMissing
 
 from leasehold_lab.demo.child import ENVIRONMENT, HIDDEN_VARIABLES
 
@@ -26,17 +26,17 @@ PAIRS = (
     ("azblob", "", "gcs", ""),
     ("s3", "sessions", "azblob", "sessions"),
 )
-"""FROM and TO, each with its layout."""
+"""The tables FROM and TO of a swap, each with its layout."""
 
 
-def wanted(seed: int, seconds: float) -> Wanted:
-    """Return the run of this seed."""
+def request_of(seed: int, seconds: float) -> RunRequest:
+    """Return the run that belongs to this seed."""
     store, layout, to, to_layout = PAIRS[seed % len(PAIRS)]
-    return Wanted(seed, seconds, "kinesis", store, layout=layout, to=to, to_layout=to_layout)
+    return RunRequest(seed, seconds, "kinesis", store, layout=layout, to=to, to_layout=to_layout)
 
 
 def main() -> int:
-    """Run one seed after the other, and return 1 if the judge finds a fault in any."""
+    """Run one seed after the other, and return 1 if the judge finds a fault in any of the runs."""
     options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     options.add_argument("runs", type=int, nargs="?", default=20, help="how many (%(default)s)")
     options.add_argument("--first", type=int, default=1, help="the first seed (%(default)s)")
@@ -48,18 +48,18 @@ def main() -> int:
     outcomes: list[Outcome] = []
     for seed in range(arguments.first, arguments.first + arguments.runs):
         with tempfile.TemporaryDirectory(prefix="leasehold-swaps-") as folder:
-            run_wanted = wanted(seed, arguments.seconds)
+            run_request = request_of(seed, arguments.seconds)
             try:
-                outcomes.append(run(run_wanted, Path(folder), to_stderr))
-            except NotHere as missing:
-                sys.stdout.write(f"{run_wanted.store} TO {run_wanted.to} IS NOT TRIED: {missing}\n\n")
+                outcomes.append(run(run_request, Path(folder), to_stderr))
+            except ServiceMissing as missing:
+                sys.stdout.write(f"{run_request.store} TO {run_request.to} IS NOT TRIED: {missing}\n\n")
                 continue
         sys.stdout.write(f"{outcomes[-1]}\n\n")
         sys.stdout.flush()
-    bad = [each.wanted.seed for each in outcomes if not each.verdict.ok]
+    failed_seeds = [each.request.seed for each in outcomes if not each.verdict.ok]
     sent, lost = (sum(getattr(each.verdict, what) for each in outcomes) for what in ("produced", "lost"))
-    sys.stdout.write(f"{len(outcomes)} swaps, {sent:,} records, {lost} lost; not good: {bad or 'none'}\n")
-    return 1 if bad else 0
+    sys.stdout.write(f"{len(outcomes)} swaps, {sent:,} records, {lost} lost; not good: {failed_seeds or 'none'}\n")
+    return 1 if failed_seeds else 0
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""A child of `leasehold multilang` that logs what it gets, and crashes, hangs or babbles when a file says so.
+"""A child process of `leasehold multilang` that records its messages, and misbehaves on orders from a file.
 
-It is a program of its own, like a processor in another language. It writes the lines of events that the judge reads,
-each record's line before anything else is done with the record. CHAOS_TOLD names the file of its daemon's process, and
-CHAOS_ORDERS that of its worker.
+It is a separate program, like a record processor in another language. It writes event lines for the judge. The line of
+a record is written before anything else is done with the record. CHAOS_EVENTS is the path of the event file of the
+daemon's process, and CHAOS_ORDERS the path of the order file of the worker.
 """
 
 import base64
@@ -29,43 +29,49 @@ CHECKPOINTS = 0.3
 """The share of messages that are followed by a checkpoint."""
 
 
-class Told:
+class EventFile:
     """The event file of one daemon's process, for one shard."""
 
     def __init__(self, to: Path, shard: str) -> None:
         self._to, self._shard = to, shard
         self._file = os.open(to, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
-    def line(self, event: str, records: list[dict[str, Any]] | None = None) -> None:
-        """Write one event, or one per record, in a single write, so that lines of several children do not mix."""
+    def write(self, event: str, records: list[dict[str, Any]] | None = None) -> None:
+        """Write one event, or one event per record. A single write keeps the lines of several children apart."""
         event_lines = [{"event": event}] if records is None else [_record(each) for each in records]
         common = {"t": round(time.clock_gettime(TRUE_CLOCK) * 1000), "worker": "", "shard": self._shard}
         os.write(self._file, "".join(json.dumps(common | line) + "\n" for line in event_lines).encode())
 
     def begin(self) -> None:
-        """Record that this child has its shard; it is a fault if another child of this daemon still has it."""
-        last = self._to.with_suffix(f".{self._shard}")
-        former = int(last.read_text()) if last.exists() else 0
-        last.write_text(str(os.getpid()))
+        """Record that this child starts to read its shard.
+
+        It is a fault if another child of the same daemon is still reading the shard.
+        """
+        pid_file = self._to.with_suffix(f".{self._shard}")
+        former_pid = int(pid_file.read_text()) if pid_file.exists() else 0
+        pid_file.write_text(str(os.getpid()))
         until = time.monotonic() + GONE_SECONDS
-        while former and _lives(former) and time.monotonic() < until:
-            time.sleep(0.05)  # it may have been told to end and still be exiting, but it does nothing more
-        if former and _lives(former):
-            self._to.with_suffix(".faults").open("a").write(f"{self._shard} has two children, {former} being one\n")
-        self.line("initialize")
+        while former_pid and _is_running(former_pid) and time.monotonic() < until:
+            time.sleep(0.05)  # it may still be exiting, but no longer reads
+        if former_pid and _is_running(former_pid):
+            self._to.with_suffix(".faults").open("a").write(f"{self._shard} has two children, {former_pid} being one\n")
+        self.write("initialize")
 
 
-def _record(each: dict[str, Any]) -> dict[str, Any]:
-    digest = hashlib.sha1(base64.b64decode(each["data"]), usedforsecurity=False).hexdigest()
-    numbers = {"sequence_number": each["sequenceNumber"], "sub_sequence_number": each["subSequenceNumber"]}
-    return {"event": "record", "partition_key": each["partitionKey"], "sha1": digest, **numbers}
+def _record(message_record: dict[str, Any]) -> dict[str, Any]:
+    digest = hashlib.sha1(base64.b64decode(message_record["data"]), usedforsecurity=False).hexdigest()
+    numbers = {
+        "sequence_number": message_record["sequenceNumber"],
+        "sub_sequence_number": message_record["subSequenceNumber"],
+    }
+    return {"event": "record", "partition_key": message_record["partitionKey"], "sha1": digest, **numbers}
 
 
-def _lives(group: int) -> bool:
-    """Return whether this process group has a process that is no zombie."""
-    for place in Path("/proc").iterdir():
+def _is_running(group: int) -> bool:
+    """Return whether a process of this group is running, which a zombie is not."""
+    for process_folder in Path("/proc").iterdir():
         try:
-            state, _, of_group = (place / "stat").read_text().rpartition(")")[2].split()[:3]
+            state, _, of_group = (process_folder / "stat").read_text().rpartition(")")[2].split()[:3]
         except (OSError, ValueError):
             continue
         if int(of_group) == group and state not in "ZX":
@@ -73,43 +79,47 @@ def _lives(group: int) -> bool:
     return False
 
 
-def main(told_to: Path, orders: Path) -> None:
+def main(event_path: Path, orders: Path) -> None:
     """Respond to every message, except as ordered."""
     draw = random.Random()  # noqa: S311  when to misbehave
-    told, done, number = None, "", None
+    event_file, outcome, number = None, "", None
     for line in sys.stdin:
         message = json.loads(line)
         action = message["action"]
         if action == "initialize":
-            told = Told(told_to, message["shardId"])
-            told.begin()
-        assert told is not None
+            event_file = EventFile(event_path, message["shardId"])
+            event_file.begin()
+        assert event_file is not None
         order = orders.read_text()
-        deed = order.removeprefix("child ") if order.startswith("child ") and draw.random() < CHANCE else ""
+        misbehavior = order.removeprefix("child ") if order.startswith("child ") and draw.random() < CHANCE else ""
         records = message.get("records", [])
-        part = draw.randint(0, len(records)) if deed else len(records)
-        if records[:part]:
-            told.line("record", records[:part])
-            number = records[part - 1]["sequenceNumber"]
-        if deed == "slow":
+        split_at = draw.randint(0, len(records)) if misbehavior else len(records)
+        if records[:split_at]:
+            event_file.write("record", records[:split_at])
+            number = records[split_at - 1]["sequenceNumber"]
+        if misbehavior == "slow":
             time.sleep(SLOW_SECONDS)
-        elif deed and deed != "forget":
-            # Misbehaves before the rest is done, so that a daemon that takes the message for handled loses records.
-            misbehave(deed, draw)
-        if records[part:]:
-            told.line("record", records[part:])
+        elif misbehavior and misbehavior != "forget":
+            # Misbehave before the rest is recorded, so that records are lost if the daemon treats the message as
+            # handled.
+            misbehave(misbehavior, draw)
+        if records[split_at:]:
+            event_file.write("record", records[split_at:])
             number = records[-1]["sequenceNumber"]
-        if deed != "forget" and (
+        if misbehavior != "forget" and (
             action in {"shutdownRequested", "shardEnded"} or (records and draw.random() < CHECKPOINTS)
         ):
-            done = stored(number if records or action == "shutdownRequested" else None, at_end=not records)
-        if action == "leaseLost" or (action == "shardEnded" and done == "stored"):
-            told.line("lease-lost" if action == "leaseLost" else "shard-ended")
+            outcome = try_checkpoint(number if records or action == "shutdownRequested" else None, at_end=not records)
+        if action == "leaseLost" or (action == "shardEnded" and outcome == "stored"):
+            event_file.write("lease-lost" if action == "leaseLost" else "shard-ended")
         send({"action": "status", "responseFor": action})
 
 
-def stored(number: str | None, *, at_end: bool) -> str:
-    """Checkpoint there, or at the end of the shard; at the last chance, retry if the store is throttled or away."""
+def try_checkpoint(number: str | None, *, at_end: bool) -> str:
+    """Checkpoint at this number, or at the end of the shard if it is None. Return "stored" if it was stored.
+
+    With `at_end`, retry if the store throttles or does not respond, because this is the last chance to checkpoint.
+    """
     for _ in range(5 if at_end else 1):
         error = checkpoint(number)
         if error in {None, "ShutdownException"}:
@@ -120,4 +130,4 @@ def stored(number: str | None, *, at_end: bool) -> str:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    main(Path(os.environ["CHAOS_TOLD"]), Path(os.environ["CHAOS_ORDERS"]))
+    main(Path(os.environ["CHAOS_EVENTS"]), Path(os.environ["CHAOS_ORDERS"]))

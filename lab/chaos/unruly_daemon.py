@@ -1,4 +1,4 @@
-"""`leasehold multilang` on the stream and the store of a run, which a .properties file cannot express.
+"""Runs `leasehold multilang` on the stream and the store of a run, which a .properties file cannot express.
 
     python lab/chaos/unruly_daemon.py WRITES SOURCE STORE CYCLE_SECONDS FILE …
 
@@ -12,7 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 from raising_log import RaisingLog
-from written import writes_noted
+from written import record_writes
 
 from leasehold.adapters import consuming
 from leasehold.adapters.cli.steer import multilang
@@ -23,10 +23,10 @@ if __name__ == "__main__":
     writes, source, store, cycle_seconds = (sys.argv.pop(1) for _ in range(4))
 
     def consumption(_source: str, _store: str, handling: Any, options: Options, named: Any) -> Consumption:  # noqa: ANN401  as the function it stands for
-        """Return the described consumption, with the run's stream, store and cadence, and with recreated streams."""
+        """Return the consumption with the run's stream, store and cycle time, which also reads recreated streams."""
         options = options | {"set": {"cycle_seconds": float(cycle_seconds)}, "if_recreated": "TRIM_HORIZON"}
         return consuming.consumption(source, store, handling, options, named)
 
     RaisingLog(Path(os.environ["CHAOS_ORDERS"])).install()
-    with writes_noted(Path(writes)), patch.object(multilang, "consumption", consumption):
+    with record_writes(Path(writes)), patch.object(multilang, "consumption", consumption):
         multilang.app()

@@ -1,4 +1,4 @@
-"""A line of one worker to one service, which fails as long as some condition lasts."""
+"""Lines (proxies) from one worker to one service, which fail while some condition lasts."""
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,10 +10,10 @@ from faulty_line import Fault, Late, Line, Refused, Reset, Silent, laid
 from schedule import FaultKind
 
 SLOW_SERVICE = "slow service"
-"""A fault of streams only: a table that responds as late costs the worker its leases, as expected."""
+"""A fault of streams only. If a table responded this late, the worker would lose its leases, as it should."""
 HTTP_FAULTS = ("late", "silent", "reset", "lost replies", "refused", "slow listings", "parted")
 REQUESTS_ONLY, RESPONSES_ONLY, WRITES_UNANSWERED = ONE_WAY = "requests only", "responses only", "writes unanswered"
-"""Faults of a line that carries one direction. Each lasts for longer than a shard may wait for its worker."""
+"""Faults in which a line carries only one direction. Each lasts longer than a shard may wait for its worker."""
 ONE_WAY_SECONDS = (30.0, 36.0)
 
 SLOW_DOWN = (
@@ -24,28 +24,28 @@ BUSY = Refused("ServerBusy", 503), Refused("InternalError", 500), Refused("SlowD
 WRITES = frozenset({"PutItem", "UpdateItem", "DeleteItem", "PUT", "POST", "PATCH", "DELETE"})
 LISTINGS = frozenset({"Scan", "List", "ListShards", "BatchGetItem"})
 SHARE = 0.5
-"""The share of requests that a condition touches, unless it touches all."""
+"""The fraction of requests that fail under a condition, unless the condition affects all requests."""
 
 
 def one_way(line: str, *, writes: bool = False) -> tuple[FaultKind, ...]:
-    """Return the faults of this line that let one direction through.
+    """Return the kinds of faults in which this line carries only one direction.
 
     Args:
-        line: The line's name.
-        writes: Whether the line can tell writes from reads.
+        line: The name of the line.
+        writes: Whether the line can distinguish writes from reads.
     """
     return tuple(FaultKind(what, line, ONE_WAY_SECONDS) for what in ONE_WAY if writes or what != WRITES_UNANSWERED)
 
 
 @define
 class UnsteadyLine(Line):
-    """Draws a fault for each request while conditions last.
+    """Chooses a random fault for each request while a condition lasts.
 
-    seed     the seed of the draws
-    refused  how the service rejects requests
-    met      how many requests were touched
-    conditions
-             the present ones of HTTP_FAULTS, ONE_WAY and SLOW_SERVICE
+    Attributes:
+        seed: The seed of the random choices.
+        refused: The error responses with which the service rejects requests.
+        met: The number of requests that had a fault.
+        conditions: The current conditions, from HTTP_FAULTS, ONE_WAY and SLOW_SERVICE.
     """
 
     seed: str = ""
@@ -60,11 +60,11 @@ class UnsteadyLine(Line):
     def next(self, operation: str) -> Fault | None:
         fault = super().next(operation)
         for what in sorted(self.conditions):
-            fault = fault or self._drawn(what, operation)
+            fault = fault or self._random_fault(what, operation)
         self.met += fault is not None
         return fault
 
-    def _drawn(self, what: str, operation: str) -> Fault | None:
+    def _random_fault(self, what: str, operation: str) -> Fault | None:
         if what == "parted":
             return Reset()
         if what == WRITES_UNANSWERED:
@@ -87,25 +87,25 @@ class UnsteadyLine(Line):
 
 @frozen
 class Lines:
-    """A line of each worker to one service."""
+    """The lines of all workers to one service, one line for each worker."""
 
     _lines: Mapping[str, UnsteadyLine]
 
     @classmethod
     @contextmanager
     def laid(cls, to: str, workers: Sequence[str], seed: str, refused: tuple[Refused, ...]) -> Iterator[Self]:
-        """Set up the lines for the block."""
+        """Open the lines for the duration of the block."""
         with ExitStack() as stack:
-            made = {worker: UnsteadyLine(to, seed=f"{seed} {worker}", refused=refused) for worker in workers}
-            for each in made.values():
+            lines_by_worker = {worker: UnsteadyLine(to, seed=f"{seed} {worker}", refused=refused) for worker in workers}
+            for each in lines_by_worker.values():
                 stack.enter_context(laid(each))
-            yield cls(made)
+            yield cls(lines_by_worker)
 
     def url(self, worker: str) -> str:
-        """Return where this worker finds the service."""
+        """Return the address at which this worker reaches the service."""
         return self._lines[worker].url
 
-    def lead_to(self, url: str) -> None:
+    def redirect(self, url: str) -> None:
         """Connect the lines to the service's new address."""
         for each in self._lines.values():
             each.to = url
@@ -119,5 +119,5 @@ class Lines:
 
     @property
     def met(self) -> int:
-        """The number of requests that were touched."""
+        """The number of requests that had a fault."""
         return sum(each.met for each in self._lines.values())

@@ -1,4 +1,4 @@
-"""The wire of all workers to a service whose requests are not parsed here, so that faults hit one worker's bytes."""
+"""A proxy of all workers for a service whose requests it does not parse. Faults affect the bytes of one worker."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,13 +12,13 @@ from leasehold_lab.standins.node import HOST
 
 WIRE_FAULTS = ("late", "silent", "reset", "parted")
 LOST_REPLIES = "lost replies"
-"""Requests arrive, and the connection ends with the response; new connections get no response meanwhile."""
+"""Requests arrive, but their connection is closed in place of a response. New connections get no response either."""
 LATE_SECONDS = 0.8
 
 
 @frozen
-class Wired:
-    """Offers the same as `Lines`, for bytes."""
+class SharedWire:
+    """Has the same methods as `Lines`, for a service whose requests are not parsed."""
 
     wire: Wire
     met: int = 0
@@ -27,7 +27,10 @@ class Wired:
     @classmethod
     @contextmanager
     def laid(cls, to: str, name_of: Callable[[int], str]) -> Iterator[Self]:
-        """Set up the wire for the block; `name_of` returns the owner of the connection from a port."""
+        """Run the proxy until the block ends.
+
+        `name_of` returns the name of the worker whose connection has a given local port.
+        """
         wire = Wire(urlsplit(to).port or 0, name_of)
         try:
             yield cls(wire)
@@ -35,10 +38,10 @@ class Wired:
             wire.cut()
 
     def url(self, worker: str) -> str:  # noqa: ARG002  the wire tells workers apart by their connections
-        """Return where all workers find the service."""
+        """Return the address at which all workers reach the service."""
         return f"{HOST}:{self.wire.port}"
 
-    def lead_to(self, url: str) -> None:
+    def redirect(self, url: str) -> None:
         """Connect the wire to the service's new address."""
         self.wire.to = urlsplit(url).port or 0
 

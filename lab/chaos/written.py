@@ -1,4 +1,4 @@
-"""The writes of one process as it saw them, one JSON line each, in a file that the judge reads with the events."""
+"""Records the writes of one process, as the process saw them, in a file of JSON lines for the judge."""
 
 import json
 import os
@@ -24,12 +24,15 @@ Result = Literal["done", "lost", "unknown"]
 
 
 def true_time() -> float:
-    """Return the true seconds since 1970, even if the clock is stepped; it lags by milliseconds, equally everywhere."""
+    """Return the true time in seconds since 1970, even if the clock is stepped.
+
+    It lags by some milliseconds, but equally in all processes.
+    """
     return time.clock_gettime(TRUE_CLOCK)
 
 
-class WrittenStore(PassingStore):
-    """Records when each write was sent, when it was answered, and the answer."""
+class RecordingStore(PassingStore):
+    """A store that records each write with its outcome, and with the times of the request and the response."""
 
     def __init__(self, store: Store, to: Path, clock: Callable[[], float] = true_time) -> None:
         super().__init__(store)
@@ -37,21 +40,21 @@ class WrittenStore(PassingStore):
         self._file = os.open(to, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def write(self, write: Write) -> Outcome:
-        """Pass the write on; if it raises, the outcome is unknown."""
+        """Pass on the write, and record it. If an exception is raised, the outcome is unknown."""
         sent = self._clock()
         try:
             outcome = super().write(write)
         except BaseException:
-            self._note(sent, write, "unknown", None)
+            self._record(sent, write, "unknown", None)
             raise
-        self._note(sent, write, "done" if isinstance(outcome, Done) else "lost", outcome.lease)
+        self._record(sent, write, "done" if isinstance(outcome, Done) else "lost", outcome.lease)
         return outcome
 
     def close(self) -> None:
         super().close()
         os.close(self._file)
 
-    def _note(self, sent: float, write: Write, outcome: Result, row: Lease | None) -> None:
+    def _record(self, sent: float, write: Write, outcome: Result, row: Lease | None) -> None:
         entry: dict[str, Any] = {
             "sent": sent,
             "verb": VERBS[type(write)],
@@ -61,16 +64,16 @@ class WrittenStore(PassingStore):
         if row is not None:
             version, checkpoint = str(row.version), row.checkpoint.order
             entry |= {"owner": row.owner, "version": version, "epoch": row.epoch, "checkpoint": checkpoint}
-        # Each line is one write, so lines of several threads do not mix.
+        # Write each line in one call, so that the lines of several threads do not mix.
         os.write(self._file, json.dumps({"t": self._clock(), "outcome": outcome, **entry}).encode() + b"\n")
 
 
 @contextmanager
-def writes_noted(to: Path) -> Iterator[None]:
-    """Have workers of this process record the writes of their leases, in one table or two."""
+def record_writes(to: Path) -> Iterator[None]:
+    """Make workers of this process record their writes of leases, to one table or to both tables of a swap."""
     with (
-        patch.object(consuming, "open_store", lambda url, **options: WrittenStore(open_store(url, **options), to)),
-        patch.object(consuming, "SwapStore", lambda tables, name: WrittenStore(SwapStore(tables, name), to)),
+        patch.object(consuming, "open_store", lambda url, **options: RecordingStore(open_store(url, **options), to)),
+        patch.object(consuming, "SwapStore", lambda tables, name: RecordingStore(SwapStore(tables, name), to)),
     ):
         yield
 

@@ -1,4 +1,4 @@
-"""Input from users, their files and Spark: JSON documents, options, times, lines, and offsets of micro-batches."""
+"""Fuzz targets for input from users and from Spark: JSON, options, times, lines, and offsets of micro-batches."""
 
 import io
 import json
@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
-from fuzzing import FuzzTarget, in_json, unsaid
+from fuzzing import FuzzTarget, in_json, never_repeats
 
 from leasehold.adapters import producing
 from leasehold.adapters.cli import deaggregate, produce
@@ -30,7 +30,7 @@ from leasehold_lab.commands import simulate
 from leasehold_lab.judge.events import event_of
 
 NOW = 1.8e9
-SECRET = "hush0hush1"  # noqa: S105  nobody's
+SECRET = "hush0hush1"  # noqa: S105  not a real secret
 
 
 def _planned(body: bytes) -> None:
@@ -86,14 +86,18 @@ def _offset(stored: Any) -> None:  # noqa: ANN401  whatever Spark kept
     assert decode(json.loads(json.dumps(encode(offset)))) == offset
 
 
-def _texts(told: object) -> dict[str, str]:
-    return {name: value for name, value in told.items() if isinstance(value, str)} if isinstance(told, dict) else {}
+def _texts(document: object) -> dict[str, str]:
+    return (
+        {name: value for name, value in document.items() if isinstance(value, str)}
+        if isinstance(document, dict)
+        else {}
+    )
 
 
-def _of_event_hubs(told: object) -> None:
+def _of_event_hubs(parameters: object) -> None:
     secret = f"Endpoint=sb://ns.servicebus.windows.net/;SharedAccessKeyName=k;SharedAccessKey={SECRET}="
-    with patch.dict(os.environ, {CONNECTION_STRING: secret}), unsaid(SECRET):
-        assert SECRET not in repr(event_hubs_options(_texts(told)))
+    with patch.dict(os.environ, {CONNECTION_STRING: secret}), never_repeats(SECRET):
+        assert SECRET not in repr(event_hubs_options(_texts(parameters)))
 
 
 def _letter(line: bytes) -> None:
@@ -103,7 +107,7 @@ def _letter(line: bytes) -> None:
 
 
 def _child_line(line: bytes) -> None:
-    """Assert that no line a child writes raises anything, and that only stored checkpoints move an acknowledgement."""
+    """Assert that no line of a child raises an exception, and that only stored checkpoints are acknowledged."""
     talk = Conversation("s-0", Position("5"))
     talk.initialize()
     talk.receive_data(b'{"action":"status","responseFor":"initialize"}\n')

@@ -1,4 +1,4 @@
-"""Input from streams and their services: aggregates, responses, events, listings, and the URLs of streams."""
+"""Fuzz targets for input from streams: aggregates, responses, events, listings, and the URLs of streams."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ from azure.eventhub.amqp import AmqpAnnotatedMessage
 from botocore.eventstream import ParserError
 from botocore.exceptions import EventStreamError
 from botocore.parsers import ResponseParserError
-from fuzzing import FuzzTarget, in_json, unsaid
+from fuzzing import FuzzTarget, in_json, never_repeats
 from standins.in_c import scan
 from standins.wire_service import CBOR, JSON, Answer, Raw, Spoken
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient
 
 START = Position("1", 1)
-SECRET = "hush0hush1"  # noqa: S105  nobody's
+SECRET = "hush0hush1"  # noqa: S105  not a real secret
 
 
 def _sealed(body: Any) -> bytes:  # noqa: ANN401  bytes
@@ -65,24 +65,26 @@ def _change_row(data: bytes) -> None:
     try:
         row = json.loads(data)
         image = row["dynamodb"]
-        if (created := image.get("ApproximateCreationDateTime")) is not None:  # boto3 makes a time of it
+        if (created := image.get("ApproximateCreationDateTime")) is not None:  # boto3 parses it into a datetime
             image["ApproximateCreationDateTime"] = datetime.fromtimestamp(created % 10**10, UTC)
-        made = record_of(row)
+        record = record_of(row)
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as odd:
-        raise ValueError("no change") from odd  # a record that no poller hands on
-    rows = table_changes.columns().rows(Lease("shard-0"), [made])
-    assert rows.column("sequenceNumber").to_pylist() == [made.sequence_number]
+        raise ValueError("no change") from odd  # a record that no poller returns
+    rows = table_changes.columns().rows(Lease("shard-0"), [record])
+    assert rows.column("sequenceNumber").to_pylist() == [record.sequence_number]
 
 
 def _aggregate(data: bytes) -> None:
-    found = deaggregate(data, "k", None, HASH_KEYS)
+    records = deaggregate(data, "k", None, HASH_KEYS)
     rows = user_record_batch([data], ["k"], HASH_KEYS)
     expected = zip(rows["partition_key"], rows["explicit_hash_key"], rows["data"], strict=True)
-    assert tuple((key.as_py(), hash_key.as_py(), payload.as_py()) for key, hash_key, payload in expected) == found.rows
-    whole = locate(data, len(MAGIC), len(data) - 16)
-    if whole and found.reason is Reason.AGGREGATED:
-        taken = cast("list[Record]", [*LocatedRecords(data, *whole, number="1", arrived=None)])
-        assert [(each.partition_key, each.explicit_hash_key, each.data) for each in taken] == [*found.rows]
+    assert (
+        tuple((key.as_py(), hash_key.as_py(), payload.as_py()) for key, hash_key, payload in expected) == records.rows
+    )
+    location = locate(data, len(MAGIC), len(data) - 16)
+    if location and records.reason is Reason.AGGREGATED:
+        located_records = cast("list[Record]", [*LocatedRecords(data, *location, number="1", arrived=None)])
+        assert [(each.partition_key, each.explicit_hash_key, each.data) for each in located_records] == [*records.rows]
     deaggregate(data, "k", None, None, strict=True)
 
 
@@ -97,31 +99,31 @@ def _mark(data: bytes) -> None:
 
 @cache
 def _client() -> "tuple[KinesisClient, Spoken]":
-    spoken = Spoken([])
-    made = clients.reading_client("eu-west-1", None)
+    canned_responses = Spoken([])
+    client = clients.reading_client("eu-west-1", None)
     for operation in ("GetRecords", "ListShards", "DescribeStreamSummary", "GetShardIterator"):
-        spoken.attach(made, operation)
-    return made, spoken
+        canned_responses.attach(client, operation)
+    return client, canned_responses
 
 
 def _answered(body: bytes, form: str) -> None:
-    # First, because the reader rejects broken input, and the C code must be tested with it as well.
+    # Test the C code before the reader, because the reader rejects broken input that the C code must also survive.
     if (in_c := scan()) is not None:
         for end in (*range(0, len(body), max(1, len(body) // 8)), len(body)):  # few generated values end within a row
             if (found := in_c.viewed(body[:end])) is not None:
                 with suppress(ValueError):
                     in_c.columns(body[:end], *found[:4])
-    client, spoken = _client()
+    client, canned_responses = _client()
     for kind in (Poller, ArrowPoller):
         reader = kind(client, "orders", "shardId-0", START, HASH_KEYS)
         reader._iterator = "i-1"
-        spoken.answers[:] = [Answer(body, form)] * 4
+        canned_responses.answers[:] = [Answer(body, form)] * 4
         with patch.object(forms, "SCAN", new=in_c):  # as in a wheel; cbor2 reads what the C code declines
             _batch(reader.read())
 
 
 def _batch(batch: Batch) -> None:
-    """Take everything that a batch's readers use."""
+    """Use every attribute of a batch that readers use."""
     assert batch.count == 0 or batch.end is not None
     assert {type(record.sequence_number) for record in batch.records} <= {str}
     assert batch.wait_seconds >= 0
@@ -155,17 +157,17 @@ def _sent(event: object) -> None:
 
 
 def _listed(body: bytes) -> None:
-    client, spoken = _client()
+    client, canned_responses = _client()
     source = KinesisSource(client, "orders")
     for ask in (source.shards, source.identity):
-        spoken.answers[:] = [Answer(body)] * 2
+        canned_responses.answers[:] = [Answer(body)] * 2
         ask()
 
 
-def _streamed(told: Any) -> bytes:  # noqa: ANN401  messages as (headers, payload), the prelude perhaps another
+def _streamed(document: Any) -> bytes:  # noqa: ANN401  messages as (headers, payload), the prelude perhaps another
     """Return messages of an event stream, each with correct checksums."""
     body = b""
-    for message in told if isinstance(told, list) else ():
+    for message in document if isinstance(document, list) else ():
         if isinstance(message, dict):
             headers, payload = (_bytes(message.get(part)) for part in ("headers", "payload"))
             total, head = message.get("total", 16 + len(headers) + len(payload)), message.get("head", len(headers))
@@ -175,8 +177,8 @@ def _streamed(told: Any) -> bytes:  # noqa: ANN401  messages as (headers, payloa
     return body
 
 
-def _bytes(found: object) -> bytes:
-    return found if isinstance(found, bytes) else str(found).encode(errors="replace")
+def _bytes(value: object) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode(errors="replace")
 
 
 def _least_32(size: object) -> int:
@@ -191,33 +193,33 @@ def _subscription(body: bytes) -> None:
 # Event Hubs
 
 
-def _event(told: object) -> None:
-    if not isinstance(told, dict) or not isinstance(annotations := told.get("annotations"), dict):
+def _event(document: object) -> None:
+    if not isinstance(document, dict) or not isinstance(annotations := document.get("annotations"), dict):
         return
-    noted = {name.encode(errors="replace"): value for name, value in annotations.items()}
-    kind = told.get("kind") if told.get("kind") in ["data", "value", "sequence"] else "value"
-    body = told.get("body")
+    raw_annotations = {name.encode(errors="replace"): value for name, value in annotations.items()}
+    kind = document.get("kind") if document.get("kind") in ["data", "value", "sequence"] else "value"
+    body = document.get("body")
     if kind == "data":
         body = [part for part in body if isinstance(part, bytes)] if isinstance(body, list) else [_bytes(body)]
     if kind == "sequence" and not isinstance(body, list):
         body = [body]
-    message = AmqpAnnotatedMessage(**{f"{kind}_body": body}, annotations=noted)
-    made = EventData._from_message(cast("Any", None), message)
-    found = record_of_event(made)
-    assert isinstance(found.data, bytes)
-    found.position.order  # noqa: B018  it can be compared
+    message = AmqpAnnotatedMessage(**{f"{kind}_body": body}, annotations=raw_annotations)
+    event = EventData._from_message(cast("Any", None), message)
+    record = record_of_event(event)
+    assert isinstance(record.data, bytes)
+    record.position.order  # noqa: B018  it can be compared
 
 
 def _connection(text: str) -> None:
-    with unsaid(SECRET):
+    with never_repeats(SECRET):
         by_connection_string(text, "ns.servicebus.windows.net", "orders", "$Default")
 
 
 # Where to begin, and where a source is
 
 
-def _start(told: object) -> None:
-    match told:
+def _start(document: object) -> None:
+    match document:
         case [str(sequence), int(sub), str(token)]:
             pass
         case _:
@@ -225,9 +227,9 @@ def _start(told: object) -> None:
     try:
         position = Position(sequence, sub, token)
     except ValueError:
-        return  # rows say so themselves
+        return  # the row contains the reason
     Poller(cast("Any", None), "orders", "shardId-0", position, None)._starting_position()
-    if position.sequence not in {"LATEST", "SHARD_END"}:  # pinned, or read no more
+    if position.sequence not in {"LATEST", "SHARD_END"}:  # otherwise the start is fixed, or nothing is read
         event_position(position)
 
 

@@ -1,4 +1,4 @@
-"""The contents of lease tables in every layout: rows, blobs, objects and annotations, and the URLs of tables."""
+"""Fuzz targets for the contents of lease tables (rows, blobs, objects and annotations), and for table URLs."""
 
 import json
 from functools import cache
@@ -51,20 +51,20 @@ HUB = EventHubLayout("ns.servicebus.windows.net", "Orders", "$Default")
 FLEET = ObjectLayout("fleet/one")
 
 
-def _read(found: Lease | Malformed | None) -> Lease | None:
-    """Return the lease, which commands must be able to show and `plan` must accept back."""
-    assert_said(found)
-    if not isinstance(found, Lease):
+def _read(lease: Lease | Malformed | None) -> Lease | None:
+    """Return the lease, after checking that commands can show it and that `plan` accepts its JSON form."""
+    assert_said(lease)
+    if not isinstance(lease, Lease):
         return None
-    format_position(found.checkpoint)
-    plan_json(json.dumps({"leases": [lease_json(found)], "me": {"worker": "me"}}).encode())
-    return found
+    format_position(lease.checkpoint)
+    plan_json(json.dumps({"leases": [lease_json(lease)], "me": {"worker": "me"}}).encode())
+    return lease
 
 
 def _item(item: object) -> None:
     if isinstance(item, dict) and (read := _read(to_lease(item))):
-        told = evolve(read, next_owner=None, leaving=False, yields=read.owner is not None)
-        assert token_of(cast("Lease", to_lease(to_item(read)))) == token_of(told)
+        expected = evolve(read, next_owner=None, leaving=False, yields=read.owner is not None)
+        assert token_of(cast("Lease", to_lease(to_item(read)))) == token_of(expected)
 
 
 def _reports(items: object) -> None:
@@ -76,29 +76,32 @@ def _reports(items: object) -> None:
 
 @cache
 def _table() -> tuple[DynamoStore, Spoken]:
-    """Return a store whose service sends given responses. Creating a client takes longer than a hundred scans."""
+    """Return a store whose service sends given responses.
+
+    The store is cached, because creating a client takes longer than a hundred scans.
+    """
     import boto3  # noqa: PLC0415  only this target needs it
 
-    spoken = Spoken([])
+    canned_responses = Spoken([])
     keys = [{"AttributeName": "leaseKey", "KeyType": "HASH"}]
     kinds = [{"AttributeName": "leaseKey", "AttributeType": "S"}]
     described = {
         "Table": {"TableName": "leases", "TableStatus": "ACTIVE", "KeySchema": keys, "AttributeDefinitions": kinds}
     }
-    spoken.answers[:] = [Answer(json.dumps(described).encode())] * 2
+    canned_responses.answers[:] = [Answer(json.dumps(described).encode())] * 2
 
     class Attached(boto3.Session):
         def client(self, *args: Any, **options: Any) -> Any:  # noqa: ANN401  boto3's own signature
-            made = super().client(*args, **options)
-            made.meta.events.register("before-send.dynamodb", spoken)
-            return made
+            client = super().client(*args, **options)
+            client.meta.events.register("before-send.dynamodb", canned_responses)
+            return client
 
-    return DynamoStore("leases", session=cast("Session", Attached(region_name="eu-west-1"))), spoken
+    return DynamoStore("leases", session=cast("Session", Attached(region_name="eu-west-1"))), canned_responses
 
 
 def _scan(body: bytes) -> None:
-    store, spoken = _table()
-    spoken.answers[:] = [Answer(body)] * 3
+    store, canned_responses = _table()
+    canned_responses.answers[:] = [Answer(body)] * 3
     listing = store.list()
     assert all(isinstance(lease, Lease) for lease in listing.leases)
 
@@ -119,8 +122,8 @@ def _line(text: str) -> None:
         assert token_of(cast("Lease", file._lease(1, file.line_of(read)))) == token_of(read)
 
 
-def _objects(layout: Layout, found: object) -> None:
-    parts: dict[str, dict[str, object]] = found if isinstance(found, dict) else {}
+def _objects(layout: Layout, document: object) -> None:
+    parts: dict[str, dict[str, object]] = document if isinstance(document, dict) else {}
     stored = {
         part: Stored(part, "e", {name: word for name, word in parts[part].items() if isinstance(word, str)})
         for part in ("ownership", "checkpoint", "notes")
@@ -132,18 +135,18 @@ def _objects(layout: Layout, found: object) -> None:
 def _object_name(name: str) -> None:
     for layout in (FLEET, HUB):
         for part in layout.parts:
-            named = layout.prefix(part) + name
-            key = layout.key(named, part)
-            assert key is None or layout.name(key, part) == named
+            stored_name = layout.prefix(part) + name
+            key = layout.key(stored_name, part)
+            assert key is None or layout.name(key, part) == stored_name
 
 
 def _content(body: bytes) -> None:
     assert {type(word) for pair in s3._fields(body).items() for word in pair} <= {str}
 
 
-def _session_rows(found: object) -> None:
-    parts: dict[str, dict[str, object]] = found if isinstance(found, dict) else {}
-    lease, session, told = (
+def _session_rows(document: object) -> None:
+    parts: dict[str, dict[str, object]] = document if isinstance(document, dict) else {}
+    lease, session, remarks = (
         Stored(part, "e", {name: word for name, word in parts[part].items() if isinstance(word, str)})
         if isinstance(parts.get(part), dict)
         else Stored(part, "e", {})
@@ -154,23 +157,23 @@ def _session_rows(found: object) -> None:
     assert_said(row if isinstance(row, Malformed) else None)
     if isinstance(row, Malformed) or isinstance(owner, Malformed):
         return
-    read = join_lease(row, owner, remarks_of(told))
+    read = join_lease(row, owner, remarks_of(remarks))
     if _read(read.lease) is not None:
-        again = join_lease(
+        reread = join_lease(
             cast("LeaseRow", lease_row("s-0", evolve(lease, fields=lease_fields(row)))),
             cast("Any", session_of(evolve(session, fields=session_fields(owner)))),
-            remarks_of(evolve(told, fields=remarks_fields(remarks_of(told)))),
+            remarks_of(evolve(remarks, fields=remarks_fields(remarks_of(remarks)))),
         )
-        assert token_of(again.lease) == token_of(read.lease)
+        assert token_of(reread.lease) == token_of(read.lease)
 
 
-def _session_cell(found: object) -> None:
-    """Return a row of a table whose attributes have any types that DynamoDB allows."""
+def _session_cell(document: object) -> None:
+    """Parse a table row whose attributes have any types that DynamoDB allows."""
     kinds = {"S": str, "B": bytes, "M": dict}
     item: Any = {
-        name: {kind: value for kind, value in told.items() if isinstance(value, kinds.get(kind, ()))}
-        for name, told in (found.items() if isinstance(found, dict) else ())
-        if isinstance(told, dict)
+        name: {kind: value for kind, value in attribute.items() if isinstance(value, kinds.get(kind, ()))}
+        for name, attribute in (document.items() if isinstance(document, dict) else ())
+        if isinstance(attribute, dict)
     }
     item["entityType"] = {"S": dynamodb_cells.CELL}
     stored = dynamodb_cells._stored("leases", item)
@@ -178,14 +181,14 @@ def _session_cell(found: object) -> None:
 
 
 def _direct(body: bytes) -> None:
-    told = aws_calls._parse(body)
-    assert told is None or isinstance(told, dict)
+    response = aws_calls._parse(body)
+    assert response is None or isinstance(response, dict)
 
 
 def _notes(found: object) -> None:
     pairs = found.items() if isinstance(found, dict) else ()
-    notes = tuple(sorted((name, text) for name, text in pairs if isinstance(text, str)))
-    lease = Lease("s-0", owner="ann", annotations=notes)
+    text_annotations = tuple(sorted((name, text) for name, text in pairs if isinstance(text, str)))
+    lease = Lease("s-0", owner="ann", annotations=text_annotations)
     assert isinstance(bulletin_of(lease), Bulletin)
     Watch().look((lease,), 1.0, 2.0)
     progress_of(lease)

@@ -1,4 +1,4 @@
-"""The one list of parsers that are fuzzed, and of those that need not be."""
+"""Lists the parsers that are fuzzed, and the modules that need not be."""
 
 from fuzz_commands import COMMANDS
 from fuzz_sources import SOURCES
@@ -23,4 +23,4 @@ TRUSTED = {
     "adapters/spark/processes.py": "it unpickles what Spark has brought from the driver, as Spark itself does",
     "stores/aws_calls/calls.py": "the address is one that boto3 has asked, and whose answer it has taken",
 }
-"""Modules, below leasehold/ or lab/, that call a decoder and are not fuzzed; and why."""
+"""Modules (below leasehold/ or lab/) that call a decoder and are not fuzzed, each with the reason."""

@@ -1,6 +1,6 @@
-"""A fuzz target: a parser, a corpus of its inputs, and generated values near them.
+"""Defines a fuzz target, with a parser, a corpus of its inputs, and generated values near them.
 
-Samples are in `corpus/NAME.jsonl`, one per line. Bytes are written `{"base64": "…"}` wherever they occur.
+Samples are in `corpus/NAME.jsonl`, one per line. Bytes are written as `{"base64": "…"}`.
 """
 
 import base64
@@ -22,23 +22,24 @@ from odd_values import LONG, ODD_TEXTS, odd_texts
 CORPUS = Path(__file__).parent / "corpus"
 
 CPU_SECONDS = 5.0
-"""The most that one value of some kilobytes may cost; a thousandth of it is usual."""
+"""The CPU time in seconds that parsing a value of some kilobytes may take. A thousandth of it is usual."""
 
 Accepted = Callable[[Any], object]
 
 
 @frozen
 class FuzzTarget:
-    """A parser and its law: for any input, it returns a result or raises one of its documented errors.
+    """A parser, which must return a result or raise one of its documented errors for any input.
 
-    name     name of its corpus
-    covers   the modules, below leasehold/, whose parsing it reaches
-    parse    takes a value like the samples, or the bytes that `pack` made of it, and asserts what must be true of
-             the result
-    refuses  the documented errors; a ValueError must have exactly that type, since Python's own functions raise
-             ValueErrors too, which name no field
-    says     a pattern that the message of an error must match, so that it names what is wrong
-    pack     makes bytes of a sample
+    Attributes:
+        name: The name of the corpus.
+        covers: The modules (below leasehold/) whose parsing this target reaches.
+        parse: Parses a value like the samples, or its bytes if there is `pack`. Also asserts facts about the result.
+        refuses: The documented errors. A ValueError must have exactly this type, because Python's own functions raise
+            subclasses of ValueError that name no field.
+        says: Prefixes separated by "|". The message of an error must start with one of them, so that it names the
+            field.
+        pack: Encodes a sample as bytes.
     """
 
     name: str
@@ -58,7 +59,11 @@ class FuzzTarget:
 
     @property
     def values(self) -> st.SearchStrategy[Any]:
-        """Samples changed in a few places; if packed, some of them are changed again, digests included."""
+        """Draws samples that are changed in a few places.
+
+        If the target has `pack`, some values are packed after the change, and others are changed after packing, digests
+        included.
+        """
         values = near(self.samples)
         if self.pack is None:
             return values
@@ -70,24 +75,24 @@ class FuzzTarget:
         return iter([sample if self.pack is None else self._packed(sample) for sample in self.samples])
 
     def keep(self, value: Any) -> None:  # noqa: ANN401  of any kind
-        """Add a value that broke the law to the corpus, so that it is always tried from now on."""
+        """Add a value that broke the law to the corpus, so that every later run tries it."""
         with self.corpus.open("a", encoding="utf-8") as corpus:
-            corpus.write(json.dumps(value, default=_said) + "\n")
+            corpus.write(json.dumps(value, default=_encode_bytes) + "\n")
 
     def _packed_or_none(self, value: Any) -> bytes | None:  # noqa: ANN401  of any kind
-        """Return None for what the format cannot express, such as lone surrogates in CBOR."""
+        """Return the packed value, or None if the format cannot express it, such as lone surrogates in CBOR."""
         with suppress(ArithmeticError, TypeError, ValueError):
             return self._packed(value)
         return None
 
-    def _packed(self, value: Any) -> bytes:  # noqa: ANN401  of any kind
-        # A value that broke the law as bytes is stored as bytes.
+    def _packed(self, value: Any) -> bytes:  # noqa: ANN401  A value that was changed after packing is in the corpus as
+        # bytes, and must not be packed again.
         assert self.pack is not None
         return value if isinstance(value, bytes) and not isinstance(self.samples[0], bytes) else self.pack(value)
 
 
 def obeys(target: FuzzTarget, value: Any) -> bool:  # noqa: ANN401  of any kind
-    """Parse the value; return whether it was accepted. Raises whatever the target does not document."""
+    """Parse the value, and return whether it was accepted. Raises any exception that the target does not document."""
     try:
         with at_most(CPU_SECONDS):
             target.parse(value)
@@ -95,7 +100,7 @@ def obeys(target: FuzzTarget, value: Any) -> bool:  # noqa: ANN401  of any kind
         if not _documented(refusal, target.refuses):
             raise
         message = str(refusal)
-        message.encode()  # fit for any screen and file
+        message.encode()  # a message must be encodable
         assert message.startswith(tuple(target.says.split("|"))), f"it names no field: {message[:200]!r}"
         return False
     return True
@@ -106,7 +111,7 @@ def _documented(refusal: Exception, refuses: tuple[type[Exception], ...]) -> boo
 
 
 @contextmanager
-def unsaid(secret: str) -> Iterator[None]:
+def never_repeats(secret: str) -> Iterator[None]:
     """Raise AssertionError for an error that repeats the secret."""
     try:
         yield
@@ -122,35 +127,35 @@ class TooSlow(BaseException):
 
 @contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """Raise TooSlow after this much CPU time, however busy the machine is; works in the main thread only."""
-    before = signal.signal(signal.SIGVTALRM, _too_slow)
+    """Raise TooSlow if the block uses more CPU time than this. This works in the main thread only."""
+    former_handler = signal.signal(signal.SIGVTALRM, _too_slow)
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)
+        signal.signal(signal.SIGVTALRM, former_handler)
 
 
 def _too_slow(_signal: int, _frame: FrameType | None) -> Never:
     raise TooSlow(f"more than {CPU_SECONDS:g} s of the processor")
 
 
-def in_json(told: object) -> bytes:
-    """Draw a document in which bytes are in base64, as services and users write them."""
-    return json.dumps(told, default=lambda data: base64.b64encode(data).decode()).encode()
+def in_json(document: object) -> bytes:
+    """Return the value as JSON in which bytes are in base64, as services and users write them."""
+    return json.dumps(document, default=lambda data: base64.b64encode(data).decode()).encode()
 
 
 @cache
 def _read(corpus: Path) -> list[Any]:
-    return [json.loads(line, object_hook=_heard) for line in corpus.read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line, object_hook=_decode_bytes) for line in corpus.read_text(encoding="utf-8").splitlines()]
 
 
-def _heard(pairs: dict[str, Any]) -> Any:  # noqa: ANN401  bytes, or the object
+def _decode_bytes(pairs: dict[str, Any]) -> Any:  # noqa: ANN401  bytes, or the object
     return base64.b64decode(pairs["base64"]) if pairs.keys() == {"base64"} else pairs
 
 
-def _said(value: object) -> dict[str, str]:
+def _encode_bytes(value: object) -> dict[str, str]:
     assert isinstance(value, bytes)
     return {"base64": base64.b64encode(value).decode()}
 
@@ -177,14 +182,14 @@ _odd: st.SearchStrategy[Any] = st.one_of(
 def near(samples: list[Any]) -> st.SearchStrategy[Any]:
     """Draw values like these, with parts cut, repeated, replaced or inserted."""
     if isinstance(samples[0], bytes):
-        return st.binary(max_size=40) | _spoilt(samples, st.sampled_from(_TOKENS) | st.binary(min_size=1, max_size=4))
+        return st.binary(max_size=40) | _mutated(samples, st.sampled_from(_TOKENS) | st.binary(min_size=1, max_size=4))
     if isinstance(samples[0], str):
-        return odd_texts | _spoilt(samples, st.sampled_from(ODD_TEXTS) | st.text(min_size=1, max_size=3))
-    return _changed(samples)
+        return odd_texts | _mutated(samples, st.sampled_from(ODD_TEXTS) | st.text(min_size=1, max_size=3))
+    return _changed_documents(samples)
 
 
 @st.composite
-def _spoilt(draw: st.DrawFn, samples: list[Any], pieces: st.SearchStrategy[Any]) -> Any:  # noqa: ANN401  bytes or text
+def _mutated(draw: st.DrawFn, samples: list[Any], pieces: st.SearchStrategy[Any]) -> Any:  # noqa: ANN401  bytes or text
     body = draw(st.sampled_from(samples))
     for _ in range(draw(st.integers(1, 3))):
         begin = draw(st.integers(0, len(body)))
@@ -204,7 +209,7 @@ def _spoilt(draw: st.DrawFn, samples: list[Any], pieces: st.SearchStrategy[Any])
 
 
 @st.composite
-def _changed(draw: st.DrawFn, samples: list[Any]) -> Any:  # noqa: ANN401  of any kind
+def _changed_documents(draw: st.DrawFn, samples: list[Any]) -> Any:  # noqa: ANN401  of any kind
     value = deepcopy(draw(st.sampled_from(samples)))
     for _ in range(draw(st.integers(1, 3))):
         value = _with_a_change(draw, value)
@@ -213,23 +218,23 @@ def _changed(draw: st.DrawFn, samples: list[Any]) -> Any:  # noqa: ANN401  of an
 
 def _with_a_change(draw: st.DrawFn, value: Any) -> Any:  # noqa: ANN401  of any kind
     """Return the value with one change, mostly deep inside."""
-    places = list(value) if isinstance(value, dict) else list(range(len(value))) if isinstance(value, list) else []
-    if not places or draw(st.integers(0, 9)) == 0:
+    keys = list(value) if isinstance(value, dict) else list(range(len(value))) if isinstance(value, list) else []
+    if not keys or draw(st.integers(0, 9)) == 0:
         return draw(_text_near(value) | _odd if isinstance(value, str) else _odd)
-    place = draw(st.sampled_from(places))
+    key = draw(st.sampled_from(keys))
     match draw(st.sampled_from(("go on", "go on", "go on", "remove", "repeat", "wrap"))):
         case "remove":
-            del value[place]
+            del value[key]
         case "repeat" if isinstance(value, list):
-            value.insert(place, deepcopy(value[place]))
+            value.insert(key, deepcopy(value[key]))
         case "repeat":
-            value[draw(odd_texts)] = deepcopy(value[place])
+            value[draw(odd_texts)] = deepcopy(value[key])
         case "wrap":
-            value[place] = [value[place]]
+            value[key] = [value[key]]
         case _:
-            value[place] = _with_a_change(draw, value[place])
+            value[key] = _with_a_change(draw, value[key])
     return value
 
 
 def _text_near(value: str) -> st.SearchStrategy[str]:
-    return _spoilt([value], st.sampled_from(ODD_TEXTS) | st.text(min_size=1, max_size=3))
+    return _mutated([value], st.sampled_from(ODD_TEXTS) | st.text(min_size=1, max_size=3))

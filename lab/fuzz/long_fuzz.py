@@ -1,11 +1,11 @@
 """Fuzzes every parser for a given time: `python lab/fuzz/long_fuzz.py 600`, or with the names of some targets.
 
-What breaks the law is added to the corpus, so that `make test` always tries it from then on. With `--engine atheris`,
-if that is installed, the same values are drawn from bytes that atheris mutates by the code they reach in leasehold, and
-each target has its own process.
+A value that breaks the law is added to the corpus, so that `make test` tries it from then on. With `--engine atheris`,
+if it is installed, values are drawn from bytes that atheris mutates to reach more of leasehold's code, and each target
+runs in a process of its own.
 """
 
-# ruff: noqa: T201  a script says what it found
+# ruff: noqa: T201  a script prints its findings
 
 import argparse
 import importlib
@@ -29,7 +29,7 @@ from fuzzing import FuzzTarget, TooSlow, obeys
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-ROUND = 200  # examples between two looks at the clock
+ROUND = 200  # examples per check of the clock
 
 
 class Trial:
@@ -38,119 +38,120 @@ class Trial:
     def __init__(self, target: FuzzTarget) -> None:
         self.target, self.began = target, time.monotonic()
         self.count, self.slowest = 0, 0.0
-        self.last: list[object] = []  # the last one that hypothesis tries is the smallest that breaks the law
+        # The last value that hypothesis tries is the smallest one that breaks the law.
+        self.last_values: list[object] = []
         values = target.values
 
         @settings(max_examples=ROUND, deadline=None, database=None, suppress_health_check=list(HealthCheck))
         @given(st.data())
-        def some(data: st.DataObject) -> None:
+        def try_values(data: st.DataObject) -> None:
             value = data.draw(values)
-            spent = time.process_time()
-            self.last[:] = [value]
+            started = time.process_time()
+            self.last_values[:] = [value]
             obeys(target, value)
-            self.count, self.slowest = self.count + 1, max(self.slowest, time.process_time() - spent)
+            self.count, self.slowest = self.count + 1, max(self.slowest, time.process_time() - started)
 
-        self.some: Any = some
+        self.try_values: Any = try_values
 
     def replay(self) -> None:
-        """Try every sample; whatever breaks the law here is in the corpus already."""
-        self.last.clear()
+        """Try every sample of the corpus. A sample that breaks the law is not added to the corpus again."""
+        self.last_values.clear()
         for sample in self.target.replay():
             obeys(self.target, sample)
 
-    def told(self, rounds: Callable[[], object]) -> bool:
-        """Print and return whether the law was kept; add the value that broke it to the corpus."""
+    def report(self, rounds: Callable[[], object]) -> bool:
+        """Call `rounds`, and print and return whether the law was kept. Add a value that broke it to the corpus."""
         try:
             rounds()
-        except (Exception, TooSlow):  # noqa: BLE001  whatever it is, it is told, and the others go on
-            print(f"{self.target.name}: BROKEN after {self.count} values, by {str(self.last)[:500]}")
+        except (Exception, TooSlow):  # noqa: BLE001  report any exception, and continue with the others
+            print(f"{self.target.name}: BROKEN after {self.count} values, by {str(self.last_values)[:500]}")
             traceback.print_exc(limit=-4)
-            if self.last:
-                self.target.keep(self.last[0])
+            if self.last_values:
+                self.target.keep(self.last_values[0])
             return False
-        kept = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+        peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
         slowest = f"slowest {self.slowest * 1000:.0f} ms"
-        print(f"{self.target.name}: {self.count} values, {slowest}, at most {kept} MiB", flush=True)
+        print(f"{self.target.name}: {self.count} values, {slowest}, at most {peak_mib} MiB", flush=True)
         return True
 
 
-def fuzzed(target: FuzzTarget, seconds: float) -> bool:
-    """Fuzz one target for this long; return whether it kept its law."""
+def fuzz(target: FuzzTarget, seconds: float) -> bool:
+    """Fuzz one target for this many seconds, and return whether it kept its law."""
     trial = Trial(target)
 
     def rounds() -> None:
         trial.replay()
         while time.monotonic() - trial.began < seconds:
-            trial.some()
+            trial.try_values()
 
-    return trial.told(rounds)
+    return trial.report(rounds)
 
 
-def guided(target: FuzzTarget, seconds: float) -> Never:
-    """Fuzz one target with atheris for this long, then end the process: with 1 if the law was broken."""
+def fuzz_guided(target: FuzzTarget, seconds: float) -> Never:
+    """Fuzz one target with atheris for this many seconds, then exit. The status is 1 if the law was broken."""
     atheris, trial = importlib.import_module("atheris"), Trial(target)
 
-    def end(rounds: Callable[[], object]) -> None:
-        kept = trial.told(rounds)
+    def exit_after(rounds: Callable[[], object]) -> None:
+        law_kept = trial.report(rounds)
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0 if kept else 1)  # atheris does not return
+        os._exit(0 if law_kept else 1)  # atheris does not return
 
-    def one(drawn: bytes) -> None:
+    def try_input(drawn: bytes) -> None:
         if time.monotonic() - trial.began >= seconds:
-            end(trial.replay)
+            exit_after(trial.replay)
         try:
-            trial.some.hypothesis.fuzz_one_input(drawn)
+            trial.try_values.hypothesis.fuzz_one_input(drawn)
         except (Exception, TooSlow) as fault:  # noqa: BLE001  whatever it is
-            end(partial(_again, fault))
+            exit_after(partial(_raise, fault))
 
-    atheris.Setup([sys.argv[0], "-verbosity=0", "-max_len=4096", "-rss_limit_mb=4096"], one)
+    atheris.Setup([sys.argv[0], "-verbosity=0", "-max_len=4096", "-rss_limit_mb=4096"], try_input)
     atheris.Fuzz()
     raise AssertionError("atheris came back")
 
 
-def _again(fault: BaseException) -> Never:
+def _raise(fault: BaseException) -> Never:
     raise fault
 
 
 def targets(engine: str) -> tuple[FuzzTarget, ...]:
-    """Return all targets; for atheris, with leasehold's own code instrumented for coverage."""
+    """Return all targets. For atheris, leasehold's own code is instrumented for coverage."""
     if engine == "hypothesis":
-        found = importlib.import_module("fuzz_targets")
+        module = importlib.import_module("fuzz_targets")
     else:
         instrumented = importlib.import_module("atheris").instrument_imports(include=["leasehold"])
-        with redirect_stderr(io.StringIO()), instrumented:  # it names each module
-            found = importlib.import_module("fuzz_targets")
-    listed: tuple[FuzzTarget, ...] = found.TARGETS
-    return listed
+        with redirect_stderr(io.StringIO()), instrumented:  # it prints the name of each module
+            module = importlib.import_module("fuzz_targets")
+    all_targets: tuple[FuzzTarget, ...] = module.TARGETS
+    return all_targets
 
 
-def _guided_apart(target: FuzzTarget, seconds: float) -> bool:
-    """Fuzz one target with atheris in its own process; return whether it kept its law."""
+def _fuzz_in_child(target: FuzzTarget, seconds: float) -> bool:
+    """Fuzz one target with atheris in a process of its own, and return whether it kept its law."""
     sys.stdout.flush()
     child = os.fork()
     if not child:
-        guided(target, seconds)
+        fuzz_guided(target, seconds)
     _, status = os.waitpid(child, 0)
     return status == 0
 
 
 def _main() -> int:
-    asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("seconds", type=float, help="for all targets together")
-    asked.add_argument("targets", nargs="*", help="[all]")
-    asked.add_argument("--engine", choices=("hypothesis", "atheris"), default="hypothesis", help="[%(default)s]")
-    options = asked.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("seconds", type=float, help="for all targets together")
+    parser.add_argument("targets", nargs="*", help="[all]")
+    parser.add_argument("--engine", choices=("hypothesis", "atheris"), default="hypothesis", help="[%(default)s]")
+    options = parser.parse_args()
     if options.engine == "atheris" and importlib.util.find_spec("atheris") is None:
         print("atheris is not installed here: hypothesis goes on alone")
         options.engine = "hypothesis"
-    logging.disable()  # what readers say of each answer that they cannot read
-    listed = targets(options.engine)
-    chosen = [target for target in listed if target.name in options.targets or not options.targets]
-    engine = fuzzed if options.engine == "hypothesis" else _guided_apart
-    broken = [target.name for target in chosen if not engine(target, options.seconds / len(chosen))]
-    print(f"{len(chosen)} parsers, {len(broken)} broken", *broken)
-    return 1 if broken else 0
+    logging.disable()  # readers log every response that they cannot parse
+    all_targets = targets(options.engine)
+    chosen = [target for target in all_targets if target.name in options.targets or not options.targets]
+    engine = fuzz if options.engine == "hypothesis" else _fuzz_in_child
+    broken_targets = [target.name for target in chosen if not engine(target, options.seconds / len(chosen))]
+    print(f"{len(chosen)} parsers, {len(broken_targets)} broken", *broken_targets)
+    return 1 if broken_targets else 0
 
 
 if __name__ == "__main__":

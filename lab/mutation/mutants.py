@@ -7,12 +7,12 @@
     python lab/mutation/mutants.py --only codecs --last                    show the last run with today's excuses
     python lab/mutation/mutants.py --only codecs --again                   retry its survivors, and what changed
 
-mutmut plants the faults in a copy under build/mutants, and stops a mutant's tests at the first that fails. The script
+mutmut plants the faults in a copy under build/mutants, and stops a mutant's tests at the first failure. The script
 exits with 1 if fewer than 95 % of a module's mutants are killed, or if equivalent.toml lists a mutant that no longer
 survives.
 """
 
-# ruff: noqa: T201  a script says what it found
+# ruff: noqa: T201  a script prints its findings
 
 import argparse
 import json
@@ -31,7 +31,7 @@ ROOT = HERE.parents[1]
 MUTMUT = Path(sys.executable).with_name("mutmut")
 GOAL = 0.95
 ALIVE = ("survived", "no tests")
-"""What no test ran is as alive as what every test let pass."""
+"""The results of mutants that no test noticed. They include mutants in code that no test runs."""
 
 SETTINGS = """
 [tool.mutmut]
@@ -60,14 +60,15 @@ import json, sys
 from mutmut.mutation.diff_apply import get_diff_for_mutant
 print(json.dumps({name: get_diff_for_mutant(name, path=sys.argv[1]) for name in sys.argv[2:]}))
 """
-"""What `mutmut show` does, for all of them at once: it takes seconds to start."""
+"""A program that does what `mutmut show` does for many mutants at once, because mutmut takes seconds to start."""
 
 
 @frozen
 class Group:
     """Modules, and the tests that must kill their mutants.
 
-    parts  the last digits of the numbers of the mutants that are planted; "" for all
+    Attributes:
+        parts: Digits. Only mutants whose numbers end with one of them are planted. If empty, all are.
     """
 
     name: str
@@ -77,7 +78,7 @@ class Group:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names by which it can be selected: its own, or, for a part, a module's."""
+        """The names that select the group, which are its own name and the paths of its modules."""
         return (self.name, *self.modules)
 
 
@@ -85,8 +86,10 @@ class Group:
 class Mutant:
     """A planted fault that no test noticed.
 
-    function  where it is, as Class.method
-    was, now  the lines that it changed, without their indentation
+    Attributes:
+        function: The function with the fault, as Class.method.
+        was: The original lines, without their indentation.
+        now: The changed lines, without their indentation.
     """
 
     name: str
@@ -106,7 +109,7 @@ class Excuse:
     why: str
 
     def fits(self, mutant: Mutant) -> bool:
-        """Return whether this mutant is the one that is meant."""
+        """Return whether this entry is about the mutant."""
         return (mutant.function, mutant.was, mutant.now) == (self.function, self.was.strip(), self.now.strip())
 
 
@@ -114,7 +117,8 @@ class Excuse:
 class Tally:
     """The results for the mutants of one module.
 
-    late  mutants among the killed whose tests exceeded their time limit
+    Attributes:
+        late: The number of killed mutants whose tests exceeded their time limit.
     """
 
     module: str
@@ -127,25 +131,25 @@ class Tally:
 
     @property
     def killed(self) -> int:
-        """The number of mutants that a test, or its time limit, has noticed."""
+        """The number of mutants at which a test failed or reached its time limit."""
         return self.planted - self.excused - len(self.survivors)
 
     @property
     def share(self) -> float:
-        """The fraction of the killed ones among those that can be killed."""
+        """The number of killed mutants divided by the number of mutants that can be killed."""
         return self.killed / max(1, self.planted - self.excused)
 
     @property
     def good(self) -> bool:
-        """Whether enough are killed, and each excuse is still needed."""
+        """Whether enough mutants are killed, and each excuse is still needed."""
         return self.share >= GOAL and not self.idle
 
     @property
     def row(self) -> str:
-        """Its line of the table."""
+        """The module's row of the table."""
         part = f" ({len(self.parts)} of 10)" if self.parts else ""
-        alive = f"{self.excused} | {len(self.survivors)} | {self.share:.1%}"
-        return f"| `{self.module}` | {self.planted}{part} | {self.killed} | {self.late} | {alive} |"
+        last_columns = f"{self.excused} | {len(self.survivors)} | {self.share:.1%}"
+        return f"| `{self.module}` | {self.planted}{part} | {self.killed} | {self.late} | {last_columns} |"
 
 
 HEAD = """| module | mutants | killed | of these by time | equivalent | survived | killed of those that can be |
@@ -153,105 +157,113 @@ HEAD = """| module | mutants | killed | of these by time | equivalent | survived
 
 
 def groups(only: str | None = None) -> tuple[Group, ...]:
-    """Return the groups of modules.toml, or one group or module. Raises SystemExit if `only` is neither."""
-    listed = tomllib.loads((HERE / "modules.toml").read_text())
-    every = (Group(name, tuple(x["modules"]), tuple(x["tests"]), x.get("parts", "")) for name, x in listed.items())
+    """Return all groups of modules.toml, or those with this name or module. Raises SystemExit if there is none."""
+    entries = tomllib.loads((HERE / "modules.toml").read_text())
+    all_groups = (
+        Group(name, tuple(x["modules"]), tuple(x["tests"]), x.get("parts", "")) for name, x in entries.items()
+    )
     if only is None:
-        return tuple(every)
-    found = tuple(each if only == each.name else evolve(each, modules=(only,)) for each in every if only in each.names)
-    return found or sys.exit(f"{only}: modules.toml does not list it")
+        return tuple(all_groups)
+    selected = tuple(
+        each if only == each.name else evolve(each, modules=(only,)) for each in all_groups if only in each.names
+    )
+    return selected or sys.exit(f"{only}: modules.toml does not list it")
 
 
 def excuses(module: str | None) -> tuple[Excuse, ...]:
-    """Return the equivalent mutants of this module, or of all, as equivalent.toml lists them."""
-    listed = tomllib.loads((HERE / "equivalent.toml").read_text()).get("mutant", [])
-    return tuple(Excuse(**each) for each in listed if module in (None, each["module"]))
+    """Return the equivalent mutants that equivalent.toml lists, either of this module or of all modules."""
+    entries = tomllib.loads((HERE / "equivalent.toml").read_text()).get("mutant", [])
+    return tuple(Excuse(**each) for each in entries if module in (None, each["module"]))
 
 
-def copied(group: Group) -> Path:
-    """Copy the modules, their tests and mutmut's settings to a folder. No mutant is planted in the working tree."""
-    place = ROOT / "build" / "mutants" / group.name
-    shutil.rmtree(place, ignore_errors=True)
-    _copy(place)
+def copy_tree(group: Group) -> Path:
+    """Copy the modules, their tests and mutmut's settings to a folder, so that the working tree is not changed."""
+    folder = ROOT / "build" / "mutants" / group.name
+    shutil.rmtree(folder, ignore_errors=True)
+    _copy(folder)
     settings = SETTINGS.format(modules=json.dumps(group.modules), tests=json.dumps(group.tests))
-    (place / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text() + settings)
-    return place
+    (folder / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text() + settings)
+    return folder
 
 
-def _copy(place: Path) -> None:
+def _copy(folder: Path) -> None:
     unneeded = shutil.ignore_patterns("__pycache__", "node_modules", ".hypothesis", "*.so")
     for name in ("leasehold", "lab", "tests", "specs"):
-        shutil.copytree(ROOT / name, place / name, ignore=unneeded, dirs_exist_ok=True)
+        shutil.copytree(ROOT / name, folder / name, ignore=unneeded, dirs_exist_ok=True)
 
 
-def _mutmut(place: Path, *words: str) -> str:
-    command = [str(MUTMUT), *words]
-    ran = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
-    if ran.returncode:
-        sys.exit(f"{' '.join(command)} failed in {place}:\n{ran.stdout[-4000:]}\n{ran.stderr[-4000:]}")
-    return ran.stdout
+def _mutmut(folder: Path, *arguments: str) -> str:
+    command = [str(MUTMUT), *arguments]
+    process = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    if process.returncode:
+        sys.exit(f"{' '.join(command)} failed in {folder}:\n{process.stdout[-4000:]}\n{process.stderr[-4000:]}")
+    return process.stdout
 
 
-def planted(group: Group) -> Path:
+def plant_and_test(group: Group) -> Path:
     """Plant the mutants of these modules, and run the tests against each."""
-    place = copied(group)
-    _run(place, *(f"*__mutmut_*{digit}" for digit in group.parts))
-    return place
+    folder = copy_tree(group)
+    _run(folder, *(f"*__mutmut_*{digit}" for digit in group.parts))
+    return folder
 
 
-def _run(place: Path, *names: str) -> None:
-    _mutmut(place, "run", "--max-children", str(os.cpu_count() or 1), *names)
+def _run(folder: Path, *names: str) -> None:
+    _mutmut(folder, "run", "--max-children", str(os.cpu_count() or 1), *names)
 
 
 def planted_again(group: Group) -> Path:
-    """Try the survivors of the last run again; mutmut plants only what has changed since."""
-    place = ROOT / "build" / "mutants" / group.name
-    _copy(place)
+    """Test the survivors of the last run again. mutmut plants new mutants only in what has changed since."""
+    folder = ROOT / "build" / "mutants" / group.name
+    _copy(folder)
     if not group.parts:  # otherwise it would also plant mutants outside all parts
-        _run(place)
-    alive = [name for name, result in _results(place).items() if result in ALIVE]
-    if alive:
-        _run(place, *alive)
-    return place
+        _run(folder)
+    survivors = [name for name, result in _results(folder).items() if result in ALIVE]
+    if survivors:
+        _run(folder, *survivors)
+    return folder
 
 
-def last_planted(group: Group) -> Path:
+def last_run_folder(group: Group) -> Path:
     """Return the folder with these modules' last mutants. Raises SystemExit if the modules have changed since."""
-    place = ROOT / "build" / "mutants" / group.name
+    folder = ROOT / "build" / "mutants" / group.name
     for module in group.modules:
-        there = place / module
-        if not there.exists() or there.read_bytes() != (ROOT / module).read_bytes():
+        module_copy = folder / module
+        if not module_copy.exists() or module_copy.read_bytes() != (ROOT / module).read_bytes():
             sys.exit(f"{module} has changed since its mutants were planted, or they never were")
-    return place
+    return folder
 
 
-def tallies(group: Group, place: Path) -> list[Tally]:
+def tallies(group: Group, folder: Path) -> list[Tally]:
     """Count the results of the planted mutants by module."""
-    tried = {name: result for name, result in _results(place).items() if result != "not checked"}
-    return [_tally(place, group, module, tried) for module in group.modules]
+    results = {name: result for name, result in _results(folder).items() if result != "not checked"}
+    return [_tally(folder, group, module, results) for module in group.modules]
 
 
-def _results(place: Path) -> dict[str, str]:
-    lines = _mutmut(place, "results", "--all", "true").splitlines()
+def _results(folder: Path) -> dict[str, str]:
+    lines = _mutmut(folder, "results", "--all", "true").splitlines()
     return dict(line.strip().rsplit(": ", 1) for line in lines if "__mutmut_" in line)
 
 
-def _tally(place: Path, group: Group, module: str, tried: Mapping[str, str]) -> Tally:
+def _tally(folder: Path, group: Group, module: str, results: Mapping[str, str]) -> Tally:
     dotted = module.removesuffix(".py").replace("/", ".")
-    ours = {name: result for name, result in tried.items() if name.rpartition(".")[0] == dotted}
-    alive = _shown(place, module, [name for name, result in ours.items() if result in ALIVE])
-    known = excuses(module)
-    survivors = tuple(mutant for mutant in alive if not any(each.fits(mutant) for each in known))
-    # A part need not contain an excused mutant.
-    idle = () if group.parts else tuple(each for each in known if not any(map(each.fits, alive)))
-    late = sum(result == "timeout" for result in ours.values())
-    return Tally(module, group.parts, len(ours), survivors, len(alive) - len(survivors), late, idle)
+    module_results = {name: result for name, result in results.items() if name.rpartition(".")[0] == dotted}
+    unnoticed = _mutants_of(folder, module, [name for name, result in module_results.items() if result in ALIVE])
+    module_excuses = excuses(module)
+    survivors = tuple(mutant for mutant in unnoticed if not any(each.fits(mutant) for each in module_excuses))
+    # If only a part of the mutants is planted, it may lack the excused ones.
+    unneeded_excuses = (
+        () if group.parts else tuple(each for each in module_excuses if not any(map(each.fits, unnoticed)))
+    )
+    late = sum(result == "timeout" for result in module_results.values())
+    return Tally(
+        module, group.parts, len(module_results), survivors, len(unnoticed) - len(survivors), late, unneeded_excuses
+    )
 
 
-def _shown(place: Path, module: str, names: list[str]) -> list[Mutant]:
+def _mutants_of(folder: Path, module: str, names: list[str]) -> list[Mutant]:
     command = [sys.executable, "-c", SHOW, module, *names]
-    ran = subprocess.run(command, cwd=place, capture_output=True, text=True, check=True)
-    diffs = json.loads(ran.stdout)
+    process = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    diffs = json.loads(process.stdout)
     return [Mutant(name, _function(name), _changed(diffs[name], "-"), _changed(diffs[name], "+")) for name in names]
 
 
@@ -265,43 +277,45 @@ def _changed(diff: str, sign: str) -> str:
     return "\n".join(line[1:].strip() for line in lines if line.startswith(sign) and not line.startswith(sign * 3))
 
 
-def told(found: Tally) -> None:
+def print_tally(tally: Tally) -> None:
     """Print the survivors, and the excuses that are no longer needed."""
-    print(found.row, flush=True)
-    for each in found.survivors:
+    print(tally.row, flush=True)
+    for each in tally.survivors:
         print(f"\n  {each.function} ({each.name})\n    - {each.was}\n    + {each.now}".replace("\n    - \n", "\n"))
-    for excuse in found.idle:
+    for excuse in tally.idle:
         print(
             f"\n  equivalent.toml names what is no survivor: {excuse.function}\n    - {excuse.was}\n    + {excuse.now}"
         )
 
 
-def page(found: list[Tally], before: str = "") -> str:
-    """Return the table as a page, with equivalent mutants and their reasons.
+def page(tallies_run: list[Tally], before: str = "") -> str:
+    """Return the page with the table, the equivalent mutants and their reasons, and the survivors.
 
-    Rows that were not run stay as `before`.
+    Modules that were not run keep their entries of the page `before`.
     """
     table, _, lower = before.partition("## Survived")
-    rows = {**_by_module(table, "| `"), **{each.module: [each.row] for each in found}}
-    alive = _by_module(lower, "- `") | {
-        each.module: [_line(each, mutant) for mutant in each.survivors] for each in found
+    table_rows = {**_by_module(table, "| `"), **{each.module: [each.row] for each in tallies_run}}
+    survivor_lines = _by_module(lower, "- `") | {
+        each.module: [_survivor_line(each, mutant) for mutant in each.survivors] for each in tallies_run
     }
-    # A module may be in two groups whose tests kill different mutants of it.
-    modules = [module for module in dict.fromkeys(x for each in groups() for x in each.modules) if module in rows]
-    lines = [f"- `{each.module}`, `{each.function}`: {each.why}" for module in modules for each in excuses(module)]
+    # A module may be in two groups whose tests kill different mutants of it, so list each module once.
+    modules = [module for module in dict.fromkeys(x for each in groups() for x in each.modules) if module in table_rows]
+    equivalent_lines = [
+        f"- `{each.module}`, `{each.function}`: {each.why}" for module in modules for each in excuses(module)
+    ]
     return PAGE.format(
-        table="\n".join([HEAD, *(row for module in modules for row in rows[module])]),
-        equivalent="\n".join(dict.fromkeys(lines)) or "None.",
-        alive="\n".join(line for module in modules for line in alive.get(module, [])) or "None.",
+        table="\n".join([HEAD, *(row for module in modules for row in table_rows[module])]),
+        equivalent="\n".join(dict.fromkeys(equivalent_lines)) or "None.",
+        alive="\n".join(line for module in modules for line in survivor_lines.get(module, [])) or "None.",
     )
 
 
-def _line(found: Tally, mutant: Mutant) -> str:
-    return f"- `{found.module}`, `{mutant.function}`: `{mutant.was}` → `{mutant.now}`".replace("\n", " ")
+def _survivor_line(tally: Tally, mutant: Mutant) -> str:
+    return f"- `{tally.module}`, `{mutant.function}`: `{mutant.was}` → `{mutant.now}`".replace("\n", " ")
 
 
 def _by_module(text: str, opening: str) -> dict[str, list[str]]:
-    """Group the lines that begin like this by the module that each names first."""
+    """Group the lines that start with `opening` by the module that each line names first."""
     lines: dict[str, list[str]] = {}
     for line in text.splitlines():
         if line.startswith(opening):
@@ -336,18 +350,18 @@ def main() -> int:
     parser.add_argument("--write", type=Path, help="the page to write, or to renew in part")
     parser.add_argument("--last", action="store_true", help="count what the last run found, and plant nothing")
     parser.add_argument("--again", action="store_true", help="try what survived the last run, and what changed since")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     print(HEAD, flush=True)
-    found: list[Tally] = []
-    plant = last_planted if asked.last else planted_again if asked.again else planted
-    for group in groups(asked.only):
-        for each in tallies(group, plant(group)):
-            told(each)
-            found.append(each)
-    if asked.write:
-        before = asked.write.read_text() if asked.only and asked.write.exists() else ""
-        asked.write.write_text(page(found, before))
-    return 0 if all(each.good for each in found) else 1
+    results: list[Tally] = []
+    make_folder = last_run_folder if options.last else planted_again if options.again else plant_and_test
+    for group in groups(options.only):
+        for each in tallies(group, make_folder(group)):
+            print_tally(each)
+            results.append(each)
+    if options.write:
+        former_page = options.write.read_text() if options.only and options.write.exists() else ""
+        options.write.write_text(page(results, former_page))
+    return 0 if all(each.good for each in results) else 1
 
 
 if __name__ == "__main__":

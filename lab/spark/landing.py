@@ -1,4 +1,4 @@
-"""A plain Python worker that lands what it reads next to the Spark applications, in the same columns.
+"""A plain Python worker that writes its records to files next to those of the Spark applications, in the same columns.
 
 python lab/spark/landing.py SOURCE_URL STORE_URL FOLDER NAME SECONDS
 """
@@ -24,7 +24,7 @@ LANDED = pa.schema(
 
 
 class Landing:
-    """Writes each batch as a file of its own."""
+    """Writes each batch to a separate file."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._numbers = folder, count()
@@ -42,11 +42,11 @@ class Landing:
         name = f"{os.getpid()}-{next(self._numbers)}.parquet"
         hidden = self._folder / f".{name}"
         pq.write_table(pa.Table.from_pylist(rows, LANDED), hidden)
-        hidden.rename(self._folder / name)  # readers of the folder see whole files only
+        hidden.rename(self._folder / name)  # so readers of the folder see only complete files
 
 
 def main(source: str, store: str, folder: str, name: str, seconds: str) -> int:
-    """Read until told to end."""
+    """Read until the process is asked to end."""
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     options = Options(worker=f"{name}-{os.getpid()}", lease_seconds=float(seconds), initial_position="TRIM_HORIZON")
     run(source, Landing(Path(folder)), leases=store, **options)

@@ -1,4 +1,4 @@
-"""A Spark application as its operator sees it: a process with a Java of its own that is killed or stopped."""
+"""Runs a Spark application in a process with a Java process of its own, which can be killed or stopped."""
 
 import json
 import os
@@ -24,45 +24,45 @@ LOOK_SECONDS = 0.05
 
 
 class Application(Child):
-    """`leasehold pipeline` in a process of its own, with its Java and the processes that Java started."""
+    """A process of `leasehold pipeline`, with its Java process and the processes that Java started."""
 
     def __init__(self, name: str, arguments: Sequence[str], folder: Path, *, cores: int = 1) -> None:
         # Read by this process's child, which starts Java.
         submit = f"--master local[{cores}] --driver-java-options '{SOON}' pyspark-shell"
         with patch.dict(os.environ, {"PYSPARK_SUBMIT_ARGS": submit}):
             super().__init__(name, ("-m", "leasehold.adapters.cli.main", "pipeline", *arguments), folder)
-        self._told = Tail(self.out, json.loads)
+        self._progress_lines = Tail(self.out, json.loads)
 
     def progress(self) -> list[dict[str, Any]]:
         """Return the progress that the pipeline has printed since the last call."""
-        return self._told.more()
+        return self._progress_lines.more()
 
     def kill_java(self) -> dict[str, float]:
-        """Kill its Java with SIGKILL, and return how many seconds its dependents lived on, by program.
+        """Kill the Java process with SIGKILL, and return how many seconds its descendants lived on, by program.
 
-        Those processes are not notified, so each has to notice by itself.
+        The descendants are not notified of the kill, so each has to notice by itself.
         """
-        below = descendants(self._process.pid)
-        java = next(pid for pid, words in below.items() if "org.apache.spark.deploy.SparkSubmit" in words)
-        hung = {pid: _program(words) for pid, words in descendants(java).items()}
+        descendants_by_id = descendants(self._process.pid)
+        java = next(pid for pid, words in descendants_by_id.items() if "org.apache.spark.deploy.SparkSubmit" in words)
+        programs = {pid: _program(words) for pid, words in descendants(java).items()}
         os.kill(java, signal.SIGKILL)
-        killed = time.monotonic()
-        lived: dict[str, float] = {}
-        while left := [pid for pid in hung if _lives(pid)]:
-            seconds = time.monotonic() - killed
-            lived |= {hung[pid]: round(seconds, 1) for pid in left}
-            assert seconds < END_SECONDS, f"still there after {seconds:.0f} s: {[hung[pid] for pid in left]}"
+        killed_at = time.monotonic()
+        seconds_lived: dict[str, float] = {}
+        while remaining := [pid for pid in programs if _is_running(pid)]:
+            seconds = time.monotonic() - killed_at
+            seconds_lived |= {programs[pid]: round(seconds, 1) for pid in remaining}
+            assert seconds < END_SECONDS, f"still there after {seconds:.0f} s: {[programs[pid] for pid in remaining]}"
             time.sleep(LOOK_SECONDS)
         self.kill()
-        return lived
+        return seconds_lived
 
     @property
     def starved(self) -> bool:
-        """Return whether the pipeline ended because the machine was too busy to start Python in time."""
+        """Whether the pipeline ended because the machine was too busy to start Python in time."""
         return not self.running and LATE in self._log.read_text(errors="replace")
 
     def stop(self) -> int:
-        """Press Ctrl-C, upon which it calls `query.stop()` and ends, and return its exit status."""
+        """Send SIGINT, as Ctrl-C does, so that the pipeline stops its query and ends. Return its exit status."""
         for pid, words in descendants(self._process.pid).items():
             if "leasehold.adapters.cli.main" in words and "pipeline" in words:
                 os.kill(pid, signal.SIGINT)
@@ -71,32 +71,32 @@ class Application(Child):
 
 def descendants(pid: int) -> Mapping[int, str]:
     """Return the command lines of all descendants of a process, by process id."""
-    listed = subprocess.run(["ps", "-Aww", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True)
-    rows = [line.split(None, 2) for line in listed.stdout.splitlines()]
+    process_list = subprocess.run(["ps", "-Aww", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True)
+    rows = [line.split(None, 2) for line in process_list.stdout.splitlines()]
     commands: dict[int, str] = {}
     parents = {pid}
     while parents:
-        rest = [(int(row[0]), row[-1]) for row in rows if int(row[1]) in parents]
-        commands |= dict(rest)
-        parents = {each for each, _ in rest}
+        children = [(int(row[0]), row[-1]) for row in rows if int(row[1]) in parents]
+        commands |= dict(children)
+        parents = {each for each, _ in children}
     return commands
 
 
 def resident_mib(pid: int) -> int:
     """Return the resident memory of a process."""
-    listed = subprocess.run(["ps", "-o", "rss=", "-p", str(pid)], capture_output=True, text=True, check=True)
-    return int(listed.stdout) // 1024
+    process_list = subprocess.run(["ps", "-o", "rss=", "-p", str(pid)], capture_output=True, text=True, check=True)
+    return int(process_list.stdout) // 1024
 
 
-def _program(words: str) -> str:
+def _program(command: str) -> str:
     for name in ("python_streaming_source_runner", "pyspark.daemon", "pyspark"):
-        if name in words:
+        if name in command:
             return name
-    return words.split(maxsplit=1)[0]
+    return command.split(maxsplit=1)[0]
 
 
-def _lives(pid: int) -> bool:
-    """Return whether a process runs; one that has ended and was not waited for is gone."""
+def _is_running(pid: int) -> bool:
+    """Return whether a process is running, which a zombie is not."""
     with suppress(ProcessLookupError, FileNotFoundError):
         return subprocess.run(
             ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False

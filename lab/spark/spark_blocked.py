@@ -1,9 +1,9 @@
-"""A sink that blocks for minutes, and what becomes of the query's leases meanwhile.
+"""Blocks a query's sink for minutes, and counts the leases that the query loses meanwhile.
 
     python lab/spark/spark_blocked.py --seconds 600
 
-A plain worker shares the stream and would take every lease that is not renewed. Far more rows wait than the query may
-read ahead.
+A plain worker reads the same stream, and would take every lease that is not renewed. Many more rows are waiting than
+the query may read ahead.
 """
 
 import json
@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from spark_application import descendants, resident_mib
 from spark_flights import rows
-from spark_ground import SHARDS, Ground, a_ground, options
+from spark_ground import SHARDS, Ground, open_ground, options
 from standins.spark import spark_session
 
 from leasehold.adapters.consumer.runner import Runner
@@ -43,14 +43,17 @@ SENT, AHEAD = 8_000, 1_000
 
 
 @frozen
-class Found:
+class BlockedResult:
     """The result of a run.
 
-    blocked_seconds  how long the sink was blocked
-    held, left       leases of the query when it blocked, and in the end; some may have been requested and handed off
-    lost             leases of the query that the other worker took without a hand-off, by a steal or after expiry
-    gap_seconds      longest time between two writes to one of them, as seen by reading the table
-    runner_mib       memory of the process that reads ahead, before and at the end
+    Attributes:
+        blocked_seconds: How long the sink was blocked.
+        held: The number of the query's leases when the sink was blocked.
+        left: The number of the query's leases at the end. Some may have been moved by a hand-off.
+        lost: The number of leases that the other worker took from the query without a hand-off, by a steal or after
+            expiry.
+        gap_seconds: The longest time between two writes to one of the query's leases, as seen by reading the table.
+        runner_mib: The memory of the process that reads ahead, when the sink was blocked and at the end.
     """
 
     blocked_seconds: float
@@ -61,8 +64,8 @@ class Found:
     runner_mib: tuple[int, int]
 
 
-class Robber:
-    """The store of the other worker, which counts the leases that it takes from the query without a hand-off."""
+class TakeCountingStore:
+    """The store of the other worker. It counts the leases that the worker takes from the query without a hand-off."""
 
     def __init__(self, store: Store) -> None:
         self._store, self.taken = store, 0
@@ -79,13 +82,13 @@ class Robber:
 
 @define
 class Observer:
-    """Reads the table again and again."""
+    """Records when the versions of leases change, by reading the table repeatedly."""
 
     seen: dict[str, list[tuple[float, str]]] = field(factory=dict)
 
-    def look(self, leases: tuple[Lease, ...], mine: frozenset[str]) -> None:
+    def look(self, leases: tuple[Lease, ...], keys: frozenset[str]) -> None:
         for lease in leases:
-            if lease.key in mine:
+            if lease.key in keys:
                 times = self.seen.setdefault(lease.key, [])
                 if not times or times[-1][1] != lease.version:
                     times.append((time.monotonic(), str(lease.version)))
@@ -95,18 +98,18 @@ class Observer:
         return max(later[0] - earlier[0] for times in self.seen.values() for earlier, later in pairwise(times))
 
 
-def blocked(ground: Ground, folder: Path, seconds: float) -> Found:
-    """Block a sink for this long."""
-    blocking, going_on = Event(), Event()
+def block_sink(ground: Ground, folder: Path, seconds: float) -> BlockedResult:
+    """Block the sink of a query for this many seconds, and return what happened to its leases."""
+    blocking, unblocking = Event(), Event()
 
     def sink(frame: DataFrame, _number: int) -> None:
         if frame.count() and blocking.is_set():
-            going_on.wait()
+            unblocking.wait()
 
-    robber = Robber(open_store(ground.store))
+    rival_store = TakeCountingStore(open_store(ground.store))
     rival = Runner(
         Worker(
-            store=cast("Store", robber),
+            store=cast("Store", rival_store),
             source=open_source(ground.url),
             me="rival-1",
             config=Config(lease_seconds=LEASE_SECONDS, initial_position=TRIM_HORIZON),
@@ -118,14 +121,14 @@ def blocked(ground: Ground, folder: Path, seconds: float) -> Found:
         query = start_query(lambda: _start(spark, ground, sink, folder))
         thread.start()
         try:
-            _until(lambda: query.isActive and _shares(ground) == EVEN, "an even split")
+            _until(lambda: query.isActive and _lease_counts(ground) == EVEN, "an even split")
             blocking.set()
             sent = list(rows(SENT))
-            for at in range(0, SENT, 500):
-                ground.send(sent[at : at + 500])
-            return _watched(ground, spark, robber, seconds)
+            for first_row in range(0, SENT, 500):
+                ground.send(sent[first_row : first_row + 500])
+            return _measure_block(ground, spark, rival_store, seconds)
         finally:
-            going_on.set()
+            unblocking.set()
             query.stop()
             rival.stop()
             thread.join()
@@ -138,30 +141,32 @@ def _start(spark: SparkSession, ground: Ground, sink: Sink, folder: Path) -> Str
 
 
 def _options(ground: Ground) -> dict[str, str]:
-    given = {"lease.store": ground.store, "lease.workerId": "spark", "lease.bufferRows": str(AHEAD)}
-    given["lease.durationMs"] = f"{LEASE_SECONDS * 1000:g}"
-    return given | {name: value for name, _, value in (each.partition("=") for each in ground.options)}
+    lease_options = {"lease.store": ground.store, "lease.workerId": "spark", "lease.bufferRows": str(AHEAD)}
+    lease_options["lease.durationMs"] = f"{LEASE_SECONDS * 1000:g}"
+    return lease_options | {name: value for name, _, value in (each.partition("=") for each in ground.options)}
 
 
-def _watched(ground: Ground, spark: SparkSession, robber: Robber, seconds: float) -> Found:
+def _measure_block(
+    ground: Ground, spark: SparkSession, rival_store: TakeCountingStore, seconds: float
+) -> BlockedResult:
     gateway: Any = spark.sparkContext._gateway  # noqa: SLF001  only it knows the process
     java = gateway.proc.pid
     runner = next(pid for pid, words in descendants(java).items() if "python_streaming_source_runner" in words)
-    mine, taken = _mine(ground), robber.taken
-    observer, began, before = Observer(), time.monotonic(), resident_mib(runner)
-    while (passed := time.monotonic() - began) < seconds:
-        observer.look(ground.table.list().leases, mine)
+    query_leases, taken_before = _query_leases(ground), rival_store.taken
+    observer, began, memory_before = Observer(), time.monotonic(), resident_mib(runner)
+    while (elapsed := time.monotonic() - began) < seconds:
+        observer.look(ground.table.list().leases, query_leases)
         time.sleep(0.5)
-    memory = before, resident_mib(runner)
-    left, lost = len(_mine(ground)), robber.taken - taken
-    return Found(round(passed, 1), len(mine), left, lost, round(observer.gap(), 2), memory)
+    memory = memory_before, resident_mib(runner)
+    leases_left, lost = len(_query_leases(ground)), rival_store.taken - taken_before
+    return BlockedResult(round(elapsed, 1), len(query_leases), leases_left, lost, round(observer.gap(), 2), memory)
 
 
-def _mine(ground: Ground) -> frozenset[str]:
+def _query_leases(ground: Ground) -> frozenset[str]:
     return frozenset(lease.key for lease in ground.table.list().leases if (lease.owner or "").startswith("spark"))
 
 
-def _shares(ground: Ground) -> Mapping[str, int]:
+def _lease_counts(ground: Ground) -> Mapping[str, int]:
     owners = [(lease.owner or "").partition("-")[0] for lease in ground.table.list().leases]
     return {owner: owners.count(owner) for owner in owners}
 
@@ -178,9 +183,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600.0, help="for how long (%(default)s)")
     arguments = parser.parse_args()
     with ExitStack() as stack:
-        ground = stack.enter_context(a_ground(arguments))
+        ground = stack.enter_context(open_ground(arguments))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="leasehold-blocked-")))
-        result = blocked(ground, folder, arguments.seconds)
+        result = block_sink(ground, folder, arguments.seconds)
     sys.stdout.write(json.dumps(asdict(result), indent=2) + "\n")
     return 0 if result.lost == 0 else 1
 

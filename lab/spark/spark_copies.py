@@ -1,16 +1,16 @@
-"""Queries that write from copies of one checkpointLocation, or from an older one, and what a reader is given.
+"""Runs queries on copies of one checkpointLocation, or on an older copy, and checks what a reader receives.
 
     python lab/spark/spark_copies.py
 
-A query reads files, one per batch, and writes their lines to a stream. Then, in turn:
+A query reads files, one per batch, and writes their lines to a stream. There are three cases:
 
-- options    its checkpointLocation is copied, and both go on at the same time. Each names its location in an option.
-- session    the same, but the locations are in the session's settings, which a sink does not see.
-- restored   it goes on, its checkpointLocation is replaced by the earlier copy, and it goes on again.
+- options    The checkpointLocation is copied, and queries run on both at once, each naming its own in an option.
+- session    The same, but the locations are in the settings of the session, which a sink does not see.
+- restored   The query continues. Its checkpointLocation is replaced by the earlier copy, and the query continues again.
 
-The second one takes two files per batch, so it has other rows under the same numbers. No row may be lost. Rows that are
-delivered more than once are counted, and so are those that the reader itself says may be (`undecided`). It ends with 1
-if a row is lost, or if `options` or `session` deliver a row more often than it was written.
+The query on the copy reads two files per batch, so its batches have the same numbers but other rows. No row may be
+lost. Rows that are delivered more than once are counted, and so are the rows that the reader reports as possible
+duplicates (`undecided`). The exit status is 1 if a row is lost, or if a row is delivered more than twice.
 """
 
 import json
@@ -39,7 +39,10 @@ IN_SESSION = "spark.sql.streaming.checkpointLocation"
 
 
 def query(case: str, stream: str, endpoint: str, folder: str, *how: str) -> None:
-    """Be the query of a name that writes everything that is there, so many files per batch, and ends."""
+    """Write the lines of all files to the stream, and end.
+
+    `how` consists of the query's name and the number of files per batch.
+    """
     name, files = how
     settings = {IN_SESSION: f"{folder}/{name}"} if case == "session" else {}
     with spark_session(1, SOON, settings=settings) as spark:
@@ -53,17 +56,17 @@ def query(case: str, stream: str, endpoint: str, folder: str, *how: str) -> None
 
 
 def wait(*queries: Child) -> None:
-    """Wait until these queries have ended well."""
+    """Wait until these queries have ended without an error."""
     deadline = time.monotonic() + WAIT_SECONDS
     for child in queries:
         while child.running:
-            assert time.monotonic() < deadline, child.said
+            assert time.monotonic() < deadline, child.last_output
             time.sleep(0.2)
-        assert child.wait() == 0, child.said
+        assert child.wait() == 0, child.last_output
 
 
-def delivered(url: str) -> tuple[Counter[str], int]:
-    """Return how often each row is delivered, and how many the reader counts as undecided."""
+def count_deliveries(url: str) -> tuple[Counter[str], int]:
+    """Return how often each row is delivered, and how many rows the reader reports as possible duplicates."""
     rows, undecided = Counter[str](), 0
     with closing(open_source(url)) as source:
         for shard in source.shards():
@@ -76,8 +79,8 @@ def delivered(url: str) -> tuple[Counter[str], int]:
     return rows, undecided
 
 
-def tried(case: str, kinesis: str) -> dict[str, int | str]:
-    """Run one case, and return what a reader gets."""
+def run_case(case: str, kinesis: str) -> dict[str, int | str]:
+    """Run one case, and return the counts of rows that a reader receives."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"leasehold-{case}-")))
         stream = stack.enter_context(closing(Stream(kinesis, f"copies-{case}", SHARDS)))
@@ -89,8 +92,8 @@ def tried(case: str, kinesis: str) -> dict[str, int | str]:
                 (folder / "files" / f"{number:03}.txt").write_text(lines)
 
         def begin(name: str, files: int) -> Child:
-            words = (__file__, "--query", case, stream.name, kinesis, str(folder), name, str(files))
-            child = Child(f"{name}-{files}", words, folder)
+            arguments = (__file__, "--query", case, stream.name, kinesis, str(folder), name, str(files))
+            child = Child(f"{name}-{files}", arguments, folder)
             stack.callback(child.kill)
             return child
 
@@ -105,7 +108,7 @@ def tried(case: str, kinesis: str) -> dict[str, int | str]:
             wait(begin("one", 2))
         else:
             wait(begin("one", 1), begin("two", 2))
-        rows, undecided = delivered(stream.url)
+        rows, undecided = count_deliveries(stream.url)
     sent = {f"row {number}" for number in range((FIRST + MORE) * LINES)}
     return {
         "case": case,
@@ -118,17 +121,17 @@ def tried(case: str, kinesis: str) -> dict[str, int | str]:
 
 
 def main() -> int:
-    """Print what came of each case."""
+    """Run the cases, print their results, and return 1 if one of them failed."""
     isolate()
-    bad = False
+    failed = False
     with ExitStack() as stack:
         kinesis, _ = stack.enter_context(services())
         for case in sys.argv[1:] or CASES:
-            found = tried(case, kinesis)
-            sys.stdout.write(json.dumps(found) + "\n")
+            result = run_case(case, kinesis)
+            sys.stdout.write(json.dumps(result) + "\n")
             sys.stdout.flush()
-            bad |= bool(found["lost"] or found["more often"])
-    return int(bad)
+            failed |= bool(result["lost"] or result["more often"])
+    return int(failed)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Flights that two Spark applications and a plain Python worker share, with faults on the way.
+"""Shares flights between two Spark applications and a plain Python worker, with faults during the run.
 
     python lab/spark/spark_flights.py --help
 
-All three land Parquet under one folder. On the way the Java of one application is killed, a shard is split, and the
-query of the other application is stopped.
+All three write Parquet files under one folder. During the run, the Java process of one application is killed, a shard
+is split, and the query of the other application is stopped.
 """
 
 import json
@@ -23,7 +23,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]  # it ships no type
 from attrs import asdict, define, evolve, field, frozen
 from flights import Row, flights, to_stderr
 from spark_application import Application
-from spark_ground import MARK, SHARDS, Feed, Ground, a_ground, options
+from spark_ground import MARK, SHARDS, Feed, Ground, open_ground, options
 from standins.flight_rows import ROWS
 
 from leasehold_lab.demo.child import Child
@@ -43,18 +43,22 @@ def rows(count: int) -> Iterator[Row]:
 
 
 @frozen
-class Found:
+class FlightsResult:
     """The result of a run.
 
-    sent, landed  rows, each counted once
-    lost          sent, and not landed
-    strangers     landed, and never sent
-    duplicates    landed again
-    explained     duplicates in a shard that the killed or the stopped application held
-    by            rows landed, by member
-    outlived      seconds for which processes of the killed Java lived on, by program
-    released      seconds from the kill until the application owned none of its leases any more
-    at_tip        unfinished leases at the last record of their shard, of how many
+    Attributes:
+        sent: The number of rows that were sent.
+        landed: The number of different rows in the files.
+        lost: The number of rows that were sent and are in no file.
+        strangers: The number of rows in the files that were never sent.
+        duplicates: The number of repeated rows in the files.
+        explained: The number of duplicates in shards that the killed or the stopped application held.
+        by: The number of rows that each member wrote.
+        shares: The number of leases of each member after each event.
+        outlived: How many seconds the descendants of the killed Java process lived on, by program.
+        released: The seconds from the kill until the application owned no leases any more.
+        at_tip: The number of unfinished leases at the last record of their shard, and the number of all unfinished
+            leases.
     """
 
     sent: int
@@ -72,12 +76,12 @@ class Found:
 
 @define
 class Run:
-    """One run of the story."""
+    """The members and the state of one run."""
 
     ground: Ground
     folder: Path
     feed: Feed
-    told: Callable[[str], None]
+    report: Callable[[str], None]
     members: dict[str, Child] = field(factory=dict)
     shares: dict[str, Mapping[str, int]] = field(factory=dict)
     held: frozenset[str] = frozenset()
@@ -85,30 +89,30 @@ class Run:
     released: float = 0.0
 
     def application(self, name: str) -> None:
-        """Start an application; a second start under the same name goes on where the first was."""
-        named = (*self.ground.options, f"lease.store={self.ground.store}", f"lease.workerId={name}")
-        sets = [f"--set={each}" for each in (*named, f"lease.durationMs={LEASE_SECONDS * 1000:g}")]
-        words = (self.ground.format, *sets, "--folder", str(self.folder), "--name", name)
+        """Start an application. If an application with this name ran before, it continues where that one stopped."""
+        lease_options = (*self.ground.options, f"lease.store={self.ground.store}", f"lease.workerId={name}")
+        set_options = [f"--set={each}" for each in (*lease_options, f"lease.durationMs={LEASE_SECONDS * 1000:g}")]
+        arguments = (self.ground.format, *set_options, "--folder", str(self.folder), "--name", name)
         log = self.folder / f"{name}.log"
         if log.exists():
             log.rename(log.with_suffix(f".{time.monotonic():.0f}.log"))
-        self.members[name] = Application(name, words, self.folder)
+        self.members[name] = Application(name, arguments, self.folder)
 
-    def _again(self, name: str, starved: Application) -> None:
+    def _restart(self, name: str, starved: Application) -> None:
         """Start the application again, as its operator would."""
-        self.told(f"{name} could not start Python in time, starting it again")
+        self.report(f"{name} could not start Python in time, starting it again")
         starved.kill()
         self.application(name)
 
     def plain(self, name: str) -> None:
-        words = (LANDING, self.ground.url, self.ground.store, str(self.folder / "rows" / name), name)
-        self.members[name] = Child(name, (*words, str(LEASE_SECONDS)), self.folder)
+        arguments = (LANDING, self.ground.url, self.ground.store, str(self.folder / "rows" / name), name)
+        self.members[name] = Child(name, (*arguments, str(LEASE_SECONDS)), self.folder)
 
     def kill(self, name: str) -> None:
         """Kill an application's Java with SIGKILL."""
         application = self.members.pop(name)
         assert isinstance(application, Application)
-        self._note_held(name)
+        self._record_held(name)
         began = time.monotonic()
         self.outlived = application.kill_java()
         self.until(lambda: name not in self.counts(), "the killed application's leases are free", LEASE_SECONDS * 3)
@@ -117,15 +121,18 @@ class Run:
     def stop(self, name: str) -> None:
         application = self.members.pop(name)
         assert isinstance(application, Application)
-        self._note_held(name)
-        assert application.stop() == 0, application.said
+        self._record_held(name)
+        assert application.stop() == 0, application.last_output
         application.kill()
 
-    def _note_held(self, name: str) -> None:
-        """Record the shards that it holds: its last batch may be in the sink and not committed, so others repeat it."""
+    def _record_held(self, name: str) -> None:
+        """Record the shards that the application holds.
+
+        If the last batch is in the sink but not committed, other members repeat the rows of these shards.
+        """
         self.held |= {lease.shard for lease in self.leases() if _group(lease.owner) == name}
 
-    # What is seen
+    # Observations
 
     def leases(self) -> list[Any]:
         return [lease for lease in self.ground.table.list().leases if not lease.ended]
@@ -135,22 +142,23 @@ class Run:
         return Counter(_group(lease.owner) for lease in self.leases())
 
     def balanced(self) -> bool:
-        """Return whether each member has one owner name, and together they hold all leases in a balanced way.
+        """Return whether the members hold all leases, each under a single owner name, with balanced loads.
 
-        Balanced means that loads differ by one lease at most, in weights, because the rules go by what is read of each
-        lease.
+        A load is the sum of the weights of the member's leases, because the rules balance measured throughputs. Loads
+            may
+        differ by the weight of one lease.
         """
         leases = self.leases()
-        known = [lease.weight for lease in leases if lease.weight]
-        usual = sum(known) / len(known) if known else 1.0
+        known_weights = [lease.weight for lease in leases if lease.weight]
+        mean_weight = sum(known_weights) / len(known_weights) if known_weights else 1.0
         loads = dict.fromkeys(self.members, 0.0)
         for lease in leases:
-            loads[_group(lease.owner)] = loads.get(_group(lease.owner), 0.0) + (lease.weight or usual)
-        full = len(leases) >= SHARDS and len({lease.owner for lease in leases}) == len(self.members) == len(loads)
-        return full and max(loads.values()) - min(loads.values()) <= max(known, default=1.0)
+            loads[_group(lease.owner)] = loads.get(_group(lease.owner), 0.0) + (lease.weight or mean_weight)
+        complete = len(leases) >= SHARDS and len({lease.owner for lease in leases}) == len(self.members) == len(loads)
+        return complete and max(loads.values()) - min(loads.values()) <= max(known_weights, default=1.0)
 
     def settle(self, after: str) -> None:
-        """Wait for balance, and record it."""
+        """Wait until the members are balanced, and record their lease counts."""
         self.until(self.balanced, f"balance after {after}", SETTLE_SECONDS)
         self.shares[after] = dict(self.counts())
 
@@ -161,13 +169,13 @@ class Run:
             now = time.monotonic()
             for name, member in list(self.members.items()):
                 if isinstance(member, Application) and member.starved:
-                    self._again(name, member)
+                    self._restart(name, member)
                     continue
-                assert member.running, f"{name} ended by itself; its last words:\n{member.said}"
+                assert member.running, f"{name} ended by itself; its last words:\n{member.last_output}"
             assert now < deadline, f"not within {seconds:g} s: {what}; {dict(self.counts())}"
             if now > next_report:
                 next_report = now + 10
-                self.told(f"sent {self.feed.sent:7,}  {dict(self.counts())}  waiting: {what}")
+                self.report(f"sent {self.feed.sent:7,}  {dict(self.counts())}  waiting: {what}")
             time.sleep(LOOK_SECONDS)
 
     def end(self) -> None:
@@ -179,9 +187,9 @@ def _group(owner: str | None) -> str:
     return "" if owner is None else owner.rpartition("-")[0]
 
 
-def play(run: Run, count: int, fed: Future[None]) -> tuple[int, int]:
-    """Run the scenario, and return how many leases are at the last record of their shard, and how many there are."""
-    deeds: tuple[tuple[float, str, Callable[[], object]], ...] = (
+def play(run: Run, count: int, feeding: Future[None]) -> tuple[int, int]:
+    """Run the scenario. Return the number of leases at the last record of their shard, and the number of all leases."""
+    actions: tuple[tuple[float, str, Callable[[], object]], ...] = (
         (0.0, "one joined", partial(run.application, "one")),
         (0.05, "two joined", partial(run.application, "two")),
         (0.1, "plain joined", partial(run.plain, "plain")),
@@ -190,45 +198,45 @@ def play(run: Run, count: int, fed: Future[None]) -> tuple[int, int]:
         (0.6, "split", run.ground.split),
         (0.8, "two stopped", partial(run.stop, "two")),
     )
-    for place, (share, what, deed) in enumerate(deeds):
-        following = deeds[place + 1][0] if place + 1 < len(deeds) else 1.0
+    for index, (share, what, action) in enumerate(actions):
+        following = actions[index + 1][0] if index + 1 < len(actions) else 1.0
         run.feed.limit = int(following * count)
-        # A little more than the share, so that rows are on their way when the fault happens.
+        # Wait for a little more than the share, so that rows are being sent when the fault happens.
         run.until(lambda: run.feed.sent >= int((share + 0.02) * count), "rows to be sent", ARRIVE_SECONDS)  # noqa: B023
-        run.told(what)
-        deed()
+        run.report(what)
+        action()
         run.settle(what)
-    run.until(fed.done, "the stream to have all rows", ARRIVE_SECONDS)
-    fed.result()
-    return _finish(run)
+    run.until(feeding.done, "the stream to have all rows", ARRIVE_SECONDS)
+    feeding.result()
+    return _wait_until_read(run)
 
 
-def _finish(run: Run) -> tuple[int, int]:
-    marks = run.ground.put(MARK)
+def _wait_until_read(run: Run) -> tuple[int, int]:
+    mark_numbers = run.ground.put(MARK)
 
     def at_tip() -> int:
-        # A shard that was split and is not read to its end has no mark, so its lease never stands at one.
-        marked = [lease for lease in run.leases() if lease.key in marks and lease.checkpoint.numbered]
-        return sum(int(lease.checkpoint.sequence) >= marks[lease.key] for lease in marked)
+        # A shard that was split and is not read to its end has no mark, so its lease never counts as being at the tip.
+        leases_with_mark = [lease for lease in run.leases() if lease.key in mark_numbers and lease.checkpoint.numbered]
+        return sum(int(lease.checkpoint.sequence) >= mark_numbers[lease.key] for lease in leases_with_mark)
 
     run.until(lambda: at_tip() == len(run.leases()), "every lease to stand at the last record", ARRIVE_SECONDS)
     return at_tip(), len(run.leases())
 
 
-def verdict(run: Run, sent: Sequence[Row], at_tip: tuple[int, int]) -> Found:
-    landed = pd.concat([_landed(run.folder / "rows" / name, name) for name in ("one", "two", "plain")])
-    flown = landed[landed["data"] != MARK]
-    once = flown.drop_duplicates(IDENTITY)
-    again = flown[flown.duplicated(IDENTITY)]
-    sent_data, landed_data = {row.data for row in sent}, set(once["data"])
-    return Found(
+def verdict(run: Run, sent: Sequence[Row], at_tip: tuple[int, int]) -> FlightsResult:
+    landed_rows = pd.concat([_read_landed(run.folder / "rows" / name, name) for name in ("one", "two", "plain")])
+    flight_rows = landed_rows[landed_rows["data"] != MARK]
+    distinct_rows = flight_rows.drop_duplicates(IDENTITY)
+    repeated_rows = flight_rows[flight_rows.duplicated(IDENTITY)]
+    sent_data, landed_data = {row.data for row in sent}, set(distinct_rows["data"])
+    return FlightsResult(
         sent=len(sent),
-        landed=len(once),
+        landed=len(distinct_rows),
         lost=len(sent_data - landed_data),
-        strangers=len(landed_data - sent_data) + len(once) - len(landed_data),
-        duplicates=len(again),
-        explained=int(again["shardId"].isin(run.held).sum()),
-        by=dict(Counter(flown["member"])),
+        strangers=len(landed_data - sent_data) + len(distinct_rows) - len(landed_data),
+        duplicates=len(repeated_rows),
+        explained=int(repeated_rows["shardId"].isin(run.held).sum()),
+        by=dict(Counter(flight_rows["member"])),
         shares=run.shares,
         outlived=run.outlived,
         released=run.released,
@@ -237,7 +245,7 @@ def verdict(run: Run, sent: Sequence[Row], at_tip: tuple[int, int]) -> Found:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Return the files that the sink's own log has or, without a log, all files."""
+    """Return the files that the log of Spark's file sink lists, or all files if there is no log."""
     logs = list((folder / "_spark_metadata").glob("[0-9]*"))
     if not logs:
         return sorted(path for path in folder.rglob("*.parquet") if not path.name.startswith("."))
@@ -245,31 +253,33 @@ def _files(folder: Path) -> list[Path]:
     return sorted(Path(json.loads(line)["path"].removeprefix("file://")) for line in lines)
 
 
-def _landed(folder: Path, member: str) -> pd.DataFrame:
+def _read_landed(folder: Path, member: str) -> pd.DataFrame:
     """Return the rows of this member, with the columns of Kinesis."""
-    found = pd.concat([pq.ParquetFile(path).read().to_pandas() for path in _files(folder)])
-    found = found.rename(columns={"partition": "shardId", "body": "data"})
-    if "subSequenceNumber" not in found:  # events of a hub have no parts
-        found["subSequenceNumber"] = 0
-    found["sequenceNumber"] = found["sequenceNumber"].astype(str)
-    return found[[*IDENTITY, "data"]].assign(member=member)
+    landed_rows = pd.concat([pq.ParquetFile(path).read().to_pandas() for path in _files(folder)])
+    landed_rows = landed_rows.rename(columns={"partition": "shardId", "body": "data"})
+    if "subSequenceNumber" not in landed_rows:  # events of a hub have no sub-sequence numbers
+        landed_rows["subSequenceNumber"] = 0
+    landed_rows["sequenceNumber"] = landed_rows["sequenceNumber"].astype(str)
+    return landed_rows[[*IDENTITY, "data"]].assign(member=member)
 
 
-def tried(ground: Ground, sent: Sequence[Row], folder: Path, *, rate: int, told: Callable[[str], None]) -> Found:
-    """Run the scenario over this ground, with its files in this folder, and return the result."""
+def run_flights(
+    ground: Ground, sent: Sequence[Row], folder: Path, *, rate: int, report: Callable[[str], None]
+) -> FlightsResult:
+    """Run the scenario with this stream and lease table, keeping files in this folder, and return the result."""
     with ExitStack() as stack:
         for name in ("one", "two", "plain"):
             (folder / "rows" / name).mkdir(parents=True)
-        run = Run(ground, folder, ground.feed(sent, rate), told)
+        run = Run(ground, folder, ground.feed(sent, rate), report)
         pool = stack.enter_context(ThreadPoolExecutor(1))
         stack.callback(run.feed.end)
         stack.callback(run.end)
-        fed = pool.submit(run.feed)
-        return verdict(run, sent, play(run, len(sent), fed))
+        feeding = pool.submit(run.feed)
+        return verdict(run, sent, play(run, len(sent), feeding))
 
 
-def printed(found: Found) -> str:
-    return json.dumps(asdict(found), indent=2) + "\n"
+def printed(result: FlightsResult) -> str:
+    return json.dumps(asdict(result), indent=2) + "\n"
 
 
 def main() -> int:
@@ -279,9 +289,9 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="where to write, and to leave it (a folder that goes again)")
     arguments = parser.parse_args()
     with ExitStack() as stack:
-        ground = stack.enter_context(a_ground(arguments))
+        ground = stack.enter_context(open_ground(arguments))
         folder = arguments.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="leasehold-spark-")))
-        result = tried(ground, list(rows(arguments.rows)), folder, rate=arguments.rate, told=to_stderr)
+        result = run_flights(ground, list(rows(arguments.rows)), folder, rate=arguments.rate, report=to_stderr)
     sys.stdout.write(printed(result))
     return 0 if (result.lost, result.strangers) == (0, 0) else 1
 

@@ -1,4 +1,4 @@
-"""What the acceptance runs of Spark need: a stream that is fed flights, and the table that its readers share."""
+"""Creates the stream of flights that the acceptance runs of Spark read, and the lease table that its readers share."""
 
 import argparse
 import os
@@ -30,10 +30,14 @@ MARK = b"no flight: all that was sent lies before this"
 
 @define
 class Kinesis:
-    """A stream of kinesis-local and a table of dynalite or DynamoDB Local.
+    """A stream of kinesis-local, and a lease table of dynalite or DynamoDB Local.
 
-    format, options  the source, as Spark needs it; `url` is the same for a plain worker
-    store, table     the URL of the leases, and the opened table
+    Attributes:
+        format: The name of the source in Spark.
+        options: The options of the source in Spark.
+        url: The URL of the stream for a plain worker.
+        store: The URL of the lease table.
+        table: The opened lease table.
     """
 
     stream: Stream
@@ -44,7 +48,7 @@ class Kinesis:
 
     @property
     def url(self) -> str:
-        return f"{self.stream.url}&misplaced=drop"  # our producer sends a misplaced aggregate again whole
+        return f"{self.stream.url}&misplaced=drop"  # our producer sends the whole aggregate again
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -57,7 +61,7 @@ class Kinesis:
         )
 
     def feed(self, rows: Sequence[Row], rate: int) -> KinesisFeed:
-        """Return a feed that aggregates most rows: the stand-in's work for a record grows with what its shard holds."""
+        """Return a feed that aggregates most rows, because the stand-in gets slower with each record in a shard."""
         return KinesisFeed(self.endpoint, self.stream.name, rows, rate, plain=min(len(rows), 4000) // 4)
 
     def send(self, rows: Sequence[Row]) -> None:
@@ -69,22 +73,22 @@ class Kinesis:
         return True
 
     def put(self, data: bytes) -> Mapping[str, int]:
-        """Put the data into each open shard, by its first hash key."""
-        marks = {}
-        with closing(client(self.endpoint)) as to:
+        """Put the data into each open shard, and return its sequence numbers by shard."""
+        sequence_numbers = {}
+        with closing(client(self.endpoint)) as kinesis_client:
             for shard in self.stream.shards():
                 if shard.open and shard.hash_range:
                     hash_key = str(shard.hash_range[0])
-                    placed = to.put_record(
+                    response = kinesis_client.put_record(
                         StreamName=self.stream.name, Data=data, PartitionKey="mark", ExplicitHashKey=hash_key
                     )
-                    marks[placed["ShardId"]] = int(placed["SequenceNumber"])
-        return marks
+                    sequence_numbers[response["ShardId"]] = int(response["SequenceNumber"])
+        return sequence_numbers
 
 
 @contextmanager
 def kinesis_ground(kinesis: str, dynamodb: str) -> Iterator[Kinesis]:
-    """Make a stream and a table at two running services."""
+    """Create a stream and a lease table in two running services."""
     name = f"flights-{uuid4().hex[:8]}"
     store = f"dynamodb://{name}?region={ENVIRONMENT['AWS_DEFAULT_REGION']}&endpoint={dynamodb}"
     with closing(Stream(kinesis, name, SHARDS)) as stream, closing(open_store(store)) as table:
@@ -103,9 +107,9 @@ class HubFeed:
     _ended: Event = field(factory=Event)
 
     def __call__(self) -> None:
-        left = iter(self.rows)
+        rows_left = iter(self.rows)
         while self.sent < len(self.rows) and not self._ended.wait(0.2):
-            rows = list(islice(left, min(self.rate // 5, self.limit - self.sent)))
+            rows = list(islice(rows_left, min(self.rate // 5, self.limit - self.sent)))
             self.ground.send(rows)
             self.sent += len(rows)
 
@@ -115,7 +119,7 @@ class HubFeed:
 
 @frozen
 class Hub:
-    """A local hub, and blobs of Azurite in the layout of the Azure SDKs."""
+    """A local event hub, with the leases in blobs of Azurite, in the layout of the Azure SDKs."""
 
     hubs: LocalHubs
     hub: str
@@ -140,11 +144,11 @@ class Hub:
                 self.hubs.put(self.hub, str(partition), bodies)
 
     def split(self) -> bool:
-        """Do nothing: partitions cannot be split."""
+        """Do nothing, because partitions cannot be split."""
         return False
 
     def put(self, data: bytes) -> Mapping[str, int]:
-        """Put the data into each partition; the number of an event is its place."""
+        """Put the data into each partition, and return its sequence numbers by partition."""
         for partition in range(SHARDS):
             self.hubs.put(self.hub, str(partition), [data.decode()])
         return {lease.key: self._last(lease.shard) for lease in self.table.list().leases}
@@ -155,9 +159,10 @@ class Hub:
 
 @contextmanager
 def hub_ground(blobs: str) -> Iterator[Hub]:
-    """Make a hub and a container; their connection strings are in the environment, which children inherit.
+    """Create a hub and a blob container. Their connection strings are put into the environment, for child processes.
 
-    blobs  the connection string of the running blob service
+    Args:
+        blobs: The connection string of the running blob service.
     """
     name = f"flights-{uuid4().hex[:8]}"
     with event_hubs({name: SHARDS}) as hubs, patch.dict(os.environ, {BLOB_CONNECTION: blobs}):
@@ -172,22 +177,26 @@ Feed = KinesisFeed | HubFeed
 
 
 @contextmanager
-def a_ground(asked: argparse.Namespace) -> Iterator[Ground]:
-    """Make the ground that a command's options ask for, with its services."""
+def open_ground(arguments: argparse.Namespace) -> Iterator[Ground]:
+    """Start the services that the options of a command select, and create the stream and the lease table."""
     with ExitStack() as stack:
-        if asked.source == "event-hubs":
+        if arguments.source == "event-hubs":
             blobs = azurite_connection_string(stack.enter_context(azurite()))
             yield stack.enter_context(hub_ground(blobs))
             return
         kinesis, dynamodb = stack.enter_context(services())
-        if asked.source == "dynamodb-local":
+        if arguments.source == "dynamodb-local":
             dynamodb = stack.enter_context(dynamodb_local()).url
         yield stack.enter_context(kinesis_ground(kinesis, dynamodb))
 
 
 def options(description: str) -> argparse.ArgumentParser:
-    """Return the argument parser of a command that runs on such ground."""
+    """Return an argument parser that has the option to select the services."""
     parser = argparse.ArgumentParser(description=description)
-    what = "kinesis-local with its leases in dynalite or in DynamoDB Local, or a local hub with azurite (%(default)s)"
-    parser.add_argument("--source", choices=("dynalite", "dynamodb-local", "event-hubs"), default="dynalite", help=what)
+    source_help = (
+        "kinesis-local with its leases in dynalite or in DynamoDB Local, or a local hub with azurite (%(default)s)"
+    )
+    parser.add_argument(
+        "--source", choices=("dynalite", "dynamodb-local", "event-hubs"), default="dynalite", help=source_help
+    )
     return parser

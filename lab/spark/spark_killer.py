@@ -1,4 +1,4 @@
-"""Kills the parts of a Spark application, and counts what is left of it."""
+"""Kills processes of a Spark application, and records the processes that remain after the application has ended."""
 
 import json
 import os
@@ -22,22 +22,27 @@ from leasehold_lab.demo.child import ENVIRONMENT
 PLANS, EXECUTES = "python_streaming_source_runner", "CoarseGrainedExecutorBackend"
 HERE = ("planner", "application")
 ON_CLUSTER = ("executor", "executor", "planner", "application")
-"""What may be killed. A worker of the cluster restarts an executor."""
+"""The kinds of processes to choose from on a cluster. A worker of the cluster restarts a killed executor."""
 LIFETIME = 3
-"""With drawn kills, the batch in which the application dies if it has not before."""
+"""With random kills, the batch in which the application is killed if it is still running."""
 MARK = "LEASEHOLD_KILLS"
 """The environment variable with the run's folder, set in each process of an application."""
 LEFT_SECONDS, QUIET_SECONDS = 90.0, 1.0
-"""How long an application may take to end, and for how long none of it may be seen: new processes lack the mark."""
+"""How long an application may take to end, and how long none of its processes may be seen before it counts as ended.
+
+A process that has just been started may not have the mark in its environment yet.
+"""
 
 
 @define
 class Killer:
-    """Kills once per batch, and logs what it kills.
+    """Kills a process once per batch, and logs the kill.
 
-    java   the Java process of the application
-    drawn  the seed that decides who dies and when; "" kills the application after every batch
-    among  the kinds of processes to choose from
+    Attributes:
+        java: The id of the application's Java process.
+        drawn: The seed that decides which process is killed, and when. If "", the application is killed after every
+            batch.
+        among: The kinds of processes to choose from.
     """
 
     folder: Path
@@ -52,54 +57,54 @@ class Killer:
         if moment == "before":
             self.lifetime += 1
             if self.drawn:
-                self.next = self._draw()
-        who, when = self.next
-        if when != moment or not (found := self._found(who)):
+                self.next = self._choose()
+        target, when = self.next
+        if when != moment or not (pids := self._processes_of(target)):
             return
         with (self.folder / "kills.jsonl").open("a") as kills:
-            kills.write(json.dumps([who, when, number]) + "\n")
-        self.planner_died = self.planner_died or who == "planner"
-        for pid in found:
+            kills.write(json.dumps([target, when, number]) + "\n")
+        self.planner_died = self.planner_died or target == "planner"
+        for pid in pids:
             os.kill(pid, signal.SIGKILL)
 
-    def _draw(self) -> tuple[str, str]:
-        chance = Random(f"{self.drawn} {len(killed(self.folder))}")  # noqa: S311  it is to be drawn again
-        who = chance.choice(self.among)
-        return who if self.lifetime < LIFETIME else "application", chance.choice(("before", "behind"))
+    def _choose(self) -> tuple[str, str]:
+        random = Random(f"{self.drawn} {len(killed(self.folder))}")  # noqa: S311  a seed is the point
+        target = random.choice(self.among)
+        return target if self.lifetime < LIFETIME else "application", random.choice(("before", "behind"))
 
-    def _found(self, who: str) -> list[int]:
-        if who == "application":
+    def _processes_of(self, target: str) -> list[int]:
+        if target == "application":
             return [self.java, os.getpid()]
-        on_executor = who == "executor"
+        on_executor = target == "executor"
         processes = executors.marked(f"{MARK}={self.folder}") if on_executor else descendants(self.java)
         return [pid for pid, words in processes.items() if (EXECUTES if on_executor else PLANS) in words][:1]
 
 
 def killed(folder: Path) -> list[list[Any]]:
-    """Return what was killed, when, and in which batch."""
-    return told_lines(folder / "kills.jsonl")
+    """Return each kill with the kind of process, the moment and the batch."""
+    return read_json_lines(folder / "kills.jsonl")
 
 
 def left(folder: Path) -> list[str]:
-    """Return the command lines of what `note_left` found."""
-    return [words for _, words in told_lines(folder / "left.jsonl")]
+    """Return the command lines of the processes that `record_leftovers` found."""
+    return [words for _, words in read_json_lines(folder / "left.jsonl")]
 
 
-def told_lines(written: Path) -> list[Any]:
+def read_json_lines(path: Path) -> list[Any]:
     """Return the lines of a JSON file, or nothing if it does not exist."""
-    return [json.loads(line) for line in written.read_text().splitlines()] if written.exists() else []
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def note_left(folder: Path) -> None:
-    """Wait until no process of an ended application runs; record and kill those that remain."""
-    now = seen = time.monotonic()
+def record_leftovers(folder: Path) -> None:
+    """Wait until no process of an ended application is running. Record and kill the processes that remain."""
+    now = last_seen = time.monotonic()
     deadline, remaining = now + LEFT_SECONDS, dict[int, str]()
-    while now < deadline and now - seen < QUIET_SECONDS:
+    while now < deadline and now - last_seen < QUIET_SECONDS:
         remaining, now = executors.marked(f"{MARK}={folder}"), time.monotonic()
-        seen = now if remaining else seen
+        last_seen = now if remaining else last_seen
         time.sleep(0.1)
-    with (folder / "left.jsonl").open("a") as noted:
-        noted.writelines(json.dumps(each) + "\n" for each in remaining.items())
+    with (folder / "left.jsonl").open("a") as leftovers_file:
+        leftovers_file.writelines(json.dumps(each) + "\n" for each in remaining.items())
     for pid in remaining:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -107,8 +112,8 @@ def note_left(folder: Path) -> None:
 
 @contextmanager
 def cluster() -> Iterator[str]:
-    """Start a master and two workers that find what an application's tasks need, and return the address."""
+    """Start a master and two workers with the environment that an application's tasks need, and yield the address."""
     java = {"JAVA_HOME": str(java_home()), "JAVA_TOOL_OPTIONS": SOON}
-    own = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-    with spark_cluster({**ENVIRONMENT, **java, **own}, cores=2) as master:
+    python = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    with spark_cluster({**ENVIRONMENT, **java, **python}, cores=2) as master:
         yield master

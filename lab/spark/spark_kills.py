@@ -1,16 +1,16 @@
-"""SIGKILLs at the moment when a sink has a batch and Spark does not know it yet.
+"""Kills queries with SIGKILL when a sink has a batch that Spark has not committed yet.
 
     python lab/spark/spark_kills.py --help
 
-The sink runs every frame and then skips a batch whose number it knows. Such a sink loses rows that a repeated batch has
-in addition. Each run repeats the batch in which the previous run was killed, does one more, and is killed in that one.
-The last run lives until it has read everything.
+The sink computes each batch, and then skips a batch whose number it already has. Such a sink loses rows if a repeated
+batch contains additional rows. Each run repeats the batch in which the previous run was killed, processes one more, and
+is killed in that one. The last run continues until it has read everything.
 
-With `--drawn` each batch with rows brings a drawn kill of the process that plans, or of the application, before or
-after the sink has the batch.
+With `--drawn`, each batch with rows leads to a random kill, of the process that plans or of the application. The kill
+happens before or after the sink has the batch.
 
-With `--cluster` the application runs on a master and two workers, kills are drawn, and executors are killed too. A run
-survives the kill of an executor.
+With `--cluster`, the application runs on a cluster of a master and two workers. The kills are random, and executors are
+killed too, which a run survives.
 """
 
 import json
@@ -33,8 +33,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 from spark_flights import rows
-from spark_ground import Ground, a_ground, options
-from spark_killer import HERE, MARK, ON_CLUSTER, Killer, cluster, killed, left, note_left, told_lines
+from spark_ground import Ground, open_ground, options
+from spark_killer import HERE, MARK, ON_CLUSTER, Killer, cluster, killed, left, read_json_lines, record_leftovers
 from standins.spark import LATE, SOON, spark_session
 from standins.spark import ON_CLUSTER as CLUSTER_SETTINGS
 
@@ -43,7 +43,7 @@ from leasehold_lab.demo.child import Child
 
 LEASE_SECONDS = 6.0
 DRAWN_ROWS = 60
-"""The most rows in a batch whose kill is drawn."""
+"""The maximum number of rows per batch in a run with random kills."""
 ROUND_SECONDS, LEAVE_SECONDS = 600.0, 20.0
 KILLED, PLANNERLESS = 256 - signal.SIGKILL, 3
 COLUMNS = {
@@ -54,10 +54,12 @@ COLUMNS = {
 
 @define
 class Sink:
-    """Writes each batch to a file of its number; if the file exists, compares the batch with it and leaves it.
+    """Writes each batch to a file named after its number. If the file exists, only compares the batch with it.
 
-    kill  called with the number of a new batch that has rows, and "before" the sink reads it or "behind" its write,
-          when Spark does not know of it yet
+    Attributes:
+        kill: Called for each new batch with the number of the batch and a moment. The moment is "before", before the
+            sink
+            reads the batch, or "behind", after the sink has written a batch with rows and before Spark knows of it.
     """
 
     folder: Path
@@ -82,20 +84,20 @@ class Sink:
             self.kill(number, "behind")
 
 
-def victim(folder: Path, source: str, words: Sequence[str], how: str, master: str) -> int:
-    """One application, which is killed in a new batch, or lives until everything is read."""
+def victim(folder: Path, source: str, option_words: Sequence[str], how: str, master: str) -> int:
+    """Run an application until it is killed in a new batch, or until it has read everything."""
     on_cluster = CLUSTER_SETTINGS | {f"spark.executorEnv.{MARK}": str(folder), "spark.executor.extraJavaOptions": SOON}
     with spark_session(1, SOON if master else "", master=master, settings=on_cluster if master else {}) as spark:
         gateway: Any = spark.sparkContext._gateway  # noqa: SLF001  only it knows the process
         killer = Killer(folder, gateway.proc.pid, how.removeprefix("dies"), ON_CLUSTER if master else HERE)
-        dies = how.startswith("dies")
-        sink = Sink(folder, COLUMNS[source], killer if dies else lambda _number, _moment: None)
-        named = dict(each.split("=", 1) for each in words)
+        may_die = how.startswith("dies")
+        sink = Sink(folder, COLUMNS[source], killer if may_die else lambda _number, _moment: None)
+        source_options = dict(each.split("=", 1) for each in option_words)
 
         def start() -> StreamingQuery:
-            writer = spark.readStream.format(source).options(**named).load().writeStream.foreachBatch(sink)
+            writer = spark.readStream.format(source).options(**source_options).load().writeStream.foreachBatch(sink)
             writer = writer.option("checkpointLocation", str(folder / "progress"))
-            return (writer if dies else writer.trigger(availableNow=True)).start()
+            return (writer if may_die else writer.trigger(availableNow=True)).start()
 
         query = start_query(start)
         try:
@@ -108,16 +110,19 @@ def victim(folder: Path, source: str, words: Sequence[str], how: str, master: st
 
 
 @frozen
-class Found:
+class KillsResult:
     """The result of a run.
 
-    kills     how many there were
-    died      which processes, and how often
-    repeated  batches that came again, and how many of these had the very same rows
-    sent      rows, of which `lost` are in no batch
-    doubled   rows in more than one batch
-    owned     leases that still have an owner in the end
-    left      processes of an application on a cluster that did not end with it
+    Attributes:
+        kills: The number of kills.
+        died: The number of kills of each kind of process.
+        repeated: The number of batches that were repeated.
+        same: The number of repeated batches that had exactly the same rows.
+        sent: The number of rows that were sent.
+        lost: The number of rows that are in no batch.
+        doubled: The number of repeated rows in the batches.
+        owned: The number of leases that still have an owner at the end.
+        left: The number of processes on a cluster that did not end with their application.
     """
 
     kills: int
@@ -132,10 +137,10 @@ class Found:
 
 
 class Victim(Child):
-    """One application, whose reader process outlives it for a moment."""
+    """An application whose reader process outlives it for a moment."""
 
     def leave(self) -> None:
-        """Let the remaining processes end by themselves, because a request that is cut off crashes dynalite."""
+        """Wait for the remaining processes to end by themselves, because an interrupted request crashes dynalite."""
         deadline = time.monotonic() + LEAVE_SECONDS
         while time.monotonic() < deadline:
             try:
@@ -145,67 +150,72 @@ class Victim(Child):
             time.sleep(0.1)
 
 
-def tried(
+def run_kills(
     ground: Ground,
     folder: Path,
     *,
     kills: int,
-    told: Callable[[str], None],
+    report: Callable[[str], None],
     seed: int | None = None,
     master: str = "",
-) -> Found:
-    """Kill this often, or once more, and return the result.
+) -> KillsResult:
+    """Kill processes this often, or once more, and return the result.
 
-    seed    draws the kills; None kills each application once its sink has a batch
-    master  that of the cluster, if there is one
+    Args:
+        ground: The stream and the lease table.
+        folder: The folder for the files of the run.
+        kills: The number of kills.
+        report: Called with lines about the progress.
+        seed: Determines the random kills. If None, each application is killed as soon as its sink has a batch.
+        master: The address of the cluster's master, or "" if there is no cluster.
     """
     sent = list[Row]()
     flights = rows(200 * (kills + 1))
-    words = (*ground.options, f"lease.store={ground.store}", f"lease.durationMs={LEASE_SECONDS * 1000:g}")
+    arguments = (*ground.options, f"lease.store={ground.store}", f"lease.durationMs={LEASE_SECONDS * 1000:g}")
     if seed is not None:
-        words += (f"maxRowsPerTrigger={DRAWN_ROWS}",)
+        arguments += (f"maxRowsPerTrigger={DRAWN_ROWS}",)
     while True:
         dies = len(killed(folder)) < kills
         how = f"dies{'' if seed is None else seed}" if dies else "lives"
-        more = list(islice(flights, 200))
-        ground.send(more)
-        sent += more
+        new_rows = list(islice(flights, 200))
+        ground.send(new_rows)
+        sent += new_rows
         began = time.monotonic()
-        while not _lived(folder, ground.format, words, how=how, master=master):
-            told("the machine is too busy to start Python in time, trying again")
-        told(f"{len(killed(folder))} kills: over after {time.monotonic() - began:.0f} s")
+        while not _run_victim(folder, ground.format, arguments, how=how, master=master):
+            report("the machine is too busy to start Python in time, trying again")
+        report(f"{len(killed(folder))} kills: over after {time.monotonic() - began:.0f} s")
         if not dies:
-            return _found(ground, folder, sent)
+            return _result(ground, folder, sent)
 
 
-def _lived(folder: Path, source: str, given: Sequence[str], *, how: str, master: str) -> bool:
-    """Return whether an application ended as planned, by a kill or after reading everything."""
-    words = (__file__, "--victim", how, str(folder), source, master, *given)
+def _run_victim(folder: Path, source: str, query_options: Sequence[str], *, how: str, master: str) -> bool:
+    """Return whether an application ended as planned, either by a kill or after it had read everything."""
+    arguments = (__file__, "--victim", how, str(folder), source, master, *query_options)
     with patch.dict(os.environ, {MARK: str(folder)}):
-        child = Victim("victim", words, folder)
+        child = Victim("victim", arguments, folder)
     deadline = time.monotonic() + ROUND_SECONDS
     try:
         while child.running:
-            assert time.monotonic() < deadline, child.said
+            assert time.monotonic() < deadline, child.last_output
             time.sleep(0.2)
-        ended = child.wait()
-        as_meant = ended in ((KILLED, PLANNERLESS) if how != "lives" else (0,))
-        assert as_meant or LATE in (folder / "victim.log").read_text(), child.said
-        return as_meant
+        status = child.wait()
+        as_planned = status in ((KILLED, PLANNERLESS) if how != "lives" else (0,))
+        assert as_planned or LATE in (folder / "victim.log").read_text(), child.last_output
+        return as_planned
     finally:
         if master:
-            note_left(folder)
+            record_leftovers(folder)
         child.leave()
         child.kill()
 
 
-def _found(ground: Ground, folder: Path, sent: Sequence[Row]) -> Found:
+def _result(ground: Ground, folder: Path, sent: Sequence[Row]) -> KillsResult:
     batches = [json.loads(path.read_text()) for path in folder.glob("[0-9]*.json")]
     places = Counter(tuple(row[:-1]) for batch in batches for row in batch)
     data = {row[-1] for batch in batches for row in batch}
-    repeated = told_lines(folder / "repeated.jsonl")
+    repeated = read_json_lines(folder / "repeated.jsonl")
     kills = killed(folder)
-    return Found(
+    return KillsResult(
         kills=len(kills),
         died=dict(Counter(who for who, _, _ in kills)),
         repeated=len(repeated),
@@ -219,7 +229,7 @@ def _found(ground: Ground, folder: Path, sent: Sequence[Row]) -> Found:
 
 
 def main() -> int:
-    """Run it by hand, or be one of the killed."""
+    """Run the program by hand, or as one of the killed applications."""
     if sys.argv[1:2] == ["--victim"]:
         how, place, source, master, *words = sys.argv[2:]
         return victim(Path(place), source, words, how, master)
@@ -231,20 +241,20 @@ def main() -> int:
     arguments = parser.parse_args()
     drawn = arguments.drawn or arguments.cluster
     with ExitStack() as stack:
-        ground = stack.enter_context(a_ground(arguments))
+        ground = stack.enter_context(open_ground(arguments))
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="leasehold-kills-")))
         master = stack.enter_context(cluster()) if arguments.cluster else ""
-        result = tried(
+        result = run_kills(
             ground,
             folder,
             kills=arguments.kills,
-            told=to_stderr,
+            report=to_stderr,
             seed=arguments.seed if drawn else None,
             master=master,
         )
     sys.stdout.write(json.dumps(asdict(result), indent=2) + "\n")
-    twice = result.doubled if drawn else 0  # of Event Hubs the last batch may come once more
-    faults = (result.lost, result.repeated - result.same, result.owned, result.left, twice)
+    unexpected_repeats = result.doubled if drawn else 0  # otherwise, the last batch from Event Hubs may be repeated
+    faults = (result.lost, result.repeated - result.same, result.owned, result.left, unexpected_repeats)
     return 0 if not any(faults) else 1
 
 

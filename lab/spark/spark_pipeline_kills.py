@@ -1,22 +1,24 @@
-"""A Spark pipeline from Kinesis into Kinesis whose processes are killed, and what readers of its output get.
+"""Kills processes of a Spark pipeline from Kinesis to Kinesis, and checks what readers of its output receive.
 
     python lab/spark/spark_pipeline_kills.py --help
 
-One application reads a stream and writes another with our sink, kept running by `leasehold.adapters.spark.run`. The
-connection to the output stream throttles, breaks after a request was carried out, and responds late. Both streams are
-resharded. Meanwhile processes of the application are killed, drawn from a seed:
+An application reads a stream and writes to another one with leasehold's sink. `leasehold.adapters.spark.run` keeps it
+running. The connection to the output stream throttles, breaks after a request was carried out, and responds late. Both
+streams are resharded. Meanwhile, random processes of the application are killed:
 
-task         a Python process that writes, during a write
-committer    commits a batch for the sink: all of it is in the stream, and Spark does not know it yet
-source       plans and reads: the query ends, and `run` starts it again in the same application
-executor     on a cluster, with its tasks
-application  the driver and all that it started; it is started again
+task         a Python process that writes rows, during a write
+committer    the process that commits a batch for the sink, when all of the batch is in the stream but not committed
+source       the process that plans and reads. The query ends, and `run` starts it again in the same application.
+executor     an executor of a cluster, with its tasks
+application  the driver and all processes that it started. The application is then started again.
 
-With `--pyspark` the applications use these versions of PySpark in turn, and every second kill hits the application, so
-that a checkpointLocation goes from version to version. The last application uses the present version.
+With `--pyspark`, the applications use the given versions of PySpark in turn, and every second kill hits the whole
+application, so that different versions continue from the same checkpointLocation. The last application uses the
+installed version.
 
-Nothing else may end the application. Once all rows are through, a plain worker of ours and a query of ours must get
-each row once, and the rows of each key in order. The Java KCL, if available, must get each row at least once.
+Nothing but a kill may end the application. Once all rows have been written, a plain worker and a Spark query must
+receive each row once, and the rows of each key in order. The Java KCL, if it is available, must receive each row at
+least once.
 """
 
 import json
@@ -40,7 +42,7 @@ from flights import to_stderr
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
 from spark_application import descendants
-from spark_killer import cluster, note_left
+from spark_killer import cluster, record_leftovers
 from spark_kills import Victim
 from standins import executors
 from standins.spark import ON_CLUSTER, SOON, pyspark_path, spark_session
@@ -56,9 +58,9 @@ from leasehold_lab.demo.child import Child, isolate
 from leasehold_lab.demo.stage import Stream, client, put, services
 
 ROUND = 150
-"""Rows that are sent between two kills."""
+"""The number of rows that are sent between two kills."""
 KEYS = 16
-"""Few enough that each key has rows in every batch, so that their order can be judged."""
+"""The number of keys. It is so small that each key has rows in every batch, so their order can be judged."""
 TRIGGER_ROWS = 50
 LEASE_SECONDS = 6.0
 WAIT_SECONDS = 420.0
@@ -66,29 +68,34 @@ THROTTLED = Refused("ProvisionedThroughputExceededException")
 FAULTS = (THROTTLED, THROTTLED, Reset(late=True), Reset(), Refused("InternalFailure", 500))
 AMONG = ("task", "task", "task", "committer", "source", "application")
 ON_EXECUTORS = (*AMONG, "executor", "executor")
-"""Among whom is drawn."""
+"""The kinds of processes to choose from, if the application has executors."""
 PROCESSES = {
     "committer": "pyspark.sql.worker.python_streaming_sink_runner",
     "source": "pyspark.sql.streaming.python_streaming_source_runner",
     "executor": "CoarseGrainedExecutorBackend",
 }
-"""Words of their command lines."""
+"""Words in the command lines of these kinds of processes."""
 AGAIN = re.compile(r"starting it again in .*?: (.*)")
 EXECUTORS = "local-cluster[1,2,600]"
-"""The master of an application that starts one executor, of two cores, by itself."""
+"""The Spark master of an application that starts one executor, with two cores, by itself."""
 MARK = "LEASEHOLD_PIPELINE_KILLS"
 Row = tuple[str, bytes]
 """The row's key, and its number among all rows that are sent."""
 
 
 def application(folder: Path, source: dict[str, str], sink: dict[str, str], master: str) -> int:
-    """Read and write until killed, or told to end by a file; print when a query begins, and each batch that is done."""
-    full_traces = {"spark.sql.pyspark.jvmStacktrace.enabled": "true"}  # a fault that ends it is to be understood
+    """Run the pipeline until it is killed or, if the file `last` exists, until it has written all rows.
+
+    Print a line when a query starts, and when a batch has ended.
+    """
+    full_traces = {
+        "spark.sql.pyspark.jvmStacktrace.enabled": "true"
+    }  # so that the log explains a fault that ends the query
     on_cluster = ON_CLUSTER | {f"spark.executorEnv.{MARK}": str(folder), "spark.executor.extraJavaOptions": SOON}
     if master == EXECUTORS:
         on_cluster |= {"spark.cores.max": "2"}
     last_status: object = None
-    # Four attempts for a task, as on a cluster: a `local` master has but one.
+    # Allow four attempts per task, as on a cluster. A `local` master allows only one by default.
     with spark_session(
         2, SOON, master=master or "local[2,4]", settings=full_traces | (on_cluster if master else {})
     ) as spark:
@@ -116,10 +123,13 @@ def application(folder: Path, source: dict[str, str], sink: dict[str, str], mast
 
 @frozen
 class Received:
-    """What a reader got in the end.
+    """What a reader received.
 
-    doubled  rows that came again
-    order    keys whose rows did not come in order
+    Attributes:
+        rows: The number of rows that the reader received.
+        lost: The number of rows that were sent and that the reader did not receive.
+        doubled: The number of repeated rows.
+        order: The number of keys whose rows were out of order.
     """
 
     rows: int
@@ -128,17 +138,17 @@ class Received:
     order: int
 
 
-def judged(sent: Sequence[Row], received: Sequence[Row]) -> Received:
-    """Compare the rows that a reader got, in its order, with those that were sent."""
-    times = Counter(data for _, data in received)
+def compare(sent: Sequence[Row], received: Sequence[Row]) -> Received:
+    """Compare the rows that a reader received, in this order, with the rows that were sent."""
+    deliveries = Counter(data for _, data in received)
     numbers = defaultdict[str, list[int]](list)
     for key, data in received:
         numbers[key].append(int(data))
     return Received(
         len(received),
-        sum(not times[data] for _, data in sent),
-        sum(count - 1 for count in times.values()),
-        sum(found != sorted(found) for found in numbers.values()),
+        sum(not deliveries[data] for _, data in sent),
+        sum(count - 1 for count in deliveries.values()),
+        sum(key_numbers != sorted(key_numbers) for key_numbers in numbers.values()),
     )
 
 
@@ -146,12 +156,15 @@ def judged(sent: Sequence[Row], received: Sequence[Row]) -> Received:
 class Pipeline:
     """The running pipeline.
 
-    until     when the last application is to begin, at the latest
-    kills     what was killed, in order
-    again     why queries were started again
-    name      the lease table, and the beginning of the streams' names
-    patience  multiplies how long anything is waited for, for a machine that does other work
-    versions  versions of PySpark, which the applications use in turn; "" is the present one, which the last one uses
+    Attributes:
+        until: The time after which nothing is killed any more, and the last application starts.
+        kills: The kinds of processes that were killed, in order.
+        again: How often a query was started again, by the reason.
+        lives: The number of applications started so far.
+        versions: Versions of PySpark, which the applications use in turn. "" is the installed version, which the last
+            application uses.
+        name: The name of the lease table, and the prefix of the streams' names.
+        patience: A factor for all time limits, for a machine that does other work at the same time.
     """
 
     folder: Path
@@ -169,26 +182,29 @@ class Pipeline:
 
     @property
     def wait_seconds(self) -> float:
-        """How long anything may take."""
+        """The time limit of every wait."""
         return self.patience * WAIT_SECONDS
 
     def run(self, count: int, report: Callable[[str], None]) -> tuple[list[Row], Stream]:
-        """Kill this often, let the last application end by itself, and return the sent rows and the output stream."""
-        chance, sent = Random(self.seed), list[Row]()  # noqa: S311  it is to be drawn again
-        read, wrote = Stream(self.kinesis, f"{self.name}-in", 3), Stream(self.kinesis, f"{self.name}-out", 2)
-        with line(self.kinesis) as faulty, closing(client(self.kinesis)) as to:
-            while self._goes_on(count):
+        """Kill processes this often, let the last application end by itself, and return its input and output."""
+        random, sent = Random(self.seed), list[Row]()  # noqa: S311  a seed is the point
+        input_stream, output_stream = (
+            Stream(self.kinesis, f"{self.name}-in", 3),
+            Stream(self.kinesis, f"{self.name}-out", 2),
+        )
+        with line(self.kinesis) as faulty, closing(client(self.kinesis)) as kinesis_client:
+            while self._may_kill(count):
                 app = self.begin(faulty.url)
                 try:
-                    while app.running and self._goes_on(count):
-                        more = [(f"{n % KEYS}", f"{n}".encode()) for n in range(len(sent), len(sent) + ROUND)]
-                        put(to, read.name, more)
-                        sent += more
-                        self._reshaped(count, read, wrote)
-                        faulty.fail("PutRecords", *chance.choices(FAULTS, k=chance.randrange(4)))
-                        self._kill(app, faulty, chance)
+                    while app.running and self._may_kill(count):
+                        new_rows = [(f"{n % KEYS}", f"{n}".encode()) for n in range(len(sent), len(sent) + ROUND)]
+                        put(kinesis_client, input_stream.name, new_rows)
+                        sent += new_rows
+                        self._reshard(count, input_stream, output_stream)
+                        faulty.fail("PutRecords", *random.choices(FAULTS, k=random.randrange(4)))
+                        self._kill(app, faulty, random)
                         report(f"{len(self.kills)} kills in {self.lives} lives: {dict(Counter(self.kills))}")
-                    assert app.running or self.kills[-1:] == ["application"], app.said
+                    assert app.running or self.kills[-1:] == ["application"], app.last_output
                 finally:
                     self.end(app)
             (self.folder / "last").touch()
@@ -196,12 +212,12 @@ class Pipeline:
             app = self.begin(faulty.url)
             try:
                 _until(lambda: not app.running, app, 2 * self.wait_seconds)
-                assert app.wait() == 0, app.said
+                assert app.wait() == 0, app.last_output
             finally:
                 self.end(app)
-            return sent, wrote
+            return sent, output_stream
 
-    def _goes_on(self, count: int) -> bool:
+    def _may_kill(self, count: int) -> bool:
         return len(self.kills) < count and time.monotonic() < self.until
 
     def begin(self, writes_to: str) -> Victim:
@@ -217,73 +233,76 @@ class Pipeline:
             "maxRowsPerTrigger": str(TRIGGER_ROWS),
         }
         sink = region | {"kinesis.streamName": f"{self.name}-out", "kinesis.endpointUrl": writes_to}
-        words = (__file__, "--application", str(self.folder), json.dumps(source), json.dumps(sink), self.master)
+        arguments = (__file__, "--application", str(self.folder), json.dumps(source), json.dumps(sink), self.master)
         version = self.versions[(self.lives - 1) % len(self.versions)] if self.versions else ""
         paths = [*([str(pyspark_path(version))] if version else []), *filter(None, [os.environ.get("PYTHONPATH")])]
         with patch.dict(os.environ, {MARK: str(self.folder), "PYTHONPATH": os.pathsep.join(paths)}):
-            return Victim(f"life-{self.lives}", words, self.folder)
+            return Victim(f"life-{self.lives}", arguments, self.folder)
 
     def end(self, app: Victim) -> None:
-        """End the application, and all that it started."""
+        """Kill the application and all processes that it started."""
         app.kill()
         if self.master:
-            note_left(self.folder)
+            record_leftovers(self.folder)
         app.leave()
         self.again.update(AGAIN.findall((self.folder / f"life-{self.lives}.log").read_text(errors="replace")))
 
-    def _reshaped(self, count: int, read: Stream, wrote: Stream) -> None:
-        done = len(self.kills)
-        if done in {count // 4, 3 * count // 5}:
-            wrote.split()
-        if done == count // 3:
-            read.split()
-        if done == count // 2:
-            wrote.merge()
+    def _reshard(self, count: int, input_stream: Stream, output_stream: Stream) -> None:
+        kills_done = len(self.kills)
+        if kills_done in {count // 4, 3 * count // 5}:
+            output_stream.split()
+        if kills_done == count // 3:
+            input_stream.split()
+        if kills_done == count // 2:
+            output_stream.merge()
 
-    def _kill(self, app: Victim, faulty: Line, chance: Random) -> None:
-        """Kill a drawn process: a task while it writes, a committer as it begins, and others once a batch was done."""
-        who = chance.choice(ON_EXECUTORS if self.master else AMONG)
+    def _kill(self, app: Victim, faulty: Line, random: Random) -> None:
+        """Kill a random process.
+
+        A task is killed while it writes, a committer when it begins, and any other process after a batch has ended.
+        """
+        target = random.choice(ON_EXECUTORS if self.master else AMONG)
         if len(self.versions) > 1 and len(self.kills) % 2:
-            who = "application"
+            target = "application"
         port = int(faulty.url.rpartition(":")[2])
-        if who == "committer":  # Spark keeps one for the next batch: the one that comes then has a batch to commit
-            _struck(self._found(app, who, port))
+        if target == "committer":  # kill an idle one first, so that the next one has a batch to commit
+            _kill_all(self._processes_of(app, target, port))
         written, done = faulty.requests["PutRecords"], _batches(app)
         moments: dict[str, Callable[[], object]] = {
             "task": lambda: faulty.requests["PutRecords"] > written,
-            "committer": lambda: self._found(app, who, port),
+            "committer": lambda: self._processes_of(app, target, port),
         }
-        came = moments.get(who, lambda: _batches(app) > done)
-        _until(lambda: not app.running or came(), app, self.wait_seconds)
-        time.sleep(chance.random() * {"task": 0.3, "committer": 0.0}.get(who, 1.0))
-        pids = self._found(app, who, port)
-        if not pids:  # nothing of this kind has begun yet
+        has_come = moments.get(target, lambda: _batches(app) > done)
+        _until(lambda: not app.running or has_come(), app, self.wait_seconds)
+        time.sleep(random.random() * {"task": 0.3, "committer": 0.0}.get(target, 1.0))
+        pids = self._processes_of(app, target, port)
+        if not pids:  # no such process has started yet
             return
-        self.kills += [who] * bool(_struck(pids if who == "application" else [chance.choice(pids)]))
-        if who == "application":
+        self.kills += [target] * bool(_kill_all(pids if target == "application" else [random.choice(pids)]))
+        if target == "application":
             _until(lambda: not app.running, app, self.wait_seconds)
 
-    def _found(self, app: Victim, who: str, port: int) -> list[int]:
-        below = executors.marked(f"{MARK}={self.folder}") if who == "executor" else descendants(app.pid)
-        if who == "application":
-            return [*below]
-        if who == "task":
+    def _processes_of(self, app: Victim, target: str, port: int) -> list[int]:
+        processes = executors.marked(f"{MARK}={self.folder}") if target == "executor" else descendants(app.pid)
+        if target == "application":
+            return [*processes]
+        if target == "task":
             return sorted(executors.connected_to(port))
-        return [pid for pid, words in below.items() if PROCESSES[who] in words]
+        return [pid for pid, words in processes.items() if PROCESSES[target] in words]
 
 
-def _struck(pids: Sequence[int]) -> int:
-    """Kill these processes, and return how many were still there."""
-    struck = 0
+def _kill_all(pids: Sequence[int]) -> int:
+    """Kill these processes, and return how many of them were still running."""
+    killed = 0
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-            struck += 1
-    return struck
+            killed += 1
+    return killed
 
 
 def _batches(app: Child) -> int:
-    """Return how many batches the application has said to be done."""
+    """Return the number of batches that the application has reported as finished."""
     return sum(b"null" not in line for line in app.out.read_bytes().splitlines())
 
 
@@ -294,12 +313,12 @@ def _lines(app: Child) -> int:
 def _until(seen: Callable[[], object], app: Victim, seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while not seen():
-        assert time.monotonic() < deadline, app.said
+        assert time.monotonic() < deadline, app.last_output
         time.sleep(0.1)
 
 
-def plain(folder: Path, stream: Stream, count: int, seconds: float) -> list[Row]:
-    """Return what a plain worker gets, until nothing more comes."""
+def read_with_worker(folder: Path, stream: Stream, count: int, seconds: float) -> list[Row]:
+    """Return the rows that a plain worker receives, until no more arrive."""
     handler = folder / "given.py"
     handler.write_text(
         "import json, sys\n"
@@ -309,33 +328,39 @@ def plain(folder: Path, stream: Stream, count: int, seconds: float) -> list[Row]
         "    sys.stdout.flush()\n"
     )
     store, start = f"sqlite:///{folder}/plain.db", "TRIM_HORIZON"
-    words = ("consume", stream.url, "--store", store, "--handler", "given:handle", "--initial-position", start)
+    arguments = ("consume", stream.url, "--store", store, "--handler", "given:handle", "--initial-position", start)
     with patch.dict(os.environ, {"PYTHONPATH": str(folder)}):
-        worker = Child("plain", ("-m", "leasehold.adapters.cli.main", *words), folder)
+        worker = Child("plain", ("-m", "leasehold.adapters.cli.main", *arguments), folder)
     try:
-        lines = _all(worker, count, seconds)
+        lines = _output_of(worker, count, seconds)
     finally:
         worker.kill()
     return [(key, data.encode()) for key, data in map(json.loads, lines)]
 
 
-def kcl(kinesis: str, stream: Stream) -> set[bytes]:
-    """Return what the Java KCL's own code makes of the records of each shard."""
-    asked = list[tuple[bytes, int, int]]()
-    with closing(client(kinesis)) as to:
+def read_with_kcl(kinesis: str, stream: Stream) -> set[bytes]:
+    """Return the data of the user records that the Java KCL's own code extracts from the records of each shard."""
+    records_with_ranges = list[tuple[bytes, int, int]]()
+    with closing(client(kinesis)) as kinesis_client:
         for shard in stream.shards():
-            place: Any = {"StreamName": stream.name, "ShardId": shard.id, "ShardIteratorType": "TRIM_HORIZON"}
-            response = to.get_records(ShardIterator=to.get_shard_iterator(**place)["ShardIterator"])
+            iterator_request: Any = {
+                "StreamName": stream.name,
+                "ShardId": shard.id,
+                "ShardIteratorType": "TRIM_HORIZON",
+            }
+            response = kinesis_client.get_records(
+                ShardIterator=kinesis_client.get_shard_iterator(**iterator_request)["ShardIterator"]
+            )
             while response["Records"] or response["MillisBehindLatest"]:
-                asked += [(row["Data"], *(shard.hash_range or HASH_KEYS)) for row in response["Records"]]
+                records_with_ranges += [(row["Data"], *(shard.hash_range or HASH_KEYS)) for row in response["Records"]]
                 if not (following := response.get("NextShardIterator")):
                     break
-                response = to.get_records(ShardIterator=following)
-    return {data for kept in kcl_jar.kcl_records(asked) for _, _, data, _, _ in kept}
+                response = kinesis_client.get_records(ShardIterator=following)
+    return {data for shard_records in kcl_jar.kcl_records(records_with_ranges) for _, _, data, _, _ in shard_records}
 
 
-def _all(worker: Child, count: int, seconds: float) -> list[bytes]:
-    """Return the worker's output once there are this many lines and no more have come for a while."""
+def _output_of(worker: Child, count: int, seconds: float) -> list[bytes]:
+    """Wait until the worker has printed this many lines and then no more for a while, and return its output."""
     deadline, seen, since = time.monotonic() + seconds, -1, 0.0
     while time.monotonic() < deadline and worker.running:
         now = _lines(worker)
@@ -347,8 +372,8 @@ def _all(worker: Child, count: int, seconds: float) -> list[bytes]:
     return worker.out.read_bytes().splitlines()
 
 
-def by_spark(folder: Path, kinesis: str, stream: Stream) -> list[Row]:
-    """Return what a query of ours gets, in the order of the stream."""
+def read_with_spark(folder: Path, kinesis: str, stream: Stream) -> list[Row]:
+    """Return the rows that a Spark query receives, in the order of the stream."""
     options = {
         "kinesis.streamName": stream.name,
         "kinesis.endpointUrl": kinesis,
@@ -375,9 +400,10 @@ def by_spark(folder: Path, kinesis: str, stream: Stream) -> list[Row]:
 class Outcome:
     """The result of a run.
 
-    again     how often a query was started again, by the logged reason
-    received  what each reader got in the end, by name
-    kcl       rows that the Java KCL did not find, or None if it did not read
+    Attributes:
+        again: How often a query was started again, by the logged reason.
+        received: What each reader received, by the name of the reader.
+        kcl: The number of rows that the Java KCL did not find, or None if it did not run.
     """
 
     kills: dict[str, int]
@@ -389,22 +415,26 @@ class Outcome:
 
     @property
     def faults(self) -> int:
-        """The number of rows that were lost, and of rows that came again or out of order."""
+        """The number of lost rows, repeated rows, and keys whose rows were out of order."""
         return sum(each.lost + each.doubled + each.order for each in self.received.values()) + (self.kcl or 0)
 
 
-def tried(pipeline: Pipeline, kills: int, *, java: bool = False, report: Callable[[str], None] = to_stderr) -> Outcome:
-    """Kill the pipeline this often, and have all readers read its output."""
+def run_pipeline(
+    pipeline: Pipeline, kills: int, *, java: bool = False, report: Callable[[str], None] = to_stderr
+) -> Outcome:
+    """Kill processes of the pipeline this often, let all readers read its output, and return the result."""
     sent, stream = pipeline.run(kills, report)
     readers = {
-        "plain": judged(sent, plain(pipeline.folder, stream, len(sent), pipeline.wait_seconds)),
-        "spark": judged(sent, by_spark(pipeline.folder, pipeline.kinesis, stream)),
+        "plain": compare(sent, read_with_worker(pipeline.folder, stream, len(sent), pipeline.wait_seconds)),
+        "spark": compare(sent, read_with_spark(pipeline.folder, pipeline.kinesis, stream)),
     }
-    missed = None
+    missing_rows = None
     if java:
-        seen = kcl(pipeline.kinesis, stream)
-        missed = sum(data not in seen for _, data in sent)
-    return Outcome(dict(Counter(pipeline.kills)), pipeline.lives, dict(pipeline.again), len(sent), readers, missed)
+        kcl_rows = read_with_kcl(pipeline.kinesis, stream)
+        missing_rows = sum(data not in kcl_rows for _, data in sent)
+    return Outcome(
+        dict(Counter(pipeline.kills)), pipeline.lives, dict(pipeline.again), len(sent), readers, missing_rows
+    )
 
 
 def main() -> int:
@@ -445,7 +475,7 @@ def main() -> int:
             versions=arguments.pyspark,
             patience=arguments.patience,
         )
-        result = tried(pipeline, arguments.kills, java=arguments.java)
+        result = run_pipeline(pipeline, arguments.kills, java=arguments.java)
     sys.stdout.write(json.dumps(asdict(result), indent=2) + "\n")
     return 1 if result.faults else 0
 

@@ -12,10 +12,10 @@ from unittest.mock import patch
 import pytest
 from attrs import evolve
 from disk import Disk
-from libc import STEP_SECONDS, UnkindLibc, libc_can_be_put_before
-from processes import NoMore, NoMoreThreads, threads_can_be_refused
-from services import a_table
-from written import WrittenStore, answer_of
+from libc import STEP_SECONDS, UnkindLibc, has_compiler
+from processes import ResourceLimit, ThreadLimit, can_limit_threads
+from services import open_table
+from written import RecordingStore, answer_of
 
 from leasehold.balancer.model import TRIM_HORIZON, Lease, Position, Version
 from leasehold.errors import OutcomeUnknown
@@ -82,15 +82,15 @@ for _ in iter(input, ""):
 @pytest.mark.parametrize(
     ("program", "denied", "refusal"),
     [
-        pytest.param(THREADS, NoMoreThreads, "refused", id="threads"),
-        pytest.param(DESCRIPTORS, NoMore.descriptors, "Too many open files", id="descriptors"),
-        pytest.param(MEMORY, NoMore.memory, "MemoryError", id="memory"),
+        pytest.param(THREADS, ThreadLimit, "refused", id="threads"),
+        pytest.param(DESCRIPTORS, ResourceLimit.descriptors, "Too many open files", id="descriptors"),
+        pytest.param(MEMORY, ResourceLimit.memory, "MemoryError", id="memory"),
     ],
 )
 def test_a_process_is_denied_a_resource_and_granted_it_again(
-    program: str, denied: Callable[..., NoMore | NoMoreThreads], refusal: str
+    program: str, denied: Callable[..., ResourceLimit | ThreadLimit], refusal: str
 ) -> None:
-    if denied is NoMoreThreads and not threads_can_be_refused():
+    if denied is ThreadLimit and not can_limit_threads():
         pytest.skip("REFUSED THREADS ARE NOT TRIED: this user may make no control group of pids")
     pids: list[int] = []
     with talking(program, {}, pids) as ask:
@@ -147,7 +147,7 @@ for _ in iter(input, ""):
 
 def a_libc(folder: Path) -> UnkindLibc:
     """Return a libc that gives wrong results to the process of worker a on request."""
-    if not libc_can_be_put_before():
+    if not has_compiler():
         pytest.skip("NO CLOCK IS STEPPED, AND NO DISK READ-ONLY: there is no C compiler (cc)")
     return UnkindLibc.made(folder, ("a",), folder / "disk")
 
@@ -184,13 +184,13 @@ def talking(program: str, environment: Mapping[str, str], pids: list[int]) -> It
 @pytest.mark.timeout(1800)  # the store of S3 may have to be built
 @pytest.mark.parametrize("store", ["dynamodb", "azblob", "postgres", "s3"])
 def test_a_restarted_service_keeps_its_leases(store: str, tmp_path: Path) -> None:
-    with a_table(store, tmp_path, "") as table:
-        assert table.kept is not None
+    with open_table(store, tmp_path, "") as table:
+        assert table.control is not None
 
         @contextmanager
         def opened() -> Iterator[Store]:
-            assert table.kept is not None
-            url = table.kept.service.url.removeprefix("http://") if table.wired else table.kept.service.url
+            assert table.control is not None
+            url = table.control.service.url.removeprefix("http://") if table.wired else table.control.service.url
             environment = table.environment(url)
             with (
                 patch.dict(os.environ, {**ENVIRONMENT, **environment}),
@@ -201,7 +201,7 @@ def test_a_restarted_service_keeps_its_leases(store: str, tmp_path: Path) -> Non
         with opened() as before:
             created = before.write(CreateLease(Lease("s-0")))
             assert isinstance(created, Done)
-        table.kept.restart()
+        table.control.restart()
         with opened() as after:
             assert [lease.key for lease in after.list().leases] == ["s-0"]
             assert isinstance(after.write(ClaimLease(created.lease, "a")), Done)
@@ -218,7 +218,7 @@ def test_each_write_is_recorded_with_its_outcome(tmp_path: Path) -> None:
             return outcome
 
     ticks = iter(range(100))
-    store = WrittenStore(Store(), tmp_path / "writes", lambda: float(next(ticks)))
+    store = RecordingStore(Store(), tmp_path / "writes", lambda: float(next(ticks)))
     lease = Lease("s-0")
     for write in (CreateLease(lease), CreateLease(lease), ClaimLease(evolve(lease, version=Version("0")), "a")):
         store.write(write)

@@ -3,23 +3,23 @@
 from pathlib import Path
 
 import pytest
-from plain_workers import Wanted, run
+from plain_workers import RunRequest, run
 
 pytestmark = [pytest.mark.more, pytest.mark.services, pytest.mark.slow, pytest.mark.xdist_group("runs")]
 
-OF_DAEMONS = Wanted(12, 22.0, "kinesis", "dynamodb", consumer="multilang", workers=3)
+OF_DAEMONS = RunRequest(12, 22.0, "kinesis", "dynamodb", consumer="multilang", workers=3)
 
 
 @pytest.mark.parametrize(
     "wanted",
     [
-        pytest.param(Wanted(6, 22.0, "event-hubs", "sqlite", workers=3), id="workers of a hub"),
-        pytest.param(Wanted(5, 22.0, "kinesis", "dynamodb", workers=3), id="workers of a stream"),
+        pytest.param(RunRequest(6, 22.0, "event-hubs", "sqlite", workers=3), id="workers of a hub"),
+        pytest.param(RunRequest(5, 22.0, "kinesis", "dynamodb", workers=3), id="workers of a stream"),
         pytest.param(OF_DAEMONS, id="daemons and their children"),
-        pytest.param(Wanted(8, 22.0, "kinesis", "dynamodb", to="postgres", workers=3), id="during a swap"),
+        pytest.param(RunRequest(8, 22.0, "kinesis", "dynamodb", to="postgres", workers=3), id="during a swap"),
     ],
 )
-def test_faults_lose_no_record(wanted: Wanted, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_faults_lose_no_record(wanted: RunRequest, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """The faults are those that only real processes and services have."""
     if wanted.source == "event-hubs":
         request.getfixturevalue("amqp_engine")

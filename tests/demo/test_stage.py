@@ -30,7 +30,7 @@ def greeter(folder: Path) -> Child:
     """Return a process that reports when it is ready."""
     child = Child("greeter", ("-c", GREETS), folder)
     while not child.out.read_text().endswith("\n"):
-        assert child.running, child.said
+        assert child.running, child.last_output
     return child
 
 

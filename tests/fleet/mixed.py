@@ -103,7 +103,7 @@ class Mixed:
     def finish(self) -> RunVerdict:
         """Stop producing, let everything arrive and all workers drain; return the verdict."""
         self.producer.ask_to_end()
-        assert self.producer.wait() == 0, self.producer.said
+        assert self.producer.wait() == 0, self.producer.last_output
         self.stage.tick()
         self.stage.until(lambda: len(self.stage.distinct) >= len(self.sent), WAIT_SECONDS)
         self.stage.end()

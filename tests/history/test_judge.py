@@ -386,7 +386,7 @@ def test_shards_of_a_former_stream_are_no_children_of_the_present_ones(anew: flo
     """A recreated stream reuses shard ids for other shards."""
     events = [begins(0, "a"), begins(1, "b", "s-1"), *records(5, "b", 9, shard="s-1"), *records(10, "a", 1, key="l")]
     taken = [evolve(each, t=4.0) for each in sent(9)] + [evolve(each, t=9.0) for each in sent(1, key="l")]
-    history = RunHistory(sent=taken, events=events, parents={"s-0": (), "s-1": ("s-0",)}, anew=anew, end=10.0)
+    history = RunHistory(sent=taken, events=events, parents={"s-0": (), "s-1": ("s-0",)}, recreated_at=anew, end=10.0)
     wrong = "out of order: b handed over 109 of s-1 before 101 of s-0, its parent"
     assert (wrong in said(verdict_on(history))) is (anew == 0.0)
 

@@ -9,7 +9,7 @@ from standins.flight_rows import ROWS
 def verdict_of(kinesis: str, dynamodb: str, count: int, *, rate: int, plain: int) -> None:
     """Send this many rows, print the verdict, and check that it is good."""
     rows = list(flights(count))
-    verdict = run(kinesis, dynamodb, rows, rate=rate, plain=plain, told=print)
+    verdict = run(kinesis, dynamodb, rows, rate=rate, plain=plain, report=print)
     print(printed(verdict, changes=True))  # noqa: T201  shown if it fails, or with -s
     assert (verdict.faults, verdict.produced, verdict.delivered) == ((), count, count)
     assert [change.duplicates for change in verdict.owner_changes if change.duplicates > change.since] == []

@@ -1,1 +1,1 @@
-"""Checks all possible orders of events in small fleets, with the real `plan`."""
+"""Model-checks small fleets, by exploring all possible orders of events with the real function `plan`."""

@@ -36,9 +36,9 @@ KNOWN: dict[tuple[str, int, int], frozenset[Fault]] = {
     **{(peer, 5, 3): _OVERSHOOT for peer in NAMED},
     ("python", 5, 3): _UNEVEN,
 }
-"""The known faults of other libraries' rules, by name in `PEERS`, number of leases and number of workers.
+"""Maps a fleet (its rule set's name in `PEERS`, its number of leases and its number of workers) to its known faults.
 
-The checker must find each of them.
+The faults come from other libraries' rules. The checker must find each of them.
 """
 
 
@@ -127,10 +127,10 @@ def _mixed_cases(leases: int, peer: str) -> tuple[Case, ...]:
 
 
 def _led_cases(leases: int) -> tuple[Case, ...]:
-    """Return fleets in which a KCL 3.x leader gives free leases to one worker of three, or to two of three (M14).
+    """Return fleets of three workers, one or two of which may receive free leases from a KCL 3.x leader (M14).
 
-    The model does not contain the leader's rules. If there are two such workers, the leader may give all leases to
-    one of them.
+    The leader's rules are not modeled. At any step, the leader may give any free lease to any of these workers, so it
+    may also give all leases to one of them.
     """
     one_led, two_led = _fleet(leases, (OURS, None, OURS)), _fleet(leases, (None, OURS, None))
     return (

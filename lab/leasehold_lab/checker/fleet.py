@@ -1,4 +1,4 @@
-"""A small fleet as a state machine, whose states consist of the owners of leases and the writes in progress.
+"""Models a small fleet as a state machine. A state contains the owners of leases and the writes in progress.
 
 1. Decisions come from the real `plan`. Only time and the store are modeled.
 2. A write may be delayed for any time. When it arrives, it is applied only if the condition that the store would check
@@ -20,21 +20,25 @@ from leasehold.balancer.plan import plan
 
 NOBODY = -1
 ALIVE, SILENT, DEAD = range(3)
-"""The health of a worker. A crashed worker is silent until its leases expire for the other workers; then it is dead."""
+"""The health of a worker.
+
+A worker that crashes becomes `SILENT`. Once its leases have expired for the other workers, it becomes `DEAD`.
+"""
 
 WAIT_SECONDS = 1e6
-"""An idle time that is longer than every timeout of the rules."""
+"""A lease that has been idle for this many seconds has exceeded every timeout of the rules."""
 
 T = TypeVar("T")
 
 ModelVerb = Literal["claim", "steal", "request", "give", "release"]
-"""The kinds of writes, named as in the history of a run. Here, "release" hands the lease to a named next owner."""
+"""The kinds of writes, named as in `WriteVerb`. In this model, "release" hands the lease to a named next owner."""
 
 
 class ModelWrite(NamedTuple):
     """A conditional write.
 
-    `lease` is the lease's number. `owner` and `next_owner` are the values that the worker read before the write.
+    `lease` is the number of the lease. `owner` and `next_owner` are the row's values that the worker had read before it
+    sent the write.
     """
 
     verb: ModelVerb
@@ -46,7 +50,7 @@ class ModelWrite(NamedTuple):
 _TAKES: dict[type[Action], ModelVerb] = {Claim: "claim", Steal: "steal", RequestHandoff: "request"}
 
 Attempt = tuple[ModelWrite, ...]
-"""A write, followed by the alternates that are tried in turn if it is rejected."""
+"""A write and its alternates. If the store rejects the write, the alternates are tried in order."""
 
 
 class State(NamedTuple):
@@ -61,7 +65,7 @@ class State(NamedTuple):
 class Transition(NamedTuple):
     """A possible next step of a worker.
 
-    `moves` counts the leases that living workers lose by it, and `what` describes the step.
+    `moves` is the number of leases that living workers lose in this step. `what` describes the step.
     """
 
     state: State
@@ -133,8 +137,9 @@ class FleetModel:
                     change = f"s-{lease} is given to {self.workers[worker]}"
                     steps.append(Transition(_with_owner(state, lease, worker), 0, change))
         steps += self._planning_steps(state, alive, patient=False)
-        # Timeouts expire only while workers wait, and all of them certainly wait only if nothing else can happen. By
-        # then a dead worker's reports to its leader are overdue.
+        # Without `patience_may_end`, timeouts expire only if no other step is possible, because only then are all
+        # workers known to be waiting. If a worker in `led` has crashed, its reports to the leader must be overdue by
+        # then.
         reports_overdue = all(state.health[worker] != SILENT for worker in self.led)
         if self.patience_may_end or (reports_overdue and not steps):
             steps += self._planning_steps(state, alive, patient=True)
@@ -174,7 +179,8 @@ class FleetModel:
         leases = []
         for number, (owner, next_owner) in enumerate(zip(owners, next_owners, strict=True)):
             dead = owner != NOBODY and health[owner] == DEAD
-            # A living next owner acts before other workers treat it as dead, because they wait a whole cycle (H1, H4).
+            # Other workers wait a whole cycle before they treat a next owner as dead (H1, H4), so a living next owner
+            # acts first.
             next_owner_dead = next_owner != NOBODY and health[next_owner] == DEAD
             lease = Lease(
                 key=f"s-{number}",
@@ -231,7 +237,7 @@ def _write(state: State, worker: int, write: ModelWrite) -> State | None:
         case "claim":
             return _with_owner(state, write.lease, worker)
         case "steal":
-            # A worker that requested the lease before can steal it only while it is still the next owner.
+            # A worker that has requested the lease can steal it only while the row still names it as the next owner.
             return (
                 _with_owner(state, write.lease, worker) if write.next_owner != worker or next_owner == worker else None
             )
@@ -256,9 +262,10 @@ def _write(state: State, worker: int, write: ModelWrite) -> State | None:
 
 
 def _with_owner(state: State, lease: int, owner: int) -> State:
-    """Return the state with this owner and no next owner, and without the claims in progress for the lease.
+    """Return the state in which the lease has this owner, no next owner and no pending claims.
 
-    Such claims would be rejected, because the new owner changed the version that they require.
+    A claim requires the version of the row that its worker read. The new owner has changed the version, so the store
+    would reject every claim that is still pending.
     """
     remaining = (
         (tuple(write for write in attempt if write.verb != "claim" or write.lease != lease) for attempt in attempts)

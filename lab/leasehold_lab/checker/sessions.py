@@ -13,8 +13,8 @@ The model follows three rules:
    worker last saw before the tick counts as expired.
 3. A write may be answered, get lost, be applied without a response, or be applied at any later time.
 
-The laws are checked whenever a worker starts to read a lease. In every state they are also checked for a new worker
-that takes all leases after the other workers have died. The laws are:
+The laws are checked whenever a worker starts to read a lease. In every state, the checker also lets all workers die,
+and checks the laws for a new worker that then takes all leases. The laws are:
 
 - Nothing is skipped.
 - No write that was confirmed with `Done` is undone.
@@ -74,7 +74,7 @@ any later time.
 
 
 class CellRequest(NamedTuple):
-    """A request to the table: a verb and names of rows, and for a write the new content and the expected version."""
+    """A request to the table, with a verb and names of rows. A write also has new content and an expected version."""
 
     verb: str
     names: tuple[str, ...]
@@ -128,7 +128,7 @@ def apply_request(rows: TableRows, request: CellRequest) -> tuple[TableRows, Any
 
 @define
 class CheckedCells:
-    """One worker's connection to the table. Repeats the recorded responses to requests that were already answered."""
+    """One worker's connection to the table. It replays the recorded responses to requests already answered."""
 
     responses: deque[Any] = Factory(deque)
     page_leases: int = 1000
@@ -249,39 +249,39 @@ class CheckedWorker:
     Attributes:
         store: The real store.
         moves: How many more actions the worker may take.
-        held: The leases that the worker reads, by key.
-        seen: The leases in the worker's last listing, each with the tick of that listing.
-        given: Leases that the worker gave away, as returned by the write that gave them.
-        lost: Leases that other workers took, as this worker last wrote them.
+        holdings: The leases that the worker reads, by key.
+        listed_leases: The leases in the worker's last listing, each with the tick of that listing.
+        given_leases: Leases that the worker gave away, as returned by the write that gave them.
+        lost_holdings: Leases that other workers took, as this worker last wrote them.
     """
 
     name: str
     store: SessionStore
     moves: int
-    held: dict[str, CheckedHolding] = Factory(dict)
-    seen: dict[str, tuple[Lease, int]] = Factory(dict)
-    given: dict[str, Lease] = Factory(dict)
-    lost: dict[str, CheckedHolding] = Factory(dict)
+    holdings: dict[str, CheckedHolding] = Factory(dict)
+    listed_leases: dict[str, tuple[Lease, int]] = Factory(dict)
+    given_leases: dict[str, Lease] = Factory(dict)
+    lost_holdings: dict[str, CheckedHolding] = Factory(dict)
 
     def options(self, tick: int) -> Iterator[tuple[str, str]]:
         """Yield the actions that the worker may take next, each as a verb and the key of a lease."""
         if self.moves <= 0:
             return
         yield "look", ""
-        for key, held in self.held.items():
+        for key, held in self.holdings.items():
             if held.tick == tick and held.handled < RECORDS:
                 yield "handle", key
             yield "commit", key
             yield "release", key
             if held.lease.next_owner not in (None, self.name):
                 yield "give", key
-        for key in self.given:
+        for key in self.given_leases:
             yield "take back", key
-        for key, held in self.lost.items():
+        for key, held in self.lost_holdings.items():
             if held.handled > numbered(held.lease):
                 yield "late", key
-        for key, (lease, seen_at) in self.seen.items():
-            if key in self.held:
+        for key, (lease, seen_at) in self.listed_leases.items():
+            if key in self.holdings:
                 continue
             if lease.owner in (None, self.name) or seen_at < tick:
                 yield "claim", key
@@ -295,27 +295,28 @@ class CheckedWorker:
         """Take an action that begins in tick `tick` and ends in tick `now`, and return the events to judge."""
         self.moves -= 1
         if verb == "handle":
-            held = self.held[key]
-            self.held[key] = evolve(held, handled=held.handled + 1)
+            held = self.holdings[key]
+            self.holdings[key] = evolve(held, handled=held.handled + 1)
             return [("handled", key, held.handled + 1)]
         try:
             if verb == "look":
-                self.seen = {lease.key: (lease, now) for lease in self.store.list().leases}
+                self.listed_leases = {lease.key: (lease, now) for lease in self.store.list().leases}
                 return []
             if verb == "late":
-                held = self.lost.pop(key)
+                held = self.lost_holdings.pop(key)
                 self.store.write(CheckpointLate(held.lease, Position(str(held.handled))))
                 return []
             return self._write(verb, key, tick)
         except OutcomeUnknown:
             if verb not in {"release", "give"}:
                 return []
-            # The reader has stopped. It continues only after a later write has been confirmed with Done.
-            self.held[key] = evolve(self.held[key], tick=-1)
+            # The outcome of the write is unknown, so the reader has stopped. It continues only after a later write has
+            # been confirmed with Done.
+            self.holdings[key] = evolve(self.holdings[key], tick=-1)
             return [("stops", key)]
 
     def _write(self, verb: str, key: str, tick: int) -> list[SessionEvent]:
-        store, held = self.store, self.held.get(key)
+        store, held = self.store, self.holdings.get(key)
         if held is not None:
             lease, position = held.lease, Position(str(held.handled))
             moved = held.handled > numbered(lease)
@@ -329,17 +330,17 @@ class CheckedWorker:
                     write = CheckpointLease(lease, position) if moved else RenewLease(lease)
             outcome = store.write(write)
             if not isinstance(outcome, Done):
-                self.lost[key] = self.held.pop(key)
+                self.lost_holdings[key] = self.holdings.pop(key)
                 return [("stops", key)]
             if verb in ("commit", "release") and not isinstance(write, ReleaseLease):
-                self.held[key] = evolve(held, lease=outcome.lease, tick=tick)
+                self.holdings[key] = evolve(held, lease=outcome.lease, tick=tick)
                 confirmed = [("done", key, outcome.lease.epoch, held.handled)] if held.handled else []
                 return [*confirmed, ("confirmed", key)]
-            del self.held[key]
+            del self.holdings[key]
             if verb == "give":
-                self.given[key] = outcome.lease
+                self.given_leases[key] = outcome.lease
             return [("stops", key), *([("done", key, lease.epoch, held.handled)] if held.handled else [])]
-        lease = self.given.pop(key) if verb == "take back" else self.seen[key][0]
+        lease = self.given_leases.pop(key) if verb == "take back" else self.listed_leases[key][0]
         takes: Mapping[str, Write] = {
             "claim": ClaimLease(lease, self.name),
             "steal": StealLease(lease, self.name),
@@ -347,13 +348,13 @@ class CheckedWorker:
             "request": RequestLease(lease, self.name),
             "reset": ResetLease(lease, TRIM_HORIZON),
         }
-        self.seen.pop(key, None)
+        self.listed_leases.pop(key, None)
         outcome = store.write(takes[verb])
         if not isinstance(outcome, Done) or verb == "request":
             return []
         if verb == "reset":
             return [("reset", key)]
-        self.held[key] = CheckedHolding(outcome.lease, numbered(outcome.lease), tick)
+        self.holdings[key] = CheckedHolding(outcome.lease, numbered(outcome.lease), tick)
         return [("starts", key, outcome.lease.epoch, numbered(outcome.lease), verb)]
 
     def description(self) -> str:
@@ -374,7 +375,7 @@ class CheckedWorker:
         free = sorted((key, free_lease.row.stored.etag) for key, free_lease in store._free.items())  # noqa: SLF001
         sessions, unsettled = sorted(store._last_sessions.items()), store._unsettled  # noqa: SLF001
         memory = (pages, rows, free, sessions, unsettled, sorted(store._ended), store._ids)  # noqa: SLF001
-        return repr((self.moves, self.held, self.seen, self.given, self.lost, memory))
+        return repr((self.moves, self.holdings, self.listed_leases, self.given_leases, self.lost_holdings, memory))
 
 
 def numbered(lease: Lease) -> int:
@@ -385,8 +386,8 @@ def numbered(lease: Lease) -> int:
 class WorkerState(NamedTuple):
     """A worker within a state of the model.
 
-    `snapshot` and `description` are those between two actions. `action` is the action in progress, `responses` contains
-    the responses to it so far, and `tick` is the tick in which it began.
+    `snapshot` and `description` show the worker before the current action. `action` is the current action, `responses`
+    are the responses to it so far, and `tick` is the tick in which it began.
     """
 
     snapshot: bytes
@@ -413,7 +414,8 @@ class TrueLease(NamedTuple):
 class SessionState(NamedTuple):
     """A state of the whole model.
 
-    `late` contains the writes that may still arrive, and `left` how often each fault may still happen.
+    `late` contains the delayed writes that may still arrive. `faults_left` contains each kind of fault, with the number
+    of times that it may still happen.
     """
 
     rows: TableRows
@@ -422,7 +424,7 @@ class SessionState(NamedTuple):
     readers: tuple[tuple[str, int, int, bool], ...] = ()
     late: tuple[CellRequest, ...] = ()
     tick: int = 0
-    left: tuple[tuple[str, int], ...] = ()
+    faults_left: tuple[tuple[str, int], ...] = ()
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -437,7 +439,7 @@ class SessionState(NamedTuple):
             self.readers,
             tuple(sorted(self.late, key=repr)),
             self.tick,
-            self.left,
+            self.faults_left,
         )
 
 
@@ -515,20 +517,20 @@ class SessionModel:
             lease = Lease(key)
             rows, _ = self._run_alone(rows, creator, lambda store, lease=lease: store.write(CreateLease(lease)))  # type: ignore[misc]
         state = SessionState(
-            rows, workers, tuple((key, TrueLease()) for key in keys), left=tuple(sorted(self.faults.items()))
+            rows, workers, tuple((key, TrueLease()) for key in keys), faults_left=tuple(sorted(self.faults.items()))
         )
-        for number, verb, key, *answered in self.initial_actions:
+        for number, verb, key, *response_limit in self.initial_actions:
             after_tick = state._replace(tick=state.tick + 1)
-            state = after_tick if verb == "tick" else self._after_action(state, number, verb, key, *answered)
+            state = after_tick if verb == "tick" else self._after_action(state, number, verb, key, *response_limit)
         return state
 
     def _after_action(
         self, state: SessionState, number: int, verb: str, key: str, limit: float = math.inf
     ) -> SessionState:
-        current, answered = self._choose(state, number, (verb, key)), 0
-        while current.workers[number].action != ("", "") and answered < limit:
+        current, responses_given = self._choose(state, number, (verb, key)), 0
+        while current.workers[number].action != ("", "") and responses_given < limit:
             _, current, broken = next(iter(self._responses(current, number)))
-            answered += 1
+            responses_given += 1
             if broken:
                 raise AssertionError(broken)
         if current.workers[number].action != ("", ""):
@@ -545,8 +547,8 @@ class SessionModel:
         )
 
     def steps(self, state: SessionState) -> Iterator[tuple[str, SessionState, str]]:
-        """Yield each event that may happen next, the state after it, and the law that it breaks, or ""."""
-        faults_left = dict(state.left)
+        """Yield each event that may happen next, with the state after it and the law that it breaks (or "")."""
+        faults_left = dict(state.faults_left)
         for number, worker_state in enumerate(state.workers):
             if not worker_state.alive:
                 continue
@@ -562,7 +564,8 @@ class SessionModel:
                     alive=False, action=("", ""), responses=(), description="dead", snapshot=b""
                 )
                 after = state._replace(
-                    workers=_replace_worker(state.workers, number, dead), left=_use_fault(state.left, "crash")
+                    workers=_replace_worker(state.workers, number, dead),
+                    faults_left=_use_fault(state.faults_left, "crash"),
                 )
                 without_readers = after._replace(
                     readers=tuple(reader for reader in after.readers if reader[1] != number)
@@ -577,7 +580,7 @@ class SessionModel:
                     )
                     yield (
                         f"w{number} is started again",
-                        with_restart._replace(left=_use_fault(with_restart.left, "restart")),
+                        with_restart._replace(faults_left=_use_fault(with_restart.faults_left, "restart")),
                         "",
                     )
         for index, request in enumerate(state.late):
@@ -585,7 +588,11 @@ class SessionModel:
             still_late = state.late[:index] + state.late[index + 1 :]
             yield f"late: {_request_text(request)}", state._replace(rows=rows, late=still_late), ""
         if faults_left.get("tick"):
-            yield "time passes", state._replace(tick=state.tick + 1, left=_use_fault(state.left, "tick")), ""
+            yield (
+                "time passes",
+                state._replace(tick=state.tick + 1, faults_left=_use_fault(state.faults_left, "tick")),
+                "",
+            )
 
     def _choose(self, state: SessionState, number: int, option: tuple[str, str]) -> SessionState:
         worker_state = state.workers[number]._replace(action=option, responses=(), tick=state.tick)
@@ -623,16 +630,16 @@ class SessionModel:
         yield self._with_response(
             state._replace(rows=rows), number, response, f"w{number} {_request_text(request)}: {summary}"
         )
-        faults_left = dict(state.left)
+        faults_left = dict(state.faults_left)
         if request.verb in ("list", "read"):
             return
         if faults_left.get(APPLIED) and rows != state.rows:
-            applied = state._replace(rows=rows, left=_use_fault(state.left, APPLIED))
+            applied = state._replace(rows=rows, faults_left=_use_fault(state.faults_left, APPLIED))
             yield self._with_response(
                 applied, number, LOST, f"w{number} {_request_text(request)}: applied, not answered"
             )
         if faults_left.get(LATE):
-            in_flight = state._replace(late=(*state.late, request), left=_use_fault(state.left, LATE))
+            in_flight = state._replace(late=(*state.late, request), faults_left=_use_fault(state.faults_left, LATE))
             yield self._with_response(
                 in_flight, number, LOST, f"w{number} {_request_text(request)}: on its way, not answered"
             )
@@ -712,7 +719,7 @@ class SessionModel:
         return state._replace(true_leases=tuple(true_leases.items()), readers=tuple(sorted(readers.values()))), ""
 
     def stuck(self, state: SessionState) -> str:
-        """Return the law that is broken if all workers die and a new worker takes every lease, or "" if none is."""
+        """Let all workers die and a new worker take every lease. Return the law that this breaks, or "" if none."""
         stuck_key = ("stuck", state.rows, state.true_leases)
         if stuck_key not in self._outcomes:
             self._outcomes[stuck_key] = self._stuck(state)
@@ -764,7 +771,7 @@ READS = ("look", "handle", "commit", "claim")
 def settings() -> Mapping[str, SessionModel]:
     """Return the models to explore, by name.
 
-    In most of them, the first worker reads lease s0, and the second worker has seen that in a listing.
+    In most settings, the first worker is reading lease s0, and the second worker has seen that ownership in a listing.
     """
     first_owns = ((0, "look", ""), (0, "claim", "s0"), (1, "look", ""))
     first_owns_two = ((0, "look", ""), (0, "claim", "s0"), (0, "look", ""), (0, "claim", "s1"), (1, "look", ""))

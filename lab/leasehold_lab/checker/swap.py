@@ -1,8 +1,9 @@
 """Checks the swap of two lease tables: a few workers use the real `SwapStore`, and their requests run in every order.
 
-The search, the faults and the laws are those of `sessions`, but here each request is a whole read or write of one of
-the two tables. Both tables check the conditions of writes, as every store does. In addition, a worker may choose the
-table that the leases move to, as `leasehold swap` and its `--back` do, and may move unowned leases to that table.
+The search, the faults and the laws are the same as in the module `sessions`. The difference is that each request reads
+or writes a whole lease in one of the two tables. Both tables check the conditions of writes. A worker can also take the
+actions of `leasehold swap`: it chooses the table that leases move to (`--back` chooses table FROM), and it moves
+unowned leases to that table.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -78,8 +79,8 @@ class SwappingWorker(CheckedWorker):
         if self.moves > 0:
             yield "send", "to"
             yield "send", "from"
-            for key, (lease, _) in self.seen.items():
-                if lease.owner is None and key not in self.held:
+            for key, (lease, _) in self.listed_leases.items():
+                if lease.owner is None and key not in self.holdings:
                     yield "carry", key
 
     def act(self, verb: str, key: str, tick: int, now: int) -> list[SessionEvent]:
@@ -96,7 +97,7 @@ class SwappingWorker(CheckedWorker):
                 (control,) = table.get([CONTROL])
                 table.write(AnnotateLease(control, DIRECTION, key))
             else:
-                lease = self.seen.pop(key)[0]
+                lease = self.listed_leases.pop(key)[0]
                 store.move_unowned(lease, 1 - split_version(lease)[0])
         except OutcomeUnknown:
             pass
@@ -106,7 +107,9 @@ class SwappingWorker(CheckedWorker):
         """Return a string of everything that the worker's next actions depend on."""
         store: Any = self.store
         memory = (store._goal, store._closed)  # noqa: SLF001  the state of the code under test
-        return repr((self.name, self.moves, self.held, self.seen, self.given, self.lost, memory))
+        return repr(
+            (self.name, self.moves, self.holdings, self.listed_leases, self.given_leases, self.lost_holdings, memory)
+        )
 
 
 @define
@@ -150,7 +153,7 @@ def swap_model(
 def swap_settings() -> dict[str, SwapModel]:
     """Return the models to explore, by name.
 
-    In most of them, the first worker reads lease s0, and the second worker has seen that in a listing.
+    In most settings, the first worker is reading lease s0, and the second worker has seen that ownership in a listing.
     """
     first_owns = ((0, "look", ""), (0, "claim", "s0"), (1, "look", ""))
     first_moved = (*first_owns, (0, "handle", "s0"), (0, "commit", "s0"), (1, "look", ""))

@@ -179,7 +179,7 @@ def judge(case: Case) -> CheckVerdict:
             faults["restless"] = _describe(fleet, start)
             break
 
-    # S6: if every worker holds a lease and none fails, every order of events takes the least number of moves.
+    # If every worker holds a lease and none fails, every order of events takes the least possible number of moves (S6).
     most_moves = dict(zip(graph.states[: len(starts)], most_moves_from(graph, ordered), strict=False))
     for start, moves in most_moves.items():
         if set(start.owners) == set(range(size)) and not fleet.crashes and None not in fleet.rules:

@@ -64,7 +64,7 @@ def _open_story(console: Console, rate: int, *, live: bool) -> Iterator[Story]:
     with services() as (kinesis, dynamodb), staged(kinesis, dynamodb, shards=6, settings=SETTINGS) as stage:
         story = Story(stage, kinesis, rate)
         if not live:
-            story.heard = lambda seconds, what: console.print(
+            story.on_sentence = lambda seconds, what: console.print(
                 f"{seconds:5.1f} s  {what}", highlight=False, soft_wrap=True
             )
             yield story
@@ -77,5 +77,5 @@ def _open_story(console: Console, rate: int, *, live: bool) -> Iterator[Story]:
                 screen.count()
                 live_screen.refresh()
 
-            story.shown = show
+            story.on_update = show
             yield story

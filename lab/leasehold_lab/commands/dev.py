@@ -69,11 +69,11 @@ def command(
 ) -> None:
     """Start the stand-ins, print their URLs, and wait for a signal."""
     with ending("dev", ServiceError, StreamError, StoreError, OSError), suppress(Ended):
-        chosen = [parse_stream(stream) for stream in streams or ["orders=4"]]
-        if len({stream.name for stream in chosen}) < len(chosen):
+        requested_streams = [parse_stream(stream) for stream in streams or ["orders=4"]]
+        if len({stream.name for stream in requested_streams}) < len(requested_streams):
             raise ValueError("STREAM: a stream is named twice")
         isolate()
-        with unwinding(), dev_services(chosen, folder, rate, in_postgres=in_postgres) as running:
+        with unwinding(), dev_services(requested_streams, folder, rate, in_postgres=in_postgres) as running:
             if as_json:
                 sources = {name: stream.source for name, stream in running.streams.items()}
                 tables = {name: stream.table for name, stream in running.streams.items()}

@@ -102,7 +102,7 @@ class Ownership:
         assert (reclaimed.owner, reclaimed.version != initial.version) == ("ann", True)
 
     def test_writes_to_missing_lease_are_rejected(self, store: Store) -> None:
-        """A write to a missing lease is rejected. It must not create an incomplete row, at which Java workers stop."""
+        """A write to a missing lease is rejected. An incomplete row would make Java workers stop."""
         initial = owned(store)
         done(store.write(DeleteLease(initial)))
         missing = Lost(KEY, None)
@@ -169,12 +169,12 @@ class Ownership:
     def test_release_may_set_a_new_owner(self, store: Store) -> None:
         """A release may set a new owner, because some workers do not take leases by themselves (M14)."""
         initial = owned(store)
-        handed = done(store.write(ReleaseLease(initial, "ann", "java")))
-        assert facts(handed) == facts(evolve(initial, owner="java", yields=False))
-        assert lost(store.write(ReleaseLease(initial, "ann", "java"))) == handed
+        released = done(store.write(ReleaseLease(initial, "ann", "java")))
+        assert facts(released) == facts(evolve(initial, owner="java", yields=False))
+        assert lost(store.write(ReleaseLease(initial, "ann", "java"))) == released
 
     def test_release_of_another_owners_lease_requires_current_version(self, store: Store) -> None:
-        """Releasing another worker's lease requires the current version, so an owner that renewed it again keeps it."""
+        """Releasing another worker's lease requires the current version, so a renewal in between prevents it."""
         initial = owned(store)
         renewed = done(store.write(RenewLease(initial)))
         assert lost(store.write(ReleaseLease(initial, "bob"))) == renewed
@@ -386,7 +386,7 @@ class Handoff:
         assert lost(store.write(RequestLease(ended, "bob"))) == ended
 
     def test_request_replaces_only_a_known_request(self, store: Store) -> None:
-        """A request replaces another only if its sender has read the other, so two workers don't drain one owner."""
+        """A worker can replace another worker's request only after reading it, so two workers don't drain one owner."""
         initial = owned(store)
         current = done(store.write(RequestLease(initial, "bob")))
         assert lost(store.write(RequestLease(initial, "cat"))) == current
@@ -402,7 +402,7 @@ class Handoff:
         assert stored(store) == current
 
     def test_gift_requires_current_version_owner_and_next_owner(self, store: Store) -> None:
-        """A gift requires the current version, owner and next owner, so a worker that withdrew gets no lease."""
+        """A gift requires the current version, owner and next owner, so a withdrawn request gets no lease."""
         initial = requested(store)
         renewed_lease = done(store.write(RenewLease(initial)))
         assert lost(store.write(GiveLease(initial, Position("41")))) == renewed_lease
@@ -578,7 +578,7 @@ class Races:
             assert won == [stored(store, key)]
 
     def test_one_of_many_claims(self, store: Store) -> None:
-        """If many workers claim a lease, one claim is applied, so one worker reads the shard."""
+        """If many workers claim a lease at the same time, one claim is applied, so one worker reads the shard."""
         for number in range(ROUNDS):
             initial = unowned(store, f"shard-{number}")
             assert winners(store, [ClaimLease(initial, me) for me in WORKERS]) == [stored(store, initial.key)]
@@ -613,10 +613,10 @@ class Races:
 
     def test_listings_meanwhile_take_nothing_from_an_owner(self, store: Store) -> None:
         """Concurrent listings never make an owner's write fail or disappear."""
-        over = Event()
+        finished = Event()
 
         def lists() -> None:
-            while not over.is_set():
+            while not finished.is_set():
                 store.list()
 
         rows = [unowned(store, f"shard-{number}") for number in range(ROUNDS)]
@@ -628,7 +628,7 @@ class Races:
                     rows = [done(store.write(CheckpointLease(row, Position(str(number))))) for row in rows]
                     rows = [done(store.write(ReleaseLease(row, "ann"))) for row in rows]
             finally:
-                over.set()
+                finished.set()
         listing.result()
         remaining = store.get([row.key for row in rows])
         # Some stores return the age of each row.

@@ -46,8 +46,8 @@ def isolate() -> None:
 class Child:
     """A child process, whose standard output is written to the file `out` and whose standard error to a log file.
 
-    It runs under a guard in a separate process group, so Ctrl-C does not reach it. It ends when the guard's standard
-    input is closed, or when this process dies.
+    The child runs under a guard in a separate process group, so Ctrl-C does not reach it. The guard ends the child when
+    the guard's standard input is closed, which also happens if this process dies.
     """
 
     def __init__(self, name: str, arguments: tuple[str, ...], folder: Path, *, program: str = sys.executable) -> None:
@@ -72,7 +72,7 @@ class Child:
         return False
 
     @property
-    def said(self) -> str:
+    def last_output(self) -> str:
         """The last lines of the process's standard error."""
         return tail(self._log)
 

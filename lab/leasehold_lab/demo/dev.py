@@ -1,7 +1,7 @@
 """Starts local stand-ins with named streams, hubs and tables, for the command `leasehold dev`.
 
-It also produces sample data at a given rate, and returns URLs and environment variables to paste into a shell. The
-sample records have forty keys, and are numbered within each key.
+The module also produces sample data at a given rate, and returns URLs and environment variables to paste into a shell.
+The sample records have forty keys, and are numbered within each key.
 """
 
 import json
@@ -92,10 +92,10 @@ class DevServices:
         return "export " + " ".join(f"{name}={shlex.quote(value)}" for name, value in self.environment.items())
 
     def first(self, name: str) -> "DevServices":
-        """Return a copy in which this stream comes first, and its URLs are in the environment."""
-        chosen = self.streams[name]
-        urls = {"SOURCE": chosen.pasted, "STORE": chosen.pasted_table}
-        return evolve(self, streams={name: chosen, **self.streams}, environment={**self.environment, **urls})
+        """Return a copy with this stream first and with its URLs in the environment."""
+        first_stream = self.streams[name]
+        urls = {"SOURCE": first_stream.pasted, "STORE": first_stream.pasted_table}
+        return evolve(self, streams={name: first_stream, **self.streams}, environment={**self.environment, **urls})
 
     def beside(self, other: "DevServices") -> "DevServices":
         """Return the services, streams and environment variables of both."""
@@ -137,7 +137,7 @@ def put_samples(name: str, rate: int, put: Callable[[KeyedRows], object]) -> Ite
         yield
         return
     ending = threading.Event()
-    producing = spawn(
+    producer_thread = spawn(
         f"sample-{name}",
         lambda: put_rows(rate, put, ending),
         lambda fault: log.error("stream %s: sample data stopped: %s", name, said(fault)),
@@ -146,7 +146,7 @@ def put_samples(name: str, rate: int, put: Callable[[KeyedRows], object]) -> Ite
         yield
     finally:
         ending.set()
-        producing.join()
+        producer_thread.join()
 
 
 def put_rows(rate: int, put: Callable[[KeyedRows], object], ending: threading.Event) -> None:
@@ -248,7 +248,7 @@ def dev_services(
 
 
 ROLL_SECONDS = 60.0
-"""The lifetime of a shard in the stream of a table. Ended shards are removed an hour later.
+"""The time in seconds after which a shard of a table's stream ends. Ended shards are removed an hour later.
 
 In DynamoDB, a shard stays open for some hours, and is removed after a day.
 """

@@ -1,6 +1,6 @@
 """The producer of the demo, which puts records at a constant rate and prints those that the stream acknowledged.
 
-It runs in a separate process: python -m leasehold_lab.demo.producer ENDPOINT STREAM RECORDS_PER_SECOND
+The producer runs in a separate process: python -m leasehold_lab.demo.producer ENDPOINT STREAM RECORDS_PER_SECOND
 """
 
 import json

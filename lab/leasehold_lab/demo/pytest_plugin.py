@@ -65,7 +65,7 @@ def leasehold_kinesis_stream(
     leasehold_kinesis: "Service",
     leasehold_credentials: None,  # noqa: ARG001  sets the environment
 ) -> Iterator["Stream"]:
-    """A new stream with two shards. A worker reads it by its `url`, and a test may `put`, `split` and `merge`."""
+    """A new stream with two shards. Pass its `url` to a worker, and call `put`, `split` and `merge` in the test."""
     from leasehold_lab.demo.stage import Stream  # noqa: PLC0415  an extra
 
     with closing(Stream(leasehold_kinesis.url, f"stream-{uuid4().hex}", SHARDS)) as stream:

@@ -67,7 +67,7 @@ class Screen:
         yield Text.assemble(("leasehold demo", "bold"), seconds, (chapter, "bold reverse"))
         yield Text()
         # The latest sentence comes first, because a small terminal shows only the top of the display.
-        yield from self._lines(story.said[-1:], "bold")
+        yield from self._lines(story.sentences[-1:], "bold")
         yield self._table(narrow=options.max_width < NARROW)
         yield Text(self._marks.legend, "dim", justify="center", no_wrap=True, overflow="ellipsis")
         produced, delivered = len(story.sent), len(stage.distinct)
@@ -81,7 +81,7 @@ class Screen:
             justify="center",
         )  # fmt: skip
         yield Text()
-        yield from self._lines(story.said[-1 - EARLIER : -1], "dim")
+        yield from self._lines(story.sentences[-1 - EARLIER : -1], "dim")
 
     def _table(self, *, narrow: bool) -> Table:
         stage, living = self._stage, self._stage.living()
@@ -125,8 +125,8 @@ class Screen:
             return self._marks.dead
         return self._marks.reads if self._stage.reading.owner(lease.shard) == worker else self._marks.owns
 
-    def _lines(self, said: list[tuple[float, str]], style: str) -> Iterator[RenderableType]:
-        for seconds, sentence in said:
+    def _lines(self, sentences: list[tuple[float, str]], style: str) -> Iterator[RenderableType]:
+        for seconds, sentence in sentences:
             line = Table.grid(padding=(0, 1))
             line.add_row(Text(f"{seconds:5.1f} s", "dim"), Text(sentence, style))
             yield line

@@ -94,7 +94,7 @@ class Stream:
     def merge(self, chosen: str = "") -> tuple[str, str]:
         """Merge two adjacent open shards, and return their ids.
 
-        One of them is `chosen`. By default, the pair with the smallest hash range is merged.
+        If `chosen` is given, it is one of the two. By default, the pair with the smallest hash range is merged.
         """
         ordered = sorted(self._open(), key=lambda shard: shard.hash_range or (0, 0))
         left, right = min(
@@ -132,8 +132,8 @@ class Stream:
 def put(kinesis: "KinesisClient", stream: str, rows: Iterable[tuple[str, bytes]]) -> None:
     """Put these pairs of partition key and data in one request. Raises StreamError if any record is rejected.
 
-    Records are not retried. If some of them were rejected, a retry would change the order within their keys. The
-    stand-in does not reject records.
+    Rejected records are not retried, because a retry would change the order of records within a key. The stand-in never
+    rejects records.
     """
     entries: list[PutRecordsRequestEntryTypeDef] = [{"PartitionKey": key, "Data": data} for key, data in rows]
     rejected_count = kinesis.put_records(StreamName=stream, Records=entries)["FailedRecordCount"]
@@ -268,7 +268,7 @@ class Stage:
     def merge(self, chosen: str = "") -> tuple[str, str]:
         """Merge two adjacent shards, and return their ids.
 
-        One of them is `chosen`. By default, the pair with the smallest hash range is merged.
+        If `chosen` is given, it is one of the two. By default, the pair with the smallest hash range is merged.
         """
         began = time.time()
         shards = self.stream.merge(chosen)
@@ -301,7 +301,7 @@ class Stage:
         self._read_table_and_events()
         for worker, child in self._children.items():
             if not child.running:
-                raise StageError(f"{worker} ended by itself; its last words:\n{child.said}")
+                raise StageError(f"{worker} ended by itself; its last words:\n{child.last_output}")
         self.watched(self)
 
     def until(self, holds: Callable[[], bool], seconds: float) -> bool:
@@ -333,8 +333,8 @@ class Stage:
     def balanced(self) -> bool:
         """Return whether the fleet is balanced.
 
-        It is balanced if each open shard is read by the living owner of its lease, and the lease counts of any two
-        workers differ by at most one.
+        The fleet is balanced if each open shard is read by the living owner of its lease, and the lease counts of any
+        two workers differ by at most one.
         """
         current = [lease for lease in self.leases if not lease.ended]
         held = self.held()

@@ -20,17 +20,17 @@ class Story:
     Attributes:
         sent: The records that the stream acknowledged.
         chapter: The heading of the current event.
-        said: The sentences so far, each with its time in seconds since the start.
-        heard: Called with the time and the text of each new sentence.
-        shown: Called whenever the display should be updated.
+        sentences: The sentences so far, each with its time in seconds since the start.
+        on_sentence: Called with the time and the text of each new sentence.
+        on_update: Called whenever the display should be updated.
     """
 
     def __init__(self, stage: Stage, endpoint: str, rate: int) -> None:
         self.sent: list[Sent] = []
         self.chapter = ""
-        self.said: list[tuple[float, str]] = []
-        self.heard: Callable[[float, str], None] = lambda _seconds, _what: None
-        self.shown: Callable[[], None] = lambda: None
+        self.sentences: list[tuple[float, str]] = []
+        self.on_sentence: Callable[[float, str], None] = lambda _seconds, _what: None
+        self.on_update: Callable[[], None] = lambda: None
         self._stage, self._began = stage, time.monotonic()
         stage.watched = self._update
         command = ("-m", "leasehold_lab.demo.producer", endpoint, stage.stream.name, str(rate))
@@ -80,12 +80,12 @@ class Story:
 
     def _update(self, _stage: Stage) -> None:
         self.sent += self._produced.more()
-        self.shown()
+        self.on_update()
 
     def _say(self, sentence: str) -> None:
-        self.said.append((self.seconds, sentence))
-        self.heard(*self.said[-1])
-        self.shown()
+        self.sentences.append((self.seconds, sentence))
+        self.on_sentence(*self.sentences[-1])
+        self.on_update()
 
     def _kill(self) -> None:
         stage = self._stage
@@ -110,7 +110,7 @@ class Story:
         self._producer.ask_to_end()
         status = self._producer.wait()
         if status:
-            raise StageError(f"the producer ended with status {status}; its last words:\n{self._producer.said}")
+            raise StageError(f"the producer ended with status {status}; its last words:\n{self._producer.last_output}")
         stage.tick()
         stage.until(lambda: len(stage.distinct) >= len(self.sent), ARRIVE_SECONDS)
         stage.end()
@@ -131,7 +131,8 @@ class Story:
             return
         stage.pause(STEADY_SECONDS)
         counts = ", ".join(f"{worker} {count}" for worker, count in sorted(stage.held().items()))
-        # Count the shards whose reader has changed since then, without a death of the former reader.
+        # Count the shards that have moved since then: a living reader was replaced before it reached the end of the
+        # shard.
         tenures = stage.reading.tenures
         earlier = {tenure.shard: tenure for tenure in tenures[:tenures_before]}
         moved = 0

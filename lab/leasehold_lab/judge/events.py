@@ -145,7 +145,7 @@ class WriteEvent:
 
 @frozen
 class WriteAnswer:
-    """A write as recorded by the process that sent it. If it was applied, that was between `sent` and `t`.
+    """A write as recorded by the process that sent it. A write that was applied was applied between `sent` and `t`.
 
     Attributes:
         t: The time when the response arrived, or when the process stopped waiting for it.
@@ -182,7 +182,10 @@ class WriteAnswer:
 
 @frozen
 class ObservedRow:
-    """A row in the result of a read of the table that ended at `t`. Used in runs that do not record writes."""
+    """A lease row returned by a read of the table that ended at `t`.
+
+    Runs that do not record writes have these rows instead.
+    """
 
     t: float
     shard: str
@@ -197,7 +200,7 @@ class Incident:
     Attributes:
         what: The kind of incident:
 
-            - "start", "crash", "leave", "gone": A process started, died without warning, was told to drain, or has
+            - "start", "crash", "leave", "gone": A process started, died without warning, was asked to drain, or has
               ended after its drain.
             - "nap": A process was paused for `seconds`.
             - "zombie": A process stopped planning, but still renews its leases.
@@ -227,7 +230,8 @@ class RunHistory:
         rows: The rows that reads of the table returned.
         incidents: The changes and faults that the test caused.
         parents: The parents of all shards that the stream listed.
-        anew: The time when the listed stream was created. The shards of earlier streams may have had other parents.
+        recreated_at: The time when the listed stream was created, or 0.0 if it is the first. The shards of earlier
+            streams may have had other parents.
         faults: Descriptions of exceptions that no code handled.
         end: The time when the run ended.
         answers: The writes that processes recorded, in runs whose table records no writes.
@@ -240,7 +244,7 @@ class RunHistory:
     rows: list[ObservedRow] = field(factory=list)
     incidents: list[Incident] = field(factory=list)
     parents: dict[str, tuple[str, ...]] = field(factory=dict)
-    anew: float = 0.0
+    recreated_at: float = 0.0
     faults: list[str] = field(factory=list)
     end: float = 0.0
     answers: list[WriteAnswer] = field(factory=list)

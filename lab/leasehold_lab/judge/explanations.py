@@ -1,9 +1,9 @@
 """Judges a real or simulated run by its history, and explains delays and repeated dispatches by the faults of the run.
 
-`Explanations` finds the faults that explain why a record waited, or why it was dispatched again. A fault explains what
-happens while it lasts, and for `reach_seconds` afterwards, in which another worker can take over a shard. A fault of
-one worker explains only what happens to shards that this worker read or owned. A fault without a subject explains what
-happens to any shard.
+`Explanations` finds the faults that explain why a record waited, or why it was dispatched again. A fault can explain
+effects while it lasts, and for `reach_seconds` afterwards, which is the time that another worker needs to take over a
+shard. A fault of one worker explains only effects on shards that this worker read or owned. A fault without a subject
+explains effects on any shard.
 
 Four rules hold:
 
@@ -37,7 +37,9 @@ from leasehold_lab.judge.run import JudgedRun, ReaderChange, alive_at
 from leasehold_lab.judge.tenures import Tenure
 
 FAULTS: frozenset[IncidentKind] = frozenset({"start", "crash", "leave", "nap", "split", "merge", "trouble"})
-"""The kinds of incidents that may delay the reading of a shard. A "gone" process does not, because it has drained."""
+"""The kinds of incidents that can delay the reading of a shard. "gone" is not among them, because the process drained
+first.
+"""
 
 
 @frozen
@@ -120,12 +122,12 @@ class Explanations:
         return None if longest is None else self.explained(longest)
 
     def explained(self, wait: RecordWait) -> RecordWait:
-        """Return the wait with the faults that explain it, and the number of seconds that none of them explains."""
+        """Return the wait with the faults that explain it and the number of unexplained seconds."""
         subjects = self._subjects_between(wait.shard, wait.since, wait.until)
         relevant_faults = [fault for fault in self._reaches if fault.touches(wait.since, wait.until, subjects)]
         explained_seconds, explained_until = 0.0, wait.since
         for fault in sorted(relevant_faults, key=lambda each: each.begin):
-            # The periods of faults may overlap, so only the part after the end of the earlier ones is added.
+            # Faults may overlap, so add only the part of this fault that earlier faults have not covered.
             begin, end = max(fault.begin, explained_until), min(fault.end, wait.until)
             if end > begin:
                 explained_seconds, explained_until = explained_seconds + end - begin, end
@@ -133,7 +135,7 @@ class Explanations:
         return RecordWait(wait.shard, wait.since, wait.until, faults, wait.seconds - explained_seconds)
 
     def breaches(self) -> Iterator[Breach]:
-        """Yield the least explained wait of each shard, if it is too long, and each repetition without a fault."""
+        """Yield each shard's longest unexplained wait, if it is above the limit, and each unexplained repetition."""
         if self._limits.wait_seconds == math.inf:
             return
         worst: dict[str, RecordWait] = {}
@@ -151,7 +153,7 @@ class Explanations:
         for record in self._history.of_kinds("record"):
             previous = last_dispatch.get((record.shard, record.place))
             last_dispatch[record.shard, record.place] = record
-            # A repetition by the same process is reported by the laws of records.
+            # `records.again_only_where_due` checks repetitions by the same process.
             if previous is None or previous.process == record.process or (record.process, record.shard) in reported:
                 continue
             subjects = self._subjects_between(record.shard, previous.t, record.t)
@@ -273,7 +275,7 @@ class RunVerdict:
 
 
 def verdict_on(history: RunHistory, limits: Limits = UNLIMITED) -> RunVerdict:
-    """Return the verdict on a finished run. Its workers are expected to read until the incident "end", if any."""
+    """Return the verdict on a finished run. If the history has an incident "end", workers need not read after it."""
     run = JudgedRun(history, limits)
     end = min((incident.t for incident in history.incidents if incident.what == "end"), default=history.end)
     unread = longest_unowned(read_spans(run.tenures, history.parents), 0.0, end)
@@ -287,9 +289,9 @@ def verdict_on(history: RunHistory, limits: Limits = UNLIMITED) -> RunVerdict:
             highest[record.shard] = max(highest[record.shard], record.token)
     return RunVerdict(
         produced=len(history.sent),
-        delivered=len(history.sent) - len(run.lost),
-        lost=len(run.lost),
-        strangers=len(run.strangers),
+        delivered=len(history.sent) - len(run.undispatched_records),
+        lost=len(run.undispatched_records),
+        strangers=len(run.unsent_records),
         duplicates=len(run.records) - len({(event.shard, event.place, event.digest) for event in run.records}),
         fenced=fenced,
         shards=len(run.tenures),
@@ -305,9 +307,9 @@ def verdict_on(history: RunHistory, limits: Limits = UNLIMITED) -> RunVerdict:
 def moves(run: JudgedRun) -> tuple[int, int]:
     """Return the number of moves before the incident "end", and the least number that would have been enough.
 
-    A move takes a shard away from a living reader. To find the least number, the history is divided at each incident,
-    and the numbers of the parts are added. Each part depends on the shards that are read at its end, and on their
-    readers at its start. A shard that is new, or whose reader has died, needs no move.
+    A move takes a shard away from a living reader. The least number is computed for each period between two incidents,
+    and the numbers are added. In each period, it depends on the shards that are read at the end and on their readers at
+    the start. A shard that is new, or whose reader has died, needs no move.
     """
     move_count = least_count = 0
     for incident, following in pairwise(sorted(run.history.incidents, key=lambda incident: incident.t)):

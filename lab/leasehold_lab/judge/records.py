@@ -18,44 +18,45 @@ from leasehold_lab.judge.run import TAKES, JudgedRun
 
 
 def everything_sent_was_dispatched(run: JudgedRun) -> Iterator[Breach]:
-    """Check law 1, except for records that no worker could know of.
+    """Check that every acknowledged record was dispatched, except in shards that restarted at LATEST (law 1 and L13).
 
-    Also check that each process dispatches only records of shards that it is reading.
+    Check also that no other records were dispatched, and that each process dispatched only records of shards that it
+    was reading.
     """
-    # If no worker plans at the end, the last records may have no reader.
+    # If no worker plans at the end of the run, the last records may have no reader.
     must_be_dispatched = run.limits.settled is None or run.planners
-    lost = [record for record in run.lost if record.key not in run.forgotten]
+    lost = [record for record in run.undispatched_records if record.key not in run.forgotten_shards]
     if must_be_dispatched and lost:
-        first = f"the first is number {lost[0].number} of {lost[0].key}"
-        yield Breach("lost", run.history.end, f"{len(lost)} records were never handed over, {first}")
-    if run.strangers:
-        why = f"{len(run.strangers)} records were handed over and never sent, one of them of {run.strangers[0][0]}"
+        first_lost = f"the first is number {lost[0].number} of {lost[0].key}"
+        yield Breach("lost", run.history.end, f"{len(lost)} records were never handed over, {first_lost}")
+    if unsent := run.unsent_records:
+        why = f"{len(unsent)} records were handed over and never sent, one of them of {unsent[0][0]}"
         yield Breach("stranger", run.history.end, why)
-    if outside := run.reading.outside:
+    if outside := run.tenure_history.outside:
         why = f"{outside[0].process} handed over {len(outside)} records while not reading, as of {outside[0].shard}"
         yield Breach("handed over unheld", outside[0].t, why)
 
 
 def in_order_within_a_key(run: JudgedRun) -> Iterator[Breach]:
-    """Check law 2 for each key, first for each reader of a shard, and then for all readers and shards together."""
-    for tenure in run.reading.tenures:
+    """Check that the records of each key are in order (law 2), within each tenure and then over all tenures."""
+    for tenure in run.tenure_history.tenures:
         last_numbers: dict[str, int] = {}
         seen_places: set[RecordPlace] = set()
         for record in tenure.records:
-            number = run.numbers.get((record.key, record.digest))
+            number = run.record_numbers.get((record.key, record.digest))
             if number is None or record.place in seen_places:
-                continue  # the record was never sent, or is repeated, which other laws report
+                continue  # other laws report records that were never sent, and repetitions
             seen_places.add(record.place)
             if number < last_numbers.get(record.key, number):
-                after = f"after number {last_numbers[record.key]}, both of {tenure.shard}"
-                why = f"{tenure.process} handed over number {number} of {record.key} {after}"
+                position = f"after number {last_numbers[record.key]}, both of {tenure.shard}"
+                why = f"{tenure.process} handed over number {number} of {record.key} {position}"
                 yield Breach("out of order", record.t, why)
                 break
             last_numbers[record.key] = number
     first_dispatches: dict[tuple[str, int], float] = {}
     for record in run.records:
-        number = run.numbers.get((record.key, record.digest))
-        if number is not None and (record.key, record.digest) not in run.former:
+        number = run.record_numbers.get((record.key, record.digest))
+        if number is not None and (record.key, record.digest) not in run.former_stream_records:
             first_dispatches.setdefault((record.key, number), record.t)
     latest: dict[str, tuple[float, int]] = {}
     for (key, number), t in sorted(first_dispatches.items()):
@@ -76,7 +77,7 @@ def parents_before_children(run: JudgedRun) -> Iterator[Breach]:
     last_new_records: dict[str, ReadingEvent] = {}
     seen_places: set[tuple[str, RecordPlace]] = set()
     for record in run.records:
-        if (record.key, record.digest) in run.former:
+        if (record.key, record.digest) in run.former_stream_records:
             continue
         first_records.setdefault(record.shard, record)
         # While a child is read, records of its parent may be repeated, but none may be dispatched for the first time.
@@ -91,18 +92,18 @@ def parents_before_children(run: JudgedRun) -> Iterator[Breach]:
                 and last_new_records[parent].t > first_records[shard].t
             ):
                 child_record, parent_record = first_records[shard], last_new_records[parent]
-                if run.unaware(child_record.process, parent, child_record.t):
+                if run.must_assume_finished(child_record.process, parent, child_record.t):
                     continue
                 why = f"{child_record.process} handed over {child_record.place[0]} of {shard}"
-                later = f"before {parent_record.place[0]} of {parent}, its parent"
-                yield Breach("out of order", child_record.t, f"{why} {later}")
+                parent_position = f"before {parent_record.place[0]} of {parent}, its parent"
+                yield Breach("out of order", child_record.t, f"{why} {parent_position}")
 
 
 def again_only_where_due(run: JudgedRun) -> Iterator[Breach]:
-    """Check law 3, first within each tenure, and then from one tenure to the next."""
-    # If handlers don't report that they have finished, they count as finished at the dispatch.
+    """Check for forbidden repetitions (law 3), first within each tenure, and then from one tenure to the next."""
+    # If handlers don't report when they finish, a record counts as finished when it is dispatched.
     finish_reported = run.limits.acknowledged or any(event.event == "finished" for event in run.history.events)
-    for tenure in run.reading.tenures:
+    for tenure in run.tenure_history.tenures:
         first_records = {record.place: record for record in reversed(tenure.records)}
         repeated = (
             tenure.again
@@ -115,13 +116,13 @@ def again_only_where_due(run: JudgedRun) -> Iterator[Breach]:
     for change in run.reader_changes:
         if change.replayed or (change.duplicates and not run.limits.duplicates):
             count = change.replayed if run.limits.duplicates else change.duplicates
-            which = "that were checkpointed when it took it" if change.replayed else f"after {change.before}"
-            why = f"{change.after} handed over {count} records of {change.shard} again {which}"
+            circumstance = "that were checkpointed when it took it" if change.replayed else f"after {change.before}"
+            why = f"{change.after} handed over {count} records of {change.shard} again {circumstance}"
             yield Breach("handed over again", change.t, why)
 
 
 def one_process_for_each_token(run: JudgedRun) -> Iterator[Breach]:
-    """Check law 4, separately for each row that the shard's lease has had."""
+    """Check that each token belongs to one process (law 4), separately for each row that the lease has had."""
     deletions = [(write.before.shard, write.t) for write in run.history.writes if write.before and write.after is None]
     deletions += [
         (answer.shard, answer.sent) for answer in run.history.answers if answer.verb == "delete" and answer.done

@@ -52,22 +52,22 @@ from leasehold_lab.judge.run import OPERATOR, TAKES, JudgedRun, Life, PositionOr
 from leasehold_lab.judge.tenures import Tenure
 
 VERSIONLESS: frozenset[WriteVerb] = frozenset({"request", "withdraw", "annotate", "checkpoint-late", "delete"})
-"""Writes that in some layouts don't change the version of a lease, and therefore don't postpone its expiry."""
+"""Kinds of writes that don't change the version of a lease in some layouts, and therefore don't postpone its expiry."""
 
 CLOCK_RATE = 0.999
-"""The lowest allowed rate of a worker's clock, relative to another worker's clock."""
+"""The lowest rate of a worker's clock, relative to another worker's clock, for which the laws must hold."""
 
 UNREAD_SECONDS = 75.0
-"""The longest time for which a held lease may remain unread.
+"""The longest time in seconds for which a held lease may remain unread.
 
-It allows for an outage of 15 s, for the waits after faults and for the end of a parent, and for timeouts of 5, 10 and
-20 s before a response that takes 25 s.
+The time covers an outage of 15 s, the waits after faults and for the end of a parent shard, and timeouts after 5, 10
+and 20 s when a response takes 25 s.
 """
 
 SILENT_SECONDS = 30.0
-"""The time after a process's last write of a lease at which the process no longer counts as holding it.
+"""The time in seconds after its last write of a lease at which a process no longer counts as the holder.
 
-This is used only if the lease duration of the worker is unknown.
+The limit is used only if the lease duration of the worker is unknown.
 """
 
 
@@ -94,17 +94,19 @@ def one_holder_at_a_time(run: JudgedRun) -> Iterator[Breach]:
                 why = f"{write.process} claimed {write.key}, which {previous.process} held {reason}"
                 yield Breach("two holders", write.t, why)
         if before.owner != after.owner and after.epoch != before.epoch + 1:
-            change = f"its counter went from {before.epoch} to {after.epoch}, not by one"
-            yield Breach("counter", write.t, f"{write.key} passed to {after.owner} and {change}")
+            counter_change = f"its counter went from {before.epoch} to {after.epoch}, not by one"
+            yield Breach("counter", write.t, f"{write.key} passed to {after.owner} and {counter_change}")
         if after.checkpoint.order < before.checkpoint.order:
-            back = f"{before.checkpoint.sequence} became {after.checkpoint.sequence}"
-            yield Breach("checkpoint went back", write.t, f"of {write.key}: {back}, written by {write.process}")
+            checkpoint_change = f"{before.checkpoint.sequence} became {after.checkpoint.sequence}"
+            yield Breach(
+                "checkpoint went back", write.t, f"of {write.key}: {checkpoint_change}, written by {write.process}"
+            )
         if write.verb not in VERSIONLESS:
             last_writes[write.key] = write
 
 
 def nothing_unfinished_is_checkpointed(run: JudgedRun) -> Iterator[Breach]:
-    """Check law 3, if handlers report the records that they have finished."""
+    """Check that checkpoints pass only finished records (law 3), if handlers report the records that they finish."""
     finished: dict[str, dict[RecordPlace, float]] = defaultdict(dict)
     for event in run.history.of_kinds("finished", "dead-lettered", "acknowledged"):
         finished[event.shard].setdefault(event.place, event.t)
@@ -113,7 +115,7 @@ def nothing_unfinished_is_checkpointed(run: JudgedRun) -> Iterator[Breach]:
     places: dict[str, list[PositionOrder]] = defaultdict(list)
     for shard, place in sorted({(event.shard, event.place) for event in run.records}):
         places[shard].append((1, *place))
-    # For each shard, and for each of its records in order: the time at which all records up to it were finished.
+    # For each record of a shard, in order, the time by which that record and all earlier ones were finished.
     finished_times = {
         shard: list(accumulate((finished[shard].get(order[1:], math.inf) for order in orders), max))
         for shard, orders in places.items()
@@ -121,7 +123,7 @@ def nothing_unfinished_is_checkpointed(run: JudgedRun) -> Iterator[Breach]:
     for write in run.history.writes:
         # If no worker remembers a deleted row, a worker may create it again at LATEST. No handler finishes the records
         # that are skipped in this way.
-        remembered = write.after is not None and write.after.shard not in run.forgotten
+        remembered = write.after is not None and write.after.shard not in run.forgotten_shards
         if remembered and write.done and write.before and write.after and write.verb != "delete":
             shard, order = write.after.shard, write.after.checkpoint.order
             passed_count = bisect_right(places[shard], order)
@@ -138,7 +140,7 @@ def nothing_unfinished_is_checkpointed(run: JudgedRun) -> Iterator[Breach]:
 
 
 def only_holders_dispatch(run: JudgedRun) -> Iterator[Breach]:
-    """Check law 4, by replaying the writes and checking that each batch was dispatched by a process with the lease."""
+    """Replay the writes, and check that the process that dispatched each batch held the lease (law 4)."""
     history, limits = run.history, run.limits
     if not history.writes or not limits.lease_seconds:
         return
@@ -154,13 +156,13 @@ def only_holders_dispatch(run: JudgedRun) -> Iterator[Breach]:
                     expiry_times[write.process, write.key] = write.sent + limits.lease_seconds.get(write.worker, 0.0)
             write = next(writes, None)
         expiry = expiry_times.get((process, shard), 0.0)
-        # A paused process cannot notice that it lost the lease, and needs a moment after the pause to notice.
-        asleep = any(
+        # A paused process cannot notice that it has lost the lease. After the pause, it needs a moment to notice.
+        was_paused = any(
             sleeper == process and begin <= t and end > t - limits.notice_seconds for sleeper, begin, end in run.naps
         )
-        if owners.get(shard) != worker_of(process) and t > expiry + limits.notice_seconds and not asleep:
-            holding = f"held until {expiry:.3f}" if expiry else "never held"
-            why = f"{process} handed over {next(records).place[0]} of {shard}, which it {holding}"
+        if owners.get(shard) != worker_of(process) and t > expiry + limits.notice_seconds and not was_paused:
+            holding_period = f"held until {expiry:.3f}" if expiry else "never held"
+            why = f"{process} handed over {next(records).place[0]} of {shard}, which it {holding_period}"
             yield Breach("handed over unheld", t, f"{why}; its owner is {owners.get(shard)}")
 
 
@@ -219,8 +221,8 @@ def ownership_spans(run: JudgedRun) -> Iterator[OwnershipSpan]:
             if owner != worker or (write.worker == worker and write.process != span.process):
                 span.end = write.t
                 finished_spans.append(open_spans.pop(write.key))
-        # A worker holds a lease from its own first write, so a lease that was handed off has no holder before the next
-        # owner has claimed it.
+        # A worker counts as the holder from its own first write. After a hand-off, a lease therefore has no holder
+        # until the next owner has claimed it.
         if owner == write.worker and write.key not in open_spans:
             parents = [end_times.get(parent, history.end) for parent in history.parents.get(write.key, ())]
             begin = max((write.t, *parents))
@@ -233,7 +235,7 @@ def ownership_spans(run: JudgedRun) -> Iterator[OwnershipSpan]:
             current.written = write.t
     ends = {life.process: life.end for life in run.lives}
     for span in (*finished_spans, *open_spans.values()):
-        # A process that died, or that stopped renewing, no longer held the lease, even if no other process took it.
+        # A process that died or stopped renewing no longer held the lease, even if no other process took it.
         limit = silence_limit(worker_of(span.process))
         last_time = min(span.end, ends.get(span.process, span.end), span.written + limit)
         span.end = max(span.begin, last_time)
@@ -250,7 +252,7 @@ HOLDING_VERBS: frozenset[WriteVerb] = TAKES | {"renew", "checkpoint"}
 
 
 def responses_agree(run: JudgedRun) -> Iterator[Breach]:
-    """Check laws 6 to 9 and 11, and yield the first breach of each law for each lease."""
+    """Check that responses to writes agree (laws 6 to 9 and 11), and yield the first breach of each law per lease."""
     by_shard: dict[str, list[WriteAnswer]] = defaultdict(list)
     for answer in sorted(run.history.answers, key=lambda each: each.sent):
         by_shard[answer.shard].append(answer)
@@ -285,12 +287,16 @@ def responses_agree(run: JudgedRun) -> Iterator[Breach]:
 
 
 def finished_stays_finished(run: JudgedRun) -> Iterator[Breach]:
-    """Check law 12, unless an operator deleted the row, the lease was reset, or a late request may have created it."""
+    """Check that no reader repeats records of a shard whose end was checkpointed (law 12).
+
+    Leases are exempt once an operator has deleted their row, once they were reset, or once a late request may have
+    created their row.
+    """
     answers_by_shard: dict[str, list[WriteAnswer]] = defaultdict(list)
     for answer in run.history.answers:
         answers_by_shard[answer.shard].append(answer)
     for shard, answers in answers_by_shard.items():
-        ends = [
+        end_times = [
             write.t
             for write in answers
             if write.done and write.verb == "checkpoint" and write.checkpoint == SHARD_END_ORDER
@@ -302,12 +308,12 @@ def finished_stays_finished(run: JudgedRun) -> Iterator[Breach]:
             or (answer.verb == "delete" and answer.process == OPERATOR)
             or (answer.verb == "create" and answer.outcome == "unknown")
         ]
-        end = min((t for t in ends if t > run.history.anew), default=math.inf)
+        end_time = min((t for t in end_times if t > run.history.recreated_at), default=math.inf)
         tenures = run.tenures.get(shard, ())
         read_before = {
-            (record.place, record.digest) for tenure in tenures for record in tenure.records if record.t <= end
+            (record.place, record.digest) for tenure in tenures for record in tenure.records if record.t <= end_time
         }
-        for later in (tenure for tenure in tenures if end < tenure.begin < min(exempt_times, default=math.inf)):
+        for later in (tenure for tenure in tenures if end_time < tenure.begin < min(exempt_times, default=math.inf)):
             repeated = [record for record in later.records if (record.place, record.digest) in read_before]
             if repeated:
                 why = f"{later.process} handed over {len(repeated)} records of {shard} after its end was checkpointed"
@@ -340,13 +346,13 @@ def _decreases(
 
 
 def checkpoints_of_another(shard: str, answers: Sequence[WriteAnswer]) -> Iterator[Breach]:
-    """Check law 9: no other worker takes the lease between a worker's last take of it and the worker's checkpoint."""
+    """Check that no other worker took the lease between a worker's own take and its checkpoint (law 9)."""
     takes = [answer for answer in answers if answer.verb in TAKES]
     for answer in answers:
         if not answer.done or answer.verb not in {"checkpoint", "give"}:
             continue
         own_takes = [take for take in takes if take.worker == answer.worker and take.sent < answer.t]
-        # A take without a response may have been applied at any time since.
+        # If a take has no response, it may have been applied at any later time.
         own_take_time = max(
             (take.t if take.done else math.inf for take in own_takes if take.outcome != "lost"), default=-math.inf
         )
@@ -360,7 +366,7 @@ def checkpoints_of_another(shard: str, answers: Sequence[WriteAnswer]) -> Iterat
 
 
 def claimed_early(run: JudgedRun, shard: str, applied: Sequence[WriteAnswer]) -> Iterator[Breach]:
-    """Check law 11. Only claims are checked, because a steal may take a lease that is held."""
+    """Check that claims take only expired leases (law 11). Steals may take leases that are held."""
     for claim in applied:
         if claim.verb != "claim" or claim.seen in {None, claim.worker}:
             continue
@@ -384,7 +390,7 @@ def claimed_early(run: JudgedRun, shard: str, applied: Sequence[WriteAnswer]) ->
 
 
 def only_writers_dispatch(run: JudgedRun) -> Iterator[Breach]:
-    """Check law 10, and yield the first breach for each process and lease."""
+    """Check that only holders dispatch (law 10), and yield the first breach for each process and lease."""
     history, limits = run.history, run.limits
     if not history.answers or not limits.lease_seconds:
         return
@@ -394,23 +400,23 @@ def only_writers_dispatch(run: JudgedRun) -> Iterator[Breach]:
             write_times[answer.process, answer.shard].append(answer.sent)
     reported: set[tuple[str, str]] = set()
     for record in run.records:
-        holding = record.process, record.shard
-        own_times = write_times[holding]
+        process_and_shard = record.process, record.shard
+        own_times = write_times[process_and_shard]
         last_time = own_times[count - 1] if (count := bisect_right(own_times, record.t)) else -math.inf
         expiry = last_time + limits.lease_seconds.get(record.worker, math.inf)
-        asleep = any(
+        was_paused = any(
             sleeper in {record.process, record.worker} and begin <= record.t and end > expiry
             for sleeper, begin, end in run.naps
         )
-        if record.t > expiry + limits.notice_seconds and not asleep and holding not in reported:
-            reported.add(holding)
+        if record.t > expiry + limits.notice_seconds and not was_paused and process_and_shard not in reported:
+            reported.add(process_and_shard)
             last_write = f"wrote {record.t - last_time:.3f} s before for the last time" if own_times else "never wrote"
             why = f"{record.process} handed over {record.place[0]} of {record.shard}, and {last_write} of the lease"
             yield Breach("handed over unheld", record.t, why)
 
 
 NO_OWNER_NEEDED = "nobody is needed"
-"""Used in place of an owner after a lease has ended or was deleted."""
+"""The value used as the owner of a lease that has ended or was deleted, and therefore needs no owner."""
 
 OwnerSpans = list[tuple[float, str | None]]
 """The owners of one lease, each with the time when it became the owner. None means that the lease had no owner."""
@@ -438,7 +444,7 @@ def changes(writes: Iterable[WriteEvent]) -> Iterator[OwnerChange]:
 
 
 def without_taken_back(owner_changes: Iterable[OwnerChange]) -> tuple[OwnerChange, ...]:
-    """Leave out hand-offs that were taken back, because the next owner never read the lease (H3)."""
+    """Leave out hand-offs that were taken back, because the next owner never started to read those leases (H3)."""
     by_key: dict[str, list[OwnerChange]] = {}
     for change in owner_changes:
         changes_of_lease = by_key.setdefault(change.key, [])
@@ -458,11 +464,11 @@ def written_spans(history: RunHistory) -> dict[str, OwnerSpans]:
     spans: dict[str, OwnerSpans] = {row.key: [(0.0, row.owner)] for row in history.first}
     for write in history.writes:
         if write.done:
-            over = write.verb == "delete" or write.after is None or write.after.ended
+            needs_no_owner = write.verb == "delete" or write.after is None or write.after.ended
             _append_owner(
                 spans.setdefault(write.key, []),
                 write.t,
-                NO_OWNER_NEEDED if over or not write.after else write.after.owner,
+                NO_OWNER_NEEDED if needs_no_owner or not write.after else write.after.owner,
             )
     return spans
 
@@ -481,7 +487,7 @@ def read_spans(tenures: Mapping[str, list[Tenure]], parents: Mapping[str, tuple[
         marks: OwnerSpans = [(max(tenure.end for tenure in last_parent_readers), None)] if finished else []
         for reader in readers:
             marks.append((reader.begin, reader.worker))
-            # If another process is reading the shard at this time, that process remains its reader.
+            # If another process is reading the shard when this reader stops, the other process remains the reader.
             if not any(other.begin < reader.end < other.end for other in readers):
                 marks.append((reader.end, NO_OWNER_NEEDED if reader.how == "shard-ended" else None))
         for t, owner in sorted(marks, key=lambda mark: mark[0]):
@@ -498,13 +504,14 @@ def owners_at(history: RunHistory, t: float) -> dict[str, str | None]:
     """Return the owners, at time `t`, of all leases that have not ended."""
     spans = written_spans(history).items()
     owners = {
-        key: next((owner for since, owner in reversed(owned) if since <= t), NO_OWNER_NEEDED) for key, owned in spans
+        key: next((owner for since, owner in reversed(owners_of_lease) if since <= t), NO_OWNER_NEEDED)
+        for key, owners_of_lease in spans
     }
     return {key: owner for key, owner in owners.items() if owner != NO_OWNER_NEEDED}
 
 
 def unowned(history: RunHistory, end: float, since: float = 0.0) -> dict[str, float]:
-    """Return, for each lease, the longest time in seconds between `since` and `end` in which it had no living owner."""
+    """Return each lease's longest time in seconds without a living owner, between `since` and `end`."""
     return longest_unowned(written_spans(history), since, end, lives(history.incidents))
 
 
@@ -524,7 +531,7 @@ def longest_unowned(
         if not spans_until_end:
             continue
         span_ends = [t for t, _ in spans_until_end[1:]] + [end]
-        # The periods in which a living worker owned the lease, or in which it needed no owner because it had ended.
+        # The periods in which a living worker owned the lease, or in which the ended lease needed no owner.
         owned_periods = sorted(
             (max(begin, start), min(stop, life_end))
             for (begin, owner), stop in zip(spans_until_end, span_ends, strict=True)
@@ -543,7 +550,7 @@ def longest_unowned(
 def count_rejected(writes: Iterable[WriteEvent]) -> int:
     """Return the number of writes that were rejected because another worker wrote first.
 
-    A worker's retry of its own write, rejected because the first attempt was applied after all, does not count.
+    If a worker retries its own write, and the first attempt was applied after all, the rejected retry does not count.
     """
     return sum(
         not write.done and write.verb in REJECTABLE and (write.before is None or write.before.owner != write.worker)
@@ -552,15 +559,17 @@ def count_rejected(writes: Iterable[WriteEvent]) -> int:
 
 
 QUIET_VERBS: frozenset[WriteVerb] = frozenset({"renew", "checkpoint", "checkpoint-late", "annotate", "take-back"})
-"""Writes that are allowed while leases should no longer move. The last two only finish a hand-off that has been counted
-already."""
+"""Kinds of writes that are allowed once leases should no longer move.
+
+The last two only finish a hand-off that was already counted as a move.
+"""
 
 
 def at_rest(run: JudgedRun) -> Iterator[Breach]:
     """Check that the fleet is at rest after the time `settled`.
 
-    Only expected writes are allowed. If a worker that plans is running, all leases must have owners and be evenly
-    divided.
+    Only the writes of a fleet at rest are allowed after that time. If a worker that plans is running, all leases must
+    have owners and be evenly divided.
     """
     history, settled = run.history, run.limits.settled
     if settled is None:
@@ -584,14 +593,14 @@ def at_rest(run: JudgedRun) -> Iterator[Breach]:
         counts = {worker: lease_counts[worker] for worker in alive_at(run.lives, history.end - 1e-9) | run.planners}
         rows = {write.key: write.after for write in history.writes if write.done}
         counts_ended_leases = run.limits.counts_ended and any(row is not None and row.ended for row in rows.values())
-        # A worker that does not plan takes no leases, so it may have fewer.
+        # A worker that does not plan takes no leases, so it may have fewer leases than the others.
         why = uneven(counts, run.planners, len(owners), run.limits.groups)
         if why and not counts_ended_leases:
             yield Breach("uneven", history.end, why)
 
 
 def no_needless_move(run: JudgedRun) -> Iterator[Breach]:
-    """Check the number of moves, and yield a breach for each move after the allowed number has been reached."""
+    """Yield a breach for each move after the allowed number of moves."""
     if run.limits.settled is None or run.limits.moves is None:
         return
     since, allowed_extra = run.limits.moves

@@ -25,7 +25,7 @@ OPERATOR = "operator"
 """The process name for writes that an operator made without the workers' knowledge."""
 
 TAKES: frozenset[WriteVerb] = frozenset({"claim", "steal", "take-back"})
-"""Writes that take a lease. The response contains the checkpoint from which the new owner starts."""
+"""Kinds of writes that take a lease. Their response contains the checkpoint from which the new owner starts."""
 
 PositionOrder = tuple[int, int, int]
 
@@ -66,7 +66,7 @@ def lives(incidents: Iterable[Incident]) -> tuple[Life, ...]:
 
 
 def alive_at(all_lives: Iterable[Life], t: float) -> frozenset[str]:
-    """Return the workers that are running at time `t` and have not been told to drain."""
+    """Return the workers that are running at time `t` and have not been asked to drain."""
     return frozenset(life.worker for life in all_lives if life.start <= t < life.leaves)
 
 
@@ -116,18 +116,18 @@ class JudgedRun:
     @cached_property
     def naps(self) -> tuple[tuple[str, float, float], ...]:
         """All pauses, each with the process or worker that was paused, its start and its end."""
-        naps = (incident for incident in self.history.incidents if incident.what == "nap")
-        return tuple((nap.subject, nap.t, nap.t + nap.seconds) for nap in naps)
+        incidents = (incident for incident in self.history.incidents if incident.what == "nap")
+        return tuple((nap.subject, nap.t, nap.t + nap.seconds) for nap in incidents)
 
     @cached_property
-    def reading(self) -> TenureHistory:
+    def tenure_history(self) -> TenureHistory:
         """The periods in which processes read shards, in order of their starts."""
         return reading_of(self.history)
 
     @cached_property
     def tenures(self) -> Mapping[str, list[Tenure]]:
         """The tenures of each shard, in order of their starts."""
-        return by_shard(self.reading.tenures)
+        return by_shard(self.tenure_history.tenures)
 
     @cached_property
     def records(self) -> tuple[ReadingEvent, ...]:
@@ -135,25 +135,27 @@ class JudgedRun:
         return tuple(self.history.of_kinds("record"))
 
     @cached_property
-    def numbers(self) -> Mapping[RecordId, int]:
-        """For each record that was sent, its number in the order of the records of its key."""
+    def record_numbers(self) -> Mapping[RecordId, int]:
+        """Maps each record that was sent to its number among the records of its key."""
         return {(record.key, record.digest): record.number for record in self.history.sent}
 
     @cached_property
-    def lost(self) -> list[Sent]:
+    def undispatched_records(self) -> list[Sent]:
         """The records that were sent but never dispatched."""
         dispatched = {(event.key, event.digest) for event in self.records}
         return [record for record in self.history.sent if (record.key, record.digest) not in dispatched]
 
     @cached_property
-    def former(self) -> frozenset[RecordId]:
+    def former_stream_records(self) -> frozenset[RecordId]:
         """The records of former streams, which are not ordered relative to those of the current stream."""
         return frozenset(
-            (record.key, record.digest) for record in self.history.sent if (record.t or math.inf) < self.history.anew
+            (record.key, record.digest)
+            for record in self.history.sent
+            if (record.t or math.inf) < self.history.recreated_at
         )
 
     @cached_property
-    def forgotten(self) -> frozenset[str]:
+    def forgotten_shards(self) -> frozenset[str]:
         """The shards that a worker started at LATEST because it could not know that they had been read before (L13).
 
         This happens in two steps:
@@ -180,25 +182,27 @@ class JudgedRun:
                 if tenure.worker == owner and tenure.begin <= t
             ]
             released = bool(tenures) and tenures[-1].how == "lease-lost" and tenures[-1].end <= t
-            living = any(life.worker == owner and life.start <= t < life.end - lease for life in self.lives)
-            if table_reachable and living and not released:
+            owner_alive = any(life.worker == owner and life.start <= t < life.end - lease for life in self.lives)
+            if table_reachable and owner_alive and not released:
                 continue
             for creation in (write for write in at_latest if write.t >= t):
                 lineage = self.self_and_ancestors(creation.key)
-                newcomer = any(life.process == creation.process and life.start >= t - lease for life in self.lives)
-                shards |= lineage if newcomer and deletion.key in lineage else set()
+                started_recently = any(
+                    life.process == creation.process and life.start >= t - lease for life in self.lives
+                )
+                shards |= lineage if started_recently and deletion.key in lineage else set()
         return frozenset(shards)
 
-    def unaware(self, process: str, shard: str, t: float) -> bool:
-        """Return whether the process could only conclude, at time `t`, that this shard's lease was finished (L13).
+    def must_assume_finished(self, process: str, shard: str, t: float) -> bool:
+        """Return whether the process had to conclude, at time `t`, that this shard's lease was finished (L13).
 
-        A missing row means a finished lease to a process that has never seen the row. This is the case if an operator
-        had deleted the row before the process started, or at most one lease duration after its start.
+        A process that has never seen a row treats the missing row as a finished lease. It has never seen the row if an
+        operator deleted the row before the process started, or at most one lease duration after its start.
         """
-        lease = max(self.limits.lease_seconds.values(), default=0.0)
+        lease_seconds = max(self.limits.lease_seconds.values(), default=0.0)
         start = max((life.start for life in self.lives if life.process == process), default=0.0)
         deletions = [write for write in self.history.writes if write.process == OPERATOR and write.after is None]
-        return any(write.key == shard and write.t <= min(t, start + lease) for write in deletions)
+        return any(write.key == shard and write.t <= min(t, start + lease_seconds) for write in deletions)
 
     def self_and_ancestors(self, shard: str) -> set[str]:
         """Return the shard and all its ancestors."""
@@ -210,9 +214,9 @@ class JudgedRun:
         return lineage
 
     @cached_property
-    def strangers(self) -> list[RecordId]:
+    def unsent_records(self) -> list[RecordId]:
         """The records that were dispatched although they were never sent."""
-        return sorted({(event.key, event.digest) for event in self.records} - self.numbers.keys())
+        return sorted({(event.key, event.digest) for event in self.records} - self.record_numbers.keys())
 
     @cached_property
     def reader_changes(self) -> tuple[ReaderChange, ...]:

@@ -86,13 +86,13 @@ class TenureHistory:
 
 def reading_of(history: RunHistory) -> TenureHistory:
     """Return the tenures in a history. If a process crashes, its tenures end at that time."""
-    reading = TenureHistory()
+    tenure_history = TenureHistory()
     for event in history.events:
-        reading.add(event)
+        tenure_history.add(event)
     for incident in history.incidents:
         if incident.what == "crash":
-            reading.died(incident.subject, incident.t)
-    return reading
+            tenure_history.died(incident.subject, incident.t)
+    return tenure_history
 
 
 def by_shard(tenures: Iterable[Tenure]) -> Mapping[str, list[Tenure]]:

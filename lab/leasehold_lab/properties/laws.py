@@ -105,7 +105,8 @@ def _planned(plan: Planner, scene: Scene) -> tuple[Action, ...]:
 def order_does_not_matter(plan: Planner, scene: Scene) -> None:
     """The plan does not depend on the order in which leases and shards are listed.
 
-    Stores return rows in any order. If the order mattered, two workers that read the same table could plan differently.
+    Stores return rows in any order. If the plan depended on it, two workers that read the same table could plan
+    differently.
     """
 
     def shuffled(listed: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -170,7 +171,7 @@ def takes_from_living_owners_name_them(plan: Planner, scene: Scene) -> None:
 def every_table_gives_a_plan(plan: Planner, scene: Scene) -> None:
     """There is a plan for every table, and the next read of the table follows within a cycle.
 
-    Otherwise one unexpected row could keep a worker from renewing all its other leases.
+    If `plan` raised an exception instead, one unexpected row could keep a worker from renewing all its other leases.
     """
     actions = _planned(plan, scene)
     look = look_again(actions, scene.leases, scene.me, scene.config)
@@ -199,7 +200,7 @@ def renewals_match_the_plan(plan: Planner, scene: Scene) -> None:
 def balanced_fleet_is_unchanged(plan: Planner, fleet: SmallFleet) -> None:
     """If the leases are evenly distributed, plans contain only renewals.
 
-    Otherwise the fleet would move leases forever, and each move may repeat records.
+    If a balanced fleet moved leases, it would move them forever, and each move may repeat records.
     """
     for worker in fleet.workers:
         actions = plan(fleet.leases, None, Me(worker, fleet.turn), fleet.config)
@@ -229,8 +230,8 @@ def comes_to_rest(plan: Planner, fleet: SmallFleet) -> None:
 def equal_readings_make_disjoint_plans(plan: Planner, scene: Scene) -> None:
     """S4: two workers that read the same table never plan to take the same lease.
 
-    If they did, one of the writes would be rejected, which would cost a round. The rule set `minimal` guarantees this
-    law, but most others do not, so it is not in `LAWS`.
+    If two workers planned to take the same lease, one of the writes would be rejected, which would cost a round. The
+    rule set `minimal` guarantees this law, but most others do not, so it is not in `LAWS`.
     """
     owners = sorted({lease.owner for lease in scene.leases if lease.owner is not None})
     plans = [plan(scene.leases, None, Me(owner, scene.me.turn), scene.config) for owner in owners]

@@ -26,7 +26,7 @@ from leasehold_lab.simulator.scenario import Network, Scenario
 from leasehold_lab.simulator.world.world import SimulatedHistory
 
 REST_CYCLES = 2.0
-"""The number of cycles at the end of a run in which only renewals may be written."""
+"""The number of cycles at the end of a run in which workers may write only renewals."""
 
 
 class SimulationFailed(AssertionError):
@@ -140,7 +140,10 @@ The limit grows with the number of leases, because some rule sets move only one 
 STORY_LINES = 8
 
 WAIT_SECONDS = 1e6
-"""An idle time that is longer than every timeout of the rule sets. It passes when no worker has anything to do."""
+"""A lease that has been idle for this many seconds has exceeded every timeout of the rule sets.
+
+All leases become idle for this long when no worker has anything to do.
+"""
 
 
 class Planner(Protocol):
@@ -229,7 +232,8 @@ def settled(plan: Planner, fleet: SmallFleet) -> SettledFleet:
         elif waited:
             return SettledFleet({key: lease.owner for key, lease in table.items()}, moves, claims, last_moves)
         else:
-            # Timeouts expire only while workers wait, and all of them certainly wait only if none has anything to do.
+            # Timeouts expire only if no worker has anything to do, because only then are all workers known to be
+            # waiting.
             waited = WAIT_SECONDS
     raise LawBroken(f"after {turn + 1} turns of each worker leases still move", fleet, (), last_moves)
 

@@ -176,18 +176,18 @@ def hearings() -> st.SearchStrategy[BulletinState]:
 
 
 def calls() -> st.SearchStrategy[str]:
-    """Draw calls that a lookout may write, in which each worker is called to different leases."""
+    """Draw the calls that a lookout may write. A call names the leases that each worker should read."""
     called_keys = st.lists(st.sampled_from(KEYS), max_size=4, unique=True)
 
     def text(keys: list[str], to_all: bool) -> str:
-        names = {WORKERS[place % len(WORKERS)]: keys[place :: len(WORKERS)] for place in range(len(keys))}
-        return call_annotation(1, 0.0, KEYS[:2], names, to_all=to_all)[0][1]
+        called_names = {WORKERS[place % len(WORKERS)]: keys[place :: len(WORKERS)] for place in range(len(keys))}
+        return call_annotation(1, 0.0, KEYS[:2], called_names, to_all=to_all)[0][1]
 
     return st.builds(text, called_keys, st.booleans())
 
 
 def histories(owners: Sequence[str] = WORKERS) -> st.SearchStrategy[History]:
-    """Draw histories about these owners, such as a worker has after several reads of the table."""
+    """Draw the histories that a worker may have of these owners after several reads of the table."""
     holes = st.builds(Hole, st.sampled_from(STREAMS), st.just(0), st.integers(0, 9), st.integers(1, 4))
     pair = st.tuples(st.sampled_from(owners), st.floats(0, 100))
     seconds = st.lists(pair, max_size=3, unique_by=lambda each: each[0]).map(lambda pairs: tuple(sorted(pairs)))
@@ -215,13 +215,13 @@ def workers(names: Sequence[str] = WORKERS) -> st.SearchStrategy[Me]:
 def leases(draw: st.DrawFn, keys: Sequence[str] = KEYS, owners: Sequence[str] = WORKERS) -> tuple[Lease, ...]:
     """Draw the result of a read of the table, with some of these keys and random states.
 
-    In some results, all throughputs are known. In others, all leases have living owners.
+    In some drawn tables, all throughputs are known. In others, all leases have living owners.
     """
-    chosen = draw(st.lists(st.sampled_from(keys), unique=True))
+    drawn_keys = draw(st.lists(st.sampled_from(keys), unique=True))
     throughputs = st.integers(0, 100) | st.integers(0, WEIGHT_MAX)
     weights = draw(st.sampled_from((st.none(), throughputs, st.none() | throughputs)))
     calm = draw(st.booleans())
-    return tuple(evolve(draw(_lease(key, keys, owners, calm)), weight=draw(weights)) for key in chosen)
+    return tuple(evolve(draw(_lease(key, keys, owners, calm)), weight=draw(weights)) for key in drawn_keys)
 
 
 @st.composite
@@ -292,7 +292,7 @@ def balanced_fleets(draw: st.DrawFn, rules: st.SearchStrategy[RuleSet] | None = 
     names, config = WORKERS[: draw(st.integers(1, len(WORKERS)))], draw(_plain(rules))
     count = draw(st.integers(0, 12))
     if config.rules.groups is not None:
-        count -= count % len(names)  # the remainder would have to be evenly divided among the groups, too
+        count -= count % len(names)  # a remainder would also have to be evenly divided among the groups
     owners = tuple(names[index % len(names)] for index in range(count))
     return SmallFleet(names, owners, config, draw(st.floats(0, 9.9)), draw(st.integers(0, 3)))
 

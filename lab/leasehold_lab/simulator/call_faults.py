@@ -27,7 +27,9 @@ from leasehold.adapters.sources.protocol import TransientRejection
 from leasehold.errors import OutcomeUnknown, SourceError, SourceUnavailable, StoreError, Trimmed
 
 HANG_SECONDS = 15.0
-"""Longer than a lease of ten seconds, plus the third of a lease by which a renewal in progress may exceed it."""
+"""Longer than a lease of ten seconds plus a third of a lease, which is the time after which a renewal in progress times
+out.
+"""
 
 FREEZE_SECONDS = 20.0
 """Long enough for another worker to take the lease and to continue reading."""
@@ -108,7 +110,7 @@ FAULTS: dict[str, type[BaseException]] = {
 }
 
 HARMLESS: tuple[Deviation, ...] = ("raise", "exit", "interrupt", "broken pipe", "hang", "answer", "generate")
-"""Deviations despite which no record may be lost, and no shard may be held without being read."""
+"""Faults of users' functions despite which no record may be lost, and no shard may be held without being read."""
 
 
 POISON = 5

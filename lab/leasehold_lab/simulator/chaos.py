@@ -33,7 +33,7 @@ of other libraries, and to rule sets that are passed to `trial`.
 LEASE_SECONDS = 10.0
 
 READ_WITHIN_SECONDS = 20.0
-"""The longest time until a worker has read the table, including an outage."""
+"""The longest time in seconds until a worker has read the table after its start or a pause, including an outage."""
 
 NAMED: tuple[RuleSet, ...] = (Kcl(), Kcl(max_steals=10), KclRust(), *map(EventHubs, DIALECTS))
 PEERS = (*NAMED, *(rule_set() for rule_set in known_rule_sets() if rule_set not in {Minimal, *map(type, NAMED)}))
@@ -62,8 +62,8 @@ def trial(seed: int, rules: RuleSet | None = None) -> Trial:
         grace_seconds=draw.choice((0.0, 0.0, 20.0)),
         release=_chance(draw, 0.2),
     )
-    # Zombies are left out if there are workers of other libraries, which would wait forever for a zombie to take
-    # leases, and if leases are released for a zombie to take (M11).
+    # There are no zombies in fleets with workers of other libraries, which would wait forever for a zombie to take
+    # leases. There are none either if the rules release leases for other workers to take (M11).
     zombies = peer is None and not our_rules.release and rules is None
     members = list[Member]()
     for name in worker_names:
@@ -96,8 +96,9 @@ def trial(seed: int, rules: RuleSet | None = None) -> Trial:
     acknowledging = random.Random(f"acknowledging {seed}")  # noqa: S311  likewise
     if _chance(acknowledging, 1 / 4):
         scenario = evolve(scenario, acknowledges=acknowledging.choice(("late", "random", "never")))
-    # Either a bulletin names the workers that must read the table, or all workers list the table: because rows show
-    # their age and annotations cost requests, or because each worker lists it once per cycle.
+    # In half of the fleets, a bulletin names the workers that must read the table. In the others, all workers list the
+    # table: either because rows show their age and annotations cost requests, or because each worker lists it once per
+    # cycle.
     cadences = (scenario, scenario, evolve(scenario, dated=True), evolve(scenario, scan_per_cycle=True))
     scenario = _with_callable_faults(seed, draw.choice(cadences))
     scenario = _with_emptyings(seed, _with_poison(seed, scenario))
@@ -132,7 +133,7 @@ def _chance(draw: random.Random, probability: float) -> bool:
 def _with_expected_workers(draw: random.Random, members: list[Member]) -> list[Member]:
     """In some fleets, configure the number or the ids of the expected workers.
 
-    Only fleets in which no worker leaves get this configuration, so all expected workers are there.
+    Only fleets in which no worker leaves get this configuration, so that all expected workers are present.
     """
     names = tuple(sorted({member.worker for member in members}))
     staying = {member.worker for member in members if member.alive(FAULTS_END) and member.plans > FAULTS_END}
@@ -176,7 +177,7 @@ def _processes(draw: random.Random, name: str, config: Config, *, zombies: bool)
 def _network(draw: random.Random) -> Network:
     """Return random probabilities of the network's faults.
 
-    Each fault is left out of some runs, so that there are also runs with only one kind of fault.
+    Each probability is 0 in some runs, so that there are also runs with only one kind of fault.
     """
 
     def draw_probability(maximum: float) -> float:

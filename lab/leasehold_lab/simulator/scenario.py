@@ -334,7 +334,8 @@ def rolling(
 ) -> FleetScenario:
     """Return a fleet in which each worker leaves in turn, and its replacement starts before the next worker leaves.
 
-    This simulates a rolling restart that stops an old process only after the previous new one is running.
+    The scenario is a rolling restart in which the next old process is stopped only after the previous new process is
+    running.
     """
     fleet = scale_out(
         leases,
@@ -386,7 +387,7 @@ def mixed(fleet: FleetScenario, peer: Config, share: float, seed: int) -> FleetS
 def known(fleet: FleetScenario) -> FleetScenario:
     """Return the fleet in which the members that are present at the start already know the table.
 
-    Otherwise each of them starts with two reads of the whole table, which would take most of the time to simulate.
+    Without this, each member starts with two reads of the whole table, which would take most of the simulation's time.
     """
     members = (evolve(member, present=True, phase=0.0) if member.phase else member for member in fleet.scenario.members)
     return evolve(fleet, scenario=evolve(fleet.scenario, members=tuple(members)))
@@ -415,8 +416,8 @@ def balanced(leases: int, workers: tuple[str, ...], draw: random.Random) -> tupl
 def _present(workers: tuple[str, ...], config: Config, draw: random.Random) -> tuple[Member, ...]:
     """Return workers that are present from the start, and that read the table at different times in the cycle.
 
-    All of them start within one second. If some started later, the others would wait for them, and would appear to
-    renew late.
+    All workers start within one second. If some workers started later, the others would wait for them, and would appear
+    to renew late.
     """
     return tuple(
         evolve(member, starts=draw.uniform(0.0, 1.0), phase=draw.uniform(0.0, config.cycle_seconds))

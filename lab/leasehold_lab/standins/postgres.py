@@ -64,9 +64,9 @@ def postgres(folder: Path | None = None) -> Iterator[Service]:
             data.mkdir(exist_ok=True)
             if root:
                 shutil.chown(data, "nobody")
-            words = ("-D", str(data), "-U", USER, "--auth=trust", "--no-sync", "-E", "UTF8")
+            arguments = ("-D", str(data), "-U", USER, "--auth=trust", "--no-sync", "-E", "UTF8")
             initialized = subprocess.run(  # noqa: S603  as found above
-                [*user, str(programs / "initdb"), *words], cwd="/", capture_output=True, text=True, check=False
+                [*user, str(programs / "initdb"), *arguments], cwd="/", capture_output=True, text=True, check=False
             )
             if initialized.returncode:
                 raise ServiceError(f"initdb: {initialized.stderr.strip()}")

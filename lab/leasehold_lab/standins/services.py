@@ -28,11 +28,11 @@ def dynalite(folder: Path | None = None) -> AbstractContextManager[Service]:
     If `folder` is given, tables are kept there.
     """
     script = str(installed("aws") / "dynalite" / "cli.js")
-    quick = ("--createTableMs", "0", "--deleteTableMs", "0", "--updateTableMs", "0")
+    fast_options = ("--createTableMs", "0", "--deleteTableMs", "0", "--updateTableMs", "0")
     persistence = () if folder is None else ("--path", str(folder))
 
     def command(port: int) -> Command:
-        return Command((*find_node().node, script, "--host", HOST, "--port", str(port), *quick, *persistence))
+        return Command((*find_node().node, script, "--host", HOST, "--port", str(port), *fast_options, *persistence))
 
     return serving("dynalite", command)
 
@@ -40,7 +40,7 @@ def dynalite(folder: Path | None = None) -> AbstractContextManager[Service]:
 def kinesis_local(folder: Path | None = None, *, tls_port: int | None = None) -> AbstractContextManager[Service]:
     """Run a stand-in for Kinesis, with closed shards, child shards and shard filters.
 
-    It does not throttle requests, and has no fan-out that boto3 can use.
+    The stand-in does not throttle requests, and has no fan-out that boto3 can use.
 
     Args:
         folder: The folder in which to keep streams. If the process is killed, the last second of changes is lost. By
@@ -80,8 +80,8 @@ def azurite(folder: Path | None = None) -> AbstractContextManager[Service]:
     flags = ("--silent", "--disableTelemetry", "--skipApiVersionCheck", *persistence)
 
     def command(port: int) -> Command:
-        words = (*find_node().node, script, "--blobHost", HOST, "--blobPort", str(port), *flags)
-        return Command(words, {guard.GRACE: f"{WRITING_SECONDS:g}"})
+        arguments = (*find_node().node, script, "--blobHost", HOST, "--blobPort", str(port), *flags)
+        return Command(arguments, {guard.GRACE: f"{WRITING_SECONDS:g}"})
 
     return serving("azurite", command)
 

@@ -90,9 +90,9 @@ def _dispatched(worker: Child, count: int) -> Content:
     try:
         silent = time.monotonic()
         while (count_read := size(content)) < count:
-            assert worker.running, worker.said
+            assert worker.running, worker.last_output
             assert time.monotonic() < silent + SILENCE_SECONDS, (
-                f"{worker.name}: {count_read} of {count} records, then silence\n{worker.said}"
+                f"{worker.name}: {count_read} of {count} records, then silence\n{worker.last_output}"
             )
             _take(content, tail.more())
             silent = time.monotonic() if size(content) > count_read else silent

@@ -43,7 +43,7 @@ T = TypeVar("T")
 PAUSE_SECONDS = 1.0
 
 SubstituteResults = Mapping[str, Callable[[], Any]]
-"""For steps of a fault that replace the call's result, by name: functions that produce the result."""
+"""Functions that replace the result of a call, by the name of the fault's step."""
 
 
 class Exchange:
@@ -426,7 +426,7 @@ class StreamClient:
         return bool(self._slow)
 
     def late(self, seconds: float) -> None:
-        """If reads are slow now, wait as long as a response takes. Raises TimeoutError after `seconds`."""
+        """If the stream is slow now, wait as long as a slow response takes. Raises TimeoutError after `seconds`."""
         if any(period.at <= self._tasks.now < period.at + period.seconds for period in self._slow):
             delay = self._draw.uniform(*SLOW_SECONDS)
             self._caller.wait(min(delay, seconds))

@@ -161,7 +161,7 @@ class SwapClient(PassingStore):
 def run_swaps(world: World) -> None:
     """Start a swap at each of the scenario's times, alternating between the tables, and move unowned leases.
 
-    This is the work of `leasehold swap`; workers move the leases that they own.
+    This function does the work of `leasehold swap`. The leases that have owners are moved by their owners.
     """
     goal_store: Store = SessionStore(world.cells, gather_seconds=0.0) if world.scenario.sessions else world.goal
     store = SwapStore((world.table, goal_store), NAMES[TO], clock=lambda: world.tasks.now)

@@ -35,8 +35,8 @@ from leasehold_lab.simulator.world.world import FIRST_MS, World
 class OncePerCycleWorker(Worker):
     """A worker that lists the whole table once per cycle and writes no bulletins.
 
-    It still reads single leases that it has requested. It lists the table earlier only to find out whether an owner
-    has died (C16).
+    The worker still reads single leases that it has requested. It lists the table before its next cycle only to find
+    out whether an owner has died (C16).
     """
 
     _whole_due = -math.inf
@@ -185,14 +185,14 @@ class Process:
             self._tasks.sleep_until(math.inf)
 
     def task_starts(self, name: str) -> None:
-        """Record that a task starts. A fault may be injected here, as into a call."""
+        """Record that a task starts. Faults can be injected into the start of a task as into any call."""
         try:
             self._exchange.call(f"task.{name}", lambda: None)
         except MemoryError as fault:
             raise RuntimeError("can't start new thread: there is no memory for it") from fault
 
     def idle(self) -> None:
-        """Block if the process is paused. This is called between two turns, when no lock is held.
+        """Block if the process is paused. The scheduler calls this between two turns, when no lock is held.
 
         After the time at which the process stops planning, its turns block until the end of the run.
         """
@@ -258,7 +258,8 @@ class Process:
         if self._scenario.acknowledges == "return":
             self._record_deliveries("finished", delivery)
             return None
-        # A record that is dispatched again after a fault must not be in the list twice.
+        # If a record is dispatched again after a fault, remove the earlier dispatch, so that the record is not listed
+        # twice.
         first_order, waiting = delivery.records[0].position.order, self._unacknowledged.setdefault(delivery.shard, [])
         waiting[:] = [
             unacknowledged for unacknowledged in waiting if unacknowledged.records[0].position.order < first_order
@@ -271,7 +272,8 @@ class Process:
     def _forget_on_failure(self, shard: str) -> Iterator[None]:
         """Forget the shard's unacknowledged records if the handler fails.
 
-        The handler stands for a child process, whose replacement does not know the records of its predecessor.
+        The simulated handler represents a child process. A replacement child doesn't know which records its predecessor
+        received.
         """
         try:
             yield
@@ -360,7 +362,7 @@ class Process:
     def _record_deliveries(self, event: str, delivery: Delivery) -> None:
         """Record an event for each record of the delivery.
 
-        The events have the shard as their key, so the judge checks the order of records within the shard.
+        The events use the shard as the partition key, so the judge checks the order of records within each shard.
         """
         for record in delivery.records:
             number, shard = record.sequence_number, delivery.shard
@@ -375,7 +377,7 @@ class Process:
 
 
 def _hold(_worker: Worker, holding: Holding, _handling: Handling) -> Step:
-    """Return the step of a lease whose shard is not read, which releases the lease as soon as it is requested."""
+    """Return the step function of a lease whose shard is not read. It releases the lease as soon as it is requested."""
 
     def step(now: float) -> float:
         if holding.releasing and not holding.lost.is_set():

@@ -101,7 +101,8 @@ class Tasks:
     def close(self) -> None:
         """End all waiting tasks.
 
-        Otherwise they would keep everything that they refer to alive, or resume when they are garbage collected.
+        Tasks that are still waiting would otherwise keep their objects alive, or resume when they are garbage
+        collected.
         """
         self._closed = True  # a task that catches Killed must not wait again
         for task in tuple(self._alive):
@@ -145,7 +146,8 @@ class Lock:
 ROUNDING_SECONDS = 1e-6
 """Added when a due time is converted to virtual time, so that rounding never wakes a task too early.
 
-Such a task would see that its time has not come yet, and wait again without any time passing, forever.
+A task that wakes too early finds that its time has not come, and waits again. Because no virtual time passes in
+between, this would repeat forever.
 """
 
 

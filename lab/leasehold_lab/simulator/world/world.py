@@ -129,7 +129,7 @@ class UnitBudget:
         self._free_at = -math.inf
 
     def wait(self, units: float) -> float:
-        """Reserve these units, and return the number of seconds until they are available."""
+        """Reserve this many capacity units, and return the number of seconds until they are available."""
         if self._per_second == math.inf:
             return 0.0
         # Units that are not used within a second expire.
@@ -303,7 +303,7 @@ class World:
     _known: dict[Config, Watch] = field(factory=dict)
 
     def known(self, config: Config, capabilities: Capabilities) -> Watch:
-        """Return the state of a watch that read the table at 0 s, for members that were present then.
+        """Return the watch of a member that was present at 0 s, when it read the table.
 
         It is computed once per configuration.
         """

@@ -1,1 +1,1 @@
-"""Event hubs on this machine: an AMQP stand-in, which needs the engine of python-qpid-proton."""
+"""A local stand-in for Event Hubs over AMQP. It needs the engine of python-qpid-proton."""

@@ -35,11 +35,11 @@ def sections(message: bytes) -> Iterator[tuple[int, int, int]]:
     position = 0
     while position < len(message):
         value = position + 3
-        half = message[value] >> 4
-        if half in _FIXED:
-            end = value + 1 + _FIXED[half]
-        elif half in _SIZED:
-            begin = value + 1 + _SIZED[half]
+        width_code = message[value] >> 4
+        if width_code in _FIXED:
+            end = value + 1 + _FIXED[width_code]
+        elif width_code in _SIZED:
+            begin = value + 1 + _SIZED[width_code]
             end = begin + int.from_bytes(message[value + 1 : begin])
         else:
             end = len(message)  # a described value, which can only be in the last section, amqp-value
@@ -78,7 +78,7 @@ def partition_key(message: bytes) -> str | None:
 
 
 def annotated(event: bytes, sequence_number: int, offset: str, enqueued_ms: int) -> bytes:
-    """Return the event as a hub sends it: with the hub's annotations added to those of the event."""
+    """Return the event as a hub sends it, with the hub's annotations in addition to those of the event."""
     header, pairs_encoded, count, other_sections = b"", b"", 0, []
     for code, begin, end in sections(event):
         if code == HEADER:

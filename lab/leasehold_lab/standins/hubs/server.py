@@ -168,12 +168,12 @@ class HubWriter:
 
 @frozen
 class RequestLink:
-    """One of the two links that a client uses for requests to `$cbs` or `$management` and their responses."""
+    """A client's link for requests to `$cbs` or `$management`, or its link for the responses to such requests."""
 
     node: str
     link: Link
 
-    def answers(self, request_link: "RequestLink") -> bool:
+    def responds_to(self, request_link: "RequestLink") -> bool:
         """Return whether responses to requests on `request_link` are sent on this link."""
         return self.link.is_sender and self.node == request_link.node and self.link.session == request_link.link.session
 
@@ -209,7 +209,7 @@ PARTITION = "com.microsoft:partition"
 def is_authorized(request: Message, key: str | None) -> Message:
     """Return the response to a put-token request.
 
-    Its status is 202, or 401 if a key is required and the token was not signed with the key.
+    The response has status 401 if a key is required and the token was not signed with it, and status 202 otherwise.
     """
     if key is not None:
         fields = dict(part.partition("=")[::2] for part in str(request.body).partition(" ")[2].split("&"))
@@ -283,7 +283,7 @@ def _execute(hubs: dict[str, Hub], request: dict[str, Any]) -> dict[str, Any]:
         old_hub, hubs[name] = hubs.get(name), Hub.of(request["hub"], int(request["count"]), request.get("groups", ()))
         for partition in old_hub.partitions if old_hub else ():
             for reading in tuple(partition.readers):
-                reading.end("amqp:not-found", "the hub was deleted, and made anew under its name")
+                reading.end("amqp:not-found", "the hub was deleted, and recreated under its name")
         return {"partitions": len(hubs[name].partitions)}
     hub = hubs[name]
     match request["do"]:
@@ -462,7 +462,7 @@ class HubConnection(asyncio.Protocol):
                     is_authorization = role.node == "$cbs"
                     response = is_authorized(request, self._key) if is_authorization else describe(request, self._hubs)
                     for other in self._links.values():
-                        if isinstance(other, RequestLink) and other.answers(role):
+                        if isinstance(other, RequestLink) and other.responds_to(role):
                             cast("Sender", other.link).send(response)
                 delivery.settle()
                 receiver.flow(1)
