@@ -325,9 +325,9 @@ class HandlerConsumer(BatchConsumer):
         """
         # A handler may run for minutes. If this worker dies meanwhile, only the batch at work should be repeated. A
         # handler that checkpoints by itself may be doing so at this moment.
-        if self._state.kind != "returns" or self._cursor.unstored is None or not self._store_if_due(now):
-            return due
-        return due if self._cursor.unstored is None else min(due, self._state.checkpoint_due)
+        if self._state.kind == "returns" and self._store_if_due(now) and self._cursor.unstored is not None:
+            return min(due, self._state.checkpoint_due)
+        return due
 
     def _store_if_due(self, now: float) -> bool:
         """Store the acknowledged position if a checkpoint is due; return False if the lease is lost."""
