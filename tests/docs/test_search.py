@@ -61,9 +61,13 @@ TERMS: Mapping[str, tuple[str, ...]] = {
     "health check": ("running",),
     "commit offset": ("glossary",),
     "mypy": ("reference",),
+    "dead worker": ("limits",),
+    "start position": ("kinesis",),
+    "rate limit": ("kinesis",),
+    "aggregation": ("kinesis",),
 }
 """What is typed, and the pages of which one must come first."""
-AT_LEAST = 41
+AT_LEAST = 45
 
 QUESTIONS: Mapping[str, tuple[str, str]] = {
     "lag": ("steering", "`leasehold leases STORE` shows the lag of each lease"),
@@ -75,14 +79,14 @@ QUESTIONS: Mapping[str, tuple[str, str]] = {
     "enhanced fan-out": ("fan-out", "Choose fan-out if three or more applications read the stream"),
     "reprocess from a time": ("slices", "--from 2026-11-21T00:00Z --until"),
     "poison records": ("dead-letters", "That record is stored as a dead letter, and the shard continues after it"),
-    "graceful shutdown in Kubernetes": ("running", "must be longer than `--drain-seconds`"),
+    "graceful shutdown in Kubernetes": ("running", "must be at least `--drain-seconds` plus 5 s"),
     "metrics and alerts": ("metrics", "alarms/prometheus.yml"),
     "multi-region": ("regions", "Run one group per region"),
     "cross-account": ("regions", "The stream is read as the role"),
     "testing my handler": ("test-handler", "test it with a `Record` made by hand"),
     "asyncio and FastAPI": ("asyncio", "FastAPI takes the same function"),
     "batch size": ("batch-size", "A batch is what one read of a shard returns"),
-    "back pressure": ("batch-size", "Back pressure is built in"),
+    "back pressure": ("batch-size", "reading waits for it, and nothing is lost"),
     "from KCL without loss": ("from-java-kcl", "Replace Java workers one by one"),
     "Spark on EMR": ("spark-cluster", "a release with Spark 4.0 or later"),
     "local development": ("local-development", "prints\nwhat to paste"),
