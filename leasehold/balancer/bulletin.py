@@ -23,9 +23,8 @@ them, and hands off those of its own leases that are requested. `*` makes all wo
 
 Rule 1: a call does not assign leases. Claims are conditional writes, and the store rejects a claim if the lease's
 version has changed since it was read.
-Rule 2: a call is valid only next to the bulletin it belongs to. Workers of earlier versions write no calls, but they
-may write a new bulletin on a row that still contains an old call. If the *looks* of call and bulletin differ, the call
-is ignored.
+Rule 2: a call is valid only next to the bulletin it belongs to. If the *looks* of call and bulletin differ, the call is
+ignored, because a renewal may write only the counts, on a row that still contains an old call.
 Rule 3: if a worker misses a call, a later one makes up for it, because the lookout decides at each look, from the
 table, which workers must act.
 """

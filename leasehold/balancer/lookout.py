@@ -593,8 +593,8 @@ def _last_bulletin(
 ) -> Annotations:
     """Return the last bulletin of a worker that is no longer the lookout, and the call next to it (C3).
 
-    The call names the row that carries the bulletin now. *acts* grows so that workers of earlier versions list the
-    table.
+    The call names the row that carries the bulletin now. If the row's key cannot be written in a call, workers list the
+    table instead, because *acts* has grown.
     """
     latest = hearing.latest
     if not latest.looks or all(bulletin_of(lease) != latest for lease in mine if lease.owner == me.worker):

@@ -57,7 +57,6 @@ class Member:
             steals a lease only if its version is unchanged, as KCL 2.x and the Event Hubs SDKs do.
         rate: The speed of the process's clock relative to virtual time.
         drain_seconds: The maximum duration of the process's drain.
-        knows_calls: Whether the process reads and writes the calls in the bulletin. Earlier versions don't.
         present: Whether the process was running before the run began. Its clock then starts at 0, it knows the table as
             of 0 s, and it starts with its own leases. The table is read once for all such members, because a read by
             each of them would take time proportional to workers x leases.
@@ -77,7 +76,6 @@ class Member:
     foreign: bool = False
     rate: float = 1.0
     drain_seconds: float = DRAIN_SECONDS
-    knows_calls: bool = True
     present: bool = False
     deaf: tuple[Nap, ...] = ()
     deaf_to: frozenset[str] = frozenset()

@@ -20,7 +20,6 @@ from attrs import evolve
 from leasehold.adapters.sources.call_timeouts import PENDING_CHECK_SECONDS, CallTimeouts, ResponsePending, TimedClients
 from leasehold.adapters.sources.protocol import Batch, Reader
 from leasehold.adapters.worker.scheduler import Scheduler
-from leasehold.balancer.bulletin import CALL
 from leasehold.balancer.model import Lease, Position, Shard, Version
 from leasehold.errors import OutcomeUnknown, SourceUnavailable
 from leasehold.stores import writes
@@ -207,7 +206,7 @@ class Client:
                     self._wait_for_capacity(self._world.row_reads.setdefault(key, meter), 0.5 if stale_ok else 1.0)
             listing = Listing(self._table.get(requested_keys))
             self._travel()
-            return self._maybe_stale(listing) if stale_ok or self._caller.ignores_calls else listing
+            return self._maybe_stale(listing) if stale_ok else listing
 
         return self._read("store.get", read, stale_ok=stale_ok).leases
 
@@ -225,13 +224,6 @@ class Client:
         return listing
 
     def _maybe_stale(self, listing: Listing) -> Listing:
-        if self._caller.ignores_calls:
-            # An earlier version neither reads nor changes the attribute of calls.
-            rows = (
-                evolve(row, annotations=tuple(note for note in row.annotations if note[0] != CALL))
-                for row in listing.leases
-            )
-            listing = Listing(tuple(rows))
         draw, stale = self._draw, self._network.stale
         if not stale or self._tasks.now >= self._calm or draw.random() >= stale:
             return listing
@@ -244,8 +236,6 @@ class Client:
         verb, key = VERBS[type(write)], write.lease.key
         self._history.requests[verb] += 1
         sent = self._tasks.now
-        if self._caller.ignores_calls and isinstance(write, writes.RenewLease):
-            write = evolve(write, annotations=tuple(note for note in write.annotations if note[0] != CALL))
         if self._caller.foreign:
             # Another library steals only if the version is unchanged, and does not write our attributes.
             match write:

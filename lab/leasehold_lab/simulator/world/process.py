@@ -82,7 +82,7 @@ class Process:
 
     def __init__(self, member: Member, number: int, world: World) -> None:
         self.member, self.worker_id, self.process_id = member, member.worker, f"{member.worker}#{number}"
-        self.foreign, self.ignores_calls = member.foreign, not member.knows_calls
+        self.foreign = member.foreign
         self._world, self._tasks, self._scenario = world, world.tasks, world.scenario
         self._draw = random.Random(f"{self._scenario.seed} {self.process_id}")  # noqa: S311  a seed is the point
         self._dead = False

@@ -323,13 +323,11 @@ class Caller(Protocol):
         worker_id: The id of the worker that the process runs.
         process_id: The id of the process, which is unique in the run.
         foreign: Whether the process simulates another library.
-        ignores_calls: Whether the process simulates an earlier version, which does not know the lookout's calls.
     """
 
     worker_id: str
     process_id: str
     foreign: bool
-    ignores_calls: bool
 
     def wait(self, seconds: float) -> None:
         """Wait for this many seconds of virtual time, or until the end of the run if the process dies meanwhile."""
