@@ -90,7 +90,11 @@ def test_time_may_be_written_as_in_other_connectors(text: str) -> None:
         ("kinesis.stsrolearn", "arn", "unknown; did you mean kinesis.roleArn?"),
         ("kinesis.rolearn", "reader", "write arn:aws:iam::ACCOUNT:role/NAME"),
         ("lease.externalid", "x-17", "it goes with a role; give lease.roleArn, or leave it out"),
-        ("kinesis.startingposition", "yesterday", "'yesterday' is none of TRIM_HORIZON"),
+        (
+            "kinesis.startingposition",
+            "yesterday",
+            "'yesterday' is none of TRIM_HORIZON, EARLIEST, LATEST; write a time as AT_TIMESTAMP 2026",
+        ),
         ("kinesis.startingposition", '{"at_timestamp": "25/06/2020 10:23"}', "write a time as"),
         ("lease.store", "memory://x", "exists within one process"),
         ("lease.maxleases", "0", "'0' is not a whole number"),

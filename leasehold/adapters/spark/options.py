@@ -240,7 +240,13 @@ def _config(opts: OptionReader, position: Mapping[str, Any], seconds: float, cor
 
 
 def parse_start(
-    name: str, text: str, oldest_words: Collection[str], newest_words: Collection[str], timestamp: str
+    name: str,
+    text: str,
+    oldest_words: Collection[str],
+    newest_words: Collection[str],
+    timestamp: str,
+    *,
+    time_form: str,
 ) -> dict[str, Any]:
     """Parse a position written as in other connectors. Raises ValueError, naming the option.
 
@@ -250,6 +256,7 @@ def parse_start(
         oldest_words: The words for the oldest record.
         newest_words: The words for the present end.
         timestamp: If the value is a time, its milliseconds since 1970, otherwise "".
+        time_form: How to write a time, for the error.
     """
     if timestamp:
         milliseconds = decimal(timestamp, 2**53)
@@ -260,4 +267,5 @@ def parse_start(
         return {"initial_position": "TRIM_HORIZON"}
     if text.upper() in newest_words:
         return {"initial_position": "LATEST"}
-    raise ValueError(f"option {name}: {text!r} is none of {', '.join([*oldest_words, *newest_words])}, or a time")
+    words = ", ".join([*oldest_words, *newest_words])
+    raise ValueError(f"option {name}: {text!r} is none of {words}; write a time as {time_form}")

@@ -138,4 +138,11 @@ def _position(opts: OptionReader, name: str, oldest_words: tuple[str, ...]) -> d
         # Other JSON, such as a list or a number, raises different exceptions. Report all of them in the same way.
         except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
             raise ValueError(f"option {name}: not the JSON of a position (offset, enqueuedTime)") from None
-    return parse_start(name, offset, oldest_words, ("@LATEST", "LATEST", "END"), timestamp)
+    return parse_start(
+        name,
+        offset,
+        oldest_words,
+        ("@LATEST", "LATEST", "END"),
+        timestamp,
+        time_form='{"enqueuedTime": "2026-11-22T06:00:00Z"}',
+    )

@@ -203,7 +203,9 @@ def _split_by_shard(opts: OptionReader) -> tuple[dict[str, Position], OptionRead
 
 def _position(opts: OptionReader, name: str, oldest_words: tuple[str, ...]) -> dict[str, Any] | None:
     """Parse a position: a word, or the JSON of the awslabs connector, {"at_timestamp": time}."""
-    text, timestamp = opts.text(name), ""
+    if not (text := opts.text(name)):
+        return None
+    timestamp = ""
     word, _, time = text.partition(" ")
     if word.upper() == "AT_TIMESTAMP":
         timestamp = _milliseconds(name, time)
@@ -216,7 +218,7 @@ def _position(opts: OptionReader, name: str, oldest_words: tuple[str, ...]) -> d
         if other_keys or key.lower() != "at_timestamp":
             raise ValueError(f'option {name}: as JSON it is {{"at_timestamp": time}}')
         timestamp = _milliseconds(name, str(value))
-    return parse_start(name, text, oldest_words, ("LATEST",), timestamp) if text else None
+    return parse_start(name, text, oldest_words, ("LATEST",), timestamp, time_form="AT_TIMESTAMP 2026-11-22T06:00:00Z")
 
 
 def _milliseconds(name: str, text: str) -> str:

@@ -59,7 +59,16 @@ class DynamoLeased(LeasedSource):
         name = "dynamodb.startingPosition"
         text = opts.text(name)
         since = (
-            parse_start(name, text, ("TRIM_HORIZON",), ("LATEST",), text if text.isdigit() else "") if text else None
+            parse_start(
+                name,
+                text,
+                ("TRIM_HORIZON",),
+                ("LATEST",),
+                text if text.isdigit() else "",
+                time_form="milliseconds since 1970",
+            )
+            if text
+            else None
         )
         bounds = parse_bounds(opts, "dynamodb", since, None)
         lease = parse_lease_options(opts, "", bounds.initial(), 10.0, "maxRowsPerTrigger")
