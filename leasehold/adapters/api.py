@@ -304,7 +304,7 @@ class WorkerThread:
             self._runner.stop()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until the worker has ended; return False if that takes longer than `seconds`."""
+        """Wait until the worker has ended, and return False if that takes longer than `seconds`."""
         self.origin.check()
         if seconds is not None:
             return self._ended.wait(seconds)
@@ -473,7 +473,7 @@ class BatchQueue:
         self.notify()
 
     def withdraw(self, work: Work) -> bool:
-        """Remove the work; return False if the consumer has taken it."""
+        """Remove the work, and return False if the consumer has taken it."""
         with self.changed:
             if work not in self._queue:
                 return False

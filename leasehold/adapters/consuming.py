@@ -146,7 +146,7 @@ class Consumption:
             begun: Called with the runner before it runs.
 
         Returns:
-            How much of the slice was read; None without a slice.
+            How much of the slice was read, or None without a slice.
 
         Raises:
             WorkerError: The worker cannot continue.

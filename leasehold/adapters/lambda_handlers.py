@@ -190,7 +190,7 @@ class LambdaFunction:
             raise ReportedFailure(f"its response reports record {records[failed].sequence_number} as failed")
 
     def first_failed(self, shard: str, arn: str, records: Sequence[Record]) -> int | None:
-        """Call the function with these records; return the index of the first one that it reports as failed.
+        """Call the function with these records, and return the index of the first one that it reports as failed.
 
         Raises what the function raises, and ReportedFailure.
         """

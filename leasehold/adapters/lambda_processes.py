@@ -168,7 +168,7 @@ class FunctionProcess:
         return Reply(0, f"the process of its function has ended with status {self.end()}")
 
     def end(self) -> int | None:
-        """Kill the process, if there is one; return its status."""
+        """Kill the process, if there is one, and return its status."""
         if self._running is None:
             return None
         running, self._running, self.loaded = self._running, None, False

@@ -85,7 +85,7 @@ class Attempts:
         self.failing = False
 
     def next_piece(self, batch: Batch) -> Delivery:
-        """Return the records to dispatch now; none if the handler has checkpointed them all."""
+        """Return the records to dispatch now, or none if the handler has checkpointed them all."""
         remaining = self.remaining(batch)
         while self._failed_parts and remaining and remaining[0].position.order > self._failed_parts[-1].end:
             # This part is done. The larger part that contains it is next.

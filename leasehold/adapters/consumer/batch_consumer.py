@@ -67,7 +67,7 @@ class BatchConsumer(ConsumerPort):
         self._memory.clear()  # otherwise, these bytes would stay reserved forever
 
     def _record_read(self, batch: Batch, held_batch: Batch, now: float, wait_reason: str = "") -> bool:
-        """Note what was read; return False if the worker has released the lease in the meantime.
+        """Note what was read, and return False if the worker has released the lease in the meantime.
 
         Args:
             batch: The batch that was read.
@@ -87,7 +87,7 @@ class BatchConsumer(ConsumerPort):
     # The batch in memory
 
     def _protect_batch(self) -> bool:
-        """Keep the batch from being dropped during this step; return whether it was dropped before."""
+        """Keep the batch from being dropped during this step, and return whether it was dropped before."""
         memory = self._memory
         if memory.batch is not None:
             memory.protect()

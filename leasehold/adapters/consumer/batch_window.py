@@ -36,7 +36,7 @@ class BatchWindow:
         return f"its records wait up to {self._seconds:g} s for more (linger_seconds)"
 
     def closing_time(self, batch: Batch | None, count: Callable[[Batch], int], now: float) -> float:
-        """Open the window if necessary; return when it closes, or minus infinity if records must not wait.
+        """Open the window if necessary, and return when it closes, or minus infinity if records must not wait.
 
         Args:
             batch: The batch that is held, if there is one.

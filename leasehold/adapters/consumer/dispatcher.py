@@ -125,7 +125,7 @@ class Dispatcher:
         self._logged_names: set[str] = set()
 
     def begin(self, handler_call: HandlerCall) -> GivenUp | None:
-        """Make this call once a thread is free; return None, or the reason why it cannot be made."""
+        """Make this call once a thread is free, and return None, or the reason why it cannot be made."""
         handler_call.work, key = partial(self._work, handler_call), handler_call.holding.key
         with self._lock:
             # A call that was given up keeps its key until it ends, because its thread cannot be stopped. A second

@@ -40,7 +40,7 @@ class WholeLines:
         self._out, self._line_rest = out, b""
 
     def write(self, data: bytes) -> PartialWrite | None:
-        """Write these lines; return the part that was not written, or None. Raises BrokenPipeError."""
+        """Write these lines, and return the part that was not written, or None. Raises BrokenPipeError."""
         binary = getattr(self._out, "buffer", None)
         raw = getattr(binary, "raw", binary)  # with PYTHONUNBUFFERED the buffer itself is raw
         if raw is None:  # in memory

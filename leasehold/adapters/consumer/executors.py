@@ -40,7 +40,7 @@ class HandlerExecutor(Protocol):
         """Run this work, now or once a thread is free. Raises RuntimeError if no thread can be started."""
 
     def withdraw(self, work: Work) -> bool:
-        """Remove the work; return False if it has begun."""
+        """Remove the work, and return False if it has begun."""
 
     def replace(self, work: Work) -> None:
         """Start another thread for waiting work, because the given work is slow."""
@@ -108,7 +108,7 @@ class ThreadExecutor:
                     raise
 
     def withdraw(self, work: Work) -> bool:
-        """Remove the work from the queue; return False if it has begun."""
+        """Remove the work from the queue, and return False if it has begun."""
         with self._changed:
             if work not in self._queue:
                 return False
@@ -195,7 +195,7 @@ class EventLoop:
         self._closing: asyncio.Event
 
     def spawn(self, awaitable: Awaitable[object], on_done: OnDone) -> Callable[[], None]:
-        """Await this, then call `on_done` on the loop with the fault or None; return a function that cancels it.
+        """Await this, then call `on_done` on the loop with the fault or None, and return a function that cancels it.
 
         Raises NotAwaited if no loop can be started now.
         """

@@ -186,7 +186,7 @@ class HandlerConsumer(BatchConsumer):
     # Reading
 
     def admit(self, now: float) -> float | None:
-        """Ask for memory; return None, or when to ask again."""
+        """Ask for memory, and return None, or when to ask again."""
         if self._memory.batch is None:
             return super().admit(now)
         if self._memory.request_more():  # records wait for more
@@ -317,7 +317,7 @@ class HandlerConsumer(BatchConsumer):
         return self._state.wait_for_next_read()
 
     def _store_earlier(self, due: float, now: float) -> float:
-        """Store what is done, if a checkpoint is due, while a later batch is at work; return when to step again.
+        """Store what is done, if a checkpoint is due, while a later batch is at work, and return when to step again.
 
         Args:
             due: When to check the call again.
@@ -330,7 +330,7 @@ class HandlerConsumer(BatchConsumer):
         return due
 
     def _store_if_due(self, now: float) -> bool:
-        """Store the acknowledged position if a checkpoint is due; return False if the lease is lost."""
+        """Store the acknowledged position if a checkpoint is due, and return False if the lease is lost."""
         if self.holding.lost.is_set():
             return False
         position = self._state.due_checkpoint(now)

@@ -140,7 +140,7 @@ class HeldLease(Protocol):
         """An event that is set once the lease is lost."""
 
     def checkpoint(self, position: Position) -> bool:
-        """Move the checkpoint forward; return False if the lease is lost."""
+        """Move the checkpoint forward, and return False if the lease is lost."""
 
 
 @frozen
@@ -276,7 +276,7 @@ class FinalCheckpoint:
         return self._holding.key
 
     def checkpoint(self, position: Position) -> bool:
-        """Checkpoint everything up to this position; return False if the lease is lost.
+        """Checkpoint everything up to this position, and return False if the lease is lost.
 
         Raises:
             OutcomeUnknown: The store does not respond.
@@ -379,7 +379,7 @@ class ShardConsumer(Protocol):
     """
 
     def offer(self, batch: Delivery) -> bool:
-        """Take this batch; return False if there is no room for it now, so that it is offered again later.
+        """Take this batch, and return False if there is no room for it now, so that it is offered again later.
 
         If `offer` raises, the batch is offered again after a wait, up to `attempts` times in total. Then the shard is
         left to other workers.

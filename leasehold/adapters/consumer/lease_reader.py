@@ -59,7 +59,7 @@ class LeaseReader:
         self._cooldown_seconds = cooldown_seconds
 
     def step(self, now: float) -> float:
-        """Do one bounded piece of work; return when to call again, or infinity once nothing is left to do."""
+        """Do one bounded piece of work, and return when to call again, or infinity once nothing is left to do."""
         try:
             due = self._poll_and_act(now)
         except (StoreError, SourceUnavailable) as fault:
@@ -75,7 +75,7 @@ class LeaseReader:
         return due
 
     def _poll_and_act(self, now: float) -> float:
-        """Poll the consumer and carry out one order; return when to call again."""
+        """Poll the consumer and carry out one order, and return when to call again."""
         holding, ready = self.holding, self.consumer.poll(now)
         if not isinstance(ready, Ready):
             due = self._apply(ready, now)
@@ -156,7 +156,7 @@ class LeaseReader:
         return self._apply(consumer.batch_read(batch, now), now)
 
     def _apply(self, next_: Next, now: float) -> float:
-        """Carry out what a method of the consumer returned; return when to call again."""
+        """Carry out what a method of the consumer returned, and return when to call again."""
         match next_:
             case float() | int():
                 return next_

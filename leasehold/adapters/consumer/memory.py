@@ -71,7 +71,7 @@ class MemoryBudget:
         return admitted
 
     def set(self, share: "MemoryShare", size: int | None) -> None:
-        """Set the bytes of a share; None if it leaves."""
+        """Set the bytes of a share, or None if it leaves."""
         self.used += (size or 0) - self.taken.pop(share, 0)
         if size is None:
             self.idle.pop(share, None)
@@ -111,7 +111,7 @@ class MemoryShare:
         return is_granted
 
     def request_more(self) -> bool:
-        """Request memory for another read in addition to the held batch; return whether it is granted.
+        """Request memory for another read in addition to the held batch, and return whether it is granted.
 
         The request never waits, so two lease readers cannot wait for each other's batches.
         """

@@ -25,7 +25,7 @@ class Signal:
             self._queue.put(True)
 
     def wait(self, until: float = math.inf) -> bool:
-        """Wait for the signal, at most until this time, and reset it; return whether it was set."""
+        """Wait for the signal, at most until this time, and reset it, and return whether it was set."""
         was_set = self._queue.get(until) is not None
         # A `set` just before this line adds nothing to the queue. That is safe, because the caller checks what has
         # changed only after this call.
@@ -123,7 +123,7 @@ class Pool:
         return ()
 
     def close(self, until: float) -> bool:
-        """End the tasks after their current work; return whether all have ended in time."""
+        """End the tasks after their current work, and return whether all have ended in time."""
         with self._lock:
             tasks, self._size = self._tasks, 0
         for _ in range(tasks):

@@ -166,7 +166,7 @@ class ReaderState:
     # Events of the beginning
 
     def parents_pending(self) -> float:
-        """Note that a parent is not done; return how long to wait before asking again."""
+        """Note that a parent is not done, and return how long to wait before asking again."""
         # The waits grow, because a parent may take hours and each check reads rows of the table.
         wait, self._parents_wait = self._parents_wait, min(2 * self._parents_wait, PARENT_WAITS[1])
         return wait
@@ -196,11 +196,11 @@ class ReaderState:
         self.unconfirmed = False
 
     def step_failed(self, now: float) -> float:
-        """Note that the store or the source did not respond; return when to try again."""
+        """Note that the store or the source did not respond, and return when to try again."""
         return self.rest(now + self._fault_waits.next())
 
     def request_rejected(self, fault: SourceError, now: float) -> float | None:
-        """Note that the source rejected a request; return when to try again, or None if that will not help."""
+        """Note that the source rejected a request, and return when to try again, or None if that will not help."""
         # Only reading pauses. The lease can still be released in the meantime.
         return self.rest(now + self._rejected_waits.next()) if self._rejections.should_retry(fault) else None
 
@@ -211,12 +211,12 @@ class ReaderState:
             self._fault_waits.reset()
 
     def rest(self, until: float) -> float:
-        """Neither read nor deliver before `until`; return it."""
+        """Neither read nor deliver before `until`, and return it."""
         self.rests_until = until
         return until
 
     def wait_for_next_read(self, limit: float = math.inf) -> float:
-        """Wait until the source may be read again, but not longer than until `limit`; return that time."""
+        """Wait until the source may be read again, but not longer than until `limit`, and return that time."""
         return self.rest(min(self._read_due, limit))
 
     # Events of the consumer

@@ -267,7 +267,7 @@ class Runner:
         self._scheduler.unforeseen("the worker ends", fault)
 
     def _drain(self, tasks: dict[str, Queue], until: float) -> bool:
-        """Finish the running batches and release the leases; return whether that was done in time."""
+        """Finish the running batches and release the leases, and return whether that was done in time."""
         # First stop further turns by waking the task that waits for the next one. Then have all held leases released,
         # while the last turn ends.
         calls_end = min(until, self._scheduler.clock() + CALL_SECONDS)

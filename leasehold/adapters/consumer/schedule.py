@@ -136,13 +136,13 @@ class Schedule:
         self._messages.put(StepAbandoned(key))
 
     def drain(self, until: float = math.inf) -> bool:
-        """Wait until only abandoned steps are left; return False if that is not the case in time."""
+        """Wait until only abandoned steps are left, and return False if that is not the case in time."""
         drained = self._scheduler.queue()
         self._messages.put(DrainRequested(drained))
         return drained.get(until) is not None
 
     def close(self, until: float = math.inf) -> bool:
-        """Begin no more steps; return False if the running ones do not end in time."""
+        """Begin no more steps, and return False if the running ones do not end in time."""
         self._closed = True
         self._messages.put(Closed())
         ended = self._over.get(until) is not None

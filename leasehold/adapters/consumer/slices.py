@@ -58,7 +58,7 @@ class Slice:
 
     @property
     def since_ms(self) -> int:
-        """When the slice begins, in milliseconds since 1970; 0 if it begins with the oldest record."""
+        """When the slice begins, in milliseconds since 1970, or 0 if it begins with the oldest record."""
         return self.since.sub if self.since.sequence == "AT_TIMESTAMP" else 0
 
     @property
@@ -286,7 +286,7 @@ def run_until(
 
 
 def is_read(worker: Worker, finished: Callable[[Lease], bool] = lambda lease: lease.ended) -> bool:
-    """Return whether all leases are finished and no shard needs another one; False if that is unknown."""
+    """Return whether all leases are finished and no shard needs another one, or False if that is unknown."""
     try:
         listing = worker.store.list()
         # A malformed row may be an unfinished lease. In an empty table, the leases have yet to be created.

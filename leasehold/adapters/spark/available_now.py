@@ -38,7 +38,7 @@ class ShardTip:
     Attributes:
         key: The key of the shard's lease.
         target: The position of the latest record at the time of the request, or that time if the source does not
-            return the record's number; None before the request.
+            return the record's number, or None before the request.
         requested_at: When the target was requested.
         last_record_at: When a record was last read.
         reached: Whether reading has reached the target.

@@ -238,7 +238,7 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read(partition)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802  Spark's name
-        """Return the lag of each shard for `sources[].latestOffset` of the query's progress; None before reading."""
+        """Return the lag of each shard for `sources[].latestOffset` of the query's progress, or None before reading."""
         return None if self._run is None else self._run.report()
 
     @plain_errors()

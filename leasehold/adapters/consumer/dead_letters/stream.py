@@ -42,7 +42,7 @@ class StreamSink:
         self._client.close()
 
     def missing(self) -> bool:
-        """Return whether the stream is known not to exist; False if we lack the permission to check."""
+        """Return whether the stream is known not to exist, or False if we lack the permission to check."""
         try:
             self._client.describe_stream_summary(StreamName=self._stream)
         except ClientError as error:

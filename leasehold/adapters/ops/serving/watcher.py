@@ -184,7 +184,7 @@ class WatchedFleet:
 
     @property
     def at(self) -> float:
-        """When the table was read, in seconds since 1970; 0 before the first read."""
+        """When the table was read, in seconds since 1970, or 0 before the first read."""
         return 0.0 if self.table is None else self.table.at
 
 
