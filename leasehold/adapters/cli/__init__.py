@@ -55,7 +55,7 @@ def imported_for(command: str) -> Iterator[None]:
 
 
 def run() -> None:
-    """Run the command line. This function can be imported even if no extra is installed."""
+    """Run the command line. It can be imported even if none of the package's optional dependencies is installed."""
     from leasehold.adapters.cli.common.standard_streams import prepare_streams, run_to_output  # noqa: PLC0415
 
     prepare_streams()

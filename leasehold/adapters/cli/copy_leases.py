@@ -76,7 +76,8 @@ def command(  # noqa: PLR0917  one for each option
             rename_prefix(selected_leases, strip, add, stream),
             () if owners_ignored else selected_leases,
         )
-        # Watch the owners in FROM only if there is a lease to write, and in TO only the owners of leases to write.
+        # In FROM, check for living owners only if at least one lease must be written. In TO, check only the leases that
+        # will be overwritten.
         stored, counts = read_leases(target, "TO"), target.capabilities.counts_owners
         to_write = [move for move in planned_copies(leases, stored, (), counts=counts) if needs_write(move)]
         targets = [] if even_if_owned else [move.stored for move in to_write if move.stored]

@@ -165,7 +165,7 @@ def _format_bound(value: float | None, *, at_least: bool) -> str:
 
 
 def _format_idle(seconds: float) -> str:
-    """Format the time since a lease has changed, or return "" if it has just changed or never had an owner."""
+    """Format how long ago a lease last changed. Return "" if it has just changed or never had an owner."""
     return f"{seconds:.1f}" if 0 < seconds < math.inf else ""
 
 

@@ -127,7 +127,7 @@ def _import_app(name: str, *, help_requested: bool) -> typer.Typer:
                 loaded_app = _load_app(name)
 
         def command(*_values: object, **_named: object) -> None:
-            """Fail like a call without the help option, because the arguments only looked like a request for help."""
+            """Report the missing library, because the command itself was called and not only its help."""
             with imported_for(f"leasehold {name}"):
                 raise missing
 

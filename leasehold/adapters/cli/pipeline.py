@@ -22,7 +22,7 @@ from leasehold.adapters.toolchain import ServiceError
 from leasehold.stores.printable import printable
 
 OUR_ERROR = re.compile(r"\b(?:leasehold\.[\w.]+|ValueError|ImportError): (.+)")
-"""Matches an error of ours in a message of Spark, which adds a prefix."""
+"""Finds the message of one of our errors within a Spark error message, which adds the class name and other text."""
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
@@ -97,7 +97,7 @@ class BatchPrinter:
         return query
 
     def print_new(self) -> bool:
-        """Print the batches that were finished since the last call. Return false."""
+        """Print the batches that were finished since the last call. Always return False, for use in `should_stop`."""
         for batch in finished_batches(self._query.recentProgress if self._query else (), self._last):
             self._last = batch["batch"]
             print(json.dumps(batch), flush=True)

@@ -174,7 +174,7 @@ class _EndRequest:
             restore_handler(number, handler)
 
     def signal(self, _number: int, _frame: FrameType | None) -> None:
-        """Handle the first signal. A second signal ends the process at once."""
+        """Handle the first signal. A second signal ends the process immediately."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         self.requested = True

@@ -363,7 +363,7 @@ class Children:
             return child.conversation.acknowledged.ended
 
     async def lose_lease(self, shard: str) -> None:
-        """Notify the child that the lease is lost, after the batch in progress, and end the child."""
+        """Wait for the batch in progress, then notify the child that its lease is lost, and end the child."""
         lock = self._lock_of(shard)
         # Queue for the lock now, so that the shard's next child cannot start before this child is ended.
         acquiring = asyncio.ensure_future(lock.acquire())
@@ -394,7 +394,10 @@ class Children:
             self._keeper = None
 
     def _ensure_keeper(self) -> int:
-        """Return our end of the keeper's pipe. If the keeper is not running, start one and send it all groups."""
+        """Return our end of the pipe to the keeper, which kills process groups that outlive the daemon.
+
+        If no keeper is running, start one and send it all current groups.
+        """
         if self._keeper is None or self._keeper.poll() is not None:
             if self._keeper is not None:
                 os.close(self._keeper_pipe)

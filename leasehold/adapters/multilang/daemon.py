@@ -49,7 +49,7 @@ SEARCH_ATTEMPTS = 40
 
 
 class RecordSearch:
-    """The search in one shard for the record that ends its children (rule 2)."""
+    """Searches one shard's batches for the record that makes its child processes fail (rule 2)."""
 
     def __init__(self, attempts: int) -> None:
         self._attempts, self._faults = attempts, 0
@@ -98,8 +98,8 @@ class ChildHandler:
 
     Args:
         children: The children.
-        attempts: How many children in a row may be ended by the same batch.
-        dead_letter: Receives a record that ends every child; None to leave the shard to other workers.
+        attempts: After how many child processes in a row have failed on the same batch to search for the record.
+        dead_letter: Receives a record on which every child fails; None to leave the shard to other workers.
         send_empty: Whether children also get messages for reads without records.
         strict: Whether the first fault of a child ends the worker, as in Java. The fault is then in `fault`.
     """

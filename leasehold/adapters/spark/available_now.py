@@ -27,7 +27,8 @@ from leasehold.stores.printable import escaped
 log = escaped(logging.getLogger("leasehold.spark"))
 
 SILENT_SECONDS = 60.0
-"""If no record arrives for this long, we assume that the target record is past retention and the shard is read up."""
+"""If no record arrives for this long, we assume that the target record is past retention, and consider the shard fully
+read."""
 PAST_SECONDS = 10.0  # how far reading must be past the time of the target, because sources round their lag
 
 
@@ -65,8 +66,8 @@ class ShardTip:
         if (target := self.target) is None or self.reached:
             return False
         if not target.numbered:
-            # A time of zero means that the shard never had a record. Otherwise use the lag that the source reports.
-            # If new records keep arriving, it is enough that reading is well past the time of the request.
+            # The target is a time. If it is zero, the shard never had a record. Otherwise wait until the source reports
+            # no lag. If new records keep arriving, it is enough that reading is well past the time of the request.
             is_past_target = behind is not None and now - self.requested_at > behind + PAST_SECONDS
             # A closed shard may return its last records in one read, and its end only in the next.
             self.reached = target.sub == 0 or (behind == 0 and not closed) or is_past_target
@@ -128,7 +129,7 @@ class AvailableNow:
         """
         if unread := self.unread(held):
             return unread
-        # If the table is empty, the leases are not created yet, so the stream cannot be read up.
+        # If the table is empty, no worker has created the leases yet, so the query must wait for all shards.
         if not leases:
             return {"(all)": "there are no leases yet"}
         reasons = {key: self._reason(lease, leases, held.get(key)) for key, lease in leases.items()}

@@ -76,7 +76,7 @@ class Bounds:
 
     @property
     def begins(self) -> Position:
-        """Where a batch begins. Raises ValueError if that is the present end."""
+        """The position at which a batch begins. Raises ValueError for LATEST, because a batch reads stored records."""
         if self.since == LATEST:
             raise ValueError(self._start_error)
         return self.since or TRIM_HORIZON
@@ -176,7 +176,7 @@ def split_range(
     begins: Position, cuts: Iterable[Position], ends: Position | None
 ) -> list[tuple[Position, Position | None]]:
     """Return parts that cover `begins` to `ends` without a gap, cut after each position of `cuts` (rule 1)."""
-    # The default is larger than any position. If the slice ends at a time, every cut lies before its end.
+    # If `ends` is None, the slice ends at a time and every cut lies before it, so use an order above any position's.
     end_order = (2, 0, 0) if ends is None else ends.order
     cuts_by_order = {cut.order: cut for cut in cuts if begins.order < cut.order < end_order}
     inner_cuts = [cuts_by_order[order] for order in sorted(cuts_by_order)]
@@ -189,7 +189,9 @@ def split_times(since_ms: int, until_ms: int, parts: int) -> list[int]:
 
 
 def plan_parts(location: StreamLocation, bounds: Bounds, tasks: int) -> list[ShardPart]:
-    """Plan at least `tasks` parts if the shards allow it. The first parts of all shards precede their second parts.
+    """Plan at least `tasks` parts if the shards allow it.
+
+    The result begins with the first part of every shard, followed by all second parts, and so on.
 
     Raises SourceError, ValueError.
     """
@@ -258,7 +260,8 @@ class _ShardPlanner:
         newest_ms = cut.until_ms if tip.arrived is None else min(cut.until_ms, int(tip.arrived * 1000))
         cuts = list[Position]()
         if self._parts_per_shard > 1 and (first_record := self._first_record(lease, cut.begin)) is not None:
-            # Start at the first record. If we also cut a long time without records, most tasks would be empty.
+            # Cut only the time after the first record, otherwise most tasks would be empty if no records arrived for a
+            # long time at the beginning.
             times = split_times(max(first_record[1], cut.since_ms), newest_ms, self._parts_per_shard)
             first_records = (self._first_record(lease, at_timestamp(time_ms)) for time_ms in times)
             cuts = [record[0] for record in first_records if record is not None]

@@ -278,7 +278,7 @@ def spread_over_tasks(rows: Mapping[str, pa.RecordBatch], tasks: int) -> list[li
     by_task: list[list[pa.RecordBatch]] = [[] for _ in range(min(tasks, len(batches)))]
     for batch in batches:
         min(by_task, key=lambda task: sum(batch.num_rows for batch in task)).append(batch)
-    # Rows of several large batches are returned as a `pyarrow.Table`, which concatenates them without copying.
+    # `RowBuffer` returns several large batches as a `pyarrow.Table`, which concatenates them without copying.
     batches_of = [
         [batch.to_batches() if isinstance(batch, pa.Table) else [batch] for batch in task] for task in by_task
     ]

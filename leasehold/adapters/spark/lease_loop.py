@@ -46,7 +46,7 @@ class LeaseLoop:
         worker: Joins the group.
         pace: How fast and how far to read ahead.
         resume: Returns where to read a lease from, given the position of its checkpoint.
-        sliced: Whether the shards end where a slice ends.
+        sliced: Whether the query reads a slice (a time range), at whose end each shard ends.
         restarts_recreated: Whether the worker lets the leases of a recreated stream start over.
     """
 
@@ -100,7 +100,8 @@ class LeaseLoop:
 
     def close(self) -> None:
         """Release the held leases, within a bounded time."""
-        # No shard may wait for a commit any more: Spark plans no further batch, so it would never commit.
+        # From now on no shard may wait for a commit, because Spark plans no further batch and will never commit the
+        # last one.
         self._shared.ending = True
         self._runner.stop()
         if self._thread is not None:
@@ -142,7 +143,7 @@ class LeaseLoop:
             self._changed.wait_for(lambda: self._fault or condition(), seconds)
 
     def linger(self, seconds: float, rows: int, size: int) -> bool:
-        """Wait for more rows while shards that are behind are read. Return whether a batch is full.
+        """Wait for more rows while there are shards behind their tips to read. Return whether the rows fill a batch.
 
         Args:
             seconds: How long to wait at most.
@@ -160,8 +161,8 @@ class LeaseLoop:
             )
 
         def should_stop() -> bool:
-            # End the wait if a lease is handed off, because its next owner waits for the lease, which waits for Spark's
-            # commit.
+            # End the wait if a lease is to be handed off. The lease can be released only after Spark's commit, and its
+            # next owner is waiting for it.
             return (
                 self.handing_off or is_full() or not any(prefetcher.behind for prefetcher in self._prefetchers.values())
             )
@@ -187,7 +188,8 @@ class LeaseLoop:
             Where the next range of each held shard begins, and the rows of the shards that have any.
         """
         with self._changed:
-            # Read `range_start` only once per shard, because a lease may be lost or expire in the meantime.
+            # Read `range_start` only once per shard, because its value changes if the lease is lost or expires in the
+            # meantime.
             range_starts = {
                 key: range_start
                 for key, prefetcher in self._prefetchers.items()
@@ -255,7 +257,10 @@ class LeaseLoop:
 
     @property
     def may_end(self) -> bool:
-        """Whether the query may end when it has no more rows. A slice must be read completely first, by any worker."""
+        """Whether the query may end once it has no more rows.
+
+        A query over a slice (a time range) may end only after the group has read the whole slice.
+        """
         return not self._sliced or is_read(self._worker)
 
     @property
@@ -265,7 +270,7 @@ class LeaseLoop:
 
     @property
     def undecided(self) -> int:
-        """The number of rows that may be duplicates from a Spark sink, although we could not confirm it."""
+        """The number of rows from a Spark sink for which we could not determine whether they are duplicates."""
         return self._shared.undecided
 
     @property
@@ -335,7 +340,8 @@ class LeaseLoop:
 
 
 STALL_SECONDS = 300.0
-"""How long none of the awaited shards may make progress. If leases take longer to expire, the limit is longer."""
+"""How long a wait may last without progress on any of the awaited shards. The limit is higher if leases take longer to
+expire."""
 STALL_LEASE_TIMES = 3.0
 
 

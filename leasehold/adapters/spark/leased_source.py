@@ -221,7 +221,7 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return the tasks of a batch, which was planned just now or, after a restart, by an earlier run.
 
-        At a restart, Spark before 4.2 first passes the end of the last batch as both arguments. Such a call has no
+        After a restart, Spark before 4.2 first passes the end of the last batch as both arguments. Such a batch has no
         tasks.
         """
         offset = self._decode_offset(end).for_stream(self._source_spec.stream)

@@ -80,7 +80,7 @@ class Offset:
 
     @property
     def empty(self) -> bool:
-        """Whether its batch has no rows, because it is the first offset or a flush."""
+        """Whether the batch has no rows, as in a query's first offset or in a flush."""
         return all(part.empty for _, part in self.ranges)
 
     @property
@@ -183,7 +183,8 @@ def resume_position(checkpoint: Position, previous: Range | None, *, delivered: 
     """
     if previous is None:
         return checkpoint
-    # The sink has every record before each of these positions, so the latest one skips nothing and repeats least.
+    # The sink has all records up to each of these positions, so the latest position skips no record and repeats the
+    # fewest.
     return max(previous.ends if delivered else previous.begins, checkpoint, key=lambda position: position.order)
 
 
@@ -197,7 +198,8 @@ def fair_shares(buffered: Mapping[str, int], limit: int) -> dict[str, int]:
     shares: dict[str, int] = {}
     remaining = limit
     for position, (key, count) in enumerate(sorted(buffered.items(), key=lambda pair: (pair[1], pair[0]))):
-        # Begin with the smallest amount, so that the unused part of its share goes to the larger ones.
+        # Begin with the shard that has the least buffered, so that the rest of its share is divided among the other
+        # shards.
         shares[key] = min(count, remaining // (len(buffered) - position))
         remaining -= shares[key]
     return shares
@@ -316,7 +318,7 @@ def unpack(stored: Sequence[str | int]) -> Iterator[PackedRange]:
         text = zlib.decompressobj().decompress(b64decode(str(stored[-1]), validate=True), MAX_TEXT).decode()
     except zlib.error as fault:
         raise ValueError(str(fault)) from fault
-    # Wrong column widths would give positions that were never written, but look valid.
+    # Check the column widths, because wrong widths would produce positions that look valid but were never written.
     if len(widths) != COLUMNS or not 0 < count <= len(text) == count * sum(widths):
         raise ValueError("the length of its packed ranges does not match their widths")
     columns, start = [], 0
@@ -335,7 +337,8 @@ def packed_cells(begins: Position, ends: Position, epoch: int) -> tuple[str, ...
 
 def _position_cells(position: Position) -> tuple[str, str, str]:
     sequence = position.sequence
-    # A sentinel, or a number with leading zeros, would not survive the conversion to base 16 and back.
+    # Store a sentinel or a number with leading zeros unchanged, because it would not survive the conversion to base 16
+    # and back.
     is_decimal = sequence.isdigit() and str(int(sequence)) == sequence
     return f"{int(sequence):x}" if is_decimal else VERBATIM + sequence, str(position.sub or ""), position.token
 

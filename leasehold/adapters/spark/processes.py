@@ -1,7 +1,7 @@
 """Sets up the Python processes that Spark starts for a source, so that they log to the driver's log and end cleanly.
 
-Spark does neither, and reports errors of these processes as its own. The source-runner process plans a query's batches.
-Tasks run on executors, where this package may be missing.
+Spark itself configures no logging in these processes, does not end them cleanly, and reports their errors as its own.
+The source-runner process plans a query's batches. Tasks run on executors, where this package may be missing.
 """
 
 import logging

@@ -37,7 +37,8 @@ from leasehold.stores.protocol import Store
 log = escaped(logging.getLogger("leasehold.spark"))
 
 OpenStore = Callable[..., Store]
-"""The type of `open_store`, which opens the lease table. A slice wraps the store, and so may a test."""
+"""The type of a function that opens the lease table. For a query over a slice (a time range), it returns a wrapped
+store."""
 
 IDLE_SECONDS, LOOK_SECONDS = 0.1, 0.3
 REPORTED_SHARDS = 50
@@ -50,7 +51,7 @@ LINGER_BYTES = 32 << 20
 """A batch of this size does not wait for more rows, because the cost per batch no longer matters."""
 FLUSH_SECONDS = 1.0
 """If no rows arrive for this long, an empty batch is planned, so that Spark commits the last one. If another worker
-requests a lease, this happens at once."""
+requests a lease, the empty batch is planned immediately."""
 
 
 @frozen
@@ -73,8 +74,8 @@ class QueryRun:
         trigger_bytes = options.trigger_bytes
         self._trigger_bytes = min(trigger_bytes, EMBEDDED_BYTES) if options.fetch is None else trigger_bytes
         self._source = source_spec.open()
-        # Open the table by its own URL, not for a swap of tables, because a swap raises the epochs that replays
-        # compare.
+        # Open this table by its own URL, even during a swap of tables. A swap raises the epochs of leases, and a replay
+        # compares epochs.
         self._store = open_lease_table(open_store, options.store, self._source, create=options.create)
         self._replay_source = self._source if source_spec.open_for_replay is None else source_spec.open_for_replay()
         self._replay_context = ReplayContext(
@@ -162,7 +163,8 @@ class QueryRun:
             except SourceUnavailable as fault:
                 if not retries.faults:
                     log.warning("the stream cannot be reached, trying again: %s", fault)
-                # An AvailableNow query must end. Any other query may wait forever, so pass a value that always changes.
+                # An AvailableNow query must not wait forever. Any other query may, so pass the watchdog a value that
+                # always changes, which counts as progress.
                 self._watchdog.check({"(the stream)": str(fault)}, 0 if self._only_now else time.monotonic_ns())
                 time.sleep(retries.next())
             else:
@@ -196,7 +198,7 @@ class QueryRun:
         self._loop.start(only_now=self._only_now)
 
     def plan(self, start: Offset, limit: ReadLimit) -> Offset | None:
-        """Return the end of the batch after `start`, or None. Repeated calls return the same end."""
+        """Return the end of the batch after `start`, or None if there is no batch. Repeated calls return the same."""
         self._loop.check()
         # Spark may call again after an error of its own. Then the rows of the plan are no longer in the buffers.
         earlier_plan = self._plans.get(start.number + 1)

@@ -44,8 +44,8 @@ UNREAD = "spark_unread"
 
 THREADS = 16
 SILENT_SECONDS, SILENT_SECONDS_OWNED = 30.0, 5.0
-"""After how many seconds of empty responses at the tip a range counts as gone, and after how many seconds of silence we
-check whether an exclusive partition's lease has a living owner."""
+"""A range is assumed to be gone after `SILENT_SECONDS` of empty responses at the tip. If the partition allows only one
+reader, we check after `SILENT_SECONDS_OWNED` whether its lease has a living owner."""
 PAUSE_SECONDS, MAX_FAULT_SECONDS = 0.25, 10.0
 POLL_SECONDS, LOG_EVERY = 1.0, 10
 ATTEMPTS = 3
@@ -189,7 +189,10 @@ class RangeReplay:
                     self._cancelled.wait(self._pause(response, has_rows=bool(rows)))
 
     def _pause(self, response: Batch | SourceUnavailable, *, has_rows: bool) -> float:
-        """Update the time of silence. Return the seconds until the next read. Raises Trimmed after a long silence."""
+        """Update how long the source has returned no records. Return the seconds until the next read.
+
+        Raises Trimmed if the source has returned no records for too long.
+        """
         if isinstance(response, SourceUnavailable):
             # The time during which the source is unavailable does not count as silence.
             return self._faults.next()
@@ -199,8 +202,8 @@ class RangeReplay:
             self.answered_reads += 1
             self._tip_silence = self._link_silence = self._checked_at = 0.0
         elif self._context.exclusive:
-            # An empty response does not show that there are no records, because a link that another reader has
-            # displaced is silent too.
+            # An empty response does not prove that there are no records. A reader that was disconnected by another
+            # reader gets empty responses too.
             self._link_silence += pause
             self._check_silent_link(self._link_silence)
         elif response.behind_seconds is not None:
@@ -212,22 +215,23 @@ class RangeReplay:
         return pause
 
     def _check_silent_link(self, silence: float) -> None:
-        """Determine from the lease and the source why a link is silent. Raises Trimmed if the range will not arrive."""
+        """Find out why an exclusive reader gets no records. Raises Trimmed if the range will not arrive."""
         if silence - self._checked_at > SILENT_SECONDS_OWNED:
             self._checked_at, previous = silence, self._lease
             try:
                 self._lease = next(iter(self._context.store.get([previous.key])), previous)
             except StoreError as fault:
                 log.warning("lease %s cannot be read: %s", previous.key, fault)
-            # A new owner alone is not enough: it may have claimed the lease from a dead worker and not read yet. If the
-            # owner has renewed the lease, its reader has displaced our link, so no more records will arrive.
+            # A new owner proves nothing yet, because it may have claimed the lease from a dead worker and not begun to
+            # read. Once the owner has renewed the lease, its reader has disconnected ours, so no more records will
+            # arrive.
             unchanged_owner = previous.owner is not None and previous.owner == self._lease.owner
             if unchanged_owner and previous.version != self._lease.version:
                 raise Trimmed("another worker holds its lease and reads it")
         if silence <= SILENT_SECONDS:
             return
         try:
-            # Send a request apart from the link, to distinguish a shard without records from a service that is down.
+            # Send a separate request, to distinguish a shard without records from a service that is down.
             self._context.source.latest(self._lease)
         except SourceUnavailable as fault:
             self.problem = str(fault)

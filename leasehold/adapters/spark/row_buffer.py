@@ -13,7 +13,7 @@ from leasehold.adapters.spark.rows import Chunk, Columns
 ROW_BYTES = 100
 """The approximate size of a row without its data, that is, of its keys, numbers and times."""
 LARGE_BYTES = 1 << 18
-"""From this size, copying a batch takes longer than sending it separately."""
+"""The average size from which batches are not merged, because copying one takes longer than sending it separately."""
 ANY_SIZE = 1 << 62
 """A size limit that is larger than any row, so that the first row always fits."""
 
@@ -21,7 +21,7 @@ ANY_SIZE = 1 << 62
 class RowBuffer:
     """The rows of one shard that were read ahead, in order. Not thread-safe.
 
-    The buffer is true if it contains rows, or a position without rows.
+    `bool(buffer)` is true if the buffer contains rows, or a position without rows.
 
     Attributes:
         count: The number of buffered rows.
@@ -58,7 +58,7 @@ class RowBuffer:
                 ends = first_chunk.ends
                 self._pop()
                 continue
-            # Measure single rows only in the chunk that exceeds a limit, because this is slow.
+            # Measure single rows only in the chunk that exceeds a limit, because measuring rows is slow.
             sizes = np.asarray(pc.binary_length(first_chunk.rows[self._columns.data])) + ROW_BYTES
             fitting_rows = min(count, int(np.searchsorted(np.cumsum(sizes), max_bytes, side="right")))
             if fitting_rows:

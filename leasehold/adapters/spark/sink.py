@@ -166,7 +166,8 @@ class WriteIdentity:
     def from_options(cls, opts: OptionReader) -> "WriteIdentity":
         """Return the names from the options. Raises ValueError if only one of the two is given."""
         query, batch = opts.text("writer.name"), opts.number("writer.batch", None, minimum=0)
-        # With only one, two runs could have the same tags, and the rows of the second would count as duplicates.
+        # If only the name or only the batch were given, two runs could have the same tags, and readers would drop the
+        # rows of the second run as duplicates.
         if bool(query) != (batch is not None):
             raise ValueError("option writer.name: give it together with writer.batch, or give neither of them")
         location = opts.text("checkpointLocation").rstrip("/")
@@ -223,7 +224,8 @@ def edition_of(rows: pa.Table) -> str:
             # The entries of a map are unordered, and a repeated task may get them in another order.
             digest.update(repr([value and sorted(value) for value in column.to_pylist()]).encode())
             continue
-        # Hash the lengths too, because the same bytes divided in another way are different rows.
+        # Hash the lengths of the values too. Otherwise different rows whose values concatenate to the same bytes would
+        # have the same hash.
         digest.update(np.asarray(pc.fill_null(pc.binary_length(column), -1)).tobytes())
         for chunk in column.chunks:
             _, ends, values = chunk.buffers()

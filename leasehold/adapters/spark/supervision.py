@@ -68,7 +68,7 @@ class StallDetector:
         self._unchanged_since = clock()
 
     def is_stuck(self, query: StreamingQuery) -> bool:
-        """Return whether the current trigger has made no progress for `seconds`. False between two triggers."""
+        """Return whether the current trigger has made no progress for `seconds`. Return False between triggers."""
         status, progress = query.status, query.lastProgress
         state = (
             (status["message"], progress and (progress["batchId"], progress["timestamp"]))

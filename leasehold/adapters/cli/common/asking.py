@@ -13,7 +13,8 @@ from leasehold.balancer.config import Config
 from leasehold.stores.protocol import Store
 
 WATCH_SHARE = 1.2
-"""How long a table is watched, in multiples of `lease_seconds`. An owner that doesn't renew in that time is dead."""
+"""How long to watch a table, in multiples of `lease_seconds`. An owner that renews no lease in that time is assumed
+dead."""
 
 StoreUrl = Annotated[str, typer.Argument(help="Read the leases here, a URL.", show_default=False)]
 For = Annotated[

@@ -20,7 +20,7 @@ from leasehold.balancer.model import Position
 from leasehold.stores.printable import printable
 
 NOTHING = "-"
-"""The text of an empty cell in plain text. With it, every row has as many fields as the header."""
+"""Replaces an empty cell in a plain-text table, so that every row has as many fields as the header."""
 
 
 @frozen
@@ -61,7 +61,7 @@ class Cells:
 def plain_text(cells: Cells) -> str:
     """Return the table as lines of fields, separated by two spaces.
 
-    No field is empty. Only the last field may contain spaces, if its column has `words`.
+    An empty cell is replaced by `-`. Only the last field may contain spaces, and only if its column sets `words`.
     """
     rows = [[column.name.upper().replace(" ", "-") for column in cells.columns]]
     for row in cells.rows:

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 PIPE_STATUS = 141
-"""The exit status that a shell shows for a program that SIGPIPE has ended."""
+"""The exit status that a shell reports for a program that was killed by SIGPIPE."""
 
 IN_ASCII = {"≥": ">=", "…": "..."}
-"""Replacements for characters that we print, if the locale cannot encode them. Python would print a lag as `?75.0`."""
+"""ASCII replacements for characters that the locale cannot encode. Without them, a lag of `≥75.0` would appear as
+`?75.0`."""
 
 REPLACED, ESCAPED = "leasehold-replaced", "leasehold-escaped"
 """The names under which our handlers of encoding errors are registered with Python."""
@@ -114,8 +115,8 @@ def output_fault() -> OSError | None:
 def run_to_output(command: Callable[[], object]) -> NoReturn:
     """Run a command and exit with its status, or with status 1 and a message if its output could not be written.
 
-    If the reader of a pipe has gone, there is no message, and the status is 141, as after SIGPIPE. If the command fails
-    with a status above 1, that status is kept.
+    If the reader of the pipe has exited, no message is printed and the status is 141, as after SIGPIPE. If the command
+    fails with a status above 1, that status is kept.
     """
     exit_request = SystemExit(0)
     try:

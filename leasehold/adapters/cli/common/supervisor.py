@@ -179,7 +179,7 @@ class Supervisor:
         relays: list[Thread] = []
 
         def on_relay_failure(fault: BaseException) -> None:
-            """Log that output is not passed on any more. The process will end, because its output is closed."""
+            """Log that output is no longer passed on. The process will end, because its output pipe is closed."""
             self._log("the output of %s cannot be passed on: %s", child.name, said(fault))
 
         def watch() -> None:
@@ -189,7 +189,7 @@ class Supervisor:
             self._events.put(_SupervisedEnded(child, status))
 
         def on_watch_failure(fault: BaseException) -> None:
-            """Kill the process and have it restarted, because its end would go unnoticed."""
+            """Kill the process and have it restarted, because no thread waits for it to end any more."""
             self._log("%s is killed: its end could not be waited for: %s", child.name, said(fault))
             process.kill()
             self._events.put(_SupervisedEnded(child, process.wait()))
@@ -253,7 +253,7 @@ def _shell_status(status: int) -> int:
 
 
 def call_at_end_of_supervisor(stop: Callable[[], None]) -> None:
-    """Call `stop` once the supervisor drains this process or has died. Without a supervisor, do nothing."""
+    """Call `stop` once the supervisor asks this process to drain, or dies. Do nothing if there is no supervisor."""
 
     def wait() -> None:
         while os.read(0, CHUNK_BYTES):
@@ -261,5 +261,5 @@ def call_at_end_of_supervisor(stop: Callable[[], None]) -> None:
         stop()
 
     if os.environ.pop(SUPERVISED, None) is not None:
-        # If reading fails, stop as well, because the supervisor's death would go unnoticed.
+        # Stop if reading fails too, otherwise this process would not notice the death of its supervisor.
         spawn("leasehold-supervised", wait, lambda _fault: stop())

@@ -116,7 +116,8 @@ def read_secret(path: str) -> tuple[str, str]:
 def executor_secret(path: str, *, has_secret: bool) -> str:
     """Return the connection string of this process. Raises ValueError if only the driver has one (`has_secret`)."""
     secret, _ = read_secret(path)
-    # Otherwise the executor would use its own identity, and its access would be denied with a confusing error.
+    # Raise an error here. Otherwise the executor would use its own identity, and its access would be denied with a
+    # confusing error.
     if has_secret and not secret:
         raise ValueError(
             f"{CONNECTION_STRING}: executors need it, but it is not set on {socket.gethostname()}; set it there, too, "

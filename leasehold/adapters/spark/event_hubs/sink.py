@@ -103,7 +103,8 @@ class HubRowWriter:
             self._check(rows, tag)
             for number, (body, partition, key, properties) in enumerate(row_values(rows), tag.row):
                 event = _event(body, properties, tag, number)
-                # All rows of a batch have the same partition or key, so any other row begins the next batch.
+                # All rows of a batch have the same partition or key, so a row with another partition or key begins the
+                # next batch.
                 if batch is None or route != (partition, key):
                     batch = self._next(batch, partition, key)
                     route = partition, key
@@ -129,8 +130,8 @@ class HubRowWriter:
 
     def _check(self, rows: pa.Table, tag: Tag) -> None:
         """Raise ValueError, naming the column, if the hub would reject any of these rows."""
-        # Check all rows before sending any. Rows that were sent cannot be removed, and without the invalid row the
-        # section would have another edition, so they would not be recognized as duplicates.
+        # Check all rows before sending any. Rows that were sent cannot be removed. Once the user has fixed or removed
+        # the invalid row, the section's tags differ, so readers would not recognize the repeated rows as duplicates.
         limit = None
         for number, (body, partition, key, properties) in enumerate(row_values(rows), tag.row):
             if partition and key:

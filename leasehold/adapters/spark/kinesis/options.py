@@ -176,7 +176,8 @@ def _split_by_shard(opts: OptionReader) -> tuple[dict[str, Position], OptionRead
         return {}, OptionReader({name: text} if text else {})
     starts = dict[str, Position]()
     for shard, start in document.items():
-        # `default` and `metadata` are not shard ids. The first is the position of all other shards. Ignore the second.
+        # `default` and `metadata` are not shard ids. `default` is the position of all other shards, and `metadata` is
+        # ignored.
         if shard in {"default", "metadata"}:
             continue
         if isinstance(start, str):
@@ -212,7 +213,7 @@ def _position(opts: OptionReader, name: str, oldest_words: tuple[str, ...]) -> d
             (key, value), *other_keys = json.loads(text).items()
         except (ValueError, AttributeError, RecursionError):
             raise ValueError(f"option {name}: not the JSON of a position") from None
-        # Do not ignore a second key, which may be the one that the user meant.
+        # Reject a second key instead of ignoring it, because the user may have meant that one.
         if other_keys or key.lower() != "at_timestamp":
             raise ValueError(f'option {name}: as JSON it is {{"at_timestamp": time}}')
         timestamp = _milliseconds(name, str(value))

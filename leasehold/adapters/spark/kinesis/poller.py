@@ -35,7 +35,7 @@ def rows_of_views(stream: str, shard: str, views: RowViews) -> pa.RecordBatch:
     """Return the columns of records without aggregates. Arrow copies the values out of the response."""
     count, body = len(views), pa.py_buffer(views.body)
     arrived = pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(views.arrived)])
-    # A response has its times in seconds or in milliseconds. The size of the number shows which.
+    # Times in a response are in seconds or in milliseconds. The magnitude of the number shows the unit.
     in_milliseconds = pc.greater_equal(arrived, MILLISECONDS_FROM)
     micros = pc.multiply(arrived, pc.if_else(in_milliseconds, 1000, 1_000_000))
     columns = [
