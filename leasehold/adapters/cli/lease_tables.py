@@ -88,7 +88,7 @@ def totals_and_problems(table: WatchedTable) -> tuple[str, tuple[str, ...]]:
 
 
 def _lag_text(lag: FleetLag) -> str:
-    """Return the largest lag as the end of a sentence, or "" if no lag is known."""
+    """Return a phrase about the largest lag, to append to a sentence, or "" if no lag is known."""
     if lag.most is None:
         return ""
     return f"; lag {AT_LEAST} {lag.most:.1f} s" if lag.at_least else f"; lag {lag.most:.1f} s at most"

@@ -151,7 +151,7 @@ def command(  # noqa: PLR0917  one for each option
                 status = _show(known_states(states, watch=watch), by, watch=False, as_json=as_json, wide=wide)
                 raise typer.Exit(status)
             if watch and not as_json and uses_drawing(wide=wide) and can_use_keys():
-                # The view waits for keys between two reads, so `table_states` must not wait.
+                # Make `table_states` read without waiting, because the view itself waits for keys between two reads.
                 try:
                     with unwinding():
                         run_live_view(table_states(table, every, lambda _seconds: None, lag_source), by, every)
@@ -194,7 +194,7 @@ def can_use_keys() -> bool:
 
 
 def stream_of(url: str) -> Source:
-    """Open the source to read lag from. Raises ValueError if this would replace the subscription of a consumer."""
+    """Open the source from which to read the lag. Raises ValueError if it would take over a consumer's subscription."""
     if "consumer" in source_address(url)[2]:
         raise ValueError(
             "--source: leave out consumer; with it, this would end the subscription of the worker that reads"

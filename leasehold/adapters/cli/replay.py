@@ -129,7 +129,7 @@ def _open_delivery(handler: str | None, to: str | None) -> Iterator[Deliver]:
         with closing(stream):
             yield stream.put_back
         return
-    # Use `Handling` for the same checks as for a handler of `consume`.
+    # Create a `Handling`, which checks the handler in the same way as for `consume`.
     with HandlerCalls(Handling(load(handler or "")).handler) as calls:
         yield calls.deliver
 

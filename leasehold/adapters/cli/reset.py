@@ -182,7 +182,7 @@ def _position(to: str, timestamp_ms: int | None, sub: int, offset: str, *, keys:
 
 
 def _check(position: Position, field: str) -> None:
-    """Raise ValueError if a lease must not be set to this position."""
+    """Raise ValueError if the position is in the future or is SHARD_END, to which no lease may be set."""
     if position.sequence == "AT_TIMESTAMP" and position.sub > time() * 1000:
         raise ValueError(f"{field}: it lies in the future")
     if position.ended:

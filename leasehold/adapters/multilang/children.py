@@ -47,8 +47,8 @@ EXIT_SECONDS = 5.0
 """How long to wait for a child to end after its pipe was closed, after TERM, and after KILL."""
 
 LEASE_MOVING_SECONDS = 30.0
-"""How long to wait for a child whose lease is moving. The next owner, like the KCL, waits this long after the lease has
-expired."""
+"""How long to wait for a child whose lease is moving to another worker. As in the KCL, the next owner waits this long
+after the lease has expired."""
 
 SHARD_END_SECONDS = 300.0
 """How long to wait for the response to `shardEnded` if `timeoutInSeconds` is not set. It is long because some children
@@ -365,7 +365,7 @@ class Children:
     async def lose_lease(self, shard: str) -> None:
         """Wait for the batch in progress, then notify the child that its lease is lost, and end the child."""
         lock = self._lock_of(shard)
-        # Queue for the lock now, so that the shard's next child cannot start before this child is ended.
+        # Request the lock now. Otherwise the shard's next child could start before this child is ended.
         acquiring = asyncio.ensure_future(lock.acquire())
         done, _ = await asyncio.wait({acquiring}, timeout=LEASE_MOVING_SECONDS)
         if not done and (child := self._children.get(shard)) is not None:

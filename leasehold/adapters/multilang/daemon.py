@@ -39,7 +39,8 @@ from leasehold.stores.printable import escaped, said
 log = escaped(logging.getLogger("leasehold.child"))
 
 LEASE_LOST_SECONDS = 5.0
-"""How long children without leases may take to end after the worker has drained, before their pipes are closed."""
+"""After the worker has drained, how long to wait for children that have lost their leases, before their pipes are
+closed."""
 
 CLOSE_SECONDS = 30.0
 """A timeout that is longer than `Children.close` takes."""
@@ -195,7 +196,7 @@ class ChildHandler:
         return holding.lease.checkpoint, lambda position: asyncio.to_thread(self._store_checkpoint, holding, position)
 
     async def _await_message(self, key: str) -> None:
-        """Wait for the response to a message that was sent without waiting. Raises the message's fault (rule 1)."""
+        """Wait for the response to a message that was sent without waiting. Raises its fault, if any (rule 1)."""
         if (message := self._unawaited.pop(key, None)) is not None:
             await asyncio.wrap_future(message)
 

@@ -52,8 +52,8 @@ DEFAULT_MAX_RECORDS = 10_000
 """The default of KCL's `maxRecords`."""
 
 MAX_LINE_BYTES = 2**20
-"""The maximum length of a message. Longer lines of a child are reported as invalid. Real messages are far shorter: the
-longest one contains two numbers."""
+"""The maximum length of a message. Longer lines of a child are reported as invalid. Valid messages are far shorter,
+because the longest one contains only two numbers."""
 
 MAX_DIGITS = 200
 """The maximum number of digits of a sequence number in a request. Sequence numbers of Kinesis have 56 digits."""
@@ -258,7 +258,8 @@ class Conversation:
         if isinstance(message, _CheckpointRequest):
             return self._handle_checkpoint_request(message)
         if self.pending_action is None:
-            # Java accepts such a status as the response to its next action, and then runs ahead of the child.
+            # Java accepts such a status as the response to its next action. From then on it would send each action
+            # before the child has completed the previous one.
             return InvalidLine(line.decode(), "a status, although no action is pending")
         if message != self.pending_action:
             self.ended = True
@@ -268,7 +269,7 @@ class Conversation:
         return StatusReceived(action)
 
     def _handle_checkpoint_request(self, request: _CheckpointRequest) -> CheckpointRequested | None:
-        """Respond to a request that needs no write. Return an event for a request that needs one."""
+        """Respond to the request if no checkpoint must be written. Otherwise return an event for it."""
         if not self._initialized or self.pending_action in WITHOUT_CHECKPOINT:
             self._send(request.response("InvalidStateException"))
             return None

@@ -2,7 +2,8 @@
 
 Each held shard has a `ShardTip`, which tracks whether the records that existed at the start have been read.
 `AvailableNow` returns the shards that the query still waits for, with reasons. Spark commits a batch only when it plans
-the next one, so some shards can continue only after an empty batch (a flush). `flush_due` decides when to plan a flush.
+the next one, so a shard that waits for a commit may need an empty batch (a flush) to continue. `flush_due` decides when
+to plan a flush.
 
 A1. An open shard is read up to the record that was its latest when the shard was opened. A closed shard is read to its
     end.
@@ -38,8 +39,8 @@ class ShardTip:
 
     Attributes:
         key: The key of the shard's lease.
-        target: The position of the latest record at the time of the request, or that time if the source does not
-            return the record's number; None before the request.
+        target: The position of the latest record when it was requested. It is a time if the source does not return the
+            record's number, and None before the request.
         requested_at: When the target was requested.
         last_record_at: When a record was last read.
         reached: Whether reading has reached the target.
@@ -69,7 +70,8 @@ class ShardTip:
             # The target is a time. If it is zero, the shard never had a record. Otherwise wait until the source reports
             # no lag. If new records keep arriving, it is enough that reading is well past the time of the request.
             is_past_target = behind is not None and now - self.requested_at > behind + PAST_SECONDS
-            # A closed shard may return its last records in one read, and its end only in the next.
+            # For a closed shard, zero lag is not enough, because a read may return its last records and only the next
+            # one its end.
             self.reached = target.sub == 0 or (behind == 0 and not closed) or is_past_target
         elif read.order >= target.order:
             self.reached = True
@@ -105,7 +107,7 @@ class AvailableNow:
 
     @staticmethod
     def unread(held: Mapping[str, ShardStatus]) -> Mapping[str, str]:
-        """Return the held shards that have more to read or more commits to write (A2), each with the reason."""
+        """Return the held shards with unread records or unwritten commits (A2), each with the reason."""
         return {
             key: "its end is not reached"
             for key, held_shard in held.items()

@@ -219,7 +219,8 @@ def _settled_end_ms(source: BoundedSource, lease: Lease, bounds: Bounds) -> int:
     elif _last_record(source, lease).last is not None:
         return FOREVER_MS
     else:
-        # Add a second to include records that were put just now, because the service truncates times to the second.
+        # The service truncates arrival times to the second, so add a second to include the records that were put just
+        # now.
         until_ms = source.latest(lease).sub + 1000
     deadline = time.monotonic() + AHEAD_SECONDS  # allow for clocks that differ
     while source.settled(lease, until_ms / 1000 - SETTLE_SECONDS) is None:

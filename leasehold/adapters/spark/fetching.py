@@ -35,7 +35,7 @@ log = escaped(logging.getLogger("leasehold.spark"))
 
 TOKEN_BYTES = 32
 REQUEST = Struct(f">{TOKEN_BYTES}sQQ")
-"""The token, the batch's number and the task's index in the batch."""
+"""The format of a request: the query's token, the batch's number and the task's index in the batch."""
 FOUND, NOT_FOUND, COMPLETE = b"H", b"G", b"A"
 """Status bytes. FOUND precedes the rows, COMPLETE follows them, and NOT_FOUND means that they were discarded."""
 REQUEST_SECONDS = 10.0
@@ -106,7 +106,7 @@ class RowServer:
         """Store the rows for one Spark task, and return the reference with which the task fetches them."""
         task_rows = TaskRows.of(batches)
         if self.in_memory + task_rows.memory > self._memory_limit:
-            # The batch is already planned, so we cannot wait until memory is free. Move the rows to a file.
+            # The batch is already planned, so we cannot wait until memory is free. Move the rows to a file instead.
             task_rows = task_rows.on_disk(self._folder)
         self._server.task_rows[number, task] = task_rows
         return FetchedRows(self._address.host, self.port, self.token, number, task)
@@ -273,7 +273,7 @@ def spread_over_tasks(rows: Mapping[str, pa.RecordBatch], tasks: int) -> list[li
     The same rows are always distributed the same way, because a sink may identify a row by its position in a task.
     """
     by_size = sorted((-batch.num_rows, key) for key, batch in rows.items() if batch.num_rows)
-    # Sort by size and then by key, because in a repeated batch each row must have the same position as before.
+    # Sort by size and then by key, so that each row has the same position in its task when the batch is repeated.
     batches = [rows[key] for _, key in by_size]
     by_task: list[list[pa.RecordBatch]] = [[] for _ in range(min(tasks, len(batches)))]
     for batch in batches:

@@ -173,7 +173,7 @@ class LeaseLoop:
 
     @property
     def handing_off(self) -> bool:
-        """Whether a lease is to be handed off once Spark has committed."""
+        """Whether any lease will be handed off to another worker once Spark has committed."""
         return any(holding.releasing for holding in self._worker.holdings)
 
     def take(self, rows: int, shard_rows: int, size: int) -> tuple[dict[str, RangeStart], dict[str, Chunk]]:
@@ -207,7 +207,7 @@ class LeaseLoop:
             chunks = {key: prefetchers[key].take(counts[key], limit) for key, limit in sizes.items()}
             taken_chunks = {key: chunk for key, chunk in chunks.items() if chunk is not None}
             if not taken_chunks:
-                # No row fits into its shard's share. Take one row alone, otherwise the query would never advance.
+                # If no row fits into its shard's share, take one row alone. Otherwise the query would never advance.
                 for key in sorted(counts):
                     if (chunk := prefetchers[key].take(1, ANY_SIZE)) is not None:
                         taken_chunks = {key: chunk}
@@ -296,7 +296,7 @@ class LeaseLoop:
 
     @property
     def not_caught_up(self) -> Mapping[str, str]:
-        """The leases in the last listing whose shards may not be read to their tips, each with the reason."""
+        """The leases in the last listing whose shards may still have unread records, each with the reason."""
         now = self._worker.clock()
         with self._changed:
             statuses = {

@@ -243,7 +243,7 @@ class LeasedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @plain_errors()
     def commit(self, end: dict[str, Any]) -> None:
-        """Commit the batch that ends at `end`. All of it is in the sink."""
+        """Commit the batch that ends at `end`. Spark calls this once the whole batch is in the sink."""
         offset = self._decode_offset(end).for_stream(self._source_spec.stream)
         run = self._get_or_start_run()
         run.commit(run.rebase(offset))

@@ -154,7 +154,7 @@ def advance(
         if begins.ended:
             continue
         if (end := ends.get(key)) is not None:
-            # Spark would accept a range that goes back, and would write the rows in between twice.
+            # Reject a range that ends before it begins. Spark would accept it, and write the rows in between twice.
             if end.order < begins.order:
                 raise ValueError(f"ends: {key} would go back from {begins.sequence} to {end.sequence}")
             ranges[key] = Range(begins, end, holding.epoch)
@@ -179,7 +179,7 @@ def resume_position(checkpoint: Position, previous: Range | None, *, delivered: 
     Args:
         checkpoint: The lease's checkpoint.
         previous: The shard's range in the previous batch, if any.
-        delivered: Whether the sink has all of the previous range.
+        delivered: Whether the sink has all records of the previous range.
     """
     if previous is None:
         return checkpoint
@@ -290,14 +290,15 @@ PAD = "\0"
 VERBATIM = "="
 COLUMNS = 8
 MAX_TEXT = 1 << 26
-"""The longest string to unpack, in characters. Enough for hundreds of thousands of shards."""
+"""The maximum number of characters to decompress from an offset, which is enough for hundreds of thousands of
+shards."""
 
 PackedRange = tuple[str, Position, Position, int]
 """A lease key, the beginning and the end of its range, and the epoch."""
 
 
 def pack(rows: Sequence[tuple[str, ...]]) -> list[str | int]:
-    """Pack rows into a list of the number of rows, the width of each column, and one string.
+    """Pack rows into a list that contains the number of rows, the width of each column, and one compressed string.
 
     There must be at least one row. Each row consists of a key and its `packed_cells`.
     """
@@ -330,7 +331,7 @@ def unpack(stored: Sequence[str | int]) -> Iterator[PackedRange]:
 
 
 def packed_cells(begins: Position, ends: Position, epoch: int) -> tuple[str, ...]:
-    """Return the cells of a range in its row. If the range is empty, the cells of its end are ""."""
+    """Return the cells of the packed row for a range. If the range is empty, the cells for its end are ""."""
     is_empty = ends is begins or (ends == begins and ends.token == begins.token)
     return *_position_cells(begins), *(("", "", "") if is_empty else _position_cells(ends)), str(epoch)
 

@@ -242,7 +242,7 @@ def _config(opts: OptionReader, position: Mapping[str, Any], seconds: float, cor
 def parse_start(
     name: str, text: str, oldest_words: Collection[str], newest_words: Collection[str], timestamp: str
 ) -> dict[str, Any]:
-    """Parse a position written as in other connectors. Raises ValueError, naming the option.
+    """Parse a position in the form that other connectors use. Raises ValueError, naming the option.
 
     Args:
         name: The option.

@@ -104,7 +104,7 @@ class ShardPrefetcher(ConsumerPort):
 
     Args:
         worker: The worker.
-        holding: Its lease.
+        holding: The lease of the shard, which the worker holds.
         shared: The state shared with the other prefetchers.
         on_finished: Called with this prefetcher when it is finished.
     """
@@ -219,7 +219,7 @@ class ShardPrefetcher(ConsumerPort):
     def _forget_if_written(self) -> None:
         """Forget the committed position if the lease contains it now."""
         with self._shared.changed:
-            # Compare first: Spark may have committed more while the write was under way.
+            # Compare the positions first, because Spark may have committed a later one while the write was under way.
             if self._uncheckpointed is not None and self._uncheckpointed.order <= self._cursor.committed.order:
                 self._uncheckpointed = None
             self._shared.changed.notify_all()
@@ -232,7 +232,8 @@ class ShardPrefetcher(ConsumerPort):
             lease_start = stored()
             # Prefer the token of the query's own position, which exists even if the leases of the parents are gone.
             return None if lease_start is None else evolve(lease_start, token=query_position.token or lease_start.token)
-        # Do not use the checkpoint of a recreated row: LATEST would skip the records since the last batch.
+        # If the lease's row was recreated, do not use its checkpoint. LATEST, for example, would skip the records since
+        # the last batch.
         log.info(
             "shard %s: its lease has checkpoint %s, but this query continues after %s",
             self.key,
@@ -300,7 +301,7 @@ class ShardPrefetcher(ConsumerPort):
     @property
     def _is_full(self) -> bool:
         pace, held_count = self._shared.pace, max(1, self._shared.held_count)
-        # The share is at least 1, so that every shard is read.
+        # The share is at least 1, so that every shard can buffer a row.
         rows, size = max(1, pace.rows // held_count), max(1, pace.bytes // held_count)
         return self._buffer.count >= rows or self._buffer.bytes >= size
 

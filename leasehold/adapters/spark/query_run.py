@@ -189,7 +189,8 @@ class QueryRun:
         self._delivered_keys = delivered_keys(start, self._replay_context) & (
             start.keys if repeated_keys is None else set(repeated_keys)
         )
-        # If a row of the table was recreated, write its checkpoint before another worker starts from it.
+        # Pass the ends to the loop before it joins. If a lease's row was recreated, its checkpoint must be written
+        # before another worker starts from it.
         delivered_ends = {
             key: self._completed_end(key, start, part) if repeated_keys is None else part.begins
             for key, part in start.ranges
@@ -200,7 +201,8 @@ class QueryRun:
     def plan(self, start: Offset, limit: ReadLimit) -> Offset | None:
         """Return the end of the batch after `start`, or None if there is no batch. Repeated calls return the same."""
         self._loop.check()
-        # Spark may call again after an error of its own. Then the rows of the plan are no longer in the buffers.
+        # Return an earlier plan again. Spark may call twice after an error of its own, and the plan's rows are no
+        # longer in the buffers.
         earlier_plan = self._plans.get(start.number + 1)
         if earlier_plan is not None and earlier_plan.start == start:
             return earlier_plan.end
@@ -225,11 +227,12 @@ class QueryRun:
         return self._partitions[end.number]
 
     def commit(self, end: Offset) -> None:
-        """Commit the batch that ends at `end`. Its rows are in the sink."""
+        """Commit the batch that ends at `end`. Spark calls this once the rows of the batch are in the sink."""
         delivered_ends = {key: part.ends for key, part in end.ranges if not part.empty and self._is_delivered(key, end)}
         self._loop.commit(delivered_ends)
         self._committed = end.number
-        # Spark may run a task again until it has committed the batch, but not after that.
+        # Drop the rows of committed batches. Spark may run a task again until it has committed the batch, but not after
+        # that.
         for number in [number for number in (*self._plans, *self._partitions) if number <= end.number]:
             self._transport.discard(number)
             self._plans.pop(number, None)

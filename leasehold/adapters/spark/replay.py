@@ -69,7 +69,7 @@ class ReplayContext:
     exclusive: bool
 
     def was_delivered(self, lease: Lease, part: Range) -> bool:
-        """Return whether this range was part of its batch. Spark assumes that every batch was complete."""
+        """Return whether this range was really part of its batch. Spark itself assumes that every range was."""
         return not self.may_have_another_owner(lease, part) and not _is_given_up(lease, part)
 
     def may_have_another_owner(self, lease: Lease, part: Range) -> bool:
@@ -111,7 +111,7 @@ def replay_batch(offset: Offset, context: ReplayContext, watchdog: Watchdog) -> 
 
 
 def delivered_keys(offset: Offset, context: ReplayContext) -> frozenset[str]:
-    """Return the keys of the shards whose ranges in this offset were delivered. Spark has committed the batch.
+    """Return the keys of the shards whose ranges in this offset were delivered. Spark must have committed the batch.
 
     Raises StoreError.
     """
@@ -194,7 +194,7 @@ class RangeReplay:
         Raises Trimmed if the source has returned no records for too long.
         """
         if isinstance(response, SourceUnavailable):
-            # The time during which the source is unavailable does not count as silence.
+            # Do not count the time during which the source is unavailable as silence.
             return self._faults.next()
         self._faults.reset()
         pause = max(PAUSE_SECONDS, response.wait_seconds)

@@ -15,7 +15,7 @@ ROW_BYTES = 100
 LARGE_BYTES = 1 << 18
 """The average size from which batches are not merged, because copying one takes longer than sending it separately."""
 ANY_SIZE = 1 << 62
-"""A size limit that is larger than any row, so that the first row always fits."""
+"""Used as a size limit that no row exceeds."""
 
 
 class RowBuffer:

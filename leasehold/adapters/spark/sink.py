@@ -146,7 +146,7 @@ class SinkTarget(Protocol):
 
 @frozen
 class WriteIdentity:
-    """The names in the tags of a job, for use if Spark does not supply names.
+    """The names that identify a job in the tags of its records. Names from Spark take precedence unless `named` is set.
 
     Attributes:
         query: A random id, or the name from the options.
@@ -188,7 +188,10 @@ class WriteIdentity:
 
 
 def sections(columns: SinkColumns, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Yield the rows in sections of about `SECTION_BYTES`, each ordered by key. Batch boundaries do not matter."""
+    """Yield the rows in sections of about `SECTION_BYTES`, each ordered by key.
+
+    Sections do not depend on how Spark divides the rows into batches.
+    """
     gathered, size = list[pa.Table](), 0
     for batch in batches:
         rows = columns.select(batch)
@@ -276,7 +279,10 @@ class StreamSinkWriter(_Writer, DataSourceStreamArrowWriter):
     """The writer of one query, by Spark's interface."""
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  Spark's name
-        """Log the abort. Some rows may be in the stream; if the batch is repeated, our readers drop them."""
+        """Log the abort.
+
+        Some rows may be in the stream already. If the batch is repeated, our readers drop the duplicates.
+        """
         set_up_logging()
         finished = sum(message is not None for message in messages)
         log.warning(

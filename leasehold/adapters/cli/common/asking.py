@@ -36,7 +36,7 @@ def fleet_config(options: Options, source: str = "") -> Config:
 
 
 def watch_table(store: Store, config: Config, span: float | None) -> WatchedTable:
-    """Watch a table for `span` seconds and return its state. On a terminal, print why this takes so long."""
+    """Watch a table for `span` seconds and return its state. On a terminal, print the reason for the wait."""
     span = WATCH_SHARE * config.lease_seconds if span is None else span
     console = Console(stderr=True)
     if not span or not console.is_terminal:

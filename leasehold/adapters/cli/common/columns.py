@@ -30,9 +30,10 @@ class Column:
     Attributes:
         name: The heading.
         right: Whether its cells are numbers, which are right-aligned.
-        spare: Whether the column may be left out on a narrow screen. Columns with higher values are left out first, and
-            a column with 0 is never left out.
-        words: Whether its cells are sentences, whose spaces are kept in plain text. Only for the last column.
+        spare: The order in which columns are left out on a narrow screen. The column with the highest value is left out
+            first, and a column with 0 is never left out.
+        words: Whether the cells contain sentences, whose spaces are kept in plain text. Only the last column may set
+            it.
     """
 
     name: str
@@ -97,7 +98,7 @@ def draw_table(cells: Cells, width: int) -> tuple[Table, tuple[str, ...]]:
 
 
 def uses_drawing(*, wide: bool) -> bool:
-    """Return whether to draw the table: on a terminal, unless `wide` requests plain text."""
+    """Return true if standard output is a terminal and `wide` does not request plain text."""
     return not wide and sys.stdout.isatty()
 
 
@@ -137,7 +138,7 @@ _WOULD = {
 
 
 def print_moves(moves: Iterable[Move], *, dry_run: bool, as_json: bool) -> typer.Exit:
-    """Print every move. Return the exception that ends the command, with status 1 if a move was refused."""
+    """Print every move. Return the exception to raise afterwards, with status 1 if a move was refused."""
     moves = tuple(moves)
     refused = sum(move.do == "refuse" for move in moves)
     if as_json:

@@ -17,7 +17,7 @@ OTHER_COLUMNS = 2
 
 class _NamesInOneColumn(Table):
     def add_row(self, *cells: Any, **more: Any) -> None:  # noqa: ANN401  as in the base
-        """Stack the names of an option in one cell. Other tables are unchanged."""
+        """Stack the names of an option in one cell. Rows of other tables are not changed."""
         names_at = len(cells) - NAME_COLUMNS - OTHER_COLUMNS
         if names_at in {0, 1} and all(isinstance(cell, Text) for cell in cells[names_at : names_at + NAME_COLUMNS]):
             names = Text("\n").join(cell for cell in cells[names_at : names_at + NAME_COLUMNS] if cell)

@@ -1,8 +1,8 @@
 """Prepares the standard streams of a command, and turns a failure of standard output into a message and a status.
 
 A shell closes a stream with `>&-`. Python then sets the stream to None, so `print` writes nothing. If standard error is
-closed, `print` even writes errors to standard output. The next file that is opened gets the free descriptor, so the
-output of a child process would be written to that file.
+closed, `print` even writes errors to standard output. The next file that the process opens gets the free descriptor, so
+a child process would write its output to that file.
 """
 
 import codecs
@@ -44,7 +44,7 @@ codecs.register_error(ESCAPED, _ascii_error_handler(lambda sign: sign.encode("as
 
 
 class _Output(io.FileIO):
-    """Standard output that records why a write failed. `began` is whether it was open when the process started."""
+    """Standard output that records why a write failed. `began` is true if it was open when the process started."""
 
     def __init__(self, *, began: bool) -> None:
         super().__init__(1, "w", closefd=False)

@@ -75,7 +75,8 @@ class Supervisor:
     Attributes:
         commands: The command of each process, by the name of the process. A restarted process keeps its name.
         drain_seconds: How long a process may take to drain. Five seconds later it is killed.
-        final: The exit statuses after which a restart would not help. If a process ends with one of them, all end.
+        final: The exit statuses after which a restart would not help. If a process ends with one of them, the
+            supervisor ends all processes.
     """
 
     commands: Mapping[str, Sequence[str]]
@@ -128,7 +129,10 @@ class Supervisor:
         return [_SupervisedProcess(name, command) for name, command in self.commands.items()]
 
     def _keep_running(self, children: list[_SupervisedProcess]) -> int:
-        """Start and restart the processes. Return a process's status that is in `final`, or 0 after a signal."""
+        """Start the processes, and restart those that end.
+
+        Return after a signal, with the status 0, or once a process ends with a status in `final`, with this status.
+        """
         while True:
             now = time.monotonic()
             for child in children:

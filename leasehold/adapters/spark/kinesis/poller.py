@@ -155,7 +155,8 @@ class ArrowPoller(Poller):
             for index, records in deaggregated.items()
             if records.tags
         }
-        # Copy the state. If a response cannot be decoded, it is requested again, and then needs the unchanged state.
+        # Copy the deduplication state. If a response cannot be decoded, it is requested again and must be checked
+        # against the unchanged state.
         previous, deduplication = self._seen, self._seen.copy()
         is_new, new_rows = list[bool](), list[tuple[NewRow, ...]]()
         names = "record", "sub_sequence_number", "partition_key", "explicit_hash_key"
@@ -174,7 +175,8 @@ class ArrowPoller(Poller):
 
     def _drop_before_start(self, numbers: Sequence[str], user_rows: pa.RecordBatch) -> pa.RecordBatch:
         """Drop rows that lie before the start position."""
-        # The service returns whole records. The first may be an aggregate whose first user records are already done.
+        # The service returns whole records. The first record may be an aggregate whose first user records were
+        # processed before.
         if self._skip_through is None or not user_rows.num_rows:
             return user_rows
         indices, subs = user_rows["record"].to_pylist(), user_rows["sub_sequence_number"].to_pylist()
@@ -196,8 +198,8 @@ class ArrowFanOut(ArrowPoller, FanOut):
     """A reader of one shard that subscribes to the shard and converts the pushed events to rows.
 
     The subscription is read only while the buffer has room. While the buffer is full, the reader's thread holds at most
-    two events and stops reading from the connection, so the service waits. A subscription that ends then is not
-    renewed.
+    two events and stops reading from the connection, so the service waits. A subscription that ends while the buffer is
+    full is not renewed.
     """
 
 
