@@ -49,8 +49,8 @@ def imported_for(command: str) -> Iterator[None]:
         library = (missing.name or "").partition(".")[0]
         if library == "leasehold":
             raise
-        what = f"leasehold[{EXTRAS[library]}]" if library in EXTRAS else library
-        print(f"{command}: {missing.name} is not installed; try: pip install '{what}'", file=sys.stderr)
+        requirement = f"leasehold[{EXTRAS[library]}]" if library in EXTRAS else library
+        print(f"{command}: {missing.name} is not installed; try: pip install '{requirement}'", file=sys.stderr)
         sys.exit(2)
 
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.live import Live
 
 from leasehold.adapters.cli.common.asking import AsJson, StoreUrl
-from leasehold.adapters.cli.common.columns import plain_text, uses_drawing
+from leasehold.adapters.cli.common.columns import plain_text, should_draw
 from leasehold.adapters.cli.common.ending import Ended, ending, unwinding
 from leasehold.adapters.cli.common.table_options import table_options
 from leasehold.adapters.cli.common.times import seconds
@@ -150,7 +150,7 @@ def command(  # noqa: PLR0917  one for each option
             if check:
                 status = _show(known_states(states, watch=watch), by, watch=False, as_json=as_json, wide=wide)
                 raise typer.Exit(status)
-            if watch and not as_json and uses_drawing(wide=wide) and can_use_keys():
+            if watch and not as_json and should_draw(wide=wide) and can_use_keys():
                 # Make `table_states` read without waiting, because the view itself waits for keys between two reads.
                 try:
                     with unwinding():
@@ -204,30 +204,30 @@ def stream_of(url: str) -> Source:
 
 def _show(states: Iterator[WatchedTable], by: By | None, *, watch: bool, as_json: bool, wide: bool) -> int:
     """Show the first state, or with `watch` all states. Return the status number of the first one."""
-    first = next(states)
-    if first.trouble and not watch:
-        raise OutcomeUnknown(first.trouble)
-    if as_json or not uses_drawing(wide=wide):
-        for table in chain((first,), states if watch else ()):
+    first_state = next(states)
+    if first_state.trouble and not watch:
+        raise OutcomeUnknown(first_state.trouble)
+    if as_json or not should_draw(wide=wide):
+        for table in chain((first_state,), states if watch else ()):
             if as_json:
-                print(json.dumps(_json(table)), flush=True)
+                print(json.dumps(_table_json(table)), flush=True)
                 continue
             # Print only the table to standard output, so that each line is a row. Other lines go to standard error.
             print(plain_text(table_cells(table, by, full=True)), flush=True)
             total, problems = totals_and_problems(table)
             print(total, *map(printable, problems), sep="\n", file=sys.stderr, flush=True)
-        return first.status.number
+        return first_state.status.number
     console = Console()
     if watch:
-        with Live(draw_page(first, by, console.width), console=console, auto_refresh=False) as live:
+        with Live(draw_page(first_state, by, console.width), console=console, auto_refresh=False) as live:
             for table in states:
                 live.update(draw_page(table, by, console.width), refresh=True)
     else:
-        console.print(draw_page(first, by, console.width))
-    return first.status.number
+        console.print(draw_page(first_state, by, console.width))
+    return first_state.status.number
 
 
-def _json(table: WatchedTable) -> dict[str, Any]:
+def _table_json(table: WatchedTable) -> dict[str, Any]:
     """Return the state of a table as JSON values, whose leases `leasehold plan` can read. Empty fields are left out."""
     lags = {key: lag.as_json() for key, lag in sorted(table.lags.items())}
     statuses = {key: status.as_json() for key, status in sorted(table.statuses.items())}

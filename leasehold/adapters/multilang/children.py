@@ -171,11 +171,15 @@ class ChildProcess:
         await asyncio.wait(self._tasks, timeout=EXIT_SECONDS)  # read the remaining output from the pipes
         for task in self._tasks:
             task.cancel()
-        remark = (
+        invalid_lines_note = (
             f", and {self._invalid_lines} lines on its standard output were not messages" if self._invalid_lines else ""
         )
         log.info(
-            "shard %s, child %d: ended with status %s%s", self.conversation.shard, self.pid, process.returncode, remark
+            "shard %s, child %d: ended with status %s%s",
+            self.conversation.shard,
+            self.pid,
+            process.returncode,
+            invalid_lines_note,
         )
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
@@ -366,8 +370,8 @@ class Children:
         """Wait for the batch in progress, then notify the child that its lease is lost, and end the child."""
         lock = self._lock_of(shard)
         # Request the lock now. Otherwise the shard's next child could start before this child is ended.
-        acquiring = asyncio.ensure_future(lock.acquire())
-        done, _ = await asyncio.wait({acquiring}, timeout=LEASE_MOVING_SECONDS)
+        lock_acquisition = asyncio.ensure_future(lock.acquire())
+        done, _ = await asyncio.wait({lock_acquisition}, timeout=LEASE_MOVING_SECONDS)
         if not done and (child := self._children.get(shard)) is not None:
             # Kill the child, because another worker may already process the same records, and the shard's next child
             # must wait.
@@ -375,7 +379,7 @@ class Children:
                 "shard %s, child %d: killed, because its lease is lost and it is still working", shard, child.pid
             )
             child.kill()
-        await acquiring
+        await lock_acquisition
         try:
             if (child := self._children.get(shard)) is not None:
                 with suppress(ChildFault):

@@ -175,9 +175,9 @@ class ChildHandler:
             return
         self._final_checkpoints.pop(key, None)
         self._unawaited.pop(key, None)
-        leaving = self._submit(self._children.lose_lease(shard))
-        self._leaving.add(leaving)
-        leaving.add_done_callback(self._leaving.discard)
+        lease_loss = self._submit(self._children.lose_lease(shard))
+        self._leaving.add(lease_loss)
+        lease_loss.add_done_callback(self._leaving.discard)
 
     def _measure(self, holding: Holding, batch: Batch) -> None:
         """Tell the child that a read returned no records, unless its previous message is pending or has failed."""
@@ -242,9 +242,9 @@ class ChildHandler:
     ) -> None:
         if (record := search.record_failure(part)) is None:
             return
-        result = await asyncio.to_thread(dead_letter, delivery.part([record]), fault)
-        if inspect.isawaitable(result):
-            await result
+        sink_result = await asyncio.to_thread(dead_letter, delivery.part([record]), fault)
+        if inspect.isawaitable(sink_result):
+            await sink_result
         search.record_dead_letter(record)
         log.warning(
             "shard %s: record %s.%s was dead-lettered, because it ends every child: %s",
@@ -277,7 +277,7 @@ class ChildHandler:
         if holding.lost.is_set():
             return "ShutdownException"
         try:
-            stored = self._final_checkpoints[holding.key].end() if position.ended else holding.checkpoint(position)
+            is_stored = self._final_checkpoints[holding.key].end() if position.ended else holding.checkpoint(position)
         except OutcomeUnknown as fault:  # the checkpoint may be stored or the lease lost, so the child should retry
             log.warning("shard %s: the outcome of a checkpoint is unknown: %s", holding.key, fault)
             return "ThrottlingException"
@@ -285,7 +285,7 @@ class ChildHandler:
             name = error_name(fault)
             log.warning("shard %s: a checkpoint was not stored: %s", holding.key, fault)
             return name
-        return None if stored else "ShutdownException"
+        return None if is_stored else "ShutdownException"
 
 
 def error_name(fault: StoreError | SourceError) -> CheckpointError:

@@ -195,8 +195,8 @@ class MultiLangSettings:
 
     def table(self) -> str:
         """Return the table that is printed at startup, with a line per key. Values are left out: they may be secret."""
-        widest = max(len(row.key) for row in self.support)
-        return "\n".join(f"{row.key:<{widest}}  {row.level:<7}  {row.meaning}".rstrip() for row in self.support)
+        key_width = max(len(row.key) for row in self.support)
+        return "\n".join(f"{row.key:<{key_width}}  {row.level:<7}  {row.meaning}".rstrip() for row in self.support)
 
 
 def read_properties(

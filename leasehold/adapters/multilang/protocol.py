@@ -164,8 +164,12 @@ class Conversation:
     def process_records(self, records: Sequence[Record], behind_seconds: float | None) -> int:
         """Send as many of these records as fit into one message, and return how many were sent."""
         part = records[: self._max_records]
-        behind = None if behind_seconds is None else int(behind_seconds * 1000)
-        message = {"action": "processRecords", "records": [*map(_record_json, part)], "millisBehindLatest": behind}
+        behind_ms = None if behind_seconds is None else int(behind_seconds * 1000)
+        message = {
+            "action": "processRecords",
+            "records": [*map(_record_json, part)],
+            "millisBehindLatest": behind_ms,
+        }
         self._send_action("processRecords", message)
         if part:
             self.delivered = part[-1].position

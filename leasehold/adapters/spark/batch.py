@@ -83,9 +83,9 @@ class Bounds:
 
     def initial(self) -> dict[str, Any]:
         """Return the start position of shards without a lease, as fields of a configuration."""
-        first = self.since or (LATEST if self.until is None else TRIM_HORIZON)
-        position = {"initial_position": first.sequence}
-        return position | ({"timestamp_ms": first.sub} if first.sequence == "AT_TIMESTAMP" else {})
+        start_position = self.since or (LATEST if self.until is None else TRIM_HORIZON)
+        position = {"initial_position": start_position.sequence}
+        return position | ({"timestamp_ms": start_position.sub} if start_position.sequence == "AT_TIMESTAMP" else {})
 
     def query_slice(self) -> Slice | None:
         """Return the slice after which the query ends, or None if the query does not end. Raises ValueError."""
@@ -200,7 +200,7 @@ def plan_parts(location: StreamLocation, bounds: Bounds, tasks: int) -> list[Sha
         # List the shards first, because we need a shard to look up the end of the batch.
         if not (shards := source.shards()):
             return []
-        if (until_ms := _settled_end_ms(source, _lease(shards[0]), bounds)) <= begins.sub:
+        if (until_ms := _settled_end_ms(source, _lease_of(shards[0]), bounds)) <= begins.sub:
             return []  # the batch begins in the future
         shards = source.shards()  # rule 3
         planner = _ShardPlanner(location, source, Slice(begins, until_ms), min(MAX_PARTS, -(-tasks // len(shards))))
@@ -231,7 +231,7 @@ def _settled_end_ms(source: BoundedSource, lease: Lease, bounds: Bounds) -> int:
     return until_ms
 
 
-def _lease(shard: Shard) -> Lease:
+def _lease_of(shard: Shard) -> Lease:
     return Lease(shard.id, hash_range=shard.hash_range)
 
 
@@ -248,7 +248,7 @@ class _ShardPlanner:
 
     def parts(self, shard: Shard) -> list[ShardPart]:
         """Return the parts of one shard, or none if the shard has no records in the slice."""
-        lease, cut, ends = _lease(shard), self._cut, None
+        lease, cut, ends = _lease_of(shard), self._cut, None
         tip = Settled()
         if self._parts_per_shard > 1 or cut.until_ms == FOREVER_MS:
             tip = _last_record(self._source, lease)

@@ -143,12 +143,12 @@ class TaskRows:
     @classmethod
     def of(cls, batches: Sequence[pa.RecordBatch]) -> "TaskRows":
         """Keep rows in memory."""
-        parts = list[pa.RecordBatch]()
+        slices = list[pa.RecordBatch]()
         for batch in batches:
             # Slices share the memory of their batch, so slicing copies nothing.
-            rows = max(1, batch.num_rows * SLICE_BYTES // max(1, batch.nbytes))
-            parts += [batch.slice(first, rows) for first in range(0, batch.num_rows, rows)]
-        return cls(tuple(parts), sum(part.nbytes for part in parts))
+            rows_per_slice = max(1, batch.num_rows * SLICE_BYTES // max(1, batch.nbytes))
+            slices += [batch.slice(first, rows_per_slice) for first in range(0, batch.num_rows, rows_per_slice)]
+        return cls(tuple(slices), sum(part.nbytes for part in slices))
 
     def on_disk(self, folder: str) -> "TaskRows":
         """Return the same rows, moved into an unnamed temporary file."""
@@ -279,10 +279,10 @@ def spread_over_tasks(rows: Mapping[str, pa.RecordBatch], tasks: int) -> list[li
     for batch in batches:
         min(by_task, key=lambda task: sum(batch.num_rows for batch in task)).append(batch)
     # `RowBuffer` returns several large batches as a `pyarrow.Table`, which concatenates them without copying.
-    batches_of = [
+    batches_by_task = [
         [batch.to_batches() if isinstance(batch, pa.Table) else [batch] for batch in task] for task in by_task
     ]
-    return [[part for parts in task for part in parts] for task in batches_of]
+    return [[part for parts in task for part in parts] for task in batches_by_task]
 
 
 # Called on an executor
@@ -330,8 +330,8 @@ def receive_exactly(connection: socket.socket, size: int) -> bytes:
     data = b""
     while len(data) < size:
         # One call may return fewer bytes than were requested.
-        part = connection.recv(size - len(data))
-        if not part:
+        chunk = connection.recv(size - len(data))
+        if not chunk:
             raise ConnectionError("the other side closed the connection without a response")
-        data += part
+        data += chunk
     return data

@@ -202,13 +202,13 @@ class LeaseLoop:
                 for key, prefetcher in prefetchers.items()
                 if (count := prefetcher.buffered[0])
             }
-            counts = {key: count for key, count in fair_shares(buffered_counts, rows).items() if count}
-            sizes = fair_shares({key: prefetchers[key].buffered[1] for key in counts}, size)
-            chunks = {key: prefetchers[key].take(counts[key], limit) for key, limit in sizes.items()}
+            row_shares = {key: count for key, count in fair_shares(buffered_counts, rows).items() if count}
+            byte_shares = fair_shares({key: prefetchers[key].buffered[1] for key in row_shares}, size)
+            chunks = {key: prefetchers[key].take(row_shares[key], limit) for key, limit in byte_shares.items()}
             taken_chunks = {key: chunk for key, chunk in chunks.items() if chunk is not None}
             if not taken_chunks:
                 # If no row fits into its shard's share, take one row alone. Otherwise the query would never advance.
-                for key in sorted(counts):
+                for key in sorted(row_shares):
                     if (chunk := prefetchers[key].take(1, ANY_SIZE)) is not None:
                         taken_chunks = {key: chunk}
                         break

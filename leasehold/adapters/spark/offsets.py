@@ -102,9 +102,9 @@ class Offset:
         An offset without a stream name may belong to another stream, so the ends of shards in it are ignored. Otherwise
         shards of this stream with the same names would count as ended, although they were never read.
         """
-        named = self.for_stream(stream)
+        named_offset = self.for_stream(stream)
         open_ranges = tuple(pair for pair in self.ranges if not pair[1].ends.ended)
-        return named if named.stream == self.stream else evolve(named, ranges=open_ranges)
+        return named_offset if named_offset.stream == self.stream else evolve(named_offset, ranges=open_ranges)
 
     def range_of(self, key: str) -> Range | None:
         """Return the range of this lease, or None if the batch does not contain its shard."""
@@ -249,8 +249,8 @@ def decode(stored: object) -> Offset:
                 (key, Range(_parse_position(begins), _parse_position(ends), int(epoch)))
                 for key, (begins, ends, epoch) in stored["r"].items()
             )
-        optional = str(stored.get("s", "")), int(stored.get("t", 0)), str(stored.get("i", ""))
-        return Offset(int(stored["n"]), ranges, *optional)
+        optional_fields = str(stored.get("s", "")), int(stored.get("t", 0)), str(stored.get("i", ""))
+        return Offset(int(stored["n"]), ranges, *optional_fields)
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"offset: it cannot be read ({said(error)}); the checkpointLocation may be damaged") from error
 

@@ -154,19 +154,19 @@ class QueryRun:
 
     def _current_incarnation(self) -> str:
         """Return the stream's incarnation, or "" if the source has none. Waits until the source is available."""
-        retries = Backoff(LOOK_SECONDS, MAX_RETRY_SECONDS)
+        backoff = Backoff(LOOK_SECONDS, MAX_RETRY_SECONDS)
         while self._incarnation is None:
             source = self._source
             try:
                 source.shards()  # some sources get the incarnation from a listing
                 self._incarnation = source.incarnation() if isinstance(source, Identified) else ""
             except SourceUnavailable as fault:
-                if not retries.faults:
+                if not backoff.faults:
                     log.warning("the stream cannot be reached, trying again: %s", fault)
                 # An AvailableNow query must not wait forever. Any other query may, so pass the watchdog a value that
                 # always changes, which counts as progress.
                 self._watchdog.check({"(the stream)": str(fault)}, 0 if self._only_now else time.monotonic_ns())
-                time.sleep(retries.next())
+                time.sleep(backoff.next())
             else:
                 self._discovery.bind(self._incarnation)
         return self._incarnation
@@ -240,12 +240,12 @@ class QueryRun:
 
     def report(self) -> dict[str, Any]:
         """Return the lag of reading: the largest lag, and the lags of the shards furthest behind."""
-        behind = {key: round(seconds * 1000) for key, seconds in self._loop.behind.items()}
-        largest_lags = sorted(((key, lag) for key, lag in behind.items() if lag), key=lambda pair: (-pair[1], pair[0]))
+        lags_ms = {key: round(seconds * 1000) for key, seconds in self._loop.behind.items()}
+        largest_lags = sorted(((key, lag) for key, lag in lags_ms.items() if lag), key=lambda pair: (-pair[1], pair[0]))
         reported_lags = dict(sorted(largest_lags[:REPORTED_SHARDS]))
-        worst_lag, undecided = max(behind.values(), default=0), self._loop.undecided
+        worst_lag, undecided = max(lags_ms.values(), default=0), self._loop.undecided
         return {
-            "shards": len(behind),
+            "shards": len(lags_ms),
             "behindMs": worst_lag,
             "behindMsByShard": reported_lags,
             "undecidedRows": undecided,
@@ -255,11 +255,11 @@ class QueryRun:
         """Release the leases, and close connections and files."""
         with ExitStack() as closing:  # calls the functions in reverse order, even if one of them raises
             # The loop is added last, so that it ends first, while it can still write checkpoints and release leases.
-            replay_close = () if self._replay_source is self._source else (self._replay_source.close,)
+            replay_closers = () if self._replay_source is self._source else (self._replay_source.close,)
             for close in (
                 self._store.close,
                 self._source.close,
-                *replay_close,
+                *replay_closers,
                 self._transport.close,
                 self._loop.close,
             ):
@@ -322,18 +322,20 @@ class QueryRun:
             return flush_due(
                 uncommitted=is_uncommitted, awaited=bool(awaited), ended=ended, handing_off=handing_off, on_idle=on_idle
             )
-        idle = handing_off or time.monotonic() - self._planned_at > FLUSH_SECONDS
-        return is_uncommitted and idle and (on_idle or ended)
+        has_waited = handing_off or time.monotonic() - self._planned_at > FLUSH_SECONDS
+        return is_uncommitted and has_waited and (on_idle or ended)
 
     def _uncheckpointed(self, start: Offset, held: Mapping[str, RangeStart]) -> list[tuple[str, Range]]:
         """Return empty ranges at the uncheckpointed ends of the previous batch, for shards absent from this one."""
         absent_parts = [(key, part) for key, part in start.ranges if key not in held or held[key].begins.ended]
-        positions = [
+        end_positions = [
             (key, self._planned_ends.get(key) or self._completed_end(key, start, part), part.epoch)
             for key, part in absent_parts
         ]
         return [
-            (key, Range(end, end, epoch)) for key, end, epoch in positions if not self._loop.is_checkpointed(key, end)
+            (key, Range(end, end, epoch))
+            for key, end, epoch in end_positions
+            if not self._loop.is_checkpointed(key, end)
         ]
 
     def _completed_end(self, key: str, offset: Offset, part: Range) -> Position:
@@ -357,10 +359,10 @@ class QueryRun:
         if (planned_end := self._planned_ends.get(holding.key)) is not None:
             return max(planned_end, checkpoint, key=lambda position: position.order)
         delivered, previous = self._is_delivered(holding.key, self._previous), self._previous.range_of(holding.key)
-        start = self._source_spec.start_positions.get(holding.lease.shard)
-        checkpointed = checkpoint.numbered or checkpoint.ended
-        if start is not None and previous is None and not (checkpointed or self._restarted):
-            return start
+        start_position = self._source_spec.start_positions.get(holding.lease.shard)
+        has_checkpoint = checkpoint.numbered or checkpoint.ended
+        if start_position is not None and previous is None and not (has_checkpoint or self._restarted):
+            return start_position
         return resume_position(checkpoint, previous, delivered=delivered)
 
     def _is_delivered(self, key: str, end: Offset) -> bool:

@@ -86,10 +86,10 @@ def replay_batch(offset: Offset, context: ReplayContext, watchdog: Watchdog) -> 
     Raises the errors of `watchdog`, SourceError if trying again cannot help, and StoreError.
     """
     ranges = {key: part for key, part in offset.ranges if not part.empty}
-    leases, cancelled = _leases(ranges, context), Event()
+    leases, cancelled = _leases_of(ranges, context), Event()
     # Leave out ranges that an earlier run has given up (rule 2).
-    parts = {key: part for key, part in ranges.items() if not _is_given_up(leases[key], part)}
-    replays = {key: RangeReplay(leases[key], part, context, cancelled) for key, part in parts.items()}
+    remaining_ranges = {key: part for key, part in ranges.items() if not _is_given_up(leases[key], part)}
+    replays = {key: RangeReplay(leases[key], part, context, cancelled) for key, part in remaining_ranges.items()}
     with ThreadPoolExecutor(THREADS, thread_name_prefix="leasehold-replay") as pool:
         try:
             futures = {key: pool.submit(replay.rows) for key, replay in replays.items()}
@@ -126,18 +126,18 @@ def _is_given_up(lease: Lease, part: Range) -> bool:
     return lease.annotation(UNREAD) == range_text(part)
 
 
-def _leases(ranges: Mapping[str, Range], context: ReplayContext) -> dict[str, Lease]:
+def _leases_of(ranges: Mapping[str, Range], context: ReplayContext) -> dict[str, Lease]:
     """Return the leases of these ranges. If rows are missing, make leases from the listing of shards."""
     try:
-        rows = {lease.key: lease for lease in context.store.get(ranges)}
+        leases_by_key = {lease.key: lease for lease in context.store.get(ranges)}
     except StoreError as fault:
-        rows = {}
+        leases_by_key = {}
         log.warning("the leases could not be read: %s", fault)
     # The rows may be gone although the batch is not. To read a range, we need only the shard's hash range.
-    if ranges.keys() - rows.keys():
-        listed = {shard.id: Lease(shard.id, hash_range=shard.hash_range) for shard in context.source.shards()}
-        rows = listed | rows
-    return {key: rows.get(key, Lease(key)) for key in ranges}
+    if ranges.keys() - leases_by_key.keys():
+        listed_leases = {shard.id: Lease(shard.id, hash_range=shard.hash_range) for shard in context.source.shards()}
+        leases_by_key = listed_leases | leases_by_key
+    return {key: leases_by_key.get(key, Lease(key)) for key in ranges}
 
 
 class RangeReplay:

@@ -59,8 +59,8 @@ class RowBuffer:
                 self._pop()
                 continue
             # Measure single rows only in the chunk that exceeds a limit, because measuring rows is slow.
-            sizes = np.asarray(pc.binary_length(first_chunk.rows[self._columns.data])) + ROW_BYTES
-            fitting_rows = min(count, int(np.searchsorted(np.cumsum(sizes), max_bytes, side="right")))
+            row_sizes = np.asarray(pc.binary_length(first_chunk.rows[self._columns.data])) + ROW_BYTES
+            fitting_rows = min(count, int(np.searchsorted(np.cumsum(row_sizes), max_bytes, side="right")))
             if fitting_rows:
                 self._pop()
                 batches.append(first_chunk.rows.slice(0, fitting_rows))
@@ -87,5 +87,5 @@ def concatenate(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     """Concatenate batches, keeping large ones as separate chunks."""
     if len(batches) == 1:
         return batches[0]
-    small = sum(batch.nbytes for batch in batches) < LARGE_BYTES * len(batches)
-    return pa.concat_batches(batches) if small else pa.Table.from_batches(batches)
+    are_small = sum(batch.nbytes for batch in batches) < LARGE_BYTES * len(batches)
+    return pa.concat_batches(batches) if are_small else pa.Table.from_batches(batches)

@@ -87,9 +87,11 @@ class SinkColumns:
 
     def select(self, batch: pa.RecordBatch) -> pa.Table:
         """Return the rows with these columns in this order. Raises ValueError for a null in a required column."""
-        by_name = {name.lower(): column for name, column in zip(batch.schema.names, batch.columns, strict=True)}
+        columns_by_name = {name.lower(): column for name, column in zip(batch.schema.names, batch.columns, strict=True)}
         columns = {
-            name: by_name[name.lower()].cast(kind) if name.lower() in by_name else pa.nulls(batch.num_rows, kind)
+            name: columns_by_name[name.lower()].cast(kind)
+            if name.lower() in columns_by_name
+            else pa.nulls(batch.num_rows, kind)
             for name, kind in self.types.items()
         }
         for name in sorted(self.required):
@@ -196,15 +198,15 @@ def sections(columns: SinkColumns, batches: Iterable[pa.RecordBatch]) -> Iterato
     for batch in batches:
         rows = columns.select(batch)
         while rows.num_rows:
-            sizes = np.full(rows.num_rows, ROW_BYTES, np.int64)
+            row_sizes = np.full(rows.num_rows, ROW_BYTES, np.int64)
             for name, kind in columns.types.items():
                 if pa.types.is_large_binary(kind) or pa.types.is_large_string(kind):
-                    sizes += np.asarray(pc.fill_null(pc.binary_length(rows[name]), 0))
-            ends = np.cumsum(sizes) + size
+                    row_sizes += np.asarray(pc.fill_null(pc.binary_length(rows[name]), 0))
+            cumulative_sizes = np.cumsum(row_sizes) + size
             # A section ends with the row that brings it to `SECTION_BYTES`.
-            count = min(rows.num_rows, int(np.searchsorted(ends, SECTION_BYTES)) + 1)
+            count = min(rows.num_rows, int(np.searchsorted(cumulative_sizes, SECTION_BYTES)) + 1)
             gathered.append(rows.slice(0, count))
-            size, rows = int(ends[count - 1]), rows.slice(count)
+            size, rows = int(cumulative_sizes[count - 1]), rows.slice(count)
             if size >= SECTION_BYTES:
                 yield _ordered_section(columns, gathered)
                 gathered, size = [], 0
@@ -215,8 +217,10 @@ def sections(columns: SinkColumns, batches: Iterable[pa.RecordBatch]) -> Iterato
 def _ordered_section(columns: SinkColumns, parts: list[pa.Table]) -> pa.Table:
     rows = pa.concat_tables(parts)
     # Order by the row's index last, so that rows with equal keys keep their order.
-    numbered = rows.append_column("", pa.array(np.arange(rows.num_rows)))
-    return rows.take(pc.sort_indices(numbered, [(name, "ascending") for name in (*columns.order, "")])).combine_chunks()
+    indexed_rows = rows.append_column("", pa.array(np.arange(rows.num_rows)))
+    return rows.take(
+        pc.sort_indices(indexed_rows, [(name, "ascending") for name in (*columns.order, "")])
+    ).combine_chunks()
 
 
 def edition_of(rows: pa.Table) -> str:
@@ -284,10 +288,10 @@ class StreamSinkWriter(_Writer, DataSourceStreamArrowWriter):
         Some rows may be in the stream already. If the batch is repeated, our readers drop the duplicates.
         """
         set_up_logging()
-        finished = sum(message is not None for message in messages)
+        finished_tasks = sum(message is not None for message in messages)
         log.warning(
             "batch %d was aborted after %d of %d tasks had written; if it is repeated, our readers drop their rows",
             batchId,
-            finished,
+            finished_tasks,
             len(messages),
         )

@@ -97,14 +97,14 @@ def draw_table(cells: Cells, width: int) -> tuple[Table, tuple[str, ...]]:
     return table, tuple(column.name for index, column in enumerate(cells.columns) if index not in visible_columns)
 
 
-def uses_drawing(*, wide: bool) -> bool:
+def should_draw(*, wide: bool) -> bool:
     """Return true if standard output is a terminal and `wide` does not request plain text."""
     return not wide and sys.stdout.isatty()
 
 
 def print_table(cells: Cells, *, wide: bool = False) -> None:
     """Print the table, drawn if standard output is a terminal. Otherwise, or with `wide`, print it as plain text."""
-    if not uses_drawing(wide=wide):
+    if not should_draw(wide=wide):
         print(plain_text(cells))
         return
     console = Console()
@@ -140,19 +140,19 @@ _WOULD = {
 def print_moves(moves: Iterable[Move], *, dry_run: bool, as_json: bool) -> typer.Exit:
     """Print every move. Return the exception to raise afterwards, with status 1 if a move was refused."""
     moves = tuple(moves)
-    refused = sum(move.do == "refuse" for move in moves)
+    refused_count = sum(move.do == "refuse" for move in moves)
     if as_json:
         leases = [
             {
                 "key": move.lease.key,
                 "do": move.do,
                 **({"why": move.why} if move.why else {}),
-                **({"was": _position(move.stored.checkpoint)} if move.stored else {}),
-                "wanted": _position(move.lease.checkpoint),
+                **({"was": _position_json(move.stored.checkpoint)} if move.stored else {}),
+                "wanted": _position_json(move.lease.checkpoint),
             }
             for move in moves
         ]
-        print(json.dumps({"dry_run": dry_run, "refused": refused, "leases": leases}))
+        print(json.dumps({"dry_run": dry_run, "refused": refused_count, "leases": leases}))
     elif moves:
         words, outcome = (_WOULD, "would") if dry_run else (_DONE, "outcome")
         rows = tuple(
@@ -168,7 +168,7 @@ def print_moves(moves: Iterable[Move], *, dry_run: bool, as_json: bool) -> typer
         print_table(Cells(columns, rows, title="Dry run" if dry_run else ""))
     else:
         print("There is no lease to move.")
-    return typer.Exit(1 if refused else 0)
+    return typer.Exit(1 if refused_count else 0)
 
 
 def format_position(position: Position) -> str:
@@ -178,6 +178,6 @@ def format_position(position: Position) -> str:
     return f"{position.sequence}.{position.sub}" if position.sub else position.sequence
 
 
-def _position(position: Position) -> dict[str, Any]:
+def _position_json(position: Position) -> dict[str, Any]:
     optional = {"sub": position.sub, "token": position.token}
     return {"checkpoint": position.sequence} | {name: value for name, value in optional.items() if value}

@@ -101,15 +101,15 @@ def prepare_streams() -> None:
 
 def drop_output() -> None:
     """If standard output is closed, discard what the user's code prints, as Python does."""
-    raw = _our_output()
-    if raw is not None:
-        raw.began = True  # its descriptor is that of the null device
+    output = _our_output()
+    if output is not None:
+        output.began = True  # its descriptor is that of the null device
 
 
 def output_fault() -> OSError | None:
     """Return the error of the last write to standard output, or None if it succeeded."""
-    raw = _our_output()
-    return None if raw is None else raw.fault
+    output = _our_output()
+    return None if output is None else output.fault
 
 
 def run_to_output(command: Callable[[], object]) -> NoReturn:
@@ -128,21 +128,21 @@ def run_to_output(command: Callable[[], object]) -> NoReturn:
             raise
     with suppress(OSError):
         sys.stdout.flush()
-    raw = _our_output()
-    if raw is not None and raw.fault is not None:
-        had_output = raw.began
+    output = _our_output()
+    if output is not None and output.fault is not None:
+        had_output = output.began
         if not had_output:
             print("leasehold: standard output is closed", file=sys.stderr)
-        elif not isinstance(raw.fault, BrokenPipeError):
-            print(f"leasehold: standard output cannot be written: {raw.fault.strerror}", file=sys.stderr)
+        elif not isinstance(output.fault, BrokenPipeError):
+            print(f"leasehold: standard output cannot be written: {output.fault.strerror}", file=sys.stderr)
         # Send buffered output to the null device, otherwise Python would try to write it again at exit and fail.
         null_device = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null_device, 1)
         os.close(null_device)
-        raw.began = True
-        reader_gone = isinstance(raw.fault, BrokenPipeError) and had_output
+        output.began = True
+        is_broken_pipe = isinstance(output.fault, BrokenPipeError) and had_output
         # Click itself ends with 1 on a broken pipe.
-        exit_request = SystemExit(PIPE_STATUS) if reader_gone and exit_request.code in {None, 0, 1} else exit_request
+        exit_request = SystemExit(PIPE_STATUS) if is_broken_pipe and exit_request.code in {None, 0, 1} else exit_request
         exit_request = exit_request if exit_request.code else SystemExit(1)
     raise exit_request
 

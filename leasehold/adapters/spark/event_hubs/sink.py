@@ -132,7 +132,7 @@ class HubRowWriter:
         """Raise ValueError, naming the column, if the hub would reject any of these rows."""
         # Check all rows before sending any. Rows that were sent cannot be removed. Once the user has fixed or removed
         # the invalid row, the section's tags differ, so readers would not recognize the repeated rows as duplicates.
-        limit = None
+        max_size = None
         for number, (body, partition, key, properties) in enumerate(row_values(rows), tag.row):
             if partition and key:
                 raise ValueError(
@@ -143,9 +143,9 @@ class HubRowWriter:
                 + BYTES_OF_CHARACTER * len(key or "")
                 + sum(PROPERTY_BYTES + BYTES_OF_CHARACTER * len(name + (text or "")) for name, text in properties or ())
             )
-            if limit is None:
-                limit = self._batch(partition, key).max_size_in_bytes
-            if size + EVENT_BYTES <= limit:
+            if max_size is None:
+                max_size = self._batch(partition, key).max_size_in_bytes
+            if size + EVENT_BYTES <= max_size:
                 continue
             # The event may be too large. Only the client can determine the encoded size.
             try:

@@ -37,7 +37,7 @@ def rows_of_views(stream: str, shard: str, views: RowViews) -> pa.RecordBatch:
     arrived = pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(views.arrived)])
     # Times in a response are in seconds or in milliseconds. The magnitude of the number shows the unit.
     in_milliseconds = pc.greater_equal(arrived, MILLISECONDS_FROM)
-    micros = pc.multiply(arrived, pc.if_else(in_milliseconds, 1000, 1_000_000))
+    arrival_micros = pc.multiply(arrived, pc.if_else(in_milliseconds, 1000, 1_000_000))
     columns = [
         _values(views.payloads, body, pa.binary()),
         pa.repeat(pa.scalar(stream), count),
@@ -46,7 +46,7 @@ def rows_of_views(stream: str, shard: str, views: RowViews) -> pa.RecordBatch:
         pa.nulls(count, pa.string()),
         _values(views.numbers, body, pa.string()),
         pa.repeat(pa.scalar(0, pa.int64()), count),
-        micros.cast(SCHEMA.field(ARRIVED).type),
+        arrival_micros.cast(SCHEMA.field(ARRIVED).type),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
@@ -117,12 +117,12 @@ class ArrowPoller(Poller):
         user_rows, deaggregated = rows_and_deaggregated(rows.payloads, rows.keys, self._hash_range, self._misplaced)
         last_aggregate = deaggregated.get(len(rows) - 1)
         # Include dropped records in the position, otherwise dropped records at the end could never be checkpointed.
-        sub = (
+        last_sub = (
             user_rows["sub_sequence_number"][-1].as_py()
             if last_aggregate is None
             else max(len(last_aggregate) + last_aggregate.dropped - 1, 0)
         )
-        end = Position(rows.numbers[-1], sub)
+        end = Position(rows.numbers[-1], last_sub)
         for index, records in deaggregated.items():
             self._dropped.add(rows.numbers[index], records)
         user_rows, trail = self._drop_before_start(rows.numbers, user_rows), None
@@ -131,7 +131,7 @@ class ArrowPoller(Poller):
             user_rows, trail = self._drop_duplicates(rows.numbers, user_rows, deaggregated)
         indices = user_rows["record"]
         numbers = pa.array(rows.numbers, pa.string())
-        times = pa.array(
+        arrival_times = pa.array(
             [None if arrived is None else round(arrived * 1e6) for arrived in rows.arrived], pa.timestamp("us", "UTC")
         )
         columns = [
@@ -142,7 +142,7 @@ class ArrowPoller(Poller):
             user_rows["explicit_hash_key"],
             numbers.take(indices),
             user_rows["sub_sequence_number"].cast(pa.int64()),
-            times.take(indices),
+            arrival_times.take(indices),
         ]
         return pa.RecordBatch.from_arrays(columns, schema=SCHEMA), end, trail
 
