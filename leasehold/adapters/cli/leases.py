@@ -34,7 +34,8 @@ from leasehold.stores.printable import printable
 from leasehold.stores.protocol import Store
 
 LEASE_SECONDS = 10.0
-"""The lease duration to assume if rows don't contain it, which is the default of the Java KCL and of our workers."""
+"""The lease duration to assume if the rows of a table don't contain one. It is the default of the Java KCL and of our
+workers."""
 
 MOVES_SHOWN = 8
 """The maximum number of owner changes that `--watch` shows below the table."""

@@ -211,7 +211,7 @@ def has_keys() -> bool:
 
 @define
 class TerminalKeys:
-    """Reads keys from a terminal in a mode that sends each key at once."""
+    """Reads keys from a terminal in a mode that sends each key immediately."""
 
     _fd: int
     _decoder: codecs.IncrementalDecoder = field(factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"))
@@ -246,8 +246,7 @@ def terminal_keys(fd: int) -> Iterator[TerminalKeys]:
     original_modes = termios.tcgetattr(fd)
     try:
         tty.setcbreak(fd)
-        # Disable suspending, because a suspended process would leave its view on the screen, and the shell without
-        # echo.
+        # Disable suspending. A suspended process would leave the view on the screen and the shell without echo.
         modes = termios.tcgetattr(fd)
         modes[6][termios.VSUSP] = b"\0"
         termios.tcsetattr(fd, termios.TCSANOW, modes)

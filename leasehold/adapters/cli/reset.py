@@ -196,7 +196,7 @@ def _shifted_moves(leases: tuple[Lease, ...], seconds_on: float, live: frozenset
     for lease in leases:
         if lease.ended:
             continue
-        # Use the arrival time of the last processed record, or the checkpoint itself if it is a time.
+        # Shift the arrival time of the last processed record, or the checkpoint itself if it is a time.
         progress = progress_of(lease) if lease.checkpoint.numbered else None
         checkpoint_seconds = None if progress is None else progress.arrived
         if lease.checkpoint.sequence == "AT_TIMESTAMP":

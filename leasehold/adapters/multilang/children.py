@@ -103,7 +103,7 @@ class ChildFault(Exception):
 
 
 class ChildNotStarted(NotAwaited):
-    """No child could be started, or the child did not respond to `initialize`. No record caused this fault."""
+    """No child could be started, or the child did not respond to `initialize`. Records cannot be the cause."""
 
 
 class ChildProcess:
@@ -196,7 +196,8 @@ class ChildProcess:
     def _write(self) -> None:
         data = self.conversation.data_to_send()
         if data and self._process.stdin is not None:
-            # Don't wait for the pipe to drain. A child that doesn't read also sends nothing, and times out.
+            # Don't wait for the pipe to drain. If the child doesn't read its input, it sends no response either, so the
+            # request times out.
             self._process.stdin.write(data)
 
     async def _read_stdout(self) -> None:
@@ -374,7 +375,7 @@ class Children:
         done, _ = await asyncio.wait({lock_acquisition}, timeout=LEASE_MOVING_SECONDS)
         if not done and (child := self._children.get(shard)) is not None:
             # Kill the child, because another worker may already process the same records, and the shard's next child
-            # must wait.
+            # cannot start until this one has ended.
             log.warning(
                 "shard %s, child %d: killed, because its lease is lost and it is still working", shard, child.pid
             )

@@ -121,7 +121,7 @@ class ChildHandler:
         self._runner: Runner | None = None
         self._holdings: dict[str, Holding] = {}
         self._final_checkpoints: dict[str, FinalCheckpoint] = {}
-        # A search is kept after its lease is lost, because we may get the lease again with the same bad record.
+        # Keep a search after its lease is lost, because this worker may get the lease again, with the same bad record.
         self._searches: dict[str, RecordSearch] = {}
         self._unawaited: dict[str, Future[None]] = {}  # by lease, a message whose response no call awaits yet
         self._leaving = set[Future[None]]()
@@ -226,7 +226,8 @@ class ChildHandler:
                 await asyncio.wrap_future(self._submit(message))
             except (ChildFault, ChildNotStarted) as fault:
                 self._stop_if_strict(fault)
-                # If a child was killed because its lease is lost, no record is the cause.
+                # Do not search if the lease is lost. The child was then killed for that reason, and not because of a
+                # record.
                 if self._dead_letter is not None and isinstance(fault, ChildFault) and not holding.lost.is_set():
                     await self._search(search, part, delivery, fault, self._dead_letter)
                 raise

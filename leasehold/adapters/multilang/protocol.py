@@ -302,7 +302,7 @@ def _record_json(record: Record) -> dict[str, Any]:
         "data": b64encode(record.data).decode(),
         "partitionKey": record.partition_key,
         "sequenceNumber": record.sequence_number,
-        # The arrival time must not be null, because kclpy calls int() on it. Kinesis always sends a time.
+        # The arrival time must not be null, because kclpy calls int() on it. Kinesis itself always sends a time.
         "approximateArrivalTimestamp": round((record.arrived or 0) * 1000),
         "subSequenceNumber": record.sub_sequence_number,
         "action": "record",  # kclpy decodes every object by its action, even nested objects

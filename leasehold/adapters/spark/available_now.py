@@ -12,8 +12,8 @@ A3. The query waits for another worker's shard until the lease is renewed once. 
     and reads the shard.
 A4. The query waits for a free shard once the shard's parents are done. Until then it waits for the parents, each by its
     own rule.
-A5. The query waits for a child of shards that it has read to their ends until the child has a lease.
-A6. If a shard can end or be handed off only after a commit, a flush is planned without waiting for other shards.
+A5. If the query has read all parents of a shard to their ends, it waits until the shard has a lease.
+A6. If a shard cannot end or be handed off before a commit, a flush is planned without waiting for other shards.
 """
 
 import logging
@@ -30,7 +30,8 @@ log = escaped(logging.getLogger("leasehold.spark"))
 SILENT_SECONDS = 60.0
 """If no record arrives for this long, we assume that the target record is past retention, and consider the shard fully
 read."""
-PAST_SECONDS = 10.0  # how far reading must be past the time of the target, because sources round their lag
+PAST_SECONDS = 10.0
+"""How far reading must be past the time of the target. The margin is needed because sources round their lag."""
 
 
 @define

@@ -5,10 +5,11 @@ the stream with its own credentials and reads one part (`PartReader`).
 
 Rule 1: parts are cut at positions that were looked up once, not at times. So each record lies in exactly one part of
 its shard, whatever its arrival time. Times only help to find positions for which the parts take about equally long.
-Rule 2: a cut that is not found quickly is left out, which makes the part before it larger.
+Rule 2: if the position of a cut is not found quickly, the cut is left out, and the part before it becomes larger.
 Rule 3: the shards are listed once the end of the slice has passed. Shards that a later reshard creates then have no
 records of the slice. A parent and its children are all read, because each record is in only one of them.
-Rule 4: a slice up to the present ends at the last sequence number if the source has one, and otherwise at a time.
+Rule 4: a slice without an end time ends at the shard's last sequence number. If the source cannot look up that number,
+the slice ends at the present time.
 """
 
 import logging
@@ -197,7 +198,7 @@ def plan_parts(location: StreamLocation, bounds: Bounds, tasks: int) -> list[Sha
     """
     begins = bounds.begins  # check this before anything is opened
     with closing(location.probe()) as source:
-        # List the shards first, because we need a shard to look up the end of the batch.
+        # List the shards first, because the end of the batch is looked up in one of them.
         if not (shards := source.shards()):
             return []
         if (until_ms := _settled_end_ms(source, _lease_of(shards[0]), bounds)) <= begins.sub:

@@ -88,7 +88,7 @@ class RowServer:
         log.info("tasks fetch rows from %s, port %d", address.host, self.port)
 
     def _on_failure(self, fault: BaseException) -> None:
-        """Close the port, so that tasks fail at once instead of waiting for rows that never arrive."""
+        """Close the port, so that tasks fail immediately instead of waiting for rows that never arrive."""
         log.error("the row server has failed, so tasks cannot fetch rows any more: %s", said(fault), exc_info=fault)
         self._server.server_close()
 

@@ -196,7 +196,7 @@ class LeaseLoop:
                 if (range_start := prefetcher.range_start) is not None
             }
             prefetchers = {key: self._prefetchers[key] for key in range_starts}
-            # Apply the limit per shard first, because a shard that is far behind must not fill the whole batch.
+            # Apply the limit per shard first, otherwise a shard that is far behind could fill the whole batch.
             buffered_counts = {
                 key: min(shard_rows, count)
                 for key, prefetcher in prefetchers.items()
@@ -248,7 +248,8 @@ class LeaseLoop:
         now = self._worker.clock()
         with self._changed:
             prefetchers = tuple(self._prefetchers.values())
-        # An AvailableNow query that has caught up has no lag, because records that arrive later are for the next run.
+        # If an AvailableNow query has caught up with a shard, report no lag, because records that arrive later are for
+        # the next run.
         lags = {
             prefetcher.key: 0.0 if prefetcher.caught_up else prefetcher.holding.progress.behind(now)
             for prefetcher in prefetchers
@@ -312,7 +313,7 @@ class LeaseLoop:
     def _end_with_fault(self, fault: BaseException) -> None:
         """End the query with this fault."""
         with self._changed:
-            # Notify the main thread, which may be waiting for rows that will never arrive.
+            # Notify the main thread, which otherwise could wait forever for rows, because the loop reads no more.
             self._fault = fault
             self._changed.notify_all()
 

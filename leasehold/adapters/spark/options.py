@@ -27,7 +27,7 @@ EMBEDDED_BYTES = 4 * MIB
 
 
 class OptionReader:
-    """Reads options by name, ignoring case. Each option is read once, and an option that was never read is unknown."""
+    """Reads options by name, ignoring case. Each option is read once; one that was never read is unknown."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._unread = {name.lower(): value for name, value in options.items()}
@@ -230,7 +230,7 @@ def _config(opts: OptionReader, position: Mapping[str, Any], seconds: float, cor
         "max_leases": per_core * cores if per_core else limit,
         "max_steals": opts.number("lease.maxLeasesToSteal", None),
     }
-    # Leave out options that are not set, because a configuration has its own defaults and does not accept null.
+    # Leave out options that are not set, because the configuration has defaults for them and does not accept null.
     fields: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
     fields |= {"rules": rules, "lease_seconds": milliseconds / 1000, **position}
     try:

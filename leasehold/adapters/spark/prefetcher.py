@@ -7,9 +7,9 @@ threads use. The source returns Arrow rows, which can be cut at any row without 
 of any row.
 
 Rule 1: a step reads at most once, and only if the buffer has room, so memory stays bounded while a sink is blocked.
-Rule 2: the checkpoint moves only to a position that Spark has committed. Rows that were read ahead do not count.
+Rule 2: the checkpoint moves only to a position that Spark has committed, however many rows were read ahead.
 Rule 3: a shard that another worker requests is released once Spark has committed the rows that it has taken, so that no
-row is processed twice. If the query ends or the lease is stolen, the shard is released at once.
+row is processed twice. If the query ends or the lease is stolen, the shard is released immediately.
 Rule 4: a position that Spark committed in an earlier run is written only after this run has read the shard, because it
 may belong to another stream.
 Rule 5: rows that were read are either buffered or read again. No row is read or planned once the lease has expired by
@@ -68,7 +68,7 @@ sources report the age of the last record as their lag."""
 
 @define
 class ReadAheadState:
-    """The state that all prefetchers of a query share. One condition guards it, and is notified of each change.
+    """The state that all prefetchers of a query share. One condition guards it and is notified whenever it changes.
 
     Attributes:
         pace: How fast and how far to read.
@@ -290,7 +290,7 @@ class ShardPrefetcher(ConsumerPort):
         self.holding.throughput.add(batch.size, now)
         self._shared.measure(self.holding, batch)
         # Keep the interval between the starts of two reads even if the response allows the next read earlier, because
-        # all readers of a shard share its limit on requests.
+        # the service limits the requests for a shard, and all readers of the shard share that limit.
         return max(now + self._shared.pace.interval_seconds, self._worker.clock() + batch.wait_seconds)
 
     def _update_tip(self, now: float, *, behind: float | None) -> None:
@@ -314,7 +314,7 @@ class ShardPrefetcher(ConsumerPort):
         return True
 
     def leave(self, happening: Happening) -> None:  # noqa: ARG002  Spark has no observer
-        # Close the connection before notifying, because an open connection would hinder the next owner.
+        # Close the connection before notifying, because the shard's next owner may be unable to read while it is open.
         self.shard.pull.close()
         with self._shared.changed:
             self._on_finished(self)

@@ -33,7 +33,7 @@ SIGNALS = 64
 def plain_errors() -> Iterator[None]:
     """Make Spark report an error that users can understand as one sentence, without tracebacks.
 
-    The error ends the process, so the setting has no effect on later errors.
+    The setting does not affect later errors, because this error ends the process.
     """
     try:
         yield

@@ -283,8 +283,8 @@ class QueryRun:
             if chunks:
                 ends = {key: chunk.ends for key, chunk in chunks.items()}
                 end = advance(start, held, ends, self._uncheckpointed(start, held))
-                # If one of these shards is acquired again in this run, it begins after these rows, because this run
-                # delivers them or fails.
+                # If this run acquires one of these shards again, reading begins after these rows, because this run
+                # either delivers them or fails.
                 self._planned_ends.update(ends)
                 self._planned_at = time.monotonic()
                 rows_by_key = {key: chunk.rows for key, chunk in chunks.items() if chunk.count}
@@ -316,7 +316,8 @@ class QueryRun:
 
     def _flush_due(self, start: Offset, awaited: Mapping[str, str]) -> bool:
         is_uncommitted, on_idle = uncommitted(start, self._committed), self._options.flush
-        # The children of a shard wait until its end is committed. No later rows of the shard will make Spark commit it.
+        # Plan a flush if a shard has ended. Its children wait until its end is committed, and no later rows of the
+        # shard will make Spark commit it.
         ended, handing_off = any(part.ends.ended for _, part in start.ranges), self._loop.handing_off
         if self._only_now:
             return flush_due(

@@ -1,7 +1,7 @@
 """Reads exactly the ranges of an offset again when Spark repeats a batch that it has planned but not finished.
 
-A repeated batch has either all the rows of a shard's range or none of them, and no other rows. Otherwise a sink that
-skips a batch it has seen would lose the rows that only the repetition contained.
+For each shard, a repeated batch contains either all rows of the range in the offset or none of them, and no other rows.
+Otherwise a sink that skips a batch it has seen would lose the rows that only the repetition contained.
 
 Rule 1: an error is no evidence that records are missing. A read that is throttled, cannot connect or gets no response
 is tried again, and the wait is logged. If all shards are silent for too long, the query fails. Spark then repeats the
@@ -10,9 +10,9 @@ Rule 2: a range is given up only if the source responds and no longer has the ra
 partition that allows one reader. Reading continues where the range began. Every later repetition leaves the range out
 too, because the sink may have the batch without it.
 Rule 3: Spark commits a batch even if a range of it was given up, and a later run would assume that the range is done.
-So the range is noted on its lease before Spark gets the batch. If another worker has taken the lease of an exclusive
-partition, the larger epoch shows that the range may not be done. If the store does not count epochs, no range of an
-earlier run of an exclusive source counts as done.
+To prevent this, the range is written to its lease as an annotation before Spark gets the batch. If another worker has
+taken the lease of an exclusive partition, the larger epoch shows that the range may not be done. If the store does not
+count epochs, every range that an earlier run of an exclusive source planned is assumed not to be done.
 """
 
 import logging
@@ -96,12 +96,14 @@ def replay_batch(offset: Offset, context: ReplayContext, watchdog: Watchdog) -> 
             polls = 0
             while awaited := {key: replays[key].problem for key, future in futures.items() if not future.done()}:
                 watchdog.check(awaited, sum(replay.answered_reads for replay in replays.values()))
-                # Log the wait now and then, so that a query that waits for a stream does not seem to hang.
+                # Log the reason for the wait repeatedly, otherwise a query that waits for its stream would appear to
+                # hang.
                 polls += 1
                 if not polls % LOG_EVERY:
                     log.warning("the repeated batch waits for %s", with_reasons(awaited))
                 finished_futures, _ = wait(futures.values(), POLL_SECONDS, FIRST_EXCEPTION)
-                # An error in one range ends the wait and the query at once. The next run repeats the batch.
+                # If reading one range fails, stop waiting for the others and let the query fail. The next run repeats
+                # the batch.
                 for future in finished_futures:
                     future.result()
         finally:
@@ -117,7 +119,7 @@ def delivered_keys(offset: Offset, context: ReplayContext) -> frozenset[str]:
     """
     ranges = dict(offset.ranges)
     leases = {lease.key: lease for lease in context.store.get(ranges)}
-    # If a row is missing, assume that its lease had no other owner. The row will be recreated from this offset.
+    # If the table lacks a lease, assume that it had no other owner. The lease will be recreated from this offset.
     leases_by_key = {key: leases.get(key, Lease(key, epoch=part.epoch)) for key, part in ranges.items()}
     return frozenset(key for key, part in ranges.items() if context.was_delivered(leases_by_key[key], part))
 
@@ -127,13 +129,14 @@ def _is_given_up(lease: Lease, part: Range) -> bool:
 
 
 def _leases_of(ranges: Mapping[str, Range], context: ReplayContext) -> dict[str, Lease]:
-    """Return the leases of these ranges. If rows are missing, make leases from the listing of shards."""
+    """Return the leases of these ranges. If the table lacks a lease, make one from the listing of shards."""
     try:
         leases_by_key = {lease.key: lease for lease in context.store.get(ranges)}
     except StoreError as fault:
         leases_by_key = {}
         log.warning("the leases could not be read: %s", fault)
-    # The rows may be gone although the batch is not. To read a range, we need only the shard's hash range.
+    # If leases are missing, take the hash ranges of their shards from the listing, because nothing else is needed to
+    # read a range.
     if ranges.keys() - leases_by_key.keys():
         listed_leases = {shard.id: Lease(shard.id, hash_range=shard.hash_range) for shard in context.source.shards()}
         leases_by_key = listed_leases | leases_by_key
@@ -164,7 +167,7 @@ class RangeReplay:
         try:
             return pa.concat_batches(list(self._batches()))
         except Trimmed as error:
-            # Leave the range out of the batch. A query that waited for it would never continue.
+            # Leave the range out of the batch, because waiting for it would block the query forever.
             log.warning("shard %s: its range is left out of the repeated batch: %s", self._lease.key, error)
         self._record_unread()
         return None
@@ -240,7 +243,7 @@ class RangeReplay:
             raise Trimmed(f"no record comes up to {self._part.ends.sequence}, although the source responds")
 
     def _record_unread(self) -> None:
-        """Write to the lease that the sink lacks this range, so that the next run does not count it as delivered."""
+        """Annotate the lease with this range, so that the next run does not assume that the sink has it."""
         for _ in range(ATTEMPTS):
             for lease in self._context.store.get([self._lease.key]):
                 if self._context.may_have_another_owner(lease, self._part):

@@ -1,4 +1,4 @@
-"""Buffers the rows of one shard that are read but not planned yet, and cuts them at any row without copying."""
+"""Buffers the rows of one shard that are read but not part of a batch yet, and cuts them at any row without copying."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ class RowBuffer:
     def take(self, count: int, max_bytes: int) -> Chunk | None:
         """Remove and return the first rows within both limits, or None if not even one fits.
 
-        Positions without rows that follow the last row taken are removed with it.
+        Positions without rows that directly follow the last returned row are removed too.
         """
         batches, ends = list[pa.RecordBatch](), None
         while self._chunks:

@@ -216,7 +216,7 @@ def sections(columns: SinkColumns, batches: Iterable[pa.RecordBatch]) -> Iterato
 
 def _ordered_section(columns: SinkColumns, parts: list[pa.Table]) -> pa.Table:
     rows = pa.concat_tables(parts)
-    # Order by the row's index last, so that rows with equal keys keep their order.
+    # Sort by the row's index last, so that rows with equal keys keep their order.
     indexed_rows = rows.append_column("", pa.array(np.arange(rows.num_rows)))
     return rows.take(
         pc.sort_indices(indexed_rows, [(name, "ascending") for name in (*columns.order, "")])

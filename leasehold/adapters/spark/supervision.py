@@ -115,7 +115,8 @@ def supervise(
             while not query.awaitTermination(LOOK_SECONDS):
                 if should_stop():
                     return
-                # A finished batch shows that the cause is gone, so reset the waits.
+                # A finished batch shows that the cause of earlier failures is gone, so reset the wait before the next
+                # restart.
                 if _last_batch(query) != first_batch:
                     backoff.reset()
                 # Detect a hanging task here, because Spark would wait forever for its Python process.

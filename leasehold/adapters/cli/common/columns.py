@@ -29,7 +29,7 @@ class Column:
 
     Attributes:
         name: The heading.
-        right: Whether its cells are numbers, which are right-aligned.
+        right: Whether the cells contain numbers, which are right-aligned.
         spare: The order in which columns are left out on a narrow screen. The column with the highest value is left out
             first, and a column with 0 is never left out.
         words: Whether the cells contain sentences, whose spaces are kept in plain text. Only the last column may set

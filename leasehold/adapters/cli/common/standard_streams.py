@@ -135,7 +135,8 @@ def run_to_output(command: Callable[[], object]) -> NoReturn:
             print("leasehold: standard output is closed", file=sys.stderr)
         elif not isinstance(output.fault, BrokenPipeError):
             print(f"leasehold: standard output cannot be written: {output.fault.strerror}", file=sys.stderr)
-        # Send buffered output to the null device, otherwise Python would try to write it again at exit and fail.
+        # Redirect standard output to the null device. Otherwise Python would try to write the buffered output again at
+        # exit, and fail.
         null_device = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null_device, 1)
         os.close(null_device)

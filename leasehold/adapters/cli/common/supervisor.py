@@ -35,7 +35,7 @@ SUPERVISED = "LEASEHOLD_SUPERVISED"
 LEAST_PAUSE_SECONDS = 1.0
 MOST_PAUSE_SECONDS = 60.0
 STEADY_SECONDS = 60.0
-"""After a process has run for this long, the pause before its next restart is the minimum again."""
+"""If a process has run for this long, the pause before its next restart is reset to the minimum."""
 SLACK_SECONDS = 5.0
 """The time that a process may take to start, close and exit, in addition to its time to drain, before it is killed."""
 CHUNK_BYTES = 2**16

@@ -96,7 +96,7 @@ def _record_signals(signals: list[int]) -> None:
         previous_handler = signal.getsignal(signal_number)
 
         def record_signal(number: int, frame: FrameType | None) -> None:
-            # Record the signal before the worker's own handler runs, otherwise the exit status could not show it.
+            # Record the signal before the worker's own handler runs, because the exit status depends on the signal.
             signals.append(number)
             if callable(previous_handler):  # noqa: B023  the worker's own handler is the same for each signal
                 previous_handler(number, frame)  # noqa: B023

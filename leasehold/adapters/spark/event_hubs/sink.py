@@ -84,7 +84,7 @@ class HubSinkTarget:
 
 
 _writers = dict[HubSinkTarget, "HubRowWriter"]()
-"""The writers of this process, which runs one task at a time."""
+"""The writers that the tasks of this process share. A process runs one task at a time."""
 
 
 class HubRowWriter:

@@ -116,7 +116,8 @@ class ArrowPoller(Poller):
         """Return the columns of records, and the position of the last record, even if that record was dropped."""
         user_rows, deaggregated = rows_and_deaggregated(rows.payloads, rows.keys, self._hash_range, self._misplaced)
         last_aggregate = deaggregated.get(len(rows) - 1)
-        # Include dropped records in the position, otherwise dropped records at the end could never be checkpointed.
+        # Include dropped records in the position. Otherwise the checkpoint could never pass dropped records at the end
+        # of a response.
         last_sub = (
             user_rows["sub_sequence_number"][-1].as_py()
             if last_aggregate is None
