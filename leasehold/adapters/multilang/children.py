@@ -70,9 +70,10 @@ WriteCheckpoint = Callable[[Position], Awaitable[CheckpointError | None]]
 _LEVEL = re.compile(r"\b(DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b")
 _LEVEL_PREFIX = 80  # look for a level only in this many characters, after which the message begins
 
-# The keeper reads a line for each process group that starts (+) or has ended (-). When the daemon exits for any reason,
-# its end of the pipe is closed, and the keeper kills the remaining groups. These are children that hang, and processes
-# that children started. A child that is killed before it has written its group does not need an entry.
+# The keeper is a shell process that kills orphaned children. It reads a line for each process group that starts (+) or
+# has ended (-). When the daemon exits for any reason, its end of the pipe is closed, and the keeper kills the remaining
+# groups. These are children that hang, and processes that children started. A child that is killed before it has
+# written its group does not need an entry.
 _KEEPER = """
 groups=' '
 while read -r what group; do

@@ -128,7 +128,7 @@ class Conversation:
     Attributes:
         acknowledged: The stored checkpoint.
         delivered: The position of the last record that was sent.
-        pending_action: The action whose status has not arrived yet; None if the next action may be sent.
+        pending_action: The action to which the child has not responded yet; None if the next action may be sent.
         ended: Whether the conversation has ended (rule 5).
     """
 

@@ -125,7 +125,7 @@ class AvailableNow:
         """Return the shards that the query waits for, each with the reason.
 
         Args:
-            held: Our shards, by key.
+            held: The shards whose leases this worker holds, by key.
             leases: The whole table, by key.
             listed: The last listing of the stream.
             ended: The shards that this query has read to their ends, and committed.

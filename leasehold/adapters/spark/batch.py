@@ -339,7 +339,7 @@ class PartReader:
     def _pause(self, response: Batch | SourceUnavailable, read_started: float) -> float:
         now = time.monotonic()
         # An empty response that is behind the tip is progress, because shards have stretches without records. Only
-        # empty responses at the tip and errors count as silence.
+        # empty responses at the tip, and errors, are not progress.
         if isinstance(response, Batch) and (response.end is not None or response.behind_seconds):
             self._last_progress_at = now
         elif now - self._last_progress_at > STALL_SECONDS:

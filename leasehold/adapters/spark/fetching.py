@@ -1,4 +1,6 @@
-"""Sends planned rows to Spark's tasks. Tasks fetch rows over TCP from the planning process, or contain them (embedded).
+"""Sends planned rows to Spark's tasks.
+
+Tasks either fetch their rows over TCP from the process that planned the batch, or contain them (embedded).
 
 `Transport` makes a partition of each task's rows, and `read` returns these rows on an executor.
 

@@ -143,7 +143,7 @@ class LeasedSource(DataSource):
 
         Returns:
             The source spec, the lease options, the stream for batches, and the bounds of the records to read. The
-            stream is None if the format has no batches.
+            stream is None if the format does not support batches.
         """
 
     def sink_target(self, opts: OptionReader) -> SinkTarget:  # noqa: ARG002  for those that can be written to

@@ -99,8 +99,8 @@ class Offset:
     def continued_on(self, stream: str) -> "Offset":
         """Return the offset from which a query of this stream continues.
 
-        An offset without a stream name may belong to another stream, so the ends of shards in it are ignored. Otherwise
-        shards of this stream with the same names would count as ended, although they were never read.
+        An offset without a stream name may belong to another stream, so the result leaves out shards that ended in it.
+        Otherwise shards of this stream with the same names would be treated as ended, although they were never read.
         """
         named_offset = self.for_stream(stream)
         open_ranges = tuple(pair for pair in self.ranges if not pair[1].ends.ended)
@@ -178,7 +178,7 @@ def resume_position(checkpoint: Position, previous: Range | None, *, delivered: 
 
     Args:
         checkpoint: The lease's checkpoint.
-        previous: The shard's range in the previous batch, if any.
+        previous: The shard's range in the query's previous batch, if any.
         delivered: Whether the sink has all records of the previous range.
     """
     if previous is None:

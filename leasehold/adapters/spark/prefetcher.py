@@ -230,7 +230,8 @@ class ShardPrefetcher(ConsumerPort):
         query_position = self._shared.resume(self.holding, lease.checkpoint)
         if query_position == lease.checkpoint:
             lease_start = stored()
-            # Prefer the token of the query's own position, which exists even if the leases of the parents are gone.
+            # A position's token is opaque data of its source. Prefer the token of the query's own position: it exists
+            # even if the leases of the shard's parents are gone.
             return None if lease_start is None else evolve(lease_start, token=query_position.token or lease_start.token)
         # If the lease's row was recreated, do not use its checkpoint. LATEST, for example, would skip the records since
         # the last batch.
@@ -247,7 +248,8 @@ class ShardPrefetcher(ConsumerPort):
             self._cursor.begun_at(start)
             self._state.reading_begun()
             self._tip.last_record_at = now
-            # Spark may have committed a later position while another worker held the lease. Write it if rule 4 allows.
+            # While another worker held the lease, Spark may have committed a later position. Remember it, to write it
+            # once rule 4 allows.
             committed = self._shared.committed(self.key)
             self._uncheckpointed = None if committed is None or committed.order > start.order else committed
             self._shared.changed.notify_all()

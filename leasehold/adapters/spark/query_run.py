@@ -175,8 +175,8 @@ class QueryRun:
         """Join the group as a worker, unless the run has joined already.
 
         Args:
-            start: The offset at which this query continues. Unless this run repeats the batch that ends there, Spark
-                has that batch in the sink.
+            start: The offset at which this query continues. If this run does not repeat the batch that ends there, the
+                sink has that batch.
             repeated_keys: If this run repeats that batch, the keys of the shards whose rows it could read again.
         """
         if self._joined:
@@ -308,7 +308,7 @@ class QueryRun:
     def _is_catching_up(self) -> bool:
         """Return whether this may be an AvailableNow run that has not yet read all records that existed at its start.
 
-        Spark before 4.2 does not announce AvailableNow, and ends the run after the first batch.
+        Spark before 4.2 does not announce AvailableNow to the source, and ends such a run after the first batch.
         """
         if HAS_AVAILABLE_NOW or time.monotonic() - self._planned_at > CATCH_UP_SECONDS:
             return False

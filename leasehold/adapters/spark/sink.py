@@ -45,7 +45,7 @@ log = escaped(logging.getLogger("leasehold.spark"))
 SECTION_BYTES = 32 * MIB
 ROW_BYTES = 100
 QUERY_ID, BATCH_ID, RUN_ID = "sql.streaming.queryId", "streaming.sql.batchId", "spark.jobGroup.id"
-"""Local properties that Spark sets for the tasks of a micro-batch. The job group identifies the run."""
+"""Local properties that Spark sets for the tasks of a micro-batch. The job group identifies the run of the query."""
 RUNS = 10**12
 """The number of possible run numbers in a tag, which have at most twelve digits."""
 
