@@ -16,7 +16,7 @@ from rich.live import Live
 
 from leasehold.adapters.cli.common.asking import AsJson, StoreUrl
 from leasehold.adapters.cli.common.columns import plain_text, should_draw
-from leasehold.adapters.cli.common.ending import Ended, ending, unwinding
+from leasehold.adapters.cli.common.ending import Ended, ending, raising_on_signal
 from leasehold.adapters.cli.common.table_options import table_options
 from leasehold.adapters.cli.common.times import seconds
 from leasehold.adapters.cli.lease_tables import draw_page, table_cells, totals_and_problems
@@ -154,7 +154,7 @@ def command(  # noqa: PLR0917  one for each option
             if watch and not as_json and should_draw(wide=wide) and can_use_keys():
                 # Make `table_states` read without waiting, because the view itself waits for keys between two reads.
                 try:
-                    with unwinding():
+                    with raising_on_signal():
                         run_live_view(table_states(table, every, lambda _seconds: None, lag_source), by, every)
                 except Ended as ended:
                     if ended.status != 128 + signal.SIGINT:

@@ -333,10 +333,10 @@ class PartReader:
                     log.warning("shard %s: trying again: %s", self._part.shard, response)
                 yield from (rows for rows in batches if rows.num_rows)
                 if not self._cursor.is_fully_read:
-                    time.sleep(self._pause(response, read_started))
+                    time.sleep(self._next_pause(response, read_started))
                 read_started = time.monotonic()
 
-    def _pause(self, response: Batch | SourceUnavailable, read_started: float) -> float:
+    def _next_pause(self, response: Batch | SourceUnavailable, read_started: float) -> float:
         now = time.monotonic()
         # An empty response that is behind the tip is progress, because shards have stretches without records. Only
         # empty responses at the tip, and errors, are not progress.

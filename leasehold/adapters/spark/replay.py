@@ -160,7 +160,7 @@ class RangeReplay:
             self._cursor, lambda start: context.source.open(evolve(self._lease, epoch=part.epoch), start)
         )
         self._faults = Backoff(PAUSE_SECONDS, MAX_FAULT_SECONDS)
-        self._tip_silence = self._link_silence = self._checked_at = 0.0
+        self._tip_silence = self._reader_silence = self._checked_at = 0.0
 
     def rows(self) -> pa.RecordBatch | None:
         """Read the whole range. Return None if the range is gone, or if another worker reads the shard."""
@@ -189,9 +189,9 @@ class RangeReplay:
                     self.problem = response.fault
                 yield from rows
                 if not self._cursor.is_fully_read:
-                    self._cancelled.wait(self._pause(response, has_rows=bool(rows)))
+                    self._cancelled.wait(self._next_pause(response, has_rows=bool(rows)))
 
-    def _pause(self, response: Batch | SourceUnavailable, *, has_rows: bool) -> float:
+    def _next_pause(self, response: Batch | SourceUnavailable, *, has_rows: bool) -> float:
         """Update how long the source has returned no records. Return the seconds until the next read.
 
         Raises Trimmed if the source has returned no records for too long.
@@ -203,12 +203,12 @@ class RangeReplay:
         pause = max(PAUSE_SECONDS, response.wait_seconds)
         if has_rows:
             self.answered_reads += 1
-            self._tip_silence = self._link_silence = self._checked_at = 0.0
+            self._tip_silence = self._reader_silence = self._checked_at = 0.0
         elif self._context.exclusive:
             # An empty response does not prove that there are no records. A reader that was disconnected by another
             # reader gets empty responses too.
-            self._link_silence += pause
-            self._check_silent_link(self._link_silence)
+            self._reader_silence += pause
+            self._check_silent_reader(self._reader_silence)
         elif response.behind_seconds is not None:
             self.answered_reads += 1
             self._tip_silence = 0.0 if response.behind_seconds else self._tip_silence + pause
@@ -217,7 +217,7 @@ class RangeReplay:
                 raise Trimmed(f"no record comes up to {self._part.ends.sequence}, and the shard is read to its tip")
         return pause
 
-    def _check_silent_link(self, silence: float) -> None:
+    def _check_silent_reader(self, silence: float) -> None:
         """Find out why an exclusive reader gets no records. Raises Trimmed if the range will not arrive."""
         if silence - self._checked_at > SILENT_SECONDS_OWNED:
             self._checked_at, previous = silence, self._lease
@@ -238,7 +238,7 @@ class RangeReplay:
             self._context.source.latest(self._lease)
         except SourceUnavailable as fault:
             self.problem = str(fault)
-            self._link_silence = self._checked_at = 0.0  # while the source is unavailable, silence does not count
+            self._reader_silence = self._checked_at = 0.0  # while the source is unavailable, silence does not count
         else:
             raise Trimmed(f"no record comes up to {self._part.ends.sequence}, although the source responds")
 

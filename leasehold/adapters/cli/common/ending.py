@@ -49,7 +49,7 @@ class Ended(BaseException):
 
 
 @contextmanager
-def unwinding() -> Iterator[None]:
+def raising_on_signal() -> Iterator[None]:
     """Raise Ended in the main thread on the first signal, and ignore later signals until the context is left.
 
     A signal that the process already ignores, such as SIGHUP under nohup, stays ignored.

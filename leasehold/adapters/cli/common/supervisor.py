@@ -137,7 +137,7 @@ class Supervisor:
             now = time.monotonic()
             for child in children:
                 if child.process is None and child.due <= now:
-                    self.attempt(child)
+                    self.start_or_postpone(child)
             match self._events.get(min((child.due for child in children if child.process is None), default=math.inf)):
                 case _SupervisedEnded(child, status):
                     # Close the pipe to the ended process, which uses a file descriptor of this process.
@@ -158,7 +158,7 @@ class Supervisor:
                 case None:
                     pass
 
-    def attempt(self, child: _SupervisedProcess) -> None:
+    def start_or_postpone(self, child: _SupervisedProcess) -> None:
         """Start a process. If the system lacks resources, try again later while the other processes continue."""
         try:
             self._start(child)

@@ -12,7 +12,7 @@ import typer
 import uvicorn
 
 from leasehold.adapters.cli.common.asking import fleet_config
-from leasehold.adapters.cli.common.ending import Ended, ending, unwinding
+from leasehold.adapters.cli.common.ending import Ended, ending, raising_on_signal
 from leasehold.adapters.cli.common.table_options import table_options
 from leasehold.adapters.cli.common.times import seconds
 from leasehold.adapters.cli.leases import stream_of
@@ -78,7 +78,7 @@ def command(  # noqa: PLR0917  one for each option
             raise ValueError("--source: give one for each STORE, or none")
         if goals and len(goals) != len(stores):
             raise ValueError("--to: give one for each STORE, `-` for one that does not move, or none")
-        with unwinding(), ExitStack() as stack:
+        with raising_on_signal(), ExitStack() as stack:
             record = stack.enter_context(closing(FleetRecord(history)))
             watchers = []
             for index, url in enumerate(stores):
